@@ -1,0 +1,161 @@
+/*
+ * graph.h - one training step as a value: a chain of nodes, what each allocates,
+ * saves, needs and frees, and what it computes.
+ *
+ * A *node* is one call of a layer, or the root module's own work between two
+ * such calls (kind MS_NODE_ROOT: the embedding, the head with the loss). A
+ * *profile* is the program of a node: its events in forward and in backward,
+ * over storages numbered locally. Equal nodes (the repeated blocks of a
+ * transformer) share one profile. Storages that cross nodes are numbered in the
+ * graph and bound to the first local numbers of a profile (`externals`).
+ *
+ * How lifetimes are written down. The step is traced while autograd holds
+ * nothing (saved tensors are replaced by tokens), so the events are independent
+ * of any plan:
+ *
+ *   ALLOC s   the storage comes to life
+ *   FREE s    the last holder other than autograd lets it go
+ *   SAVE s    autograd asks to keep it (once per node and storage)
+ *   NEED s    backward asks for it (once per node and storage)
+ *   DROP s    autograd will not ask again
+ *   WORK      an operator ran: its floating-point operations and bytes moved
+ *
+ * Under "keep", a storage lives from ALLOC to the later of FREE and DROP; under
+ * offload or recompute it dies at FREE and is back from NEED to DROP. A plan is
+ * replayed by running these programs under its choices (plan.h).
+ *
+ * Backward runs the nodes' backward programs in reverse order of the nodes.
+ */
+#ifndef MEMSCALE_GRAPH_H
+#define MEMSCALE_GRAPH_H
+
+#include "memscale/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MS_EVENT_TABLE(X) \
+    X(ALLOC, "alloc") X(FREE, "free") X(SAVE, "save") X(NEED, "need") X(DROP, "drop") X(WORK, "work")
+typedef enum ms_event_kind {
+#define MS_EVENT_ENUM(id, name) MS_EVENT_##id,
+    MS_EVENT_TABLE(MS_EVENT_ENUM)
+#undef MS_EVENT_ENUM
+    MS_EVENT_COUNT
+} ms_event_kind;
+
+typedef struct ms_event {
+    uint32_t kind;    /* ms_event_kind */
+    uint32_t storage; /* local number; unused for WORK */
+    uint64_t flops;   /* WORK: floating-point operations of matrix products, else 0 */
+    uint64_t bytes;   /* WORK: bytes read + written */
+} ms_event;
+
+typedef struct ms_profile {
+    uint32_t storage_count;  /* local storages, externals first */
+    uint32_t external_count;
+    uint64_t *storage_bytes; /* [storage_count] */
+    uint32_t input_count;    /* storages of the node's tensor arguments */
+    uint32_t *inputs;        /* [input_count], local numbers, all external */
+    uint32_t forward_count;
+    ms_event *forward;
+    uint32_t backward_count;
+    ms_event *backward;
+} ms_profile;
+
+typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;
+
+/* Facts about a node that rule techniques out or allow them. */
+#define MS_NODE_FLAG_TABLE(X)                                                                  \
+    X(CHAINED, 0, "chained")             /* its first output is the next layer's argument 0, the same object */ \
+    X(MUTATES_INPUT, 1, "mutates_input") /* changes an argument in place: can't be replayed */ \
+    X(OPAQUE_ARGUMENT, 2, "opaque_argument") /* gets an object that is not plain data, such as a cache */ \
+    X(UPDATES_BUFFERS, 3, "updates_buffers") /* its buffers change in forward */               \
+    X(USES_RNG, 4, "uses_rng")                                                                 \
+    X(NO_TENSOR_INPUT, 5, "no_tensor_input")                                                   \
+    X(UNHOOKABLE, 6, "unhookable")       /* must be left alone: see the reason in the log */
+enum {
+#define MS_NODE_FLAG_ENUM(id, bit, name) MS_NODE_##id = 1u << (bit),
+    MS_NODE_FLAG_TABLE(MS_NODE_FLAG_ENUM)
+#undef MS_NODE_FLAG_ENUM
+};
+
+typedef struct ms_node {
+    char *name;          /* the module's qualified name; "" for the root's own work */
+    uint32_t kind;       /* ms_node_kind */
+    uint32_t call;       /* 0 for the first call of this module in a step, 1 for the second ... */
+    uint32_t flags;      /* MS_NODE_... bits */
+    uint32_t profile;    /* index into ms_graph.profiles */
+    uint32_t *externals; /* [profile's external_count]: indices into ms_graph.storages */
+} ms_node;
+
+/* A storage that crosses nodes. */
+#define MS_STORAGE_ROLE_TABLE(X)                                                            \
+    X(ACTIVATION, "activation") X(GRADIENT, "gradient") /* of a parameter: stays after backward */ \
+    X(OUTPUT, "output")                                 /* returned by the root's forward */ \
+    X(BATCH, "batch")                                   /* the caller's input: alive all the step */
+typedef enum ms_storage_role {
+#define MS_STORAGE_ROLE_ENUM(id, name) MS_STORAGE_##id,
+    MS_STORAGE_ROLE_TABLE(MS_STORAGE_ROLE_ENUM)
+#undef MS_STORAGE_ROLE_ENUM
+    MS_STORAGE_ROLE_COUNT
+} ms_storage_role;
+
+typedef struct ms_storage {
+    uint64_t bytes;
+    uint32_t role;       /* ms_storage_role */
+    uint32_t first_node; /* where it is allocated */
+    uint32_t last_node;  /* the last node that touches it in forward */
+} ms_storage;
+
+/* What the trace can't see: the loop around the step. Assumed until observed. */
+typedef struct ms_loop {
+    bool outputs_held;                   /* the caller holds the outputs through backward */
+    bool gradients_live_in_forward;      /* zero_grad comes after the next forward, or accumulation */
+    bool observed;                       /* the two above were seen, not assumed */
+    uint64_t optimizer_state_bytes;      /* after the first step */
+    uint64_t optimizer_transient_bytes;  /* at its worst, beside state and gradients */
+    uint64_t external_loss_bytes;        /* what a loss outside the model holds through its backward */
+} ms_loop;
+
+typedef struct ms_residents {
+    uint64_t parameter_bytes;
+    uint64_t trainable_bytes; /* part of parameter_bytes: what gradients will take */
+    uint64_t buffer_bytes;
+    uint64_t batch_bytes;
+    uint64_t largest_parameter_bytes;
+} ms_residents;
+
+typedef struct ms_graph {
+    char *model;     /* class name of the root module */
+    char *signature; /* input shapes and dtypes the step was traced with */
+    char *source;    /* "static" or "empirical" */
+    ms_residents residents;
+    ms_loop loop;
+    uint32_t storage_count;
+    ms_storage *storages;
+    uint32_t profile_count;
+    ms_profile *profiles;
+    uint32_t node_count;
+    ms_node *nodes; /* in order of execution */
+} ms_graph;
+
+MS_API void ms_graph_free(ms_graph *graph);
+MS_API ms_graph *ms_graph_copy(const ms_graph *graph, ms_error *err);
+
+/* Checks every index, bound and order that the documents promise (an event of a
+ * storage before its ALLOC, a NEED without SAVE, a profile that is not used ...).
+ * ms_graph_parse() calls it; MS_EFORMAT names the place. */
+MS_API int ms_graph_check(const ms_graph *graph, ms_error *err);
+
+MS_API int ms_graph_parse(const char *json, ms_graph **graph, ms_error *err);
+MS_API char *ms_graph_to_json(const ms_graph *graph);
+
+/* Index of the node of the `call`-th call of module `name`, or -1. */
+MS_API int64_t ms_graph_find(const ms_graph *graph, const char *name, uint32_t call);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,124 @@
+/*
+ * hardware.h - the machine as a value: what there is, what limits it and how
+ * fast it moves bytes.
+ *
+ * A description is probed once, its measured rates rounded to two significant
+ * digits and cached per machine, so that a plan is a pure function of three
+ * documents: graph, hardware, config. Everything here prints as JSON and can be
+ * loaded back in, also on another machine.
+ */
+#ifndef MEMSCALE_HARDWARE_H
+#define MEMSCALE_HARDWARE_H
+
+#include "memscale/config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MS_NAME_MAX = 256, MS_GPU_MAX = 16 };
+
+/* Instruction sets that the kernels know; a bit each. */
+#define MS_ISA_TABLE(X)                                                                       \
+    X(AVX2, 0, "avx2") X(AVX512F, 1, "avx512f") X(AVX512_BF16, 2, "avx512_bf16")              \
+    X(AVX512_VNNI, 3, "avx512_vnni") X(AMX_BF16, 4, "amx_bf16") X(NEON, 5, "neon")
+enum {
+#define MS_ISA_ENUM(id, bit, name) MS_ISA_##id = 1u << (bit),
+    MS_ISA_TABLE(MS_ISA_ENUM)
+#undef MS_ISA_ENUM
+};
+
+typedef struct ms_cpu {
+    char name[MS_NAME_MAX];
+    uint32_t usable_cpus;          /* by affinity and cgroup quota */
+    uint32_t isa;                  /* MS_ISA_... bits */
+    uint64_t matmul_flops_per_s;   /* fp32, all usable CPUs */
+    uint64_t stream_bytes_per_s;   /* element-wise work: bytes read + written */
+    uint64_t fault_bytes_per_s;    /* first touch of fresh huge pages, one thread */
+    uint64_t checksum_bytes_per_s; /* XXH3, one thread */
+} ms_cpu;
+
+typedef struct ms_ram {
+    uint64_t total_bytes;
+    uint64_t available_bytes;
+    uint64_t limit_bytes;    /* the tightest cgroup limit; UINT64_MAX: none */
+    uint64_t memlock_bytes;  /* UINT64_MAX: unlimited */
+    char limit_source[MS_PATH_MAX]; /* the cgroup file that sets it, "" for none */
+} ms_ram;
+
+typedef struct ms_disk {
+    char dir[MS_PATH_MAX];    /* "": no usable directory, the disk tier is off */
+    char filesystem[MS_NAME_MAX];
+    bool is_memory;           /* tmpfs, ramfs: no room is made by writing there */
+    bool direct_io;
+    uint64_t free_bytes;
+    uint64_t write_bytes_per_s;
+    uint64_t read_bytes_per_s;
+    char refusal[MS_NAME_MAX]; /* why `dir` can't be used; "" where it can */
+} ms_disk;
+
+typedef struct ms_gpu {
+    char name[MS_NAME_MAX];
+    uint64_t total_bytes;
+    uint64_t free_bytes;
+    uint32_t copy_engines;
+    uint32_t compute_major, compute_minor;
+    uint64_t matmul_flops_per_s;
+    uint64_t stream_bytes_per_s;
+    uint64_t to_host_bytes_per_s;
+    uint64_t from_host_bytes_per_s;
+} ms_gpu;
+
+/* What the training process itself holds, measured when it is wrapped. A plan
+ * made without a process (the command line) has zeros here. */
+typedef struct ms_process {
+    uint64_t baseline_bytes; /* resident (CPU) or allocated (GPU) before the first step */
+    uint64_t scratch_bytes;  /* what operators and the interpreter take beside tensors */
+} ms_process;
+
+typedef struct ms_hardware {
+    ms_cpu cpu;
+    ms_ram ram;
+    ms_disk disk;
+    ms_process process;
+    uint32_t gpu_count;
+    ms_gpu gpu[MS_GPU_MAX];
+    int32_t device;             /* the training device: -1 the CPU, else an index into gpu[] */
+    uint64_t time_scale_permille; /* measured step time / predicted; 1000 until steps were seen */
+} ms_hardware;
+
+typedef struct ms_hardware_options {
+    const char *disk_dir;  /* NULL: choose a cache directory on a real disk */
+    const char *cache_dir; /* where measured rates are kept; NULL: the user's cache directory */
+    bool no_cache;         /* measure again */
+    bool no_measure;       /* rates stay at stated defaults; nothing is written */
+} ms_hardware_options;
+
+/*
+ * Probes this machine. Never fails for something that is absent (no GPU, no
+ * usable disk): that is part of the description. Measuring takes a second or
+ * two the first time and writes a temporary file of 256 MB in the disk
+ * directory, deleted at once.
+ */
+MS_API int ms_hardware_probe(const ms_hardware_options *options, ms_hardware *hardware, ms_error *err);
+
+/* Is `dir` fit for the disk tier? Fills the ms_disk except for its rates. Fails
+ * with MS_ECONFIG only for a directory that the user named and that is a
+ * memory file system, is not writable or does not exist and can't be made. */
+MS_API int ms_disk_probe(const char *dir, ms_disk *disk, ms_error *err);
+
+MS_API int ms_hardware_parse(const char *json, ms_hardware *hardware, ms_error *err);
+MS_API char *ms_hardware_to_json(const ms_hardware *hardware);
+
+/* The bytes that training may take on its device when the user names no budget:
+ * for a GPU its total, for a CPU host the smaller of RAM and the binding limit. */
+MS_API uint64_t ms_hardware_device_bytes(const ms_hardware *hardware);
+
+/* Two significant digits, so that a noisy measurement gives a stable plan. */
+MS_API uint64_t ms_round_2_digits(uint64_t value);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,110 @@
+/*
+ * offload.h - moves bytes to a lower tier and back, asynchronously, verified.
+ *
+ * The executor stores the storage behind saved tensors and fetches it in
+ * backward. Every transfer has a ticket. Workers (threads or an io_uring) move
+ * the bytes; nothing here knows of tensors, plans or Python.
+ *
+ * Promises: a fetch either delivers the very bytes that were stored (XXH3 checked)
+ * or fails; every completion is looked at; short transfers are resumed; memory is
+ * bounded by the slab; no call waits for ever (`timeout_ns`); nothing is left on
+ * disk, whatever ends the process. Progress never depends on the caller: any
+ * transfer accepted finishes without another call being made.
+ *
+ * An engine is used from any number of threads. The calls that may block are
+ * ms_offload_wait(), ms_offload_quiesce(), ms_offload_close(), and ms_offload_store()
+ * of memory that is not direct (it is copied into slots first, which may have to
+ * come free).
+ */
+#ifndef MEMSCALE_OFFLOAD_H
+#define MEMSCALE_OFFLOAD_H
+
+#include "memscale/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum ms_tier { MS_TIER_DEVICE, MS_TIER_HOST, MS_TIER_DISK, MS_TIER_COUNT } ms_tier;
+MS_API const char *ms_tier_name(ms_tier tier);
+
+typedef struct ms_offload_options {
+    ms_tier tier;              /* MS_TIER_HOST: the memory backend; MS_TIER_DISK: a file */
+    const char *dir;           /* of the spill file; ignored for the host tier */
+    uint64_t cap_bytes;        /* stores beyond it fail with MS_ENOSPC; UINT64_MAX: none */
+    uint64_t slab_bytes;       /* for small and unaligned storages; 0: 32 MiB */
+    uint64_t slot_bytes;       /* 0: 4 MiB */
+    uint32_t worker_count;     /* 0: 2 */
+    uint64_t timeout_ns;       /* on one wait; 0: 120 s */
+    bool no_direct_io;         /* buffered I/O although direct is possible */
+    bool no_verify;            /* no checksums: for measuring what they cost */
+} ms_offload_options;
+
+typedef struct ms_offload ms_offload;
+typedef uint64_t ms_ticket; /* 0 is none */
+
+MS_API int ms_offload_open(const ms_offload_options *options, ms_offload **engine, ms_error *err);
+/* Waits for transfers in flight (bounded), stops the workers, gives back the file,
+ * the slab and every extent. Tickets are void afterwards. */
+MS_API void ms_offload_close(ms_offload *engine);
+
+typedef enum ms_ticket_state {
+    MS_TICKET_STORING,  /* the source is still being read: keep it alive and unchanged */
+    MS_TICKET_STORED,   /* the tier has it */
+    MS_TICKET_FETCHING, /* the destination is being written */
+    MS_TICKET_FETCHED,  /* the destination holds the bytes; the tier still has them too */
+    MS_TICKET_FAILED    /* ms_offload_wait() tells how */
+} ms_ticket_state;
+
+/*
+ * Starts storing `bytes` from `source`. `capacity` says up to where memory behind
+ * `source` may be read (>= bytes): where address and the page-rounded size allow it,
+ * the transfer is direct and `source` must live, unchanged, until the ticket leaves
+ * MS_TICKET_STORING; otherwise the bytes are copied before the call returns.
+ */
+MS_API int ms_offload_store(ms_offload *engine, const void *source, uint64_t bytes, uint64_t capacity,
+                            ms_ticket *ticket, ms_error *err);
+
+/* Starts bringing a stored extent to `destination` (capacity as above). May be called
+ * again after it finished. A ticket still STORING is fetched after its store. */
+MS_API int ms_offload_fetch(ms_offload *engine, ms_ticket ticket, void *destination, uint64_t capacity,
+                            ms_error *err);
+
+/* Blocks until the ticket is neither STORING nor FETCHING; returns its error. A
+ * failed store leaves the source as it was: the caller still has the bytes. */
+MS_API int ms_offload_wait(ms_offload *engine, ms_ticket ticket, ms_error *err);
+
+MS_API ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket ticket);
+
+/* Gives up a ticket: its extent is free for reuse. A transfer in flight is waited
+ * for first (its memory belongs to somebody). */
+MS_API void ms_offload_drop(ms_offload *engine, ms_ticket ticket);
+
+/* Tickets whose store has ended, well or not, since they were last returned here:
+ * at most `max`, oldest first. Never blocks; costs one atomic load when there are none. */
+MS_API size_t ms_offload_reap(ms_offload *engine, ms_ticket *tickets, size_t max);
+
+/* Waits until nothing is in flight (before fork and at the end of a step). */
+MS_API int ms_offload_quiesce(ms_offload *engine, ms_error *err);
+
+typedef struct ms_offload_stats {
+    uint64_t stored_bytes, fetched_bytes;     /* cumulative, asked for */
+    uint64_t written_bytes, read_bytes;       /* cumulative, moved, padding included */
+    uint64_t tier_bytes, peak_tier_bytes;     /* extents in use */
+    uint64_t storing_bytes, fetching_bytes;   /* in flight now */
+    uint64_t live_tickets;
+    uint64_t slab_bytes;                      /* resident memory of the engine */
+    uint64_t write_ns, read_ns;               /* busy time summed over workers */
+} ms_offload_stats;
+
+MS_API void ms_offload_get_stats(ms_offload *engine, ms_offload_stats *stats);
+
+/* The backend in use ("memory", "file") and one line on how: directory, direct I/O, cap. */
+MS_API const char *ms_offload_backend(const ms_offload *engine);
+MS_API const char *ms_offload_description(const ms_offload *engine);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,91 @@
+/*
+ * trace.h - turns the event stream of one training step into an ms_graph.
+ *
+ * The profiler in Python only reports what it sees, in order; every size, cost
+ * and conclusion is made here. Storages are known by a key that is unique while
+ * the storage lives (torch's StorageImpl address). Nodes are opened by enter()
+ * and closed by leave(); what happens outside any layer belongs to a root node.
+ * In backward the current node is the one whose saved tensor was asked for last.
+ */
+#ifndef MEMSCALE_TRACE_H
+#define MEMSCALE_TRACE_H
+
+#include "memscale/graph.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ms_trace ms_trace;
+
+typedef enum ms_trace_phase {
+    MS_TRACE_FORWARD,   /* the root's forward runs */
+    MS_TRACE_LOSS,      /* between the end of forward and the start of backward */
+    MS_TRACE_BACKWARD,
+    MS_TRACE_OPTIMIZER,
+    MS_TRACE_DONE
+} ms_trace_phase;
+
+typedef enum ms_resident_role { MS_RESIDENT_PARAMETER, MS_RESIDENT_BUFFER, MS_RESIDENT_BATCH } ms_resident_role;
+
+/* An operand of an operator: its dimensions (rank <= 8) and bytes. */
+typedef struct ms_operand {
+    uint32_t rank;
+    uint64_t size[8];
+    uint64_t bytes;
+} ms_operand;
+
+MS_API int ms_trace_new(const char *model, const char *signature, const char *source, ms_trace **trace,
+                        ms_error *err);
+MS_API void ms_trace_free(ms_trace *trace);
+
+/* A storage that is there before the step and stays. Never part of any event. */
+MS_API int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, ms_resident_role role,
+                             bool trainable, ms_error *err);
+
+MS_API int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err);
+
+/* A layer's call begins; `call` counts from 0 per module and step. Returns its
+ * node number in *node, which unpacked() and dropped() of its saved tensors are
+ * reported with. Layers do not nest. */
+MS_API int ms_trace_enter(ms_trace *trace, const char *name, uint32_t call, uint32_t *node, ms_error *err);
+MS_API int ms_trace_leave(ms_trace *trace, ms_error *err);
+/* The node that events belong to now (forward). */
+MS_API uint32_t ms_trace_current(const ms_trace *trace);
+/* A tensor argument of the layer just entered; a fact about it. */
+MS_API int ms_trace_input(ms_trace *trace, uint64_t key, ms_error *err);
+MS_API int ms_trace_flag(ms_trace *trace, uint32_t node, uint32_t flags, ms_error *err);
+
+MS_API int ms_trace_born(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err);
+/* A key that was never born (a resident, a foreign storage) is ignored. */
+MS_API int ms_trace_died(ms_trace *trace, uint64_t key, ms_error *err);
+/* Says what a living storage is: a parameter's gradient, an output of the root. */
+MS_API int ms_trace_role(ms_trace *trace, uint64_t key, ms_storage_role role, ms_error *err);
+
+/* An operator ran. `name` is torch's ("aten.addmm.default"); the FLOPs of matrix
+ * products, convolutions and attention follow from it and the shapes. */
+MS_API int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
+                       const ms_operand *outputs, size_t output_count, ms_error *err);
+
+/* Autograd packed, unpacked or gave up a saved tensor of the storage. saved()
+ * gives a serial for the storage as it is now; the other two name it. One
+ * SAVE, NEED and DROP per node and storage come of any number of calls. */
+MS_API int ms_trace_saved(ms_trace *trace, uint64_t key, uint64_t *serial, ms_error *err);
+MS_API int ms_trace_unpacked(ms_trace *trace, uint32_t node, uint64_t serial, ms_error *err);
+MS_API int ms_trace_dropped(ms_trace *trace, uint32_t node, uint64_t serial, ms_error *err);
+
+/* Bytes live now and at most since the phase began, residents excluded. */
+MS_API uint64_t ms_trace_live_bytes(const ms_trace *trace);
+MS_API uint64_t ms_trace_peak_bytes(const ms_trace *trace);
+
+/* Builds the graph: nodes without any event are left out, equal profiles are
+ * shared, optimizer state is what the OPTIMIZER phase left alive, or, where that
+ * phase was not traced, two fp32 values per trainable parameter. The trace can't
+ * be used afterwards, only freed. */
+MS_API int ms_trace_finish(ms_trace *trace, ms_graph **graph, ms_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,108 @@
+/*
+ * engine.h - the rules: how hard memory is pressed, and which techniques each
+ * node may use at that pressure, mode and set of flags.
+ *
+ * The engine admits, the solver (plan.h) chooses among what was admitted. Every
+ * admission and every refusal carries the rule that made it and its numbers.
+ */
+#ifndef MEMSCALE_ENGINE_H
+#define MEMSCALE_ENGINE_H
+
+#include "memscale/config.h"
+#include "memscale/graph.h"
+#include "memscale/hardware.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * What can be done with a node's saved tensors. The value is stable: it is
+ * written into plans by name and used as a bit number in admission masks.
+ * KEEP must come first: it is what every fallback means.
+ */
+#define MS_TECHNIQUE_TABLE(X)                                                                     \
+    X(KEEP, "keep", "saved tensors stay where they are")                                          \
+    X(RECOMPUTE, "recompute", "only the arguments stay; the layer runs again in backward")        \
+    X(RECOMPUTE_OFFLOAD_INPUT, "recompute_offload_input", "as recompute, with the arguments on a lower tier") \
+    X(OFFLOAD_HOST, "offload_host", "saved tensors go to host memory and come back in backward")  \
+    X(OFFLOAD_DISK, "offload_disk", "saved tensors go to disk and come back in backward")
+typedef enum ms_technique {
+#define MS_TECHNIQUE_ENUM(id, name, text) MS_TECHNIQUE_##id,
+    MS_TECHNIQUE_TABLE(MS_TECHNIQUE_ENUM)
+#undef MS_TECHNIQUE_ENUM
+    MS_TECHNIQUE_COUNT
+} ms_technique;
+
+MS_API const char *ms_technique_name(ms_technique technique);
+MS_API const char *ms_technique_text(ms_technique technique);
+MS_API int ms_technique_parse(const char *name, ms_technique *technique);
+
+/* The rules by name, with the sentence that an explanation prints. */
+#define MS_RULE_TABLE(X)                                                                          \
+    X(COMFORTABLE, "comfortable_fit", "the run fits comfortably: nothing is done")                \
+    X(KEEP_ALWAYS, "keep_always", "keeping costs no time")                                        \
+    X(PRESSURE, "pressure", "the run does not fit comfortably")                                   \
+    X(FORCED, "forced", "force_optimize plans for the smallest peak")                             \
+    X(LOW_PRESSURE, "low_pressure", "little is missing: only the larger layers are touched")      \
+    X(MODE, "mode", "the mode does not go this far")                                              \
+    X(FLAG_OFF, "flag_off", "the flag for this technique is off")                                 \
+    X(ROOT_WORK, "root_work", "work outside a layer can't be run again on its own")               \
+    X(MUTATES_INPUT, "mutates_input", "the layer changes its input in place: running it again would change it twice") \
+    X(OPAQUE_ARGUMENT, "opaque_argument", "the layer gets an object whose state running it again could change") \
+    X(NO_TENSOR_INPUT, "no_tensor_input", "the layer has no tensor argument to run again from")   \
+    X(UNHOOKABLE, "unhookable", "the module must be left alone")                                  \
+    X(TOO_SMALL, "too_small", "too few saved bytes to be worth a transfer")                       \
+    X(NO_DISK, "no_disk", "there is no usable disk directory")                                    \
+    X(DISK_CAP, "disk_cap", "the disk cap leaves no room")                                        \
+    X(HOST_IS_DEVICE, "host_is_device", "training runs in host memory: moving there frees nothing") \
+    X(HOST_CAP, "host_cap", "the host cap leaves no room")
+typedef enum ms_rule {
+#define MS_RULE_ENUM(id, name, text) MS_RULE_##id,
+    MS_RULE_TABLE(MS_RULE_ENUM)
+#undef MS_RULE_ENUM
+    MS_RULE_COUNT
+} ms_rule;
+
+MS_API const char *ms_rule_name(ms_rule rule);
+MS_API const char *ms_rule_text(ms_rule rule);
+
+/* What the run would need unoptimised against what it may use. */
+typedef struct ms_pressure {
+    uint64_t need_bytes;     /* predicted peak with every node kept, no cache */
+    uint64_t allowed_bytes;  /* the budget, or the target share of the device */
+    uint64_t permille;       /* 1000 x need / allowed */
+    bool budget_given;       /* a user's budget: not meeting it is an error */
+    bool comfortable;        /* below the skip threshold and not forced */
+    bool forced;             /* force_optimize without a binding budget */
+} ms_pressure;
+
+/* A comfortable fit needs at most 85% of what it may use. */
+enum { MS_COMFORTABLE_PERMILLE = 850 };
+
+MS_API void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_config *config,
+                           ms_pressure *pressure);
+
+/* What a node may use, and why or why not. */
+typedef struct ms_admission {
+    uint32_t techniques;                  /* a bit for each ms_technique admitted */
+    uint32_t rule[MS_TECHNIQUE_COUNT];    /* ms_rule that admitted or refused it */
+    uint64_t saved_bytes;                 /* what the node holds between forward and backward if kept */
+    uint64_t offload_bytes;               /* of those, in storages large enough to move */
+} ms_admission;
+
+/*
+ * Judges every node: `admissions` is an array of graph->node_count. Pure and
+ * deterministic. With pressure->comfortable only KEEP is admitted anywhere.
+ */
+MS_API int ms_engine_admit(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                           const ms_pressure *pressure, ms_admission *admissions, ms_error *err);
+
+/* Storages below this stay: the handling costs more than they free. */
+#define MS_OFFLOAD_MIN_BYTES ((uint64_t)1 << 20)
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,59 @@
+/*
+ * pipeline.h - the stages strung together: graph, hardware and config in, plan out;
+ * and what a finished step teaches.
+ *
+ * src/pipeline.c is the file to open first. Stages run one way; each passes a plain
+ * value to the next.
+ */
+#ifndef MEMSCALE_PIPELINE_H
+#define MEMSCALE_PIPELINE_H
+
+#include "memscale/plan.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* pressure -> rules -> solver. A pure function of its three documents. */
+MS_API int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                            ms_plan **plan, ms_error *err);
+
+/* What one finished step showed. MS_UNSET for what was not seen. */
+typedef struct ms_observation {
+    uint64_t peak_bytes;             /* of the training device in this step */
+    uint64_t peak_held_bytes;        /* of tensors in host maps: live + cached at its most */
+    uint64_t resident_bytes;         /* at the step's boundary */
+    uint64_t held_bytes;             /* live + cached at the boundary */
+    uint64_t step_ns;
+    uint64_t optimizer_state_bytes;  /* found on the optimizer that stepped */
+    bool outputs_held;
+    bool gradients_live_in_forward;
+    bool loop_seen;                  /* the two above are observations */
+    uint32_t step;                   /* 1 for the first after wrap */
+} ms_observation;
+
+/* Why a replan is due. */
+typedef enum ms_drift {
+    MS_DRIFT_NONE,
+    MS_DRIFT_LOOP,      /* the caller's loop is not what was assumed */
+    MS_DRIFT_OPTIMIZER, /* the optimizer's state is not what was reserved */
+    MS_DRIFT_PEAK,      /* measured peak more than 5% off, or over the budget */
+    MS_DRIFT_TIME       /* measured step time more than 5% off, and it matters for a choice */
+} ms_drift;
+MS_API const char *ms_drift_text(ms_drift drift);
+
+/*
+ * Compares a step with its plan. When they differ enough, corrects the two documents
+ * in place (graph->loop, hardware->process, hardware->time_scale_permille) and says
+ * why in *drift; the caller then plans again from them. `line` receives one line for
+ * the log, to be freed, whether or not anything drifted.
+ */
+MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config,
+                               const ms_plan *plan, const ms_observation *observation, ms_drift *drift,
+                               char **line, ms_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,136 @@
+/*
+ * plan.h - what will be done at every node, what it is predicted to take, and why.
+ *
+ * The solver proposes candidates, the simulator replays each over the whole step
+ * in exact bytes, and the fastest that fits is the plan. The replay is the proof:
+ * no plan leaves here whose replay does not fit. All of it is integers; the same
+ * three documents give the same plan, byte for byte.
+ */
+#ifndef MEMSCALE_PLAN_H
+#define MEMSCALE_PLAN_H
+
+#include "memscale/engine.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- the choices that a replay needs ------------------------------------- */
+
+typedef struct ms_choices {
+    const uint8_t *technique;    /* [node_count] ms_technique */
+    uint64_t offload_min_bytes;  /* storages below stay */
+    uint64_t write_window_bytes; /* stores in flight; forward waits beyond it */
+    uint64_t read_window_bytes;  /* fetched ahead of use in backward */
+    uint64_t ceiling_bytes;      /* of live + cached host memory; 0: nothing is cached */
+} ms_choices;
+
+/* ---- simulator ------------------------------------------------------------ */
+
+typedef struct ms_replay {
+    uint64_t peak_bytes;       /* of the training device, the meaning of the budget; caches included */
+    uint64_t peak_live_bytes;  /* of tensors alone, residents included, caches, slab and scratch excluded */
+    uint64_t first_step_peak_bytes; /* before optimizer state exists */
+    uint32_t peak_node;        /* where the peak is ... */
+    bool peak_in_backward;
+    uint64_t step_ns;          /* forward + backward + optimizer, stalls included */
+    uint64_t compute_ns;
+    uint64_t recompute_ns;
+    uint64_t stall_forward_ns;
+    uint64_t stall_backward_ns;
+    uint64_t tier_peak_bytes[3]; /* by ms_tier: bytes of ours on host and disk */
+    uint64_t moved_bytes;      /* stored + fetched per step */
+} ms_replay;
+
+/* One point of the timeline, for reports: after each node of forward and backward. */
+typedef struct ms_sample {
+    uint64_t at_ns;
+    uint64_t device_bytes;
+    uint64_t lower_tier_bytes;
+    uint32_t node;
+    uint32_t in_backward;
+} ms_sample;
+
+/*
+ * Replays two consecutive steps (optimizer state appears in the first) under
+ * `choices`. `samples`, if not NULL, has room for 2 x node_count points of the
+ * second step. Fails only when memory is out.
+ */
+MS_API int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_choices *choices,
+                       ms_replay *replay, ms_sample *samples, ms_error *err);
+
+/* ---- plan ----------------------------------------------------------------- */
+
+typedef struct ms_plan_entry {
+    char *name;            /* of the node's module; "" for the root's own work */
+    uint32_t node;         /* index in the graph */
+    uint32_t call;
+    uint32_t technique;    /* ms_technique */
+    uint32_t rule;         /* ms_rule that admitted it */
+    uint64_t kept_bytes;   /* what keeping would hold between forward and backward */
+    uint64_t saved_bytes;  /* of those, what the choice frees */
+    uint64_t cost_ns;      /* what it adds to the step, overlap considered */
+    uint32_t runner_up;    /* ms_technique; equal to `technique` when there was no other */
+    uint64_t runner_up_ns; /* predicted step time with the runner-up here instead */
+    uint64_t runner_up_peak_bytes;
+} ms_plan_entry;
+
+typedef struct ms_plan {
+    char *model;
+    char *signature;
+    ms_pressure pressure;
+    ms_replay replay;            /* of this plan */
+    ms_replay unoptimized;       /* of the same step with everything kept */
+    uint64_t offload_min_bytes;
+    uint64_t write_window_bytes;
+    uint64_t read_window_bytes;
+    uint64_t ceiling_bytes;      /* for hostmem */
+    uint64_t slab_bytes;
+    uint64_t smallest_budget_bytes; /* the smallest budget that some plan meets */
+    bool skipped;                /* nothing to do: a comfortable fit */
+    bool over_target;            /* a default target that could not be met */
+    char *decision_source;       /* "user_config" until a policy chose */
+    uint32_t entry_count;
+    ms_plan_entry *entries;      /* one per node, in order */
+} ms_plan;
+
+MS_API void ms_plan_free(ms_plan *plan);
+
+/*
+ * Makes the plan: candidates over what was admitted, replayed, the fastest whose
+ * peak fits; never worse than the best uniform plan; monotone: a larger budget
+ * never gives a slower plan, a smaller one never a higher peak. A forced plan is
+ * the one of the smallest peak. MS_EINFEASIBLE, with err->hint_bytes = the smallest
+ * budget, when the user's budget fits no candidate.
+ */
+MS_API int ms_plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                         const ms_pressure *pressure, const ms_admission *admissions, ms_plan **plan,
+                         ms_error *err);
+
+/* A plan with one technique wherever it is admitted, for warm-up steps before a
+ * graph exists (graph may then be NULL: entry_count is 0 and `technique` is the
+ * default for every layer) and as a yardstick. */
+MS_API int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                           ms_technique technique, ms_plan **plan, ms_error *err);
+
+/* The technique for a call of a module; for a module or call that the plan does not
+ * know, `fallback`. */
+MS_API ms_technique ms_plan_lookup(const ms_plan *plan, const char *name, uint32_t call, ms_technique fallback);
+
+MS_API int ms_plan_parse(const char *json, ms_plan **plan, ms_error *err);
+MS_API char *ms_plan_to_json(const ms_plan *plan);
+
+/* A few lines for people: hardware, need, budget, pressure, layers by technique,
+ * predicted peak and step time. */
+MS_API char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware);
+
+/* Why node `entry` is treated as it is: rule, bytes saved, time paid, runner-up. With
+ * entry < 0, the whole plan: where the peak is, what makes it, what a larger or
+ * smaller budget would buy. */
+MS_API char *ms_plan_explain(const ms_plan *plan, int64_t entry);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,57 @@
+"""memscale: a memory optimizer for PyTorch training.
+
+    model = memscale.wrap(model, memscale.Config(memory_budget_gb=4.0))
+
+Public names are imported when they are first used, so that ``import memscale``
+costs little and does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_PUBLIC = {
+    "wrap": "api",
+    "detach": "api",
+    "optimize": "api",
+    "plan": "api",
+    "Config": "config",
+    "OptimizationMode": "config",
+    "AsyncOffloadConfig": "config",
+    "MemScaleError": "errors",
+    "ConfigError": "errors",
+    "ProfileError": "errors",
+    "BudgetInfeasibleError": "errors",
+    "OffloadError": "errors",
+    "IntegrationError": "errors",
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+if TYPE_CHECKING:
+    from .api import detach, optimize, plan, wrap
+    from .config import AsyncOffloadConfig, Config, OptimizationMode
+    from .errors import (
+        BudgetInfeasibleError,
+        ConfigError,
+        IntegrationError,
+        MemScaleError,
+        OffloadError,
+        ProfileError,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("._core", __name__).version()
+    module = _PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

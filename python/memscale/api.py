@@ -1,0 +1,159 @@
+"""The public functions: wrap, detach, optimize, plan.
+
+Each checks what it was given, sets up a session (what is known) and an executor
+(what is done), and ties their lifetimes to the model. See `docs/` for a guide.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .config import AsyncOffloadConfig, Config
+from .errors import IntegrationError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .core.execution_plan import ExecutionPlan
+    from .core.executor import Executor
+
+_log = logging.getLogger("memscale")
+
+Target = TypeVar("Target")
+
+
+def wrap(
+    target: Target,
+    config: Config | None = None,
+    sample_input: Any = None,
+    async_offload: bool | None = None,
+    async_config: AsyncOffloadConfig | None = None,
+) -> Target:
+    """Plans and applies memory optimizations to a model's training; returns the same object.
+
+    Args:
+        target: an `nn.Module`, or a Hugging Face `Trainer`, whose model is wrapped.
+        config: what to do and how far to go; `Config()` if None. Never changed.
+        sample_input: a tensor, a tuple of positional arguments or a dict of keyword
+            arguments of the kind training will use. With it the plan is made at once;
+            without it at the first training forward, when shapes are known.
+        async_offload: overrides ``config.async_offload`` and ``MEMSCALE_ASYNC_OFFLOAD``.
+        async_config: overrides ``config.async_config``.
+
+    Returns:
+        `target` itself. ``target._memscale_executor`` is the executor (of the inner
+        model, for a Trainer).
+
+    Raises:
+        TypeError: `target` is none of the above.
+        ConfigError: a field of the configuration is not allowed here.
+        BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
+        IntegrationError: the model can't be hooked (compiled, already distributed).
+
+    Example:
+        >>> model = memscale.wrap(model, memscale.Config(memory_budget_gb=4.0))
+        >>> loss = model(input_ids=x, labels=x).loss
+        >>> loss.backward()
+    """
+    from .core.setup import check_config, effective_config, wrap_module
+    from .integrations.huggingface import is_trainer, wrap_trainer
+
+    checked = effective_config(check_config(config), async_offload, async_config)
+    if is_trainer(target):
+        return wrap_trainer(target, checked, sample_input)
+    wrap_module(_as_module(target, "wrap"), checked, sample_input)
+    return target
+
+
+def detach(model: torch.nn.Module) -> torch.nn.Module:
+    """Undoes `wrap()`: hooks, attributes, spilled bytes, threads. Returns the model.
+
+    Warns if the model was never wrapped. A graph that is still waiting for its
+    backward can still be run.
+
+    Raises:
+        TypeError: `model` is not an `nn.Module` or Trainer.
+    """
+    from .core.session import executor_of
+    from .integrations.huggingface import is_trainer, unwrap_trainer
+
+    if is_trainer(model):
+        return unwrap_trainer(model)
+    executor = executor_of(_as_module(model, "detach"))
+    if executor is None:
+        _log.warning("detach: this %s was not wrapped; nothing to undo", type(model).__name__)
+        return model
+    executor.detach()
+    return model
+
+
+@contextmanager
+def optimize(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    config: Config | None = None,
+    sample_input: Any = None,
+) -> Iterator[Executor]:
+    """Wraps `model` for the length of a ``with`` block; yields the executor.
+
+    With `optimizer`, its state is planned for exactly from the first step. On exit,
+    exception or not, everything is as before.
+
+    Raises:
+        as `wrap()`.
+    """
+    from .core.setup import check_config, effective_config, wrap_module
+
+    checked = effective_config(check_config(config), None, None)
+    executor = wrap_module(_as_module(model, "optimize"), checked, sample_input, optimizer)
+    try:
+        yield executor
+    finally:
+        executor.detach()
+
+
+def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None) -> ExecutionPlan:
+    """The plan that `wrap()` would apply, without applying it.
+
+    Args:
+        model: the module to plan for; it is traced, not run, and left as it was.
+        sample_input: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        config: as for `wrap()`.
+
+    Returns:
+        The execution plan: ``print(plan)``, ``plan.to_json()``, ``plan.explain(layer)``.
+
+    Raises:
+        BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
+        ProfileError: the model can't be traced without running it.
+    """
+    from .core.executor import input_signature
+    from .core.session import Session
+    from .core.setup import check_config, effective_config, sample_arguments
+
+    module = _as_module(model, "plan")
+    checked = effective_config(check_config(config), None, None)
+    args, kwargs = sample_arguments(sample_input)
+    session = Session(module, checked)
+    return session.plan_once(module, input_signature(module, args, kwargs), args, kwargs)
+
+
+def _as_module(target: Any, caller: str) -> torch.nn.Module:
+    import torch
+
+    if isinstance(target, torch.nn.parallel.DistributedDataParallel):
+        raise IntegrationError(
+            f"{caller}: got a DistributedDataParallel; wrap the module first, then "
+            "construct DistributedDataParallel(memscale.wrap(module, ...))"
+        )
+    if isinstance(target, torch.nn.Module):
+        return target
+    raise TypeError(
+        f"memscale.{caller}() takes a torch.nn.Module, a Hugging Face Trainer or a Lightning "
+        f"Trainer, not {type(target).__module__}.{type(target).__qualname__}"
+    )
+
+

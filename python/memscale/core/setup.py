@@ -1,0 +1,139 @@
+"""What `wrap()` does, in order: check, make room, measure, hook, plan.
+
+Called by `memscale.api` only. Keeps the order in which things must happen on a CPU
+host: the allocator is taken over before the baseline is measured, the baseline
+before the plan, and the peak counter of the process is reset last.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..config import AsyncOffloadConfig, Config
+from ..errors import ConfigError, IntegrationError
+from ..observability.logs import configure_logging
+from .session import Session, executor_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from .executor import Executor
+
+_log = logging.getLogger("memscale")
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off", ""}
+
+
+def check_config(config: Config | None) -> Config:
+    """The configuration to work with: a default one for None, else what was given.
+
+    Raises:
+        TypeError: it is not a `Config`.
+    """
+    if config is None:
+        return Config()
+    if not isinstance(config, Config):
+        raise TypeError(f"config must be a memscale.Config or None, not {type(config).__qualname__}")
+    return config
+
+
+def effective_config(
+    config: Config, async_offload: bool | None, async_config: AsyncOffloadConfig | None
+) -> Config:
+    """A copy with `async_offload` settled: argument, then environment, then the field."""
+    effective = copy.copy(config)
+    if async_offload is None:
+        async_offload = _async_from_environment()
+    if async_offload is not None:
+        effective.async_offload = async_offload
+    if async_config is not None:
+        effective.async_config = async_config
+    return effective
+
+
+def _async_from_environment() -> bool | None:
+    text = os.environ.get("MEMSCALE_ASYNC_OFFLOAD")
+    if text is None:
+        return None
+    if text.strip().lower() in _TRUE:
+        return True
+    if text.strip().lower() in _FALSE:
+        return False
+    raise ConfigError(
+        f"MEMSCALE_ASYNC_OFFLOAD: {text!r} is not allowed; give 1 or 0", field="async_offload"
+    )
+
+
+def sample_arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from a tensor, tuple, list or mapping."""
+    if isinstance(sample_input, Mapping):
+        return (), dict(sample_input)
+    if isinstance(sample_input, (tuple, list)):
+        return tuple(sample_input), {}
+    return (sample_input,), {}
+
+
+def wrap_module(
+    model: torch.nn.Module,
+    config: Config,
+    sample_input: Any = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Executor:
+    """Wraps one module and returns its executor, attached.
+
+    Raises:
+        as `memscale.wrap()`; nothing is left behind on the model then.
+    """
+    from .executor import Executor, input_signature
+
+    configure_logging(config)
+    _refuse_what_cannot_be_hooked(model)
+    previous = executor_of(model)
+    if previous is not None:
+        _log.warning("wrap: this %s was already wrapped; the first wrap is replaced", type(model).__name__)
+        previous.detach()
+    session = Session(model, config, optimizer)
+    executor = Executor(model, config, session)
+    try:
+        executor.attach()
+        if sample_input is not None:
+            args, kwargs = sample_arguments(sample_input)
+            plan = session.plan_for(model, input_signature(model, args, kwargs), args, kwargs)
+            if plan is not None:
+                executor.apply(plan)
+        session.start()
+    except BaseException:
+        executor.detach()
+        raise
+    return executor
+
+
+def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
+    import torch
+
+    if isinstance(model, torch.jit.ScriptModule):
+        raise IntegrationError(
+            f"wrap: {type(model).__name__} is a TorchScript module, whose forward hooks do not see "
+            "saved tensors; wrap the module it was scripted from"
+        )
+    if hasattr(model, "_orig_mod"):
+        raise IntegrationError(
+            "wrap: this module was returned by torch.compile; wrap the original module and train it uncompiled"
+        )
+    parameters = list(model.parameters())
+    if not parameters:
+        _log.warning(
+            "wrap: %s has no parameters; there is nothing to train, and memory is only planned for "
+            "what its forward saves",
+            type(model).__name__,
+        )
+    meta = [name for name, value in model.named_parameters() if value.device.type == "meta"]
+    if meta:
+        raise IntegrationError(
+            f"wrap: parameter {meta[0]!r} is on the meta device; materialise the model first"
+        )

@@ -1,0 +1,1 @@
+"""Where users are: trainers and launchers that own the training loop."""

@@ -1,0 +1,131 @@
+"""``python -m memscale.benchmarks``: peaks and step times beside the peers'.
+
+Each case is trained unmodified, with Hugging Face checkpointing and wrapped, in turn,
+round by round, so that a drifting machine moves all of them; ratios are taken within a
+round. Writes a table, and with ``--output`` JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .cases import CASES
+from .runner import Run, run
+
+# Budgets in GB, or shares of the unmodified peak ("0.75x"), or a factor on the smallest
+# budget that the planner names ("1.05m").
+SUITES = {
+    "gpt2": ("6.0", "5.0", "4.0", "3.8"),
+    "bert": ("0.75x", "1.05m"),
+    "llama": ("0.75x", "1.05m"),
+    "gpt2-tiny": ("0.75x",),
+}
+DEFAULT_CASES = ("gpt2", "bert", "llama")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the suite; exit status 1 when a run exceeded its budget or changed a bit."""
+    parser = argparse.ArgumentParser(prog="python -m memscale.benchmarks", description=__doc__)
+    parser.add_argument("--case", action="append", choices=sorted(CASES), help="only this case (repeatable)")
+    parser.add_argument("--rounds", type=int, default=1, help="interleaved rounds (default 1)")
+    parser.add_argument("--steps", type=int, default=4, help="steps of each run (default 4)")
+    parser.add_argument("--output", type=Path, help="also write the figures as JSON")
+    parser.add_argument("--no-overheads", action="store_true", help="leave out import and planning times")
+    arguments = parser.parse_args(argv)
+    report: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "cases": {}}
+    if not arguments.no_overheads:
+        report["import_ms"] = _import_ms()
+        print(f"import memscale: {report['import_ms']:.0f} ms", flush=True)
+    good = True
+    for name in arguments.case or DEFAULT_CASES:
+        rows, held = _case(name, arguments.rounds, arguments.steps)
+        report["cases"][name] = rows
+        good = good and held
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+    return 0 if good else 1
+
+
+def _import_ms() -> float:
+    """Median wall time of ``import memscale`` over that of an empty interpreter."""
+
+    def once(code: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - start
+
+    spans = [once("import memscale; memscale.Config") - once("pass") for _ in range(5)]
+    return statistics.median(spans) * 1e3
+
+
+def _case(name: str, rounds: int, steps: int) -> tuple[list[dict[str, Any]], bool]:
+    case = CASES[name]
+    print(f"\n{name} {case.batch} x {case.sequence}", flush=True)
+    print(f"  {'run':<20}{'budget':>8}{'peak GB':>9}{'predicted':>11}{'off by':>8}{'step s':>8}{'ratio':>7}"
+          "  gradients", flush=True)
+    rows: list[dict[str, Any]] = []
+    for _ in range(rounds):
+        plain = run(name, "plain", steps=steps)
+        rows.append(_row(name, plain, plain, None))
+        rows.append(_row(name, run(name, "hf", steps=steps), plain, None))
+        for text in SUITES[name]:
+            budget = _budget_gb(text, name, plain)
+            rows.append(_row(name, run(name, "memscale", budget_gb=budget, steps=steps), plain, budget))
+    return rows, all(row["held"] for row in rows)
+
+
+def _budget_gb(text: str, name: str, plain: Run) -> float:
+    if text.endswith("x"):
+        return float(text[:-1]) * plain.result["peak_bytes"] / 1e9
+    if text.endswith("m"):
+        return float(text[:-1]) * _smallest_budget_gb(name)
+    return float(text)
+
+
+def _smallest_budget_gb(name: str) -> float:
+    """What the planner names when asked for the impossible."""
+    outcome = run(name, "memscale", budget_gb=0.001, steps=1)
+    marker = "smallest budget that fits is "
+    if marker not in outcome.stderr:
+        raise RuntimeError(f"{name}: no smallest budget was named:\n{outcome.stderr}")
+    return float(outcome.stderr.rsplit(marker, 1)[1].split()[0])
+
+
+def _row(name: str, outcome: Run, plain: Run, budget_gb: float | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"case": name, "run": outcome.variant, "budget_gb": budget_gb, "held": False}
+    if not outcome.finished:
+        print(f"  {outcome.variant:<20} did not finish (status {outcome.exit_code})\n{outcome.stderr}", flush=True)
+        return row
+    result = outcome.result
+    peak = result["peak_bytes"]
+    predicted = result.get("predicted_peak_bytes")
+    row |= {
+        "peak_bytes": peak,
+        "predicted_peak_bytes": predicted,
+        "step_seconds": result["step_seconds"],
+        "ratio": result["step_seconds"] / plain.result["step_seconds"],
+        "same_bits": [(s["loss"], s["digest"]) for s in outcome.steps]
+        == [(s["loss"], s["digest"]) for s in plain.steps],
+    }
+    row["held"] = row["same_bits"] and (budget_gb is None or peak <= budget_gb * 1e9)
+    off = f"{(predicted - peak) / peak * 100:+.1f}%" if predicted else "-"
+    print(
+        f"  {outcome.variant:<20}{f'{budget_gb:.2f}' if budget_gb else '-':>8}{peak / 1e9:>9.2f}"
+        f"{f'{predicted / 1e9:.2f}' if predicted else '-':>11}{off:>8}{row['step_seconds']:>8.2f}"
+        f"{row['ratio']:>7.2f}  {'equal' if row['same_bits'] else 'DIFFERENT'}"
+        f"{'' if row['held'] else '  NOT HELD'}",
+        flush=True,
+    )
+    return row
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The demo: GPT-2 small trains under a byte budget that the unmodified run exceeds.
+
+Three child processes run the same steps on the same text: unmodified, with Hugging
+Face gradient checkpointing, and wrapped with a budget of 4.0 GB. Where the machine
+lets it (root and a memory cgroup), the unmodified and the wrapped script then run
+under a kernel limit of 4.5 GB: the first is killed, the second finishes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from .runner import Run, memory_group, run
+
+CASE = "gpt2"
+BUDGET_GB = 4.0
+KERNEL_LIMIT_GB = 4.5
+TITLES = {"plain": "unmodified", "hf": "HF checkpointing", "memscale": f"memscale, {BUDGET_GB} GB"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the demo; the exit status is 0 when every claim it prints held."""
+    parser = argparse.ArgumentParser(prog="python -m memscale.benchmarks.demo", description=__doc__)
+    parser.add_argument("--steps", type=int, default=4, help="training steps of each run (default 4)")
+    parser.add_argument("--no-limit", action="store_true", help="leave out the runs under a kernel limit")
+    steps = parser.parse_args(argv).steps
+    print("GPT-2 small (124 M parameters), 4 x 512 tokens, fp32, AdamW, on the source of Python's "
+          "standard library", flush=True)
+    runs = [_train(variant, steps) for variant in ("plain", "hf", "memscale")]
+    _print_table(runs)
+    held = _check(runs)
+    if not parser.parse_args(argv).no_limit:
+        held = _under_a_kernel_limit() and held
+    return 0 if held else 1
+
+
+def _train(variant: str, steps: int, **options: Any) -> Run:
+    start = time.perf_counter()
+    print(f"\n{TITLES[variant]}:", flush=True)
+
+    def report(step: dict[str, Any]) -> None:
+        print(
+            f"  step {step['step'] + 1}/{steps}  loss {step['loss']:.6f}  {step['seconds']:.1f} s  "
+            f"peak {step['peak_bytes'] / 1e9:.2f} GB",
+            flush=True,
+        )
+
+    budget = BUDGET_GB if variant == "memscale" else None
+    outcome = run(CASE, variant, budget_gb=budget, steps=steps, on_step=report, **options)
+    if not outcome.finished and not outcome.was_killed:
+        print(outcome.stderr, file=sys.stderr)
+    elif variant == "memscale" and outcome.stderr:
+        print("  " + outcome.stderr.strip().replace("\n", "\n  "))
+    print(f"  ({time.perf_counter() - start:.0f} s with start-up)", flush=True)
+    return outcome
+
+
+def _print_table(runs: list[Run]) -> None:
+    base = runs[0].result.get("step_seconds")
+    print(f"\n{'run':<20}{'peak GB':>9}{'predicted':>11}{'step s':>9}{'ratio':>7}{'last loss':>12}  gradients")
+    for outcome in runs:
+        if not outcome.finished:
+            print(f"{TITLES[outcome.variant]:<20}  did not finish (status {outcome.exit_code})")
+            continue
+        result, last = outcome.result, outcome.steps[-1]
+        predicted = result.get("predicted_peak_bytes")
+        print(
+            f"{TITLES[outcome.variant]:<20}{result['peak_bytes'] / 1e9:>9.2f}"
+            f"{_gb(predicted):>11}{result['step_seconds']:>9.2f}"
+            f"{_ratio(result, base):>7}{last['loss']:>12.6f}  {last['digest']}"
+        )
+
+
+def _gb(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else f"{size_bytes / 1e9:.2f}"
+
+
+def _ratio(result: dict[str, Any], base_seconds: float | None) -> str:
+    return "-" if not base_seconds else f"{result['step_seconds'] / base_seconds:.2f}"
+
+
+def _check(runs: list[Run]) -> bool:
+    if not all(outcome.finished for outcome in runs):
+        return False
+    plain, _, wrapped = runs
+    same = [(a["loss"], a["digest"]) for a in plain.steps] == [(b["loss"], b["digest"]) for b in wrapped.steps]
+    fits = wrapped.result["peak_bytes"] <= BUDGET_GB * 1e9
+    print(f"\nlosses and gradients equal to the unmodified run's, to the bit: {'yes' if same else 'NO'}")
+    print(f"peak within the budget: {'yes' if fits else 'NO'}", flush=True)
+    return same and fits
+
+
+def _under_a_kernel_limit() -> bool:
+    with memory_group(int(KERNEL_LIMIT_GB * 1e9)) as group:
+        if group is None:
+            print("\n(no memory cgroup can be made here: the runs under a kernel limit are left out)")
+            return True
+        print(f"\nunder a kernel limit of {KERNEL_LIMIT_GB} GB:", flush=True)
+        plain = _train("plain", 2, group=group)
+        print(f"  -> {'killed by the kernel' if plain.was_killed else f'status {plain.exit_code}'}")
+        wrapped = _train("memscale", 2, group=group)
+        print(f"  -> {'finished' if wrapped.finished else f'status {wrapped.exit_code}'}", flush=True)
+        return plain.was_killed and wrapped.finished
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Starts one training run in a child process, optionally under a kernel memory limit.
+
+Used by the demo and the suite; `Run` is what a finished child said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Run:
+    """What a child reported.
+
+    Attributes:
+        variant: "plain", "hf" or "memscale".
+        exit_code: 0 when it finished; negative, or 137, when it was killed.
+        steps: one dict per step: seconds, loss, digest (first and last step), peak_bytes.
+        result: the closing dict; empty when the child did not finish.
+        stderr: the end of what it wrote there.
+    """
+
+    variant: str
+    exit_code: int
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    result: dict[str, Any] = field(default_factory=dict)
+    stderr: str = ""
+
+    @property
+    def finished(self) -> bool:
+        return self.exit_code == 0 and bool(self.result)
+
+    @property
+    def was_killed(self) -> bool:
+        return self.exit_code in (-9, 137)
+
+
+def run(
+    case: str,
+    variant: str,
+    *,
+    budget_gb: float | None = None,
+    force: bool = False,
+    config: dict[str, Any] | None = None,
+    steps: int = 4,
+    group: Path | None = None,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Trains `steps` steps of a case in a child process and collects its report.
+
+    Args:
+        group: a memory cgroup's directory that the child joins before it starts Python.
+        on_step: called with each step's dict as it arrives.
+    """
+    command = [sys.executable, "-m", "memscale.benchmarks.child", "--case", case,
+               "--variant", variant, "--steps", str(steps)]
+    if budget_gb is not None:
+        command += ["--budget-gb", repr(budget_gb)]
+    if force:
+        command.append("--force")
+    if config:
+        command += ["--config", json.dumps(config)]
+    if group is not None:
+        command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *command]
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
+            outcome = Run(variant, 0)
+            _collect(child.stdout, outcome, on_step)
+        outcome.exit_code = child.returncode
+        errors.seek(0)
+        outcome.stderr = errors.read()[-4000:]
+    return outcome
+
+
+def _collect(lines: Any, outcome: Run, on_step: Callable[[dict[str, Any]], None] | None) -> None:
+    for line in lines:
+        if not line.startswith("{"):
+            continue
+        message = json.loads(line)
+        if message["event"] == "step":
+            outcome.steps.append(message)
+            if on_step is not None:
+                on_step(message)
+        elif message["event"] == "done":
+            outcome.result = message
+
+
+@contextlib.contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path | None]:
+    """A memory cgroup with a limit, removed afterwards; None where none can be made."""
+    group = _make_group(limit_bytes)
+    try:
+        yield group
+    finally:
+        if group is not None:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+
+
+def _make_group(limit_bytes: int) -> Path | None:
+    name = f"memscale-{os.getpid()}"
+    for root, file in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root) / name
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / file).write_text(str(limit_bytes))
+            return group
+        except OSError:
+            group.rmdir()
+    return None

@@ -1,0 +1,165 @@
+/*
+ * JSON documents, read and written over jansson. The rooms' readers and writers
+ * (graph, hardware, config, plan) use only these helpers, so that every error
+ * names the place in the document and every text is the same byte for byte.
+ *
+ * Reading. A cursor is a value and the way to it; cursors live on the caller's
+ * stack, inner ones point at outer ones:
+ *
+ *     ms__json_at root, layers, layer;
+ *     json_t *tree;
+ *     ms__json_parse(text, length, "graph", &tree, &root, err)      or return its code
+ *     ms__json_version(&root, 1, 1, NULL)
+ *     ms__json_array(&root, "layers", &layers)
+ *     for (size_t i = 0; i < ms__json_count(&layers); i++) {
+ *         ms__json_item_object(&layers, i, &layer)
+ *         ms__json_u64(&layer, "bytes", 0, UINT64_MAX, &bytes)
+ *         -> MS_EFORMAT "graph: $.layers[3].bytes: expected a non-negative integer"
+ *     }
+ *     json_decref(tree)                              frees what the cursors showed
+ *
+ * Writing. A writer remembers its first failure, so that a document is built
+ * without a check per field and judged once, by ms__json_finish().
+ */
+#ifndef MS_BASE_JSON_H
+#define MS_BASE_JSON_H
+
+#include <jansson.h>
+
+#include "memscale/base.h"
+
+/* ---- reading ------------------------------------------------------------ */
+
+typedef struct ms__json_at {
+    const json_t *value;              /* borrowed; NULL for an optional member that is absent */
+    const struct ms__json_at *parent; /* NULL at the root */
+    const char *name;                 /* member name; at the root the document's name */
+    size_t index;                     /* used where name is NULL */
+    ms_error *err;                    /* where failures are written; may be NULL */
+} ms__json_at;
+
+/* Parses `length` bytes of text. On success `*tree` owns the document (free it
+ * with json_decref) and `*root` is the cursor at its top, which must be an
+ * object. `name` ("graph") begins every error text and outlives the cursors.
+ * MS_EFORMAT with line and column for malformed text (duplicate members
+ * included), MS_ENOMEM. */
+MS_NODISCARD int ms__json_parse(const char *text, size_t length, const char *name, json_t **tree,
+                                ms__json_at *root, ms_error *err);
+
+/* The same from a file of at most MS__JSON_FILE_MAX_BYTES; MS_ESYSTEM where it
+ * cannot be read. */
+enum { MS__JSON_FILE_MAX_BYTES = 1 << 30 };
+MS_NODISCARD int ms__json_parse_file(const char *path, const char *name, json_t **tree,
+                                     ms__json_at *root, ms_error *err);
+
+/* Fills the cursor's error with "name: $.path: text" and returns `code`. */
+int ms__json_fail(const ms__json_at *at, int code, const char *fmt, ...) MS_PRINTF(3, 4);
+
+/* Checks that member "version" is an integer in [oldest, newest]: MS_EFORMAT
+ * where it is missing or no integer, MS_EVERSION where it is another number.
+ * `*version` may be NULL. */
+MS_NODISCARD int ms__json_version(const ms__json_at *object, uint64_t oldest, uint64_t newest,
+                                  uint64_t *version);
+
+/* Fails with MS_EFORMAT on a member that is not among the `count` names. */
+MS_NODISCARD int ms__json_only(const ms__json_at *object, const char *const names[], size_t count);
+
+/* True where the member is there and not null. */
+bool ms__json_has(const ms__json_at *object, const char *name);
+
+/*
+ * Required members. MS_EFORMAT where the member is missing, has another type or
+ * lies outside the bounds (bounds included). An integer above INT64_MAX is
+ * malformed already for the parser.
+ */
+MS_NODISCARD int ms__json_u64(const ms__json_at *object, const char *name, uint64_t least,
+                              uint64_t most, uint64_t *out);
+MS_NODISCARD int ms__json_u32(const ms__json_at *object, const char *name, uint32_t least,
+                              uint32_t most, uint32_t *out);
+/* Any JSON number, integer or not. */
+MS_NODISCARD int ms__json_f64(const ms__json_at *object, const char *name, double least, double most,
+                              double *out);
+MS_NODISCARD int ms__json_bool(const ms__json_at *object, const char *name, bool *out);
+/* Borrowed: lives as long as the tree. UTF-8 without NUL. */
+MS_NODISCARD int ms__json_string(const ms__json_at *object, const char *name, const char **out);
+/* A string that is one of `names`: its index. The error lists them. */
+MS_NODISCARD int ms__json_enum(const ms__json_at *object, const char *name,
+                               const char *const names[], size_t count, size_t *out);
+MS_NODISCARD int ms__json_array(const ms__json_at *object, const char *name, ms__json_at *out);
+MS_NODISCARD int ms__json_object(const ms__json_at *object, const char *name, ms__json_at *out);
+
+/*
+ * Optional members: absent or null gives the fallback; present and wrong fails
+ * as above. For arrays and objects absence gives a cursor with value NULL, of
+ * which ms__json_count() is 0.
+ */
+MS_NODISCARD int ms__json_u64_or(const ms__json_at *object, const char *name, uint64_t least,
+                                 uint64_t most, uint64_t fallback, uint64_t *out);
+MS_NODISCARD int ms__json_f64_or(const ms__json_at *object, const char *name, double least,
+                                 double most, double fallback, double *out);
+MS_NODISCARD int ms__json_bool_or(const ms__json_at *object, const char *name, bool fallback,
+                                  bool *out);
+MS_NODISCARD int ms__json_string_or(const ms__json_at *object, const char *name,
+                                    const char *fallback, const char **out);
+MS_NODISCARD int ms__json_array_or(const ms__json_at *object, const char *name, ms__json_at *out);
+MS_NODISCARD int ms__json_object_or(const ms__json_at *object, const char *name, ms__json_at *out);
+
+/* Items of the array at the cursor, members of the object at it, else 0. */
+size_t ms__json_count(const ms__json_at *at);
+
+/* Item `index` (< ms__json_count) of the array at the cursor. */
+MS_NODISCARD int ms__json_item_u64(const ms__json_at *array, size_t index, uint64_t least,
+                                   uint64_t most, uint64_t *out);
+MS_NODISCARD int ms__json_item_string(const ms__json_at *array, size_t index, const char **out);
+MS_NODISCARD int ms__json_item_array(const ms__json_at *array, size_t index, ms__json_at *out);
+MS_NODISCARD int ms__json_item_object(const ms__json_at *array, size_t index, ms__json_at *out);
+
+/* ---- writing ------------------------------------------------------------ */
+
+/* All zero is a writer without a failure. */
+typedef struct ms__json_writer {
+    int code;         /* of the first failure, or MS_OK */
+    const char *name; /* of the member that failed */
+} ms__json_writer;
+
+/* A new empty document. Owned by the caller until ms__json_finish() takes it;
+ * NULL where memory is out, which the writer remembers. */
+json_t *ms__json_new(ms__json_writer *writer);
+
+/* Set a member of `object`, in the order of the calls. Nothing is done where
+ * the writer has failed already or `object` is NULL. Sizes above INT64_MAX and
+ * numbers that are not finite fail with MS_EOVERFLOW and MS_EINVAL. */
+void ms__json_put_u64(ms__json_writer *writer, json_t *object, const char *name, uint64_t value);
+/* null where the value is `none` (for "no limit", "not known"). */
+void ms__json_put_u64_or_null(ms__json_writer *writer, json_t *object, const char *name,
+                              uint64_t value, uint64_t none);
+void ms__json_put_f64(ms__json_writer *writer, json_t *object, const char *name, double value);
+void ms__json_put_bool(ms__json_writer *writer, json_t *object, const char *name, bool value);
+/* null where `text` is NULL; bytes that are not UTF-8 are replaced by "?". */
+void ms__json_put_string(ms__json_writer *writer, json_t *object, const char *name,
+                         const char *text);
+void ms__json_put_null(ms__json_writer *writer, json_t *object, const char *name);
+/* The new child, borrowed from `object`; NULL after a failure. */
+json_t *ms__json_put_object(ms__json_writer *writer, json_t *object, const char *name);
+json_t *ms__json_put_array(ms__json_writer *writer, json_t *object, const char *name);
+/* Puts a value of any kind and takes it over, whatever happens. */
+void ms__json_put_value(ms__json_writer *writer, json_t *object, const char *name, json_t *value);
+
+/* Append to `array`, in the same way. */
+void ms__json_add_u64(ms__json_writer *writer, json_t *array, uint64_t value);
+void ms__json_add_string(ms__json_writer *writer, json_t *array, const char *text);
+json_t *ms__json_add_object(ms__json_writer *writer, json_t *array);
+json_t *ms__json_add_array(ms__json_writer *writer, json_t *array);
+
+/* Frees `tree` (may be NULL) and, where nothing failed, hands its text out, to
+ * be freed with ms_free(): members in the order they were put, two spaces of
+ * indent, a newline at the end, numbers in the fewest digits that read back as
+ * the same value. `what` names the document in errors. */
+MS_NODISCARD int ms__json_finish(ms__json_writer *writer, json_t *tree, const char *what,
+                                 char **text, ms_error *err);
+
+/* The text of a value that the caller keeps; `compact` gives one line without
+ * spaces and without a newline. NULL where memory is out. */
+char *ms__json_text(const json_t *value, bool compact);
+
+#endif

@@ -1,0 +1,312 @@
+/*
+ * Spill files, positioned reads and writes, and what file systems are, on Linux.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/fault.h"
+#include "base/os/file.h"
+#include "base/units.h"
+
+enum {
+    DIRECT_ALIGN_BYTES = 4096,
+    SECTOR_BYTES = 512,
+    /* Largest single step; Linux moves at most 0x7ffff000 bytes a call. */
+    STEP_MAX_BYTES = 1 << 30,
+    STUCK_STEPS_MAX = 16,
+};
+
+/* The number of a failed call: the injected one, or errno. 0 = go on. */
+static int injected(ms_fault kind, int otherwise)
+{
+    int system_errno = 0;
+    if (!ms__fault(kind, &system_errno)) {
+        return 0;
+    }
+    return system_errno != 0 ? system_errno : otherwise;
+}
+
+/* ---- opening ------------------------------------------------------------ */
+
+/* Negative errno or a descriptor. */
+static int open_tmpfile(const char *directory)
+{
+    int failure = injected(MS_FAULT_OPEN, EIO);
+    if (failure != 0) {
+        return -failure;
+    }
+    int fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    return fd >= 0 ? fd : -errno;
+}
+
+static int open_and_unlink(const char *directory)
+{
+    int failure = injected(MS_FAULT_OPEN, EIO);
+    if (failure != 0) {
+        return -failure;
+    }
+    char path[PATH_MAX];
+    int length = snprintf(path, sizeof path, "%s/.memscale-XXXXXX", directory);
+    if (length < 0 || (size_t)length >= sizeof path) {
+        return -ENAMETOOLONG;
+    }
+    int fd = mkostemp(path, O_CLOEXEC);
+    if (fd < 0) {
+        return -errno;
+    }
+    if (unlink(path) != 0) {
+        failure = errno;
+        close(fd);
+        return -failure;
+    }
+    return fd;
+}
+
+/* What kernels and file systems without O_TMPFILE answer. */
+static bool means_no_tmpfile(int failure)
+{
+    return failure == EOPNOTSUPP || failure == EISDIR || failure == EINVAL || failure == ENOSYS;
+}
+
+static bool turn_direct_on(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+    return flags >= 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
+}
+
+/* What the file system says that direct I/O must be aligned to, at least 4096. */
+static size_t direct_alignment(int fd)
+{
+    size_t align_bytes = DIRECT_ALIGN_BYTES;
+#ifdef STATX_DIOALIGN
+    struct statx info;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+        (info.stx_mask & STATX_DIOALIGN) != 0) {
+        align_bytes = ms__max_u64(align_bytes, info.stx_dio_offset_align);
+        align_bytes = ms__max_u64(align_bytes, info.stx_dio_mem_align);
+    }
+#else
+    (void)fd;
+#endif
+    return align_bytes;
+}
+
+int ms__file_open_unnamed(const char *directory, bool want_direct, ms__file *out, ms_error *err)
+{
+    int fd = open_tmpfile(directory);
+    if (fd < 0 && means_no_tmpfile(-fd)) {
+        fd = open_and_unlink(directory);
+    }
+    if (fd < 0) {
+        return ms_fail_errno(err, MS_ESYSTEM, -fd, "opening a spill file in %s", directory);
+    }
+    out->fd = fd;
+    out->is_direct = want_direct && turn_direct_on(fd);
+    out->align_bytes = direct_alignment(fd);
+    return MS_OK;
+}
+
+void ms__file_close(ms__file *file)
+{
+    if (file->fd >= 0) {
+        close(file->fd);
+        file->fd = -1;
+    }
+}
+
+/* ---- space -------------------------------------------------------------- */
+
+static int set_size(int fd, uint64_t size_bytes, bool with_blocks)
+{
+    int failure = injected(MS_FAULT_OPEN, ENOSPC);
+    if (failure != 0) {
+        return failure;
+    }
+    int rc;
+    do {
+        rc = with_blocks ? fallocate(fd, 0, 0, (off_t)size_bytes) : ftruncate(fd, (off_t)size_bytes);
+    } while (rc != 0 && errno == EINTR);
+    return rc == 0 ? 0 : errno;
+}
+
+int ms__file_reserve(const ms__file *file, uint64_t size_bytes, ms_error *err)
+{
+    if (size_bytes > INT64_MAX) {
+        return ms_fail(err, MS_EOVERFLOW, "reserving a spill file of %llu bytes",
+                       (unsigned long long)size_bytes);
+    }
+    if (size_bytes == 0) {
+        return MS_OK;
+    }
+    int failure = set_size(file->fd, size_bytes, true);
+    if (failure == EOPNOTSUPP || failure == ENOSYS) {
+        failure = set_size(file->fd, size_bytes, false);
+    }
+    if (failure != 0) {
+        return ms_fail_errno(err, MS_EIO, failure, "reserving %s for a spill file",
+                             ms__text_bytes(size_bytes).text);
+    }
+    return MS_OK;
+}
+
+void ms__file_punch(const ms__file *file, uint64_t offset_bytes, uint64_t size_bytes)
+{
+    if (file->fd >= 0 && size_bytes > 0) {
+        /* Only an economy: without it the blocks stay until the file is closed. */
+        (void)fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset_bytes,
+                        (off_t)size_bytes);
+    }
+}
+
+/* ---- moving bytes ------------------------------------------------------- */
+
+/* A test's short move: half the bytes, whole sectors so that direct I/O can go
+ * on behind them. */
+static size_t maybe_shortened(size_t size_bytes)
+{
+    size_t half = size_bytes / 2;
+    if (size_bytes > 1 && ms__fault(MS_FAULT_SHORT, NULL)) {
+        return half >= SECTOR_BYTES ? half - half % SECTOR_BYTES : half;
+    }
+    return size_bytes;
+}
+
+ssize_t ms__os_pwrite(int fd, const void *from, size_t size_bytes, uint64_t offset_bytes)
+{
+    int failure = injected(MS_FAULT_WRITE, EIO);
+    if (failure != 0) {
+        return -failure;
+    }
+    ssize_t moved = pwrite(fd, from, maybe_shortened(size_bytes), (off_t)offset_bytes);
+    return moved >= 0 ? moved : -errno;
+}
+
+ssize_t ms__os_pread(int fd, void *to, size_t size_bytes, uint64_t offset_bytes)
+{
+    int failure = injected(MS_FAULT_READ, EIO);
+    if (failure != 0) {
+        return -failure;
+    }
+    ssize_t moved = pread(fd, to, maybe_shortened(size_bytes), (off_t)offset_bytes);
+    if (moved > 0 && ms__fault(MS_FAULT_FLIP, NULL)) {
+        ((unsigned char *)to)[moved / 2] ^= 0x10;
+    }
+    return moved >= 0 ? moved : -errno;
+}
+
+/* How far the next step may start behind a step that moved `moved` of `left`
+ * bytes: direct I/O goes on at aligned places only. */
+static size_t progress(const ms__file *file, size_t moved, size_t left)
+{
+    if (!file->is_direct || moved == left) {
+        return moved;
+    }
+    return moved - moved % file->align_bytes;
+}
+
+int ms__file_write(const ms__file *file, const void *from, size_t size_bytes,
+                   uint64_t offset_bytes, ms_error *err)
+{
+    size_t done = 0;
+    int stuck = 0;
+    while (done < size_bytes) {
+        size_t left = size_bytes - done;
+        size_t step = left < STEP_MAX_BYTES ? left : STEP_MAX_BYTES;
+        ssize_t moved =
+            ms__os_pwrite(file->fd, (const char *)from + done, step, offset_bytes + done);
+        if (moved < 0 && moved != -EINTR) {
+            return ms_fail_errno(err, MS_EIO, (int)-moved, "writing %zu bytes at %llu to disk",
+                                 left, (unsigned long long)(offset_bytes + done));
+        }
+        size_t ahead = moved > 0 ? progress(file, (size_t)moved, left) : 0;
+        done += ahead;
+        stuck = ahead > 0 ? 0 : stuck + 1;
+        if (stuck > STUCK_STEPS_MAX) {
+            return ms_fail(err, MS_EIO, "writing to disk makes no progress at %llu",
+                           (unsigned long long)(offset_bytes + done));
+        }
+    }
+    return MS_OK;
+}
+
+int ms__file_read(const ms__file *file, void *to, size_t size_bytes, uint64_t offset_bytes,
+                  ms_error *err)
+{
+    size_t done = 0;
+    int stuck = 0;
+    while (done < size_bytes) {
+        size_t left = size_bytes - done;
+        size_t step = left < STEP_MAX_BYTES ? left : STEP_MAX_BYTES;
+        ssize_t moved = ms__os_pread(file->fd, (char *)to + done, step, offset_bytes + done);
+        if (moved < 0 && moved != -EINTR) {
+            return ms_fail_errno(err, MS_EIO, (int)-moved, "reading %zu bytes at %llu from disk",
+                                 left, (unsigned long long)(offset_bytes + done));
+        }
+        size_t ahead = moved > 0 ? progress(file, (size_t)moved, left) : 0;
+        done += ahead;
+        stuck = ahead > 0 ? 0 : stuck + 1;
+        if (moved == 0 || stuck > STUCK_STEPS_MAX) {
+            return ms_fail(err, MS_EIO, "the spill file ends at %llu, %zu bytes too early",
+                           (unsigned long long)(offset_bytes + done), size_bytes - done);
+        }
+    }
+    return MS_OK;
+}
+
+/* ---- file systems ------------------------------------------------------- */
+
+typedef struct filesystem_kind {
+    long magic;
+    const char *type;
+    bool is_memory;
+    bool is_network;
+} filesystem_kind;
+
+/* Magic numbers that <linux/magic.h> lacks are in statfs(2). */
+static const filesystem_kind filesystem_kinds[] = {
+    {EXT4_SUPER_MAGIC, "ext4", false, false},   {0x58465342, "xfs", false, false},
+    {BTRFS_SUPER_MAGIC, "btrfs", false, false}, {0x2FC12FC1, "zfs", false, false},
+    {F2FS_SUPER_MAGIC, "f2fs", false, false},   {OVERLAYFS_SUPER_MAGIC, "overlay", false, false},
+    {TMPFS_MAGIC, "tmpfs", true, false},        {RAMFS_MAGIC, "ramfs", true, false},
+    {HUGETLBFS_MAGIC, "hugetlbfs", true, false}, {NFS_SUPER_MAGIC, "nfs", false, true},
+    {0xFF534D42, "cifs", false, true},          {0xFE534D42, "smb2", false, true},
+    {0x65735546, "fuse", false, false},         {0x01021997, "9p", false, true},
+    {0x0BD00BD0, "lustre", false, true},        {0x00C36400, "ceph", false, true},
+};
+
+int ms__filesystem_of(const char *path, ms__filesystem *out, ms_error *err)
+{
+    struct statfs info;
+    int failure = injected(MS_FAULT_OPEN, EIO);
+    if (failure == 0 && statfs(path, &info) != 0) {
+        failure = errno;
+    }
+    if (failure != 0) {
+        return ms_fail_errno(err, MS_ESYSTEM, failure, "looking at the file system of %s", path);
+    }
+    ms__filesystem found = {0};
+    snprintf(found.type, sizeof found.type, "0x%lx", (unsigned long)info.f_type & 0xFFFFFFFFUL);
+    for (size_t i = 0; i < sizeof filesystem_kinds / sizeof filesystem_kinds[0]; i++) {
+        const filesystem_kind *kind = &filesystem_kinds[i];
+        if (((unsigned long)kind->magic & 0xFFFFFFFFUL) ==
+            ((unsigned long)info.f_type & 0xFFFFFFFFUL)) {
+            snprintf(found.type, sizeof found.type, "%s", kind->type);
+            found.is_memory = kind->is_memory;
+            found.is_network = kind->is_network;
+        }
+    }
+    found.is_read_only = ((unsigned long)info.f_flags & ST_RDONLY) != 0;
+    found.free_bytes = ms__mul_sat(info.f_bavail, (uint64_t)info.f_frsize);
+    found.total_bytes = ms__mul_sat(info.f_blocks, (uint64_t)info.f_frsize);
+    *out = found;
+    return MS_OK;
+}

@@ -1,0 +1,89 @@
+/*
+ * Files as the operating system gives them: spill files without a name, reads
+ * and writes that resume, small text files, what a file system is. Used by the
+ * file backend, the hardware probe and the readers of documents. Every system
+ * call goes through a fault point.
+ */
+#ifndef MS_BASE_OS_FILE_H
+#define MS_BASE_OS_FILE_H
+
+#include <sys/types.h>
+
+#include "memscale/base.h"
+
+/* ---- spill files -------------------------------------------------------- */
+
+typedef struct ms__file {
+    int fd;              /* -1 when closed */
+    bool is_direct;      /* O_DIRECT is on: offsets, sizes and addresses must be aligned */
+    size_t align_bytes;  /* what they must be aligned to; 4096 or more */
+} ms__file;
+
+#define MS__FILE_CLOSED {.fd = -1}
+
+/* Opens a new, empty file in `directory`, for this process alone, mode 0600,
+ * which disappears with its last descriptor whatever happens to the process:
+ * O_TMPFILE, or mkostemp() and an immediate unlink() where that is missing. With
+ * `want_direct`, O_DIRECT is tried and `is_direct` says whether it took.
+ * MS_ENOSPC, MS_ESYSTEM. */
+MS_NODISCARD int ms__file_open_unnamed(const char *directory, bool want_direct, ms__file *out,
+                                       ms_error *err);
+
+void ms__file_close(ms__file *file);
+
+/* Gives the file `size_bytes` of real disk blocks, so that a full disk shows now;
+ * where the file system cannot, only the size is set. */
+MS_NODISCARD int ms__file_reserve(const ms__file *file, uint64_t size_bytes, ms_error *err);
+
+/* Gives the blocks of a range back to the file system where it can. Contents of
+ * the range are lost. */
+void ms__file_punch(const ms__file *file, uint64_t offset_bytes, uint64_t size_bytes);
+
+/* Moves all bytes, resuming after interruptions and short moves. MS_EIO (also for
+ * an end of file inside the range), MS_ENOSPC. Positions are given, so threads
+ * may share the file. */
+MS_NODISCARD int ms__file_write(const ms__file *file, const void *from, size_t size_bytes,
+                                uint64_t offset_bytes, ms_error *err);
+MS_NODISCARD int ms__file_read(const ms__file *file, void *to, size_t size_bytes,
+                               uint64_t offset_bytes, ms_error *err);
+
+/* One step of the above: the bytes moved or a negative errno. With the fault
+ * points of reads, writes, short moves and flipped bits. */
+ssize_t ms__os_pwrite(int fd, const void *from, size_t size_bytes, uint64_t offset_bytes);
+ssize_t ms__os_pread(int fd, void *to, size_t size_bytes, uint64_t offset_bytes);
+
+/* ---- small files -------------------------------------------------------- */
+
+/* The whole file, with a NUL after its `*length` bytes, to be freed with
+ * ms_free(). MS_ESYSTEM where it cannot be read, MS_EFORMAT where it holds more
+ * than `most_bytes`. */
+MS_NODISCARD int ms__file_read_text(const char *path, size_t most_bytes, char **text,
+                                    size_t *length, ms_error *err);
+
+/* Reads at most size - 1 bytes into `out` and ends them with a NUL; false where
+ * the file cannot be read. Allocates nothing: for /proc and /sys. */
+bool ms__file_read_small(const char *path, char *out, size_t size);
+
+/* Replaces the file as a whole (mode 0644 less the umask): a reader sees the old
+ * or the new text, never a part. */
+MS_NODISCARD int ms__file_write_text(const char *path, const char *text, size_t length,
+                                     ms_error *err);
+
+/* Makes the directory and those above it, mode 0700; existing ones are fine. */
+MS_NODISCARD int ms__directory_make(const char *path, ms_error *err);
+
+/* ---- file systems ------------------------------------------------------- */
+
+typedef struct ms__filesystem {
+    char type[16];        /* "ext4", "tmpfs", ...; "0x9123683e" where not known by name */
+    bool is_memory;       /* tmpfs, ramfs, hugetlbfs: bytes there are resident memory */
+    bool is_network;      /* NFS, SMB and their kin */
+    bool is_read_only;
+    uint64_t free_bytes;  /* to this user */
+    uint64_t total_bytes;
+} ms__filesystem;
+
+/* The file system that holds an existing path. MS_ESYSTEM. */
+MS_NODISCARD int ms__filesystem_of(const char *path, ms__filesystem *out, ms_error *err);
+
+#endif

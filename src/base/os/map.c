@@ -1,0 +1,97 @@
+/* map.h on Linux. */
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/fault.h"
+#include "base/os/map.h"
+#include "base/units.h"
+
+size_t ms__page_bytes(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static void *map_anonymous(size_t size_bytes)
+{
+    int failure = ENOMEM;
+    if (ms__fault(MS_FAULT_MAP, &failure)) {
+        errno = failure;
+        return MAP_FAILED;
+    }
+    return mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+}
+
+int ms__map(size_t size_bytes, size_t align_bytes, void **out, ms_error *err)
+{
+    size_t page_bytes = ms__page_bytes();
+    if (size_bytes == 0 || size_bytes % page_bytes != 0 || align_bytes < page_bytes ||
+        (align_bytes & (align_bytes - 1)) != 0) {
+        return ms_fail(err, MS_EINVAL, "mapping %zu bytes aligned to %zu", size_bytes, align_bytes);
+    }
+    size_t spare_bytes = align_bytes - page_bytes;
+    if (size_bytes > SIZE_MAX - spare_bytes) {
+        return ms_fail(err, MS_EOVERFLOW, "mapping %zu bytes aligned to %zu", size_bytes,
+                       align_bytes);
+    }
+    char *whole = map_anonymous(size_bytes + spare_bytes);
+    if (whole == MAP_FAILED) {
+        return ms_fail_errno(err, MS_ENOMEM, errno, "mapping %s", ms__text_bytes(size_bytes).text);
+    }
+    size_t before_bytes = (size_t)(ms__align_up((uintptr_t)whole, align_bytes) - (uintptr_t)whole);
+    char *aligned = whole + before_bytes;
+    size_t after_bytes = spare_bytes - before_bytes;
+    if (before_bytes > 0) {
+        munmap(whole, before_bytes);
+    }
+    if (after_bytes > 0) {
+        munmap(aligned + size_bytes, after_bytes);
+    }
+    *out = aligned;
+    return MS_OK;
+}
+
+void ms__unmap(void *address, size_t size_bytes)
+{
+    if (address != NULL) {
+        munmap(address, size_bytes);
+    }
+}
+
+static bool advise(void *address, size_t size_bytes, int advice)
+{
+    return !ms__fault(MS_FAULT_MAP, NULL) && madvise(address, size_bytes, advice) == 0;
+}
+
+bool ms__map_want_huge_pages(void *address, size_t size_bytes)
+{
+    return advise(address, size_bytes, MADV_HUGEPAGE);
+}
+
+bool ms__map_drop_pages(void *address, size_t size_bytes)
+{
+    return advise(address, size_bytes, MADV_DONTNEED);
+}
+
+bool ms__map_no_fork(void *address, size_t size_bytes)
+{
+    return advise(address, size_bytes, MADV_DONTFORK);
+}
+
+int ms__map_protect(void *address, size_t size_bytes, bool writable, ms_error *err)
+{
+    size_t page_bytes = ms__page_bytes();
+    uintptr_t first = (uintptr_t)ms__align_down((uintptr_t)address, page_bytes);
+    uintptr_t end = (uintptr_t)ms__align_up((uintptr_t)address + size_bytes, page_bytes);
+    int failure = EACCES;
+    if (!ms__fault(MS_FAULT_MAP, &failure)) {
+        /* Addresses come in as numbers because relocations are rounded to pages. */
+        void *start = (void *)first;
+        if (mprotect(start, end - first, writable ? PROT_READ | PROT_WRITE : PROT_READ) == 0) {
+            return MS_OK;
+        }
+        failure = errno;
+    }
+    return ms_fail_errno(err, MS_ESYSTEM, failure, "changing the protection of %zu bytes",
+                         size_bytes);
+}

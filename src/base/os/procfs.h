@@ -1,0 +1,37 @@
+/*
+ * What the kernel says about this process and this machine's memory. Used by
+ * the hardware probe, the executor's step boundaries and the budget's promise.
+ * Reading allocates nothing.
+ */
+#ifndef MS_BASE_OS_PROCFS_H
+#define MS_BASE_OS_PROCFS_H
+
+#include "memscale/base.h"
+
+typedef struct ms__resident {
+    uint64_t now_bytes;  /* VmRSS */
+    uint64_t peak_bytes; /* VmHWM: since the start or the last reset */
+} ms__resident;
+
+/* Resident memory of this process. MS_ESYSTEM where /proc cannot be read. */
+MS_NODISCARD int ms__resident_read(ms__resident *out, ms_error *err);
+
+/* Sets VmHWM to VmRSS. MS_ENOTSUP where the kernel does not let us. */
+MS_NODISCARD int ms__resident_reset_peak(ms_error *err);
+
+typedef struct ms__machine_memory {
+    uint64_t total_bytes;
+    uint64_t available_bytes; /* the kernel's estimate of what can be had without swapping */
+} ms__machine_memory;
+
+/* Reads `root`/proc/meminfo; `root` is "" but in tests. MS_ESYSTEM. */
+MS_NODISCARD int ms__machine_memory_read(const char *root, ms__machine_memory *out, ms_error *err);
+
+/* How much this process may lock in memory; UINT64_MAX where there is no limit. */
+uint64_t ms__memlock_limit_bytes(void);
+
+/* The number behind "key:" at the start of a line, times 1024 where "kB" follows.
+ * False where the key is not there. Shared with the parsers of similar files. */
+bool ms__proc_field(const char *text, const char *key, uint64_t *out);
+
+#endif

@@ -1,0 +1,98 @@
+/*
+ * Arithmetic on bytes and nanoseconds that cannot wrap, and their texts. Used
+ * wherever sizes are added, multiplied, aligned or shown; allocates nothing.
+ */
+#ifndef MS_BASE_UNITS_H
+#define MS_BASE_UNITS_H
+
+#include "memscale/base.h"
+
+/* a + b, or UINT64_MAX where that does not fit. */
+static inline uint64_t ms__add_sat(uint64_t a, uint64_t b)
+{
+    uint64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
+/* a - b, or 0 where b is larger. */
+static inline uint64_t ms__sub_sat(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+/* a * b, or UINT64_MAX where that does not fit. */
+static inline uint64_t ms__mul_sat(uint64_t a, uint64_t b)
+{
+    uint64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+/* The same, telling: false and `*out` untouched where the result does not fit. */
+static inline MS_NODISCARD bool ms__add_checked(uint64_t a, uint64_t b, uint64_t *out)
+{
+    uint64_t sum;
+    if (__builtin_add_overflow(a, b, &sum)) {
+        return false;
+    }
+    *out = sum;
+    return true;
+}
+
+static inline MS_NODISCARD bool ms__mul_checked(uint64_t a, uint64_t b, uint64_t *out)
+{
+    uint64_t product;
+    if (__builtin_mul_overflow(a, b, &product)) {
+        return false;
+    }
+    *out = product;
+    return true;
+}
+
+/* a * b / c rounded down, the product taken in 128 bits; UINT64_MAX where the
+ * quotient does not fit or c is 0. */
+uint64_t ms__mul_div(uint64_t a, uint64_t b, uint64_t c);
+
+/* The same, rounded up. */
+uint64_t ms__mul_div_up(uint64_t a, uint64_t b, uint64_t c);
+
+/* a / b rounded up; b is not 0. */
+static inline uint64_t ms__div_up(uint64_t a, uint64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* The smallest multiple of `alignment` (not 0, any number) that is >= value, or
+ * UINT64_MAX where that does not fit. */
+static inline uint64_t ms__align_up(uint64_t value, uint64_t alignment)
+{
+    return ms__mul_sat(ms__div_up(value, alignment), alignment);
+}
+
+static inline uint64_t ms__align_down(uint64_t value, uint64_t alignment)
+{
+    return value - value % alignment;
+}
+
+static inline uint64_t ms__min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline uint64_t ms__max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Room for every text below. */
+typedef struct ms__unit_text {
+    char text[24];
+} ms__unit_text;
+
+/* "512 B", "25.20 MB", "4.00 GB": powers of 1000, two decimals, rounded half up,
+ * the same in every locale. */
+ms__unit_text ms__text_bytes(uint64_t bytes);
+
+/* "850 ns", "12.00 us", "1.50 ms", "2.05 s". */
+ms__unit_text ms__text_ns(uint64_t ns);
+
+#endif

@@ -2,8 +2,6 @@
  * The reading half of json.h: typed access to members and items, and errors
  * that name the place. Called by every room that loads a document.
  */
-#include <limits.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -58,9 +56,10 @@ int ms__json_parse(const char *text, size_t length, const char *name, json_t **t
                    ms__json_at *root, ms_error *err)
 {
     ms__json_setup();
+    (void)ms__json_ran_out_of_memory();
     json_error_t problem;
     json_t *parsed = json_loadb(text, length, JSON_REJECT_DUPLICATES, &problem);
-    if (parsed == NULL && json_error_code(&problem) == json_error_out_of_memory) {
+    if (parsed == NULL && ms__json_ran_out_of_memory()) {
         return ms_fail(err, MS_ENOMEM, "%s: out of memory while parsing", name);
     }
     if (parsed == NULL) {

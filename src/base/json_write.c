@@ -11,15 +11,31 @@
 #include "base/json_setup.h"
 #include "base/thread.h"
 
+static _Thread_local bool ran_out_of_memory;
+
+static void *allocate_for_jansson(size_t size_bytes)
+{
+    void *block = ms_malloc(size_bytes);
+    ran_out_of_memory = ran_out_of_memory || block == NULL;
+    return block;
+}
+
 static void route_allocations(void)
 {
-    json_set_alloc_funcs(ms_malloc, ms_free);
+    json_set_alloc_funcs(allocate_for_jansson, ms_free);
 }
 
 void ms__json_setup(void)
 {
     static ms__once once = MS__ONCE_INIT;
     ms__once_run(&once, route_allocations);
+}
+
+bool ms__json_ran_out_of_memory(void)
+{
+    bool answer = ran_out_of_memory;
+    ran_out_of_memory = false;
+    return answer;
 }
 
 /* ---- building ----------------------------------------------------------- */

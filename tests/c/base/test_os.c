@@ -1,0 +1,194 @@
+/* Maps, resident memory and the loader of the CUDA driver. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/libcuda.h"
+#include "base/os/map.h"
+#include "base/os/procfs.h"
+#include "test_common.h"
+
+static ms_error err;
+
+static int disarm(void **state)
+{
+    (void)state;
+    ms_fault_disarm_all();
+    return 0;
+}
+
+/* ---- maps --------------------------------------------------------------- */
+
+static void maps_are_aligned_zeroed_and_writable(void **state)
+{
+    (void)state;
+    size_t size = 3 * ms__page_bytes();
+    for (size_t align = ms__page_bytes(); align <= MS__HUGE_PAGE_BYTES; align *= 2) {
+        unsigned char *map;
+        assert_ms_ok(ms__map(size, align, (void **)&map, &err), err);
+        assert_int_equal((uintptr_t)map % align, 0);
+        assert_int_equal(map[0], 0);
+        map[size - 1] = 1;
+        ms__unmap(map, size);
+    }
+    ms__unmap(NULL, 4096);
+}
+
+static void pages_are_dropped_and_read_as_zero(void **state)
+{
+    (void)state;
+    unsigned char *map;
+    size_t size = 2 * MS__HUGE_PAGE_BYTES;
+    assert_ms_ok(ms__map(size, MS__HUGE_PAGE_BYTES, (void **)&map, &err), err);
+    (void)ms__map_want_huge_pages(map, size);
+    assert_true(ms__map_no_fork(map, size));
+    memset(map, 7, size);
+    assert_true(ms__map_drop_pages(map, size));
+    assert_int_equal(map[size / 2], 0);
+    ms__unmap(map, size);
+}
+
+static void protection_can_be_changed_and_restored(void **state)
+{
+    (void)state;
+    unsigned char *map;
+    assert_ms_ok(ms__map(ms__page_bytes(), ms__page_bytes(), (void **)&map, &err), err);
+    map[100] = 5;
+    assert_ms_ok(ms__map_protect(map + 100, 8, false, &err), err);
+    assert_int_equal(map[100], 5);
+    assert_ms_ok(ms__map_protect(map + 100, 8, true, &err), err);
+    map[100] = 6;
+    ms_fault_arm(MS_FAULT_MAP, 1, EACCES);
+    assert_ms_fails(ms__map_protect(map, 8, false, &err), MS_ESYSTEM, err, "protection");
+    ms__unmap(map, ms__page_bytes());
+}
+
+static void impossible_maps_are_refused(void **state)
+{
+    (void)state;
+    void *map = NULL;
+    size_t page = ms__page_bytes();
+    assert_ms_fails(ms__map(0, page, &map, &err), MS_EINVAL, err, "mapping 0");
+    assert_ms_fails(ms__map(page + 1, page, &map, &err), MS_EINVAL, err, "mapping");
+    assert_ms_fails(ms__map(page, 3 * page, &map, &err), MS_EINVAL, err, "mapping");
+    assert_ms_fails(ms__map(page, 16, &map, &err), MS_EINVAL, err, "mapping");
+    assert_ms_fails(ms__map(SIZE_MAX - page + 1, 2 * page, &map, &err), MS_EOVERFLOW, err, "mapping");
+    assert_ms_fails(ms__map(SIZE_MAX / 2 / page * page, page, &map, &err), MS_ENOMEM, err, "mapping");
+    ms_fault_arm(MS_FAULT_MAP, 1, ENOMEM);
+    assert_ms_fails(ms__map(page, page, &map, &err), MS_ENOMEM, err, "mapping 4.10 kB");
+    assert_null(map);
+}
+
+/* ---- resident memory ---------------------------------------------------- */
+
+static void resident_memory_follows_touched_pages(void **state)
+{
+    (void)state;
+    enum { SIZE = 64 << 20, SLACK = 8 << 20 };
+    ms__resident before, held, after;
+    unsigned char *map;
+    assert_ms_ok(ms__resident_read(&before, &err), err);
+    assert_true(before.peak_bytes >= before.now_bytes);
+    assert_ms_ok(ms__map(SIZE, ms__page_bytes(), (void **)&map, &err), err);
+    memset(map, 1, SIZE);
+    assert_ms_ok(ms__resident_read(&held, &err), err);
+    assert_true(held.now_bytes + SLACK >= before.now_bytes + SIZE);
+    ms__unmap(map, SIZE);
+    assert_ms_ok(ms__resident_read(&after, &err), err);
+    assert_true(after.now_bytes + SIZE <= held.now_bytes + SLACK);
+    assert_true(after.peak_bytes + SLACK >= held.now_bytes);
+    if (ms__resident_reset_peak(&err) == MS_OK) {
+        assert_ms_ok(ms__resident_read(&after, &err), err);
+        assert_true(after.peak_bytes + SIZE / 2 <= held.now_bytes);
+    } else {
+        assert_int_equal(err.code, MS_ENOTSUP);
+    }
+}
+
+static void unreadable_proc_is_an_error(void **state)
+{
+    (void)state;
+    ms__resident resident;
+    ms_fault_arm(MS_FAULT_OPEN, 1, EACCES);
+    assert_ms_fails(ms__resident_read(&resident, &err), MS_ESYSTEM, err, "/proc/self/status");
+    ms_fault_arm(MS_FAULT_OPEN, 1, EACCES);
+    assert_ms_fails(ms__resident_reset_peak(&err), MS_ENOTSUP, err, "clear_refs");
+}
+
+static void fields_are_found_at_line_starts_only(void **state)
+{
+    (void)state;
+    uint64_t value = 0;
+    const char *text = "NotVmRSS: 1 kB\nVmRSSx: 2 kB\nVmRSS:\t  3 kB\nThreads: 4\nVmLib: x\n";
+    assert_true(ms__proc_field(text, "VmRSS", &value));
+    assert_int_equal(value, 3 * 1024);
+    assert_true(ms__proc_field(text, "Threads", &value));
+    assert_int_equal(value, 4);
+    assert_false(ms__proc_field(text, "VmLib", &value));
+    assert_false(ms__proc_field(text, "VmHWM", &value));
+    assert_false(ms__proc_field("", "VmHWM", &value));
+}
+
+static void the_memlock_limit_is_known(void **state)
+{
+    (void)state;
+    assert_true(ms__memlock_limit_bytes() > 0);
+}
+
+/* ---- libcuda ------------------------------------------------------------ */
+
+static void a_missing_driver_is_not_supported(void **state)
+{
+    (void)state;
+    const ms__libcuda *cuda = NULL;
+    setenv("MEMSCALE_LIBCUDA", "/nowhere/libcuda.so.1", 1);
+    assert_ms_fails(ms__libcuda_get(&cuda, &err), MS_ENOTSUP, err, "/nowhere/libcuda.so.1");
+    setenv("MEMSCALE_LIBCUDA", "libm.so.6", 1); /* a library, but not this one */
+    assert_ms_fails(ms__libcuda_get(&cuda, &err), MS_ENOTSUP, err, "libm.so.6 has no cuInit");
+    assert_null(cuda);
+}
+
+static void a_driver_is_loaded_once_with_all_functions(void **state)
+{
+    (void)state;
+    const ms__libcuda *cuda = NULL;
+    const ms__libcuda *again = NULL;
+    setenv("MEMSCALE_LIBCUDA", getenv("MEMSCALE_TEST_LIBCUDA"), 1);
+    ms_fault_arm(MS_FAULT_DRIVER, 1, 0);
+    assert_ms_fails(ms__libcuda_get(&cuda, &err), MS_ENOTSUP, err, "loading");
+    assert_ms_ok(ms__libcuda_get(&cuda, &err), err);
+    setenv("MEMSCALE_LIBCUDA", "/nowhere", 1);
+    assert_ms_ok(ms__libcuda_get(&again, &err), err);
+    assert_ptr_equal(cuda, again);
+    int count = 0, attribute = 0;
+    ms__cu_device device = -1;
+    char name[64];
+    size_t bytes = 0;
+    assert_int_equal(cuda->init(0), 0);
+    assert_int_equal(cuda->device_get_count(&count), 0);
+    assert_int_equal(count, 2);
+    assert_int_equal(cuda->device_get(&device, 1), 0);
+    assert_int_equal(cuda->device_get_name(name, sizeof name, device), 0);
+    assert_string_equal(name, "Double GPU 1");
+    assert_int_equal(cuda->device_total_mem(&bytes, device), 0);
+    assert_int_equal(bytes, UINT64_C(25000000000));
+    assert_int_equal(cuda->device_get_attribute(&attribute, 75, device), 0);
+    assert_int_equal(attribute, 8);
+    assert_int_not_equal(cuda->device_get(&device, 2), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(maps_are_aligned_zeroed_and_writable),
+        cmocka_unit_test(pages_are_dropped_and_read_as_zero),
+        cmocka_unit_test_teardown(protection_can_be_changed_and_restored, disarm),
+        cmocka_unit_test_teardown(impossible_maps_are_refused, disarm),
+        cmocka_unit_test(resident_memory_follows_touched_pages),
+        cmocka_unit_test_teardown(unreadable_proc_is_an_error, disarm),
+        cmocka_unit_test(fields_are_found_at_line_starts_only),
+        cmocka_unit_test(the_memlock_limit_is_known),
+        cmocka_unit_test(a_missing_driver_is_not_supported),
+        cmocka_unit_test_teardown(a_driver_is_loaded_once_with_all_functions, disarm),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,12 +1,65 @@
 /*
- * Entry of the `memscale` program.
+ * Entry of the `memscale` program: picks the command and hands the rest of the
+ * line to it. Commands are listed in commands.h; no work is done here.
  */
 #include <stdio.h>
+#include <string.h>
 
-#include "memscale/base.h"
+#include "commands.h"
+#include "common.h"
 
-int main(void)
+typedef struct command {
+    const char *name;
+    const char *text;
+    int (*run)(int argc, char **argv);
+} command;
+
+static const command commands[] = {
+#define COMMAND_ROW(name, text) {#name, text, cmd_##name},
+    CLI_COMMANDS(COMMAND_ROW)
+#undef COMMAND_ROW
+    {NULL, NULL, NULL},
+};
+
+static void print_help(FILE *to)
 {
-    printf("memscale %s\n", ms_version());
-    return 0;
+    fputs("Usage: memscale <command> [options]\n"
+          "       memscale <command> --help\n"
+          "       memscale --version\n"
+          "\n"
+          "Plans training steps under a byte budget.\n"
+          "\n"
+          "Commands:\n",
+          to);
+    for (const command *c = commands; c->name != NULL; c++) {
+        fprintf(to, "  %-10s %s\n", c->name, c->text);
+    }
+}
+
+static int run(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    const char *word = argv[1];
+    if (strcmp(word, "--version") == 0) {
+        printf("memscale %s\n", ms_version());
+        return CLI_OK;
+    }
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+        print_help(stdout);
+        return CLI_OK;
+    }
+    for (const command *c = commands; c->name != NULL; c++) {
+        if (strcmp(word, c->name) == 0) {
+            return c->run(argc - 1, argv + 1);
+        }
+    }
+    return cli_usage_error("unknown command \"%s\"", word);
+}
+
+int main(int argc, char **argv)
+{
+    return cli_finish(run(argc, argv));
 }

@@ -1,29 +1,44 @@
 /*
- * Entry of the extension `memscale._core`.
+ * Entry of the extension `memscale._core`. The functions and types are added by
+ * one file per room (rooms.h); nothing else happens at import.
  */
-#include <Python.h>
+#include "common.h"
+#include "rooms.h"
 
-#include "memscale/base.h"
-
-static PyObject *version(PyObject *module, PyObject *args)
+static int add_rooms(PyObject *module)
 {
-    (void)module;
-    (void)args;
-    return PyUnicode_FromString(ms_version());
+    static int (*const adders[])(PyObject *) = {
+#define ADDER(room) ms_ext_add_##room,
+        MS_EXT_ROOMS(ADDER)
+#undef ADDER
+    };
+    for (size_t i = 0; i < sizeof adders / sizeof adders[0]; i++) {
+        if (adders[i](module) != 0) {
+            return -1;
+        }
+    }
+    return 0;
 }
 
-static PyMethodDef methods[] = {
-    {"version", version, METH_NOARGS, "Version of the library."},
-    {NULL, NULL, 0, NULL},
+/* The slot holds functions of several types as one kind of pointer; the C
+ * standard has no such thing, Python's ABI does. */
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, NULL},
+    {0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "memscale._core", NULL, -1, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT,
+    .m_name = "memscale._core",
+    .m_doc = "The C side of memscale. Its users are the other modules of this package.",
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__core(void);
 
 PyMODINIT_FUNC PyInit__core(void)
 {
-    return PyModule_Create(&definition);
+    int (*exec)(PyObject *) = add_rooms;
+    memcpy(&slots[0].value, &exec, sizeof exec);
+    return PyModuleDef_Init(&definition);
 }

@@ -1,0 +1,16 @@
+/*
+ * The commands of the program, one row each: the function cmd_<name> in
+ * cli/cmd_<name>.c and the line that `memscale --help` shows. The order is the
+ * order of the help.
+ */
+#ifndef MS_CLI_COMMANDS_H
+#define MS_CLI_COMMANDS_H
+
+#define CLI_COMMANDS(X)
+
+/* argv[0] is the command's name. Returns the exit status of the program. */
+#define CLI_DECLARE(name, text) int cmd_##name(int argc, char **argv);
+CLI_COMMANDS(CLI_DECLARE)
+#undef CLI_DECLARE
+
+#endif

@@ -1,0 +1,29 @@
+/*
+ * What the commands share: exit statuses, messages, output. Used by cmd_*.c only.
+ */
+#ifndef MS_CLI_COMMON_H
+#define MS_CLI_COMMON_H
+
+#include "memscale/base.h"
+
+enum {
+    CLI_OK = 0,
+    CLI_FAILED = 1, /* the work could not be done */
+    CLI_USAGE = 2,  /* the command line is wrong */
+};
+
+/* Prints "memscale: <text of the error>" to stderr; returns CLI_FAILED. */
+int cli_fail(const ms_error *err);
+
+/* Prints "memscale: <message>" and where help is found to stderr; returns
+ * CLI_USAGE. */
+int cli_usage_error(const char *fmt, ...) MS_PRINTF(1, 2);
+
+/* Writes all of `text` to stdout; CLI_FAILED with a message where that fails. */
+int cli_print(const char *text);
+
+/* Closes stdout and says whether everything reached it: `status`, or CLI_FAILED
+ * with a message. main() calls it last. */
+int cli_finish(int status);
+
+#endif

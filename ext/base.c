@@ -1,0 +1,124 @@
+/*
+ * The base room for Python: version, error table, live memory and the fault
+ * points that tests arm. Called by memscale.__init__ and by tests.
+ */
+#include "common.h"
+#include "rooms.h"
+
+static PyObject *version(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    return PyUnicode_FromString(ms_version());
+}
+
+static PyObject *error_table(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    static const int codes[] = {
+#define CODE(name, value, exception, text) value,
+        MS_ERROR_TABLE(CODE)
+#undef CODE
+    };
+    PyObject *rows = PyList_New(0);
+    for (size_t i = 0; rows != NULL && i < sizeof codes / sizeof codes[0]; i++) {
+        PyObject *row = Py_BuildValue("(isss)", codes[i], ms_error_name(codes[i]),
+                                      ms_error_exception(codes[i]), ms_error_text(codes[i]));
+        if (row == NULL || PyList_Append(rows, row) != 0) {
+            Py_CLEAR(rows);
+        }
+        Py_XDECREF(row);
+    }
+    return rows;
+}
+
+static PyObject *memory_live(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    return Py_BuildValue("(KK)", (unsigned long long)ms_memory_live_bytes(),
+                         (unsigned long long)ms_memory_live_blocks());
+}
+
+static PyObject *now_ns(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    return PyLong_FromUnsignedLongLong(ms_now_ns());
+}
+
+/* ---- fault points ------------------------------------------------------- */
+
+static const char *const fault_names[MS_FAULT_COUNT] = {
+    [MS_FAULT_ALLOC] = "alloc",   [MS_FAULT_MAP] = "map",     [MS_FAULT_OPEN] = "open",
+    [MS_FAULT_WRITE] = "write",   [MS_FAULT_READ] = "read",   [MS_FAULT_SHORT] = "short",
+    [MS_FAULT_FLIP] = "flip",     [MS_FAULT_THREAD] = "thread", [MS_FAULT_DRIVER] = "driver",
+};
+
+static int fault_kind(const char *name, ms_fault *out)
+{
+    for (int kind = 0; kind < MS_FAULT_COUNT; kind++) {
+        if (strcmp(name, fault_names[kind]) == 0) {
+            *out = (ms_fault)kind;
+            return 0;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "there is no fault kind \"%s\"", name);
+    return -1;
+}
+
+static PyObject *fault_arm(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *name;
+    unsigned long long nth;
+    int system_errno = 0;
+    ms_fault kind;
+    if (!PyArg_ParseTuple(args, "sK|i:fault_arm", &name, &nth, &system_errno) ||
+        fault_kind(name, &kind) != 0) {
+        return NULL;
+    }
+    ms_fault_arm(kind, nth, system_errno);
+    Py_RETURN_NONE;
+}
+
+static PyObject *fault_disarm_all(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    ms_fault_disarm_all();
+    Py_RETURN_NONE;
+}
+
+static PyObject *fault_passed(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *name;
+    ms_fault kind;
+    if (!PyArg_ParseTuple(args, "s:fault_passed", &name) || fault_kind(name, &kind) != 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(ms_fault_passed(kind));
+}
+
+static PyMethodDef methods[] = {
+    {"version", version, METH_NOARGS, "version() -> str: version of the library."},
+    {"error_table", error_table, METH_NOARGS,
+     "error_table() -> list[tuple[int, str, str, str]]: code, name, exception class, text."},
+    {"memory_live", memory_live, METH_NOARGS,
+     "memory_live() -> tuple[int, int]: bytes and blocks that the library holds."},
+    {"now_ns", now_ns, METH_NOARGS, "now_ns() -> int: the library's clock, in nanoseconds."},
+    {"fault_arm", fault_arm, METH_VARARGS,
+     "fault_arm(kind, nth, errno=0): makes the nth call from now on fail, for tests. Kinds: alloc, "
+     "map, open, write, read, short, flip, thread, driver."},
+    {"fault_disarm_all", fault_disarm_all, METH_NOARGS, "fault_disarm_all(): ends all of them."},
+    {"fault_passed", fault_passed, METH_VARARGS,
+     "fault_passed(kind) -> int: calls of this kind since it was armed."},
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_base(PyObject *module)
+{
+    return PyModule_AddFunctions(module, methods);
+}

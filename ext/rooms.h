@@ -1,0 +1,18 @@
+/*
+ * The rooms that put functions and types into memscale._core. Each has a file
+ * ext/<room>.c with `int ms_ext_add_<room>(PyObject *module)`, which returns 0, or
+ * -1 with a Python exception set. Used by module.c only.
+ */
+#ifndef MS_EXT_ROOMS_H
+#define MS_EXT_ROOMS_H
+
+#include <Python.h>
+
+#define MS_EXT_ROOMS(X) \
+    X(base)
+
+#define MS_EXT_DECLARE(room) int ms_ext_add_##room(PyObject *module);
+MS_EXT_ROOMS(MS_EXT_DECLARE)
+#undef MS_EXT_DECLARE
+
+#endif

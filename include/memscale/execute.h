@@ -111,22 +111,31 @@ typedef struct ms_call_facts {
     bool replayable; /* its arguments can be kept and given again */
 } ms_call_facts;
 
+/* The technique that the plan has for the next call of a layer on this thread. */
+MS_API ms_technique ms_execute_peek(const ms_execute *execute, uint64_t thread, uint32_t layer);
+
 /*
  * A layer's call begins (MS_ROOT_LAYER: a stretch of the root's own work begins).
  * Counts the call, looks up its technique, and turns it into one that can be done
  * now: recompute needs replayable arguments, offloading a tier that works. *frame is
- * NULL where the technique is KEEP. Works without enter_root(): a step opens by itself.
+ * NULL where the technique is KEEP. A frame still open on this thread is closed:
+ * frames do not nest. Works without enter_root(): a step opens by itself.
  */
 MS_API int ms_execute_enter(ms_execute *execute, uint64_t thread, uint32_t layer,
                             const ms_call_facts *facts, ms_frame **frame, ms_error *err);
 
-/* The call is over, well or not. The frame lives on while it has handles. */
-MS_API void ms_execute_leave(ms_execute *execute, ms_frame *frame);
+/* The call is over, well or not: the frame open on this thread, if any, is closed. It
+ * lives on while it has handles. */
+MS_API void ms_execute_leave(ms_execute *execute, uint64_t thread);
+/* The frame open on this thread, or NULL. */
+MS_API ms_frame *ms_execute_current(const ms_execute *execute, uint64_t thread);
 
 MS_API ms_technique ms_frame_technique(const ms_frame *frame);
 MS_API uint32_t ms_frame_layer(const ms_frame *frame);
 MS_API uint32_t ms_frame_call(const ms_frame *frame);
 MS_API bool ms_frame_is_open(const ms_frame *frame);
+/* Slots whose tensor a replay would have to make. */
+MS_API uint32_t ms_frame_missing(const ms_frame *frame);
 /* A number that no other frame of this executor has. */
 MS_API uint64_t ms_frame_serial(const ms_frame *frame);
 
@@ -209,13 +218,14 @@ MS_API uint64_t ms_extent_bytes(const ms_extent *extent);
 
 /*
  * The bytes of an extent, in memory: its source where that still lives, else fetched.
- * *memory is a strong reference of the executor's that is valid until its next call:
- * take one of your own. `mark` belongs to the handle (0 at first). Marks backward as
- * begun, fetches ahead in reverse order of saving. May wait. Fails with what the tier
- * reported; nothing is handed out then.
+ * *memory is a strong reference of the executor's, valid until ms_extent_taken(): the
+ * host takes one of its own in between. Marks backward as begun, fetches ahead in
+ * reverse order of saving. May wait. Fails with what the tier reported; nothing is
+ * handed out then, and taken() is not called.
  */
-MS_API int ms_extent_take(ms_execute *execute, ms_extent *extent, uint64_t *mark, void **memory,
-                          ms_error *err);
+MS_API int ms_extent_take(ms_execute *execute, ms_extent *extent, void **memory, ms_error *err);
+/* `mark` belongs to the handle, 0 at first. */
+MS_API void ms_extent_taken(ms_execute *execute, ms_extent *extent, uint64_t *mark);
 
 /* The handle with this mark is gone; the last one frees the extent. Never waits. */
 MS_API void ms_extent_drop(ms_execute *execute, ms_extent *extent, uint64_t mark);

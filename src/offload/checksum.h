@@ -1,0 +1,27 @@
+/*
+ * checksum.h - the checksum of every extent: XXH3, 64 bits, seed 0.
+ *
+ * Hashing runs on the cores that training computes on, so the widest vectors of
+ * the processor are chosen when an engine opens. Every variant gives the same
+ * value: XXH3 is defined without reference to an instruction set.
+ */
+#ifndef MS_OFFLOAD_CHECKSUM_H
+#define MS_OFFLOAD_CHECKSUM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef uint64_t (*ms__checksum_fn)(const void *data, size_t bytes);
+
+/* With the instructions that every processor of this build's family has. */
+uint64_t ms__checksum_plain(const void *data, size_t bytes);
+
+#ifdef MS_CHECKSUM_X86
+/* Call only where the processor has AVX2. */
+uint64_t ms__checksum_avx2(const void *data, size_t bytes);
+#endif
+
+/* The fastest of these on this processor. */
+ms__checksum_fn ms__checksum_select(void);
+
+#endif

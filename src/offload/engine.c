@@ -1,0 +1,279 @@
+/*
+ * An engine's beginning and end, and what it tells of itself.
+ *
+ * Opening goes slab, backend, slots, workers, threads; closing the other way. A
+ * closing engine cancels what is queued, lets lanes finish the pieces they hold
+ * (somebody's memory is in them) and only then takes anything away.
+ */
+#include "offload/engine.h"
+
+#include <stdio.h>
+
+#include "base/os/map.h"
+#include "base/units.h"
+
+enum { DEFAULT_WORKERS = 2 };
+#define DEFAULT_SLAB_BYTES (UINT64_C(32) << 20)
+#define DEFAULT_SLOT_BYTES (UINT64_C(4) << 20)
+#define DEFAULT_TIMEOUT_NS (UINT64_C(120) * 1000 * 1000 * 1000)
+
+/* ---- opening --------------------------------------------------------------- */
+
+static uint64_t or_default(uint64_t value, uint64_t otherwise)
+{
+    return value != 0 ? value : otherwise;
+}
+
+static int check_options(const ms_offload_options *options, ms_error *err)
+{
+    uint64_t slot_bytes = or_default(options->slot_bytes, DEFAULT_SLOT_BYTES);
+    if (slot_bytes % ms__page_bytes() != 0) {
+        return ms_fail(err, MS_EINVAL, "slots of %llu bytes are not whole pages",
+                       (unsigned long long)slot_bytes);
+    }
+    if (options->tier == MS_TIER_DISK && (options->dir == NULL || options->dir[0] == '\0')) {
+        return ms_fail(err, MS_EINVAL, "the disk tier needs a directory");
+    }
+    return MS_OK;
+}
+
+static int open_backend(ms_offload *engine, const ms_offload_options *options, ms_error *err)
+{
+    ms__backend_options backend_options = {
+        .tier = options->tier,
+        .dir = options->dir,
+        .cap_bytes = options->cap_bytes,
+        .no_direct_io = options->no_direct_io,
+        .slab = engine->slab.address,
+        .slab_bytes = engine->slab.bytes,
+    };
+    const ms__backend_ops *ops = ms__backend_choose(&backend_options);
+    if (ops == NULL) {
+        return ms_fail(err, MS_ENOTSUP, "this build has no backend for the %s tier",
+                       ms_tier_name(options->tier));
+    }
+    int rc = ops->open(&backend_options, &engine->backend, err);
+    if (rc == MS_OK && engine->slot_bytes % engine->backend->block_bytes != 0) {
+        return ms_fail(err, MS_EINVAL, "slots of %llu bytes are not whole blocks of %llu",
+                       (unsigned long long)engine->slot_bytes,
+                       (unsigned long long)engine->backend->block_bytes);
+    }
+    return rc;
+}
+
+static int open_workers(ms_offload *engine, ms_error *err)
+{
+    uint32_t depth = engine->backend->lane_depth;
+    uint32_t wanted = engine->worker_count;
+    engine->worker_count = 0;
+    engine->workers = ms_calloc(wanted, sizeof *engine->workers);
+    if (engine->workers == NULL) {
+        return ms_fail(err, MS_ENOMEM, "no memory for %u transfer threads", wanted);
+    }
+    while (engine->worker_count < wanted) {
+        uint32_t index = engine->worker_count++; /* also a half-open one is closed */
+        int rc = ms__worker_open(&engine->workers[index], engine, index * depth, err);
+        if (rc != MS_OK) {
+            return rc;
+        }
+    }
+    return MS_OK;
+}
+
+/* One thread is enough to work; with fewer than asked for it is only slower. */
+static int start_threads(ms_offload *engine, ms_error *err)
+{
+    for (uint32_t i = 0; i < engine->worker_count; i++) {
+        char name[32];
+        ms_error cause = {0};
+        snprintf(name, sizeof name, "ms-offload-%u", i);
+        int rc = ms__thread_start(&engine->workers[i].thread, name, ms__worker_run,
+                                  &engine->workers[i], &cause);
+        if (rc != MS_OK && i == 0) {
+            if (err != NULL) {
+                *err = cause;
+            }
+            return rc;
+        }
+        if (rc != MS_OK) {
+            ms_log(MS_LOG_WARNING, "%s: %u of %u transfer threads: %s", engine->backend->place, i,
+                   engine->worker_count, cause.text);
+            return MS_OK;
+        }
+    }
+    return MS_OK;
+}
+
+static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_error *err)
+{
+    uint64_t slab_bytes = or_default(options->slab_bytes, DEFAULT_SLAB_BYTES);
+    slab_bytes = ms__max_u64(ms__align_down(slab_bytes, engine->slot_bytes), engine->slot_bytes);
+    int rc = ms__slab_open(&engine->slab, slab_bytes, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = open_backend(engine, options, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    engine->worker_count = options->worker_count != 0 ? options->worker_count : DEFAULT_WORKERS;
+    if (engine->worker_count > engine->backend->lane_max) {
+        engine->worker_count = engine->backend->lane_max;
+    }
+    uint32_t private_count = engine->worker_count * engine->backend->lane_depth;
+    rc = ms__slots_open(&engine->slots, &engine->slab, engine->slot_bytes, private_count, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = open_workers(engine, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    snprintf(engine->description, sizeof engine->description, "%.440s; %u threads, %u slots of %s",
+             engine->backend->description, engine->worker_count, engine->slots.count,
+             ms__text_bytes(engine->slot_bytes).text);
+    return start_threads(engine, err);
+}
+
+/* The memory of an engine whose threads have ended or never began. */
+static void free_parts(ms_offload *engine)
+{
+    for (uint32_t i = 0; i < engine->worker_count; i++) {
+        ms__worker_close(&engine->workers[i]);
+    }
+    ms_free(engine->workers);
+    ms__slots_close(&engine->slots);
+    ms__tickets_destroy(&engine->tickets);
+}
+
+static void destroy(ms_offload *engine)
+{
+    ms__backend *backend = engine->backend;
+    for (uint32_t i = 0; i < engine->tickets.count; i++) {
+        const ms__ticket *ticket = engine->tickets.all[i];
+        if (ticket->id != 0) {
+            backend->ops->release(backend, ticket->position, ticket->extent_bytes);
+        }
+    }
+    free_parts(engine);
+    if (backend != NULL) {
+        backend->ops->close(backend);
+    }
+    ms__slab_close(&engine->slab);
+    ms__cond_destroy(&engine->changed);
+    ms__cond_destroy(&engine->work_ready);
+    ms__mutex_destroy(&engine->lock);
+    ms_free(engine);
+}
+
+int ms_offload_open(const ms_offload_options *options, ms_offload **engine, ms_error *err)
+{
+    int rc = check_options(options, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    ms_offload *made = ms_calloc(1, sizeof *made);
+    if (made == NULL) {
+        return ms_fail(err, MS_ENOMEM, "no memory for an offload engine");
+    }
+    made->slot_bytes = or_default(options->slot_bytes, DEFAULT_SLOT_BYTES);
+    made->timeout_ns = or_default(options->timeout_ns, DEFAULT_TIMEOUT_NS);
+    made->checksum = options->no_verify ? NULL : ms__checksum_select();
+    ms__mutex_init(&made->lock);
+    ms__cond_init(&made->work_ready);
+    ms__cond_init(&made->changed);
+    ms__tickets_init(&made->tickets);
+    ms__list_init(&made->ended);
+    for (int queue = 0; queue < MS__QUEUE_COUNT; queue++) {
+        ms__list_init(&made->queues[queue]);
+    }
+    rc = open_parts(made, options, err);
+    if (rc != MS_OK) {
+        destroy(made);
+        return rc;
+    }
+    ms__fork_register(made);
+    *engine = made;
+    return MS_OK;
+}
+
+/* ---- closing --------------------------------------------------------------- */
+
+/* In a forked child: the threads and maps are the parent's alone, and conditions
+ * that somebody waits for there can't be destroyed here. */
+static void forget(ms_offload *engine)
+{
+    free_parts(engine);
+    engine->backend->ops->forget(engine->backend);
+    ms__slab_forget(&engine->slab);
+    ms_free(engine);
+}
+
+static void cancel_everything(ms_offload *engine)
+{
+    for (uint32_t i = 0; i < engine->tickets.count; i++) {
+        ms__ticket *ticket = engine->tickets.all[i];
+        if (ticket->id != 0 && !ms__ticket_is_idle(ticket) && !ticket->is_canceled) {
+            ms__transfer_cancel(engine, ticket);
+        }
+    }
+}
+
+/* True once no piece is in a lane and no caller in a wait; the threads then end. */
+static bool come_to_rest(ms_offload *engine)
+{
+    ms__mutex_lock(&engine->lock);
+    uint64_t deadline_ns = ms__add_sat(ms_now_ns(), engine->timeout_ns);
+    engine->is_closing = true;
+    cancel_everything(engine);
+    ms__cond_broadcast(&engine->changed);
+    ms__cond_broadcast(&engine->work_ready);
+    while ((engine->running_count > 0 || engine->caller_count > 0) &&
+           ms__cond_wait_until(&engine->changed, &engine->lock, deadline_ns)) {
+    }
+    bool is_at_rest = engine->running_count == 0 && engine->caller_count == 0;
+    ms__mutex_unlock(&engine->lock);
+    return is_at_rest;
+}
+
+void ms_offload_close(ms_offload *engine)
+{
+    if (engine == NULL) {
+        return;
+    }
+    ms__fork_unregister(engine);
+    if (engine->is_forked) {
+        forget(engine);
+        return;
+    }
+    if (!come_to_rest(engine)) {
+        /* A thread is inside a system call that does not return, with memory of ours. */
+        ms_log(MS_LOG_ERROR, "%s: a transfer does not end; the engine is left behind",
+               engine->backend->place);
+        return;
+    }
+    for (uint32_t i = 0; i < engine->worker_count; i++) {
+        ms__thread_join(&engine->workers[i].thread);
+    }
+    destroy(engine);
+}
+
+/* ---- telling --------------------------------------------------------------- */
+
+void ms_offload_get_stats(ms_offload *engine, ms_offload_stats *stats)
+{
+    ms__mutex_lock(&engine->lock);
+    *stats = engine->stats;
+    ms__mutex_unlock(&engine->lock);
+    stats->slab_bytes = ms__slab_resident_bytes(&engine->slab);
+}
+
+const char *ms_offload_backend(const ms_offload *engine)
+{
+    return engine->backend->ops->name;
+}
+
+const char *ms_offload_description(const ms_offload *engine)
+{
+    return engine->description;
+}

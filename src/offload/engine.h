@@ -1,0 +1,133 @@
+/*
+ * engine.h - the inside of an ms_offload, shared by the files that implement it.
+ *
+ *   engine.c    open, close, statistics
+ *   request.c   the calls: store, fetch, wait, drop, reap, quiesce
+ *   transfer.c  which piece is next, and when a transfer has ended
+ *   worker.c    the threads that drive the backend's lanes
+ *   fork.c      what happens to engines when the process forks
+ *
+ * One lock guards everything below the line in struct ms_offload. It is held for
+ * bookkeeping only: never while bytes are copied, hashed or moved, while the
+ * backend is called (but for the release of an orphan's extent), or while a line
+ * is logged (a sink may wait for a lock that a caller of ours holds).
+ */
+#ifndef MS_OFFLOAD_ENGINE_H
+#define MS_OFFLOAD_ENGINE_H
+
+#include <stdatomic.h>
+
+#include "base/thread.h"
+#include "offload/checksum.h"
+#include "offload/slots.h"
+#include "offload/tickets.h"
+
+/* In the order in which lanes look for work. */
+typedef enum ms__queue {
+    MS__QUEUE_URGENT, /* somebody waits for it; the last to ask comes first */
+    MS__QUEUE_FETCH,
+    MS__QUEUE_STORE,
+    MS__QUEUE_COUNT
+} ms__queue;
+
+/* A piece in a lane. */
+typedef struct ms__job {
+    ms__io io; /* first: finish() gives this address back */
+    ms__ticket *ticket;
+    uint32_t piece;
+    uint32_t stall_count;    /* answers without progress so far */
+    uint64_t bytes;          /* of the extent's own, without padding */
+    unsigned char *memory;   /* where the piece begins; io.memory moves on */
+    unsigned char *bounce;   /* a private slot, for destinations that are not direct */
+    uint64_t started_ns;
+    bool is_running;
+} ms__job;
+
+typedef struct ms__worker {
+    ms_offload *engine;
+    ms__lane *lane;
+    ms__job *jobs; /* [backend->lane_depth] */
+    uint32_t running_count;
+    ms__thread thread;
+} ms__worker;
+
+struct ms_offload {
+    ms__backend *backend;
+    ms__slab slab;
+    ms__worker *workers;
+    uint32_t worker_count;
+    uint64_t slot_bytes;
+    uint64_t timeout_ns;
+    ms__checksum_fn checksum; /* NULL: nothing is verified */
+    char description[MS__DESCRIPTION_MAX];
+    ms__link registry_link; /* of fork.c */
+    _Atomic size_t ended_count; /* stores that ms_offload_reap() has to tell of */
+
+    ms__mutex lock; /* ---- guards all that follows ---- */
+    ms__cond work_ready; /* lanes wait here */
+    ms__cond changed;    /* callers wait here: a transfer ended, a slot came free */
+    ms__slots slots;
+    ms__tickets tickets;
+    ms__link queues[MS__QUEUE_COUNT];
+    ms__link ended;         /* of those stores, oldest first */
+    uint32_t running_count; /* pieces in lanes */
+    uint32_t busy_count;    /* tickets storing or fetching */
+    uint32_t caller_count;  /* threads that wait in a call */
+    bool is_paused;         /* a fork is under way: lanes start nothing */
+    bool is_closing;
+    bool is_forked;         /* this is a child's copy: no lane exists */
+    ms_offload_stats stats;
+};
+
+/* ---- transfer.c; the caller holds the lock ---- */
+
+/* Lets lanes take the ticket's pieces up to ready_count. */
+void ms__transfer_enqueue(ms_offload *engine, ms__ticket *ticket);
+
+/* Makes it the next thing to be done. */
+void ms__transfer_promote(ms_offload *engine, ms__ticket *ticket);
+
+/* The next piece to move; false if there is none. */
+bool ms__transfer_take(ms_offload *engine, ms__ticket **ticket, uint32_t *piece);
+
+/* A piece that was taken has ended. */
+void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t piece,
+                              const ms__failure *failure);
+
+/* Starts no further piece; the transfer ends, cancelled, once the running ones have. */
+void ms__transfer_cancel(ms_offload *engine, ms__ticket *ticket);
+
+/* Ends the transfer if nothing of it is left to do. */
+void ms__transfer_settle(ms_offload *engine, ms__ticket *ticket);
+
+/* Starts bringing a stored, idle ticket to `memory`. */
+void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned char *memory,
+                              uint64_t capacity);
+
+uint64_t ms__piece_bytes(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece);
+
+/* Fills `err` with how the ticket's transfer failed and returns the code. */
+int ms__transfer_error(const ms_offload *engine, const ms__ticket *ticket, ms_error *err);
+
+/* ---- request.c ---- */
+
+/* Takes an idle ticket out of all lists and ends its number; the caller gives the
+ * extent back to the backend. Under the lock. */
+void ms__ticket_retire(ms_offload *engine, ms__ticket *ticket);
+
+/* ---- worker.c ---- */
+
+/* Makes lane and jobs; `first_slot` is the first of its private slots. */
+int ms__worker_open(ms__worker *worker, ms_offload *engine, uint32_t first_slot, ms_error *err);
+/* The thread, if it was started, has ended (or exists in the parent only). */
+void ms__worker_close(ms__worker *worker);
+/* Body of its thread: runs until the engine closes. */
+void ms__worker_run(void *worker);
+
+/* ---- fork.c ---- */
+
+/* From register to unregister the engine is quiet across forks and dead in children. */
+void ms__fork_register(ms_offload *engine);
+void ms__fork_unregister(ms_offload *engine);
+
+#endif

@@ -1,0 +1,82 @@
+/*
+ * Engines and fork(). Before the process forks, every engine comes to rest: no
+ * piece is in a lane, so no direct read can land in a page that has become the
+ * child's copy, and every lock is held, so that the child finds them free. The
+ * parent goes on; in the child, which has none of the threads, the engine is dead:
+ * each call says so and closing gives back what the child inherited.
+ *
+ * The list of open engines is the one piece of global state of this room, because
+ * fork handlers have no argument.
+ */
+#include "base/units.h"
+#include "offload/engine.h"
+
+static ms__once handlers_once = MS__ONCE_INIT;
+static ms__mutex registry_lock = MS__MUTEX_INIT;
+static ms__link registry = {&registry, &registry};
+
+#define ENGINE_OF(link) MS__LIST_MEMBER(link, ms_offload, registry_link)
+
+/* Bounded like every wait: a disk that hangs must not hang the fork as well. */
+static void pause_engine(ms_offload *engine)
+{
+    ms__mutex_lock(&engine->lock);
+    uint64_t deadline_ns = ms__add_sat(ms_now_ns(), engine->timeout_ns);
+    engine->is_paused = true;
+    while (engine->running_count > 0 &&
+           ms__cond_wait_until(&engine->changed, &engine->lock, deadline_ns)) {
+    }
+}
+
+static void before_fork(void)
+{
+    ms__mutex_lock(&registry_lock);
+    for (ms__link *link = registry.next; link != &registry; link = link->next) {
+        pause_engine(ENGINE_OF(link));
+    }
+}
+
+static void after_fork(bool is_child)
+{
+    for (ms__link *link = registry.next; link != &registry; link = link->next) {
+        ms_offload *engine = ENGINE_OF(link);
+        engine->is_forked = is_child;
+        engine->is_paused = false;
+        if (!is_child) {
+            ms__cond_broadcast(&engine->work_ready);
+        }
+        ms__mutex_unlock(&engine->lock);
+    }
+    ms__mutex_unlock(&registry_lock);
+}
+
+static void in_parent(void)
+{
+    after_fork(false);
+}
+
+static void in_child(void)
+{
+    after_fork(true);
+}
+
+static void install_handlers(void)
+{
+    /* Fails only without memory; engines then work, but not across a fork. */
+    (void)pthread_atfork(before_fork, in_parent, in_child);
+}
+
+void ms__fork_register(ms_offload *engine)
+{
+    ms__once_run(&handlers_once, install_handlers);
+    ms__mutex_lock(&registry_lock);
+    ms__list_append(&registry, &engine->registry_link);
+    ms__mutex_unlock(&registry_lock);
+}
+
+void ms__fork_unregister(ms_offload *engine)
+{
+    ms__mutex_lock(&registry_lock);
+    ms__list_remove(&engine->registry_link);
+    ms__mutex_unlock(&registry_lock);
+}

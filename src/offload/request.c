@@ -1,0 +1,415 @@
+/*
+ * The calls of offload.h that ask for transfers and for what became of them.
+ *
+ * Why nothing deadlocks: a caller waits for a slot or for a transfer, holding
+ * neither the lock nor a slot that is not already a lane's to write and give back;
+ * workers wait for no caller (worker.c). Every wait has a deadline besides, for
+ * devices that never answer.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "offload/engine.h"
+
+/* ---- what calls have in common ------------------------------------------ */
+
+/* Takes the lock if the engine can be used. */
+static int enter(ms_offload *engine, ms_error *err)
+{
+    if (engine == NULL) {
+        return ms_fail(err, MS_EINVAL, "no offload engine was given");
+    }
+    ms__mutex_lock(&engine->lock);
+    if (!engine->is_forked && !engine->is_closing) {
+        return MS_OK;
+    }
+    bool is_forked = engine->is_forked;
+    ms__mutex_unlock(&engine->lock);
+    return ms_fail(err, MS_ESTATE, "%s: the engine %s", engine->backend->place,
+                   is_forked ? "belongs to the parent process" : "is closed");
+}
+
+static uint64_t deadline_of(const ms_offload *engine)
+{
+    return ms__add_sat(ms_now_ns(), engine->timeout_ns);
+}
+
+static void leave(ms_offload *engine)
+{
+    engine->caller_count--;
+    if (engine->is_closing) {
+        ms__cond_broadcast(&engine->changed);
+    }
+}
+
+/* One wait for any change, with the caller counted so that close can wait for it. */
+static bool wait_for_change(ms_offload *engine, uint64_t deadline_ns)
+{
+    engine->caller_count++;
+    bool in_time = ms__cond_wait_until(&engine->changed, &engine->lock, deadline_ns);
+    leave(engine);
+    return in_time;
+}
+
+static int stale(const ms_offload *engine, ms_ticket id, ms_error *err)
+{
+    return ms_fail(err, MS_EINVAL, "%s: ticket %#llx does not exist (dropped, or never given out)",
+                   engine->backend->place, (unsigned long long)id);
+}
+
+void ms__ticket_retire(ms_offload *engine, ms__ticket *ticket)
+{
+    if (ms__list_linked(&ticket->reap_link)) {
+        ms__list_remove(&ticket->reap_link);
+        atomic_fetch_sub(&engine->ended_count, 1);
+    }
+    engine->stats.tier_bytes -= ticket->extent_bytes;
+    engine->stats.live_tickets--;
+    ms__tickets_release(&engine->tickets, ticket);
+    ms__cond_broadcast(&engine->changed);
+}
+
+/* ---- store --------------------------------------------------------------- */
+
+/* What is to be stored, before it has a ticket. */
+typedef struct store_request {
+    uint64_t bytes;
+    uint64_t padded_bytes;
+    uint64_t position;
+    uint32_t piece_count;
+} store_request;
+
+static int measure(const ms_offload *engine, const void *source, uint64_t bytes,
+                   uint64_t capacity, store_request *out, ms_error *err)
+{
+    if (source == NULL || bytes == 0 || capacity < bytes) {
+        return ms_fail(err, MS_EINVAL, "storing %llu bytes of %llu at %p",
+                       (unsigned long long)bytes, (unsigned long long)capacity, source);
+    }
+    uint64_t piece_count = ms__div_up(bytes, engine->slot_bytes);
+    if (bytes > INT64_MAX || piece_count >= UINT32_MAX) {
+        return ms_fail(err, MS_EOVERFLOW, "storing %llu bytes", (unsigned long long)bytes);
+    }
+    out->bytes = bytes;
+    out->padded_bytes = ms__align_up(bytes, engine->backend->block_bytes);
+    out->piece_count = (uint32_t)piece_count;
+    return MS_OK;
+}
+
+/* A ticket in state STORING, with no piece ready. Under the lock. */
+static ms__ticket *new_ticket(ms_offload *engine, const store_request *request)
+{
+    ms__ticket *ticket = ms__tickets_new(&engine->tickets, request->piece_count);
+    if (ticket == NULL) {
+        return NULL;
+    }
+    for (uint32_t i = 0; i < request->piece_count; i++) {
+        ticket->pieces[i] = (ms__piece){.slot = MS__NO_SLOT};
+    }
+    ticket->bytes = request->bytes;
+    ticket->extent_bytes = request->padded_bytes;
+    ticket->position = request->position;
+    ticket->state = MS_TICKET_STORING;
+    ticket->direction = MS__WRITE;
+    engine->busy_count++;
+    engine->stats.live_tickets++;
+    engine->stats.stored_bytes += ticket->bytes;
+    engine->stats.storing_bytes += ticket->bytes;
+    engine->stats.tier_bytes += ticket->extent_bytes;
+    engine->stats.peak_tier_bytes =
+        ms__max_u64(engine->stats.peak_tier_bytes, engine->stats.tier_bytes);
+    return ticket;
+}
+
+static int wait_for_slot(ms_offload *engine, const ms__ticket *ticket, uint64_t deadline_ns,
+                         uint32_t *slot, ms_error *err)
+{
+    for (;;) {
+        if (ticket->is_canceled) {
+            return ms_fail(err, MS_ECANCELED, "%s: the engine was closed during a store",
+                           engine->backend->place);
+        }
+        *slot = ms__slots_take(&engine->slots);
+        if (*slot != MS__NO_SLOT) {
+            return MS_OK;
+        }
+        if (!wait_for_change(engine, deadline_ns)) {
+            return ms_fail(err, MS_ETIMEDOUT, "%s: no transfer slot came free within %s",
+                           engine->backend->place, ms__text_ns(engine->timeout_ns).text);
+        }
+    }
+}
+
+/* Copies a piece into its slot, and zeros behind it so that the disk never sees
+ * what the slot held before. */
+static void fill_slot(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece,
+                      uint32_t slot, const unsigned char *source)
+{
+    uint64_t bytes = ms__piece_bytes(engine, ticket, piece);
+    uint64_t padded_bytes = ms__align_up(bytes, engine->backend->block_bytes);
+    unsigned char *to = ms__slot_address(&engine->slots, slot);
+    memcpy(to, source + piece * engine->slot_bytes, bytes);
+    memset(to + bytes, 0, padded_bytes - bytes);
+}
+
+/* Copies the source into slots, piece by piece, while lanes already write the first
+ * ones. On an error the ticket goes away by itself. Under the lock, which is let
+ * go while bytes are copied. */
+static int store_through_slots(ms_offload *engine, ms__ticket *ticket, const unsigned char *source,
+                               ms_error *err)
+{
+    uint64_t deadline_ns = deadline_of(engine);
+    int rc = MS_OK;
+    ticket->is_filling = true;
+    engine->caller_count++;
+    for (uint32_t piece = 0; piece < ticket->piece_count; piece++) {
+        uint32_t slot = MS__NO_SLOT;
+        if (ticket->failure.code != MS_OK && !ticket->is_canceled) {
+            break; /* the ticket tells of it */
+        }
+        rc = wait_for_slot(engine, ticket, deadline_ns, &slot, err);
+        if (rc != MS_OK) {
+            break;
+        }
+        ms__mutex_unlock(&engine->lock);
+        fill_slot(engine, ticket, piece, slot, source);
+        ms__mutex_lock(&engine->lock);
+        ticket->pieces[piece].slot = slot;
+        ticket->ready_count = piece + 1;
+        ms__transfer_enqueue(engine, ticket);
+    }
+    ticket->is_filling = false;
+    leave(engine);
+    if (rc != MS_OK) {
+        ticket->is_orphan = true;
+        ms__transfer_cancel(engine, ticket);
+        return rc;
+    }
+    ms__transfer_settle(engine, ticket);
+    return MS_OK;
+}
+
+static void store_directly(ms_offload *engine, ms__ticket *ticket, const void *source,
+                           uint64_t capacity)
+{
+    /* Only ever read: the direction says so. */
+    ticket->memory = (unsigned char *)(uintptr_t)source;
+    ticket->capacity = capacity;
+    ticket->ready_count = ticket->piece_count;
+    ms__transfer_enqueue(engine, ticket);
+}
+
+int ms_offload_store(ms_offload *engine, const void *source, uint64_t bytes, uint64_t capacity,
+                     ms_ticket *ticket, ms_error *err)
+{
+    store_request request = {0};
+    int rc = enter(engine, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    ms__mutex_unlock(&engine->lock);
+    ms__backend *backend = engine->backend;
+    rc = measure(engine, source, bytes, capacity, &request, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = backend->ops->reserve(backend, request.padded_bytes, &request.position, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = enter(engine, err);
+    if (rc != MS_OK) {
+        backend->ops->release(backend, request.position, request.padded_bytes);
+        return rc;
+    }
+    ms__ticket *made = new_ticket(engine, &request);
+    if (made == NULL) {
+        ms__mutex_unlock(&engine->lock);
+        backend->ops->release(backend, request.position, request.padded_bytes);
+        return ms_fail(err, MS_ENOMEM, "no memory for a ticket");
+    }
+    ms_ticket id = made->id;
+    if (ms__memory_is_direct(backend, source, request.padded_bytes, capacity)) {
+        store_directly(engine, made, source, capacity);
+    } else {
+        rc = store_through_slots(engine, made, source, err);
+    }
+    ms__mutex_unlock(&engine->lock);
+    if (rc == MS_OK) {
+        *ticket = id;
+    }
+    return rc;
+}
+
+/* ---- fetch ---------------------------------------------------------------- */
+
+/* Under the lock. */
+static int fetch(ms_offload *engine, ms__ticket *ticket, void *destination, uint64_t capacity,
+                 ms_error *err)
+{
+    if (destination == NULL || capacity < ticket->bytes) {
+        return ms_fail(err, MS_EINVAL, "%s: fetching %s into %llu bytes at %p",
+                       engine->backend->place, ms__text_bytes(ticket->bytes).text,
+                       (unsigned long long)capacity, destination);
+    }
+    if (ticket->is_canceled || ticket->fetch_is_wanted || ticket->state == MS_TICKET_FETCHING) {
+        return ms_fail(err, MS_ESTATE, "%s: a fetch of the ticket is already under way",
+                       engine->backend->place);
+    }
+    if (ticket->state == MS_TICKET_STORING) {
+        ticket->fetch_is_wanted = true;
+        ticket->wanted_memory = destination;
+        ticket->wanted_capacity = capacity;
+        return MS_OK;
+    }
+    if (!ticket->is_stored) {
+        return ms__transfer_error(engine, ticket, err);
+    }
+    ms__transfer_start_fetch(engine, ticket, destination, capacity);
+    return MS_OK;
+}
+
+int ms_offload_fetch(ms_offload *engine, ms_ticket id, void *destination, uint64_t capacity,
+                     ms_error *err)
+{
+    int rc = enter(engine, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
+    rc = ticket == NULL ? stale(engine, id, err)
+                        : fetch(engine, ticket, destination, capacity, err);
+    ms__mutex_unlock(&engine->lock);
+    return rc;
+}
+
+/* ---- waiting -------------------------------------------------------------- */
+
+/* Under the lock. */
+static int wait_until_idle(ms_offload *engine, ms_ticket id, ms_error *err)
+{
+    uint64_t deadline_ns = deadline_of(engine);
+    ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
+    if (ticket == NULL) {
+        return stale(engine, id, err);
+    }
+    if (!ms__ticket_is_idle(ticket)) {
+        ms__transfer_promote(engine, ticket);
+    }
+    while (!ms__ticket_is_idle(ticket)) {
+        bool in_time = wait_for_change(engine, deadline_ns);
+        ticket = ms__tickets_find(&engine->tickets, id);
+        if (ticket == NULL) {
+            return ms_fail(err, MS_ECANCELED, "%s: the ticket was dropped while it was waited for",
+                           engine->backend->place);
+        }
+        if (!in_time && !ms__ticket_is_idle(ticket)) {
+            return ms_fail(err, MS_ETIMEDOUT, "%s: a transfer of %s did not end within %s",
+                           engine->backend->place, ms__text_bytes(ticket->bytes).text,
+                           ms__text_ns(engine->timeout_ns).text);
+        }
+    }
+    return ticket->state == MS_TICKET_FAILED ? ms__transfer_error(engine, ticket, err) : MS_OK;
+}
+
+int ms_offload_wait(ms_offload *engine, ms_ticket id, ms_error *err)
+{
+    int rc = enter(engine, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = wait_until_idle(engine, id, err);
+    ms__mutex_unlock(&engine->lock);
+    return rc;
+}
+
+ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket id)
+{
+    if (enter(engine, NULL) != MS_OK) {
+        return MS_TICKET_FAILED;
+    }
+    const ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
+    ms_ticket_state state = ticket == NULL ? MS_TICKET_FAILED : ticket->state;
+    ms__mutex_unlock(&engine->lock);
+    return state;
+}
+
+int ms_offload_quiesce(ms_offload *engine, ms_error *err)
+{
+    int rc = enter(engine, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    uint64_t deadline_ns = deadline_of(engine);
+    while (engine->busy_count > 0 && rc == MS_OK) {
+        if (!wait_for_change(engine, deadline_ns) && engine->busy_count > 0) {
+            rc = ms_fail(err, MS_ETIMEDOUT, "%s: %u transfers did not end within %s",
+                         engine->backend->place, engine->busy_count,
+                         ms__text_ns(engine->timeout_ns).text);
+        }
+    }
+    ms__mutex_unlock(&engine->lock);
+    return rc;
+}
+
+/* ---- drop and reap --------------------------------------------------------- */
+
+/* Under the lock. False: something of it is still in a lane at the deadline. */
+static bool stop_transfer(ms_offload *engine, ms__ticket *ticket)
+{
+    uint64_t deadline_ns = deadline_of(engine);
+    ms__transfer_cancel(engine, ticket);
+    while (!ms__ticket_is_idle(ticket)) {
+        if (!wait_for_change(engine, deadline_ns) && !ms__ticket_is_idle(ticket)) {
+            ticket->is_orphan = true;
+            return false;
+        }
+    }
+    return true;
+}
+
+void ms_offload_drop(ms_offload *engine, ms_ticket id)
+{
+    if (enter(engine, NULL) != MS_OK) {
+        return;
+    }
+    ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
+    if (ticket == NULL || ticket->is_canceled) {
+        ms__mutex_unlock(&engine->lock);
+        return;
+    }
+    bool is_stopped = ms__ticket_is_idle(ticket) || stop_transfer(engine, ticket);
+    if (engine->is_closing) { /* meanwhile: closing gives back what is left */
+        ms__mutex_unlock(&engine->lock);
+        return;
+    }
+    uint64_t position = ticket->position;
+    uint64_t extent_bytes = ticket->extent_bytes;
+    if (is_stopped) {
+        ms__ticket_retire(engine, ticket);
+    }
+    ms__mutex_unlock(&engine->lock);
+    if (is_stopped) {
+        engine->backend->ops->release(engine->backend, position, extent_bytes);
+    } else {
+        ms_log(MS_LOG_ERROR, "%s: a dropped transfer does not end: its memory is still in use",
+               engine->backend->place);
+    }
+}
+
+size_t ms_offload_reap(ms_offload *engine, ms_ticket *tickets, size_t max)
+{
+    if (engine == NULL || atomic_load_explicit(&engine->ended_count, memory_order_acquire) == 0 ||
+        enter(engine, NULL) != MS_OK) {
+        return 0;
+    }
+    size_t count = 0;
+    while (count < max && !ms__list_empty(&engine->ended)) {
+        ms__ticket *ticket = MS__LIST_MEMBER(engine->ended.next, ms__ticket, reap_link);
+        ms__list_remove(&ticket->reap_link);
+        tickets[count++] = ticket->id;
+    }
+    atomic_fetch_sub(&engine->ended_count, count);
+    ms__mutex_unlock(&engine->lock);
+    return count;
+}

@@ -1,0 +1,57 @@
+/*
+ * The map behind the slots.
+ */
+#include "offload/slab.h"
+
+#include <sys/mman.h>
+
+#include "base/os/map.h"
+#include "base/units.h"
+
+int ms__slab_open(ms__slab *slab, uint64_t bytes, ms_error *err)
+{
+    void *address = NULL;
+    size_t align_bytes = bytes >= MS__HUGE_PAGE_BYTES ? MS__HUGE_PAGE_BYTES : ms__page_bytes();
+    int rc = ms__map(bytes, align_bytes, &address, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    /* Both may be refused: huge pages are a speed-up, and a child that inherits the
+     * slab only holds memory for nothing. */
+    (void)ms__map_want_huge_pages(address, bytes);
+    (void)ms__map_no_fork(address, bytes);
+    slab->address = address;
+    slab->bytes = bytes;
+    return MS_OK;
+}
+
+void ms__slab_close(ms__slab *slab)
+{
+    ms__unmap(slab->address, slab->bytes);
+    ms__slab_forget(slab);
+}
+
+void ms__slab_forget(ms__slab *slab)
+{
+    slab->address = NULL;
+    slab->bytes = 0;
+}
+
+uint64_t ms__slab_resident_bytes(const ms__slab *slab)
+{
+    uint64_t page_bytes = ms__page_bytes();
+    uint64_t resident_pages = 0;
+    unsigned char state[512];
+    for (uint64_t at = 0; at < slab->bytes;) {
+        uint64_t bytes = ms__min_u64(slab->bytes - at, sizeof state * page_bytes);
+        if (mincore(slab->address + at, bytes, state) != 0) {
+            return slab->bytes;
+        }
+        uint64_t pages = ms__div_up(bytes, page_bytes);
+        for (uint64_t i = 0; i < pages; i++) {
+            resident_pages += state[i] & 1;
+        }
+        at += bytes;
+    }
+    return resident_pages * page_bytes;
+}

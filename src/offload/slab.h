@@ -1,0 +1,29 @@
+/*
+ * slab.h - one private map of exact size from which an engine's slots are cut.
+ *
+ * Page-aligned, zero when new, huge pages advised, not inherited by forked
+ * children. Touched only as slots are used, so an engine that moves nothing
+ * through slots costs no memory.
+ */
+#ifndef MS_OFFLOAD_SLAB_H
+#define MS_OFFLOAD_SLAB_H
+
+#include "memscale/base.h"
+
+typedef struct ms__slab {
+    unsigned char *address;
+    uint64_t bytes;
+} ms__slab;
+
+/* Maps `bytes` (a multiple of the page size). */
+int ms__slab_open(ms__slab *slab, uint64_t bytes, ms_error *err);
+void ms__slab_close(ms__slab *slab);
+
+/* In a forked child, where the map does not exist and its addresses may by now
+ * be somebody else's: forgets it. */
+void ms__slab_forget(ms__slab *slab);
+
+/* What of it is in memory now. */
+uint64_t ms__slab_resident_bytes(const ms__slab *slab);
+
+#endif

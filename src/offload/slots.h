@@ -1,0 +1,39 @@
+/*
+ * slots.h - the slab cut into slots of one size, and which of them are free.
+ *
+ * Bookkeeping only: no lock, no waiting. The engine takes slots for stores that it
+ * has to copy and lets callers wait; the first `private_count` slots are handed to
+ * the lanes for good, one for every transfer that a lane can have under way, so
+ * that a lane never has to wait for a slot.
+ */
+#ifndef MS_OFFLOAD_SLOTS_H
+#define MS_OFFLOAD_SLOTS_H
+
+#include "offload/slab.h"
+
+#define MS__NO_SLOT UINT32_MAX
+
+typedef struct ms__slots {
+    unsigned char *base;
+    uint64_t slot_bytes;
+    uint32_t count;
+    uint32_t private_count;
+    uint32_t free_count;
+    uint32_t *free_list; /* a stack: the slot freed last is the warmest */
+} ms__slots;
+
+/* Needs slab->bytes / slot_bytes > private_count. */
+int ms__slots_open(ms__slots *slots, const ms__slab *slab, uint64_t slot_bytes,
+                   uint32_t private_count, ms_error *err);
+void ms__slots_close(ms__slots *slots);
+
+/* A free slot, or MS__NO_SLOT. */
+uint32_t ms__slots_take(ms__slots *slots);
+void ms__slots_give(ms__slots *slots, uint32_t slot);
+
+static inline unsigned char *ms__slot_address(const ms__slots *slots, uint32_t slot)
+{
+    return slots->base + (uint64_t)slot * slots->slot_bytes;
+}
+
+#endif

@@ -1,0 +1,93 @@
+/*
+ * tickets.h - the table of tickets: who was stored where, and the transfer under way.
+ *
+ * A ticket number holds an index and a generation, so that a number that was
+ * dropped is recognised, for ever, instead of meaning somebody else's bytes. The
+ * structs stay where they are while the table grows: lanes point to them. All
+ * calls are made under the engine's lock.
+ */
+#ifndef MS_OFFLOAD_TICKETS_H
+#define MS_OFFLOAD_TICKETS_H
+
+#include "offload/backend.h"
+#include "offload/list.h"
+
+/* A stretch of an extent that is moved, hashed and retried as one: a slot's size,
+ * the last one shorter. */
+typedef struct ms__piece {
+    uint64_t checksum;
+    uint32_t slot; /* of a copied store, until it is written; else MS__NO_SLOT */
+} ms__piece;
+
+/* How a transfer failed; its text is made when somebody asks. */
+typedef struct ms__failure {
+    int code; /* MS_OK: it did not */
+    int system_errno;
+    ms__direction direction;
+    uint64_t offset; /* of the piece in the extent */
+} ms__failure;
+
+typedef struct ms__ticket {
+    ms_ticket id; /* 0: not in use */
+    uint32_t generation;
+    uint32_t index;
+
+    /* What is stored. Fixed from ms_offload_store() to ms_offload_drop(). */
+    uint64_t bytes;
+    uint64_t extent_bytes; /* rounded up to the backend's block */
+    uint64_t position;
+    ms__piece *pieces;
+    uint32_t piece_count;
+    uint32_t piece_capacity;
+
+    ms_ticket_state state;
+    bool is_stored;   /* the tier has the bytes: a failed fetch may be tried again */
+    bool is_filling;  /* a caller is still copying pieces into slots */
+    bool is_canceled; /* dropped, or the engine closes: start nothing more */
+    bool is_orphan;   /* its owner gave up waiting: whoever ends the transfer frees it */
+    bool is_urgent;       /* somebody waits for it */
+    bool fetch_is_wanted; /* to be fetched once the store has ended */
+
+    /* The transfer under way. */
+    ms__direction direction;
+    unsigned char *memory;
+    uint64_t capacity;
+    unsigned char *wanted_memory; /* of the fetch that waits for the store */
+    uint64_t wanted_capacity;
+    uint32_t ready_count;   /* pieces that may be taken */
+    uint32_t next_piece;    /* first piece not taken */
+    uint32_t running_count; /* pieces in lanes */
+    ms__failure failure;
+
+    ms__link queue_link;
+    ms__link reap_link;
+} ms__ticket;
+
+typedef struct ms__tickets {
+    ms__ticket **all;
+    uint32_t count;
+    uint32_t capacity;
+    uint32_t *free_list;
+    uint32_t free_count;
+} ms__tickets;
+
+void ms__tickets_init(ms__tickets *tickets);
+void ms__tickets_destroy(ms__tickets *tickets);
+
+/* A ticket in use with room for `piece_count` pieces, otherwise all zero; NULL when
+ * memory is out. */
+ms__ticket *ms__tickets_new(ms__tickets *tickets, uint32_t piece_count);
+
+/* The ticket of that number, or NULL if it was never given out or is dropped. */
+ms__ticket *ms__tickets_find(const ms__tickets *tickets, ms_ticket id);
+
+/* Ends the number's life; the struct is used again. */
+void ms__tickets_release(ms__tickets *tickets, ms__ticket *ticket);
+
+/* Neither storing nor fetching. */
+static inline bool ms__ticket_is_idle(const ms__ticket *ticket)
+{
+    return ticket->state != MS_TICKET_STORING && ticket->state != MS_TICKET_FETCHING;
+}
+
+#endif

@@ -1,0 +1,182 @@
+/*
+ * The queues and the life of a transfer. A transfer lies in one queue while it has
+ * pieces that may be taken; every lane takes the next piece of the first transfer,
+ * so that several lanes share a large one and a waited-for fetch overtakes a large
+ * store after one piece, not after all of it.
+ */
+#include "base/units.h"
+#include "offload/engine.h"
+
+#define TICKET_OF_QUEUE(link) MS__LIST_MEMBER(link, ms__ticket, queue_link)
+
+uint64_t ms__piece_bytes(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece)
+{
+    uint64_t offset = piece * engine->slot_bytes;
+    return ms__min_u64(engine->slot_bytes, ticket->bytes - offset);
+}
+
+void ms__transfer_enqueue(ms_offload *engine, ms__ticket *ticket)
+{
+    if (!ms__list_linked(&ticket->queue_link)) {
+        ms__queue queue = ticket->is_urgent              ? MS__QUEUE_URGENT
+                          : ticket->direction == MS__READ ? MS__QUEUE_FETCH
+                                                          : MS__QUEUE_STORE;
+        ms__list_append(&engine->queues[queue], &ticket->queue_link);
+    }
+    ms__cond_broadcast(&engine->work_ready);
+}
+
+void ms__transfer_promote(ms_offload *engine, ms__ticket *ticket)
+{
+    ticket->is_urgent = true;
+    if (ms__list_linked(&ticket->queue_link)) {
+        ms__list_remove(&ticket->queue_link);
+        ms__list_prepend(&engine->queues[MS__QUEUE_URGENT], &ticket->queue_link);
+    }
+}
+
+bool ms__transfer_take(ms_offload *engine, ms__ticket **ticket, uint32_t *piece)
+{
+    if (engine->is_paused) {
+        return false;
+    }
+    for (int queue = 0; queue < MS__QUEUE_COUNT; queue++) {
+        if (ms__list_empty(&engine->queues[queue])) {
+            continue;
+        }
+        ms__ticket *first = TICKET_OF_QUEUE(engine->queues[queue].next);
+        *ticket = first;
+        *piece = first->next_piece++;
+        if (first->next_piece == first->ready_count) {
+            ms__list_remove(&first->queue_link);
+        }
+        first->running_count++;
+        engine->running_count++;
+        return true;
+    }
+    return false;
+}
+
+static void give_slot_back(ms_offload *engine, ms__piece *piece)
+{
+    if (piece->slot != MS__NO_SLOT) {
+        ms__slots_give(&engine->slots, piece->slot);
+        piece->slot = MS__NO_SLOT;
+        ms__cond_broadcast(&engine->changed);
+    }
+}
+
+static void abandon_waiting_pieces(ms_offload *engine, ms__ticket *ticket)
+{
+    ms__list_remove(&ticket->queue_link);
+    for (; ticket->next_piece < ticket->ready_count; ticket->next_piece++) {
+        give_slot_back(engine, &ticket->pieces[ticket->next_piece]);
+    }
+}
+
+static void end_store(ms_offload *engine, ms__ticket *ticket)
+{
+    engine->stats.storing_bytes -= ticket->bytes;
+    ticket->is_stored = ticket->failure.code == MS_OK;
+    ticket->state = ticket->is_stored ? MS_TICKET_STORED : MS_TICKET_FAILED;
+    if (!ticket->is_canceled) {
+        ms__list_append(&engine->ended, &ticket->reap_link);
+        atomic_fetch_add(&engine->ended_count, 1);
+    }
+}
+
+static void end_transfer(ms_offload *engine, ms__ticket *ticket)
+{
+    engine->busy_count--;
+    if (ticket->direction == MS__WRITE) {
+        end_store(engine, ticket);
+    } else {
+        engine->stats.fetching_bytes -= ticket->bytes;
+        ticket->state = ticket->failure.code == MS_OK ? MS_TICKET_FETCHED : MS_TICKET_FAILED;
+    }
+    bool fetch_follows = ticket->fetch_is_wanted && ticket->state == MS_TICKET_STORED;
+    ticket->fetch_is_wanted = false;
+    if (fetch_follows) {
+        ms__transfer_start_fetch(engine, ticket, ticket->wanted_memory, ticket->wanted_capacity);
+        return;
+    }
+    ticket->is_urgent = false;
+    if (ticket->is_orphan) {
+        ms__ticket_retire(engine, ticket);
+        engine->backend->ops->release(engine->backend, ticket->position, ticket->extent_bytes);
+    }
+    ms__cond_broadcast(&engine->changed);
+}
+
+void ms__transfer_settle(ms_offload *engine, ms__ticket *ticket)
+{
+    bool is_cut_short = ticket->is_canceled || ticket->failure.code != MS_OK;
+    if (is_cut_short) {
+        abandon_waiting_pieces(engine, ticket);
+    }
+    bool is_all_taken = is_cut_short || ticket->next_piece == ticket->piece_count;
+    if (is_all_taken && ticket->running_count == 0 && !ticket->is_filling) {
+        end_transfer(engine, ticket);
+    }
+}
+
+void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t piece,
+                              const ms__failure *failure)
+{
+    ticket->running_count--;
+    engine->running_count--;
+    if (ticket->direction == MS__WRITE) {
+        give_slot_back(engine, &ticket->pieces[piece]);
+    }
+    if (failure->code != MS_OK && ticket->failure.code == MS_OK) {
+        ticket->failure = *failure;
+    }
+    if (engine->running_count == 0) { /* a fork or a close may wait for it */
+        ms__cond_broadcast(&engine->changed);
+    }
+    ms__transfer_settle(engine, ticket);
+}
+
+void ms__transfer_cancel(ms_offload *engine, ms__ticket *ticket)
+{
+    ticket->is_canceled = true;
+    ticket->fetch_is_wanted = false;
+    if (ticket->failure.code == MS_OK) {
+        ticket->failure.code = MS_ECANCELED;
+    }
+    ms__transfer_settle(engine, ticket);
+}
+
+void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned char *memory,
+                              uint64_t capacity)
+{
+    ticket->state = MS_TICKET_FETCHING;
+    ticket->direction = MS__READ;
+    ticket->memory = memory;
+    ticket->capacity = capacity;
+    ticket->ready_count = ticket->piece_count;
+    ticket->next_piece = 0;
+    ticket->failure = (ms__failure){0};
+    engine->busy_count++;
+    engine->stats.fetching_bytes += ticket->bytes;
+    engine->stats.fetched_bytes += ticket->bytes;
+    ms__transfer_enqueue(engine, ticket);
+}
+
+int ms__transfer_error(const ms_offload *engine, const ms__ticket *ticket, ms_error *err)
+{
+    const ms__failure *failure = &ticket->failure;
+    const char *place = engine->backend->place;
+    ms__unit_text size = ms__text_bytes(ticket->bytes);
+    if (failure->code == MS_ECANCELED) {
+        return ms_fail(err, MS_ECANCELED, "%s: a transfer of %s was cancelled", place, size.text);
+    }
+    if (failure->code == MS_ECHECKSUM) {
+        return ms_fail(err, MS_ECHECKSUM,
+                       "%s: what was read back at offset %llu of %s differs from what was stored",
+                       place, (unsigned long long)failure->offset, size.text);
+    }
+    const char *verb = failure->direction == MS__WRITE ? "write" : "read";
+    return ms_fail_errno(err, failure->code, failure->system_errno, "%s: %s of %s failed", place,
+                         verb, size.text);
+}

@@ -1,0 +1,227 @@
+/*
+ * The threads between the queues and a backend's lanes. A worker takes pieces
+ * while its lane has room, hashes each just before it is written and just after it
+ * was read (while it is in the cache), resumes short transfers, and reports.
+ *
+ * A worker waits for two things only: for pieces when its lane is empty, and for
+ * the transfers in its lane. It never waits for a slot (its own are private) nor
+ * for a caller, so whatever was accepted comes to an end without one.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/units.h"
+#include "offload/engine.h"
+
+enum { STALLS_MAX = 8 };
+
+int ms__worker_open(ms__worker *worker, ms_offload *engine, uint32_t first_slot, ms_error *err)
+{
+    ms__backend *backend = engine->backend;
+    worker->engine = engine;
+    worker->jobs = ms_calloc(backend->lane_depth, sizeof *worker->jobs);
+    if (worker->jobs == NULL) {
+        return ms_fail(err, MS_ENOMEM, "no memory for a transfer thread");
+    }
+    for (uint32_t i = 0; i < backend->lane_depth; i++) {
+        worker->jobs[i].bounce = ms__slot_address(&engine->slots, first_slot + i);
+    }
+    return backend->ops->lane_open(backend, &worker->lane, err);
+}
+
+void ms__worker_close(ms__worker *worker)
+{
+    if (worker->lane != NULL) {
+        worker->engine->backend->ops->lane_close(worker->lane);
+    }
+    ms_free(worker->jobs);
+}
+
+static ms__job *free_job(ms__worker *worker)
+{
+    for (uint32_t i = 0; i < worker->engine->backend->lane_depth; i++) {
+        if (!worker->jobs[i].is_running) {
+            return &worker->jobs[i];
+        }
+    }
+    return NULL;
+}
+
+/* Where the piece is moved from or to. Under the lock: a slot's number changes there. */
+static void aim(ms__job *job, const ms_offload *engine)
+{
+    const ms__ticket *ticket = job->ticket;
+    uint64_t offset = job->piece * engine->slot_bytes;
+    uint32_t slot = ticket->pieces[job->piece].slot;
+    job->bytes = ms__piece_bytes(engine, ticket, job->piece);
+    job->io.direction = ticket->direction;
+    job->io.position = ticket->position + offset;
+    job->io.bytes = ms__align_up(job->bytes, engine->backend->block_bytes);
+    job->memory = ticket->memory + offset;
+    if (ticket->direction == MS__WRITE && slot != MS__NO_SLOT) {
+        job->memory = ms__slot_address(&engine->slots, slot);
+    } else if (ticket->direction == MS__READ &&
+               !ms__memory_is_direct(engine->backend, job->memory, job->io.bytes,
+                                     ticket->capacity - offset)) {
+        job->memory = job->bounce;
+    }
+    job->io.memory = job->memory;
+    job->io.moved_bytes = 0;
+    job->io.system_errno = 0;
+    job->stall_count = 0;
+}
+
+/* The next piece for this lane. Waits for one only if the lane is empty; NULL if it
+ * is not and there is none, or if the engine closes. */
+static ms__job *next_job(ms__worker *worker)
+{
+    ms_offload *engine = worker->engine;
+    ms__job *job = free_job(worker);
+    bool is_taken = false;
+    if (job == NULL) {
+        return NULL;
+    }
+    ms__mutex_lock(&engine->lock);
+    for (;;) {
+        is_taken = ms__transfer_take(engine, &job->ticket, &job->piece);
+        if (is_taken || worker->running_count > 0 || engine->is_closing) {
+            break;
+        }
+        ms__cond_wait(&engine->work_ready, &engine->lock);
+    }
+    if (is_taken) {
+        aim(job, engine);
+    }
+    ms__mutex_unlock(&engine->lock);
+    return is_taken ? job : NULL;
+}
+
+static bool is_hashed_here(const ms_offload *engine)
+{
+    return engine->checksum != NULL && !engine->backend->device_memory;
+}
+
+static void start_job(ms__worker *worker, ms__job *job)
+{
+    ms_offload *engine = worker->engine;
+    job->is_running = true;
+    worker->running_count++;
+    job->started_ns = ms_now_ns();
+    if (job->io.direction == MS__WRITE && is_hashed_here(engine)) {
+        job->ticket->pieces[job->piece].checksum = engine->checksum(job->memory, job->bytes);
+    }
+    engine->backend->ops->start(worker->lane, &job->io);
+}
+
+static ms__failure failed(const ms__job *job, const ms_offload *engine, int code, int system_errno)
+{
+    return (ms__failure){
+        .code = code,
+        .system_errno = system_errno,
+        .direction = job->io.direction,
+        .offset = job->piece * engine->slot_bytes,
+    };
+}
+
+/* Looks at what finish() gave back. True: `*failure` says how the piece ended.
+ * False: some of it was left and has been started again. */
+static bool piece_has_ended(ms__worker *worker, ms__job *job, ms__failure *failure)
+{
+    ms_offload *engine = worker->engine;
+    ms__io *io = &job->io;
+    bool is_transient = io->system_errno == EINTR || io->system_errno == EAGAIN;
+    *failure = (ms__failure){0};
+    if (io->system_errno != 0 && !is_transient) {
+        *failure = failed(job, engine, MS_EIO, io->system_errno);
+        return true;
+    }
+    if (io->moved_bytes >= io->bytes) {
+        return true;
+    }
+    /* The next start must be at a whole block again; what lies beyond is moved twice. */
+    uint64_t ahead_bytes = ms__align_down(io->moved_bytes, engine->backend->block_bytes);
+    job->stall_count = ahead_bytes > 0 ? 0 : job->stall_count + 1;
+    if (job->stall_count > STALLS_MAX) {
+        *failure = failed(job, engine, MS_EIO, EIO);
+        return true;
+    }
+    io->memory += ahead_bytes;
+    io->position += ahead_bytes;
+    io->bytes -= ahead_bytes;
+    io->moved_bytes = 0;
+    io->system_errno = 0;
+    engine->backend->ops->start(worker->lane, io);
+    return false;
+}
+
+static bool is_still_wanted(ms_offload *engine, const ms__ticket *ticket)
+{
+    ms__mutex_lock(&engine->lock);
+    bool is_wanted = !ticket->is_canceled;
+    ms__mutex_unlock(&engine->lock);
+    return is_wanted;
+}
+
+/* Checks what was read and brings it where it was asked for. */
+static void deliver(ms_offload *engine, ms__job *job, ms__failure *failure)
+{
+    ms__ticket *ticket = job->ticket;
+    if (engine->backend->device_memory || !is_still_wanted(engine, ticket)) {
+        return;
+    }
+    if (engine->checksum != NULL &&
+        engine->checksum(job->memory, job->bytes) != ticket->pieces[job->piece].checksum) {
+        *failure = failed(job, engine, MS_ECHECKSUM, 0);
+        return;
+    }
+    if (job->memory == job->bounce) {
+        memcpy(ticket->memory + job->piece * engine->slot_bytes, job->bounce, job->bytes);
+    }
+}
+
+static void report(ms__worker *worker, ms__job *job, const ms__failure *failure)
+{
+    ms_offload *engine = worker->engine;
+    uint64_t padded_bytes = ms__align_up(job->bytes, engine->backend->block_bytes);
+    uint64_t busy_ns = ms_now_ns() - job->started_ns;
+    ms__mutex_lock(&engine->lock);
+    if (job->io.direction == MS__WRITE) {
+        engine->stats.write_ns += busy_ns;
+        engine->stats.written_bytes += failure->code == MS_OK ? padded_bytes : 0;
+    } else {
+        engine->stats.read_ns += busy_ns;
+        engine->stats.read_bytes += failure->code == MS_OK ? padded_bytes : 0;
+    }
+    ms__transfer_piece_ended(engine, job->ticket, job->piece, failure);
+    ms__mutex_unlock(&engine->lock);
+    job->is_running = false;
+    worker->running_count--;
+}
+
+static void finish_one(ms__worker *worker)
+{
+    ms__job *job = (ms__job *)worker->engine->backend->ops->finish(worker->lane);
+    ms__failure failure;
+    if (!piece_has_ended(worker, job, &failure)) {
+        return;
+    }
+    if (failure.code == MS_OK && job->io.direction == MS__READ) {
+        deliver(worker->engine, job, &failure);
+    }
+    report(worker, job, &failure);
+}
+
+void ms__worker_run(void *argument)
+{
+    ms__worker *worker = argument;
+    for (;;) {
+        ms__job *job;
+        while ((job = next_job(worker)) != NULL) {
+            start_job(worker, job);
+        }
+        if (worker->running_count == 0) {
+            return;
+        }
+        finish_one(worker);
+    }
+}

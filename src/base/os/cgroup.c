@@ -27,15 +27,21 @@ enum {
 typedef struct group_interface {
     unsigned version;
     const char *filesystem; /* in mountinfo */
+    const char *controller; /* version 1: which hierarchy */
     const char *limit_files[2];
     const char *usage_file;
     const char *cache_key; /* in memory.stat, children included */
 } group_interface;
 
 static const group_interface interfaces[] = {
-    {1, "cgroup", {"memory.limit_in_bytes", NULL}, "memory.usage_in_bytes", "total_cache"},
+    {1, "cgroup", "memory", {"memory.limit_in_bytes", NULL}, "memory.usage_in_bytes", "total_cache"},
     /* memory.high does not kill but stalls who goes over it: it binds as well. */
-    {2, "cgroup2", {"memory.max", "memory.high"}, "memory.current", "file"},
+    {2, "cgroup2", "memory", {"memory.max", "memory.high"}, "memory.current", "file"},
+};
+
+static const group_interface cpu_interfaces[] = {
+    {.version = 1, .filesystem = "cgroup", .controller = "cpu"},
+    {.version = 2, .filesystem = "cgroup2", .controller = "cpu"},
 };
 
 /* A hierarchy as this process sees it. */
@@ -105,7 +111,7 @@ static const char *find_separator(const char *line, size_t length)
 }
 
 /* One line of mountinfo: "id parent dev root point options ... - type source
- * options". True where it is the memory hierarchy of this interface. */
+ * options". True where it is the hierarchy of this interface. */
 static bool parse_mount(const char *line, size_t length, const group_interface *interface,
                         group_mount *out)
 {
@@ -123,7 +129,7 @@ static bool parse_mount(const char *line, size_t length, const group_interface *
         return false;
     }
     if (interface->version == 1 && (!find_field(tail, tail_length, 2, &field, &field_length) ||
-                                    !list_has(field, field_length, "memory"))) {
+                                    !list_has(field, field_length, interface->controller))) {
         return false;
     }
     return find_field(line, length, 3, &field, &field_length) &&
@@ -146,7 +152,7 @@ static bool parse_group(const char *line, size_t length, const group_interface *
         return false;
     }
     size_t names_length = (size_t)(second - names);
-    bool matches = interface->version == 1 ? list_has(names, names_length, "memory")
+    bool matches = interface->version == 1 ? list_has(names, names_length, interface->controller)
                                            : names_length == 0 && first - line == 1 && *line == '0';
     size_t path_length = length - (size_t)(second + 1 - line);
     if (!matches || path_length >= size) {
@@ -235,19 +241,25 @@ static uint64_t read_cache_bytes(const char *directory, const char *key)
     return found != NULL ? strtoull(found + strlen(line_start), NULL, 10) : 0;
 }
 
-static uint64_t read_limit(const char *directory, const group_interface *interface)
+static uint64_t read_limit(const char *directory, const group_interface *interface,
+                           const char **file)
 {
     uint64_t limit = UINT64_MAX;
     for (size_t i = 0; i < 2 && interface->limit_files[i] != NULL; i++) {
-        limit = ms__min_u64(limit, read_bytes(directory, interface->limit_files[i]));
+        uint64_t bytes = read_bytes(directory, interface->limit_files[i]);
+        if (bytes < limit) {
+            limit = bytes;
+            *file = interface->limit_files[i];
+        }
     }
     return limit;
 }
 
-static void consider_group(const char *directory, const group_interface *interface,
-                           ms__cgroup_memory *best)
+static void consider_group(const char *directory, const group_interface *interface, void *result)
 {
-    uint64_t limit = read_limit(directory, interface);
+    ms__cgroup_memory *best = result;
+    const char *file = "";
+    uint64_t limit = read_limit(directory, interface, &file);
     if (limit >= best->limit_bytes) {
         return;
     }
@@ -256,6 +268,7 @@ static void consider_group(const char *directory, const group_interface *interfa
     best->usage_bytes = usage != UINT64_MAX ? usage : 0;
     best->cache_bytes = read_cache_bytes(directory, interface->cache_key);
     best->version = interface->version;
+    best->limit_file = file;
     snprintf(best->directory, sizeof best->directory, "%s", directory);
 }
 
@@ -265,8 +278,12 @@ static bool parent_binds(const char *directory, const group_interface *interface
     return interface->version != 1 || read_bytes(directory, "memory.use_hierarchy") != 0;
 }
 
+/* What walk_up() calls for every group; `result` is the caller's. */
+typedef void (*group_visitor)(const char *directory, const group_interface *interface,
+                              void *result);
+
 static void walk_up(const char *root, const group_interface *interface, const group_mount *mount,
-                    const char *group, ms__cgroup_memory *best)
+                    const char *group, group_visitor visit, void *result)
 {
     char directory[PATH_MAX];
     size_t mount_length = strlen(root) + strlen(mount->point);
@@ -283,7 +300,7 @@ static void walk_up(const char *root, const group_interface *interface, const gr
         if (depth > 0 && !parent_binds(directory, interface)) {
             return;
         }
-        consider_group(directory, interface, best);
+        visit(directory, interface, result);
         if (used <= mount_length) {
             return;
         }
@@ -291,30 +308,85 @@ static void walk_up(const char *root, const group_interface *interface, const gr
     }
 }
 
-void ms__cgroup_memory_read(const char *root, ms__cgroup_memory *out)
+/* Visits the groups of this process in the hierarchies of `known`, bottom up. */
+static void visit_groups(const char *root, const group_interface *known, size_t count,
+                         group_visitor visit, void *result)
 {
-    ms__cgroup_memory best = {.limit_bytes = UINT64_MAX};
     char path[PATH_MAX];
     char groups[8192];
     char *mountinfo = NULL;
     size_t length = 0;
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     if (!ms__file_read_small(path, groups, sizeof groups)) {
-        goto done;
+        return;
     }
     snprintf(path, sizeof path, "%s/proc/self/mountinfo", root);
     if (ms__file_read_text(path, MOUNTINFO_MAX_BYTES, &mountinfo, &length, NULL) != MS_OK) {
-        goto done;
+        return;
     }
-    for (size_t i = 0; i < sizeof interfaces / sizeof interfaces[0]; i++) {
+    for (size_t i = 0; i < count; i++) {
         group_mount mount;
         char group[PATH_BYTES];
-        if (find_mount(mountinfo, &interfaces[i], &mount) &&
-            find_group(groups, &interfaces[i], group, sizeof group)) {
-            walk_up(root, &interfaces[i], &mount, group, &best);
+        if (find_mount(mountinfo, &known[i], &mount) &&
+            find_group(groups, &known[i], group, sizeof group)) {
+            walk_up(root, &known[i], &mount, group, visit, result);
         }
     }
-done:
     ms_free(mountinfo);
-    *out = best;
+}
+
+void ms__cgroup_memory_read(const char *root, ms__cgroup_memory *out)
+{
+    *out = (ms__cgroup_memory){.limit_bytes = UINT64_MAX, .limit_file = ""};
+    visit_groups(root, interfaces, sizeof interfaces / sizeof interfaces[0], consider_group, out);
+}
+
+/* ---- CPU time ----------------------------------------------------------- */
+
+static uint64_t read_number(const char *directory, const char *file)
+{
+    uint64_t value = read_bytes(directory, file); /* "-1", no quota, becomes a huge number */
+    return value != UINT64_MAX ? value : 0;
+}
+
+/* Version 2 writes "quota period" or "max period" in microseconds. */
+static void read_quota(const char *directory, unsigned version, uint64_t *quota, uint64_t *period)
+{
+    char path[PATH_MAX];
+    char text[64];
+    if (version == 1) {
+        *quota = read_number(directory, "cpu.cfs_quota_us");
+        *period = read_number(directory, "cpu.cfs_period_us");
+        return;
+    }
+    *quota = *period = 0;
+    snprintf(path, sizeof path, "%s/cpu.max", directory);
+    if (ms__file_read_small(path, text, sizeof text) && strncmp(text, "max", 3) != 0) {
+        char *end;
+        *quota = strtoull(text, &end, 10);
+        *period = strtoull(end, NULL, 10);
+    }
+}
+
+static void consider_quota(const char *directory, const group_interface *interface, void *result)
+{
+    uint32_t *best = result;
+    uint64_t quota;
+    uint64_t period;
+    read_quota(directory, interface->version, &quota, &period);
+    if (quota == 0 || period == 0) {
+        return;
+    }
+    uint64_t cpus = ms__min_u64(ms__div_up(quota, period), UINT32_MAX);
+    if (*best == 0 || cpus < *best) {
+        *best = (uint32_t)cpus;
+    }
+}
+
+uint32_t ms__cgroup_cpu_quota(const char *root)
+{
+    uint32_t cpus = 0;
+    visit_groups(root, cpu_interfaces, sizeof cpu_interfaces / sizeof cpu_interfaces[0],
+                 consider_quota, &cpus);
+    return cpus;
 }

@@ -1,6 +1,6 @@
 /*
- * The memory limit that the control groups of version 1 and 2 put on this
- * process. Used by the hardware probe and by checks of what may be allocated.
+ * The limits of memory and CPU time that the control groups of version 1 and 2
+ * put on this process. Used by the hardware probe and by checks of what may be allocated.
  */
 #ifndef MS_BASE_OS_CGROUP_H
 #define MS_BASE_OS_CGROUP_H
@@ -13,6 +13,7 @@ typedef struct ms__cgroup_memory {
     uint64_t cache_bytes; /* the part of it that is file cache, which the kernel can drop */
     unsigned version;     /* 1 or 2; 0 without a limit */
     char directory[1024]; /* of the group that has the limit; "" without one */
+    const char *limit_file; /* the file in there that sets it; "" without a limit */
 } ms__cgroup_memory;
 
 /*
@@ -22,5 +23,9 @@ typedef struct ms__cgroup_memory {
  * groups, or one that shows nothing of them, has no limit; that is no error.
  */
 void ms__cgroup_memory_read(const char *root, ms__cgroup_memory *out);
+
+/* How many CPUs' worth of time the tightest quota leaves, rounded up; 0 where
+ * there is no quota. Found in the same way. */
+uint32_t ms__cgroup_cpu_quota(const char *root);
 
 #endif

@@ -59,6 +59,7 @@ static void assert_no_limit(void)
     assert_int_equal(found.limit_bytes, UINT64_MAX);
     assert_int_equal(found.version, 0);
     assert_string_equal(found.directory, "");
+    assert_string_equal(found.limit_file, "");
 }
 
 static void a_machine_without_groups_has_no_limit(void **state)
@@ -116,6 +117,7 @@ static void the_high_mark_of_v2_binds_too(void **state)
     put("/sys/fs/cgroup/job/memory.max", "5000\n");
     put("/sys/fs/cgroup/job/memory.high", "4000\n");
     assert_int_equal(read_root().limit_bytes, 4000);
+    assert_string_equal(read_root().limit_file, "memory.high");
 }
 
 static const char mount_v1[] =
@@ -256,6 +258,34 @@ static void meminfo_is_read_in_bytes(void **state)
     assert_true(memory.total_bytes >= memory.available_bytes);
 }
 
+static void cpu_quotas_of_v2_round_up_and_the_tightest_binds(void **state)
+{
+    (void)state;
+    assert_int_equal(ms__cgroup_cpu_quota(root), 0);
+    put("/proc/self/mountinfo", mount_v2);
+    put("/proc/self/cgroup", "0::/a/b\n");
+    put("/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+    assert_int_equal(ms__cgroup_cpu_quota(root), 0);
+    put("/sys/fs/cgroup/a/b/cpu.max", "350000 100000\n");
+    assert_int_equal(ms__cgroup_cpu_quota(root), 4);
+    put("/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
+    assert_int_equal(ms__cgroup_cpu_quota(root), 1);
+}
+
+static void cpu_quotas_of_v1_come_from_the_cpu_hierarchy(void **state)
+{
+    (void)state;
+    put("/proc/self/mountinfo",
+        "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+        "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+    put("/proc/self/cgroup", "4:memory:/other\n1:cpu,cpuacct:/job\n");
+    put("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "-1\n");
+    put("/sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(ms__cgroup_cpu_quota(root), 0);
+    put("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "200000\n");
+    assert_int_equal(ms__cgroup_cpu_quota(root), 2);
+}
+
 #define WITH_ROOT(test) cmocka_unit_test_setup_teardown(test, make_root, remove_root)
 
 int main(void)
@@ -273,6 +303,8 @@ int main(void)
         WITH_ROOT(mount_points_with_spaces_are_found),
         WITH_ROOT(broken_files_give_no_limit),
         WITH_ROOT(unreadable_files_give_no_limit),
+        WITH_ROOT(cpu_quotas_of_v2_round_up_and_the_tightest_binds),
+        WITH_ROOT(cpu_quotas_of_v1_come_from_the_cpu_hierarchy),
         cmocka_unit_test(this_machine_can_be_read),
         WITH_ROOT(meminfo_is_read_in_bytes),
     };

@@ -20,11 +20,26 @@
  *   DROP s    autograd will not ask again
  *   WORK      an operator ran: its floating-point operations and bytes moved
  *
- * Under "keep", a storage lives from ALLOC to the later of FREE and DROP; under
- * offload or recompute it dies at FREE and is back from NEED to DROP. A plan is
+ * Under "keep", a storage lives from ALLOC to the later of FREE and the last DROP;
+ * under offload or recompute it dies at FREE and is back from NEED to DROP. A plan is
  * replayed by running these programs under its choices (plan.h).
  *
  * Backward runs the nodes' backward programs in reverse order of the nodes.
+ *
+ * What ms_graph_check() holds every graph to:
+ *   - ALLOC is a storage's first event, once; only BATCH storages have none (nor any
+ *     other event: they are only inputs). FREE at most once; a storage without FREE
+ *     lives to the end of the step, a GRADIENT never has one.
+ *   - SAVE stands in a forward program, before FREE; NEED in the backward program of a
+ *     node that saved, before DROP; DROP in either program of a node that saved. Each at
+ *     most once per node and storage. A SAVE without DROP is never given up, one without
+ *     NEED was not used. NEED and DROP of a node stand in its own programs only.
+ *   - What crosses nodes, an input, an OUTPUT and a GRADIENT are external; the rest is
+ *     local. An external is bound once per node, and has the same bytes there and here.
+ *   - Sums of all bytes and of all work fit 63 bits.
+ *
+ * As JSON (docs/formats/graph.schema.json) events are short arrays: ["alloc",3],
+ * ["work",flops,bytes].
  */
 #ifndef MEMSCALE_GRAPH_H
 #define MEMSCALE_GRAPH_H
@@ -83,7 +98,8 @@ enum {
 typedef struct ms_node {
     char *name;          /* the module's qualified name; "" for the root's own work */
     uint32_t kind;       /* ms_node_kind */
-    uint32_t call;       /* 0 for the first call of this module in a step, 1 for the second ... */
+    uint32_t call;       /* 0 for the first call of this module in a step, 1 for the second ...; root
+                            nodes are numbered through as calls of "" */
     uint32_t flags;      /* MS_NODE_... bits */
     uint32_t profile;    /* index into ms_graph.profiles */
     uint32_t *externals; /* [profile's external_count]: indices into ms_graph.storages */
@@ -93,7 +109,7 @@ typedef struct ms_node {
 #define MS_STORAGE_ROLE_TABLE(X)                                                            \
     X(ACTIVATION, "activation") X(GRADIENT, "gradient") /* of a parameter: stays after backward */ \
     X(OUTPUT, "output")                                 /* returned by the root's forward */ \
-    X(BATCH, "batch")                                   /* the caller's input: alive all the step */
+    X(BATCH, "batch") /* the caller's input: alive all the step, counted in residents.batch_bytes */
 typedef enum ms_storage_role {
 #define MS_STORAGE_ROLE_ENUM(id, name) MS_STORAGE_##id,
     MS_STORAGE_ROLE_TABLE(MS_STORAGE_ROLE_ENUM)
@@ -104,8 +120,10 @@ typedef enum ms_storage_role {
 typedef struct ms_storage {
     uint64_t bytes;
     uint32_t role;       /* ms_storage_role */
-    uint32_t first_node; /* where it is allocated */
-    uint32_t last_node;  /* the last node that touches it in forward */
+    uint32_t first_node; /* where it is allocated; of the batch, the first that takes it as input */
+    uint32_t last_node;  /* the last to touch it, in order of execution, in the pass (forward or
+                            backward) it was allocated in: less than first_node only for what
+                            passes between nodes in backward */
 } ms_storage;
 
 /* What the trace can't see: the loop around the step. Assumed until observed. */
@@ -148,7 +166,10 @@ MS_API ms_graph *ms_graph_copy(const ms_graph *graph, ms_error *err);
  * ms_graph_parse() calls it; MS_EFORMAT names the place. */
 MS_API int ms_graph_check(const ms_graph *graph, ms_error *err);
 
+/* Strict: an unknown or missing member is MS_EFORMAT, and the graph is checked. */
 MS_API int ms_graph_parse(const char *json, ms_graph **graph, ms_error *err);
+/* One line; reading it and writing it again gives the same bytes. NULL when memory is
+ * out or a number does not fit. */
 MS_API char *ms_graph_to_json(const ms_graph *graph);
 
 /* Index of the node of the `call`-th call of module `name`, or -1. */

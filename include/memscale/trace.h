@@ -4,8 +4,15 @@
  * The profiler in Python only reports what it sees, in order; every size, cost
  * and conclusion is made here. Storages are known by a key that is unique while
  * the storage lives (torch's StorageImpl address). Nodes are opened by enter()
- * and closed by leave(); what happens outside any layer belongs to a root node.
- * In backward the current node is the one whose saved tensor was asked for last.
+ * and closed by leave(); what happens outside any layer belongs to a root node,
+ * except that a storage which dies between two layers, before anything else is
+ * done there, still dies in the layer that was left: a caller that only passes
+ * results on is no node. In backward the current node is the one whose saved
+ * tensor was asked for last.
+ *
+ * A call in the wrong phase, or with a key, node or serial that was never given,
+ * is MS_ESTATE or MS_EINVAL and changes nothing. One thread at a time; after
+ * MS_ENOMEM a trace can only be freed.
  */
 #ifndef MEMSCALE_TRACE_H
 #define MEMSCALE_TRACE_H
@@ -39,49 +46,74 @@ MS_API int ms_trace_new(const char *model, const char *signature, const char *so
                         ms_error *err);
 MS_API void ms_trace_free(ms_trace *trace);
 
-/* A storage that is there before the step and stays. Never part of any event. */
-MS_API int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, ms_resident_role role,
-                             bool trainable, ms_error *err);
+/* A storage that is there before the step and stays. Never part of any event, but a
+ * layer's input may be a BATCH storage. `item_bytes` is the size of one element: with
+ * it an optimizer's fp32 state follows from a parameter's bytes. A key that is known
+ * already (tied weights) is counted once; it is trainable if one of its uses is. */
+MS_API int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t item_bytes,
+                             ms_resident_role role, bool trainable, ms_error *err);
 
+/* Phases only move on; OPTIMIZER may be set again for one more optimizer step, whose
+ * transient then replaces the first one's (state is made in the first). */
 MS_API int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err);
+
+/* The loss was not the model's: what was differentiated stood in for one that the
+ * caller computes from the outputs, and whose buffers the trace could not see. */
+MS_API int ms_trace_loss_outside(ms_trace *trace, ms_error *err);
 
 /* A layer's call begins; `call` counts from 0 per module and step. Returns its
  * node number in *node, which unpacked() and dropped() of its saved tensors are
  * reported with. Layers do not nest. */
 MS_API int ms_trace_enter(ms_trace *trace, const char *name, uint32_t call, uint32_t *node, ms_error *err);
 MS_API int ms_trace_leave(ms_trace *trace, ms_error *err);
-/* The node that events belong to now (forward). */
+/* The node that the last event of forward went to; UINT32_MAX before the first. */
 MS_API uint32_t ms_trace_current(const ms_trace *trace);
-/* A tensor argument of the layer just entered; a fact about it. */
+/* A tensor argument of the layer just entered; keys that are parameters, buffers or
+ * unknown only say that there was a tensor. */
 MS_API int ms_trace_input(ms_trace *trace, uint64_t key, ms_error *err);
+/* Facts about a node: MS_NODE_... bits, or-ed in. NO_TENSOR_INPUT is found here. */
 MS_API int ms_trace_flag(ms_trace *trace, uint32_t node, uint32_t flags, ms_error *err);
 
+/* Residents and storages of no bytes are ignored. */
 MS_API int ms_trace_born(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err);
 /* A key that was never born (a resident, a foreign storage) is ignored. */
 MS_API int ms_trace_died(ms_trace *trace, uint64_t key, ms_error *err);
-/* Says what a living storage is: a parameter's gradient, an output of the root. */
-MS_API int ms_trace_role(ms_trace *trace, uint64_t key, ms_storage_role role, ms_error *err);
+/* Says what a living storage is: MS_STORAGE_OUTPUT of the root, or a parameter's
+ * MS_STORAGE_GRADIENT. A gradient of `bytes` whose key is unknown was there before the
+ * step and was added to: it counts as allocated when backward begins. Other unknown
+ * keys are ignored. */
+MS_API int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_storage_role role,
+                         ms_error *err);
 
 /* An operator ran. `name` is torch's ("aten.addmm.default"); the FLOPs of matrix
  * products, convolutions and attention follow from it and the shapes. */
 MS_API int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
                        const ms_operand *outputs, size_t output_count, ms_error *err);
 
-/* Autograd packed, unpacked or gave up a saved tensor of the storage. saved()
- * gives a serial for the storage as it is now; the other two name it. One
- * SAVE, NEED and DROP per node and storage come of any number of calls. */
-MS_API int ms_trace_saved(ms_trace *trace, uint64_t key, uint64_t *serial, ms_error *err);
-MS_API int ms_trace_unpacked(ms_trace *trace, uint32_t node, uint64_t serial, ms_error *err);
+/*
+ * Autograd packed, unpacked or gave up a saved tensor. saved() tells the node that
+ * saves and a serial for its save of that storage, 0 where the storage is none of the
+ * trace's (a parameter, the batch) or the phase is past LOSS; the other two are given
+ * both back. One SAVE, NEED and DROP per node and storage come of any number of calls.
+ *
+ * `copy_key` is the storage that an unpack made to stand for the saved one, 0 where it
+ * made none: its death is reported by died(), and DROP waits for it.
+ */
+MS_API int ms_trace_saved(ms_trace *trace, uint64_t key, uint32_t *node, uint64_t *serial, ms_error *err);
+MS_API int ms_trace_unpacked(ms_trace *trace, uint32_t node, uint64_t serial, uint64_t copy_key,
+                             ms_error *err);
 MS_API int ms_trace_dropped(ms_trace *trace, uint32_t node, uint64_t serial, ms_error *err);
 
-/* Bytes live now and at most since the phase began, residents excluded. */
+/* Bytes live now, and at most since the phase was set, residents excluded, counting
+ * what autograd was asked to keep: what an unoptimized step would hold. */
 MS_API uint64_t ms_trace_live_bytes(const ms_trace *trace);
 MS_API uint64_t ms_trace_peak_bytes(const ms_trace *trace);
 
 /* Builds the graph: nodes without any event are left out, equal profiles are
  * shared, optimizer state is what the OPTIMIZER phase left alive, or, where that
- * phase was not traced, two fp32 values per trainable parameter. The trace can't
- * be used afterwards, only freed. */
+ * phase was not traced, two fp32 values per trainable element, with twice the largest
+ * parameter as transient. Of a loss outside, twice the outputs' bytes are reserved: a
+ * row-wise log-softmax and its gradient. The trace can't be used afterwards, only freed. */
 MS_API int ms_trace_finish(ms_trace *trace, ms_graph **graph, ms_error *err);
 
 #ifdef __cplusplus

@@ -1,0 +1,508 @@
+/*
+ * The tracer for Python: `_core.Trace`, a thin face of ms_trace, and the check of a
+ * graph document. Called by memscale.core.profiler for every operator of a traced
+ * step, so that a call converts its arguments and nothing more.
+ */
+#include "common.h"
+#include "rooms.h"
+
+#include "memscale/trace.h"
+
+typedef struct trace_object {
+    PyObject_HEAD
+    ms_trace *trace;
+} trace_object;
+
+static ms_trace *trace_of(PyObject *self)
+{
+    return ((trace_object *)self)->trace;
+}
+
+static PyObject *none_or_raise(int rc, const ms_error *err)
+{
+    if (ms_ext_check(rc, err) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- making and freeing --------------------------------------------------- */
+
+static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)kwargs;
+    const char *model;
+    const char *signature;
+    const char *source;
+    if (!PyArg_ParseTuple(args, "sss:Trace", &model, &signature, &source)) {
+        return NULL;
+    }
+    trace_object *self = (trace_object *)PyType_GenericAlloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    ms_error err;
+    int rc = ms_trace_new(model, signature, source, &self->trace, &err);
+    if (ms_ext_check(rc, &err) != 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void trace_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    ms_trace_free(trace_of(self));
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+/* ---- arguments ------------------------------------------------------------ */
+
+/* `count` integers, all wanted. */
+static int read_numbers(const char *function, PyObject *const *args, Py_ssize_t given, Py_ssize_t count,
+                        uint64_t *numbers)
+{
+    if (ms_ext_arity(function, given, count, count) != 0) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (ms_ext_u64(args[i], function, &numbers[i]) != 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int narrow(uint64_t wide, const char *what, uint32_t *out)
+{
+    if (wide > UINT32_MAX) {
+        PyErr_Format(PyExc_OverflowError, "%s: the number does not fit 32 bits", what);
+        return -1;
+    }
+    *out = (uint32_t)wide;
+    return 0;
+}
+
+/* (shape, bytes) as an operand. Dimensions beyond the eighth are multiplied into the
+ * first: no operator that the tables know has as many. */
+static int read_operand(PyObject *pair, ms_operand *operand)
+{
+    PyObject *shape = PyTuple_Check(pair) && PyTuple_Size(pair) == 2 ? PyTuple_GetItem(pair, 0) : NULL;
+    if (shape == NULL || !PyTuple_Check(shape)) {
+        PyErr_SetString(PyExc_TypeError, "op: an operand is a pair (shape, bytes)");
+        return -1;
+    }
+    if (ms_ext_u64(PyTuple_GetItem(pair, 1), "bytes", &operand->bytes) != 0) {
+        return -1;
+    }
+    Py_ssize_t rank = PyTuple_Size(shape);
+    const Py_ssize_t most = (Py_ssize_t)(sizeof operand->size / sizeof operand->size[0]);
+    Py_ssize_t folded = rank > most ? rank - most : 0;
+    operand->rank = (uint32_t)(rank - folded);
+    operand->size[0] = 1;
+    for (Py_ssize_t i = 0; i < rank; i++) {
+        uint64_t size;
+        if (ms_ext_u64(PyTuple_GetItem(shape, i), "shape", &size) != 0) {
+            return -1;
+        }
+        if (i <= folded) {
+            operand->size[0] *= size;
+        } else {
+            operand->size[i - folded] = size;
+        }
+    }
+    return 0;
+}
+
+enum { OPERANDS_ON_STACK = 16 };
+
+/* Operands of a tuple of pairs; `*operands` is `room` or, for longer tuples, to be
+ * freed with PyMem_Free. */
+static int read_operands(PyObject *pairs, ms_operand *room, ms_operand **operands, size_t *count)
+{
+    if (!PyTuple_Check(pairs)) {
+        PyErr_SetString(PyExc_TypeError, "op: operands come as a tuple of pairs (shape, bytes)");
+        return -1;
+    }
+    size_t items = (size_t)PyTuple_Size(pairs);
+    ms_operand *read = room;
+    if (items > OPERANDS_ON_STACK) {
+        read = PyMem_Malloc(items * sizeof *read);
+        if (read == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    for (size_t i = 0; i < items; i++) {
+        if (read_operand(PyTuple_GetItem(pairs, (Py_ssize_t)i), &read[i]) != 0) {
+            if (read != room) {
+                PyMem_Free(read);
+            }
+            return -1;
+        }
+    }
+    *operands = read;
+    *count = items;
+    return 0;
+}
+
+/* ---- storages and phases -------------------------------------------------- */
+
+static int find_name(const char *text, const char *const *names, size_t count, const char *what)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            return (int)i;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "there is no %s \"%s\"", what, text);
+    return -1;
+}
+
+static PyObject *resident(PyObject *self, PyObject *args)
+{
+    static const char *const roles[] = {
+        [MS_RESIDENT_PARAMETER] = "parameter",
+        [MS_RESIDENT_BUFFER] = "buffer",
+        [MS_RESIDENT_BATCH] = "batch",
+    };
+    unsigned long long key;
+    unsigned long long bytes;
+    unsigned int item_bytes;
+    const char *role;
+    int trainable;
+    if (!PyArg_ParseTuple(args, "KKIsp:resident", &key, &bytes, &item_bytes, &role, &trainable)) {
+        return NULL;
+    }
+    int index = find_name(role, roles, sizeof roles / sizeof roles[0], "resident role");
+    if (index < 0) {
+        return NULL;
+    }
+    ms_error err;
+    int rc = ms_trace_resident(trace_of(self), key, bytes, item_bytes, (ms_resident_role)index,
+                               trainable != 0, &err);
+    return none_or_raise(rc, &err);
+}
+
+static PyObject *phase(PyObject *self, PyObject *name)
+{
+    static const char *const names[] = {
+        [MS_TRACE_FORWARD] = "forward",     [MS_TRACE_LOSS] = "loss", [MS_TRACE_BACKWARD] = "backward",
+        [MS_TRACE_OPTIMIZER] = "optimizer", [MS_TRACE_DONE] = "done",
+    };
+    const char *text = ms_ext_utf8(name, "phase", NULL);
+    int index = text != NULL ? find_name(text, names, sizeof names / sizeof names[0], "phase") : -1;
+    if (index < 0) {
+        return NULL;
+    }
+    ms_error err;
+    return none_or_raise(ms_trace_set_phase(trace_of(self), (ms_trace_phase)index, &err), &err);
+}
+
+static PyObject *born(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t numbers[2];
+    if (read_numbers("born", args, count, 2, numbers) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return none_or_raise(ms_trace_born(trace_of(self), numbers[0], numbers[1], &err), &err);
+}
+
+static PyObject *died(PyObject *self, PyObject *key)
+{
+    uint64_t number;
+    if (ms_ext_u64(key, "died", &number) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return none_or_raise(ms_trace_died(trace_of(self), number, &err), &err);
+}
+
+static PyObject *give_role(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                           const char *function, ms_storage_role role)
+{
+    uint64_t numbers[2];
+    if (read_numbers(function, args, count, 2, numbers) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return none_or_raise(ms_trace_role(trace_of(self), numbers[0], numbers[1], role, &err), &err);
+}
+
+static PyObject *output(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    return give_role(self, args, count, "output", MS_STORAGE_OUTPUT);
+}
+
+static PyObject *gradient(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    return give_role(self, args, count, "gradient", MS_STORAGE_GRADIENT);
+}
+
+static PyObject *loss_outside(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    ms_error err;
+    return none_or_raise(ms_trace_loss_outside(trace_of(self), &err), &err);
+}
+
+/* ---- nodes ---------------------------------------------------------------- */
+
+static PyObject *enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint32_t call;
+    uint32_t node;
+    if (ms_ext_arity("enter", count, 2, 2) != 0) {
+        return NULL;
+    }
+    const char *name = ms_ext_utf8(args[0], "name", NULL);
+    if (name == NULL || ms_ext_u32(args[1], "call", &call) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    int rc = ms_trace_enter(trace_of(self), name, call, &node, &err);
+    return ms_ext_check(rc, &err) == 0 ? PyLong_FromUnsignedLong(node) : NULL;
+}
+
+static PyObject *leave(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    ms_error err;
+    return none_or_raise(ms_trace_leave(trace_of(self), &err), &err);
+}
+
+static PyObject *current(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(ms_trace_current(trace_of(self)));
+}
+
+static PyObject *input(PyObject *self, PyObject *key)
+{
+    uint64_t number;
+    if (ms_ext_u64(key, "input", &number) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return none_or_raise(ms_trace_input(trace_of(self), number, &err), &err);
+}
+
+static int flag_bit(const char *name, uint32_t *bit)
+{
+    static const struct {
+        const char *name;
+        uint32_t bit;
+    } flags[] = {
+#define FLAG(id, shift, text) {text, MS_NODE_##id},
+        MS_NODE_FLAG_TABLE(FLAG)
+#undef FLAG
+    };
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        if (strcmp(name, flags[i].name) == 0) {
+            *bit = flags[i].bit;
+            return 0;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "there is no node flag \"%s\"", name);
+    return -1;
+}
+
+static PyObject *flag(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint32_t node;
+    uint32_t bit;
+    if (ms_ext_arity("flag", count, 2, 2) != 0 || ms_ext_u32(args[0], "node", &node) != 0) {
+        return NULL;
+    }
+    const char *name = ms_ext_utf8(args[1], "flag", NULL);
+    if (name == NULL || flag_bit(name, &bit) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return none_or_raise(ms_trace_flag(trace_of(self), node, bit, &err), &err);
+}
+
+/* ---- operators ------------------------------------------------------------ */
+
+static PyObject *op(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    ms_operand input_room[OPERANDS_ON_STACK];
+    ms_operand output_room[OPERANDS_ON_STACK];
+    ms_operand *inputs = input_room;
+    ms_operand *outputs = output_room;
+    size_t input_count;
+    size_t output_count;
+    PyObject *result = NULL;
+    if (ms_ext_arity("op", count, 3, 3) != 0) {
+        return NULL;
+    }
+    const char *name = ms_ext_utf8(args[0], "op", NULL);
+    if (name == NULL || read_operands(args[1], input_room, &inputs, &input_count) != 0 ||
+        read_operands(args[2], output_room, &outputs, &output_count) != 0) {
+        goto cleanup;
+    }
+    ms_error err;
+    int rc = ms_trace_op(trace_of(self), name, inputs, input_count, outputs, output_count, &err);
+    result = none_or_raise(rc, &err);
+cleanup:
+    if (inputs != input_room) {
+        PyMem_Free(inputs);
+    }
+    if (outputs != output_room) {
+        PyMem_Free(outputs);
+    }
+    return result;
+}
+
+/* ---- saved tensors -------------------------------------------------------- */
+
+static PyObject *saved(PyObject *self, PyObject *key)
+{
+    uint64_t number;
+    uint64_t serial;
+    uint32_t node;
+    if (ms_ext_u64(key, "saved", &number) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    int rc = ms_trace_saved(trace_of(self), number, &node, &serial, &err);
+    if (ms_ext_check(rc, &err) != 0) {
+        return NULL;
+    }
+    return Py_BuildValue("(kK)", (unsigned long)node, (unsigned long long)serial);
+}
+
+static PyObject *unpacked(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t numbers[3];
+    uint32_t node;
+    if (read_numbers("unpacked", args, count, 3, numbers) != 0 || narrow(numbers[0], "node", &node) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    int rc = ms_trace_unpacked(trace_of(self), node, numbers[1], numbers[2], &err);
+    return none_or_raise(rc, &err);
+}
+
+static PyObject *dropped(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t numbers[2];
+    uint32_t node;
+    if (read_numbers("dropped", args, count, 2, numbers) != 0 || narrow(numbers[0], "node", &node) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return none_or_raise(ms_trace_dropped(trace_of(self), node, numbers[1], &err), &err);
+}
+
+/* ---- results -------------------------------------------------------------- */
+
+static PyObject *live_bytes(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(ms_trace_live_bytes(trace_of(self)));
+}
+
+static PyObject *peak_bytes(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(ms_trace_peak_bytes(trace_of(self)));
+}
+
+static PyObject *finish(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    ms_graph *graph;
+    ms_error err;
+    int rc = ms_trace_finish(trace_of(self), &graph, &err);
+    if (ms_ext_check(rc, &err) != 0) {
+        return NULL;
+    }
+    char *text = ms_graph_to_json(graph);
+    ms_graph_free(graph);
+    return ms_ext_take_text(text);
+}
+
+static PyObject *graph_check(PyObject *module, PyObject *text)
+{
+    (void)module;
+    ms_graph *graph;
+    ms_error err;
+    const char *json = ms_ext_utf8(text, "graph", NULL);
+    if (json == NULL || ms_ext_check(ms_graph_parse(json, &graph, &err), &err) != 0) {
+        return NULL;
+    }
+    ms_graph_free(graph);
+    Py_RETURN_NONE;
+}
+
+/* ---- tables --------------------------------------------------------------- */
+
+static PyMethodDef trace_methods[] = {
+    {"resident", resident, METH_VARARGS,
+     "resident(key, bytes, item_bytes, role, trainable): a storage that is there before the step; "
+     "role: parameter, buffer or batch."},
+    {"phase", phase, METH_O, "phase(name): forward, loss, backward, optimizer or done begins."},
+    {"loss_outside", loss_outside, METH_NOARGS, "loss_outside(): the loss is not the model's."},
+    {"enter", MS_EXT_FAST(enter), METH_FASTCALL, "enter(name, call) -> int: a layer's call; its node."},
+    {"leave", leave, METH_NOARGS, "leave(): the layer's call ends."},
+    {"current", current, METH_NOARGS, "current() -> int: the node of the last event of forward."},
+    {"input", input, METH_O, "input(key): a tensor argument of the open layer."},
+    {"flag", MS_EXT_FAST(flag), METH_FASTCALL, "flag(node, name): a fact about a node."},
+    {"born", MS_EXT_FAST(born), METH_FASTCALL, "born(key, bytes): a storage comes to life."},
+    {"died", died, METH_O, "died(key): a storage, or a copy given to unpacked(), is gone."},
+    {"output", MS_EXT_FAST(output), METH_FASTCALL, "output(key, bytes): the root returned it."},
+    {"gradient", MS_EXT_FAST(gradient), METH_FASTCALL, "gradient(key, bytes): of a parameter."},
+    {"op", MS_EXT_FAST(op), METH_FASTCALL,
+     "op(name, inputs, outputs): an operator ran; operands are pairs (shape, bytes)."},
+    {"saved", saved, METH_O, "saved(key) -> (node, serial): autograd keeps a tensor."},
+    {"unpacked", MS_EXT_FAST(unpacked), METH_FASTCALL,
+     "unpacked(node, serial, copy_key): autograd asks for it; copy_key 0 for none."},
+    {"dropped", MS_EXT_FAST(dropped), METH_FASTCALL, "dropped(node, serial): it will not ask again."},
+    {"live_bytes", live_bytes, METH_NOARGS, "live_bytes() -> int: live now, residents excluded."},
+    {"peak_bytes", peak_bytes, METH_NOARGS, "peak_bytes() -> int: the most since the phase began."},
+    {"finish", finish, METH_NOARGS, "finish() -> str: the graph as JSON; the trace is used up."},
+    {NULL, NULL, 0, NULL},
+};
+
+static char trace_doc[] = "Trace(model, signature, source): turns the events of one step into a graph.";
+
+/* Slots hold functions as object pointers: Python's ABI wants it, ISO C has no such
+ * conversion. */
+#define SLOT(function) (__extension__(void *)(function))
+
+static PyType_Slot trace_slots[] = {
+    {Py_tp_doc, trace_doc},
+    {Py_tp_new, SLOT(trace_new)},
+    {Py_tp_dealloc, SLOT(trace_dealloc)},
+    {Py_tp_methods, trace_methods},
+    {0, NULL},
+};
+
+static PyType_Spec trace_spec = {
+    .name = "memscale._core.Trace",
+    .basicsize = sizeof(trace_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = trace_slots,
+};
+
+static PyMethodDef functions[] = {
+    {"graph_check", graph_check, METH_O,
+     "graph_check(json): raises MemScaleError where the document is no sound graph."},
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_trace(PyObject *module)
+{
+    PyObject *type = PyType_FromSpec(&trace_spec);
+    if (type == NULL || PyModule_AddFunctions(module, functions) != 0) {
+        Py_XDECREF(type);
+        return -1;
+    }
+    int rc = PyModule_AddObjectRef(module, "Trace", type);
+    Py_DECREF(type);
+    return rc;
+}

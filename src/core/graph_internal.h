@@ -1,0 +1,28 @@
+/*
+ * What graph.c, graph_check.c, graph_json.c and the tracer share about graphs.
+ * Nothing outside src/core includes this.
+ */
+#ifndef MS_CORE_GRAPH_INTERNAL_H
+#define MS_CORE_GRAPH_INTERNAL_H
+
+#include "memscale/graph.h"
+
+/* The largest number a document may hold: JSON integers are signed. */
+#define MS__GRAPH_NUMBER_MAX ((uint64_t)INT64_MAX)
+
+/* Name of an enumerator as documents write it; NULL out of range. */
+const char *ms__event_name(uint32_t kind);
+const char *ms__storage_role_name(uint32_t role);
+const char *ms__node_kind_name(uint32_t kind);
+
+/* The `index`-th flag of a node: its bit and name; false past the last one. */
+bool ms__node_flag_at(size_t index, uint32_t *bit, const char **name);
+
+/* Frees what the profile or node holds, not the struct itself. */
+void ms__profile_clear(ms_profile *profile);
+void ms__node_clear(ms_node *node);
+
+/* The checks of ms_graph_check() that need sound profiles and nodes. */
+int ms__graph_check_step(const ms_graph *graph, ms_error *err);
+
+#endif

@@ -1,0 +1,666 @@
+/*
+ * The recording half of the tracer: events come in one by one, in order, and are
+ * filed under their node, numbered by lives of storages. Called by the extension
+ * for every operator of a traced step, so that each call is a few table look-ups.
+ * Nothing is concluded here; see trace_finish.c.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "core/flops.h"
+#include "core/trace_internal.h"
+
+/* What an address is now: the two top bits of its value in `keys`, an index below. */
+#define KEY_LIFE (0ULL << 62)
+#define KEY_RESIDENT (1ULL << 62) /* parameter or buffer; 1 in the low bit if trainable */
+#define KEY_COPY (2ULL << 62)     /* stands for a save in backward */
+#define KEY_KIND (3ULL << 62)
+#define KEY_INDEX (~KEY_KIND)
+
+static int out_of_memory(ms_error *err)
+{
+    return ms_fail(err, MS_ENOMEM, "trace: out of memory");
+}
+
+static int check_open(const ms_trace *trace, ms_error *err)
+{
+    return trace->finished ? ms_fail(err, MS_ESTATE, "trace: it is finished") : MS_OK;
+}
+
+static bool in_forward(const ms_trace *trace)
+{
+    return trace->phase == MS_TRACE_FORWARD || trace->phase == MS_TRACE_LOSS;
+}
+
+/* ---- making and freeing --------------------------------------------------- */
+
+int ms_trace_new(const char *model, const char *signature, const char *source, ms_trace **trace,
+                 ms_error *err)
+{
+    ms_trace *made = ms_calloc(1, sizeof *made);
+    if (made == NULL) {
+        return out_of_memory(err);
+    }
+    made->model = ms_strdup(model);
+    made->signature = ms_strdup(signature);
+    made->source = ms_strdup(source);
+    if (made->model == NULL || made->signature == NULL || made->source == NULL) {
+        ms_trace_free(made);
+        return out_of_memory(err);
+    }
+    *trace = made;
+    return MS_OK;
+}
+
+static void clear_node(trace_node *node)
+{
+    ms_free(node->name);
+    MS__ARRAY_FREE(&node->forward);
+    MS__ARRAY_FREE(&node->backward);
+    MS__ARRAY_FREE(&node->inputs);
+}
+
+void ms_trace_free(ms_trace *trace)
+{
+    if (trace == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < trace->nodes.count; i++) {
+        clear_node(&trace->nodes.items[i]);
+    }
+    MS__ARRAY_FREE(&trace->nodes);
+    MS__ARRAY_FREE(&trace->lives);
+    MS__ARRAY_FREE(&trace->saves);
+    MS__ARRAY_FREE(&trace->old_gradients);
+    ms__keymap_free(&trace->keys);
+    ms__keymap_free(&trace->save_of);
+    ms_free(trace->model);
+    ms_free(trace->signature);
+    ms_free(trace->source);
+    ms_free(trace);
+}
+
+/* ---- nodes ---------------------------------------------------------------- */
+
+static int push_node(ms_trace *trace, const char *name, uint32_t kind, uint32_t call, ms_error *err)
+{
+    if (trace->nodes.count >= TRACE_NO_NODE) {
+        return ms_fail(err, MS_EOVERFLOW, "trace: too many nodes");
+    }
+    char *copy = ms_strdup(name);
+    trace_node *node = copy != NULL ? MS__ARRAY_PUSH(&trace->nodes) : NULL;
+    if (node == NULL) {
+        ms_free(copy);
+        return out_of_memory(err);
+    }
+    node->name = copy;
+    node->kind = kind;
+    node->call = call;
+    return MS_OK;
+}
+
+static uint32_t last_node(const ms_trace *trace)
+{
+    return (uint32_t)trace->nodes.count - 1;
+}
+
+/* The node that an event of forward belongs to. Between layers the first event that
+ * is not the end of something opens a root node. */
+static int forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node, ms_error *err)
+{
+    bool ends = event_kind == MS_EVENT_FREE || event_kind == MS_EVENT_DROP;
+    bool stays = trace->layer_open || trace->root_open || (ends && trace->nodes.count > 0);
+    if (!stays) {
+        int rc = push_node(trace, "", MS_NODE_ROOT, 0, err);
+        if (rc != MS_OK) {
+            return rc;
+        }
+        trace->root_open = true;
+    }
+    *node = last_node(trace);
+    return MS_OK;
+}
+
+static int push_event(trace_program *program, ms_event event, ms_error *err)
+{
+    ms_event *slot = MS__ARRAY_PUSH(program);
+    if (slot == NULL) {
+        return out_of_memory(err);
+    }
+    *slot = event;
+    return MS_OK;
+}
+
+/* Files an event under the current node of a phase that has nodes. */
+static int record(ms_trace *trace, ms_event event, ms_error *err)
+{
+    if (trace->phase == MS_TRACE_BACKWARD) {
+        return push_event(&trace->nodes.items[trace->backward_node].backward, event, err);
+    }
+    if (!in_forward(trace)) {
+        return MS_OK;
+    }
+    uint32_t node;
+    int rc = forward_node(trace, event.kind, &node, err);
+    return rc == MS_OK ? push_event(&trace->nodes.items[node].forward, event, err) : rc;
+}
+
+int ms_trace_enter(ms_trace *trace, const char *name, uint32_t call, uint32_t *node, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (name[0] == '\0') {
+        return ms_fail(err, MS_EINVAL, "trace: a layer needs a name");
+    }
+    if (!in_forward(trace) || trace->layer_open) {
+        return ms_fail(err, MS_ESTATE, "trace: layer %s entered %s", name,
+                       trace->layer_open ? "inside another layer" : "outside of forward");
+    }
+    rc = push_node(trace, name, MS_NODE_LAYER, call, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    trace->layer_open = true;
+    trace->root_open = false;
+    *node = last_node(trace);
+    return MS_OK;
+}
+
+int ms_trace_leave(ms_trace *trace, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc == MS_OK && !trace->layer_open) {
+        rc = ms_fail(err, MS_ESTATE, "trace: no layer to leave");
+    }
+    if (rc != MS_OK) {
+        return rc;
+    }
+    trace_node *node = &trace->nodes.items[last_node(trace)];
+    node->flags |= node->has_input ? 0 : MS_NODE_NO_TENSOR_INPUT;
+    trace->layer_open = false;
+    return MS_OK;
+}
+
+uint32_t ms_trace_current(const ms_trace *trace)
+{
+    return last_node(trace);
+}
+
+int ms_trace_input(ms_trace *trace, uint64_t key, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc == MS_OK && !trace->layer_open) {
+        rc = ms_fail(err, MS_ESTATE, "trace: an input, but no layer is open");
+    }
+    if (rc != MS_OK) {
+        return rc;
+    }
+    trace_node *node = &trace->nodes.items[last_node(trace)];
+    node->has_input = true;
+    uint64_t value;
+    if (!ms__keymap_get(&trace->keys, key, &value) || (value & KEY_KIND) != KEY_LIFE) {
+        return MS_OK;
+    }
+    for (size_t i = 0; i < node->inputs.count; i++) {
+        if (node->inputs.items[i] == value) {
+            return MS_OK;
+        }
+    }
+    uint32_t *slot = MS__ARRAY_PUSH(&node->inputs);
+    if (slot == NULL) {
+        return out_of_memory(err);
+    }
+    *slot = (uint32_t)value;
+    return MS_OK;
+}
+
+int ms_trace_flag(ms_trace *trace, uint32_t node, uint32_t flags, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc == MS_OK && node >= trace->nodes.count) {
+        rc = ms_fail(err, MS_EINVAL, "trace: a fact about node %u of %zu", (unsigned)node,
+                     trace->nodes.count);
+    }
+    if (rc == MS_OK) {
+        trace->nodes.items[node].flags |= flags;
+    }
+    return rc;
+}
+
+/* ---- phases --------------------------------------------------------------- */
+
+static void close_optimizer_step(ms_trace *trace)
+{
+    trace->optimizer_state_bytes = ms__sub_sat(trace->live_bytes, trace->before_optimizer_bytes);
+    trace->optimizer_transient_bytes = ms__sub_sat(trace->peak_bytes, trace->live_bytes);
+}
+
+static int begin_backward(ms_trace *trace, ms_error *err)
+{
+    uint32_t node;
+    /* A step without any event of forward still needs a place for backward's. */
+    int rc = trace->nodes.count > 0 ? MS_OK : forward_node(trace, MS_EVENT_WORK, &node, err);
+    if (rc == MS_OK) {
+        trace->backward_from = trace->backward_node = last_node(trace);
+    }
+    return rc;
+}
+
+int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    bool again = phase == trace->phase && phase == MS_TRACE_OPTIMIZER;
+    if ((int)phase < (int)trace->phase || (phase == trace->phase && !again) || trace->layer_open) {
+        return ms_fail(err, MS_ESTATE, "trace: phase %d after phase %d%s", (int)phase,
+                       (int)trace->phase, trace->layer_open ? " inside a layer" : "");
+    }
+    if (trace->phase == MS_TRACE_OPTIMIZER) {
+        close_optimizer_step(trace);
+    }
+    if (phase == MS_TRACE_BACKWARD) {
+        rc = begin_backward(trace, err);
+    }
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (phase == MS_TRACE_OPTIMIZER && !trace->optimizer_seen) {
+        trace->optimizer_seen = true;
+        trace->before_optimizer_bytes = trace->live_bytes;
+    }
+    trace->phase = phase;
+    trace->peak_bytes = trace->live_bytes;
+    return MS_OK;
+}
+
+int ms_trace_loss_outside(ms_trace *trace, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc == MS_OK) {
+        trace->loss_outside = true;
+    }
+    return rc;
+}
+
+/* ---- storages ------------------------------------------------------------- */
+
+static int push_life(ms_trace *trace, uint64_t bytes, uint32_t *index, ms_error *err)
+{
+    if (trace->lives.count >= UINT32_MAX) {
+        return ms_fail(err, MS_EOVERFLOW, "trace: too many storages");
+    }
+    trace_life *life = MS__ARRAY_PUSH(&trace->lives);
+    if (life == NULL) {
+        return out_of_memory(err);
+    }
+    life->bytes = bytes;
+    life->role = MS_STORAGE_ACTIVATION;
+    *index = (uint32_t)trace->lives.count - 1;
+    return MS_OK;
+}
+
+static int put_key(ms_trace *trace, uint64_t key, uint64_t value, ms_error *err)
+{
+    return ms__keymap_put(&trace->keys, key, value) == MS_OK ? MS_OK : out_of_memory(err);
+}
+
+static void count_parameter(ms_trace *trace, uint64_t bytes, uint32_t item_bytes, bool trainable,
+                            bool is_new)
+{
+    ms_residents *residents = &trace->residents;
+    if (is_new) {
+        residents->parameter_bytes = ms__add_sat(residents->parameter_bytes, bytes);
+        residents->largest_parameter_bytes = ms__max_u64(residents->largest_parameter_bytes, bytes);
+    }
+    if (trainable) {
+        residents->trainable_bytes = ms__add_sat(residents->trainable_bytes, bytes);
+        trace->optimizer_elements = ms__add_sat(trace->optimizer_elements, bytes / item_bytes);
+    }
+}
+
+int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t item_bytes,
+                      ms_resident_role role, bool trainable, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (item_bytes == 0) {
+        return ms_fail(err, MS_EINVAL, "trace: elements of no bytes");
+    }
+    uint64_t known = 0;
+    bool is_new = !ms__keymap_get(&trace->keys, key, &known);
+    bool is_parameter = role == MS_RESIDENT_PARAMETER;
+    bool was_trainable = !is_new && (known & 1) != 0;
+    if (!is_new && (known & KEY_KIND) != KEY_RESIDENT) {
+        return MS_OK; /* of the batch too, which came first */
+    }
+    uint64_t value = KEY_RESIDENT | (was_trainable || (is_parameter && trainable));
+    if (role == MS_RESIDENT_BATCH && is_new) {
+        uint32_t index;
+        rc = push_life(trace, bytes, &index, err);
+        if (rc != MS_OK) {
+            return rc;
+        }
+        trace->lives.items[index].role = MS_STORAGE_BATCH;
+        value = KEY_LIFE | index;
+    }
+    rc = put_key(trace, key, value, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (is_parameter) {
+        count_parameter(trace, bytes, item_bytes, trainable && !was_trainable, is_new);
+    } else if (is_new) {
+        uint64_t *total = role == MS_RESIDENT_BATCH ? &trace->residents.batch_bytes
+                                                    : &trace->residents.buffer_bytes;
+        *total = ms__add_sat(*total, bytes);
+    }
+    return MS_OK;
+}
+
+static void add_live(ms_trace *trace, uint64_t bytes)
+{
+    trace->live_bytes = ms__add_sat(trace->live_bytes, bytes);
+    trace->peak_bytes = ms__max_u64(trace->peak_bytes, trace->live_bytes);
+}
+
+int ms_trace_born(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    uint64_t known;
+    if (ms__keymap_get(&trace->keys, key, &known)) {
+        bool resident = (known & KEY_KIND) == KEY_RESIDENT ||
+                        ((known & KEY_KIND) == KEY_LIFE &&
+                         trace->lives.items[known].role == MS_STORAGE_BATCH);
+        return resident ? MS_OK
+                        : ms_fail(err, MS_EINVAL, "trace: storage %#llx was born twice",
+                                  (unsigned long long)key);
+    }
+    uint32_t index;
+    if (bytes == 0) {
+        return MS_OK;
+    }
+    rc = push_life(trace, bytes, &index, err);
+    if (rc == MS_OK) {
+        rc = put_key(trace, key, KEY_LIFE | index, err);
+    }
+    if (rc == MS_OK && trace->phase <= MS_TRACE_BACKWARD) {
+        trace->lives.items[index].in_step = true;
+        rc = record(trace, (ms_event){.kind = MS_EVENT_ALLOC, .storage = index}, err);
+    }
+    if (rc == MS_OK) {
+        add_live(trace, bytes);
+    }
+    return rc;
+}
+
+static void release_life(ms_trace *trace, uint32_t index)
+{
+    const trace_life *life = &trace->lives.items[index];
+    if (life->freed && life->holds == 0) {
+        trace->live_bytes = ms__sub_sat(trace->live_bytes, life->bytes);
+    }
+}
+
+static int drop_save(ms_trace *trace, uint32_t index, ms_error *err);
+
+int ms_trace_died(ms_trace *trace, uint64_t key, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    uint64_t value;
+    if (rc != MS_OK || !ms__keymap_get(&trace->keys, key, &value)) {
+        return rc;
+    }
+    uint32_t index = (uint32_t)(value & KEY_INDEX);
+    if ((value & KEY_KIND) == KEY_COPY) {
+        trace_save *save = &trace->saves.items[index];
+        ms__keymap_remove(&trace->keys, key);
+        save->copies--;
+        return save->copies == 0 && save->tokens == 0 ? drop_save(trace, index, err) : MS_OK;
+    }
+    if ((value & KEY_KIND) != KEY_LIFE || trace->lives.items[index].role == MS_STORAGE_BATCH) {
+        return MS_OK;
+    }
+    ms__keymap_remove(&trace->keys, key);
+    if (trace->lives.items[index].in_step) {
+        rc = record(trace, (ms_event){.kind = MS_EVENT_FREE, .storage = index}, err);
+    }
+    trace->lives.items[index].freed = true;
+    release_life(trace, index);
+    return rc;
+}
+
+static int add_old_gradient(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err)
+{
+    uint32_t index;
+    uint32_t *slot = MS__ARRAY_PUSH(&trace->old_gradients);
+    int rc = slot != NULL ? push_life(trace, bytes, &index, err) : out_of_memory(err);
+    if (rc == MS_OK) {
+        *slot = index;
+        trace->lives.items[index].role = MS_STORAGE_GRADIENT;
+        trace->lives.items[index].in_step = true;
+        rc = put_key(trace, key, KEY_LIFE | index, err);
+    }
+    return rc;
+}
+
+int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_storage_role role, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (role != MS_STORAGE_OUTPUT && role != MS_STORAGE_GRADIENT) {
+        return ms_fail(err, MS_EINVAL, "trace: role %d is not one to be given", (int)role);
+    }
+    uint64_t value;
+    if (!ms__keymap_get(&trace->keys, key, &value)) {
+        bool old = role == MS_STORAGE_GRADIENT && bytes > 0 && trace->phase >= MS_TRACE_BACKWARD;
+        return old ? add_old_gradient(trace, key, bytes, err) : MS_OK;
+    }
+    if ((value & KEY_KIND) == KEY_RESIDENT) {
+        return MS_OK;
+    }
+    uint32_t index = (uint32_t)(value & KEY_INDEX);
+    trace_life *life = (value & KEY_KIND) == KEY_COPY
+                           ? &trace->lives.items[trace->saves.items[index].life]
+                           : &trace->lives.items[index];
+    /* A gradient that was freed as an activation and lives on in a copy stays one. */
+    bool fits = life->role != MS_STORAGE_BATCH && !(role == MS_STORAGE_GRADIENT && life->freed);
+    if (fits) {
+        life->role = role;
+    }
+    return MS_OK;
+}
+
+/* ---- operators ------------------------------------------------------------ */
+
+int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
+                const ms_operand *outputs, size_t output_count, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc != MS_OK || trace->phase > MS_TRACE_BACKWARD) {
+        return rc;
+    }
+    ms_event event = {.kind = MS_EVENT_WORK};
+    for (size_t i = 0; i < input_count; i++) {
+        event.bytes = ms__add_sat(event.bytes, inputs[i].bytes);
+    }
+    for (size_t i = 0; i < output_count; i++) {
+        event.bytes = ms__add_sat(event.bytes, outputs[i].bytes);
+    }
+    event.flops = ms__flops(name, inputs, input_count, outputs, output_count);
+    return event.bytes != 0 || event.flops != 0 ? record(trace, event, err) : MS_OK;
+}
+
+/* ---- saved tensors -------------------------------------------------------- */
+
+static int find_save(ms_trace *trace, uint32_t node, uint32_t life, uint32_t *index, ms_error *err)
+{
+    uint64_t pair = (uint64_t)node << 32 | life;
+    uint64_t known;
+    if (ms__keymap_get(&trace->save_of, pair, &known)) {
+        *index = (uint32_t)known;
+        return MS_OK;
+    }
+    if (trace->saves.count >= UINT32_MAX) {
+        return ms_fail(err, MS_EOVERFLOW, "trace: too many saved storages");
+    }
+    trace_save *save = MS__ARRAY_PUSH(&trace->saves);
+    if (save == NULL || ms__keymap_put(&trace->save_of, pair, trace->saves.count - 1) != MS_OK) {
+        return out_of_memory(err);
+    }
+    save->node = node;
+    save->life = life;
+    *index = (uint32_t)trace->saves.count - 1;
+    trace->lives.items[life].holds++;
+    ms_event event = {.kind = MS_EVENT_SAVE, .storage = life};
+    return push_event(&trace->nodes.items[node].forward, event, err);
+}
+
+/* The storage is saved again by a node that had given it up: it did not, after all. */
+static void take_back_drop(ms_trace *trace, trace_save *save)
+{
+    if (!save->dropped) {
+        return;
+    }
+    trace_node *node = &trace->nodes.items[save->node];
+    trace_program *program = save->drop_backward ? &node->backward : &node->forward;
+    program->items[save->drop_index].kind = TRACE_VOID_EVENT;
+    save->dropped = false;
+    trace->lives.items[save->life].holds++;
+}
+
+int ms_trace_saved(ms_trace *trace, uint64_t key, uint32_t *node, uint64_t *serial, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (!in_forward(trace)) {
+        *node = trace->phase == MS_TRACE_BACKWARD ? trace->backward_node : TRACE_NO_NODE;
+        *serial = 0;
+        return MS_OK;
+    }
+    uint32_t current;
+    rc = forward_node(trace, MS_EVENT_SAVE, &current, err);
+    uint64_t value;
+    if (rc != MS_OK) {
+        return rc;
+    }
+    *node = current;
+    *serial = 0;
+    if (!ms__keymap_get(&trace->keys, key, &value) || (value & KEY_KIND) != KEY_LIFE ||
+        trace->lives.items[value].role == MS_STORAGE_BATCH) {
+        return MS_OK;
+    }
+    uint32_t index;
+    rc = find_save(trace, current, (uint32_t)value, &index, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    take_back_drop(trace, &trace->saves.items[index]);
+    trace->saves.items[index].tokens++;
+    *serial = (uint64_t)index + 1;
+    return MS_OK;
+}
+
+/* The save that a node and a serial name; *save is NULL for serial 0. */
+static int save_of_serial(ms_trace *trace, uint32_t node, uint64_t serial, trace_save **save, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    bool known = serial == 0 || (serial <= trace->saves.count &&
+                                 trace->saves.items[serial - 1].node == node &&
+                                 trace->saves.items[serial - 1].tokens > 0);
+    if (!known || (node >= trace->nodes.count && node != TRACE_NO_NODE)) {
+        return ms_fail(err, MS_EINVAL, "trace: node %u has no saved tensor with serial %llu",
+                       (unsigned)node, (unsigned long long)serial);
+    }
+    *save = serial != 0 ? &trace->saves.items[serial - 1] : NULL;
+    return MS_OK;
+}
+
+int ms_trace_unpacked(ms_trace *trace, uint32_t node, uint64_t serial, uint64_t copy_key, ms_error *err)
+{
+    trace_save *save;
+    int rc = save_of_serial(trace, node, serial, &save, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (trace->phase == MS_TRACE_BACKWARD && node != TRACE_NO_NODE) {
+        trace->backward_node = node;
+    }
+    if (save == NULL) {
+        return MS_OK;
+    }
+    uint64_t known;
+    if (copy_key != 0 && !ms__keymap_get(&trace->keys, copy_key, &known)) {
+        rc = put_key(trace, copy_key, KEY_COPY | (serial - 1), err);
+        if (rc != MS_OK) {
+            return rc;
+        }
+        save->copies++;
+    }
+    if (save->needed || trace->phase != MS_TRACE_BACKWARD) {
+        return MS_OK;
+    }
+    save->needed = true;
+    return record(trace, (ms_event){.kind = MS_EVENT_NEED, .storage = save->life}, err);
+}
+
+/*
+ * Records that the node will not ask for the life again. A DROP stands in the node's
+ * own programs: when the node is no longer, or not yet, the current one, at the nearest
+ * place there that does not end the storage early in forward.
+ */
+static int drop_save(ms_trace *trace, uint32_t index, ms_error *err)
+{
+    trace_save *save = &trace->saves.items[index];
+    if (save->dropped || trace->phase > MS_TRACE_BACKWARD) {
+        return MS_OK;
+    }
+    trace_node *node = &trace->nodes.items[save->node];
+    save->drop_backward = trace->phase == MS_TRACE_BACKWARD || save->node != last_node(trace);
+    trace_program *program = save->drop_backward ? &node->backward : &node->forward;
+    int rc = push_event(program, (ms_event){.kind = MS_EVENT_DROP, .storage = save->life}, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    save->dropped = true;
+    save->drop_index = (uint32_t)program->count - 1;
+    trace->lives.items[save->life].holds--;
+    release_life(trace, save->life);
+    return MS_OK;
+}
+
+int ms_trace_dropped(ms_trace *trace, uint32_t node, uint64_t serial, ms_error *err)
+{
+    trace_save *save;
+    int rc = save_of_serial(trace, node, serial, &save, err);
+    if (rc != MS_OK || save == NULL) {
+        return rc;
+    }
+    save->tokens--;
+    return save->tokens == 0 && save->copies == 0 ? drop_save(trace, (uint32_t)(serial - 1), err) : MS_OK;
+}
+
+uint64_t ms_trace_live_bytes(const ms_trace *trace)
+{
+    return trace->live_bytes;
+}
+
+uint64_t ms_trace_peak_bytes(const ms_trace *trace)
+{
+    return trace->peak_bytes;
+}

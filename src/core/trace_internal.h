@@ -1,0 +1,82 @@
+/*
+ * The tracer's state: recorded by trace.c, turned into a graph by trace_finish.c.
+ * Nothing else includes this.
+ */
+#ifndef MS_CORE_TRACE_INTERNAL_H
+#define MS_CORE_TRACE_INTERNAL_H
+
+#include "base/array.h"
+#include "core/keymap.h"
+#include "memscale/trace.h"
+
+/* Kind of an event that was taken back. */
+#define TRACE_VOID_EVENT ((uint32_t)MS_EVENT_COUNT)
+#define TRACE_NO_NODE UINT32_MAX
+
+/* One storage from birth to death: an address may serve several. */
+typedef struct trace_life {
+    uint64_t bytes;
+    uint32_t role;   /* ms_storage_role */
+    uint32_t holds;  /* saves not given up */
+    bool freed;
+    bool in_step;    /* it has an ALLOC, or is of the batch */
+} trace_life;
+
+/* A node's save of a life: any number of saved tensors. */
+typedef struct trace_save {
+    uint32_t node;
+    uint32_t life;
+    uint32_t tokens; /* packed and not given up */
+    uint32_t copies; /* storages that stand for it in backward, alive */
+    bool needed;
+    bool dropped;        /* its DROP is recorded: ... */
+    bool drop_backward;  /* ... in this program, */
+    uint32_t drop_index; /* ... at this place */
+} trace_save;
+
+/* Events here number lives, not local storages. */
+typedef MS__ARRAY(ms_event) trace_program;
+
+typedef struct trace_node {
+    char *name;
+    uint32_t kind;
+    uint32_t call;
+    uint32_t flags;
+    bool has_input;
+    trace_program forward;
+    trace_program backward;
+    MS__ARRAY(uint32_t) inputs; /* lives, each once */
+} trace_node;
+
+struct ms_trace {
+    char *model;
+    char *signature;
+    char *source;
+    ms_trace_phase phase;
+    bool finished;
+    bool loss_outside;
+
+    ms__keymap keys;    /* address -> what it is now, see trace.c */
+    ms__keymap save_of; /* node << 32 | life -> index into saves */
+    MS__ARRAY(trace_life) lives;
+    MS__ARRAY(trace_save) saves;
+    MS__ARRAY(trace_node) nodes;
+
+    bool layer_open;        /* the last node is a layer that was not left */
+    bool root_open;         /* the last node is a root node and takes more */
+    uint32_t backward_from; /* the node that backward began in */
+    uint32_t backward_node; /* the current one */
+    MS__ARRAY(uint32_t) old_gradients; /* lives that were there before the step */
+
+    uint64_t live_bytes;
+    uint64_t peak_bytes;
+
+    ms_residents residents;
+    uint64_t optimizer_elements; /* of trainable parameters */
+    bool optimizer_seen;
+    uint64_t before_optimizer_bytes;
+    uint64_t optimizer_state_bytes;
+    uint64_t optimizer_transient_bytes;
+};
+
+#endif

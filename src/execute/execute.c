@@ -1,0 +1,146 @@
+/*
+ * The executor as an object: opening and closing it and its tier, the points between
+ * steps, and what can be asked about it. The rest of the room is listed in
+ * execute_internal.h.
+ */
+#include <string.h>
+
+#include "execute/execute_internal.h"
+
+int ms_execute_open(const ms_execute_host *host, const ms_offload_options *tier, ms_execute **execute,
+                    ms_error *err)
+{
+    ms_execute *made = ms_calloc(1, sizeof *made);
+    if (made == NULL) {
+        return ms_fail(err, MS_ENOMEM, "out of memory for an executor");
+    }
+    made->host = *host;
+    ms__table_clear(made);
+    if (tier != NULL) {
+        int rc = ms_execute_open_tier(made, tier, err);
+        if (rc != MS_OK) {
+            ms_free(made);
+            return rc;
+        }
+    }
+    *execute = made;
+    return MS_OK;
+}
+
+int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *tier, ms_error *err)
+{
+    if (execute->tier != NULL) {
+        return ms_fail(err, MS_ESTATE, "this executor has a lower tier already");
+    }
+    int rc = ms_offload_open(tier, &execute->tier, err);
+    if (rc == MS_OK) {
+        execute->tier_kind = tier->tier;
+    }
+    return rc;
+}
+
+void ms_execute_close(ms_execute *execute)
+{
+    if (execute == NULL) {
+        return;
+    }
+    if (execute->tier != NULL) {
+        ms__fetched_release_all(execute);
+        ms__extents_drain(execute);
+        ms_offload_close(execute->tier);
+    }
+    ms__threads_purge(execute, true);
+    ms__table_free(execute);
+    ms_free(execute->buckets);
+    ms_free(execute);
+}
+
+bool ms_execute_has_tier(const ms_execute *execute)
+{
+    return execute->tier != NULL;
+}
+
+const char *ms_execute_tier_description(const ms_execute *execute)
+{
+    return execute->tier != NULL ? ms_offload_description(execute->tier) : "";
+}
+
+/* ---- between steps ---------------------------------------------------------------- */
+
+void ms_execute_backward_ended(ms_execute *execute)
+{
+    ms_frame *frame = execute->first_full;
+    while (frame != NULL) {
+        if (frame->is_replaying) {
+            frame = frame->next_full;
+            continue;
+        }
+        ms__frame_release_full(execute, frame, false);
+        frame = execute->first_full;
+    }
+    execute->current_frame = 0;
+    if (execute->tier != NULL) {
+        ms__fetched_release_all(execute);
+    }
+    ms_execute_poll(execute);
+}
+
+static bool step_has_ended(const ms_execute *execute, ms_boundary boundary)
+{
+    if (boundary == MS_BOUNDARY_OPTIMIZER) {
+        return true;
+    }
+    /* Without hooks a backward can't be seen: a finished forward has to do. */
+    return !execute->optimizer_seen &&
+           (execute->backward_begun || (execute->forward_done && !execute->hooked_in_step));
+}
+
+bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *step, uint64_t *step_ns)
+{
+    bool has_ended = step_has_ended(execute, boundary);
+    execute->optimizer_seen |= boundary == MS_BOUNDARY_OPTIMIZER;
+    if (!has_ended) {
+        ms_execute_poll(execute);
+        return false;
+    }
+    uint64_t now_ns = ms_now_ns();
+    *step_ns = execute->step_started_ns != 0 ? now_ns - execute->step_started_ns : 0;
+    *step = ++execute->steps;
+    ms_counter_add(&execute->counters, MS_COUNTER_STEPS, 1);
+    execute->step_started_ns = 0;
+    execute->forward_done = false;
+    execute->hooked_in_step = false;
+    execute->backward_begun = false;
+    execute->tier_full = false;
+    ms_execute_backward_ended(execute);
+    if (execute->tier != NULL) {
+        ms__extents_drain(execute);
+    }
+    ms__threads_purge(execute, false);
+    return true;
+}
+
+/* ---- questions ---------------------------------------------------------------------- */
+
+void ms_execute_get_stats(const ms_execute *execute, ms_execute_stats *stats)
+{
+    memset(stats, 0, sizeof *stats);
+    stats->open_frames = execute->open_frames;
+    stats->live_frames = execute->live_frames;
+    stats->live_slots = execute->live_slots;
+    stats->live_extents = execute->live_extents;
+    stats->storing_bytes = execute->storing_bytes;
+    stats->fetched_bytes = execute->back_bytes;
+    stats->backward_begun = execute->backward_begun;
+    stats->optimizer_seen = execute->optimizer_seen;
+    if (execute->tier != NULL) {
+        ms_offload_stats tier;
+        ms_offload_get_stats(execute->tier, &tier);
+        stats->tier_bytes = tier.tier_bytes;
+    }
+}
+
+ms_counters *ms_execute_counters(ms_execute *execute)
+{
+    return &execute->counters;
+}

@@ -1,0 +1,197 @@
+/*
+ * execute_internal.h - the inside of an ms_execute, shared by the files of this room.
+ *
+ *   execute.c   open, close, steps, statistics
+ *   table.c     the plan as a table: layer and call -> technique
+ *   frame.c     threads, frames, slots
+ *   replay.c    what a replay saves, held against what the forward saved
+ *   extent.c    extents: store, share, drop, let go of what was written
+ *   fetch.c     extents on their way back, prefetch
+ *
+ * Everything is used under the host's lock. A function that gives it up in between
+ * says "may wait" and looks at the state again afterwards.
+ */
+#ifndef MS_EXECUTE_INTERNAL_H
+#define MS_EXECUTE_INTERNAL_H
+
+#include "base/array.h"
+#include "memscale/execute.h"
+
+/* ---- plan ---------------------------------------------------------------- */
+
+typedef struct ms__call_plan {
+    uint8_t technique; /* of the call */
+    uint8_t after;     /* of the root's own work that follows it */
+    bool is_known;     /* the plan names this call */
+} ms__call_plan;
+
+typedef struct ms__layer {
+    char *name;
+    MS__ARRAY(ms__call_plan) calls;
+} ms__layer;
+
+/* ---- threads and frames ---------------------------------------------------- */
+
+typedef struct ms__thread_state {
+    uint64_t key;
+    bool in_root;
+    ms_frame *open;           /* the one frame in force */
+    uint8_t after;            /* technique of the root's next stretch of work */
+    uint32_t root_calls;
+    MS__ARRAY(uint32_t) calls; /* [layer] calls begun in this forward */
+} ms__thread_state;
+
+typedef enum ms__slot_state {
+    MS__SLOT_KEPT,  /* the host holds the tensor: only counted */
+    MS__SLOT_EMPTY, /* a handle lives, the tensor would have to be made */
+    MS__SLOT_FULL,  /* a handle lives, `memory` holds the tensor */
+    MS__SLOT_DEAD   /* the handle is gone */
+} ms__slot_state;
+
+typedef struct ms__slot {
+    const char *dtype;
+    const char *device;
+    void *memory;
+    uint32_t size_at; /* index of its first dimension in ms_frame.sizes */
+    uint8_t rank;
+    uint8_t state; /* ms__slot_state */
+    bool is_taken; /* since it was filled */
+} ms__slot;
+
+struct ms_frame {
+    uint64_t serial; /* on the same clock as ms_extent.serial: order of saving */
+    uint32_t layer;
+    uint32_t call;
+    uint8_t technique;
+    bool is_open;
+    bool is_replaying;
+    uint32_t holds;      /* references of the host's */
+    uint32_t live_slots; /* EMPTY or FULL */
+    uint32_t full_slots;
+    uint32_t taken_slots; /* of those, taken */
+    uint32_t cursor;     /* of the replay: the next slot it saves */
+    uint32_t missing;    /* of the replay: EMPTY slots not yet met */
+    MS__ARRAY(ms__slot) slots;
+    MS__ARRAY(int64_t) sizes;
+    ms_frame *next_full, *previous_full; /* frames with full slots */
+};
+
+/* ---- extents ------------------------------------------------------------------ */
+
+typedef enum ms__extent_state {
+    MS__EXTENT_STORING,  /* source strong */
+    MS__EXTENT_HELD,     /* the tier failed: source strong for good */
+    MS__EXTENT_STORED,   /* source weak; a landing, if there is one, weak */
+    MS__EXTENT_FETCHING, /* landing strong, being written */
+    MS__EXTENT_FETCHED   /* landing strong */
+} ms__extent_state;
+
+struct ms_extent {
+    uintptr_t identity;
+    uint64_t version;
+    uint64_t bytes;
+    uint64_t serial;
+    uint64_t frame_serial;
+    uint64_t epoch;    /* counts fetches: a handle whose mark differs has not taken since */
+    ms_ticket ticket;  /* 0 once HELD */
+    void *source;
+    void *landing;     /* NULL: never fetched, or let go */
+    void *lent;        /* what take() made strong, until taken() */
+    uint8_t state;     /* ms__extent_state */
+    bool is_ahead;     /* fetched before anyone asked */
+    bool is_unwanted;  /* fetching, but nobody wants the bytes any more */
+    uint32_t handles;
+    uint32_t pending;  /* handles that have not taken since the fetch */
+    uint32_t pins;     /* calls that wait with this extent in their hands */
+    ms_extent *next_same;                       /* same hash bucket */
+    ms_extent *next, *previous;                 /* order of saving */
+    ms_extent *next_storing, *previous_storing; /* STORING, oldest first */
+    ms_extent *next_back, *previous_back;       /* FETCHING or FETCHED */
+};
+
+typedef struct ms__extent_list {
+    ms_extent *first, *last;
+} ms__extent_list;
+
+/* ---- the executor ---------------------------------------------------------------- */
+
+struct ms_execute {
+    ms_execute_host host;
+    ms_offload *tier;
+    ms_tier tier_kind;
+    bool tier_broken; /* an I/O error: not used again */
+    bool tier_full;   /* until the next step */
+    bool tier_warned;
+
+    MS__ARRAY(ms__layer) layers;
+    ms__call_plan root_start; /* the root's work before the first layer, in `after` */
+    ms_technique fallback;
+    bool is_active;
+    uint64_t min_bytes;
+    uint64_t write_window_bytes;
+    uint64_t read_window_bytes;
+
+    MS__ARRAY(ms__thread_state *) threads;
+    ms_frame *first_full;
+    uint64_t clock; /* serials given out */
+    uint64_t live_frames;
+    uint64_t open_frames;
+    uint64_t live_slots;
+    uint64_t current_frame; /* serial of the frame that backward is in; 0: none */
+
+    ms_extent **buckets;
+    size_t bucket_count; /* a power of two, or 0 */
+    uint64_t live_extents;
+    ms__extent_list saved;
+    ms__extent_list storing;
+    ms__extent_list back;
+    uint64_t storing_bytes;
+    uint64_t back_bytes;
+    uint64_t ahead_bytes;
+
+    bool forward_done;
+    bool hooked_in_step;
+    bool backward_begun;
+    bool optimizer_seen;
+    uint64_t steps;
+    uint64_t step_started_ns; /* 0: no forward since the last boundary */
+
+    ms_counters counters;
+};
+
+/* table.c */
+void ms__table_clear(ms_execute *execute);
+void ms__table_free(ms_execute *execute);
+/* What the plan has for the `call`-th call of a layer. */
+ms__call_plan ms__table_find(const ms_execute *execute, uint32_t layer, uint32_t call);
+
+/* frame.c */
+void ms__frame_fill(ms_execute *execute, ms_frame *frame, ms__slot *slot, void *memory);
+void ms__frame_release_full(ms_execute *execute, ms_frame *frame, bool only_taken);
+void ms__frame_free_if_unused(ms_execute *execute, ms_frame *frame);
+/* Backward is in the frame with this serial now: others let go of what was taken. */
+void ms__enter_backward_frame(ms_execute *execute, uint64_t serial);
+void ms__threads_purge(ms_execute *execute, bool all);
+
+/* extent.c */
+bool ms__tier_usable(const ms_execute *execute);
+void ms__tier_failed(ms_execute *execute, int code, const char *text);
+void ms__extent_free_if_unused(ms_execute *execute, ms_extent *extent);
+void ms__back_add(ms_execute *execute, ms_extent *extent);
+void ms__back_remove(ms_execute *execute, ms_extent *extent);
+/* may wait: until no extent without handles is left in flight. */
+void ms__extents_drain(ms_execute *execute);
+
+/* fetch.c */
+/* FETCHED -> STORED, the landing weak; released if `forget`. */
+void ms__extent_let_go(ms_execute *execute, ms_extent *extent, bool forget);
+void ms__fetched_retire(ms_execute *execute, uint64_t current_frame);
+void ms__fetched_release_all(ms_execute *execute);
+void ms__prefetch_before(ms_execute *execute, uint64_t serial);
+/* Looks after transfers that ended without anyone waiting. */
+void ms__fetches_poll(ms_execute *execute);
+/* Waits for one transfer with the host's lock given up; the extent is pinned meanwhile, so
+ * that the caller has to look whether it is still used. */
+int ms__extent_wait(ms_execute *execute, ms_extent *extent, ms_counter stall, ms_error *err);
+
+#endif

@@ -1,0 +1,289 @@
+/*
+ * Extents on their way back: who gets which bytes in backward, what is fetched ahead
+ * of use, and when fetched bytes may go again. Called from unpack and between steps.
+ */
+#include "execute/execute_internal.h"
+
+/* Looked at while searching for something to fetch ahead; more would cost time at
+ * every saved tensor where many are kept alive by others. */
+enum { PREFETCH_LOOK_MAX = 256 };
+
+/* ---- letting go ------------------------------------------------------------------ */
+
+void ms__extent_let_go(ms_execute *execute, ms_extent *extent, bool forget)
+{
+    void *landing = extent->landing;
+    ms__back_remove(execute, extent);
+    extent->state = MS__EXTENT_STORED;
+    extent->pins++;
+    if (forget) {
+        extent->landing = NULL;
+        execute->host.release(execute->host.context, landing);
+    } else {
+        execute->host.weaken(execute->host.context, landing);
+    }
+    extent->pins--;
+    ms__extent_free_if_unused(execute, extent);
+}
+
+/* Taken by every handle that lives, and backward is elsewhere: only a retained graph
+ * still has handles then. */
+void ms__fetched_retire(ms_execute *execute, uint64_t current_frame)
+{
+    ms_extent *extent = execute->back.first;
+    while (extent != NULL) {
+        bool is_done = extent->state == MS__EXTENT_FETCHED && extent->pending == 0 && extent->pins == 0 &&
+                       extent->frame_serial != current_frame;
+        if (!is_done) {
+            extent = extent->next_back;
+            continue;
+        }
+        ms__extent_let_go(execute, extent, false);
+        extent = execute->back.first;
+    }
+}
+
+void ms__fetched_release_all(ms_execute *execute)
+{
+    ms_extent *extent = execute->back.first;
+    while (extent != NULL) {
+        if (extent->pins > 0) {
+            extent = extent->next_back;
+            continue;
+        }
+        if (extent->state == MS__EXTENT_FETCHING) {
+            extent->is_unwanted = true;
+            extent = extent->next_back;
+            continue;
+        }
+        /* Someone who took it may still look at it: then it can be found again. */
+        ms__extent_let_go(execute, extent, extent->is_ahead);
+        extent = execute->back.first;
+    }
+}
+
+/* ---- the end of a fetch --------------------------------------------------------------- */
+
+/* The transfer is over. The landing of one that failed goes. */
+static int fetch_ended(ms_execute *execute, ms_extent *extent, ms_error *err)
+{
+    if (ms_offload_state(execute->tier, extent->ticket) == MS_TICKET_FAILED) {
+        int rc = ms_offload_wait(execute->tier, extent->ticket, err);
+        extent->is_unwanted = false;
+        ms__extent_let_go(execute, extent, true);
+        return rc != MS_OK ? rc : MS_EIO;
+    }
+    extent->state = MS__EXTENT_FETCHED;
+    ms_counter_add(&execute->counters, MS_COUNTER_FETCHED_BYTES, extent->bytes);
+    return MS_OK;
+}
+
+void ms__fetches_poll(ms_execute *execute)
+{
+    ms_extent *extent = execute->back.first;
+    while (extent != NULL) {
+        bool is_due = extent->is_unwanted && extent->state == MS__EXTENT_FETCHING && extent->pins == 0 &&
+                      ms_offload_state(execute->tier, extent->ticket) != MS_TICKET_FETCHING;
+        if (!is_due) {
+            extent = extent->next_back;
+            continue;
+        }
+        extent->is_unwanted = false;
+        extent->pins++;
+        if (fetch_ended(execute, extent, NULL) == MS_OK) {
+            ms__extent_let_go(execute, extent, true);
+        }
+        extent->pins--;
+        ms__extent_free_if_unused(execute, extent);
+        extent = execute->back.first;
+    }
+}
+
+int ms__extent_wait(ms_execute *execute, ms_extent *extent, ms_counter stall, ms_error *err)
+{
+    const ms_execute_host *host = &execute->host;
+    uint64_t begun_ns = ms_now_ns();
+    extent->pins++;
+    if (host->unlock != NULL) {
+        host->unlock(host->context);
+    }
+    int rc = ms_offload_wait(execute->tier, extent->ticket, err);
+    if (host->lock != NULL) {
+        host->lock(host->context);
+    }
+    extent->pins--;
+    ms_counter_add(&execute->counters, stall, ms_now_ns() - begun_ns);
+    return rc;
+}
+
+/* ---- starting a fetch ------------------------------------------------------------------ */
+
+static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
+{
+    void *memory, *address;
+    uint64_t capacity;
+    if (extent->landing != NULL) {
+        void *landing = extent->landing;
+        extent->landing = NULL;
+        execute->host.release(execute->host.context, landing);
+    }
+    extent->pins++;
+    int rc = execute->host.obtain(execute->host.context, extent->bytes, &memory, &address, &capacity, err);
+    extent->pins--;
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = ms_offload_fetch(execute->tier, extent->ticket, address, capacity, err);
+    if (rc != MS_OK) {
+        execute->host.release(execute->host.context, memory);
+        return rc;
+    }
+    extent->landing = memory;
+    extent->state = MS__EXTENT_FETCHING;
+    extent->is_unwanted = false;
+    extent->epoch++;
+    extent->pending = extent->handles;
+    ms__back_add(execute, extent);
+    return MS_OK;
+}
+
+/* Still in memory without a fetch: nothing to bring ahead. */
+static bool is_alive(ms_execute *execute, ms_extent *extent)
+{
+    const ms_execute_host *host = &execute->host;
+    if (extent->pins > 0) {
+        return true; /* being handed out */
+    }
+    if (host->strengthen(host->context, extent->source)) {
+        host->weaken(host->context, extent->source);
+        return true;
+    }
+    if (extent->landing != NULL && host->strengthen(host->context, extent->landing)) {
+        host->weaken(host->context, extent->landing);
+        return true;
+    }
+    return false;
+}
+
+void ms__prefetch_before(ms_execute *execute, uint64_t serial)
+{
+    if (execute->read_window_bytes == 0) {
+        return;
+    }
+    ms_extent *extent = execute->saved.last;
+    uint32_t looked = 0;
+    while (extent != NULL && looked++ < PREFETCH_LOOK_MAX && execute->ahead_bytes < execute->read_window_bytes) {
+        ms_extent *before = extent->previous;
+        bool is_due = extent->serial < serial && extent->state == MS__EXTENT_STORED && extent->handles > 0;
+        if (is_due && !is_alive(execute, extent)) {
+            if (execute->ahead_bytes + extent->bytes > execute->read_window_bytes ||
+                fetch_start(execute, extent, NULL) != MS_OK) {
+                return;
+            }
+            extent->is_ahead = true;
+            execute->ahead_bytes += extent->bytes;
+        }
+        extent = before;
+    }
+}
+
+/* ---- taking ---------------------------------------------------------------------------- */
+
+/* Bytes that are in memory now, or NULL. */
+static void *find_alive(ms_execute *execute, ms_extent *extent, bool *weak_again)
+{
+    const ms_execute_host *host = &execute->host;
+    *weak_again = false;
+    if (extent->state == MS__EXTENT_STORING || extent->state == MS__EXTENT_HELD) {
+        return extent->source;
+    }
+    if (extent->state == MS__EXTENT_FETCHED) {
+        return extent->landing;
+    }
+    *weak_again = true;
+    if (host->strengthen(host->context, extent->source)) {
+        return extent->source;
+    }
+    if (extent->state == MS__EXTENT_STORED && extent->landing != NULL &&
+        host->strengthen(host->context, extent->landing)) {
+        return extent->landing;
+    }
+    return NULL;
+}
+
+/* may wait */
+static int fetch_now(ms_execute *execute, ms_extent *extent, ms_error *err)
+{
+    int rc = MS_OK;
+    if (extent->state == MS__EXTENT_STORED) {
+        rc = fetch_start(execute, extent, err);
+        if (rc != MS_OK) {
+            return rc;
+        }
+    }
+    extent->is_unwanted = false;
+    ms__prefetch_before(execute, extent->serial);
+    while (extent->state == MS__EXTENT_FETCHING) {
+        rc = ms__extent_wait(execute, extent, MS_COUNTER_BACKWARD_STALL_NS, err);
+        if (extent->state != MS__EXTENT_FETCHING) {
+            continue; /* another thread saw the end of it */
+        }
+        if (ms_offload_state(execute->tier, extent->ticket) == MS_TICKET_FETCHING) {
+            return rc != MS_OK ? rc : ms_fail(err, MS_ETIMEDOUT, "a fetch did not end");
+        }
+        rc = fetch_ended(execute, extent, err);
+        if (rc != MS_OK) {
+            return rc;
+        }
+    }
+    return extent->state == MS__EXTENT_FETCHED
+               ? MS_OK
+               : ms_fail(err, MS_EIO, "a fetch failed for another thread");
+}
+
+int ms_extent_take(ms_execute *execute, ms_extent *extent, void **memory, ms_error *err)
+{
+    extent->pins++;
+    ms__enter_backward_frame(execute, extent->frame_serial);
+    ms_execute_poll(execute);
+    bool weak_again;
+    void *found = find_alive(execute, extent, &weak_again);
+    if (found == NULL) {
+        int rc = fetch_now(execute, extent, err);
+        if (rc != MS_OK) {
+            extent->pins--;
+            ms__extent_free_if_unused(execute, extent);
+            return rc;
+        }
+        found = extent->landing;
+        weak_again = false;
+    } else {
+        ms__prefetch_before(execute, extent->serial);
+    }
+    /* A second thread in here gets the same bytes; the last to leave weakens them. */
+    if (weak_again) {
+        extent->lent = found;
+    }
+    *memory = found;
+    return MS_OK;
+}
+
+void ms_extent_taken(ms_execute *execute, ms_extent *extent, uint64_t *mark)
+{
+    bool is_back = extent->state == MS__EXTENT_FETCHING || extent->state == MS__EXTENT_FETCHED;
+    if (is_back && *mark != extent->epoch) {
+        *mark = extent->epoch;
+        extent->pending--;
+        if (extent->is_ahead) {
+            extent->is_ahead = false;
+            execute->ahead_bytes -= extent->bytes;
+        }
+    }
+    if (extent->pins == 1 && extent->lent != NULL) {
+        void *lent = extent->lent;
+        extent->lent = NULL;
+        execute->host.weaken(execute->host.context, lent);
+    }
+    extent->pins--;
+    ms__extent_free_if_unused(execute, extent);
+}

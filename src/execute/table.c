@@ -1,0 +1,163 @@
+/*
+ * The plan as a table: which technique a call of a layer gets, and the root's own
+ * work after it. Filled by ms_execute_set_plan(), read at every call of a layer; it
+ * keeps nothing of the plan itself.
+ */
+#include <string.h>
+
+#include "execute/execute_internal.h"
+
+int ms_execute_add_layer(ms_execute *execute, const char *name, uint32_t *layer, ms_error *err)
+{
+    for (size_t i = 0; i < execute->layers.count; i++) {
+        if (strcmp(execute->layers.items[i].name, name) == 0) {
+            *layer = (uint32_t)i;
+            return MS_OK;
+        }
+    }
+    if (execute->layers.count >= MS_ROOT_LAYER) {
+        return ms_fail(err, MS_EOVERFLOW, "layer %s: too many layers", name);
+    }
+    char *copy = ms_strdup(name);
+    ms__layer *item = copy != NULL ? MS__ARRAY_PUSH(&execute->layers) : NULL;
+    if (item == NULL) {
+        ms_free(copy);
+        return ms_fail(err, MS_ENOMEM, "layer %s: out of memory", name);
+    }
+    item->name = copy;
+    *layer = (uint32_t)(execute->layers.count - 1);
+    return MS_OK;
+}
+
+const char *ms_execute_layer_name(const ms_execute *execute, uint32_t layer)
+{
+    return layer < execute->layers.count ? execute->layers.items[layer].name : "";
+}
+
+void ms__table_clear(ms_execute *execute)
+{
+    for (size_t i = 0; i < execute->layers.count; i++) {
+        execute->layers.items[i].calls.count = 0;
+    }
+    memset(&execute->root_start, 0, sizeof execute->root_start);
+    execute->fallback = MS_TECHNIQUE_KEEP;
+    execute->is_active = false;
+    execute->min_bytes = MS_OFFLOAD_MIN_BYTES;
+    execute->write_window_bytes = 0;
+    execute->read_window_bytes = 0;
+}
+
+void ms__table_free(ms_execute *execute)
+{
+    for (size_t i = 0; i < execute->layers.count; i++) {
+        ms_free(execute->layers.items[i].name);
+        MS__ARRAY_FREE(&execute->layers.items[i].calls);
+    }
+    MS__ARRAY_FREE(&execute->layers);
+}
+
+static bool is_root(const ms_plan_entry *entry)
+{
+    return entry->name == NULL || entry->name[0] == '\0';
+}
+
+/* Work outside a layer can't be run again on its own. */
+static ms_technique root_technique(uint32_t technique)
+{
+    bool can_move = technique == MS_TECHNIQUE_OFFLOAD_HOST || technique == MS_TECHNIQUE_OFFLOAD_DISK;
+    return can_move ? (ms_technique)technique : MS_TECHNIQUE_KEEP;
+}
+
+static int table_set(ms_execute *execute, const ms_plan_entry *entry, ms__call_plan **where, ms_error *err)
+{
+    uint32_t layer;
+    int rc = ms_execute_add_layer(execute, entry->name, &layer, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    ms__layer *item = &execute->layers.items[layer];
+    while (item->calls.count <= entry->call) {
+        if (MS__ARRAY_PUSH(&item->calls) == NULL) {
+            return ms_fail(err, MS_ENOMEM, "plan: out of memory");
+        }
+    }
+    ms__call_plan *call = &item->calls.items[entry->call];
+    call->technique = (uint8_t)entry->technique;
+    call->is_known = true;
+    *where = call;
+    return MS_OK;
+}
+
+/* Calls far beyond any model's would only be a corrupted plan. */
+enum { CALLS_MAX = 1 << 20 };
+
+static int table_fill(ms_execute *execute, const ms_plan *plan, ms_error *err)
+{
+    ms__call_plan *before = &execute->root_start;
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        const ms_plan_entry *entry = &plan->entries[i];
+        if (entry->technique >= MS_TECHNIQUE_COUNT || entry->call > CALLS_MAX) {
+            return ms_fail(err, MS_EINVAL, "plan entry %u: technique %u or call %u is out of range", i,
+                           entry->technique, entry->call);
+        }
+        if (is_root(entry)) {
+            before->after = (uint8_t)root_technique(entry->technique);
+            execute->is_active |= before->after != MS_TECHNIQUE_KEEP;
+            continue;
+        }
+        int rc = table_set(execute, entry, &before, err);
+        if (rc != MS_OK) {
+            return rc;
+        }
+        execute->is_active |= entry->technique != MS_TECHNIQUE_KEEP;
+    }
+    return MS_OK;
+}
+
+int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_technique fallback, ms_error *err)
+{
+    ms__table_clear(execute);
+    if (plan == NULL) {
+        return MS_OK;
+    }
+    if (fallback < 0 || fallback >= MS_TECHNIQUE_COUNT) {
+        return ms_fail(err, MS_EINVAL, "fallback technique %d is out of range", (int)fallback);
+    }
+    int rc = table_fill(execute, plan, err);
+    if (rc != MS_OK) {
+        ms__table_clear(execute);
+        return rc;
+    }
+    execute->fallback = fallback;
+    execute->is_active |= fallback != MS_TECHNIQUE_KEEP;
+    execute->min_bytes = plan->offload_min_bytes;
+    execute->write_window_bytes = plan->write_window_bytes;
+    execute->read_window_bytes = plan->read_window_bytes;
+    return MS_OK;
+}
+
+ms__call_plan ms__table_find(const ms_execute *execute, uint32_t layer, uint32_t call)
+{
+    ms__call_plan found = {.technique = (uint8_t)execute->fallback, .after = MS_TECHNIQUE_KEEP};
+    if (layer >= execute->layers.count) {
+        return found;
+    }
+    const ms__layer *item = &execute->layers.items[layer];
+    if (call < item->calls.count && item->calls.items[call].is_known) {
+        return item->calls.items[call];
+    }
+    if (item->calls.count > 0 && item->calls.items[0].is_known) {
+        found.technique = item->calls.items[0].technique;
+    }
+    return found;
+}
+
+bool ms_execute_is_active(const ms_execute *execute)
+{
+    return execute->is_active;
+}
+
+uint64_t ms_execute_min_bytes(const ms_execute *execute)
+{
+    return execute->min_bytes;
+}

@@ -11,7 +11,9 @@
  *
  * One per process, for the process's life: the state is global because the
  * slots are. All functions are thread-safe. The library must never be unloaded
- * once installed (RTLD_NODELETE).
+ * once installed (RTLD_NODELETE). A child made by fork() goes on with its copies of
+ * the blocks; it starts with an empty cache and a ceiling of 0, because cached pages
+ * would be copied when it writes to them.
  */
 #ifndef MEMSCALE_HOSTMEM_H
 #define MEMSCALE_HOSTMEM_H
@@ -34,14 +36,17 @@ typedef enum ms_hostmem_means {
  * Installs on behalf of one user; users are counted. `library` is the name of the
  * loaded library whose slots are taken (NULL: "libc10.so"). Acts only if both
  * slots hold the address that libc, or a known interposer, gives; otherwise falls
- * back to mallopt, says why in the log and still returns MS_OK. *means says which
- * it is. Installs `free` first.
+ * back to mallopt, says why in the log and still returns MS_OK. *means (may be NULL)
+ * says which it is; it is MS_HOSTMEM_NONE where the allocator is not glibc's either.
+ * After a fall-back the next call tries the slots again. Installs `free` first.
+ * MS_ESTATE if another library is served already; MS_ENOMEM.
  */
 MS_API int ms_hostmem_install(const char *library, ms_hostmem_means *means, ms_error *err);
 
 /* One user less. The last one restores posix_memalign at once, and `free` when the
- * last map of ours is gone; drops the cache; a slot that is no longer ours is left
- * alone. Maps that tensors still use stay valid and are unmapped when freed. */
+ * last block that came through the slots is gone; sets the ceiling to 0, which drops
+ * the cache; a slot that is no longer ours is left alone. Blocks that tensors still
+ * use stay valid and are unmapped when freed. What mallopt was told stays. */
 MS_API void ms_hostmem_uninstall(void);
 
 typedef struct ms_hostmem_stats {
@@ -83,8 +88,10 @@ typedef struct ms_hostmem_block {
 
 MS_API bool ms_hostmem_find(const void *address, ms_hostmem_block *block);
 
-/* Maps outside torch's allocator, of the same kind and out of the same cache, for
- * buffers of the library's own. Counted as live. NULL when memory is out. */
+/* Blocks outside torch's allocator, of the same kind and out of the same cache, for
+ * buffers of the library's own: at least MS_HOSTMEM_MIN_BYTES, whole pages, of
+ * undefined contents. Counted as live, installed or not. NULL when memory is out.
+ * Releasing takes NULL, and ignores what is no live block. */
 MS_API void *ms_hostmem_alloc(size_t bytes);
 MS_API void ms_hostmem_release(void *address);
 

@@ -53,8 +53,9 @@ int ms__map(size_t size_bytes, size_t align_bytes, void **out, ms_error *err)
 
 void ms__unmap(void *address, size_t size_bytes)
 {
-    if (address != NULL) {
-        munmap(address, size_bytes);
+    if (address != NULL && munmap(address, size_bytes) != 0) {
+        /* Splitting a map can exceed the process's number of maps. */
+        (void)madvise(address, size_bytes, MADV_DONTNEED);
     }
 }
 

@@ -17,8 +17,8 @@ size_t ms__page_bytes(void);
  * size); zeroed, not yet resident. MS_EINVAL, MS_EOVERFLOW, MS_ENOMEM. */
 MS_NODISCARD int ms__map(size_t size_bytes, size_t align_bytes, void **out, ms_error *err);
 
-/* Returns the range to the system. NULL is allowed. Never a fault point: what is
- * given back must be gone. */
+/* Returns the range to the system; where that fails, at least its pages. NULL is
+ * allowed. Never a fault point: what is given back must be gone. */
 void ms__unmap(void *address, size_t size_bytes);
 
 /* Advice; false where the kernel refuses, which changes nothing but speed. */

@@ -1,0 +1,343 @@
+/*
+ * The blocks in use, the cache behind them and the ceiling over both. One mutex
+ * holds it all: a block out of the cache costs less than a page fault by two
+ * orders of magnitude, and only under one lock is live + cached <= ceiling true at
+ * every moment. Reached from the allocator's own functions: may not log or use
+ * malloc.
+ */
+#include "hostmem/heap.h"
+
+#include "base/os/map.h"
+#include "base/thread.h"
+#include "base/units.h"
+#include "hostmem/cache.h"
+#include "hostmem/table.h"
+
+typedef struct heap {
+    ms__mutex mutex;
+    ms__map_cache cache;
+    uint64_t ceiling_bytes;
+    uint64_t live_bytes; /* a block that is being unmapped counts until it is gone */
+    uint64_t peak_live_bytes;
+    uint64_t peak_held_bytes;
+    uint64_t live_blocks;
+    uint64_t tensor_blocks;
+    uint64_t mapped_count;
+    uint64_t reused_count;
+    uint64_t last_serial;
+    bool accepts_tensors;
+    ms__map_block *leaving; /* freed and being unmapped outside the lock, linked both ways by age */
+    atomic_bool is_forking; /* then the lock belongs to this thread: */
+    pthread_t forker;
+} heap;
+
+static heap the_heap = {.mutex = MS__MUTEX_INIT};
+
+/* Fork handlers of others run between ours, in the thread that holds the lock for the
+ * fork, and may free a tensor. */
+static bool is_held_for_fork(void)
+{
+    return atomic_load_explicit(&the_heap.is_forking, memory_order_acquire) &&
+           pthread_equal(the_heap.forker, pthread_self());
+}
+
+static void lock_heap(void)
+{
+    if (!is_held_for_fork()) {
+        ms__mutex_lock(&the_heap.mutex);
+    }
+}
+
+static void unlock_heap(void)
+{
+    if (!is_held_for_fork()) {
+        ms__mutex_unlock(&the_heap.mutex);
+    }
+}
+
+static uint64_t bytes_of(const ms__map_block *block)
+{
+    return atomic_load_explicit(&block->bytes, memory_order_relaxed);
+}
+
+static void *address_of(const ms__map_block *block)
+{
+    return (void *)atomic_load_explicit(&block->address, memory_order_relaxed);
+}
+
+static uint64_t held_bytes(void)
+{
+    return the_heap.live_bytes + the_heap.cache.bytes;
+}
+
+/* ---- maps: made and dropped under the lock ------------------------------ */
+
+static bool drop_oldest(void)
+{
+    ms__map_block *block = ms__map_cache_take_oldest(&the_heap.cache);
+    if (block == NULL) {
+        return false;
+    }
+    ms__map_table_remove(block);
+    ms__unmap(address_of(block), bytes_of(block));
+    ms__map_block_free(block);
+    return true;
+}
+
+/* Room for `wanted_bytes` more under the ceiling, as far as the cache can give it. */
+static void make_room(uint64_t wanted_bytes)
+{
+    while (the_heap.cache.bytes > 0 && (held_bytes() > the_heap.ceiling_bytes ||
+                                        wanted_bytes > the_heap.ceiling_bytes - held_bytes())) {
+        drop_oldest();
+    }
+}
+
+/* Exactly `bytes`: with nothing mapped behind the last one, a huge page cannot make
+ * more resident than is counted. */
+static void *open_map(uint64_t bytes)
+{
+    bool is_huge = bytes >= MS__HUGE_PAGE_BYTES;
+    void *address = NULL;
+    if (ms__map(bytes, is_huge ? MS__HUGE_PAGE_BYTES : ms__page_bytes(), &address, NULL) != MS_OK) {
+        return NULL;
+    }
+    if (is_huge) {
+        (void)ms__map_want_huge_pages(address, bytes);
+    }
+    return address;
+}
+
+static ms__map_block *map_block(uint64_t bytes)
+{
+    ms__map_block *block = ms__map_block_new();
+    if (block == NULL) {
+        return NULL;
+    }
+    void *address = open_map(bytes);
+    if (address == NULL) {
+        ms__map_block_free(block);
+        return NULL;
+    }
+    atomic_store_explicit(&block->address, (uintptr_t)address, memory_order_release);
+    atomic_store_explicit(&block->bytes, bytes, memory_order_release);
+    if (!ms__map_table_add(block)) {
+        ms__unmap(address, bytes);
+        ms__map_block_free(block);
+        return NULL;
+    }
+    the_heap.mapped_count++;
+    return block;
+}
+
+static ms__map_block *map_block_or_drop_cache(uint64_t bytes)
+{
+    make_room(bytes);
+    ms__map_block *block = map_block(bytes);
+    if (block == NULL) {
+        while (drop_oldest()) {
+        }
+        block = map_block(bytes);
+    }
+    return block;
+}
+
+/* ---- blocks ------------------------------------------------------------- */
+
+static void raise_peaks(void)
+{
+    if (the_heap.live_bytes > the_heap.peak_live_bytes) {
+        the_heap.peak_live_bytes = the_heap.live_bytes;
+    }
+    if (held_bytes() > the_heap.peak_held_bytes) {
+        the_heap.peak_held_bytes = held_bytes();
+    }
+}
+
+static void hand_out(ms__map_block *block, ms__heap_owner owner)
+{
+    block->tensor = owner == MS__HEAP_TENSOR;
+    the_heap.tensor_blocks += block->tensor;
+    the_heap.live_blocks++;
+    the_heap.live_bytes += bytes_of(block);
+    raise_peaks();
+    atomic_store_explicit(&block->serial, ++the_heap.last_serial, memory_order_release);
+}
+
+static void take_back(ms__map_block *block)
+{
+    atomic_store_explicit(&block->serial, 0, memory_order_release);
+    the_heap.tensor_blocks -= block->tensor;
+    the_heap.live_blocks--;
+}
+
+void *ms__heap_alloc(size_t bytes, ms__heap_owner owner)
+{
+    if (bytes > SIZE_MAX / 2) {
+        return NULL;
+    }
+    uint64_t whole_bytes = ms__align_up(
+        bytes < MS_HOSTMEM_MIN_BYTES ? MS_HOSTMEM_MIN_BYTES : bytes, ms__page_bytes());
+    ms__map_block *block = NULL;
+    lock_heap();
+    if (owner == MS__HEAP_LIBRARY || the_heap.accepts_tensors) {
+        block = ms__map_cache_take(&the_heap.cache, whole_bytes);
+        the_heap.reused_count += block != NULL;
+        if (block == NULL) {
+            block = map_block_or_drop_cache(whole_bytes);
+        }
+        if (block != NULL) {
+            hand_out(block, owner);
+        }
+    }
+    unlock_heap();
+    return block != NULL ? address_of(block) : NULL;
+}
+
+static void join_leaving(ms__map_block *block)
+{
+    block->age_prev = NULL;
+    block->age_next = the_heap.leaving;
+    if (the_heap.leaving != NULL) {
+        the_heap.leaving->age_prev = block;
+    }
+    the_heap.leaving = block;
+}
+
+static void quit_leaving(ms__map_block *block)
+{
+    if (block->age_prev != NULL) {
+        block->age_prev->age_next = block->age_next;
+    } else {
+        the_heap.leaving = block->age_next;
+    }
+    if (block->age_next != NULL) {
+        block->age_next->age_prev = block->age_prev;
+    }
+    the_heap.live_bytes -= bytes_of(block);
+    ms__map_block_free(block);
+}
+
+/* Keeps the block if that stays under the ceiling: freeing moves bytes from live to
+ * cached, so the sum says it. True if the caller must unmap the block instead. */
+static bool keep_or_leave(ms__map_block *block)
+{
+    if (held_bytes() <= the_heap.ceiling_bytes) {
+        the_heap.live_bytes -= bytes_of(block);
+        ms__map_cache_put(&the_heap.cache, block);
+        return false;
+    }
+    ms__map_table_remove(block);
+    join_leaving(block);
+    return true;
+}
+
+bool ms__heap_free(void *address)
+{
+    ms__map_block *block = ms__map_table_start(address);
+    if (block == NULL) {
+        return false;
+    }
+    lock_heap();
+    /* Again, now that it cannot change: a block in the cache, or one whose descriptor
+     * went to another address meanwhile, was not the caller's to free. */
+    bool is_used = address_of(block) == address &&
+                   atomic_load_explicit(&block->serial, memory_order_relaxed) != 0;
+    bool must_unmap = false;
+    if (is_used) {
+        take_back(block);
+        must_unmap = keep_or_leave(block);
+    }
+    unlock_heap();
+    if (must_unmap) {
+        /* Giving back gigabytes takes milliseconds: others go on meanwhile. */
+        ms__unmap(address, bytes_of(block));
+        lock_heap();
+        quit_leaving(block);
+        unlock_heap();
+    }
+    return is_used;
+}
+
+/* ---- switches and numbers ----------------------------------------------- */
+
+void ms__heap_accept_tensors(bool accept)
+{
+    lock_heap();
+    the_heap.accepts_tensors = accept;
+    unlock_heap();
+}
+
+void ms__heap_retire(void (*restore)(bool none_left))
+{
+    lock_heap();
+    if (!the_heap.accepts_tensors) {
+        restore(the_heap.tensor_blocks == 0);
+    }
+    unlock_heap();
+}
+
+void ms__heap_set_ceiling(uint64_t ceiling_bytes)
+{
+    lock_heap();
+    the_heap.ceiling_bytes = ceiling_bytes;
+    make_room(0);
+    unlock_heap();
+}
+
+void ms__heap_trim(uint64_t keep_bytes)
+{
+    lock_heap();
+    while (the_heap.cache.bytes > keep_bytes) {
+        drop_oldest();
+    }
+    unlock_heap();
+}
+
+void ms__heap_get_stats(ms_hostmem_stats *stats)
+{
+    lock_heap();
+    stats->live_bytes = the_heap.live_bytes;
+    stats->peak_live_bytes = the_heap.peak_live_bytes;
+    stats->cached_bytes = the_heap.cache.bytes;
+    stats->peak_held_bytes = the_heap.peak_held_bytes;
+    stats->live_blocks = the_heap.live_blocks;
+    stats->mapped_count = the_heap.mapped_count;
+    stats->reused_count = the_heap.reused_count;
+    unlock_heap();
+}
+
+void ms__heap_reset_peak(void)
+{
+    lock_heap();
+    the_heap.peak_live_bytes = the_heap.live_bytes;
+    the_heap.peak_held_bytes = held_bytes();
+    unlock_heap();
+}
+
+void ms__heap_before_fork(void)
+{
+    ms__mutex_lock(&the_heap.mutex);
+    the_heap.forker = pthread_self();
+    atomic_store_explicit(&the_heap.is_forking, true, memory_order_release);
+}
+
+/* What another thread was unmapping at the fork may or may not be mapped here still:
+ * unmapping it again could hit a newer map of somebody else. It only stops counting. */
+static void settle_child(void)
+{
+    while (the_heap.leaving != NULL) {
+        quit_leaving(the_heap.leaving);
+    }
+    the_heap.ceiling_bytes = 0;
+    make_room(0);
+}
+
+void ms__heap_after_fork(bool in_child)
+{
+    if (in_child) {
+        settle_child();
+    }
+    atomic_store_explicit(&the_heap.is_forking, false, memory_order_release);
+    ms__mutex_unlock(&the_heap.mutex);
+}

@@ -114,6 +114,15 @@ MS_API char *ms_hardware_to_json(const ms_hardware *hardware);
  * for a GPU its total, for a CPU host the smaller of RAM and the binding limit. */
 MS_API uint64_t ms_hardware_device_bytes(const ms_hardware *hardware);
 
+/*
+ * Fills `process` and `device` for the process that calls. For the CPU (device -1) the
+ * baseline is the resident memory now, after libc gave back what it holds free; for a
+ * GPU it is `allocated_bytes`, what the framework has allocated there. The scratch
+ * bytes are a prior that the first steps replace (ms_pipeline_observe()).
+ */
+MS_API int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes,
+                                   ms_error *err);
+
 /* Two significant digits, so that a noisy measurement gives a stable plan. */
 MS_API uint64_t ms_round_2_digits(uint64_t value);
 

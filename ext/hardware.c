@@ -1,0 +1,140 @@
+/*
+ * The machine for Python: the hardware description as JSON, the fitness of a
+ * directory for the disk tier, resident memory of this process. Used by the
+ * profiler and by wrap().
+ */
+#include "base/json.h"
+#include "base/os/procfs.h"
+#include "common.h"
+#include "memscale/hardware.h"
+#include "rooms.h"
+
+static PyObject *hardware_probe(PyObject *module, PyObject *args, PyObject *keywords)
+{
+    (void)module;
+    static char *names[] = {"disk_dir", "cache_dir", "no_cache", "no_measure", NULL};
+    PyObject *disk_dir = Py_None;
+    PyObject *cache_dir = Py_None;
+    int no_cache = 0;
+    int no_measure = 0;
+    ms_hardware_options options = {0};
+    ms_error err;
+    int rc;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|OOpp:hardware_probe", names, &disk_dir,
+                                     &cache_dir, &no_cache, &no_measure) ||
+        ms_ext_utf8_or_none(disk_dir, "disk_dir", &options.disk_dir) != 0 ||
+        ms_ext_utf8_or_none(cache_dir, "cache_dir", &options.cache_dir) != 0) {
+        return NULL;
+    }
+    options.no_cache = no_cache != 0;
+    options.no_measure = no_measure != 0;
+    ms_hardware *hardware = ms_calloc(1, sizeof *hardware);
+    if (hardware == NULL) {
+        return PyErr_NoMemory();
+    }
+    MS_EXT_UNLOCKED(rc = ms_hardware_probe(&options, hardware, &err));
+    PyObject *text = NULL;
+    if (ms_ext_check(rc, &err) == 0) {
+        text = ms_ext_take_text(ms_hardware_to_json(hardware));
+    }
+    ms_free(hardware);
+    return text;
+}
+
+static PyObject *hardware_check(PyObject *module, PyObject *given)
+{
+    (void)module;
+    ms_error err;
+    PyObject *text = NULL;
+    const char *json = ms_ext_utf8(given, "hardware", NULL);
+    if (json == NULL) {
+        return NULL;
+    }
+    ms_hardware *hardware = ms_calloc(1, sizeof *hardware);
+    if (hardware == NULL) {
+        return PyErr_NoMemory();
+    }
+    if (ms_ext_check(ms_hardware_parse(json, hardware, &err), &err) == 0) {
+        text = ms_ext_take_text(ms_hardware_to_json(hardware));
+    }
+    ms_free(hardware);
+    return text;
+}
+
+static PyObject *disk_text(const ms_disk *disk)
+{
+    ms__json_writer writer = {0};
+    ms_error err;
+    char *text = NULL;
+    json_t *root = ms__json_new(&writer);
+    ms__json_put_string(&writer, root, "dir", disk->dir);
+    ms__json_put_string(&writer, root, "filesystem", disk->filesystem);
+    ms__json_put_bool(&writer, root, "is_memory", disk->is_memory);
+    ms__json_put_bool(&writer, root, "direct_io", disk->direct_io);
+    ms__json_put_u64(&writer, root, "free_bytes", disk->free_bytes);
+    ms__json_put_string(&writer, root, "refusal", disk->refusal);
+    if (ms_ext_check(ms__json_finish(&writer, root, "disk", &text, &err), &err) != 0) {
+        return NULL;
+    }
+    return ms_ext_take_text(text);
+}
+
+static PyObject *disk_probe(PyObject *module, PyObject *given)
+{
+    (void)module;
+    ms_disk disk;
+    ms_error err;
+    int rc;
+    const char *dir = ms_ext_utf8(given, "dir", NULL);
+    if (dir == NULL) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(rc = ms_disk_probe(dir, &disk, &err));
+    return ms_ext_check(rc, &err) == 0 ? disk_text(&disk) : NULL;
+}
+
+static PyObject *process_memory(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    ms__resident resident;
+    ms_error err;
+    if (ms_ext_check(ms__resident_read(&resident, &err), &err) != 0) {
+        return NULL;
+    }
+    return Py_BuildValue("{s:K,s:K}", "rss_bytes", (unsigned long long)resident.now_bytes,
+                         "peak_rss_bytes", (unsigned long long)resident.peak_bytes);
+}
+
+static PyObject *reset_peak_rss(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    ms_error err;
+    if (ms_ext_check(ms__resident_reset_peak(&err), &err) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"hardware_probe", MS_EXT_FAST(hardware_probe), METH_VARARGS | METH_KEYWORDS,
+     "hardware_probe(disk_dir=None, cache_dir=None, no_cache=False, no_measure=False) -> str: JSON "
+     "of this machine. ConfigError where disk_dir is not fit for the disk tier."},
+    {"hardware_check", hardware_check, METH_O,
+     "hardware_check(json) -> str: the description as the library writes it; MemScaleError."},
+    {"disk_probe", disk_probe, METH_O,
+     "disk_probe(dir) -> str: JSON of a directory of the disk tier, made where it is missing; "
+     "ConfigError where it is not fit."},
+    {"process_memory", process_memory, METH_NOARGS,
+     "process_memory() -> dict: rss_bytes and peak_rss_bytes of this process."},
+    {"reset_peak_rss", reset_peak_rss, METH_NOARGS,
+     "reset_peak_rss(): peak_rss_bytes starts again at rss_bytes; MemScaleError where the kernel "
+     "does not allow it."},
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_hardware(PyObject *module)
+{
+    return PyModule_AddFunctions(module, methods);
+}

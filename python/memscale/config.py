@@ -1,0 +1,192 @@
+"""What the user asks for: `Config` and the values inside it.
+
+Every bound, default and message about a bad value lives in the C library; this
+file gives them a Python face. It imports neither torch nor anything that does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import numbers
+import os
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from memscale import _core
+
+__all__ = ["AsyncOffloadConfig", "Config", "OptimizationMode"]
+
+_VERSION = 1
+_PATH_FIELDS = ("log_file", "disk_offload_dir")
+
+
+class OptimizationMode(str, Enum):
+    """How far memscale may go. Members compare equal to their strings."""
+
+    CONSERVATIVE = "conservative"
+    """Recompute layers in backward, nothing else."""
+    BALANCED = "balanced"
+    """Recompute, and offload to a lower tier."""
+    AGGRESSIVE = "aggressive"
+    """Everything that the flags of `Config` allow."""
+
+
+@dataclass
+class AsyncOffloadConfig:
+    """How transfers between GPU and host overlap with compute.
+
+    Attributes:
+        pinned_pool_gb: pinned host memory to reserve, in GB (1e9 bytes); a positive
+            number, or None: chosen from the hardware.
+        prefetch_depth: layers to fetch ahead in backward, 1 to 1024, or None: chosen.
+        num_streams: transfer streams, 1 to 64, or None: chosen from the copy engines.
+        debug: log every transfer.
+
+    Raises:
+        ConfigError: a value is not allowed; `.field` is ``"async_config.<name>"``.
+    """
+
+    pinned_pool_gb: float | None = None
+    prefetch_depth: int | None = None
+    num_streams: int | None = None
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        _core.config_validate(_encode({"async_config": self}))
+
+
+@dataclass
+class Config:
+    """What a wrapped model may use and do. GB is 1e9 bytes in every field.
+
+    Attributes:
+        mode: how far to go, an `OptimizationMode` or its string.
+        enable_checkpointing: recompute layers in backward.
+        enable_offloading: move saved activations (and, when asked, optimizer state)
+            to a lower tier: from GPU to host RAM, from host RAM to disk.
+        enable_tiling: compute activation-heavy pieces (loss head, MLP) in tiles.
+            Sums run in another order, so results are rounded differently.
+        use_mixed_precision: BF16, or FP16 with loss scaling where BF16 is missing.
+        use_8bit_optimizer: keep optimizer state in 8 bits.
+        max_cpu_offload_gb: cap on host RAM used for offloading, 0 or more; None:
+            what is available.
+        target_gpu_utilization: share of the device's memory to aim for when no
+            byte budget is given, above 0 and at most 1.
+        force_optimize: optimize although the run fits comfortably.
+        use_static_profiling: trace a step without running it, first.
+        use_empirical_fallback: if tracing fails, profile real steps.
+        warmup_steps: steps that the empirical profiler measures, 1 to 1000.
+        enable_logging: log hardware and plan.
+        log_file: also log to this file (str or path-like), or None.
+        observability_port: serve Prometheus metrics on this port of the loopback
+            interface, 1 to 65535, or None.
+        verify_correctness: compare loss and gradients with an unoptimized step
+            before training. Slow.
+        async_offload: overlap transfers between GPU and host with compute (the disk
+            tier always overlaps). The argument of `wrap` and the environment variable
+            ``MEMSCALE_ASYNC_OFFLOAD`` come before this field.
+        async_config: an `AsyncOffloadConfig`, or None: chosen from the hardware.
+        auto_policy: let the policy choose mode and techniques.
+        memory_budget_gb: the promise: peak bytes on the training device (resident
+            memory of the process on a CPU host) stay under this; a positive number,
+            or None: a share of the device is the target.
+        disk_offload_dir: directory of the disk tier (str or path-like); None: a cache
+            directory on a real disk. Whether it exists is checked when it is used.
+        max_disk_offload_gb: cap on disk used, 0 or more; None: a stated share of what
+            is free.
+
+    Raises:
+        ConfigError: (also a ValueError) a value is not allowed. The text names the
+            field, the value and what is allowed; `.field` is the name. Fields that
+            are assigned later are checked when the config is used.
+
+    Example:
+        >>> Config(memory_budget_gb=4.0, mode="aggressive").mode
+        <OptimizationMode.AGGRESSIVE: 'aggressive'>
+    """
+
+    mode: OptimizationMode = OptimizationMode.BALANCED
+    enable_checkpointing: bool = True
+    enable_offloading: bool = True
+    enable_tiling: bool = False
+    use_mixed_precision: bool = False
+    use_8bit_optimizer: bool = False
+    max_cpu_offload_gb: float | None = None
+    target_gpu_utilization: float = 0.85
+    force_optimize: bool = False
+    use_static_profiling: bool = True
+    use_empirical_fallback: bool = True
+    warmup_steps: int = 2
+    enable_logging: bool = True
+    log_file: str | None = None
+    observability_port: int | None = None
+    verify_correctness: bool = False
+    async_offload: bool = False
+    async_config: AsyncOffloadConfig | None = None
+    auto_policy: bool = False
+    memory_budget_gb: float | None = None
+    disk_offload_dir: str | None = None
+    max_disk_offload_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        self.to_json()
+        self.mode = OptimizationMode(self.mode)
+        for name in _PATH_FIELDS:
+            setattr(self, name, _path_text(getattr(self, name)))
+
+    def to_json(self) -> str:
+        """The config as the C library reads it, every field written out.
+
+        Returns:
+            A JSON object after ``docs/formats/config.schema.json``.
+
+        Raises:
+            ConfigError: a field was assigned a value that is not allowed.
+        """
+        fields = _fields(self)
+        for name in _PATH_FIELDS:
+            fields[name] = _path_text(fields[name])
+        return _core.config_validate(_encode(fields))
+
+
+def _fields(instance: Any) -> dict[str, Any]:
+    """Names and values of a dataclass instance, not copied and not descended into."""
+    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+
+
+def _encode(fields: dict[str, Any]) -> str:
+    document = {name: _plain(value) for name, value in fields.items()}
+    return json.dumps({"version": _VERSION, **document}, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON holds it. What JSON can't hold travels as ``{"__repr__": text}``,
+    which no field accepts, so that C names it in its message."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, AsyncOffloadConfig):
+        return {name: _plain(item) for name, item in _fields(value).items()}
+    if isinstance(value, str) and "\0" not in value and _is_unicode(value):
+        return value
+    if isinstance(value, numbers.Integral) and -(2**63) <= value < 2**63:
+        return int(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        if math.isfinite(value):
+            return float(value)
+    return {"__repr__": ascii(value)}
+
+
+def _path_text(value: Any) -> Any:
+    return os.fsdecode(value) if isinstance(value, os.PathLike) else value
+
+
+def _is_unicode(text: str) -> bool:
+    """False for text with lone surrogates, such as undecodable bytes of a path."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,50 @@
+# The front door. Every target calls a script of scripts/ and nothing else; each
+# may be called again at any time and does only what is missing or out of date.
+#
+#   TORCH_SPEC  what pip installs as PyTorch where the active environment has none
+#   PYTHON      the interpreter to make .venv with (default: the newest suitable one found,
+#               the active environment's first)
+
+TORCH_SPEC ?= torch==2.13.0
+PYTHON ?=
+export TORCH_SPEC PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test bench lint fuzz wheel clean
+
+help:
+	@echo "Targets:"
+	@echo "  help   this list"
+	@echo "  build  install what is missing, build, leave memscale in .venv"
+	@echo "  demo   build, then train GPT-2 under a byte budget beside the unmodified run"
+	@echo "  test   build, then pass every test"
+	@echo "  bench  build, then measure against the unmodified run and HF checkpointing"
+	@echo "  lint   static checks of C and Python"
+	@echo "  fuzz   build the libFuzzer targets with clang and run each for a minute"
+	@echo "  wheel  one self-contained wheel in dist/, installed and tried out"
+	@echo "  clean  remove what was built; keeps .venv"
+	@echo "Variables: TORCH_SPEC ($(TORCH_SPEC)), PYTHON"
+
+build:
+	@scripts/build.sh
+
+demo: build
+	@.venv/bin/python -m memscale.benchmarks.demo
+
+test:
+	@scripts/test.sh
+
+bench:
+	@scripts/bench.sh
+
+lint:
+	@scripts/lint.sh
+
+fuzz:
+	@scripts/fuzz.sh
+
+wheel:
+	@scripts/wheel.sh
+
+clean:
+	@rm -rf build build-* dist .stamps/build

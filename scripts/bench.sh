@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Measures: the micro-benchmarks in C, then whole training steps beside the
+# unmodified run and HF checkpointing. Never part of a test.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+"$ROOT/scripts/build.sh"
+cd "$ROOT"
+meson_build bench --buildtype=release -Doptimization=2 -Dpython=disabled -Dtests=false
+if [ -n "$(meson introspect build/bench --benchmarks | tr -d '[] \n')" ]; then
+    say "micro-benchmarks"
+    meson test -C build/bench --benchmark --verbose
+fi
+say "training steps"
+cd build
+python -m memscale.benchmarks "$@"

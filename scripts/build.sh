@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Leaves .venv with memscale as it is in this folder: a normal install, made anew
+# only where a source has changed.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+"$ROOT/scripts/setup.sh"
+
+sources=(meson.build meson.options pyproject.toml README.md LICENSE include src ext cli python
+    bench/meson.build)
+wanted=$(tree_digest "${sources[@]}")
+installed=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/memscale
+
+if stamp_is build "$wanted" && [ -e "$installed/_core.abi3.so" ] && [ -x "$VENV/bin/memscale" ]; then
+    exit 0
+fi
+
+say "building memscale"
+cd "$ROOT"
+quietly python -m pip install --no-build-isolation --no-deps --no-index --force-reinstall \
+    --config-settings=build-dir=build/python .
+stamp_set build "$wanted"

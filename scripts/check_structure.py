@@ -1,0 +1,236 @@
+"""Checks that the tree keeps its shape; called by test.sh and lint.sh.
+
+Who may include or import whom, how long files and functions may be, and that
+nothing names a home folder. Prints every place that breaks a rule and exits with
+status 1 if there was one.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+import sys
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FILE_LINES_MAX = 800
+FUNCTION_LINES_MAX = 100
+
+# ---- who may use whom --------------------------------------------------------
+
+BASE = {"base"}
+CORE = BASE | {"core"}
+MIDDLE = {"policy", "plan", "hostmem", "offload", "techniques"}
+C_ROOMS: dict[str, set[str]] = {
+    "base": set(),
+    "core": BASE,
+    **{room: CORE for room in MIDDLE},
+    "execute": CORE | MIDDLE,
+    "observability": BASE,
+    "autotuning": CORE | {"plan"},
+}
+C_ALL = set(C_ROOMS)
+
+# Public headers that are not named after their room; "top" is pipeline.c's.
+HEADER_ROOMS = {
+    "config": "core",
+    "graph": "core",
+    "hardware": "core",
+    "trace": "core",
+    "pressure": "core",
+    "engine": "core",
+    "pipeline": "top",
+}
+
+# Python packages and modules from the ground up: each may import from its own
+# and from lower steps.
+PYTHON_STEPS = [
+    {"errors", "_core"},
+    {"config"},
+    {"observability"},
+    {"policy", "offload", "techniques", "optim"},
+    {"core"},
+    {"integrations", "autotuning"},
+    {"api"},
+    {"__init__", "benchmarks"},
+]
+PYTHON_STEP = {name: i for i, names in enumerate(PYTHON_STEPS) for name in names}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
+
+
+def room_of_include(name: str) -> str | None:
+    """The room that an include of ours belongs to; None for the system's."""
+    first, _, rest = name.partition("/")
+    if first == "memscale" and rest.endswith(".h"):
+        stem = rest.removesuffix(".h")
+        return HEADER_ROOMS.get(stem, stem)
+    return first if rest and first in C_ALL else None
+
+
+def check_c_includes(path: pathlib.Path, text: str) -> Iterator[str]:
+    """Includes of a C file that its place does not allow."""
+    parts = path.relative_to(ROOT).parts
+    if parts[0] == "src":
+        room = parts[1] if len(parts) > 2 else "top"
+    elif parts[0] == "include":
+        room = room_of_include(f"memscale/{path.name}") or "top"
+    else:
+        room = "outside"
+    if room == "top":
+        allowed = C_ALL | {"top"}
+    elif room == "outside":
+        allowed = C_ALL | {"top"}
+    else:
+        allowed = C_ROOMS[room] | {room}
+    for bracket, name in INCLUDE.findall(text):
+        used = room_of_include(name)
+        if used is not None and used not in allowed:
+            yield f"{room} must not include {name}"
+        if room == "outside" and parts[0] in ("cli", "ext") and used and not name.startswith("memscale/"):
+            yield f"{parts[0]} must use the public headers, not {name}"
+        if room != "outside" and (name == "Python.h" or name.startswith(("torch/", "ATen/", "c10/"))):
+            yield f"the library must not include {name}"
+        if bracket == "<" and used is not None:
+            yield f"{name} is ours: include it in quotes"
+
+
+def imported_modules(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Line and first name below `memscale` of every import of ours, lazy ones included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                if parts[0] == "memscale":
+                    yield node.lineno, parts[1] if len(parts) > 1 else "__init__"
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1]
+                parts = [*base, *(node.module or "").split(".")] if node.module else [*base]
+            else:
+                parts = (node.module or "").split(".")
+            if not parts or parts[0] != "memscale":
+                continue
+            if len(parts) > 1:
+                yield node.lineno, parts[1]
+            else:
+                for alias in node.names:
+                    yield node.lineno, alias.name
+
+
+def check_python_imports(path: pathlib.Path, tree: ast.AST) -> Iterator[str]:
+    """Imports of a module of the package that its step does not allow."""
+    parts = path.relative_to(ROOT / "python").with_suffix("").parts
+    own = parts[1]
+    if own not in PYTHON_STEP:
+        yield f"{own} has no place in PYTHON_STEPS"
+        return
+    for line, used in imported_modules(tree, parts[:-1]):
+        # Names that __init__ hands on (version, wrap) count as __init__.
+        step = PYTHON_STEP.get(used, PYTHON_STEP["__init__"])
+        if used != own and step > PYTHON_STEP[own]:
+            yield f"line {line}: {own} must not import {used}"
+
+
+# ---- lengths -----------------------------------------------------------------
+
+
+def long_c_functions(text: str) -> Iterator[tuple[int, int]]:
+    """Line and length of every function of more than FUNCTION_LINES_MAX lines.
+
+    In this tree a function's braces stand alone in the first column, which types'
+    and tables' never do.
+    """
+    start = None
+    last_blank = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if line == "{" and start is None:
+            start = last_blank + 1
+        elif line == "}" and start is not None:
+            if number - start + 1 > FUNCTION_LINES_MAX:
+                yield start, number - start + 1
+            start = None
+        if start is None and (not line or line.startswith(("#", "}", " */", "/*"))):
+            last_blank = number
+
+
+def long_python_functions(tree: ast.AST) -> Iterator[tuple[int, int]]:
+    """The same for Python, decorators not counted."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES_MAX:
+                yield node.lineno, length
+
+
+# ---- words -------------------------------------------------------------------
+
+FORBIDDEN = [
+    (re.compile(r"/(?:home|root|Users|work)/[\w.]"), "a path of one machine"),
+    (re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE), "a conflict mark"),
+]
+
+
+def forbidden_words(text: str) -> Iterator[tuple[int, str]]:
+    """Line and kind of every place that holds what no file here should."""
+    for pattern, kind in FORBIDDEN:
+        for match in pattern.finditer(text):
+            yield text.count("\n", 0, match.start()) + 1, f"{kind}: {match.group().strip()}"
+
+
+# ---- all of it ---------------------------------------------------------------
+
+CODE_FOLDERS = ["include", "src", "ext", "cli", "python", "tests", "bench", "scripts"]
+TEXT_SUFFIXES = {".c", ".h", ".py", ".sh", ".md", ".build", ".toml", ".json", ".txt", ".yml"}
+
+
+def tracked_files() -> list[pathlib.Path]:
+    """Every text file of the tree that is not built or installed."""
+    files = [p for p in ROOT.iterdir() if p.is_file()]
+    for folder in [*CODE_FOLDERS, "docs", ".ci"]:
+        files += [p for p in (ROOT / folder).rglob("*") if p.is_file()]
+    return sorted(
+        p
+        for p in files
+        if p.suffix in TEXT_SUFFIXES and "__pycache__" not in p.parts and "corpus" not in p.parts
+    )
+
+
+def check_code(path: pathlib.Path, text: str) -> Iterator[str]:
+    """What the rules for C and Python say about one file."""
+    lines = text.count("\n")
+    if lines > FILE_LINES_MAX:
+        yield f"{lines} lines, more than {FILE_LINES_MAX}"
+    if path.suffix == ".py":
+        tree = ast.parse(text, str(path))
+        long_functions = list(long_python_functions(tree))
+        if (ROOT / "python" / "memscale") in path.parents:
+            yield from check_python_imports(path, tree)
+    else:
+        long_functions = list(long_c_functions(text))
+        yield from check_c_includes(path, text)
+    for line, length in long_functions:
+        yield f"line {line}: a function of {length} lines, more than {FUNCTION_LINES_MAX}"
+
+
+def main() -> int:
+    """Prints what is wrong; 1 if anything is."""
+    problems = 0
+    files = tracked_files()
+    for path in files:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        found: list[str] = []
+        if path.suffix in {".c", ".h", ".py"}:
+            found += check_code(path, text)
+        if path != pathlib.Path(__file__).resolve():
+            found += [f"line {line}: {what}" for line, what in forbidden_words(text)]
+        for message in found:
+            print(f"{path.relative_to(ROOT)}: {message}")
+        problems += len(found)
+    print(f"structure: {len(files)} files, {problems} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Uses an installed memscale as a user without torch would; called by wheel.sh.
+
+Run with the interpreter of the environment that holds the wheel; the argument is
+the wheel's file. Exits with a message at the first thing that is wrong.
+"""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+import sysconfig
+import zipfile
+
+
+def check_contents(wheel: pathlib.Path) -> None:
+    """The file names the stable ABI and holds nothing that should stay behind."""
+    if "-cp311-abi3-manylinux" not in wheel.name:
+        sys.exit(f"{wheel.name} is not tagged cp311-abi3-manylinux")
+    names = zipfile.ZipFile(wheel).namelist()
+    strays = [n for n in names if "__pycache__" in n or n.endswith(("meson.build", ".a", ".c", ".h"))]
+    if strays:
+        sys.exit(f"the wheel holds {strays}")
+
+
+def check_import() -> None:
+    """The package imports, knows its version in all three places, and needs no torch."""
+    import memscale
+    from memscale import _core
+
+    if importlib.util.find_spec("torch") is not None:
+        sys.exit("this environment has torch: the check proves nothing")
+    if not (memscale.__version__ == _core.version()):
+        sys.exit(f"versions differ: {memscale.__version__}, {_core.version()}")
+    memscale.Config(memory_budget_gb=4.0)
+    try:
+        memscale.Config(memory_budget_gb=-1.0)
+    except memscale.ConfigError:
+        pass
+    else:
+        sys.exit("Config(memory_budget_gb=-1.0) was accepted")
+
+
+def check_program() -> None:
+    """The program is an executable of its own, not a Python script, and runs."""
+    from memscale import _core
+
+    program = pathlib.Path(sysconfig.get_path("scripts")) / "memscale"
+    if program.read_bytes()[:4] != b"\x7fELF":
+        sys.exit(f"{program} is not an executable")
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    if version.stdout != f"memscale {_core.version()}\n":
+        sys.exit(f"memscale --version says {version.stdout!r}")
+    subprocess.run([program, "doctor"], check=True)
+
+
+if __name__ == "__main__":
+    check_contents(pathlib.Path(sys.argv[1]))
+    check_import()
+    check_program()

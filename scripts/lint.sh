@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Static checks: the compiler's analyzer (or clang-tidy where it is installed) on
+# the C, ruff and mypy on the Python.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+"$ROOT/scripts/setup.sh"
+cd "$ROOT"
+
+say "structure"
+python scripts/check_structure.py
+
+if command -v clang-tidy >/dev/null 2>&1; then
+    say "clang-tidy"
+    meson_build lint -Dpython=disabled -Dtests=false
+    find src cli -name '*.c' -print0 |
+        xargs -0 -n 8 -P "$JOBS" clang-tidy --quiet -p build/lint \
+            --checks='-*,bugprone-*,clang-analyzer-*,-bugprone-easily-swappable-parameters,-clang-analyzer-security.insecureAPI.DeprecatedOrUnsafeBufferHandling,-bugprone-reserved-identifier'
+else
+    say "the compiler's analyzer (clang-tidy is not installed)"
+    meson_build lint -Dpython=disabled -Dtests=false -Dshared=false -Dwerror=true \
+        -Dc_args=-fanalyzer
+fi
+
+if ! python -m ruff --version >/dev/null 2>&1 || ! python -m mypy --version >/dev/null 2>&1; then
+    quietly python -m pip install ruff mypy || {
+        say "skipped: ruff and mypy could not be installed"
+        exit 0
+    }
+fi
+say "ruff"
+python -m ruff check python tests scripts
+say "mypy"
+MYPYPATH=python python -m mypy --python-executable "$VENV/bin/python" --exclude tests python/memscale

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Every test: structure, C (plain, under address and undefined-behaviour
+# sanitizers, threads under the thread sanitizer), the program, the fuzz corpora,
+# the wheel, Python. Stops at the first stage that fails.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+"$ROOT/scripts/build.sh"
+cd "$ROOT"
+
+# Only rooms whose tests start threads of ours are worth the thread sanitizer.
+tsan_suites=(--suite base --suite offload)
+sanitized=(-Dpython=disabled -Dshared=false -Db_lundef=false)
+
+run_meson_tests() {
+    local folder=$1
+    shift
+    meson test -C "build/$folder" --no-rebuild --print-errorlogs "$@"
+}
+
+say "structure"
+python scripts/check_structure.py
+
+say "C tests, the program, the fuzz corpora"
+meson_build test -Dpython=disabled -Dwerror=true
+run_meson_tests test
+
+say "the same under the address and undefined-behaviour sanitizers"
+meson_build asan -Db_sanitize=address,undefined -Dwerror=true "${sanitized[@]}"
+run_meson_tests asan
+
+say "threads under the thread sanitizer"
+meson_build tsan -Db_sanitize=thread "${sanitized[@]}"
+run_meson_tests tsan "${tsan_suites[@]}"
+
+say "the wheel"
+scripts/wheel.sh
+
+say "Python tests"
+# From a folder without the sources, so that the installed package is tested.
+mkdir -p build/pytest
+cd build/pytest
+python -m pytest -c "$ROOT/pyproject.toml" --rootdir "$ROOT" "$ROOT/tests/python" "$@"

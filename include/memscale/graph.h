@@ -172,6 +172,13 @@ MS_API int ms_graph_parse(const char *json, ms_graph **graph, ms_error *err);
  * out or a number does not fit. */
 MS_API char *ms_graph_to_json(const ms_graph *graph);
 
+/*
+ * Does a plan for the inputs `larger` serve the inputs `smaller`? Signatures are texts in
+ * which every tensor's sizes stand in brackets, such as "input_ids:int64[4,512]". True when
+ * they are equal but for sizes, and no size of `smaller` exceeds the one at its place.
+ */
+MS_API bool ms_signature_covers(const char *larger, const char *smaller);
+
 /* Index of the node of the `call`-th call of module `name`, or -1. */
 MS_API int64_t ms_graph_find(const ms_graph *graph, const char *name, uint32_t call);
 

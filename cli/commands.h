@@ -6,7 +6,9 @@
 #ifndef MS_CLI_COMMANDS_H
 #define MS_CLI_COMMANDS_H
 
-#define CLI_COMMANDS(X)
+#define CLI_COMMANDS(X)                                        \
+    X(hardware, "show this machine as plans see it")           \
+    X(doctor, "check what memscale needs or can use here")
 
 /* argv[0] is the command's name. Returns the exit status of the program. */
 #define CLI_DECLARE(name, text) int cmd_##name(int argc, char **argv);

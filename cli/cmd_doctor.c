@@ -1,0 +1,352 @@
+/*
+ * `memscale doctor`: one check per line of what memscale needs or can use here,
+ * with what to do about what is missing. The checks are a table; each looks at
+ * the hardware description or asks the system, and none changes anything but the
+ * cache of measured rates.
+ */
+#include <errno.h>
+#include <linux/io_uring.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/libcuda.h"
+#include "base/os/file.h"
+#include "base/os/procfs.h"
+#include "base/units.h"
+#include "commands.h"
+#include "common.h"
+#include "core/isa.h"
+#include "core/probe.h"
+#include "memscale/hardware.h"
+#include "options.h"
+
+static const char help[] =
+    "Usage: memscale doctor [--json] [--disk-dir DIR]\n"
+    "\n"
+    "Checks what memscale needs or can use on this machine. Each line says ok, warn\n"
+    "(it works, but slower or with a part switched off) or fail, and what to do.\n"
+    "\n"
+    "  --json          print a JSON document (docs/formats/doctor.schema.json)\n"
+    "  --disk-dir DIR  check this directory for the disk tier, not a chosen one\n"
+    "\n"
+    "Examples:\n"
+    "  memscale doctor\n"
+    "  memscale doctor --disk-dir /scratch\n"
+    "\n"
+    "Exit status: 0, 1 where a check fails, 2 for a wrong option.\n";
+
+/* ---- results ------------------------------------------------------------ */
+
+typedef enum check_status { CHECK_OK, CHECK_WARN, CHECK_FAIL } check_status;
+
+static const char *const status_names[] = {"ok", "warn", "fail"};
+
+typedef struct check_result {
+    check_status status;
+    char text[512];
+    char advice[256]; /* "" where there is nothing to do */
+} check_result;
+
+/* What the checks look at. */
+typedef struct patient {
+    const char *disk_dir;       /* NULL: the chosen one */
+    const ms_hardware *machine; /* NULL where probing failed */
+    ms_error probe_error;
+} patient;
+
+static void say(check_result *result, const char *fmt, ...) MS_PRINTF(2, 3);
+
+static void say(check_result *result, const char *fmt, ...)
+{
+    size_t used = strlen(result->text);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(result->text + used, sizeof result->text - used, fmt, args);
+    va_end(args);
+}
+
+static void advise(check_result *result, check_status status, const char *advice)
+{
+    result->status = status;
+    snprintf(result->advice, sizeof result->advice, "%s", advice);
+}
+
+/* ---- the checks --------------------------------------------------------- */
+
+static void check_cpu(const patient *p, check_result *result)
+{
+    const ms_cpu *cpu = &p->machine->cpu;
+    say(result, "%s, %u usable", cpu->name, (unsigned)cpu->usable_cpus);
+    for (uint32_t bit = 1; bit != 0; bit <<= 1) {
+        if ((cpu->isa & bit) != 0 && ms__isa_name(bit) != NULL) {
+            say(result, ", %s", ms__isa_name(bit));
+        }
+    }
+    if ((cpu->isa & (MS_ISA_AVX2 | MS_ISA_NEON)) == 0) {
+        say(result, ", no vector instructions that kernels know");
+        advise(result, CHECK_WARN, "kernels take their plain C path here; nothing to do");
+    }
+}
+
+static void check_memory(const patient *p, check_result *result)
+{
+    const ms_ram *ram = &p->machine->ram;
+    say(result, "%s, %s available", ms__text_bytes(ram->total_bytes).text,
+        ms__text_bytes(ram->available_bytes).text);
+    if (ram->limit_bytes != UINT64_MAX) {
+        say(result, ", limited to %s by %s", ms__text_bytes(ram->limit_bytes).text,
+            ram->limit_source);
+    } else {
+        say(result, ", no control group limit");
+    }
+    if (ram->available_bytes < ram->total_bytes / 10) {
+        advise(result, CHECK_WARN, "other programs hold most of the memory: end some of them");
+    }
+}
+
+static void check_peak(const patient *p, check_result *result)
+{
+    ms_error err;
+    (void)p;
+    if (ms__resident_reset_peak(&err) == MS_OK) {
+        say(result, "the peak of resident memory can be measured from any moment on");
+        return;
+    }
+    say(result, "%s", err.text);
+    advise(result, CHECK_WARN, "measured peaks will include what came before wrap()");
+}
+
+static void check_huge_pages(const patient *p, check_result *result)
+{
+    char text[128];
+    (void)p;
+    if (!ms__file_read_small("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof text)) {
+        say(result, "this kernel has no transparent huge pages");
+        advise(result, CHECK_WARN, "fresh memory costs more time; nothing to do");
+        return;
+    }
+    text[strcspn(text, "\n")] = '\0';
+    say(result, "transparent huge pages: %s", text);
+    if (strstr(text, "[never]") != NULL) {
+        advise(result, CHECK_WARN,
+               "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+    }
+}
+
+static void check_memlock(const patient *p, check_result *result)
+{
+    enum { USEFUL_BYTES = 64 << 20 };
+    uint64_t limit = p->machine->ram.memlock_bytes;
+    if (limit == UINT64_MAX) {
+        say(result, "any amount may be locked");
+        return;
+    }
+    say(result, "%s may be locked", ms__text_bytes(limit).text);
+    if (limit < USEFUL_BYTES) {
+        advise(result, CHECK_WARN,
+               "buffers will not be registered with the kernel; raise it with ulimit -l or in "
+               "/etc/security/limits.conf");
+    }
+}
+
+static void check_disk(const patient *p, check_result *result)
+{
+    enum { SLOW_BYTES_PER_S = 200000000 };
+    const ms_disk *disk = &p->machine->disk;
+    if (disk->dir[0] == '\0') {
+        say(result, "the disk tier is off: %s", disk->refusal);
+        advise(result, CHECK_WARN, "name a directory on a disk with Config(disk_offload_dir=...)");
+        return;
+    }
+    say(result, "%s (%s): %s free, ", disk->dir, disk->filesystem,
+        ms__text_bytes(disk->free_bytes).text);
+    say(result, "write %s/s, read %s/s", ms__text_bytes(disk->write_bytes_per_s).text,
+        ms__text_bytes(disk->read_bytes_per_s).text);
+    if (!disk->direct_io) {
+        say(result, ", no direct I/O");
+        advise(result, CHECK_WARN,
+               "spilled bytes pass through the page cache; ext4 and xfs have direct I/O");
+    } else if (disk->write_bytes_per_s < SLOW_BYTES_PER_S) {
+        advise(result, CHECK_WARN, "slow: plans will mostly recompute; name a faster disk");
+    }
+}
+
+static void check_io_uring(const patient *p, check_result *result)
+{
+    struct io_uring_params params;
+    (void)p;
+    memset(&params, 0, sizeof params);
+    int fd = (int)syscall(SYS_io_uring_setup, 1, &params);
+    if (fd >= 0) {
+        close(fd);
+        say(result, "io_uring is allowed");
+        return;
+    }
+    say(result, "io_uring is not allowed (%s)", strerror(errno));
+    advise(result, CHECK_WARN, "worker threads read and write instead; see the sysctl "
+                               "kernel.io_uring_disabled and the container's seccomp profile");
+}
+
+static void check_gpu(const patient *p, check_result *result)
+{
+    const ms__libcuda *cuda;
+    ms_error err;
+    if (ms__libcuda_get(&cuda, &err) != MS_OK) {
+        say(result, "no CUDA driver: training runs on the CPU");
+    } else if (p->machine->gpu_count == 0) {
+        say(result, "the CUDA driver is there but shows no GPU");
+        advise(result, CHECK_WARN, "look at nvidia-smi and CUDA_VISIBLE_DEVICES");
+    }
+    for (uint32_t i = 0; i < p->machine->gpu_count; i++) {
+        say(result, "%s%s, %s", i > 0 ? "; " : "", p->machine->gpu[i].name,
+            ms__text_bytes(p->machine->gpu[i].total_bytes).text);
+    }
+}
+
+static void check_cache(const patient *p, check_result *result)
+{
+    char dir[MS_PATH_MAX];
+    ms__file file = MS__FILE_CLOSED;
+    ms_error err;
+    (void)p;
+    if (!ms__cache_directory("", dir, sizeof dir)) {
+        say(result, "neither XDG_CACHE_HOME nor HOME is set");
+        advise(result, CHECK_WARN, "rates are measured again in every process; set HOME");
+        return;
+    }
+    if (ms__directory_make(dir, &err) != MS_OK ||
+        ms__file_open_unnamed(dir, false, &file, &err) != MS_OK) {
+        say(result, "%s can't be written (%s)", dir, strerror(err.system_errno));
+        advise(result, CHECK_WARN, "rates are measured again in every process; set XDG_CACHE_HOME");
+        return;
+    }
+    ms__file_close(&file);
+    say(result, "%s can be written", dir);
+}
+
+typedef struct check {
+    const char *name;
+    bool needs_machine;
+    void (*run)(const patient *p, check_result *result);
+} check;
+
+static const check checks[] = {
+    {"cpu", true, check_cpu},
+    {"memory", true, check_memory},
+    {"peak", false, check_peak},
+    {"huge-pages", false, check_huge_pages},
+    {"memlock", true, check_memlock},
+    {"disk", true, check_disk},
+    {"io_uring", false, check_io_uring},
+    {"gpu", true, check_gpu},
+    {"cache", false, check_cache},
+};
+
+enum { CHECK_COUNT = sizeof checks / sizeof checks[0] };
+
+static void run_check(const check *c, const patient *p, check_result *result)
+{
+    memset(result, 0, sizeof *result);
+    if (c->needs_machine && p->machine == NULL) {
+        say(result, "%s", p->probe_error.text);
+        advise(result, CHECK_FAIL, "memscale can't describe this machine without it");
+        return;
+    }
+    c->run(p, result);
+}
+
+/* ---- output ------------------------------------------------------------- */
+
+static void print_lines(const check_result *results)
+{
+    for (size_t i = 0; i < CHECK_COUNT; i++) {
+        printf("%-4s  %-10s  %s\n", status_names[results[i].status], checks[i].name,
+               results[i].text);
+        if (results[i].advice[0] != '\0') {
+            printf("                  -> %s\n", results[i].advice);
+        }
+    }
+}
+
+static int print_json(const check_result *results, bool has_failure)
+{
+    ms__json_writer writer = {0};
+    ms_error err;
+    char *text = NULL;
+    json_t *root = ms__json_new(&writer);
+    ms__json_put_u64(&writer, root, "version", 1);
+    ms__json_put_bool(&writer, root, "ok", !has_failure);
+    json_t *list = ms__json_put_array(&writer, root, "checks");
+    for (size_t i = 0; i < CHECK_COUNT; i++) {
+        json_t *object = ms__json_add_object(&writer, list);
+        ms__json_put_string(&writer, object, "name", checks[i].name);
+        ms__json_put_string(&writer, object, "status", status_names[results[i].status]);
+        ms__json_put_string(&writer, object, "text", results[i].text);
+        ms__json_put_string(&writer, object, "advice", results[i].advice);
+    }
+    if (ms__json_finish(&writer, root, "doctor", &text, &err) != MS_OK) {
+        return cli_fail(&err);
+    }
+    int status = cli_print(text);
+    ms_free(text);
+    return status;
+}
+
+/* Runs every check; returns how many failed. A named directory that does not do
+ * makes the disk check fail and leaves the others alone. */
+static int examine(patient *p, ms_hardware *machine, check_result *results)
+{
+    ms_hardware_options options = {.disk_dir = p->disk_dir};
+    char refusal[sizeof results->text] = "";
+    int rc = ms_hardware_probe(&options, machine, &p->probe_error);
+    if (rc == MS_ECONFIG && p->disk_dir != NULL) {
+        snprintf(refusal, sizeof refusal, "%s", p->probe_error.text);
+        options.disk_dir = NULL;
+        rc = ms_hardware_probe(&options, machine, &p->probe_error);
+    }
+    p->machine = rc == MS_OK ? machine : NULL;
+    int failures = 0;
+    for (size_t i = 0; i < CHECK_COUNT; i++) {
+        run_check(&checks[i], p, &results[i]);
+        if (checks[i].run == check_disk && refusal[0] != '\0') {
+            memset(&results[i], 0, sizeof results[i]);
+            say(&results[i], "%s", refusal);
+            advise(&results[i], CHECK_FAIL, "name another directory, or none");
+        }
+        failures += results[i].status == CHECK_FAIL;
+    }
+    return failures;
+}
+
+int cmd_doctor(int argc, char **argv)
+{
+    bool as_json = false;
+    patient p = {0};
+    const cli_option table[] = {
+        {"--json", &as_json, NULL},
+        {"--disk-dir", NULL, &p.disk_dir},
+    };
+    int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
+    if (status != CLI_GO_ON) {
+        return status;
+    }
+    check_result results[CHECK_COUNT];
+    ms_hardware *machine = ms_calloc(1, sizeof *machine);
+    if (machine == NULL) {
+        ms_fail(&p.probe_error, MS_ENOMEM, "out of memory");
+        return cli_fail(&p.probe_error);
+    }
+    int failures = examine(&p, machine, results);
+    status = CLI_OK;
+    if (as_json) {
+        status = print_json(results, failures > 0);
+    } else {
+        print_lines(results);
+    }
+    ms_free(machine);
+    return status == CLI_OK && failures > 0 ? CLI_FAILED : status;
+}

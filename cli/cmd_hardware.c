@@ -1,0 +1,212 @@
+/*
+ * `memscale hardware`: the description of this machine that plans are made for,
+ * or one that was saved, as a table or as JSON.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/os/file.h"
+#include "base/units.h"
+#include "commands.h"
+#include "common.h"
+#include "core/isa.h"
+#include "memscale/hardware.h"
+#include "options.h"
+
+enum { FROM_MOST_BYTES = 16 << 20 };
+
+static const char help[] =
+    "Usage: memscale hardware [--json] [--disk-dir DIR] [--no-cache]\n"
+    "       memscale hardware [--json] --from FILE\n"
+    "\n"
+    "Shows the machine as plans see it: processors, memory and what limits it, the\n"
+    "disk tier, GPUs. Rates are measured once (about a second, a temporary file of\n"
+    "256 MB), rounded to two digits and kept in $XDG_CACHE_HOME/memscale or\n"
+    "~/.cache/memscale.\n"
+    "\n"
+    "  --json          print the JSON document (docs/formats/hardware.schema.json)\n"
+    "  --disk-dir DIR  the directory of the disk tier; chosen if not given\n"
+    "  --no-cache      measure again, and keep the new rates\n"
+    "  --from FILE     show a saved description instead of this machine\n"
+    "\n"
+    "Examples:\n"
+    "  memscale hardware\n"
+    "  memscale hardware --disk-dir /scratch --json > machine.json\n"
+    "  memscale hardware --from machine.json\n"
+    "\n"
+    "Exit status: 0, 1 where the machine can't be described, 2 for a wrong option,\n"
+    "directory or file.\n";
+
+static void show_warning(void *context, ms_log_level level, const char *line)
+{
+    (void)context;
+    if (level >= MS_LOG_WARNING) {
+        fprintf(stderr, "memscale: warning: %s\n", line);
+    }
+}
+
+/* ---- the table ---------------------------------------------------------- */
+
+static void print_rate(const char *what, uint64_t bytes_per_s, const char *separator)
+{
+    printf("%s %s/s%s", what, ms__text_bytes(bytes_per_s).text, separator);
+}
+
+static void print_cpu(const ms_cpu *cpu)
+{
+    printf("CPU     %s, %u usable", cpu->name, (unsigned)cpu->usable_cpus);
+    for (uint32_t bit = 1; bit != 0; bit <<= 1) {
+        if ((cpu->isa & bit) != 0 && ms__isa_name(bit) != NULL) {
+            printf(", %s", ms__isa_name(bit));
+        }
+    }
+    printf("\n        matrix products %.1f GFLOP/s, ", (double)cpu->matmul_flops_per_s / 1e9);
+    print_rate("element-wise", cpu->stream_bytes_per_s, "\n        ");
+    print_rate("fresh pages", cpu->fault_bytes_per_s, ", ");
+    print_rate("checksums", cpu->checksum_bytes_per_s, "\n");
+}
+
+static void print_ram(const ms_ram *ram)
+{
+    printf("RAM     %s, ", ms__text_bytes(ram->total_bytes).text);
+    printf("%s available\n", ms__text_bytes(ram->available_bytes).text);
+    if (ram->limit_bytes == UINT64_MAX) {
+        printf("        no control group limit, ");
+    } else {
+        printf("        limit %s by %s,\n        ", ms__text_bytes(ram->limit_bytes).text,
+               ram->limit_source);
+    }
+    if (ram->memlock_bytes == UINT64_MAX) {
+        printf("any amount may be locked\n");
+    } else {
+        printf("%s may be locked\n", ms__text_bytes(ram->memlock_bytes).text);
+    }
+}
+
+static void print_disk(const ms_disk *disk)
+{
+    if (disk->dir[0] == '\0') {
+        printf("Disk    off: %s\n", disk->refusal);
+        return;
+    }
+    printf("Disk    %s\n        %s, %s, %s free\n        ", disk->dir, disk->filesystem,
+           disk->direct_io ? "direct I/O" : "no direct I/O", ms__text_bytes(disk->free_bytes).text);
+    print_rate("write", disk->write_bytes_per_s, ", ");
+    print_rate("read", disk->read_bytes_per_s, "\n");
+}
+
+static void print_gpus(const ms_hardware *hardware)
+{
+    if (hardware->gpu_count == 0) {
+        printf("GPU     none\n");
+    }
+    for (uint32_t i = 0; i < hardware->gpu_count; i++) {
+        const ms_gpu *gpu = &hardware->gpu[i];
+        printf("GPU %-2u  %s, %s, compute %u.%u, %u copy engines\n        ", (unsigned)i, gpu->name,
+               ms__text_bytes(gpu->total_bytes).text, (unsigned)gpu->compute_major,
+               (unsigned)gpu->compute_minor, (unsigned)gpu->copy_engines);
+        printf("matrix products %.1f GFLOP/s, ", (double)gpu->matmul_flops_per_s / 1e9);
+        print_rate("memory", gpu->stream_bytes_per_s, "\n        ");
+        print_rate("to host", gpu->to_host_bytes_per_s, ", ");
+        print_rate("from host", gpu->from_host_bytes_per_s, "\n");
+    }
+}
+
+static void print_table(const ms_hardware *hardware)
+{
+    print_cpu(&hardware->cpu);
+    print_ram(&hardware->ram);
+    print_disk(&hardware->disk);
+    print_gpus(hardware);
+    ms__unit_text room = ms__text_bytes(ms_hardware_device_bytes(hardware));
+    if (hardware->device < 0) {
+        printf("Trains  on the CPU, in at most %s\n", room.text);
+    } else {
+        printf("Trains  on GPU %d, in at most %s\n", (int)hardware->device, room.text);
+    }
+}
+
+/* ---- the command -------------------------------------------------------- */
+
+static int load(const char *path, ms_hardware *hardware)
+{
+    ms_error err;
+    char *text = NULL;
+    size_t length;
+    int rc = ms__file_read_text(path, FROM_MOST_BYTES, &text, &length, &err);
+    if (rc == MS_OK && strlen(text) != length) {
+        rc = ms_fail(&err, MS_EFORMAT, "hardware: the file holds a null byte");
+    }
+    if (rc == MS_OK) {
+        rc = ms_hardware_parse(text, hardware, &err);
+    }
+    ms_free(text);
+    if (rc != MS_OK) {
+        return cli_usage_error("hardware: --from %s: %s", path, err.text);
+    }
+    return CLI_OK;
+}
+
+static int probe(const ms_hardware_options *options, ms_hardware *hardware)
+{
+    static const char field[] = "disk_offload_dir: ";
+    ms_error err;
+    int rc = ms_hardware_probe(options, hardware, &err);
+    if (rc == MS_ECONFIG && strncmp(err.text, field, strlen(field)) == 0) {
+        return cli_usage_error("hardware: --disk-dir: %s", err.text + strlen(field));
+    }
+    return rc == MS_OK ? CLI_OK : cli_fail(&err);
+}
+
+static int out_of_memory(void)
+{
+    ms_error err;
+    ms_fail(&err, MS_ENOMEM, "out of memory");
+    return cli_fail(&err);
+}
+
+static int show(const ms_hardware *hardware, bool as_json)
+{
+    if (!as_json) {
+        print_table(hardware);
+        return CLI_OK;
+    }
+    char *text = ms_hardware_to_json(hardware);
+    if (text == NULL) {
+        return out_of_memory();
+    }
+    int status = cli_print(text);
+    ms_free(text);
+    return status;
+}
+
+int cmd_hardware(int argc, char **argv)
+{
+    bool as_json = false;
+    const char *from = NULL;
+    ms_hardware_options options = {0};
+    const cli_option table[] = {
+        {"--json", &as_json, NULL},
+        {"--disk-dir", NULL, &options.disk_dir},
+        {"--no-cache", &options.no_cache, NULL},
+        {"--from", NULL, &from},
+    };
+    int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
+    if (status != CLI_GO_ON) {
+        return status;
+    }
+    if (from != NULL && (options.disk_dir != NULL || options.no_cache)) {
+        return cli_usage_error("hardware: --from excludes --disk-dir and --no-cache");
+    }
+    ms_log_set_sink(show_warning, NULL);
+    ms_hardware *hardware = ms_calloc(1, sizeof *hardware);
+    if (hardware == NULL) {
+        return out_of_memory();
+    }
+    status = from != NULL ? load(from, hardware) : probe(&options, hardware);
+    if (status == CLI_OK) {
+        status = show(hardware, as_json);
+    }
+    ms_free(hardware);
+    return status;
+}

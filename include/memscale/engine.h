@@ -77,15 +77,24 @@ typedef struct ms_pressure {
     bool forced;             /* force_optimize without a binding budget */
 } ms_pressure;
 
-/* A comfortable fit needs at most 85% of what it may use. */
-enum { MS_COMFORTABLE_PERMILLE = 850 };
+/* A comfortable fit needs at most 85% of what it may use. Up to 110% pressure is low:
+ * nodes that save less than a quarter of what the largest saves are left alone. */
+enum { MS_COMFORTABLE_PERMILLE = 850, MS_LOW_PRESSURE_PERMILLE = 1100 };
 
 MS_API void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_config *config,
                            ms_pressure *pressure);
 
+/* What the tiers may take: the configured cap, else half of the disk's free bytes, all of
+ * the available host memory. 0 where the tier can't be used (no fit directory; training
+ * runs in host memory). */
+enum { MS_DISK_SHARE_PERMILLE = 500 };
+MS_API uint64_t ms_engine_disk_cap(const ms_hardware *hardware, const ms_config *config);
+MS_API uint64_t ms_engine_host_cap(const ms_hardware *hardware, const ms_config *config);
+
 /* What a node may use, and why or why not. */
 typedef struct ms_admission {
     uint32_t techniques;                  /* a bit for each ms_technique admitted */
+    uint32_t under_pressure;              /* what would be if MS_RULE_LOW_PRESSURE did not hold back */
     uint32_t rule[MS_TECHNIQUE_COUNT];    /* ms_rule that admitted or refused it */
     uint64_t saved_bytes;                 /* what the node holds between forward and backward if kept */
     uint64_t offload_bytes;               /* of those, in storages large enough to move */

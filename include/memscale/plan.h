@@ -31,11 +31,13 @@ typedef struct ms_replay {
     uint64_t peak_bytes;       /* of the training device, the meaning of the budget; caches included */
     uint64_t peak_live_bytes;  /* of tensors alone, residents included, caches, slab and scratch excluded */
     uint64_t first_step_peak_bytes; /* before optimizer state exists */
-    uint32_t peak_node;        /* where the peak is ... */
+    uint64_t small_peak_bytes; /* of tensors below 1 MiB, which come from libc and not from maps */
+    uint32_t peak_node;        /* where the peak is; node_count: the optimizer */
     bool peak_in_backward;
     uint64_t step_ns;          /* forward + backward + optimizer, stalls included */
     uint64_t compute_ns;
     uint64_t recompute_ns;
+    uint64_t fault_ns;         /* part of the others: pages touched for the first time */
     uint64_t stall_forward_ns;
     uint64_t stall_backward_ns;
     uint64_t tier_peak_bytes[3]; /* by ms_tier: bytes of ours on host and disk */
@@ -80,16 +82,22 @@ typedef struct ms_plan {
     char *signature;
     ms_pressure pressure;
     ms_replay replay;            /* of this plan */
-    ms_replay unoptimized;       /* of the same step with everything kept */
+    ms_replay unoptimized;       /* of the same step with everything kept: its peak without a
+                                  * cache, its time as if no page were ever given back */
+    bool assumed_outputs_held;   /* the loop that the replay stands for (ms_loop) */
+    bool assumed_gradients_live;
     uint64_t offload_min_bytes;
     uint64_t write_window_bytes;
     uint64_t read_window_bytes;
-    uint64_t ceiling_bytes;      /* for hostmem */
-    uint64_t slab_bytes;
-    uint64_t smallest_budget_bytes; /* the smallest budget that some plan meets */
+    uint64_t ceiling_bytes;      /* for hostmem: live + cached maps */
+    uint64_t slab_bytes;         /* for the offload engine; 0 when nothing is moved */
+    uint64_t disk_cap_bytes;     /* of the disk tier; 0: it is not used */
+    uint64_t host_cap_bytes;     /* of the host tier; 0: it is not used */
+    uint64_t smallest_budget_bytes; /* that some plan meets in this loop; 0: not searched (skipped) */
     bool skipped;                /* nothing to do: a comfortable fit */
     bool over_target;            /* a default target that could not be met */
     char *decision_source;       /* "user_config" until a policy chose */
+    uint32_t fallback;           /* ms_technique of layers that have no entry */
     uint32_t entry_count;
     ms_plan_entry *entries;      /* one per node, in order */
 } ms_plan;
@@ -100,21 +108,26 @@ MS_API void ms_plan_free(ms_plan *plan);
  * Makes the plan: candidates over what was admitted, replayed, the fastest whose
  * peak fits; never worse than the best uniform plan; monotone: a larger budget
  * never gives a slower plan, a smaller one never a higher peak. A forced plan is
- * the one of the smallest peak. MS_EINFEASIBLE, with err->hint_bytes = the smallest
- * budget, when the user's budget fits no candidate.
+ * the one whose tensors peak lowest. MS_EINFEASIBLE, with err->hint_bytes = the smallest
+ * budget, when the user's budget fits no candidate. A default target that fits none
+ * gives the plan of the smallest peak, with `over_target` set.
+ *
+ * replay.step_ns counts on a cache of a size that the budget surely leaves;
+ * replay.peak_bytes on one that fills all of it.
  */
 MS_API int ms_plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                          const ms_pressure *pressure, const ms_admission *admissions, ms_plan **plan,
                          ms_error *err);
 
-/* A plan with one technique wherever it is admitted, for warm-up steps before a
- * graph exists (graph may then be NULL: entry_count is 0 and `technique` is the
- * default for every layer) and as a yardstick. */
+/* A plan with one technique wherever mode and flags admit it (else keep), for warm-up
+ * steps before a graph exists (graph may then be NULL: entry_count is 0, `fallback` is
+ * what every layer does, nothing is cached) and as a yardstick. A technique of
+ * MS_TECHNIQUE_COUNT means the one that frees most of those that mode and flags admit. */
 MS_API int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                            ms_technique technique, ms_plan **plan, ms_error *err);
 
 /* The technique for a call of a module; for a module or call that the plan does not
- * know, `fallback`. */
+ * know, `fallback` (pass plan->fallback unless you know better). */
 MS_API ms_technique ms_plan_lookup(const ms_plan *plan, const char *name, uint32_t call, ms_technique fallback);
 
 MS_API int ms_plan_parse(const char *json, ms_plan **plan, ms_error *err);

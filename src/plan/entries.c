@@ -1,0 +1,107 @@
+/*
+ * What each entry of a plan says about itself: the rule behind it, the bytes it
+ * frees, the time it costs and the next best thing, each from replays that differ
+ * from the plan in this node alone. Called by the solver after it has chosen.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "plan/plan_internal.h"
+
+/* Nodes looked at one by one; in longer chains equal neighbours share an answer. */
+enum { JUDGED_MOST = 128 };
+
+typedef struct alternatives {
+    ms__search *search;
+    const ms__candidate *chosen;
+    uint64_t room_bytes;
+    ms_plan *plan;
+} alternatives;
+
+static ms__outcome replay_with(const alternatives *a, uint32_t node, uint32_t technique)
+{
+    ms__outcome outcome;
+    uint8_t original = a->search->scratch[node];
+    a->search->scratch[node] = (uint8_t)technique;
+    ms_choices choices = ms__search_choices(a->search, a->search->scratch, a->chosen->window, 0);
+    ms__sim_run(a->search->sim, &choices, &outcome, NULL);
+    a->search->scratch[node] = original;
+    return outcome;
+}
+
+/* Step time of the plan with one replay's difference to the chosen candidate. */
+static uint64_t step_with(const alternatives *a, const ms__outcome *outcome)
+{
+    uint64_t step = a->plan->replay.step_ns;
+    if (outcome->replay.step_ns >= a->chosen->step_ns) {
+        return ms__add_sat(step, outcome->replay.step_ns - a->chosen->step_ns);
+    }
+    return ms__sub_sat(step, a->chosen->step_ns - outcome->replay.step_ns);
+}
+
+/* Among the other admitted techniques: one that fits before one that does not, then
+ * the faster, then the one that comes first. */
+static void judge_node(const alternatives *a, ms_plan_entry *entry)
+{
+    uint32_t mask = a->search->admissions[entry->node].under_pressure;
+    bool fits = false, found = false;
+    for (uint32_t technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
+        if (technique == entry->technique || (mask & 1u << technique) == 0) {
+            continue;
+        }
+        ms__outcome outcome = replay_with(a, entry->node, technique);
+        uint64_t step = step_with(a, &outcome), peak = outcome.replay.peak_bytes;
+        bool this_fits = peak <= a->room_bytes;
+        if (technique == MS_TECHNIQUE_KEEP) {
+            entry->saved_bytes = ms__sub_sat(outcome.boundary_bytes, a->chosen->boundary_bytes);
+            entry->cost_ns = ms__sub_sat(a->plan->replay.step_ns, step);
+        }
+        if (!found || (this_fits && !fits) || (this_fits == fits && step < entry->runner_up_ns)) {
+            entry->runner_up = technique;
+            entry->runner_up_ns = step;
+            entry->runner_up_peak_bytes = peak;
+            fits = this_fits;
+            found = true;
+        }
+    }
+}
+
+static bool alike(const alternatives *a, const ms_plan_entry *left, const ms_plan_entry *right)
+{
+    const ms_graph *graph = a->search->sim->graph;
+    return left->technique == right->technique &&
+           graph->nodes[left->node].profile == graph->nodes[right->node].profile &&
+           a->search->admissions[left->node].under_pressure == a->search->admissions[right->node].under_pressure;
+}
+
+static void copy_judgement(const ms_plan_entry *from, ms_plan_entry *to)
+{
+    to->saved_bytes = from->saved_bytes;
+    to->cost_ns = from->cost_ns;
+    to->runner_up = from->runner_up;
+    to->runner_up_ns = from->runner_up_ns;
+    to->runner_up_peak_bytes = from->runner_up_peak_bytes;
+}
+
+void ms__plan_fill_entries(ms__search *search, size_t chosen, uint64_t room_bytes, ms_plan *plan)
+{
+    alternatives a = {search, &search->items[chosen], room_bytes, plan};
+    uint32_t stride = (uint32_t)ms__div_up(ms__max_u64(plan->entry_count, 1), JUDGED_MOST);
+    const ms_plan_entry *last = NULL;
+    memcpy(search->scratch, ms__candidate_techniques(search, chosen), search->node_count);
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        ms_plan_entry *entry = &plan->entries[i];
+        const ms_admission *admission = &search->admissions[i];
+        entry->kept_bytes = admission->saved_bytes;
+        entry->rule = admission->rule[entry->technique];
+        entry->runner_up = entry->technique;
+        entry->runner_up_ns = plan->replay.step_ns;
+        entry->runner_up_peak_bytes = plan->replay.peak_bytes;
+        if (i % stride != 0 && last != NULL && alike(&a, last, entry)) {
+            copy_judgement(last, entry);
+        } else {
+            judge_node(&a, entry);
+            last = entry;
+        }
+    }
+}

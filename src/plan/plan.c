@@ -1,0 +1,84 @@
+/*
+ * The plan as a value: made empty, freed, looked up, counted. Called by the solver,
+ * the parser and everyone who holds a plan.
+ */
+#include <string.h>
+
+#include "plan/plan_internal.h"
+
+static bool name_entries(const ms_graph *graph, ms_plan *plan)
+{
+    plan->entries = ms_calloc(graph->node_count, sizeof *plan->entries);
+    if (plan->entries == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        ms_plan_entry *entry = &plan->entries[i];
+        entry->name = ms_strdup(graph->nodes[i].name);
+        entry->node = i;
+        entry->call = graph->nodes[i].call;
+        if (entry->name == NULL) {
+            return false;
+        }
+        plan->entry_count = i + 1;
+    }
+    return true;
+}
+
+ms_plan *ms__plan_new(const ms_graph *graph)
+{
+    ms_plan *plan = ms_calloc(1, sizeof *plan);
+    if (plan == NULL) {
+        return NULL;
+    }
+    plan->fallback = MS_TECHNIQUE_KEEP;
+    plan->model = ms_strdup(graph != NULL ? graph->model : "");
+    plan->signature = ms_strdup(graph != NULL ? graph->signature : "");
+    plan->decision_source = ms_strdup("user_config");
+    bool complete = plan->model != NULL && plan->signature != NULL && plan->decision_source != NULL &&
+                    (graph == NULL || name_entries(graph, plan));
+    if (!complete) {
+        ms_plan_free(plan);
+        return NULL;
+    }
+    if (graph != NULL) {
+        plan->assumed_outputs_held = graph->loop.outputs_held;
+        plan->assumed_gradients_live = graph->loop.gradients_live_in_forward;
+    }
+    return plan;
+}
+
+void ms_plan_free(ms_plan *plan)
+{
+    if (plan == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        ms_free(plan->entries[i].name);
+    }
+    ms_free(plan->entries);
+    ms_free(plan->model);
+    ms_free(plan->signature);
+    ms_free(plan->decision_source);
+    ms_free(plan);
+}
+
+ms_technique ms_plan_lookup(const ms_plan *plan, const char *name, uint32_t call, ms_technique fallback)
+{
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        if (plan->entries[i].call == call && strcmp(plan->entries[i].name, name) == 0) {
+            return (ms_technique)plan->entries[i].technique;
+        }
+    }
+    return fallback;
+}
+
+void ms__plan_count(const ms_plan *plan, uint32_t counts[MS_TECHNIQUE_COUNT])
+{
+    memset(counts, 0, MS_TECHNIQUE_COUNT * sizeof *counts);
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        if (plan->entries[i].name[0] != '\0') {
+            counts[plan->entries[i].technique]++;
+        }
+    }
+}

@@ -1,0 +1,352 @@
+/*
+ * The solver's set of candidates: replays each assignment once, remembers what it
+ * saw, and finds the ones that nothing dominates. Owned by solver.c; families.c
+ * fills it.
+ */
+#include "plan/search.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/units.h"
+
+/* A replay costs about 10 ns an event: these bounds keep a 12-layer model under 0.3 s
+ * and a 100-layer one under 1 s. Counted, not timed: the same set on every machine. */
+enum { REPLAYS_LEAST = 300, REPLAYS_MOST = 3000 };
+static const uint64_t events_most = 40000000;
+
+/* ---- set-up ------------------------------------------------------------------- */
+
+/* The largest single storage that a layer saves: a window below it would let nothing
+ * be fetched ahead. */
+static uint64_t largest_saved(const ms__search *search, const ms_graph *graph)
+{
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        const ms__sim_node *node = &search->sim->nodes[i];
+        for (uint32_t s = 0; graph->nodes[i].kind == MS_NODE_LAYER && s < node->profile->save_count; s++) {
+            uint32_t storage = node->profile->saved[s], externals = node->profile->external_count;
+            uint32_t instance =
+                storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
+            largest = ms__max_u64(largest, search->sim->instance_bytes[instance]);
+        }
+    }
+    return largest;
+}
+
+static void choose_windows(ms__search *search, const ms_graph *graph, const ms_config *config)
+{
+    static const ms__window set[MS__WINDOW_COUNT] = {
+        {(uint64_t)64 << 20, (uint64_t)64 << 20},
+        {(uint64_t)256 << 20, (uint64_t)128 << 20},
+        {(uint64_t)768 << 20, (uint64_t)384 << 20},
+    };
+    uint64_t single = largest_saved(search, graph), layer = 0;
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        if (graph->nodes[i].kind == MS_NODE_LAYER) {
+            layer = ms__max_u64(layer, search->admissions[i].offload_bytes);
+        }
+    }
+    for (int i = 0; i < MS__WINDOW_COUNT; i++) {
+        uint64_t read = config->prefetch_depth > 0 ? ms__mul_sat(layer, config->prefetch_depth) : set[i].read_bytes;
+        search->windows[i].write_bytes = ms__max_u64(set[i].write_bytes, single);
+        search->windows[i].read_bytes = ms__max_u64(read, single);
+    }
+}
+
+static void find_movable(ms__search *search, const ms_graph *graph)
+{
+    const uint32_t moves = 1u << MS_TECHNIQUE_OFFLOAD_HOST | 1u << MS_TECHNIQUE_OFFLOAD_DISK;
+    uint32_t root_techniques = 0;
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        uint32_t mask = search->admissions[i].under_pressure & ~(1u << MS_TECHNIQUE_KEEP);
+        if (graph->nodes[i].kind == MS_NODE_LAYER && mask != 0) {
+            search->layers[search->layer_count++] = i;
+            search->layer_techniques |= mask;
+        } else if ((mask & moves) != 0) {
+            search->roots[search->root_count++] = i;
+            root_techniques |= mask;
+        }
+    }
+    bool host = (root_techniques & 1u << MS_TECHNIQUE_OFFLOAD_HOST) != 0;
+    search->root_technique = host ? MS_TECHNIQUE_OFFLOAD_HOST : MS_TECHNIQUE_OFFLOAD_DISK;
+}
+
+int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                    const ms_admission *admissions, bool forced, ms__search *search, ms_error *err)
+{
+    memset(search, 0, sizeof *search);
+    int rc = ms__sim_new(graph, hardware, &search->sim, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    search->admissions = admissions;
+    search->node_count = graph->node_count;
+    search->forced = forced;
+    search->offload_min_bytes = forced ? 1 : MS_OFFLOAD_MIN_BYTES;
+    search->tier_cap_bytes[MS__HOST_TIER] = ms_engine_host_cap(hardware, config);
+    search->tier_cap_bytes[MS__DISK_TIER] = ms_engine_disk_cap(hardware, config);
+    search->layers = ms_calloc(graph->node_count, sizeof *search->layers);
+    search->roots = ms_calloc(graph->node_count, sizeof *search->roots);
+    search->scratch = ms_calloc(graph->node_count, sizeof *search->scratch);
+    search->table_size = 1024;
+    search->table = ms_calloc(search->table_size, sizeof *search->table);
+    if (search->layers == NULL || search->roots == NULL || search->scratch == NULL || search->table == NULL) {
+        ms__search_close(search);
+        return ms_fail(err, MS_ENOMEM, "solver: out of memory for %u nodes", graph->node_count);
+    }
+    choose_windows(search, graph, config);
+    find_movable(search, graph);
+    uint64_t affordable = events_most / ms__max_u64(search->sim->event_count, 1);
+    search->replays_left = ms__min_u64(ms__max_u64(affordable, REPLAYS_LEAST), REPLAYS_MOST);
+    return MS_OK;
+}
+
+void ms__search_close(ms__search *search)
+{
+    ms__sim_free(search->sim);
+    ms_free(search->layers);
+    ms_free(search->roots);
+    ms_free(search->scratch);
+    ms_free(search->table);
+    ms_free(search->items);
+    ms_free(search->techniques);
+    memset(search, 0, sizeof *search);
+}
+
+/* ---- candidates ----------------------------------------------------------------- */
+
+ms_choices ms__search_choices(const ms__search *search, const uint8_t *techniques, uint32_t window,
+                              uint64_t ceiling_bytes)
+{
+    return (ms_choices){.technique = techniques,
+                        .offload_min_bytes = search->offload_min_bytes,
+                        .write_window_bytes = search->windows[window].write_bytes,
+                        .read_window_bytes = search->windows[window].read_bytes,
+                        .ceiling_bytes = ceiling_bytes};
+}
+
+uint8_t ms__search_pick(const ms__search *search, uint32_t node, ms_technique wanted, ms_technique second)
+{
+    uint32_t mask = search->admissions[node].under_pressure;
+    if (mask & 1u << wanted) {
+        return (uint8_t)wanted;
+    }
+    return mask & 1u << second ? (uint8_t)second : (uint8_t)MS_TECHNIQUE_KEEP;
+}
+
+bool ms__search_moves(const ms__search *search, const uint8_t *techniques)
+{
+    for (uint32_t i = 0; i < search->node_count; i++) {
+        if (techniques[i] != MS_TECHNIQUE_KEEP && techniques[i] != MS_TECHNIQUE_RECOMPUTE) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_light(const ms__search *search, const uint8_t *techniques)
+{
+    for (uint32_t i = 0; i < search->node_count; i++) {
+        if ((search->admissions[i].techniques & 1u << techniques[i]) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* FNV-1a over techniques and window. */
+static uint64_t hash_of(const uint8_t *techniques, uint32_t count, uint32_t window)
+{
+    uint64_t hash = 14695981039346656037u ^ window;
+    for (uint32_t i = 0; i < count; i++) {
+        hash = (hash ^ techniques[i]) * 1099511628211u;
+    }
+    return hash ^ hash >> 29;
+}
+
+/* Where the assignment is in the table, or the empty place for it. */
+static size_t find_place(const ms__search *search, const uint8_t *techniques, uint32_t window)
+{
+    size_t mask = search->table_size - 1;
+    size_t place = hash_of(techniques, search->node_count, window) & mask;
+    while (search->table[place] != 0) {
+        size_t index = search->table[place] - 1;
+        if (search->items[index].window == window &&
+            memcmp(ms__candidate_techniques(search, index), techniques, search->node_count) == 0) {
+            break;
+        }
+        place = (place + 1) & mask;
+    }
+    return place;
+}
+
+static int grow_table(ms__search *search)
+{
+    size_t size = search->table_size * 2;
+    uint32_t *table = ms_calloc(size, sizeof *table);
+    if (table == NULL) {
+        return MS_ENOMEM;
+    }
+    ms_free(search->table);
+    search->table = table;
+    search->table_size = size;
+    for (size_t i = 0; i < search->count; i++) {
+        size_t place = find_place(search, ms__candidate_techniques(search, i), search->items[i].window);
+        search->table[place] = (uint32_t)i + 1;
+    }
+    return MS_OK;
+}
+
+static int reserve_one(ms__search *search)
+{
+    if (search->count < search->capacity) {
+        return MS_OK;
+    }
+    size_t wanted = search->capacity == 0 ? 256 : search->capacity * 2;
+    size_t capacity = search->capacity;
+    int rc = ms__array_reserve(&search->items, &capacity, wanted, sizeof *search->items);
+    if (rc == MS_OK) {
+        size_t rows = search->capacity;
+        rc = ms__array_reserve(&search->techniques, &rows, wanted, search->node_count);
+    }
+    if (rc == MS_OK) {
+        search->capacity = wanted;
+    }
+    if (rc == MS_OK && search->table_size < 2 * wanted) {
+        rc = grow_table(search);
+    }
+    return rc;
+}
+
+static void fill(ms__candidate *candidate, const ms__outcome *outcome)
+{
+    candidate->step_ns = outcome->replay.step_ns;
+    candidate->fixed_bytes = outcome->fixed_bytes;
+    candidate->live_peak_bytes = outcome->live_peak_bytes;
+    candidate->activation_peak_bytes = outcome->activation_peak_bytes;
+    candidate->boundary_bytes = outcome->boundary_bytes;
+    candidate->held_most_bytes = outcome->held_most_bytes;
+}
+
+static bool tiers_hold(const ms__search *search, const ms_replay *replay)
+{
+    return replay->tier_peak_bytes[MS__HOST_TIER] <= search->tier_cap_bytes[MS__HOST_TIER] &&
+           replay->tier_peak_bytes[MS__DISK_TIER] <= search->tier_cap_bytes[MS__DISK_TIER];
+}
+
+void ms__search_add(ms__search *search, uint32_t window, bool must)
+{
+    window = ms__search_moves(search, search->scratch) ? window : 0;
+    if (search->out_of_memory || (search->replays_left == 0 && !must)) {
+        return;
+    }
+    if (reserve_one(search) != MS_OK) {
+        search->out_of_memory = true;
+        return;
+    }
+    size_t place = find_place(search, search->scratch, window);
+    if (search->table[place] != 0) {
+        return;
+    }
+    ms_choices choices = ms__search_choices(search, search->scratch, window, 0);
+    ms__outcome outcome;
+    ms__sim_run(search->sim, &choices, &outcome, NULL);
+    search->replays_left -= search->replays_left > 0;
+    if (!tiers_hold(search, &outcome.replay)) {
+        return;
+    }
+    ms__candidate *candidate = &search->items[search->count];
+    *candidate = (ms__candidate){.window = window, .light = is_light(search, search->scratch)};
+    fill(candidate, &outcome);
+    memcpy(&search->techniques[search->count * search->node_count], search->scratch, search->node_count);
+    search->table[place] = (uint32_t)++search->count;
+}
+
+/* ---- the front ------------------------------------------------------------------- */
+
+int ms__candidate_compare(const ms__search *search, size_t left, size_t right)
+{
+    const ms__candidate *a = &search->items[left], *b = &search->items[right];
+    uint64_t peak_a = ms__candidate_peak(a), peak_b = ms__candidate_peak(b);
+    if (a->step_ns != b->step_ns) {
+        return a->step_ns < b->step_ns ? -1 : 1;
+    }
+    if (peak_a != peak_b) {
+        return peak_a < peak_b ? -1 : 1;
+    }
+    int order = memcmp(ms__candidate_techniques(search, left), ms__candidate_techniques(search, right),
+                       search->node_count);
+    return order != 0 ? order : (a->window > b->window) - (a->window < b->window);
+}
+
+/* Sorts indices by ms__candidate_compare(): a heap sort, since qsort() takes no context. */
+static void sift_down(const ms__search *search, size_t *indices, size_t at, size_t count)
+{
+    for (size_t child = 2 * at + 1; child < count; child = 2 * at + 1) {
+        if (child + 1 < count && ms__candidate_compare(search, indices[child], indices[child + 1]) < 0) {
+            child++;
+        }
+        if (ms__candidate_compare(search, indices[at], indices[child]) >= 0) {
+            return;
+        }
+        size_t swap = indices[at];
+        indices[at] = indices[child];
+        indices[child] = swap;
+        at = child;
+    }
+}
+
+static void sort_indices(const ms__search *search, size_t *indices, size_t count)
+{
+    for (size_t i = count / 2; i-- > 0;) {
+        sift_down(search, indices, i, count);
+    }
+    for (size_t end = count; end-- > 1;) {
+        size_t swap = indices[0];
+        indices[0] = indices[end];
+        indices[end] = swap;
+        sift_down(search, indices, 0, end);
+    }
+}
+
+/* Leaves `most` of `count`, the first and the last among them. */
+static size_t thin(size_t *indices, size_t count, size_t most)
+{
+    if (count <= most || most < 2) {
+        return count < most ? count : most;
+    }
+    for (size_t i = 0; i < most; i++) {
+        indices[i] = indices[i * (count - 1) / (most - 1)];
+    }
+    return most;
+}
+
+size_t ms__search_front(ms__search *search, bool light, size_t *indices, size_t most)
+{
+    size_t *all = ms_calloc(search->count, sizeof *all);
+    if (all == NULL) {
+        search->out_of_memory = true;
+        return 0;
+    }
+    size_t count = 0, kept = 0;
+    for (size_t i = 0; i < search->count; i++) {
+        if (!light || search->items[i].light) {
+            all[count++] = i;
+        }
+    }
+    sort_indices(search, all, count);
+    uint64_t lowest = UINT64_MAX;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t peak = ms__candidate_peak(&search->items[all[i]]);
+        if (peak < lowest) {
+            lowest = peak;
+            all[kept++] = all[i];
+        }
+    }
+    kept = thin(all, kept, most);
+    memcpy(indices, all, kept * sizeof *indices);
+    ms_free(all);
+    return kept;
+}

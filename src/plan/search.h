@@ -1,0 +1,102 @@
+/*
+ * The solver's inside: a set of candidates, each replayed once without a cache.
+ * Which candidates are looked at follows from the graph, the hardware and what the
+ * rules admit under pressure, never from the budget: that is what makes the choice
+ * monotone. families.c proposes, search.c replays and keeps, solver.c selects.
+ */
+#ifndef MS_PLAN_SEARCH_H
+#define MS_PLAN_SEARCH_H
+
+#include "plan/sim.h"
+
+enum { MS__WINDOW_COUNT = 3 };
+
+typedef struct ms__window {
+    uint64_t write_bytes, read_bytes;
+} ms__window;
+
+/* One assignment of techniques with a window, and what its replay gave. */
+typedef struct ms__candidate {
+    uint32_t window;
+    bool light;               /* touches only what is admitted at low pressure */
+    uint64_t step_ns;         /* without a cache */
+    uint64_t fixed_bytes;
+    uint64_t live_peak_bytes; /* peak = fixed + live */
+    uint64_t activation_peak_bytes;
+    uint64_t boundary_bytes;
+    uint64_t held_most_bytes;
+} ms__candidate;
+
+typedef struct ms__search {
+    ms__sim *sim;
+    const ms_admission *admissions;
+    uint32_t node_count;
+    uint64_t offload_min_bytes;
+    uint64_t tier_cap_bytes[MS__TIER_COUNT];
+    ms__window windows[MS__WINDOW_COUNT];
+    uint32_t *layers;          /* nodes that run again or move, the root's work aside */
+    uint32_t layer_count;
+    uint32_t *roots;           /* root work that can move */
+    uint32_t root_count;
+    uint32_t layer_techniques; /* union of what the layers may use */
+    uint32_t root_technique;   /* the tier for root work */
+    uint64_t replays_left;
+    bool forced;
+    ms__candidate *items;
+    uint8_t *techniques;       /* [capacity][node_count] */
+    size_t count, capacity;
+    uint32_t *table;           /* open addressing over items, 1-based; 0 is empty */
+    size_t table_size;         /* a power of two */
+    uint8_t *scratch;          /* [node_count] for the families */
+    bool out_of_memory;
+} ms__search;
+
+int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                    const ms_admission *admissions, bool forced, ms__search *search, ms_error *err);
+void ms__search_close(ms__search *search);
+
+/* Techniques of candidate `index`. */
+static inline const uint8_t *ms__candidate_techniques(const ms__search *search, size_t index)
+{
+    return &search->techniques[index * search->node_count];
+}
+
+static inline uint64_t ms__candidate_peak(const ms__candidate *candidate)
+{
+    return candidate->fixed_bytes + candidate->live_peak_bytes;
+}
+
+ms_choices ms__search_choices(const ms__search *search, const uint8_t *techniques, uint32_t window,
+                              uint64_t ceiling_bytes);
+
+/* Replays search->scratch under the window unless it was seen or replays have run out
+ * (`must`: also then), and keeps it unless a tier would overflow. */
+void ms__search_add(ms__search *search, uint32_t window, bool must);
+
+/* The node's technique: `wanted` where admitted, else `second` where admitted, else keep. */
+uint8_t ms__search_pick(const ms__search *search, uint32_t node, ms_technique wanted, ms_technique second);
+
+/* Techniques that go to a lower tier need windows; others are replayed under window 0. */
+bool ms__search_moves(const ms__search *search, const uint8_t *techniques);
+
+/* families.c */
+/* One technique wherever admitted, under each window. */
+void ms__families_one(ms__search *search, ms_technique technique);
+/* The same for all techniques, with and without root work. Keeping all comes first. */
+void ms__families_uniform(ms__search *search);
+void ms__families_split(ms__search *search);
+void ms__families_greedy(ms__search *search);
+void ms__families_mixed(ms__search *search);
+/* Neighbours of the candidates that nothing else dominates in time and peak. */
+void ms__families_refine(ms__search *search);
+/* Neighbours of one candidate. */
+void ms__families_around(ms__search *search, size_t index);
+
+/* Indices of the candidates that no other dominates in (step_ns, peak), fastest first;
+ * light ones only if `light`. At most `most`, spread evenly. Returns how many. */
+size_t ms__search_front(ms__search *search, bool light, size_t *indices, size_t most);
+
+/* (time, peak, techniques, window): a total order. */
+int ms__candidate_compare(const ms__search *search, size_t left, size_t right);
+
+#endif

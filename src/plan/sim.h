@@ -1,0 +1,261 @@
+/*
+ * The simulator's inside: one training step replayed event by event, in whole
+ * bytes and nanoseconds, under a choice of technique per node. ms_simulate(),
+ * the solver and the explanations run it; it decides nothing and, once made,
+ * allocates nothing, so that thousands of replays cost little.
+ *
+ * The model. A storage is an *instance*; it occupies the device while anything
+ * holds it. Holds are counted: the natural one (ALLOC to FREE), one for each
+ * node that keeps it for backward (SAVE to DROP), one while a store reads it,
+ * one for each fetch (from its start to DROP), one for each node whose arguments
+ * it is and that will run again. Two queues share the lower tier; see sim_io.c.
+ * Freed maps may stay cached under a ceiling; see sim_cache.c.
+ *
+ * One pass gives both steps: the second differs from the first by bytes that are
+ * constant over a phase (optimizer state, the outputs and gradients that the
+ * caller still holds), except for the cache, which needs a real second pass.
+ */
+#ifndef MS_PLAN_SIM_H
+#define MS_PLAN_SIM_H
+
+#include "memscale/plan.h"
+
+/* Blocks from this size on are maps of hostmem's: whole pages, faulted in,
+ * cacheable. The same number as MS_HOSTMEM_MIN_BYTES, which is another room's. */
+#define MS__MAP_MIN_BYTES ((uint64_t)1 << 20)
+#define MS__PAGE_BYTES ((uint64_t)4096)
+/* CUDA's allocator hands out multiples of this; `allocated` counts them. */
+#define MS__CUDA_ROUND_BYTES ((uint64_t)512)
+/* What the offload engine's slab takes when anything is offloaded: the default
+ * of ms_offload_options. */
+#define MS__SLAB_BYTES ((uint64_t)32 << 20)
+/* Both windows of a plan made without a graph. */
+#define MS__BLIND_WINDOW_BYTES ((uint64_t)256 << 20)
+/* Interpreter, torch and its libraries, for plans made without a process. */
+#define MS__RUNTIME_BYTES ((uint64_t)430000000)
+#define MS__GPU_RUNTIME_BYTES ((uint64_t)8519680) /* a cuBLAS workspace */
+
+/* The values of ms_tier, which is another room's. */
+enum { MS__DEVICE_TIER, MS__HOST_TIER, MS__DISK_TIER, MS__TIER_COUNT };
+
+enum {
+    MS__OP_NS = 2000,        /* dispatch of one operator */
+    MS__HANDLING_NS = 15000, /* bookkeeping of one transfer: pack, queue, reap */
+    MS__NO_CLASS = UINT32_MAX
+};
+
+/* ---- the graph, compiled ---------------------------------------------------- */
+
+/* One event. `value`: nanoseconds of a WORK; the slot of a SAVE, NEED or DROP. */
+typedef struct ms__op {
+    uint32_t kind;
+    uint32_t storage; /* local number */
+    uint64_t value;
+} ms__op;
+
+typedef struct ms__sim_profile {
+    uint32_t storage_count;
+    uint32_t external_count;
+    uint32_t input_count;
+    uint32_t save_count;   /* slots: distinct storages saved */
+    uint32_t replay_count; /* forward events up to and with the last SAVE */
+    uint32_t forward_count;
+    uint32_t backward_count;
+    const uint32_t *inputs;
+    uint8_t *made;      /* [storage_count] allocated by the forward program */
+    uint32_t *saved;    /* [save_count] local number of each slot */
+    ms__op *forward;
+    ms__op *backward;
+} ms__sim_profile;
+
+typedef struct ms__sim_node {
+    const ms__sim_profile *profile;
+    const uint32_t *externals;
+    uint32_t first_local; /* instance of local number external_count */
+    uint32_t first_slot;  /* slots of SAVEs, then of arguments */
+    bool is_root;
+} ms__sim_node;
+
+/* ---- what a pass changes ---------------------------------------------------- */
+
+typedef struct ms__instance {
+    uint32_t holds;
+    uint32_t tier_users; /* nodes that count on the copy in the lower tier */
+    uint8_t natural;     /* between ALLOC and FREE */
+    uint8_t fetching;    /* a read into it is not finished */
+    uint8_t landed;      /* brought back, held for all that count on the tier's copy */
+} ms__instance;
+
+typedef enum ms__slot_state {
+    MS__SLOT_NONE,
+    MS__SLOT_HELD,    /* in memory until DROP */
+    MS__SLOT_AWAY,    /* on the lower tier: fetch entry below */
+    MS__SLOT_LOST,    /* to be recomputed */
+    MS__SLOT_REBUILT  /* recomputed, held until DROP */
+} ms__slot_state;
+
+typedef struct ms__slot {
+    uint32_t state;
+    uint32_t entry; /* AWAY: index into fetches */
+} ms__slot;
+
+typedef enum ms__fetch_state {
+    MS__FETCH_WAITING,
+    MS__FETCH_ISSUED,
+    MS__FETCH_USED,
+    MS__FETCH_DROPPED
+} ms__fetch_state;
+
+typedef struct ms__fetch {
+    uint32_t instance;
+    uint32_t state;
+    uint32_t tier;      /* MS__HOST_TIER or MS__DISK_TIER */
+    bool moved;         /* bytes really came from the tier */
+    bool counted_ahead; /* part of io.ahead_bytes */
+} ms__fetch;
+
+/* One direction of the lower tier: transfers in order of issue. */
+typedef struct ms__queue {
+    struct ms__transfer {
+        uint32_t instance;
+        uint64_t ns;     /* alone on the link */
+    } *transfers;        /* [slot_count] */
+    uint32_t count, next;
+    uint64_t left;       /* half nanoseconds that transfer `next` still needs */
+} ms__queue;
+
+typedef struct ms__io {
+    ms__queue writes, reads;
+    bool shared;               /* both directions together move at half speed each */
+    uint64_t at_ns;            /* up to when the queues were played */
+    uint64_t in_flight_bytes;  /* stores not finished */
+    uint64_t ahead_bytes;      /* fetched or being fetched, not yet asked for */
+    uint64_t tier_bytes[MS__TIER_COUNT], tier_peak_bytes[MS__TIER_COUNT];
+    uint64_t moved_bytes;
+} ms__io;
+
+typedef struct ms__cache_entry {
+    uint32_t class_id;
+    uint32_t older, newer;       /* among all: least recently freed first */
+    uint32_t below;              /* the one freed before it, in its class */
+    uint32_t above;
+} ms__cache_entry;
+
+typedef struct ms__cache {
+    bool on;
+    uint64_t ceiling_bytes;
+    uint64_t cached_bytes;
+    uint64_t held_peak_bytes;  /* live + cached at most */
+    uint32_t oldest, newest;
+    uint32_t free_entry;
+    uint32_t *top;             /* [class_count] newest entry of each class */
+    ms__cache_entry *entries;  /* [instance_count] */
+} ms__cache;
+
+typedef enum ms__phase { MS__FORWARD, MS__BACKWARD, MS__OPTIMIZER, MS__PHASE_COUNT } ms__phase;
+
+typedef struct ms__peak {
+    uint64_t bytes;
+    uint32_t node;
+} ms__peak;
+
+typedef struct ms__sim {
+    /* fixed by graph and hardware */
+    const ms_graph *graph;
+    const ms_hardware *hardware;
+    bool on_host;
+    uint64_t resident_bytes;   /* baseline or what stands for it, scratch, batch */
+    uint64_t parameter_bytes;  /* part of peak_live_bytes */
+    uint64_t gradient_bytes, output_bytes;
+    uint64_t loss_bytes;
+    uint64_t optimizer_ns;
+    uint32_t profile_count, node_count, instance_count, slot_count, class_count;
+    uint32_t replay_base;      /* first of the instances that a replay uses */
+    uint64_t *class_bytes;     /* [class_count] */
+    uint64_t *class_fault_ns;
+    ms__sim_profile *profiles;
+    ms__sim_node *nodes;
+    uint64_t *instance_bytes;  /* [instance_count] */
+    uint32_t *instance_class;
+    uint64_t event_count;      /* of one keep replay: what a replay costs */
+
+    /* of the pass that runs */
+    const ms_choices *choices;
+    ms__instance *instances;
+    ms__slot *slots;
+    ms__fetch *fetches;
+    uint32_t fetch_count;
+    uint32_t prefetch_next;    /* entries from here on were issued */
+    ms__io io;
+    ms__cache cache;
+    uint32_t *class_live, *class_peak; /* [class_count] */
+    uint64_t class_peak_bytes; /* sum of class_peak x bytes: held with an unbounded cache */
+    uint64_t now_ns;
+    uint64_t live_bytes;
+    uint64_t small_bytes;      /* of those, below MS__MAP_MIN_BYTES */
+    uint64_t small_peak_bytes;
+    uint64_t extra_bytes;      /* constant over the phase */
+    ms__phase phase;
+    uint32_t current_node;
+    ms__peak peaks[MS__PHASE_COUNT];
+    uint64_t boundary_bytes;   /* live between forward and backward */
+    uint64_t recompute_ns, fault_ns, stall_forward_ns, stall_backward_ns;
+    uint32_t adding_gradient;  /* under accumulation: the new one that is being added */
+} ms__sim;
+
+/* What a run gives beyond ms_replay; see ms__sim_run(). */
+typedef struct ms__outcome {
+    ms_replay replay;
+    uint64_t fixed_bytes;      /* resident + slab: what hostmem does not manage */
+    uint64_t held_most_bytes;  /* live + cached with an unbounded cache, state included */
+    uint64_t live_peak_bytes;  /* of what hostmem manages: peak - fixed, no cache */
+    uint64_t activation_peak_bytes; /* forward and backward only, state excluded */
+    uint64_t boundary_bytes;   /* live between forward and backward */
+} ms__outcome;
+
+/* Compiles; the simulator keeps pointers into both documents. One thread at a time. */
+int ms__sim_new(const ms_graph *graph, const ms_hardware *hardware, ms__sim **sim, ms_error *err);
+void ms__sim_free(ms__sim *sim);
+
+/*
+ * Replays. With choices->ceiling_bytes 0 nothing is cached and every map is faulted in
+ * anew; UINT64_MAX caches without a bound. Never fails. `samples` may be NULL.
+ */
+void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, ms_sample *samples);
+
+/* Predicted peak with every node kept and nothing cached. */
+int ms__sim_need(ms__sim *sim, uint64_t *need_bytes, ms_error *err);
+
+/* ---- between the files of the simulator ------------------------------------- */
+
+/* sim_memory.c: holds. Acquiring the first and releasing the last move live bytes. */
+void ms__sim_acquire(ms__sim *sim, uint32_t instance);
+void ms__sim_release(ms__sim *sim, uint32_t instance);
+/* Spends compute time, and lets the queues move meanwhile. */
+void ms__sim_spend(ms__sim *sim, uint64_t ns);
+
+/* sim_io.c */
+void ms__io_reset(ms__sim *sim);
+/* Plays both queues up to now. */
+void ms__io_advance(ms__sim *sim);
+/* Sends an instance down for one more node; may stall on the window. Gives the entry. */
+uint32_t ms__io_store(ms__sim *sim, uint32_t instance, uint32_t tier);
+/* Issues fetches in reverse order of saving, as far as the window allows. */
+void ms__io_prefetch(ms__sim *sim);
+/* Waits until the entry's bytes are there. */
+void ms__io_need(ms__sim *sim, uint32_t entry);
+void ms__io_drop(ms__sim *sim, uint32_t entry);
+
+/* sim_cache.c */
+void ms__cache_reset(ms__sim *sim, uint64_t ceiling_bytes);
+/* A map of the class is needed: true where the cache has one. Otherwise makes room. */
+bool ms__cache_take(ms__sim *sim, uint32_t class_id);
+/* A map of the class was freed. */
+void ms__cache_give(ms__sim *sim, uint32_t class_id);
+/* Gives maps back until `coming_bytes` more fit under the ceiling. */
+void ms__cache_squeeze(ms__sim *sim, uint64_t coming_bytes);
+
+/* sim_compile.c: 0 where the rate is 0. */
+uint64_t ms__rate_ns(uint64_t amount, uint64_t per_second);
+
+#endif

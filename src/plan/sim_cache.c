@@ -1,0 +1,102 @@
+/*
+ * The cache of freed maps as hostmem keeps it: by exact size, under a ceiling on
+ * live + cached bytes, least recently freed out first. It decides only whether a
+ * map has to be faulted in and how much is held at most.
+ */
+#include "plan/sim.h"
+
+enum { NONE = UINT32_MAX };
+
+void ms__cache_reset(ms__sim *sim, uint64_t ceiling_bytes)
+{
+    ms__cache *cache = &sim->cache;
+    cache->on = ceiling_bytes > 0 && sim->on_host;
+    cache->ceiling_bytes = ceiling_bytes;
+    cache->cached_bytes = 0;
+    cache->held_peak_bytes = 0;
+    cache->oldest = cache->newest = NONE;
+    if (!cache->on) {
+        return;
+    }
+    cache->free_entry = 0;
+    for (uint32_t i = 0; i < sim->instance_count; i++) {
+        cache->entries[i].newer = i + 1 < sim->instance_count ? i + 1 : NONE;
+    }
+    for (uint32_t i = 0; i < sim->class_count; i++) {
+        cache->top[i] = NONE;
+    }
+}
+
+static void unlink_entry(ms__cache *cache, uint32_t index)
+{
+    ms__cache_entry *entry = &cache->entries[index];
+    if (entry->older != NONE) {
+        cache->entries[entry->older].newer = entry->newer;
+    } else {
+        cache->oldest = entry->newer;
+    }
+    if (entry->newer != NONE) {
+        cache->entries[entry->newer].older = entry->older;
+    } else {
+        cache->newest = entry->older;
+    }
+    if (entry->above != NONE) {
+        cache->entries[entry->above].below = entry->below;
+    } else {
+        cache->top[entry->class_id] = entry->below;
+    }
+    if (entry->below != NONE) {
+        cache->entries[entry->below].above = entry->above;
+    }
+    entry->newer = cache->free_entry;
+    cache->free_entry = index;
+}
+
+void ms__cache_squeeze(ms__sim *sim, uint64_t coming_bytes)
+{
+    ms__cache *cache = &sim->cache;
+    uint64_t wanted = sim->live_bytes + sim->extra_bytes + coming_bytes;
+    while (cache->oldest != NONE &&
+           (wanted > cache->ceiling_bytes || cache->cached_bytes > cache->ceiling_bytes - wanted)) {
+        cache->cached_bytes -= sim->class_bytes[cache->entries[cache->oldest].class_id];
+        unlink_entry(cache, cache->oldest);
+    }
+}
+
+bool ms__cache_take(ms__sim *sim, uint32_t class_id)
+{
+    ms__cache *cache = &sim->cache;
+    if (cache->top[class_id] == NONE) {
+        ms__cache_squeeze(sim, sim->class_bytes[class_id]);
+        return false;
+    }
+    cache->cached_bytes -= sim->class_bytes[class_id];
+    unlink_entry(cache, cache->top[class_id]);
+    return true;
+}
+
+void ms__cache_give(ms__sim *sim, uint32_t class_id)
+{
+    ms__cache *cache = &sim->cache;
+    uint64_t bytes = sim->class_bytes[class_id];
+    uint64_t held = sim->live_bytes + sim->extra_bytes + cache->cached_bytes;
+    if (cache->free_entry == NONE || held > cache->ceiling_bytes || bytes > cache->ceiling_bytes - held) {
+        return;
+    }
+    uint32_t index = cache->free_entry;
+    ms__cache_entry *entry = &cache->entries[index];
+    cache->free_entry = entry->newer;
+    *entry = (ms__cache_entry){.class_id = class_id, .older = cache->newest, .newer = NONE,
+                               .below = cache->top[class_id], .above = NONE};
+    if (cache->newest != NONE) {
+        cache->entries[cache->newest].newer = index;
+    } else {
+        cache->oldest = index;
+    }
+    if (entry->below != NONE) {
+        cache->entries[entry->below].above = index;
+    }
+    cache->top[class_id] = index;
+    cache->newest = index;
+    cache->cached_bytes += bytes;
+}

@@ -1,0 +1,329 @@
+/*
+ * Compiles a graph and a hardware description into what the simulator replays:
+ * events with their times worked out, storages with the bytes that the device's
+ * allocator really takes. Called once per graph by ms_simulate() and the solver.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/units.h"
+#include "plan/sim.h"
+
+static const uint64_t ns_per_s = 1000000000;
+
+uint64_t ms__rate_ns(uint64_t amount, uint64_t per_second)
+{
+    return per_second == 0 ? 0 : ms__mul_div(amount, ns_per_s, per_second);
+}
+
+/* ---- the machine -------------------------------------------------------------- */
+
+static const ms_gpu *gpu_of(const ms_hardware *hardware)
+{
+    bool known = hardware->device >= 0 && (uint32_t)hardware->device < hardware->gpu_count &&
+                 hardware->device < MS_GPU_MAX;
+    return known ? &hardware->gpu[hardware->device] : NULL;
+}
+
+static uint64_t rounded(const ms__sim *sim, uint64_t bytes)
+{
+    if (!sim->on_host) {
+        return ms__align_up(bytes, MS__CUDA_ROUND_BYTES);
+    }
+    return bytes >= MS__MAP_MIN_BYTES ? ms__align_up(bytes, MS__PAGE_BYTES) : bytes;
+}
+
+static uint64_t scaled(const ms__sim *sim, uint64_t ns)
+{
+    uint64_t permille = sim->hardware->time_scale_permille;
+    return permille == 0 || permille == 1000 ? ns : ms__mul_div(ns, permille, 1000);
+}
+
+static uint64_t stream_rate(const ms__sim *sim)
+{
+    const ms_gpu *gpu = gpu_of(sim->hardware);
+    return gpu != NULL ? gpu->stream_bytes_per_s : sim->hardware->cpu.stream_bytes_per_s;
+}
+
+static uint64_t work_ns(const ms__sim *sim, const ms_event *event)
+{
+    const ms_gpu *gpu = gpu_of(sim->hardware);
+    uint64_t flops_per_s = gpu != NULL ? gpu->matmul_flops_per_s : sim->hardware->cpu.matmul_flops_per_s;
+    uint64_t arithmetic = ms__rate_ns(event->flops, flops_per_s);
+    uint64_t movement = ms__rate_ns(event->bytes, stream_rate(sim));
+    return scaled(sim, ms__add_sat(ms__max_u64(arithmetic, movement), MS__OP_NS));
+}
+
+/* A plan made without a process stands for one that holds the model and the runtime. */
+static void compile_residents(ms__sim *sim)
+{
+    const ms_residents *residents = &sim->graph->residents;
+    const ms_process *process = &sim->hardware->process;
+    uint64_t held = ms__add_sat(residents->parameter_bytes, residents->buffer_bytes);
+    uint64_t runtime = sim->on_host ? MS__RUNTIME_BYTES : MS__GPU_RUNTIME_BYTES;
+    uint64_t baseline = process->baseline_bytes > 0 ? process->baseline_bytes : ms__add_sat(held, runtime);
+    sim->parameter_bytes = held;
+    sim->resident_bytes =
+        ms__add_sat(ms__add_sat(baseline, process->scratch_bytes), rounded(sim, residents->batch_bytes));
+    sim->loss_bytes = rounded(sim, sim->graph->loop.external_loss_bytes);
+}
+
+/* An optimizer reads parameters, gradients and state, and writes parameters and state. */
+static void compile_optimizer(ms__sim *sim)
+{
+    uint64_t trainable = ms__mul_sat(3, sim->graph->residents.trainable_bytes);
+    uint64_t state = ms__mul_sat(2, sim->graph->loop.optimizer_state_bytes);
+    sim->optimizer_ns = scaled(sim, ms__rate_ns(ms__add_sat(trainable, state), stream_rate(sim)));
+}
+
+/* ---- programs ----------------------------------------------------------------- */
+
+static void compile_events(const ms__sim *sim, const ms_event *events, uint32_t count,
+                           const uint32_t *slot_of, ms__op *ops)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        ops[i].kind = events[i].kind;
+        ops[i].storage = events[i].storage;
+        if (events[i].kind == MS_EVENT_WORK) {
+            ops[i].value = work_ns(sim, &events[i]);
+        } else if (events[i].kind >= MS_EVENT_SAVE) {
+            ops[i].value = slot_of[events[i].storage];
+        }
+    }
+}
+
+/* Numbers the storages that are saved, in order of their first SAVE. */
+static void number_slots(const ms_profile *from, uint32_t *slot_of, ms__sim_profile *to)
+{
+    memset(slot_of, 0xff, from->storage_count * sizeof *slot_of);
+    for (uint32_t i = 0; i < from->forward_count; i++) {
+        const ms_event *event = &from->forward[i];
+        if (event->kind == MS_EVENT_SAVE) {
+            to->replay_count = i + 1;
+            if (slot_of[event->storage] == UINT32_MAX) {
+                slot_of[event->storage] = to->save_count;
+                to->saved[to->save_count++] = event->storage;
+            }
+        } else if (event->kind == MS_EVENT_ALLOC) {
+            to->made[event->storage] = 1;
+        }
+    }
+}
+
+static int compile_profile(const ms__sim *sim, const ms_profile *from, uint32_t *slot_of, ms__sim_profile *to)
+{
+    to->storage_count = from->storage_count;
+    to->external_count = from->external_count;
+    to->input_count = from->input_count;
+    to->inputs = from->inputs;
+    to->forward_count = from->forward_count;
+    to->backward_count = from->backward_count;
+    to->made = ms_calloc(from->storage_count, sizeof *to->made);
+    to->saved = ms_calloc(from->storage_count, sizeof *to->saved);
+    to->forward = ms_calloc(from->forward_count, sizeof *to->forward);
+    to->backward = ms_calloc(from->backward_count, sizeof *to->backward);
+    if (to->made == NULL || to->saved == NULL || to->forward == NULL || to->backward == NULL) {
+        return MS_ENOMEM;
+    }
+    number_slots(from, slot_of, to);
+    compile_events(sim, from->forward, from->forward_count, slot_of, to->forward);
+    compile_events(sim, from->backward, from->backward_count, slot_of, to->backward);
+    return MS_OK;
+}
+
+static int compile_profiles(ms__sim *sim)
+{
+    const ms_graph *graph = sim->graph;
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < graph->profile_count; i++) {
+        most = graph->profiles[i].storage_count > most ? graph->profiles[i].storage_count : most;
+    }
+    uint32_t *slot_of = ms_calloc(most, sizeof *slot_of);
+    sim->profiles = ms_calloc(graph->profile_count, sizeof *sim->profiles);
+    int rc = slot_of == NULL || sim->profiles == NULL ? MS_ENOMEM : MS_OK;
+    for (uint32_t i = 0; rc == MS_OK && i < graph->profile_count; i++) {
+        sim->profile_count = i + 1;
+        rc = compile_profile(sim, &graph->profiles[i], slot_of, &sim->profiles[i]);
+    }
+    ms_free(slot_of);
+    sim->replay_base = most; /* for now: how many a replay needs; see compile_nodes() */
+    return rc;
+}
+
+/* ---- instances ------------------------------------------------------------------ */
+
+/* Gives every storage of every node its instance, every saved storage and argument
+ * its slot. The instances of a replay come last. */
+static int compile_nodes(ms__sim *sim)
+{
+    const ms_graph *graph = sim->graph;
+    uint64_t instances = graph->storage_count, slots = 0;
+    sim->nodes = ms_calloc(graph->node_count, sizeof *sim->nodes);
+    if (sim->nodes == NULL) {
+        return MS_ENOMEM;
+    }
+    sim->node_count = graph->node_count;
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        const ms__sim_profile *profile = &sim->profiles[graph->nodes[i].profile];
+        sim->nodes[i] = (ms__sim_node){.profile = profile,
+                                       .externals = graph->nodes[i].externals,
+                                       .first_local = (uint32_t)instances,
+                                       .first_slot = (uint32_t)slots,
+                                       .is_root = graph->nodes[i].kind == MS_NODE_ROOT};
+        instances += profile->storage_count - profile->external_count;
+        slots += (uint64_t)profile->save_count + profile->input_count;
+        sim->event_count += (uint64_t)profile->forward_count + profile->backward_count;
+    }
+    instances += sim->replay_base;
+    if (instances >= UINT32_MAX || slots >= UINT32_MAX) {
+        return MS_EOVERFLOW;
+    }
+    sim->replay_base = (uint32_t)instances - sim->replay_base;
+    sim->instance_count = (uint32_t)instances;
+    sim->slot_count = (uint32_t)slots;
+    return MS_OK;
+}
+
+static int by_value(const void *left, const void *right)
+{
+    uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+    return (a > b) - (a < b);
+}
+
+/* The distinct sizes of maps, ascending. */
+static void compile_classes(ms__sim *sim)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; sim->on_host && i < sim->replay_base; i++) {
+        if (sim->instance_bytes[i] >= MS__MAP_MIN_BYTES) {
+            sim->class_bytes[count++] = sim->instance_bytes[i];
+        }
+    }
+    qsort(sim->class_bytes, count, sizeof *sim->class_bytes, by_value);
+    for (uint32_t i = 0; i < count; i++) {
+        if (sim->class_count == 0 || sim->class_bytes[sim->class_count - 1] != sim->class_bytes[i]) {
+            sim->class_bytes[sim->class_count++] = sim->class_bytes[i];
+        }
+    }
+    for (uint32_t i = 0; i < sim->class_count; i++) {
+        uint64_t fault = ms__rate_ns(sim->class_bytes[i], sim->hardware->cpu.fault_bytes_per_s);
+        sim->class_fault_ns[i] = scaled(sim, fault);
+    }
+}
+
+static uint32_t class_of(const ms__sim *sim, uint64_t bytes)
+{
+    const uint64_t *found = sim->class_count == 0 ? NULL
+                                                  : bsearch(&bytes, sim->class_bytes, sim->class_count,
+                                                            sizeof *sim->class_bytes, by_value);
+    return found == NULL ? MS__NO_CLASS : (uint32_t)(found - sim->class_bytes);
+}
+
+static void size_instances(ms__sim *sim)
+{
+    const ms_graph *graph = sim->graph;
+    for (uint32_t i = 0; i < graph->storage_count; i++) {
+        const ms_storage *storage = &graph->storages[i];
+        /* The batch is part of the residents. */
+        sim->instance_bytes[i] = storage->role == MS_STORAGE_BATCH ? 0 : rounded(sim, storage->bytes);
+        if (storage->role == MS_STORAGE_GRADIENT) {
+            sim->gradient_bytes = ms__add_sat(sim->gradient_bytes, sim->instance_bytes[i]);
+        } else if (storage->role == MS_STORAGE_OUTPUT) {
+            sim->output_bytes = ms__add_sat(sim->output_bytes, sim->instance_bytes[i]);
+        }
+    }
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        const ms_profile *profile = &graph->profiles[graph->nodes[i].profile];
+        uint64_t *bytes = &sim->instance_bytes[sim->nodes[i].first_local];
+        for (uint32_t s = profile->external_count; s < profile->storage_count; s++) {
+            *bytes++ = rounded(sim, profile->storage_bytes[s]);
+        }
+    }
+}
+
+static int compile_instances(ms__sim *sim)
+{
+    size_t instances = sim->instance_count, slots = sim->slot_count;
+    sim->instance_bytes = ms_calloc(instances, sizeof *sim->instance_bytes);
+    sim->instance_class = ms_calloc(instances, sizeof *sim->instance_class);
+    sim->class_bytes = ms_calloc(instances, sizeof *sim->class_bytes);
+    sim->class_fault_ns = ms_calloc(instances, sizeof *sim->class_fault_ns);
+    sim->class_live = ms_calloc(instances, sizeof *sim->class_live);
+    sim->class_peak = ms_calloc(instances, sizeof *sim->class_peak);
+    sim->cache.top = ms_calloc(instances, sizeof *sim->cache.top);
+    sim->cache.entries = ms_calloc(instances, sizeof *sim->cache.entries);
+    sim->instances = ms_calloc(instances, sizeof *sim->instances);
+    sim->slots = ms_calloc(slots, sizeof *sim->slots);
+    sim->fetches = ms_calloc(slots, sizeof *sim->fetches);
+    sim->io.writes.transfers = ms_calloc(slots, sizeof *sim->io.writes.transfers);
+    sim->io.reads.transfers = ms_calloc(slots, sizeof *sim->io.reads.transfers);
+    bool complete = sim->instance_bytes != NULL && sim->instance_class != NULL && sim->class_bytes != NULL &&
+                    sim->class_fault_ns != NULL && sim->class_live != NULL && sim->class_peak != NULL &&
+                    sim->cache.top != NULL && sim->cache.entries != NULL && sim->instances != NULL &&
+                    sim->slots != NULL && sim->fetches != NULL && sim->io.writes.transfers != NULL &&
+                    sim->io.reads.transfers != NULL;
+    if (!complete) {
+        return MS_ENOMEM;
+    }
+    size_instances(sim);
+    compile_classes(sim);
+    for (uint32_t i = 0; i < sim->replay_base; i++) {
+        sim->instance_class[i] = class_of(sim, sim->instance_bytes[i]);
+    }
+    return MS_OK;
+}
+
+int ms__sim_new(const ms_graph *graph, const ms_hardware *hardware, ms__sim **sim, ms_error *err)
+{
+    ms__sim *made = ms_calloc(1, sizeof *made);
+    if (made == NULL) {
+        return ms_fail(err, MS_ENOMEM, "simulator: out of memory");
+    }
+    made->graph = graph;
+    made->hardware = hardware;
+    made->on_host = gpu_of(hardware) == NULL;
+    compile_residents(made);
+    compile_optimizer(made);
+    int rc = compile_profiles(made);
+    if (rc == MS_OK) {
+        rc = compile_nodes(made);
+    }
+    if (rc == MS_OK) {
+        rc = compile_instances(made);
+    }
+    if (rc != MS_OK) {
+        ms__sim_free(made);
+        return ms_fail(err, rc, "simulator: %s for %u nodes", ms_error_text(rc), graph->node_count);
+    }
+    *sim = made;
+    return MS_OK;
+}
+
+void ms__sim_free(ms__sim *sim)
+{
+    if (sim == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < sim->profile_count; i++) {
+        ms_free(sim->profiles[i].made);
+        ms_free(sim->profiles[i].saved);
+        ms_free(sim->profiles[i].forward);
+        ms_free(sim->profiles[i].backward);
+    }
+    ms_free(sim->profiles);
+    ms_free(sim->nodes);
+    ms_free(sim->instance_bytes);
+    ms_free(sim->instance_class);
+    ms_free(sim->class_bytes);
+    ms_free(sim->class_fault_ns);
+    ms_free(sim->class_live);
+    ms_free(sim->class_peak);
+    ms_free(sim->cache.top);
+    ms_free(sim->cache.entries);
+    ms_free(sim->instances);
+    ms_free(sim->slots);
+    ms_free(sim->fetches);
+    ms_free(sim->io.writes.transfers);
+    ms_free(sim->io.reads.transfers);
+    ms_free(sim);
+}

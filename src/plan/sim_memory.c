@@ -1,0 +1,74 @@
+/*
+ * The simulator's memory: what occupies the device, since when and how much at
+ * most. Every change of live bytes goes through acquire and release; called by
+ * the replay and by the queues.
+ */
+#include "base/units.h"
+#include "plan/sim.h"
+
+static void note_peak(ms__sim *sim)
+{
+    ms__peak *peak = &sim->peaks[sim->phase];
+    if (sim->live_bytes > peak->bytes) {
+        peak->bytes = sim->live_bytes;
+        peak->node = sim->current_node;
+    }
+    if (sim->cache.on) {
+        uint64_t held = sim->live_bytes + sim->extra_bytes + sim->cache.cached_bytes;
+        sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);
+    }
+}
+
+/* A map comes out of the cache, or is made and faulted in, which takes time. */
+static void take_map(ms__sim *sim, uint32_t class_id)
+{
+    if (++sim->class_live[class_id] > sim->class_peak[class_id]) {
+        sim->class_peak[class_id]++;
+        sim->class_peak_bytes += sim->class_bytes[class_id];
+    }
+    if (!sim->cache.on || !ms__cache_take(sim, class_id)) {
+        sim->fault_ns += sim->class_fault_ns[class_id];
+        sim->now_ns += sim->class_fault_ns[class_id];
+    }
+}
+
+void ms__sim_acquire(ms__sim *sim, uint32_t instance)
+{
+    if (sim->instances[instance].holds++ > 0) {
+        return;
+    }
+    uint64_t bytes = sim->instance_bytes[instance];
+    if (sim->instance_class[instance] != MS__NO_CLASS) {
+        take_map(sim, sim->instance_class[instance]);
+    } else {
+        sim->small_bytes += bytes;
+        sim->small_peak_bytes = ms__max_u64(sim->small_peak_bytes, sim->small_bytes);
+    }
+    sim->live_bytes += bytes;
+    note_peak(sim);
+}
+
+void ms__sim_release(ms__sim *sim, uint32_t instance)
+{
+    ms__instance *held = &sim->instances[instance];
+    if (held->holds == 0 || --held->holds > 0) {
+        return;
+    }
+    uint64_t bytes = sim->instance_bytes[instance];
+    uint32_t class_id = sim->instance_class[instance];
+    sim->live_bytes -= bytes;
+    if (class_id == MS__NO_CLASS) {
+        sim->small_bytes -= bytes;
+        return;
+    }
+    sim->class_live[class_id]--;
+    if (sim->cache.on) {
+        ms__cache_give(sim, class_id);
+    }
+}
+
+void ms__sim_spend(ms__sim *sim, uint64_t ns)
+{
+    sim->now_ns += ns;
+    ms__io_advance(sim);
+}

@@ -1,0 +1,535 @@
+/*
+ * The replay proper: runs the nodes' programs forward and back under the chosen
+ * techniques and reads the result off. ms_simulate() and the solver call it. What
+ * is resident when is sim_memory.c's, transfers are sim_io.c's.
+ *
+ * Times of candidates that are compared with each other are those of a plan whose
+ * cache has a stated size that does not depend on the budget (solver.c), so that the
+ * choice stays monotone in the budget.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "plan/sim.h"
+
+enum { NO_INSTANCE = UINT32_MAX };
+
+static uint32_t instance_of(const ms__sim_node *node, uint32_t storage)
+{
+    uint32_t externals = node->profile->external_count;
+    return storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
+}
+
+static ms_technique technique_of(const ms__sim *sim, uint32_t index)
+{
+    return (ms_technique)sim->choices->technique[index];
+}
+
+static uint32_t tier_of(const ms__sim *sim, ms_technique technique)
+{
+    if (technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT) {
+        return sim->on_host ? MS__DISK_TIER : MS__HOST_TIER;
+    }
+    return technique == MS_TECHNIQUE_OFFLOAD_HOST ? MS__HOST_TIER : MS__DISK_TIER;
+}
+
+static bool recomputes(ms_technique technique)
+{
+    return technique == MS_TECHNIQUE_RECOMPUTE || technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT;
+}
+
+/* ---- natural life ------------------------------------------------------------- */
+
+static bool accumulates(const ms_loop *loop)
+{
+    return loop->observed && loop->gradients_live_in_forward;
+}
+
+static uint32_t role_of(const ms__sim *sim, uint32_t instance)
+{
+    return instance < sim->graph->storage_count ? sim->graph->storages[instance].role : MS_STORAGE_ACTIVATION;
+}
+
+static void end_life(ms__sim *sim, uint32_t instance)
+{
+    if (sim->instances[instance].natural) {
+        sim->instances[instance].natural = 0;
+        ms__sim_release(sim, instance);
+    }
+}
+
+static void begin_life(ms__sim *sim, uint32_t instance)
+{
+    end_life(sim, instance);
+    /* Added to the gradient that is there already, one at a time. */
+    if (role_of(sim, instance) == MS_STORAGE_GRADIENT && accumulates(&sim->graph->loop)) {
+        if (sim->adding_gradient != NO_INSTANCE) {
+            end_life(sim, sim->adding_gradient);
+        }
+        sim->adding_gradient = instance;
+    }
+    sim->instances[instance].natural = 1;
+    ms__sim_acquire(sim, instance);
+}
+
+static void free_natural(ms__sim *sim, uint32_t instance)
+{
+    /* The caller holds outputs longer than the trace saw. */
+    if (!sim->graph->loop.outputs_held || role_of(sim, instance) != MS_STORAGE_OUTPUT) {
+        end_life(sim, instance);
+    }
+}
+
+/* ---- what backward counts on --------------------------------------------------- */
+
+/* The storage as the replay sees it: a fresh one where the layer makes it. */
+static uint32_t replay_instance(const ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+{
+    return node->profile->made[storage] ? sim->replay_base + storage : instance_of(node, storage);
+}
+
+static void drop(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__slot *slot)
+{
+    switch ((ms__slot_state)slot->state) {
+    case MS__SLOT_HELD:
+        ms__sim_release(sim, instance_of(node, storage));
+        break;
+    case MS__SLOT_REBUILT:
+        ms__sim_release(sim, replay_instance(sim, node, storage));
+        break;
+    case MS__SLOT_AWAY:
+        ms__io_drop(sim, slot->entry);
+        break;
+    default:
+        break;
+    }
+    slot->state = MS__SLOT_NONE;
+}
+
+/* Autograd is done with the node: nothing of it stays. */
+static void drop_all(ms__sim *sim, const ms__sim_node *node)
+{
+    const ms__sim_profile *profile = node->profile;
+    ms__slot *slots = &sim->slots[node->first_slot];
+    for (uint32_t i = 0; i < profile->save_count; i++) {
+        drop(sim, node, profile->saved[i], &slots[i]);
+    }
+    for (uint32_t i = 0; i < profile->input_count; i++) {
+        drop(sim, node, profile->inputs[i], &slots[profile->save_count + i]);
+    }
+}
+
+/* ---- forward -------------------------------------------------------------------- */
+
+static void hold_slot(ms__sim *sim, ms__slot *slot, uint32_t instance, ms__slot_state state)
+{
+    slot->state = state;
+    ms__sim_acquire(sim, instance);
+}
+
+static void store_slot(ms__sim *sim, ms__slot *slot, uint32_t instance, uint32_t tier)
+{
+    if (sim->instance_bytes[instance] < ms__max_u64(sim->choices->offload_min_bytes, 1)) {
+        hold_slot(sim, slot, instance, MS__SLOT_HELD);
+        return;
+    }
+    slot->state = MS__SLOT_AWAY;
+    slot->entry = ms__io_store(sim, instance, tier);
+}
+
+static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique, const ms__op *op)
+{
+    ms__slot *slot = &sim->slots[node->first_slot + op->value];
+    uint32_t instance = instance_of(node, op->storage);
+    if (slot->state != MS__SLOT_NONE) {
+        return;
+    }
+    switch (technique) {
+    case MS_TECHNIQUE_RECOMPUTE:
+    case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
+        slot->state = MS__SLOT_LOST;
+        return;
+    case MS_TECHNIQUE_OFFLOAD_HOST:
+    case MS_TECHNIQUE_OFFLOAD_DISK:
+        store_slot(sim, slot, instance, tier_of(sim, technique));
+        return;
+    default:
+        hold_slot(sim, slot, instance, MS__SLOT_HELD);
+        return;
+    }
+}
+
+/* A node that will run again keeps its arguments, here or on the lower tier. */
+static void keep_arguments(ms__sim *sim, const ms__sim_node *node, ms_technique technique)
+{
+    ms__slot *slots = &sim->slots[node->first_slot + node->profile->save_count];
+    for (uint32_t i = 0; i < node->profile->input_count; i++) {
+        uint32_t instance = instance_of(node, node->profile->inputs[i]);
+        if (technique == MS_TECHNIQUE_RECOMPUTE) {
+            hold_slot(sim, &slots[i], instance, MS__SLOT_HELD);
+        } else {
+            store_slot(sim, &slots[i], instance, tier_of(sim, technique));
+        }
+    }
+}
+
+static void run_forward(ms__sim *sim, uint32_t index)
+{
+    const ms__sim_node *node = &sim->nodes[index];
+    ms_technique technique = technique_of(sim, index);
+    sim->current_node = index;
+    if (recomputes(technique)) {
+        keep_arguments(sim, node, technique);
+    }
+    for (uint32_t i = 0; i < node->profile->forward_count; i++) {
+        const ms__op *op = &node->profile->forward[i];
+        switch (op->kind) {
+        case MS_EVENT_ALLOC:
+            begin_life(sim, instance_of(node, op->storage));
+            break;
+        case MS_EVENT_FREE:
+            free_natural(sim, instance_of(node, op->storage));
+            break;
+        case MS_EVENT_SAVE:
+            save(sim, node, technique, op);
+            break;
+        case MS_EVENT_DROP:
+            drop(sim, node, op->storage, &sim->slots[node->first_slot + op->value]);
+            break;
+        case MS_EVENT_WORK:
+            ms__sim_spend(sim, op->value);
+            break;
+        default:
+            break;
+        }
+    }
+}
+
+/* ---- running a node again --------------------------------------------------------- */
+
+static void replay_alloc(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+{
+    uint32_t fresh = sim->replay_base + storage, original = instance_of(node, storage);
+    sim->instance_bytes[fresh] = sim->instance_bytes[original];
+    sim->instance_class[fresh] = sim->instance_class[original];
+    begin_life(sim, fresh);
+}
+
+static void replay_save(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
+{
+    ms__slot *slot = &sim->slots[node->first_slot + op->value];
+    if (slot->state == MS__SLOT_LOST) {
+        hold_slot(sim, slot, replay_instance(sim, node, op->storage), MS__SLOT_REBUILT);
+    }
+}
+
+static void fetch_arguments(ms__sim *sim, const ms__sim_node *node)
+{
+    ms__slot *slots = &sim->slots[node->first_slot + node->profile->save_count];
+    for (uint32_t i = 0; i < node->profile->input_count; i++) {
+        if (slots[i].state == MS__SLOT_AWAY) {
+            ms__io_need(sim, slots[i].entry);
+        }
+    }
+}
+
+static void run_again(ms__sim *sim, const ms__sim_node *node)
+{
+    fetch_arguments(sim, node);
+    ms__io_prefetch(sim);
+    for (uint32_t i = 0; i < node->profile->replay_count; i++) {
+        const ms__op *op = &node->profile->forward[i];
+        switch (op->kind) {
+        case MS_EVENT_ALLOC:
+            replay_alloc(sim, node, op->storage);
+            break;
+        case MS_EVENT_FREE:
+            if (node->profile->made[op->storage]) {
+                end_life(sim, sim->replay_base + op->storage);
+            }
+            break;
+        case MS_EVENT_SAVE:
+            replay_save(sim, node, op);
+            break;
+        case MS_EVENT_WORK:
+            sim->recompute_ns += op->value;
+            ms__sim_spend(sim, op->value);
+            break;
+        default:
+            break;
+        }
+    }
+    /* The replay stops here: what it made and did not save dies. */
+    for (uint32_t storage = 0; storage < node->profile->storage_count; storage++) {
+        end_life(sim, sim->replay_base + storage);
+    }
+}
+
+/* ---- backward ------------------------------------------------------------------- */
+
+static void need(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
+{
+    ms__slot *slot = &sim->slots[node->first_slot + op->value];
+    if (slot->state == MS__SLOT_LOST) {
+        run_again(sim, node);
+    } else if (slot->state == MS__SLOT_AWAY) {
+        ms__io_need(sim, slot->entry);
+    }
+}
+
+static void run_backward(ms__sim *sim, uint32_t index)
+{
+    const ms__sim_node *node = &sim->nodes[index];
+    sim->current_node = index;
+    for (uint32_t i = 0; i < node->profile->backward_count; i++) {
+        const ms__op *op = &node->profile->backward[i];
+        switch (op->kind) {
+        case MS_EVENT_ALLOC:
+            begin_life(sim, instance_of(node, op->storage));
+            break;
+        case MS_EVENT_FREE:
+            free_natural(sim, instance_of(node, op->storage));
+            break;
+        case MS_EVENT_NEED:
+            need(sim, node, op);
+            break;
+        case MS_EVENT_DROP:
+            drop(sim, node, op->storage, &sim->slots[node->first_slot + op->value]);
+            break;
+        case MS_EVENT_WORK:
+            ms__sim_spend(sim, op->value);
+            break;
+        default:
+            break;
+        }
+    }
+    drop_all(sim, node);
+}
+
+/* ---- a pass over one step ---------------------------------------------------------- */
+
+/* What the step finds there, beside the residents; `first`: before any state exists. */
+static uint64_t carried_bytes(const ms__sim *sim, ms__phase phase, bool first)
+{
+    const ms_loop *loop = &sim->graph->loop;
+    uint64_t bytes = phase == MS__OPTIMIZER || !first ? loop->optimizer_state_bytes : 0;
+    if (phase == MS__OPTIMIZER) {
+        bytes = ms__add_sat(bytes, loop->optimizer_transient_bytes);
+    }
+    if (phase == MS__FORWARD && !first) {
+        bytes = ms__add_sat(bytes, loop->outputs_held ? sim->output_bytes : 0);
+        bytes = ms__add_sat(bytes, loop->gradients_live_in_forward ? sim->gradient_bytes : 0);
+    } else if (phase != MS__FORWARD && accumulates(loop)) {
+        bytes = ms__add_sat(bytes, sim->gradient_bytes);
+    }
+    return bytes;
+}
+
+static void enter_phase(ms__sim *sim, ms__phase phase, bool first)
+{
+    sim->phase = phase;
+    sim->extra_bytes = carried_bytes(sim, phase, first);
+    sim->peaks[phase].bytes = sim->live_bytes;
+    sim->peaks[phase].node = sim->current_node;
+    if (sim->cache.on) {
+        ms__cache_squeeze(sim, 0);
+        uint64_t held = sim->live_bytes + sim->extra_bytes + sim->cache.cached_bytes;
+        sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);
+    }
+}
+
+static void note_sample(const ms__sim *sim, uint64_t fixed_bytes, ms_sample **samples)
+{
+    if (*samples == NULL) {
+        return;
+    }
+    **samples = (ms_sample){
+        .at_ns = sim->now_ns,
+        .device_bytes = fixed_bytes + sim->live_bytes + sim->extra_bytes + sim->cache.cached_bytes,
+        .lower_tier_bytes = sim->io.tier_bytes[MS__HOST_TIER] + sim->io.tier_bytes[MS__DISK_TIER],
+        .node = sim->current_node,
+        .in_backward = sim->phase != MS__FORWARD,
+    };
+    ++*samples;
+}
+
+/* A loss outside the model is alive from the end of forward until its own backward is over. */
+static void hold_loss(ms__sim *sim, bool held)
+{
+    sim->live_bytes = held ? sim->live_bytes + sim->loss_bytes : sim->live_bytes - sim->loss_bytes;
+    ms__peak *peak = &sim->peaks[sim->phase];
+    if (sim->live_bytes > peak->bytes) {
+        *peak = (ms__peak){.bytes = sim->live_bytes, .node = sim->current_node};
+    }
+    if (sim->cache.on) {
+        ms__cache_squeeze(sim, 0);
+    }
+}
+
+static void end_forward(ms__sim *sim)
+{
+    for (uint32_t i = 0; i < sim->graph->storage_count; i++) {
+        if (!sim->graph->loop.outputs_held && sim->graph->storages[i].role == MS_STORAGE_OUTPUT) {
+            end_life(sim, i);
+        }
+    }
+    hold_loss(sim, true);
+    sim->boundary_bytes = sim->live_bytes;
+}
+
+/* Everything of the step goes; the optimizer has run and zero_grad was called. */
+static void end_step(ms__sim *sim)
+{
+    for (uint32_t i = 0; i < sim->instance_count; i++) {
+        if (sim->instances[i].holds > 0) {
+            sim->instances[i].holds = 1;
+            ms__sim_release(sim, i);
+        }
+    }
+    memset(sim->instances, 0, sim->instance_count * sizeof *sim->instances);
+    memset(sim->slots, 0, sim->slot_count * sizeof *sim->slots);
+    memset(sim->class_live, 0, sim->class_count * sizeof *sim->class_live);
+    sim->live_bytes = 0;
+    sim->small_bytes = 0;
+}
+
+static void begin_step(ms__sim *sim)
+{
+    ms__io_reset(sim);
+    sim->now_ns = 0;
+    sim->fault_ns = 0;
+    sim->recompute_ns = 0;
+    sim->stall_forward_ns = 0;
+    sim->stall_backward_ns = 0;
+    sim->small_peak_bytes = 0;
+    sim->current_node = 0;
+    sim->adding_gradient = NO_INSTANCE;
+    memset(sim->peaks, 0, sizeof sim->peaks);
+}
+
+/* Index of the root's last piece of work, the one whose backward ends the loss. */
+static uint32_t loss_node(const ms__sim *sim)
+{
+    uint32_t last = sim->node_count;
+    while (last > 0 && !sim->nodes[last - 1].is_root) {
+        last--;
+    }
+    return last > 0 ? last - 1 : sim->node_count - 1;
+}
+
+static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *samples)
+{
+    begin_step(sim);
+    enter_phase(sim, MS__FORWARD, first);
+    for (uint32_t i = 0; i < sim->node_count; i++) {
+        run_forward(sim, i);
+        note_sample(sim, fixed_bytes, &samples);
+    }
+    end_forward(sim);
+    enter_phase(sim, MS__BACKWARD, first);
+    uint32_t loss = loss_node(sim);
+    for (uint32_t i = sim->node_count; i-- > 0;) {
+        run_backward(sim, i);
+        if (i == loss) {
+            hold_loss(sim, false);
+        }
+        note_sample(sim, fixed_bytes, &samples);
+    }
+    if (sim->adding_gradient != NO_INSTANCE) {
+        end_life(sim, sim->adding_gradient);
+    }
+    sim->current_node = sim->node_count;
+    enter_phase(sim, MS__OPTIMIZER, first);
+    ms__sim_spend(sim, sim->optimizer_ns);
+}
+
+/* ---- results ----------------------------------------------------------------------- */
+
+static uint64_t phase_peak(const ms__sim *sim, ms__phase phase, bool first)
+{
+    return ms__add_sat(sim->peaks[phase].bytes, carried_bytes(sim, phase, first));
+}
+
+static void read_peaks(const ms__sim *sim, ms__outcome *out)
+{
+    ms_replay *replay = &out->replay;
+    uint64_t first = 0;
+    for (ms__phase phase = MS__FORWARD; phase < MS__PHASE_COUNT; phase++) {
+        uint64_t bytes = phase_peak(sim, phase, false);
+        if (bytes > out->live_peak_bytes) {
+            out->live_peak_bytes = bytes;
+            replay->peak_node = sim->peaks[phase].node;
+            replay->peak_in_backward = phase == MS__BACKWARD;
+        }
+        if (phase != MS__OPTIMIZER) {
+            first = ms__max_u64(first, phase_peak(sim, phase, true));
+            out->activation_peak_bytes = ms__max_u64(out->activation_peak_bytes, sim->peaks[phase].bytes);
+        }
+    }
+    replay->first_step_peak_bytes = ms__add_sat(out->fixed_bytes, first);
+    replay->peak_bytes = ms__add_sat(out->fixed_bytes, out->live_peak_bytes);
+    replay->peak_live_bytes = ms__add_sat(ms__add_sat(sim->parameter_bytes, out->live_peak_bytes),
+                                          sim->graph->residents.batch_bytes);
+}
+
+static void read_times(const ms__sim *sim, ms__outcome *out)
+{
+    ms_replay *replay = &out->replay;
+    replay->step_ns = sim->now_ns;
+    replay->recompute_ns = sim->recompute_ns;
+    replay->stall_forward_ns = sim->stall_forward_ns;
+    replay->stall_backward_ns = sim->stall_backward_ns;
+    replay->compute_ns = replay->step_ns - replay->recompute_ns - replay->stall_forward_ns -
+                         replay->stall_backward_ns;
+    memcpy(replay->tier_peak_bytes, sim->io.tier_peak_bytes, sizeof replay->tier_peak_bytes);
+    replay->moved_bytes = sim->io.moved_bytes;
+    replay->fault_ns = sim->fault_ns;
+    replay->small_peak_bytes = sim->small_peak_bytes;
+}
+
+static bool moves_anything(const ms__sim *sim)
+{
+    for (uint32_t i = 0; i < sim->node_count; i++) {
+        ms_technique technique = technique_of(sim, i);
+        if (technique != MS_TECHNIQUE_KEEP && technique != MS_TECHNIQUE_RECOMPUTE) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, ms_sample *samples)
+{
+    memset(outcome, 0, sizeof *outcome);
+    if (sim->node_count == 0) {
+        return;
+    }
+    sim->choices = choices;
+    /* A GPU's slab lies in host memory. */
+    uint64_t slab = sim->on_host && moves_anything(sim) ? MS__SLAB_BYTES : 0;
+    outcome->fixed_bytes = ms__add_sat(sim->resident_bytes, slab);
+    sim->class_peak_bytes = 0;
+    memset(sim->class_peak, 0, sim->class_count * sizeof *sim->class_peak);
+    ms__cache_reset(sim, choices->ceiling_bytes);
+    uint64_t first_held = 0;
+    if (sim->cache.on) {
+        run_pass(sim, true, outcome->fixed_bytes, NULL);
+        first_held = sim->cache.held_peak_bytes;
+        end_step(sim);
+    }
+    run_pass(sim, false, outcome->fixed_bytes, samples);
+    read_peaks(sim, outcome);
+    read_times(sim, outcome);
+    outcome->boundary_bytes = sim->boundary_bytes;
+    uint64_t carried = carried_bytes(sim, MS__FORWARD, false);
+    carried = ms__max_u64(carried, carried_bytes(sim, MS__OPTIMIZER, false));
+    outcome->held_most_bytes =
+        ms__add_sat(ms__add_sat(sim->class_peak_bytes, carried),
+                    ms__add_sat(sim->small_peak_bytes, sim->loss_bytes));
+    outcome->held_most_bytes = ms__max_u64(outcome->held_most_bytes, outcome->live_peak_bytes);
+    if (sim->cache.on) {
+        outcome->replay.peak_bytes = ms__add_sat(outcome->fixed_bytes, sim->cache.held_peak_bytes);
+        outcome->replay.first_step_peak_bytes = ms__add_sat(outcome->fixed_bytes, first_held);
+    }
+    end_step(sim);
+}

@@ -1,0 +1,143 @@
+/*
+ * Uniform plans: one technique for every layer. The yardstick that the solver is never
+ * worse than, and what warm-up steps run under before there is a graph.
+ */
+#include "base/units.h"
+#include "plan/plan_internal.h"
+
+enum { UNIFORM_MOST = 64 };
+
+/* What a plan without a graph does to every layer: what frees most without knowing it. */
+static ms_technique blind_technique(const ms_hardware *hardware, const ms_config *config)
+{
+    bool may_move = config->mode != MS_MODE_CONSERVATIVE && config->enable_offloading;
+    if (may_move && ms_engine_host_cap(hardware, config) > 0) {
+        return MS_TECHNIQUE_OFFLOAD_HOST;
+    }
+    if (may_move && ms_engine_disk_cap(hardware, config) > 0) {
+        return MS_TECHNIQUE_OFFLOAD_DISK;
+    }
+    return config->enable_checkpointing ? MS_TECHNIQUE_RECOMPUTE : MS_TECHNIQUE_KEEP;
+}
+
+static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_technique technique,
+                      ms_plan **plan, ms_error *err)
+{
+    ms_plan *made = ms__plan_new(NULL);
+    if (made == NULL) {
+        return ms_fail(err, MS_ENOMEM, "uniform plan: out of memory");
+    }
+    made->fallback = technique < MS_TECHNIQUE_COUNT ? technique : blind_technique(hardware, config);
+    bool moves = made->fallback != MS_TECHNIQUE_KEEP && made->fallback != MS_TECHNIQUE_RECOMPUTE;
+    ms_pressure_of(0, hardware, config, &made->pressure);
+    made->offload_min_bytes = made->pressure.forced ? 1 : MS_OFFLOAD_MIN_BYTES;
+    made->write_window_bytes = MS__BLIND_WINDOW_BYTES;
+    made->read_window_bytes = MS__BLIND_WINDOW_BYTES;
+    made->slab_bytes = moves ? MS__SLAB_BYTES : 0;
+    made->disk_cap_bytes = ms_engine_disk_cap(hardware, config);
+    made->host_cap_bytes = ms_engine_host_cap(hardware, config);
+    *plan = made;
+    return MS_OK;
+}
+
+/* Of the uniform candidates of one technique, or of all: the fastest that fits, else the
+ * smallest, each with the cache it leaves room for. */
+static void choose_uniform(ms__search *search, ms_technique technique, const ms_pressure *pressure,
+                           ms__variant *chosen, uint64_t *room_bytes)
+{
+    size_t finalists[UNIFORM_MOST], count = 0;
+    bool one = technique < MS_TECHNIQUE_COUNT;
+    ms__families_one(search, MS_TECHNIQUE_KEEP);
+    if (search->out_of_memory) {
+        return;
+    }
+    const ms__candidate *kept = &search->items[0];
+    uint64_t most = ms__add_sat(kept->fixed_bytes, kept->held_most_bytes);
+    ms__bounds bounds = {pressure->allowed_bytes, pressure->allowed_bytes, most};
+    if (one) {
+        ms__families_one(search, technique);
+    } else {
+        ms__families_uniform(search);
+    }
+    if (search->out_of_memory) {
+        return;
+    }
+    /* Where the technique is admitted nowhere, keeping all is what it comes to. */
+    for (size_t i = search->count > 1 ? 1 : 0; i < search->count && count < UNIFORM_MOST; i++) {
+        finalists[count++] = i;
+    }
+    *room_bytes = ms__min_u64(pressure->allowed_bytes, most);
+    bool any = one && ms__select(search, &bounds, finalists, count, chosen);
+    if (!any) {
+        *chosen = (ms__variant){.candidate = ms__select_smallest_peak(search)};
+        *room_bytes = 0;
+        ms__variant_replay(search, chosen);
+    }
+}
+
+static void make_uniform(ms__search *search, ms_technique technique, const ms_pressure *pressure, ms_plan *plan)
+{
+    ms__variant chosen;
+    uint64_t room_bytes;
+    choose_uniform(search, technique, pressure, &chosen, &room_bytes);
+    if (search->out_of_memory) {
+        return;
+    }
+    ms__plan_fill_unoptimized(search, plan);
+    ms__plan_fill(search, &chosen, room_bytes, plan);
+    plan->pressure = *pressure;
+    plan->smallest_budget_bytes = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
+    plan->over_target = ms__variant_bytes(search, &chosen) > pressure->allowed_bytes;
+    ms__plan_apply(search, &chosen, plan);
+    ms__plan_fill_entries(search, chosen.candidate, plan->replay.peak_bytes, plan);
+}
+
+static int need_of(const ms_graph *graph, const ms_hardware *hardware, uint64_t *need_bytes, ms_error *err)
+{
+    ms__sim *sim;
+    int rc = ms__sim_new(graph, hardware, &sim, err);
+    if (rc == MS_OK) {
+        rc = ms__sim_need(sim, need_bytes, err);
+        ms__sim_free(sim);
+    }
+    return rc;
+}
+
+int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                    ms_technique technique, ms_plan **plan, ms_error *err)
+{
+    if (graph == NULL) {
+        return blind_plan(hardware, config, technique, plan, err);
+    }
+    if (graph->node_count == 0) {
+        return ms_fail(err, MS_EINVAL, "uniform plan: the graph has no nodes");
+    }
+    ms_pressure pressure;
+    uint64_t need_bytes = 0;
+    ms_plan *made = ms__plan_new(graph);
+    ms__search search = {0};
+    ms_admission *admissions = ms_calloc(graph->node_count, sizeof *admissions);
+    int rc = made == NULL || admissions == NULL ? ms_fail(err, MS_ENOMEM, "uniform plan: out of memory")
+                                                : need_of(graph, hardware, &need_bytes, err);
+    if (rc == MS_OK) {
+        ms_pressure_of(need_bytes, hardware, config, &pressure);
+        pressure.comfortable = false; /* the technique was asked for */
+        rc = ms_engine_admit(graph, hardware, config, &pressure, admissions, err);
+    }
+    if (rc == MS_OK) {
+        rc = ms__search_open(graph, hardware, config, admissions, pressure.forced, &search, err);
+    }
+    if (rc == MS_OK) {
+        made->fallback = technique < MS_TECHNIQUE_COUNT ? technique : blind_technique(hardware, config);
+        make_uniform(&search, technique, &pressure, made);
+        rc = search.out_of_memory ? ms_fail(err, MS_ENOMEM, "uniform plan: out of memory") : MS_OK;
+        ms__search_close(&search);
+    }
+    ms_free(admissions);
+    if (rc != MS_OK) {
+        ms_plan_free(made);
+        return rc;
+    }
+    *plan = made;
+    return MS_OK;
+}

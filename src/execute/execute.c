@@ -39,6 +39,19 @@ int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *tier, ms
     return rc;
 }
 
+/* may wait */
+static void tier_close(ms_execute *execute)
+{
+    const ms_execute_host *host = &execute->host;
+    if (host->unlock != NULL) {
+        host->unlock(host->context);
+    }
+    ms_offload_close(execute->tier);
+    if (host->lock != NULL) {
+        host->lock(host->context);
+    }
+}
+
 void ms_execute_close(ms_execute *execute)
 {
     if (execute == NULL) {
@@ -47,7 +60,7 @@ void ms_execute_close(ms_execute *execute)
     if (execute->tier != NULL) {
         ms__fetched_release_all(execute);
         ms__extents_drain(execute);
-        ms_offload_close(execute->tier);
+        tier_close(execute);
     }
     ms__threads_purge(execute, true);
     ms__table_free(execute);

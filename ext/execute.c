@@ -1,0 +1,575 @@
+/*
+ * Execution: the library's executor for Python. Hooks call enter and leave; plans,
+ * counters and questions go through here. Made by memscale.core.executor; handles of
+ * saved tensors keep it alive until the last graph is gone.
+ */
+#include "execute_ext.h"
+#include "rooms.h"
+
+PyTypeObject *ms_ext_execution_type;
+
+static ms_execution *execution_of(PyObject *self)
+{
+    return (ms_execution *)self;
+}
+
+static uint64_t this_thread(void)
+{
+    return (uint64_t)PyThread_get_thread_ident();
+}
+
+static PyObject *none_or_raise(int rc, const ms_error *err)
+{
+    if (ms_ext_check(rc, err) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- making and freeing ------------------------------------------------------ */
+
+static PyObject *execution_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)kwargs;
+    PyObject *replay;
+    ms_error err;
+    if (!PyArg_ParseTuple(args, "O:Execution", &replay) || ms_ext_torch() == NULL) {
+        return NULL;
+    }
+    ms_execution *self = (ms_execution *)PyType_GenericAlloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    Py_INCREF(replay);
+    self->replay = replay;
+    if (ms_ext_check(ms_execute_open(&ms_ext_host, NULL, &self->execute, &err), &err) != 0) {
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static void execution_dealloc(PyObject *object)
+{
+    ms_execution *self = execution_of(object);
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject *error_type, *error_value, *error_traceback;
+    PyErr_Fetch(&error_type, &error_value, &error_traceback);
+    ms_execute_close(self->execute);
+    Py_XDECREF(self->replay);
+    Py_XDECREF(self->began);
+    ms_free(self->residents.items);
+    PyObject_Free(self);
+    Py_DECREF(type);
+    PyErr_Restore(error_type, error_value, error_traceback);
+}
+
+/* ---- tier and plan ------------------------------------------------------------- */
+
+static int tier_of(const char *name, ms_tier *tier)
+{
+    for (int i = 0; i < MS_TIER_COUNT; i++) {
+        if (strcmp(ms_tier_name((ms_tier)i), name) == 0) {
+            *tier = (ms_tier)i;
+            return 0;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "there is no tier \"%s\"", name);
+    return -1;
+}
+
+static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {(char *)"tier",       (char *)"dir",          (char *)"cap_bytes",
+                            (char *)"slab_bytes", (char *)"worker_count", NULL};
+    const char *tier, *dir = NULL;
+    unsigned long long cap_bytes = UINT64_MAX, slab_bytes = 0;
+    unsigned int worker_count = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zKKI:open_tier", names, &tier, &dir, &cap_bytes,
+                                     &slab_bytes, &worker_count)) {
+        return NULL;
+    }
+    ms_offload_options options = {
+        .dir = dir, .cap_bytes = cap_bytes, .slab_bytes = slab_bytes, .worker_count = worker_count};
+    if (tier_of(tier, &options.tier) != 0) {
+        return NULL;
+    }
+    ms_execute *execute = execution_of(self)->execute;
+    ms_error err;
+    int rc;
+    MS_EXT_UNLOCKED(rc = ms_execute_open_tier(execute, &options, &err));
+    return none_or_raise(rc, &err);
+}
+
+static PyObject *tier(PyObject *self, PyObject *args)
+{
+    (void)args;
+    const ms_execute *execute = execution_of(self)->execute;
+    if (!ms_execute_has_tier(execute)) {
+        Py_RETURN_NONE;
+    }
+    return ms_ext_text_or_none(ms_execute_tier_description(execute));
+}
+
+static PyObject *add_layer(PyObject *self, PyObject *name)
+{
+    const char *text = ms_ext_utf8(name, "name", NULL);
+    uint32_t layer;
+    ms_error err;
+    if (text == NULL ||
+        ms_ext_check(ms_execute_add_layer(execution_of(self)->execute, text, &layer, &err), &err) != 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLong(layer);
+}
+
+static PyObject *set_plan(PyObject *self, PyObject *args)
+{
+    PyObject *json;
+    const char *text, *fallback_name = "keep";
+    ms_technique fallback;
+    ms_error err;
+    ms_plan *plan = NULL;
+    if (!PyArg_ParseTuple(args, "O|s:set_plan", &json, &fallback_name) ||
+        ms_ext_utf8_or_none(json, "plan", &text) != 0) {
+        return NULL;
+    }
+    if (ms_technique_parse(fallback_name, &fallback) != MS_OK) {
+        PyErr_Format(PyExc_ValueError, "there is no technique \"%s\"", fallback_name);
+        return NULL;
+    }
+    int rc = text != NULL ? ms_plan_parse(text, &plan, &err) : MS_OK;
+    if (rc == MS_OK) {
+        rc = ms_execute_set_plan(execution_of(self)->execute, plan, fallback, &err);
+    }
+    ms_plan_free(plan);
+    return none_or_raise(rc, &err);
+}
+
+static PyObject *is_active(PyObject *self, PyObject *args)
+{
+    (void)args;
+    return PyBool_FromLong(ms_execute_is_active(execution_of(self)->execute));
+}
+
+/* ---- residents -------------------------------------------------------------------- */
+
+static size_t identity_slot(const ms_identity_set *set, uintptr_t identity)
+{
+    size_t at = (size_t)(((uint64_t)identity * UINT64_C(0x9E3779B97F4A7C15)) >> 32) & (set->capacity - 1);
+    while (set->items[at] != 0 && set->items[at] != identity) {
+        at = (at + 1) & (set->capacity - 1);
+    }
+    return at;
+}
+
+bool ms_ext_identity_has(const ms_identity_set *set, uintptr_t identity)
+{
+    return set->capacity > 0 && set->items[identity_slot(set, identity)] == identity;
+}
+
+/* Room for `count` members, none of them there yet. */
+static int identity_reset(ms_identity_set *set, size_t count)
+{
+    size_t capacity = 64;
+    while (capacity < 2 * count) {
+        capacity *= 2;
+    }
+    uintptr_t *items = ms_calloc(capacity, sizeof *items);
+    if (items == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    ms_free(set->items);
+    *set = (ms_identity_set){.items = items, .capacity = capacity, .count = 0};
+    return 0;
+}
+
+static void identity_add(ms_identity_set *set, PyObject *tensor)
+{
+    PyObject *storage;
+    uintptr_t identity;
+    if (tensor == Py_None || ms_ext_storage_of(tensor, &storage, &identity) != 0) {
+        return;
+    }
+    Py_DECREF(storage);
+    size_t at = identity_slot(set, identity);
+    if (set->items[at] == 0) {
+        set->items[at] = identity;
+        set->count++;
+    }
+}
+
+static PyObject *set_residents(PyObject *self, PyObject *tensors)
+{
+    if (!PyList_Check(tensors)) {
+        PyErr_SetString(PyExc_TypeError, "residents: a list of tensors");
+        return NULL;
+    }
+    ms_identity_set *set = &execution_of(self)->residents;
+    Py_ssize_t count = PyList_Size(tensors);
+    if (identity_reset(set, (size_t)count) != 0) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        identity_add(set, PyList_GetItem(tensors, i));
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- hooks ---------------------------------------------------------------------------- */
+
+typedef enum top_hook { TOP_NONE, TOP_OURS, TOP_FOREIGN, TOP_FAILED } top_hook;
+
+static top_hook look_at_top(const ms_execution *self)
+{
+    PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
+    if (top == NULL) {
+        return TOP_FAILED;
+    }
+    top_hook found = TOP_NONE;
+    if (top != Py_None) {
+        PyObject *pack = PyTuple_GetItem(top, 0);
+        found = pack != NULL && ms_ext_is_our_hook(self, pack) ? TOP_OURS : TOP_FOREIGN;
+    }
+    Py_DECREF(top);
+    return found;
+}
+
+/* Takes our hooks off this thread's stack, as far as they lie on top. */
+static top_hook unwind(const ms_execution *self)
+{
+    top_hook top;
+    while ((top = look_at_top(self)) == TOP_OURS) {
+        if (ms_ext_pop_hooks() != 0) {
+            return TOP_FAILED;
+        }
+    }
+    return top;
+}
+
+/* Opens the frame of a call and pushes its hooks. A new reference, or None where the
+ * call is to be left alone; NULL with an exception. */
+static PyObject *enter_frame(ms_execution *self, uint32_t layer, bool is_replayable)
+{
+    ms_call_facts facts = {.replayable = is_replayable};
+    ms_frame *frame;
+    ms_error err;
+    int rc = ms_execute_enter(self->execute, this_thread(), layer, &facts, &frame, &err);
+    if (ms_ext_check(rc, &err) != 0) {
+        return NULL;
+    }
+    if (frame == NULL) {
+        Py_RETURN_NONE;
+    }
+    ms_region *region = ms_ext_region_new(self, frame);
+    if (region == NULL || ms_ext_push_hooks(region, false) != 0) {
+        ms_execute_leave(self->execute, this_thread());
+        Py_XDECREF((PyObject *)region);
+        return NULL;
+    }
+    return (PyObject *)region;
+}
+
+static int enter_root_work(ms_execution *self)
+{
+    PyObject *region = enter_frame(self, MS_ROOT_LAYER, false);
+    Py_XDECREF(region); /* the hooks hold it */
+    return region != NULL ? 0 : -1;
+}
+
+static PyObject *hooks_in_the_way(PyObject *self, PyObject *args)
+{
+    (void)args;
+    top_hook top = unwind(execution_of(self));
+    if (top == TOP_FAILED) {
+        return NULL;
+    }
+    int is_enabled = ms_ext_ask(ms_ext_torch()->hooks_enabled, NULL);
+    if (is_enabled < 0) {
+        return NULL;
+    }
+    if (is_enabled == 0) {
+        return PyUnicode_FromString("disabled");
+    }
+    if (top == TOP_FOREIGN) {
+        return PyUnicode_FromString("foreign");
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *enter_root(PyObject *object, PyObject *args)
+{
+    (void)args;
+    ms_execution *self = execution_of(object);
+    bool stale;
+    ms_error err;
+    if (ms_ext_check(ms_execute_enter_root(self->execute, this_thread(), &stale, &err), &err) != 0) {
+        return NULL;
+    }
+    self->backward_told = false;
+    if (enter_root_work(self) != 0) {
+        ms_execute_leave_root(self->execute, this_thread(), true);
+        return NULL;
+    }
+    return PyBool_FromLong(stale);
+}
+
+static PyObject *leave_root(PyObject *object, PyObject *failed)
+{
+    ms_execution *self = execution_of(object);
+    int has_failed = PyObject_IsTrue(failed);
+    top_hook top = unwind(self);
+    ms_execute_leave_root(self->execute, this_thread(), has_failed != 0);
+    if (has_failed < 0 || top == TOP_FAILED) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *in_root(PyObject *self, PyObject *args)
+{
+    (void)args;
+    return PyBool_FromLong(ms_execute_in_root(execution_of(self)->execute, this_thread()));
+}
+
+static int layer_number(PyObject *number, uint32_t *layer)
+{
+    return ms_ext_u32(number, "layer", layer);
+}
+
+static PyObject *peek(PyObject *self, PyObject *number)
+{
+    uint32_t layer;
+    if (layer_number(number, &layer) != 0) {
+        return NULL;
+    }
+    ms_technique technique = ms_execute_peek(execution_of(self)->execute, this_thread(), layer);
+    return PyUnicode_FromString(ms_technique_name(technique));
+}
+
+static PyObject *enter(PyObject *object, PyObject *args)
+{
+    ms_execution *self = execution_of(object);
+    unsigned int layer;
+    int is_replayable;
+    if (!PyArg_ParseTuple(args, "Ip:enter", &layer, &is_replayable)) {
+        return NULL;
+    }
+    top_hook top = unwind(self);
+    if (top == TOP_FAILED) {
+        return NULL;
+    }
+    if (top == TOP_FOREIGN) {
+        Py_RETURN_FALSE;
+    }
+    return enter_frame(self, layer, is_replayable);
+}
+
+static PyObject *leave(PyObject *object, PyObject *args)
+{
+    (void)args;
+    ms_execution *self = execution_of(object);
+    top_hook top = unwind(self);
+    ms_execute_leave(self->execute, this_thread());
+    if (top == TOP_FAILED) {
+        return NULL;
+    }
+    if (top == TOP_NONE && ms_execute_in_root(self->execute, this_thread()) && enter_root_work(self) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *unpack_input(PyObject *self, PyObject *handle)
+{
+    (void)self;
+    return ms_ext_saved_unpack(handle);
+}
+
+/* ---- between steps ------------------------------------------------------------------------ */
+
+static PyObject *backward_ended(PyObject *object, PyObject *args)
+{
+    (void)args;
+    execution_of(object)->backward_told = false;
+    ms_execute_backward_ended(execution_of(object)->execute);
+    Py_RETURN_NONE;
+}
+
+static PyObject *boundary(PyObject *object, PyObject *is_optimizer)
+{
+    ms_execution *self = execution_of(object);
+    uint64_t step, step_ns;
+    int truth = PyObject_IsTrue(is_optimizer);
+    if (truth < 0) {
+        return NULL;
+    }
+    self->backward_told = false;
+    ms_boundary kind = truth ? MS_BOUNDARY_OPTIMIZER : MS_BOUNDARY_FORWARD;
+    if (!ms_execute_boundary(self->execute, kind, &step, &step_ns)) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(KK)", (unsigned long long)step, (unsigned long long)step_ns);
+}
+
+static PyObject *poll(PyObject *self, PyObject *args)
+{
+    (void)args;
+    ms_execute_poll(execution_of(self)->execute);
+    Py_RETURN_NONE;
+}
+
+static int add_number(PyObject *dict, const char *name, uint64_t value)
+{
+    PyObject *number = PyLong_FromUnsignedLongLong(value);
+    int rc = number != NULL ? PyDict_SetItemString(dict, name, number) : -1;
+    Py_XDECREF(number);
+    return rc;
+}
+
+static PyObject *counters(PyObject *self, PyObject *args)
+{
+    (void)args;
+    const ms_counters *set = ms_execute_counters(execution_of(self)->execute);
+    PyObject *dict = PyDict_New();
+    for (int i = 0; dict != NULL && i < MS_COUNTER_COUNT; i++) {
+        if (add_number(dict, ms_counter_name((ms_counter)i), ms_counter_get(set, (ms_counter)i)) != 0) {
+            Py_CLEAR(dict);
+        }
+    }
+    return dict;
+}
+
+static PyObject *count_replan(PyObject *self, PyObject *args)
+{
+    (void)args;
+    ms_counter_add(ms_execute_counters(execution_of(self)->execute), MS_COUNTER_REPLANS, 1);
+    Py_RETURN_NONE;
+}
+
+static PyObject *stats(PyObject *self, PyObject *args)
+{
+    (void)args;
+    ms_execute_stats found;
+    ms_execute_get_stats(execution_of(self)->execute, &found);
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N,s:N}", "open_frames",
+                         (unsigned long long)found.open_frames, "live_frames",
+                         (unsigned long long)found.live_frames, "live_slots",
+                         (unsigned long long)found.live_slots, "live_extents",
+                         (unsigned long long)found.live_extents, "storing_bytes",
+                         (unsigned long long)found.storing_bytes, "fetched_bytes",
+                         (unsigned long long)found.fetched_bytes, "tier_bytes",
+                         (unsigned long long)found.tier_bytes, "backward_begun",
+                         PyBool_FromLong(found.backward_begun), "optimizer_seen",
+                         PyBool_FromLong(found.optimizer_seen));
+}
+
+static PyObject *set_began(PyObject *object, PyObject *callable)
+{
+    ms_execution *self = execution_of(object);
+    PyObject *old = self->began;
+    Py_INCREF(callable);
+    self->began = callable != Py_None ? callable : NULL;
+    if (callable == Py_None) {
+        Py_DECREF(callable);
+    }
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+/* Bytes of the distinct storages of some tensors. */
+static PyObject *storage_bytes(PyObject *module, PyObject *tensors)
+{
+    (void)module;
+    ms_identity_set seen = {0};
+    uint64_t total = 0;
+    if (!PyList_Check(tensors) || ms_ext_torch() == NULL) {
+        PyErr_SetString(PyExc_TypeError, "storage_bytes: a list of tensors");
+        return NULL;
+    }
+    if (identity_reset(&seen, (size_t)PyList_Size(tensors)) != 0) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyList_Size(tensors); i++) {
+        PyObject *storage;
+        uintptr_t identity;
+        size_t before = seen.count;
+        PyObject *tensor = PyList_GetItem(tensors, i);
+        identity_add(&seen, tensor);
+        if (seen.count == before || ms_ext_storage_of(tensor, &storage, &identity) != 0) {
+            continue;
+        }
+        PyObject *bytes = PyObject_CallFunctionObjArgs(ms_ext_torch()->nbytes, storage, NULL);
+        total += bytes != NULL ? PyLong_AsUnsignedLongLong(bytes) : 0;
+        Py_XDECREF(bytes);
+        Py_DECREF(storage);
+    }
+    ms_free(seen.items);
+    return PyErr_Occurred() == NULL ? PyLong_FromUnsignedLongLong(total) : NULL;
+}
+
+/* ---- type ------------------------------------------------------------------------------------ */
+
+static PyMethodDef methods[] = {
+    {"open_tier", (PyCFunction)(void (*)(void))open_tier, METH_VARARGS | METH_KEYWORDS,
+     "open_tier(tier, dir=None, cap_bytes=2**64-1, slab_bytes=0, worker_count=0)"},
+    {"tier", tier, METH_NOARGS, "One line on the lower tier, or None."},
+    {"add_layer", add_layer, METH_O, "add_layer(name) -> number"},
+    {"set_plan", set_plan, METH_VARARGS, "set_plan(json or None, fallback=\"keep\")"},
+    {"is_active", is_active, METH_NOARGS, "Whether the plan does anything."},
+    {"set_residents", set_residents, METH_O, "set_residents(list): tensors whose storages never move."},
+    {"hooks_in_the_way", hooks_in_the_way, METH_NOARGS,
+     "Removes stale hooks of ours; \"foreign\" or \"disabled\" where hooks can't be pushed, else None."},
+    {"enter_root", enter_root, METH_NOARGS, "A forward begins; True if one was broken off before."},
+    {"leave_root", leave_root, METH_O, "leave_root(failed): the forward is over."},
+    {"in_root", in_root, METH_NOARGS, "Whether this thread is in a forward."},
+    {"peek", peek, METH_O, "peek(layer): technique of its next call."},
+    {"enter", enter, METH_VARARGS,
+     "enter(layer, is_replayable) -> Region; None: it is kept; False: someone else's hooks are active."},
+    {"leave", leave, METH_NOARGS, "The call is over."},
+    {"unpack_input", unpack_input, METH_O, "unpack_input(handle) -> tensor"},
+    {"backward_ended", backward_ended, METH_NOARGS, "A backward is over."},
+    {"boundary", boundary, METH_O, "boundary(is_optimizer) -> (step, step_ns) if a step ended, else None"},
+    {"poll", poll, METH_NOARGS, "Lets go of what is no longer needed."},
+    {"counters", counters, METH_NOARGS, "Counters by name."},
+    {"count_replan", count_replan, METH_NOARGS, "One more plan after the first."},
+    {"stats", stats, METH_NOARGS, "What lives now."},
+    {"set_began", set_began, METH_O, "set_began(callable or None): called at the first unpack of a backward."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMethodDef functions[] = {
+    {"storage_bytes", storage_bytes, METH_O, "storage_bytes(list): bytes of the tensors' distinct storages."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int add_execution_type(PyObject *module)
+{
+    static PyType_Slot slots[] = {
+        {Py_tp_new, MS_EXT_SLOT(execution_new)},
+        {Py_tp_dealloc, MS_EXT_SLOT(execution_dealloc)},
+        {Py_tp_methods, methods},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {
+        .name = "memscale._core.Execution",
+        .basicsize = sizeof(ms_execution),
+        .flags = Py_TPFLAGS_DEFAULT,
+        .slots = slots,
+    };
+    PyObject *type = PyType_FromSpec(&spec);
+    if (type == NULL || PyModule_AddObjectRef(module, "Execution", type) != 0) {
+        Py_XDECREF(type);
+        return -1;
+    }
+    ms_ext_execution_type = (PyTypeObject *)type;
+    return 0;
+}
+
+int ms_ext_add_execute(PyObject *module)
+{
+    return PyModule_AddFunctions(module, functions) != 0 || ms_ext_saved_init_type(module) != 0 ||
+                   ms_ext_region_init_type(module) != 0 || add_execution_type(module) != 0
+               ? -1
+               : 0;
+}

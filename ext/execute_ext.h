@@ -1,0 +1,134 @@
+/*
+ * execute_ext.h - the inside of the execute room's extension, shared by its files.
+ *
+ *   execute_torch.c   torch objects looked up once; what is asked of a tensor
+ *   execute_memory.c  references to storages: the host side of execute.h
+ *   execute_saved.c   handles of saved tensors; the pack and unpack callables
+ *   execute_region.c  one hooked call of a layer
+ *   execute.c         the Execution type: plan, hooks, questions
+ *
+ * All references to torch objects are held here; every choice is the library's.
+ * Everything runs under the interpreter lock.
+ */
+#ifndef MS_EXT_EXECUTE_H
+#define MS_EXT_EXECUTE_H
+
+#include "common.h"
+
+#include "memscale/execute.h"
+
+/* Slots hold functions as object pointers: Python's ABI wants it, ISO C has no such
+ * conversion. */
+#define MS_EXT_SLOT(function) (__extension__(void *)(function))
+
+/* ---- torch --------------------------------------------------------------- */
+
+/* Names and objects of torch, looked up when the first Execution is made. */
+typedef struct ms_torch {
+    PyObject *tensor_type, *parameter_type;
+    PyObject *detach, *untyped_storage, *stride, *storage_offset, *is_conj, *is_neg, *set_; /* methods */
+    PyObject *weak_ref, *nbytes, *data_ptr;                                   /* of storages */
+    PyObject *expired, *new_with_weak_ptr, *free_weak_ref;                    /* static */
+    PyObject *push_hooks, *pop_hooks, *top_hooks, *hooks_enabled;
+    PyObject *empty, *uint8, *empty_tensor;
+    PyObject *zero_args, *empty_bytes_kwargs;
+    /* attribute names */
+    PyObject *n_version, *n_shape, *n_dtype, *n_device, *n_is_leaf, *n_requires_grad, *n_is_cpu, *n_cdata,
+        *n_data, *n_is_quantized;
+} ms_torch;
+
+/* NULL with an exception where torch lacks something. */
+const ms_torch *ms_ext_torch(void);
+
+/* Bool attribute or argumentless method: 1, 0, or -1 with an exception. */
+int ms_ext_flag(PyObject *object, PyObject *name);
+int ms_ext_ask(PyObject *method, PyObject *object);
+int ms_ext_version_of(PyObject *tensor, uint64_t *version);
+
+/* The storage of a tensor: a new reference and its identity. -1 with no exception set
+ * where it has none that could be moved. */
+int ms_ext_storage_of(PyObject *tensor, PyObject **storage, uintptr_t *identity);
+
+/* A name of a dtype or device that lives as long as the process; NULL on failure. */
+const char *ms_ext_intern_name(PyObject *object);
+
+/* Sizes go into `sizes` (MS_RECORD_RANK_MAX of them). */
+int ms_ext_record_of(PyObject *tensor, int64_t *sizes, ms_record *record);
+
+/* Raises what autograd raises when a saved tensor was changed in place; the name is
+ * "torch.FloatTensor". Always NULL. */
+PyObject *ms_ext_raise_version(PyObject *tensor_type_name, PyObject *shape, uint64_t now, uint64_t saved);
+
+/* ---- references to storages ------------------------------------------------ */
+
+/* What the library calls `memory`. For a saved tensor's slot, `strong` is the tensor
+ * and `weak` is NULL. */
+typedef struct ms_memory {
+    PyObject *strong;  /* the storage, or NULL */
+    PyObject *weak;    /* int of torch's weak reference: keeps the identity unique */
+    uint64_t bytes;
+    PyObject *probe;   /* an empty tensor that shares the saved one's version counter */
+    uint64_t version;
+} ms_memory;
+
+ms_memory *ms_ext_memory_of_storage(PyObject *storage, uint64_t bytes);
+ms_memory *ms_ext_memory_of_tensor(PyObject *tensor, uint64_t version);
+void ms_ext_memory_free(ms_memory *memory);
+/* Bytes that may be read or written from `address` on: whole pages where the memory is
+ * a map of hostmem's. */
+uint64_t ms_ext_capacity_behind(const void *address, uint64_t bytes);
+extern const ms_execute_host ms_ext_host;
+
+/* ---- Execution --------------------------------------------------------------- */
+
+/* Storages that are never moved: parameters, buffers, the caller's batch. */
+typedef struct ms_identity_set {
+    uintptr_t *items; /* 0: free */
+    size_t capacity;  /* a power of two, or 0 */
+    size_t count;
+} ms_identity_set;
+
+typedef struct ms_execution {
+    PyObject_HEAD
+    ms_execute *execute;
+    PyObject *replay;       /* replay(region) */
+    PyObject *began;        /* called at the first unpack of a step, or NULL */
+    bool backward_told;
+    ms_identity_set residents;
+} ms_execution;
+
+extern PyTypeObject *ms_ext_execution_type;
+bool ms_ext_identity_has(const ms_identity_set *set, uintptr_t identity);
+
+/* ---- Region --------------------------------------------------------------------- */
+
+/* One hooked call. Holds the frame as long as a handle or a hook holds it. */
+typedef struct ms_region {
+    PyObject_HEAD
+    ms_execution *execution;
+    ms_frame *frame;
+    PyObject *payload; /* what a replay needs; Python's */
+} ms_region;
+
+extern PyTypeObject *ms_ext_region_type;
+int ms_ext_region_init_type(PyObject *module);
+ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame);
+/* Whether a pack callable on torch's stack belongs to this execution; its region is
+ * borrowed in *region. */
+bool ms_ext_is_our_hook(const ms_execution *execution, PyObject *pack);
+
+/* ---- handles ----------------------------------------------------------------------- */
+
+int ms_ext_saved_init_type(PyObject *module);
+/* Pushes the pack and unpack of a region; `capture`: those of its replay. */
+int ms_ext_push_hooks(ms_region *region, bool capture);
+int ms_ext_pop_hooks(void);
+/* A handle of a tensor argument that is sent to the lower tier, or NULL with no
+ * exception set where it has to stay. */
+PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor);
+PyObject *ms_ext_saved_unpack(PyObject *handle);
+
+/* The exception that ends a replay early. */
+extern PyObject *ms_ext_replay_stop;
+
+#endif

@@ -1,0 +1,204 @@
+/*
+ * Region: one hooked call of a layer, as Python sees it: where it belongs, what its
+ * replay needs (the payload), and the two ends of a replay. Made by Execution.enter().
+ */
+#include "execute_ext.h"
+
+PyTypeObject *ms_ext_region_type;
+
+ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame)
+{
+    ms_region *region = PyObject_New(ms_region, ms_ext_region_type);
+    if (region == NULL) {
+        return NULL;
+    }
+    Py_INCREF((PyObject *)execution);
+    region->execution = execution;
+    region->payload = NULL;
+    region->frame = frame;
+    ms_frame_hold(frame);
+    return region;
+}
+
+static void region_dealloc(PyObject *self)
+{
+    ms_region *region = (ms_region *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject *error_type, *error_value, *error_traceback;
+    PyErr_Fetch(&error_type, &error_value, &error_traceback);
+    Py_CLEAR(region->payload);
+    ms_frame_unhold(region->execution->execute, region->frame);
+    Py_DECREF((PyObject *)region->execution);
+    PyObject_Free(region);
+    Py_DECREF(type);
+    PyErr_Restore(error_type, error_value, error_traceback);
+}
+
+bool ms_ext_is_our_hook(const ms_execution *execution, PyObject *pack)
+{
+    if (!PyCFunction_Check(pack)) {
+        return false;
+    }
+    PyObject *self = PyCFunction_GetSelf(pack);
+    return self != NULL && Py_TYPE(self) == ms_ext_region_type &&
+           ((ms_region *)self)->execution == execution;
+}
+
+/* ---- attributes ---------------------------------------------------------------- */
+
+static ms_region *region_of(PyObject *self)
+{
+    return (ms_region *)self;
+}
+
+static PyObject *get_layer(PyObject *self, void *closure)
+{
+    (void)closure;
+    const ms_region *region = region_of(self);
+    uint32_t layer = ms_frame_layer(region->frame);
+    return PyUnicode_FromString(ms_execute_layer_name(region->execution->execute, layer));
+}
+
+static PyObject *get_call(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLong(ms_frame_call(region_of(self)->frame));
+}
+
+static PyObject *get_technique(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyUnicode_FromString(ms_technique_name(ms_frame_technique(region_of(self)->frame)));
+}
+
+static PyObject *get_missing(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLong(ms_frame_missing(region_of(self)->frame));
+}
+
+static PyObject *get_payload(PyObject *self, void *closure)
+{
+    (void)closure;
+    PyObject *payload = region_of(self)->payload;
+    payload = payload != NULL ? payload : Py_None;
+    Py_INCREF(payload);
+    return payload;
+}
+
+static int set_payload(PyObject *self, PyObject *value, void *closure)
+{
+    (void)closure;
+    PyObject *old = region_of(self)->payload;
+    Py_XINCREF(value);
+    region_of(self)->payload = value;
+    Py_XDECREF(old);
+    return 0;
+}
+
+/* ---- replay ---------------------------------------------------------------------- */
+
+static PyObject *begin_replay(PyObject *self, PyObject *args)
+{
+    (void)args;
+    ms_region *region = region_of(self);
+    ms_execute *execute = region->execution->execute;
+    ms_error err;
+    if (ms_ext_check(ms_frame_replay_begin(execute, region->frame, &err), &err) != 0) {
+        return NULL;
+    }
+    if (ms_ext_push_hooks(region, true) != 0) {
+        ms_frame_replay_end(execute, region->frame, true, NULL);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Pops our pair and what a replay that was stopped early left above it. */
+static int pop_down_to(ms_region *region)
+{
+    for (;;) {
+        PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
+        if (top == NULL || top == Py_None) {
+            Py_XDECREF(top);
+            return top != NULL ? 0 : -1;
+        }
+        PyObject *pack = PyTuple_GetItem(top, 0);
+        bool is_ours = pack != NULL && PyCFunction_Check(pack) && PyCFunction_GetSelf(pack) == (PyObject *)region;
+        Py_DECREF(top);
+        if (pack == NULL || ms_ext_pop_hooks() != 0) {
+            return -1;
+        }
+        if (is_ours) {
+            return 0;
+        }
+    }
+}
+
+static PyObject *end_replay(PyObject *self, PyObject *failed)
+{
+    ms_region *region = region_of(self);
+    int has_failed = PyObject_IsTrue(failed);
+    if (has_failed < 0) {
+        return NULL;
+    }
+    int popped = pop_down_to(region);
+    ms_error err;
+    int rc = ms_frame_replay_end(region->execution->execute, region->frame, has_failed || popped != 0, &err);
+    if (popped != 0 || ms_ext_check(rc, &err) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *offload_input(PyObject *self, PyObject *tensor)
+{
+    PyObject *handle = ms_ext_saved_of_input(region_of(self), tensor);
+    if (handle == NULL && PyErr_Occurred() == NULL) {
+        Py_RETURN_NONE;
+    }
+    return handle;
+}
+
+/* ---- type --------------------------------------------------------------------------- */
+
+static PyMethodDef methods[] = {
+    {"begin_replay", begin_replay, METH_NOARGS, "Starts capturing what the layer saves."},
+    {"end_replay", end_replay, METH_O,
+     "end_replay(failed): stops capturing; raises IntegrationError where the layer saved too little."},
+    {"offload_input", offload_input, METH_O,
+     "offload_input(tensor): a handle of the tensor, which goes to the lower tier; None: it has to stay."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef attributes[] = {
+    {"layer", get_layer, NULL, "Qualified name of the layer; \"\" for the root's own work.", NULL},
+    {"call", get_call, NULL, "Number of this call in its forward, from 0.", NULL},
+    {"technique", get_technique, NULL, "Name of the technique in force.", NULL},
+    {"missing", get_missing, NULL, "Saved tensors that a replay would have to make.", NULL},
+    {"payload", get_payload, set_payload, "What the replay needs; any object.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+int ms_ext_region_init_type(PyObject *module)
+{
+    static PyType_Slot slots[] = {
+        {Py_tp_dealloc, MS_EXT_SLOT(region_dealloc)},
+        {Py_tp_methods, methods},
+        {Py_tp_getset, attributes},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {
+        .name = "memscale._core.Region",
+        .basicsize = sizeof(ms_region),
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+        .slots = slots,
+    };
+    PyObject *type = PyType_FromSpec(&spec);
+    if (type == NULL || PyModule_AddObjectRef(module, "Region", type) != 0) {
+        Py_XDECREF(type);
+        return -1;
+    }
+    ms_ext_region_type = (PyTypeObject *)type;
+    return 0;
+}

@@ -249,6 +249,13 @@ static PyObject *loss_outside(PyObject *self, PyObject *unused)
     return none_or_raise(ms_trace_loss_outside(trace_of(self), &err), &err);
 }
 
+static PyObject *optimizer_unknown(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    ms_error err;
+    return none_or_raise(ms_trace_optimizer_unknown(trace_of(self), &err), &err);
+}
+
 /* ---- nodes ---------------------------------------------------------------- */
 
 static PyObject *enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -447,6 +454,8 @@ static PyMethodDef trace_methods[] = {
      "role: parameter, buffer or batch."},
     {"phase", phase, METH_O, "phase(name): forward, loss, backward, optimizer or done begins."},
     {"loss_outside", loss_outside, METH_NOARGS, "loss_outside(): the loss is not the model's."},
+    {"optimizer_unknown", optimizer_unknown, METH_NOARGS,
+     "optimizer_unknown(): its step failed under the trace; done begins."},
     {"enter", MS_EXT_FAST(enter), METH_FASTCALL, "enter(name, call) -> int: a layer's call; its node."},
     {"leave", leave, METH_NOARGS, "leave(): the layer's call ends."},
     {"current", current, METH_NOARGS, "current() -> int: the node of the last event of forward."},

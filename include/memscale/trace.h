@@ -53,9 +53,12 @@ MS_API void ms_trace_free(ms_trace *trace);
 MS_API int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t item_bytes,
                              ms_resident_role role, bool trainable, ms_error *err);
 
-/* Phases only move on; OPTIMIZER may be set again for one more optimizer step, whose
- * transient then replaces the first one's (state is made in the first). */
+/* Phases only move on; LOSS, OPTIMIZER and what follows may be left out. */
 MS_API int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err);
+
+/* The optimizer's step could not be followed to its end: as if it had not been traced.
+ * The phase becomes DONE. */
+MS_API int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err);
 
 /* The loss was not the model's: what was differentiated stood in for one that the
  * caller computes from the outputs, and whose buffers the trace could not see. */
@@ -110,8 +113,8 @@ MS_API uint64_t ms_trace_live_bytes(const ms_trace *trace);
 MS_API uint64_t ms_trace_peak_bytes(const ms_trace *trace);
 
 /* Builds the graph: nodes without any event are left out, equal profiles are
- * shared, optimizer state is what the OPTIMIZER phase left alive, or, where that
- * phase was not traced, two fp32 values per trainable element, with twice the largest
+ * shared, optimizer state is what the OPTIMIZER phase left alive and its transient
+ * the most that the rest took at once, or, where that phase was not traced, two fp32 values per trainable element, with twice the largest
  * parameter as transient. Of a loss outside, twice the outputs' bytes are reserved: a
  * row-wise log-softmax and its gradient. The trace can't be used afterwards, only freed. */
 MS_API int ms_trace_finish(ms_trace *trace, ms_graph **graph, ms_error *err);

@@ -251,7 +251,7 @@ static int read_storage(const ms__json_at *object, ms_storage *storage)
 static int read_storages(const ms__json_at *root, ms_graph *graph)
 {
     ms__json_at array;
-    uint32_t count;
+    uint32_t count = 0;
     int rc = ms__json_array(root, "storages", &array);
     if (rc != MS_OK || (rc = count_u32(&array, &count)) != MS_OK) {
         return rc;
@@ -299,7 +299,7 @@ static int read_event(const ms__json_at *item, ms_event *event)
 static int read_events(const ms__json_at *profile, const char *name, ms_event **events, uint32_t *count)
 {
     ms__json_at array;
-    uint32_t items;
+    uint32_t items = 0;
     int rc = ms__json_array(profile, name, &array);
     if (rc != MS_OK || (rc = count_u32(&array, &items)) != MS_OK) {
         return rc;
@@ -322,7 +322,7 @@ static int read_events(const ms__json_at *profile, const char *name, ms_event **
 static int read_u32s(const ms__json_at *object, const char *name, uint32_t **values, uint32_t *count)
 {
     ms__json_at array;
-    uint32_t items;
+    uint32_t items = 0;
     int rc = ms__json_array(object, name, &array);
     if (rc != MS_OK || (rc = count_u32(&array, &items)) != MS_OK) {
         return rc;
@@ -343,7 +343,7 @@ static int read_u32s(const ms__json_at *object, const char *name, uint32_t **val
 static int read_sizes(const ms__json_at *object, ms_profile *profile)
 {
     ms__json_at array;
-    uint32_t count;
+    uint32_t count = 0;
     int rc = ms__json_array(object, "storage_bytes", &array);
     if (rc != MS_OK || (rc = count_u32(&array, &count)) != MS_OK) {
         return rc;
@@ -386,7 +386,7 @@ static int read_profile(const ms__json_at *object, ms_profile *profile)
 static int read_profiles(const ms__json_at *root, ms_graph *graph)
 {
     ms__json_at array;
-    uint32_t count;
+    uint32_t count = 0;
     int rc = ms__json_array(root, "profiles", &array);
     if (rc != MS_OK || (rc = count_u32(&array, &count)) != MS_OK) {
         return rc;
@@ -471,7 +471,7 @@ static int read_node(const ms__json_at *object, const ms_graph *graph, ms_node *
 static int read_nodes(const ms__json_at *root, ms_graph *graph)
 {
     ms__json_at array;
-    uint32_t count;
+    uint32_t count = 0;
     int rc = ms__json_array(root, "nodes", &array);
     if (rc != MS_OK || (rc = count_u32(&array, &count)) != MS_OK) {
         return rc;

@@ -72,6 +72,7 @@ void ms_trace_free(ms_trace *trace)
     MS__ARRAY_FREE(&trace->lives);
     MS__ARRAY_FREE(&trace->saves);
     MS__ARRAY_FREE(&trace->old_gradients);
+    MS__ARRAY_FREE(&trace->optimizer);
     ms__keymap_free(&trace->keys);
     ms__keymap_free(&trace->save_of);
     ms_free(trace->model);
@@ -131,16 +132,19 @@ static int push_event(trace_program *program, ms_event event, ms_error *err)
     return MS_OK;
 }
 
-/* Files an event under the current node of a phase that has nodes. */
+/* Files an event under the current node, or the optimizer. */
 static int record(ms_trace *trace, ms_event event, ms_error *err)
 {
     if (trace->phase == MS_TRACE_BACKWARD) {
         return push_event(&trace->nodes.items[trace->backward_node].backward, event, err);
     }
+    if (trace->phase == MS_TRACE_OPTIMIZER) {
+        return push_event(&trace->optimizer, event, err);
+    }
     if (!in_forward(trace)) {
         return MS_OK;
     }
-    uint32_t node;
+    uint32_t node = 0;
     int rc = forward_node(trace, event.kind, &node, err);
     return rc == MS_OK ? push_event(&trace->nodes.items[node].forward, event, err) : rc;
 }
@@ -231,15 +235,45 @@ int ms_trace_flag(ms_trace *trace, uint32_t node, uint32_t flags, ms_error *err)
 
 /* ---- phases --------------------------------------------------------------- */
 
+/* What the optimizer's step left alive is its state; the most that the rest took at
+ * once is its transient. Told apart at the end, so that one step is enough although
+ * the first one makes the state. */
 static void close_optimizer_step(ms_trace *trace)
 {
-    trace->optimizer_state_bytes = ms__sub_sat(trace->live_bytes, trace->before_optimizer_bytes);
-    trace->optimizer_transient_bytes = ms__sub_sat(trace->peak_bytes, trace->live_bytes);
+    uint64_t live_bytes = 0;
+    for (size_t i = 0; i < trace->optimizer.count; i++) {
+        const ms_event *event = &trace->optimizer.items[i];
+        const trace_life *life = &trace->lives.items[event->storage];
+        if (life->in_step) {
+            continue; /* of the step before: a gradient that the optimizer freed */
+        }
+        if (!life->freed) {
+            trace->optimizer_state_bytes = ms__add_sat(trace->optimizer_state_bytes, life->bytes);
+        } else if (event->kind == MS_EVENT_ALLOC) {
+            live_bytes = ms__add_sat(live_bytes, life->bytes);
+        } else {
+            live_bytes = ms__sub_sat(live_bytes, life->bytes);
+        }
+        trace->optimizer_transient_bytes = ms__max_u64(trace->optimizer_transient_bytes, live_bytes);
+    }
+}
+
+int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc == MS_OK && trace->phase != MS_TRACE_OPTIMIZER) {
+        rc = ms_fail(err, MS_ESTATE, "trace: the optimizer's step has not begun or has ended");
+    }
+    if (rc == MS_OK) {
+        trace->optimizer_seen = false;
+        trace->phase = MS_TRACE_DONE;
+    }
+    return rc;
 }
 
 static int begin_backward(ms_trace *trace, ms_error *err)
 {
-    uint32_t node;
+    uint32_t node = 0;
     /* A step without any event of forward still needs a place for backward's. */
     int rc = trace->nodes.count > 0 ? MS_OK : forward_node(trace, MS_EVENT_WORK, &node, err);
     if (rc == MS_OK) {
@@ -254,8 +288,7 @@ int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err)
     if (rc != MS_OK) {
         return rc;
     }
-    bool again = phase == trace->phase && phase == MS_TRACE_OPTIMIZER;
-    if ((int)phase < (int)trace->phase || (phase == trace->phase && !again) || trace->layer_open) {
+    if ((int)phase <= (int)trace->phase || trace->layer_open) {
         return ms_fail(err, MS_ESTATE, "trace: phase %d after phase %d%s", (int)phase,
                        (int)trace->phase, trace->layer_open ? " inside a layer" : "");
     }
@@ -268,10 +301,7 @@ int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err)
     if (rc != MS_OK) {
         return rc;
     }
-    if (phase == MS_TRACE_OPTIMIZER && !trace->optimizer_seen) {
-        trace->optimizer_seen = true;
-        trace->before_optimizer_bytes = trace->live_bytes;
-    }
+    trace->optimizer_seen |= phase == MS_TRACE_OPTIMIZER;
     trace->phase = phase;
     trace->peak_bytes = trace->live_bytes;
     return MS_OK;
@@ -341,7 +371,7 @@ int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t it
     }
     uint64_t value = KEY_RESIDENT | (was_trainable || (is_parameter && trainable));
     if (role == MS_RESIDENT_BATCH && is_new) {
-        uint32_t index;
+        uint32_t index = 0;
         rc = push_life(trace, bytes, &index, err);
         if (rc != MS_OK) {
             return rc;
@@ -384,7 +414,7 @@ int ms_trace_born(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err)
                         : ms_fail(err, MS_EINVAL, "trace: storage %#llx was born twice",
                                   (unsigned long long)key);
     }
-    uint32_t index;
+    uint32_t index = 0;
     if (bytes == 0) {
         return MS_OK;
     }
@@ -392,8 +422,8 @@ int ms_trace_born(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err)
     if (rc == MS_OK) {
         rc = put_key(trace, key, KEY_LIFE | index, err);
     }
-    if (rc == MS_OK && trace->phase <= MS_TRACE_BACKWARD) {
-        trace->lives.items[index].in_step = true;
+    if (rc == MS_OK) {
+        trace->lives.items[index].in_step = trace->phase <= MS_TRACE_BACKWARD;
         rc = record(trace, (ms_event){.kind = MS_EVENT_ALLOC, .storage = index}, err);
     }
     if (rc == MS_OK) {
@@ -426,13 +456,12 @@ int ms_trace_died(ms_trace *trace, uint64_t key, ms_error *err)
         save->copies--;
         return save->copies == 0 && save->tokens == 0 ? drop_save(trace, index, err) : MS_OK;
     }
+    /* The address of a resident that was replaced may serve another storage. */
+    ms__keymap_remove(&trace->keys, key);
     if ((value & KEY_KIND) != KEY_LIFE || trace->lives.items[index].role == MS_STORAGE_BATCH) {
         return MS_OK;
     }
-    ms__keymap_remove(&trace->keys, key);
-    if (trace->lives.items[index].in_step) {
-        rc = record(trace, (ms_event){.kind = MS_EVENT_FREE, .storage = index}, err);
-    }
+    rc = record(trace, (ms_event){.kind = MS_EVENT_FREE, .storage = index}, err);
     trace->lives.items[index].freed = true;
     release_life(trace, index);
     return rc;
@@ -440,7 +469,7 @@ int ms_trace_died(ms_trace *trace, uint64_t key, ms_error *err)
 
 static int add_old_gradient(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err)
 {
-    uint32_t index;
+    uint32_t index = 0;
     uint32_t *slot = MS__ARRAY_PUSH(&trace->old_gradients);
     int rc = slot != NULL ? push_life(trace, bytes, &index, err) : out_of_memory(err);
     if (rc == MS_OK) {
@@ -550,7 +579,7 @@ int ms_trace_saved(ms_trace *trace, uint64_t key, uint32_t *node, uint64_t *seri
         *serial = 0;
         return MS_OK;
     }
-    uint32_t current;
+    uint32_t current = 0;
     rc = forward_node(trace, MS_EVENT_SAVE, &current, err);
     uint64_t value;
     if (rc != MS_OK) {
@@ -562,7 +591,7 @@ int ms_trace_saved(ms_trace *trace, uint64_t key, uint32_t *node, uint64_t *seri
         trace->lives.items[value].role == MS_STORAGE_BATCH) {
         return MS_OK;
     }
-    uint32_t index;
+    uint32_t index = 0;
     rc = find_save(trace, current, (uint32_t)value, &index, err);
     if (rc != MS_OK) {
         return rc;

@@ -74,7 +74,7 @@ struct ms_trace {
     ms_residents residents;
     uint64_t optimizer_elements; /* of trainable parameters */
     bool optimizer_seen;
-    uint64_t before_optimizer_bytes;
+    trace_program optimizer; /* ALLOC and FREE of its step */
     uint64_t optimizer_state_bytes;
     uint64_t optimizer_transient_bytes;
 };

@@ -1,0 +1,160 @@
+"""Leaves a model as it was found, whatever ran on it in between.
+
+Used by the profiler around a trace. Modules cache tensors in their forward, count
+calls, rebind buffers; objects they hold (configurations, caches) do the same. All
+attribute dictionaries and plain containers below a module are remembered and put
+back, together with the random number generators and torch's global switches.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["Snapshot", "isolated"]
+
+_DEPTH = 6
+"""How deep below a module's attributes containers and objects are followed."""
+
+_MAPPINGS = (dict, OrderedDict, defaultdict)
+_SEQUENCES = (list, deque)
+_LEAVES = (
+    torch.Tensor,
+    torch.nn.Module,
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
+
+
+class Snapshot:
+    """The attributes of every module below a root, and the containers they hold.
+
+    Values are remembered by reference: tensors are not copied. `restore()` puts back
+    what is different, in place, so that who holds a container sees it restored.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._kept: list[tuple[Any, Any]] = []
+        self._seen: set[int] = set()
+        for module in model.modules():
+            self._remember(module.__dict__, _DEPTH)
+
+    def containers(self) -> Iterator[Any]:
+        """The dictionaries, lists and sets that are remembered."""
+        return (container for container, _ in self._kept)
+
+    def _remember(self, value: Any, depth: int) -> None:
+        if isinstance(value, _LEAVES) or depth == 0 or id(value) in self._seen:
+            return
+        kind = type(value)
+        if kind in _MAPPINGS:
+            self._keep(value, dict(value))
+            inner = list(value.values())
+        elif kind in _SEQUENCES:
+            self._keep(value, list(value))
+            inner = list(value)
+        elif kind is set:
+            self._keep(value, set(value))
+            inner = []
+        elif kind is tuple:
+            inner = list(value)
+        else:
+            attributes = getattr(value, "__dict__", None)
+            inner = [attributes] if type(attributes) is dict else []
+        for item in inner:
+            self._remember(item, depth - 1)
+
+    def _keep(self, container: Any, content: Any) -> None:
+        self._seen.add(id(container))
+        self._kept.append((container, content))
+
+    def restore(self) -> None:
+        """Puts every remembered container back to its content."""
+        for container, content in self._kept:
+            if not _same(container, content):
+                _refill(container, content)
+
+
+def _same(container: Any, content: Any) -> bool:
+    if len(container) != len(content):
+        return False
+    if isinstance(container, dict):
+        pairs = zip(container.items(), content.items(), strict=True)
+        return all(now[0] is before[0] and now[1] is before[1] for now, before in pairs)
+    if isinstance(container, set):
+        return container == content
+    return all(now is before for now, before in zip(container, content, strict=True))
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    if isinstance(container, (dict, set)):
+        container.update(content)
+    else:
+        container.extend(content)
+
+
+@contextmanager
+def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
+    """Everything a trace could disturb, put back at the end, exception or not.
+
+    Inside, gradients are enabled and the garbage collector is off, so that storages
+    die when their last holder lets go and not when a collection happens to run.
+    """
+    snapshot = Snapshot(model)
+    generators = _generator_states()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.enable_grad(), torch.inference_mode(False):
+            yield snapshot
+    finally:
+        snapshot.restore()
+        _restore_generators(generators)
+        if torch.is_autocast_cache_enabled() and _autocast_active():
+            torch.clear_autocast_cache()  # holds casts of the trace's parameters
+        if collecting:
+            gc.enable()
+
+
+def _autocast_active() -> bool:
+    return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+
+
+def _generator_states() -> dict[str, Any]:
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states["numpy"] = numpy.random.get_state()
+    return states
+
+
+def _restore_generators(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])

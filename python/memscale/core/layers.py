@@ -1,0 +1,175 @@
+"""Finds the layers of a model: the pieces that a plan treats one by one.
+
+Called by the profiler and the executor, which must agree: both hook what
+`find_layers()` returns, under the names it gives. It looks at structure only (who
+holds whom, of which class, with parameters of which shapes) and knows no model or
+class by name beyond torch's own containers. It never calls a module.
+
+How layers are found
+    A *container* (`ModuleList`, `ModuleDict`, `Sequential`, or a module whose
+    parameters lie mostly in two or more equal composite children) gives its children.
+    The walk starts at the root and stops at the first container on every path, so
+    layers never nest. Two corrections follow:
+
+    - where only a few layers were found, those that are like no other and hold torch
+      containers of alike composite modules (the stages of a vision model, a model in a
+      list of one) are replaced by what these give; equal layers are never opened, since
+      what they hold are parts such as experts;
+    - containers of bare leaves (a `Sequential` of a linear and an activation) count
+      only where nothing larger was found: beside transformer blocks they are part of
+      the root's own work, in a plain perceptron they are the layers.
+
+    Without any container, the root's direct children that have parameters are taken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    Named = tuple[str, torch.nn.Module]
+
+__all__ = ["find_layers"]
+
+_FEW_LAYERS = 6
+"""Below this many, stages are opened: vision models have four stages of many blocks."""
+
+
+def find_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """The layers of a model, in the order in which the model holds them.
+
+    Args:
+        model: the root module. It is neither called nor changed.
+
+    Returns:
+        Pairs of qualified name (as `named_modules()` gives it) and module. No layer
+        contains another, and no module appears twice. Empty where the model has no
+        children: then everything is the root's own work.
+    """
+    finder = _Finder()
+    layers = _without_leaf_groups(finder.walk("", model))
+    while len(layers) < _FEW_LAYERS:
+        opened = finder.open_stages(layers)
+        if len(opened) == len(layers):
+            break
+        layers = opened
+    if not layers:
+        layers = [
+            (name, child)
+            for name, child in model.named_children()
+            if _is_callable(child) and any(True for _ in child.parameters())
+        ]
+    return _unique(layers)
+
+
+class _Finder:
+    """The walk, with the signatures it has worked out so far."""
+
+    def __init__(self) -> None:
+        self._signatures: dict[int, tuple[Any, ...]] = {}
+
+    def walk(self, name: str, module: torch.nn.Module, torch_only: bool = False) -> list[Named]:
+        """Layers below `module`, which is not one itself; `torch_only`: of torch's containers."""
+        children = _children(name, module)
+        if _is_container(module):
+            return [
+                layer
+                for child_name, child in children
+                for layer in ([(child_name, child)] if _is_callable(child) else self.walk(child_name, child, torch_only))
+            ]
+        below = [layer for child in children for layer in self.walk(*child, torch_only)]
+        if torch_only or any(_is_composite(layer) for _, layer in below):
+            return below
+        if self._has_equal_children(module):
+            return [(name, child) for name, child in children if _is_callable(child) and _is_composite(child)]
+        return below
+
+    def open_stages(self, layers: list[Named]) -> list[Named]:
+        """The layers with every stage among them replaced by what it holds."""
+        counts: dict[tuple[Any, ...], int] = {}
+        for _, layer in layers:
+            counts[self.signature(layer)] = counts.get(self.signature(layer), 0) + 1
+        result = []
+        for name, layer in layers:
+            inner = [pair for pair in self.walk(name, layer, True) if _is_composite(pair[1])]
+            is_stage = counts[self.signature(layer)] == 1 and len(inner) > 1 and _alike(inner)
+            result.extend(inner if is_stage else [(name, layer)])
+        return result
+
+    def _has_equal_children(self, module: torch.nn.Module) -> bool:
+        """Whether equal composite children hold more than half of the parameters."""
+        total = _parameter_count(module)
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for _, child in module.named_children():
+            if _is_composite(child) and _is_callable(child):
+                groups.setdefault(self.signature(child), []).append(_parameter_count(child))
+        return any(len(group) > 1 and 2 * sum(group) > total > 0 for group in groups.values())
+
+    def signature(self, module: torch.nn.Module) -> tuple[Any, ...]:
+        """Class, own parameter shapes and the children's signatures: equal for equal structure."""
+        known = self._signatures.get(id(module))
+        if known is None:
+            own = tuple(
+                tuple(parameter.shape) for parameter in module._parameters.values() if parameter is not None
+            )
+            inner = tuple(self.signature(child) for _, child in module.named_children())
+            known = (type(module), own, inner)
+            self._signatures[id(module)] = known
+        return known
+
+
+def _children(name: str, module: torch.nn.Module) -> list[Named]:
+    prefix = f"{name}." if name else ""
+    return [(prefix + child_name, child) for child_name, child in module.named_children()]
+
+
+def _is_container(module: torch.nn.Module) -> bool:
+    import torch
+
+    containers = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
+    return isinstance(module, containers) and len(module) > 0
+
+
+def _is_callable(module: torch.nn.Module) -> bool:
+    """Whether the module has a forward of its own: lists and dictionaries have none."""
+    import torch
+
+    return type(module).forward is not torch.nn.Module.forward
+
+
+def _is_composite(module: torch.nn.Module) -> bool:
+    return any(True for _ in module.children())
+
+
+def _alike(layers: list[Named]) -> bool:
+    """Whether most of them are of one class, as the blocks of a stage are."""
+    classes: dict[type, int] = {}
+    for _, layer in layers:
+        classes[type(layer)] = classes.get(type(layer), 0) + 1
+    return 2 * max(classes.values()) > len(layers)
+
+
+def _parameter_count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _without_leaf_groups(layers: list[Named]) -> list[Named]:
+    """Drops leaves where at least two composite layers were found."""
+    composite = [pair for pair in layers if _is_composite(pair[1])]
+    return composite if len(composite) > 1 else layers
+
+
+def _unique(layers: list[Named]) -> list[Named]:
+    """Each module once, and none that lies inside another of the list."""
+    seen: set[int] = set()
+    result = []
+    for name, layer in layers:
+        if id(layer) not in seen:
+            seen.add(id(layer))
+            result.append((name, layer))
+    inside = {
+        id(inner) for _, layer in result for inner in layer.modules() if inner is not layer
+    }
+    return [(name, layer) for name, layer in result if id(layer) not in inside]

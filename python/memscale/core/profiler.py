@@ -1,0 +1,394 @@
+"""Profiles a training step without running it: model and arguments in, graph out.
+
+`MemoryProfiler.trace()` runs the model's forward and backward once under fake tensors
+(no memory, no arithmetic) and reports the events to the C tracer, which makes the
+graph. It leaves no trace on the model. Where a step can't be traced it raises
+`ProfileError`, and the executor profiles real steps with `LiveTracer` instead.
+
+One step is enough. What a second step would add is known without tracing it:
+gradients, optimizer state and outputs of the step before are residents of the loop,
+which the graph names (`loop`) and the planner adds; within the step, storages are
+born and die in the second as in the first, because what a module caches in its first
+forward is either small (rotary tables) or stays, and then has no FREE. Only the
+optimizer, whose first step makes its state, is stepped twice.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import logging
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..errors import MemScaleError, ProfileError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..config import Config
+    from .fakes import Twins
+    from .isolation import Snapshot
+    from .tracer import LiveTracer
+
+__all__ = ["MemoryProfiler", "describe_arguments", "is_tracing"]
+
+_log = logging.getLogger("memscale")
+_active = threading.local()
+
+
+def is_tracing() -> bool:
+    """Whether this thread is inside a static trace: hooks on the model stand aside then."""
+    return getattr(_active, "depth", 0) > 0
+
+
+class MemoryProfiler:
+    """Describes the machine and traces training steps.
+
+    Args:
+        config: read for `disk_offload_dir`; may be None.
+    """
+
+    def __init__(self, config: Config | None = None) -> None:
+        self._config = config
+
+    def hardware(self) -> dict[str, Any]:
+        """The machine: CPUs, memory and its limits, disks, GPUs; see hardware.schema.json."""
+        directory = self._config.disk_offload_dir if self._config is not None else None
+        return json.loads(_core.hardware_probe(directory))
+
+    def trace(
+        self,
+        model: torch.nn.Module,
+        sample_args: tuple[Any, ...] = (),
+        sample_kwargs: Mapping[str, Any] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> str:
+        """Traces one training step under fake tensors.
+
+        Args:
+            model: the root module, in any mode; one in evaluation mode is traced as
+                `model.train()` would leave it. Not changed.
+            sample_args, sample_kwargs: arguments of a training forward. Only shapes,
+                dtypes and plain values matter; tensors are not read.
+            optimizer: the one that will step, if known. It is stepped, as a copy, on
+                fake gradients; where that fails its state is estimated.
+
+        Returns:
+            The graph as JSON (docs/formats/graph.schema.json).
+
+        Raises:
+            ProfileError: the step can't be traced: its control flow depends on values,
+                an operator has no fake kernel, or a module kept hold of a fake tensor.
+        """
+        from .fakes import Twins
+        from .isolation import isolated
+        from .tracer import LiveTracer
+
+        kwargs = _without_cache(model, dict(sample_kwargs or {}))
+        name = type(model).__name__
+        tracer = LiveTracer(name, describe_arguments(sample_args, kwargs), "static")
+        twins = Twins()
+        _active.depth = getattr(_active, "depth", 0) + 1
+        try:
+            with isolated(model) as snapshot:
+                _StaticStep(model, tracer, twins).run(snapshot, sample_args, kwargs, optimizer)
+            graph = tracer.finish()
+        except MemScaleError:
+            raise
+        except Exception as error:
+            raise ProfileError(
+                f"{name} can't be traced without running it: {type(error).__name__}: {_first_line(error)}"
+            ) from error
+        finally:
+            _active.depth -= 1
+            twins.forget()
+        _refuse_leftovers(name, tracer)
+        return graph
+
+
+def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Shapes, dtypes and plain values of a forward's arguments as one line.
+
+    Two forwards with equal descriptions allocate the same: it is what plans are kept
+    under. Values of tensors do not enter.
+    """
+    import torch
+
+    parts = [_describe_value(value) for value in args]
+    parts += [f"{key}={_describe_value(value)}" for key, value in kwargs.items()]
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            parts.append(f"autocast {device} {_dtype_name(torch.get_autocast_dtype(device))}")
+    return ", ".join(parts)
+
+
+def _describe_value(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        return f"{_dtype_name(value.dtype)}[{shape}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}={_describe_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(map(_describe_value, value)) + ")"
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return repr(value)[:64]
+    return type(value).__name__
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class _StaticStep:
+    """One forward, backward and optimizer step of a model whose tensors are twins."""
+
+    def __init__(self, model: torch.nn.Module, tracer: LiveTracer, twins: Twins) -> None:
+        self._model = model
+        self._tracer = tracer
+        self._twins = twins
+        self._copies: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def run(
+        self,
+        snapshot: Snapshot,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        """Traces the step up to the tracer's `done`."""
+        import torch
+
+        from .fakes import tensors_in
+
+        if not self._model.training:
+            self._model.train()
+        self._swap_in(snapshot)
+        args = self._twins.replace(tuple(args))
+        kwargs = self._twins.replace(kwargs)
+        tracer = self._tracer
+        tracer.resident_batch(tensors_in((args, kwargs)))
+        parameters = list(self._model.parameters())
+        tracer.resident_parameters(parameters)
+        tracer.resident_buffers(tensors_in(list(snapshot.containers()), depth=2))
+        with ExitStack() as stack:
+            for handle in self._hook_layers():
+                stack.callback(handle.remove)
+            stack.enter_context(self._twins.mode)
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+            tracer.start()
+            stack.callback(tracer.stop)
+            self._step(args, kwargs)
+            tracer.gradients(parameters)
+            if optimizer is None:
+                tracer.phase("done")
+            else:
+                self._optimizer_step(optimizer)
+
+    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        output = self._model(*args, **kwargs)
+        self._tracer.outputs(output)
+        self._tracer.phase("loss")
+        loss = _loss_of(output)
+        if loss is None:
+            loss = _stand_in_loss(output)
+            self._tracer.loss_outside()
+        # What the caller holds is not known here: the graph says what dies without him.
+        del output
+        self._tracer.phase("backward")
+        if loss is not None:
+            loss.backward()
+
+    # -- twins in the model -------------------------------------------------------------
+
+    def _swap_in(self, snapshot: Snapshot) -> None:
+        """Puts twins wherever a module holds a tensor; the snapshot takes them out again."""
+        import torch
+
+        for container in snapshot.containers():
+            if isinstance(container, dict):
+                for key, value in container.items():
+                    if isinstance(value, torch.Tensor):
+                        container[key] = self._twins.of(value)
+            elif isinstance(container, list):
+                for index, value in enumerate(container):
+                    if isinstance(value, torch.Tensor):
+                        container[index] = self._twins.of(value)
+
+    # -- layers -------------------------------------------------------------------------
+
+    def _hook_layers(self) -> Iterator[Any]:
+        from .layers import find_layers
+
+        tracer = self._tracer
+        for name, layer in find_layers(self._model):
+
+            def before(module: Any, args: Any, kwargs: Any, name: str = name) -> None:
+                tracer.enter(name, module, args, kwargs)
+
+            def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+                tracer.leave(args, kwargs, output)
+
+            yield layer.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+            yield layer.register_forward_hook(after, with_kwargs=True, always_call=True)
+
+    # -- saved tensors ------------------------------------------------------------------
+
+    def _pack(self, tensor: torch.Tensor) -> _Token:
+        node, serial = self._tracer.saved(tensor)
+        return _Token(self._tracer, node, serial, tensor)
+
+    def _unpack(self, token: _Token) -> torch.Tensor:
+        from .fakes import copy_of_storage, fake_view
+
+        if token.tensor is not None:
+            self._tracer.unpacked(token.node, 0)
+            return token.tensor
+        reference = self._copies.get(token.serial)
+        storage = reference() if reference is not None else None
+        if storage is None:
+            storage = copy_of_storage(token.storage_bytes)
+            self._copies[token.serial] = weakref.ref(storage)
+        self._tracer.unpacked(token.node, token.serial, storage)
+        return fake_view(self._twins.mode, storage, *token.geometry)
+
+    # -- optimizer ----------------------------------------------------------------------
+
+    def _optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Steps a copy of the optimizer on the twins: the first step makes its state."""
+        self._tracer.phase("optimizer")
+        try:
+            stepping = _fake_optimizer(optimizer, self._twins)
+            stepping.step()
+            self._tracer.phase("done")  # while the state is held
+        except Exception as error:
+            _log.debug("%s: its state is estimated: %s", type(optimizer).__name__, _first_line(error))
+            self._tracer.optimizer_unknown()
+
+
+class _Token:
+    """What autograd holds in place of a saved tensor: enough to make a fake one again.
+
+    A tensor that is not the trace's (a parameter, the batch) is held itself, as autograd
+    would. Its end is when autograd gave the saved tensor up.
+    """
+
+    __slots__ = ("geometry", "node", "serial", "storage_bytes", "tensor", "tracer")
+
+    def __init__(self, tracer: LiveTracer, node: int, serial: int, tensor: torch.Tensor) -> None:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        self.tracer = tracer
+        self.node = node
+        self.serial = serial
+        self.tensor: torch.Tensor | None = None
+        if serial == 0 or type(tensor) is not FakeTensor:
+            self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
+            return
+        self.storage_bytes = tensor.untyped_storage().nbytes()
+        self.geometry = (
+            tensor.dtype,
+            tensor.device,
+            tensor.storage_offset(),
+            tuple(tensor.shape),
+            tensor.stride(),
+        )
+
+    def __del__(self) -> None:
+        self.tracer.dropped(self.node, self.serial)
+
+
+# ---- the loss ---------------------------------------------------------------------------
+
+
+def _loss_of(output: Any) -> torch.Tensor | None:
+    """The model's own loss: `loss` of a mapping or object, or the first 0-dim output."""
+    import torch
+
+    candidates: list[Any] = [output]
+    if isinstance(output, Mapping):
+        candidates = [output.get("loss")]
+    elif isinstance(output, (list, tuple)):
+        candidates = [getattr(output, "loss", None), *output]
+    elif not isinstance(output, torch.Tensor):
+        candidates = [getattr(output, "loss", None)]
+    for value in candidates:
+        if isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad:
+            return value
+    return None
+
+
+def _stand_in_loss(output: Any) -> torch.Tensor | None:
+    """A scalar whose backward gives every differentiable output a dense gradient, as the
+    caller's loss will; None where nothing is differentiable."""
+    import torch
+
+    from .fakes import tensors_in
+
+    class OutsideLoss(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
+            ctx.like = [(value.shape, value.dtype, value.device) for value in outputs]
+            return outputs[0].new_zeros((), dtype=torch.float32)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
+
+    outputs = [value for value in tensors_in(output) if value.requires_grad]
+    return OutsideLoss.apply(*outputs) if outputs else None
+
+
+# ---- what stands around the step --------------------------------------------------------
+
+
+def _without_cache(model: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with `use_cache=False` where the model would make a cache in training,
+    as the executor passes it too."""
+    config = getattr(model, "config", None)
+    if "use_cache" in kwargs or not getattr(config, "use_cache", False):
+        return kwargs
+    inner = getattr(model, "get_base_model", None)  # an adapter around the model
+    target = inner() if callable(inner) else model
+    if "use_cache" in inspect.signature(target.forward).parameters:
+        kwargs["use_cache"] = False
+    return kwargs
+
+
+def _fake_optimizer(optimizer: torch.optim.Optimizer, twins: Twins) -> torch.optim.Optimizer:
+    """A copy without state whose groups hold the twins of the parameters. What patched
+    the instance (schedulers wrap `step`) and the caller's hooks stay behind."""
+    import torch
+
+    stepping = object.__new__(type(optimizer))
+    methods = {name for name, value in vars(optimizer).items() if callable(value)}
+    stepping.__dict__ = {key: value for key, value in vars(optimizer).items() if key not in methods}
+    for name, value in vars(torch.optim.SGD([torch.zeros(())])).items():
+        if "hook" in name:
+            stepping.__dict__[name] = type(value)()
+    stepping.state = type(optimizer.state)(*([dict] if hasattr(optimizer.state, "default_factory") else []))
+    stepping.param_groups = [
+        {key: twins.replace(value) for key, value in group.items()} for group in optimizer.param_groups
+    ]
+    return stepping
+
+
+def _refuse_leftovers(name: str, tracer: LiveTracer) -> None:
+    """Raises where something still holds a tensor of the trace: the model must not."""
+    if tracer.alive() and gc.collect() >= 0 and tracer.alive():
+        raise ProfileError(
+            f"{name} can't be traced without running it: its forward keeps tensors where they "
+            "can't be taken back (outside its modules)"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else "no message"

@@ -1,0 +1,411 @@
+"""Reports one training step to the C tracer, event by event.
+
+`LiveTracer` sees every operator through torch's dispatcher and tells C which
+storages come to life, which die, and what work is done; the owner of hooks tells it
+where layers begin and end and what autograd packs and unpacks. The static profiler
+(`profiler.py`) drives it with fake tensors, the executor with the real ones of its
+warm-up steps. It draws no conclusion and adds up nothing: C does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import _core
+
+__all__ = ["NO_NODE", "LiveTracer", "plain_leaves"]
+
+NO_NODE = 0xFFFFFFFF
+"""What `saved()` gives as node while the tracer is not listening."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+class _Operator(NamedTuple):
+    """What has to be known of an operator, worked out once per trace."""
+
+    name: str
+    silent: bool  # a view, or no tensor operator at all: nothing to report
+    mutable: bool
+    random: bool
+
+
+class _Watch(weakref.ref):
+    """A storage under observation; calls back when it dies."""
+
+    __slots__ = ("key", "size")
+
+
+class _Frame:
+    """What is remembered of a layer's arguments and buffers while it runs."""
+
+    __slots__ = ("buffers", "leaves", "node", "versions")
+
+    def __init__(self, node: int, leaves: list[Any], buffers: list[_Buffer]) -> None:
+        self.node = node
+        self.leaves = leaves
+        self.versions = [_version(leaf) for leaf in leaves]
+        self.buffers = [(buffer, buffer.value(), _version(buffer.value())) for buffer in buffers]
+
+
+class _Buffer(NamedTuple):
+    module: torch.nn.Module
+    name: str
+
+    def value(self) -> torch.Tensor | None:
+        return self.module._buffers.get(self.name)
+
+
+class LiveTracer(TorchDispatchMode):
+    """One traced step. Use it once; it is finished or thrown away.
+
+    Args:
+        model: class name of the root module, for the graph.
+        signature: text of the input shapes and dtypes, for the graph.
+        source: ``"static"`` or ``"empirical"``.
+
+    The order of calls: `resident_*()`; `start()`; the root's forward with `enter()` and
+    `leave()` around each layer and `saved()` for each packed tensor; `outputs()`;
+    `phase("loss")`; `phase("backward")`; the backward with `unpacked()` and `dropped()`;
+    `gradients()`; optionally `phase("optimizer")`; `phase("done")`; `stop()`; `finish()`.
+
+    Not thread-safe, but storages may die on any thread that holds the interpreter lock.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, model: str, signature: str, source: str) -> None:
+        super().__init__()
+        self._trace = _core.Trace(model, signature, source)
+        self._operators: dict[Any, _Operator] = {}
+        self._watched: dict[int, _Watch] = {}
+        self._buffers_of: dict[int, list[_Buffer]] = {}
+        self._calls: dict[str, int] = {}
+        self._frame: _Frame | None = None
+        self._nesting = 0
+        self._previous: tuple[int, weakref.ref[torch.Tensor]] | None = None
+        self._paused = 0
+        self._phase = "forward"
+        self._finished = False
+        self._error: BaseException | None = None
+
+    # -- what is there before the step ------------------------------------------------
+
+    def resident_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Parameters: never part of an event, counted by storage."""
+        for parameter in parameters:
+            self._resident(parameter, "parameter", parameter.requires_grad)
+
+    def resident_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Buffers, and tensors that modules hold as plain attributes."""
+        for buffer in buffers:
+            self._resident(buffer, "buffer", False)
+
+    def resident_batch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The caller's input tensors."""
+        for tensor in tensors:
+            self._resident(tensor, "batch", False)
+
+    def _resident(self, tensor: torch.Tensor, role: str, trainable: bool) -> None:
+        for storage in _storages(tensor):
+            key = storage._cdata
+            if key not in self._watched:
+                self._watch(storage, key)
+            self._trace.resident(key, storage.nbytes(), tensor.element_size(), role, trainable)
+
+    # -- operators --------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to listen to operators."""
+        self.__enter__()
+
+    def stop(self) -> None:
+        """Ends it; must be the innermost dispatch mode, as after `start()`."""
+        self.__exit__(None, None, None)
+
+    def pause(self) -> None:
+        """Operators and layers are not reported until `resume()`; deaths are. Nests."""
+        self._paused += 1
+
+    def resume(self) -> None:
+        """Undoes one `pause()`."""
+        self._paused -= 1
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if self._paused:
+            return result
+        operator = self._operators.get(func)
+        if operator is None:
+            operator = self._operators[func] = _describe(func)
+        if not operator.silent:
+            self._report(operator, args, kwargs, result)
+        return result
+
+    def _report(
+        self, operator: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
+    ) -> None:
+        outputs = []
+        is_new = False
+        for tensor in _tensors(result):
+            for storage in _storages(tensor):
+                is_new |= self._see(storage, operator.mutable)
+            outputs.append((tensor.shape, tensor.nbytes))
+        if not is_new and not operator.mutable:
+            return  # a view by another name
+        operands = [(tensor.shape, tensor.nbytes) for tensor in _tensors(args)]
+        if kwargs:
+            operands.extend((tensor.shape, tensor.nbytes) for tensor in _tensors(kwargs.values()))
+        self._trace.op(operator.name, tuple(operands), tuple(outputs))
+        if operator.random and self._phase == "forward":
+            self._trace.flag(self._trace.current(), "uses_rng")
+
+    def _see(self, storage: torch.UntypedStorage, may_resize: bool) -> bool:
+        """Reports a storage seen for the first time, or resized; whether it was new."""
+        key = storage._cdata
+        watch = self._watched.get(key)
+        if watch is None:
+            self._trace.born(key, self._watch(storage, key).size)
+            return True
+        if may_resize and watch.size != storage.nbytes():
+            watch.size = storage.nbytes()
+            self._trace.died(key)
+            self._trace.born(key, watch.size)
+            return True
+        return False
+
+    def _watch(self, storage: torch.UntypedStorage, key: int) -> _Watch:
+        watch = _Watch(storage, self._on_death)
+        watch.key = key
+        watch.size = storage.nbytes()
+        self._watched[key] = watch
+        return watch
+
+    def _on_death(self, watch: _Watch) -> None:
+        # The address may have been taken by a new storage before this ran.
+        if self._watched.get(watch.key) is watch:
+            del self._watched[watch.key]
+            self._tell(self._trace.died, watch.key)
+
+    def _tell(self, report: Any, *values: int) -> None:
+        """A report from a destructor: its error is kept, since nobody could catch it."""
+        if self._finished:
+            return
+        try:
+            report(*values)
+        except Exception as error:
+            self._error = self._error or error
+
+    def alive(self) -> int:
+        """How many of the storages seen are still alive."""
+        return sum(1 for watch in list(self._watched.values()) if watch() is not None)
+
+    # -- layers -----------------------------------------------------------------------
+
+    def enter(
+        self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> int | None:
+        """A layer's call begins.
+
+        Returns its node, or None where it is not one: inside another layer, outside of
+        the forward, or while paused. Every call is paired with `leave()`.
+        """
+        if self._nesting or self._paused or self._phase not in ("forward", "loss"):
+            self._nesting += 1
+            return None
+        self._nesting = 1
+        call = self._calls.get(name, 0)
+        self._calls[name] = call + 1
+        node = self._trace.enter(name, call)
+        leaves = list(plain_leaves((args, kwargs)))
+        if args and self._previous is not None and self._previous[1]() is args[0]:
+            self._trace.flag(self._previous[0], "chained")
+        self._previous = None
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                for storage in _storages(leaf):
+                    self._trace.input(storage._cdata)
+            elif not isinstance(leaf, _PLAIN):
+                self._trace.flag(node, "opaque_argument")
+        self._frame = _Frame(node, leaves, self._buffers(module))
+        if any(_updates_statistics(submodule) for submodule in module.modules()):
+            self._trace.flag(node, "updates_buffers")
+        return node
+
+    def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The call ends, well or not; `output` is None where it raised."""
+        self._nesting -= 1
+        frame = self._frame
+        if self._nesting or frame is None:
+            return
+        self._frame = None
+        if _changed(frame, list(plain_leaves((args, kwargs)))):
+            self._trace.flag(frame.node, "mutates_input")
+        for buffer, value, version in frame.buffers:
+            if buffer.value() is not value or _version(value) != version:
+                self._trace.flag(frame.node, "updates_buffers")
+        self._trace.leave()
+        first = _first_output(output)
+        self._previous = (frame.node, weakref.ref(first)) if first is not None else None
+
+    def _buffers(self, module: torch.nn.Module) -> list[_Buffer]:
+        known = self._buffers_of.get(id(module))
+        if known is None:
+            known = [_Buffer(inner, name) for inner in module.modules() for name in inner._buffers]
+            self._buffers_of[id(module)] = known
+        return known
+
+    # -- saved tensors ----------------------------------------------------------------
+
+    def saved(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Autograd packs a tensor: the node that saves it and a serial, 0 for untracked."""
+        if self._paused or self._finished:
+            return NO_NODE, 0
+        for storage in _storages(tensor):
+            return self._trace.saved(storage._cdata)
+        return NO_NODE, 0
+
+    def unpacked(self, node: int, serial: int, copy: torch.UntypedStorage | None = None) -> None:
+        """Autograd asks for it back; `copy` is a storage made to stand for it."""
+        if self._finished:
+            return
+        key = 0
+        if copy is not None:
+            key = copy._cdata
+            if key not in self._watched:
+                self._watch(copy, key)
+        self._trace.unpacked(node, serial, key)
+
+    def dropped(self, node: int, serial: int) -> None:
+        """Autograd gave it up. May be called from a destructor."""
+        if serial:
+            self._tell(self._trace.dropped, node, serial)
+
+    # -- phases and roles -------------------------------------------------------------
+
+    def phase(self, name: str) -> None:
+        """``"loss"``, ``"backward"``, ``"optimizer"`` or ``"done"`` begins."""
+        self._trace.phase(name)
+        self._phase = name
+
+    def outputs(self, result: Any) -> None:
+        """Says which storages the root's forward returned."""
+        self._roles(self._trace.output, (leaf for leaf in plain_leaves(result)))
+
+    def gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Says which storages are parameters' gradients, once backward is done."""
+        self._roles(self._trace.gradient, (parameter.grad for parameter in parameters))
+
+    def _roles(self, report: Any, leaves: Iterable[Any]) -> None:
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                for storage in _storages(leaf):
+                    report(storage._cdata, storage.nbytes())
+
+    def loss_outside(self) -> None:
+        """The loss that was differentiated only stands in for the caller's."""
+        self._trace.loss_outside()
+
+    def optimizer_unknown(self) -> None:
+        """The optimizer's step could not be followed; as if it had not been tried."""
+        self._trace.optimizer_unknown()
+        self._phase = "done"
+
+    def finish(self) -> str:
+        """The graph as JSON.
+
+        Raises:
+            MemScaleError: an event was refused, or `ProfileError`: they contradict each
+                other or are too large.
+        """
+        if self._error is not None:
+            raise self._error
+        self._finished = True
+        return self._trace.finish()
+
+
+# ---- tensors and their storages -----------------------------------------------------
+
+
+def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
+    """The storages behind a tensor: one, or those of a sparse tensor's parts, or none."""
+    if tensor.layout is torch.strided:
+        return (tensor.untyped_storage(),)
+    if tensor.layout is torch.sparse_coo:
+        return (tensor._indices().untyped_storage(), tensor._values().untyped_storage())
+    return ()
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Tensors among an operator's arguments or results: they nest two deep at most."""
+    if isinstance(values, torch.Tensor):
+        yield values
+        return
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        return
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def plain_leaves(value: Any) -> Iterator[Any]:
+    """Leaves of lists, tuples and dictionaries nested in each other, in order.
+
+    Anything else is a leaf, tensors and unknown objects alike.
+    """
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from plain_leaves(item)
+    elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        for item in value:
+            yield from plain_leaves(item)
+    else:
+        yield value
+
+
+def _describe(func: Any) -> _Operator:
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator
+        return _Operator(str(func), False, False, False)
+    return _Operator(
+        name=str(func),
+        silent=func.namespace == "prim" or func.is_view,
+        mutable=schema.is_mutable,
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+    )
+
+
+def _version(value: Any) -> int | None:
+    """A tensor's version; None where it has none (inference tensors, other objects)."""
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return None
+    return value._version
+
+
+def _changed(frame: _Frame, leaves: list[Any]) -> bool:
+    """Whether an argument was changed: written in place, or a list grew or was rebound."""
+    if len(leaves) != len(frame.leaves):
+        return True
+    return any(
+        leaf is not before or _version(before) != version
+        for leaf, before, version in zip(leaves, frame.leaves, frame.versions, strict=True)
+    )
+
+
+def _updates_statistics(module: torch.nn.Module) -> bool:
+    """Whether a forward writes running statistics, which no version counter shows."""
+    return module.training and module._buffers.get("running_mean") is not None
+
+
+def _first_output(output: Any) -> torch.Tensor | None:
+    first = next(plain_leaves(output), None)
+    return first if isinstance(first, torch.Tensor) else None

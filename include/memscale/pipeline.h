@@ -14,7 +14,10 @@
 extern "C" {
 #endif
 
-/* pressure -> rules -> solver. A pure function of its three documents. */
+/* pressure -> rules -> solver. A pure function of its three documents. While nobody has
+ * seen the loop (graph->loop.observed), the plan is made for one that holds its outputs
+ * and has gradients live in forward, and for less only where nothing fits; the plan says
+ * for which (assumed_...). */
 MS_API int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                             ms_plan **plan, ms_error *err);
 
@@ -40,6 +43,8 @@ typedef enum ms_drift {
     MS_DRIFT_PEAK,      /* measured peak more than 5% off, or over the budget */
     MS_DRIFT_TIME       /* measured step time more than 5% off, and it matters for a choice */
 } ms_drift;
+/* "none", "loop", "optimizer", "peak", "time"; and the sentence for a log. */
+MS_API const char *ms_drift_name(ms_drift drift);
 MS_API const char *ms_drift_text(ms_drift drift);
 
 /*
@@ -47,6 +52,10 @@ MS_API const char *ms_drift_text(ms_drift drift);
  * in place (graph->loop, hardware->process, hardware->time_scale_permille) and says
  * why in *drift; the caller then plans again from them. `line` receives one line for
  * the log, to be freed, whether or not anything drifted.
+ *
+ * It never swings: once seen, a loop is only ever found to hold more; scratch grows
+ * whenever a step was over, and shrinks, as the time scale changes, only at rare steps
+ * and by what is worth a new plan.
  */
 MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config,
                                const ms_plan *plan, const ms_observation *observation, ms_drift *drift,

@@ -1,0 +1,306 @@
+/*
+ * Plans as JSON (docs/formats/plan.schema.json), written and read back strictly:
+ * what is read and written again is the same text byte for byte. Called by the
+ * extension, the program and the executor; knows nothing of how plans are made.
+ */
+#include <stddef.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/units.h"
+#include "plan/plan_internal.h"
+
+enum { ENTRIES_MOST = 1 << 24 };
+
+/* ---- members that are plain numbers ------------------------------------------- */
+
+typedef struct number {
+    const char *name;
+    size_t offset; /* of a uint64_t */
+} number;
+
+#define REPLAY(member) {#member, offsetof(ms_replay, member)}
+static const number replay_numbers[] = {
+    REPLAY(peak_bytes),       REPLAY(peak_live_bytes),   REPLAY(first_step_peak_bytes),
+    REPLAY(small_peak_bytes), REPLAY(step_ns),           REPLAY(compute_ns),
+    REPLAY(recompute_ns),     REPLAY(fault_ns),          REPLAY(stall_forward_ns),
+    REPLAY(stall_backward_ns), REPLAY(moved_bytes),
+    {"host_peak_bytes", offsetof(ms_replay, tier_peak_bytes) + MS__HOST_TIER * sizeof(uint64_t)},
+    {"disk_peak_bytes", offsetof(ms_replay, tier_peak_bytes) + MS__DISK_TIER * sizeof(uint64_t)},
+};
+
+#define PLAN(member) {#member, offsetof(ms_plan, member)}
+static const number setting_numbers[] = {
+    PLAN(offload_min_bytes), PLAN(write_window_bytes), PLAN(read_window_bytes), PLAN(ceiling_bytes),
+    PLAN(slab_bytes),        PLAN(disk_cap_bytes),     PLAN(host_cap_bytes),
+};
+
+#define PRESSURE(member) {#member, offsetof(ms_pressure, member)}
+static const number pressure_numbers[] = {
+    PRESSURE(need_bytes), PRESSURE(allowed_bytes), PRESSURE(permille),
+};
+
+#define ENTRY(member) {#member, offsetof(ms_plan_entry, member)}
+static const number entry_numbers[] = {
+    ENTRY(kept_bytes), ENTRY(saved_bytes), ENTRY(cost_ns), ENTRY(runner_up_ns), ENTRY(runner_up_peak_bytes),
+};
+
+#define COUNT(table) (sizeof(table) / sizeof(table)[0])
+
+/* ---- writing ----------------------------------------------------------------------- */
+
+/* JSON integers are signed: what saturated above them is written as the largest. */
+static void put_number(ms__json_writer *writer, json_t *object, const char *name, uint64_t value)
+{
+    ms__json_put_u64(writer, object, name, ms__min_u64(value, INT64_MAX));
+}
+
+static void put_numbers(ms__json_writer *writer, json_t *object, const number *table, size_t count,
+                        const void *base)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint64_t value;
+        memcpy(&value, (const char *)base + table[i].offset, sizeof value);
+        put_number(writer, object, table[i].name, value);
+    }
+}
+
+static void put_replay(ms__json_writer *writer, json_t *plan, const char *name, const ms_replay *replay)
+{
+    json_t *object = ms__json_put_object(writer, plan, name);
+    put_numbers(writer, object, replay_numbers, COUNT(replay_numbers), replay);
+    put_number(writer, object, "peak_node", replay->peak_node);
+    ms__json_put_bool(writer, object, "peak_in_backward", replay->peak_in_backward);
+}
+
+static void put_pressure(ms__json_writer *writer, json_t *plan, const ms_pressure *pressure)
+{
+    json_t *object = ms__json_put_object(writer, plan, "pressure");
+    put_numbers(writer, object, pressure_numbers, COUNT(pressure_numbers), pressure);
+    ms__json_put_bool(writer, object, "budget_given", pressure->budget_given);
+    ms__json_put_bool(writer, object, "comfortable", pressure->comfortable);
+    ms__json_put_bool(writer, object, "forced", pressure->forced);
+}
+
+static void add_entry(ms__json_writer *writer, json_t *entries, const ms_plan_entry *entry)
+{
+    json_t *object = ms__json_add_object(writer, entries);
+    ms__json_put_string(writer, object, "name", entry->name);
+    put_number(writer, object, "node", entry->node);
+    put_number(writer, object, "call", entry->call);
+    ms__json_put_string(writer, object, "technique", ms_technique_name((ms_technique)entry->technique));
+    ms__json_put_string(writer, object, "rule", ms_rule_name((ms_rule)entry->rule));
+    ms__json_put_string(writer, object, "runner_up", ms_technique_name((ms_technique)entry->runner_up));
+    put_numbers(writer, object, entry_numbers, COUNT(entry_numbers), entry);
+}
+
+char *ms_plan_to_json(const ms_plan *plan)
+{
+    ms__json_writer writer = {0};
+    json_t *root = ms__json_new(&writer);
+    put_number(&writer, root, "version", 1);
+    ms__json_put_string(&writer, root, "model", plan->model);
+    ms__json_put_string(&writer, root, "signature", plan->signature);
+    ms__json_put_string(&writer, root, "decision_source", plan->decision_source);
+    ms__json_put_bool(&writer, root, "skipped", plan->skipped);
+    ms__json_put_bool(&writer, root, "over_target", plan->over_target);
+    json_t *assumed = ms__json_put_object(&writer, root, "assumed");
+    ms__json_put_bool(&writer, assumed, "outputs_held", plan->assumed_outputs_held);
+    ms__json_put_bool(&writer, assumed, "gradients_live_in_forward", plan->assumed_gradients_live);
+    put_pressure(&writer, root, &plan->pressure);
+    put_replay(&writer, root, "predicted", &plan->replay);
+    put_replay(&writer, root, "unoptimized", &plan->unoptimized);
+    json_t *settings = ms__json_put_object(&writer, root, "settings");
+    put_numbers(&writer, settings, setting_numbers, COUNT(setting_numbers), plan);
+    ms__json_put_u64_or_null(&writer, root, "smallest_budget_bytes",
+                             ms__min_u64(plan->smallest_budget_bytes, INT64_MAX), 0);
+    ms__json_put_string(&writer, root, "fallback", ms_technique_name((ms_technique)plan->fallback));
+    json_t *entries = ms__json_put_array(&writer, root, "entries");
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        add_entry(&writer, entries, &plan->entries[i]);
+    }
+    char *text;
+    return ms__json_finish(&writer, root, "plan", &text, NULL) == MS_OK ? text : NULL;
+}
+
+/* ---- reading ------------------------------------------------------------------------- */
+
+static int read_numbers(const ms__json_at *object, const number *table, size_t count, void *base)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint64_t value;
+        int rc = ms__json_u64(object, table[i].name, 0, INT64_MAX, &value);
+        if (rc != MS_OK) {
+            return rc;
+        }
+        memcpy((char *)base + table[i].offset, &value, sizeof value);
+    }
+    return MS_OK;
+}
+
+static int read_text(const ms__json_at *object, const char *name, char **out)
+{
+    const char *text;
+    int rc = ms__json_string(object, name, &text);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    char *copy = ms_strdup(text);
+    if (copy == NULL) {
+        return ms__json_fail(object, MS_ENOMEM, "out of memory");
+    }
+    ms_free(*out);
+    *out = copy;
+    return MS_OK;
+}
+
+static int read_technique(const ms__json_at *object, const char *name, uint32_t *technique)
+{
+    const char *names[MS_TECHNIQUE_COUNT];
+    size_t index = 0;
+    for (int i = 0; i < MS_TECHNIQUE_COUNT; i++) {
+        names[i] = ms_technique_name((ms_technique)i);
+    }
+    int rc = ms__json_enum(object, name, names, MS_TECHNIQUE_COUNT, &index);
+    *technique = (uint32_t)index;
+    return rc;
+}
+
+static int read_rule(const ms__json_at *object, uint32_t *rule)
+{
+    const char *names[MS_RULE_COUNT];
+    size_t index = 0;
+    for (int i = 0; i < MS_RULE_COUNT; i++) {
+        names[i] = ms_rule_name((ms_rule)i);
+    }
+    int rc = ms__json_enum(object, "rule", names, MS_RULE_COUNT, &index);
+    *rule = (uint32_t)index;
+    return rc;
+}
+
+static int read_replay(const ms__json_at *root, const char *name, ms_replay *replay)
+{
+    ms__json_at at;
+    int rc = ms__json_object(root, name, &at);
+    rc = rc != MS_OK ? rc : read_numbers(&at, replay_numbers, COUNT(replay_numbers), replay);
+    rc = rc != MS_OK ? rc : ms__json_u32(&at, "peak_node", 0, UINT32_MAX, &replay->peak_node);
+    rc = rc != MS_OK ? rc : ms__json_bool(&at, "peak_in_backward", &replay->peak_in_backward);
+    if (rc == MS_OK && ms__json_count(&at) != COUNT(replay_numbers) + 2) {
+        rc = ms__json_fail(&at, MS_EFORMAT, "has members that are not known");
+    }
+    return rc;
+}
+
+static int read_pressure(const ms__json_at *root, ms_pressure *pressure)
+{
+    ms__json_at at;
+    int rc = ms__json_object(root, "pressure", &at);
+    rc = rc != MS_OK ? rc : read_numbers(&at, pressure_numbers, COUNT(pressure_numbers), pressure);
+    rc = rc != MS_OK ? rc : ms__json_bool(&at, "budget_given", &pressure->budget_given);
+    rc = rc != MS_OK ? rc : ms__json_bool(&at, "comfortable", &pressure->comfortable);
+    rc = rc != MS_OK ? rc : ms__json_bool(&at, "forced", &pressure->forced);
+    if (rc == MS_OK && ms__json_count(&at) != COUNT(pressure_numbers) + 3) {
+        rc = ms__json_fail(&at, MS_EFORMAT, "has members that are not known");
+    }
+    return rc;
+}
+
+static int read_settings(const ms__json_at *root, ms_plan *plan)
+{
+    ms__json_at at;
+    int rc = ms__json_object(root, "settings", &at);
+    rc = rc != MS_OK ? rc : read_numbers(&at, setting_numbers, COUNT(setting_numbers), plan);
+    if (rc == MS_OK && ms__json_count(&at) != COUNT(setting_numbers)) {
+        rc = ms__json_fail(&at, MS_EFORMAT, "has members that are not known");
+    }
+    return rc;
+}
+
+static int read_assumed(const ms__json_at *root, ms_plan *plan)
+{
+    static const char *const names[] = {"outputs_held", "gradients_live_in_forward"};
+    ms__json_at at;
+    int rc = ms__json_object(root, "assumed", &at);
+    rc = rc != MS_OK ? rc : ms__json_only(&at, names, COUNT(names));
+    rc = rc != MS_OK ? rc : ms__json_bool(&at, names[0], &plan->assumed_outputs_held);
+    return rc != MS_OK ? rc : ms__json_bool(&at, names[1], &plan->assumed_gradients_live);
+}
+
+static int read_entry(const ms__json_at *at, ms_plan_entry *entry)
+{
+    int rc = read_text(at, "name", &entry->name);
+    rc = rc != MS_OK ? rc : ms__json_u32(at, "node", 0, ENTRIES_MOST, &entry->node);
+    rc = rc != MS_OK ? rc : ms__json_u32(at, "call", 0, UINT32_MAX, &entry->call);
+    rc = rc != MS_OK ? rc : read_technique(at, "technique", &entry->technique);
+    rc = rc != MS_OK ? rc : read_rule(at, &entry->rule);
+    rc = rc != MS_OK ? rc : read_technique(at, "runner_up", &entry->runner_up);
+    rc = rc != MS_OK ? rc : read_numbers(at, entry_numbers, COUNT(entry_numbers), entry);
+    if (rc == MS_OK && ms__json_count(at) != COUNT(entry_numbers) + 6) {
+        rc = ms__json_fail(at, MS_EFORMAT, "has members that are not known");
+    }
+    return rc;
+}
+
+static int read_entries(const ms__json_at *root, ms_plan *plan)
+{
+    ms__json_at list, item;
+    int rc = ms__json_array(root, "entries", &list);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    size_t count = ms__json_count(&list);
+    if (count > ENTRIES_MOST) {
+        return ms__json_fail(&list, MS_EFORMAT, "more than %d entries", ENTRIES_MOST);
+    }
+    plan->entries = ms_calloc(count, sizeof *plan->entries);
+    if (plan->entries == NULL) {
+        return ms__json_fail(&list, MS_ENOMEM, "out of memory for %zu entries", count);
+    }
+    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+        plan->entry_count = (uint32_t)i + 1;
+        rc = ms__json_item_object(&list, i, &item);
+        rc = rc != MS_OK ? rc : read_entry(&item, &plan->entries[i]);
+    }
+    return rc;
+}
+
+static int read_plan(const ms__json_at *root, ms_plan *plan)
+{
+    static const char *const names[] = {"version",   "model",       "signature",   "decision_source", "skipped",
+                                        "over_target", "assumed",   "pressure",    "predicted",       "unoptimized",
+                                        "settings",  "smallest_budget_bytes", "fallback", "entries"};
+    int rc = ms__json_version(root, 1, 1, NULL);
+    rc = rc != MS_OK ? rc : ms__json_only(root, names, COUNT(names));
+    rc = rc != MS_OK ? rc : read_text(root, "model", &plan->model);
+    rc = rc != MS_OK ? rc : read_text(root, "signature", &plan->signature);
+    rc = rc != MS_OK ? rc : read_text(root, "decision_source", &plan->decision_source);
+    rc = rc != MS_OK ? rc : ms__json_bool(root, "skipped", &plan->skipped);
+    rc = rc != MS_OK ? rc : ms__json_bool(root, "over_target", &plan->over_target);
+    rc = rc != MS_OK ? rc : read_assumed(root, plan);
+    rc = rc != MS_OK ? rc : read_pressure(root, &plan->pressure);
+    rc = rc != MS_OK ? rc : read_replay(root, "predicted", &plan->replay);
+    rc = rc != MS_OK ? rc : read_replay(root, "unoptimized", &plan->unoptimized);
+    rc = rc != MS_OK ? rc : read_settings(root, plan);
+    rc = rc != MS_OK ? rc : ms__json_u64_or(root, "smallest_budget_bytes", 1, INT64_MAX, 0, &plan->smallest_budget_bytes);
+    rc = rc != MS_OK ? rc : read_technique(root, "fallback", &plan->fallback);
+    return rc != MS_OK ? rc : read_entries(root, plan);
+}
+
+int ms_plan_parse(const char *json, ms_plan **plan, ms_error *err)
+{
+    json_t *tree;
+    ms__json_at root;
+    int rc = ms__json_parse(json, strlen(json), "plan", &tree, &root, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    ms_plan *made = ms__plan_new(NULL);
+    rc = made == NULL ? ms_fail(err, MS_ENOMEM, "plan: out of memory") : read_plan(&root, made);
+    json_decref(tree);
+    if (rc != MS_OK) {
+        ms_plan_free(made);
+        return rc;
+    }
+    *plan = made;
+    return MS_OK;
+}

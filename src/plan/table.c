@@ -1,0 +1,91 @@
+/*
+ * The plan in a few lines for people. Called by the extension and the program; every
+ * number is the plan's, none is computed here beyond a ratio.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "plan/plan_internal.h"
+#include "plan/text.h"
+
+static void add_machine(ms__text *text, const ms_hardware *hardware)
+{
+    if (hardware == NULL) {
+        return;
+    }
+    uint64_t device_bytes = ms_hardware_device_bytes(hardware);
+    bool on_gpu = hardware->device >= 0 && (uint32_t)hardware->device < hardware->gpu_count;
+    const char *name = on_gpu ? hardware->gpu[hardware->device].name : hardware->cpu.name;
+    ms__text_add(text, "  machine     %s, %u CPUs, %s", name, hardware->cpu.usable_cpus,
+                 ms__text_bytes(device_bytes).text);
+    if (hardware->disk.dir[0] != '\0' && hardware->disk.refusal[0] == '\0') {
+        ms__text_add(text, "; disk %s/s down", ms__text_bytes(hardware->disk.write_bytes_per_s).text);
+        ms__text_add(text, ", %s/s back", ms__text_bytes(hardware->disk.read_bytes_per_s).text);
+    } else {
+        ms__text_add(text, "; no disk tier");
+    }
+    ms__text_add(text, "\n");
+}
+
+static void add_pressure(ms__text *text, const ms_plan *plan)
+{
+    const ms_pressure *pressure = &plan->pressure;
+    ms__text_add(text, "  need        %s with everything kept\n", ms__text_bytes(pressure->need_bytes).text);
+    ms__text_add(text, "  %s%s%s\n", pressure->budget_given ? "budget      " : "target      ",
+                 ms__text_bytes(pressure->allowed_bytes).text,
+                 pressure->budget_given ? "" : " (share of the device; no budget was given)");
+    ms__text_add(text, "  pressure    %llu.%02llu%s%s\n", (unsigned long long)(pressure->permille / 1000),
+                 (unsigned long long)(pressure->permille % 1000 / 10), pressure->comfortable ? ", a comfortable fit" : "",
+                 pressure->forced ? ", forced to the smallest peak" : "");
+}
+
+static void add_layers(ms__text *text, const ms_plan *plan)
+{
+    uint32_t counts[MS_TECHNIQUE_COUNT];
+    bool any = false;
+    ms__plan_count(plan, counts);
+    ms__text_add(text, "  layers      ");
+    for (int i = 0; i < MS_TECHNIQUE_COUNT; i++) {
+        if (counts[i] > 0) {
+            ms__text_add(text, "%s%u %s", any ? ", " : "", counts[i], ms_technique_name((ms_technique)i));
+            any = true;
+        }
+    }
+    ms__text_add(text, any ? "\n" : "none known yet: %s\n", ms_technique_name((ms_technique)plan->fallback));
+}
+
+/* Step time against the unoptimized one, in percent with a sign. */
+static void add_ratio(ms__text *text, uint64_t step_ns, uint64_t base_ns)
+{
+    if (base_ns == 0) {
+        return;
+    }
+    uint64_t permille = ms__mul_div(step_ns, 1000, base_ns);
+    uint64_t off = permille >= 1000 ? permille - 1000 : 1000 - permille;
+    ms__text_add(text, " (%c%llu.%llu%% against unoptimized)", permille >= 1000 ? '+' : '-',
+                 (unsigned long long)(off / 10), (unsigned long long)(off % 10));
+}
+
+char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
+{
+    ms__text text = {0};
+    ms__text_add(&text, "memscale plan for %s%s%s\n", plan->model[0] != '\0' ? plan->model : "a model not yet profiled",
+                 plan->signature[0] != '\0' ? ", " : "", plan->signature);
+    add_machine(&text, hardware);
+    if (plan->entry_count > 0) {
+        add_pressure(&text, plan);
+    }
+    add_layers(&text, plan);
+    if (plan->entry_count > 0) {
+        ms__text_add(&text, "  peak        %s predicted, tensors %s of it%s\n",
+                     ms__text_bytes(plan->replay.peak_bytes).text, ms__text_bytes(plan->replay.peak_live_bytes).text,
+                     plan->over_target ? "; over the target, the smallest there is" : "");
+        ms__text_add(&text, "  step        %s predicted", ms__text_ns(plan->replay.step_ns).text);
+        add_ratio(&text, plan->replay.step_ns, plan->unoptimized.step_ns);
+        ms__text_add(&text, "\n");
+    }
+    if (plan->skipped) {
+        ms__text_add(&text, "  %s\n", ms_rule_text(MS_RULE_COMFORTABLE));
+    }
+    return ms__text_take(&text);
+}

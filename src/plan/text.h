@@ -1,0 +1,20 @@
+/*
+ * A text that grows, for the table and the explanations. Remembers its first failure;
+ * ms__text_take() then gives NULL.
+ */
+#ifndef MS_PLAN_TEXT_H
+#define MS_PLAN_TEXT_H
+
+#include "memscale/base.h"
+
+typedef struct ms__text {
+    char *bytes;
+    size_t length, capacity;
+    bool failed;
+} ms__text;
+
+void ms__text_add(ms__text *text, const char *fmt, ...) MS_PRINTF(2, 3);
+/* The text, to be freed with ms_free(). */
+char *ms__text_take(ms__text *text);
+
+#endif

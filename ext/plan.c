@@ -1,0 +1,316 @@
+/*
+ * Planning for Python: documents in as JSON texts, documents out as JSON texts. Every
+ * function is a conversion around one call of plan.h or pipeline.h; used by
+ * memscale.core.session, decision_engine and execution_plan.
+ */
+#include "common.h"
+#include "rooms.h"
+
+#include "memscale/pipeline.h"
+
+/* The documents that planning reads; hardware is large, hence not on the stack. */
+typedef struct documents {
+    ms_graph *graph;
+    ms_hardware *hardware;
+    ms_config config;
+    ms_plan *plan;
+} documents;
+
+static void documents_free(documents *d)
+{
+    ms_graph_free(d->graph);
+    ms_free(d->hardware);
+    ms_plan_free(d->plan);
+}
+
+/* Parses those that are not NULL. */
+static int documents_parse(documents *d, const char *graph, const char *hardware, const char *config,
+                           const char *plan, ms_error *err)
+{
+    int rc = MS_OK;
+    if (graph != NULL) {
+        rc = ms_graph_parse(graph, &d->graph, err);
+    }
+    if (rc == MS_OK && hardware != NULL) {
+        d->hardware = ms_calloc(1, sizeof *d->hardware);
+        rc = d->hardware == NULL ? ms_fail(err, MS_ENOMEM, "out of memory")
+                                 : ms_hardware_parse(hardware, d->hardware, err);
+    }
+    if (rc == MS_OK && config != NULL) {
+        rc = ms_config_parse(config, &d->config, err);
+    }
+    return rc == MS_OK && plan != NULL ? ms_plan_parse(plan, &d->plan, err) : rc;
+}
+
+/* The plan as a str where `rc` is MS_OK; frees the documents either way. */
+static PyObject *plan_text_or_raise(documents *d, int rc, const ms_error *err)
+{
+    PyObject *text = NULL;
+    if (ms_ext_check(rc, err) == 0) {
+        text = ms_ext_take_text(ms_plan_to_json(d->plan));
+    }
+    documents_free(d);
+    return text;
+}
+
+static PyObject *plan_make(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *hardware, *config;
+    if (!PyArg_ParseTuple(args, "sss:plan_make", &graph, &hardware, &config)) {
+        return NULL;
+    }
+    documents d = {0};
+    ms_error err;
+    int rc;
+    MS_EXT_UNLOCKED({
+        rc = documents_parse(&d, graph, hardware, config, NULL, &err);
+        if (rc == MS_OK) {
+            rc = ms_pipeline_plan(d.graph, d.hardware, &d.config, &d.plan, &err);
+        }
+    });
+    return plan_text_or_raise(&d, rc, &err);
+}
+
+static PyObject *plan_uniform(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *hardware, *config, *name;
+    if (!PyArg_ParseTuple(args, "zssz:plan_uniform", &graph, &hardware, &config, &name)) {
+        return NULL;
+    }
+    documents d = {0};
+    ms_error err;
+    ms_technique technique = MS_TECHNIQUE_COUNT;
+    if (name != NULL && ms_technique_parse(name, &technique) != MS_OK) {
+        return PyErr_Format(PyExc_ValueError, "plan_uniform: \"%s\" is no technique", name);
+    }
+    int rc;
+    MS_EXT_UNLOCKED({
+        rc = documents_parse(&d, graph, hardware, config, NULL, &err);
+        if (rc == MS_OK) {
+            rc = ms_plan_uniform(d.graph, d.hardware, &d.config, technique, &d.plan, &err);
+        }
+    });
+    return plan_text_or_raise(&d, rc, &err);
+}
+
+/* ---- texts ---------------------------------------------------------------------- */
+
+static PyObject *plan_table(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *plan, *hardware;
+    if (!PyArg_ParseTuple(args, "sz:plan_table", &plan, &hardware)) {
+        return NULL;
+    }
+    documents d = {0};
+    ms_error err;
+    PyObject *text = NULL;
+    if (ms_ext_check(documents_parse(&d, NULL, hardware, NULL, plan, &err), &err) == 0) {
+        text = ms_ext_take_text(ms_plan_table(d.plan, d.hardware));
+    }
+    documents_free(&d);
+    return text;
+}
+
+static PyObject *plan_explain(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *plan;
+    long long entry;
+    if (!PyArg_ParseTuple(args, "sL:plan_explain", &plan, &entry)) {
+        return NULL;
+    }
+    documents d = {0};
+    ms_error err;
+    PyObject *text = NULL;
+    if (ms_ext_check(documents_parse(&d, NULL, NULL, NULL, plan, &err), &err) == 0) {
+        text = ms_ext_take_text(ms_plan_explain(d.plan, entry));
+    }
+    documents_free(&d);
+    return text;
+}
+
+/* ---- observation ------------------------------------------------------------------- */
+
+/* A byte or time member; absent or None is MS_UNSET. */
+static int read_number(PyObject *dict, const char *name, uint64_t *out)
+{
+    PyObject *key = PyUnicode_FromString(name);
+    PyObject *value = key != NULL ? PyDict_GetItemWithError(dict, key) : NULL;
+    Py_XDECREF(key);
+    if (value == NULL || value == Py_None) {
+        *out = MS_UNSET;
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    return ms_ext_u64(value, name, out);
+}
+
+/* A flag; absent is false. None too, and then *known (if given) is false. */
+static int read_flag(PyObject *dict, const char *name, bool *out)
+{
+    PyObject *key = PyUnicode_FromString(name);
+    PyObject *value = key != NULL ? PyDict_GetItemWithError(dict, key) : NULL;
+    Py_XDECREF(key);
+    int truth = value == NULL ? 0 : PyObject_IsTrue(value);
+    *out = truth > 0;
+    return truth < 0 || PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_observation(PyObject *dict, ms_observation *seen)
+{
+    uint64_t step;
+    if (!PyDict_Check(dict)) {
+        PyErr_SetString(PyExc_TypeError, "plan_observe: the observation must be a dict");
+        return -1;
+    }
+    if (read_number(dict, "peak_bytes", &seen->peak_bytes) != 0 ||
+        read_number(dict, "peak_held_bytes", &seen->peak_held_bytes) != 0 ||
+        read_number(dict, "resident_bytes", &seen->resident_bytes) != 0 ||
+        read_number(dict, "held_bytes", &seen->held_bytes) != 0 ||
+        read_number(dict, "step_ns", &seen->step_ns) != 0 ||
+        read_number(dict, "optimizer_state_bytes", &seen->optimizer_state_bytes) != 0 ||
+        read_flag(dict, "outputs_held", &seen->outputs_held) != 0 ||
+        read_flag(dict, "gradients_live_in_forward", &seen->gradients_live_in_forward) != 0 ||
+        read_flag(dict, "loop_seen", &seen->loop_seen) != 0 || read_number(dict, "step", &step) != 0) {
+        return -1;
+    }
+    seen->step = step > UINT32_MAX ? UINT32_MAX : (uint32_t)step;
+    return 0;
+}
+
+static PyObject *plan_observe(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *hardware, *config, *plan;
+    PyObject *dict;
+    ms_observation seen;
+    if (!PyArg_ParseTuple(args, "ssssO:plan_observe", &graph, &hardware, &config, &plan, &dict) ||
+        read_observation(dict, &seen) != 0) {
+        return NULL;
+    }
+    documents d = {0};
+    ms_error err;
+    ms_drift drift = MS_DRIFT_NONE;
+    char *line = NULL;
+    PyObject *answer = NULL;
+    int rc = documents_parse(&d, graph, hardware, config, plan, &err);
+    if (rc == MS_OK) {
+        rc = ms_pipeline_observe(d.graph, d.hardware, &d.config, d.plan, &seen, &drift, &line, &err);
+    }
+    if (ms_ext_check(rc, &err) == 0) {
+        answer = Py_BuildValue("(sNNN)", ms_drift_name(drift), ms_ext_take_text(line),
+                               ms_ext_take_text(ms_graph_to_json(d.graph)),
+                               ms_ext_take_text(ms_hardware_to_json(d.hardware)));
+    }
+    documents_free(&d);
+    return answer;
+}
+
+/* ---- simulation --------------------------------------------------------------------- */
+
+static PyObject *timeline_of(const ms_sample *samples, uint32_t count)
+{
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list != NULL && i < count; i++) {
+        PyObject *point = Py_BuildValue(
+            "{sKsKsKsIsO}", "at_ns", (unsigned long long)samples[i].at_ns, "device_bytes",
+            (unsigned long long)samples[i].device_bytes, "lower_tier_bytes",
+            (unsigned long long)samples[i].lower_tier_bytes, "node", samples[i].node, "in_backward",
+            samples[i].in_backward ? Py_True : Py_False);
+        if (point == NULL || PyList_Append(list, point) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(point);
+    }
+    return list;
+}
+
+static PyObject *replay_of(const ms_replay *replay, const ms_sample *samples, uint32_t count)
+{
+    return Py_BuildValue(
+        "{sKsKsKsIsOsKsKsKsKsKsKsKsKsKsN}", "peak_bytes", (unsigned long long)replay->peak_bytes, "peak_live_bytes",
+        (unsigned long long)replay->peak_live_bytes, "first_step_peak_bytes",
+        (unsigned long long)replay->first_step_peak_bytes, "peak_node", replay->peak_node, "peak_in_backward",
+        replay->peak_in_backward ? Py_True : Py_False, "step_ns", (unsigned long long)replay->step_ns, "compute_ns",
+        (unsigned long long)replay->compute_ns, "recompute_ns", (unsigned long long)replay->recompute_ns, "fault_ns",
+        (unsigned long long)replay->fault_ns, "stall_forward_ns", (unsigned long long)replay->stall_forward_ns,
+        "stall_backward_ns", (unsigned long long)replay->stall_backward_ns, "moved_bytes",
+        (unsigned long long)replay->moved_bytes, "host_peak_bytes", (unsigned long long)replay->tier_peak_bytes[1],
+        "disk_peak_bytes", (unsigned long long)replay->tier_peak_bytes[2], "timeline", timeline_of(samples, count));
+}
+
+/* The plan's entries name nodes of this very graph. */
+static int techniques_of(const documents *d, uint8_t *techniques, ms_error *err)
+{
+    if (d->plan->entry_count != d->graph->node_count) {
+        return ms_fail(err, MS_EINVAL, "plan_simulate: the plan has %u entries, the graph %u nodes",
+                       d->plan->entry_count, d->graph->node_count);
+    }
+    for (uint32_t i = 0; i < d->graph->node_count; i++) {
+        techniques[i] = (uint8_t)d->plan->entries[i].technique;
+    }
+    return MS_OK;
+}
+
+static PyObject *plan_simulate(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *hardware, *plan;
+    if (!PyArg_ParseTuple(args, "sss:plan_simulate", &graph, &hardware, &plan)) {
+        return NULL;
+    }
+    documents d = {0};
+    ms_error err;
+    uint8_t *techniques = NULL;
+    ms_sample *samples = NULL;
+    ms_replay replay;
+    PyObject *answer = NULL;
+    int rc = documents_parse(&d, graph, hardware, NULL, plan, &err);
+    if (rc == MS_OK) {
+        techniques = ms_calloc(d.graph->node_count, 1);
+        samples = ms_calloc(d.graph->node_count, 2 * sizeof *samples);
+        rc = techniques == NULL || samples == NULL ? ms_fail(&err, MS_ENOMEM, "out of memory")
+                                                   : techniques_of(&d, techniques, &err);
+    }
+    if (rc == MS_OK) {
+        ms_choices choices = {.technique = techniques,
+                              .offload_min_bytes = d.plan->offload_min_bytes,
+                              .write_window_bytes = d.plan->write_window_bytes,
+                              .read_window_bytes = d.plan->read_window_bytes,
+                              .ceiling_bytes = d.plan->ceiling_bytes};
+        rc = ms_simulate(d.graph, d.hardware, &choices, &replay, samples, &err);
+    }
+    if (ms_ext_check(rc, &err) == 0) {
+        answer = replay_of(&replay, samples, 2 * d.graph->node_count);
+    }
+    ms_free(techniques);
+    ms_free(samples);
+    documents_free(&d);
+    return answer;
+}
+
+static PyMethodDef methods[] = {
+    {"plan_make", plan_make, METH_VARARGS,
+     "plan_make(graph, hardware, config) -> str: the plan for three JSON documents. "
+     "BudgetInfeasibleError where no plan fits."},
+    {"plan_uniform", plan_uniform, METH_VARARGS,
+     "plan_uniform(graph, hardware, config, technique) -> str: one technique for every layer; graph "
+     "may be None, technique None means the one that frees most."},
+    {"plan_table", plan_table, METH_VARARGS,
+     "plan_table(plan, hardware) -> str: the plan in a few lines; hardware may be None."},
+    {"plan_explain", plan_explain, METH_VARARGS,
+     "plan_explain(plan, entry) -> str: why an entry is what it is; entry -1 is the whole plan."},
+    {"plan_observe", plan_observe, METH_VARARGS,
+     "plan_observe(graph, hardware, config, plan, observation) -> (drift, line, graph, hardware): what "
+     "a finished step teaches; the documents come back corrected."},
+    {"plan_simulate", plan_simulate, METH_VARARGS,
+     "plan_simulate(graph, hardware, plan) -> dict: the plan replayed, with its timeline."},
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_plan(PyObject *module)
+{
+    return PyModule_AddFunctions(module, methods);
+}

@@ -59,7 +59,8 @@ int ms__json_parse(const char *text, size_t length, const char *name, json_t **t
     (void)ms__json_ran_out_of_memory();
     json_error_t problem;
     json_t *parsed = json_loadb(text, length, JSON_REJECT_DUPLICATES, &problem);
-    if (parsed == NULL && ms__json_ran_out_of_memory()) {
+    if (ms__json_ran_out_of_memory()) {
+        json_decref(parsed);
         return ms_fail(err, MS_ENOMEM, "%s: out of memory while parsing", name);
     }
     if (parsed == NULL) {

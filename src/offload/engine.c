@@ -61,11 +61,9 @@ static int open_backend(ms_offload *engine, const ms_offload_options *options, m
     return rc;
 }
 
-static int open_workers(ms_offload *engine, ms_error *err)
+static int open_workers(ms_offload *engine, uint32_t wanted, ms_error *err)
 {
     uint32_t depth = engine->backend->lane_depth;
-    uint32_t wanted = engine->worker_count;
-    engine->worker_count = 0;
     engine->workers = ms_calloc(wanted, sizeof *engine->workers);
     if (engine->workers == NULL) {
         return ms_fail(err, MS_ENOMEM, "no memory for %u transfer threads", wanted);
@@ -116,16 +114,16 @@ static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_
     if (rc != MS_OK) {
         return rc;
     }
-    engine->worker_count = options->worker_count != 0 ? options->worker_count : DEFAULT_WORKERS;
-    if (engine->worker_count > engine->backend->lane_max) {
-        engine->worker_count = engine->backend->lane_max;
+    uint32_t worker_count = options->worker_count != 0 ? options->worker_count : DEFAULT_WORKERS;
+    if (worker_count > engine->backend->lane_max) {
+        worker_count = engine->backend->lane_max;
     }
-    uint32_t private_count = engine->worker_count * engine->backend->lane_depth;
+    uint32_t private_count = worker_count * engine->backend->lane_depth;
     rc = ms__slots_open(&engine->slots, &engine->slab, engine->slot_bytes, private_count, err);
     if (rc != MS_OK) {
         return rc;
     }
-    rc = open_workers(engine, err);
+    rc = open_workers(engine, worker_count, err);
     if (rc != MS_OK) {
         return rc;
     }

@@ -1,0 +1,62 @@
+/*
+ * Shared by the tests of the offload room: engines of every backend, memory with
+ * known contents, and a main() that runs one list of tests on each backend.
+ */
+#ifndef MS_TEST_OFFLOAD_FIXTURE_H
+#define MS_TEST_OFFLOAD_FIXTURE_H
+
+#include "test_common.h"
+
+#include "memscale/offload.h"
+
+#define KIB ((uint64_t)1 << 10)
+#define MIB ((uint64_t)1 << 20)
+
+typedef struct backend_case {
+    const char *name;
+    ms_tier tier;
+    bool no_direct_io;
+} backend_case;
+
+/* The backend that the tests run on now. */
+extern const backend_case *tested;
+
+/* A fresh directory on disk that every file of the tests lies in. */
+extern char spill_dir[4096];
+
+/* The backend by its number, and a directory: for a process that a test starts. */
+size_t backend_number(void);
+void choose_backend(size_t number, const char *dir);
+
+/* Options of the current backend: no cap, slots of 64 KiB, 8 of them, two threads. */
+ms_offload_options small_options(void);
+
+ms_offload *open_engine(const ms_offload_options *options);
+
+/* Page-aligned memory of whole pages; pattern() fills it as `seed` says. */
+unsigned char *pages_new(uint64_t bytes);
+void pages_free(unsigned char *pages, uint64_t bytes);
+void pattern(unsigned char *memory, uint64_t bytes, uint64_t seed);
+bool has_pattern(const unsigned char *memory, uint64_t bytes, uint64_t seed);
+
+/* Stores, checks and drops something, so that a test can show that an engine that
+ * saw a failure still works. */
+void assert_engine_works(ms_offload *engine);
+
+/* Entries of a directory, "." and ".." aside. */
+size_t count_entries(const char *dir);
+/* Of /proc/self/fd and /proc/self/task. A thread's entry goes a little after it was
+ * joined: this waits for at most a second for the count to be `expected`. */
+size_t count_fds(void);
+size_t count_threads(size_t expected);
+
+/* Runs the tests once per backend; the number of failures. Every test starts and
+ * must end with no fault armed and no memory of the library in use. */
+int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size_t count);
+
+/* cmocka's setup and teardown of each test: see run_on_every_backend(). */
+int fixture_setup(void **state);
+int fixture_teardown(void **state);
+#define OFFLOAD_TEST(body) cmocka_unit_test_setup_teardown(body, fixture_setup, fixture_teardown)
+
+#endif

@@ -1,0 +1,356 @@
+/* What is left behind: nothing, whatever ends an engine or a process. */
+#include "offload_fixture.h"
+#include "offload_hold.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TRANSFERS = 24 };
+
+static void pause_ms(long milliseconds)
+{
+    nanosleep(&(struct timespec){.tv_nsec = milliseconds * 1000000}, NULL);
+}
+
+/* ---- close ------------------------------------------------------------------- */
+
+static void closing_gives_everything_back(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    uint64_t area = (TRANSFERS / 4 + 1) * 2 * MIB;
+    unsigned char *memory = pages_new(area);
+    ms_offload_options first = small_options();
+    ms_offload_close(open_engine(&first)); /* sanitizers start a thread of theirs with the first */
+    size_t fds = count_fds();
+    size_t threads = count_entries("/proc/self/task");
+    uint64_t blocks = ms_memory_live_blocks();
+    for (int round = 0; round < 30; round++) {
+        ms_offload_options options = small_options();
+        ms_offload *engine = open_engine(&options);
+        assert_int_equal(count_threads(threads + 2), threads + 2);
+        for (int i = 0; i < TRANSFERS; i++) {
+            ms_ticket ticket = 0;
+            uint64_t at = i % 3 == 0 ? 8 : 0;
+            assert_ms_ok(ms_offload_store(engine, memory + at, MIB, 2 * MIB, &ticket, &err), err);
+            if (i % 4 == 0) {
+                unsigned char *to = memory + (uint64_t)(i / 4 + 1) * 2 * MIB;
+                assert_ms_ok(ms_offload_fetch(engine, ticket, to, 2 * MIB, &err), err);
+            }
+        }
+        ms_offload_close(engine); /* most of it is in flight */
+        memset(memory, round, area); /* and the memory is ours again */
+    }
+    assert_int_equal(count_fds(), fds);
+    assert_int_equal(count_threads(threads), threads);
+    assert_int_equal(ms_memory_live_blocks(), blocks);
+    pages_free(memory, area);
+}
+
+typedef struct waiting {
+    ms_offload *engine;
+    ms_ticket ticket;
+    unsigned char *memory;
+    int rc;
+} waiting;
+
+static void wait_body(void *argument)
+{
+    waiting *self = argument;
+    self->rc = ms_offload_wait(self->engine, self->ticket, NULL);
+}
+
+static void store_body(void *argument)
+{
+    waiting *self = argument;
+    self->rc = ms_offload_store(self->engine, self->memory + 8, 3 * MIB, 3 * MIB, &self->ticket, NULL);
+}
+
+static void who_waits_is_told_when_the_engine_closes(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms_offload_options options = small_options();
+    ms_offload *engine = open_engine(&options);
+    unsigned char *memory = pages_new(4 * MIB);
+    waiting waiter = {.engine = engine};
+    waiting storer = {.engine = engine, .memory = memory};
+    ms__thread threads[2] = {{0}};
+    hold_lanes(engine);
+    assert_ms_ok(ms_offload_store(engine, memory, MIB, MIB, &waiter.ticket, &err), err);
+    assert_ms_ok(ms__thread_start(&threads[0], "waiter", wait_body, &waiter, &err), err);
+    assert_ms_ok(ms__thread_start(&threads[1], "storer", store_body, &storer, &err), err);
+    for (bool are_waiting = false; !are_waiting;) {
+        pause_ms(5);
+        ms__mutex_lock(&engine->lock);
+        are_waiting = engine->caller_count == 3; /* the storer counts as filling and as waiting */
+        ms__mutex_unlock(&engine->lock);
+    }
+    ms_offload_close(engine);
+    ms__thread_join(&threads[0]);
+    ms__thread_join(&threads[1]);
+    assert_int_equal(waiter.rc, MS_ECANCELED);
+    assert_int_equal(storer.rc, MS_ECANCELED);
+    pages_free(memory, 4 * MIB);
+}
+
+/* ---- the spill file ------------------------------------------------------------ */
+
+static bool stat_spill_file(struct stat *info)
+{
+    for (int fd = 3; fd < 256; fd++) {
+        char link[64], path[4096] = "";
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        if (readlink(link, path, sizeof path - 1) > 0 && strstr(path, spill_dir) != NULL &&
+            fstat(fd, info) == 0 && S_ISREG(info->st_mode)) {
+            assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void the_spill_file_has_no_name_and_one_reader(void **state)
+{
+    (void)state;
+    if (tested->tier != MS_TIER_DISK) {
+        skip();
+    }
+    mode_t mask = umask(0);
+    for (int with_tmpfile = 0; with_tmpfile < 2; with_tmpfile++) {
+        struct stat info;
+        ms_offload_options options = small_options();
+        if (!with_tmpfile) {
+            ms_fault_arm(MS_FAULT_OPEN, 1, EOPNOTSUPP); /* mkostemp() and unlink() instead */
+        }
+        ms_offload *engine = open_engine(&options);
+        assert_engine_works(engine);
+        assert_int_equal(count_entries(spill_dir), 0);
+        assert_true(stat_spill_file(&info));
+        assert_int_equal(info.st_nlink, 0);
+        assert_int_equal(info.st_mode & 07777, 0600);
+        ms_offload_close(engine);
+        assert_false(stat_spill_file(&info));
+    }
+    umask(mask);
+}
+
+static void freed_space_is_used_again(void **state)
+{
+    (void)state;
+    if (tested->tier != MS_TIER_DISK) {
+        skip();
+    }
+    struct stat before, after;
+    ms_error err = {0};
+    ms_offload_options options = small_options();
+    ms_offload *engine = open_engine(&options);
+    unsigned char *memory = pages_new(MIB);
+    for (int step = 0; step < 200; step++) {
+        ms_ticket tickets[10];
+        for (int i = 0; i < 10; i++) {
+            uint64_t bytes = MIB - (uint64_t)i * 5000;
+            assert_ms_ok(ms_offload_store(engine, memory, bytes, MIB, &tickets[i], &err), err);
+        }
+        assert_ms_ok(ms_offload_quiesce(engine, &err), err);
+        for (int i = 0; i < 10; i++) {
+            ms_offload_drop(engine, tickets[step % 2 == 0 ? i : 9 - i]);
+        }
+        if (step == 0) {
+            assert_true(stat_spill_file(&before));
+        }
+    }
+    assert_true(stat_spill_file(&after));
+    assert_int_equal(after.st_size, before.st_size);
+    assert_int_equal(after.st_blocks, before.st_blocks);
+    ms_offload_close(engine);
+    pages_free(memory, MIB);
+}
+
+/* ---- processes that die --------------------------------------------------------- */
+
+/* Stores and fetches until killed: what this program does when it is started with the
+ * number of a backend and a directory. */
+static void work_for_ever(void)
+{
+    ms_offload *engine = NULL;
+    ms_offload_options options = small_options();
+    unsigned char *memory = pages_new(4 * MIB);
+    if (ms_offload_open(&options, &engine, NULL) != MS_OK) {
+        _exit(1);
+    }
+    for (;;) {
+        ms_ticket tickets[8] = {0};
+        for (int i = 0; i < 8; i++) {
+            ms_offload_store(engine, memory, MIB, 2 * MIB, &tickets[i], NULL);
+        }
+        for (int i = 0; i < 8; i++) {
+            ms_offload_fetch(engine, tickets[i], memory + 2 * MIB, 2 * MIB, NULL);
+            ms_offload_wait(engine, tickets[i], NULL);
+            ms_offload_drop(engine, tickets[i]);
+        }
+    }
+}
+
+static void nothing_is_left_by_a_process_that_is_killed(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 24; round++) {
+        char number[16];
+        snprintf(number, sizeof number, "%zu", backend_number());
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            execl("/proc/self/exe", "test_process", number, spill_dir, (char *)NULL);
+            _exit(1);
+        }
+        pause_ms(4 + round * 5);
+        kill(child, round % 3 == 0 ? SIGTERM : SIGKILL);
+        int status = 0;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status));
+        assert_int_equal(count_entries(spill_dir), 0);
+    }
+}
+
+/* ---- fork ------------------------------------------------------------------------- */
+
+/* In the child: every call says that the engine is not ours, and closing returns. */
+static int use_in_child(ms_offload *engine, ms_ticket ticket, unsigned char *memory)
+{
+    ms_error err = {0};
+    ms_ticket other = 0;
+    ms_offload_stats stats;
+    int wrong = 0;
+    alarm(20);
+    wrong += ms_offload_store(engine, memory, MIB, MIB, &other, &err) != MS_ESTATE;
+    wrong += strstr(err.text, "parent process") == NULL;
+    wrong += ms_offload_fetch(engine, ticket, memory, MIB, &err) != MS_ESTATE;
+    wrong += ms_offload_wait(engine, ticket, &err) != MS_ESTATE;
+    wrong += ms_offload_quiesce(engine, &err) != MS_ESTATE;
+    wrong += ms_offload_state(engine, ticket) != MS_TICKET_FAILED;
+    wrong += ms_offload_reap(engine, &other, 1) != 0;
+    ms_offload_drop(engine, ticket);
+    ms_offload_get_stats(engine, &stats);
+    size_t fds = count_fds();
+    ms_offload_close(engine);
+    wrong += count_fds() != fds - (tested->tier == MS_TIER_DISK ? 1 : 0);
+    return wrong;
+}
+
+static void a_fork_during_transfers_disturbs_neither_side(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms_offload_options options = small_options();
+    for (int round = 0; round < 20; round++) {
+        ms_offload *engine = open_engine(&options);
+        unsigned char *source = pages_new(MIB);
+        unsigned char *destination = pages_new(MIB);
+        ms_ticket tickets[TRANSFERS] = {0};
+        pattern(source, MIB, (uint64_t)round);
+        for (int i = 0; i < TRANSFERS; i++) {
+            assert_ms_ok(ms_offload_store(engine, source, MIB, MIB, &tickets[i], &err), err);
+        }
+        assert_ms_ok(ms_offload_fetch(engine, tickets[0], destination, MIB, &err), err);
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            _exit(use_in_child(engine, tickets[1], destination));
+        }
+        assert_ms_ok(ms_offload_quiesce(engine, &err), err);
+        assert_true(has_pattern(destination, MIB, (uint64_t)round));
+        for (int i = 0; i < TRANSFERS; i++) {
+            memset(destination, 0, MIB);
+            assert_ms_ok(ms_offload_fetch(engine, tickets[i], destination, MIB, &err), err);
+            assert_ms_ok(ms_offload_wait(engine, tickets[i], &err), err);
+            assert_true(has_pattern(destination, MIB, (uint64_t)round));
+        }
+        int status = 0;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
+        ms_offload_close(engine);
+        pages_free(source, MIB);
+        pages_free(destination, MIB);
+    }
+}
+
+/* A read that is under way while its page turns copy-on-write would land in one
+ * process's copy only: with several engines and forks from another thread. */
+typedef struct forking {
+    _Atomic bool stop;
+    int forks;
+} forking;
+
+static void fork_body(void *argument)
+{
+    forking *self = argument;
+    while (!self->stop) {
+        pid_t child = fork();
+        if (child == 0) {
+            _exit(0);
+        }
+        if (child > 0) {
+            waitpid(child, NULL, 0);
+            self->forks++;
+        }
+    }
+}
+
+static void reads_survive_forks_of_other_threads(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms_offload_options options = small_options();
+    ms_offload *engines[2] = {open_engine(&options), open_engine(&options)};
+    unsigned char *source = pages_new(MIB);
+    unsigned char *destination = pages_new(MIB);
+    forking forker = {.stop = false};
+    ms__thread thread = {0};
+    pattern(source, MIB, 9);
+    assert_ms_ok(ms__thread_start(&thread, "forker", fork_body, &forker, &err), err);
+    uint64_t until_ns = ms_now_ns() + UINT64_C(1000000000);
+    while (ms_now_ns() < until_ns) {
+        for (int i = 0; i < 2; i++) {
+            ms_ticket ticket = 0;
+            assert_ms_ok(ms_offload_store(engines[i], source, MIB, MIB, &ticket, &err), err);
+            memset(destination, 0, MIB);
+            assert_ms_ok(ms_offload_fetch(engines[i], ticket, destination, MIB, &err), err);
+            assert_ms_ok(ms_offload_wait(engines[i], ticket, &err), err);
+            assert_true(has_pattern(destination, MIB, 9));
+            ms_offload_drop(engines[i], ticket);
+        }
+    }
+    forker.stop = true;
+    ms__thread_join(&thread);
+    assert_true(forker.forks > 3);
+    ms_offload_close(engines[0]);
+    ms_offload_close(engines[1]);
+    pages_free(source, MIB);
+    pages_free(destination, MIB);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3) {
+        choose_backend(strtoul(argv[1], NULL, 10), argv[2]);
+        work_for_ever();
+    }
+    const struct CMUnitTest tests[] = {
+        OFFLOAD_TEST(closing_gives_everything_back),
+        OFFLOAD_TEST(who_waits_is_told_when_the_engine_closes),
+        OFFLOAD_TEST(the_spill_file_has_no_name_and_one_reader),
+        OFFLOAD_TEST(freed_space_is_used_again),
+        OFFLOAD_TEST(nothing_is_left_by_a_process_that_is_killed),
+        OFFLOAD_TEST(a_fork_during_transfers_disturbs_neither_side),
+        OFFLOAD_TEST(reads_survive_forks_of_other_threads),
+    };
+    return run_on_every_backend("processes", tests, sizeof tests / sizeof tests[0]);
+}

@@ -264,7 +264,13 @@ char *ms__json_text(const json_t *value, bool compact)
 {
     ms__json_setup();
     size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION((size_t)digits_of_tree(value));
+    (void)ms__json_ran_out_of_memory();
     char *text = json_dumps(value, flags | (compact ? JSON_COMPACT : JSON_INDENT(2)));
+    /* Where its buffer can't grow, jansson leaves a key out and goes on. */
+    if (ms__json_ran_out_of_memory()) {
+        ms_free(text);
+        return NULL;
+    }
     if (text == NULL || compact) {
         return text;
     }

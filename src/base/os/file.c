@@ -19,7 +19,6 @@
 
 enum {
     DIRECT_ALIGN_BYTES = 4096,
-    SECTOR_BYTES = 512,
     /* Largest single step; Linux moves at most 0x7ffff000 bytes a call. */
     STEP_MAX_BYTES = 1 << 30,
     STUCK_STEPS_MAX = 16,
@@ -169,15 +168,16 @@ void ms__file_punch(const ms__file *file, uint64_t offset_bytes, uint64_t size_b
 
 /* ---- moving bytes ------------------------------------------------------- */
 
-/* A test's short move: half the bytes, whole sectors so that direct I/O can go
- * on behind them. */
-static size_t maybe_shortened(size_t size_bytes)
+/* A test's short move asks for half the bytes (whole blocks, as direct I/O wants
+ * them) and reports one less, so that the caller has to go on from an odd place. */
+static bool shorten(size_t *size_bytes)
 {
-    size_t half = size_bytes / 2;
-    if (size_bytes > 1 && ms__fault(MS_FAULT_SHORT, NULL)) {
-        return half >= SECTOR_BYTES ? half - half % SECTOR_BYTES : half;
+    if (*size_bytes < 4 || !ms__fault(MS_FAULT_SHORT, NULL)) {
+        return false;
     }
-    return size_bytes;
+    size_t half = *size_bytes / 2;
+    *size_bytes = half >= DIRECT_ALIGN_BYTES ? half - half % DIRECT_ALIGN_BYTES : half;
+    return true;
 }
 
 ssize_t ms__os_pwrite(int fd, const void *from, size_t size_bytes, uint64_t offset_bytes)
@@ -186,8 +186,12 @@ ssize_t ms__os_pwrite(int fd, const void *from, size_t size_bytes, uint64_t offs
     if (failure != 0) {
         return -failure;
     }
-    ssize_t moved = pwrite(fd, from, maybe_shortened(size_bytes), (off_t)offset_bytes);
-    return moved >= 0 ? moved : -errno;
+    bool is_short = shorten(&size_bytes);
+    ssize_t moved = pwrite(fd, from, size_bytes, (off_t)offset_bytes);
+    if (moved < 0) {
+        return -errno;
+    }
+    return is_short && moved > 1 ? moved - 1 : moved;
 }
 
 ssize_t ms__os_pread(int fd, void *to, size_t size_bytes, uint64_t offset_bytes)
@@ -196,11 +200,15 @@ ssize_t ms__os_pread(int fd, void *to, size_t size_bytes, uint64_t offset_bytes)
     if (failure != 0) {
         return -failure;
     }
-    ssize_t moved = pread(fd, to, maybe_shortened(size_bytes), (off_t)offset_bytes);
+    bool is_short = shorten(&size_bytes);
+    ssize_t moved = pread(fd, to, size_bytes, (off_t)offset_bytes);
+    if (moved < 0) {
+        return -errno;
+    }
     if (moved > 0 && ms__fault(MS_FAULT_FLIP, NULL)) {
         ((unsigned char *)to)[moved / 2] ^= 0x10;
     }
-    return moved >= 0 ? moved : -errno;
+    return is_short && moved > 1 ? moved - 1 : moved;
 }
 
 /* How far the next step may start behind a step that moved `moved` of `left`

@@ -198,6 +198,17 @@ static void a_container_sees_its_group_at_the_mount(void **state)
     assert_int_equal(read_root().limit_bytes, 7000);
 }
 
+static void a_group_outside_the_visible_tree_is_seen_as_its_top(void **state)
+{
+    (void)state;
+    put("/proc/self/mountinfo", mount_v2);
+    put("/proc/self/cgroup", "0::/../other\n");
+    put("/sys/fs/cgroup/memory.max", "7000\n");
+    put("/sys/fs/other/memory.max", "10\n");
+    put("/sys/fs/memory.max", "20\n");
+    assert_int_equal(read_root().limit_bytes, 7000);
+}
+
 static void mount_points_with_spaces_are_found(void **state)
 {
     (void)state;
@@ -300,6 +311,7 @@ int main(void)
         WITH_ROOT(huge_v1_numbers_are_no_limit),
         WITH_ROOT(the_smaller_of_both_versions_binds),
         WITH_ROOT(a_container_sees_its_group_at_the_mount),
+        WITH_ROOT(a_group_outside_the_visible_tree_is_seen_as_its_top),
         WITH_ROOT(mount_points_with_spaces_are_found),
         WITH_ROOT(broken_files_give_no_limit),
         WITH_ROOT(unreadable_files_give_no_limit),

@@ -236,6 +236,7 @@ static void texts_are_replaced_whole(void **state)
     assert_ms_fails(ms__file_write_text(path, "third", 5, &err), MS_ESYSTEM, err, "cache.json");
     ms_fault_disarm_all();
     assert_int_equal(entries_in(directory), 1);
+    uint64_t blocks = ms_memory_live_blocks();
     assert_ms_ok(ms__file_read_text(path, 100, &text, &length, &err), err);
     assert_string_equal(text, "first");
     assert_int_equal(length, 5);
@@ -245,6 +246,7 @@ static void texts_are_replaced_whole(void **state)
     assert_ms_fails(ms__file_read_text(path, 100, &text, &length, &err), MS_ESYSTEM, err, "reading");
     ms_fault_arm(MS_FAULT_ALLOC, 1, ENOMEM);
     assert_ms_fails(ms__file_read_text(path, 100, &text, &length, &err), MS_ENOMEM, err, "memory");
+    assert_int_equal(ms_memory_live_blocks(), blocks);
 }
 
 static void long_texts_are_read_whole(void **state)

@@ -136,6 +136,7 @@ static void wrong_types_and_ranges_are_refused(void **state)
     assert_ms_fails(ms__json_u64(&root, "big", 1, 255, &u), MS_EFORMAT, err,
                     "$.big: expected an integer from 1 to 255, found 300");
     assert_int_equal(u, 1);
+    assert_ms_fails(ms__json_u64(&root, "big", 301, 400, &u), MS_EFORMAT, err, "from 301 to 400");
     assert_ms_fails(ms__json_u32(&root, "big", 0, 255, &u32), MS_EFORMAT, err, "found 300");
     assert_ms_fails(ms__json_f64(&root, "big", 0, 1, &f), MS_EFORMAT, err, "from 0 to 1, found 300");
     assert_ms_fails(ms__json_f64(&root, "t", 0, 1, &f), MS_EFORMAT, err, "expected a number");
@@ -320,6 +321,30 @@ static void values_that_json_cannot_hold_fail_at_the_end(void **state)
     assert_null(text);
 }
 
+static void bytes_that_are_no_utf8_are_replaced(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *written;
+    } cases[] = {
+        {"\xed\xa0\x80", "\"???\""},                     /* a surrogate */
+        {"\xc0\x80", "\"??\""},                          /* too long a form */
+        {"\xf5\x80\x80\x80", "\"????\""},                /* beyond the last code */
+        {"\xe2\x82", "\"??\""},                          /* cut off */
+        {"\xf0\x9f\x98\x80\xff", "\"\xf0\x9f\x98\x80?\""}, /* good, then bad */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        ms__json_writer writer = {0};
+        json_t *top = ms__json_new(&writer);
+        ms__json_put_string(&writer, top, "x", cases[i].text);
+        assert_int_equal(writer.code, MS_OK);
+        char *text = ms__json_text(json_object_get(top, "x"), true);
+        assert_string_equal(text, cases[i].written);
+        ms_free(text);
+        json_decref(top);
+    }
+}
+
 static void compact_text_is_one_line(void **state)
 {
     (void)state;
@@ -401,6 +426,7 @@ int main(void)
         cmocka_unit_test(documents_are_written_in_the_order_of_the_calls),
         cmocka_unit_test(numbers_read_back_as_the_same_value),
         cmocka_unit_test(values_that_json_cannot_hold_fail_at_the_end),
+        cmocka_unit_test(bytes_that_are_no_utf8_are_replaced),
         cmocka_unit_test(compact_text_is_one_line),
         cmocka_unit_test_teardown(running_out_of_memory_leaves_nothing, disarm),
         cmocka_unit_test_teardown(parsing_out_of_memory_leaves_nothing, disarm),

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/libcuda.h"
+#include "base/os/file.h"
 #include "base/os/map.h"
 #include "base/os/procfs.h"
 #include "test_common.h"
@@ -31,6 +32,32 @@ static void maps_are_aligned_zeroed_and_writable(void **state)
         ms__unmap(map, size);
     }
     ms__unmap(NULL, 4096);
+}
+
+static uint64_t address_space_bytes(void)
+{
+    char text[4096];
+    uint64_t bytes = 0;
+    assert_true(ms__file_read_small("/proc/self/status", text, sizeof text));
+    assert_true(ms__proc_field(text, "VmSize", &bytes));
+    return bytes;
+}
+
+static void unmapped_ranges_leave_nothing_around_them(void **state)
+{
+    (void)state;
+    enum { MAPS = 50, SIZE = 3 << 20 };
+    void *maps[MAPS];
+    (void)address_space_bytes();
+    uint64_t before = address_space_bytes();
+    for (int i = 0; i < MAPS; i++) {
+        assert_ms_ok(ms__map(SIZE, MS__HUGE_PAGE_BYTES, &maps[i], &err), err);
+    }
+    assert_int_equal(address_space_bytes(), before + (uint64_t)MAPS * SIZE);
+    for (int i = 0; i < MAPS; i++) {
+        ms__unmap(maps[i], SIZE);
+    }
+    assert_int_equal(address_space_bytes(), before);
 }
 
 static void pages_are_dropped_and_read_as_zero(void **state)
@@ -180,6 +207,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(maps_are_aligned_zeroed_and_writable),
+        cmocka_unit_test(unmapped_ranges_leave_nothing_around_them),
         cmocka_unit_test(pages_are_dropped_and_read_as_zero),
         cmocka_unit_test_teardown(protection_can_be_changed_and_restored, disarm),
         cmocka_unit_test_teardown(impossible_maps_are_refused, disarm),

@@ -10,7 +10,7 @@
 #include "base/thread.h"
 #include "test_common.h"
 
-enum { THREADS = 4, ROUNDS = 20000 };
+enum { THREADS = 4, ROUNDS = 1000000 };
 
 static int clean_up(void **state)
 {

@@ -1,0 +1,167 @@
+"""The execution plan as Python sees it: the JSON that C wrote, and ways to read it.
+
+Made by `memscale.plan()`, `wrap()` and `DecisionEngine`; kept by the executor as
+``executor.plan``. Nothing is computed here: every number and text is C's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .. import _core
+
+__all__ = ["ExecutionPlan"]
+
+
+class ExecutionPlan:
+    """What will be done at every layer, what it is predicted to take, and why.
+
+    Args:
+        text: the plan's JSON document (docs/formats/plan.schema.json).
+        hardware: the hardware's JSON document, shown in the table; may be None.
+
+    Raises:
+        MemScaleError: `text` is not a plan.
+
+    Immutable, and safe to read from any thread. Two plans are equal when their
+    documents are, byte for byte.
+
+    Example:
+        >>> plan = memscale.plan(model, sample_input, Config(memory_budget_gb=4.0))
+        >>> print(plan)
+        >>> print(plan.explain("transformer.h.0"))
+    """
+
+    __slots__ = ("_document", "_hardware", "_text")
+
+    def __init__(self, text: str, hardware: str | None = None) -> None:
+        _core.plan_explain(text, -1)  # C reads it strictly: what is no plan raises here
+        self._text = text
+        self._hardware = hardware
+        self._document: dict[str, Any] = json.loads(text)
+
+    # -- numbers ------------------------------------------------------------------
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Peak of the training device: resident bytes of the process on a CPU host,
+        allocated bytes on a GPU; caches that fill unused budget included."""
+        return self._document["predicted"]["peak_bytes"]
+
+    @property
+    def predicted_step_seconds(self) -> float:
+        """Time of one training step, in seconds: forward, backward, optimizer."""
+        return self._document["predicted"]["step_ns"] / 1e9
+
+    @property
+    def unoptimized_peak_bytes(self) -> int:
+        """Peak of the same step with everything kept."""
+        return self._document["unoptimized"]["peak_bytes"]
+
+    @property
+    def unoptimized_step_seconds(self) -> float:
+        """Time of the same step with everything kept, in seconds."""
+        return self._document["unoptimized"]["step_ns"] / 1e9
+
+    @property
+    def smallest_budget_bytes(self) -> int | None:
+        """The smallest budget that some plan meets; None where it was not searched
+        because the run fits comfortably."""
+        return self._document["smallest_budget_bytes"]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the run fits comfortably and nothing is done."""
+        return self._document["skipped"]
+
+    @property
+    def over_target(self) -> bool:
+        """Whether the default target could not be met and this is the smallest plan."""
+        return self._document["over_target"]
+
+    @property
+    def decision_source(self) -> str:
+        """Who picked mode and eligible techniques: ``"user_config"`` until a policy did."""
+        return self._document["decision_source"]
+
+    # -- entries --------------------------------------------------------------------
+
+    @property
+    def entries(self) -> list[Mapping[str, Any]]:
+        """One mapping per node of the graph, in order of execution.
+
+        The root's own work has the name ``""``; layers have their module's name.
+        """
+        return [dict(entry) for entry in self._document["entries"]]
+
+    @property
+    def layers(self) -> list[Mapping[str, Any]]:
+        """The entries of layers, in order of execution."""
+        return [entry for entry in self.entries if entry["name"]]
+
+    @property
+    def techniques(self) -> dict[str, int]:
+        """How many layers use each technique, such as ``{"keep": 2, "recompute": 10}``."""
+        counts: dict[str, int] = {}
+        for entry in self.layers:
+            counts[entry["technique"]] = counts.get(entry["technique"], 0) + 1
+        return counts
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    # -- texts ------------------------------------------------------------------------
+
+    def explain(self, layer: int | str | None = None) -> str:
+        """Why a layer is treated as it is: rule, bytes, time, runner-up.
+
+        Args:
+            layer: index into `layers` (negative counts from the end), or a module's
+                qualified name (its first call). None explains the whole plan.
+
+        Raises:
+            IndexError: there is no layer of that index; says how many there are.
+            KeyError: there is no layer of that name; names those there are.
+            TypeError: `layer` is neither.
+        """
+        return _core.plan_explain(self._text, -1 if layer is None else self._entry_index(layer))
+
+    def _entry_index(self, layer: int | str) -> int:
+        indices = [i for i, entry in enumerate(self._document["entries"]) if entry["name"]]
+        names = [self._document["entries"][i]["name"] for i in indices]
+        if isinstance(layer, str):
+            if layer not in names:
+                raise KeyError(f"no layer {layer!r} in this plan; there are {_listed(names)}")
+            return indices[names.index(layer)]
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise TypeError(f"layer must be an int, a str or None, not {type(layer).__qualname__}")
+        if not -len(indices) <= layer < len(indices):
+            raise IndexError(f"no layer {layer} in this plan; it has {len(indices)} layers, numbered from 0")
+        return indices[layer]
+
+    def to_json(self) -> str:
+        """The document, the very str that C wrote."""
+        return self._text
+
+    def __str__(self) -> str:
+        return _core.plan_table(self._text, self._hardware)
+
+    def __repr__(self) -> str:
+        peak = self.predicted_peak_bytes / 1e9
+        return f"<ExecutionPlan {self._document['model']}: {self.techniques}, peak {peak:.2f} GB>"
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == other._text if isinstance(other, ExecutionPlan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+def _listed(names: list[str]) -> str:
+    """All names, or, where there are many, the first and the last few."""
+    if not names:
+        return "none"
+    shown = names if len(names) <= 8 else [*names[:5], "...", *names[-2:]]
+    return ", ".join(shown)

@@ -1,0 +1,292 @@
+/*
+ * `memscale plan`: from a graph document to a plan, as a table, as JSON or explained,
+ * without Python or torch.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/os/file.h"
+#include "commands.h"
+#include "common.h"
+#include "memscale/pipeline.h"
+#include "options.h"
+
+enum { FILE_MOST_BYTES = 1 << 30 };
+
+static const char help[] =
+    "Usage: memscale plan --graph FILE [--hardware FILE] [--config FILE]\n"
+    "                     [--budget BYTES] [--json | --explain [LAYER]]\n"
+    "\n"
+    "Makes the plan for a graph: which layers are kept, run again or moved to a lower\n"
+    "tier, the predicted peak and step time, and why.\n"
+    "\n"
+    "  --graph FILE      the graph (docs/formats/graph.schema.json)\n"
+    "  --hardware FILE   a saved machine; this one if not given\n"
+    "  --config FILE     a configuration; the defaults if not given\n"
+    "  --budget BYTES    replaces the configuration's budget: 4000000000, 4.0GB, 3.7GiB\n"
+    "  --json            print the JSON document (docs/formats/plan.schema.json)\n"
+    "  --explain [LAYER] why a layer is treated as it is (a module's name or its number\n"
+    "                    in the list of layers), or the whole plan\n"
+    "\n"
+    "Examples:\n"
+    "  memscale plan --graph gpt2.json --budget 4.0GB\n"
+    "  memscale plan --graph gpt2.json --hardware machine.json --json > plan.json\n"
+    "  memscale plan --graph gpt2.json --budget 4.0GB --explain transformer.h.0\n"
+    "\n"
+    "Exit status: 0 with a plan, 1 where no plan fits the budget (the smallest that\n"
+    "would is printed), 2 for a wrong option or file.\n";
+
+/* What the command line asked for. */
+typedef struct plan_request {
+    const char *graph_path, *hardware_path, *config_path, *budget, *explain;
+    bool as_json, explain_all;
+} plan_request;
+
+/* What planning reads and gives. */
+typedef struct plan_work {
+    ms_graph *graph;
+    ms_hardware *hardware;
+    ms_config config;
+    ms_plan *plan;
+} plan_work;
+
+/* ---- the budget ----------------------------------------------------------------- */
+
+static bool unit_of(const char *text, uint64_t *unit)
+{
+    static const struct {
+        const char *name;
+        uint64_t bytes;
+    } units[] = {
+        {"", 1},           {"B", 1},
+        {"kB", 1000},      {"KB", 1000},       {"MB", 1000000},
+        {"GB", 1000000000}, {"TB", 1000000000000},
+        {"KiB", 1 << 10},  {"MiB", 1 << 20},   {"GiB", 1 << 30},
+        {"TiB", (uint64_t)1 << 40},
+    };
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (strcmp(text, units[i].name) == 0) {
+            *unit = units[i].bytes;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "4000000000", "4.0GB", "3.7 GiB": exact, no floating point. */
+static bool parse_bytes(const char *text, uint64_t *bytes)
+{
+    uint64_t whole = 0, fraction = 0, scale = 1, unit = 0;
+    const char *at = text;
+    for (; *at >= '0' && *at <= '9'; at++) {
+        if (__builtin_mul_overflow(whole, 10, &whole) || __builtin_add_overflow(whole, (uint64_t)(*at - '0'), &whole)) {
+            return false;
+        }
+    }
+    bool digits = at > text;
+    if (*at == '.') {
+        const char *point = at++;
+        for (; *at >= '0' && *at <= '9'; at++) {
+            if (scale < 1000000) {
+                scale *= 10;
+                fraction = fraction * 10 + (uint64_t)(*at - '0');
+            }
+        }
+        digits = digits && at > point + 1;
+    }
+    while (*at == ' ') {
+        at++;
+    }
+    if (!digits || !unit_of(at, &unit) || __builtin_mul_overflow(whole, unit, &whole)) {
+        return false;
+    }
+    return !__builtin_add_overflow(whole, fraction * (unit / scale) + fraction * (unit % scale) / scale, bytes);
+}
+
+/* ---- documents --------------------------------------------------------------------- */
+
+/* The text of a file, or NULL with the message printed. */
+static char *read_file(const char *option, const char *path)
+{
+    ms_error err;
+    char *text = NULL;
+    size_t length = 0;
+    int rc = ms__file_read_text(path, FILE_MOST_BYTES, &text, &length, &err);
+    if (rc == MS_OK && strlen(text) != length) {
+        rc = ms_fail(&err, MS_EFORMAT, "the file holds a null byte");
+    }
+    if (rc != MS_OK) {
+        ms_free(text);
+        cli_usage_error("plan: %s %s: %s", option, path, err.text);
+        return NULL;
+    }
+    return text;
+}
+
+static int parsed(int rc, const char *option, const char *path, const ms_error *err)
+{
+    return rc == MS_OK ? CLI_OK : cli_usage_error("plan: %s %s: %s", option, path, err->text);
+}
+
+static int load_graph(const char *path, plan_work *work)
+{
+    ms_error err;
+    char *text = read_file("--graph", path);
+    if (text == NULL) {
+        return CLI_USAGE;
+    }
+    int status = parsed(ms_graph_parse(text, &work->graph, &err), "--graph", path, &err);
+    ms_free(text);
+    return status;
+}
+
+static int load_hardware(const char *path, plan_work *work)
+{
+    ms_error err;
+    work->hardware = ms_calloc(1, sizeof *work->hardware);
+    if (work->hardware == NULL) {
+        ms_fail(&err, MS_ENOMEM, "out of memory");
+        return cli_fail(&err);
+    }
+    if (path == NULL) {
+        ms_hardware_options options = {0};
+        return ms_hardware_probe(&options, work->hardware, &err) == MS_OK ? CLI_OK : cli_fail(&err);
+    }
+    char *text = read_file("--hardware", path);
+    if (text == NULL) {
+        return CLI_USAGE;
+    }
+    int status = parsed(ms_hardware_parse(text, work->hardware, &err), "--hardware", path, &err);
+    ms_free(text);
+    return status;
+}
+
+static int load_config(const plan_request *request, plan_work *work)
+{
+    ms_error err;
+    ms_config_default(&work->config);
+    if (request->config_path != NULL) {
+        char *text = read_file("--config", request->config_path);
+        if (text == NULL) {
+            return CLI_USAGE;
+        }
+        int status = parsed(ms_config_parse(text, &work->config, &err), "--config", request->config_path, &err);
+        ms_free(text);
+        if (status != CLI_OK) {
+            return status;
+        }
+    }
+    if (request->budget != NULL) {
+        uint64_t bytes;
+        if (!parse_bytes(request->budget, &bytes) || bytes == 0 || bytes > INT64_MAX) {
+            return cli_usage_error("plan: --budget %s: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB",
+                                   request->budget);
+        }
+        work->config.memory_budget_bytes = bytes;
+    }
+    return CLI_OK;
+}
+
+/* ---- answers -------------------------------------------------------------------------- */
+
+/* Entry of the layer that `text` names: a module's name, else its number among layers. */
+static int64_t find_layer(const ms_plan *plan, const char *text)
+{
+    char *end;
+    unsigned long long wanted = strtoull(text, &end, 10);
+    bool number = *text >= '0' && *text <= '9' && *end == '\0';
+    unsigned long long layer = 0;
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        if (plan->entries[i].name[0] != '\0' && strcmp(plan->entries[i].name, text) == 0) {
+            return i;
+        }
+    }
+    for (uint32_t i = 0; number && i < plan->entry_count; i++) {
+        if (plan->entries[i].name[0] != '\0' && layer++ == wanted) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static int show(const plan_request *request, const plan_work *work)
+{
+    int64_t entry = -1;
+    if (request->explain != NULL) {
+        entry = find_layer(work->plan, request->explain);
+        if (entry < 0) {
+            return cli_usage_error("plan: --explain %s: the plan has no such layer", request->explain);
+        }
+    }
+    bool explains = request->explain_all || request->explain != NULL;
+    char *text = request->as_json ? ms_plan_to_json(work->plan)
+                 : explains       ? ms_plan_explain(work->plan, entry)
+                                  : ms_plan_table(work->plan, work->hardware);
+    if (text == NULL) {
+        ms_error err;
+        ms_fail(&err, MS_ENOMEM, "out of memory");
+        return cli_fail(&err);
+    }
+    int status = cli_print(text);
+    ms_free(text);
+    return status;
+}
+
+static int make_plan(const plan_request *request, plan_work *work)
+{
+    int status = load_graph(request->graph_path, work);
+    if (status == CLI_OK) {
+        status = load_config(request, work);
+    }
+    if (status == CLI_OK) {
+        status = load_hardware(request->hardware_path, work);
+    }
+    if (status != CLI_OK) {
+        return status;
+    }
+    ms_error err;
+    int rc = ms_pipeline_plan(work->graph, work->hardware, &work->config, &work->plan, &err);
+    return rc == MS_OK ? show(request, work) : cli_fail(&err);
+}
+
+/* A bare --explain takes no value: it becomes an option of its own. */
+static void mark_bare_explain(int argc, char **argv)
+{
+    static char whole[] = "--explain-plan";
+    for (int i = 1; i < argc; i++) {
+        bool bare = i + 1 == argc || strncmp(argv[i + 1], "--", 2) == 0;
+        if (strcmp(argv[i], "--explain") == 0 && bare) {
+            argv[i] = whole;
+        }
+    }
+}
+
+int cmd_plan(int argc, char **argv)
+{
+    plan_request request = {0};
+    const cli_option table[] = {
+        {"--graph", NULL, &request.graph_path},     {"--hardware", NULL, &request.hardware_path},
+        {"--config", NULL, &request.config_path},   {"--budget", NULL, &request.budget},
+        {"--json", &request.as_json, NULL},         {"--explain", NULL, &request.explain},
+        {"--explain-plan", &request.explain_all, NULL},
+    };
+    mark_bare_explain(argc, argv);
+    int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
+    if (status != CLI_GO_ON) {
+        return status;
+    }
+    bool explains = request.explain_all || request.explain != NULL;
+    if (request.as_json && explains) {
+        return cli_usage_error("plan: --json excludes --explain");
+    }
+    if (request.graph_path == NULL) {
+        return cli_usage_error("plan: --graph FILE is missing");
+    }
+    plan_work work = {0};
+    status = make_plan(&request, &work);
+    ms_graph_free(work.graph);
+    ms_free(work.hardware);
+    ms_plan_free(work.plan);
+    return status;
+}

@@ -78,6 +78,7 @@ def detach(model: torch.nn.Module) -> torch.nn.Module:
         TypeError: `model` is not an `nn.Module` or Trainer.
     """
     from .core.session import executor_of
+    from .core.setup import unwrap_module
     from .integrations.huggingface import is_trainer, unwrap_trainer
 
     if is_trainer(model):
@@ -86,7 +87,7 @@ def detach(model: torch.nn.Module) -> torch.nn.Module:
     if executor is None:
         _log.warning("detach: this %s was not wrapped; nothing to undo", type(model).__name__)
         return model
-    executor.detach()
+    unwrap_module(executor)
     return model
 
 
@@ -105,14 +106,14 @@ def optimize(
     Raises:
         as `wrap()`.
     """
-    from .core.setup import check_config, effective_config, wrap_module
+    from .core.setup import check_config, effective_config, unwrap_module, wrap_module
 
     checked = effective_config(check_config(config), None, None)
     executor = wrap_module(_as_module(model, "optimize"), checked, sample_input, optimizer)
     try:
         yield executor
     finally:
-        executor.detach()
+        unwrap_module(executor)
 
 
 def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None) -> ExecutionPlan:
@@ -130,15 +131,13 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
         ProfileError: the model can't be traced without running it.
     """
-    from .core.executor import input_signature
+    from .core.execution_plan import ExecutionPlan
     from .core.session import Session
     from .core.setup import check_config, effective_config, sample_arguments
 
     module = _as_module(model, "plan")
-    checked = effective_config(check_config(config), None, None)
-    args, kwargs = sample_arguments(sample_input)
-    session = Session(module, checked)
-    return session.plan_once(module, input_signature(module, args, kwargs), args, kwargs)
+    session = Session(module, effective_config(check_config(config), None, None), applies=False)
+    return ExecutionPlan(session.plan_traced(module, *sample_arguments(sample_input)), session.hardware_json)
 
 
 def _as_module(target: Any, caller: str) -> torch.nn.Module:

@@ -93,7 +93,7 @@ def _budget_gb(text: str, name: str, plain: Run) -> float:
 def _smallest_budget_gb(name: str) -> float:
     """What the planner names when asked for the impossible."""
     outcome = run(name, "memscale", budget_gb=0.001, steps=1)
-    marker = "smallest budget that fits is "
+    marker = "smallest budget that would fit is "
     if marker not in outcome.stderr:
         raise RuntimeError(f"{name}: no smallest budget was named:\n{outcome.stderr}")
     return float(outcome.stderr.rsplit(marker, 1)[1].split()[0])

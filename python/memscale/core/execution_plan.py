@@ -72,6 +72,11 @@ class ExecutionPlan:
         return self._document["smallest_budget_bytes"]
 
     @property
+    def ceiling_bytes(self) -> int:
+        """Bound on live and cached tensor memory together, for the allocator of CPU tensors."""
+        return self._document["settings"]["ceiling_bytes"]
+
+    @property
     def skipped(self) -> bool:
         """Whether the run fits comfortably and nothing is done."""
         return self._document["skipped"]

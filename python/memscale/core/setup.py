@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .. import _core
 from ..config import AsyncOffloadConfig, Config
 from ..errors import ConfigError, IntegrationError
 from ..observability.logs import configure_logging
@@ -89,28 +90,33 @@ def wrap_module(
     Raises:
         as `memscale.wrap()`; nothing is left behind on the model then.
     """
-    from .executor import Executor, input_signature
+    from .executor import Executor
 
     configure_logging(config)
     _refuse_what_cannot_be_hooked(model)
     previous = executor_of(model)
     if previous is not None:
         _log.warning("wrap: this %s was already wrapped; the first wrap is replaced", type(model).__name__)
-        previous.detach()
+        unwrap_module(previous)
     session = Session(model, config, optimizer)
     executor = Executor(model, config, session)
     try:
         executor.attach()
         if sample_input is not None:
-            args, kwargs = sample_arguments(sample_input)
-            plan = session.plan_for(model, input_signature(model, args, kwargs), args, kwargs)
+            plan = session.plan_for(model, *sample_arguments(sample_input))
             if plan is not None:
                 executor.apply(plan)
-        session.start()
+        _core.reset_peak_rss()
     except BaseException:
-        executor.detach()
+        unwrap_module(executor)
         raise
     return executor
+
+
+def unwrap_module(executor: Executor) -> None:
+    """Detaches an executor and closes its session; allowed twice."""
+    executor.detach()
+    executor.planner.close()
 
 
 def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:

@@ -122,24 +122,17 @@ static PyObject *add_layer(PyObject *self, PyObject *name)
     return PyLong_FromUnsignedLong(layer);
 }
 
-static PyObject *set_plan(PyObject *self, PyObject *args)
+static PyObject *set_plan(PyObject *self, PyObject *json)
 {
-    PyObject *json;
-    const char *text, *fallback_name = "keep";
-    ms_technique fallback;
+    const char *text;
     ms_error err;
     ms_plan *plan = NULL;
-    if (!PyArg_ParseTuple(args, "O|s:set_plan", &json, &fallback_name) ||
-        ms_ext_utf8_or_none(json, "plan", &text) != 0) {
-        return NULL;
-    }
-    if (ms_technique_parse(fallback_name, &fallback) != MS_OK) {
-        PyErr_Format(PyExc_ValueError, "there is no technique \"%s\"", fallback_name);
+    if (ms_ext_utf8_or_none(json, "plan", &text) != 0) {
         return NULL;
     }
     int rc = text != NULL ? ms_plan_parse(text, &plan, &err) : MS_OK;
     if (rc == MS_OK) {
-        rc = ms_execute_set_plan(execution_of(self)->execute, plan, fallback, &err);
+        rc = ms_execute_set_plan(execution_of(self)->execute, plan, &err);
     }
     ms_plan_free(plan);
     return none_or_raise(rc, &err);
@@ -380,9 +373,9 @@ static PyObject *leave(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *unpack_input(PyObject *self, PyObject *handle)
+static PyObject *unpack_input(PyObject *module, PyObject *handle)
 {
-    (void)self;
+    (void)module;
     return ms_ext_saved_unpack(handle);
 }
 
@@ -515,7 +508,7 @@ static PyMethodDef methods[] = {
      "open_tier(tier, dir=None, cap_bytes=2**64-1, slab_bytes=0, worker_count=0)"},
     {"tier", tier, METH_NOARGS, "One line on the lower tier, or None."},
     {"add_layer", add_layer, METH_O, "add_layer(name) -> number"},
-    {"set_plan", set_plan, METH_VARARGS, "set_plan(json or None, fallback=\"keep\")"},
+    {"set_plan", set_plan, METH_O, "set_plan(json or None): None keeps everything."},
     {"is_active", is_active, METH_NOARGS, "Whether the plan does anything."},
     {"set_residents", set_residents, METH_O, "set_residents(list): tensors whose storages never move."},
     {"hooks_in_the_way", hooks_in_the_way, METH_NOARGS,
@@ -527,7 +520,6 @@ static PyMethodDef methods[] = {
     {"enter", enter, METH_VARARGS,
      "enter(layer, is_replayable) -> Region; None: it is kept; False: someone else's hooks are active."},
     {"leave", leave, METH_NOARGS, "The call is over."},
-    {"unpack_input", unpack_input, METH_O, "unpack_input(handle) -> tensor"},
     {"backward_ended", backward_ended, METH_NOARGS, "A backward is over."},
     {"boundary", boundary, METH_O, "boundary(is_optimizer) -> (step, step_ns) if a step ended, else None"},
     {"poll", poll, METH_NOARGS, "Lets go of what is no longer needed."},
@@ -540,6 +532,7 @@ static PyMethodDef methods[] = {
 
 static PyMethodDef functions[] = {
     {"storage_bytes", storage_bytes, METH_O, "storage_bytes(list): bytes of the tensors' distinct storages."},
+    {"unpack_input", unpack_input, METH_O, "unpack_input(handle) -> the tensor given to Region.offload_input()."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -87,10 +87,9 @@ MS_API int ms_execute_add_layer(ms_execute *execute, const char *name, uint32_t 
 MS_API const char *ms_execute_layer_name(const ms_execute *execute, uint32_t layer);
 
 /* The plan that frames opened from now on follow; copied. NULL: everything is kept.
- * Layers and calls that it does not name get what it says for the layer's first
- * call, else `fallback`. Frames already open or saved are not touched. */
-MS_API int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_technique fallback,
-                               ms_error *err);
+ * A call that it does not name gets what it says for the layer's first call, a layer
+ * that it does not name its fallback. Frames already open or saved are not touched. */
+MS_API int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_error *err);
 
 /* Whether any frame of the plan in force needs hooks (false: all is kept). */
 MS_API bool ms_execute_is_active(const ms_execute *execute);

@@ -252,7 +252,7 @@ int ms_execute_enter(ms_execute *execute, uint64_t thread_key, uint32_t layer, c
     }
     thread_close_frame(execute, thread);
     ms_execute_poll(execute);
-    uint32_t call;
+    uint32_t call = 0;
     ms_technique planned;
     if (layer == MS_ROOT_LAYER) {
         call = thread->root_calls++;

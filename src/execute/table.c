@@ -114,22 +114,22 @@ static int table_fill(ms_execute *execute, const ms_plan *plan, ms_error *err)
     return MS_OK;
 }
 
-int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_technique fallback, ms_error *err)
+int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_error *err)
 {
     ms__table_clear(execute);
     if (plan == NULL) {
         return MS_OK;
     }
-    if (fallback < 0 || fallback >= MS_TECHNIQUE_COUNT) {
-        return ms_fail(err, MS_EINVAL, "fallback technique %d is out of range", (int)fallback);
+    if (plan->fallback >= MS_TECHNIQUE_COUNT) {
+        return ms_fail(err, MS_EINVAL, "plan: fallback technique %u is out of range", plan->fallback);
     }
     int rc = table_fill(execute, plan, err);
     if (rc != MS_OK) {
         ms__table_clear(execute);
         return rc;
     }
-    execute->fallback = fallback;
-    execute->is_active |= fallback != MS_TECHNIQUE_KEEP;
+    execute->fallback = (ms_technique)plan->fallback;
+    execute->is_active |= plan->fallback != MS_TECHNIQUE_KEEP;
     execute->min_bytes = plan->offload_min_bytes;
     execute->write_window_bytes = plan->write_window_bytes;
     execute->read_window_bytes = plan->read_window_bytes;

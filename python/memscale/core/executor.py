@@ -1,0 +1,390 @@
+"""The executor: carries out a plan on a model by means of hooks.
+
+The thin face of the C room `execute`: it puts hooks on the model, hands what they see
+to C, and does what needs Python (running a layer again, asking for plans). Which
+tensor stays, moves or is made again is C's to say.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _core
+from ..errors import MemScaleError
+from .arguments import plain_tensors
+from .hooks import LayerHooks, RootHooks
+from .layers import find_layers
+from .module_state import LayerState
+from .observation import StepWatch
+from .profiler import describe_arguments, is_tracing
+from .replay import ReplayRecord, is_replaying, replay
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from .execution_plan import ExecutionPlan
+    from .session import Session
+
+__all__ = ["Executor", "input_signature"]
+
+_log = logging.getLogger("memscale")
+
+_RECOMPUTE = ("recompute", "recompute_offload_input")
+
+
+def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """One line that is equal for forwards that a plan can't tell apart: shapes, dtypes and
+    plain values of the arguments, the mode of the model, autocast."""
+    mode = "train" if model.training else "eval"
+    return f"{mode}: {describe_arguments(args, kwargs)}"
+
+
+class Executor:
+    """Applies plans to a model, from `attach()` to `detach()`.
+
+    Args:
+        model: the root module.
+        config: the configuration that the model was wrapped with.
+        planner: gives plans (`plan_for`) and is told of finished steps (`step_finished`);
+            a `Session`. With None, plans are given by `apply()` only.
+        disk_dir: directory of the disk tier, used when a plan moves anything there.
+
+    Forwards and backwards may run on any thread.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        config: Config | None = None,
+        planner: Session | None = None,
+        disk_dir: str | None = None,
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._model_name = type(model).__name__
+        self._config = config
+        self._planner = planner
+        self._disk_dir = disk_dir
+        self._core = _core.Execution(replay)
+        self._watch = StepWatch(self._core)
+        self._plan: ExecutionPlan | None = None
+        self._signature: str | None = None
+        self._root: RootHooks | None = None
+        self._layers: list[LayerHooks] = []
+        self._optimizer_hook: Any = None
+        self._replay_lock = threading.RLock()
+        self._local = threading.local()
+        self._said: set[str] = set()
+
+    # -- what users ask ------------------------------------------------------------
+
+    @property
+    def plan(self) -> ExecutionPlan | None:
+        """The plan in force; None before the first training forward without `sample_input`."""
+        return self._plan
+
+    @property
+    def decision(self) -> dict[str, Any]:
+        """Where mode and techniques come from."""
+        found = getattr(self._planner, "decision", None)
+        return dict(found) if found is not None else {"decision_source": "user_config"}
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative integers: `steps`, `recomputed_layers`, `offloaded_bytes`, ..."""
+        return self._core.counters()
+
+    def stats(self) -> dict[str, Any]:
+        """What lives now: frames, extents, bytes in flight."""
+        self._core.poll()
+        return self._core.stats()
+
+    def report(self, path: str) -> None:
+        """Writes the plan and the counters as one self-contained HTML page."""
+        from .report import write_report
+
+        write_report(path, self._model_name, self._plan, self.counters(), self._core.tier())
+
+    # -- attach, apply, detach -------------------------------------------------------
+
+    def attach(self) -> None:
+        """Puts the hooks of the root on the model; nothing changes before `apply()`."""
+        model = self._alive()
+        if self._root is not None:
+            return
+        self._root = RootHooks(model, self)
+        self._core.set_began(_weak_method(self, "_backward_began"))
+        self._optimizer_hook = torch.optim.optimizer.register_optimizer_step_post_hook(
+            _weak_method(self, "_optimizer_stepped")
+        )
+
+    def apply(self, plan: ExecutionPlan | str | None) -> None:
+        """Makes `plan` the one in force, from the next forward on; None keeps everything.
+
+        Raises:
+            OffloadError: the plan moves tensors and the tier can't be opened.
+        """
+        text = plan if isinstance(plan, str) or plan is None else plan.to_json()
+        if text is not None and self._plan is not None:
+            self._core.count_replan()
+        self._core.set_plan(text)
+        self._plan = plan if not isinstance(plan, str) else _PlanText(plan)
+        if text is not None:
+            self._open_tier(json.loads(text)["settings"])
+        self._hook_layers(self._core.is_active())
+
+    def detach(self) -> None:
+        """Takes everything off the model. Graphs that still wait for their backward can
+        be run; what they hold on the lower tier is given back when they are gone."""
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
+            self._optimizer_hook = None
+        self._hook_layers(False)
+        if self._root is not None:
+            self._root.remove()
+            self._root = None
+        if self._core is not None:
+            self._core.hooks_in_the_way()
+            self._core.set_plan(None)
+            self._core.set_began(None)
+            self._core.set_residents([])
+            self._core.poll()
+        self._watch.forget()
+        if self._planner is not None:
+            self._planner.close()
+
+    def _alive(self) -> torch.nn.Module:
+        model = self._model()
+        if model is None:
+            raise MemScaleError("the wrapped model does not exist any more")
+        return model
+
+    def _hook_layers(self, wanted: bool) -> None:
+        model = self._model()
+        if wanted == bool(self._layers) or model is None:
+            return
+        if not wanted:
+            for layer in self._layers:
+                layer.remove()
+            self._layers = []
+            return
+        self._layers = [
+            LayerHooks(module, self._core.add_layer(name), LayerState(name, module), self)
+            for name, module in find_layers(model)
+        ]
+
+    def _open_tier(self, settings: dict[str, Any]) -> None:
+        if self._core.tier() is not None or not settings["slab_bytes"]:
+            return
+        if settings["disk_cap_bytes"]:
+            self._core.open_tier(
+                "disk",
+                dir=self._disk_directory(),
+                cap_bytes=settings["disk_cap_bytes"],
+                slab_bytes=settings["slab_bytes"],
+            )
+        elif settings["host_cap_bytes"]:
+            self._core.open_tier(
+                "host", cap_bytes=settings["host_cap_bytes"], slab_bytes=settings["slab_bytes"]
+            )
+
+    def _disk_directory(self) -> str:
+        if self._disk_dir is not None:
+            return self._disk_dir
+        configured = getattr(self._config, "disk_offload_dir", None)
+        if configured:
+            return configured
+        return json.loads(self._planner.hardware_json)["disk"]["dir"]
+
+    # -- the root's forward -------------------------------------------------------------
+
+    def _stands_aside(self) -> bool:
+        """Whether this forward is none of ours: a replay, a trace, one without gradients."""
+        if is_replaying() or is_tracing() or getattr(self._local, "busy", False):
+            return True
+        if torch.compiler.is_compiling():
+            return True
+        return not torch.is_grad_enabled()
+
+    def _before_root(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._stands_aside():
+            return None
+        obstacle = self._core.hooks_in_the_way()
+        if obstacle is not None:
+            self._say_obstacle(obstacle)
+            return None
+        self._local.busy = True
+        try:
+            self._boundary(False)
+            changed = self._without_cache(module, args, kwargs)
+            self._ask_for_plan(module, args, changed or kwargs)
+        finally:
+            self._local.busy = False
+        if self._core.is_active():
+            residents = [*module.parameters(), *module.buffers(), *plain_tensors((args, kwargs))]
+            self._core.set_residents(residents)
+        self._watch.forward_begins(module)
+        self._core.enter_root()
+        return (args, changed) if changed is not None else None
+
+    def _after_root(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if is_replaying() or is_tracing() or not self._core.in_root():
+            return
+        self._core.leave_root(output is None)
+        self._watch.forward_ended(output)
+
+    def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._planner is None:
+            return
+        signature = input_signature(module, args, kwargs)
+        if signature == self._signature:
+            return
+        plan = self._planner.plan_for(module, signature, args, kwargs)
+        self._signature = signature if plan is not None else None
+        if plan is not self._plan:
+            self.apply(plan)
+
+    def _without_cache(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """`kwargs` with ``use_cache=False`` where the model would make a cache of its own."""
+        if not module.training or not _makes_cache(module, args, kwargs):
+            return None
+        self._say(
+            "use_cache",
+            logging.INFO,
+            f"{self._model_name} would collect past_key_values in training; use_cache=False is passed "
+            "while it is wrapped",
+        )
+        return {**kwargs, "use_cache": False}
+
+    # -- layers ------------------------------------------------------------------------------
+
+    def _before_layer(
+        self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._stands_aside():
+            return
+        record = None
+        if self._core.peek(layer.number) in _RECOMPUTE:
+            record = ReplayRecord.take(layer.state, module, args, kwargs, self._replay_lock)
+            if record is None:
+                self._say(
+                    f"opaque {layer.state.name}",
+                    logging.INFO,
+                    f"layer {layer.state.name}: it gets an object whose state running it again could change "
+                    "(or no tensor); it is not recomputed",
+                )
+        region = self._core.enter(layer.number, record is not None)
+        if region is False:
+            self._say_obstacle("foreign")
+        elif region is not None and record is not None and region.technique in _RECOMPUTE:
+            region.payload = record
+            if region.technique == "recompute_offload_input":
+                record.arguments.offload(region.offload_input)
+            self._local.record = record
+
+    def _after_layer(self, layer: LayerHooks, output: Any) -> None:
+        if self._stands_aside():
+            return
+        record = getattr(self._local, "record", None)
+        if record is not None:
+            self._local.record = None
+            record.state.settle()
+        self._core.leave()
+
+    # -- between ------------------------------------------------------------------------------
+
+    def _backward_began(self) -> None:
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(_weak_method(self, "_backward_ended"))
+        except RuntimeError:
+            pass  # not in a backward: someone looks at a node's saved tensors
+
+    def _backward_ended(self) -> None:
+        self._watch.backward_ended()
+        self._core.backward_ended()
+
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        # Optimizers that step inside backward, parameter by parameter, end no step.
+        if torch._C._current_graph_task_id() != -1 or not self._watch.holds_ours(optimizer, self._model()):
+            return
+        self._boundary(True)
+
+    def _boundary(self, is_optimizer: bool) -> None:
+        ended = self._core.boundary(is_optimizer)
+        if ended is None or self._planner is None or self._plan is None:
+            return
+        plan = self._planner.step_finished(self._watch.observation(*ended))
+        if plan is not None:
+            self.apply(plan)
+
+    # -- saying what happens ---------------------------------------------------------------------
+
+    def _say(self, key: str, level: int, text: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            _log.log(level, "%s", text)
+
+    def _say_obstacle(self, obstacle: str) -> None:
+        if obstacle == "foreign":
+            self._say(
+                obstacle,
+                logging.WARNING,
+                "saved-tensor hooks of someone else are active (torch.utils.checkpoint, save_on_cpu, ...); they "
+                "do not stack, so memscale leaves what runs under them alone",
+            )
+        else:
+            self._say(
+                obstacle,
+                logging.WARNING,
+                "saved-tensor hooks are disabled here (torch.func transforms do that); memscale stands aside",
+            )
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an executor belongs to one model in one process and can't be copied or pickled")
+
+
+class _PlanText:
+    """A plan that was given as its JSON text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def to_json(self) -> str:
+        return self._text
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def _weak_method(owner: Any, name: str) -> Any:
+    """`owner.name`, without keeping `owner` alive."""
+    reference = weakref.ref(owner)
+
+    def call(*args: Any) -> Any:
+        alive = reference()
+        return getattr(alive, name)(*args) if alive is not None else None
+
+    return call
+
+
+def _makes_cache(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a model of transformers would make a cache that it was not asked for."""
+    if not getattr(getattr(module, "config", None), "use_cache", False):
+        return False
+    if kwargs.get("use_cache") is not None or kwargs.get("past_key_values") is not None:
+        return False
+    inner = getattr(module, "get_base_model", None)  # an adapter around the model
+    names = list(inspect.signature((inner() if callable(inner) else module).forward).parameters)
+    return "use_cache" in names and names.index("use_cache") >= len(args)
+
+

@@ -1,0 +1,86 @@
+"""What a training step shows from outside: does the caller hold the outputs through the
+backward, are gradients there during the forward, which optimizer steps.
+
+Kept by the executor and handed to the planner when a step has ended. Everything is
+watched with weak references.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from .. import _core
+from .arguments import plain_tensors
+
+__all__ = ["StepWatch"]
+
+
+class StepWatch:
+    """Watches one model's steps."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self._outputs: list[weakref.ref[torch.Tensor]] = []
+        self._outputs_held: bool | None = None
+        self._gradients_live: bool | None = None
+        self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+        self._judged: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._forwards = 0
+
+    def forget(self) -> None:
+        """Lets go of everything."""
+        self.__init__(self._core)
+
+    def forward_begins(self, model: torch.nn.Module) -> None:
+        """The root is about to run."""
+        self._look_at_outputs()
+        self._outputs = []
+        if self._forwards:
+            self._gradients_live = any(parameter.grad is not None for parameter in model.parameters())
+        self._forwards += 1
+
+    def forward_ended(self, output: Any) -> None:
+        """The root has run; its result goes to the caller."""
+        self._outputs = [weakref.ref(tensor) for tensor in plain_tensors(output) if tensor.dim() > 0]
+
+    def backward_ended(self) -> None:
+        """A backward is over: outputs that still live are held by the caller."""
+        self._look_at_outputs()
+
+    def _look_at_outputs(self) -> None:
+        if self._outputs:
+            self._outputs_held = any(output() is not None for output in self._outputs)
+            self._outputs = []
+
+    def holds_ours(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> bool:
+        """Whether `optimizer` updates a parameter of the model."""
+        if model is None:
+            return False
+        known = self._judged.get(optimizer)
+        if known is None:
+            ours = {id(parameter) for parameter in model.parameters()}
+            known = any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
+            self._judged[optimizer] = known
+        if known:
+            self._optimizer = weakref.ref(optimizer)
+        return known
+
+    def observation(self, step: int, step_ns: int) -> dict[str, Any]:
+        """What the step that has ended showed; a key is absent where nothing was seen."""
+        self._look_at_outputs()
+        seen: dict[str, Any] = {"step": step, "step_ns": step_ns}
+        loop_seen = self._outputs_held is not None and self._gradients_live is not None
+        seen["loop_seen"] = loop_seen
+        seen["outputs_held"] = bool(self._outputs_held)
+        seen["gradients_live_in_forward"] = bool(self._gradients_live)
+        optimizer = self._optimizer() if self._optimizer is not None else None
+        if optimizer is not None:
+            seen["optimizer_state_bytes"] = _core.storage_bytes(_state_tensors(optimizer))
+        return seen
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [tensor for state in optimizer.state.values() for tensor in plain_tensors(state)]

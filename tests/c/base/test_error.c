@@ -69,6 +69,14 @@ static void fail_may_quote_the_error_that_it_replaces(void **state)
     assert_string_equal(err.text, "outer: inner");
 }
 
+static void an_error_is_one_line(void **state)
+{
+    (void)state;
+    ms_error err;
+    ms_fail(&err, MS_EFORMAT, "member \"%s\"", "a\nb\r\tc\x01\x7f\xc3\xa4");
+    assert_string_equal(err.text, "member \"a b  c  \xc3\xa4\"");
+}
+
 static void fail_cuts_long_texts(void **state)
 {
     (void)state;
@@ -80,6 +88,14 @@ static void fail_cuts_long_texts(void **state)
     assert_int_equal(strlen(err.text), MS_ERROR_TEXT_MAX - 1);
     ms_fail_errno(&err, MS_EIO, EIO, "%s", text);
     assert_int_equal(strlen(err.text), MS_ERROR_TEXT_MAX - 1);
+}
+
+static void fail_keeps_the_text_on_one_line(void **state)
+{
+    (void)state;
+    ms_error err;
+    ms_fail(&err, MS_EFORMAT, "name \"%s\"", "a\nb\tc\x7f \303\244");
+    assert_string_equal(err.text, "name \"a b c  \303\244\"");
 }
 
 static void fail_errno_tells_the_reason_and_picks_the_code(void **state)
@@ -109,7 +125,9 @@ int main(void)
         cmocka_unit_test(success_and_unknown_codes_have_fixed_answers),
         cmocka_unit_test(fail_fills_the_error_and_returns_the_code),
         cmocka_unit_test(fail_may_quote_the_error_that_it_replaces),
+        cmocka_unit_test(an_error_is_one_line),
         cmocka_unit_test(fail_cuts_long_texts),
+        cmocka_unit_test(fail_keeps_the_text_on_one_line),
         cmocka_unit_test(fail_errno_tells_the_reason_and_picks_the_code),
         cmocka_unit_test(version_is_three_numbers),
     };

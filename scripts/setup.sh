@@ -5,6 +5,9 @@
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
+TORCH_SPEC=${TORCH_SPEC:-torch==2.13.0}
+TRANSFORMERS_SPEC='transformers >= 5, < 6'
+
 # ---- the interpreter ---------------------------------------------------------
 
 is_suitable() {
@@ -116,11 +119,16 @@ fill_venv() {
         quietly "$VENV/bin/python" -m pip install "$TORCH_SPEC"
     fi
     say "installing build tools, test tools and transformers"
-    quietly "$VENV/bin/python" -m pip install -r "$ROOT/scripts/requirements.txt"
+    local own=()
+    if grep -q 'include-system-site-packages = true' "$VENV/pyvenv.cfg"; then
+        # Found in the environment below they would leave no program in .venv/bin.
+        own=(--ignore-installed)
+    fi
+    quietly "$VENV/bin/python" -m pip install "${own[@]}" -r "$ROOT/scripts/requirements.txt"
+    quietly "$VENV/bin/python" -m pip install "$TRANSFORMERS_SPEC"
 }
 
 main() {
-    export TORCH_SPEC=${TORCH_SPEC:-torch==2.13.0}
     local python missing wanted
     python=$(find_python)
     missing=$(missing_packages "$python" | tr '\n' ' ')

@@ -115,21 +115,17 @@ typedef struct value_text {
     char text[96];
 } value_text;
 
-static void copy_one_line(value_text *out, const char *text, size_t length)
+static void copy_shortened(value_text *out, const char *text, size_t length)
 {
-    size_t used = 0;
-    for (size_t i = 0; i < length && used < sizeof out->text - 4; i++) {
-        unsigned char c = (unsigned char)text[i];
-        out->text[used++] = c < ' ' || c == 0x7f ? ' ' : (char)c;
-    }
-    if (used < length) {
-        while (used > 0 && ((unsigned char)text[used] & 0xC0) == 0x80) {
-            used--; /* not within a character */
+    size_t kept = length;
+    if (length >= sizeof out->text) {
+        kept = sizeof out->text - sizeof "...";
+        while (kept > 0 && ((unsigned char)text[kept] & 0xC0) == 0x80) {
+            kept--; /* not within a character */
         }
-        memcpy(out->text + used, "...", 3);
-        used += 3;
     }
-    out->text[used] = '\0';
+    memcpy(out->text, text, kept);
+    snprintf(out->text + kept, sizeof out->text - kept, "%s", kept < length ? "..." : "");
 }
 
 /*
@@ -142,12 +138,12 @@ static value_text show(const json_t *value)
     value_text out = {"a value"};
     const json_t *repr = json_object_get(value, "__repr__");
     if (json_is_string(repr) && json_object_size(value) == 1) {
-        copy_one_line(&out, json_string_value(repr), json_string_length(repr));
+        copy_shortened(&out, json_string_value(repr), json_string_length(repr));
         return out;
     }
     if (json_is_null(value) || json_is_boolean(value)) {
         const char *text = json_is_null(value) ? "None" : json_is_true(value) ? "True" : "False";
-        copy_one_line(&out, text, strlen(text));
+        copy_shortened(&out, text, strlen(text));
         return out;
     }
     char *text = ms__json_text(value, true);
@@ -156,7 +152,7 @@ static value_text show(const json_t *value)
         if (json_is_string(value) && length >= 2) {
             text[0] = text[length - 1] = '\'';
         }
-        copy_one_line(&out, text, length);
+        copy_shortened(&out, text, length);
         ms_free(text);
     }
     return out;

@@ -8,6 +8,7 @@
 
 #include "base/os/file.h"
 #include "core/probe.h"
+#include "core/rates.h"
 #include "memscale/hardware.h"
 #include "test_common.h"
 
@@ -363,52 +364,47 @@ static void rates_are_measured_once_and_kept(void **state)
     assert_int_equal(again.disk.read_bytes_per_s, machine.disk.read_bytes_per_s);
 }
 
-/* Whatever the system refuses, the machine is described, and nothing is lost. */
-static void faults_leave_defaults_and_no_leak(void **state)
+static void a_refused_measurement_fails_and_leaks_nothing(void **state)
 {
     (void)state;
-    /* Points of a kind in the stages of a probe: threads and maps of the CPU and of
-     * the disk, first and later blocks. Each probe measures and takes a while. */
     static const struct {
         ms_fault kind;
-        int system_errno;
+        int system_errno, code;
         uint64_t nth;
     } rows[] = {
-        {MS_FAULT_THREAD, EAGAIN, 1}, {MS_FAULT_THREAD, EAGAIN, 2}, {MS_FAULT_THREAD, EAGAIN, 5},
-        {MS_FAULT_THREAD, EAGAIN, 6}, {MS_FAULT_MAP, ENOMEM, 1},    {MS_FAULT_MAP, ENOMEM, 2},
-        {MS_FAULT_MAP, ENOMEM, 3},    {MS_FAULT_WRITE, EIO, 1},     {MS_FAULT_WRITE, ENOSPC, 2},
-        {MS_FAULT_READ, EIO, 4},      {MS_FAULT_SHORT, 0, 1},       {MS_FAULT_ALLOC, 0, 1},
-        {MS_FAULT_ALLOC, 0, 9},       {MS_FAULT_ALLOC, 0, 14},      {MS_FAULT_ALLOC, 0, 30},
+        {MS_FAULT_MAP, ENOMEM, MS_ENOMEM, 1},    {MS_FAULT_OPEN, EACCES, MS_ESYSTEM, 1},
+        {MS_FAULT_THREAD, EAGAIN, MS_ESYSTEM, 1}, {MS_FAULT_THREAD, EAGAIN, MS_ESYSTEM, 2},
+        {MS_FAULT_THREAD, EAGAIN, MS_ESYSTEM, 3}, {MS_FAULT_WRITE, EIO, MS_EIO, 1},
+        {MS_FAULT_WRITE, ENOSPC, MS_ENOSPC, 2},  {MS_FAULT_READ, EIO, MS_EIO, 2},
+        {MS_FAULT_ALLOC, 0, MS_ENOMEM, 1},
     };
-    char cache_dir[PATH_MAX];
-    char disk_dir[PATH_MAX];
+    ms_disk disk = {.direct_io = true};
+    ms_cpu cpu = {.usable_cpus = 2};
     ms_error err;
-    if (!home_is_on_disk()) {
-        skip();
-    }
-    ms_hardware_options options = {
-        .cache_dir = strcpy(cache_dir, in_home("cache")),
-        .disk_dir = strcpy(disk_dir, in_home("spill")),
-        .no_cache = true,
-    };
-    assert_ms_ok(ms_hardware_probe(&options, &machine, &err), err); /* one-time allocations */
+    snprintf(disk.dir, sizeof disk.dir, "%s", getenv("HOME"));
     uint64_t blocks = ms_memory_live_blocks();
-    for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++) {
-        ms_fault_arm(rows[row].kind, rows[row].nth, rows[row].system_errno);
-        int rc = ms_hardware_probe(&options, &again, &err);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ms_fault_arm(rows[i].kind, rows[i].nth, rows[i].system_errno);
+        assert_ms_fails(ms__rates_measure_disk(&disk, 32 << 20, UINT64_MAX / 2, &err), rows[i].code,
+                        err, "");
         ms_fault_disarm_all();
         assert_int_equal(ms_memory_live_blocks(), blocks);
-        if (rc == MS_OK) {
-            assert_true(again.cpu.matmul_flops_per_s > 0 && again.disk.write_bytes_per_s > 0);
-            assert_true((again.disk.dir[0] == '\0') == (again.disk.refusal[0] != '\0'));
-        } else {
-            assert_int_equal(rows[row].kind, MS_FAULT_ALLOC);
-            assert_int_equal(rc, MS_ENOMEM);
+    }
+    ms_fault_arm(MS_FAULT_SHORT, 1, 0);
+    assert_ms_ok(ms__rates_measure_disk(&disk, 32 << 20, UINT64_MAX / 2, &err), err);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].code == MS_ENOMEM || rows[i].kind == MS_FAULT_THREAD) {
+            ms_fault_arm(rows[i].kind, rows[i].nth, rows[i].system_errno);
+            assert_ms_fails(ms__rates_measure_cpu(&cpu, 32 << 20, &err), rows[i].code, err, "");
+            ms_fault_disarm_all();
+            assert_int_equal(ms_memory_live_blocks(), blocks);
+            assert_int_equal(cpu.matmul_flops_per_s, 0);
         }
     }
 }
 
-static void a_disk_that_fails_its_trial_is_off(void **state)
+/* Whatever the system refuses, the machine is described. */
+static void without_a_measurement_defaults_stand_in(void **state)
 {
     (void)state;
     char cache_dir[PATH_MAX];
@@ -421,20 +417,26 @@ static void a_disk_that_fails_its_trial_is_off(void **state)
         .cache_dir = strcpy(cache_dir, in_home("cache")),
         .disk_dir = strcpy(disk_dir, in_home("spill")),
     };
-    assert_ms_ok(ms_hardware_probe(&options, &machine, &err), err);
-    unlink(cache_file("disk"));
-    /* Two threads fail at the first try; the second try, without direct I/O, works. */
-    ms_fault_arm(MS_FAULT_WRITE, 1, EINVAL);
-    assert_ms_ok(ms_hardware_probe(&options, &again, &err), err);
-    ms_fault_disarm_all();
-    if (machine.disk.direct_io) {
-        assert_false(again.disk.direct_io);
-        assert_string_equal(again.disk.dir, disk_dir);
-    }
-    unlink(cache_file("disk"));
+    ms_hardware_options unmeasured = {.no_measure = true};
+    assert_ms_ok(ms_hardware_probe(&unmeasured, &machine, &err), err);
     ms_fault_arm(MS_FAULT_THREAD, 1, EAGAIN);
     assert_ms_ok(ms_hardware_probe(&options, &again, &err), err);
     ms_fault_disarm_all();
+    assert_int_equal(again.cpu.matmul_flops_per_s, machine.cpu.matmul_flops_per_s);
+    assert_null(cache_file("cpu"));
+    assert_non_null(cache_file("disk"));
+
+    /* A disk that refuses direct I/O gets another trial; one that fails is off. */
+    bool was_direct = again.disk.direct_io;
+    assert_ms_ok(ms_hardware_probe(&options, &again, &err), err);
+    assert_non_null(cache_file("cpu"));
+    unlink(cache_file("disk"));
+    ms_fault_arm(MS_FAULT_WRITE, 1, EINVAL);
+    assert_ms_ok(ms_hardware_probe(&options, &again, &err), err);
+    ms_fault_disarm_all();
+    assert_false(again.disk.direct_io);
+    assert_string_equal(again.disk.dir, was_direct ? disk_dir : "");
+    assert_true((again.disk.dir[0] == '\0') == (again.disk.refusal[0] != '\0'));
 }
 
 #define IN_HOME(test) cmocka_unit_test_setup_teardown(test, enter_home, leave_home)
@@ -452,8 +454,8 @@ int main(void)
         IN_HOME(this_machine_is_described_without_writing),
         IN_HOME(a_named_directory_that_will_not_do_fails_the_probe),
         IN_HOME(rates_are_measured_once_and_kept),
-        IN_HOME(faults_leave_defaults_and_no_leak),
-        IN_HOME(a_disk_that_fails_its_trial_is_off),
+        IN_HOME(a_refused_measurement_fails_and_leaks_nothing),
+        IN_HOME(without_a_measurement_defaults_stand_in),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

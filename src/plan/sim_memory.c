@@ -41,6 +41,9 @@ void ms__sim_acquire(ms__sim *sim, uint32_t instance)
     if (sim->instance_class[instance] != MS__NO_CLASS) {
         take_map(sim, sim->instance_class[instance]);
     } else {
+        if (sim->cache.on) {
+            ms__cache_squeeze(sim, bytes);
+        }
         sim->small_bytes += bytes;
         sim->small_peak_bytes = ms__max_u64(sim->small_peak_bytes, sim->small_bytes);
     }

@@ -138,7 +138,7 @@ main() {
         python=$(find_python)
         [ -n "$python" ] || die "No Python 3.11 or later was found."
     fi
-    wanted="$python $TORCH_SPEC $(tree_digest scripts/setup.sh scripts/requirements.txt)"
+    wanted="${PYTHON:-any} $TORCH_SPEC $(tree_digest scripts/setup.sh scripts/requirements.txt)"
     if stamp_is setup "$wanted" && [ -x "$VENV/bin/python" ]; then
         return
     fi

@@ -1,0 +1,166 @@
+"""The JSON Schemas in docs/formats: every document that is written is valid, and what a schema
+allows is what the parser in C allows."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+
+from memscale import _core
+from memscale.config import AsyncOffloadConfig, Config
+from memscale.errors import MemScaleError
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FORMATS = ROOT / "docs" / "formats"
+CORPUS = ROOT / "tests" / "fuzz" / "corpus"
+DATA = ROOT / "tests" / "cli" / "data"
+
+# Refused by the parser for what a schema can't say: an order, an index into another member, the
+# length in bytes, a member given twice.
+BEYOND_SCHEMAS = {
+    "config/duplicate.json",
+    "config/long.json",
+    "hardware/isa_order.json",
+    "hardware/device.json",
+}
+
+
+def validator(name):
+    schema = json.loads((FORMATS / f"{name}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.fixture(scope="session")
+def program():
+    """The `memscale` program: MEMSCALE_PROGRAM, or the one beside this interpreter."""
+    given = os.environ.get("MEMSCALE_PROGRAM")
+    found = given or shutil.which("memscale", path=str(pathlib.Path(sys.executable).parent))
+    assert found, "the memscale program is not installed; run make build"
+    return found
+
+
+@pytest.fixture
+def run(program, tmp_path):
+    """Runs the program in a home of its own; gives its standard output."""
+
+    def run(*arguments, status=0):
+        environment = dict(os.environ, HOME=str(tmp_path), MEMSCALE_LIBCUDA="/nonexistent")
+        environment.pop("XDG_CACHE_HOME", None)
+        done = subprocess.run(
+            [program, *map(str, arguments)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == status, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("path", sorted(FORMATS.glob("*.schema.json")), ids=lambda path: path.name)
+def test_schemas_are_2020_12_closed_and_versioned(path):
+    schema = json.loads(path.read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["properties"]["version"] == {"const": 1} and "version" in schema["required"]
+
+    def closed(part):
+        if isinstance(part, dict):
+            if "properties" in part:
+                assert part.get("additionalProperties") is False, part
+            for value in part.values():
+                closed(value)
+        elif isinstance(part, list):
+            for value in part:
+                closed(value)
+
+    closed(schema)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(),
+        Config(
+            mode="aggressive",
+            max_cpu_offload_gb=0,
+            target_gpu_utilization=1e-9,
+            log_file="a",
+            observability_port=1,
+            async_config=AsyncOffloadConfig(pinned_pool_gb=1e-9, prefetch_depth=1024, num_streams=64, debug=True),
+            memory_budget_gb=1e-9,
+            disk_offload_dir="/ä" * 1365,
+            max_disk_offload_gb=1_000_000,
+        ),
+    ],
+    ids=["defaults", "extremes"],
+)
+def test_configs_are_valid_and_complete(config):
+    document = json.loads(config.to_json())
+    validator("config").validate(document)
+    schema = json.loads((FORMATS / "config.schema.json").read_text())
+    assert list(document) == list(schema["properties"])
+
+
+def test_defaults_in_the_schema_are_those_of_c():
+    schema = json.loads((FORMATS / "config.schema.json").read_text())
+    document = json.loads(_core.config_defaults())
+    nested = schema["$defs"]["async_config"]["properties"]
+    assert document.pop("async_config") == {name: part["default"] for name, part in nested.items()}
+    for name, value in document.items():
+        if name != "version":
+            assert schema["properties"][name]["default"] == value
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*CORPUS.glob("config/*.json"), *CORPUS.glob("hardware/*.json")]), ids=lambda path: path.name
+)
+def test_schema_and_parser_agree(path):
+    kind = path.parent.name
+    check = {"config": _core.config_validate, "hardware": _core.hardware_check}[kind]
+    try:
+        text = path.read_bytes().decode()
+        document = json.loads(text)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        pytest.skip("not JSON")
+    try:
+        normal = check(text)
+    except (MemScaleError, ValueError):
+        normal = None
+    if normal is not None:
+        validator(kind).validate(json.loads(normal))
+    if f"{kind}/{path.name}" in BEYOND_SCHEMAS:
+        assert normal is None
+    else:
+        assert validator(kind).is_valid(document) == (normal is not None)
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("hardware_*.json")), ids=lambda path: path.name)
+def test_saved_hardware_is_valid_and_printed_as_it_was(path, run):
+    validator("hardware").validate(json.loads(path.read_text()))
+    assert _core.hardware_check(path.read_text()) == path.read_text()
+    assert run("hardware", "--json", "--from", path) == path.read_text()
+
+
+def test_this_machine_is_valid(run, tmp_path):
+    text = run("hardware", "--json", "--disk-dir", tmp_path / "spill")
+    validator("hardware").validate(json.loads(text))
+    assert _core.hardware_check(text) == text
+    validator("hardware").validate(json.loads(_core.hardware_probe(no_measure=True)))
+
+
+def test_doctor_is_valid_also_when_a_check_fails(run, tmp_path):
+    report = json.loads(run("doctor", "--json"))
+    validator("doctor").validate(report)
+    assert report["ok"] is True
+    schema = json.loads((FORMATS / "doctor.schema.json").read_text())
+    names = schema["properties"]["checks"]["items"]["properties"]["name"]["enum"]
+    assert [check["name"] for check in report["checks"]] == names
+    (tmp_path / "file").write_text("x")
+    report = json.loads(run("doctor", "--json", "--disk-dir", tmp_path / "file", status=1))
+    validator("doctor").validate(report)
+    assert report["ok"] is False

@@ -32,6 +32,9 @@ typedef enum ms_hostmem_means {
     MS_HOSTMEM_MALLOPT /* slots not to be had: glibc told to map big blocks, and trimmed */
 } ms_hostmem_means;
 
+/* "none", "slots" or "mallopt"; "unknown" for any other number. */
+MS_API const char *ms_hostmem_means_name(ms_hostmem_means means);
+
 /*
  * Installs on behalf of one user; users are counted. `library` is the name of the
  * loaded library whose slots are taken (NULL: "libc10.so"). Acts only if both

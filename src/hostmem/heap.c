@@ -27,8 +27,7 @@ typedef struct heap {
     uint64_t last_serial;
     bool accepts_tensors;
     ms__map_block *leaving; /* freed and being unmapped outside the lock, linked both ways by age */
-    atomic_bool is_forking; /* then the lock belongs to this thread: */
-    pthread_t forker;
+    _Atomic uintptr_t forker; /* during a fork, the thread that holds the lock for it; else 0 */
 } heap;
 
 static heap the_heap = {.mutex = MS__MUTEX_INIT};
@@ -37,8 +36,8 @@ static heap the_heap = {.mutex = MS__MUTEX_INIT};
  * fork, and may free a tensor. */
 static bool is_held_for_fork(void)
 {
-    return atomic_load_explicit(&the_heap.is_forking, memory_order_acquire) &&
-           pthread_equal(the_heap.forker, pthread_self());
+    uintptr_t forker = atomic_load_explicit(&the_heap.forker, memory_order_relaxed);
+    return forker != 0 && forker == (uintptr_t)pthread_self();
 }
 
 static void lock_heap(void)
@@ -318,8 +317,7 @@ void ms__heap_reset_peak(void)
 void ms__heap_before_fork(void)
 {
     ms__mutex_lock(&the_heap.mutex);
-    the_heap.forker = pthread_self();
-    atomic_store_explicit(&the_heap.is_forking, true, memory_order_release);
+    atomic_store_explicit(&the_heap.forker, (uintptr_t)pthread_self(), memory_order_relaxed);
 }
 
 /* What another thread was unmapping at the fork may or may not be mapped here still:
@@ -338,6 +336,6 @@ void ms__heap_after_fork(bool in_child)
     if (in_child) {
         settle_child();
     }
-    atomic_store_explicit(&the_heap.is_forking, false, memory_order_release);
+    atomic_store_explicit(&the_heap.forker, 0, memory_order_relaxed);
     ms__mutex_unlock(&the_heap.mutex);
 }

@@ -10,6 +10,19 @@
 #include "hostmem/install.h"
 #include "hostmem/table.h"
 
+const char *ms_hostmem_means_name(ms_hostmem_means means)
+{
+    switch (means) {
+    case MS_HOSTMEM_NONE:
+        return "none";
+    case MS_HOSTMEM_SLOTS:
+        return "slots";
+    case MS_HOSTMEM_MALLOPT:
+        return "mallopt";
+    }
+    return "unknown";
+}
+
 int ms_hostmem_install(const char *library, ms_hostmem_means *means, ms_error *err)
 {
     return ms__install(library, means, err);

@@ -1,0 +1,128 @@
+/*
+ * Memory of CPU tensors for Python: taking and giving back the allocator's slots,
+ * the ceiling, exact live and peak bytes. Used by the session of a wrap and by the
+ * executor's step boundaries; decides nothing.
+ */
+#include "common.h"
+#include "memscale/hostmem.h"
+#include "rooms.h"
+
+static PyObject *hostmem_install(PyObject *module, PyObject *args, PyObject *keywords)
+{
+    (void)module;
+    static char *names[] = {(char *)"library", NULL};
+    PyObject *given = Py_None;
+    const char *library;
+    ms_hostmem_means means = MS_HOSTMEM_NONE;
+    ms_error err;
+    int rc;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|O:hostmem_install", names, &given) ||
+        ms_ext_utf8_or_none(given, "library", &library) != 0) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(rc = ms_hostmem_install(library, &means, &err));
+    return ms_ext_check(rc, &err) == 0 ? PyUnicode_FromString(ms_hostmem_means_name(means)) : NULL;
+}
+
+static PyObject *hostmem_uninstall(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    MS_EXT_UNLOCKED(ms_hostmem_uninstall());
+    Py_RETURN_NONE;
+}
+
+static PyObject *hostmem_stats(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    ms_hostmem_stats stats;
+    ms_hostmem_get_stats(&stats);
+    return Py_BuildValue(
+        "{s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "means", ms_hostmem_means_name(stats.means),
+        "live_bytes", (unsigned long long)stats.live_bytes, "peak_live_bytes",
+        (unsigned long long)stats.peak_live_bytes, "cached_bytes",
+        (unsigned long long)stats.cached_bytes, "peak_held_bytes",
+        (unsigned long long)stats.peak_held_bytes, "live_blocks",
+        (unsigned long long)stats.live_blocks, "mapped_count",
+        (unsigned long long)stats.mapped_count, "reused_count",
+        (unsigned long long)stats.reused_count);
+}
+
+static PyObject *hostmem_set_ceiling(PyObject *module, PyObject *given)
+{
+    (void)module;
+    uint64_t ceiling_bytes;
+    if (ms_ext_u64(given, "ceiling_bytes", &ceiling_bytes) != 0) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(ms_hostmem_set_ceiling(ceiling_bytes));
+    Py_RETURN_NONE;
+}
+
+static PyObject *hostmem_trim(PyObject *module, PyObject *args, PyObject *keywords)
+{
+    (void)module;
+    static char *names[] = {(char *)"keep", (char *)"libc", NULL};
+    PyObject *given = NULL;
+    uint64_t keep_bytes = 0;
+    int trim_libc = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|Op:hostmem_trim", names, &given,
+                                     &trim_libc) ||
+        (given != NULL && ms_ext_u64(given, "keep", &keep_bytes) != 0)) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(ms_hostmem_trim(keep_bytes, trim_libc != 0));
+    Py_RETURN_NONE;
+}
+
+static PyObject *hostmem_reset_peak(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    ms_hostmem_reset_peak();
+    Py_RETURN_NONE;
+}
+
+static PyObject *hostmem_find(PyObject *module, PyObject *given)
+{
+    (void)module;
+    uint64_t address;
+    ms_hostmem_block block;
+    if (ms_ext_u64(given, "address", &address) != 0) {
+        return NULL;
+    }
+    if (address > UINTPTR_MAX || !ms_hostmem_find((const void *)(uintptr_t)address, &block)) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(KKK)", (unsigned long long)block.address,
+                         (unsigned long long)block.bytes, (unsigned long long)block.serial);
+}
+
+static PyMethodDef methods[] = {
+    {"hostmem_install", MS_EXT_FAST(hostmem_install), METH_VARARGS | METH_KEYWORDS,
+     "hostmem_install(library=None) -> str: takes the slots of the loaded library (None: torch's "
+     "libc10.so) for one more user; \"slots\", \"mallopt\" or \"none\"."},
+    {"hostmem_uninstall", hostmem_uninstall, METH_NOARGS,
+     "hostmem_uninstall() -> None: one user less; the last one gives the slots back. Blocks that "
+     "live stay valid."},
+    {"hostmem_stats", hostmem_stats, METH_NOARGS,
+     "hostmem_stats() -> dict: means, live_bytes, peak_live_bytes, cached_bytes, peak_held_bytes, "
+     "live_blocks, mapped_count, reused_count."},
+    {"hostmem_set_ceiling", hostmem_set_ceiling, METH_O,
+     "hostmem_set_ceiling(ceiling_bytes) -> None: on live plus cached bytes; trims at once."},
+    {"hostmem_trim", MS_EXT_FAST(hostmem_trim), METH_VARARGS | METH_KEYWORDS,
+     "hostmem_trim(keep=0, libc=True) -> None: releases cached maps down to `keep` bytes, and what "
+     "glibc holds free."},
+    {"hostmem_reset_peak", hostmem_reset_peak, METH_NOARGS,
+     "hostmem_reset_peak() -> None: both peaks start again from what is held now."},
+    {"hostmem_find", hostmem_find, METH_O,
+     "hostmem_find(address) -> tuple[int, int, int] | None: start, bytes in whole pages and serial "
+     "of the live block that holds the address."},
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_hostmem(PyObject *module)
+{
+    return PyModule_AddFunctions(module, methods);
+}

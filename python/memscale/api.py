@@ -78,7 +78,6 @@ def detach(model: torch.nn.Module) -> torch.nn.Module:
         TypeError: `model` is not an `nn.Module` or Trainer.
     """
     from .core.session import executor_of
-    from .core.setup import unwrap_module
     from .integrations.huggingface import is_trainer, unwrap_trainer
 
     if is_trainer(model):
@@ -87,7 +86,7 @@ def detach(model: torch.nn.Module) -> torch.nn.Module:
     if executor is None:
         _log.warning("detach: this %s was not wrapped; nothing to undo", type(model).__name__)
         return model
-    unwrap_module(executor)
+    executor.detach()
     return model
 
 
@@ -106,14 +105,14 @@ def optimize(
     Raises:
         as `wrap()`.
     """
-    from .core.setup import check_config, effective_config, unwrap_module, wrap_module
+    from .core.setup import check_config, effective_config, wrap_module
 
     checked = effective_config(check_config(config), None, None)
     executor = wrap_module(_as_module(model, "optimize"), checked, sample_input, optimizer)
     try:
         yield executor
     finally:
-        unwrap_module(executor)
+        executor.detach()
 
 
 def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None) -> ExecutionPlan:

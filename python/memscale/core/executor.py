@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _core
 from ..errors import MemScaleError
@@ -118,7 +119,7 @@ class Executor:
             return
         self._root = RootHooks(model, self)
         self._core.set_began(_weak_method(self, "_backward_began"))
-        self._optimizer_hook = torch.optim.optimizer.register_optimizer_step_post_hook(
+        self._optimizer_hook = register_optimizer_step_post_hook(
             _weak_method(self, "_optimizer_stepped")
         )
 

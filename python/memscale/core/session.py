@@ -67,8 +67,18 @@ class Session:
 
     # -- planning ---------------------------------------------------------------------
 
-    def plan_for(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """The plan for a forward with these arguments, as JSON; traced if they are new.
+    def plan_for(
+        self,
+        model: torch.nn.Module,
+        signature: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> ExecutionPlan:
+        """The plan for a forward with these arguments; traced if they are new.
+
+        Args:
+            signature: as `input_signature()` gives it: equal for forwards that a plan can't
+                tell apart. A plan for inputs that are alike and nowhere smaller serves too.
 
         Where the step can't be traced, the plan of the warm-up steps.
 
@@ -76,15 +86,15 @@ class Session:
             BudgetInfeasibleError: the budget fits no plan.
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
-        signature = describe_arguments(args, kwargs)
         self._current = self._known(signature)
         if self._current is None:
             self._current = signature
             graph = self._trace(model, args, kwargs)
             if graph is None:
-                return _core.plan_uniform(None, self.hardware_json, self.config_json, None)
+                text = _core.plan_uniform(None, self.hardware_json, self.config_json, None)
+                return ExecutionPlan(text, self.hardware_json)
             self._graphs[signature] = graph
-        return self._plan(self._current).to_json()
+        return self._plan(self._current)
 
     def plan_traced(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The plan for these arguments from a static trace, as JSON; nothing else will do.
@@ -133,18 +143,18 @@ class Session:
         """Whether the forward about to run has to be profiled as it runs."""
         return self._current is not None and self._current not in self._graphs
 
-    def live_trace_finished(self, graph: str) -> str | None:
+    def live_trace_finished(self, graph: str) -> ExecutionPlan | None:
         """Takes the graph of a profiled step; gives the plan once enough steps were seen."""
         self._profiled_steps += 1
         if self._profiled_steps < self.config.warmup_steps or self._current is None:
             return None
         self._profiled_steps = 0
         self._graphs[self._current] = graph
-        return self._plan(self._current).to_json()
+        return self._plan(self._current)
 
     # -- after a step -------------------------------------------------------------------
 
-    def step_finished(self, executor: Executor, observation: dict[str, Any]) -> str | None:
+    def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """Compares a step with its plan; returns the new plan when C says to plan again."""
         drain_core_log()
         signature = self._current
@@ -165,12 +175,12 @@ class Session:
         self.hardware_json = hardware
         return self._plan_again(signature)
 
-    def _plan_again(self, signature: str) -> str | None:
+    def _plan_again(self, signature: str) -> ExecutionPlan | None:
         old = self._plans.pop(signature)
         # Plans for other shapes were made from the old description: made anew when asked for.
         self._plans.clear()
         try:
-            return self._plan(signature).to_json()
+            return self._plan(signature)
         except BudgetInfeasibleError as error:
             self._plans[signature] = old
             _log.warning("%s; the run goes on with the plan it has", error)

@@ -90,33 +90,26 @@ def wrap_module(
     Raises:
         as `memscale.wrap()`; nothing is left behind on the model then.
     """
-    from .executor import Executor
+    from .executor import Executor, input_signature
 
     configure_logging(config)
     _refuse_what_cannot_be_hooked(model)
     previous = executor_of(model)
     if previous is not None:
         _log.warning("wrap: this %s was already wrapped; the first wrap is replaced", type(model).__name__)
-        unwrap_module(previous)
+        previous.detach()
     session = Session(model, config, optimizer)
     executor = Executor(model, config, session)
     try:
         executor.attach()
         if sample_input is not None:
-            plan = session.plan_for(model, *sample_arguments(sample_input))
-            if plan is not None:
-                executor.apply(plan)
+            args, kwargs = sample_arguments(sample_input)
+            executor.apply(session.plan_for(model, input_signature(model, args, kwargs), args, kwargs))
         _core.reset_peak_rss()
     except BaseException:
-        unwrap_module(executor)
+        executor.detach()
         raise
     return executor
-
-
-def unwrap_module(executor: Executor) -> None:
-    """Detaches an executor and closes its session; allowed twice."""
-    executor.detach()
-    executor.planner.close()
 
 
 def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:

@@ -19,7 +19,7 @@ static const uint64_t events_most = 40000000;
 /* ---- set-up ------------------------------------------------------------------- */
 
 /* The largest single storage that a layer saves: a window below it would let nothing
- * be fetched ahead. */
+ * be fetched ahead. Where the smallest peak is wanted, it is the first window. */
 static uint64_t largest_saved(const ms__search *search, const ms_graph *graph)
 {
     uint64_t largest = 0;
@@ -52,6 +52,9 @@ static void choose_windows(ms__search *search, const ms_graph *graph, const ms_c
         uint64_t read = config->prefetch_depth > 0 ? ms__mul_sat(layer, config->prefetch_depth) : set[i].read_bytes;
         search->windows[i].write_bytes = ms__max_u64(set[i].write_bytes, single);
         search->windows[i].read_bytes = ms__max_u64(read, single);
+    }
+    if (search->forced) {
+        search->windows[0] = (ms__window){single, single};
     }
 }
 

@@ -1,0 +1,842 @@
+/* A stream of events becomes exactly the graph that it describes, whatever order or
+ * rest the events come with; wrong streams are refused; memory running out anywhere
+ * leaves nothing behind. */
+#include <errno.h>
+
+#include "core/flops.h"
+#include "memscale/trace.h"
+#include "test_common.h"
+
+static ms_error err;
+static ms_trace *trace;
+
+static int setup(void **state)
+{
+    (void)state;
+    memset(&err, 0, sizeof err);
+    return ms_trace_new("Toy", "float32[2]", "static", &trace, &err);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    ms_fault_disarm_all();
+    ms_trace_free(trace);
+    trace = NULL;
+    return 0;
+}
+
+/* ---- the stream, one short call per event ----------------------------------- */
+
+static void born(uint64_t key, uint64_t bytes)
+{
+    assert_ms_ok(ms_trace_born(trace, key, bytes, &err), err);
+}
+
+static void died(uint64_t key)
+{
+    assert_ms_ok(ms_trace_died(trace, key, &err), err);
+}
+
+static uint32_t enter(const char *name, uint32_t call)
+{
+    uint32_t node;
+    assert_ms_ok(ms_trace_enter(trace, name, call, &node, &err), err);
+    return node;
+}
+
+static void leave(void)
+{
+    assert_ms_ok(ms_trace_leave(trace, &err), err);
+}
+
+static void input(uint64_t key)
+{
+    assert_ms_ok(ms_trace_input(trace, key, &err), err);
+}
+
+static void phase(ms_trace_phase next)
+{
+    assert_ms_ok(ms_trace_set_phase(trace, next, &err), err);
+}
+
+static void work(uint64_t bytes)
+{
+    ms_operand operand = {.rank = 1, .size = {bytes / 4}, .bytes = bytes};
+    assert_ms_ok(ms_trace_op(trace, "aten.relu.default", &operand, 1, NULL, 0, &err), err);
+}
+
+typedef struct token {
+    uint32_t node;
+    uint64_t serial;
+} token;
+
+static token saved(uint64_t key)
+{
+    token made;
+    assert_ms_ok(ms_trace_saved(trace, key, &made.node, &made.serial, &err), err);
+    return made;
+}
+
+static void unpacked(token which, uint64_t copy_key)
+{
+    assert_ms_ok(ms_trace_unpacked(trace, which.node, which.serial, copy_key, &err), err);
+}
+
+static void dropped(token which)
+{
+    assert_ms_ok(ms_trace_dropped(trace, which.node, which.serial, &err), err);
+}
+
+static void resident(uint64_t key, uint64_t bytes, ms_resident_role role, bool trainable)
+{
+    assert_ms_ok(ms_trace_resident(trace, key, bytes, 4, role, trainable, &err), err);
+}
+
+static void role(uint64_t key, uint64_t bytes, ms_storage_role what)
+{
+    assert_ms_ok(ms_trace_role(trace, key, bytes, what, &err), err);
+}
+
+/* ---- the graph -------------------------------------------------------------- */
+
+static char *finish(void)
+{
+    ms_graph *graph;
+    assert_ms_ok(ms_trace_finish(trace, &graph, &err), err);
+    char *text = ms_graph_to_json(graph);
+    ms_graph_free(graph);
+    assert_non_null(text);
+    return text;
+}
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (text == NULL || strstr(text, part) == NULL) {
+        fail_msg("%s\nis not in\n%s", part, text != NULL ? text : "nothing");
+    }
+}
+
+/* The member of the document, up to the end of the text given. */
+static void assert_finishes_with(const char *part)
+{
+    char *text = finish();
+    assert_contains(text, part);
+    ms_free(text);
+}
+
+#define NO_RESIDENTS                                                                             \
+    "\"residents\":{\"parameter_bytes\":0,\"trainable_bytes\":0,\"buffer_bytes\":0,"             \
+    "\"batch_bytes\":0,\"largest_parameter_bytes\":0}"
+#define NO_LOOP                                                                                  \
+    "\"loop\":{\"outputs_held\":true,\"gradients_live_in_forward\":true,\"observed\":false,"     \
+    "\"optimizer_state_bytes\":0,\"optimizer_transient_bytes\":0,\"external_loss_bytes\":0}"
+
+/* A layer of the toy model: out = f(in), with a temporary; saves its output; takes
+ * the input's gradient from the output's. Keys: input, output; gradients at +1000. */
+static token toy_forward(const char *name, uint32_t call, uint64_t in, uint64_t out)
+{
+    enter(name, call);
+    input(in);
+    born(900, 8);
+    work(16);
+    born(out, 64);
+    work(72);
+    died(900);
+    token made = saved(out);
+    leave();
+    return made;
+}
+
+static void toy_backward(token made, uint64_t in, uint64_t out)
+{
+    unpacked(made, 2000);
+    born(in + 1000, 64);
+    work(128);
+    died(out + 1000);
+    died(2000);
+    dropped(made);
+}
+
+static void a_whole_step_becomes_this_graph_exactly(void **state)
+{
+    (void)state;
+    resident(1, 100, MS_RESIDENT_PARAMETER, true);
+    resident(2, 12, MS_RESIDENT_BUFFER, false);
+    resident(3, 16, MS_RESIDENT_BATCH, false);
+    born(10, 64); /* the embedding */
+    token first = toy_forward("h.0", 0, 10, 11);
+    assert_ms_ok(ms_trace_flag(trace, first.node, MS_NODE_CHAINED, &err), err);
+    died(10); /* between the layers: belongs to h.0 */
+    token second = toy_forward("h.1", 0, 11, 12);
+    died(11);
+    born(20, 4); /* the loss */
+    work(68);
+    role(20, 4, MS_STORAGE_OUTPUT);
+    phase(MS_TRACE_LOSS);
+    died(12);
+    phase(MS_TRACE_BACKWARD);
+    born(1012, 64);
+    toy_backward(second, 11, 12);
+    toy_backward(first, 10, 11);
+    born(30, 100);
+    died(1010);
+    role(30, 100, MS_STORAGE_GRADIENT);
+    phase(MS_TRACE_DONE);
+    died(20);
+    char *text = finish();
+    assert_string_equal(
+        text,
+        "{\"version\":1,\"model\":\"Toy\",\"signature\":\"float32[2]\",\"source\":\"static\","
+        "\"residents\":{\"parameter_bytes\":100,\"trainable_bytes\":100,\"buffer_bytes\":12,"
+        "\"batch_bytes\":16,\"largest_parameter_bytes\":100},"
+        "\"loop\":{\"outputs_held\":true,\"gradients_live_in_forward\":true,\"observed\":false,"
+        "\"optimizer_state_bytes\":200,\"optimizer_transient_bytes\":200,\"external_loss_bytes\":0},"
+        "\"storages\":["
+        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":0,\"last_node\":1},"
+        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":1,\"last_node\":2},"
+        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":2,\"last_node\":3},"
+        "{\"bytes\":4,\"role\":\"output\",\"first_node\":3,\"last_node\":3},"
+        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":3,\"last_node\":2},"
+        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":2,\"last_node\":1},"
+        "{\"bytes\":100,\"role\":\"gradient\",\"first_node\":1,\"last_node\":1}],"
+        "\"profiles\":["
+        "{\"storage_bytes\":[64],\"external_count\":1,\"inputs\":[],\"forward\":[[\"alloc\",0]],"
+        "\"backward\":[]},"
+        "{\"storage_bytes\":[64,64,64,100,8,64],\"external_count\":4,\"inputs\":[0],"
+        "\"forward\":[[\"alloc\",4],[\"work\",0,16],[\"alloc\",1],[\"work\",0,72],[\"free\",4],"
+        "[\"save\",1],[\"free\",0]],"
+        "\"backward\":[[\"need\",1],[\"alloc\",5],[\"work\",0,128],[\"free\",2],[\"drop\",1],"
+        "[\"alloc\",3],[\"free\",5]]},"
+        "{\"storage_bytes\":[64,64,64,64,8],\"external_count\":4,\"inputs\":[0],"
+        "\"forward\":[[\"alloc\",4],[\"work\",0,16],[\"alloc\",1],[\"work\",0,72],[\"free\",4],"
+        "[\"save\",1],[\"free\",0]],"
+        "\"backward\":[[\"need\",1],[\"alloc\",2],[\"work\",0,128],[\"free\",3],[\"drop\",1]]},"
+        "{\"storage_bytes\":[4,64,64],\"external_count\":3,\"inputs\":[],"
+        "\"forward\":[[\"alloc\",0],[\"work\",0,68],[\"free\",1]],\"backward\":[[\"alloc\",2]]}],"
+        "\"nodes\":["
+        "{\"name\":\"\",\"kind\":\"root\",\"call\":0,\"flags\":[],\"profile\":0,\"externals\":[0]},"
+        "{\"name\":\"h.0\",\"kind\":\"layer\",\"call\":0,\"flags\":[\"chained\"],\"profile\":1,"
+        "\"externals\":[0,1,5,6]},"
+        "{\"name\":\"h.1\",\"kind\":\"layer\",\"call\":0,\"flags\":[],\"profile\":2,"
+        "\"externals\":[1,2,5,4]},"
+        "{\"name\":\"\",\"kind\":\"root\",\"call\":1,\"flags\":[],\"profile\":3,"
+        "\"externals\":[3,2,4]}]}");
+    ms_free(text);
+}
+
+static void equal_layers_share_a_profile_and_different_ones_do_not(void **state)
+{
+    (void)state;
+    token tokens[5];
+    born(10, 64);
+    for (uint32_t i = 0; i < 5; i++) {
+        tokens[i] = toy_forward("h", i, 10 + i, 11 + i);
+        died(10 + i);
+    }
+    enter("other", 0);
+    input(15);
+    born(16, 64);
+    work(80);
+    leave();
+    died(15);
+    died(16);
+    phase(MS_TRACE_BACKWARD);
+    born(1015, 64);
+    for (uint32_t i = 5; i-- > 0;) {
+        toy_backward(tokens[i], 10 + i, 11 + i);
+    }
+    phase(MS_TRACE_DONE);
+    ms_graph *graph;
+    assert_ms_ok(ms_trace_finish(trace, &graph, &err), err);
+    assert_int_equal(graph->node_count, 7);
+    /* The last of the chain hands its gradient to nobody: h.0 differs from h.1 to h.4. */
+    uint32_t shared = graph->nodes[2].profile;
+    for (uint32_t i = 2; i <= 5; i++) {
+        assert_int_equal(graph->nodes[i].profile, shared);
+        assert_int_equal(graph->nodes[i].call, i - 1);
+    }
+    assert_int_equal(graph->profile_count, 4);
+    assert_int_equal(ms_graph_find(graph, "h", 3), 4);
+    assert_int_equal(ms_graph_find(graph, "h", 5), -1);
+    ms_graph_free(graph);
+}
+
+static void nodes_without_events_are_left_out(void **state)
+{
+    (void)state;
+    enter("identity", 0);
+    input(77);
+    leave();
+    born(10, 8);
+    enter("real", 0);
+    input(10);
+    born(11, 8);
+    died(11);
+    leave();
+    died(10);
+    ms_graph *graph;
+    assert_ms_ok(ms_trace_finish(trace, &graph, &err), err);
+    assert_int_equal(graph->node_count, 2);
+    assert_string_equal(graph->nodes[1].name, "real");
+    assert_int_equal(graph->storages[0].first_node, 0);
+    assert_int_equal(graph->storages[0].last_node, 1);
+    ms_graph_free(graph);
+}
+
+static void an_empty_step_is_an_empty_graph(void **state)
+{
+    (void)state;
+    phase(MS_TRACE_BACKWARD);
+    phase(MS_TRACE_DONE);
+    char *text = finish();
+    assert_contains(text, NO_RESIDENTS);
+    assert_contains(text, NO_LOOP);
+    assert_contains(text, "\"storages\":[],\"profiles\":[],\"nodes\":[]");
+    ms_free(text);
+}
+
+/* ---- storages --------------------------------------------------------------- */
+
+static void an_address_that_is_used_again_is_another_storage(void **state)
+{
+    (void)state;
+    born(10, 8);
+    died(10);
+    born(10, 32);
+    died(10);
+    assert_finishes_with("{\"storage_bytes\":[8,32],\"external_count\":0,\"inputs\":[],\"forward\":"
+                         "[[\"alloc\",0],[\"free\",0],[\"alloc\",1],[\"free\",1]]");
+}
+
+static void residents_are_part_of_no_event(void **state)
+{
+    (void)state;
+    resident(1, 40, MS_RESIDENT_PARAMETER, true);
+    resident(1, 40, MS_RESIDENT_PARAMETER, true); /* tied */
+    resident(2, 8, MS_RESIDENT_PARAMETER, false);
+    resident(3, 12, MS_RESIDENT_BUFFER, false);
+    resident(4, 16, MS_RESIDENT_BATCH, false);
+    enter("l", 0);
+    input(4);
+    input(1);
+    input(4);
+    born(1, 40);
+    born(4, 16);
+    dropped(saved(1));
+    dropped(saved(4));
+    born(5, 24);
+    leave();
+    died(1);
+    died(4);
+    char *text = finish();
+    assert_contains(text, "\"residents\":{\"parameter_bytes\":48,\"trainable_bytes\":40,"
+                          "\"buffer_bytes\":12,\"batch_bytes\":16,\"largest_parameter_bytes\":40}");
+    assert_contains(text, "\"storages\":[{\"bytes\":16,\"role\":\"batch\",\"first_node\":0,\"last_node\":0}]");
+    assert_contains(text, "{\"storage_bytes\":[16,24],\"external_count\":1,\"inputs\":[0],"
+                          "\"forward\":[[\"alloc\",1]],\"backward\":[]}");
+    ms_free(text);
+}
+
+static void a_key_freed_by_a_resident_serves_a_storage(void **state)
+{
+    (void)state;
+    resident(3, 12, MS_RESIDENT_BUFFER, false);
+    died(3);
+    born(3, 20);
+    assert_finishes_with("\"forward\":[[\"alloc\",0]]");
+}
+
+static void trainable_is_what_one_use_says(void **state)
+{
+    (void)state;
+    resident(1, 40, MS_RESIDENT_PARAMETER, false);
+    resident(1, 40, MS_RESIDENT_PARAMETER, true);
+    /* Adam's two moments are kept in fp32 whatever the parameter's type. */
+    assert_ms_ok(ms_trace_resident(trace, 2, 20, 2, MS_RESIDENT_PARAMETER, true, &err), err);
+    assert_finishes_with("\"trainable_bytes\":60,\"buffer_bytes\":0,\"batch_bytes\":0,"
+                         "\"largest_parameter_bytes\":40},\"loop\":{\"outputs_held\":true,"
+                         "\"gradients_live_in_forward\":true,\"observed\":false,"
+                         "\"optimizer_state_bytes\":160,\"optimizer_transient_bytes\":80,");
+}
+
+static void storages_of_no_bytes_and_foreign_ones_are_ignored(void **state)
+{
+    (void)state;
+    born(10, 0);
+    dropped(saved(10));
+    died(10);
+    died(11);
+    dropped(saved(12));
+    role(13, 8, MS_STORAGE_OUTPUT);
+    assert_finishes_with("\"storages\":[],\"profiles\":[],\"nodes\":[]");
+}
+
+static void a_gradient_from_before_the_step_counts_from_the_start_of_backward(void **state)
+{
+    (void)state;
+    born(10, 8);
+    token made = saved(10);
+    died(10);
+    phase(MS_TRACE_BACKWARD);
+    unpacked(made, 0);
+    dropped(made);
+    role(30, 40, MS_STORAGE_GRADIENT);
+    role(30, 40, MS_STORAGE_GRADIENT);
+    phase(MS_TRACE_DONE);
+    died(30);
+    char *text = finish();
+    assert_contains(text, "\"backward\":[[\"alloc\",0],[\"need\",1],[\"drop\",1]]");
+    assert_contains(text, "{\"bytes\":40,\"role\":\"gradient\",\"first_node\":0,\"last_node\":0}");
+    ms_free(text);
+}
+
+static void an_unknown_gradient_before_backward_is_ignored(void **state)
+{
+    (void)state;
+    role(30, 40, MS_STORAGE_GRADIENT);
+    assert_finishes_with("\"storages\":[]");
+}
+
+/* ---- saves ------------------------------------------------------------------ */
+
+static void many_saves_and_unpacks_of_a_storage_are_one_each(void **state)
+{
+    (void)state;
+    born(10, 8);
+    token a = saved(10);
+    token b = saved(10);
+    assert_int_equal(a.serial, b.serial);
+    died(10);
+    phase(MS_TRACE_BACKWARD);
+    unpacked(a, 50);
+    unpacked(b, 50);
+    dropped(a);
+    unpacked(b, 50);
+    died(50);
+    unpacked(b, 51);
+    died(51);
+    dropped(b);
+    assert_finishes_with("\"forward\":[[\"alloc\",0],[\"save\",0],[\"free\",0]],"
+                         "\"backward\":[[\"need\",0],[\"drop\",0]]");
+}
+
+static void a_copy_that_outlives_its_tokens_puts_the_drop_off(void **state)
+{
+    (void)state;
+    born(10, 8);
+    token a = saved(10);
+    died(10);
+    phase(MS_TRACE_BACKWARD);
+    unpacked(a, 50);
+    dropped(a);
+    work(4);
+    died(50);
+    work(8);
+    assert_finishes_with("\"backward\":[[\"need\",0],[\"work\",0,4],[\"drop\",0],[\"work\",0,8]]");
+}
+
+static void a_storage_saved_again_was_not_given_up(void **state)
+{
+    (void)state;
+    born(10, 8);
+    dropped(saved(10));
+    work(4);
+    token again = saved(10);
+    died(10);
+    phase(MS_TRACE_BACKWARD);
+    unpacked(again, 0);
+    dropped(again);
+    assert_finishes_with("\"forward\":[[\"alloc\",0],[\"save\",0],[\"work\",0,4],[\"free\",0]],"
+                         "\"backward\":[[\"need\",0],[\"drop\",0]]");
+}
+
+static void each_node_saves_for_itself(void **state)
+{
+    (void)state;
+    born(10, 8);
+    enter("a", 0);
+    input(10);
+    token first = saved(10);
+    leave();
+    enter("b", 0);
+    input(10);
+    token second = saved(10);
+    leave();
+    died(10);
+    assert_int_not_equal(first.node, second.node);
+    assert_int_not_equal(first.serial, second.serial);
+    phase(MS_TRACE_BACKWARD);
+    unpacked(second, 50);
+    died(50);
+    dropped(second);
+    unpacked(first, 50);
+    died(50);
+    dropped(first);
+    ms_graph *graph;
+    assert_ms_ok(ms_trace_finish(trace, &graph, &err), err);
+    for (uint32_t i = 1; i <= 2; i++) {
+        const ms_profile *profile = &graph->profiles[graph->nodes[i].profile];
+        assert_int_equal(profile->forward[0].kind, MS_EVENT_SAVE);
+        assert_int_equal(profile->backward[0].kind, MS_EVENT_NEED);
+        assert_int_equal(profile->backward[1].kind, MS_EVENT_DROP);
+    }
+    ms_graph_free(graph);
+}
+
+static void a_save_given_up_late_is_dropped_in_its_own_backward(void **state)
+{
+    (void)state;
+    born(10, 8);
+    enter("a", 0);
+    input(10);
+    token made = saved(10);
+    leave();
+    born(11, 8);
+    dropped(made); /* in the root's work after the layer */
+    died(10);
+    char *text = finish();
+    assert_contains(text, "\"forward\":[[\"save\",0]],\"backward\":[[\"drop\",0]]");
+    ms_free(text);
+}
+
+static void what_is_kept_counts_as_live(void **state)
+{
+    (void)state;
+    born(10, 8);
+    token made = saved(10);
+    born(11, 4);
+    assert_int_equal(ms_trace_live_bytes(trace), 12);
+    died(10);
+    died(11);
+    assert_int_equal(ms_trace_live_bytes(trace), 8);
+    assert_int_equal(ms_trace_peak_bytes(trace), 12);
+    phase(MS_TRACE_BACKWARD);
+    assert_int_equal(ms_trace_peak_bytes(trace), 8);
+    unpacked(made, 0);
+    dropped(made);
+    assert_int_equal(ms_trace_live_bytes(trace), 0);
+}
+
+/* ---- roles, loss, optimizer -------------------------------------------------- */
+
+static void a_loss_outside_reserves_twice_the_outputs(void **state)
+{
+    (void)state;
+    born(10, 50);
+    born(11, 8);
+    role(10, 50, MS_STORAGE_OUTPUT);
+    assert_ms_ok(ms_trace_loss_outside(trace, &err), err);
+    assert_finishes_with("\"external_loss_bytes\":100");
+}
+
+static void the_optimizers_state_is_told_from_its_temporaries(void **state)
+{
+    (void)state;
+    resident(1, 40, MS_RESIDENT_PARAMETER, true);
+    born(30, 40);
+    role(30, 40, MS_STORAGE_GRADIENT);
+    phase(MS_TRACE_OPTIMIZER);
+    born(50, 10); /* a temporary before any state is there */
+    born(60, 40);
+    born(61, 40);
+    born(51, 7);
+    died(50);
+    born(52, 6);
+    died(51);
+    died(52);
+    died(30); /* the optimizer frees the gradient: not its own */
+    phase(MS_TRACE_DONE);
+    died(60);
+    assert_finishes_with("\"optimizer_state_bytes\":80,\"optimizer_transient_bytes\":17,");
+}
+
+static void a_step_that_fails_is_estimated(void **state)
+{
+    (void)state;
+    resident(1, 40, MS_RESIDENT_PARAMETER, true);
+    phase(MS_TRACE_OPTIMIZER);
+    born(50, 10);
+    assert_ms_ok(ms_trace_optimizer_unknown(trace, &err), err);
+    assert_finishes_with("\"optimizer_state_bytes\":80,\"optimizer_transient_bytes\":80,");
+}
+
+/* ---- wrong streams ----------------------------------------------------------- */
+
+static void wrong_calls_are_refused_and_change_nothing(void **state)
+{
+    (void)state;
+    uint32_t node;
+    assert_ms_fails(ms_trace_leave(trace, &err), MS_ESTATE, err, "no layer");
+    assert_ms_fails(ms_trace_input(trace, 1, &err), MS_ESTATE, err, "no layer");
+    assert_ms_fails(ms_trace_flag(trace, 0, 1, &err), MS_EINVAL, err, "node 0 of 0");
+    assert_ms_fails(ms_trace_enter(trace, "", 0, &node, &err), MS_EINVAL, err, "name");
+    assert_ms_fails(ms_trace_optimizer_unknown(trace, &err), MS_ESTATE, err, "optimizer");
+    assert_ms_fails(ms_trace_resident(trace, 1, 8, 0, MS_RESIDENT_BUFFER, false, &err), MS_EINVAL,
+                    err, "no bytes");
+    assert_ms_fails(ms_trace_role(trace, 1, 8, MS_STORAGE_BATCH, &err), MS_EINVAL, err, "role");
+    born(10, 8);
+    assert_ms_fails(ms_trace_born(trace, 10, 8, &err), MS_EINVAL, err, "twice");
+    token made = saved(10);
+    assert_ms_fails(ms_trace_dropped(trace, made.node + 1, made.serial, &err), MS_EINVAL, err, "serial");
+    assert_ms_fails(ms_trace_dropped(trace, made.node, made.serial + 1, &err), MS_EINVAL, err, "serial");
+    dropped(made);
+    assert_ms_fails(ms_trace_unpacked(trace, made.node, made.serial, 0, &err), MS_EINVAL, err, "serial");
+    enter("a", 0);
+    assert_ms_fails(ms_trace_enter(trace, "b", 0, &node, &err), MS_ESTATE, err, "inside");
+    assert_ms_fails(ms_trace_set_phase(trace, MS_TRACE_LOSS, &err), MS_ESTATE, err, "inside a layer");
+    leave();
+    phase(MS_TRACE_BACKWARD);
+    assert_ms_fails(ms_trace_enter(trace, "a", 1, &node, &err), MS_ESTATE, err, "outside of forward");
+    assert_ms_fails(ms_trace_set_phase(trace, MS_TRACE_LOSS, &err), MS_ESTATE, err, "after phase");
+    assert_ms_fails(ms_trace_set_phase(trace, MS_TRACE_BACKWARD, &err), MS_ESTATE, err, "after phase");
+    assert_finishes_with("\"forward\":[[\"alloc\",0],[\"save\",0],[\"drop\",0]],\"backward\":[]");
+}
+
+static void a_finished_trace_takes_nothing_more(void **state)
+{
+    (void)state;
+    ms_graph *graph;
+    uint32_t node;
+    uint64_t serial;
+    ms_free(finish());
+    assert_ms_fails(ms_trace_finish(trace, &graph, &err), MS_ESTATE, err, "finished");
+    assert_ms_fails(ms_trace_born(trace, 1, 1, &err), MS_ESTATE, err, "finished");
+    assert_ms_fails(ms_trace_died(trace, 1, &err), MS_ESTATE, err, "finished");
+    assert_ms_fails(ms_trace_enter(trace, "a", 0, &node, &err), MS_ESTATE, err, "finished");
+    assert_ms_fails(ms_trace_saved(trace, 1, &node, &serial, &err), MS_ESTATE, err, "finished");
+    assert_ms_fails(ms_trace_op(trace, "mm", NULL, 0, NULL, 0, &err), MS_ESTATE, err, "finished");
+    assert_ms_fails(ms_trace_set_phase(trace, MS_TRACE_DONE, &err), MS_ESTATE, err, "finished");
+    assert_ms_fails(ms_trace_loss_outside(trace, &err), MS_ESTATE, err, "finished");
+}
+
+static void an_open_layer_or_optimizer_cannot_be_finished(void **state)
+{
+    (void)state;
+    ms_graph *graph;
+    enter("a", 0);
+    assert_ms_fails(ms_trace_finish(trace, &graph, &err), MS_ESTATE, err, "a was not left");
+    ms_trace_free(trace);
+    setup(NULL);
+    phase(MS_TRACE_OPTIMIZER);
+    assert_ms_fails(ms_trace_finish(trace, &graph, &err), MS_ESTATE, err, "optimizer");
+}
+
+static void sizes_that_fit_no_graph_are_a_profile_error(void **state)
+{
+    (void)state;
+    ms_graph *graph;
+    born(1, UINT64_MAX);
+    assert_ms_fails(ms_trace_finish(trace, &graph, &err), MS_EPROFILE, err, "63 bits");
+}
+
+/* ---- operators --------------------------------------------------------------- */
+
+static ms_operand shape(uint32_t rank, uint64_t a, uint64_t b, uint64_t c, uint64_t d)
+{
+    uint64_t bytes = 4;
+    ms_operand operand = {.rank = rank, .size = {a, b, c, d}};
+    for (uint32_t i = 0; i < rank; i++) {
+        bytes *= operand.size[i];
+    }
+    operand.bytes = bytes;
+    return operand;
+}
+
+#define FLOPS(name, output, ...)                                                                 \
+    ms__flops(name, (ms_operand[]){__VA_ARGS__},                                                 \
+              sizeof((ms_operand[]){__VA_ARGS__}) / sizeof(ms_operand), (ms_operand[]){output}, 1)
+
+static void floating_point_operations_follow_from_names_and_shapes(void **state)
+{
+    (void)state;
+    ms_operand m = shape(2, 4, 8, 0, 0);
+    ms_operand k = shape(2, 8, 3, 0, 0);
+    ms_operand mk = shape(2, 4, 3, 0, 0);
+    ms_operand bias = shape(1, 3, 0, 0, 0);
+    assert_int_equal(FLOPS("aten.mm.default", mk, m, k), 2 * 4 * 8 * 3);
+    assert_int_equal(FLOPS("aten.addmm.default", mk, bias, m, k), 2 * 4 * 8 * 3);
+    assert_int_equal(FLOPS("aten::mm", mk, m, k), 0);
+    assert_int_equal(FLOPS("mm", mk, m, k), 2 * 4 * 8 * 3);
+    assert_int_equal(FLOPS("aten.mv.default", shape(1, 4, 0, 0, 0), m, shape(1, 8, 0, 0, 0)), 64);
+    assert_int_equal(FLOPS("aten.bmm.default", shape(3, 5, 4, 3, 0), shape(3, 5, 4, 8, 0),
+                           shape(3, 5, 8, 3, 0)),
+                     2 * 5 * 4 * 8 * 3);
+    assert_int_equal(FLOPS("aten.add.Tensor", mk, mk, mk), 0);
+    assert_int_equal(FLOPS("aten.mmm.default", mk, m, k), 0);
+    assert_int_equal(FLOPS("aten.m.default", mk, m, k), 0);
+    assert_int_equal(FLOPS("", mk, m, k), 0);
+
+    ms_operand image = shape(4, 2, 6, 10, 10);
+    ms_operand filter = shape(4, 9, 6, 3, 3);
+    ms_operand half = shape(4, 2, 9, 5, 5);
+    uint64_t once = 2 * 2 * 9 * 25 * 6 * 9;
+    assert_int_equal(FLOPS("aten.convolution.default", half, image, filter, shape(1, 9, 0, 0, 0)), once);
+    /* The gradients of input and weight cost a forward each, the bias's is a sum. */
+    ms_operand gradients[] = {image, filter, shape(1, 9, 0, 0, 0)};
+    ms_operand operands[] = {half, image, filter};
+    assert_int_equal(ms__flops("aten.convolution_backward.default", operands, 3, gradients, 3), 2 * once);
+    assert_int_equal(ms__flops("aten.convolution_backward.default", operands, 3, gradients + 1, 2), once);
+    /* Transposed, (in, out, kernel): from the small image to the large one. */
+    assert_int_equal(FLOPS("aten.convolution.default", shape(4, 2, 6, 10, 10), shape(4, 2, 9, 5, 5),
+                           shape(4, 9, 6, 3, 3)),
+                     2 * 2 * 9 * 25 * 6 * 9);
+
+    ms_operand q = shape(4, 2, 3, 7, 8);
+    ms_operand v = shape(4, 2, 3, 7, 8);
+    uint64_t product = 2 * 2 * 3 * 7 * 7 * 8;
+    assert_int_equal(FLOPS("aten._scaled_dot_product_flash_attention_for_cpu.default", q, q, q, v),
+                     2 * product);
+    assert_int_equal(FLOPS("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", q, q, q,
+                           q, v),
+                     5 * product);
+    assert_int_equal(FLOPS("aten._scaled_dot_product_flash_attention_for_cpu.default", q, q, q), 0);
+
+    ms_operand sequence = shape(3, 5, 2, 8, 0);
+    ms_operand w_ih = shape(2, 64, 8, 0, 0);
+    ms_operand w_hh = shape(2, 64, 16, 0, 0);
+    ms_operand gates = shape(1, 64, 0, 0, 0);
+    ms_operand hidden = shape(2, 2, 16, 0, 0);
+    uint64_t steps = 2 * 5 * 2 * (64 * 8 + 64 * 16);
+    assert_int_equal(FLOPS("aten.mkldnn_rnn_layer.default", shape(3, 5, 2, 16, 0), sequence, w_ih, w_hh,
+                           gates, gates, hidden, hidden),
+                     steps);
+    assert_int_equal(FLOPS("aten.mkldnn_rnn_layer_backward.default", sequence, sequence, w_ih, w_hh,
+                           gates, gates, hidden, hidden),
+                     2 * steps);
+    /* Sizes that do not fit saturate. */
+    ms_operand huge = shape(2, UINT64_MAX, 4, 0, 0);
+    assert_true(FLOPS("mm", mk, huge, k) == UINT64_MAX);
+}
+
+static void work_is_what_was_read_and_written(void **state)
+{
+    (void)state;
+    ms_operand inputs[] = {shape(2, 4, 8, 0, 0), shape(2, 8, 3, 0, 0)};
+    ms_operand output = shape(2, 4, 3, 0, 0);
+    born(10, output.bytes);
+    assert_ms_ok(ms_trace_op(trace, "aten.mm.default", inputs, 2, &output, 1, &err), err);
+    assert_ms_ok(ms_trace_op(trace, "aten.empty.memory_format", NULL, 0, NULL, 0, &err), err);
+    assert_finishes_with("\"forward\":[[\"alloc\",0],[\"work\",192,272]],\"backward\":[]");
+}
+
+/* ---- memory ------------------------------------------------------------------ */
+
+/* A step with everything in it, for faults: stops at the first failure. */
+static int whole_step(ms_graph **graph)
+{
+    uint32_t node;
+    uint32_t saver;
+    uint64_t serial;
+    ms_operand operand = {.rank = 1, .size = {4}, .bytes = 16};
+    int rc = ms_trace_resident(trace, 1, 8, 4, MS_RESIDENT_PARAMETER, true, &err);
+    rc = rc ? rc : ms_trace_resident(trace, 2, 8, 4, MS_RESIDENT_BATCH, false, &err);
+    rc = rc ? rc : ms_trace_born(trace, 10, 8, &err);
+    rc = rc ? rc : ms_trace_enter(trace, "a", 0, &node, &err);
+    rc = rc ? rc : ms_trace_input(trace, 10, &err);
+    rc = rc ? rc : ms_trace_born(trace, 11, 8, &err);
+    rc = rc ? rc : ms_trace_op(trace, "mm", &operand, 1, &operand, 1, &err);
+    rc = rc ? rc : ms_trace_saved(trace, 11, &saver, &serial, &err);
+    rc = rc ? rc : ms_trace_leave(trace, &err);
+    rc = rc ? rc : ms_trace_died(trace, 10, &err);
+    rc = rc ? rc : ms_trace_set_phase(trace, MS_TRACE_BACKWARD, &err);
+    rc = rc ? rc : ms_trace_unpacked(trace, saver, serial, 50, &err);
+    rc = rc ? rc : ms_trace_died(trace, 50, &err);
+    rc = rc ? rc : ms_trace_dropped(trace, saver, serial, &err);
+    rc = rc ? rc : ms_trace_role(trace, 30, 8, MS_STORAGE_GRADIENT, &err);
+    rc = rc ? rc : ms_trace_set_phase(trace, MS_TRACE_OPTIMIZER, &err);
+    rc = rc ? rc : ms_trace_born(trace, 60, 8, &err);
+    rc = rc ? rc : ms_trace_set_phase(trace, MS_TRACE_DONE, &err);
+    return rc ? rc : ms_trace_finish(trace, graph, &err);
+}
+
+static void memory_running_out_anywhere_leaves_nothing_behind(void **state)
+{
+    (void)state;
+    ms_trace_free(trace);
+    trace = NULL;
+    uint64_t blocks = ms_memory_live_blocks();
+    int rc = MS_ENOMEM;
+    uint64_t nth = 1;
+    for (; rc != MS_OK; nth++) {
+        ms_graph *graph = NULL;
+        ms_fault_arm(MS_FAULT_ALLOC, nth, ENOMEM);
+        rc = ms_trace_new("Toy", "", "static", &trace, &err);
+        rc = rc == MS_OK ? whole_step(&graph) : rc;
+        ms_fault_disarm_all();
+        assert_true(rc == MS_OK || rc == MS_ENOMEM);
+        assert_true(rc == MS_OK || graph == NULL);
+        ms_graph_free(graph);
+        ms_trace_free(trace);
+        trace = NULL;
+        assert_int_equal(ms_memory_live_blocks(), blocks);
+    }
+    assert_true(nth > 20); /* the faults did fire */
+}
+
+/* ---- many of everything ------------------------------------------------------ */
+
+static void a_long_step_keeps_its_storages_apart(void **state)
+{
+    (void)state;
+    enum { COUNT = 20000 };
+    static token tokens[COUNT];
+    for (uint64_t i = 0; i < COUNT; i++) {
+        born(0x7f0000000000 + 64 * i, 1 + i % 7);
+        tokens[i] = saved(0x7f0000000000 + 64 * i);
+    }
+    for (uint64_t i = 0; i < COUNT; i += 2) {
+        died(0x7f0000000000 + 64 * i);
+    }
+    phase(MS_TRACE_BACKWARD);
+    for (uint64_t i = COUNT; i-- > 0;) {
+        unpacked(tokens[i], 0);
+        dropped(tokens[i]);
+    }
+    for (uint64_t i = 1; i < COUNT; i += 2) {
+        died(0x7f0000000000 + 64 * i);
+    }
+    assert_int_equal(ms_trace_live_bytes(trace), 0);
+    ms_graph *graph;
+    assert_ms_ok(ms_trace_finish(trace, &graph, &err), err);
+    assert_int_equal(graph->profiles[0].storage_count, COUNT);
+    assert_int_equal(graph->profiles[0].forward_count, 2 * COUNT + COUNT / 2);
+    ms_graph_free(graph);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_whole_step_becomes_this_graph_exactly),
+        TEST(equal_layers_share_a_profile_and_different_ones_do_not),
+        TEST(nodes_without_events_are_left_out),
+        TEST(an_empty_step_is_an_empty_graph),
+        TEST(an_address_that_is_used_again_is_another_storage),
+        TEST(residents_are_part_of_no_event),
+        TEST(a_key_freed_by_a_resident_serves_a_storage),
+        TEST(trainable_is_what_one_use_says),
+        TEST(storages_of_no_bytes_and_foreign_ones_are_ignored),
+        TEST(a_gradient_from_before_the_step_counts_from_the_start_of_backward),
+        TEST(an_unknown_gradient_before_backward_is_ignored),
+        TEST(many_saves_and_unpacks_of_a_storage_are_one_each),
+        TEST(a_copy_that_outlives_its_tokens_puts_the_drop_off),
+        TEST(a_storage_saved_again_was_not_given_up),
+        TEST(each_node_saves_for_itself),
+        TEST(a_save_given_up_late_is_dropped_in_its_own_backward),
+        TEST(what_is_kept_counts_as_live),
+        TEST(a_loss_outside_reserves_twice_the_outputs),
+        TEST(the_optimizers_state_is_told_from_its_temporaries),
+        TEST(a_step_that_fails_is_estimated),
+        TEST(wrong_calls_are_refused_and_change_nothing),
+        TEST(a_finished_trace_takes_nothing_more),
+        TEST(an_open_layer_or_optimizer_cannot_be_finished),
+        TEST(sizes_that_fit_no_graph_are_a_profile_error),
+        TEST(floating_point_operations_follow_from_names_and_shapes),
+        TEST(work_is_what_was_read_and_written),
+        TEST(memory_running_out_anywhere_leaves_nothing_behind),
+        TEST(a_long_step_keeps_its_storages_apart),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

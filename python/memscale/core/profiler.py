@@ -86,13 +86,13 @@ class MemoryProfiler:
             ProfileError: the step can't be traced: its control flow depends on values,
                 an operator has no fake kernel, or a module kept hold of a fake tensor.
         """
-        from .fakes import Twins
+        from .fakes import Twins, fake_kernels
         from .isolation import isolated
         from .tracer import LiveTracer
 
         kwargs = _without_cache(model, dict(sample_kwargs or {}))
         name = type(model).__name__
-        tracer = LiveTracer(name, describe_arguments(sample_args, kwargs), "static")
+        tracer = LiveTracer(name, describe_arguments(sample_args, kwargs), "static", fake_kernels())
         twins = Twins()
         _active.depth = getattr(_active, "depth", 0) + 1
         try:
@@ -116,31 +116,31 @@ def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Shapes, dtypes and plain values of a forward's arguments as one line.
 
     Two forwards with equal descriptions allocate the same: it is what plans are kept
-    under. Values of tensors do not enter.
+    under. Values of tensors do not enter. The form is that of `ms_signature_covers()`:
+    ``"input_ids:int64[4,512],use_cache=False"``, positional arguments by number.
     """
     import torch
 
-    parts = [_describe_value(value) for value in args]
-    parts += [f"{key}={_describe_value(value)}" for key, value in kwargs.items()]
+    named = [*((str(index), value) for index, value in enumerate(args)), *kwargs.items()]
+    parts = [_describe_value(name, value) for name, value in named if value is not None]
     for device in ("cuda", "cpu"):
         if torch.is_autocast_enabled(device):
-            parts.append(f"autocast {device} {_dtype_name(torch.get_autocast_dtype(device))}")
-    return ", ".join(parts)
+            parts.append(f"autocast={device}:{_dtype_name(torch.get_autocast_dtype(device))}")
+    return ",".join(parts)
 
 
-def _describe_value(value: Any) -> str:
+def _describe_value(name: str, value: Any) -> str:
     import torch
 
     if isinstance(value, torch.Tensor):
-        shape = "x".join(map(str, value.shape)) or "scalar"
-        return f"{_dtype_name(value.dtype)}[{shape}]"
+        return f"{name}:{_dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}={_describe_value(item)}" for key, item in value.items()) + "}"
+        return ",".join(_describe_value(f"{name}.{key}", item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return "(" + ", ".join(map(_describe_value, value)) + ")"
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return repr(value)[:64]
-    return type(value).__name__
+        return ",".join(_describe_value(f"{name}.{index}", item) for index, item in enumerate(value))
+    if isinstance(value, (bool, int, float, str)):
+        return f"{name}={value!r}"[:64]
+    return f"{name}={type(value).__name__}"
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

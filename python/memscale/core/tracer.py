@@ -10,25 +10,24 @@ warm-up steps. It draws no conclusion and adds up nothing: C does.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _core
+from .arguments import Arguments, plain_tensors
 
 __all__ = ["NO_NODE", "LiveTracer", "plain_leaves"]
 
 NO_NODE = 0xFFFFFFFF
 """What `saved()` gives as node while the tracer is not listening."""
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-
-
 class _Operator(NamedTuple):
     """What has to be known of an operator, worked out once per trace."""
 
+    run: Callable[..., Any]
     name: str
     silent: bool  # a view, or no tensor operator at all: nothing to report
     mutable: bool
@@ -68,6 +67,7 @@ class LiveTracer(TorchDispatchMode):
         model: class name of the root module, for the graph.
         signature: text of the input shapes and dtypes, for the graph.
         source: ``"static"`` or ``"empirical"``.
+        kernels: functions to run in place of operators, by operator.
 
     The order of calls: `resident_*()`; `start()`; the root's forward with `enter()` and
     `leave()` around each layer and `saved()` for each packed tensor; `outputs()`;
@@ -79,8 +79,15 @@ class LiveTracer(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, model: str, signature: str, source: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        signature: str,
+        source: str,
+        kernels: Mapping[Any, Callable[..., Any]] | None = None,
+    ) -> None:
         super().__init__()
+        self._kernels = kernels or {}
         self._trace = _core.Trace(model, signature, source)
         self._operators: dict[Any, _Operator] = {}
         self._watched: dict[int, _Watch] = {}
@@ -139,13 +146,11 @@ class LiveTracer(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **kwargs) if kwargs else func(*args)
-        if self._paused:
-            return result
         operator = self._operators.get(func)
         if operator is None:
-            operator = self._operators[func] = _describe(func)
-        if not operator.silent:
+            operator = self._operators[func] = _describe(func, self._kernels.get(func, func))
+        result = operator.run(*args, **kwargs) if kwargs else operator.run(*args)
+        if not (operator.silent or self._paused):
             self._report(operator, args, kwargs, result)
         return result
 
@@ -225,15 +230,14 @@ class LiveTracer(TorchDispatchMode):
         self._calls[name] = call + 1
         node = self._trace.enter(name, call)
         leaves = list(plain_leaves((args, kwargs)))
+        for tensor in plain_tensors((args, kwargs)):
+            for storage in _storages(tensor):
+                self._trace.input(storage._cdata)
+        if Arguments.freeze(args, kwargs) is None:
+            self._trace.flag(node, "opaque_argument")
         if args and self._previous is not None and self._previous[1]() is args[0]:
             self._trace.flag(self._previous[0], "chained")
         self._previous = None
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                for storage in _storages(leaf):
-                    self._trace.input(storage._cdata)
-            elif not isinstance(leaf, _PLAIN):
-                self._trace.flag(node, "opaque_argument")
         self._frame = _Frame(node, leaves, self._buffers(module))
         if any(_updates_statistics(submodule) for submodule in module.modules()):
             self._trace.flag(node, "updates_buffers")
@@ -297,17 +301,16 @@ class LiveTracer(TorchDispatchMode):
 
     def outputs(self, result: Any) -> None:
         """Says which storages the root's forward returned."""
-        self._roles(self._trace.output, (leaf for leaf in plain_leaves(result)))
+        self._roles(self._trace.output, plain_tensors(result))
 
     def gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         """Says which storages are parameters' gradients, once backward is done."""
         self._roles(self._trace.gradient, (parameter.grad for parameter in parameters))
 
-    def _roles(self, report: Any, leaves: Iterable[Any]) -> None:
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                for storage in _storages(leaf):
-                    report(storage._cdata, storage.nbytes())
+    def _roles(self, report: Any, tensors: Iterable[torch.Tensor | None]) -> None:
+        for tensor in tensors:
+            for storage in _storages(tensor) if tensor is not None else ():
+                report(storage._cdata, storage.nbytes())
 
     def loss_outside(self) -> None:
         """The loss that was differentiated only stands in for the caller's."""
@@ -372,11 +375,12 @@ def plain_leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _describe(func: Any) -> _Operator:
+def _describe(func: Any, run: Callable[..., Any]) -> _Operator:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator
-        return _Operator(str(func), False, False, False)
+        return _Operator(run, str(func), silent=False, mutable=False, random=False)
     return _Operator(
+        run=run,
         name=str(func),
         silent=func.namespace == "prim" or func.is_view,
         mutable=schema.is_mutable,

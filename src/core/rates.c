@@ -227,6 +227,7 @@ static uint64_t measure_checksum(const char *memory, size_t bytes)
         sink ^= XXH3_64bits(memory, part_bytes);
         best = ms__max_u64(best, per_second(part_bytes, ms_now_ns() - begun_ns));
     }
+    (void)sink; /* only there so that the work is not left out */
     return best;
 }
 

@@ -23,7 +23,7 @@ _VERSION = 1
 _PATH_FIELDS = ("log_file", "disk_offload_dir")
 
 
-class OptimizationMode(str, Enum):
+class OptimizationMode(str, Enum):  # noqa: UP042 (str() of a StrEnum hides that it is a member)
     """How far memscale may go. Members compare equal to their strings."""
 
     CONSERVATIVE = "conservative"
@@ -171,12 +171,21 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in _fields(value).items()}
     if isinstance(value, str) and "\0" not in value and _is_unicode(value):
         return value
-    if isinstance(value, numbers.Integral) and -(2**63) <= value < 2**63:
-        return int(value)
-    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
-        if math.isfinite(value):
-            return float(value)
+    if isinstance(value, numbers.Real) and (number := _json_number(value)) is not None:
+        return number
     return {"__repr__": ascii(value)}
+
+
+def _json_number(value: Any) -> int | float | None:
+    """A number that JSON and C hold as it is: None for nan, inf and what is too large."""
+    if isinstance(value, numbers.Integral):
+        whole = int(value)
+        return whole if -(2**63) <= whole < 2**63 else None
+    try:
+        real = float(value)
+    except OverflowError:
+        return None
+    return real if math.isfinite(real) else None
 
 
 def _path_text(value: Any) -> Any:

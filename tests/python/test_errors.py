@@ -61,7 +61,8 @@ def test_config_error_names_its_field(message, field):
 
 
 def test_budget_error_names_the_smallest_budget():
-    assert errors.BudgetInfeasibleError("too small", hint_bytes=3_000_000_000).smallest_budget_bytes == 3_000_000_000
+    error = errors.BudgetInfeasibleError("too small", hint_bytes=3_000_000_000)
+    assert error.smallest_budget_bytes == 3_000_000_000
 
 
 def test_offload_error_names_tier_file_and_errno():

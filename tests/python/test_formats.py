@@ -52,8 +52,9 @@ def run(program, tmp_path):
     def run(*arguments, status=0):
         environment = dict(os.environ, HOME=str(tmp_path), MEMSCALE_LIBCUDA="/nonexistent")
         environment.pop("XDG_CACHE_HOME", None)
+        command = [program, *map(str, arguments)]
         done = subprocess.run(
-            [program, *map(str, arguments)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == status, done.stderr
         return done.stdout
@@ -91,7 +92,7 @@ def test_schemas_are_2020_12_closed_and_versioned(path):
             target_gpu_utilization=1e-9,
             log_file="a",
             observability_port=1,
-            async_config=AsyncOffloadConfig(pinned_pool_gb=1e-9, prefetch_depth=1024, num_streams=64, debug=True),
+            async_config=AsyncOffloadConfig(1e-9, prefetch_depth=1024, num_streams=64, debug=True),
             memory_budget_gb=1e-9,
             disk_offload_dir="/ä" * 1365,
             max_disk_offload_gb=1_000_000,
@@ -117,7 +118,9 @@ def test_defaults_in_the_schema_are_those_of_c():
 
 
 @pytest.mark.parametrize(
-    "path", sorted([*CORPUS.glob("config/*.json"), *CORPUS.glob("hardware/*.json")]), ids=lambda path: path.name
+    "path",
+    sorted(path for kind in ("config", "hardware") for path in CORPUS.glob(f"{kind}/*.json")),
+    ids=lambda path: path.name,
 )
 def test_schema_and_parser_agree(path):
     kind = path.parent.name

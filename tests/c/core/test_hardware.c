@@ -103,7 +103,7 @@ static void everything_wrong_is_named_by_its_place(void **state)
         {"310000000000", "-1", MS_EFORMAT, "$.cpu.matmul_flops_per_s"},
         {"33554432000", "99999999999999999999", MS_EFORMAT, "hardware: line"},
         {"\"limit_bytes\": 4500000000,", "", MS_EFORMAT, "$.ram.limit_bytes: missing"},
-        {"\"limit_bytes\": 4500000000", "\"limit_bytes\": \"max\"", MS_EFORMAT, "$.ram.limit_bytes"},
+        {"4500000000", "\"max\"", MS_EFORMAT, "$.ram.limit_bytes"},
         {"\"memlock_bytes\": null", "\"memlock_bytes\": false", MS_EFORMAT, "$.ram.memlock_bytes"},
         {"\"direct_io\": true", "\"direct_io\": 1", MS_EFORMAT, "$.disk.direct_io"},
         {"\"refusal\": \"\"", "\"refusal\": null", MS_EFORMAT, "$.disk.refusal: missing"},
@@ -161,7 +161,7 @@ static void no_more_gpus_than_there_is_room_for(void **state)
         strcat(more, i > 0 ? ",{}" : "{}");
     }
     strcat(more, "], \"device\": -1, \"time_scale_permille\": 1000}");
-    assert_ms_fails(ms_hardware_parse(more, &machine, &err), MS_EFORMAT, err, "more than 16 entries");
+    assert_ms_fails(ms_hardware_parse(more, &machine, &err), MS_EFORMAT, err, "more than 16");
     ms_free(more);
     ms_free(full);
 }
@@ -254,8 +254,8 @@ static void processors_have_names(void **state)
 {
     (void)state;
     char name[64];
-    ms__cpu_name("processor\t: 0\nmodel\t\t: 85\nmodel name\t: Fast CPU @ 2 GHz\nflags\t: fpu\n", name,
-                 sizeof name);
+    ms__cpu_name("processor\t: 0\nmodel\t\t: 85\nmodel name\t: Fast CPU @ 2 GHz\nflags\t: fpu\n",
+                 name, sizeof name);
     assert_string_equal(name, "Fast CPU @ 2 GHz");
     ms__cpu_name("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n", name, sizeof name);
     assert_string_equal(name, "ARM implementer 0x41 part 0xd0c");

@@ -276,7 +276,8 @@ static const char *cache_file(const char *kind)
 {
     static char path[PATH_MAX];
     char command[PATH_MAX + 64];
-    snprintf(command, sizeof command, "ls '%s'/rates-%s-*.json 2>/dev/null", in_home("cache"), kind);
+    snprintf(command, sizeof command, "ls '%s'/rates-%s-*.json 2>/dev/null", in_home("cache"),
+             kind);
     FILE *list = popen(command, "r");
     char *found = list != NULL ? fgets(path, sizeof path, list) : NULL;
     if (list != NULL) {

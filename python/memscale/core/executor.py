@@ -315,6 +315,8 @@ class Executor:
         self._core.backward_ended()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_tracing():
+            return  # the copy that the profiler steps
         # Optimizers that step inside backward, parameter by parameter, end no step.
         if torch._C._current_graph_task_id() != -1 or not self._watch.holds_ours(optimizer, self._model()):
             return

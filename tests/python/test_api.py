@@ -1,0 +1,255 @@
+"""The public functions: what they take, what they leave, what they say when they can't."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+from models import MODELS, loss_of
+from torch import nn
+
+import memscale
+from memscale import Config
+
+
+@pytest.fixture(autouse=True)
+def _heard(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="memscale")
+
+
+def _mlp(depth: int = 4, width: int = 256) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth)])
+
+
+def _step(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    model.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in model.parameters()]
+
+
+def _hooks(model: nn.Module) -> list[object]:
+    state: list[object] = []
+    for module in model.modules():
+        state.append(sorted(module.__dict__))
+        state += [
+            list(value) for key, value in sorted(module.__dict__.items()) if key.endswith("hooks")
+        ]
+    return state
+
+
+def test_wrap_returns_the_same_object_and_leaves_the_executor_on_it() -> None:
+    model = _mlp()
+    assert memscale.wrap(model) is model
+    assert model._memscale_executor.plan is None
+    memscale.detach(model)
+
+
+def test_a_sample_input_plans_at_once() -> None:
+    model = memscale.wrap(_mlp(), Config(force_optimize=True), sample_input=torch.randn(8, 256))
+    plan = model._memscale_executor.plan
+    assert plan.predicted_peak_bytes > 0
+    assert plan.predicted_step_seconds > 0
+    assert json.loads(plan.to_json())["entries"]
+    memscale.detach(model)
+
+
+@pytest.mark.parametrize("sample", [torch.randn(8, 256), (torch.randn(8, 256),), {"input": torch.randn(8, 256)}])
+def test_plan_applies_nothing(sample: object) -> None:
+    model = _mlp()
+    before = _hooks(model)
+    plan = memscale.plan(model, sample, Config(force_optimize=True))
+    assert _hooks(model) == before
+    assert "memscale plan for Sequential" in str(plan)
+    assert "0" in plan.explain(0)
+
+
+def test_the_same_plan_is_made_twice() -> None:
+    batch = torch.randn(8, 256)
+    model = memscale.wrap(_mlp(), Config(force_optimize=True), sample_input=batch)
+    first = memscale.plan(model, batch, Config(force_optimize=True))
+    assert [e["technique"] for e in first.entries] == [
+        e["technique"] for e in memscale.plan(model, batch, Config(force_optimize=True)).entries
+    ]
+    memscale.detach(model)
+
+
+def test_detach_leaves_the_module_as_it_was() -> None:
+    model, batch = _mlp(), torch.randn(8, 256)
+    before = _hooks(model)
+    memscale.wrap(model, Config(force_optimize=True))
+    _step(model, batch)
+    assert _hooks(model) != before
+    assert memscale.detach(model) is model
+    assert _hooks(model) == before
+
+
+def test_gradients_are_equal_before_while_and_after() -> None:
+    model, batch = _mlp(), torch.randn(64, 256)
+    expected = _step(model, batch)
+    memscale.wrap(model, Config(force_optimize=True))
+    for _ in range(3):
+        found = _step(model, batch)
+        assert torch.equal(found[0], expected[0])
+        assert all(map(torch.equal, found[1], expected[1]))
+    assert model._memscale_executor.counters()["steps"] >= 2
+    memscale.detach(model)
+    assert all(map(torch.equal, _step(model, batch)[1], expected[1]))
+
+
+def test_optimize_undoes_itself_also_after_an_exception() -> None:
+    model, batch = _mlp(), torch.randn(8, 256)
+    before = _hooks(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with memscale.optimize(model, optimizer, Config(force_optimize=True)) as executor:
+        _step(model, batch)
+        optimizer.step()
+        assert executor.counters()["steps"] == 1
+    assert _hooks(model) == before
+    with pytest.raises(KeyError), memscale.optimize(model, optimizer):
+        raise KeyError
+    assert _hooks(model) == before
+
+
+def test_wrapping_twice_replaces_the_first_wrap(caplog: pytest.LogCaptureFixture) -> None:
+    model = memscale.wrap(_mlp())
+    first = model._memscale_executor
+    memscale.wrap(model)
+    assert "already wrapped" in caplog.text
+    assert model._memscale_executor is not first
+    memscale.detach(model)
+
+
+def test_detach_of_an_unwrapped_model_warns(caplog: pytest.LogCaptureFixture) -> None:
+    memscale.detach(_mlp())
+    assert "was not wrapped" in caplog.text
+
+
+@pytest.mark.parametrize("target", [None, 3, "model", [nn.Linear(1, 1)], nn.Linear])
+def test_other_targets_are_refused_by_name(target: object) -> None:
+    with pytest.raises(TypeError, match=r"nn\.Module.*not "):
+        memscale.wrap(target)
+
+
+def test_a_config_of_another_type_is_refused() -> None:
+    with pytest.raises(TypeError, match="Config"):
+        memscale.wrap(_mlp(), {"memory_budget_gb": 1})
+
+
+def test_the_callers_config_is_not_changed() -> None:
+    config = Config(force_optimize=True)
+    before = config.to_json()
+    model = memscale.wrap(_mlp(), config, async_offload=True)
+    assert config.to_json() == before
+    memscale.detach(model)
+
+
+def test_an_impossible_budget_names_the_smallest_that_fits_and_leaves_nothing() -> None:
+    model = _mlp()
+    before = _hooks(model)
+    with pytest.raises(memscale.BudgetInfeasibleError, match="smallest budget") as raised:
+        memscale.wrap(model, Config(memory_budget_gb=0.001), sample_input=torch.randn(8, 256))
+    assert raised.value.smallest_budget_bytes > 1_000_000
+    assert _hooks(model) == before
+
+
+def test_a_tmpfs_for_the_disk_tier_is_refused() -> None:
+    with pytest.raises(memscale.ConfigError, match=r"disk_offload_dir.*tmpfs"):
+        memscale.wrap(_mlp(), Config(disk_offload_dir="/dev/shm"))
+
+
+def test_a_file_as_directory_is_refused(tmp_path) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(memscale.ConfigError, match="disk_offload_dir"):
+        memscale.wrap(_mlp(), Config(disk_offload_dir=str(path)))
+
+
+def test_a_model_without_parameters_is_wrapped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model = memscale.wrap(nn.Sequential(nn.ReLU(), nn.Tanh()))
+    assert "no parameters" in caplog.text
+    x = torch.randn(4, 4, requires_grad=True)
+    model(x).sum().backward()
+    assert x.grad is not None
+    memscale.detach(model)
+
+
+def test_meta_parameters_are_refused() -> None:
+    with pytest.raises(memscale.IntegrationError, match="meta"):
+        memscale.wrap(nn.Linear(4, 4, device="meta"))
+
+
+def test_a_compiled_module_is_refused_with_the_way_out() -> None:
+    with pytest.raises(memscale.IntegrationError, match="torch.compile"):
+        memscale.wrap(torch.compile(nn.Linear(4, 4)))
+
+
+def test_the_comfortable_fit_is_left_alone() -> None:
+    model, batch = _mlp(), torch.randn(8, 256)
+    memscale.wrap(model, Config(memory_budget_gb=20))
+    _step(model, batch)
+    executor = model._memscale_executor
+    assert executor.plan.skipped
+    assert executor.counters()["kept_tensors"] == 0
+    memscale.detach(model)
+
+
+def test_a_new_shape_is_planned_and_a_smaller_one_is_served() -> None:
+    model = memscale.wrap(_mlp(), Config(force_optimize=True))
+    _step(model, torch.randn(16, 256))
+    first = model._memscale_executor.plan
+    _step(model, torch.randn(8, 256))
+    assert model._memscale_executor.plan.to_json() == first.to_json()
+    _step(model, torch.randn(32, 256))
+    assert model._memscale_executor.plan.to_json() != first.to_json()
+    memscale.detach(model)
+
+
+def test_the_loss_outside_the_model_works() -> None:
+    case = MODELS["mlp"]()
+    model = case.model
+    args, kwargs = case.batch(0)
+    torch.manual_seed(1)
+    loss_of(model(*args, **kwargs)).backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    memscale.wrap(model, Config(force_optimize=True))
+    torch.manual_seed(1)
+    loss_of(model(*args, **kwargs)).backward()
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(map(torch.equal, found, expected))
+    memscale.detach(model)
+
+
+def test_import_does_not_load_torch() -> None:
+    code = "import sys, memscale; memscale.Config(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_environment_settles_async_offload(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memscale.core.setup import effective_config
+
+    monkeypatch.setenv("MEMSCALE_ASYNC_OFFLOAD", "1")
+    assert effective_config(Config(), None, None).async_offload is True
+    assert effective_config(Config(), False, None).async_offload is False
+    monkeypatch.setenv("MEMSCALE_ASYNC_OFFLOAD", "perhaps")
+    with pytest.raises(memscale.ConfigError, match="MEMSCALE_ASYNC_OFFLOAD"):
+        effective_config(Config(), None, None)
+
+
+def test_the_log_file_gets_the_plan(tmp_path) -> None:
+    path = tmp_path / "run.log"
+    model = memscale.wrap(_mlp(), Config(force_optimize=True, log_file=str(path)))
+    _step(model, torch.randn(8, 256))
+    memscale.detach(model)
+    assert "memscale plan for Sequential" in path.read_text()
+
+
+def test_a_log_file_that_cannot_be_written_is_named(tmp_path) -> None:
+    with pytest.raises(memscale.ConfigError, match="log_file"):
+        memscale.wrap(_mlp(), Config(log_file=str(tmp_path / "none" / "run.log")))

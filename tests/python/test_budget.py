@@ -1,0 +1,141 @@
+"""The promise of a byte budget: measured peaks of real processes, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from memscale.benchmarks.runner import run
+
+# A transformer whose activations and logits are several times its fixed cost.
+_SCRIPT = textwrap.dedent(
+    """
+    import os, sys
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch, transformers, memscale
+    transformers.logging.set_verbosity_error()
+
+    def status(field):
+        with open("/proc/self/status") as file:
+            return next(int(l.split()[1]) * 1024 for l in file if l.startswith(field + ":"))
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=8, n_embd=256, n_head=8, vocab_size=1000, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config).train()
+    x = torch.randint(0, 1000, (8, 256))
+    optimizer = torch.optim.AdamW(model.parameters())
+    budget = float(sys.argv[1])
+    if budget:
+        memscale.wrap(model, memscale.Config(memory_budget_gb=budget, enable_logging=False, **eval(sys.argv[2])))
+    for step in range(int(sys.argv[3])):
+        loss = model(input_ids=x, labels=x).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("step", step, loss.item(), flush=True)
+    print("peak", status("VmHWM"), flush=True)
+    """
+)
+
+
+def _train(budget_gb: float, options: str = "{}", steps: int = 3) -> tuple[int, list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, str(budget_gb), options, str(steps)],
+        capture_output=True, text=True, check=True,
+    )
+    lines = done.stdout.splitlines()
+    return int(lines[-1].split()[1]), lines[:-1]
+
+
+@pytest.fixture(scope="module")
+def unmodified() -> tuple[int, list[str]]:
+    return _train(0)
+
+
+@pytest.mark.parametrize(
+    ("share", "options"),
+    [
+        (0.8, "{}"),
+        (0.65, "{}"),
+        (0.65, "{'mode': 'conservative'}"),
+        (0.65, "{'enable_checkpointing': False}"),
+    ],
+)
+def test_the_measured_peak_stays_under_the_budget(
+    unmodified: tuple[int, list[str]], share: float, options: str
+) -> None:
+    budget = share * unmodified[0]
+    peak, losses = _train(budget / 1e9, options)
+    assert peak <= budget
+    assert losses == unmodified[1]
+
+
+def _spill_files(pid: int) -> list[str]:
+    """Regular files that a process holds open and that have no name."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue
+        if target.endswith("(deleted)") and not target.startswith("/memfd"):
+            found.append(target)
+    return found
+
+
+def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
+    options = repr({"disk_offload_dir": str(tmp_path), "enable_checkpointing": False})
+    budget = 0.65 * _train(0, steps=1)[0] / 1e9
+    for _ in range(3):
+        child = subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, str(budget), options, "1000"], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("step 0")
+        assert _spill_files(child.pid), "the run did not use the disk tier"
+        time.sleep(0.05)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_detach_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> None:
+    code = textwrap.dedent(
+        f"""
+        import os, torch, memscale
+        from torch import nn
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4)])
+        x = torch.randn(2048, 256)
+        def step():
+            model(x).square().mean().backward()
+        step()
+        count = lambda: (len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
+        before = count()
+        config = memscale.Config(force_optimize=True, enable_logging=False, enable_checkpointing=False,
+                                 disk_offload_dir={str(tmp_path)!r})
+        for _ in range(3):
+            memscale.wrap(model, config)
+            step(); step()
+            assert model._memscale_executor.counters()["disk_bytes"] > 0
+            during = count()
+            memscale.detach(model)
+        assert during > before, (before, during)
+        assert count() == before, (before, count())
+        """
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_runner_reports_what_a_child_did() -> None:
+    outcome = run("gpt2-tiny", "memscale", force=True, steps=2)
+    assert outcome.finished, outcome.stderr
+    plain = run("gpt2-tiny", "plain", steps=2)
+    assert [s["digest"] for s in outcome.steps] == [s["digest"] for s in plain.steps]

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/units.h"
+#include "plan/plan_internal.h"
 
 /* ---- planning ----------------------------------------------------------------- */
 
@@ -28,55 +29,101 @@ static int need_of(const ms_graph *graph, const ms_hardware *hardware, uint64_t 
     return rc;
 }
 
-/* pressure -> rules -> solver, for one assumption about the loop. */
-static int plan_in_loop(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                        ms_plan **plan, ms_error *err)
+/* The rules and the solver at a known pressure. */
+static int plan_at(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                   const ms_pressure *pressure, ms__limits *limits, ms_plan **plan, ms_error *err)
 {
-    uint64_t need_bytes = 0;
-    ms_pressure pressure;
     ms_admission *admissions = ms_calloc(graph->node_count, sizeof *admissions);
-    int rc = admissions == NULL ? ms_fail(err, MS_ENOMEM, "pipeline: out of memory for %u nodes", graph->node_count)
-                                : need_of(graph, hardware, &need_bytes, err);
-    if (rc == MS_OK) {
-        ms_pressure_of(need_bytes, hardware, config, &pressure);
-        rc = ms_engine_admit(graph, hardware, config, &pressure, admissions, err);
+    if (admissions == NULL) {
+        return ms_fail(err, MS_ENOMEM, "pipeline: out of memory for %u nodes", graph->node_count);
     }
+    int rc = ms_engine_admit(graph, hardware, config, pressure, admissions, err);
     if (rc == MS_OK) {
-        rc = ms_plan_solve(graph, hardware, config, &pressure, admissions, plan, err);
+        rc = ms__plan_solve(graph, hardware, config, pressure, admissions, limits, plan, err);
     }
     ms_free(admissions);
     return rc;
 }
 
-/* Loops from the one that holds most to the one that holds least. */
-typedef struct assumption {
+static int pressure_of(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                       ms_pressure *pressure, ms_error *err)
+{
+    uint64_t need_bytes = 0;
+    int rc = need_of(graph, hardware, &need_bytes, err);
+    if (rc == MS_OK) {
+        ms_pressure_of(need_bytes, hardware, config, pressure);
+    }
+    return rc;
+}
+
+/* ---- a loop that nobody has seen yet ------------------------------------------------- */
+
+/* From the loop that holds most to the one that holds least. */
+enum { ASSUMPTIONS = 3 };
+static const struct {
     bool outputs_held, gradients_live;
-} assumption;
+} assumptions[ASSUMPTIONS] = {{true, true}, {true, false}, {false, false}};
 
-static const assumption assumptions[] = {{true, true}, {true, false}, {false, false}};
+/* The graph in that loop; shares everything else with the original. */
+static ms_graph assume(const ms_graph *graph, int which)
+{
+    ms_graph assumed = *graph;
+    assumed.loop.outputs_held = assumptions[which].outputs_held;
+    assumed.loop.gradients_live_in_forward = assumptions[which].gradients_live;
+    return assumed;
+}
 
-/* Nobody has seen the loop yet: the plan is made for one that holds more than most
- * do, and for less only where nothing fits. What is true is seen after two steps. */
+/* One assumption within limits: MS_EINFEASIBLE also where only the target is missed. */
+static int plan_assuming(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, int which,
+                         ms__limits *limits, ms_plan **plan, ms_error *err)
+{
+    ms_graph assumed = assume(graph, which);
+    ms_pressure pressure;
+    int rc = pressure_of(&assumed, hardware, config, &pressure, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    pressure.comfortable = false; /* where it is, no assumption has to be dropped: see below */
+    rc = plan_at(&assumed, hardware, config, &pressure, limits, plan, err);
+    if (rc == MS_OK && (*plan)->over_target && which + 1 < ASSUMPTIONS) {
+        ms_plan_free(*plan);
+        return MS_EINFEASIBLE;
+    }
+    return rc;
+}
+
+/*
+ * The plan is made for the loop that holds most, and for less only where that does not
+ * fit; two steps later the truth is known. For the sake of a choice that is monotone in
+ * the budget, the time at which the least careful assumption meets its smallest budget
+ * bounds the more careful ones, and theirs bounds the less careful ones from below.
+ */
 static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                            ms_plan **plan, ms_error *err)
 {
-    const size_t count = sizeof assumptions / sizeof assumptions[0];
-    ms_graph assumed = *graph; /* shares everything but the loop */
-    int rc = MS_EINFEASIBLE;
-    ms_plan *made = NULL;
-    for (size_t i = 0; i < count && rc == MS_EINFEASIBLE; i++) {
-        assumed.loop.outputs_held = assumptions[i].outputs_held;
-        assumed.loop.gradients_live_in_forward = assumptions[i].gradients_live;
-        rc = plan_in_loop(&assumed, hardware, config, &made, err);
-        if (rc == MS_OK && made->over_target && i + 1 < count) {
-            ms_plan_free(made);
-            rc = MS_EINFEASIBLE;
+    const int last = ASSUMPTIONS - 1;
+    ms__limits limits = {.most_ns = UINT64_MAX};
+    ms_plan *fallback = NULL;
+    int rc = plan_assuming(graph, hardware, config, last, &limits, &fallback, err);
+    if (rc != MS_OK || fallback->over_target) {
+        *plan = rc == MS_OK ? fallback : *plan;
+        return rc;
+    }
+    limits.most_ns = limits.slowest_ns;
+    for (int i = 0; i < last; i++) {
+        rc = plan_assuming(graph, hardware, config, i, &limits, plan, err);
+        if (rc != MS_EINFEASIBLE) {
+            ms_plan_free(fallback);
+            return rc;
         }
+        limits.least_ns = ms__max_u64(limits.least_ns, limits.slowest_ns);
     }
-    if (rc == MS_OK) {
-        *plan = made;
+    if (fallback->replay.step_ns >= limits.least_ns) {
+        *plan = fallback;
+        return MS_OK;
     }
-    return rc;
+    ms_plan_free(fallback);
+    return plan_assuming(graph, hardware, config, last, &limits, plan, err);
 }
 
 int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
@@ -85,6 +132,15 @@ int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const m
     if (graph->node_count == 0) {
         return ms_fail(err, MS_EINVAL, "pipeline: the graph has no nodes");
     }
-    return graph->loop.observed ? plan_in_loop(graph, hardware, config, plan, err)
-                                : plan_unobserved(graph, hardware, config, plan, err);
+    ms_graph careful = graph->loop.observed ? *graph : assume(graph, 0);
+    ms_pressure pressure;
+    int rc = pressure_of(&careful, hardware, config, &pressure, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (!graph->loop.observed && !pressure.comfortable && !pressure.forced) {
+        return plan_unobserved(graph, hardware, config, plan, err);
+    }
+    ms__limits limits = {.most_ns = UINT64_MAX};
+    return plan_at(&careful, hardware, config, &pressure, &limits, plan, err);
 }

@@ -37,7 +37,7 @@ typedef struct ms_replay {
     uint64_t step_ns;          /* forward + backward + optimizer, stalls included */
     uint64_t compute_ns;
     uint64_t recompute_ns;
-    uint64_t fault_ns;         /* part of the others: pages touched for the first time */
+    uint64_t fault_ns;         /* part of compute_ns: pages touched for the first time */
     uint64_t stall_forward_ns;
     uint64_t stall_backward_ns;
     uint64_t tier_peak_bytes[3]; /* by ms_tier: bytes of ours on host and disk */
@@ -46,7 +46,7 @@ typedef struct ms_replay {
 
 /* One point of the timeline, for reports: after each node of forward and backward. */
 typedef struct ms_sample {
-    uint64_t at_ns;
+    uint64_t at_ns;            /* page faults, which are counted for the step as a whole, left out */
     uint64_t device_bytes;
     uint64_t lower_tier_bytes;
     uint32_t node;

@@ -12,7 +12,7 @@ void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_
 {
     const ms__candidate *candidate = &search->items[chosen->candidate];
     uint64_t most = ms__add_sat(candidate->fixed_bytes, candidate->held_most_bytes);
-    uint64_t peak = ms__max_u64(ms__variant_bytes(search, chosen), ms__min_u64(room_bytes, most));
+    uint64_t peak = ms__max_u64(chosen->bytes, ms__min_u64(room_bytes, most));
     bool moves = ms__search_moves(search, ms__candidate_techniques(search, chosen->candidate));
     plan->replay = chosen->replay;
     plan->offload_min_bytes = search->offload_min_bytes;

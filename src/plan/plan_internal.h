@@ -11,6 +11,22 @@
  * when memory is out. Graph may be NULL. */
 ms_plan *ms__plan_new(const ms_graph *graph);
 
+/*
+ * For a caller that plans for one of several assumptions about the loop: variants that
+ * are faster than `least_ns` or slower than `most_ns` are passed over. *slowest_ns is
+ * given back: the step time of the plan for the smallest budget that fits any in these
+ * limits (0 where there is none), whatever the budget is. See src/pipeline.c.
+ */
+typedef struct ms__limits {
+    uint64_t least_ns, most_ns;
+    uint64_t slowest_ns;
+} ms__limits;
+
+/* ms_plan_solve() within limits. */
+int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                   const ms_pressure *pressure, const ms_admission *admissions, ms__limits *limits,
+                   ms_plan **plan, ms_error *err);
+
 /* The numbers of the chosen variant, which may use `room_bytes` of the device in all (0:
  * no more than it requires); of the same step unoptimized; the entries' techniques. */
 void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan);

@@ -226,6 +226,7 @@ static int reserve_one(ms__search *search)
 static void fill(ms__candidate *candidate, const ms__outcome *outcome)
 {
     candidate->step_ns = outcome->replay.step_ns;
+    candidate->work_ns = outcome->replay.step_ns - outcome->replay.fault_ns;
     candidate->fixed_bytes = outcome->fixed_bytes;
     candidate->live_peak_bytes = outcome->live_peak_bytes;
     candidate->activation_peak_bytes = outcome->activation_peak_bytes;

@@ -20,6 +20,7 @@ typedef struct ms__candidate {
     uint32_t window;
     bool light;               /* touches only what is admitted at low pressure */
     uint64_t step_ns;         /* without a cache */
+    uint64_t work_ns;         /* of it, all but page faults, the only part that a cache changes */
     uint64_t fixed_bytes;
     uint64_t live_peak_bytes; /* peak = fixed + live */
     uint64_t activation_peak_bytes;

@@ -15,34 +15,86 @@
  */
 #include "plan/select.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/units.h"
 
 enum { SLACK_STEPS = 6 };
 
 /* ---- variants --------------------------------------------------------------------- */
 
-/* What the variant takes of the device. */
-uint64_t ms__variant_bytes(const ms__search *search, const ms__variant *variant)
+ms__variant ms__variant_of(const ms__search *search, size_t candidate, uint64_t slack_bytes)
 {
-    return ms__add_sat(ms__candidate_peak(&search->items[variant->candidate]), variant->slack_bytes);
+    uint64_t peak = ms__candidate_peak(&search->items[candidate]);
+    return (ms__variant){.candidate = candidate, .slack_bytes = slack_bytes, .bytes = ms__add_sat(peak, slack_bytes)};
 }
 
+void ms__variant_replay(ms__search *search, ms__variant *variant)
+{
+    if (variant->replayed) {
+        return;
+    }
+    const ms__candidate *candidate = &search->items[variant->candidate];
+    uint64_t ceiling = search->sim->on_host ? ms__add_sat(candidate->live_peak_bytes, variant->slack_bytes) : 0;
+    ms_choices choices =
+        ms__search_choices(search, ms__candidate_techniques(search, variant->candidate), candidate->window, ceiling);
+    ms__outcome outcome;
+    ms__sim_run(search->sim, &choices, &outcome, NULL);
+    variant->replay = outcome.replay;
+    variant->replayed = true;
+}
+
+/* No cache, 1/16 of what an unbounded one would hold beyond the live peak, 1/8 ... all of it. */
 static uint64_t slack_of(const ms__candidate *candidate, uint32_t step)
 {
     uint64_t most = ms__sub_sat(candidate->held_most_bytes, candidate->live_peak_bytes);
     return step == 0 ? 0 : most >> (SLACK_STEPS - 1 - step);
 }
 
-void ms__variant_replay(ms__search *search, ms__variant *variant)
+static int by_bytes(const void *left, const void *right)
 {
-    const ms__candidate *candidate = &search->items[variant->candidate];
-    uint64_t ceiling = search->sim->on_host ? candidate->live_peak_bytes + variant->slack_bytes : 0;
-    ms_choices choices =
-        ms__search_choices(search, ms__candidate_techniques(search, variant->candidate), candidate->window, ceiling);
-    ms__outcome outcome;
-    ms__sim_run(search->sim, &choices, &outcome, NULL);
-    variant->replay = outcome.replay;
+    const ms__variant *a = left, *b = right;
+    if (a->bytes != b->bytes) {
+        return a->bytes < b->bytes ? -1 : 1;
+    }
+    if (a->candidate != b->candidate) {
+        return a->candidate < b->candidate ? -1 : 1;
+    }
+    return (a->slack_bytes > b->slack_bytes) - (a->slack_bytes < b->slack_bytes);
 }
+
+int ms__variants_make(ms__search *search, const size_t *finalists, size_t count, uint64_t most_bytes,
+                      ms__variants *variants)
+{
+    variants->count = 0;
+    variants->items = ms_calloc(count * SLACK_STEPS, sizeof *variants->items);
+    if (variants->items == NULL) {
+        return MS_ENOMEM;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const ms__candidate *candidate = &search->items[finalists[i]];
+        for (uint32_t step = 0; step < (search->sim->on_host ? SLACK_STEPS : 1u); step++) {
+            uint64_t slack = slack_of(candidate, step);
+            ms__variant variant = ms__variant_of(search, finalists[i], slack);
+            bool repeated = step > 0 && slack == slack_of(candidate, step - 1);
+            if (!repeated && (step == 0 || variant.bytes <= most_bytes)) {
+                variants->items[variants->count++] = variant;
+            }
+        }
+    }
+    qsort(variants->items, variants->count, sizeof *variants->items, by_bytes);
+    return MS_OK;
+}
+
+void ms__variants_free(ms__variants *variants)
+{
+    ms_free(variants->items);
+    variants->items = NULL;
+    variants->count = 0;
+}
+
+/* ---- selection -------------------------------------------------------------------- */
 
 /* Is a the better choice? A total order. */
 static bool better(const ms__search *search, const ms__variant *a, const ms__variant *b)
@@ -50,41 +102,54 @@ static bool better(const ms__search *search, const ms__variant *a, const ms__var
     if (a->replay.step_ns != b->replay.step_ns) {
         return a->replay.step_ns < b->replay.step_ns;
     }
-    uint64_t left = ms__variant_bytes(search, a), right = ms__variant_bytes(search, b);
-    if (left != right) {
-        return left < right;
+    if (a->bytes != b->bytes) {
+        return a->bytes < b->bytes;
     }
     int order = ms__candidate_compare(search, a->candidate, b->candidate);
     return order != 0 ? order < 0 : a->slack_bytes < b->slack_bytes;
 }
 
-static bool eligible(const ms__search *search, const ms__bounds *bounds, const ms__variant *variant)
+static bool fits(const ms__search *search, const ms__bounds *bounds, const ms__variant *variant)
 {
-    uint64_t bytes = ms__variant_bytes(search, variant);
-    uint64_t limit = search->items[variant->candidate].light ? bounds->allowed_bytes : bounds->heavy_bytes;
-    return bytes <= limit && (bytes <= bounds->most_bytes || variant->slack_bytes == 0);
+    bool light = search->items[variant->candidate].light;
+    return variant->bytes <= (light ? bounds->allowed_bytes : bounds->heavy_bytes);
 }
 
-bool ms__select(ms__search *search, const ms__bounds *bounds, const size_t *finalists, size_t count,
-                           ms__variant *best)
+static bool in_time(const ms__bounds *bounds, const ms__variant *variant)
 {
-    bool found = false;
-    for (size_t i = 0; i < count; i++) {
-        const ms__candidate *candidate = &search->items[finalists[i]];
-        for (uint32_t step = 0; step < SLACK_STEPS; step++) {
-            ms__variant tried = {.candidate = finalists[i], .slack_bytes = slack_of(candidate, step)};
-            bool repeated = step > 0 && tried.slack_bytes == slack_of(candidate, step - 1);
-            if (repeated || (step > 0 && !search->sim->on_host) || !eligible(search, bounds, &tried)) {
-                continue;
-            }
-            ms__variant_replay(search, &tried);
-            if (!found || better(search, &tried, best)) {
-                *best = tried;
-                found = true;
+    return variant->replay.step_ns >= bounds->least_ns && variant->replay.step_ns <= bounds->most_ns;
+}
+
+const ms__variant *ms__select(ms__search *search, ms__variants *variants, const ms__bounds *bounds)
+{
+    const ms__variant *best = NULL;
+    for (size_t i = 0; i < variants->count && variants->items[i].bytes <= bounds->allowed_bytes; i++) {
+        ms__variant *tried = &variants->items[i];
+        /* No cache makes a candidate faster than its work and its waits. */
+        bool hopeless = best != NULL && search->items[tried->candidate].work_ns > best->replay.step_ns;
+        if (hopeless || !fits(search, bounds, tried)) {
+            continue;
+        }
+        ms__variant_replay(search, tried);
+        if (in_time(bounds, tried) && (best == NULL || better(search, tried, best))) {
+            best = tried;
+        }
+    }
+    return best;
+}
+
+const ms__variant *ms__select_least(ms__search *search, ms__variants *variants, const ms__bounds *bounds)
+{
+    for (size_t i = 0; i < variants->count && variants->items[i].bytes <= bounds->allowed_bytes; i++) {
+        ms__variant *tried = &variants->items[i];
+        if (fits(search, bounds, tried)) {
+            ms__variant_replay(search, tried);
+            if (in_time(bounds, tried)) {
+                return tried;
             }
         }
     }
-    return found;
+    return NULL;
 }
 
 /* ---- forced and over target ---------------------------------------------------------- */

@@ -11,22 +11,36 @@
 typedef struct ms__variant {
     size_t candidate;
     uint64_t slack_bytes; /* cache beyond the live peak */
+    uint64_t bytes;       /* what it takes of the device */
+    bool replayed;        /* `replay` is filled; see ms__variant_replay() */
     ms_replay replay;     /* with that cache */
 } ms__variant;
+
+/* The variants of some candidates, those that take least first. */
+typedef struct ms__variants {
+    ms__variant *items;
+    size_t count;
+} ms__variants;
 
 typedef struct ms__bounds {
     uint64_t allowed_bytes;
     uint64_t heavy_bytes; /* what candidates that are not light must fit */
-    uint64_t most_bytes;  /* no cache grows beyond: what an unoptimized run would hold */
+    uint64_t least_ns;    /* faster and slower variants are passed over */
+    uint64_t most_ns;
 } ms__bounds;
 
-/* What the variant takes of the device. */
-uint64_t ms__variant_bytes(const ms__search *search, const ms__variant *variant);
+/* No cache grows beyond `most_bytes`: what an unoptimized run would hold. */
+int ms__variants_make(ms__search *search, const size_t *finalists, size_t count, uint64_t most_bytes,
+                      ms__variants *variants);
+void ms__variants_free(ms__variants *variants);
+
+ms__variant ms__variant_of(const ms__search *search, size_t candidate, uint64_t slack_bytes);
 void ms__variant_replay(ms__search *search, ms__variant *variant);
 
-/* The best eligible variant of the finalists; false where none fits. */
-bool ms__select(ms__search *search, const ms__bounds *bounds, const size_t *finalists, size_t count,
-                ms__variant *best);
+/* The fastest variant in bounds; NULL where there is none. */
+const ms__variant *ms__select(ms__search *search, ms__variants *variants, const ms__bounds *bounds);
+/* The one in bounds that takes least. */
+const ms__variant *ms__select_least(ms__search *search, ms__variants *variants, const ms__bounds *bounds);
 
 /* The candidate of the smallest peak, the tie going to the faster. */
 size_t ms__select_smallest_peak(const ms__search *search);

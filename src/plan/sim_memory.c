@@ -19,7 +19,9 @@ static void note_peak(ms__sim *sim)
     }
 }
 
-/* A map comes out of the cache, or is made and faulted in, which takes time. */
+/* A map comes out of the cache, or is made and faulted in. That time is added to the
+ * step as a whole and moves no event: so a candidate has one timeline and one live
+ * peak, whatever its cache. */
 static void take_map(ms__sim *sim, uint32_t class_id)
 {
     if (++sim->class_live[class_id] > sim->class_peak[class_id]) {
@@ -28,7 +30,6 @@ static void take_map(ms__sim *sim, uint32_t class_id)
     }
     if (!sim->cache.on || !ms__cache_take(sim, class_id)) {
         sim->fault_ns += sim->class_fault_ns[class_id];
-        sim->now_ns += sim->class_fault_ns[class_id];
     }
 }
 

@@ -4,7 +4,7 @@
  * is resident when is sim_memory.c's, transfers are sim_io.c's.
  *
  * Times of candidates that are compared with each other are those of a plan whose
- * cache has a stated size that does not depend on the budget (solver.c), so that the
+ * cache has a stated size that does not depend on the budget (select.c), so that the
  * choice stays monotone in the budget.
  */
 #include <string.h>
@@ -475,7 +475,7 @@ static void read_peaks(const ms__sim *sim, ms__outcome *out)
 static void read_times(const ms__sim *sim, ms__outcome *out)
 {
     ms_replay *replay = &out->replay;
-    replay->step_ns = sim->now_ns;
+    replay->step_ns = ms__add_sat(sim->now_ns, sim->fault_ns);
     replay->recompute_ns = sim->recompute_ns;
     replay->stall_forward_ns = sim->stall_forward_ns;
     replay->stall_backward_ns = sim->stall_backward_ns;

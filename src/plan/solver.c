@@ -53,17 +53,23 @@ static size_t propose(ms__search *search)
     return uniform_count;
 }
 
-static ms__bounds bounds_of(const ms__search *search, const ms_pressure *pressure)
+/* At low pressure candidates that are not light must fit the budget where low pressure
+ * begins, or the smallest budget where that is larger. */
+static ms__bounds bounds_at(const ms__search *search, uint64_t need_bytes, uint64_t allowed_bytes,
+                            const ms__limits *limits)
 {
-    const ms__candidate *kept = &search->items[0];
-    ms__bounds bounds = {.allowed_bytes = pressure->allowed_bytes,
-                     .heavy_bytes = pressure->allowed_bytes,
-                     .most_bytes = ms__add_sat(kept->fixed_bytes, kept->held_most_bytes)};
-    if (pressure->permille <= MS_LOW_PRESSURE_PERMILLE) {
-        uint64_t begins = ms__mul_div_up(pressure->need_bytes, 1000, MS_LOW_PRESSURE_PERMILLE);
-        bounds.heavy_bytes = ms__min_u64(begins, pressure->allowed_bytes);
-    }
-    return bounds;
+    uint64_t begins = ms__mul_div_up(need_bytes, 1000, MS_LOW_PRESSURE_PERMILLE);
+    uint64_t smallest = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
+    return (ms__bounds){.allowed_bytes = allowed_bytes,
+                        .heavy_bytes = ms__min_u64(allowed_bytes, ms__max_u64(begins, smallest)),
+                        .least_ns = limits->least_ns,
+                        .most_ns = limits->most_ns};
+}
+
+/* What an unoptimized run would hold with an unbounded cache: keeping all comes first. */
+static uint64_t most_bytes(const ms__search *search)
+{
+    return ms__add_sat(search->items[0].fixed_bytes, search->items[0].held_most_bytes);
 }
 
 /* "recompute on 12 nodes, offload_disk on 3 nodes". */
@@ -114,49 +120,78 @@ static size_t press_on(ms__search *search)
     return best;
 }
 
-/* The choice at this pressure, and in *room_bytes what the plan may fill with cache. */
-static bool choose(ms__search *search, const ms_pressure *pressure, ms__variant *chosen, uint64_t *room_bytes)
+/* Step time of the plan for the smallest budget within the limits; 0 where there is none. */
+static uint64_t slowest(ms__search *search, ms__variants *variants, const ms_pressure *pressure,
+                        const ms__limits *limits)
 {
-    size_t finalists[FINALISTS_MOST];
-    size_t uniform_count = propose(search);
-    if (search->out_of_memory) {
-        return false;
+    ms__bounds bounds = bounds_at(search, pressure->need_bytes, UINT64_MAX, limits);
+    const ms__variant *least = ms__select_least(search, variants, &bounds);
+    if (least == NULL) {
+        return 0;
     }
-    if (pressure->forced) {
-        *chosen = (ms__variant){.candidate = press_on(search)};
-        *room_bytes = 0;
-        ms__variant_replay(search, chosen);
-        return true;
-    }
-    ms__bounds bounds = bounds_of(search, pressure);
-    size_t count = list_finalists(search, uniform_count, finalists);
-    *room_bytes = ms__min_u64(bounds.allowed_bytes, bounds.most_bytes);
-    if (ms__select(search, &bounds, finalists, count, chosen)) {
-        return true;
-    }
-    *chosen = (ms__variant){.candidate = ms__select_smallest_peak(search)};
-    *room_bytes = 0;
-    ms__variant_replay(search, chosen);
-    return ms__candidate_peak(&search->items[chosen->candidate]) <= pressure->allowed_bytes;
+    bounds = bounds_at(search, pressure->need_bytes, least->bytes, limits);
+    const ms__variant *fastest = ms__select(search, variants, &bounds);
+    return fastest != NULL ? fastest->replay.step_ns : least->replay.step_ns;
 }
 
-static int solve(ms__search *search, const ms_pressure *pressure, ms_plan *plan, ms_error *err)
-{
-    ms__variant chosen;
+/* What was chosen, whether it fits, and what it may fill with cache. */
+typedef struct choice {
+    ms__variant variant;
+    bool fits;
     uint64_t room_bytes;
-    bool fits = choose(search, pressure, &chosen, &room_bytes);
+} choice;
+
+/* The choice when the budget binds or is the target. */
+static int choose_fastest(ms__search *search, const ms_pressure *pressure, size_t uniform_count, ms__limits *limits,
+                          choice *made)
+{
+    size_t finalists[FINALISTS_MOST];
+    ms__variants variants;
+    size_t count = list_finalists(search, uniform_count, finalists);
+    if (search->out_of_memory || ms__variants_make(search, finalists, count, most_bytes(search), &variants) != MS_OK) {
+        search->out_of_memory = true;
+        return MS_ENOMEM;
+    }
+    ms__bounds bounds = bounds_at(search, pressure->need_bytes, pressure->allowed_bytes, limits);
+    const ms__variant *found = ms__select(search, &variants, &bounds);
+    made->fits = found != NULL;
+    made->variant = found != NULL ? *found : ms__variant_of(search, ms__select_smallest_peak(search), 0);
+    made->room_bytes = found != NULL ? ms__min_u64(pressure->allowed_bytes, most_bytes(search)) : 0;
+    ms__variant_replay(search, &made->variant);
+    limits->slowest_ns = slowest(search, &variants, pressure, limits);
+    ms__variants_free(&variants);
+    return MS_OK;
+}
+
+static int choose(ms__search *search, const ms_pressure *pressure, ms__limits *limits, choice *made)
+{
+    size_t uniform_count = propose(search);
     if (search->out_of_memory) {
+        return MS_ENOMEM;
+    }
+    if (!pressure->forced) {
+        return choose_fastest(search, pressure, uniform_count, limits, made);
+    }
+    *made = (choice){.variant = ms__variant_of(search, press_on(search), 0), .fits = true};
+    ms__variant_replay(search, &made->variant);
+    return search->out_of_memory ? MS_ENOMEM : MS_OK;
+}
+
+static int solve(ms__search *search, const ms_pressure *pressure, ms__limits *limits, ms_plan *plan, ms_error *err)
+{
+    choice made;
+    if (choose(search, pressure, limits, &made) != MS_OK) {
         return ms_fail(err, MS_ENOMEM, "solver: out of memory after %zu candidates", search->count);
     }
-    if (!fits && pressure->budget_given) {
+    if (!made.fits && pressure->budget_given) {
         return refuse(search, pressure, err);
     }
-    plan->over_target = !fits;
+    plan->over_target = !made.fits;
     plan->smallest_budget_bytes = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
-    ms__plan_fill(search, &chosen, room_bytes, plan);
+    ms__plan_fill(search, &made.variant, made.room_bytes, plan);
     ms__plan_fill_unoptimized(search, plan);
-    ms__plan_apply(search, &chosen, plan);
-    ms__plan_fill_entries(search, chosen.candidate, ms__max_u64(room_bytes, ms__variant_bytes(search, &chosen)), plan);
+    ms__plan_apply(search, &made.variant, plan);
+    ms__plan_fill_entries(search, made.variant.candidate, ms__max_u64(made.room_bytes, made.variant.bytes), plan);
     return MS_OK;
 }
 
@@ -168,19 +203,20 @@ static int skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, 
     if (search->out_of_memory) {
         return ms_fail(err, MS_ENOMEM, "solver: out of memory");
     }
-    ms__variant kept = {.candidate = 0};
-    ms__bounds bounds = bounds_of(search, pressure);
+    ms__variant kept = ms__variant_of(search, 0, 0);
     ms__plan_fill_unoptimized(search, plan);
     kept.replay = plan->unoptimized;
-    ms__plan_fill(search, &kept, pressure->budget_given ? ms__min_u64(bounds.allowed_bytes, bounds.most_bytes) : 0, plan);
+    uint64_t room_bytes = pressure->budget_given ? ms__min_u64(pressure->allowed_bytes, most_bytes(search)) : 0;
+    ms__plan_fill(search, &kept, room_bytes, plan);
     plan->skipped = true;
     ms__plan_apply(search, &kept, plan);
     ms__plan_fill_entries(search, 0, ms__candidate_peak(&search->items[0]), plan);
     return MS_OK;
 }
 
-int ms_plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                  const ms_pressure *pressure, const ms_admission *admissions, ms_plan **plan, ms_error *err)
+int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                   const ms_pressure *pressure, const ms_admission *admissions, ms__limits *limits,
+                   ms_plan **plan, ms_error *err)
 {
     if (graph->node_count == 0) {
         return ms_fail(err, MS_EINVAL, "solver: the graph has no nodes");
@@ -195,7 +231,8 @@ int ms_plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_c
         rc = ms_fail(err, MS_ENOMEM, "solver: out of memory for a plan of %u nodes", graph->node_count);
     } else {
         made->pressure = *pressure;
-        rc = pressure->comfortable ? skip(&search, pressure, made, err) : solve(&search, pressure, made, err);
+        rc = pressure->comfortable ? skip(&search, pressure, made, err)
+                                   : solve(&search, pressure, limits, made, err);
     }
     ms__search_close(&search);
     if (rc != MS_OK) {
@@ -206,3 +243,9 @@ int ms_plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_c
     return MS_OK;
 }
 
+int ms_plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                  const ms_pressure *pressure, const ms_admission *admissions, ms_plan **plan, ms_error *err)
+{
+    ms__limits limits = {.most_ns = UINT64_MAX};
+    return ms__plan_solve(graph, hardware, config, pressure, admissions, &limits, plan, err);
+}

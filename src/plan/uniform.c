@@ -40,21 +40,16 @@ static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_t
     return MS_OK;
 }
 
-/* Of the uniform candidates of one technique, or of all: the fastest that fits, else the
- * smallest, each with the cache it leaves room for. */
+/* Of the uniform candidates of one technique: the fastest that fits with the cache it
+ * leaves room for, else the smallest. Of all techniques: the smallest. */
 static void choose_uniform(ms__search *search, ms_technique technique, const ms_pressure *pressure,
                            ms__variant *chosen, uint64_t *room_bytes)
 {
     size_t finalists[UNIFORM_MOST], count = 0;
-    bool one = technique < MS_TECHNIQUE_COUNT;
+    ms__variants variants;
+    const ms__variant *found = NULL;
     ms__families_one(search, MS_TECHNIQUE_KEEP);
-    if (search->out_of_memory) {
-        return;
-    }
-    const ms__candidate *kept = &search->items[0];
-    uint64_t most = ms__add_sat(kept->fixed_bytes, kept->held_most_bytes);
-    ms__bounds bounds = {pressure->allowed_bytes, pressure->allowed_bytes, most};
-    if (one) {
+    if (technique < MS_TECHNIQUE_COUNT) {
         ms__families_one(search, technique);
     } else {
         ms__families_uniform(search);
@@ -62,17 +57,24 @@ static void choose_uniform(ms__search *search, ms_technique technique, const ms_
     if (search->out_of_memory) {
         return;
     }
+    uint64_t most = ms__add_sat(search->items[0].fixed_bytes, search->items[0].held_most_bytes);
     /* Where the technique is admitted nowhere, keeping all is what it comes to. */
     for (size_t i = search->count > 1 ? 1 : 0; i < search->count && count < UNIFORM_MOST; i++) {
         finalists[count++] = i;
     }
-    *room_bytes = ms__min_u64(pressure->allowed_bytes, most);
-    bool any = one && ms__select(search, &bounds, finalists, count, chosen);
-    if (!any) {
-        *chosen = (ms__variant){.candidate = ms__select_smallest_peak(search)};
-        *room_bytes = 0;
-        ms__variant_replay(search, chosen);
+    if (ms__variants_make(search, finalists, count, most, &variants) != MS_OK) {
+        search->out_of_memory = true;
+        return;
     }
+    if (technique < MS_TECHNIQUE_COUNT) {
+        uint64_t allowed = pressure->allowed_bytes;
+        ms__bounds bounds = {.allowed_bytes = allowed, .heavy_bytes = allowed, .most_ns = UINT64_MAX};
+        found = ms__select(search, &variants, &bounds);
+    }
+    *chosen = found != NULL ? *found : ms__variant_of(search, ms__select_smallest_peak(search), 0);
+    *room_bytes = found != NULL ? ms__min_u64(pressure->allowed_bytes, most) : 0;
+    ms__variant_replay(search, chosen);
+    ms__variants_free(&variants);
 }
 
 static void make_uniform(ms__search *search, ms_technique technique, const ms_pressure *pressure, ms_plan *plan)
@@ -87,7 +89,7 @@ static void make_uniform(ms__search *search, ms_technique technique, const ms_pr
     ms__plan_fill(search, &chosen, room_bytes, plan);
     plan->pressure = *pressure;
     plan->smallest_budget_bytes = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
-    plan->over_target = ms__variant_bytes(search, &chosen) > pressure->allowed_bytes;
+    plan->over_target = chosen.bytes > pressure->allowed_bytes;
     ms__plan_apply(search, &chosen, plan);
     ms__plan_fill_entries(search, chosen.candidate, plan->replay.peak_bytes, plan);
 }

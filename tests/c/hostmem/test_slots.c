@@ -119,6 +119,7 @@ static void serves_and_restores(const char *variable, bool is_lazy, bool is_read
     assert_non_null(strstr(last_line, "exact maps"));
     assert_int_equal(!is_writable((void *)before.cell), is_read_only);
     assert_serves_blocks(&library);
+    assert_serves_blocks(&library); /* the linker did not bind the slots anew at the first call */
     ms_hostmem_uninstall();
     assert_true(are_slots_restored(&library));
     assert_int_equal(!is_writable((void *)before.cell), is_read_only);
@@ -333,6 +334,28 @@ static void free_stays_while_blocks_live(void **state)
     free_stays_until_the_last_block_is_gone("FAKE_C10_NOPLT");
 }
 
+/* A thread may have read the slot just before it was restored. */
+static void a_call_in_flight_at_uninstall_is_not_served(void **state)
+{
+    (void)state;
+    fake library = fake_load("FAKE_C10_LAZY");
+    install_into(&library);
+    ms__got_slot memalign_slot = slot_of(&library, "posix_memalign");
+    ms__got_slot free_slot = slot_of(&library, "free");
+    uintptr_t hooks[2] = {held_by(&memalign_slot), held_by(&free_slot)};
+    void *block = fake_alloc(&library, 2 * MIB);
+    ms_hostmem_uninstall();
+    void *late = NULL;
+    assert_int_equal(((int (*)(void **, size_t, size_t))hooks[0])(&late, 64, 2 * MIB), 0);
+    assert_false(ms_hostmem_find(late, NULL)); /* though `free` is still ours */
+    library.free(block);
+    assert_true(are_slots_restored(&library));
+    ((void (*)(void *))hooks[1])(late);
+    assert_int_equal(((int (*)(void **, size_t, size_t))hooks[0])(&late, 64, 2 * MIB), 0);
+    assert_false(ms_hostmem_find(late, NULL));
+    library.free(late);
+}
+
 static void installing_again_over_living_blocks_works(void **state)
 {
     (void)state;
@@ -430,6 +453,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(users_are_counted, setup, teardown),
         cmocka_unit_test_setup_teardown(a_second_library_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(free_stays_while_blocks_live, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_call_in_flight_at_uninstall_is_not_served, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(installing_again_over_living_blocks_works, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(odd_alignments_get_what_posix_promises, setup, teardown),

@@ -1,6 +1,7 @@
 /* Many threads at once: blocks freed by other threads than took them, a ceiling that
  * moves, slots that come and go, and forks in the middle. Run under TSan and ASan. */
 #include <stdatomic.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -218,6 +219,39 @@ static void children_of_a_fork_in_the_middle_work(void **state)
     assert_all_gone();
 }
 
+static void release(void *block)
+{
+    ms_hostmem_release(block);
+}
+
+/* The block is free but its bytes count until they are gone; the thread that gives them
+ * back does not exist in the child. */
+static void bytes_on_their_way_out_do_not_count_in_a_child(void **state)
+{
+    (void)state;
+    enum { LARGE_BYTES = 256 << 20 };
+    ms_error err;
+    prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0); /* small pages take longer to give back */
+    for (int i = 0; i < 5; i++) {
+        ms__thread thread = {0};
+        void *block = ms_hostmem_alloc(LARGE_BYTES);
+        memset(block, 1, LARGE_BYTES);
+        assert_ms_ok(ms__thread_start(&thread, "release", release, block, &err), err);
+        while (stats_now().live_blocks != 0) {
+        }
+        pid_t child = fork();
+        if (child == 0) {
+            _exit(stats_now().live_bytes == 0 ? 0 : 1);
+        }
+        int status = 0;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        ms__thread_join(&thread);
+        assert_all_gone();
+    }
+    prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0);
+}
+
 /* Fork handlers of others run in the thread that holds our lock, and may free. */
 static fake handler_library;
 static void *handler_blocks[3];
@@ -264,6 +298,7 @@ int main(void)
         cmocka_unit_test(blocks_pass_between_threads_under_a_moving_ceiling),
         cmocka_unit_test(slots_come_and_go),
         cmocka_unit_test(children_of_a_fork_in_the_middle_work),
+        cmocka_unit_test(bytes_on_their_way_out_do_not_count_in_a_child),
         cmocka_unit_test(other_fork_handlers_may_free_blocks),
     };
     handler_library = fake_load("FAKE_C10_LAZY");

@@ -9,6 +9,7 @@ back, together with the random number generators and torch's global switches.
 from __future__ import annotations
 
 import gc
+import logging
 import random
 import sys
 import types
@@ -21,72 +22,60 @@ import torch
 
 __all__ = ["Snapshot", "isolated"]
 
-_DEPTH = 6
-"""How deep below a module's attributes containers and objects are followed."""
+_DEPTH = 4
+"""How deep containers below a module's attributes are followed."""
+
+_LARGE = 4096
+"""Containers with more items are left alone: data sets, vocabularies."""
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, deque)
-_LEAVES = (
-    torch.Tensor,
-    torch.nn.Module,
-    type,
-    types.ModuleType,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.Size,
-)
+_OPAQUE = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
+_OURS = __name__.partition(".")[0]
 
 
 class Snapshot:
     """The attributes of every module below a root, and the containers they hold.
 
-    Values are remembered by reference: tensors are not copied. `restore()` puts back
-    what is different, in place, so that who holds a container sees it restored.
+    Values are remembered by reference: tensors are not copied. Plain objects among the
+    attributes (configurations, caches) are remembered one level deep. `restore()` puts
+    back what is different, in place, so that who holds a container sees it restored.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._kept: list[tuple[Any, Any]] = []
+        self._own: list[Any] = []
         self._seen: set[int] = set()
         for module in model.modules():
-            self._remember(module.__dict__, _DEPTH)
+            self._remember(module.__dict__, _DEPTH, True)
 
-    def containers(self) -> Iterator[Any]:
-        """The dictionaries, lists and sets that are remembered."""
-        return (container for container, _ in self._kept)
+    def containers(self) -> list[Any]:
+        """The modules' own dictionaries and lists, nested ones included, those of the
+        objects they hold not."""
+        return self._own
 
-    def _remember(self, value: Any, depth: int) -> None:
-        if isinstance(value, _LEAVES) or depth == 0 or id(value) in self._seen:
-            return
+    def _remember(self, value: Any, depth: int, is_own: bool) -> None:
         kind = type(value)
+        if isinstance(value, _OPAQUE) or depth == 0 or id(value) in self._seen:
+            return
         if kind in _MAPPINGS:
-            self._keep(value, dict(value))
-            inner = list(value.values())
+            content, inner = dict(value), list(value.values())
         elif kind in _SEQUENCES:
-            self._keep(value, list(value))
-            inner = list(value)
+            content, inner = list(value), list(value)
         elif kind is set:
-            self._keep(value, set(value))
-            inner = []
-        elif kind is tuple:
-            inner = list(value)
+            content, inner = set(value), []
         else:
-            attributes = getattr(value, "__dict__", None)
-            inner = [attributes] if type(attributes) is dict else []
+            if is_own and kind.__module__.partition(".")[0] not in (_OURS, "builtins"):
+                self._remember(getattr(value, "__dict__", None), 2, False)
+            return
+        if len(content) > _LARGE:
+            return
+        self._seen.add(id(value))
+        self._kept.append((value, content))
+        if is_own:
+            self._own.append(value)
         for item in inner:
-            self._remember(item, depth - 1)
-
-    def _keep(self, container: Any, content: Any) -> None:
-        self._seen.add(id(container))
-        self._kept.append((container, content))
+            self._remember(item, depth - 1, is_own)
 
     def restore(self) -> None:
         """Puts every remembered container back to its content."""
@@ -122,6 +111,8 @@ def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
     die when their last holder lets go and not when a collection happens to run.
     """
     snapshot = Snapshot(model)
+    torch_log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_silent, torch_log.disabled = torch_log.disabled, True  # what fails is raised and reported once
     generators = _generator_states()
     collecting = gc.isenabled()
     gc.disable()
@@ -130,15 +121,11 @@ def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
             yield snapshot
     finally:
         snapshot.restore()
+        torch_log.disabled = was_silent
         _restore_generators(generators)
-        if torch.is_autocast_cache_enabled() and _autocast_active():
-            torch.clear_autocast_cache()  # holds casts of the trace's parameters
+        torch.clear_autocast_cache()  # holds casts of the trace's parameters
         if collecting:
             gc.enable()
-
-
-def _autocast_active() -> bool:
-    return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
 def _generator_states() -> dict[str, Any]:

@@ -22,7 +22,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -79,6 +79,9 @@ class MemoryProfiler:
             optimizer: the one that will step, if known. It is stepped, as a copy, on
                 fake gradients; where that fails its state is estimated.
 
+        The first attempt lets transformers branch on values (`libraries_branch_on_values`),
+        which needs those that decide to be known; the second does not.
+
         Returns:
             The graph as JSON (docs/formats/graph.schema.json).
 
@@ -86,18 +89,34 @@ class MemoryProfiler:
             ProfileError: the step can't be traced: its control flow depends on values,
                 an operator has no fake kernel, or a module kept hold of a fake tensor.
         """
-        from .fakes import Twins, fake_kernels
-        from .isolation import isolated
-        from .tracer import LiveTracer
-
         kwargs = _without_cache(model, dict(sample_kwargs or {}))
+        try:
+            return self._trace(model, sample_args, kwargs, optimizer, True)
+        except ProfileError as error:
+            _log.debug("%s; tracing as a compiler would", error)
+        return self._trace(model, sample_args, kwargs, optimizer, False)
+
+    def _trace(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        optimizer: torch.optim.Optimizer | None,
+        branch_on_values: bool,
+    ) -> str:
+        from .fakes import Twins
+        from .isolation import isolated
+        from .static_tracer import StaticTracer, libraries_branch_on_values
+
         name = type(model).__name__
-        tracer = LiveTracer(name, describe_arguments(sample_args, kwargs), "static", fake_kernels())
+        tracer = StaticTracer(name, describe_arguments(args, kwargs))
         twins = Twins()
         _active.depth = getattr(_active, "depth", 0) + 1
         try:
-            with isolated(model) as snapshot:
-                _StaticStep(model, tracer, twins).run(snapshot, sample_args, kwargs, optimizer)
+            with isolated(model) as snapshot, ExitStack() as stack:
+                if branch_on_values:
+                    stack.enter_context(libraries_branch_on_values())
+                _StaticStep(model, tracer, twins).run(snapshot, args, kwargs, optimizer)
             graph = tracer.finish()
         except MemScaleError:
             raise
@@ -116,7 +135,8 @@ def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Shapes, dtypes and plain values of a forward's arguments as one line.
 
     Two forwards with equal descriptions allocate the same: it is what plans are kept
-    under. Values of tensors do not enter. The form is that of `ms_signature_covers()`:
+    under. Values of tensors do not enter, but for masks: models leave out what a mask of
+    ones does not change. The form is that of `ms_signature_covers()`:
     ``"input_ids:int64[4,512],use_cache=False"``, positional arguments by number.
     """
     import torch
@@ -133,7 +153,8 @@ def _describe_value(name: str, value: Any) -> str:
     import torch
 
     if isinstance(value, torch.Tensor):
-        return f"{name}:{_dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]"
+        full = ":ones" if _is_full_mask(name, value) else ""
+        return f"{name}:{_dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]{full}"
     if isinstance(value, Mapping):
         return ",".join(_describe_value(f"{name}.{key}", item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -141,6 +162,17 @@ def _describe_value(name: str, value: Any) -> str:
     if isinstance(value, (bool, int, float, str)):
         return f"{name}={value!r}"[:64]
     return f"{name}={type(value).__name__}"
+
+
+def _is_full_mask(name: str, value: Any) -> bool:
+    """Whether an argument is a padding mask that masks nothing."""
+    import torch
+
+    if not (isinstance(value, torch.Tensor) and name.endswith("mask") and value.dim() == 2):
+        return False
+    if value.dtype.is_floating_point or value.dtype.is_complex or value.device.type == "meta":
+        return False
+    return bool((value == 1).all())
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -171,13 +203,14 @@ class _StaticStep:
         if not self._model.training:
             self._model.train()
         self._swap_in(snapshot)
+        self._know_masks(kwargs)
         args = self._twins.replace(tuple(args))
         kwargs = self._twins.replace(kwargs)
         tracer = self._tracer
         tracer.resident_batch(tensors_in((args, kwargs)))
         parameters = list(self._model.parameters())
         tracer.resident_parameters(parameters)
-        tracer.resident_buffers(tensors_in(list(snapshot.containers()), depth=2))
+        tracer.resident_buffers(tensors_in(snapshot.containers(), depth=2))
         with ExitStack() as stack:
             for handle in self._hook_layers():
                 stack.callback(handle.remove)
@@ -185,17 +218,22 @@ class _StaticStep:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
             tracer.start()
             stack.callback(tracer.stop)
-            self._step(args, kwargs)
+            loss = self._step(args, kwargs)
             tracer.gradients(parameters)
             if optimizer is None:
                 tracer.phase("done")
             else:
                 self._optimizer_step(optimizer)
+            del loss  # a caller holds it through the step
 
-    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+        import torch
+
         output = self._model(*args, **kwargs)
         self._tracer.outputs(output)
         self._tracer.phase("loss")
+        # Autocast is left before backward, and lets go of its casts of the weights.
+        torch.clear_autocast_cache()
         loss = _loss_of(output)
         if loss is None:
             loss = _stand_in_loss(output)
@@ -204,7 +242,9 @@ class _StaticStep:
         del output
         self._tracer.phase("backward")
         if loss is not None:
-            loss.backward()
+            with _without_autocast():
+                loss.backward()
+        return loss
 
     # -- twins in the model -------------------------------------------------------------
 
@@ -221,6 +261,14 @@ class _StaticStep:
                 for index, value in enumerate(container):
                     if isinstance(value, torch.Tensor):
                         container[index] = self._twins.of(value)
+
+    def _know_masks(self, kwargs: dict[str, Any]) -> None:
+        """Masks of ones: the arguments' description says that they are."""
+        from .static_tracer import know
+
+        for name, value in kwargs.items():
+            if _is_full_mask(name, value):
+                know(self._twins.of(value), value.new_ones(value.shape, device="cpu"))
 
     # -- layers -------------------------------------------------------------------------
 
@@ -378,6 +426,17 @@ def _fake_optimizer(optimizer: torch.optim.Optimizer, twins: Twins) -> torch.opt
         {key: twins.replace(value) for key, value in group.items()} for group in optimizer.param_groups
     ]
     return stepping
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    import torch
+
+    with ExitStack() as stack:
+        for device in ("cuda", "cpu"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def _refuse_leftovers(name: str, tracer: LiveTracer) -> None:

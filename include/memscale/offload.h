@@ -12,9 +12,17 @@
  * transfer accepted finishes without another call being made.
  *
  * An engine is used from any number of threads. The calls that may block are
- * ms_offload_wait(), ms_offload_quiesce(), ms_offload_close(), and ms_offload_store()
- * of memory that is not direct (it is copied into slots first, which may have to
- * come free).
+ * ms_offload_wait(), ms_offload_quiesce(), ms_offload_close(), ms_offload_drop() of a
+ * ticket in flight, and ms_offload_store() of memory that is not direct (it is copied
+ * into slots first, which may have to come free).
+ *
+ * Order: what somebody waits for, then fetches, then stores, each in the order of the
+ * calls. A large transfer is moved in pieces of a slot's size by all workers, and
+ * gives way between two pieces.
+ *
+ * fork(): every engine comes to rest before it and goes on after it in the parent. In
+ * the child it is unusable (MS_ESTATE); closing it there gives back what the child
+ * inherited and touches nothing of the parent's.
  */
 #ifndef MEMSCALE_OFFLOAD_H
 #define MEMSCALE_OFFLOAD_H
@@ -34,7 +42,7 @@ typedef struct ms_offload_options {
     uint64_t cap_bytes;        /* stores beyond it fail with MS_ENOSPC; UINT64_MAX: none */
     uint64_t slab_bytes;       /* for small and unaligned storages; 0: 32 MiB */
     uint64_t slot_bytes;       /* 0: 4 MiB */
-    uint32_t worker_count;     /* 0: 2 */
+    uint32_t worker_count;     /* 0: 3, so that two move bytes while one hashes */
     uint64_t timeout_ns;       /* on one wait; 0: 120 s */
     bool no_direct_io;         /* buffered I/O although direct is possible */
     bool no_verify;            /* no checksums: for measuring what they cost */
@@ -44,8 +52,10 @@ typedef struct ms_offload ms_offload;
 typedef uint64_t ms_ticket; /* 0 is none */
 
 MS_API int ms_offload_open(const ms_offload_options *options, ms_offload **engine, ms_error *err);
-/* Waits for transfers in flight (bounded), stops the workers, gives back the file,
- * the slab and every extent. Tickets are void afterwards. */
+/* Cancels what is queued, waits (bounded) for the pieces that are being moved, stops
+ * the workers, gives back the file, the slab and every extent. Tickets are void
+ * afterwards. Calls of other threads that are waiting return MS_ECANCELED first; no
+ * other call may be under way. */
 MS_API void ms_offload_close(ms_offload *engine);
 
 typedef enum ms_ticket_state {
@@ -65,8 +75,9 @@ typedef enum ms_ticket_state {
 MS_API int ms_offload_store(ms_offload *engine, const void *source, uint64_t bytes, uint64_t capacity,
                             ms_ticket *ticket, ms_error *err);
 
-/* Starts bringing a stored extent to `destination` (capacity as above). May be called
- * again after it finished. A ticket still STORING is fetched after its store. */
+/* Starts bringing a stored extent to `destination` (capacity as above: bytes between
+ * the extent's size and the capacity may be overwritten). May be called again after it
+ * finished, well or not. A ticket still STORING is fetched after its store. */
 MS_API int ms_offload_fetch(ms_offload *engine, ms_ticket ticket, void *destination, uint64_t capacity,
                             ms_error *err);
 
@@ -76,8 +87,10 @@ MS_API int ms_offload_wait(ms_offload *engine, ms_ticket ticket, ms_error *err);
 
 MS_API ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket ticket);
 
-/* Gives up a ticket: its extent is free for reuse. A transfer in flight is waited
- * for first (its memory belongs to somebody). */
+/* Gives up a ticket, also one that failed: its extent is free for reuse. Of a transfer
+ * in flight the pieces that are being moved are waited for first (their memory belongs
+ * to somebody), the others are not moved any more. A thread that waits for the ticket
+ * gets MS_ECANCELED; the number is unknown from then on (MS_EINVAL). */
 MS_API void ms_offload_drop(ms_offload *engine, ms_ticket ticket);
 
 /* Tickets whose store has ended, well or not, since they were last returned here:

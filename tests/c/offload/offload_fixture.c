@@ -34,6 +34,7 @@ ms_offload_options small_options(void)
         .cap_bytes = UINT64_MAX,
         .slab_bytes = 8 * 64 * KIB,
         .slot_bytes = 64 * KIB,
+        .worker_count = 2,
         .no_direct_io = tested->no_direct_io,
     };
 }
@@ -160,7 +161,8 @@ int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size
 {
     const char *parent = getenv("MEMSCALE_TEST_SPILL_DIR");
     int failures = 0;
-    snprintf(spill_dir, sizeof spill_dir, "%s/memscale-test-XXXXXX", parent != NULL ? parent : "/var/tmp");
+    snprintf(spill_dir, sizeof spill_dir, "%s/memscale-test-XXXXXX",
+             parent != NULL ? parent : "/var/tmp");
     if (mkdtemp(spill_dir) == NULL) {
         perror(spill_dir);
         return 1;

@@ -319,7 +319,8 @@ static void interrupted_transfers_are_tried_again(void **state)
 static void each_resource_may_be_missing_when_an_engine_opens(void **state)
 {
     (void)state;
-    const ms_fault kinds[] = {MS_FAULT_ALLOC, MS_FAULT_MAP, MS_FAULT_OPEN, MS_FAULT_WRITE, MS_FAULT_THREAD};
+    const ms_fault kinds[] = {MS_FAULT_ALLOC, MS_FAULT_MAP, MS_FAULT_OPEN, MS_FAULT_WRITE,
+                              MS_FAULT_THREAD};
     const int numbers[] = {ENOMEM, ENOMEM, EMFILE, EIO, EAGAIN};
     size_t fds = count_fds();
     size_t threads = count_entries("/proc/self/task");

@@ -4,8 +4,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -19,6 +21,12 @@ static void pause_ms(long milliseconds)
 }
 
 /* ---- close ------------------------------------------------------------------- */
+
+static bool is_mapped(const void *page)
+{
+    unsigned char resident;
+    return mincore((void *)(uintptr_t)page, 4096, &resident) == 0;
+}
 
 static void closing_gives_everything_back(void **state)
 {
@@ -44,7 +52,10 @@ static void closing_gives_everything_back(void **state)
                 assert_ms_ok(ms_offload_fetch(engine, ticket, to, 2 * MIB, &err), err);
             }
         }
+        const void *slab = engine->slab.address;
+        assert_true(is_mapped(slab));
         ms_offload_close(engine); /* most of it is in flight */
+        assert_false(is_mapped(slab));
         memset(memory, round, area); /* and the memory is ours again */
     }
     assert_int_equal(count_fds(), fds);
@@ -69,7 +80,8 @@ static void wait_body(void *argument)
 static void store_body(void *argument)
 {
     waiting *self = argument;
-    self->rc = ms_offload_store(self->engine, self->memory + 8, 3 * MIB, 3 * MIB, &self->ticket, NULL);
+    self->rc = ms_offload_store(self->engine, self->memory + 8, 3 * MIB, 3 * MIB, &self->ticket,
+                                NULL);
 }
 
 static void who_waits_is_told_when_the_engine_closes(void **state)
@@ -173,10 +185,9 @@ static void freed_space_is_used_again(void **state)
     pages_free(memory, MIB);
 }
 
-/* ---- processes that die --------------------------------------------------------- */
+/* ---- what this program does when a test starts it ---------------------------------- */
 
-/* Stores and fetches until killed: what this program does when it is started with the
- * number of a backend and a directory. */
+/* Stores and fetches until killed. */
 static void work_for_ever(void)
 {
     ms_offload *engine = NULL;
@@ -198,18 +209,94 @@ static void work_for_ever(void)
     }
 }
 
+/* ---- a disk that is really full -------------------------------------------------- */
+
+enum { CANNOT_MOUNT = 77 };
+
+static bool mount_small(const char *dir)
+{
+    if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) {
+        return false;
+    }
+    return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("tmpfs", dir, "tmpfs", 0, "size=5m") == 0;
+}
+
+/* Stores 1 MiB after the other on a file system of 5 MiB: the first four arrive, the
+ * next are refused in words, and dropping makes room again. */
+static int fill_a_disk(void)
+{
+    enum { FIT = 4, TRIED = 7 };
+    ms_offload *engine = NULL;
+    ms_ticket tickets[TRIED] = {0};
+    ms_offload_options options = small_options();
+    unsigned char *memory = pages_new(MIB);
+    int wrong = 0;
+    if (!mount_small(spill_dir)) {
+        return CANNOT_MOUNT;
+    }
+    if (ms_offload_open(&options, &engine, NULL) != MS_OK) {
+        return 1;
+    }
+    for (uint64_t i = 0; i < TRIED; i++) {
+        ms_error err = {0};
+        pattern(memory, MIB, i);
+        int rc = ms_offload_store(engine, memory, MIB, MIB, &tickets[i], &err);
+        if (rc == MS_OK) {
+            rc = ms_offload_wait(engine, tickets[i], &err);
+        }
+        wrong += i < FIT && rc != MS_OK;
+        wrong += i > FIT && (rc != MS_ENOSPC || err.system_errno != ENOSPC ||
+                             strstr(err.text, "No space left on device") == NULL);
+    }
+    for (uint64_t i = 0; i < FIT; i++) {
+        memset(memory, 0, MIB);
+        wrong += ms_offload_fetch(engine, tickets[i], memory, MIB, NULL) != MS_OK;
+        wrong += ms_offload_wait(engine, tickets[i], NULL) != MS_OK || !has_pattern(memory, MIB, i);
+    }
+    ms_offload_drop(engine, tickets[0]);
+    wrong += ms_offload_store(engine, memory, MIB, MIB, &tickets[0], NULL) != MS_OK;
+    wrong += ms_offload_wait(engine, tickets[0], NULL) != MS_OK;
+    ms_offload_close(engine);
+    return wrong;
+}
+
+static pid_t start_self(const char *mode)
+{
+    char number[16];
+    snprintf(number, sizeof number, "%zu", backend_number());
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        execl("/proc/self/exe", "test_process", mode, number, spill_dir, (char *)NULL);
+        _exit(1);
+    }
+    return child;
+}
+
+static void a_full_disk_refuses_and_keeps_what_it_has(void **state)
+{
+    (void)state;
+    int status = 0;
+    if (tested->tier != MS_TIER_DISK) {
+        skip();
+    }
+    pid_t child = start_self("full");
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == CANNOT_MOUNT) {
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* ---- processes that die --------------------------------------------------------- */
+
 static void nothing_is_left_by_a_process_that_is_killed(void **state)
 {
     (void)state;
     for (int round = 0; round < 24; round++) {
-        char number[16];
-        snprintf(number, sizeof number, "%zu", backend_number());
-        pid_t child = fork();
-        assert_true(child >= 0);
-        if (child == 0) {
-            execl("/proc/self/exe", "test_process", number, spill_dir, (char *)NULL);
-            _exit(1);
-        }
+        pid_t child = start_self("work");
         pause_ms(4 + round * 5);
         kill(child, round % 3 == 0 ? SIGTERM : SIGKILL);
         int status = 0;
@@ -244,6 +331,18 @@ static int use_in_child(ms_offload *engine, ms_ticket ticket, unsigned char *mem
     return wrong;
 }
 
+/* Registered before the library's own handler, so that it runs after it: what it sees
+ * is what the fork sees. */
+static ms_offload *forked_engine;
+static uint32_t running_at_fork;
+
+static void look_before_fork(void)
+{
+    if (forked_engine != NULL) {
+        running_at_fork += forked_engine->running_count;
+    }
+}
+
 static void a_fork_during_transfers_disturbs_neither_side(void **state)
 {
     (void)state;
@@ -259,11 +358,14 @@ static void a_fork_during_transfers_disturbs_neither_side(void **state)
             assert_ms_ok(ms_offload_store(engine, source, MIB, MIB, &tickets[i], &err), err);
         }
         assert_ms_ok(ms_offload_fetch(engine, tickets[0], destination, MIB, &err), err);
+        forked_engine = engine;
         pid_t child = fork();
+        forked_engine = NULL;
         assert_true(child >= 0);
         if (child == 0) {
             _exit(use_in_child(engine, tickets[1], destination));
         }
+        assert_int_equal(running_at_fork, 0);
         assert_ms_ok(ms_offload_quiesce(engine, &err), err);
         assert_true(has_pattern(destination, MIB, (uint64_t)round));
         for (int i = 0; i < TRANSFERS; i++) {
@@ -339,15 +441,20 @@ static void reads_survive_forks_of_other_threads(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3) {
-        choose_backend(strtoul(argv[1], NULL, 10), argv[2]);
+    if (argc == 4) { /* one of the processes that a test starts */
+        choose_backend(strtoul(argv[2], NULL, 10), argv[3]);
+        if (strcmp(argv[1], "full") == 0) {
+            return fill_a_disk();
+        }
         work_for_ever();
     }
+    pthread_atfork(look_before_fork, NULL, NULL);
     const struct CMUnitTest tests[] = {
         OFFLOAD_TEST(closing_gives_everything_back),
         OFFLOAD_TEST(who_waits_is_told_when_the_engine_closes),
         OFFLOAD_TEST(the_spill_file_has_no_name_and_one_reader),
         OFFLOAD_TEST(freed_space_is_used_again),
+        OFFLOAD_TEST(a_full_disk_refuses_and_keeps_what_it_has),
         OFFLOAD_TEST(nothing_is_left_by_a_process_that_is_killed),
         OFFLOAD_TEST(a_fork_during_transfers_disturbs_neither_side),
         OFFLOAD_TEST(reads_survive_forks_of_other_threads),

@@ -1,0 +1,390 @@
+/*
+ * How fast the offload engine moves bytes to disk and back, beside a plain loop of
+ * pwrite and pread with the same block size and number of threads on the same file
+ * system; what checksums cost; and how long a fetch that somebody waits for takes
+ * while stores are queued. Run: offload_bench [directory [gigabytes]].
+ *
+ * The storages are those of a transformer layer: 6 to 50 MB, 340 MB in all. Each
+ * figure is the median of several rounds; the variants of a round run one after the
+ * other, so that a slow hour slows all of them.
+ */
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "memscale/offload.h"
+
+/* Internal: which variants of the checksum there are. */
+#include "offload/checksum.h"
+
+#define MIB ((uint64_t)1 << 20)
+
+enum { STORAGES_MAX = 4096, ROUNDS = 5, THREADS_MAX = 8 };
+
+typedef struct storage {
+    unsigned char *memory;
+    uint64_t bytes;
+} storage;
+
+static storage storages[STORAGES_MAX];
+static size_t storage_count;
+static uint64_t total_bytes;
+static const char *directory = "/var/tmp";
+
+typedef struct rates {
+    double write_gb, read_gb; /* per second */
+    double cpu;               /* seconds of processor per GB moved */
+} rates;
+
+/* One way to move the storages. */
+typedef struct variant {
+    const char *name;
+    int threads;
+    bool is_plain;
+    uint64_t slot_bytes;
+    bool no_verify;
+    uint64_t shift; /* > 0: memory that is not direct */
+} variant;
+
+static double seconds(void)
+{
+    return (double)ms_now_ns() * 1e-9;
+}
+
+static double processor_seconds(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+static void die(const char *what, const ms_error *err)
+{
+    fprintf(stderr, "offload_bench: %s: %s\n", what, err != NULL ? err->text : "failed");
+    exit(1);
+}
+
+/* ---- storages ----------------------------------------------------------------- */
+
+static void add_storage(uint64_t bytes)
+{
+    uint64_t mapped = (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+    void *memory = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED || storage_count == STORAGES_MAX) {
+        die("memory for the storages", NULL);
+    }
+    madvise(memory, mapped, MADV_HUGEPAGE);
+    for (uint64_t i = 0; i < mapped / 8; i++) {
+        ((uint64_t *)memory)[i] = (i + storage_count) * UINT64_C(0x9E3779B97F4A7C15);
+    }
+    storages[storage_count++] = (storage){memory, bytes};
+    total_bytes += bytes;
+}
+
+static void make_storages(uint64_t wanted_bytes)
+{
+    const uint64_t layer_mb[] = {6, 6, 19, 50, 50, 50, 6, 6, 25, 25, 25, 25, 25, 6, 6, 6};
+    while (total_bytes < wanted_bytes) {
+        for (size_t i = 0; i < sizeof layer_mb / sizeof layer_mb[0]; i++) {
+            add_storage(layer_mb[i] * 1000000 / 4096 * 4096);
+        }
+    }
+}
+
+/* ---- the plain loop ------------------------------------------------------------- */
+
+typedef struct plain_loop {
+    int fd;
+    uint64_t block_bytes;
+    int threads;
+    bool is_read;
+    _Atomic size_t next; /* block, counted over all storages */
+} plain_loop;
+
+/* The n-th block of all storages and where it lies in the file. */
+static bool find_block(const plain_loop *loop, size_t n, unsigned char **memory, uint64_t *bytes,
+                       uint64_t *position)
+{
+    uint64_t start = 0;
+    for (size_t i = 0; i < storage_count; i++) {
+        size_t blocks = (size_t)((storages[i].bytes + loop->block_bytes - 1) / loop->block_bytes);
+        if (n < blocks) {
+            uint64_t offset = n * loop->block_bytes;
+            uint64_t left = storages[i].bytes - offset;
+            *memory = storages[i].memory + offset;
+            *bytes = left < loop->block_bytes ? left : loop->block_bytes;
+            *position = start + offset;
+            return true;
+        }
+        n -= blocks;
+        start += storages[i].bytes;
+    }
+    return false;
+}
+
+static void *plain_thread(void *argument)
+{
+    plain_loop *loop = argument;
+    unsigned char *memory;
+    uint64_t bytes, position;
+    while (find_block(loop, atomic_fetch_add(&loop->next, 1), &memory, &bytes, &position)) {
+        ssize_t moved = loop->is_read ? pread(loop->fd, memory, bytes, (off_t)position)
+                                      : pwrite(loop->fd, memory, bytes, (off_t)position);
+        if (moved != (ssize_t)bytes) {
+            die("plain transfer", NULL);
+        }
+    }
+    return NULL;
+}
+
+static double plain_pass(plain_loop *loop, bool is_read)
+{
+    pthread_t threads[THREADS_MAX];
+    double start = seconds();
+    loop->is_read = is_read;
+    atomic_store(&loop->next, 0);
+    for (int i = 0; i < loop->threads; i++) {
+        pthread_create(&threads[i], NULL, plain_thread, loop);
+    }
+    for (int i = 0; i < loop->threads; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    return (double)total_bytes / (seconds() - start) / 1e9;
+}
+
+static rates run_plain(const variant *v)
+{
+    rates result = {0};
+    plain_loop loop = {.block_bytes = v->slot_bytes, .threads = v->threads};
+    loop.fd = open(directory, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
+    if (loop.fd < 0 || fallocate(loop.fd, 0, 0, (off_t)total_bytes) != 0) {
+        die("a file with direct I/O", NULL);
+    }
+    plain_pass(&loop, false);
+    double cpu = processor_seconds();
+    result.write_gb = plain_pass(&loop, false);
+    result.read_gb = plain_pass(&loop, true);
+    result.cpu = (processor_seconds() - cpu) / (2 * (double)total_bytes / 1e9);
+    close(loop.fd);
+    return result;
+}
+
+/* ---- the engine ------------------------------------------------------------------ */
+
+static ms_ticket tickets[STORAGES_MAX];
+
+static ms_offload *open_engine(const variant *v)
+{
+    ms_error err = {0};
+    ms_offload *engine = NULL;
+    ms_offload_options options = {
+        .tier = MS_TIER_DISK,
+        .dir = directory,
+        .cap_bytes = UINT64_MAX,
+        .slot_bytes = v->slot_bytes,
+        .slab_bytes = (uint64_t)(v->threads + 4) * v->slot_bytes,
+        .worker_count = (uint32_t)v->threads,
+        .no_verify = v->no_verify,
+    };
+    if (ms_offload_open(&options, &engine, &err) != MS_OK) {
+        die("opening", &err);
+    }
+    return engine;
+}
+
+/* `shift` > 0: memory that is not direct, so that it goes through slots. */
+static double store_all(ms_offload *engine, uint64_t shift)
+{
+    ms_error err = {0};
+    double start = seconds();
+    for (size_t i = 0; i < storage_count; i++) {
+        uint64_t bytes = storages[i].bytes - shift;
+        if (ms_offload_store(engine, storages[i].memory + shift, bytes, bytes, &tickets[i],
+            &err) != MS_OK) {
+            die("store", &err);
+        }
+    }
+    if (ms_offload_quiesce(engine, &err) != MS_OK) {
+        die("quiesce", &err);
+    }
+    return (double)total_bytes / (seconds() - start) / 1e9;
+}
+
+static double fetch_all(ms_offload *engine, uint64_t shift)
+{
+    ms_error err = {0};
+    double start = seconds();
+    for (size_t i = storage_count; i-- > 0;) {
+        uint64_t bytes = storages[i].bytes - shift;
+        if (ms_offload_fetch(engine, tickets[i], storages[i].memory + shift, bytes,
+            &err) != MS_OK) {
+            die("fetch", &err);
+        }
+    }
+    for (size_t i = storage_count; i-- > 0;) {
+        if (ms_offload_wait(engine, tickets[i], &err) != MS_OK) {
+            die("wait", &err);
+        }
+    }
+    return (double)total_bytes / (seconds() - start) / 1e9;
+}
+
+static void drop_all(ms_offload *engine)
+{
+    for (size_t i = storage_count; i-- > 0;) {
+        ms_offload_drop(engine, tickets[i]);
+    }
+}
+
+static rates run_engine(const variant *v)
+{
+    rates result = {0};
+    uint64_t shift = v->shift;
+    ms_offload *engine = open_engine(v);
+    store_all(engine, shift); /* into fresh blocks: not counted, as for the plain loop */
+    drop_all(engine);
+    double cpu = processor_seconds();
+    result.write_gb = store_all(engine, shift);
+    result.read_gb = fetch_all(engine, shift);
+    result.cpu = (processor_seconds() - cpu) / (2 * (double)total_bytes / 1e9);
+    drop_all(engine);
+    ms_offload_close(engine);
+    return result;
+}
+
+/* Milliseconds until a fetch of 25 MB is there that is asked for while everything is
+ * being stored. */
+static double urgent_fetch_ms(const variant *v)
+{
+    ms_error err = {0};
+    ms_ticket urgent = 0;
+    uint64_t bytes = storages[8].bytes;
+    ms_offload *engine = open_engine(v);
+    store_all(engine, 0);
+    drop_all(engine);
+    if (ms_offload_store(engine, storages[8].memory, bytes, bytes, &urgent, &err) != MS_OK ||
+        ms_offload_wait(engine, urgent, &err) != MS_OK) {
+        die("store", &err);
+    }
+    for (size_t i = 9; i < storage_count; i++) {
+        if (ms_offload_store(engine, storages[i].memory, storages[i].bytes, storages[i].bytes,
+            &tickets[i],
+                             &err) != MS_OK) {
+            die("store", &err);
+        }
+    }
+    usleep(20000);
+    double start = seconds();
+    if (ms_offload_fetch(engine, urgent, storages[8].memory, bytes, &err) != MS_OK ||
+        ms_offload_wait(engine, urgent, &err) != MS_OK) {
+        die("urgent fetch", &err);
+    }
+    double milliseconds = (seconds() - start) * 1e3;
+    ms_offload_close(engine);
+    return milliseconds;
+}
+
+/* ---- figures ----------------------------------------------------------------------- */
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *values, size_t count)
+{
+    qsort(values, count, sizeof *values, compare_doubles);
+    return values[count / 2];
+}
+
+static const variant variants[] = {
+    {"plain loop", 2, true, 4 * MIB, false, 0},
+    {"plain loop", 3, true, 4 * MIB, false, 0},
+    {"engine", 2, false, 4 * MIB, false, 0},
+    {"engine", 3, false, 4 * MIB, false, 0},
+    {"engine", 4, false, 4 * MIB, false, 0},
+    {"engine, no checksum", 2, false, 4 * MIB, true, 0},
+    {"engine, small pieces", 3, false, 1 * MIB, false, 0},
+    {"engine, large pieces", 3, false, 16 * MIB, false, 0},
+    {"engine, a thread per storage", 2, false, 64 * MIB, false, 0},
+    {"engine, a thread per storage", 3, false, 64 * MIB, false, 0},
+    {"engine, through slots", 3, false, 4 * MIB, false, 64},
+};
+enum { VARIANTS = sizeof variants / sizeof variants[0] };
+
+static void print_bandwidths(void)
+{
+    static double write_gb[VARIANTS][ROUNDS], read_gb[VARIANTS][ROUNDS], cpu[VARIANTS][ROUNDS];
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int i = 0; i < VARIANTS; i++) {
+            const variant *v = &variants[i];
+            rates r = v->is_plain ? run_plain(v) : run_engine(v);
+            write_gb[i][round] = r.write_gb;
+            read_gb[i][round] = r.read_gb;
+            cpu[i][round] = r.cpu;
+        }
+    }
+    printf("%-30s %7s %6s %11s %11s %13s\n", "", "threads", "block", "write GB/s", "read GB/s",
+           "CPU s per GB");
+    for (int i = 0; i < VARIANTS; i++) {
+        printf("%-30s %7d %6llu %11.2f %11.2f %13.3f\n", variants[i].name, variants[i].threads,
+               (unsigned long long)(variants[i].slot_bytes / MIB), median(write_gb[i], ROUNDS),
+               median(read_gb[i], ROUNDS), median(cpu[i], ROUNDS));
+    }
+}
+
+static void print_urgent(void)
+{
+    const uint64_t slots[] = {1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB};
+    for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++) {
+        const variant v = {"urgent", 3, false, slots[i], false, 0};
+        double ms[ROUNDS];
+        for (int round = 0; round < ROUNDS; round++) {
+            ms[round] = urgent_fetch_ms(&v);
+        }
+        printf("fetch of 25 MB among queued stores, pieces of %3llu MiB: %.1f ms\n",
+               (unsigned long long)(slots[i] / MIB), median(ms, ROUNDS));
+    }
+}
+
+static void print_checksum(const char *name, ms__checksum_fn checksum)
+{
+    volatile uint64_t sink;
+    uint64_t block = 4 * MIB;
+    double start = seconds();
+    for (int i = 0; i < 400; i++) {
+        sink = checksum(storages[3].memory, block);
+    }
+    double warm = 400 * (double)block / (seconds() - start) / 1e9;
+    start = seconds();
+    for (size_t i = 0; i < storage_count; i++) {
+        sink = checksum(storages[i].memory, storages[i].bytes);
+    }
+    (void)sink;
+    printf("XXH3 %-8s %.1f GB/s of 4 MiB in the cache, %.1f GB/s from memory\n", name, warm,
+           (double)total_bytes / (seconds() - start) / 1e9);
+}
+
+int main(int argc, char **argv)
+{
+    directory = argc > 1 ? argv[1] : directory;
+    make_storages((uint64_t)((argc > 2 ? atof(argv[2]) : 1.0) * 1e9));
+    printf("%zu storages, %.2f GB, %s\n", storage_count, (double)total_bytes / 1e9, directory);
+    print_checksum("plain", ms__checksum_plain);
+#ifdef MS_CHECKSUM_X86
+    if (__builtin_cpu_supports("avx2")) {
+        print_checksum("AVX2", ms__checksum_avx2);
+    }
+#endif
+    print_bandwidths();
+    print_urgent();
+    return 0;
+}

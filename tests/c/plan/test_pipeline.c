@@ -1,0 +1,342 @@
+/*
+ * The pipeline: what it assumes of a loop that nobody has seen, and what a finished
+ * step teaches it, without swinging.
+ */
+#include "plan_fixture.h"
+
+typedef struct fixture {
+    ms_graph *graph;
+    ms_hardware *hardware;
+    ms_config config;
+    ms_plan *plan;
+    ms_observation seen;
+} fixture;
+
+static ms_plan *make_plan(fixture *f)
+{
+    ms_error err;
+    ms_plan *plan;
+    assert_ms_ok(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), err);
+    return plan;
+}
+
+/* A wrapped process: 1 GB before the first step, and a budget that binds. */
+static int set_up(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    f->graph = fixture_graph(0);
+    f->hardware = fixture_real_hardware();
+    f->hardware->process.baseline_bytes = 1000 * MIB;
+    f->hardware->process.scratch_bytes = 100 * MIB;
+    ms_config_default(&f->config);
+    f->config.memory_budget_bytes = 5000 * MIB;
+    f->plan = make_plan(f);
+    /* A step that went exactly as planned. */
+    f->seen = (ms_observation){.peak_bytes = f->plan->replay.peak_bytes,
+                               .peak_held_bytes = f->plan->ceiling_bytes,
+                               .resident_bytes = MS_UNSET,
+                               .held_bytes = MS_UNSET,
+                               .step_ns = f->plan->replay.step_ns,
+                               .optimizer_state_bytes = f->graph->loop.optimizer_state_bytes,
+                               .loop_seen = true,
+                               .step = 5};
+    *state = f;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    fixture *f = *state;
+    ms_graph_free(f->graph);
+    ms_free(f->hardware);
+    ms_plan_free(f->plan);
+    free(f);
+    return 0;
+}
+
+static ms_drift observe_line(fixture *f, const char *part)
+{
+    ms_drift drift;
+    char *line;
+    ms_error err;
+    assert_ms_ok(ms_pipeline_observe(f->graph, f->hardware, &f->config, f->plan, &f->seen, &drift, &line, &err), err);
+    if (part != NULL && strstr(line, part) == NULL) {
+        fail_msg("\"%s\" is not in: %s", part, line);
+    }
+    ms_free(line);
+    return drift;
+}
+
+static ms_drift observe(fixture *f)
+{
+    return observe_line(f, NULL);
+}
+
+static void replan(fixture *f)
+{
+    ms_plan_free(f->plan);
+    f->plan = make_plan(f);
+}
+
+/* ---- assumptions --------------------------------------------------------------------------- */
+
+/* Outputs that matter: the logits are returned. */
+static void return_logits(fixture *f)
+{
+    for (uint32_t i = 0; i < f->graph->storage_count; i++) {
+        if (f->graph->storages[i].role == MS_STORAGE_OUTPUT) {
+            f->graph->storages[i].bytes = 400 * MIB;
+        }
+    }
+    f->graph->profiles[2].storage_bytes[2] = 400 * MIB;
+    f->graph->loop.observed = false;
+}
+
+static void an_unseen_loop_is_assumed_to_hold_most(void **state)
+{
+    fixture *f = *state;
+    return_logits(f);
+    replan(f);
+    assert_true(f->plan->assumed_outputs_held && f->plan->assumed_gradients_live);
+}
+
+static void assumptions_are_dropped_only_where_nothing_fits(void **state)
+{
+    fixture *f = *state;
+    return_logits(f);
+    ms_error err = {0};
+    ms_plan *none;
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    /* The smallest budget is that of the least careful assumption. */
+    f->config.memory_budget_bytes = err.hint_bytes;
+    replan(f);
+    assert_false(f->plan->assumed_outputs_held || f->plan->assumed_gradients_live);
+    ms_graph *seen = ms_graph_copy(f->graph, &err);
+    seen->loop.observed = true;
+    seen->loop.outputs_held = seen->loop.gradients_live_in_forward = false;
+    f->config.memory_budget_bytes = 1;
+    uint64_t smallest = err.hint_bytes;
+    assert_int_equal(ms_pipeline_plan(seen, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    assert_int_equal(err.hint_bytes, smallest);
+    ms_graph_free(seen);
+}
+
+/* Careful or not, a larger budget is never slower and never peaks lower. */
+static void an_unseen_loop_stays_monotone(void **state)
+{
+    fixture *f = *state;
+    return_logits(f);
+    ms_error err = {0};
+    ms_plan *none;
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    uint64_t smallest = err.hint_bytes, step_ns = UINT64_MAX, peak_bytes = 0, careful = 0;
+    for (uint64_t k = 0; k < 40; k++) {
+        f->config.memory_budget_bytes = smallest + k * 60 * MIB;
+        replan(f);
+        assert_true(f->plan->replay.step_ns <= step_ns);
+        assert_true(f->plan->replay.peak_bytes >= peak_bytes);
+        assert_true(f->plan->replay.peak_bytes <= f->config.memory_budget_bytes);
+        uint64_t held = f->plan->assumed_outputs_held + f->plan->assumed_gradients_live;
+        assert_true(held >= careful);
+        careful = held;
+        step_ns = f->plan->replay.step_ns;
+        peak_bytes = f->plan->replay.peak_bytes;
+    }
+    assert_int_equal(careful, 2);
+}
+
+static void an_empty_graph_is_refused(void **state)
+{
+    (void)state;
+    ms_graph empty = {0};
+    ms_hardware *hardware = fixture_real_hardware();
+    ms_config config;
+    ms_plan *plan;
+    ms_error err;
+    ms_config_default(&config);
+    assert_ms_fails(ms_pipeline_plan(&empty, hardware, &config, &plan, &err), MS_EINVAL, err, "no nodes");
+    ms_free(hardware);
+}
+
+/* ---- observation ----------------------------------------------------------------------------- */
+
+static void a_step_as_planned_changes_nothing(void **state)
+{
+    fixture *f = *state;
+    char *graph = ms_graph_to_json(f->graph), *hardware = ms_hardware_to_json(f->hardware);
+    for (f->seen.step = 1; f->seen.step < 70; f->seen.step++) {
+        const ms_replay *expected = &f->plan->replay;
+        f->seen.peak_bytes = f->seen.step == 1 ? expected->first_step_peak_bytes : expected->peak_bytes;
+        assert_int_equal(observe_line(f, "as planned"), MS_DRIFT_NONE);
+    }
+    char *graph_after = ms_graph_to_json(f->graph), *hardware_after = ms_hardware_to_json(f->hardware);
+    assert_string_equal(graph, graph_after);
+    assert_string_equal(hardware, hardware_after);
+    ms_free(graph);
+    ms_free(hardware);
+    ms_free(graph_after);
+    ms_free(hardware_after);
+}
+
+static void what_was_not_seen_changes_nothing(void **state)
+{
+    fixture *f = *state;
+    f->seen = (ms_observation){.peak_bytes = MS_UNSET, .peak_held_bytes = MS_UNSET, .step_ns = MS_UNSET,
+                               .optimizer_state_bytes = MS_UNSET, .step = 3};
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+}
+
+static void the_loop_is_learnt_once_and_then_only_grows(void **state)
+{
+    fixture *f = *state;
+    return_logits(f);
+    replan(f);
+    assert_int_equal(observe_line(f, "loop"), MS_DRIFT_LOOP); /* assumed held, seen dropped */
+    assert_true(f->graph->loop.observed);
+    assert_false(f->graph->loop.outputs_held);
+    replan(f);
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.outputs_held = true;
+    assert_int_equal(observe(f), MS_DRIFT_LOOP);
+    replan(f);
+    f->seen.outputs_held = false; /* now and then it is dropped: no reason to plan again */
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    assert_true(f->graph->loop.outputs_held);
+}
+
+static void the_real_optimizer_is_learnt(void **state)
+{
+    fixture *f = *state;
+    f->seen.optimizer_state_bytes = 250 * MIB;
+    assert_int_equal(observe_line(f, "optimizer"), MS_DRIFT_OPTIMIZER);
+    assert_int_equal(f->graph->loop.optimizer_state_bytes, 250 * MIB);
+    replan(f);
+    f->seen.peak_bytes = f->plan->replay.peak_bytes;
+    f->seen.step_ns = f->plan->replay.step_ns;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.optimizer_state_bytes = 250 * MIB + 4096; /* a step counter or two */
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+}
+
+/* Scratch that was not known of is added, and the next plan leaves room for it. */
+static void a_peak_over_the_plan_grows_scratch(void **state)
+{
+    fixture *f = *state;
+    f->seen.peak_bytes += 300 * MIB;
+    assert_int_equal(observe_line(f, "peak"), MS_DRIFT_PEAK);
+    assert_in_range(f->hardware->process.scratch_bytes, 400 * MIB, 401 * MIB);
+    uint64_t ceiling = f->plan->ceiling_bytes;
+    replan(f);
+    assert_true(f->plan->replay.peak_bytes <= f->config.memory_budget_bytes);
+    assert_true(f->plan->ceiling_bytes + 290 * MIB <= ceiling);
+    /* The same scratch again is as planned. */
+    f->seen.peak_bytes = f->plan->replay.peak_bytes;
+    f->seen.peak_held_bytes = f->plan->ceiling_bytes;
+    f->seen.step_ns = f->plan->replay.step_ns;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+}
+
+static void a_peak_over_the_budget_is_never_left_alone(void **state)
+{
+    fixture *f = *state;
+    f->seen.peak_bytes = f->config.memory_budget_bytes + 4 * MIB; /* less than 5% */
+    assert_int_equal(observe(f), MS_DRIFT_PEAK);
+    assert_true(f->hardware->process.scratch_bytes > 100 * MIB);
+}
+
+static void a_peak_a_little_off_is_left_alone(void **state)
+{
+    fixture *f = *state;
+    f->plan->pressure.allowed_bytes *= 2; /* far from the budget */
+    f->seen.peak_bytes += f->seen.peak_bytes * 4 / 100;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+}
+
+/* Too much scratch is given back at rare steps only, and not so much that it is asked
+ * for again. */
+static void scratch_shrinks_rarely_and_does_not_swing(void **state)
+{
+    fixture *f = *state;
+    f->hardware->process.scratch_bytes = 900 * MIB;
+    replan(f);
+    uint64_t true_scratch = 120 * MIB;
+    uint32_t replans = 0;
+    for (uint32_t step = 2; step < 100; step++) {
+        uint64_t fixed = 1000 * MIB + f->plan->slab_bytes + f->plan->replay.small_peak_bytes;
+        f->seen.step = step;
+        f->seen.peak_held_bytes = f->plan->ceiling_bytes;
+        f->seen.peak_bytes = fixed + f->plan->ceiling_bytes + true_scratch + (step % 3) * 5 * MIB;
+        f->seen.step_ns = f->plan->replay.step_ns;
+        ms_drift drift = observe(f);
+        assert_true(drift == MS_DRIFT_NONE || (drift == MS_DRIFT_PEAK && step == 4));
+        if (drift != MS_DRIFT_NONE) {
+            replans++;
+            replan(f);
+        }
+    }
+    assert_int_equal(replans, 1);
+    assert_in_range(f->hardware->process.scratch_bytes, true_scratch, 2 * true_scratch);
+}
+
+/* Compute slower than predicted hides more transfers: learnt at step 3, then left alone
+ * unless it is far off at a rare step. */
+static void time_is_learnt_early_and_then_rarely(void **state)
+{
+    fixture *f = *state;
+    uint32_t replans = 0;
+    uint64_t true_ns = f->plan->unoptimized.step_ns * 2;
+    for (uint32_t step = 2; step < 100; step++) {
+        f->seen.step = step;
+        f->seen.step_ns = true_ns + (step % 5) * 1000000;
+        f->seen.peak_bytes = f->plan->replay.peak_bytes;
+        f->seen.peak_held_bytes = f->plan->ceiling_bytes;
+        ms_drift drift = observe(f);
+        assert_true(drift == MS_DRIFT_NONE || drift == MS_DRIFT_TIME);
+        assert_true(step != 3 || drift == MS_DRIFT_TIME);
+        if (drift == MS_DRIFT_TIME) {
+            assert_true(step == 3 || step >= 8);
+            replans++;
+            replan(f);
+        }
+    }
+    assert_in_range(replans, 1, 3);
+    assert_in_range(f->hardware->time_scale_permille, 1500, 2500);
+}
+
+static void nothing_is_learnt_when_memory_is_out(void **state)
+{
+    fixture *f = *state;
+    ms_drift drift;
+    char *line;
+    ms_error err;
+    f->seen.optimizer_state_bytes = 1;
+    uint64_t before = f->graph->loop.optimizer_state_bytes;
+    ms_fault_arm(MS_FAULT_ALLOC, 1, 0);
+    assert_int_equal(
+        ms_pipeline_observe(f->graph, f->hardware, &f->config, f->plan, &f->seen, &drift, &line, &err), MS_ENOMEM);
+    ms_fault_disarm_all();
+    assert_int_equal(f->graph->loop.optimizer_state_bytes, before);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(an_unseen_loop_is_assumed_to_hold_most, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(assumptions_are_dropped_only_where_nothing_fits, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(an_unseen_loop_stays_monotone, set_up, tear_down),
+        cmocka_unit_test(an_empty_graph_is_refused),
+        cmocka_unit_test_setup_teardown(a_step_as_planned_changes_nothing, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(what_was_not_seen_changes_nothing, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_loop_is_learnt_once_and_then_only_grows, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_real_optimizer_is_learnt, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_peak_over_the_plan_grows_scratch, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_peak_over_the_budget_is_never_left_alone, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_peak_a_little_off_is_left_alone, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(scratch_shrinks_rarely_and_does_not_swing, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(time_is_learnt_early_and_then_rarely, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(nothing_is_learnt_when_memory_is_out, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -379,11 +379,7 @@ int main(int argc, char **argv)
     make_storages((uint64_t)((argc > 2 ? atof(argv[2]) : 1.0) * 1e9));
     printf("%zu storages, %.2f GB, %s\n", storage_count, (double)total_bytes / 1e9, directory);
     print_checksum("plain", ms__checksum_plain);
-#ifdef MS_CHECKSUM_X86
-    if (__builtin_cpu_supports("avx2")) {
-        print_checksum("AVX2", ms__checksum_avx2);
-    }
-#endif
+    print_checksum("chosen", ms__checksum_select());
     print_bandwidths();
     print_urgent();
     return 0;

@@ -1,0 +1,86 @@
+"""The structure check finds what it is there to find."""
+
+import ast
+import importlib.util
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def check():
+    spec = importlib.util.spec_from_file_location("check_structure", ROOT / "scripts" / "check_structure.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("place", "include", "allowed"),
+    [
+        ("src/base/a.c", '"memscale/base.h"', True),
+        ("src/base/a.c", '"core/graph_internal.h"', False),
+        ("src/base/a.c", '"memscale/graph.h"', False),
+        ("src/core/a.c", '"base/json.h"', True),
+        ("src/core/a.c", '"memscale/plan.h"', False),
+        ("src/offload/a.c", '"memscale/hardware.h"', True),
+        ("src/offload/a.c", '"plan/simulate.h"', False),
+        ("src/observability/a.c", '"memscale/graph.h"', False),
+        ("src/execute/a.c", '"memscale/plan.h"', True),
+        ("src/execute/a.c", '"memscale/pipeline.h"', False),
+        ("src/pipeline.c", '"memscale/execute.h"', True),
+        ("include/memscale/graph.h", '"memscale/plan.h"', False),
+        ("src/core/a.c", "<Python.h>", False),
+        ("src/hostmem/a.c", "<c10/core/Allocator.h>", False),
+        ("src/core/a.c", "<stdio.h>", True),
+        ("ext/a.c", "<Python.h>", True),
+        ("cli/a.c", '"memscale/pipeline.h"', True),
+    ],
+)
+def test_includes_go_one_way(check, place, include, allowed):
+    found = list(check.check_c_includes(check.ROOT / place, f"#include {include}\n"))
+    assert (found == []) == allowed
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "allowed"),
+    [
+        ("core/session.py", "from ..errors import MemScaleError", True),
+        ("core/session.py", "from .. import _core", True),
+        ("core/session.py", "from ..api import wrap", False),
+        ("core/session.py", "def f():\n    from memscale.api import wrap", False),
+        ("core/session.py", "import memscale.integrations.huggingface", False),
+        ("core/session.py", "from .. import wrap", False),
+        ("errors.py", "from .config import Config", False),
+        ("config.py", "from .errors import ConfigError", True),
+        ("api.py", "from .core.session import Session", True),
+        ("benchmarks/demo.py", "import memscale", True),
+    ],
+)
+def test_imports_go_one_way(check, place, line, allowed):
+    found = list(check.check_python_imports(check.ROOT / "python" / "memscale" / place, ast.parse(line)))
+    assert (found == []) == allowed
+
+
+def test_long_functions_are_found(check):
+    def function(lines):
+        return "static int f(int a,\n             int b)\n{\n" + "    a++;\n" * (lines - 4) + "}\n"
+
+    table = "static const int t[] = {\n" + "    1,\n" * 300 + "};\n"
+    text = "/*\n * A comment.\n */\n#include <stdio.h>\n\n" + table + "\n" + function(100) + "\n" + function(101)
+    assert [length for _, length in check.long_c_functions(text)] == [101]
+    source = "def short():\n" + "    x = 1\n" * 99 + "def long():\n" + "    x = 1\n" * 100
+    assert list(check.long_python_functions(ast.parse(source))) == [(101, 101)]
+
+
+def test_long_files_are_found(check):
+    path = check.ROOT / "src" / "core" / "a.c"
+    assert list(check.check_code(path, "\n" * 800)) == []
+    assert list(check.check_code(path, "\n" * 801)) == ["801 lines, more than 800"]
+
+
+def test_paths_of_one_machine_are_found(check):
+    text = "a\nb = '/ho" + "me/alice/x'\nc = '/ho" + "me/me/x'\n"
+    assert [line for line, _ in check.forbidden_words(text)] == [2]

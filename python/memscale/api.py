@@ -6,7 +6,6 @@ Each checks what it was given, sets up a session (what is known) and an executor
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
     from .core.execution_plan import ExecutionPlan
     from .core.executor import Executor
-
-_log = logging.getLogger("memscale")
 
 Target = TypeVar("Target")
 
@@ -77,16 +74,12 @@ def detach(model: torch.nn.Module) -> torch.nn.Module:
     Raises:
         TypeError: `model` is not an `nn.Module` or Trainer.
     """
-    from .core.session import executor_of
+    from .core.setup import unwrap_module
     from .integrations.huggingface import is_trainer, unwrap_trainer
 
     if is_trainer(model):
         return unwrap_trainer(model)
-    executor = executor_of(_as_module(model, "detach"))
-    if executor is None:
-        _log.warning("detach: this %s was not wrapped; nothing to undo", type(model).__name__)
-        return model
-    executor.detach()
+    unwrap_module(_as_module(model, "detach"))
     return model
 
 

@@ -112,6 +112,15 @@ def wrap_module(
     return executor
 
 
+def unwrap_module(model: torch.nn.Module) -> None:
+    """Takes the executor off a module; warns where there is none."""
+    executor = executor_of(model)
+    if executor is None:
+        _log.warning("detach: this %s was not wrapped; nothing to undo", type(model).__name__)
+    else:
+        executor.detach()
+
+
 def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
     import torch
 

@@ -47,7 +47,7 @@ def wrap_trainer(trainer: TrainerT, config: Config, sample_input: Any = None) ->
 
 def unwrap_trainer(trainer: TrainerT) -> TrainerT:
     """Undoes `wrap_trainer`; returns the trainer."""
-    from ..api import detach
+    from ..core.setup import unwrap_module
 
-    detach(trainer.model)  # type: ignore[attr-defined]
+    unwrap_module(trainer.model)  # type: ignore[attr-defined]
     return trainer

@@ -45,7 +45,7 @@ _SCRIPT = textwrap.dedent(
 )
 
 
-def _train(budget_gb: float, options: str = "{}", steps: int = 3) -> tuple[int, list[str]]:
+def _train(budget_gb: float, options: str = "{}", steps: int = 2) -> tuple[int, list[str]]:
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(budget_gb), options, str(steps)],
         capture_output=True, text=True, check=True,

@@ -32,7 +32,9 @@ class Twins:
         """The twin of a tensor, without a gradient of its own."""
         twin = self._twins.get(id(tensor))
         if twin is None:
-            twin = self.mode.from_tensor(tensor)
+            # A result of the caller's graph becomes a leaf: its own gradient ends here.
+            source = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
+            twin = self.mode.from_tensor(source)
             if twin.is_leaf:
                 twin.grad = None
             self._twins[id(tensor)] = twin
@@ -42,9 +44,9 @@ class Twins:
     def replace(self, value: Any) -> Any:
         """A value with every tensor in it replaced by its twin.
 
-        Plain containers, mappings and dataclasses are rebuilt; other objects that hold
-        tensors are deep-copied with them replaced, so that a forward that changes them
-        does not touch the caller's. Objects without tensors are passed as they are.
+        Plain containers and mappings of the dataclass kind are rebuilt; other objects are
+        deep-copied with their tensors replaced, so that a forward that changes them (a
+        cache) does not touch the caller's. Modules, and what can't be copied, are passed.
         """
         if isinstance(value, torch.Tensor):
             return self.of(value)
@@ -54,12 +56,15 @@ class Twins:
             return type(value)(map(self.replace, value))
         if type(value) is dict:
             return {key: self.replace(item) for key, item in value.items()}
-        tensors = list(tensors_in(value))
-        if not tensors:
-            return value
         if isinstance(value, Mapping) and dataclasses.is_dataclass(value):
             return type(value)(**{key: self.replace(item) for key, item in value.items()})
-        return copy.deepcopy(value, {id(tensor): self.of(tensor) for tensor in tensors})
+        if isinstance(value, torch.nn.Module):
+            return value
+        twins = {id(tensor): self.of(tensor) for tensor in tensors_in(value)}
+        try:
+            return copy.deepcopy(value, twins)
+        except Exception:
+            return value
 
     def forget(self) -> None:
         """Lets the twins go, torch's own memory of them included."""

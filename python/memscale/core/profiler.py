@@ -237,7 +237,8 @@ class _StaticStep:
         loss = _loss_of(output)
         if loss is None:
             loss = _stand_in_loss(output)
-            self._tracer.loss_outside()
+            if loss is not None:
+                self._tracer.loss_outside()
         # What the caller holds is not known here: the graph says what dies without him.
         del output
         self._tracer.phase("backward")

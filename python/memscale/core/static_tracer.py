@@ -25,6 +25,7 @@ __all__ = ["StaticTracer", "know", "libraries_branch_on_values"]
 
 _MOST_ELEMENTS = 1 << 20
 _VALUE = "_memscale_value"
+_DEVICE = torch.ops.prim.device.default
 
 
 def know(twin: torch.Tensor, value: torch.Tensor) -> None:
@@ -38,9 +39,16 @@ class StaticTracer(LiveTracer):
     def __init__(self, model: str, signature: str) -> None:
         super().__init__(model, signature, "static", _kernels())
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the inherited method does
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # Asked for thousands of times a step; no need to bother the fake mode with it.
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if type(result) is FakeTensor and not result.dtype.is_floating_point:
             _follow(func, args, kwargs or {}, result)
@@ -67,25 +75,31 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Fa
 
 
 def _forget(func: Any, args: tuple[Any, ...], result: FakeTensor) -> None:
-    """The result is unknown; so is what an operator that writes wrote to, which other
-    tensors may look at: their common value is marked by an impossible shape."""
-    if hasattr(result, _VALUE):
-        delattr(result, _VALUE)
-    if not func._schema.is_mutable:
-        return
-    for value in args:
+    """The result is unknown; so is what an operator that writes wrote to, and all that
+    shares its storage, which is why the values' own storage goes."""
+    for value in args if func._schema.is_mutable else ():
         known = getattr(value, _VALUE, None)
         if known is not None:
-            known.untyped_storage().resize_(0)  # every view of it fails from now on
+            known.untyped_storage().resize_(0)
+    if hasattr(result, _VALUE):
+        delattr(result, _VALUE)
 
 
 class _Unknown(Exception):
     """An operand's value is not known."""
 
 
+def _known(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor's value; None where it is not known, or not any more."""
+    value = getattr(tensor, _VALUE, None)
+    if value is None or (value.numel() > 0 and value.untyped_storage().nbytes() == 0):
+        return None
+    return value
+
+
 def _real(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        known = getattr(value, _VALUE, None)
+        known = _known(value)
         if known is None:
             raise _Unknown
         return known
@@ -96,8 +110,8 @@ def _real(value: Any) -> Any:
 
 def _scalar_of(tensor: torch.Tensor) -> Any:
     """`tensor.item()`, for a tensor whose value is known."""
-    known = getattr(tensor, _VALUE, None)
-    if known is None or known.untyped_storage().nbytes() == 0:
+    known = _known(tensor)
+    if known is None:
         return torch.ops.aten._local_scalar_dense.default(tensor)
     with torch._C._DisableTorchDispatch():
         return known.item()
@@ -132,21 +146,15 @@ def _never(value: Any) -> bool:
 def _kernels() -> dict[Any, Callable[..., Any]]:
     """Operators that are run otherwise than torch's fake mode would run them.
 
-    `prim.device` is asked for thousands of times a step and needs no dispatch. The fake
-    kernel of grouped products refuses types that the CPU's real one takes, and that of
-    the recurrent layer leaves out the workspace that is saved for backward.
+    The fake kernel of grouped products refuses types that the CPU's real one takes, and
+    that of the recurrent layer leaves out the workspace that is saved for backward.
     """
     aten = torch.ops.aten
     return {
-        torch.ops.prim.device.default: _device_of,
         aten._local_scalar_dense.default: _scalar_of,
         aten._grouped_mm.default: _grouped_product,
         aten.mkldnn_rnn_layer.default: _recurrent_layer,
     }
-
-
-def _device_of(tensor: torch.Tensor) -> torch.device:
-    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
 def _grouped_product(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

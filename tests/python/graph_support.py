@@ -1,0 +1,212 @@
+"""What the profiler's tests stand on: a replay of a graph in plain Python, the live bytes
+of a real step counted without the tracer, and a real step traced under hooks that keep
+nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memscale.core.arguments import plain_tensors
+from memscale.core.layers import find_layers
+from memscale.core.profiler import MemoryProfiler, describe_arguments
+from memscale.core.tracer import LiveTracer
+
+
+def trace(model: torch.nn.Module, *args: Any, optimizer: Any = None, **kwargs: Any) -> dict[str, Any]:
+    """The static graph of a model, as a dictionary."""
+    return json.loads(MemoryProfiler().trace(model, args, kwargs, optimizer=optimizer))
+
+
+# ---- the keep plan, replayed -----------------------------------------------------------
+
+
+class Replay:
+    """Runs the programs of a graph with everything kept.
+
+    Attributes:
+        peak: most bytes of storages that the step allocates, residents excluded.
+        end: bytes alive after backward.
+        saved: bytes that each node asks autograd to keep.
+    """
+
+    def __init__(self, graph: dict[str, Any], hold_outputs: bool = True) -> None:
+        self._graph = graph
+        self._hold_outputs = hold_outputs
+        self._freed: set[Any] = set()
+        self._holds: dict[Any, int] = {}
+        self._live = 0
+        self.peak = 0
+        self.saved = [0] * len(graph["nodes"])
+        for index in range(len(graph["nodes"])):
+            self._run(index, "forward")
+        for index in reversed(range(len(graph["nodes"]))):
+            self._run(index, "backward")
+        self.end = self._live
+
+    def _run(self, index: int, which: str) -> None:
+        node = self._graph["nodes"][index]
+        profile = self._graph["profiles"][node["profile"]]
+        for kind, *numbers in profile[which]:
+            if kind == "work":
+                continue
+            local = numbers[0]
+            is_external = local < profile["external_count"]
+            key = ("external", node["externals"][local]) if is_external else (index, local)
+            size = profile["storage_bytes"][local]
+            is_output = is_external and self._graph["storages"][key[1]]["role"] == "output"
+            if kind == "alloc":
+                self._live += size
+                self.peak = max(self.peak, self._live)
+            elif kind == "free" and not (is_output and self._hold_outputs):
+                self._freed.add(key)
+                self._release(key, size)
+            elif kind == "save":
+                self.saved[index] += size
+                self._holds[key] = self._holds.get(key, 0) + 1
+            elif kind == "drop":
+                self._holds[key] -= 1
+                self._release(key, size)
+
+    def _release(self, key: Any, size: int) -> None:
+        if key in self._freed and not self._holds.get(key):
+            self._live -= size
+
+
+# ---- live bytes of a real step ----------------------------------------------------------
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of storages that operators made and that still live."""
+
+    def __init__(self, known: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+        self.live = 0
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._see(tensor.untyped_storage())
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+        def died() -> None:
+            self._seen.discard(key)
+            self.live -= size
+
+        weakref.finalize(storage, died)
+
+
+def measured_peak(model: torch.nn.Module, args: Any, kwargs: Any, loss_of: Any, autocast: Any = None) -> int:
+    """Most bytes alive in a real step with the outputs held, beside parameters and batch."""
+    known = [*model.parameters(), *model.buffers(), *plain_tensors((args, kwargs))]
+    counter = LiveBytes(known)
+    gc.collect()
+    gc.disable()
+    try:
+        with counter:
+            with torch.autocast("cpu", autocast) if autocast else contextlib.nullcontext():
+                output = model(*args, **kwargs)
+            loss = loss_of(output)
+            loss.backward()
+            del output, loss
+    finally:
+        gc.enable()
+        model.zero_grad(set_to_none=True)
+    return counter.peak
+
+
+# ---- a real step, traced -----------------------------------------------------------------
+
+
+class _Token:
+    """Stands for a saved tensor of a real step, with a copy of its storage."""
+
+    def __init__(self, tracer: LiveTracer, tensor: torch.Tensor) -> None:
+        self.tracer = tracer
+        self.node, self.serial = tracer.saved(tensor)
+        self.tensor = None
+        if self.serial == 0:
+            self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
+            return
+        tracer.pause()
+        try:
+            storage = tensor.untyped_storage().clone()
+            self.copy = torch.empty(0, dtype=tensor.dtype).set_(
+                storage, tensor.storage_offset(), tensor.shape, tensor.stride()
+            )
+        finally:
+            tracer.resume()
+
+    def unpack(self) -> torch.Tensor:
+        if self.tensor is not None:
+            self.tracer.unpacked(self.node, 0)
+            return self.tensor
+        self.tracer.unpacked(self.node, self.serial, self.copy.untyped_storage())
+        return self.copy
+
+    def __del__(self) -> None:
+        self.tracer.dropped(self.node, self.serial)
+
+
+def trace_live(
+    model: torch.nn.Module, args: Any, kwargs: Any, loss_of: Any, autocast: Any = None
+) -> dict[str, Any]:
+    """The graph of a real step whose saved tensors are all taken away from autograd."""
+    tracer = LiveTracer(type(model).__name__, describe_arguments(args, kwargs), "empirical")
+    tracer.resident_batch(plain_tensors((args, kwargs)))
+    tracer.resident_parameters(model.parameters())
+    tracer.resident_buffers(model.buffers())
+
+    def enter(name: str) -> Any:
+        def hook(module: Any, args: Any, kwargs: Any) -> None:
+            tracer.enter(name, module, args, kwargs)
+
+        return hook
+
+    def leave(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        tracer.leave(args, kwargs, output)
+
+    gc.collect()
+    gc.disable()
+    with contextlib.ExitStack() as stack:
+        stack.callback(gc.enable)
+        for name, layer in find_layers(model):
+            stack.callback(
+                layer.register_forward_pre_hook(enter(name), prepend=True, with_kwargs=True).remove
+            )
+            stack.callback(layer.register_forward_hook(leave, with_kwargs=True, always_call=True).remove)
+        stack.enter_context(
+            torch.autograd.graph.saved_tensors_hooks(lambda tensor: _Token(tracer, tensor), _Token.unpack)
+        )
+        tracer.start()
+        stack.callback(tracer.stop)
+        with torch.autocast("cpu", autocast) if autocast else contextlib.nullcontext():
+            output = model(*args, **kwargs)
+        tracer.outputs(output)
+        tracer.phase("loss")
+        loss = loss_of(output)
+        del output
+        tracer.phase("backward")
+        loss.backward()
+        tracer.gradients(model.parameters())
+        tracer.phase("done")
+    model.zero_grad(set_to_none=True)
+    return json.loads(tracer.finish())

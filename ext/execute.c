@@ -57,6 +57,7 @@ static void execution_dealloc(PyObject *object)
     ms_execute_close(self->execute);
     Py_XDECREF(self->replay);
     Py_XDECREF(self->began);
+    Py_XDECREF(self->observer);
     ms_free(self->residents.items);
     PyObject_Free(self);
     Py_DECREF(type);
@@ -198,14 +199,16 @@ static PyObject *set_residents(PyObject *self, PyObject *tensors)
         PyErr_SetString(PyExc_TypeError, "residents: a list of tensors");
         return NULL;
     }
-    ms_identity_set *set = &execution_of(self)->residents;
+    ms_identity_set set = {0};
     Py_ssize_t count = PyList_Size(tensors);
-    if (identity_reset(set, (size_t)count) != 0) {
+    if (identity_reset(&set, (size_t)count) != 0) {
         return NULL;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        identity_add(set, PyList_GetItem(tensors, i));
+        identity_add(&set, PyList_GetItem(tensors, i));
     }
+    ms_free(execution_of(self)->residents.items);
+    execution_of(self)->residents = set;
     Py_RETURN_NONE;
 }
 
@@ -213,7 +216,8 @@ static PyObject *set_residents(PyObject *self, PyObject *tensors)
 
 typedef enum top_hook { TOP_NONE, TOP_OURS, TOP_FOREIGN, TOP_FAILED } top_hook;
 
-static top_hook look_at_top(const ms_execution *self)
+/* *region, if not NULL, becomes the region on top where that is ours, borrowed. */
+static top_hook look_at_top(const ms_execution *self, ms_region **region)
 {
     PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
     if (top == NULL) {
@@ -222,7 +226,8 @@ static top_hook look_at_top(const ms_execution *self)
     top_hook found = TOP_NONE;
     if (top != Py_None) {
         PyObject *pack = PyTuple_GetItem(top, 0);
-        found = pack != NULL && ms_ext_is_our_hook(self, pack) ? TOP_OURS : TOP_FOREIGN;
+        *region = pack != NULL ? ms_ext_region_of_hook(self, pack) : NULL;
+        found = *region != NULL ? TOP_OURS : TOP_FOREIGN;
     }
     Py_DECREF(top);
     return found;
@@ -232,7 +237,9 @@ static top_hook look_at_top(const ms_execution *self)
 static top_hook unwind(const ms_execution *self)
 {
     top_hook top;
-    while ((top = look_at_top(self)) == TOP_OURS) {
+    ms_region *region = NULL;
+    while ((top = look_at_top(self, &region)) == TOP_OURS) {
+        Py_CLEAR(region->caller);
         if (ms_ext_pop_hooks() != 0) {
             return TOP_FAILED;
         }
@@ -242,7 +249,7 @@ static top_hook unwind(const ms_execution *self)
 
 /* Opens the frame of a call and pushes its hooks. A new reference, or None where the
  * call is to be left alone; NULL with an exception. */
-static PyObject *enter_frame(ms_execution *self, uint32_t layer, bool is_replayable)
+static PyObject *enter_frame(ms_execution *self, uint32_t layer, bool is_replayable, PyObject *caller)
 {
     ms_call_facts facts = {.replayable = is_replayable};
     ms_frame *frame;
@@ -260,24 +267,25 @@ static PyObject *enter_frame(ms_execution *self, uint32_t layer, bool is_replaya
         Py_XDECREF((PyObject *)region);
         return NULL;
     }
+    if (caller != Py_None) {
+        Py_INCREF(caller);
+        region->caller = caller;
+    }
     return (PyObject *)region;
 }
 
-static int enter_root_work(ms_execution *self)
+static int enter_root_work(ms_execution *self, PyObject *caller)
 {
-    PyObject *region = enter_frame(self, MS_ROOT_LAYER, false);
+    PyObject *region = enter_frame(self, MS_ROOT_LAYER, false, caller);
     Py_XDECREF(region); /* the hooks hold it */
     return region != NULL ? 0 : -1;
 }
 
-static PyObject *hooks_in_the_way(PyObject *self, PyObject *args)
+/* Why no hooks can be pushed on this thread, after ours are off: a new str, None where
+ * they can, NULL with an exception. */
+static PyObject *obstacle(top_hook top)
 {
-    (void)args;
-    top_hook top = unwind(execution_of(self));
-    if (top == TOP_FAILED) {
-        return NULL;
-    }
-    int is_enabled = ms_ext_ask(ms_ext_torch()->hooks_enabled, NULL);
+    int is_enabled = top == TOP_FAILED ? -1 : ms_ext_ask(ms_ext_torch()->hooks_enabled, NULL);
     if (is_enabled < 0) {
         return NULL;
     }
@@ -290,9 +298,14 @@ static PyObject *hooks_in_the_way(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *enter_root(PyObject *object, PyObject *args)
+static PyObject *hooks_in_the_way(PyObject *self, PyObject *args)
 {
     (void)args;
+    return obstacle(unwind(execution_of(self)));
+}
+
+static PyObject *enter_root(PyObject *object, PyObject *caller)
+{
     ms_execution *self = execution_of(object);
     bool stale;
     ms_error err;
@@ -300,7 +313,7 @@ static PyObject *enter_root(PyObject *object, PyObject *args)
         return NULL;
     }
     self->backward_told = false;
-    if (enter_root_work(self) != 0) {
+    if (enter_root_work(self, caller) != 0) {
         ms_execute_leave_root(self->execute, this_thread(), true);
         return NULL;
     }
@@ -345,29 +358,32 @@ static PyObject *enter(PyObject *object, PyObject *args)
     ms_execution *self = execution_of(object);
     unsigned int layer;
     int is_replayable;
-    if (!PyArg_ParseTuple(args, "Ip:enter", &layer, &is_replayable)) {
+    PyObject *caller;
+    if (!PyArg_ParseTuple(args, "IpO:enter", &layer, &is_replayable, &caller)) {
         return NULL;
     }
-    top_hook top = unwind(self);
-    if (top == TOP_FAILED) {
-        return NULL;
+    PyObject *why_not = obstacle(unwind(self));
+    if (why_not != Py_None) {
+        return why_not;
     }
-    if (top == TOP_FOREIGN) {
-        Py_RETURN_FALSE;
-    }
-    return enter_frame(self, layer, is_replayable);
+    Py_DECREF(why_not);
+    return enter_frame(self, layer, is_replayable, caller);
 }
 
-static PyObject *leave(PyObject *object, PyObject *args)
+static PyObject *leave(PyObject *object, PyObject *caller)
 {
-    (void)args;
     ms_execution *self = execution_of(object);
-    top_hook top = unwind(self);
-    ms_execute_leave(self->execute, this_thread());
-    if (top == TOP_FAILED) {
+    PyObject *why_not = obstacle(unwind(self));
+    if (why_not == NULL) {
         return NULL;
     }
-    if (top == TOP_NONE && ms_execute_in_root(self->execute, this_thread()) && enter_root_work(self) != 0) {
+    bool can_push = why_not == Py_None;
+    Py_DECREF(why_not);
+    if (!can_push) {
+        Py_RETURN_NONE; /* the layer was left alone, and what is open lies below */
+    }
+    ms_execute_leave(self->execute, this_thread());
+    if (ms_execute_in_root(self->execute, this_thread()) && enter_root_work(self, caller) != 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -457,17 +473,23 @@ static PyObject *stats(PyObject *self, PyObject *args)
                          PyBool_FromLong(found.optimizer_seen));
 }
 
-static PyObject *set_began(PyObject *object, PyObject *callable)
+/* Puts a callable, or NULL for None, into a field. */
+static PyObject *set_callable(PyObject **field, PyObject *callable)
 {
-    ms_execution *self = execution_of(object);
-    PyObject *old = self->began;
-    Py_INCREF(callable);
-    self->began = callable != Py_None ? callable : NULL;
-    if (callable == Py_None) {
-        Py_DECREF(callable);
-    }
+    PyObject *old = *field;
+    *field = callable != Py_None ? Py_NewRef(callable) : NULL;
     Py_XDECREF(old);
     Py_RETURN_NONE;
+}
+
+static PyObject *set_began(PyObject *object, PyObject *callable)
+{
+    return set_callable(&execution_of(object)->began, callable);
+}
+
+static PyObject *set_observer(PyObject *object, PyObject *callable)
+{
+    return set_callable(&execution_of(object)->observer, callable);
 }
 
 /* Bytes of the distinct storages of some tensors. */
@@ -513,13 +535,16 @@ static PyMethodDef methods[] = {
     {"set_residents", set_residents, METH_O, "set_residents(list): tensors whose storages never move."},
     {"hooks_in_the_way", hooks_in_the_way, METH_NOARGS,
      "Removes stale hooks of ours; \"foreign\" or \"disabled\" where hooks can't be pushed, else None."},
-    {"enter_root", enter_root, METH_NOARGS, "A forward begins; True if one was broken off before."},
+    {"enter_root", enter_root, METH_O,
+     "enter_root(caller): a forward begins, made by this Python frame (or None); True if one was broken off "
+     "before."},
     {"leave_root", leave_root, METH_O, "leave_root(failed): the forward is over."},
     {"in_root", in_root, METH_NOARGS, "Whether this thread is in a forward."},
     {"peek", peek, METH_O, "peek(layer): technique of its next call."},
     {"enter", enter, METH_VARARGS,
-     "enter(layer, is_replayable) -> Region; None: it is kept; False: someone else's hooks are active."},
-    {"leave", leave, METH_NOARGS, "The call is over."},
+     "enter(layer, is_replayable, caller) -> Region; None: it is kept; a str, as hooks_in_the_way() gives it: "
+     "it has to be left alone."},
+    {"leave", leave, METH_O, "leave(caller): the call is over; `caller` is the root's frame, or None."},
     {"backward_ended", backward_ended, METH_NOARGS, "A backward is over."},
     {"boundary", boundary, METH_O, "boundary(is_optimizer) -> (step, step_ns) if a step ended, else None"},
     {"poll", poll, METH_NOARGS, "Lets go of what is no longer needed."},
@@ -527,6 +552,9 @@ static PyMethodDef methods[] = {
     {"count_replan", count_replan, METH_NOARGS, "One more plan after the first."},
     {"stats", stats, METH_NOARGS, "What lives now."},
     {"set_began", set_began, METH_O, "set_began(callable or None): called at the first unpack of a backward."},
+    {"set_observer", set_observer, METH_O,
+     "set_observer(callable or None): called with each tensor saved in a region; the token it gives has "
+     "unpacked() called at every unpack and dies with the handle."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -34,7 +34,7 @@ typedef struct ms_torch {
     PyObject *zero_args, *empty_bytes_kwargs;
     /* attribute names */
     PyObject *n_version, *n_shape, *n_dtype, *n_device, *n_is_leaf, *n_requires_grad, *n_is_cpu, *n_cdata,
-        *n_data, *n_is_quantized;
+        *n_data, *n_is_quantized, *n_f_back;
 } ms_torch;
 
 /* NULL with an exception where torch lacks something. */
@@ -93,6 +93,7 @@ typedef struct ms_execution {
     ms_execute *execute;
     PyObject *replay;       /* replay(region) */
     PyObject *began;        /* called at the first unpack of a step, or NULL */
+    PyObject *observer;     /* observer(tensor) -> token for each saved tensor, or NULL */
     bool backward_told;
     ms_identity_set residents;
 } ms_execution;
@@ -108,14 +109,18 @@ typedef struct ms_region {
     ms_execution *execution;
     ms_frame *frame;
     PyObject *payload; /* what a replay needs; Python's */
+    PyObject *caller;  /* the Python frame that makes the call, while it runs; may be NULL */
 } ms_region;
 
 extern PyTypeObject *ms_ext_region_type;
 int ms_ext_region_init_type(PyObject *module);
 ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame);
-/* Whether a pack callable on torch's stack belongs to this execution; its region is
- * borrowed in *region. */
-bool ms_ext_is_our_hook(const ms_execution *execution, PyObject *pack);
+/* The region whose pack callable this is, borrowed; NULL where it is not of this
+ * execution. */
+ms_region *ms_ext_region_of_hook(const ms_execution *execution, PyObject *pack);
+/* Whether the call is still being made, on this thread: a forward that was broken off by
+ * a KeyboardInterrupt leaves its hooks behind, and what autograd saves then is not its. */
+bool ms_ext_region_is_running(const ms_region *region);
 
 /* ---- handles ----------------------------------------------------------------------- */
 

@@ -15,6 +15,7 @@ ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame)
     Py_INCREF((PyObject *)execution);
     region->execution = execution;
     region->payload = NULL;
+    region->caller = NULL;
     region->frame = frame;
     ms_frame_hold(frame);
     return region;
@@ -27,6 +28,7 @@ static void region_dealloc(PyObject *self)
     PyObject *error_type, *error_value, *error_traceback;
     PyErr_Fetch(&error_type, &error_value, &error_traceback);
     Py_CLEAR(region->payload);
+    Py_CLEAR(region->caller);
     ms_frame_unhold(region->execution->execute, region->frame);
     Py_DECREF((PyObject *)region->execution);
     PyObject_Free(region);
@@ -34,14 +36,37 @@ static void region_dealloc(PyObject *self)
     PyErr_Restore(error_type, error_value, error_traceback);
 }
 
-bool ms_ext_is_our_hook(const ms_execution *execution, PyObject *pack)
+ms_region *ms_ext_region_of_hook(const ms_execution *execution, PyObject *pack)
 {
     if (!PyCFunction_Check(pack)) {
-        return false;
+        return NULL;
     }
     PyObject *self = PyCFunction_GetSelf(pack);
-    return self != NULL && Py_TYPE(self) == ms_ext_region_type &&
-           ((ms_region *)self)->execution == execution;
+    if (self == NULL || Py_TYPE(self) != ms_ext_region_type || ((ms_region *)self)->execution != execution) {
+        return NULL;
+    }
+    return (ms_region *)self;
+}
+
+bool ms_ext_region_is_running(const ms_region *region)
+{
+    if (!ms_frame_is_open(region->frame)) {
+        return false;
+    }
+    PyObject *frame = (PyObject *)PyEval_GetFrame();
+    if (region->caller == NULL || frame == NULL) {
+        return true;
+    }
+    Py_INCREF(frame);
+    while (frame != NULL && frame != Py_None && frame != region->caller) {
+        PyObject *back = PyObject_GetAttr(frame, ms_ext_torch()->n_f_back);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    bool is_running = frame == region->caller;
+    Py_XDECREF(frame);
+    PyErr_Clear();
+    return is_running;
 }
 
 /* ---- attributes ---------------------------------------------------------------- */

@@ -22,6 +22,7 @@ typedef struct ms_saved {
     ms_extent *extent;         /* EXTENT */
     PyObject *tensor;          /* KEPT: the alias; EXTENT: the probe of its version */
     PyObject *dtype, *size, *stride, *offset; /* EXTENT: the view */
+    PyObject *token;           /* the observer's, or NULL */
 } ms_saved;
 
 /* What a version can't be: the tensor has no counter. */
@@ -60,6 +61,7 @@ static void saved_dealloc(PyObject *self)
     Py_XDECREF(saved->size);
     Py_XDECREF(saved->stride);
     Py_XDECREF(saved->offset);
+    Py_XDECREF(saved->token);
     Py_XDECREF((PyObject *)saved->execution);
     PyObject_Free(saved);
     Py_DECREF(type);
@@ -166,16 +168,15 @@ static bool stays(ms_execution *execution, PyObject *tensor)
     return is_leaf_with_gradient;
 }
 
-static PyObject *pack_slot(PyObject *self, PyObject *tensor)
+static PyObject *save_slot(ms_region *region, PyObject *tensor)
 {
-    ms_region *region = (ms_region *)self;
     ms_execution *execution = region->execution;
     int64_t sizes[MS_RECORD_RANK_MAX];
     ms_record record;
     ms_error err;
     uint32_t slot;
-    if (!ms_frame_is_open(region->frame)) {
-        ms_execute_kept(execution->execute); /* a broken-off forward left its hooks behind */
+    if (!ms_ext_region_is_running(region)) {
+        ms_execute_kept(execution->execute);
         return keep(execution, tensor);
     }
     bool is_kept = stays(execution, tensor);
@@ -197,29 +198,44 @@ static PyObject *pack_slot(PyObject *self, PyObject *tensor)
     return (PyObject *)saved;
 }
 
-static PyObject *unpack_slot(ms_saved *saved)
+/* The memory in the slot, made by a replay if need be. */
+static ms_memory *take_slot(ms_saved *saved)
 {
-    ms_region *region = saved->region;
-    ms_memory *memory = ms_frame_take(saved->execution->execute, region->frame, saved->slot);
-    if (memory == NULL) {
-        PyObject *done = PyObject_CallFunctionObjArgs(saved->execution->replay, region, NULL);
-        if (done == NULL) {
-            return NULL;
-        }
-        Py_DECREF(done);
-        memory = ms_frame_take(saved->execution->execute, region->frame, saved->slot);
+    ms_execution *execution = saved->execution;
+    ms_frame *frame = saved->region->frame;
+    ms_memory *memory = ms_frame_take(execution->execute, frame, saved->slot);
+    if (memory != NULL) {
+        return memory;
     }
+    PyObject *done = PyObject_CallFunctionObjArgs(execution->replay, saved->region, NULL);
+    if (done == NULL) {
+        return NULL;
+    }
+    Py_DECREF(done);
+    memory = ms_frame_take(execution->execute, frame, saved->slot);
     if (memory == NULL) {
         ms_error err;
         ms_fail(&err, MS_EREPLAY, "layer %s: its replay did not give a saved tensor back",
-                ms_execute_layer_name(saved->execution->execute, ms_frame_layer(region->frame)));
-        return ms_ext_raise(&err);
+                ms_execute_layer_name(execution->execute, ms_frame_layer(frame)));
+        ms_ext_raise(&err);
     }
-    PyObject *tensor = memory->strong;
-    Py_INCREF(tensor);
-    if (check_tensor(tensor, memory->version) != 0) {
-        Py_CLEAR(tensor);
+    return memory;
+}
+
+static PyObject *unpack_slot(ms_saved *saved)
+{
+    ms_frame *frame = saved->region->frame;
+    PyObject *tensor = NULL;
+    ms_frame_pin(frame);
+    ms_memory *memory = take_slot(saved);
+    if (memory != NULL) {
+        tensor = memory->strong;
+        Py_INCREF(tensor);
+        if (check_tensor(tensor, memory->version) != 0) {
+            Py_CLEAR(tensor);
+        }
     }
+    ms_frame_unpin(saved->execution->execute, frame);
     return tensor;
 }
 
@@ -393,12 +409,11 @@ static PyObject *offload(ms_region *region, PyObject *tensor, const movable *wha
     return (PyObject *)saved;
 }
 
-static PyObject *pack_extent(PyObject *self, PyObject *tensor)
+static PyObject *save_extent(ms_region *region, PyObject *tensor)
 {
-    ms_region *region = (ms_region *)self;
     movable what;
     PyObject *saved = NULL;
-    if (ms_frame_is_open(region->frame) && is_movable(region->execution, tensor, &what)) {
+    if (ms_ext_region_is_running(region) && is_movable(region->execution, tensor, &what)) {
         saved = offload(region, tensor, &what);
         Py_DECREF(what.storage);
         if (saved == NULL && PyErr_Occurred() != NULL) {
@@ -476,6 +491,41 @@ static PyObject *unpack_extent(ms_saved *saved)
 
 /* ---- the callables --------------------------------------------------------------------------- */
 
+/* Lets the profiler of real steps see a saved tensor: it gives a token, whose
+ * unpacked() is called at every unpack and which dies with the handle. */
+static PyObject *observed(ms_execution *execution, PyObject *tensor, PyObject *handle)
+{
+    if (handle == NULL || execution->observer == NULL) {
+        return handle;
+    }
+    PyObject *token = PyObject_CallFunctionObjArgs(execution->observer, tensor, NULL);
+    if (token == NULL) {
+        Py_DECREF(handle);
+        return NULL;
+    }
+    ((ms_saved *)handle)->token = token;
+    return handle;
+}
+
+static int tell_unpacked(ms_saved *saved)
+{
+    PyObject *done = saved->token != NULL ? PyObject_CallMethod(saved->token, "unpacked", NULL) : NULL;
+    Py_XDECREF(done);
+    return saved->token == NULL || done != NULL ? 0 : -1;
+}
+
+static PyObject *pack_slot(PyObject *self, PyObject *tensor)
+{
+    ms_region *region = (ms_region *)self;
+    return observed(region->execution, tensor, save_slot(region, tensor));
+}
+
+static PyObject *pack_extent(PyObject *self, PyObject *tensor)
+{
+    ms_region *region = (ms_region *)self;
+    return observed(region->execution, tensor, save_extent(region, tensor));
+}
+
 static void tell_backward_began(ms_execution *execution)
 {
     if (execution->backward_told || execution->began == NULL) {
@@ -511,6 +561,9 @@ static PyObject *unpack(PyObject *self, PyObject *handle)
     (void)self;
     if (Py_TYPE(handle) == saved_type) {
         tell_backward_began(((ms_saved *)handle)->execution);
+        if (tell_unpacked((ms_saved *)handle) != 0) {
+            return NULL;
+        }
     }
     return ms_ext_saved_unpack(handle);
 }

@@ -143,6 +143,11 @@ MS_API uint64_t ms_frame_serial(const ms_frame *frame);
 MS_API void ms_frame_hold(ms_frame *frame);
 MS_API void ms_frame_unhold(ms_execute *execute, ms_frame *frame);
 
+/* While pinned, what a replay made is not let go of on behalf of another thread. Around
+ * a replay and the ms_frame_take() after it. */
+MS_API void ms_frame_pin(ms_frame *frame);
+MS_API void ms_frame_unpin(ms_execute *execute, ms_frame *frame);
+
 /* A saved tensor stays where it is: counted, nothing else. */
 MS_API void ms_execute_kept(ms_execute *execute);
 
@@ -179,7 +184,8 @@ typedef enum ms_capture {
     MS_CAPTURE_LAST    /* put it, then stop the replay: nothing more is needed */
 } ms_capture;
 
-/* MS_ESTATE if the frame is still open or is being replayed. */
+/* MS_ESTATE if the frame is being replayed. It may still be open: a layer may
+ * differentiate in its own forward. */
 MS_API int ms_frame_replay_begin(ms_execute *execute, ms_frame *frame, ms_error *err);
 /* The replay saves its next tensor. MS_EREPLAY, naming layer and both shapes, where
  * it is not what the forward saved there. */

@@ -84,7 +84,7 @@ void ms_execute_backward_ended(ms_execute *execute)
 {
     ms_frame *frame = execute->first_full;
     while (frame != NULL) {
-        if (frame->is_replaying) {
+        if (frame->pins > 0) {
             frame = frame->next_full;
             continue;
         }

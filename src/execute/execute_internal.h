@@ -65,7 +65,8 @@ struct ms_frame {
     uint8_t technique;
     bool is_open;
     bool is_replaying;
-    uint32_t holds;      /* references of the host's */
+    uint32_t holds;      /* references of the host's, and of calls under way */
+    uint32_t pins;       /* full slots are not to be let go of */
     uint32_t live_slots; /* EMPTY or FULL */
     uint32_t full_slots;
     uint32_t taken_slots; /* of those, taken */

@@ -307,6 +307,10 @@ int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
     saved_append(execute, made);
     storing_append(execute, made);
     execute->live_extents++;
+    if (ms_offload_state(execute->tier, made->ticket) != MS_TICKET_STORING) {
+        /* Another thread may have reaped the ticket before it was in the list. */
+        store_ended(execute, made);
+    }
     *extent = made;
     return MS_OK;
 }

@@ -118,6 +118,7 @@ int ms__extent_wait(ms_execute *execute, ms_extent *extent, ms_counter stall, ms
 
 /* ---- starting a fetch ------------------------------------------------------------------ */
 
+/* The extent is pinned. It may be on its way already when this returns. */
 static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
 {
     void *memory, *address;
@@ -127,11 +128,14 @@ static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
         extent->landing = NULL;
         execute->host.release(execute->host.context, landing);
     }
-    extent->pins++;
     int rc = execute->host.obtain(execute->host.context, extent->bytes, &memory, &address, &capacity, err);
-    extent->pins--;
     if (rc != MS_OK) {
         return rc;
+    }
+    if (extent->state != MS__EXTENT_STORED || extent->landing != NULL) {
+        /* Another thread was faster while the host made the memory. */
+        execute->host.release(execute->host.context, memory);
+        return MS_OK;
     }
     rc = ms_offload_fetch(execute->tier, extent->ticket, address, capacity, err);
     if (rc != MS_OK) {
@@ -147,11 +151,11 @@ static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
     return MS_OK;
 }
 
-/* Still in memory without a fetch: nothing to bring ahead. */
+/* Still in memory without a fetch: nothing to bring ahead. The caller has one pin. */
 static bool is_alive(ms_execute *execute, ms_extent *extent)
 {
     const ms_execute_host *host = &execute->host;
-    if (extent->pins > 0) {
+    if (extent->pins > 1) {
         return true; /* being handed out */
     }
     if (host->strengthen(host->context, extent->source)) {
@@ -165,25 +169,50 @@ static bool is_alive(ms_execute *execute, ms_extent *extent)
     return false;
 }
 
+/* Fetches one extent, which is pinned, ahead if that is due. False where the window has
+ * no room. */
+static bool prefetch_one(ms_execute *execute, ms_extent *extent, uint64_t serial)
+{
+    bool is_due = extent->serial < serial && extent->state == MS__EXTENT_STORED && extent->handles > 0;
+    if (!is_due || is_alive(execute, extent)) {
+        return true;
+    }
+    if (execute->ahead_bytes + extent->bytes > execute->read_window_bytes) {
+        return false;
+    }
+    uint64_t epoch = extent->epoch;
+    int rc = fetch_start(execute, extent, NULL);
+    if (rc == MS_OK && extent->epoch == epoch + 1 && extent->state == MS__EXTENT_FETCHING) {
+        extent->is_ahead = true;
+        execute->ahead_bytes += extent->bytes;
+    }
+    return rc == MS_OK;
+}
+
 void ms__prefetch_before(ms_execute *execute, uint64_t serial)
 {
     if (execute->read_window_bytes == 0) {
         return;
     }
     ms_extent *extent = execute->saved.last;
-    uint32_t looked = 0;
-    while (extent != NULL && looked++ < PREFETCH_LOOK_MAX && execute->ahead_bytes < execute->read_window_bytes) {
+    bool goes_on = true;
+    for (uint32_t looked = 0; goes_on && extent != NULL && looked < PREFETCH_LOOK_MAX; looked++) {
+        /* Making memory may let other threads in: the way back through the list is held. */
+        extent->pins++;
+        goes_on = execute->ahead_bytes < execute->read_window_bytes && prefetch_one(execute, extent, serial);
         ms_extent *before = extent->previous;
-        bool is_due = extent->serial < serial && extent->state == MS__EXTENT_STORED && extent->handles > 0;
-        if (is_due && !is_alive(execute, extent)) {
-            if (execute->ahead_bytes + extent->bytes > execute->read_window_bytes ||
-                fetch_start(execute, extent, NULL) != MS_OK) {
-                return;
-            }
-            extent->is_ahead = true;
-            execute->ahead_bytes += extent->bytes;
+        if (before != NULL) {
+            before->pins++;
+        }
+        extent->pins--;
+        ms__extent_free_if_unused(execute, extent);
+        if (before != NULL) {
+            before->pins--;
         }
         extent = before;
+    }
+    if (extent != NULL) {
+        ms__extent_free_if_unused(execute, extent);
     }
 }
 
@@ -211,58 +240,49 @@ static void *find_alive(ms_execute *execute, ms_extent *extent, bool *weak_again
     return NULL;
 }
 
-/* may wait */
+/* may wait: until the bytes are there, or can't be had. */
 static int fetch_now(ms_execute *execute, ms_extent *extent, ms_error *err)
 {
-    int rc = MS_OK;
-    if (extent->state == MS__EXTENT_STORED) {
-        rc = fetch_start(execute, extent, err);
-        if (rc != MS_OK) {
-            return rc;
-        }
+    int rc = extent->state == MS__EXTENT_STORED ? fetch_start(execute, extent, err) : MS_OK;
+    if (rc != MS_OK || extent->state != MS__EXTENT_FETCHING) {
+        return rc;
     }
     extent->is_unwanted = false;
-    ms__prefetch_before(execute, extent->serial);
-    while (extent->state == MS__EXTENT_FETCHING) {
-        rc = ms__extent_wait(execute, extent, MS_COUNTER_BACKWARD_STALL_NS, err);
-        if (extent->state != MS__EXTENT_FETCHING) {
-            continue; /* another thread saw the end of it */
-        }
-        if (ms_offload_state(execute->tier, extent->ticket) == MS_TICKET_FETCHING) {
-            return rc != MS_OK ? rc : ms_fail(err, MS_ETIMEDOUT, "a fetch did not end");
-        }
-        rc = fetch_ended(execute, extent, err);
-        if (rc != MS_OK) {
-            return rc;
-        }
+    rc = ms__extent_wait(execute, extent, MS_COUNTER_BACKWARD_STALL_NS, err);
+    if (extent->state != MS__EXTENT_FETCHING) {
+        return MS_OK; /* another thread saw the end of it: look again */
     }
-    return extent->state == MS__EXTENT_FETCHED
-               ? MS_OK
-               : ms_fail(err, MS_EIO, "a fetch failed for another thread");
+    if (ms_offload_state(execute->tier, extent->ticket) == MS_TICKET_FETCHING) {
+        return rc != MS_OK ? rc : ms_fail(err, MS_ETIMEDOUT, "a fetch did not end");
+    }
+    return fetch_ended(execute, extent, err);
 }
 
 int ms_extent_take(ms_execute *execute, ms_extent *extent, void **memory, ms_error *err)
 {
+    bool weak_again;
+    int rc = MS_OK;
     extent->pins++;
     ms__enter_backward_frame(execute, extent->frame_serial);
     ms_execute_poll(execute);
-    bool weak_again;
-    void *found = find_alive(execute, extent, &weak_again);
-    if (found == NULL) {
-        int rc = fetch_now(execute, extent, err);
-        if (rc != MS_OK) {
-            extent->pins--;
-            ms__extent_free_if_unused(execute, extent);
-            return rc;
-        }
-        found = extent->landing;
-        weak_again = false;
-    } else {
+    if (extent->state == MS__EXTENT_STORED && !is_alive(execute, extent)) {
+        rc = fetch_start(execute, extent, err);
+    }
+    if (rc == MS_OK) {
         ms__prefetch_before(execute, extent->serial);
     }
-    /* A second thread in here gets the same bytes; the last to leave weakens them. */
+    /* Nothing lets another thread in between the find that succeeds and the return. */
+    void *found = NULL;
+    while (rc == MS_OK && (found = find_alive(execute, extent, &weak_again)) == NULL) {
+        rc = fetch_now(execute, extent, err);
+    }
+    if (rc != MS_OK) {
+        extent->pins--;
+        ms__extent_free_if_unused(execute, extent);
+        return rc;
+    }
     if (weak_again) {
-        extent->lent = found;
+        extent->lent = found; /* the last to leave weakens it */
     }
     *memory = found;
     return MS_OK;

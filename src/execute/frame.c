@@ -318,6 +318,18 @@ uint64_t ms_frame_serial(const ms_frame *frame)
     return frame->serial;
 }
 
+void ms_frame_pin(ms_frame *frame)
+{
+    frame->holds++;
+    frame->pins++;
+}
+
+void ms_frame_unpin(ms_execute *execute, ms_frame *frame)
+{
+    frame->pins--;
+    ms_frame_unhold(execute, frame);
+}
+
 uint32_t ms_frame_missing(const ms_frame *frame)
 {
     return frame->live_slots - frame->full_slots;
@@ -388,7 +400,7 @@ void ms__enter_backward_frame(ms_execute *execute, uint64_t serial)
      * Releasing may run anything, so the list is looked at afresh after each frame. */
     ms_frame *frame = execute->first_full;
     while (frame != NULL) {
-        if (frame->serial == serial || frame->taken_slots == 0) {
+        if (frame->serial == serial || frame->taken_slots == 0 || frame->pins > 0) {
             frame = frame->next_full;
             continue;
         }

@@ -11,10 +11,6 @@
 int ms_frame_replay_begin(ms_execute *execute, ms_frame *frame, ms_error *err)
 {
     const char *name = ms_execute_layer_name(execute, frame->layer);
-    if (frame->is_open) {
-        return ms_fail(err, MS_ESTATE, "layer %s: its saved tensors are asked for while its forward runs",
-                       name);
-    }
     if (frame->is_replaying) {
         return ms_fail(err, MS_ESTATE, "layer %s: it is being replayed already", name);
     }
@@ -22,7 +18,7 @@ int ms_frame_replay_begin(ms_execute *execute, ms_frame *frame, ms_error *err)
     frame->is_replaying = true;
     frame->cursor = 0;
     frame->missing = ms_frame_missing(frame);
-    frame->holds++;
+    ms_frame_pin(frame);
     ms__prefetch_before(execute, frame->serial);
     return MS_OK;
 }
@@ -124,6 +120,6 @@ int ms_frame_replay_end(ms_execute *execute, ms_frame *frame, bool failed, ms_er
     } else {
         ms_counter_add(&execute->counters, MS_COUNTER_RECOMPUTED_LAYERS, 1);
     }
-    ms_frame_unhold(execute, frame);
+    ms_frame_unpin(execute, frame);
     return rc;
 }

@@ -8,6 +8,7 @@ import copy
 import gc
 import json
 import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -173,8 +174,10 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> Any:
 def assert_nothing_left(executor: Executor) -> None:
     """No frame, slot, extent or byte in flight."""
     gc.collect()
-    stats = executor.stats()
-    left = {key: value for key, value in stats.items() if value and not isinstance(value, bool)}
+    left: dict[str, int] = {"": 1}
+    deadline = time.monotonic() + 5.0
+    while left and time.monotonic() < deadline:  # what is in flight has to land first
+        left = {key: value for key, value in executor.stats().items() if value and not isinstance(value, bool)}
     assert not left, left
 
 
@@ -193,6 +196,13 @@ def hook_tables(model: torch.nn.Module) -> dict[str, Any]:
             {key: list(value) for key, value in module.__dict__.items() if key.endswith("_hooks") and value},
         )
         for name, module in model.named_modules()
+    }
+
+
+def hook_counts(model: torch.nn.Module) -> dict[str, Any]:
+    """How many hooks of each kind sit where; some models put hooks on themselves."""
+    return {
+        name: {key: len(hooks) for key, hooks in tables.items()} for name, (_, tables) in hook_tables(model).items()
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from ..errors import MemScaleError
 from .arguments import plain_tensors
 from .hooks import LayerHooks, RootHooks
 from .layers import find_layers
+from .live_profile import LiveProfile
 from .module_state import LayerState
 from .observation import StepWatch
 from .profiler import describe_arguments, is_tracing
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
 __all__ = ["Executor", "input_signature"]
 
 _log = logging.getLogger("memscale")
+
+# How far up the stack the frame lies that calls a module's forward: hook callables of
+# hooks.py lie in between.
+_ROOT_CALLER = 2
+_LAYER_CALLER = 3
 
 _RECOMPUTE = ("recompute", "recompute_offload_input")
 
@@ -81,6 +88,7 @@ class Executor:
         self._replay_lock = threading.RLock()
         self._local = threading.local()
         self._said: set[str] = set()
+        self._profile: LiveProfile | None = None
 
     # -- what users ask ------------------------------------------------------------
 
@@ -144,6 +152,7 @@ class Executor:
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
+        self._end_profile(False)
         self._hook_layers(False)
         if self._root is not None:
             self._root.remove()
@@ -231,7 +240,8 @@ class Executor:
             residents = [*module.parameters(), *module.buffers(), *plain_tensors((args, kwargs))]
             self._core.set_residents(residents)
         self._watch.forward_begins(module)
-        self._core.enter_root()
+        self._local.caller = sys._getframe(_ROOT_CALLER)
+        self._core.enter_root(self._local.caller)
         return (args, changed) if changed is not None else None
 
     def _after_root(
@@ -240,6 +250,7 @@ class Executor:
         if is_replaying() or is_tracing() or not self._core.in_root():
             return
         self._core.leave_root(output is None)
+        self._local.caller = None
         self._watch.forward_ended(output)
 
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -284,33 +295,41 @@ class Executor:
                     f"layer {layer.state.name}: it gets an object whose state running it again could change "
                     "(or no tensor); it is not recomputed",
                 )
-        region = self._core.enter(layer.number, record is not None)
-        if region is False:
-            self._say_obstacle("foreign")
+        region = self._core.enter(layer.number, record is not None, sys._getframe(_LAYER_CALLER))
+        if isinstance(region, str):
+            self._say_obstacle(region)
         elif region is not None and record is not None and region.technique in _RECOMPUTE:
             region.payload = record
             if region.technique == "recompute_offload_input":
                 record.arguments.offload(region.offload_input)
             self._local.record = record
 
-    def _after_layer(self, layer: LayerHooks, output: Any) -> None:
+    def _after_layer(
+        self, layer: LayerHooks, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         if self._stands_aside():
             return
+        if self._profile is not None:
+            self._profile.leave(args, kwargs, output)
         record = getattr(self._local, "record", None)
         if record is not None:
             self._local.record = None
             record.state.settle()
-        self._core.leave()
+        self._core.leave(getattr(self._local, "caller", None))
 
     # -- between ------------------------------------------------------------------------------
 
     def _backward_began(self) -> None:
+        if self._profile is not None:
+            self._profile.backward_began()
         try:
             torch.autograd.Variable._execution_engine.queue_callback(_weak_method(self, "_backward_ended"))
         except RuntimeError:
             pass  # not in a backward: someone looks at a node's saved tensors
 
     def _backward_ended(self) -> None:
+        if self._profile is not None:
+            self._profile.backward_ended()
         self._watch.backward_ended()
         self._core.backward_ended()
 
@@ -322,7 +341,16 @@ class Executor:
             return
         self._boundary(True)
 
+    def _end_profile(self, is_optimizer: bool) -> None:
+        """A profiled step is over: the planner may have a plan to go on with."""
+        profile, self._profile = self._profile, None
+        graph = profile.finish(is_optimizer) if profile is not None else None
+        plan = self._planner.live_trace_finished(graph) if graph is not None else None
+        if plan is not None:
+            self.apply(plan)
+
     def _boundary(self, is_optimizer: bool) -> None:
+        self._end_profile(is_optimizer)
         ended = self._core.boundary(is_optimizer)
         if ended is None or self._planner is None or self._plan is None:
             return

@@ -1,0 +1,431 @@
+"""What training loops do besides the usual: each way gives what the plain run gives, and
+leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from execute_support import (
+    TECHNIQUES,
+    assert_nothing_left,
+    assert_same,
+    executing,
+    forward,
+    gradients,
+    rng_states,
+    seed_everything,
+    state_of,
+    twins,
+    uniform,
+)
+from models import MODELS, loss_of
+from torch.utils.checkpoint import checkpoint
+
+SOME = ("gpt2", "resnet", "albert", "multi_output", "lstm")
+
+every_technique = pytest.mark.parametrize("technique", TECHNIQUES)
+some_models = pytest.mark.parametrize("name", SOME)
+
+
+def both(name, technique, directory, run):
+    """`run(case, model)` on a plain twin and on the planned model: equal, and nothing left."""
+    case, twin = twins(MODELS[name])
+    seed_everything(7)
+    expected = (run(case, twin), gradients(twin), state_of(twin), rng_states())
+    with executing(case.model, uniform(case.model, technique), directory) as executor:
+        seed_everything(7)
+        found = (run(case, case.model), gradients(case.model), state_of(case.model), rng_states())
+        executor._core.backward_ended()
+        assert_nothing_left(executor)
+        counters = executor.counters()
+    assert_same(expected, found)
+    return counters
+
+
+@every_technique
+@some_models
+def test_gradients_accumulate(name, technique, tmp_path):
+    def run(case, model):
+        for step in range(3):
+            (loss_of(forward(case, model, step)) / 3).backward()
+
+    both(name, technique, tmp_path, run)
+
+
+@every_technique
+def test_gradients_are_clipped(technique, tmp_path):
+    def run(case, model):
+        loss_of(forward(case, model, 0)).backward()
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    both("gpt2", technique, tmp_path, run)
+
+
+@every_technique
+@some_models
+def test_a_retained_graph_can_be_used_again(name, technique, tmp_path):
+    def run(case, model):
+        loss = loss_of(forward(case, model, 0))
+        loss.backward(retain_graph=True)
+        first = gradients(model)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return first
+
+    both(name, technique, tmp_path, run)
+
+
+@every_technique
+@some_models
+def test_autograd_grad_of_some_parameters(name, technique, tmp_path):
+    def run(case, model):
+        loss = loss_of(forward(case, model, 0))
+        parameters = list(model.parameters())
+        some = torch.autograd.grad(loss, parameters[-2:], retain_graph=True, allow_unused=True)
+        rest = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return some, rest
+
+    both(name, technique, tmp_path, run)
+
+
+@every_technique
+def test_several_forwards_before_one_backward(technique, tmp_path):
+    def run(case, model):
+        losses = [loss_of(forward(case, model, step)) for step in range(3)]
+        (losses[0] + losses[1] * 2 + losses[2]).backward()
+
+    both("gpt2", technique, tmp_path, run)
+    both("resnet", technique, tmp_path, run)
+
+
+@every_technique
+def test_forwards_and_backwards_in_any_order(technique, tmp_path):
+    def run(case, model):
+        first = loss_of(forward(case, model, 0))
+        second = loss_of(forward(case, model, 1))
+        first.backward()
+        third = loss_of(forward(case, model, 2))
+        third.backward()
+        second.backward()
+
+    both("gpt2", technique, tmp_path, run)
+
+
+@every_technique
+@pytest.mark.parametrize("name", ["mlp", "complex_views"])
+def test_second_derivatives(name, technique, tmp_path):
+    def run(case, model):
+        parameters = list(model.parameters())
+        loss = loss_of(forward(case, model, 0))
+        first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+        penalty = sum(gradient.square().sum() for gradient in first if gradient is not None)
+        penalty.backward()
+
+    both(name, technique, tmp_path, run)
+
+
+@every_technique
+def test_inputs_that_need_gradients(technique, tmp_path):
+    def run(case, model):
+        (x,), _ = case.batch(0)
+        x.requires_grad_()
+        loss_of(model(x)).backward()
+        return x.grad
+
+    both("mlp", technique, tmp_path, run)
+
+
+@every_technique
+@some_models
+def test_abandoned_graphs_are_released(name, technique, tmp_path):
+    def run(case, model):
+        for step in range(3):
+            out = forward(case, model, step)
+            del out
+        loss_of(forward(case, model, 9)).backward()
+
+    both(name, technique, tmp_path, run)
+
+
+@every_technique
+def test_evaluation_in_between(technique, tmp_path):
+    def run(case, model):
+        out = loss_of(forward(case, model, 0))
+        model.eval()
+        with torch.no_grad():
+            seen = [loss_of_values(forward(case, model, 1))]
+        with torch.inference_mode():
+            seen.append(loss_of_values(forward(case, model, 2)).clone())
+        out.backward()  # the flags of the modules say eval now
+        model.train()
+        loss_of(forward(case, model, 3)).backward()
+        return seen
+
+    def loss_of_values(out):
+        return (out.loss if hasattr(out, "loss") else out).float().mean().detach().clone()
+
+    both("gpt2", technique, tmp_path, run)
+    both("resnet", technique, tmp_path, run)
+
+
+@every_technique
+def test_gradients_in_evaluation_mode(technique, tmp_path):
+    def run(case, model):
+        model.eval()
+        loss_of(forward(case, model, 0)).backward()
+
+    both("gpt2", technique, tmp_path, run)
+
+
+class Broken(Exception):
+    pass
+
+
+@every_technique
+@pytest.mark.parametrize("where", ["layer", "root", "interrupt"])
+def test_an_exception_in_forward(technique, where, tmp_path):
+    def run(case, model):
+        layers = model.transformer.h
+        error = KeyboardInterrupt if where == "interrupt" else Broken
+
+        def fail(*_):
+            raise error
+
+        target = layers[1].mlp if where != "root" else model.lm_head
+        handle = target.register_forward_hook(fail)
+        with pytest.raises(error):
+            forward(case, model, 0)
+        handle.remove()
+        if where == "interrupt":
+            # what runs before the next forward is not the model's, and has to work all the same
+            x = torch.ones(3, requires_grad=True)
+            (x.exp() * x).sum().backward()
+        loss_of(forward(case, model, 1)).backward()
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+    both("gpt2", technique, tmp_path, run)
+
+
+@every_technique
+def test_an_exception_in_backward(technique, tmp_path):
+    def run(case, model):
+        def fail(*_):
+            raise Broken
+
+        loss = loss_of(forward(case, model, 0))
+        handle = next(model.transformer.h[1].parameters()).register_hook(fail)
+        with pytest.raises(Broken):
+            loss.backward()
+        handle.remove()
+        del loss
+        model.zero_grad()
+        loss_of(forward(case, model, 1)).backward()
+
+    both("gpt2", technique, tmp_path, run)
+
+
+@every_technique
+def test_a_change_in_place_raises_as_autograd_does(technique, tmp_path):
+    """A tensor that autograd saved is changed before the backward."""
+    texts = []
+
+    def run(case, model):
+        kept = []
+        handle = model[1][0].register_forward_hook(lambda module, args, out: kept.append(out))
+        loss = loss_of(forward(case, model, 0))
+        handle.remove()
+        kept[0].data  # noqa: B018  does not count as a change
+        with torch.no_grad():
+            kept[0].add_(1.0)
+        if technique.startswith("recompute") and texts:
+            # made again, what was saved is not what was changed
+            loss.backward()
+        else:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation") as error:
+                loss.backward()
+            texts.append(str(error.value).split(", which is output")[0].split(" is at version")[0])
+        del loss, kept
+        model.zero_grad()
+
+    both("mlp", technique if technique != "mixed" else "offload_disk", tmp_path, run)
+    assert len(set(texts)) == 1
+
+
+def test_a_kept_tensor_changed_in_place_raises(tmp_path):
+    """Tensors too small to move, and parameters, are checked as well."""
+    case, _ = twins(MODELS["mlp"])
+    for target in ("activation", "parameter"):
+        plan = uniform(case.model, "offload_disk", min_bytes=1 << 30)
+        with executing(case.model, plan, tmp_path):
+            kept = []
+            handle = case.model[1][0].register_forward_hook(lambda module, args, out, kept=kept: kept.append(out))
+            loss = loss_of(forward(case, case.model, 0))
+            handle.remove()
+            with torch.no_grad():
+                (kept[0] if target == "activation" else case.model[1][0].weight).add_(1.0)
+            with pytest.raises(RuntimeError, match=r"inplace operation: \[torch.FloatTensor \[.*\] is at version"):
+                loss.backward()
+
+
+def test_an_argument_changed_in_place_is_refused_in_a_replay(tmp_path):
+    from memscale.errors import IntegrationError
+
+    case, _ = twins(MODELS["mlp"])
+    with executing(case.model, uniform(case.model, "recompute"), tmp_path):
+        x = torch.randn(6, 24)
+        kept = []
+        handle = case.model[0].register_forward_hook(lambda module, args, out: kept.append(out))
+        loss = loss_of(case.model(x))
+        handle.remove()
+        with torch.no_grad():
+            kept[0].mul_(2.0)
+        with pytest.raises(IntegrationError, match="layer 1: an argument .* was changed in place"):
+            loss.backward()
+
+
+@every_technique
+def test_foreign_saved_tensor_hooks_are_left_alone(technique, tmp_path, caplog):
+    packed = []
+
+    def run(case, model):
+        def pack(tensor):
+            packed.append(tensor.shape)
+            return tensor.clone()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = loss_of(forward(case, model, 0))
+        loss.backward()
+
+    both("gpt2", technique, tmp_path, run)
+    assert len(packed) % 2 == 0 and packed[: len(packed) // 2] == packed[len(packed) // 2 :]
+    warnings = [record for record in caplog.records if "hooks of someone else" in record.message]
+    assert len(warnings) == 1
+
+
+@every_technique
+def test_the_whole_model_under_a_checkpoint(technique, tmp_path):
+    def run(case, model):
+        (x,), _ = case.batch(0)
+        checkpoint(model, x.requires_grad_(), use_reentrant=False).sum().backward()
+        checkpoint(model, x, use_reentrant=True).sum().backward()
+        return x.grad
+
+    both("mlp", technique, tmp_path, run)
+
+
+@every_technique
+def test_functional_transforms_are_left_alone(technique, tmp_path, caplog):
+    def run(case, model):
+        (x,), _ = case.batch(0)
+        parameters = dict(model.named_parameters())
+
+        def value(tensors):
+            return torch.func.functional_call(model.eval(), tensors, (x,)).square().mean()
+
+        found = torch.func.grad(value)(parameters)
+        model.train()
+        loss_of(forward(case, model, 0)).backward()
+        return found
+
+    both("mlp", technique, tmp_path, run)
+    assert any("saved-tensor hooks are disabled" in record.message for record in caplog.records)
+
+
+@every_technique
+def test_forwards_on_two_threads(technique, tmp_path):
+    case, twin = twins(MODELS["mlp"])
+    case.model.eval(), twin.eval()  # dropout draws from one generator for all threads
+
+    def gradients_of(model):
+        results = [None, None]
+        barrier = threading.Barrier(2)
+
+        def work(index):
+            barrier.wait()
+            for _ in range(5):
+                loss = loss_of(forward(case, model, index))
+                results[index] = torch.autograd.grad(loss, list(model.parameters()))
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    expected = gradients_of(twin)
+    with executing(case.model, uniform(case.model, technique), tmp_path) as executor:
+        assert_same(expected, gradients_of(case.model))
+        executor._core.backward_ended()
+        assert_nothing_left(executor)
+
+
+@every_technique
+def test_a_graph_outlives_detach(technique, tmp_path):
+    case, twin = twins(MODELS["gpt2"])
+    seed_everything(3)
+    loss_of(forward(case, twin, 0)).backward()
+    with executing(case.model, uniform(case.model, technique), tmp_path) as executor:
+        core = weakref.ref(executor)
+        seed_everything(3)
+        loss = loss_of(forward(case, case.model, 0))
+    del executor
+    gc.collect()
+    assert core() is None  # the graph holds only what it needs
+    loss.backward()
+    assert_same(gradients(twin), gradients(case.model))
+
+
+@every_technique
+def test_an_optimizer_that_steps_inside_backward(technique, tmp_path):
+    def run(case, model):
+        optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+        def step(parameter):
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        handles = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
+        for index in range(2):
+            loss_of(forward(case, model, index)).backward()
+        for handle in handles:
+            handle.remove()
+
+    both("gpt2", technique, tmp_path, run)
+
+
+@every_technique
+def test_a_graph_inside_a_forward(technique, tmp_path):
+    """A layer differentiates in its own forward: its saved tensors are asked for at once."""
+
+    def run(case, model):
+        return _with_inner_gradient(case, model)
+
+    both("mlp", technique, tmp_path, run)
+
+
+def _with_inner_gradient(case, model):
+    def inner(module, args, out):
+        (gradient,) = torch.autograd.grad(out.square().sum(), module.weight, retain_graph=True)
+        return out + gradient.mean()
+
+    handle = model[1][0].register_forward_hook(inner)
+    loss_of(forward(case, model, 0)).backward()
+    handle.remove()
+
+
+def test_counters_tell_what_happened(tmp_path):
+    def run(case, model):
+        loss_of(forward(case, model, 0)).backward()
+
+    counters = both("gpt2", "recompute", tmp_path, run)
+    assert counters["recomputed_layers"] == 3
+    assert counters["offloaded_bytes"] == 0
+    counters = both("gpt2", "offload_disk", tmp_path, run)
+    assert counters["recomputed_layers"] == 0
+    assert counters["offloaded_bytes"] == counters["disk_bytes"] > 0
+    assert 0 < counters["fetched_bytes"] <= counters["offloaded_bytes"]

@@ -242,6 +242,8 @@ class Executor:
         self._watch.forward_begins(module)
         self._local.caller = sys._getframe(_ROOT_CALLER)
         self._core.enter_root(self._local.caller)
+        if getattr(self._planner, "wants_live_trace", False):
+            self._profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
         return (args, changed) if changed is not None else None
 
     def _after_root(
@@ -252,6 +254,10 @@ class Executor:
         self._core.leave_root(output is None)
         self._local.caller = None
         self._watch.forward_ended(output)
+        if output is None:
+            self._end_profile(False)
+        elif self._profile is not None:
+            self._profile.forward_ended(output)
 
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._planner is None:
@@ -295,6 +301,8 @@ class Executor:
                     f"layer {layer.state.name}: it gets an object whose state running it again could change "
                     "(or no tensor); it is not recomputed",
                 )
+        if self._profile is not None:
+            self._profile.enter(layer.state.name, module, args, kwargs)
         region = self._core.enter(layer.number, record is not None, sys._getframe(_LAYER_CALLER))
         if isinstance(region, str):
             self._say_obstacle(region)

@@ -100,7 +100,7 @@ class LayerHooks(_HookedModule):
     def _after(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        self._executor._after_layer(self, output)
+        self._executor._after_layer(self, args, kwargs, output)
 
 
 def _without_hooks(state: Any) -> Any:

@@ -1,0 +1,85 @@
+"""Models that can't be traced without running them are profiled on real steps."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import memscale
+from memscale import Config
+
+
+class _Branching(nn.Module):
+    """Chooses its way by the values of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Dropout(0.1)) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if x.sum().item() > 1e9:
+                x = -x
+        return x
+
+
+def _train(model: nn.Module, steps: int) -> list[torch.Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(1)
+    losses = []
+    for step in range(steps):
+        x = torch.randn(2048, 256, generator=torch.Generator().manual_seed(step))
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return _Branching()
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "conservative"}, {"enable_checkpointing": False}])
+def test_a_plan_comes_from_real_steps_and_bits_are_equal(options, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="memscale")
+    expected = _train(_model(), 5)
+    model = memscale.wrap(_model(), Config(force_optimize=True, use_static_profiling=False, **options))
+    found = _train(model, 5)
+    assert all(map(torch.equal, expected, found))
+    plan = model._memscale_executor.plan
+    assert len(plan) == 4
+    assert plan.predicted_peak_bytes > 0
+    memscale.detach(model)
+
+
+def test_the_fallback_is_taken_when_the_trace_fails(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="memscale")
+    model = memscale.wrap(_model(), Config(force_optimize=True, warmup_steps=1))
+    _train(model, 3)
+    assert "real steps" in caplog.text or model._memscale_executor.plan.predicted_peak_bytes > 0
+    assert len(model._memscale_executor.plan) == 4
+    memscale.detach(model)
+
+
+def test_without_any_way_to_profile_a_typed_error_is_raised() -> None:
+    model = memscale.wrap(_model(), Config(use_static_profiling=False, use_empirical_fallback=False))
+    with pytest.raises(memscale.ProfileError, match="use_static_profiling"):
+        model(torch.randn(4, 256))
+    memscale.detach(model)
+
+
+def test_a_failing_step_ends_the_profile() -> None:
+    model = memscale.wrap(_model(), Config(force_optimize=True, use_static_profiling=False))
+    with pytest.raises(RuntimeError):
+        model(torch.randn(4, 3))
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    _train(model, 4)
+    assert len(model._memscale_executor.plan) == 4
+    memscale.detach(model)

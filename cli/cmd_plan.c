@@ -247,6 +247,9 @@ static int make_plan(const plan_request *request, plan_work *work)
     }
     ms_error err;
     int rc = ms_pipeline_plan(work->graph, work->hardware, &work->config, &work->plan, &err);
+    if (rc == MS_EINVAL) {
+        return cli_usage_error("plan: --graph %s: %s", request->graph_path, err.text);
+    }
     return rc == MS_OK ? show(request, work) : cli_fail(&err);
 }
 

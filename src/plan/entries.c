@@ -14,29 +14,28 @@ enum { JUDGED_MOST = 128 };
 typedef struct alternatives {
     ms__search *search;
     const ms__candidate *chosen;
-    uint64_t room_bytes;
+    uint64_t room_bytes;  /* what fits */
+    uint64_t given_bytes; /* what the plan's step time counts on */
     ms_plan *plan;
 } alternatives;
 
+/* Replays the plan with another technique in one node, first without a cache for what
+ * it needs, then with the cache that the plan's own bytes leave it. */
 static ms__outcome replay_with(const alternatives *a, uint32_t node, uint32_t technique)
 {
-    ms__outcome outcome;
+    ms__outcome outcome, cached;
     uint8_t original = a->search->scratch[node];
     a->search->scratch[node] = (uint8_t)technique;
     ms_choices choices = ms__search_choices(a->search, a->search->scratch, a->chosen->window, 0);
     ms__sim_run(a->search->sim, &choices, &outcome, NULL);
+    if (a->search->sim->on_host) {
+        uint64_t left = ms__sub_sat(a->given_bytes, outcome.fixed_bytes);
+        choices.ceiling_bytes = ms__max_u64(left, outcome.live_peak_bytes);
+        ms__sim_run(a->search->sim, &choices, &cached, NULL);
+        outcome.replay.step_ns = cached.replay.step_ns;
+    }
     a->search->scratch[node] = original;
     return outcome;
-}
-
-/* Step time of the plan with one replay's difference to the chosen candidate. */
-static uint64_t step_with(const alternatives *a, const ms__outcome *outcome)
-{
-    uint64_t step = a->plan->replay.step_ns;
-    if (outcome->replay.step_ns >= a->chosen->step_ns) {
-        return ms__add_sat(step, outcome->replay.step_ns - a->chosen->step_ns);
-    }
-    return ms__sub_sat(step, a->chosen->step_ns - outcome->replay.step_ns);
 }
 
 /* Among the other admitted techniques: one that fits before one that does not, then
@@ -50,7 +49,7 @@ static void judge_node(const alternatives *a, ms_plan_entry *entry)
             continue;
         }
         ms__outcome outcome = replay_with(a, entry->node, technique);
-        uint64_t step = step_with(a, &outcome), peak = outcome.replay.peak_bytes;
+        uint64_t step = outcome.replay.step_ns, peak = outcome.replay.peak_bytes;
         bool this_fits = peak <= a->room_bytes;
         if (technique == MS_TECHNIQUE_KEEP) {
             entry->saved_bytes = ms__sub_sat(outcome.boundary_bytes, a->chosen->boundary_bytes);
@@ -83,12 +82,13 @@ static void copy_judgement(const ms_plan_entry *from, ms_plan_entry *to)
     to->runner_up_peak_bytes = from->runner_up_peak_bytes;
 }
 
-void ms__plan_fill_entries(ms__search *search, size_t chosen, uint64_t room_bytes, ms_plan *plan)
+void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan)
 {
-    alternatives a = {search, &search->items[chosen], room_bytes, plan};
+    alternatives a = {search, &search->items[chosen->candidate], ms__max_u64(room_bytes, chosen->bytes),
+                      chosen->bytes, plan};
     uint32_t stride = (uint32_t)ms__div_up(ms__max_u64(plan->entry_count, 1), JUDGED_MOST);
     const ms_plan_entry *last = NULL;
-    memcpy(search->scratch, ms__candidate_techniques(search, chosen), search->node_count);
+    memcpy(search->scratch, ms__candidate_techniques(search, chosen->candidate), search->node_count);
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         ms_plan_entry *entry = &plan->entries[i];
         const ms_admission *admission = &search->admissions[i];

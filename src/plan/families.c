@@ -11,8 +11,9 @@
 
 enum { GRID_FINE = 12, GRID_COARSE = 6, REFINE_FRONT = 32, REFINE_NODES = 24, REFINE_ROUNDS = 2 };
 
-/* How the layers of one kind lie among the others. */
-typedef enum layout { KEEP_LAST, KEEP_FIRST, SPREAD, INTERLEAVED } layout;
+/* How the kept layers lie among the others. KEEP_ENDS keeps the last one, whose saved
+ * tensors are wanted back before they could be gone, and for the rest the first. */
+typedef enum layout { KEEP_LAST, KEEP_FIRST, KEEP_ENDS, SPREAD, INTERLEAVED } layout;
 
 /* Is item `i` one of the `chosen` of `count` that lie evenly spread? */
 static bool spread(uint32_t i, uint32_t chosen, uint32_t count)
@@ -26,6 +27,8 @@ static int part_of(layout where, uint32_t i, uint32_t count, uint32_t keep, uint
     switch (where) {
     case KEEP_FIRST:
         return i < keep ? 0 : i < keep + first ? 1 : 2;
+    case KEEP_ENDS:
+        return keep > 0 && (i + 1 == count || i + 1 < keep) ? 0 : i + 1 < keep + first ? 1 : 2;
     case SPREAD: {
         if (spread(i, keep, count)) {
             return 0;
@@ -333,7 +336,8 @@ void ms__families_refine(ms__search *search)
 {
     size_t front[REFINE_FRONT];
     for (uint32_t round = 0; round < REFINE_ROUNDS && search->replays_left > 0; round++) {
-        size_t count = ms__search_front(search, false, front, REFINE_FRONT);
+        ms__front_kind kind = round % 2 == 0 ? MS__FRONT_UNCACHED : MS__FRONT_CACHED;
+        size_t count = ms__search_front(search, kind, false, front, REFINE_FRONT);
         /* From both ends: should replays run out, the middle is what is missed. */
         for (size_t i = 0; i < count; i++) {
             refine_one(search, front[i % 2 == 0 ? count - 1 - i / 2 : i / 2], round);

@@ -34,8 +34,9 @@ void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan);
 void ms__plan_apply(const ms__search *search, const ms__variant *chosen, ms_plan *plan);
 
 /* Fills the entries' rules and bytes, and, by replaying each node's alternatives, cost
- * and runner-up. An alternative fits if it needs no more than `room_bytes`. */
-void ms__plan_fill_entries(ms__search *search, size_t chosen, uint64_t room_bytes, ms_plan *plan);
+ * and runner-up. An alternative fits if it needs no more than `room_bytes`, or than the
+ * chosen one where that is more. */
+void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan);
 
 /* How many layers (nodes that are not the root's) use each technique. */
 void ms__plan_count(const ms_plan *plan, uint32_t counts[MS_TECHNIQUE_COUNT]);

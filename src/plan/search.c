@@ -270,29 +270,44 @@ void ms__search_add(ms__search *search, uint32_t window, bool must)
 
 /* ---- the front ------------------------------------------------------------------- */
 
-int ms__candidate_compare(const ms__search *search, size_t left, size_t right)
+static uint64_t time_of(const ms__candidate *candidate, ms__front_kind kind)
+{
+    return kind == MS__FRONT_CACHED ? candidate->work_ns : candidate->step_ns;
+}
+
+static int compare(const ms__search *search, size_t left, size_t right, ms__front_kind kind)
 {
     const ms__candidate *a = &search->items[left], *b = &search->items[right];
     uint64_t peak_a = ms__candidate_peak(a), peak_b = ms__candidate_peak(b);
-    if (a->step_ns != b->step_ns) {
-        return a->step_ns < b->step_ns ? -1 : 1;
+    uint64_t time_a = time_of(a, kind), time_b = time_of(b, kind);
+    if (time_a != time_b) {
+        return time_a < time_b ? -1 : 1;
     }
     if (peak_a != peak_b) {
         return peak_a < peak_b ? -1 : 1;
+    }
+    /* Alike in both: the one that an unbounded cache would make less of. */
+    if (a->held_most_bytes != b->held_most_bytes) {
+        return a->held_most_bytes < b->held_most_bytes ? -1 : 1;
     }
     int order = memcmp(ms__candidate_techniques(search, left), ms__candidate_techniques(search, right),
                        search->node_count);
     return order != 0 ? order : (a->window > b->window) - (a->window < b->window);
 }
 
-/* Sorts indices by ms__candidate_compare(): a heap sort, since qsort() takes no context. */
-static void sift_down(const ms__search *search, size_t *indices, size_t at, size_t count)
+int ms__candidate_compare(const ms__search *search, size_t left, size_t right)
+{
+    return compare(search, left, right, MS__FRONT_UNCACHED);
+}
+
+/* Sorts indices by compare(): a heap sort, since qsort() takes no context. */
+static void sift_down(const ms__search *search, ms__front_kind kind, size_t *indices, size_t at, size_t count)
 {
     for (size_t child = 2 * at + 1; child < count; child = 2 * at + 1) {
-        if (child + 1 < count && ms__candidate_compare(search, indices[child], indices[child + 1]) < 0) {
+        if (child + 1 < count && compare(search, indices[child], indices[child + 1], kind) < 0) {
             child++;
         }
-        if (ms__candidate_compare(search, indices[at], indices[child]) >= 0) {
+        if (compare(search, indices[at], indices[child], kind) >= 0) {
             return;
         }
         size_t swap = indices[at];
@@ -302,16 +317,16 @@ static void sift_down(const ms__search *search, size_t *indices, size_t at, size
     }
 }
 
-static void sort_indices(const ms__search *search, size_t *indices, size_t count)
+static void sort_indices(const ms__search *search, ms__front_kind kind, size_t *indices, size_t count)
 {
     for (size_t i = count / 2; i-- > 0;) {
-        sift_down(search, indices, i, count);
+        sift_down(search, kind, indices, i, count);
     }
     for (size_t end = count; end-- > 1;) {
         size_t swap = indices[0];
         indices[0] = indices[end];
         indices[end] = swap;
-        sift_down(search, indices, 0, end);
+        sift_down(search, kind, indices, 0, end);
     }
 }
 
@@ -327,7 +342,7 @@ static size_t thin(size_t *indices, size_t count, size_t most)
     return most;
 }
 
-size_t ms__search_front(ms__search *search, bool light, size_t *indices, size_t most)
+size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, size_t *indices, size_t most)
 {
     size_t *all = ms_calloc(search->count, sizeof *all);
     if (all == NULL) {
@@ -340,7 +355,7 @@ size_t ms__search_front(ms__search *search, bool light, size_t *indices, size_t 
             all[count++] = i;
         }
     }
-    sort_indices(search, all, count);
+    sort_indices(search, kind, all, count);
     uint64_t lowest = UINT64_MAX;
     for (size_t i = 0; i < count; i++) {
         uint64_t peak = ms__candidate_peak(&search->items[all[i]]);

@@ -93,9 +93,12 @@ void ms__families_refine(ms__search *search);
 /* Neighbours of one candidate. */
 void ms__families_around(ms__search *search, size_t index);
 
-/* Indices of the candidates that no other dominates in (step_ns, peak), fastest first;
+/* The two ends of what a cache can do: none, and one that saves every page fault. */
+typedef enum ms__front_kind { MS__FRONT_UNCACHED, MS__FRONT_CACHED } ms__front_kind;
+
+/* Indices of the candidates that no other dominates in time and peak, fastest first;
  * light ones only if `light`. At most `most`, spread evenly. Returns how many. */
-size_t ms__search_front(ms__search *search, bool light, size_t *indices, size_t most);
+size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, size_t *indices, size_t most);
 
 /* (time, peak, techniques, window): a total order. */
 int ms__candidate_compare(const ms__search *search, size_t left, size_t right);

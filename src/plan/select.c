@@ -20,8 +20,6 @@
 
 #include "base/units.h"
 
-enum { SLACK_STEPS = 6 };
-
 /* ---- variants --------------------------------------------------------------------- */
 
 ms__variant ms__variant_of(const ms__search *search, size_t candidate, uint64_t slack_bytes)
@@ -45,11 +43,14 @@ void ms__variant_replay(ms__search *search, ms__variant *variant)
     variant->replayed = true;
 }
 
-/* No cache, 1/16 of what an unbounded one would hold beyond the live peak, 1/8 ... all of it. */
+/* Parts, in sixteenths, of what an unbounded cache would hold beyond the live peak. */
+static const uint64_t slack_sixteenths[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+enum { SLACK_STEPS = sizeof slack_sixteenths / sizeof slack_sixteenths[0] };
+
 static uint64_t slack_of(const ms__candidate *candidate, uint32_t step)
 {
     uint64_t most = ms__sub_sat(candidate->held_most_bytes, candidate->live_peak_bytes);
-    return step == 0 ? 0 : most >> (SLACK_STEPS - 1 - step);
+    return ms__mul_div(most, slack_sixteenths[step], 16);
 }
 
 static int by_bytes(const void *left, const void *right)
@@ -74,7 +75,7 @@ int ms__variants_make(ms__search *search, const size_t *finalists, size_t count,
     }
     for (size_t i = 0; i < count; i++) {
         const ms__candidate *candidate = &search->items[finalists[i]];
-        for (uint32_t step = 0; step < (search->sim->on_host ? SLACK_STEPS : 1u); step++) {
+        for (uint32_t step = 0; step < (search->sim->on_host ? (uint32_t)SLACK_STEPS : 1u); step++) {
             uint64_t slack = slack_of(candidate, step);
             ms__variant variant = ms__variant_of(search, finalists[i], slack);
             bool repeated = step > 0 && slack == slack_of(candidate, step - 1);

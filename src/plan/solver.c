@@ -8,7 +8,7 @@
 #include "base/units.h"
 #include "plan/plan_internal.h"
 
-enum { FRONT_MOST = 32, UNIFORM_MOST = 64, FINALISTS_MOST = 2 * FRONT_MOST + UNIFORM_MOST };
+enum { FRONT_MOST = 24, UNIFORM_MOST = 64, FINALISTS_MOST = 4 * FRONT_MOST + UNIFORM_MOST };
 
 static size_t add_finalist(size_t *finalists, size_t count, size_t candidate)
 {
@@ -21,15 +21,17 @@ static size_t add_finalist(size_t *finalists, size_t count, size_t candidate)
     return count + 1;
 }
 
-/* Candidates worth a closer look whatever the budget: the fronts of all and of the
- * light ones, and the uniform plans, which come first in the set. */
+/* Candidates worth a closer look whatever the budget: the fronts, with and without a
+ * cache, of all and of the light ones, and the uniform plans, which come first in the
+ * set. */
 static size_t list_finalists(ms__search *search, size_t uniform_count, size_t *finalists)
 {
     size_t front[FRONT_MOST], count = 0;
-    for (int light = 0; light < 2; light++) {
-        size_t found = ms__search_front(search, light == 1, front, FRONT_MOST);
-        for (size_t i = 0; i < found; i++) {
-            count = add_finalist(finalists, count, front[i]);
+    for (int i = 0; i < 4; i++) {
+        ms__front_kind kind = i < 2 ? MS__FRONT_UNCACHED : MS__FRONT_CACHED;
+        size_t found = ms__search_front(search, kind, i % 2 == 1, front, FRONT_MOST);
+        for (size_t f = 0; f < found; f++) {
+            count = add_finalist(finalists, count, front[f]);
         }
     }
     for (size_t i = 0; i < uniform_count && i < UNIFORM_MOST; i++) {
@@ -191,7 +193,7 @@ static int solve(ms__search *search, const ms_pressure *pressure, ms__limits *li
     ms__plan_fill(search, &made.variant, made.room_bytes, plan);
     ms__plan_fill_unoptimized(search, plan);
     ms__plan_apply(search, &made.variant, plan);
-    ms__plan_fill_entries(search, made.variant.candidate, ms__max_u64(made.room_bytes, made.variant.bytes), plan);
+    ms__plan_fill_entries(search, &made.variant, made.room_bytes, plan);
     return MS_OK;
 }
 
@@ -210,7 +212,7 @@ static int skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, 
     ms__plan_fill(search, &kept, room_bytes, plan);
     plan->skipped = true;
     ms__plan_apply(search, &kept, plan);
-    ms__plan_fill_entries(search, 0, ms__candidate_peak(&search->items[0]), plan);
+    ms__plan_fill_entries(search, &kept, room_bytes, plan);
     return MS_OK;
 }
 

@@ -91,7 +91,7 @@ static void make_uniform(ms__search *search, ms_technique technique, const ms_pr
     plan->smallest_budget_bytes = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
     plan->over_target = chosen.bytes > pressure->allowed_bytes;
     ms__plan_apply(search, &chosen, plan);
-    ms__plan_fill_entries(search, chosen.candidate, plan->replay.peak_bytes, plan);
+    ms__plan_fill_entries(search, &chosen, plan->replay.peak_bytes, plan);
 }
 
 static int need_of(const ms_graph *graph, const ms_hardware *hardware, uint64_t *need_bytes, ms_error *err)

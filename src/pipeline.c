@@ -126,12 +126,11 @@ static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, c
     return plan_assuming(graph, hardware, config, last, &limits, plan, err);
 }
 
-int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                     ms_plan **plan, ms_error *err)
+/* ---- what would help ------------------------------------------------------------------- */
+
+static int plan_any(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
+                    ms_error *err)
 {
-    if (graph->node_count == 0) {
-        return ms_fail(err, MS_EINVAL, "pipeline: the graph has no nodes");
-    }
     ms_graph careful = graph->loop.observed ? *graph : assume(graph, 0);
     ms_pressure pressure;
     int rc = pressure_of(&careful, hardware, config, &pressure, err);
@@ -143,4 +142,51 @@ int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const m
     }
     ms__limits limits = {.most_ns = UINT64_MAX};
     return plan_at(&careful, hardware, config, &pressure, &limits, plan, err);
+}
+
+static void append(ms_error *err, const char *text)
+{
+    size_t length = strlen(err->text);
+    snprintf(err->text + length, sizeof err->text - length, "%s", text);
+}
+
+/* Adds to a refusal what the configuration leaves unused, if that would help. */
+static void suggest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_error *err)
+{
+    ms_config open = *config;
+    open.mode = config->mode == MS_MODE_CONSERVATIVE ? MS_MODE_BALANCED : config->mode;
+    open.enable_checkpointing = open.enable_offloading = true;
+    bool same = open.mode == config->mode && config->enable_checkpointing && config->enable_offloading;
+    if (!same) {
+        ms_plan *plan = NULL;
+        ms_error tried = {0};
+        char text[200];
+        int rc = plan_any(graph, hardware, &open, &plan, &tried);
+        uint64_t bytes = rc == MS_OK ? plan->smallest_budget_bytes : tried.hint_bytes;
+        ms_plan_free(plan);
+        if ((rc == MS_OK || rc == MS_EINFEASIBLE) && bytes < err->hint_bytes) {
+            snprintf(text, sizeof text, "; with%s%s%s it would be %s",
+                     open.mode != config->mode ? " mode=\"balanced\"" : "",
+                     !config->enable_checkpointing ? " enable_checkpointing=True" : "",
+                     !config->enable_offloading ? " enable_offloading=True" : "", ms__text_bytes(bytes).text);
+            append(err, text);
+        }
+    }
+    bool moves = config->enable_offloading && config->mode != MS_MODE_CONSERVATIVE;
+    if (moves && ms_engine_disk_cap(hardware, config) == 0) {
+        append(err, "; there is no disk tier here (disk_offload_dir)");
+    }
+}
+
+int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                     ms_plan **plan, ms_error *err)
+{
+    if (graph->node_count == 0) {
+        return ms_fail(err, MS_EINVAL, "pipeline: the graph has no nodes");
+    }
+    int rc = plan_any(graph, hardware, config, plan, err);
+    if (rc == MS_EINFEASIBLE && err != NULL) {
+        suggest(graph, hardware, config, err);
+    }
+    return rc;
 }

@@ -147,6 +147,27 @@ static void an_unseen_loop_stays_monotone(void **state)
     assert_int_equal(careful, 2);
 }
 
+/* A refusal says what the configuration leaves unused, where that would help. */
+static void a_refusal_says_what_would_help(void **state)
+{
+    fixture *f = *state;
+    ms_plan *none;
+    ms_error err = {0};
+    f->config.memory_budget_bytes = 1;
+    f->config.mode = MS_MODE_CONSERVATIVE;
+    f->config.enable_checkpointing = false;
+    assert_ms_fails(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE, err,
+                    "; with mode=\"balanced\" enable_checkpointing=True it would be ");
+    assert_non_null(strstr(err.text, "nothing that mode and flags admit"));
+    ms_config_default(&f->config);
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    assert_null(strstr(err.text, "it would be"));
+    f->hardware->disk.dir[0] = '\0';
+    assert_ms_fails(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE, err,
+                    "no disk tier");
+}
+
 static void an_empty_graph_is_refused(void **state)
 {
     (void)state;
@@ -326,6 +347,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(an_unseen_loop_is_assumed_to_hold_most, set_up, tear_down),
         cmocka_unit_test_setup_teardown(assumptions_are_dropped_only_where_nothing_fits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(an_unseen_loop_stays_monotone, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_refusal_says_what_would_help, set_up, tear_down),
         cmocka_unit_test(an_empty_graph_is_refused),
         cmocka_unit_test_setup_teardown(a_step_as_planned_changes_nothing, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_was_not_seen_changes_nothing, set_up, tear_down),

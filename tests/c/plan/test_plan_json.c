@@ -172,6 +172,10 @@ static void reading_and_writing_fail_cleanly_when_memory_is_out(void **state)
 
 static void contains(const char *text, const char *part)
 {
+    if (text == NULL) {
+        fail_msg("no text, where \"%s\" should be", part);
+        return;
+    }
     if (strstr(text, part) == NULL) {
         fail_msg("\"%s\" is not in:\n%s", part, text);
     }

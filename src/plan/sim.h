@@ -128,7 +128,8 @@ typedef struct ms__io {
     ms__queue writes, reads;
     bool shared;               /* both directions together move at half speed each */
     uint64_t at_ns;            /* up to when the queues were played */
-    uint64_t in_flight_bytes;  /* stores not finished */
+    uint32_t let_go;           /* writes whose storage the executor no longer holds */
+    uint64_t in_flight_bytes;  /* of the others */
     uint64_t ahead_bytes;      /* fetched or being fetched, not yet asked for */
     uint64_t tier_bytes[MS__TIER_COUNT], tier_peak_bytes[MS__TIER_COUNT];
     uint64_t moved_bytes;
@@ -238,6 +239,10 @@ void ms__sim_spend(ms__sim *sim, uint64_t ns);
 void ms__io_reset(ms__sim *sim);
 /* Plays both queues up to now. */
 void ms__io_advance(ms__sim *sim);
+/* Lets go of what was written. The executor looks when a layer's forward begins or ends,
+ * at the end of forward, and whenever it stores or takes something: not in the middle of
+ * the root's own work. */
+void ms__io_poll(ms__sim *sim);
 /* Sends an instance down for one more node; may stall on the window. Gives the entry. */
 uint32_t ms__io_store(ms__sim *sim, uint32_t instance, uint32_t tier);
 /* Issues fetches in reverse order of saving, as far as the window allows. */

@@ -74,12 +74,11 @@ static void push(ms__queue *queue, uint32_t instance, uint64_t ns)
     }
 }
 
+/* What was written is let go of when the executor next looks: see ms__io_poll(). */
 static void finish_write(ms__sim *sim)
 {
-    uint32_t instance = sim->io.writes.transfers[sim->io.writes.next++].instance;
-    sim->io.in_flight_bytes -= sim->instance_bytes[instance];
+    sim->io.writes.next++;
     start_next(&sim->io.writes);
-    ms__sim_release(sim, instance);
 }
 
 static void finish_read(ms__sim *sim)
@@ -125,6 +124,17 @@ void ms__io_advance(ms__sim *sim)
     }
 }
 
+void ms__io_poll(ms__sim *sim)
+{
+    ms__io *io = &sim->io;
+    ms__io_advance(sim);
+    while (io->let_go < io->writes.next) {
+        uint32_t instance = io->writes.transfers[io->let_go++].instance;
+        io->in_flight_bytes -= sim->instance_bytes[instance];
+        ms__sim_release(sim, instance);
+    }
+}
+
 /* Compute waits for the next completion; returns for how long. The queues have been
  * played up to now. */
 static uint64_t stall(ms__sim *sim)
@@ -142,8 +152,10 @@ static void start_store(ms__sim *sim, uint32_t instance, uint32_t tier)
     ms__io *io = &sim->io;
     uint64_t bytes = sim->instance_bytes[instance];
     ms__sim_spend(sim, handling_ns(sim, bytes));
+    ms__io_poll(sim);
     while (busy(&io->writes) && io->in_flight_bytes + bytes > sim->choices->write_window_bytes) {
         sim->stall_forward_ns += stall(sim);
+        ms__io_poll(sim);
     }
     ms__sim_acquire(sim, instance);
     push(&io->writes, instance, ms__rate_ns(bytes, rate_of(sim, tier, true)));
@@ -219,7 +231,7 @@ static void no_longer_ahead(ms__sim *sim, ms__fetch *fetch)
 void ms__io_need(ms__sim *sim, uint32_t entry)
 {
     ms__fetch *fetch = &sim->fetches[entry];
-    ms__io_advance(sim);
+    ms__io_poll(sim);
     if (fetch->state == MS__FETCH_WAITING) {
         issue(sim, fetch);
     }

@@ -178,6 +178,9 @@ static void run_forward(ms__sim *sim, uint32_t index)
     const ms__sim_node *node = &sim->nodes[index];
     ms_technique technique = technique_of(sim, index);
     sim->current_node = index;
+    if (!node->is_root) {
+        ms__io_poll(sim);
+    }
     if (recomputes(technique)) {
         keep_arguments(sim, node, technique);
     }
@@ -202,6 +205,9 @@ static void run_forward(ms__sim *sim, uint32_t index)
         default:
             break;
         }
+    }
+    if (!node->is_root) {
+        ms__io_poll(sim);
     }
 }
 
@@ -368,6 +374,7 @@ static void hold_loss(ms__sim *sim, bool held)
 
 static void end_forward(ms__sim *sim)
 {
+    ms__io_poll(sim);
     for (uint32_t i = 0; i < sim->graph->storage_count; i++) {
         if (!sim->graph->loop.outputs_held && sim->graph->storages[i].role == MS_STORAGE_OUTPUT) {
             end_life(sim, i);

@@ -124,7 +124,9 @@ static void recompute_with_arguments_away(void **state)
     ms_replay away = replay_layers(MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT);
     assert_int_equal(away.recompute_ns, LAYERS * 1002000);
     assert_int_equal(away.tier_peak_bytes[2], 4 * MIB);
-    assert_int_equal(away.peak_live_bytes, (2 + 32) * MIB);
+    /* x_1 takes longer to write than h.1 to run, and nobody looks while the head runs:
+     * it is still held beside x_2 and twice the logits. */
+    assert_int_equal(away.peak_live_bytes, (2 + 2 + 32) * MIB);
 }
 
 /* Storages below the floor stay. */

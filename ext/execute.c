@@ -489,6 +489,7 @@ static PyObject *set_began(PyObject *object, PyObject *callable)
 
 static PyObject *set_observer(PyObject *object, PyObject *callable)
 {
+    ms_execute_set_watched(execution_of(object)->execute, callable != Py_None);
     return set_callable(&execution_of(object)->observer, callable);
 }
 

@@ -92,7 +92,7 @@ typedef struct ms_execution {
     PyObject_HEAD
     ms_execute *execute;
     PyObject *replay;       /* replay(region) */
-    PyObject *began;        /* called at the first unpack of a step, or NULL */
+    PyObject *began;        /* called at the first unpack of a backward, or NULL */
     PyObject *observer;     /* observer(tensor) -> token for each saved tensor, or NULL */
     bool backward_told;
     ms_identity_set residents;

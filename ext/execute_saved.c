@@ -526,6 +526,14 @@ static PyObject *pack_extent(PyObject *self, PyObject *tensor)
     return observed(region->execution, tensor, save_extent(region, tensor));
 }
 
+/* Only where calls are watched: one that is kept has no hooks otherwise. */
+static PyObject *pack_kept(PyObject *self, PyObject *tensor)
+{
+    ms_region *region = (ms_region *)self;
+    ms_execute_kept(region->execution->execute);
+    return observed(region->execution, tensor, keep(region->execution, tensor));
+}
+
 static void tell_backward_began(ms_execution *execution)
 {
     if (execution->backward_told || execution->began == NULL) {
@@ -577,6 +585,7 @@ static PyObject *unpack_inner(PyObject *self, PyObject *handle)
 
 static PyMethodDef pack_slot_def = {"pack_recompute", pack_slot, METH_O, NULL};
 static PyMethodDef pack_extent_def = {"pack_offload", pack_extent, METH_O, NULL};
+static PyMethodDef pack_kept_def = {"pack_kept", pack_kept, METH_O, NULL};
 static PyMethodDef pack_capture_def = {"pack_replay", pack_capture, METH_O, NULL};
 static PyMethodDef unpack_def = {"unpack", unpack, METH_O, NULL};
 static PyMethodDef unpack_inner_def = {"unpack_replay", unpack_inner, METH_O, NULL};
@@ -590,6 +599,8 @@ static PyMethodDef *pack_of(const ms_region *region, bool is_capture)
     case MS_TECHNIQUE_RECOMPUTE:
     case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
         return &pack_slot_def;
+    case MS_TECHNIQUE_KEEP:
+        return &pack_kept_def;
     default:
         return &pack_extent_def;
     }

@@ -94,6 +94,10 @@ MS_API int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_erro
 /* Whether any frame of the plan in force needs hooks (false: all is kept). */
 MS_API bool ms_execute_is_active(const ms_execute *execute);
 
+/* While watched, calls that are kept get a frame too (of technique KEEP), so that the
+ * host sees every saved tensor: for profiling real steps. */
+MS_API void ms_execute_set_watched(ms_execute *execute, bool is_watched);
+
 /* ---- forward ------------------------------------------------------------------- */
 
 /*
@@ -117,7 +121,7 @@ MS_API ms_technique ms_execute_peek(const ms_execute *execute, uint64_t thread, 
  * A layer's call begins (MS_ROOT_LAYER: a stretch of the root's own work begins).
  * Counts the call, looks up its technique, and turns it into one that can be done
  * now: recompute needs replayable arguments, offloading a tier that works. *frame is
- * NULL where the technique is KEEP. A frame still open on this thread is closed:
+ * NULL where the technique is KEEP and nothing is watched. A frame still open on this thread is closed:
  * frames do not nest. Works without enter_root(): a step opens by itself.
  */
 MS_API int ms_execute_enter(ms_execute *execute, uint64_t thread, uint32_t layer,

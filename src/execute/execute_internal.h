@@ -128,6 +128,7 @@ struct ms_execute {
     ms__call_plan root_start; /* the root's work before the first layer, in `after` */
     ms_technique fallback;
     bool is_active;
+    bool is_watched;
     uint64_t min_bytes;
     uint64_t write_window_bytes;
     uint64_t read_window_bytes;

@@ -239,7 +239,7 @@ static int frame_open(ms_execute *execute, ms__thread_state *thread, uint32_t la
     thread->open = frame;
     execute->open_frames++;
     execute->live_frames++;
-    execute->hooked_in_step = true;
+    execute->hooked_in_step = true; /* a backward of it can be seen */
     return MS_OK;
 }
 
@@ -267,7 +267,7 @@ int ms_execute_enter(ms_execute *execute, uint64_t thread_key, uint32_t layer, c
         thread->after = found.after;
     }
     ms_technique technique = feasible(execute, planned, facts->replayable);
-    if (technique == MS_TECHNIQUE_KEEP) {
+    if (technique == MS_TECHNIQUE_KEEP && !execute->is_watched) {
         *frame = NULL;
         return MS_OK;
     }

@@ -152,6 +152,11 @@ ms__call_plan ms__table_find(const ms_execute *execute, uint32_t layer, uint32_t
     return found;
 }
 
+void ms_execute_set_watched(ms_execute *execute, bool is_watched)
+{
+    execute->is_watched = is_watched;
+}
+
 bool ms_execute_is_active(const ms_execute *execute)
 {
     return execute->is_active;

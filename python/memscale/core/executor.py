@@ -240,10 +240,10 @@ class Executor:
             residents = [*module.parameters(), *module.buffers(), *plain_tensors((args, kwargs))]
             self._core.set_residents(residents)
         self._watch.forward_begins(module)
-        self._local.caller = sys._getframe(_ROOT_CALLER)
-        self._core.enter_root(self._local.caller)
         if getattr(self._planner, "wants_live_trace", False):
             self._profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
+        self._local.caller = sys._getframe(_ROOT_CALLER)
+        self._core.enter_root(self._local.caller)
         return (args, changed) if changed is not None else None
 
     def _after_root(

@@ -53,7 +53,8 @@ MS_API void ms_trace_free(ms_trace *trace);
 MS_API int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t item_bytes,
                              ms_resident_role role, bool trainable, ms_error *err);
 
-/* Phases only move on; LOSS, OPTIMIZER and what follows may be left out. */
+/* Phases only move on; LOSS, OPTIMIZER and what follows may be left out, and DONE may be
+ * said again. */
 MS_API int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err);
 
 /* The optimizer's step could not be followed to its end: as if it had not been traced.

@@ -288,6 +288,9 @@ int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err)
     if (rc != MS_OK) {
         return rc;
     }
+    if (phase == MS_TRACE_DONE && trace->phase == MS_TRACE_DONE) {
+        return MS_OK;
+    }
     if ((int)phase <= (int)trace->phase || trace->layer_open) {
         return ms_fail(err, MS_ESTATE, "trace: phase %d after phase %d%s", (int)phase,
                        (int)trace->phase, trace->layer_open ? " inside a layer" : "");
@@ -471,7 +474,10 @@ static int add_old_gradient(ms_trace *trace, uint64_t key, uint64_t bytes, ms_er
 {
     uint32_t index = 0;
     uint32_t *slot = MS__ARRAY_PUSH(&trace->old_gradients);
-    int rc = slot != NULL ? push_life(trace, bytes, &index, err) : out_of_memory(err);
+    if (slot == NULL) {
+        return out_of_memory(err);
+    }
+    int rc = push_life(trace, bytes, &index, err);
     if (rc == MS_OK) {
         *slot = index;
         trace->lives.items[index].role = MS_STORAGE_GRADIENT;

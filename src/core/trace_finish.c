@@ -368,13 +368,16 @@ static void assume_loop(const ms_trace *trace, ms_graph *graph)
 {
     ms_loop *loop = &graph->loop;
     *loop = (ms_loop){.outputs_held = true, .gradients_live_in_forward = true};
-    if (trace->optimizer_seen) {
-        loop->optimizer_state_bytes = trace->optimizer_state_bytes;
-        loop->optimizer_transient_bytes = trace->optimizer_transient_bytes;
-    } else if (trace->residents.trainable_bytes > 0) {
-        loop->optimizer_state_bytes = ms__mul_sat(trace->optimizer_elements, STATE_BYTES_PER_ELEMENT);
+    loop->optimizer_state_bytes = ms__mul_sat(trace->optimizer_elements, STATE_BYTES_PER_ELEMENT);
+    if (trace->residents.trainable_bytes > 0) {
         loop->optimizer_transient_bytes =
             ms__mul_sat(trace->residents.largest_parameter_bytes, TRANSIENT_COPIES);
+    }
+    if (trace->optimizer_seen) {
+        /* State of a real optimizer may be there from the step before, unseen. */
+        uint64_t unseen_bytes = strcmp(trace->source, "empirical") == 0 ? loop->optimizer_state_bytes : 0;
+        loop->optimizer_state_bytes = ms__max_u64(trace->optimizer_state_bytes, unseen_bytes);
+        loop->optimizer_transient_bytes = trace->optimizer_transient_bytes;
     }
     if (trace->loss_outside) {
         loop->external_loss_bytes = ms__mul_sat(output_bytes(graph), LOSS_COPIES);

@@ -7,7 +7,7 @@ from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from memscale.core.layers import find_layers  # noqa: E402
+from memscale.core.layers import find_layers
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
 TEXT = {**SIZES, "vocab_size": 99}
@@ -121,7 +121,10 @@ def names(model):
         (Stages, [f"stages.{stage}.{block}" for stage in range(4) for block in range(2)]),
         (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), ["0", "1", "2"]),
         (lambda: nn.ModuleList([BlocksAndHead()]), ["0.blocks.0", "0.blocks.1", "0.blocks.2"]),
-        (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2), ["layers.0", "layers.1"]),
+        (
+            lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+            ["layers.0", "layers.1"],
+        ),
         (
             lambda: nn.Transformer(8, 2, 2, 2, 16, batch_first=True),
             ["encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1"],

@@ -16,13 +16,14 @@ from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from graph_support import Replay, measured_peak, trace, trace_live  # noqa: E402
-from models import MODELS, loss_of  # noqa: E402
+from graph_support import Replay, measured_peak, trace, trace_live
+from models import MODELS, loss_of
 
-from memscale import _core  # noqa: E402
-from memscale.core.profiler import MemoryProfiler, describe_arguments, is_tracing  # noqa: E402
-from memscale.core.tracer import LiveTracer  # noqa: E402
-from memscale.errors import MemScaleError, ProfileError  # noqa: E402
+from memscale import _core
+from memscale.config import Config
+from memscale.core.profiler import MemoryProfiler, describe_arguments, is_tracing
+from memscale.core.tracer import LiveTracer
+from memscale.errors import MemScaleError, ProfileError
 
 GB = 1e9
 
@@ -437,25 +438,34 @@ def chain(layers, x):
     return x
 
 
+def linear_and_dropout():
+    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+
+
+# Call, layer, and the flags of both calls, of which the first may be chained to the second.
 FLAGS = {
-    "chained": (chain, Plain, [{"chained"}, set()]),
-    "copied between": (lambda layers, x: layers[1](layers[0](x).clone()), Plain, [set(), set()]),
-    "by keyword": (lambda layers, x: layers[1](x=layers[0](x)), Plain, [set(), set()]),
-    "tuple passed on": (lambda layers, x: layers[1](layers[0](x), (1, [None], "a")), Plain, [{"chained"}, set()]),
-    "opaque": (lambda layers, x: layers[1](layers[0](x, object())), Plain, [{"chained", "opaque_argument"}, set()]),
-    "in place": (lambda layers, x: layers[1](layers[0](x * 1)), Mutating, [{"chained", "mutates_input"}, {"mutates_input"}]),
-    "list grows": (lambda layers, x: layers[1](layers[0](x, []), []), Mutating, [{"chained", "mutates_input"}, {"mutates_input"}]),
-    "buffer written": (chain, Buffered, [{"chained", "updates_buffers"}, {"updates_buffers"}]),
-    "buffer rebound": (chain, Rebinding, [{"chained", "updates_buffers"}, {"updates_buffers"}]),
-    "no tensors": (lambda layers, x: x @ (layers[0]() + layers[1]()), Sourceless, [{"no_tensor_input"}, {"no_tensor_input"}]),
-    "random": (chain, lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), [{"chained", "uses_rng"}, {"uses_rng"}]),
+    "chained": (chain, Plain, "", True),
+    "copied between": (lambda layers, x: layers[1](layers[0](x).clone()), Plain, "", False),
+    "by keyword": (lambda layers, x: layers[1](x=layers[0](x)), Plain, "", False),
+    "plain data": (lambda layers, x: layers[1](layers[0](x), (1, [None], {"a": "b"})), Plain, "", True),
+    "in place": (lambda layers, x: chain(layers, x * 1), Mutating, "mutates_input", True),
+    "list grows": (lambda layers, x: layers[1](layers[0](x, []), []), Mutating, "mutates_input", True),
+    "buffer written": (chain, Buffered, "updates_buffers", True),
+    "buffer rebound": (chain, Rebinding, "updates_buffers", True),
+    "no tensors": (lambda layers, x: x @ (layers[0]() + layers[1]()), Sourceless, "no_tensor_input", False),
+    "random": (chain, linear_and_dropout, "uses_rng", True),
+    "opaque": (
+        lambda layers, x: layers[1](layers[0](x, object()), [object()]), Plain, "opaque_argument", True,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_flags_of_layers(name):
-    call, layer, expected = FLAGS[name]
+    call, layer, flag, is_chained = FLAGS[name]
     graph = trace(Layers(call, layer), torch.randn(3, 4))
+    flags = {flag} - {""}
+    expected = [flags | {"chained"} if is_chained else flags, flags]
     assert [set(node["flags"]) for node in layer_nodes(graph)] == expected
 
 
@@ -677,6 +687,13 @@ def test_arguments_are_described_by_what_decides_memory():
     )
     with torch.autocast("cpu", torch.bfloat16):
         assert describe_arguments((), {"a": 1}) == "a=1,autocast=cpu:bfloat16"
+
+
+def test_the_machine_is_described(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine = MemoryProfiler(Config(disk_offload_dir=str(tmp_path))).hardware()
+    assert machine["cpu"]["usable_cpus"] >= 1 and machine["ram"]["total_bytes"] > GB
+    assert machine["disk"]["dir"].startswith(str(tmp_path))
 
 
 # ---- the tracer by itself ----------------------------------------------------------------------------

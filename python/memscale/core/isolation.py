@@ -56,6 +56,8 @@ class Snapshot:
 
     def _remember(self, value: Any, depth: int, is_own: bool) -> None:
         kind = type(value)
+        content: Any
+        inner: list[Any]
         if isinstance(value, _OPAQUE) or depth == 0 or id(value) in self._seen:
             return
         if kind in _MAPPINGS:

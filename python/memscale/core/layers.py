@@ -76,8 +76,8 @@ class _Finder:
         if _is_container(module):
             return [
                 layer
-                for child_name, child in children
-                for layer in ([(child_name, child)] if _is_callable(child) else self.walk(child_name, child, torch_only))
+                for child in children
+                for layer in ([child] if _is_callable(child[1]) else self.walk(*child, torch_only))
             ]
         below = [layer for child in children for layer in self.walk(*child, torch_only)]
         if torch_only or any(_is_composite(layer) for _, layer in below):

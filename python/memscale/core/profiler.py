@@ -59,8 +59,8 @@ class MemoryProfiler:
 
     def hardware(self) -> dict[str, Any]:
         """The machine: CPUs, memory and its limits, disks, GPUs; see hardware.schema.json."""
-        directory = self._config.disk_offload_dir if self._config is not None else None
-        return json.loads(_core.hardware_probe(directory))
+        named = self._config.disk_offload_dir if self._config is not None else None
+        return json.loads(_core.hardware_probe(None if named is None else str(named)))
 
     def trace(
         self,
@@ -345,7 +345,7 @@ class _Token:
         self.geometry = (
             tensor.dtype,
             tensor.device,
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             tuple(tensor.shape),
             tensor.stride(),
         )

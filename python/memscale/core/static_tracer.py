@@ -124,7 +124,7 @@ def libraries_branch_on_values() -> Iterator[None]:
     It takes a fake tensor for a sign of compilation, and then builds attention masks
     that a real run does not need: 4 bytes per pair of positions and layer.
     """
-    library = sys.modules.get("transformers.utils.import_utils")
+    library: Any = sys.modules.get("transformers.utils.import_utils")
     original = getattr(library, "is_fake_tensor", None)
     if original is None:
         yield

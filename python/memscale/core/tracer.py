@@ -38,6 +38,8 @@ class _Watch(weakref.ref):
     """A storage under observation; calls back when it dies."""
 
     __slots__ = ("key", "size")
+    key: int
+    size: int
 
 
 class _Frame:

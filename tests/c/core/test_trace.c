@@ -557,7 +557,21 @@ static void a_step_that_fails_is_estimated(void **state)
     phase(MS_TRACE_OPTIMIZER);
     born(50, 10);
     assert_ms_ok(ms_trace_optimizer_unknown(trace, &err), err);
+    phase(MS_TRACE_DONE);
     assert_finishes_with("\"optimizer_state_bytes\":80,\"optimizer_transient_bytes\":80,");
+}
+
+static void a_real_optimizer_that_made_its_state_before_is_reserved_for(void **state)
+{
+    (void)state;
+    ms_trace_free(trace);
+    assert_ms_ok(ms_trace_new("Toy", "", "empirical", &trace, &err), err);
+    resident(1, 40, MS_RESIDENT_PARAMETER, true);
+    phase(MS_TRACE_OPTIMIZER);
+    born(50, 10);
+    died(50);
+    phase(MS_TRACE_DONE);
+    assert_finishes_with("\"optimizer_state_bytes\":80,\"optimizer_transient_bytes\":10,");
 }
 
 /* ---- wrong streams ----------------------------------------------------------- */
@@ -762,6 +776,7 @@ int main(void)
         TEST(a_loss_outside_reserves_twice_the_outputs),
         TEST(the_optimizers_state_is_told_from_its_temporaries),
         TEST(a_step_that_fails_is_estimated),
+        TEST(a_real_optimizer_that_made_its_state_before_is_reserved_for),
         TEST(wrong_calls_are_refused_and_change_nothing),
         TEST(a_finished_trace_takes_nothing_more),
         TEST(an_open_layer_or_optimizer_cannot_be_finished),

@@ -1,0 +1,434 @@
+/*
+ * Storages on the lower tier, as the executor keeps books of them: the promises of
+ * extents in execute.h, over the memory tier and a tier that fails.
+ */
+#include <errno.h>
+
+#include "test_common.h"
+
+#include "double_host.h"
+
+enum { BYTES = 8192 };
+
+typedef struct fixture {
+    host host;
+    ms_execute *execute;
+    ms_frame *frame;
+    ms_error err;
+} fixture;
+
+static void set_windows(fixture *f, uint64_t write_bytes, uint64_t read_bytes)
+{
+    char name[] = "layer";
+    ms_plan_entry entry = {.name = name, .technique = MS_TECHNIQUE_OFFLOAD_DISK};
+    ms_plan plan = {.entries = &entry,
+                    .entry_count = 1,
+                    .fallback = MS_TECHNIQUE_OFFLOAD_DISK,
+                    .offload_min_bytes = 1,
+                    .write_window_bytes = write_bytes,
+                    .read_window_bytes = read_bytes};
+    assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
+}
+
+static void open_frame(fixture *f)
+{
+    ms_call_facts facts = {.replayable = false};
+    uint32_t layer;
+    assert_ms_ok(ms_execute_add_layer(f->execute, "layer", &layer, &f->err), f->err);
+    assert_ms_ok(ms_execute_enter(f->execute, 1, layer, &facts, &f->frame, &f->err), f->err);
+    assert_non_null(f->frame);
+}
+
+static int open_fixture(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    ms_execute_host table;
+    ms_offload_options tier = memory_tier();
+    host_table(&f->host, &table);
+    assert_ms_ok(ms_execute_open(&table, &tier, &f->execute, &f->err), f->err);
+    set_windows(f, 1 << 20, 0);
+    open_frame(f);
+    *state = f;
+    return 0;
+}
+
+static void assert_nothing_lives(fixture *f)
+{
+    uint64_t step, step_ns;
+    ms_execute_stats stats;
+    ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns);
+    ms_execute_get_stats(f->execute, &stats);
+    assert_int_equal(stats.live_extents, 0);
+    assert_int_equal(stats.storing_bytes, 0);
+    assert_int_equal(stats.fetched_bytes, 0);
+    assert_int_equal(stats.tier_bytes, 0);
+    assert_int_equal(f->host.live_memories, 0);
+    assert_int_equal(f->host.locks, f->host.unlocks);
+}
+
+static int close_fixture(void **state)
+{
+    fixture *f = *state;
+    ms_fault_disarm_all();
+    ms_execute_leave(f->execute, 1);
+    assert_nothing_lives(f);
+    assert_int_equal(f->host.live_storages, 0);
+    ms_execute_close(f->execute);
+    assert_int_equal(ms_memory_live_blocks(), 0);
+    free(f);
+    return 0;
+}
+
+static ms_extent *store(fixture *f, storage *item, uint64_t version)
+{
+    ms_extent *extent;
+    void *memory = memory_of(&f->host, item);
+    assert_ms_ok(ms_extent_store(f->execute, f->frame, (uintptr_t)item, version, item->data, item->bytes,
+                                 item->bytes, memory, &extent, &f->err),
+                 f->err);
+    if (extent == NULL) { /* not taken over */
+        ms_execute_host table;
+        host kept = f->host;
+        host_table(&f->host, &table);
+        f->host = kept;
+        table.release(&f->host, memory);
+    }
+    return extent;
+}
+
+/* Until its store has ended. */
+static void settle(fixture *f)
+{
+    ms_execute_stats stats;
+    do {
+        ms_execute_poll(f->execute);
+        ms_execute_get_stats(f->execute, &stats);
+    } while (stats.storing_bytes > 0);
+}
+
+/* Takes the bytes and says whether they are those of `seed`. */
+static bool take(fixture *f, ms_extent *extent, uint64_t *mark, unsigned seed)
+{
+    void *memory;
+    assert_ms_ok(ms_extent_take(f->execute, extent, &memory, &f->err), f->err);
+    assert_true(memory_is_strong(memory));
+    bool same = storage_holds(memory_storage(memory), ms_extent_bytes(extent), seed);
+    ms_extent_taken(f->execute, extent, mark);
+    return same;
+}
+
+static uint64_t counter(fixture *f, ms_counter id)
+{
+    return ms_counter_get(ms_execute_counters(f->execute), id);
+}
+
+static void stored_bytes_leave_memory_and_come_back(void **state)
+{
+    fixture *f = *state;
+    storage *item = storage_new(&f->host, BYTES, 3);
+    ms_extent *extent = store(f, item, 0);
+    storage_let_go(&f->host, item);
+    settle(f);
+    assert_int_equal(f->host.live_storages, 0);
+    assert_false(memory_is_strong(ms_extent_source(extent)));
+    uint64_t mark = 0;
+    assert_true(take(f, extent, &mark, 3));
+    assert_int_equal(f->host.obtained, 1);
+    assert_int_equal(counter(f, MS_COUNTER_OFFLOADED_BYTES), BYTES);
+    assert_int_equal(counter(f, MS_COUNTER_FETCHED_BYTES), BYTES);
+    assert_int_equal(counter(f, MS_COUNTER_DISK_BYTES), 0); /* the host tier */
+    ms_extent_drop(f->execute, extent, mark);
+}
+
+static void bytes_that_someone_holds_are_not_fetched(void **state)
+{
+    fixture *f = *state;
+    storage *item = storage_new(&f->host, BYTES, 4);
+    ms_extent *extent = store(f, item, 0);
+    uint64_t mark = 0;
+    assert_true(take(f, extent, &mark, 4)); /* perhaps still on its way out */
+    settle(f);
+    assert_true(take(f, extent, &mark, 4));
+    assert_int_equal(item->holders, 1);
+    assert_int_equal(f->host.obtained, 0);
+    storage_let_go(&f->host, item);
+    assert_true(take(f, extent, &mark, 4));
+    assert_int_equal(f->host.obtained, 1);
+    ms_extent_drop(f->execute, extent, mark);
+}
+
+static void one_extent_serves_every_handle_of_a_version(void **state)
+{
+    fixture *f = *state;
+    storage *item = storage_new(&f->host, BYTES, 5);
+    ms_extent *extent = store(f, item, 7);
+    assert_null(ms_extent_find(f->execute, (uintptr_t)item, 6));
+    assert_null(ms_extent_find(f->execute, (uintptr_t)item + 1, 7));
+    assert_ptr_equal(ms_extent_find(f->execute, (uintptr_t)item, 7), extent);
+    ms_extent *changed = store(f, item, 8);
+    assert_ptr_not_equal(changed, extent);
+    assert_ptr_equal(ms_extent_find(f->execute, (uintptr_t)item, 8), changed);
+    assert_null(ms_extent_find(f->execute, (uintptr_t)item, 7));
+    storage_let_go(&f->host, item);
+    settle(f);
+    uint64_t first = 0, second = 0;
+    assert_true(take(f, extent, &first, 5));
+    ms_extent_drop(f->execute, extent, first);
+    assert_int_equal(f->host.live_storages, 1); /* the other handle has not asked yet */
+    assert_true(take(f, extent, &second, 5));
+    assert_int_equal(f->host.obtained, 1);
+    ms_extent_drop(f->execute, extent, second);
+    assert_int_equal(f->host.live_storages, 0);
+    ms_extent_drop(f->execute, changed, 0);
+    ms_extent_drop(f->execute, changed, 0);
+}
+
+static void a_retained_graph_fetches_again(void **state)
+{
+    fixture *f = *state;
+    storage *item = storage_new(&f->host, BYTES, 6), *other = storage_new(&f->host, BYTES, 7);
+    ms_extent *extent = store(f, item, 0);
+    ms_execute_leave(f->execute, 1);
+    open_frame(f);
+    ms_extent *later = store(f, other, 0);
+    storage_let_go(&f->host, item);
+    storage_let_go(&f->host, other);
+    settle(f);
+    uint64_t mark = 0, later_mark = 0;
+    assert_true(take(f, later, &later_mark, 7));
+    assert_int_equal(f->host.live_storages, 1);
+    assert_true(take(f, extent, &mark, 6)); /* backward has moved on */
+    assert_int_equal(f->host.live_storages, 1);
+    ms_execute_backward_ended(f->execute);
+    assert_int_equal(f->host.live_storages, 0);
+    assert_true(take(f, later, &later_mark, 7));
+    assert_int_equal(f->host.obtained, 3);
+    ms_extent_drop(f->execute, extent, mark);
+    ms_extent_drop(f->execute, later, later_mark);
+}
+
+static void the_write_window_bounds_what_is_held(void **state)
+{
+    fixture *f = *state;
+    ms_extent *extents[16];
+    set_windows(f, 2 * BYTES, 0);
+    for (unsigned i = 0; i < 16; i++) {
+        storage *item = storage_new(&f->host, BYTES, i);
+        extents[i] = store(f, item, 0);
+        storage_let_go(&f->host, item);
+        assert_true(f->host.live_storages <= 2);
+    }
+    for (unsigned i = 0; i < 16; i++) {
+        ms_extent_drop(f->execute, extents[i], 0);
+    }
+}
+
+static void fetches_run_ahead_in_reverse_within_their_window(void **state)
+{
+    fixture *f = *state;
+    ms_extent *extents[8];
+    for (unsigned i = 0; i < 8; i++) {
+        storage *item = storage_new(&f->host, BYTES, i);
+        extents[i] = store(f, item, 0);
+        storage_let_go(&f->host, item);
+    }
+    settle(f);
+    set_windows(f, 1 << 20, 2 * BYTES);
+    for (unsigned i = 8; i-- > 0;) {
+        uint64_t mark = 0;
+        assert_true(take(f, extents[i], &mark, i));
+        /* What is asked for counts as ahead until it is handed out. */
+        uint64_t ahead = i == 7 ? 2 : i > 0;
+        assert_int_equal(f->host.live_storages, 1 + ahead);
+        ms_extent_drop(f->execute, extents[i], mark);
+    }
+    assert_int_equal(f->host.obtained, 8);
+}
+
+static void fetches_ahead_that_nobody_wants_are_let_go(void **state)
+{
+    fixture *f = *state;
+    ms_extent *extents[3];
+    for (unsigned i = 0; i < 3; i++) {
+        storage *item = storage_new(&f->host, BYTES, i);
+        extents[i] = store(f, item, 0);
+        storage_let_go(&f->host, item);
+    }
+    settle(f);
+    set_windows(f, 1 << 20, 4 * BYTES);
+    uint64_t mark = 0;
+    assert_true(take(f, extents[2], &mark, 2));
+    assert_int_equal(f->host.live_storages, 3);
+    ms_extent_drop(f->execute, extents[2], mark);
+    ms_execute_backward_ended(f->execute);
+    while (f->host.live_storages > 0) { /* once their transfers have ended */
+        ms_execute_poll(f->execute);
+    }
+    ms_extent_drop(f->execute, extents[1], 0);
+    mark = 0;
+    assert_true(take(f, extents[0], &mark, 0));
+    ms_extent_drop(f->execute, extents[0], mark);
+}
+
+static void handles_may_go_at_any_time(void **state)
+{
+    fixture *f = *state;
+    for (unsigned i = 0; i < 50; i++) {
+        storage *item = storage_new(&f->host, BYTES, i);
+        ms_extent *extent = store(f, item, 0);
+        storage_let_go(&f->host, item);
+        if (i % 3 == 0) {
+            settle(f);
+        }
+        if (i % 2 == 0) {
+            uint64_t mark = 0;
+            assert_true(take(f, extent, &mark, i));
+            ms_extent_drop(f->execute, extent, mark);
+        } else {
+            ms_extent_drop(f->execute, extent, 0); /* perhaps still on its way out */
+        }
+    }
+}
+
+/* ---- failures -------------------------------------------------------------------- */
+
+static void a_full_tier_keeps_tensors_until_the_next_step(void **state)
+{
+    fixture *f = *state;
+    ms_execute_leave(f->execute, 1);
+    ms_execute_close(f->execute);
+    ms_execute_host table;
+    ms_offload_options tier = memory_tier();
+    tier.cap_bytes = BYTES;
+    host_table(&f->host, &table);
+    assert_ms_ok(ms_execute_open(&table, &tier, &f->execute, &f->err), f->err);
+    set_windows(f, 1 << 20, 0);
+    open_frame(f);
+    storage *one = storage_new(&f->host, BYTES, 1), *two = storage_new(&f->host, BYTES, 2);
+    ms_extent *extent = store(f, one, 0);
+    assert_non_null(extent);
+    assert_null(store(f, two, 0));
+    assert_null(store(f, two, 0));
+    assert_int_equal(counter(f, MS_COUNTER_TIER_FALLBACKS), 2);
+    assert_int_equal(ms_execute_peek(f->execute, 1, 0), MS_TECHNIQUE_OFFLOAD_DISK);
+    ms_extent_drop(f->execute, extent, 0);
+    ms_execute_leave(f->execute, 1);
+    uint64_t step, step_ns;
+    assert_true(ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns));
+    open_frame(f);
+    extent = store(f, two, 0);
+    assert_non_null(extent);
+    ms_extent_drop(f->execute, extent, 0);
+    storage_let_go(&f->host, one);
+    storage_let_go(&f->host, two);
+}
+
+static void no_memory_to_fetch_into_is_an_error_and_can_be_tried_again(void **state)
+{
+    fixture *f = *state;
+    storage *item = storage_new(&f->host, BYTES, 9);
+    ms_extent *extent = store(f, item, 0);
+    storage_let_go(&f->host, item);
+    settle(f);
+    void *memory;
+    f->host.refuse = true;
+    assert_ms_fails(ms_extent_take(f->execute, extent, &memory, &f->err), MS_ENOMEM, f->err, "no memory");
+    f->host.refuse = false;
+    uint64_t mark = 0;
+    assert_true(take(f, extent, &mark, 9));
+    ms_extent_drop(f->execute, extent, mark);
+}
+
+static void running_out_of_memory_keeps_the_tensor(void **state)
+{
+    fixture *f = *state;
+    for (uint64_t nth = 1; nth < 8; nth++) {
+        storage *item = storage_new(&f->host, BYTES, 1);
+        ms_fault_arm(MS_FAULT_ALLOC, nth, ENOMEM);
+        ms_extent *extent = store(f, item, 0);
+        ms_fault_disarm_all();
+        if (extent != NULL) {
+            ms_extent_drop(f->execute, extent, 0);
+        }
+        storage_let_go(&f->host, item);
+        uint64_t step, step_ns;
+        ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns);
+    }
+}
+
+/* On a file: what a failing device does. */
+static void reopen_on_disk(fixture *f, const char *dir)
+{
+    ms_execute_leave(f->execute, 1);
+    ms_execute_close(f->execute);
+    ms_execute_host table;
+    ms_offload_options tier = {.tier = MS_TIER_DISK, .dir = dir, .cap_bytes = UINT64_MAX};
+    host_table(&f->host, &table);
+    assert_ms_ok(ms_execute_open(&table, &tier, &f->execute, &f->err), f->err);
+    set_windows(f, 1 << 20, 0);
+    open_frame(f);
+}
+
+static void a_write_that_fails_leaves_the_bytes_in_memory(void **state)
+{
+    fixture *f = *state;
+    reopen_on_disk(f, "/var/tmp");
+    storage *item = storage_new(&f->host, BYTES, 11);
+    ms_fault_arm(MS_FAULT_WRITE, 1, EIO);
+    ms_extent *extent = store(f, item, 0);
+    assert_non_null(extent);
+    settle(f);
+    ms_fault_disarm_all();
+    storage_let_go(&f->host, item);
+    assert_int_equal(counter(f, MS_COUNTER_TIER_FALLBACKS), 1);
+    uint64_t mark = 0;
+    assert_true(take(f, extent, &mark, 11));
+    assert_int_equal(f->host.obtained, 0);
+    storage *next = storage_new(&f->host, BYTES, 12);
+    assert_null(store(f, next, 0)); /* the tier is not used again */
+    storage_let_go(&f->host, next);
+    ms_extent_drop(f->execute, extent, mark);
+}
+
+static void a_read_that_fails_is_an_error_and_hands_nothing_out(void **state)
+{
+    static const struct {
+        ms_fault fault;
+        int code;
+    } cases[] = {{MS_FAULT_READ, MS_EIO}, {MS_FAULT_FLIP, MS_ECHECKSUM}};
+    fixture *f = *state;
+    reopen_on_disk(f, "/var/tmp");
+    for (size_t i = 0; i < 2; i++) {
+        storage *item = storage_new(&f->host, BYTES, 13);
+        ms_extent *extent = store(f, item, 0);
+        storage_let_go(&f->host, item);
+        settle(f);
+        ms_fault_arm(cases[i].fault, 1, EIO);
+        void *memory;
+        assert_int_equal(ms_extent_take(f->execute, extent, &memory, &f->err), cases[i].code);
+        ms_fault_disarm_all();
+        assert_int_equal(f->host.live_storages, 0);
+        ms_extent_drop(f->execute, extent, 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
+        TEST(stored_bytes_leave_memory_and_come_back),
+        TEST(bytes_that_someone_holds_are_not_fetched),
+        TEST(one_extent_serves_every_handle_of_a_version),
+        TEST(a_retained_graph_fetches_again),
+        TEST(the_write_window_bounds_what_is_held),
+        TEST(fetches_run_ahead_in_reverse_within_their_window),
+        TEST(fetches_ahead_that_nobody_wants_are_let_go),
+        TEST(handles_may_go_at_any_time),
+        TEST(a_full_tier_keeps_tensors_until_the_next_step),
+        TEST(no_memory_to_fetch_into_is_an_error_and_can_be_tried_again),
+        TEST(running_out_of_memory_keeps_the_tensor),
+        TEST(a_write_that_fails_leaves_the_bytes_in_memory),
+        TEST(a_read_that_fails_is_an_error_and_hands_nothing_out),
+    };
+    return cmocka_run_group_tests_name("execute: extents", tests, NULL, NULL);
+}

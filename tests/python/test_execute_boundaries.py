@@ -1,0 +1,461 @@
+"""Where the executor meets the world: copies and pickles, caches, opaque arguments,
+failing tiers, what is left in the process afterwards."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import os
+import pickle
+import threading
+
+import pytest
+import torch
+from execute_support import (
+    TECHNIQUES,
+    assert_nothing_left,
+    assert_same,
+    executing,
+    forward,
+    gradients,
+    hook_tables,
+    plan_json,
+    seed_everything,
+    train,
+    twins,
+    uniform,
+)
+from models import MODELS, SharedLayer, loss_of
+from torch import nn
+
+from memscale import _core
+from memscale.core.executor import Executor
+from memscale.errors import IntegrationError, OffloadError
+
+every_technique = pytest.mark.parametrize("technique", TECHNIQUES)
+
+
+# ---- copies -----------------------------------------------------------------------------
+
+
+def _by_pickle(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def _by_torch_save(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, copy.copy, _by_pickle, _by_torch_save])
+def test_copies_come_out_unwrapped(make, tmp_path):
+    case, twin = twins(MODELS["mlp"])
+    user_calls = []
+    case.model[1].register_forward_pre_hook(_UserHook(user_calls))
+    with executing(case.model, uniform(case.model, "recompute"), tmp_path) as executor:
+        loss_of(forward(case, case.model, 0)).backward()
+        case.model.zero_grad()
+        other = make(case.model)
+        if make is copy.copy:
+            # children are shared, as in any shallow copy; the root itself is free
+            assert "_memscale_executor" not in other.__dict__ and "__getstate__" not in other.__dict__
+            assert not other._forward_pre_hooks and not other._forward_hooks
+            assert case.model._forward_pre_hooks
+            return
+        tables = hook_tables(other)
+        expected = hook_tables(twin)
+        assert {name: keys for name, (keys, _) in tables.items()} == {
+            name: keys for name, (keys, _) in expected.items()
+        }
+        assert [name for name, (_, hooks) in tables.items() if hooks] == ["1"]  # the user's own
+        recomputed = executor.counters()["recomputed_layers"]
+        loss_of(forward(case, other, 0)).backward()
+        assert executor.counters()["recomputed_layers"] == recomputed
+        assert_nothing_left(executor)
+
+
+class _UserHook:
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __call__(self, module, args):
+        self.calls.append(1)
+
+
+def test_a_model_with_a_state_function_of_its_own_keeps_it(tmp_path):
+    model = _OwnState()
+    with executing(model, uniform(model, "recompute"), tmp_path):
+        model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+        other = pickle.loads(pickle.dumps(model))
+    assert other.restored and not other._forward_hooks
+    assert "__getstate__" not in model.__dict__
+
+
+class _OwnState(nn.Module):
+    restored = False
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def __getstate__(self):
+        return {**self.__dict__, "own": True}
+
+    def __setstate__(self, state):
+        assert state.pop("own")
+        super().__setstate__(state)
+        self.restored = True
+
+
+def test_an_executor_is_not_copied_by_itself(tmp_path):
+    case, _ = twins(MODELS["mlp"])
+    with executing(case.model, uniform(case.model, "recompute"), tmp_path) as executor:
+        with pytest.raises(TypeError, match="can't be copied"):
+            copy.deepcopy(executor)
+        hooks = copy.deepcopy(case.model._forward_pre_hooks)
+        assert all(hook(case.model, (), {}) is None for hook in hooks.values())
+
+
+# ---- models of transformers -----------------------------------------------------------------
+
+
+@every_technique
+def test_no_cache_is_collected_while_wrapped(technique, tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="memscale")
+    case, twin = twins(MODELS["gpt2_padded_eager"])
+    assert forward(case, twin, 0).past_key_values.get_seq_length() == 12
+    with executing(case.model, uniform(case.model, technique), tmp_path):
+        assert forward(case, case.model, 0).past_key_values is None
+        assert forward(case, case.model, 1).past_key_values is None
+        said = [record for record in caplog.records if "use_cache=False is passed" in record.message]
+        assert len(said) == 1
+        case.model.eval()
+        assert forward(case, case.model, 0).past_key_values.get_seq_length() == 12
+        case.model.train()
+    assert forward(case, case.model, 0).past_key_values.get_seq_length() == 12
+    assert case.model.config.use_cache
+
+
+@every_technique
+def test_a_cache_of_the_callers_is_filled_once(technique, tmp_path, caplog):
+    from transformers import DynamicCache
+
+    caplog.set_level(logging.INFO, logger="memscale")
+    case, twin = twins(MODELS["gpt2_padded_eager"])
+
+    def run(model):
+        seed_everything(5)
+        args, kwargs = case.batch(0)
+        cache = DynamicCache(config=model.config)
+        loss = model(*args, **kwargs, past_key_values=cache, use_cache=True).loss
+        loss.backward()
+        return cache.get_seq_length(), loss.detach(), gradients(model)
+
+    expected = run(twin)
+    with executing(case.model, uniform(case.model, technique), tmp_path) as executor:
+        assert_same(expected, run(case.model))
+        assert executor.counters()["recomputed_layers"] == 0
+        assert_nothing_left(executor)
+    if technique != "offload_disk":
+        assert any("it is not recomputed" in record.message for record in caplog.records)
+
+
+# ---- how models are called --------------------------------------------------------------------
+
+
+@every_technique
+def test_layers_work_when_the_root_is_passed_by(technique, tmp_path):
+    """An adapter calls the inner model's forward directly."""
+    case, twin = twins(MODELS["mlp"])
+
+    def run(model):
+        results = []
+        for step in range(3):
+            seed_everything(step)
+            (x,), _ = case.batch(step)
+            loss = model.forward(x).square().mean()
+            loss.backward()
+            results.append((loss.detach(), gradients(model)))
+        return results
+
+    expected = run(twin)
+    with executing(case.model, uniform(case.model, technique), tmp_path) as executor:
+        assert_same(expected, run(case.model))
+        counters = executor.counters()
+        assert counters["recomputed_layers"] + counters["offloaded_storages"] > 0
+        executor._core.backward_ended()
+        assert_nothing_left(executor)
+
+
+@every_technique
+def test_replicas_on_threads(technique, tmp_path):
+    """Replicas as DataParallel makes them share the hooks of the original."""
+    case, twin = twins(lambda: _eval_case("resnet"))
+
+    def run(model):
+        results = [None, None]
+
+        def work(index, replica):
+            (x,), _ = case.batch(index)
+            loss = loss_of(replica(x))
+            results[index] = torch.autograd.grad(loss, list(replica.parameters()))
+
+        replicas = [copy.copy(model), model]
+        threads = [threading.Thread(target=work, args=(i, replica)) for i, replica in enumerate(replicas)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    expected = run(twin)
+    with executing(case.model, uniform(case.model, technique), tmp_path) as executor:
+        assert_same(expected, run(case.model))
+        executor._core.backward_ended()
+        assert_nothing_left(executor)
+
+
+def _eval_case(name):
+    case = MODELS[name]()
+    case.model.eval()
+    return case
+
+
+def test_the_calls_of_a_layer_have_techniques_of_their_own(tmp_path):
+    seed_everything(1)
+    model = SharedLayer()
+    twin = copy.deepcopy(model)
+    plan = plan_json(
+        [
+            ("layers.0", 0, "recompute"),
+            ("other.0", 0, "keep"),
+            ("layers.0", 1, "keep"),
+            ("other.0", 1, "offload_disk"),
+            ("layers.0", 2, "offload_disk"),
+            ("other.0", 2, "recompute"),
+        ]
+    )
+    x = torch.randn(4, 12)
+    seed_everything(2)
+    twin(x).sum().backward()
+    with executing(model, plan, tmp_path) as executor:
+        seed_everything(2)
+        model(x).sum().backward()
+        assert_same(gradients(twin), gradients(model))
+        assert executor.counters()["recomputed_layers"] == 2
+        assert_nothing_left(executor)
+
+
+def test_a_plan_may_change_between_steps(tmp_path):
+    case, twin = twins(MODELS["gpt2"])
+    expected = train(case, twin, 4)
+    plans = [uniform(case.model, technique) for technique in ("recompute", "offload_disk", "keep", "mixed")]
+
+    class Planner:
+        decision = {"decision_source": "user_config"}
+
+        def plan_for(self, model, signature, args, kwargs):
+            return plans.pop(0)
+
+        def step_finished(self, observation):
+            return plans.pop(0) if plans else None
+
+        def close(self):
+            self.closed = True
+
+    planner = Planner()
+    executor = Executor(case.model, None, planner, disk_dir=str(tmp_path))
+    executor.attach()
+    assert_same(expected, train(case, case.model, 4))
+    counters = executor.counters()
+    assert counters["replans"] == 3 and counters["recomputed_layers"] > 0 and counters["offloaded_bytes"] > 0
+    assert_nothing_left(executor)
+    executor.detach()
+    assert planner.closed
+
+
+def test_a_planner_that_raises_leaves_the_model_usable(tmp_path):
+    case, twin = twins(MODELS["mlp"])
+
+    class Planner:
+        def plan_for(self, model, signature, args, kwargs):
+            raise IntegrationError("no plan today")
+
+        def close(self):
+            pass
+
+    executor = Executor(case.model, None, Planner())
+    executor.attach()
+    with pytest.raises(IntegrationError, match="no plan today"):
+        forward(case, case.model, 0)
+    executor.detach()
+    assert_same(train(case, twin), train(case, case.model))
+
+
+# ---- layers that can't be replayed ---------------------------------------------------------------
+
+
+class _Unsteady(nn.Module):
+    def __init__(self, calls):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.calls = calls
+
+    def forward(self, x):
+        self.calls.append(1)
+        if len(self.calls) > 2:
+            return self.linear(x[:2]).tanh()
+        return self.linear(x).tanh()
+
+
+@pytest.mark.parametrize("technique", ["recompute", "recompute_offload_input"])
+def test_a_layer_that_saves_something_else_is_refused_by_name(technique, tmp_path):
+    calls = _Tally()
+    model = nn.Sequential(nn.Sequential(_Unsteady(calls)), nn.Sequential(_Unsteady(calls)))
+    with executing(model, uniform(model, technique), tmp_path) as executor:
+        out = model(torch.randn(3, 4, requires_grad=True))
+        with pytest.raises(IntegrationError, match=r"layer 1 \(call 0\): saved tensor \d is torch.float32\[2, 4\]"):
+            out.sum().backward()
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        del out
+        assert_nothing_left(executor)
+
+
+class _Tally:
+    """Counts where a replay can't put it back."""
+
+    def __init__(self):
+        self.count = 0
+
+    def append(self, item):
+        self.count += 1
+
+    def __len__(self):
+        return self.count
+
+
+def test_an_error_inside_a_replay_reaches_the_caller(tmp_path):
+    calls = _Tally()
+
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            calls.append(1)
+            if len(calls) > 2:
+                raise ZeroDivisionError
+            return self.linear(x).tanh()
+
+    model = nn.Sequential(nn.Sequential(Failing()), nn.Sequential(Failing()))
+    with executing(model, uniform(model, "recompute"), tmp_path) as executor:
+        state = torch.get_rng_state()
+        out = model(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)))
+        with pytest.raises(ZeroDivisionError):
+            out.sum().backward()
+        assert torch.equal(state, torch.get_rng_state())
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        del out
+        assert_nothing_left(executor)
+
+
+# ---- a tier that fails -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disarmed():
+    yield
+    _core.fault_disarm_all()
+
+
+def test_a_failing_write_costs_memory_not_correctness(tmp_path, disarmed):
+    case, twin = twins(MODELS["gpt2"])
+    expected = train(case, twin)
+    with executing(case.model, uniform(case.model, "offload_disk"), tmp_path) as executor:
+        _core.fault_arm("write", 5, 5)
+        assert_same(expected, train(case, case.model))
+        assert executor.counters()["tier_fallbacks"] > 0
+        assert_nothing_left(executor)
+
+
+def test_a_full_disk_costs_memory_not_correctness(tmp_path, disarmed):
+    case, twin = twins(MODELS["gpt2"])
+    expected = train(case, twin)
+    with executing(case.model, uniform(case.model, "offload_disk"), tmp_path) as executor:
+        _core.fault_arm("write", 9, 28)
+        assert_same(expected, train(case, case.model))
+        counters = executor.counters()
+        assert counters["tier_fallbacks"] > 0
+        assert counters["fetched_bytes"] > 0  # the tier is used again in the next step
+        assert_nothing_left(executor)
+
+
+@pytest.mark.parametrize("technique", ["offload_disk", "recompute_offload_input"])
+@pytest.mark.parametrize("fault", ["read", "flip"])
+def test_a_failing_read_raises_before_a_gradient_sees_it(fault, technique, tmp_path, disarmed):
+    case, twin = twins(MODELS["gpt2"])
+    with executing(case.model, uniform(case.model, technique, read_window=0), tmp_path) as executor:
+        loss = loss_of(forward(case, case.model, 0))
+        while executor.stats()["storing_bytes"]:
+            pass
+        _core.fault_arm(fault, 1, 5)
+        with pytest.raises(OffloadError):
+            loss.backward()
+        _core.fault_disarm_all()
+        del loss
+        case.model.zero_grad()
+        expected = train(case, twin)
+        assert_same(expected, train(case, case.model))
+        assert_nothing_left(executor)
+
+
+# ---- what stays in the process ----------------------------------------------------------------------
+
+
+def _descriptors():
+    return {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_link(fd)}
+
+
+def _is_link(fd):
+    try:
+        os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return False
+    return True
+
+
+@every_technique
+def test_nothing_of_ours_is_left_after_detach(technique, tmp_path):
+    case, _ = twins(MODELS["mlp"])
+    train(case, case.model)
+
+    def once():
+        with executing(case.model, uniform(case.model, technique), tmp_path):
+            train(case, case.model)
+
+    once()
+    before = (_core.memory_live(), len(os.listdir("/proc/self/task")), len(_descriptors()))
+    once()
+    after = (_core.memory_live(), len(os.listdir("/proc/self/task")), len(_descriptors()))
+    assert before == after
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_report_is_one_page(tmp_path):
+    case, _ = twins(MODELS["mlp"])
+    with executing(case.model, uniform(case.model, "recompute"), tmp_path) as executor:
+        train(case, case.model)
+        path = tmp_path / "report.html"
+        executor.report(str(path))
+    page = path.read_text()
+    assert "recomputed_layers" in page and "<td>recompute</td>" in page
+    assert "http" not in page and "src=" not in page

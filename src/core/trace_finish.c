@@ -116,7 +116,8 @@ static void touch_program(builder *b, const trace_program *program, uint32_t nod
     }
 }
 
-/* In order of execution, as ms_graph_check() will. */
+/* In order of execution, as ms_graph_check() will. An input crosses by itself: it was
+ * allocated by an earlier node, or is of the batch. */
 static void touch_all(builder *b)
 {
     const ms_trace *trace = b->trace;
@@ -124,7 +125,6 @@ static void touch_all(builder *b)
         const trace_node *node = &trace->nodes.items[b->kept[i]];
         for (size_t k = 0; k < node->inputs.count; k++) {
             touch(b, node->inputs.items[k], i, false);
-            b->infos[node->inputs.items[k]].crosses = true;
         }
         touch_program(b, &node->forward, i, false);
     }

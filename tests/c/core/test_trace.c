@@ -278,9 +278,19 @@ static void nodes_without_events_are_left_out(void **state)
     assert_ms_ok(ms_trace_finish(trace, &graph, &err), err);
     assert_int_equal(graph->node_count, 2);
     assert_string_equal(graph->nodes[1].name, "real");
+    assert_int_equal(graph->nodes[1].flags, 0);
     assert_int_equal(graph->storages[0].first_node, 0);
     assert_int_equal(graph->storages[0].last_node, 1);
     ms_graph_free(graph);
+}
+
+static void a_layer_without_a_tensor_argument_is_marked(void **state)
+{
+    (void)state;
+    enter("source", 0);
+    born(11, 8);
+    leave();
+    assert_finishes_with("\"flags\":[\"no_tensor_input\"]");
 }
 
 static void an_empty_step_is_an_empty_graph(void **state)
@@ -413,11 +423,12 @@ static void many_saves_and_unpacks_of_a_storage_are_one_each(void **state)
     dropped(a);
     unpacked(b, 50);
     died(50);
+    work(4);
     unpacked(b, 51);
     died(51);
     dropped(b);
     assert_finishes_with("\"forward\":[[\"alloc\",0],[\"save\",0],[\"free\",0]],"
-                         "\"backward\":[[\"need\",0],[\"drop\",0]]");
+                         "\"backward\":[[\"need\",0],[\"work\",0,4],[\"drop\",0]]");
 }
 
 static void a_copy_that_outlives_its_tokens_puts_the_drop_off(void **state)
@@ -448,6 +459,22 @@ static void a_storage_saved_again_was_not_given_up(void **state)
     dropped(again);
     assert_finishes_with("\"forward\":[[\"alloc\",0],[\"save\",0],[\"work\",0,4],[\"free\",0]],"
                          "\"backward\":[[\"need\",0],[\"drop\",0]]");
+}
+
+/* A function that made the gradient in its forward hands out what it saved. */
+static void a_saved_storage_that_becomes_a_gradient_lives_on(void **state)
+{
+    (void)state;
+    born(10, 8);
+    token made = saved(10);
+    died(10);
+    phase(MS_TRACE_BACKWARD);
+    unpacked(made, 50);
+    dropped(made);
+    role(50, 8, MS_STORAGE_GRADIENT);
+    phase(MS_TRACE_DONE);
+    died(50);
+    assert_finishes_with("\"forward\":[[\"alloc\",0],[\"save\",0],[\"free\",0]],\"backward\":[[\"need\",0]]");
 }
 
 static void each_node_saves_for_itself(void **state)
@@ -539,12 +566,12 @@ static void the_optimizers_state_is_told_from_its_temporaries(void **state)
     born(50, 10); /* a temporary before any state is there */
     born(60, 40);
     born(61, 40);
+    died(30); /* the optimizer frees the gradient: not its own */
     born(51, 7);
     died(50);
     born(52, 6);
     died(51);
     died(52);
-    died(30); /* the optimizer frees the gradient: not its own */
     phase(MS_TRACE_DONE);
     died(60);
     assert_finishes_with("\"optimizer_state_bytes\":80,\"optimizer_transient_bytes\":17,");
@@ -759,6 +786,7 @@ int main(void)
         TEST(a_whole_step_becomes_this_graph_exactly),
         TEST(equal_layers_share_a_profile_and_different_ones_do_not),
         TEST(nodes_without_events_are_left_out),
+        TEST(a_layer_without_a_tensor_argument_is_marked),
         TEST(an_empty_step_is_an_empty_graph),
         TEST(an_address_that_is_used_again_is_another_storage),
         TEST(residents_are_part_of_no_event),
@@ -770,6 +798,7 @@ int main(void)
         TEST(many_saves_and_unpacks_of_a_storage_are_one_each),
         TEST(a_copy_that_outlives_its_tokens_puts_the_drop_off),
         TEST(a_storage_saved_again_was_not_given_up),
+        TEST(a_saved_storage_that_becomes_a_gradient_lives_on),
         TEST(each_node_saves_for_itself),
         TEST(a_save_given_up_late_is_dropped_in_its_own_backward),
         TEST(what_is_kept_counts_as_live),

@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -23,6 +24,55 @@ from memscale.core.tracer import LiveTracer
 def trace(model: torch.nn.Module, *args: Any, optimizer: Any = None, **kwargs: Any) -> dict[str, Any]:
     """The static graph of a model, as a dictionary."""
     return json.loads(MemoryProfiler().trace(model, args, kwargs, optimizer=optimizer))
+
+
+def layer_nodes(graph: dict[str, Any]) -> list[dict[str, Any]]:
+    """The nodes that are calls of layers."""
+    return [node for node in graph["nodes"] if node["kind"] == "layer"]
+
+
+# ---- small models -------------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """A linear layer that takes anything beside its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        return self.linear(x)
+
+
+class Layers(nn.Module):
+    """Two layers called by a function; the loss is the sum of what it returns."""
+
+    def __init__(self, call: Any, layer: Any = Plain) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([layer() for _ in range(2)])
+        self.call = call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(self.layers, x).sum()
+
+
+class Returning(Plain):
+    """Returns what a function makes of a linear layer's output."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.make(self.linear(x))
+
+
+def chain(layers: Any, x: torch.Tensor) -> torch.Tensor:
+    """Each layer on the output of the one before."""
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 # ---- the keep plan, replayed -----------------------------------------------------------

@@ -4,7 +4,6 @@ and the model, the generators and the caller's objects are left as they were."""
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import os
 import random
@@ -16,20 +15,24 @@ from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from graph_support import Replay, measured_peak, trace, trace_live
+from graph_support import (
+    Layers,
+    Plain,
+    Replay,
+    Returning,
+    chain,
+    layer_nodes,
+    measured_peak,
+    trace,
+    trace_live,
+)
 from models import MODELS, loss_of
 
 from memscale import _core
-from memscale.config import Config
 from memscale.core.profiler import MemoryProfiler, describe_arguments, is_tracing
-from memscale.core.tracer import LiveTracer
-from memscale.errors import MemScaleError, ProfileError
+from memscale.errors import ProfileError
 
 GB = 1e9
-
-
-def layer_nodes(graph):
-    return [node for node in graph["nodes"] if node["kind"] == "layer"]
 
 
 def total_peak(graph, **options):
@@ -304,6 +307,25 @@ def test_the_callers_objects_are_not_changed():
     assert memory.tensors == before[0] and x["x"] == before[1]
 
 
+class Cyclic(Plain):
+    def forward(self, x):
+        y = self.linear(x)
+        cycle = [y * 2]
+        cycle.append(cycle)
+        del cycle
+        for _ in range(50):
+            [[] for _ in range(1000)]  # enough to make the collector run, if it could
+        return y.sum()
+
+
+def test_the_garbage_collector_has_no_part_in_the_graph():
+    graph = trace(Cyclic(), torch.randn(3, 4))
+    (work,) = [node for node in graph["nodes"] if node["kind"] == "root"]
+    events = graph["profiles"][work["profile"]]["forward"]
+    doubled = next(event[1] for event in events if event[0] == "alloc")
+    assert ["free", doubled] not in events
+
+
 # ---- what can't be traced ------------------------------------------------------------------
 
 
@@ -379,402 +401,76 @@ def test_masks_of_ones_change_the_graph_and_the_description():
     assert described == ["attention_mask:int64[2,12]:ones", "attention_mask:int64[2,12]"]
 
 
-# ---- facts about nodes ------------------------------------------------------------------------
+def test_trainable_tensors_that_no_module_holds_are_refused_and_left_alone():
+    hidden = nn.Parameter(torch.randn(3, 4))
+    hidden.grad = gradient = torch.ones(3, 4)
+    model = Returning(lambda y: (y * hidden).sum())
+    with pytest.raises(ProfileError, match=r"a trainable tensor \(3x4\) is used that no module holds"):
+        trace(model, torch.randn(3, 4))
+    assert hidden.grad is gradient and torch.equal(gradient, torch.ones(3, 4))
 
 
-class Layers(nn.Module):
-    """Two layers called by a function."""
-
-    def __init__(self, call, layer=None):
-        super().__init__()
-        self.layers = nn.ModuleList([(layer or Plain)() for _ in range(2)])
-        self.call = call
-
-    def forward(self, x):
-        return self.call(self.layers, x).sum()
+def test_scripted_modules_are_refused_and_left_alone():
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    model = nn.Sequential(scripted, nn.Linear(4, 4))
+    with pytest.raises(ProfileError, match="can't be traced without running it"):
+        trace(model, torch.randn(2, 4))
+    assert all(type(p) is nn.Parameter and p.grad is None for p in model[1].parameters())
+    assert all(p.grad is None for p in scripted.parameters())
+    model(torch.randn(2, 4)).sum().backward()
 
 
-class Plain(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x, *rest, **named):
-        return self.linear(x)
+def _sparse(layers, x):
+    return layers[0](x.long()).sum()
 
 
-class Mutating(Plain):
-    def forward(self, x, seen=None):
-        if seen is not None:
-            seen.append(x)
-            return self.linear(x)
-        return self.linear(x.mul_(2))
+def _forces(layers, x):
+    """A gradient with respect to the input, inside the forward."""
+    x = x.detach().requires_grad_()
+    energy = layers[1](torch.tanh(layers[0](x))).sum()
+    return torch.autograd.grad(energy, x, create_graph=True)[0].pow(2).sum() + energy
 
 
-class Buffered(Plain):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("total", torch.zeros(4))
+def _checkpointed(layers, x):
+    from torch.utils.checkpoint import checkpoint
 
-    def forward(self, x):
-        self.total.add_(x.detach().sum(0))
-        return self.linear(x)
-
-
-class Rebinding(Buffered):
-    def forward(self, x):
-        self.total = self.total + 1
-        return self.linear(x)
-
-
-class Sourceless(Plain):
-    def forward(self):
-        return self.linear.weight * 2
-
-
-def chain(layers, x):
     for layer in layers:
-        x = layer(x)
+        x = checkpoint(layer, x, use_reentrant=True)
     return x
 
 
-def linear_and_dropout():
-    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
-
-
-# Call, layer, and the flags of both calls, of which the first may be chained to the second.
-FLAGS = {
-    "chained": (chain, Plain, "", True),
-    "copied between": (lambda layers, x: layers[1](layers[0](x).clone()), Plain, "", False),
-    "by keyword": (lambda layers, x: layers[1](x=layers[0](x)), Plain, "", False),
-    "plain data": (lambda layers, x: layers[1](layers[0](x), (1, [None], {"a": "b"})), Plain, "", True),
-    "in place": (lambda layers, x: chain(layers, x * 1), Mutating, "mutates_input", True),
-    "list grows": (lambda layers, x: layers[1](layers[0](x, []), []), Mutating, "mutates_input", True),
-    "buffer written": (chain, Buffered, "updates_buffers", True),
-    "buffer rebound": (chain, Rebinding, "updates_buffers", True),
-    "no tensors": (lambda layers, x: x @ (layers[0]() + layers[1]()), Sourceless, "no_tensor_input", False),
-    "random": (chain, linear_and_dropout, "uses_rng", True),
-    "opaque": (
-        lambda layers, x: layers[1](layers[0](x, object()), [object()]), Plain, "opaque_argument", True,
+UNUSUAL = {
+    "gradient in forward": (_forces, lambda: nn.Linear(4, 4)),
+    "reentrant checkpoints": (_checkpointed, lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))),
+    "weight norm": (chain, lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))),
+    "attention": (lambda layers, x: layers[0](x, x, x)[0], lambda: nn.MultiheadAttention(4, 2)),
+    "gru": (lambda layers, x: layers[0](x[None])[0], lambda: nn.GRU(4, 4, 2, bidirectional=True)),
+    "fourier": (lambda layers, x: torch.fft.fft(layers[0](x)).abs(), lambda: nn.Linear(4, 4)),
+    "convolutions": (
+        lambda layers, x: chain(layers, x.view(1, 1, 3, 4)),
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ConvTranspose2d(2, 1, 2, 2)),
     ),
+    "bfloat16": (lambda layers, x: layers[0](x.bfloat16()).float(), lambda: nn.Linear(4, 4).bfloat16()),
 }
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_flags_of_layers(name):
-    call, layer, flag, is_chained = FLAGS[name]
-    graph = trace(Layers(call, layer), torch.randn(3, 4))
-    flags = {flag} - {""}
-    expected = [flags | {"chained"} if is_chained else flags, flags]
-    assert [set(node["flags"]) for node in layer_nodes(graph)] == expected
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_steps_take_the_bytes_of_the_real_ones(name):
+    call, layer = UNUSUAL[name]
+    model = Layers(call, layer)
+    x = torch.randn(3, 4, requires_grad=name == "reentrant checkpoints")
+    graph = trace(model, x)
+    for _ in range(2):
+        peak = measured_peak(model, (x,), {}, lambda loss: loss)
+    assert Replay(graph).peak == peak
+
+
+def test_sparse_gradients_are_traced_in_real_steps_only():
+    model = Layers(_sparse, lambda: nn.Embedding(50, 8, sparse=True))
+    with pytest.raises(ProfileError, match="sparse gradients"):
+        trace(model, torch.ones(6))
+    graph = trace_live(model, (torch.ones(6),), {}, lambda loss: loss)
+    gradients = [s["bytes"] for s in graph["storages"] if s["role"] == "gradient"]
+    assert sorted(gradients) == [6 * 8, 6 * 8 * 4]  # indices and values
 
 
-def test_a_layer_called_twice_is_two_nodes():
-    graph = trace(Layers(lambda layers, x: layers[0](layers[0](layers[1](x)))), torch.randn(3, 4))
-    assert [(n["name"], n["call"]) for n in layer_nodes(graph)] == [("layers.1", 0), ("layers.0", 0), ("layers.0", 1)]
-
-
-def test_inputs_are_storages_of_the_arguments():
-    def call(layers, x):
-        mask = x > 0
-        return layers[1](layers[0](x, {"mask": [mask]}), mask)
-
-    graph = trace(Layers(call), torch.randn(3, 4))
-    first, second = layer_nodes(graph)
-    storages = [
-        [graph["storages"][node["externals"][i]] for i in graph["profiles"][node["profile"]]["inputs"]]
-        for node in (first, second)
-    ]
-    assert [s["role"] for s in storages[0]] == ["batch", "activation"]
-    assert [s["bytes"] for s in storages[1]] == [48, 12]
-
-
-# ---- residents and the loop --------------------------------------------------------------------
-
-
-def test_tied_and_shared_parameters_count_once():
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-    model[1].weight = model[0].weight
-    model.append(model[0])
-    graph = trace(model, torch.randn(2, 4))
-    assert graph["residents"] == {
-        "parameter_bytes": 64,
-        "trainable_bytes": 64,
-        "buffer_bytes": 0,
-        "batch_bytes": 32,
-        "largest_parameter_bytes": 64,
-    }
-    assert sum(s["role"] == "gradient" for s in graph["storages"]) == 1
-
-
-def test_frozen_parameters_get_no_gradient():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[0].requires_grad_(False)
-    graph = trace(model, torch.randn(2, 4))
-    assert graph["residents"]["parameter_bytes"] == 160
-    assert graph["residents"]["trainable_bytes"] == 80
-    assert sorted(s["bytes"] for s in graph["storages"] if s["role"] == "gradient") == [16, 64]
-
-
-def test_tensors_held_as_attributes_count_as_buffers():
-    class Holding(Plain):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("b", torch.zeros(8))
-            self.plain = torch.zeros(16)
-            self.listed = [torch.zeros(32)]
-
-        def forward(self, x):
-            return self.linear(x).sum() + self.plain.sum() + self.listed[0].sum() + self.b.sum()
-
-    assert trace(Holding(), torch.randn(2, 4))["residents"]["buffer_bytes"] == 4 * (8 + 16 + 32)
-
-
-class Returning(Plain):
-    def __init__(self, make):
-        super().__init__()
-        self.make = make
-
-    def forward(self, x):
-        return self.make(self.linear(x))
-
-
-@dataclasses.dataclass
-class Output:
-    loss: torch.Tensor
-    logits: torch.Tensor
-
-
-@pytest.mark.parametrize(
-    ("make", "external"),
-    [
-        (lambda y: y.sum(), 0),
-        (lambda y: (y.sum(), y), 0),
-        (lambda y: {"loss": y.sum(), "logits": y}, 0),
-        (lambda y: Output(y.sum(), y), 0),
-        (lambda y: y, 2 * 48),
-        (lambda y: (y, [y * 2]), 2 * 96),
-        (lambda y: {"logits": y}, 2 * 48),
-        (lambda y: y.detach(), None),
-        (lambda y: None, None),
-    ],
-)
-def test_the_loss_is_the_models_or_reserved_for(make, external):
-    graph = trace(Returning(make), torch.randn(3, 4))
-    assert graph["loop"]["external_loss_bytes"] == (external or 0)
-    has_gradients = any(s["role"] == "gradient" for s in graph["storages"])
-    assert has_gradients == (external is not None)
-
-
-def test_outputs_are_marked():
-    graph = trace(Returning(lambda y: (y.sum(), y * 2)), torch.randn(3, 4))
-    assert sorted(s["bytes"] for s in graph["storages"] if s["role"] == "output") == [4, 48]
-    assert graph["loop"]["outputs_held"] and not graph["loop"]["observed"]
-
-
-def test_inputs_that_need_gradients_are_traced():
-    x = torch.randn(3, 4, requires_grad=True) * 2
-    graph = trace(Returning(lambda y: y.sum()), x)
-    assert graph["residents"]["batch_bytes"] == 48
-
-
-OPTIMIZERS = {
-    "adamw": (lambda p: torch.optim.AdamW(p), 2, 2),
-    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), 0, None),
-    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1, None),
-    "foreach": (lambda p: torch.optim.AdamW(p, foreach=True), 2, None),
-    "two groups": (lambda p: torch.optim.AdamW([{"params": p[:1]}, {"params": p[1:], "lr": 0.5}]), 2, 2),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_optimizers_state_is_what_it_makes(name):
-    make, copies, transients = OPTIMIZERS[name]
-    model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), torch.randn(2, 64)
-    optimizer = make(list(model.parameters()))
-    groups = [dict(group) for group in optimizer.param_groups]
-    graph = trace(model, x, optimizer=optimizer)
-    parameters = graph["residents"]["parameter_bytes"]
-    assert abs(graph["loop"]["optimizer_state_bytes"] - copies * parameters) <= 8 * 4  # step counters
-    if transients is not None:
-        transient = graph["loop"]["optimizer_transient_bytes"]
-        assert transient == pytest.approx(transients * 64 * 64 * 4, rel=0.01)
-    assert not optimizer.state and [dict(group) for group in optimizer.param_groups] == groups
-
-
-def test_an_optimizer_that_was_patched_or_has_state_is_not_touched():
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(2, 8)
-    optimizer = torch.optim.AdamW(model.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    model(x).sum().backward()
-    optimizer.step()
-    optimizer.register_step_post_hook(lambda *_: pytest.fail("a hook of the caller ran"))
-    state = copy.deepcopy(optimizer.state_dict())
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    graph = trace(model, x, optimizer=optimizer)
-    assert graph["loop"]["optimizer_state_bytes"] >= 2 * graph["residents"]["parameter_bytes"]
-    assert str(optimizer.state_dict()) == str(state)
-    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
-    assert scheduler.last_epoch == 0
-
-
-def test_an_optimizer_that_can_not_be_traced_is_estimated():
-    class Reading(torch.optim.Optimizer):
-        def step(self, closure=None):
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    self.state[parameter]["x"] = torch.zeros_like(parameter)
-                    parameter.grad.sum().item()
-
-    model = nn.Linear(8, 8)
-    graph = trace(model, torch.randn(2, 8), optimizer=Reading(model.parameters(), {}))
-    assert graph["loop"]["optimizer_state_bytes"] == 2 * (64 + 8) * 4
-    assert graph["loop"]["optimizer_transient_bytes"] == 2 * 64 * 4
-
-
-def test_without_an_optimizer_two_fp32_moments_are_reserved():
-    model = nn.Linear(8, 8).to(torch.bfloat16)
-    graph = trace(model, torch.randn(2, 8, dtype=torch.bfloat16))
-    assert graph["loop"]["optimizer_state_bytes"] == 2 * (64 + 8) * 4
-
-
-# ---- models of transformers ------------------------------------------------------------------------
-
-
-def test_no_cache_is_made_in_training():
-    case = MODELS["gpt2"]()
-    assert case.model.config.use_cache
-    graph = trace(case.model, **case.batch(0)[1])
-    assert "use_cache=False" in graph["signature"]
-    assert not any("opaque_argument" in node["flags"] for node in graph["nodes"])
-
-
-def test_a_cache_of_the_callers_is_opaque():
-    from transformers import DynamicCache
-
-    case = MODELS["gpt2"]()
-    cache = DynamicCache(config=case.model.config)
-    graph = trace(case.model, **case.batch(0)[1], past_key_values=cache, use_cache=True)
-    assert all("opaque_argument" in node["flags"] for node in layer_nodes(graph))
-    assert cache.get_seq_length() == 0
-
-
-def test_the_library_is_told_the_truth_again_afterwards():
-    from transformers.utils import import_utils
-
-    original = import_utils.is_fake_tensor
-    case = MODELS["gpt2"]()
-    trace(case.model, **case.batch(0)[1])
-    with pytest.raises(ProfileError):
-        trace(Branching(lambda x, y: y.sum() > 0), torch.randn(2, 4))
-    assert import_utils.is_fake_tensor is original
-
-
-# ---- descriptions ---------------------------------------------------------------------------------
-
-
-def test_arguments_are_described_by_what_decides_memory():
-    @dataclasses.dataclass
-    class Thing:
-        x: int = 1
-
-    described = describe_arguments(
-        (torch.zeros(2, 3), [torch.zeros(4, dtype=torch.int8)]),
-        {"flag": True, "scale": 0.5, "none": None, "nested": {"t": torch.zeros(())}, "thing": Thing()},
-    )
-    assert described == (
-        "0:float32[2,3],1.0:int8[4],flag=True,scale=0.5,nested.t:float32[],thing=Thing"
-    )
-    with torch.autocast("cpu", torch.bfloat16):
-        assert describe_arguments((), {"a": 1}) == "a=1,autocast=cpu:bfloat16"
-
-
-def test_the_machine_is_described(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine = MemoryProfiler(Config(disk_offload_dir=str(tmp_path))).hardware()
-    assert machine["cpu"]["usable_cpus"] >= 1 and machine["ram"]["total_bytes"] > GB
-    assert machine["disk"]["dir"].startswith(str(tmp_path))
-
-
-# ---- the tracer by itself ----------------------------------------------------------------------------
-
-
-def test_a_paused_tracer_sees_only_deaths():
-    tracer = LiveTracer("Toy", "", "empirical")
-    tracer.start()
-    try:
-        x = torch.zeros(8)
-        tracer.pause()
-        y = x + 1
-        tracer.resume()
-        z = y * 2
-        tracer.pause()
-        del x, z
-        tracer.resume()
-    finally:
-        tracer.stop()
-    profile = json.loads(tracer.finish())["profiles"][0]
-    assert profile["storage_bytes"] == [32, 32]  # x and z; y was made while it was paused
-    lifetimes = [event for event in profile["forward"] if event[0] != "work"]
-    assert lifetimes == [["alloc", 0], ["alloc", 1], ["free", 0], ["free", 1]]
-    assert y is not None
-
-
-def test_views_are_no_work_and_no_storage():
-    tracer = LiveTracer("Toy", "", "empirical")
-    tracer.start()
-    try:
-        x = torch.zeros(2, 4)
-        x.t().reshape(8)[2:].view(2, 3).unsqueeze(0).expand(5, 2, 3)
-        torch.ops.aten._unsafe_view(x, [8])
-    finally:
-        tracer.stop()
-    events = json.loads(tracer.finish())["profiles"][0]["forward"]
-    assert [event[0] for event in events] == ["alloc", "work", "alloc", "work", "free"]  # zeros, reshape's copy
-
-
-def test_gradients_of_the_step_before_count_from_backward_on():
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(2, 8)
-    model(x).sum().backward()
-    tracer = LiveTracer("Toy", "", "empirical")
-    tracer.resident_parameters(model.parameters())
-    tracer.start()
-    try:
-        loss = model(x).sum()
-        tracer.phase("backward")
-        loss.backward()
-        tracer.gradients(model.parameters())
-        tracer.phase("done")
-    finally:
-        tracer.stop()
-    graph = json.loads(tracer.finish())
-    assert sum(s["bytes"] for s in graph["storages"] if s["role"] == "gradient") == 2 * (64 + 8) * 4
-
-
-def test_mistakes_of_the_reporter_are_errors():
-    trace_object = _core.Trace("Toy", "", "static")
-    with pytest.raises(MemScaleError, match="no layer to leave"):
-        trace_object.leave()
-    with pytest.raises(ValueError, match="phase"):
-        trace_object.phase("dinner")
-    with pytest.raises(ValueError, match="flag"):
-        trace_object.flag(0, "tall")
-    with pytest.raises(TypeError):
-        trace_object.op("aten.mm.default", [1], ())
-    with pytest.raises(TypeError):
-        trace_object.op("aten.mm.default", ((1, 2),), ())
-    with pytest.raises((OverflowError, TypeError)):
-        trace_object.born(-1, 4)
-    with pytest.raises(MemScaleError, match="malformed|graph"):
-        _core.graph_check("{}")
-    json.loads(trace_object.finish())
-    with pytest.raises(MemScaleError, match="finished"):
-        trace_object.born(1, 4)
-
-
-def test_operators_with_many_dimensions_and_operands_are_reported():
-    trace_object = _core.Trace("Toy", "", "static")
-    trace_object.born(1, 4)
-    many = tuple((tuple(range(1, 12)), 7) for _ in range(40))
-    trace_object.op("aten.stack.default", many, (((), 4),))
-    assert ["work", 0, 284] in json.loads(trace_object.finish())["profiles"][0]["forward"]

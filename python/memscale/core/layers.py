@@ -136,7 +136,9 @@ def _is_callable(module: torch.nn.Module) -> bool:
     """Whether the module has a forward of its own: lists and dictionaries have none."""
     import torch
 
-    return type(module).forward is not torch.nn.Module.forward
+    # Not by getattr: a scripted module's class can't be asked.
+    owner = next(cls for cls in type(module).__mro__ if "forward" in cls.__dict__)
+    return owner is not torch.nn.Module
 
 
 def _is_composite(module: torch.nn.Module) -> bool:

@@ -118,11 +118,10 @@ class MemoryProfiler:
                     stack.enter_context(libraries_branch_on_values())
                 _StaticStep(model, tracer, twins).run(snapshot, args, kwargs, optimizer)
             graph = tracer.finish()
-        except MemScaleError:
-            raise
         except Exception as error:
+            kind = "" if isinstance(error, MemScaleError) else f"{type(error).__name__}: "
             raise ProfileError(
-                f"{name} can't be traced without running it: {type(error).__name__}: {_first_line(error)}"
+                f"{name} can't be traced without running it: {kind}{_first_line(error)}"
             ) from error
         finally:
             _active.depth -= 1
@@ -219,6 +218,7 @@ class _StaticStep:
             tracer.start()
             stack.callback(tracer.stop)
             loss = self._step(args, kwargs)
+            _refuse_sparse_gradients(parameters)
             tracer.gradients(parameters)
             if optimizer is None:
                 tracer.phase("done")
@@ -243,6 +243,7 @@ class _StaticStep:
         del output
         self._tracer.phase("backward")
         if loss is not None:
+            _refuse_real_leaves(loss)
             with _without_autocast():
                 loss.backward()
         return loss
@@ -393,6 +394,35 @@ def _stand_in_loss(output: Any) -> torch.Tensor | None:
 
     outputs = [value for value in tensors_in(output) if value.requires_grad]
     return OutsideLoss.apply(*outputs) if outputs else None
+
+
+def _refuse_real_leaves(loss: torch.Tensor) -> None:
+    """Raises where backward would reach a tensor that has no twin, because no module holds
+    it: a fake gradient would be left on it."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    seen: set[Any] = set()
+    waiting: list[Any] = [loss.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        leaf = getattr(function, "variable", None)
+        if leaf is not None and not isinstance(leaf, FakeTensor):
+            shape = "x".join(map(str, leaf.shape))
+            raise ProfileError(
+                f"a trainable tensor ({shape}) is used that no module holds in the usual way"
+            )
+        waiting.extend(inner for inner, _ in function.next_functions)
+
+
+def _refuse_sparse_gradients(parameters: list[torch.nn.Parameter]) -> None:
+    """Raises where a gradient's size depends on values: fake ones are empty."""
+    import torch
+
+    if any(p.grad is not None and p.grad.layout is not torch.strided for p in parameters):
+        raise ProfileError("it has sparse gradients, whose sizes depend on values")
 
 
 # ---- what stands around the step --------------------------------------------------------

@@ -164,12 +164,12 @@ class LiveTracer(TorchDispatchMode):
         for tensor in _tensors(result):
             for storage in _storages(tensor):
                 is_new |= self._see(storage, operator.mutable)
-            outputs.append((tensor.shape, tensor.nbytes))
+            outputs.append((tensor.shape, _bytes(tensor)))
         if not is_new and not operator.mutable:
             return  # a view by another name
-        operands = [(tensor.shape, tensor.nbytes) for tensor in _tensors(args)]
+        operands = [(tensor.shape, _bytes(tensor)) for tensor in _tensors(args)]
         if kwargs:
-            operands.extend((tensor.shape, tensor.nbytes) for tensor in _tensors(kwargs.values()))
+            operands.extend((tensor.shape, _bytes(tensor)) for tensor in _tensors(kwargs.values()))
         self._trace.op(operator.name, tuple(operands), tuple(outputs))
         if operator.random and self._phase == "forward":
             self._trace.flag(self._trace.current(), "uses_rng")
@@ -346,6 +346,13 @@ def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
     if tensor.layout is torch.sparse_coo:
         return (tensor._indices().untyped_storage(), tensor._values().untyped_storage())
     return ()
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """What an operator reads or writes of a tensor."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return sum(storage.nbytes() for storage in _storages(tensor))
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

@@ -11,12 +11,11 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+from . import overheads
 from .cases import CASES
 from .runner import Run, run
 
@@ -38,12 +37,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1, help="interleaved rounds (default 1)")
     parser.add_argument("--steps", type=int, default=4, help="steps of each run (default 4)")
     parser.add_argument("--output", type=Path, help="also write the figures as JSON")
-    parser.add_argument("--no-overheads", action="store_true", help="leave out import and planning times")
+    parser.add_argument("--no-overheads", action="store_true", help="leave out import, planning and idle costs")
     arguments = parser.parse_args(argv)
     report: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "cases": {}}
     if not arguments.no_overheads:
-        report["import_ms"] = _import_ms()
-        print(f"import memscale: {report['import_ms']:.0f} ms", flush=True)
+        report["overheads"] = _overheads()
     good = True
     for name in arguments.case or DEFAULT_CASES:
         rows, held = _case(name, arguments.rounds, arguments.steps)
@@ -54,16 +52,15 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if good else 1
 
 
-def _import_ms() -> float:
-    """Median wall time of ``import memscale`` over that of an empty interpreter."""
-
-    def once(code: str) -> float:
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True)
-        return time.perf_counter() - start
-
-    spans = [once("import memscale; memscale.Config") - once("pass") for _ in range(5)]
-    return statistics.median(spans) * 1e3
+def _overheads() -> dict[str, Any]:
+    figures: dict[str, Any] = {"import_ms": overheads.import_ms()}
+    print(f"import memscale: {figures['import_ms']:.0f} ms", flush=True)
+    figures["planning_ms"] = overheads.in_child("planning")
+    for name, span in figures["planning_ms"].items():
+        print(f"planning, {name}: {span:.0f} ms", flush=True)
+    figures["nothing_to_do_ratio"] = overheads.in_child("nothing-to-do")["ratio"]
+    print(f"a step wrapped with nothing to do: {figures['nothing_to_do_ratio']:.4f} of unwrapped", flush=True)
+    return figures
 
 
 def _case(name: str, rounds: int, steps: int) -> tuple[list[dict[str, Any]], bool]:

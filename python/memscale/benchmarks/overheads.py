@@ -1,0 +1,115 @@
+"""What memscale costs where it has nothing to do, and what a plan costs.
+
+Each figure is taken in a process of its own by ``python -m memscale.benchmarks.overheads
+FIGURE``, which prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+from .cases import CASES, batches
+
+PAIRS_OF_STEPS = 24
+WARM_UP_STEPS = 4
+
+
+def import_ms() -> float:
+    """Median wall time of ``import memscale`` over that of an empty interpreter."""
+
+    def once(code: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - start
+
+    spans = [once("import memscale; memscale.Config") - once("pass") for _ in range(5)]
+    return statistics.median(spans) * 1e3
+
+
+def in_child(figure: str) -> dict[str, float]:
+    """Takes one of `FIGURES` in a child process."""
+    command = [sys.executable, "-m", "memscale.benchmarks.overheads", figure]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
+
+
+def _planning() -> dict[str, float]:
+    """Trace and solve of each 12-layer case under 60% of its need: first call and second."""
+    import torch
+
+    import memscale
+    from memscale import _core
+
+    _core.hardware_probe()  # measured once per machine and cached
+    spans: dict[str, float] = {}
+    for name in ("gpt2", "bert", "llama"):
+        case = CASES[name]
+        torch.manual_seed(0)
+        model = case.make().train()
+        [ids] = batches(case, 1)
+        batch = {"input_ids": ids, "labels": ids}
+        for call in ("first", "again"):
+            start = time.perf_counter()
+            memscale.plan(model, batch, memscale.Config(memory_budget_gb=4.0, enable_logging=False))
+            spans[f"{name} {call}"] = (time.perf_counter() - start) * 1e3
+    return spans
+
+
+def _nothing_to_do() -> dict[str, float]:
+    """Median ratio of wrapped to unwrapped step time where everything fits."""
+    import torch
+
+    import memscale
+
+    case = CASES["gpt2"]
+    models = []
+    for wrapped in (False, True):
+        torch.manual_seed(0)
+        model = case.make().train()
+        model.config.use_cache = False
+        if wrapped:
+            memscale.wrap(model, memscale.Config(enable_logging=False))
+        models.append((model, torch.optim.AdamW(model.parameters(), lr=1e-4)))
+    [ids] = batches(case, 1)
+    ids = ids[:1, :128]
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
+        start = time.perf_counter()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.perf_counter() - start
+
+    for _ in range(WARM_UP_STEPS):
+        for pair in models:
+            step(*pair)
+    ratios = []
+    for index in range(PAIRS_OF_STEPS):
+        # Each goes first in half of the pairs.
+        order = models if index % 2 == 0 else models[::-1]
+        spans = [step(*pair) for pair in order]
+        plain, wrapped = spans if index % 2 == 0 else spans[::-1]
+        ratios.append(wrapped / plain)
+    if not models[1][0]._memscale_executor.plan.skipped:
+        raise RuntimeError("there was something to do")
+    return {"ratio": statistics.median(ratios)}
+
+
+FIGURES = {"planning": _planning, "nothing-to-do": _nothing_to_do}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("figure", choices=sorted(FIGURES))
+    print(json.dumps(FIGURES[parser.parse_args().figure]()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

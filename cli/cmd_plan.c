@@ -9,7 +9,7 @@
 #include "base/os/file.h"
 #include "commands.h"
 #include "common.h"
-#include "memscale/pipeline.h"
+#include "memscale/frontier.h"
 #include "options.h"
 
 enum { FILE_MOST_BYTES = 1 << 30 };
@@ -17,6 +17,7 @@ enum { FILE_MOST_BYTES = 1 << 30 };
 static const char help[] =
     "Usage: memscale plan --graph FILE [--hardware FILE] [--config FILE]\n"
     "                     [--budget BYTES] [--json | --explain [LAYER]]\n"
+    "       memscale plan --graph FILE --sweep N [--json | --csv] [--plot FILE] [...]\n"
     "\n"
     "Makes the plan for a graph: which layers are kept, run again or moved to a lower\n"
     "tier, the predicted peak and step time, and why.\n"
@@ -28,19 +29,25 @@ static const char help[] =
     "  --json            print the JSON document (docs/formats/plan.schema.json)\n"
     "  --explain [LAYER] why a layer is treated as it is (a module's name or its number\n"
     "                    in the list of layers), or the whole plan\n"
+    "  --sweep N         what N budgets would buy, from the need of the unoptimized step\n"
+    "                    down to the smallest that fits\n"
+    "  --csv             print the sweep as CSV (--json: docs/formats/frontier.schema.json)\n"
+    "  --plot FILE       also write the sweep as an SVG picture\n"
     "\n"
     "Examples:\n"
     "  memscale plan --graph gpt2.json --budget 4.0GB\n"
     "  memscale plan --graph gpt2.json --hardware machine.json --json > plan.json\n"
     "  memscale plan --graph gpt2.json --budget 4.0GB --explain transformer.h.0\n"
+    "  memscale plan --graph gpt2.json --sweep 8 --plot gpt2.svg\n"
     "\n"
     "Exit status: 0 with a plan, 1 where no plan fits the budget (the smallest that\n"
     "would is printed), 2 for a wrong option or file.\n";
 
 /* What the command line asked for. */
 typedef struct plan_request {
-    const char *graph_path, *hardware_path, *config_path, *budget, *explain;
-    bool as_json, explain_all;
+    const char *graph_path, *hardware_path, *config_path, *budget, *explain, *sweep, *plot_path;
+    bool as_json, as_csv, explain_all;
+    uint32_t sweep_points; /* 0: one plan */
 } plan_request;
 
 /* What planning reads and gives. */
@@ -233,6 +240,53 @@ static int show(const plan_request *request, const plan_work *work)
     return status;
 }
 
+static int write_plot(const char *path, const ms_frontier *frontier)
+{
+    ms_error err;
+    char *picture = ms_frontier_svg(frontier);
+    int rc = picture == NULL ? ms_fail(&err, MS_ENOMEM, "out of memory")
+                             : ms__file_write_text(path, picture, strlen(picture), &err);
+    ms_free(picture);
+    return rc == MS_OK ? CLI_OK : cli_usage_error("plan: --plot %s: %s", path, err.text);
+}
+
+static int show_sweep(const plan_request *request, const ms_frontier *frontier)
+{
+    if (request->plot_path != NULL) {
+        int status = write_plot(request->plot_path, frontier);
+        if (status != CLI_OK) {
+            return status;
+        }
+    }
+    char *text = request->as_json  ? ms_frontier_json(frontier)
+                 : request->as_csv ? ms_frontier_csv(frontier)
+                                   : ms_frontier_table(frontier);
+    if (text == NULL) {
+        ms_error err;
+        ms_fail(&err, MS_ENOMEM, "out of memory");
+        return cli_fail(&err);
+    }
+    int status = cli_print(text);
+    ms_free(text);
+    return status;
+}
+
+static int sweep(const plan_request *request, const plan_work *work)
+{
+    ms_error err;
+    ms_frontier *frontier = NULL;
+    int rc = ms_frontier_make(work->graph, work->hardware, &work->config, request->sweep_points, &frontier, &err);
+    if (rc == MS_EINVAL) {
+        return cli_usage_error("plan: --graph %s: %s", request->graph_path, err.text);
+    }
+    if (rc != MS_OK) {
+        return cli_fail(&err);
+    }
+    int status = show_sweep(request, frontier);
+    ms_frontier_free(frontier);
+    return status;
+}
+
 static int make_plan(const plan_request *request, plan_work *work)
 {
     int status = load_graph(request->graph_path, work);
@@ -244,6 +298,9 @@ static int make_plan(const plan_request *request, plan_work *work)
     }
     if (status != CLI_OK) {
         return status;
+    }
+    if (request->sweep_points > 0) {
+        return sweep(request, work);
     }
     ms_error err;
     int rc = ms_pipeline_plan(work->graph, work->hardware, &work->config, &work->plan, &err);
@@ -265,6 +322,33 @@ static void mark_bare_explain(int argc, char **argv)
     }
 }
 
+/* Options that exclude or need each other. */
+static int check_request(plan_request *request)
+{
+    bool explains = request->explain_all || request->explain != NULL;
+    if (request->as_json && explains) {
+        return cli_usage_error("plan: --json excludes --explain");
+    }
+    if (request->graph_path == NULL) {
+        return cli_usage_error("plan: --graph FILE is missing");
+    }
+    if (request->sweep == NULL) {
+        bool alone = request->as_csv || request->plot_path != NULL;
+        return alone ? cli_usage_error("plan: --csv and --plot go with --sweep N") : CLI_OK;
+    }
+    char *end;
+    unsigned long count = strtoul(request->sweep, &end, 10);
+    if (*request->sweep < '0' || *request->sweep > '9' || *end != '\0' || count < 1 || count > MS_FRONTIER_MOST_POINTS) {
+        return cli_usage_error("plan: --sweep %s: give a number of budgets, 1 to %d", request->sweep,
+                               MS_FRONTIER_MOST_POINTS);
+    }
+    if (explains || request->budget != NULL || (request->as_json && request->as_csv)) {
+        return cli_usage_error("plan: --sweep excludes --explain and --budget, and --json excludes --csv");
+    }
+    request->sweep_points = (uint32_t)count;
+    return CLI_OK;
+}
+
 int cmd_plan(int argc, char **argv)
 {
     plan_request request = {0};
@@ -272,19 +356,17 @@ int cmd_plan(int argc, char **argv)
         {"--graph", NULL, &request.graph_path},     {"--hardware", NULL, &request.hardware_path},
         {"--config", NULL, &request.config_path},   {"--budget", NULL, &request.budget},
         {"--json", &request.as_json, NULL},         {"--explain", NULL, &request.explain},
-        {"--explain-plan", &request.explain_all, NULL},
+        {"--explain-plan", &request.explain_all, NULL}, {"--sweep", NULL, &request.sweep},
+        {"--csv", &request.as_csv, NULL},           {"--plot", NULL, &request.plot_path},
     };
     mark_bare_explain(argc, argv);
     int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
     if (status != CLI_GO_ON) {
         return status;
     }
-    bool explains = request.explain_all || request.explain != NULL;
-    if (request.as_json && explains) {
-        return cli_usage_error("plan: --json excludes --explain");
-    }
-    if (request.graph_path == NULL) {
-        return cli_usage_error("plan: --graph FILE is missing");
+    status = check_request(&request);
+    if (status != CLI_OK) {
+        return status;
     }
     plan_work work = {0};
     status = make_plan(&request, &work);

@@ -32,7 +32,7 @@ C_ROOMS: dict[str, set[str]] = {
 }
 C_ALL = set(C_ROOMS)
 
-# Public headers that are not named after their room; "top" is pipeline.c's.
+# Public headers that are not named after their room; "top" is what stands above all rooms.
 HEADER_ROOMS = {
     "config": "core",
     "graph": "core",
@@ -40,6 +40,7 @@ HEADER_ROOMS = {
     "trace": "core",
     "pressure": "core",
     "engine": "core",
+    "frontier": "top",
     "pipeline": "top",
 }
 

@@ -167,3 +167,18 @@ def test_doctor_is_valid_also_when_a_check_fails(run, tmp_path):
     report = json.loads(run("doctor", "--json", "--disk-dir", tmp_path / "file", status=1))
     validator("doctor").validate(report)
     assert report["ok"] is False
+
+
+def test_frontiers_are_valid_and_monotone(run):
+    """A larger budget is never slower, and no peak is over its budget."""
+    arguments = ["--graph", DATA / "graph_small.json", "--hardware", DATA / "hardware_disk.json"]
+    frontier = json.loads(run("plan", *arguments, "--sweep", 40, "--json"))
+    validator("frontier").validate(frontier)
+    points = frontier["points"]
+    assert len(points) == 40 and points[0]["budget_bytes"] == frontier["need_bytes"]
+    assert all(point["peak_bytes"] <= point["budget_bytes"] for point in points)
+    for larger, smaller in zip(points, points[1:]):
+        assert larger["budget_bytes"] > smaller["budget_bytes"]
+        assert larger["step_ns"] <= smaller["step_ns"]
+    below = str(points[-1]["budget_bytes"] - 1)
+    assert run("plan", *arguments, "--budget", below, status=1) == ""

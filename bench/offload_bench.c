@@ -1,8 +1,8 @@
 /*
  * How fast the offload engine moves bytes to disk and back, beside a plain loop of
  * pwrite and pread with the same block size and number of threads on the same file
- * system; what checksums cost; and how long a fetch that somebody waits for takes
- * while stores are queued. Run: offload_bench [directory [gigabytes]].
+ * system, by threads and by io_uring; what checksums cost; and how long a fetch that
+ * somebody waits for takes while stores are queued. Run: offload_bench [directory [gigabytes]].
  *
  * The storages are those of a transformer layer: 6 to 50 MB, 340 MB in all. Each
  * figure is the median of several rounds; the variants of a round run one after the
@@ -50,6 +50,7 @@ typedef struct variant {
     uint64_t slot_bytes;
     bool no_verify;
     uint64_t shift; /* > 0: memory that is not direct */
+    ms_disk_io disk_io;
 } variant;
 
 static double seconds(void)
@@ -192,9 +193,13 @@ static ms_offload *open_engine(const variant *v)
         .slab_bytes = (uint64_t)(v->threads + 4) * v->slot_bytes,
         .worker_count = (uint32_t)v->threads,
         .no_verify = v->no_verify,
+        .disk_io = v->disk_io,
     };
     if (ms_offload_open(&options, &engine, &err) != MS_OK) {
         die("opening", &err);
+    }
+    if (v->disk_io == MS_DISK_IO_URING && strcmp(ms_offload_backend(engine), "io_uring") != 0) {
+        fprintf(stderr, "offload_bench: no io_uring here: %s\n", ms_offload_description(engine));
     }
     return engine;
 }
@@ -306,17 +311,23 @@ static double median(double *values, size_t count)
 }
 
 static const variant variants[] = {
-    {"plain loop", 2, true, 4 * MIB, false, 0},
-    {"plain loop", 3, true, 4 * MIB, false, 0},
-    {"engine", 2, false, 4 * MIB, false, 0},
-    {"engine", 3, false, 4 * MIB, false, 0},
-    {"engine", 4, false, 4 * MIB, false, 0},
-    {"engine, no checksum", 2, false, 4 * MIB, true, 0},
-    {"engine, small pieces", 3, false, 1 * MIB, false, 0},
-    {"engine, large pieces", 3, false, 16 * MIB, false, 0},
-    {"engine, a thread per storage", 2, false, 64 * MIB, false, 0},
-    {"engine, a thread per storage", 3, false, 64 * MIB, false, 0},
-    {"engine, through slots", 3, false, 4 * MIB, false, 64},
+    {"plain loop", 2, true, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
+    {"plain loop", 3, true, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
+    {"threads", 2, false, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
+    {"threads", 3, false, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
+    {"threads", 4, false, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
+    {"io_uring", 2, false, 4 * MIB, false, 0, MS_DISK_IO_URING},
+    {"io_uring", 3, false, 4 * MIB, false, 0, MS_DISK_IO_URING},
+    {"io_uring", 4, false, 4 * MIB, false, 0, MS_DISK_IO_URING},
+    {"io_uring", 8, false, 4 * MIB, false, 0, MS_DISK_IO_URING},
+    {"threads, no checksum", 3, false, 4 * MIB, true, 0, MS_DISK_IO_THREADS},
+    {"io_uring, no checksum", 3, false, 4 * MIB, true, 0, MS_DISK_IO_URING},
+    {"threads, small pieces", 3, false, 1 * MIB, false, 0, MS_DISK_IO_THREADS},
+    {"io_uring, small pieces", 8, false, 1 * MIB, false, 0, MS_DISK_IO_URING},
+    {"threads, large pieces", 3, false, 16 * MIB, false, 0, MS_DISK_IO_THREADS},
+    {"threads, a whole storage each", 3, false, 64 * MIB, false, 0, MS_DISK_IO_THREADS},
+    {"threads, through slots", 3, false, 4 * MIB, false, 64, MS_DISK_IO_THREADS},
+    {"io_uring, through slots", 4, false, 4 * MIB, false, 64, MS_DISK_IO_URING},
 };
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
@@ -332,7 +343,7 @@ static void print_bandwidths(void)
             cpu[i][round] = r.cpu;
         }
     }
-    printf("%-30s %7s %6s %11s %11s %13s\n", "", "threads", "block", "write GB/s", "read GB/s",
+    printf("%-30s %7s %6s %11s %11s %13s\n", "", "pieces", "block", "write GB/s", "read GB/s",
            "CPU s per GB");
     for (int i = 0; i < VARIANTS; i++) {
         printf("%-30s %7d %6llu %11.2f %11.2f %13.3f\n", variants[i].name, variants[i].threads,
@@ -345,7 +356,7 @@ static void print_urgent(void)
 {
     const uint64_t slots[] = {1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB};
     for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++) {
-        const variant v = {"urgent", 3, false, slots[i], false, 0};
+        const variant v = {"urgent", 3, false, slots[i], false, 0, MS_DISK_IO_AUTO};
         double ms[ROUNDS];
         for (int round = 0; round < ROUNDS; round++) {
             ms[round] = urgent_fetch_ms(&v);

@@ -138,6 +138,7 @@ typedef enum ms_fault {
     MS_FAULT_FLIP,   /* one bit of what was read is flipped */
     MS_FAULT_THREAD, /* pthread_create */
     MS_FAULT_DRIVER, /* a call into libcuda or a system library opened by name */
+    MS_FAULT_URING,  /* io_uring_setup, io_uring_register, io_uring_enter */
     MS_FAULT_COUNT
 } ms_fault;
 

@@ -36,14 +36,24 @@ extern "C" {
 typedef enum ms_tier { MS_TIER_DEVICE, MS_TIER_HOST, MS_TIER_DISK, MS_TIER_COUNT } ms_tier;
 MS_API const char *ms_tier_name(ms_tier tier);
 
+/* What moves the bytes of the disk tier. */
+typedef enum ms_disk_io {
+    MS_DISK_IO_AUTO,    /* threads, unless the environment has MEMSCALE_DISK_IO=io_uring */
+    MS_DISK_IO_THREADS, /* one thread per piece that is under way */
+    MS_DISK_IO_URING    /* one thread and an io_uring; threads, with a log line, where
+                           the kernel forbids it */
+} ms_disk_io;
+
 typedef struct ms_offload_options {
     ms_tier tier;              /* MS_TIER_HOST: the memory backend; MS_TIER_DISK: a file */
     const char *dir;           /* of the spill file; ignored for the host tier */
     uint64_t cap_bytes;        /* stores beyond it fail with MS_ENOSPC; UINT64_MAX: none */
     uint64_t slab_bytes;       /* for small and unaligned storages; 0: 32 MiB */
     uint64_t slot_bytes;       /* 0: 4 MiB */
-    uint32_t worker_count;     /* 0: 3, so that two move bytes while one hashes */
+    uint32_t worker_count;     /* pieces under way at a time: threads, or the depth of an
+                                  io_uring; 0: 3, so that two move while one is hashed */
     uint64_t timeout_ns;       /* on one wait; 0: 120 s */
+    ms_disk_io disk_io;
     bool no_direct_io;         /* buffered I/O although direct is possible */
     bool no_verify;            /* no checksums: for measuring what they cost */
 } ms_offload_options;
@@ -112,7 +122,7 @@ typedef struct ms_offload_stats {
 
 MS_API void ms_offload_get_stats(ms_offload *engine, ms_offload_stats *stats);
 
-/* The backend in use ("memory", "file") and one line on how: directory, direct I/O, cap. */
+/* The backend in use ("memory", "file", "io_uring") and one line on how: directory, direct I/O, cap. */
 MS_API const char *ms_offload_backend(const ms_offload *engine);
 MS_API const char *ms_offload_description(const ms_offload *engine);
 

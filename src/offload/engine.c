@@ -28,6 +28,11 @@ static uint64_t or_default(uint64_t value, uint64_t otherwise)
     return value != 0 ? value : otherwise;
 }
 
+static uint32_t wanted_depth(const ms_offload_options *options)
+{
+    return options->worker_count != 0 ? options->worker_count : DEFAULT_WORKERS;
+}
+
 static int check_options(const ms_offload_options *options, ms_error *err)
 {
     uint64_t slot_bytes = or_default(options->slot_bytes, DEFAULT_SLOT_BYTES);
@@ -41,6 +46,26 @@ static int check_options(const ms_offload_options *options, ms_error *err)
     return MS_OK;
 }
 
+/* A refusal of the means, not of the tier, is no failure: others take over. */
+static int open_with_fallback(const ms__backend_ops *ops, const ms__backend_options *options,
+                              ms__backend **backend, ms_error *err)
+{
+    ms_error refusal = {0};
+    if (ops->fallback == NULL) {
+        return ops->open(options, backend, err);
+    }
+    int rc = ops->open(options, backend, &refusal);
+    if (rc == MS_ENOTSUP) {
+        ms_log(MS_LOG_WARNING, "%s tier in %s: %s: the %s backend takes over",
+               ms_tier_name(options->tier), options->dir, refusal.text, ops->fallback->name);
+        return open_with_fallback(ops->fallback, options, backend, err);
+    }
+    if (rc != MS_OK && err != NULL) {
+        *err = refusal;
+    }
+    return rc;
+}
+
 static int open_backend(ms_offload *engine, const ms_offload_options *options, ms_error *err)
 {
     ms__backend_options backend_options = {
@@ -48,6 +73,8 @@ static int open_backend(ms_offload *engine, const ms_offload_options *options, m
         .dir = options->dir,
         .cap_bytes = options->cap_bytes,
         .no_direct_io = options->no_direct_io,
+        .disk_io = options->disk_io,
+        .depth = wanted_depth(options),
         .slab = engine->slab.address,
         .slab_bytes = engine->slab.bytes,
     };
@@ -56,7 +83,7 @@ static int open_backend(ms_offload *engine, const ms_offload_options *options, m
         return ms_fail(err, MS_ENOTSUP, "this build has no backend for the %s tier",
                        ms_tier_name(options->tier));
     }
-    int rc = ops->open(&backend_options, &engine->backend, err);
+    int rc = open_with_fallback(ops, &backend_options, &engine->backend, err);
     if (rc == MS_OK && engine->slot_bytes % engine->backend->block_bytes != 0) {
         return ms_fail(err, MS_EINVAL, "slots of %llu bytes are not whole blocks of %llu",
                        (unsigned long long)engine->slot_bytes,
@@ -118,7 +145,7 @@ static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_
     if (rc != MS_OK) {
         return rc;
     }
-    uint32_t worker_count = options->worker_count != 0 ? options->worker_count : DEFAULT_WORKERS;
+    uint32_t worker_count = wanted_depth(options);
     if (worker_count > engine->backend->lane_max) {
         worker_count = engine->backend->lane_max;
     }
@@ -131,8 +158,8 @@ static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_
     if (rc != MS_OK) {
         return rc;
     }
-    snprintf(engine->description, sizeof engine->description, "%.440s; %u threads, %u slots of %s",
-             engine->backend->description, engine->worker_count, engine->slots.count,
+    snprintf(engine->description, sizeof engine->description, "%.440s; %u pieces at a time, %u slots of %s",
+             engine->backend->description, private_count, engine->slots.count,
              ms__text_bytes(engine->slot_bytes).text);
     return start_threads(engine, err);
 }

@@ -10,10 +10,27 @@ char spill_dir[4096];
 static uint64_t blocks_before;
 
 static const backend_case backends[] = {
-    {"memory", MS_TIER_HOST, false},
-    {"file", MS_TIER_DISK, false},
-    {"buffered file", MS_TIER_DISK, true},
+    {"memory", MS_TIER_HOST, false, MS_DISK_IO_AUTO},
+    {"file", MS_TIER_DISK, false, MS_DISK_IO_THREADS},
+    {"buffered file", MS_TIER_DISK, true, MS_DISK_IO_THREADS},
+    {"io_uring", MS_TIER_DISK, false, MS_DISK_IO_URING},
+    {"buffered io_uring", MS_TIER_DISK, true, MS_DISK_IO_URING},
 };
+
+bool tested_is_uring(void)
+{
+    return tested->disk_io == MS_DISK_IO_URING;
+}
+
+const char *tested_backend(void)
+{
+    return tested->tier == MS_TIER_HOST ? "memory" : tested_is_uring() ? "io_uring" : "file";
+}
+
+size_t tested_threads(size_t pieces)
+{
+    return tested_is_uring() ? 1 : pieces;
+}
 
 size_t backend_number(void)
 {
@@ -35,6 +52,7 @@ ms_offload_options small_options(void)
         .slab_bytes = 8 * 64 * KIB,
         .slot_bytes = 64 * KIB,
         .worker_count = 2,
+        .disk_io = tested->disk_io,
         .no_direct_io = tested->no_direct_io,
     };
 }
@@ -120,11 +138,30 @@ size_t count_fds(void)
     return count_entries("/proc/self/fd");
 }
 
+/* io_uring moves what would block in threads that the kernel makes and ends as it likes. */
+size_t count_threads_now(void)
+{
+    DIR *stream = opendir("/proc/self/task");
+    size_t count = 0;
+    assert_non_null(stream);
+    for (struct dirent *entry; (entry = readdir(stream)) != NULL;) {
+        char path[300], name[32] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", entry->d_name);
+        FILE *file = entry->d_name[0] != '.' ? fopen(path, "r") : NULL;
+        if (file != NULL) {
+            count += fgets(name, sizeof name, file) != NULL && strncmp(name, "iou-", 4) != 0;
+            fclose(file);
+        }
+    }
+    closedir(stream);
+    return count;
+}
+
 size_t count_threads(size_t expected)
 {
     size_t count = 0;
     for (int tries = 0; tries < 100; tries++) {
-        count = count_entries("/proc/self/task");
+        count = count_threads_now();
         if (count == expected) {
             break;
         }
@@ -157,22 +194,58 @@ int fixture_teardown(void **state)
     return 0;
 }
 
-int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size_t count)
+/* The kernel may forbid io_uring here, which is no fault of ours. */
+static bool is_allowed(void)
+{
+    ms_offload_options options = small_options();
+    ms_offload *engine = open_engine(&options);
+    bool is_allowed = strcmp(ms_offload_backend(engine), tested_backend()) == 0;
+    ms_offload_close(engine);
+    return is_allowed;
+}
+
+static int run_on(const backend_case *backend, const char *topic, const struct CMUnitTest *tests,
+                  size_t count)
+{
+    char name[128];
+    tested = backend;
+    if (!is_allowed()) {
+        print_message("%s: not on %s, which is not allowed here\n", topic, tested->name);
+        return 0;
+    }
+    snprintf(name, sizeof name, "%s on %s", topic, tested->name);
+    return _cmocka_run_group_tests(name, tests, count, NULL, NULL);
+}
+
+static bool make_spill_dir(void)
 {
     const char *parent = getenv("MEMSCALE_TEST_SPILL_DIR");
-    int failures = 0;
     snprintf(spill_dir, sizeof spill_dir, "%s/memscale-test-XXXXXX",
              parent != NULL ? parent : "/var/tmp");
     if (mkdtemp(spill_dir) == NULL) {
         perror(spill_dir);
+        return false;
+    }
+    return true;
+}
+
+int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests,
+                   size_t count)
+{
+    int failures = 0;
+    if (!make_spill_dir()) {
         return 1;
     }
     for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
-        char name[128];
-        tested = &backends[i];
-        snprintf(name, sizeof name, "%s on %s", topic, tested->name);
-        failures += _cmocka_run_group_tests(name, tests, count, NULL, NULL);
+        if (name == NULL || strcmp(name, backends[i].name) == 0) {
+            failures += run_on(&backends[i], topic, tests, count);
+        }
     }
     rmdir(spill_dir);
     return failures;
+}
+
+int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size_t count)
+{
+    return run_on_backend(NULL, topic, tests, count);
 }

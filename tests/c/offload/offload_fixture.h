@@ -16,6 +16,7 @@ typedef struct backend_case {
     const char *name;
     ms_tier tier;
     bool no_direct_io;
+    ms_disk_io disk_io;
 } backend_case;
 
 /* The backend that the tests run on now. */
@@ -28,7 +29,14 @@ extern char spill_dir[4096];
 size_t backend_number(void);
 void choose_backend(size_t number, const char *dir);
 
-/* Options of the current backend: no cap, slots of 64 KiB, 8 of them, two threads. */
+/* ms_offload_backend() of its engines, and how many threads they have for `pieces` at a
+ * time. */
+const char *tested_backend(void);
+bool tested_is_uring(void);
+size_t tested_threads(size_t pieces);
+
+/* Options of the current backend: no cap, slots of 64 KiB, 8 of them, two pieces at
+ * a time. */
 ms_offload_options small_options(void);
 
 ms_offload *open_engine(const ms_offload_options *options);
@@ -45,14 +53,18 @@ void assert_engine_works(ms_offload *engine);
 
 /* Entries of a directory, "." and ".." aside. */
 size_t count_entries(const char *dir);
-/* Of /proc/self/fd and /proc/self/task. A thread's entry goes a little after it was
+/* Of /proc/self/fd and /proc/self/task, the kernel's own threads aside. A thread's entry goes a little after it was
  * joined: this waits for at most a second for the count to be `expected`. */
 size_t count_fds(void);
+size_t count_threads_now(void);
 size_t count_threads(size_t expected);
 
-/* Runs the tests once per backend; the number of failures. Every test starts and
+/* Runs the tests once per backend that this machine allows; the number of failures. Every test starts and
  * must end with no fault armed and no memory of the library in use. */
 int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size_t count);
+/* The same on the one of this name. */
+int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests,
+                   size_t count);
 
 /* cmocka's setup and teardown of each test: see run_on_every_backend(). */
 int fixture_setup(void **state);

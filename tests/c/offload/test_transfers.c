@@ -543,9 +543,9 @@ static void an_engine_describes_itself(void **state)
     options.cap_bytes = 3000000;
     ms_offload *engine = open_engine(&options);
     bool is_file = options.tier == MS_TIER_DISK;
-    assert_string_equal(ms_offload_backend(engine), is_file ? "file" : "memory");
+    assert_string_equal(ms_offload_backend(engine), tested_backend());
     const char *text = ms_offload_description(engine);
-    assert_non_null(strstr(text, "2 threads, 8 slots of 65.54 kB"));
+    assert_non_null(strstr(text, "2 pieces at a time, 8 slots of 65.54 kB"));
     if (is_file) {
         assert_non_null(strstr(text, spill_dir));
         assert_non_null(strstr(text, options.no_direct_io ? "buffered I/O" : "I/O"));

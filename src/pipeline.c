@@ -84,12 +84,17 @@ static int plan_assuming(const ms_graph *graph, const ms_hardware *hardware, con
         return rc;
     }
     pressure.comfortable = false; /* where it is, no assumption has to be dropped: see below */
-    rc = plan_at(&assumed, hardware, config, &pressure, limits, plan, err);
-    if (rc == MS_OK && (*plan)->over_target && which + 1 < ASSUMPTIONS) {
-        ms_plan_free(*plan);
+    ms_plan *made = NULL;
+    rc = plan_at(&assumed, hardware, config, &pressure, limits, &made, err);
+    if (made == NULL) {
+        return rc;
+    }
+    if (made->over_target && which + 1 < ASSUMPTIONS) {
+        ms_plan_free(made);
         return MS_EINFEASIBLE;
     }
-    return rc;
+    *plan = made;
+    return MS_OK;
 }
 
 /*
@@ -105,9 +110,12 @@ static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, c
     ms__limits limits = {.most_ns = UINT64_MAX};
     ms_plan *fallback = NULL;
     int rc = plan_assuming(graph, hardware, config, last, &limits, &fallback, err);
-    if (rc != MS_OK || fallback->over_target) {
-        *plan = rc == MS_OK ? fallback : *plan;
+    if (fallback == NULL) {
         return rc;
+    }
+    if (fallback->over_target) {
+        *plan = fallback;
+        return MS_OK;
     }
     limits.most_ns = limits.slowest_ns;
     for (int i = 0; i < last; i++) {

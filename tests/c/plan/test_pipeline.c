@@ -122,6 +122,34 @@ static void assumptions_are_dropped_only_where_nothing_fits(void **state)
     ms_graph_free(seen);
 }
 
+/* Candidates of an assumption that was tried and dropped are gone by then: whoever frees
+ * the plan of a failed call must find what was there before. */
+static void a_failed_plan_is_not_handed_out(void **state)
+{
+    fixture *f = *state;
+    return_logits(f);
+    ms_error err = {0};
+    ms_plan untouched;
+    ms_plan *plan = &untouched;
+    /* A target that only the least careful assumption meets, so that all are tried. */
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), MS_EINFEASIBLE);
+    f->config.memory_budget_bytes = MS_UNSET;
+    f->config.target_utilization_permille = 1000;
+    f->hardware->ram.total_bytes = f->hardware->ram.limit_bytes = err.hint_bytes;
+    uint64_t live_blocks = ms_memory_live_blocks();
+    int rc = MS_ENOMEM;
+    for (uint64_t nth = 1; rc != MS_OK; nth++) {
+        plan = &untouched;
+        ms_fault_arm(MS_FAULT_ALLOC, nth, 0);
+        rc = ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err);
+        ms_fault_disarm_all();
+        assert_true(rc == MS_OK || (rc == MS_ENOMEM && plan == &untouched));
+        assert_true(rc == MS_OK || ms_memory_live_blocks() == live_blocks);
+    }
+    ms_plan_free(plan);
+}
+
 /* Careful or not, a larger budget is never slower and never peaks lower. */
 static void an_unseen_loop_stays_monotone(void **state)
 {
@@ -346,6 +374,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(an_unseen_loop_is_assumed_to_hold_most, set_up, tear_down),
         cmocka_unit_test_setup_teardown(assumptions_are_dropped_only_where_nothing_fits, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_failed_plan_is_not_handed_out, set_up, tear_down),
         cmocka_unit_test_setup_teardown(an_unseen_loop_stays_monotone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_refusal_says_what_would_help, set_up, tear_down),
         cmocka_unit_test(an_empty_graph_is_refused),

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "memscale/base.h"
+#include "base/log.h"
 
 typedef struct error_row {
     int code;
@@ -50,8 +50,8 @@ const char *ms_error_exception(int code)
     return error_find(code)->exception;
 }
 
-/* An error is one line, whatever a document or a file name brought into it. */
-static void keep_to_one_line(char *text)
+/* Names from documents and of files are quoted in errors and may hold anything. */
+void ms__keep_to_one_line(char *text)
 {
     for (; *text != '\0'; text++) {
         if ((unsigned char)*text < ' ' || *text == 0x7F) {
@@ -66,11 +66,7 @@ static void error_fill(ms_error *err, int code, int system_errno, const char *fm
     /* The arguments may point into the old text of the same error. */
     char text[MS_ERROR_TEXT_MAX];
     vsnprintf(text, sizeof text, fmt, args);
-    keep_to_one_line(text);
-    /* One line, whatever names from outside are quoted in it. */
-    for (char *c = text; *c != '\0'; c++) {
-        *c = (unsigned char)*c < ' ' || *c == 0x7f ? ' ' : *c;
-    }
+    ms__keep_to_one_line(text);
     memcpy(err->text, text, sizeof text);
     err->code = code;
     err->system_errno = system_errno;

@@ -8,25 +8,56 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/log.h"
 
-static pthread_rwlock_t sink_lock = PTHREAD_RWLOCK_INITIALIZER;
+/* Writers first: among threads that log without a pause, one would wait for ever. */
+#ifdef PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
+#define SINK_LOCK_INIT PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
+#else
+#define SINK_LOCK_INIT PTHREAD_RWLOCK_INITIALIZER
+#endif
+
+/* How long a fork waits for lines that are being written. */
+#define FORK_WAIT_NS 200000000L
+
+static pthread_rwlock_t sink_lock = SINK_LOCK_INIT;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static ms_log_sink sink_function;
 static void *sink_context;
 static atomic_bool sink_is_set;
 
-/* A fork may happen while another thread holds the lock; that thread does not
- * exist in the child, so the child starts with a free one. */
-static void renew_lock_in_child(void)
+/* Only the thread that forks touches it, between the two ends of a fork. */
+static _Thread_local bool is_held_for_fork;
+
+static void before_fork(void)
 {
-    pthread_rwlock_init(&sink_lock, NULL);
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_nsec += FORK_WAIT_NS;
+    deadline.tv_sec += deadline.tv_nsec / 1000000000L;
+    deadline.tv_nsec %= 1000000000L;
+    is_held_for_fork = pthread_rwlock_timedwrlock(&sink_lock, &deadline) == 0;
+}
+
+static void after_fork_in_parent(void)
+{
+    if (is_held_for_fork) {
+        pthread_rwlock_unlock(&sink_lock);
+    }
+}
+
+/* A lock belongs to a thread, by its number; the child's has another one. */
+static void after_fork_in_child(void)
+{
+    static const pthread_rwlock_t fresh = SINK_LOCK_INIT;
+    sink_lock = fresh;
 }
 
 static void cover_fork(void)
 {
-    pthread_atfork(NULL, NULL, renew_lock_in_child);
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 void ms_log_set_sink(ms_log_sink sink, void *context)
@@ -57,6 +88,7 @@ void ms_log(ms_log_level level, const char *fmt, ...)
     if (length >= (int)sizeof line) {
         memcpy(line + sizeof line - 4, "...", 4);
     }
+    ms__keep_to_one_line(line);
     pthread_rwlock_rdlock(&sink_lock);
     if (sink_function != NULL) {
         sink_function(sink_context, level, line);

@@ -49,8 +49,10 @@ static bool record_equal(const ms_record *a, const ms_record *b)
 
 static ms_record slot_record(const ms_frame *frame, const ms__slot *slot)
 {
+    /* A frame that has saved only scalars has no array of sizes at all. */
+    static const int64_t no_sizes[1];
     return (ms_record){.rank = slot->rank,
-                       .size = slot->rank > 0 ? frame->sizes.items + slot->size_at : NULL,
+                       .size = slot->rank > 0 ? &frame->sizes.items[slot->size_at] : no_sizes,
                        .dtype = slot->dtype,
                        .device = slot->device};
 }

@@ -247,6 +247,15 @@ static void long_lines_are_cut_visibly(void **state)
     assert_string_equal(record.last + MS__LOG_LINE_MAX - 5, "x...");
 }
 
+static void a_line_is_one_line_whatever_it_quotes(void **state)
+{
+    (void)state;
+    sink_record record = {0};
+    ms_log_set_sink(record_line, &record);
+    ms_log(MS_LOG_INFO, "directory %s", "a\nb\tc\x1b[1m");
+    assert_string_equal(record.last, "directory a b c [1m");
+}
+
 static void log_many(void *argument)
 {
     (void)argument;
@@ -337,6 +346,55 @@ static void a_child_can_log_though_a_thread_was_logging(void **state)
     ms__mutex_destroy(&g.mutex);
 }
 
+/* A sink with a lock of its own, which it holds most of the time. */
+typedef struct slow_sink {
+    ms__mutex lock;
+    atomic_bool goes_on;
+} slow_sink;
+
+static void write_slowly(void *context, ms_log_level level, const char *line)
+{
+    slow_sink *sink = context;
+    (void)level;
+    (void)line;
+    ms__mutex_lock(&sink->lock);
+    usleep(1000);
+    ms__mutex_unlock(&sink->lock);
+}
+
+static void log_until_told(void *context)
+{
+    slow_sink *sink = context;
+    while (atomic_load(&sink->goes_on)) {
+        ms_log(MS_LOG_INFO, "from a thread that the child does not have");
+    }
+}
+
+static void a_child_can_log_whatever_other_threads_wrote_at_the_fork(void **state)
+{
+    (void)state;
+    slow_sink sink = {.goes_on = true};
+    ms__thread thread = {0};
+    ms_error err;
+    int status = 0;
+    ms__mutex_init(&sink.lock);
+    ms_log_set_sink(write_slowly, &sink);
+    assert_ms_ok(ms__thread_start(&thread, "logger", log_until_told, &sink, &err), err);
+    for (int i = 0; i < 10 && status == 0; i++) {
+        usleep(1500);
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            ms_log(MS_LOG_INFO, "from the child");
+            _exit(0);
+        }
+        assert_true(child > 0 && waitpid(child, &status, 0) == child);
+    }
+    atomic_store(&sink.goes_on, false);
+    ms__thread_join(&thread);
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -348,9 +406,11 @@ int main(void)
         cmocka_unit_test(counters_add_up_under_threads),
         cmocka_unit_test(counters_have_names_and_texts),
         cmocka_unit_test_teardown(lines_go_to_the_sink_that_is_set, clean_up),
+        cmocka_unit_test_teardown(a_line_is_one_line_whatever_it_quotes, clean_up),
         cmocka_unit_test_teardown(long_lines_are_cut_visibly, clean_up),
         cmocka_unit_test_teardown(a_replaced_sink_is_never_called_again, clean_up),
         cmocka_unit_test_teardown(a_child_can_log_though_a_thread_was_logging, clean_up),
+        cmocka_unit_test_teardown(a_child_can_log_whatever_other_threads_wrote_at_the_fork, clean_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

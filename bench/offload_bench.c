@@ -21,7 +21,7 @@
 #include "memscale/offload.h"
 
 /* Internal: which variants of the checksum there are. */
-#include "offload/checksum.h"
+#include "base/checksum.h"
 
 #define MIB ((uint64_t)1 << 20)
 

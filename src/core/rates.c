@@ -9,8 +9,8 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <xxhash.h>
 
+#include "base/checksum.h"
 #include "base/os/map.h"
 #include "base/thread.h"
 #include "base/units.h"
@@ -219,12 +219,13 @@ static void measure_faults_again(const team *t, uint64_t *rate)
 
 static uint64_t measure_checksum(const char *memory, size_t bytes)
 {
+    ms__checksum_fn checksum = ms__checksum_select();
     size_t part_bytes = (size_t)ms__min_u64(bytes, CHECKSUM_BYTES);
     uint64_t best = 0;
     volatile uint64_t sink = 0;
     for (int i = 0; i < CHECKSUM_TRIES; i++) {
         uint64_t begun_ns = ms_now_ns();
-        sink ^= XXH3_64bits(memory, part_bytes);
+        sink ^= checksum(memory, part_bytes);
         best = ms__max_u64(best, per_second(part_bytes, ms_now_ns() - begun_ns));
     }
     (void)sink; /* only there so that the work is not left out */

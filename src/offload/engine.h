@@ -17,8 +17,8 @@
 
 #include <stdatomic.h>
 
+#include "base/checksum.h"
 #include "base/thread.h"
-#include "offload/checksum.h"
 #include "offload/slots.h"
 #include "offload/tickets.h"
 

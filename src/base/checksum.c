@@ -1,7 +1,7 @@
 /*
  * The variant for every processor, and the choice between variants.
  */
-#include "offload/checksum.h"
+#include "base/checksum.h"
 
 #include <xxhash.h>
 

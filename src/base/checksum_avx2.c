@@ -3,7 +3,7 @@
  * which xxHash chooses its vectors. Nothing else belongs in this file: the flag
  * would reach it.
  */
-#include "offload/checksum.h"
+#include "base/checksum.h"
 
 #include <xxhash.h>
 

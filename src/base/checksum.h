@@ -1,12 +1,13 @@
 /*
- * checksum.h - the checksum of every extent: XXH3, 64 bits, seed 0.
+ * checksum.h - the checksum of every extent: XXH3, 64 bits, seed 0. Used by the
+ * offload engine, and by the hardware probe to tell plans what it costs.
  *
- * Hashing runs on the cores that training computes on, so the widest vectors of
- * the processor are chosen when an engine opens. Every variant gives the same
- * value: XXH3 is defined without reference to an instruction set.
+ * Hashing runs on the cores that training computes on, so the vectors of the
+ * processor are used as far as that helps. Every variant gives the same value:
+ * XXH3 is defined without reference to an instruction set.
  */
-#ifndef MS_OFFLOAD_CHECKSUM_H
-#define MS_OFFLOAD_CHECKSUM_H
+#ifndef MS_BASE_CHECKSUM_H
+#define MS_BASE_CHECKSUM_H
 
 #include <stddef.h>
 #include <stdint.h>

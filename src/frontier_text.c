@@ -94,23 +94,23 @@ char *ms_frontier_json(const ms_frontier *frontier)
 enum { WIDTH = 720, HEIGHT = 440, LEFT = 90, RIGHT = 690, TOP = 50, BOTTOM = 380, TICKS = 5 };
 
 /* Both axes start at zero, so that distances are proportions. */
-typedef struct axes {
+typedef struct plot_axes {
     uint64_t most_bytes, most_ns;
-} axes;
+} plot_axes;
 
-static int x_of(const axes *axes, uint64_t bytes)
+static int x_of(const plot_axes *axes, uint64_t bytes)
 {
     return LEFT + (int)ms__mul_div(RIGHT - LEFT, bytes, axes->most_bytes);
 }
 
-static int y_of(const axes *axes, uint64_t ns)
+static int y_of(const plot_axes *axes, uint64_t ns)
 {
     return BOTTOM - (int)ms__mul_div(BOTTOM - TOP, ns, axes->most_ns);
 }
 
-static axes axes_of(const ms_frontier *frontier)
+static plot_axes axes_of(const ms_frontier *frontier)
 {
-    axes axes = {ms__max_u64(frontier->need_bytes, 1), ms__max_u64(frontier->unoptimized_ns, 1)};
+    plot_axes axes = {ms__max_u64(frontier->need_bytes, 1), ms__max_u64(frontier->unoptimized_ns, 1)};
     for (uint32_t i = 0; i < frontier->point_count; i++) {
         axes.most_bytes = ms__max_u64(axes.most_bytes, frontier->points[i].budget_bytes);
         axes.most_ns = ms__max_u64(axes.most_ns, frontier->points[i].step_ns);
@@ -120,7 +120,7 @@ static axes axes_of(const ms_frontier *frontier)
     return axes;
 }
 
-static void add_ticks(ms__text *text, const axes *axes)
+static void add_ticks(ms__text *text, const plot_axes *axes)
 {
     for (uint64_t i = 0; i <= TICKS; i++) {
         uint64_t bytes = ms__mul_div(axes->most_bytes, i, TICKS), ns = ms__mul_div(axes->most_ns, i, TICKS);
@@ -133,7 +133,7 @@ static void add_ticks(ms__text *text, const axes *axes)
 }
 
 /* A plan serves every larger budget, so each step of the line goes right, then up. */
-static void add_line(ms__text *text, const axes *axes, const ms_frontier *frontier)
+static void add_line(ms__text *text, const plot_axes *axes, const ms_frontier *frontier)
 {
     for (uint32_t i = 0; i < frontier->point_count; i++) {
         const ms_frontier_point *point = &frontier->points[i];
@@ -165,7 +165,7 @@ static void add_escaped(ms__text *text, const char *name)
 char *ms_frontier_svg(const ms_frontier *frontier)
 {
     ms__text text = {0};
-    axes axes = axes_of(frontier);
+    plot_axes axes = axes_of(frontier);
     int unoptimized_y = y_of(&axes, frontier->unoptimized_ns);
     ms__text_add(&text, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
                  "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",

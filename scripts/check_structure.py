@@ -41,6 +41,7 @@ HEADER_ROOMS = {
     "pressure": "core",
     "engine": "core",
     "frontier": "top",
+    "optimizer": "techniques",
     "pipeline": "top",
 }
 

@@ -27,9 +27,13 @@ _PUBLIC = {
     "IntegrationError": "errors",
 }
 
-__all__ = [*_PUBLIC, "__version__"]
+# Parts that are usable alone, as `memscale.optim.AdamW`.
+_PACKAGES = ("optim",)
+
+__all__ = [*_PUBLIC, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
+    from . import optim
     from .api import detach, optimize, plan, wrap
     from .config import AsyncOffloadConfig, Config, OptimizationMode
     from .errors import (
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("._core", __name__).version()
+    if name in _PACKAGES:
+        return import_module(f".{name}", __name__)
     module = _PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

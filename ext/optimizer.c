@@ -1,0 +1,219 @@
+/*
+ * The optimizer's update for Python: one call takes the tensors of a parameter group
+ * as addresses. Used by memscale.optim, which keeps the tensors alive during the call
+ * and vouches for their types and sizes; decides nothing.
+ */
+#include "common.h"
+#include "memscale/optimizer.h"
+#include "rooms.h"
+
+/* ---- arguments -------------------------------------------------------------------- */
+
+/* An int as an address; 0 is NULL. */
+static int read_address(PyObject *number, void **out)
+{
+    uint64_t address;
+    if (ms_ext_u64(number, "address", &address) != 0) {
+        return -1;
+    }
+    *out = (void *)(uintptr_t)address;
+    return 0;
+}
+
+enum { TENSOR_FIELDS = 12, TENSOR_NUMBERS = 4 };
+
+/* (weights, moments, count, step, parameter, gradient, extra, exp_avg, exp_avg_sq,
+ * max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax), all int. */
+static int read_tensor(PyObject *fields, ms_adamw_tensor *tensor)
+{
+    uint64_t number[TENSOR_NUMBERS];
+    void *address[TENSOR_FIELDS - TENSOR_NUMBERS];
+    if (!PyTuple_Check(fields) || PyTuple_Size(fields) != TENSOR_FIELDS) {
+        PyErr_Format(PyExc_TypeError, "adamw_step: a tensor is a tuple of %d int", TENSOR_FIELDS);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < TENSOR_FIELDS; i++) {
+        PyObject *item = PyTuple_GetItem(fields, i);
+        int rc = i < TENSOR_NUMBERS ? ms_ext_u64(item, "adamw_step", &number[i])
+                                    : read_address(item, &address[i - TENSOR_NUMBERS]);
+        if (rc != 0) {
+            return -1;
+        }
+    }
+    *tensor = (ms_adamw_tensor){
+        .weights = (ms_adamw_weights)number[0],
+        .moments = (ms_adamw_moments)number[1],
+        .count = number[2],
+        .step = number[3],
+        .parameter = address[0],
+        .gradient = address[1],
+        .extra = address[2],
+        .exp_avg = address[3],
+        .exp_avg_sq = address[4],
+        .max_exp_avg_sq = address[5],
+        .exp_avg_absmax = address[6],
+        .exp_avg_sq_absmax = address[7],
+    };
+    return 0;
+}
+
+/* The tensors of a list, to be freed with PyMem_Free. */
+static ms_adamw_tensor *read_tensors(PyObject *list, size_t *count)
+{
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "adamw_step: the tensors come as a list");
+        return NULL;
+    }
+    Py_ssize_t size = PyList_Size(list);
+    ms_adamw_tensor *tensors = PyMem_Calloc((size_t)size + 1, sizeof *tensors);
+    if (tensors == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (read_tensor(PyList_GetItem(list, i), &tensors[i]) != 0) {
+            PyMem_Free(tensors);
+            return NULL;
+        }
+    }
+    *count = (size_t)size;
+    return tensors;
+}
+
+/* ---- functions --------------------------------------------------------------------- */
+
+static PyObject *adamw_step(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *list;
+    ms_adamw_group group;
+    unsigned int threads;
+    int maximize;
+    if (!PyArg_ParseTuple(args, "OddddddpI:adamw_step", &list, &group.lr, &group.beta1,
+                          &group.beta2, &group.eps, &group.weight_decay, &group.grad_scale,
+                          &maximize, &threads)) {
+        return NULL;
+    }
+    group.maximize = maximize != 0;
+    size_t count;
+    ms_adamw_tensor *tensors = read_tensors(list, &count);
+    if (tensors == NULL) {
+        return NULL;
+    }
+    ms_error err;
+    int rc;
+    MS_EXT_UNLOCKED(rc = ms_adamw_step(&group, tensors, count, threads, &err));
+    PyMem_Free(tensors);
+    if (ms_ext_check(rc, &err) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *adamw_moments_bits(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    (void)module;
+    uint64_t elements;
+    uint32_t bits;
+    ms_adamw_moments moments;
+    ms_error err;
+    if (ms_ext_arity("adamw_moments_bits", given, 2, 2) != 0 ||
+        ms_ext_u64(args[0], "elements", &elements) != 0 ||
+        ms_ext_u32(args[1], "bits", &bits) != 0 ||
+        ms_ext_check(ms_adamw_choose_moments(elements, bits, &moments, &err), &err) != 0) {
+        return NULL;
+    }
+    return PyLong_FromLong(moments == MS_ADAMW_MOMENTS_8BIT ? 8 : 32);
+}
+
+typedef struct code_call {
+    void *values, *codes, *absmax;
+    uint64_t count;
+    bool is_signed;
+} code_call;
+
+static int read_code_call(PyObject *args, code_call *call)
+{
+    unsigned long long values, codes, absmax, count;
+    int is_signed;
+    if (!PyArg_ParseTuple(args, "KKKKp", &values, &codes, &absmax, &count, &is_signed)) {
+        return -1;
+    }
+    call->values = (void *)(uintptr_t)values;
+    call->codes = (void *)(uintptr_t)codes;
+    call->absmax = (void *)(uintptr_t)absmax;
+    call->count = count;
+    call->is_signed = is_signed != 0;
+    return 0;
+}
+
+static PyObject *adamw_quantize(PyObject *module, PyObject *args)
+{
+    (void)module;
+    code_call c;
+    ms_error err;
+    int rc;
+    if (read_code_call(args, &c) != 0) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(rc = ms_adamw_quantize(c.values, c.count, c.is_signed, c.codes, c.absmax, &err));
+    if (ms_ext_check(rc, &err) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *adamw_dequantize(PyObject *module, PyObject *args)
+{
+    (void)module;
+    code_call c;
+    ms_error err;
+    int rc;
+    if (read_code_call(args, &c) != 0) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(
+        rc = ms_adamw_dequantize(c.codes, c.absmax, c.count, c.is_signed, c.values, &err));
+    if (ms_ext_check(rc, &err) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *adamw_map(PyObject *module, PyObject *is_signed)
+{
+    (void)module;
+    int with_sign = PyObject_IsTrue(is_signed);
+    PyObject *values = with_sign < 0 ? NULL : PyList_New(0);
+    for (int i = 0; values != NULL && i < 256; i++) {
+        PyObject *value = PyFloat_FromDouble((double)ms_adamw_map(with_sign != 0)[i]);
+        if (value == NULL || PyList_Append(values, value) != 0) {
+            Py_CLEAR(values);
+        }
+        Py_XDECREF(value);
+    }
+    return values;
+}
+
+static PyMethodDef methods[] = {
+    {"adamw_step", adamw_step, METH_VARARGS,
+     "adamw_step(tensors, lr, beta1, beta2, eps, weight_decay, grad_scale, maximize, threads) -> "
+     "None: one update. A tensor is a tuple of int: weights (0 fp32, 1 bf16 with a master, 2 bf16 "
+     "split), moments (0 fp32, 1 8-bit), count, step, then addresses (0: none) of parameter, "
+     "gradient, extra, exp_avg, exp_avg_sq, max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax."},
+    {"adamw_moments_bits", MS_EXT_FAST(adamw_moments_bits), METH_FASTCALL,
+     "adamw_moments_bits(elements, bits) -> int: 8 or 32, what a tensor of this size gets."},
+    {"adamw_quantize", adamw_quantize, METH_VARARGS,
+     "adamw_quantize(values, codes, absmax, count, is_signed) -> None: addresses of fp32 values "
+     "and of where codes and the scales of blocks go."},
+    {"adamw_dequantize", adamw_dequantize, METH_VARARGS,
+     "adamw_dequantize(values, codes, absmax, count, is_signed) -> None: the way back."},
+    {"adamw_map", adamw_map, METH_O,
+     "adamw_map(is_signed) -> list[float]: the 256 values that codes stand for."},
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_optimizer(PyObject *module)
+{
+    return PyModule_AddFunctions(module, methods);
+}

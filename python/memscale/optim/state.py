@@ -1,0 +1,257 @@
+"""The state of `AdamW`: what a parameter has, its addresses, and conversions between forms.
+
+A state holds `step` and, per moment, either the tensor itself (`exp_avg`) or codes and
+scales (`exp_avg_8bit`, `exp_avg_absmax`). The 8-bit names differ from torch's, so that
+torch refuses such a dict instead of reading codes as values.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..errors import IntegrationError
+
+BLOCK = 256
+MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # name -> signed
+FULL = {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+QUANTIZED = {f"{name}_{part}" for name in MOMENTS for part in ("8bit", "absmax")}
+KNOWN = FULL | QUANTIZED | {"low", "master"}
+
+# Codes of ms_adamw_weights and ms_adamw_moments.
+FP32, BF16_MASTER, BF16_SPLIT = range(3)
+
+
+class Hidden:
+    """A state that torch's `load_state_dict` passes on as it is."""
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        self.value = value
+
+
+def hide(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A load hook: puts each parameter's state out of sight of the base class."""
+    state = {key: Hidden(value) for key, value in state_dict["state"].items()}
+    return {**state_dict, "state": state}
+
+
+def new_state(values: dict[Any, Any]) -> defaultdict[Any, Any]:
+    """A state dictionary as torch's optimizers hold it."""
+    state: defaultdict[Any, Any] = defaultdict(dict)
+    state.update(values)
+    return state
+
+
+# ---- parameters that C takes -----------------------------------------------------------
+
+
+def is_ours(p: torch.Tensor, group: dict[str, Any]) -> bool:
+    """Whether C updates this parameter: a plain dense fp32 or bf16 tensor in host memory."""
+    return (
+        p.device.type == "cpu"
+        and p.dtype in (torch.float32, torch.bfloat16)
+        and p.layout is torch.strided
+        and type(p) in (torch.Tensor, torch.nn.Parameter)
+        and not group["differentiable"]
+        and _is_dense(p)
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their stretch of memory without gaps or overlap."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def laid_out_as(p: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or a copy that lies in memory as `p` does."""
+    if tensor.stride() == p.stride() or (tensor.is_contiguous() and p.is_contiguous()):
+        return tensor
+    return torch.empty_like(p, dtype=tensor.dtype, memory_format=torch.preserve_format).copy_(tensor)
+
+
+def _empty_as(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_like(p, dtype=dtype, requires_grad=False, memory_format=torch.preserve_format)
+
+
+# ---- new states ---------------------------------------------------------------------------
+
+
+def fresh(p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> dict[str, Any]:
+    """The state before the first step."""
+    values: dict[str, Any] = {"step": torch.tensor(0.0)}
+    is_8bit = _core.adamw_moments_bits(p.numel(), state_bits) == 8
+    for name, is_signed in MOMENTS.items():
+        if is_8bit:
+            zero = 127 if is_signed else 0
+            values[f"{name}_8bit"] = _empty_as(p, torch.uint8).fill_(zero)
+            values[f"{name}_absmax"] = torch.zeros(-(-p.numel() // BLOCK))
+        else:
+            values[name] = _empty_as(p, torch.float32).zero_()
+    if amsgrad:
+        values["max_exp_avg_sq"] = _empty_as(p, torch.float32).zero_()
+    _add_precision(values, p, bf16)
+    return values
+
+
+def _add_precision(values: dict[str, Any], p: torch.Tensor, bf16: str) -> None:
+    """What a bf16 parameter needs beside itself."""
+    if p.dtype is not torch.bfloat16:
+        return
+    if bf16 == "master" and "master" not in values:
+        values["master"] = _empty_as(p, torch.float32).copy_(p)
+    elif bf16 == "split" and "low" not in values:
+        values["low"] = _empty_as(p, torch.int16).zero_()
+
+
+def addresses(p: torch.Tensor, gradient: torch.Tensor, values: dict[str, Any]) -> tuple[int, ...]:
+    """The tuple that `_core.adamw_step` takes. The caller keeps the tensors alive."""
+
+    def address(name: str) -> int:
+        tensor = values.get(name)
+        return 0 if tensor is None else tensor.data_ptr()
+
+    is_8bit = "exp_avg_8bit" in values
+    weights = FP32
+    if p.dtype is torch.bfloat16:
+        weights = BF16_MASTER if "master" in values else BF16_SPLIT
+    return (
+        weights,
+        int(is_8bit),
+        p.numel(),
+        int(values["step"]) + 1,
+        p.data_ptr(),
+        gradient.data_ptr(),
+        address("master") or address("low"),
+        address("exp_avg_8bit" if is_8bit else "exp_avg"),
+        address("exp_avg_sq_8bit" if is_8bit else "exp_avg_sq"),
+        address("max_exp_avg_sq"),
+        address("exp_avg_absmax"),
+        address("exp_avg_sq_absmax"),
+    )
+
+
+# ---- loaded states --------------------------------------------------------------------------
+
+
+def check_dict(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+    """Refuses states of other optimizers and of other shapes, by name."""
+    ids = [index for group in state_dict["param_groups"] for index in group["params"]]
+    params = [p for group in groups for p in group["params"]]
+    for index, p in zip(ids, params, strict=False):
+        values = state_dict["state"].get(index)
+        if not values:
+            continue
+        has_moments = {"exp_avg", "exp_avg_sq"} <= values.keys() or values.keys() >= QUANTIZED
+        if "step" not in values or not has_moments:
+            raise IntegrationError(
+                f"AdamW: the state of parameter {index} holds {sorted(values)}, which is not a state "
+                "of AdamW; load it into the optimizer that wrote it"
+            )
+        _check_shapes(index, p, values)
+
+
+def _check_shapes(index: Any, p: torch.Tensor, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if name == "step" or name not in KNOWN:
+            continue
+        expected = (-(-p.numel() // BLOCK),) if name.endswith("_absmax") else tuple(p.shape)
+        if tuple(value.shape) != expected:
+            raise IntegrationError(
+                f"AdamW: {name} of parameter {index} has shape {tuple(value.shape)}, the parameter "
+                f"needs {expected}; the state was saved for another model"
+            )
+
+
+def adapt(
+    p: torch.Tensor, given: dict[str, Any], group: dict[str, Any], state_bits: int, bf16: str
+) -> dict[str, Any]:
+    """A loaded state as this optimizer keeps it; `given` is not changed."""
+    if not given:
+        return {}
+    full = full_precision(given)
+    if not is_ours(p, group):
+        return {name: _as_torch(p, name, value, group) for name, value in full.items()}
+    values: dict[str, Any] = {"step": _step_tensor(full["step"])}
+    is_8bit = _core.adamw_moments_bits(p.numel(), state_bits) == 8
+    for name, is_signed in MOMENTS.items():
+        if is_8bit and f"{name}_8bit" in given and given[f"{name}_8bit"].stride() == p.stride():
+            values[f"{name}_8bit"] = _empty_as(p, torch.uint8).copy_(given[f"{name}_8bit"])
+            values[f"{name}_absmax"] = given[f"{name}_absmax"].detach().clone()
+        else:
+            moment = _empty_as(p, torch.float32).copy_(full[name])
+            values.update(_quantized(name, moment, is_signed) if is_8bit else {name: moment})
+    if group["amsgrad"]:
+        peak = full.get("max_exp_avg_sq", full["exp_avg_sq"])
+        values["max_exp_avg_sq"] = _empty_as(p, torch.float32).copy_(peak)
+    _adapt_precision(values, p, full, bf16)
+    for name, value in full.items():
+        if name not in KNOWN:
+            values[name] = value
+    return values
+
+
+def _adapt_precision(values: dict[str, Any], p: torch.Tensor, full: dict[str, Any], bf16: str) -> None:
+    if p.dtype is torch.bfloat16:
+        if bf16 == "split" and "low" in full:
+            values["low"] = _empty_as(p, torch.int16).copy_(full["low"])
+        elif bf16 == "master" and "master" in full:
+            values["master"] = _empty_as(p, torch.float32).copy_(full["master"])
+        _add_precision(values, p, bf16)
+
+
+def _step_tensor(step: Any) -> torch.Tensor:
+    return torch.tensor(float(step))
+
+
+def _as_torch(p: torch.Tensor, name: str, value: Any, group: dict[str, Any]) -> Any:
+    """As `torch.optim.AdamW` would have loaded it."""
+    if name == "step":
+        on_device = group["capturable"] or group["fused"]
+        return _step_tensor(value).to(p.device if on_device else "cpu")
+    if not torch.is_tensor(value):
+        return value
+    return value.detach().to(device=p.device, dtype=p.dtype if p.is_floating_point() else None, copy=True)
+
+
+# ---- 8 bits -----------------------------------------------------------------------------------
+
+
+def _quantized(name: str, moment: torch.Tensor, is_signed: bool) -> dict[str, torch.Tensor]:
+    codes = _empty_as(moment, torch.uint8)
+    absmax = torch.empty(-(-moment.numel() // BLOCK))
+    _core.adamw_quantize(
+        moment.data_ptr(), codes.data_ptr(), absmax.data_ptr(), moment.numel(), is_signed
+    )
+    return {f"{name}_8bit": codes, f"{name}_absmax": absmax}
+
+
+def _dequantized(values: dict[str, Any], name: str, is_signed: bool) -> torch.Tensor:
+    # Blocks run through memory: the codes must lie as they were written.
+    codes = values[f"{name}_8bit"].cpu()
+    absmax = values[f"{name}_absmax"].cpu().float().contiguous()
+    moment = _empty_as(codes, torch.float32)
+    _core.adamw_dequantize(
+        moment.data_ptr(), codes.data_ptr(), absmax.data_ptr(), codes.numel(), is_signed
+    )
+    return moment
+
+
+def full_precision(values: dict[str, Any]) -> dict[str, Any]:
+    """A state with fp32 moments: the same dict where it has them already."""
+    if "exp_avg_8bit" not in values:
+        return values
+    full = {name: value for name, value in values.items() if name not in QUANTIZED}
+    for name, is_signed in MOMENTS.items():
+        full[name] = _dequantized(values, name, is_signed)
+    return full

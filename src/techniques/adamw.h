@@ -1,0 +1,61 @@
+/*
+ * adamw.h - the kernels of the AdamW update: one table of functions per instruction
+ * set, all made from the one source in adamw_kernels.h. Used by adamw.c and by the
+ * tests that hold every table against the plain one.
+ */
+#ifndef MS_TECHNIQUES_ADAMW_H
+#define MS_TECHNIQUES_ADAMW_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "techniques/quantize8.h"
+
+/* The numbers of one update of one tensor, rounded to float where torch rounds. */
+typedef struct ms__adamw_constants {
+    float decay; /* 1 - lr * weight_decay */
+    float sign;  /* -1 to maximize */
+    /* 1 - beta1, or minus beta1 where the mean is taken from the gradient's side. */
+    float lerp;
+    bool lerp_from_gradient;
+    float beta2;
+    float one_minus_beta2;
+    float root_scale;      /* 1 / sqrt(1 - beta2^step) */
+    float eps;
+    float minus_step_size; /* -lr / (1 - beta1^step) */
+} ms__adamw_constants;
+
+/* No pointer is aligned beyond its element's size; no two arrays overlap. */
+typedef struct ms__adamw_kernels {
+    const char *name;
+    /* The update. `peak` is max_exp_avg_sq or NULL. */
+    void (*update)(float *p, const float *g, float *m, float *v, float *peak, size_t count,
+                   const ms__adamw_constants *c);
+    void (*divide)(float *values, size_t count, float divisor);
+    void (*bf16_load)(const uint16_t *bf16, float *values, size_t count);
+    void (*bf16_store)(const float *values, uint16_t *bf16, size_t count);
+    /* Where the bf16 is not what the master rounds to, the master takes it over. */
+    void (*master_adopt)(const uint16_t *bf16, float *master, size_t count);
+    void (*split_load)(const uint16_t *bf16, const int16_t *low, float *values, size_t count);
+    void (*split_store)(const float *values, uint16_t *bf16, int16_t *low, size_t count);
+    void (*dequantize)(const uint8_t *codes, float absmax, const ms__q8_table *table, float *values,
+                       size_t count);
+    /* Codes of one block; returns its largest magnitude, NaN where it holds one. */
+    float (*quantize)(const float *values, const ms__q8_table *table, uint8_t *codes, size_t count);
+} ms__adamw_kernels;
+
+/* Plain C, without vector instructions: the reference of all others. */
+extern const ms__adamw_kernels ms__adamw_plain;
+#if defined(__x86_64__)
+extern const ms__adamw_kernels ms__adamw_avx2;
+extern const ms__adamw_kernels ms__adamw_avx512;
+#endif
+#if defined(__aarch64__)
+extern const ms__adamw_kernels ms__adamw_neon;
+#endif
+
+/* The widest of those above that MS_ISA_... bits `isa` allow. */
+const ms__adamw_kernels *ms__adamw_select(uint32_t isa);
+
+#endif

@@ -46,7 +46,7 @@ typedef enum ms_disk_io {
 
 typedef struct ms_offload_options {
     ms_tier tier;              /* MS_TIER_HOST: the memory backend; MS_TIER_DISK: a file */
-    const char *dir;           /* of the spill file; ignored for the host tier */
+    const char *dir;           /* of the spill file, made where it is missing; ignored for the host tier */
     uint64_t cap_bytes;        /* stores beyond it fail with MS_ENOSPC; UINT64_MAX: none */
     uint64_t slab_bytes;       /* for small and unaligned storages; 0: 32 MiB */
     uint64_t slot_bytes;       /* 0: 4 MiB */

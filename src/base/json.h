@@ -46,12 +46,6 @@ typedef struct ms__json_at {
 MS_NODISCARD int ms__json_parse(const char *text, size_t length, const char *name, json_t **tree,
                                 ms__json_at *root, ms_error *err);
 
-/* The same from a file of at most MS__JSON_FILE_MAX_BYTES; MS_ESYSTEM where it
- * cannot be read. */
-enum { MS__JSON_FILE_MAX_BYTES = 1 << 30 };
-MS_NODISCARD int ms__json_parse_file(const char *path, const char *name, json_t **tree,
-                                     ms__json_at *root, ms_error *err);
-
 /* Fills the cursor's error with "name: $.path: text" and returns `code`. */
 int ms__json_fail(const ms__json_at *at, int code, const char *fmt, ...) MS_PRINTF(3, 4);
 
@@ -88,21 +82,10 @@ MS_NODISCARD int ms__json_enum(const ms__json_at *object, const char *name,
 MS_NODISCARD int ms__json_array(const ms__json_at *object, const char *name, ms__json_at *out);
 MS_NODISCARD int ms__json_object(const ms__json_at *object, const char *name, ms__json_at *out);
 
-/*
- * Optional members: absent or null gives the fallback; present and wrong fails
- * as above. For arrays and objects absence gives a cursor with value NULL, of
- * which ms__json_count() is 0.
- */
+/* An optional member: absent or null gives the fallback; present and wrong fails as
+ * above. */
 MS_NODISCARD int ms__json_u64_or(const ms__json_at *object, const char *name, uint64_t least,
                                  uint64_t most, uint64_t fallback, uint64_t *out);
-MS_NODISCARD int ms__json_f64_or(const ms__json_at *object, const char *name, double least,
-                                 double most, double fallback, double *out);
-MS_NODISCARD int ms__json_bool_or(const ms__json_at *object, const char *name, bool fallback,
-                                  bool *out);
-MS_NODISCARD int ms__json_string_or(const ms__json_at *object, const char *name,
-                                    const char *fallback, const char **out);
-MS_NODISCARD int ms__json_array_or(const ms__json_at *object, const char *name, ms__json_at *out);
-MS_NODISCARD int ms__json_object_or(const ms__json_at *object, const char *name, ms__json_at *out);
 
 /* Items of the array at the cursor, members of the object at it, else 0. */
 size_t ms__json_count(const ms__json_at *at);

@@ -77,20 +77,6 @@ int ms__json_parse(const char *text, size_t length, const char *name, json_t **t
     return MS_OK;
 }
 
-int ms__json_parse_file(const char *path, const char *name, json_t **tree, ms__json_at *root,
-                        ms_error *err)
-{
-    char *text = NULL;
-    size_t length = 0;
-    int rc = ms__file_read_text(path, MS__JSON_FILE_MAX_BYTES, &text, &length, err);
-    if (rc != MS_OK) {
-        return rc;
-    }
-    rc = ms__json_parse(text, length, name, tree, root, err);
-    ms_free(text);
-    return rc;
-}
-
 /* ---- cursors ------------------------------------------------------------ */
 
 /* Absent and null are the same: value NULL. */
@@ -283,7 +269,7 @@ int ms__json_enum(const ms__json_at *object, const char *name, const char *const
                   size_t count, size_t *out)
 {
     ms__json_at at = member_of(object, name);
-    const char *text;
+    const char *text = NULL;
     int rc = read_string(&at, &text);
     if (rc != MS_OK) {
         return rc;
@@ -325,53 +311,6 @@ int ms__json_u64_or(const ms__json_at *object, const char *name, uint64_t least,
         return MS_OK;
     }
     return ms__json_u64(object, name, least, most, out);
-}
-
-int ms__json_f64_or(const ms__json_at *object, const char *name, double least, double most,
-                    double fallback, double *out)
-{
-    if (!ms__json_has(object, name)) {
-        *out = fallback;
-        return MS_OK;
-    }
-    return ms__json_f64(object, name, least, most, out);
-}
-
-int ms__json_bool_or(const ms__json_at *object, const char *name, bool fallback, bool *out)
-{
-    if (!ms__json_has(object, name)) {
-        *out = fallback;
-        return MS_OK;
-    }
-    return ms__json_bool(object, name, out);
-}
-
-int ms__json_string_or(const ms__json_at *object, const char *name, const char *fallback,
-                       const char **out)
-{
-    if (!ms__json_has(object, name)) {
-        *out = fallback;
-        return MS_OK;
-    }
-    return ms__json_string(object, name, out);
-}
-
-int ms__json_array_or(const ms__json_at *object, const char *name, ms__json_at *out)
-{
-    if (!ms__json_has(object, name)) {
-        *out = member_of(object, name);
-        return MS_OK;
-    }
-    return ms__json_array(object, name, out);
-}
-
-int ms__json_object_or(const ms__json_at *object, const char *name, ms__json_at *out)
-{
-    if (!ms__json_has(object, name)) {
-        *out = member_of(object, name);
-        return MS_OK;
-    }
-    return ms__json_object(object, name, out);
 }
 
 /* ---- items -------------------------------------------------------------- */

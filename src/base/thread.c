@@ -104,11 +104,6 @@ void ms__cond_destroy(ms__cond *cond)
     pthread_cond_destroy(&cond->handle);
 }
 
-void ms__cond_signal(ms__cond *cond)
-{
-    pthread_cond_signal(&cond->handle);
-}
-
 void ms__cond_broadcast(ms__cond *cond)
 {
     pthread_cond_broadcast(&cond->handle);

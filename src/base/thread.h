@@ -44,7 +44,6 @@ void ms__mutex_unlock(ms__mutex *mutex);
 
 void ms__cond_init(ms__cond *cond);
 void ms__cond_destroy(ms__cond *cond);
-void ms__cond_signal(ms__cond *cond);
 void ms__cond_broadcast(ms__cond *cond);
 
 /* Both may return without a signal: call them in a loop over the condition. */

@@ -27,17 +27,7 @@ static inline uint64_t ms__mul_sat(uint64_t a, uint64_t b)
     return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
-/* The same, telling: false and `*out` untouched where the result does not fit. */
-static inline MS_NODISCARD bool ms__add_checked(uint64_t a, uint64_t b, uint64_t *out)
-{
-    uint64_t sum;
-    if (__builtin_add_overflow(a, b, &sum)) {
-        return false;
-    }
-    *out = sum;
-    return true;
-}
-
+/* The same, telling: false and `*out` untouched where the product does not fit. */
 static inline MS_NODISCARD bool ms__mul_checked(uint64_t a, uint64_t b, uint64_t *out)
 {
     uint64_t product;

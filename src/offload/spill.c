@@ -39,9 +39,27 @@ static int check_direct(ms__file *file, const ms__backend_options *options, ms_e
     return MS_OK;
 }
 
+/* A description made without writing names a directory that nobody has made yet; and
+ * between a probe and a run, someone may have tidied up. */
+static int open_or_make(ms__file *file, const ms__backend_options *options, ms_error *err)
+{
+    ms_error first = {0};
+    int rc = ms__file_open_unnamed(options->dir, !options->no_direct_io, file, &first);
+    if (rc != MS_OK && first.system_errno == ENOENT) {
+        rc = ms__directory_make(options->dir, err);
+        return rc == MS_OK
+                   ? ms__file_open_unnamed(options->dir, !options->no_direct_io, file, err)
+                   : rc;
+    }
+    if (rc != MS_OK && err != NULL) {
+        *err = first;
+    }
+    return rc;
+}
+
 static int open_spill_file(ms__spill *self, const ms__backend_options *options, ms_error *err)
 {
-    int rc = ms__file_open_unnamed(options->dir, !options->no_direct_io, &self->file, err);
+    int rc = open_or_make(&self->file, options, err);
     if (rc != MS_OK) {
         return rc;
     }

@@ -157,15 +157,6 @@ int ms__file_reserve(const ms__file *file, uint64_t size_bytes, ms_error *err)
     return MS_OK;
 }
 
-void ms__file_punch(const ms__file *file, uint64_t offset_bytes, uint64_t size_bytes)
-{
-    if (file->fd >= 0 && size_bytes > 0) {
-        /* Only an economy: without it the blocks stay until the file is closed. */
-        (void)fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset_bytes,
-                        (off_t)size_bytes);
-    }
-}
-
 /* ---- moving bytes ------------------------------------------------------- */
 
 /* A test's short move asks for half the bytes (whole blocks, as direct I/O wants
@@ -211,36 +202,39 @@ ssize_t ms__os_pread(int fd, void *to, size_t size_bytes, uint64_t offset_bytes)
     return is_short && moved > 1 ? moved - 1 : moved;
 }
 
-/* How far the next step may start behind a step that moved `moved` of `left`
- * bytes: direct I/O goes on at aligned places only. */
-static size_t progress(const ms__file *file, size_t moved, size_t left)
+/* Goes on behind a step that moved `moved` of `left` bytes (or was interrupted): direct
+ * I/O at aligned places only. False where that did not help for too long. */
+static bool advance(const ms__file *file, ssize_t moved, size_t left, size_t *done, int *stuck)
 {
-    if (!file->is_direct || moved == left) {
-        return moved;
+    size_t ahead = moved > 0 ? (size_t)moved : 0;
+    if (file->is_direct && ahead < left) {
+        ahead -= ahead % file->align_bytes;
     }
-    return moved - moved % file->align_bytes;
+    *done += ahead;
+    *stuck = ahead > 0 ? 0 : *stuck + 1;
+    return *stuck <= STUCK_STEPS_MAX;
+}
+
+static size_t step_of(size_t left)
+{
+    return left < STEP_MAX_BYTES ? left : STEP_MAX_BYTES;
 }
 
 int ms__file_write(const ms__file *file, const void *from, size_t size_bytes,
                    uint64_t offset_bytes, ms_error *err)
 {
-    size_t done = 0;
     int stuck = 0;
-    while (done < size_bytes) {
+    for (size_t done = 0; done < size_bytes;) {
         size_t left = size_bytes - done;
-        size_t step = left < STEP_MAX_BYTES ? left : STEP_MAX_BYTES;
-        ssize_t moved =
-            ms__os_pwrite(file->fd, (const char *)from + done, step, offset_bytes + done);
+        uint64_t at = offset_bytes + done;
+        ssize_t moved = ms__os_pwrite(file->fd, (const char *)from + done, step_of(left), at);
         if (moved < 0 && moved != -EINTR) {
             return ms_fail_errno(err, MS_EIO, (int)-moved, "writing %zu bytes at %llu to disk",
-                                 left, (unsigned long long)(offset_bytes + done));
+                                 left, (unsigned long long)at);
         }
-        size_t ahead = moved > 0 ? progress(file, (size_t)moved, left) : 0;
-        done += ahead;
-        stuck = ahead > 0 ? 0 : stuck + 1;
-        if (stuck > STUCK_STEPS_MAX) {
+        if (!advance(file, moved, left, &done, &stuck)) {
             return ms_fail(err, MS_EIO, "writing to disk makes no progress at %llu",
-                           (unsigned long long)(offset_bytes + done));
+                           (unsigned long long)at);
         }
     }
     return MS_OK;
@@ -249,22 +243,22 @@ int ms__file_write(const ms__file *file, const void *from, size_t size_bytes,
 int ms__file_read(const ms__file *file, void *to, size_t size_bytes, uint64_t offset_bytes,
                   ms_error *err)
 {
-    size_t done = 0;
     int stuck = 0;
-    while (done < size_bytes) {
+    for (size_t done = 0; done < size_bytes;) {
         size_t left = size_bytes - done;
-        size_t step = left < STEP_MAX_BYTES ? left : STEP_MAX_BYTES;
-        ssize_t moved = ms__os_pread(file->fd, (char *)to + done, step, offset_bytes + done);
+        uint64_t at = offset_bytes + done;
+        ssize_t moved = ms__os_pread(file->fd, (char *)to + done, step_of(left), at);
         if (moved < 0 && moved != -EINTR) {
             return ms_fail_errno(err, MS_EIO, (int)-moved, "reading %zu bytes at %llu from disk",
-                                 left, (unsigned long long)(offset_bytes + done));
+                                 left, (unsigned long long)at);
         }
-        size_t ahead = moved > 0 ? progress(file, (size_t)moved, left) : 0;
-        done += ahead;
-        stuck = ahead > 0 ? 0 : stuck + 1;
-        if (moved == 0 || stuck > STUCK_STEPS_MAX) {
+        if (moved == 0) {
             return ms_fail(err, MS_EIO, "the spill file ends at %llu, %zu bytes too early",
-                           (unsigned long long)(offset_bytes + done), size_bytes - done);
+                           (unsigned long long)at, left);
+        }
+        if (!advance(file, moved, left, &done, &stuck)) {
+            return ms_fail(err, MS_EIO, "reading from disk makes no progress at %llu",
+                           (unsigned long long)at);
         }
     }
     return MS_OK;
@@ -313,8 +307,9 @@ int ms__filesystem_of(const char *path, ms__filesystem *out, ms_error *err)
         }
     }
     found.is_read_only = ((unsigned long)info.f_flags & ST_RDONLY) != 0;
-    found.free_bytes = ms__mul_sat(info.f_bavail, (uint64_t)info.f_frsize);
-    found.total_bytes = ms__mul_sat(info.f_blocks, (uint64_t)info.f_frsize);
+    /* Some network file systems say "any amount"; documents hold 63 bits. */
+    found.free_bytes = ms__min_u64(ms__mul_sat(info.f_bavail, (uint64_t)info.f_frsize), INT64_MAX);
+    found.total_bytes = ms__min_u64(ms__mul_sat(info.f_blocks, (uint64_t)info.f_frsize), INT64_MAX);
     *out = found;
     return MS_OK;
 }

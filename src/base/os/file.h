@@ -35,10 +35,6 @@ void ms__file_close(ms__file *file);
  * where the file system cannot, only the size is set. */
 MS_NODISCARD int ms__file_reserve(const ms__file *file, uint64_t size_bytes, ms_error *err);
 
-/* Gives the blocks of a range back to the file system where it can. Contents of
- * the range are lost. */
-void ms__file_punch(const ms__file *file, uint64_t offset_bytes, uint64_t size_bytes);
-
 /* Moves all bytes, resuming after interruptions and short moves. MS_EIO (also for
  * an end of file inside the range), MS_ENOSPC. Positions are given, so threads
  * may share the file. */
@@ -79,7 +75,7 @@ typedef struct ms__filesystem {
     bool is_memory;       /* tmpfs, ramfs, hugetlbfs: bytes there are resident memory */
     bool is_network;      /* NFS, SMB and their kin */
     bool is_read_only;
-    uint64_t free_bytes;  /* to this user */
+    uint64_t free_bytes;  /* to this user; as the total at most INT64_MAX */
     uint64_t total_bytes;
 } ms__filesystem;
 

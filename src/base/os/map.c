@@ -69,11 +69,6 @@ bool ms__map_want_huge_pages(void *address, size_t size_bytes)
     return advise(address, size_bytes, MADV_HUGEPAGE);
 }
 
-bool ms__map_drop_pages(void *address, size_t size_bytes)
-{
-    return advise(address, size_bytes, MADV_DONTNEED);
-}
-
 bool ms__map_no_fork(void *address, size_t size_bytes)
 {
     return advise(address, size_bytes, MADV_DONTFORK);

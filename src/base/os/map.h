@@ -23,8 +23,6 @@ void ms__unmap(void *address, size_t size_bytes);
 
 /* Advice; false where the kernel refuses, which changes nothing but speed. */
 bool ms__map_want_huge_pages(void *address, size_t size_bytes);
-/* Drops the range's pages; it reads as zero afterwards. */
-bool ms__map_drop_pages(void *address, size_t size_bytes);
 /* Children made by fork() do not get the range. */
 bool ms__map_no_fork(void *address, size_t size_bytes);
 

@@ -85,5 +85,6 @@ uint64_t ms__memlock_limit_bytes(void)
     if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) {
         return 0;
     }
-    return limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : (uint64_t)limit.rlim_cur;
+    /* More than documents can hold is no limit either. */
+    return limit.rlim_cur > INT64_MAX ? UINT64_MAX : (uint64_t)limit.rlim_cur;
 }

@@ -62,12 +62,12 @@ bool ms__file_read_small(const char *path, char *out, size_t size)
     return true;
 }
 
-/* Reads all of `fd` into a block that doubles; `*text` is the caller's to free
- * also on failure. */
+/* Reads all of `fd` into a block that doubles, but never by more than it takes to see
+ * that there is too much; `*text` is the caller's to free also on failure. */
 static int read_growing(int fd, const char *path, size_t most_bytes, char **text, size_t *length,
                         ms_error *err)
 {
-    size_t capacity = 4096;
+    size_t capacity = most_bytes < 4096 ? most_bytes + 1 : 4096;
     size_t used = 0;
     for (;;) {
         char *grown = ms_realloc_array(*text, capacity + 1, 1);
@@ -89,7 +89,7 @@ static int read_growing(int fd, const char *path, size_t most_bytes, char **text
             *length = used;
             return MS_OK;
         }
-        capacity *= 2;
+        capacity = capacity > most_bytes / 2 ? most_bytes + 1 : capacity * 2;
     }
 }
 
@@ -113,19 +113,29 @@ int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t 
     return MS_OK;
 }
 
-/* A new file beside `path`, to be renamed over it; negative errno or descriptor. */
+enum { NAME_TRIES = 100 };
+
+/* A new file beside `path`, to be renamed over it; negative errno or descriptor. The
+ * kernel takes the umask off the mode: asking for the umask would change it for a moment,
+ * and other threads make files too. */
 static int open_beside(const char *path, char *temporary, size_t size)
 {
     int failure = 0;
     if (ms__fault(MS_FAULT_OPEN, &failure)) {
         return failure != 0 ? -failure : -EIO;
     }
-    int length = snprintf(temporary, size, "%s.XXXXXX", path);
-    if (length < 0 || (size_t)length >= size) {
-        return -ENAMETOOLONG;
+    for (int i = 0; i < NAME_TRIES; i++) {
+        int length = snprintf(temporary, size, "%s.%lx-%llx", path, (long)getpid(),
+                              (unsigned long long)ms_now_ns());
+        if (length < 0 || (size_t)length >= size) {
+            return -ENAMETOOLONG;
+        }
+        int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+        if (fd >= 0 || errno != EEXIST) {
+            return fd >= 0 ? fd : -errno;
+        }
     }
-    int fd = mkostemp(temporary, O_CLOEXEC);
-    return fd >= 0 ? fd : -errno;
+    return -EEXIST;
 }
 
 int ms__file_write_text(const char *path, const char *text, size_t length, ms_error *err)
@@ -137,14 +147,13 @@ int ms__file_write_text(const char *path, const char *text, size_t length, ms_er
     }
     ms__file file = {.fd = fd, .align_bytes = 1};
     int rc = ms__file_write(&file, text, length, 0, err);
-    if (rc == MS_OK) {
-        mode_t mask = umask(0);
-        umask(mask);
-        if (fchmod(fd, 0644 & ~mask) != 0 || rename(temporary, path) != 0) {
-            rc = ms_fail_errno(err, MS_ESYSTEM, errno, "writing %s", path);
-        }
+    /* Some file systems tell of a full disk only now. */
+    if (close(fd) != 0 && rc == MS_OK) {
+        rc = ms_fail_errno(err, MS_ESYSTEM, errno, "writing %s", path);
     }
-    close(fd);
+    if (rc == MS_OK && rename(temporary, path) != 0) {
+        rc = ms_fail_errno(err, MS_ESYSTEM, errno, "writing %s", path);
+    }
     if (rc != MS_OK) {
         unlink(temporary);
     }

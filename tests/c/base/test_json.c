@@ -75,24 +75,10 @@ static void absent_and_null_members_take_the_fallback(void **state)
     (void)state;
     parse_well("{\"n\": null, \"u\": 5}");
     uint64_t u;
-    double f;
-    bool b;
-    const char *s;
-    ms__json_at at;
     assert_ms_ok(ms__json_u64_or(&root, "n", 0, 9, 77, &u), err);
     assert_int_equal(u, 77);
     assert_ms_ok(ms__json_u64_or(&root, "u", 0, 9, 77, &u), err);
     assert_int_equal(u, 5);
-    assert_ms_ok(ms__json_f64_or(&root, "x", 0, 1, 0.5, &f), err);
-    assert_true(f == 0.5);
-    assert_ms_ok(ms__json_bool_or(&root, "x", true, &b), err);
-    assert_true(b);
-    assert_ms_ok(ms__json_string_or(&root, "x", "other", &s), err);
-    assert_string_equal(s, "other");
-    assert_ms_ok(ms__json_array_or(&root, "x", &at), err);
-    assert_int_equal(ms__json_count(&at), 0);
-    assert_ms_ok(ms__json_object_or(&root, "n", &at), err);
-    assert_int_equal(ms__json_count(&at), 0);
     assert_ms_fails(ms__json_u64_or(&root, "u", 0, 4, 77, &u), MS_EFORMAT, err, "graph: $.u: ");
     json_decref(tree);
 }
@@ -216,22 +202,6 @@ static void errors_may_be_ignored(void **state)
     uint64_t u;
     assert_int_equal(ms__json_u64(&root, "u", 0, 9, &u), MS_EFORMAT);
     json_decref(tree);
-}
-
-static void files_are_read(void **state)
-{
-    (void)state;
-    char path[] = "/tmp/memscale-test-XXXXXX";
-    int fd = mkstemp(path);
-    assert_int_equal(write(fd, "{\"u\": 5}", 8), 8);
-    close(fd);
-    assert_ms_ok(ms__json_parse_file(path, "plan", &tree, &root, &err), err);
-    uint64_t u;
-    assert_ms_ok(ms__json_u64(&root, "u", 0, 9, &u), err);
-    json_decref(tree);
-    unlink(path);
-    assert_ms_fails(ms__json_parse_file(path, "plan", &tree, &root, &err), MS_ESYSTEM, err, path);
-    assert_int_equal(err.system_errno, ENOENT);
 }
 
 /* ---- writing ------------------------------------------------------------ */
@@ -422,7 +392,6 @@ int main(void)
         cmocka_unit_test(malformed_texts_are_refused_with_line_and_column),
         cmocka_unit_test(deep_nesting_is_refused_not_followed),
         cmocka_unit_test(errors_may_be_ignored),
-        cmocka_unit_test(files_are_read),
         cmocka_unit_test(documents_are_written_in_the_order_of_the_calls),
         cmocka_unit_test(numbers_read_back_as_the_same_value),
         cmocka_unit_test(values_that_json_cannot_hold_fail_at_the_end),

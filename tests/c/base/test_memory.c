@@ -1,8 +1,7 @@
-/* Counted memory, arenas and arrays: counts return to where they were, sizes
+/* Counted memory and arrays: counts return to where they were, sizes
  * that do not fit are refused, and a failing allocation harms nothing. */
 #include <errno.h>
 
-#include "base/arena.h"
 #include "base/array.h"
 #include "test_common.h"
 
@@ -109,50 +108,6 @@ static void the_nth_allocation_fails_once(void **state)
     assert_live_as(before);
 }
 
-static void arena_blocks_are_zeroed_aligned_and_apart(void **state)
-{
-    (void)state;
-    baseline before = live_now();
-    ms__arena arena = {0};
-    unsigned char *blocks[300];
-    for (size_t i = 0; i < 300; i++) {
-        blocks[i] = ms__arena_alloc(&arena, i + 1, 7);
-        assert_non_null(blocks[i]);
-        assert_int_equal((uintptr_t)blocks[i] % 16, 0);
-        for (size_t k = 0; k < (i + 1) * 7; k++) {
-            assert_int_equal(blocks[i][k], 0);
-        }
-        memset(blocks[i], (int)(i % 251) + 1, (i + 1) * 7);
-    }
-    for (size_t i = 0; i < 300; i++) {
-        for (size_t k = 0; k < (i + 1) * 7; k++) {
-            assert_int_equal(blocks[i][k], i % 251 + 1);
-        }
-    }
-    assert_non_null(ms__arena_alloc(&arena, 1, 10 << 20));
-    assert_string_equal(ms__arena_strdup(&arena, "text"), "text");
-    assert_string_equal(ms__arena_strndup(&arena, "text", 2), "te");
-    assert_non_null(ms__arena_alloc(&arena, 0, 8));
-    ms__arena_free(&arena);
-    assert_live_as(before);
-    assert_non_null(ms__arena_alloc(&arena, 1, 1));
-    ms__arena_free(&arena);
-    assert_live_as(before);
-}
-
-static void arena_refuses_what_does_not_fit(void **state)
-{
-    (void)state;
-    ms__arena arena = {0};
-    assert_null(ms__arena_alloc(&arena, SIZE_MAX, 2));
-    assert_null(ms__arena_alloc(&arena, SIZE_MAX, 1));
-    assert_null(ms__arena_alloc(&arena, SIZE_MAX - 8, 1));
-    ms_fault_arm(MS_FAULT_ALLOC, 1, ENOMEM);
-    assert_null(ms__arena_alloc(&arena, 1, 8));
-    assert_non_null(ms__arena_alloc(&arena, 1, 8));
-    ms__arena_free(&arena);
-}
-
 static void arrays_grow_and_keep_their_items(void **state)
 {
     (void)state;
@@ -197,8 +152,6 @@ int main(void)
         cmocka_unit_test(size_zero_gives_a_block_of_its_own),
         cmocka_unit_test(products_that_overflow_give_null),
         cmocka_unit_test_teardown(the_nth_allocation_fails_once, disarm),
-        cmocka_unit_test(arena_blocks_are_zeroed_aligned_and_apart),
-        cmocka_unit_test_teardown(arena_refuses_what_does_not_fit, disarm),
         cmocka_unit_test(arrays_grow_and_keep_their_items),
         cmocka_unit_test_teardown(arrays_survive_a_failing_growth, disarm),
     };

@@ -1,6 +1,7 @@
 /* Maps, resident memory and the loader of the CUDA driver. */
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include "base/libcuda.h"
 #include "base/os/file.h"
@@ -60,17 +61,16 @@ static void unmapped_ranges_leave_nothing_around_them(void **state)
     assert_int_equal(address_space_bytes(), before);
 }
 
-static void pages_are_dropped_and_read_as_zero(void **state)
+static void advice_leaves_the_contents_alone(void **state)
 {
     (void)state;
     unsigned char *map;
     size_t size = 2 * MS__HUGE_PAGE_BYTES;
     assert_ms_ok(ms__map(size, MS__HUGE_PAGE_BYTES, (void **)&map, &err), err);
+    memset(map, 7, size);
     (void)ms__map_want_huge_pages(map, size);
     assert_true(ms__map_no_fork(map, size));
-    memset(map, 7, size);
-    assert_true(ms__map_drop_pages(map, size));
-    assert_int_equal(map[size / 2], 0);
+    assert_int_equal(map[size / 2], 7);
     ms__unmap(map, size);
 }
 
@@ -161,6 +161,20 @@ static void the_memlock_limit_is_known(void **state)
     assert_true(ms__memlock_limit_bytes() > 0);
 }
 
+/* Documents hold 63 bits. */
+static void a_memlock_limit_beyond_documents_is_none(void **state)
+{
+    (void)state;
+    struct rlimit before;
+    assert_int_equal(getrlimit(RLIMIT_MEMLOCK, &before), 0);
+    struct rlimit huge = {.rlim_cur = UINT64_C(1) << 63, .rlim_max = RLIM_INFINITY};
+    if (setrlimit(RLIMIT_MEMLOCK, &huge) != 0) {
+        skip();
+    }
+    assert_true(ms__memlock_limit_bytes() == UINT64_MAX);
+    assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &before), 0);
+}
+
 /* ---- libcuda ------------------------------------------------------------ */
 
 static void a_missing_driver_is_not_supported(void **state)
@@ -208,13 +222,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(maps_are_aligned_zeroed_and_writable),
         cmocka_unit_test(unmapped_ranges_leave_nothing_around_them),
-        cmocka_unit_test(pages_are_dropped_and_read_as_zero),
+        cmocka_unit_test(advice_leaves_the_contents_alone),
         cmocka_unit_test_teardown(protection_can_be_changed_and_restored, disarm),
         cmocka_unit_test_teardown(impossible_maps_are_refused, disarm),
         cmocka_unit_test(resident_memory_follows_touched_pages),
         cmocka_unit_test_teardown(unreadable_proc_is_an_error, disarm),
         cmocka_unit_test(fields_are_found_at_line_starts_only),
         cmocka_unit_test(the_memlock_limit_is_known),
+        cmocka_unit_test(a_memlock_limit_beyond_documents_is_none),
         cmocka_unit_test(a_missing_driver_is_not_supported),
         cmocka_unit_test_teardown(a_driver_is_loaded_once_with_all_functions, disarm),
     };

@@ -115,6 +115,29 @@ static void who_waits_is_told_when_the_engine_closes(void **state)
 
 /* ---- the spill file ------------------------------------------------------------ */
 
+static void a_missing_directory_is_made(void **state)
+{
+    (void)state;
+    if (tested->tier != MS_TIER_DISK) {
+        return;
+    }
+    ms_error err = {0};
+    char above[4200], dir[4300];
+    snprintf(above, sizeof above, "%s/above", spill_dir);
+    snprintf(dir, sizeof dir, "%s/below", above);
+    ms_offload_options options = small_options();
+    options.dir = dir;
+    ms_offload_close(open_engine(&options));
+    assert_int_equal(rmdir(dir), 0);
+    assert_int_equal(rmdir(above), 0);
+    /* Where it can't be made, the reason is said. */
+    ms_offload *none = NULL;
+    options.dir = "/proc/nobody/makes/this";
+    assert_int_equal(ms_offload_open(&options, &none, &err), MS_ESYSTEM);
+    assert_non_null(strstr(err.text, options.dir));
+    assert_null(none);
+}
+
 static bool stat_spill_file(struct stat *info)
 {
     for (int fd = 3; fd < 256; fd++) {
@@ -454,6 +477,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         OFFLOAD_TEST(closing_gives_everything_back),
         OFFLOAD_TEST(who_waits_is_told_when_the_engine_closes),
+        OFFLOAD_TEST(a_missing_directory_is_made),
         OFFLOAD_TEST(the_spill_file_has_no_name_and_one_reader),
         OFFLOAD_TEST(freed_space_is_used_again),
         OFFLOAD_TEST(a_full_disk_refuses_and_keeps_what_it_has),

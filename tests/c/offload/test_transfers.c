@@ -527,9 +527,9 @@ static void options_that_cannot_work_are_refused(void **state)
     assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_ENOTSUP, err, "device tier");
     options = small_options();
     if (options.tier == MS_TIER_DISK) {
-        options.dir = "/nonexistent/spill";
+        options.dir = "/proc/nobody/makes/this";
         assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_ESYSTEM, err,
-                        "/nonexistent/spill");
+                        "/proc/nobody/makes/this");
         options.dir = "";
         assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_EINVAL, err, "directory");
     }

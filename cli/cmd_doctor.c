@@ -1,8 +1,8 @@
 /*
  * `memscale doctor`: one check per line of what memscale needs or can use here,
  * with what to do about what is missing. The checks are a table; each looks at
- * the hardware description or asks the system, and none changes anything but the
- * cache of measured rates.
+ * the hardware description or asks the system, and none leaves anything behind but
+ * the directories of cache and disk tier and the measured rates.
  */
 #include <errno.h>
 #include <linux/io_uring.h>
@@ -31,7 +31,8 @@ static const char help[] =
     "(it works, but slower or with a part switched off) or fail, and what to do.\n"
     "\n"
     "  --json          print a JSON document (docs/formats/doctor.schema.json)\n"
-    "  --disk-dir DIR  check this directory for the disk tier, not a chosen one\n"
+    "  --disk-dir DIR  check this directory for the disk tier, not a chosen one; made\n"
+    "                  where it is missing\n"
     "\n"
     "Examples:\n"
     "  memscale doctor\n"
@@ -335,6 +336,7 @@ int cmd_doctor(int argc, char **argv)
         return status;
     }
     check_result results[CHECK_COUNT];
+    ms_log_set_sink(NULL, NULL); /* what is wrong stands in a check */
     ms_hardware *machine = ms_calloc(1, sizeof *machine);
     if (machine == NULL) {
         ms_fail(&p.probe_error, MS_ENOMEM, "out of memory");

@@ -25,7 +25,8 @@ static const char help[] =
     "~/.cache/memscale.\n"
     "\n"
     "  --json          print the JSON document (docs/formats/hardware.schema.json)\n"
-    "  --disk-dir DIR  the directory of the disk tier; chosen if not given\n"
+    "  --disk-dir DIR  the directory of the disk tier, made where it is missing; chosen\n"
+    "                  if not given\n"
     "  --no-cache      measure again, and keep the new rates\n"
     "  --from FILE     show a saved description instead of this machine\n"
     "\n"
@@ -36,14 +37,6 @@ static const char help[] =
     "\n"
     "Exit status: 0, 1 where the machine can't be described, 2 for a wrong option,\n"
     "directory or file.\n";
-
-static void show_warning(void *context, ms_log_level level, const char *line)
-{
-    (void)context;
-    if (level >= MS_LOG_WARNING) {
-        fprintf(stderr, "memscale: warning: %s\n", line);
-    }
-}
 
 /* ---- the table ---------------------------------------------------------- */
 
@@ -198,7 +191,6 @@ int cmd_hardware(int argc, char **argv)
     if (from != NULL && (options.disk_dir != NULL || options.no_cache)) {
         return cli_usage_error("hardware: --from excludes --disk-dir and --no-cache");
     }
-    ms_log_set_sink(show_warning, NULL);
     ms_hardware *hardware = ms_calloc(1, sizeof *hardware);
     if (hardware == NULL) {
         return out_of_memory();

@@ -1,10 +1,20 @@
 /* Messages and output of the commands; see common.h. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common.h"
+
+static void show_warning(void *context, ms_log_level level, const char *line)
+{
+    (void)context;
+    if (level >= MS_LOG_WARNING) {
+        fprintf(stderr, "memscale: warning: %s\n", line);
+    }
+}
 
 int cli_fail(const ms_error *err)
 {
@@ -23,18 +33,39 @@ int cli_usage_error(const char *fmt, ...)
     return CLI_USAGE;
 }
 
-static int output_failed(void)
-{
-    fprintf(stderr, "memscale: writing the output: %s\n", strerror(errno));
-    return CLI_FAILED;
-}
+/* Of the first write of the output that failed; 0: none has. A later one may succeed,
+ * and what was lost stays lost. */
+static int output_errno;
 
 int cli_print(const char *text)
 {
-    return fputs(text, stdout) >= 0 ? CLI_OK : output_failed();
+    if (fputs(text, stdout) >= 0) {
+        return CLI_OK;
+    }
+    output_errno = output_errno != 0 ? output_errno : errno;
+    return CLI_FAILED;
 }
 
 int cli_finish(int status)
 {
-    return fflush(stdout) == 0 && fclose(stdout) == 0 ? status : output_failed();
+    bool had_failed = ferror(stdout) != 0;
+    if (fclose(stdout) == 0 && !had_failed) {
+        return status;
+    }
+    output_errno = output_errno != 0 ? output_errno : errno;
+    fprintf(stderr, "memscale: writing the output: %s\n", strerror(output_errno));
+    return CLI_FAILED;
+}
+
+/* A descriptor that the caller closed would be given to the next file that is opened,
+ * and messages would be written into it. Opened the wrong way round, it still fails. */
+void cli_begin(void)
+{
+    for (int fd = 0; fd <= 2; fd++) {
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
+            open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) {
+            _exit(CLI_FAILED); /* nobody can be told */
+        }
+    }
+    ms_log_set_sink(show_warning, NULL);
 }

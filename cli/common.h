@@ -19,8 +19,12 @@ int cli_fail(const ms_error *err);
  * CLI_USAGE. */
 int cli_usage_error(const char *fmt, ...) MS_PRINTF(1, 2);
 
-/* Writes all of `text` to stdout; CLI_FAILED with a message where that fails. */
+/* Writes all of `text` to stdout; CLI_FAILED where that fails. cli_finish() tells. */
 int cli_print(const char *text);
+
+/* Sees to standard input, output and error, and shows the library's warnings on the
+ * last. main() calls it first. */
+void cli_begin(void);
 
 /* Closes stdout and says whether everything reached it: `status`, or CLI_FAILED
  * with a message. main() calls it last. */

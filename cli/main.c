@@ -61,5 +61,6 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    cli_begin();
     return cli_finish(run(argc, argv));
 }

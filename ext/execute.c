@@ -418,7 +418,23 @@ static PyObject *boundary(PyObject *object, PyObject *is_optimizer)
     if (!ms_execute_boundary(self->execute, kind, &step, &step_ns)) {
         Py_RETURN_NONE;
     }
-    return Py_BuildValue("(KK)", (unsigned long long)step, (unsigned long long)step_ns);
+    ms_step_memory memory = ms_execute_step_memory(self->execute);
+    PyObject *ended = Py_BuildValue("{s:K,s:K}", "step", (unsigned long long)step, "step_ns", (unsigned long long)step_ns);
+    const struct {
+        const char *name;
+        uint64_t bytes;
+    } seen[] = {{"peak_bytes", memory.peak_bytes},
+                {"peak_held_bytes", memory.peak_held_bytes},
+                {"resident_bytes", memory.resident_bytes},
+                {"held_bytes", memory.held_bytes}};
+    for (size_t i = 0; ended != NULL && i < sizeof seen / sizeof seen[0]; i++) {
+        PyObject *number = seen[i].bytes != UINT64_MAX ? PyLong_FromUnsignedLongLong(seen[i].bytes) : NULL;
+        if (seen[i].bytes != UINT64_MAX && (number == NULL || PyDict_SetItemString(ended, seen[i].name, number) != 0)) {
+            Py_CLEAR(ended);
+        }
+        Py_XDECREF(number);
+    }
+    return ended;
 }
 
 static PyObject *poll(PyObject *self, PyObject *args)
@@ -547,7 +563,8 @@ static PyMethodDef methods[] = {
      "it has to be left alone."},
     {"leave", leave, METH_O, "leave(caller): the call is over; `caller` is the root's frame, or None."},
     {"backward_ended", backward_ended, METH_NOARGS, "A backward is over."},
-    {"boundary", boundary, METH_O, "boundary(is_optimizer) -> (step, step_ns) if a step ended, else None"},
+    {"boundary", boundary, METH_O, "boundary(is_optimizer) -> dict if a step ended, else None: step, step_ns, and of the process "
+     "peak_bytes, peak_held_bytes, resident_bytes, held_bytes where they are known"},
     {"poll", poll, METH_NOARGS, "Lets go of what is no longer needed."},
     {"counters", counters, METH_NOARGS, "Counters by name."},
     {"count_replan", count_replan, METH_NOARGS, "One more plan after the first."},

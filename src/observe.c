@@ -13,7 +13,8 @@ enum {
     TIME_PERMILLE = 50,       /* the same for time, where it can change a choice */
     LATE_TIME_PERMILLE = 150, /* after the first steps: only what is worth a new plan */
     FIRST_TIME_STEP = 3,      /* caches are warm by then */
-    FIRST_SHRINK_STEP = 4,
+    FIRST_SHRINK_STEP = 3,
+    SHRINK_PERMILLE = 20,     /* less than this of the peak is not worth a new plan */
     STATE_PERMILLE = 10
 };
 
@@ -47,7 +48,7 @@ static bool off_by(uint64_t measured, uint64_t predicted, uint64_t permille)
     return difference(measured, predicted) > ms__mul_div(predicted, permille, 1000);
 }
 
-/* Steps at which something may be revised downwards: 4, 8, 16 ... */
+/* Steps at which something may be revised downwards: the first, then 8, 16, 32 ... */
 static bool rare(uint32_t step, uint32_t first)
 {
     return step == first || (step > first && step >= 8 && (step & (step - 1)) == 0);
@@ -143,7 +144,7 @@ static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const m
     }
     /* A quarter stays as margin, so that the next step does not ask for it back. */
     uint64_t wanted = ms__add_sat(measured, measured / 4);
-    if (wanted >= *scratch || *scratch - wanted <= ms__mul_div(expected, PEAK_PERMILLE, 1000)) {
+    if (wanted >= *scratch || *scratch - wanted <= ms__mul_div(expected, SHRINK_PERMILLE, 1000)) {
         return false;
     }
     *scratch = wanted;
@@ -217,7 +218,7 @@ static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drif
 
 static ms_drift learn(ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
-    /* Both are learnt from one step; the first names the reason. */
+    /* What belongs together is learnt from one step; the first names the reason. */
     bool loop = learn_loop(&graph->loop, plan, seen);
     bool optimizer = learn_optimizer(&graph->loop, seen);
     bool planned = plan->entry_count > 0;
@@ -227,11 +228,10 @@ static ms_drift learn(ms_graph *graph, ms_hardware *hardware, const ms_plan *pla
     if (!planned) {
         return MS_DRIFT_NONE;
     }
-    if (seen->peak_bytes != MS_UNSET &&
-        (grow_scratch(graph, hardware, plan, seen) || shrink_scratch(graph, hardware, plan, seen))) {
-        return MS_DRIFT_PEAK;
-    }
-    return learn_time(hardware, plan, seen) ? MS_DRIFT_TIME : MS_DRIFT_NONE;
+    bool peak = seen->peak_bytes != MS_UNSET &&
+                (grow_scratch(graph, hardware, plan, seen) || shrink_scratch(graph, hardware, plan, seen));
+    bool time = learn_time(hardware, plan, seen);
+    return peak ? MS_DRIFT_PEAK : time ? MS_DRIFT_TIME : MS_DRIFT_NONE;
 }
 
 int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config, const ms_plan *plan,

@@ -263,6 +263,19 @@ typedef enum ms_boundary {
 MS_API bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *step,
                                 uint64_t *step_ns);
 
+/* What the process held in a step on a CPU host; UINT64_MAX for what can't be told, which
+ * is everything where hostmem does not have the allocator's slots. */
+typedef struct ms_step_memory {
+    uint64_t peak_bytes;      /* resident, of the whole process */
+    uint64_t peak_held_bytes; /* most of live + cached maps, beyond those when `execute` was made */
+    uint64_t resident_bytes;  /* at the boundary */
+    uint64_t held_bytes;      /* live + cached at the boundary, counted alike */
+} ms_step_memory;
+
+/* Of the step that the last ms_execute_boundary() ended. Several wrapped models share one
+ * process: each sees what was held since any of them passed a boundary. */
+MS_API ms_step_memory ms_execute_step_memory(const ms_execute *execute);
+
 typedef struct ms_execute_stats {
     uint64_t open_frames;
     uint64_t live_frames;     /* open or with handles */

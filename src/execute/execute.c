@@ -23,6 +23,7 @@ int ms_execute_open(const ms_execute_host *host, const ms_offload_options *tier,
             return rc;
         }
     }
+    ms__step_memory_begin(&made->watch);
     *execute = made;
     return MS_OK;
 }
@@ -113,6 +114,9 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
     bool has_ended = step_has_ended(execute, boundary);
     execute->optimizer_seen |= boundary == MS_BOUNDARY_OPTIMIZER;
     if (!has_ended) {
+        if (execute->steps == 0 && !execute->forward_done) {
+            ms__step_memory_mark(&execute->watch);
+        }
         ms_execute_poll(execute);
         return false;
     }
@@ -130,7 +134,13 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
         ms__extents_drain(execute);
     }
     ms__threads_purge(execute, false);
+    ms__step_memory_end(&execute->watch, &execute->step_memory);
     return true;
+}
+
+ms_step_memory ms_execute_step_memory(const ms_execute *execute)
+{
+    return execute->step_memory;
 }
 
 /* ---- questions ---------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
  *   replay.c    what a replay saves, held against what the forward saved
  *   extent.c    extents: store, share, drop, let go of what was written
  *   fetch.c     extents on their way back, prefetch
+ *   step_memory.c  what the process held in a step
  *
  * Everything is used under the host's lock. A function that gives it up in between
  * says "may wait" and looks at the state again afterwards.
@@ -116,6 +117,13 @@ typedef struct ms__extent_list {
 
 /* ---- the executor ---------------------------------------------------------------- */
 
+/* See step_memory.c. */
+typedef struct ms__step_watch {
+    uint64_t held_before_bytes; /* of maps, at the start */
+    uint64_t mark_bytes;        /* the kernel's high-water mark at the last boundary */
+    uint64_t beside_bytes;      /* most that was seen resident beside maps */
+} ms__step_watch;
+
 struct ms_execute {
     ms_execute_host host;
     ms_offload *tier;
@@ -157,9 +165,18 @@ struct ms_execute {
     bool optimizer_seen;
     uint64_t steps;
     uint64_t step_started_ns; /* 0: no forward since the last boundary */
+    ms__step_watch watch;
+    ms_step_memory step_memory;
 
     ms_counters counters;
 };
+
+/* step_memory.c */
+void ms__step_memory_begin(ms__step_watch *watch);
+/* The first step is about to start: what the high-water mark showed before is of no interest. */
+void ms__step_memory_mark(ms__step_watch *watch);
+/* May be called again and again: each end begins the next step. */
+void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory);
 
 /* table.c */
 void ms__table_clear(ms_execute *execute);

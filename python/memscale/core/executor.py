@@ -362,7 +362,7 @@ class Executor:
         ended = self._core.boundary(is_optimizer)
         if ended is None or self._planner is None or self._plan is None:
             return
-        plan = self._planner.step_finished(self._watch.observation(*ended))
+        plan = self._planner.step_finished(self._watch.observation(ended))
         if plan is not None:
             self.apply(plan)
 

@@ -68,10 +68,11 @@ class StepWatch:
             self._optimizer = weakref.ref(optimizer)
         return known
 
-    def observation(self, step: int, step_ns: int) -> dict[str, Any]:
-        """What the step that has ended showed; a key is absent where nothing was seen."""
+    def observation(self, ended: dict[str, int]) -> dict[str, Any]:
+        """What the step that has ended showed, beside what C saw of it (`ended`: its number,
+        time and memory); a key is absent where nothing was seen."""
         self._look_at_outputs()
-        seen: dict[str, Any] = {"step": step, "step_ns": step_ns}
+        seen: dict[str, Any] = dict(ended)
         loop_seen = self._outputs_held is not None and self._gradients_live is not None
         seen["loop_seen"] = loop_seen
         seen["outputs_held"] = bool(self._outputs_held)

@@ -319,7 +319,7 @@ static void scratch_shrinks_rarely_and_does_not_swing(void **state)
         f->seen.peak_bytes = fixed + f->plan->ceiling_bytes + true_scratch + (step % 3) * 5 * MIB;
         f->seen.step_ns = f->plan->replay.step_ns;
         ms_drift drift = observe(f);
-        assert_true(drift == MS_DRIFT_NONE || (drift == MS_DRIFT_PEAK && step == 4));
+        assert_true(drift == MS_DRIFT_NONE || (drift == MS_DRIFT_PEAK && step == 3));
         if (drift != MS_DRIFT_NONE) {
             replans++;
             replan(f);

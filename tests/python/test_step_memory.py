@@ -1,0 +1,78 @@
+"""What a step took is measured at its boundary and held against the plan, without touching
+the kernel's high-water mark, which is the user's."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+CHILD = textwrap.dedent(
+    """
+    import json, sys
+    import torch, memscale
+    from memscale import _core
+
+    resets = sys.argv[1] == "reset"
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    layers = [torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256))
+              for _ in range(12)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters())
+    memscale.wrap(model, memscale.Config(memory_budget_gb=64.0, force_optimize=True, enable_offloading=False))
+    planner = model._memscale_executor._planner
+    seen, observe = [], planner.step_finished
+
+    def step_finished(observation):
+        seen.append(observation)
+        return observe(observation)
+
+    planner.step_finished = step_finished
+
+    def mark():
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+    marks = []
+    for rows in (8192, 8192, 8192, 2048, 8192):
+        _core.hostmem_trim(0, True)  # what is cached would count in the step after
+        _core.hostmem_reset_peak()
+        if resets:
+            open("/proc/self/clear_refs", "w").write("5")
+        model(torch.randn(rows, 256)).pow(2).mean().backward()
+        optimizer.step()
+        marks.append(mark())
+        optimizer.zero_grad()
+    print(json.dumps({"seen": seen, "marks": marks}))
+    """
+)
+
+
+def steps(mode: str) -> tuple[list[dict], list[int]]:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, mode], capture_output=True, text=True, check=True, timeout=300
+    )
+    report = json.loads(done.stdout)
+    lines = [line for line in done.stderr.splitlines() if "memscale: step 1: peak " in line]
+    assert len(lines) == 1 and " measured, " in lines[0]
+    return report["seen"], report["marks"]
+
+
+def test_a_step_s_peak_is_the_high_water_mark_of_that_step():
+    seen, marks = steps("reset")
+    assert [observation["step"] for observation in seen] == [1, 2, 3, 4, 5]
+    for observation, mark in zip(seen, marks):
+        assert observation["peak_bytes"] == pytest.approx(mark, rel=0.03, abs=8e6)
+        assert observation["held_bytes"] <= observation["peak_held_bytes"] <= observation["peak_bytes"]
+        assert observation["resident_bytes"] <= observation["peak_bytes"]
+
+
+def test_the_mark_is_left_alone_and_smaller_steps_are_still_told():
+    seen, marks = steps("leave")
+    assert marks == sorted(marks)
+    assert seen[2]["peak_bytes"] == pytest.approx(marks[2], rel=0.03, abs=8e6)
+    # A batch of a quarter: far below the mark, which says nothing of this step.
+    assert seen[3]["peak_bytes"] < 0.9 * marks[3]
+    assert seen[4]["peak_bytes"] == pytest.approx(seen[2]["peak_bytes"], rel=0.03, abs=8e6)

@@ -54,6 +54,14 @@ int ms_ext_check(int code, const ms_error *err)
     return -1;
 }
 
+PyObject *ms_ext_none_or_raise(int code, const ms_error *err)
+{
+    if (ms_ext_check(code, err) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 /* ---- text --------------------------------------------------------------- */
 
 PyObject *ms_ext_take_text(char *text)

@@ -21,6 +21,8 @@ PyObject *ms_ext_raise(const ms_error *err);
 
 /* 0 where `code` is MS_OK, else raises and returns -1. */
 int ms_ext_check(int code, const ms_error *err);
+/* The same for a function whose answer is None. */
+PyObject *ms_ext_none_or_raise(int code, const ms_error *err);
 
 /* A str of a text that the library handed out; frees the text. NULL text is out
  * of memory. */
@@ -58,5 +60,9 @@ int ms_ext_arity(const char *function, Py_ssize_t count, Py_ssize_t least, Py_ss
 
 /* A function pointer of any signature as METH_FASTCALL wants it in a table. */
 #define MS_EXT_FAST(function) ((PyCFunction)(void (*)(void))(function))
+
+/* Slots hold functions as object pointers: Python's ABI wants it, ISO C has no such
+ * conversion. */
+#define MS_EXT_SLOT(function) (__extension__(void *)(function))
 
 #endif

@@ -18,14 +18,6 @@ static uint64_t this_thread(void)
     return (uint64_t)PyThread_get_thread_ident();
 }
 
-static PyObject *none_or_raise(int rc, const ms_error *err)
-{
-    if (ms_ext_check(rc, err) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 /* ---- making and freeing ------------------------------------------------------ */
 
 static PyObject *execution_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -96,9 +88,7 @@ static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     ms_execute *execute = execution_of(self)->execute;
     ms_error err;
-    int rc;
-    MS_EXT_UNLOCKED(rc = ms_execute_open_tier(execute, &options, &err));
-    return none_or_raise(rc, &err);
+    return ms_ext_none_or_raise(ms_execute_open_tier(execute, &options, &err), &err);
 }
 
 static PyObject *tier(PyObject *self, PyObject *args)
@@ -136,7 +126,7 @@ static PyObject *set_plan(PyObject *self, PyObject *json)
         rc = ms_execute_set_plan(execution_of(self)->execute, plan, &err);
     }
     ms_plan_free(plan);
-    return none_or_raise(rc, &err);
+    return ms_ext_none_or_raise(rc, &err);
 }
 
 static PyObject *is_active(PyObject *self, PyObject *args)
@@ -515,8 +505,11 @@ static PyObject *storage_bytes(PyObject *module, PyObject *tensors)
     (void)module;
     ms_identity_set seen = {0};
     uint64_t total = 0;
-    if (!PyList_Check(tensors) || ms_ext_torch() == NULL) {
+    if (!PyList_Check(tensors)) {
         PyErr_SetString(PyExc_TypeError, "storage_bytes: a list of tensors");
+        return NULL;
+    }
+    if (ms_ext_torch() == NULL) {
         return NULL;
     }
     if (identity_reset(&seen, (size_t)PyList_Size(tensors)) != 0) {
@@ -543,7 +536,7 @@ static PyObject *storage_bytes(PyObject *module, PyObject *tensors)
 /* ---- type ------------------------------------------------------------------------------------ */
 
 static PyMethodDef methods[] = {
-    {"open_tier", (PyCFunction)(void (*)(void))open_tier, METH_VARARGS | METH_KEYWORDS,
+    {"open_tier", MS_EXT_FAST(open_tier), METH_VARARGS | METH_KEYWORDS,
      "open_tier(tier, dir=None, cap_bytes=2**64-1, slab_bytes=0, worker_count=0)"},
     {"tier", tier, METH_NOARGS, "One line on the lower tier, or None."},
     {"add_layer", add_layer, METH_O, "add_layer(name) -> number"},

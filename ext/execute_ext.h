@@ -17,10 +17,6 @@
 
 #include "memscale/execute.h"
 
-/* Slots hold functions as object pointers: Python's ABI wants it, ISO C has no such
- * conversion. */
-#define MS_EXT_SLOT(function) (__extension__(void *)(function))
-
 /* ---- torch --------------------------------------------------------------- */
 
 /* Names and objects of torch, looked up when the first Execution is made. */

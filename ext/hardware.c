@@ -12,7 +12,8 @@
 static PyObject *hardware_probe(PyObject *module, PyObject *args, PyObject *keywords)
 {
     (void)module;
-    static char *names[] = {"disk_dir", "cache_dir", "no_cache", "no_measure", NULL};
+    static char *names[] = {(char *)"disk_dir", (char *)"cache_dir", (char *)"no_cache",
+                            (char *)"no_measure", NULL};
     PyObject *disk_dir = Py_None;
     PyObject *cache_dir = Py_None;
     int no_cache = 0;

@@ -147,7 +147,7 @@ static int read_number(PyObject *dict, const char *name, uint64_t *out)
     return ms_ext_u64(value, name, out);
 }
 
-/* A flag; absent is false. None too, and then *known (if given) is false. */
+/* A flag; absent or None is false. */
 static int read_flag(PyObject *dict, const char *name, bool *out)
 {
     PyObject *key = PyUnicode_FromString(name);

@@ -3,6 +3,7 @@
  * graph document. Called by memscale.core.profiler for every operator of a traced
  * step, so that a call converts its arguments and nothing more.
  */
+#include "base/units.h"
 #include "common.h"
 #include "rooms.h"
 
@@ -16,14 +17,6 @@ typedef struct trace_object {
 static ms_trace *trace_of(PyObject *self)
 {
     return ((trace_object *)self)->trace;
-}
-
-static PyObject *none_or_raise(int rc, const ms_error *err)
-{
-    if (ms_ext_check(rc, err) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
 }
 
 /* ---- making and freeing --------------------------------------------------- */
@@ -108,7 +101,7 @@ static int read_operand(PyObject *pair, ms_operand *operand)
             return -1;
         }
         if (i <= folded) {
-            operand->size[0] *= size;
+            operand->size[0] = ms__mul_sat(operand->size[0], size);
         } else {
             operand->size[i - folded] = size;
         }
@@ -183,7 +176,7 @@ static PyObject *resident(PyObject *self, PyObject *args)
     ms_error err;
     int rc = ms_trace_resident(trace_of(self), key, bytes, item_bytes, (ms_resident_role)index,
                                trainable != 0, &err);
-    return none_or_raise(rc, &err);
+    return ms_ext_none_or_raise(rc, &err);
 }
 
 static PyObject *phase(PyObject *self, PyObject *name)
@@ -198,7 +191,7 @@ static PyObject *phase(PyObject *self, PyObject *name)
         return NULL;
     }
     ms_error err;
-    return none_or_raise(ms_trace_set_phase(trace_of(self), (ms_trace_phase)index, &err), &err);
+    return ms_ext_none_or_raise(ms_trace_set_phase(trace_of(self), (ms_trace_phase)index, &err), &err);
 }
 
 static PyObject *born(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -208,7 +201,7 @@ static PyObject *born(PyObject *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     ms_error err;
-    return none_or_raise(ms_trace_born(trace_of(self), numbers[0], numbers[1], &err), &err);
+    return ms_ext_none_or_raise(ms_trace_born(trace_of(self), numbers[0], numbers[1], &err), &err);
 }
 
 static PyObject *died(PyObject *self, PyObject *key)
@@ -218,7 +211,7 @@ static PyObject *died(PyObject *self, PyObject *key)
         return NULL;
     }
     ms_error err;
-    return none_or_raise(ms_trace_died(trace_of(self), number, &err), &err);
+    return ms_ext_none_or_raise(ms_trace_died(trace_of(self), number, &err), &err);
 }
 
 static PyObject *give_role(PyObject *self, PyObject *const *args, Py_ssize_t count,
@@ -229,7 +222,7 @@ static PyObject *give_role(PyObject *self, PyObject *const *args, Py_ssize_t cou
         return NULL;
     }
     ms_error err;
-    return none_or_raise(ms_trace_role(trace_of(self), numbers[0], numbers[1], role, &err), &err);
+    return ms_ext_none_or_raise(ms_trace_role(trace_of(self), numbers[0], numbers[1], role, &err), &err);
 }
 
 static PyObject *output(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -246,14 +239,14 @@ static PyObject *loss_outside(PyObject *self, PyObject *unused)
 {
     (void)unused;
     ms_error err;
-    return none_or_raise(ms_trace_loss_outside(trace_of(self), &err), &err);
+    return ms_ext_none_or_raise(ms_trace_loss_outside(trace_of(self), &err), &err);
 }
 
 static PyObject *optimizer_unknown(PyObject *self, PyObject *unused)
 {
     (void)unused;
     ms_error err;
-    return none_or_raise(ms_trace_optimizer_unknown(trace_of(self), &err), &err);
+    return ms_ext_none_or_raise(ms_trace_optimizer_unknown(trace_of(self), &err), &err);
 }
 
 /* ---- nodes ---------------------------------------------------------------- */
@@ -278,7 +271,7 @@ static PyObject *leave(PyObject *self, PyObject *unused)
 {
     (void)unused;
     ms_error err;
-    return none_or_raise(ms_trace_leave(trace_of(self), &err), &err);
+    return ms_ext_none_or_raise(ms_trace_leave(trace_of(self), &err), &err);
 }
 
 static PyObject *current(PyObject *self, PyObject *unused)
@@ -294,7 +287,7 @@ static PyObject *input(PyObject *self, PyObject *key)
         return NULL;
     }
     ms_error err;
-    return none_or_raise(ms_trace_input(trace_of(self), number, &err), &err);
+    return ms_ext_none_or_raise(ms_trace_input(trace_of(self), number, &err), &err);
 }
 
 static int flag_bit(const char *name, uint32_t *bit)
@@ -329,7 +322,7 @@ static PyObject *flag(PyObject *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     ms_error err;
-    return none_or_raise(ms_trace_flag(trace_of(self), node, bit, &err), &err);
+    return ms_ext_none_or_raise(ms_trace_flag(trace_of(self), node, bit, &err), &err);
 }
 
 /* ---- operators ------------------------------------------------------------ */
@@ -353,7 +346,7 @@ static PyObject *op(PyObject *self, PyObject *const *args, Py_ssize_t count)
     }
     ms_error err;
     int rc = ms_trace_op(trace_of(self), name, inputs, input_count, outputs, output_count, &err);
-    result = none_or_raise(rc, &err);
+    result = ms_ext_none_or_raise(rc, &err);
 cleanup:
     if (inputs != input_room) {
         PyMem_Free(inputs);
@@ -391,7 +384,7 @@ static PyObject *unpacked(PyObject *self, PyObject *const *args, Py_ssize_t coun
     }
     ms_error err;
     int rc = ms_trace_unpacked(trace_of(self), node, numbers[1], numbers[2], &err);
-    return none_or_raise(rc, &err);
+    return ms_ext_none_or_raise(rc, &err);
 }
 
 static PyObject *dropped(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -402,7 +395,7 @@ static PyObject *dropped(PyObject *self, PyObject *const *args, Py_ssize_t count
         return NULL;
     }
     ms_error err;
-    return none_or_raise(ms_trace_dropped(trace_of(self), node, numbers[1], &err), &err);
+    return ms_ext_none_or_raise(ms_trace_dropped(trace_of(self), node, numbers[1], &err), &err);
 }
 
 /* ---- results -------------------------------------------------------------- */
@@ -479,14 +472,10 @@ static PyMethodDef trace_methods[] = {
 
 static char trace_doc[] = "Trace(model, signature, source): turns the events of one step into a graph.";
 
-/* Slots hold functions as object pointers: Python's ABI wants it, ISO C has no such
- * conversion. */
-#define SLOT(function) (__extension__(void *)(function))
-
 static PyType_Slot trace_slots[] = {
     {Py_tp_doc, trace_doc},
-    {Py_tp_new, SLOT(trace_new)},
-    {Py_tp_dealloc, SLOT(trace_dealloc)},
+    {Py_tp_new, MS_EXT_SLOT(trace_new)},
+    {Py_tp_dealloc, MS_EXT_SLOT(trace_dealloc)},
     {Py_tp_methods, trace_methods},
     {0, NULL},
 };

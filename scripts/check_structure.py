@@ -80,12 +80,7 @@ def check_c_includes(path: pathlib.Path, text: str) -> Iterator[str]:
         room = room_of_include(f"memscale/{path.name}") or "top"
     else:
         room = "outside"
-    if room == "top":
-        allowed = C_ALL | {"top"}
-    elif room == "outside":
-        allowed = C_ALL | {"top"}
-    else:
-        allowed = C_ROOMS[room] | {room}
+    allowed = C_ALL | {"top"} if room in ("top", "outside") else C_ROOMS[room] | {room}
     for bracket, name in INCLUDE.findall(text):
         used = room_of_include(name)
         if used is not None and used not in allowed:

@@ -29,7 +29,7 @@ def check_import() -> None:
 
     if importlib.util.find_spec("torch") is not None:
         sys.exit("this environment has torch: the check proves nothing")
-    if not (memscale.__version__ == _core.version()):
+    if memscale.__version__ != _core.version():
         sys.exit(f"versions differ: {memscale.__version__}, {_core.version()}")
     memscale.Config(memory_budget_gb=4.0)
     try:

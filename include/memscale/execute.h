@@ -74,8 +74,8 @@ MS_API int ms_execute_open(const ms_execute_host *host, const ms_offload_options
  * every handle dropped before: the host counts them through its own references. */
 MS_API void ms_execute_close(ms_execute *execute);
 
-/* Opens the lower tier of an executor that has none. MS_ESTATE where it has one. */
-MS_API int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *tier, ms_error *err);
+/* Opens the lower tier of an executor that has none. MS_ESTATE where it has one. May wait. */
+MS_API int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options, ms_error *err);
 MS_API bool ms_execute_has_tier(const ms_execute *execute);
 /* One line on the tier, "" without one. */
 MS_API const char *ms_execute_tier_description(const ms_execute *execute);

@@ -33,16 +33,31 @@ _PACKAGES = ("optim",)
 __all__ = [*_PUBLIC, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
-    from . import optim
-    from .api import detach, optimize, plan, wrap
-    from .config import AsyncOffloadConfig, Config, OptimizationMode
+    from . import optim as optim
+    from .api import detach as detach
+    from .api import optimize as optimize
+    from .api import plan as plan
+    from .api import wrap as wrap
+    from .config import AsyncOffloadConfig as AsyncOffloadConfig
+    from .config import Config as Config
+    from .config import OptimizationMode as OptimizationMode
     from .errors import (
-        BudgetInfeasibleError,
-        ConfigError,
-        IntegrationError,
-        MemScaleError,
-        OffloadError,
-        ProfileError,
+        BudgetInfeasibleError as BudgetInfeasibleError,
+    )
+    from .errors import (
+        ConfigError as ConfigError,
+    )
+    from .errors import (
+        IntegrationError as IntegrationError,
+    )
+    from .errors import (
+        MemScaleError as MemScaleError,
+    )
+    from .errors import (
+        OffloadError as OffloadError,
+    )
+    from .errors import (
+        ProfileError as ProfileError,
     )
 
 

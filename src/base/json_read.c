@@ -130,7 +130,7 @@ int ms__json_only(const ms__json_at *object, const char *const names[], size_t c
 
 int ms__json_version(const ms__json_at *object, uint64_t oldest, uint64_t newest, uint64_t *version)
 {
-    uint64_t found;
+    uint64_t found = 0;
     int rc = ms__json_u64(object, "version", 0, UINT64_MAX, &found);
     if (rc != MS_OK) {
         return rc;
@@ -238,7 +238,7 @@ int ms__json_u64(const ms__json_at *object, const char *name, uint64_t least, ui
 int ms__json_u32(const ms__json_at *object, const char *name, uint32_t least, uint32_t most,
                  uint32_t *out)
 {
-    uint64_t wide;
+    uint64_t wide = 0;
     int rc = ms__json_u64(object, name, least, most, &wide);
     if (rc == MS_OK) {
         *out = (uint32_t)wide;

@@ -628,7 +628,7 @@ static int save_of_serial(ms_trace *trace, uint32_t node, uint64_t serial, trace
 
 int ms_trace_unpacked(ms_trace *trace, uint32_t node, uint64_t serial, uint64_t copy_key, ms_error *err)
 {
-    trace_save *save;
+    trace_save *save = NULL;
     int rc = save_of_serial(trace, node, serial, &save, err);
     if (rc != MS_OK) {
         return rc;
@@ -681,7 +681,7 @@ static int drop_save(ms_trace *trace, uint32_t index, ms_error *err)
 
 int ms_trace_dropped(ms_trace *trace, uint32_t node, uint64_t serial, ms_error *err)
 {
-    trace_save *save;
+    trace_save *save = NULL;
     int rc = save_of_serial(trace, node, serial, &save, err);
     if (rc != MS_OK || save == NULL) {
         return rc;

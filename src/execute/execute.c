@@ -28,29 +28,56 @@ int ms_execute_open(const ms_execute_host *host, const ms_offload_options *tier,
     return MS_OK;
 }
 
-int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *tier, ms_error *err)
-{
-    if (execute->tier != NULL) {
-        return ms_fail(err, MS_ESTATE, "this executor has a lower tier already");
-    }
-    int rc = ms_offload_open(tier, &execute->tier, err);
-    if (rc == MS_OK) {
-        execute->tier_kind = tier->tier;
-    }
-    return rc;
-}
-
 /* may wait */
-static void tier_close(ms_execute *execute)
+static void tier_close(const ms_execute *execute, ms_offload *tier)
 {
     const ms_execute_host *host = &execute->host;
     if (host->unlock != NULL) {
         host->unlock(host->context);
     }
-    ms_offload_close(execute->tier);
+    ms_offload_close(tier);
     if (host->lock != NULL) {
         host->lock(host->context);
     }
+}
+
+/* may wait */
+static int tier_open(const ms_execute *execute, const ms_offload_options *options, ms_offload **tier,
+                     ms_error *err)
+{
+    const ms_execute_host *host = &execute->host;
+    if (host->unlock != NULL) {
+        host->unlock(host->context);
+    }
+    int rc = ms_offload_open(options, tier, err);
+    if (host->lock != NULL) {
+        host->lock(host->context);
+    }
+    return rc;
+}
+
+static int fail_has_tier(ms_error *err)
+{
+    return ms_fail(err, MS_ESTATE, "this executor has a lower tier already");
+}
+
+int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options, ms_error *err)
+{
+    ms_offload *tier = NULL;
+    if (execute->tier != NULL) {
+        return fail_has_tier(err);
+    }
+    int rc = tier_open(execute, options, &tier, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (execute->tier != NULL) {
+        tier_close(execute, tier); /* another thread was faster */
+        return fail_has_tier(err);
+    }
+    execute->tier = tier;
+    execute->tier_kind = options->tier;
+    return MS_OK;
 }
 
 void ms_execute_close(ms_execute *execute)
@@ -61,7 +88,7 @@ void ms_execute_close(ms_execute *execute)
     if (execute->tier != NULL) {
         ms__fetched_release_all(execute);
         ms__extents_drain(execute);
-        tier_close(execute);
+        tier_close(execute, execute->tier);
     }
     ms__threads_purge(execute, true);
     ms__table_free(execute);

@@ -235,7 +235,7 @@ def test_a_change_in_place_raises_as_autograd_does(technique, tmp_path):
 
     def run(case, model):
         kept = []
-        handle = model[1][0].register_forward_hook(lambda module, args, out: kept.append(out))
+        handle = model[1][0].register_forward_hook(lambda module, args, out, kept=kept: kept.append(out))
         loss = loss_of(forward(case, model, 0))
         handle.remove()
         kept[0].data  # noqa: B018  does not count as a change

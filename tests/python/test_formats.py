@@ -1,6 +1,7 @@
 """The JSON Schemas in docs/formats: every document that is written is valid, and what a schema
 allows is what the parser in C allows."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -177,7 +178,7 @@ def test_frontiers_are_valid_and_monotone(run):
     points = frontier["points"]
     assert len(points) == 40 and points[0]["budget_bytes"] == frontier["need_bytes"]
     assert all(point["peak_bytes"] <= point["budget_bytes"] for point in points)
-    for larger, smaller in zip(points, points[1:]):
+    for larger, smaller in itertools.pairwise(points):
         assert larger["budget_bytes"] > smaller["budget_bytes"]
         assert larger["step_ns"] <= smaller["step_ns"]
     below = str(points[-1]["budget_bytes"] - 1)

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from optim_support import new_gradients, off_by, parameters, small_task, train  # noqa: E402
+
 import memscale  # noqa: E402
 from memscale.optim import AdamW  # noqa: E402
-
-from optim_support import new_gradients, off_by, parameters, small_task, train  # noqa: E402
 
 SHAPES = [(3,), (), (17, 5), (64, 33), (300, 301)]
 fused_multiply_add = pytest.mark.skipif(

@@ -63,7 +63,7 @@ def steps(mode: str) -> tuple[list[dict], list[int]]:
 def test_a_step_s_peak_is_the_high_water_mark_of_that_step():
     seen, marks = steps("reset")
     assert [observation["step"] for observation in seen] == [1, 2, 3, 4, 5]
-    for observation, mark in zip(seen, marks):
+    for observation, mark in zip(seen, marks, strict=False):
         assert observation["peak_bytes"] == pytest.approx(mark, rel=0.03, abs=8e6)
         assert observation["held_bytes"] <= observation["peak_held_bytes"] <= observation["peak_bytes"]
         assert observation["resident_bytes"] <= observation["peak_bytes"]

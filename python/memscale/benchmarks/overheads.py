@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 from .cases import CASES, batches
 
@@ -67,12 +68,12 @@ def _nothing_to_do() -> dict[str, float]:
     import memscale
 
     case = CASES["gpt2"]
-    models = []
-    for wrapped in (False, True):
+    models: list[tuple[Any, torch.optim.Optimizer]] = []
+    for is_wrapped in (False, True):
         torch.manual_seed(0)
-        model = case.make().train()
+        model: Any = case.make().train()
         model.config.use_cache = False
-        if wrapped:
+        if is_wrapped:
             memscale.wrap(model, memscale.Config(enable_logging=False))
         models.append((model, torch.optim.AdamW(model.parameters(), lr=1e-4)))
     [ids] = batches(case, 1)

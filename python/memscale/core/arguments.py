@@ -138,7 +138,7 @@ class _Freezer:
     def freeze(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if isinstance(value, _PLAIN) or isinstance(value, type):
+        if isinstance(value, (*_PLAIN, type)):
             return value
         kind = type(value)
         if kind is tuple or kind is list:

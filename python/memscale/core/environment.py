@@ -46,8 +46,14 @@ def _switches() -> list[_Switch]:
         _switch("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
         _switch("_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
         _switch("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
-        _switch("_get_cublas_allow_fp16_reduced_precision_reduction", "_set_cublas_allow_fp16_reduced_precision_reduction"),
-        _switch("_get_cublas_allow_bf16_reduced_precision_reduction", "_set_cublas_allow_bf16_reduced_precision_reduction"),
+        _switch(
+            "_get_cublas_allow_fp16_reduced_precision_reduction",
+            "_set_cublas_allow_fp16_reduced_precision_reduction",
+        ),
+        _switch(
+            "_get_cublas_allow_bf16_reduced_precision_reduction",
+            "_set_cublas_allow_bf16_reduced_precision_reduction",
+        ),
     ]
     return [
         (torch.get_default_dtype, torch.set_default_dtype),

@@ -7,6 +7,7 @@ tensor stays, moves or is made again is C's to say.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import logging
@@ -19,7 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _core
-from ..errors import MemScaleError
+from ..errors import MemScaleError, OffloadError
 from .arguments import plain_tensors
 from .hooks import LayerHooks, RootHooks
 from .layers import find_layers
@@ -80,7 +81,7 @@ class Executor:
         self._disk_dir = disk_dir
         self._core = _core.Execution(replay)
         self._watch = StepWatch(self._core)
-        self._plan: ExecutionPlan | None = None
+        self._plan: ExecutionPlan | _PlanText | None = None
         self._signature: str | None = None
         self._root: RootHooks | None = None
         self._layers: list[LayerHooks] = []
@@ -93,7 +94,7 @@ class Executor:
     # -- what users ask ------------------------------------------------------------
 
     @property
-    def plan(self) -> ExecutionPlan | None:
+    def plan(self) -> ExecutionPlan | _PlanText | None:
         """The plan in force; None before the first training forward without `sample_input`."""
         return self._plan
 
@@ -208,6 +209,8 @@ class Executor:
         configured = getattr(self._config, "disk_offload_dir", None)
         if configured:
             return configured
+        if self._planner is None:
+            raise OffloadError("the plan moves tensors to disk, and no directory for them was named")
         return json.loads(self._planner.hardware_json)["disk"]["dir"]
 
     # -- the root's forward -------------------------------------------------------------
@@ -330,10 +333,9 @@ class Executor:
     def _backward_began(self) -> None:
         if self._profile is not None:
             self._profile.backward_began()
-        try:
+        # Not in a backward: someone looks at a node's saved tensors.
+        with contextlib.suppress(RuntimeError):
             torch.autograd.Variable._execution_engine.queue_callback(_weak_method(self, "_backward_ended"))
-        except RuntimeError:
-            pass  # not in a backward: someone looks at a node's saved tensors
 
     def _backward_ended(self) -> None:
         if self._profile is not None:
@@ -353,7 +355,9 @@ class Executor:
         """A profiled step is over: the planner may have a plan to go on with."""
         profile, self._profile = self._profile, None
         graph = profile.finish(is_optimizer) if profile is not None else None
-        plan = self._planner.live_trace_finished(graph) if graph is not None else None
+        if graph is None or self._planner is None:
+            return
+        plan = self._planner.live_trace_finished(graph)
         if plan is not None:
             self.apply(plan)
 

@@ -23,16 +23,22 @@ class StepWatch:
 
     def __init__(self, core: Any) -> None:
         self._core = core
-        self._outputs: list[weakref.ref[torch.Tensor]] = []
-        self._outputs_held: bool | None = None
-        self._gradients_live: bool | None = None
-        self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
-        self._judged: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self._forwards = 0
+        self._outputs: list[weakref.ref[torch.Tensor]]
+        self._outputs_held: bool | None
+        self._gradients_live: bool | None
+        self._optimizer: weakref.ref[torch.optim.Optimizer] | None
+        self._judged: weakref.WeakKeyDictionary[Any, bool]
+        self._forwards: int
+        self.forget()
 
     def forget(self) -> None:
         """Lets go of everything."""
-        self.__init__(self._core)
+        self._outputs = []
+        self._outputs_held = None
+        self._gradients_live = None
+        self._optimizer = None
+        self._judged = weakref.WeakKeyDictionary()
+        self._forwards = 0
 
     def forward_begins(self, model: torch.nn.Module) -> None:
         """The root is about to run."""

@@ -16,7 +16,7 @@ from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
 from ..observability.logs import drain_core_log
 from .execution_plan import ExecutionPlan
 from .host_memory import HostMemory
-from .profiler import MemoryProfiler, describe_arguments
+from .profiler import MemoryProfiler
 
 if TYPE_CHECKING:
     import torch

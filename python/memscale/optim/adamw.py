@@ -156,9 +156,15 @@ class AdamW(torch.optim.AdamW):
         """torch's own update of what C does not take."""
         lists: list[list[torch.Tensor]] = [[] for _ in range(6)]
         has_complex = self._init_group(group, *lists)
+        params, gradients, averages, squares, largest_squares, steps = lists
         beta1, beta2 = group["betas"]
         adamw(
-            *lists,
+            params,
+            gradients,
+            averages,
+            squares,
+            largest_squares,
+            steps,
             foreach=group["foreach"],
             capturable=group["capturable"],
             differentiable=group["differentiable"],
@@ -185,7 +191,7 @@ class AdamW(torch.optim.AdamW):
             values = self.state[p]
             if not values:
                 values.update(_state.fresh(p, group["amsgrad"], state_bits, bf16))
-            gradient = _state.laid_out_as(p, p.grad)
+            gradient = _state.laid_out_as(p, _gradient_of(p))
             kept.append(gradient)
             tensors.append(_state.addresses(p, gradient, values))
         beta1, beta2 = group["betas"]
@@ -203,7 +209,7 @@ class AdamW(torch.optim.AdamW):
         for p, gradient in zip(params, kept, strict=True):
             self.state[p]["step"] += 1
             if scale != 1.0 and gradient is not p.grad:
-                p.grad.copy_(gradient)
+                _gradient_of(p).copy_(gradient)
         # Autograd learns of writes that it has not seen.
         torch.autograd.graph.increment_version(params)
 
@@ -262,9 +268,16 @@ class AdamW8bit(AdamW):
         super().__init__(params, *args, **{"state_bits": 8, **kwargs})
 
 
+def _gradient_of(p: torch.Tensor) -> torch.Tensor:
+    """The gradient of a parameter that was chosen because it has one."""
+    if p.grad is None:
+        raise ValueError("the parameter has no gradient")
+    return p.grad
+
+
 def _check_gradient(p: torch.Tensor, name: str) -> None:
     """Refuses what neither C nor torch's AdamW can use, by name."""
-    gradient = p.grad
+    gradient = _gradient_of(p)
     if gradient.layout is not torch.strided:
         raise IntegrationError(
             f"AdamW: the gradient of {name} is sparse ({gradient.layout}); use dense gradients "

@@ -356,6 +356,24 @@ static void running_out_of_memory_keeps_the_tensor(void **state)
     }
 }
 
+/* Opening and closing a tier may take long: others of the host's threads go on meanwhile. */
+static void a_tier_is_opened_once_and_without_the_hosts_lock(void **state)
+{
+    fixture *f = *state;
+    ms_execute_host table;
+    ms_execute *execute;
+    ms_offload_options tier = memory_tier();
+    host_table(&f->host, &table);
+    assert_ms_ok(ms_execute_open(&table, NULL, &execute, &f->err), f->err);
+    uint64_t unlocks = f->host.unlocks;
+    assert_ms_ok(ms_execute_open_tier(execute, &tier, &f->err), f->err);
+    assert_int_equal(f->host.unlocks, unlocks + 1);
+    assert_int_equal(f->host.locks, f->host.unlocks);
+    assert_ms_fails(ms_execute_open_tier(execute, &tier, &f->err), MS_ESTATE, f->err, "already");
+    ms_execute_close(execute);
+    assert_int_equal(f->host.locks, f->host.unlocks);
+}
+
 /* On a file: what a failing device does. */
 static void reopen_on_disk(fixture *f, const char *dir)
 {
@@ -427,6 +445,7 @@ int main(void)
         TEST(a_full_tier_keeps_tensors_until_the_next_step),
         TEST(no_memory_to_fetch_into_is_an_error_and_can_be_tried_again),
         TEST(running_out_of_memory_keeps_the_tensor),
+        TEST(a_tier_is_opened_once_and_without_the_hosts_lock),
         TEST(a_write_that_fails_leaves_the_bytes_in_memory),
         TEST(a_read_that_fails_is_an_error_and_hands_nothing_out),
     };

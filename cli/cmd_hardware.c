@@ -135,7 +135,7 @@ static int load(const char *path, ms_hardware *hardware)
     }
     ms_free(text);
     if (rc != MS_OK) {
-        return cli_usage_error("hardware: --from %s: %s", path, err.text);
+        return cli_usage_error("hardware", "--from %s: %s", path, err.text);
     }
     return CLI_OK;
 }
@@ -146,7 +146,7 @@ static int probe(const ms_hardware_options *options, ms_hardware *hardware)
     ms_error err;
     int rc = ms_hardware_probe(options, hardware, &err);
     if (rc == MS_ECONFIG && strncmp(err.text, field, strlen(field)) == 0) {
-        return cli_usage_error("hardware: --disk-dir: %s", err.text + strlen(field));
+        return cli_usage_error("hardware", "--disk-dir: %s", err.text + strlen(field));
     }
     return rc == MS_OK ? CLI_OK : cli_fail(&err);
 }
@@ -189,7 +189,7 @@ int cmd_hardware(int argc, char **argv)
         return status;
     }
     if (from != NULL && (options.disk_dir != NULL || options.no_cache)) {
-        return cli_usage_error("hardware: --from excludes --disk-dir and --no-cache");
+        return cli_usage_error("hardware", "--from excludes --disk-dir and --no-cache");
     }
     ms_hardware *hardware = ms_calloc(1, sizeof *hardware);
     if (hardware == NULL) {

@@ -125,7 +125,7 @@ static char *read_file(const char *option, const char *path)
     }
     if (rc != MS_OK) {
         ms_free(text);
-        cli_usage_error("plan: %s %s: %s", option, path, err.text);
+        cli_usage_error("plan", "%s %s: %s", option, path, err.text);
         return NULL;
     }
     return text;
@@ -133,7 +133,7 @@ static char *read_file(const char *option, const char *path)
 
 static int parsed(int rc, const char *option, const char *path, const ms_error *err)
 {
-    return rc == MS_OK ? CLI_OK : cli_usage_error("plan: %s %s: %s", option, path, err->text);
+    return rc == MS_OK ? CLI_OK : cli_usage_error("plan", "%s %s: %s", option, path, err->text);
 }
 
 static int load_graph(const char *path, plan_work *work)
@@ -187,7 +187,7 @@ static int load_config(const plan_request *request, plan_work *work)
     if (request->budget != NULL) {
         uint64_t bytes;
         if (!parse_bytes(request->budget, &bytes) || bytes == 0 || bytes > INT64_MAX) {
-            return cli_usage_error("plan: --budget %s: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB",
+            return cli_usage_error("plan", "--budget %s: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB",
                                    request->budget);
         }
         work->config.memory_budget_bytes = bytes;
@@ -223,7 +223,7 @@ static int show(const plan_request *request, const plan_work *work)
     if (request->explain != NULL) {
         entry = find_layer(work->plan, request->explain);
         if (entry < 0) {
-            return cli_usage_error("plan: --explain %s: the plan has no such layer", request->explain);
+            return cli_usage_error("plan", "--explain %s: the plan has no such layer", request->explain);
         }
     }
     bool explains = request->explain_all || request->explain != NULL;
@@ -247,7 +247,7 @@ static int write_plot(const char *path, const ms_frontier *frontier)
     int rc = picture == NULL ? ms_fail(&err, MS_ENOMEM, "out of memory")
                              : ms__file_write_text(path, picture, strlen(picture), &err);
     ms_free(picture);
-    return rc == MS_OK ? CLI_OK : cli_usage_error("plan: --plot %s: %s", path, err.text);
+    return rc == MS_OK ? CLI_OK : cli_usage_error("plan", "--plot %s: %s", path, err.text);
 }
 
 static int show_sweep(const plan_request *request, const ms_frontier *frontier)
@@ -277,7 +277,7 @@ static int sweep(const plan_request *request, const plan_work *work)
     ms_frontier *frontier = NULL;
     int rc = ms_frontier_make(work->graph, work->hardware, &work->config, request->sweep_points, &frontier, &err);
     if (rc == MS_EINVAL) {
-        return cli_usage_error("plan: --graph %s: %s", request->graph_path, err.text);
+        return cli_usage_error("plan", "--graph %s: %s", request->graph_path, err.text);
     }
     if (rc != MS_OK) {
         return cli_fail(&err);
@@ -305,7 +305,7 @@ static int make_plan(const plan_request *request, plan_work *work)
     ms_error err;
     int rc = ms_pipeline_plan(work->graph, work->hardware, &work->config, &work->plan, &err);
     if (rc == MS_EINVAL) {
-        return cli_usage_error("plan: --graph %s: %s", request->graph_path, err.text);
+        return cli_usage_error("plan", "--graph %s: %s", request->graph_path, err.text);
     }
     return rc == MS_OK ? show(request, work) : cli_fail(&err);
 }
@@ -327,23 +327,23 @@ static int check_request(plan_request *request)
 {
     bool explains = request->explain_all || request->explain != NULL;
     if (request->as_json && explains) {
-        return cli_usage_error("plan: --json excludes --explain");
+        return cli_usage_error("plan", "--json excludes --explain");
     }
     if (request->graph_path == NULL) {
-        return cli_usage_error("plan: --graph FILE is missing");
+        return cli_usage_error("plan", "--graph FILE is missing");
     }
     if (request->sweep == NULL) {
         bool alone = request->as_csv || request->plot_path != NULL;
-        return alone ? cli_usage_error("plan: --csv and --plot go with --sweep N") : CLI_OK;
+        return alone ? cli_usage_error("plan", "--csv and --plot go with --sweep N") : CLI_OK;
     }
     char *end;
     unsigned long count = strtoul(request->sweep, &end, 10);
     if (*request->sweep < '0' || *request->sweep > '9' || *end != '\0' || count < 1 || count > MS_FRONTIER_MOST_POINTS) {
-        return cli_usage_error("plan: --sweep %s: give a number of budgets, 1 to %d", request->sweep,
+        return cli_usage_error("plan", "--sweep %s: give a number of budgets, 1 to %d", request->sweep,
                                MS_FRONTIER_MOST_POINTS);
     }
     if (explains || request->budget != NULL || (request->as_json && request->as_csv)) {
-        return cli_usage_error("plan: --sweep excludes --explain and --budget, and --json excludes --csv");
+        return cli_usage_error("plan", "--sweep excludes --explain and --budget, and --json excludes --csv");
     }
     request->sweep_points = (uint32_t)count;
     return CLI_OK;

@@ -22,13 +22,13 @@ int cli_fail(const ms_error *err)
     return CLI_FAILED;
 }
 
-int cli_usage_error(const char *fmt, ...)
+int cli_usage_error(const char *command, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
-    fputs("memscale: ", stderr);
+    fprintf(stderr, "memscale: %s%s", command != NULL ? command : "", command != NULL ? ": " : "");
     vfprintf(stderr, fmt, args);
-    fputs("\nTry \"memscale --help\".\n", stderr);
+    fprintf(stderr, "\nTry \"memscale %s%s--help\".\n", command != NULL ? command : "", command != NULL ? " " : "");
     va_end(args);
     return CLI_USAGE;
 }

@@ -15,9 +15,9 @@ enum {
 /* Prints "memscale: <text of the error>" to stderr; returns CLI_FAILED. */
 int cli_fail(const ms_error *err);
 
-/* Prints "memscale: <message>" and where help is found to stderr; returns
- * CLI_USAGE. */
-int cli_usage_error(const char *fmt, ...) MS_PRINTF(1, 2);
+/* Prints "memscale: <command>: <message>" and where help on the command is found to
+ * stderr; returns CLI_USAGE. `command` is NULL where none is known. */
+int cli_usage_error(const char *command, const char *fmt, ...) MS_PRINTF(2, 3);
 
 /* Writes all of `text` to stdout; CLI_FAILED where that fails. cli_finish() tells. */
 int cli_print(const char *text);

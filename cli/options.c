@@ -19,10 +19,10 @@ static const cli_option *find_option(const cli_option *options, size_t count, co
 static int set_flag(const char *command, const cli_option *option, const char *value)
 {
     if (value != NULL) {
-        return cli_usage_error("%s: %s takes no value", command, option->name);
+        return cli_usage_error(command, "%s takes no value", option->name);
     }
     if (*option->flag) {
-        return cli_usage_error("%s: %s is given twice", command, option->name);
+        return cli_usage_error(command, "%s is given twice", option->name);
     }
     *option->flag = true;
     return CLI_GO_ON;
@@ -31,10 +31,10 @@ static int set_flag(const char *command, const cli_option *option, const char *v
 static int set_value(const char *command, const cli_option *option, const char *value)
 {
     if (value == NULL || value[0] == '\0') {
-        return cli_usage_error("%s: %s needs a value", command, option->name);
+        return cli_usage_error(command, "%s needs a value", option->name);
     }
     if (*option->value != NULL) {
-        return cli_usage_error("%s: %s is given twice", command, option->name);
+        return cli_usage_error(command, "%s is given twice", option->name);
     }
     *option->value = value;
     return CLI_GO_ON;
@@ -50,13 +50,13 @@ int cli_parse(int argc, char **argv, const cli_option *options, size_t count, co
             return cli_print(help);
         }
         if (word[0] != '-') {
-            return cli_usage_error("%s: unexpected argument \"%s\"", command, word);
+            return cli_usage_error(command, "unexpected argument \"%s\"", word);
         }
         size_t length = strcspn(word, "=");
         const char *value = word[length] == '=' ? word + length + 1 : NULL;
         const cli_option *option = find_option(options, count, word, length);
         if (option == NULL) {
-            return cli_usage_error("%s: unknown option %.*s", command, (int)length, word);
+            return cli_usage_error(command, "unknown option %.*s", (int)length, word);
         }
         if (option->flag != NULL) {
             status = set_flag(command, option, value);

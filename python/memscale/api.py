@@ -1,7 +1,7 @@
 """The public functions: wrap, detach, optimize, plan.
 
 Each checks what it was given, sets up a session (what is known) and an executor
-(what is done), and ties their lifetimes to the model. See `docs/` for a guide.
+(what is done), and ties their lifetimes to the model. See docs/guide.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def wrap(
         model, for a Trainer).
 
     Raises:
-        TypeError: `target` is none of the above.
+        TypeError: `target` is none of the above, or `sample_input` does not fit its forward.
         ConfigError: a field of the configuration is not allowed here.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
         IntegrationError: the model can't be hooked (compiled, already distributed).
@@ -96,11 +96,13 @@ def optimize(
     exception or not, everything is as before.
 
     Raises:
-        as `wrap()`.
+        TypeError: `optimizer` is no `torch.optim.Optimizer`.
+        as `wrap()`, besides.
     """
     from .core.setup import check_config, effective_config, wrap_module
 
     checked = effective_config(check_config(config), None, None)
+    _check_optimizer(optimizer)
     executor = wrap_module(_as_module(model, "optimize"), checked, sample_input, optimizer)
     try:
         yield executor
@@ -120,6 +122,7 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
         The execution plan: ``print(plan)``, ``plan.to_json()``, ``plan.explain(layer)``.
 
     Raises:
+        TypeError: `sample_input` does not fit the model's forward.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
         ProfileError: the model can't be traced without running it.
     """
@@ -129,7 +132,17 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
 
     module = _as_module(model, "plan")
     session = Session(module, effective_config(check_config(config), None, None), applies=False)
-    return ExecutionPlan(session.plan_traced(module, *sample_arguments(sample_input)), session.hardware_json)
+    return ExecutionPlan(session.plan_traced(module, *sample_arguments(module, sample_input)), session.hardware_json)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    import torch
+
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"memscale.optimize(): optimizer must be a torch.optim.Optimizer or None, not "
+            f"{type(optimizer).__qualname__}; give a configuration as config=..."
+        )
 
 
 def _as_module(target: Any, caller: str) -> torch.nn.Module:
@@ -142,9 +155,10 @@ def _as_module(target: Any, caller: str) -> torch.nn.Module:
         )
     if isinstance(target, torch.nn.Module):
         return target
+    also = " or a Hugging Face Trainer" if caller in ("wrap", "detach") else ""
     raise TypeError(
-        f"memscale.{caller}() takes a torch.nn.Module, a Hugging Face Trainer or a Lightning "
-        f"Trainer, not {type(target).__module__}.{type(target).__qualname__}"
+        f"memscale.{caller}() takes a torch.nn.Module{also}, "
+        f"not {type(target).__module__}.{type(target).__qualname__}"
     )
 
 

@@ -34,7 +34,7 @@ class OptimizationMode(str, Enum):  # noqa: UP042 (str() of a StrEnum hides that
     """Everything that the flags of `Config` allow."""
 
 
-@dataclass
+@dataclass(slots=True)
 class AsyncOffloadConfig:
     """How transfers between GPU and host overlap with compute.
 
@@ -58,19 +58,22 @@ class AsyncOffloadConfig:
         _core.config_validate(_encode({"async_config": self}))
 
 
-@dataclass
+@dataclass(slots=True)
 class Config:
     """What a wrapped model may use and do. GB is 1e9 bytes in every field.
+
+    Fields marked (*) are checked and carried, but nothing acts on them in this version;
+    `wrap()` warns where one is set.
 
     Attributes:
         mode: how far to go, an `OptimizationMode` or its string.
         enable_checkpointing: recompute layers in backward.
         enable_offloading: move saved activations (and, when asked, optimizer state)
             to a lower tier: from GPU to host RAM, from host RAM to disk.
-        enable_tiling: compute activation-heavy pieces (loss head, MLP) in tiles.
+        enable_tiling: (*) compute activation-heavy pieces (loss head, MLP) in tiles.
             Sums run in another order, so results are rounded differently.
-        use_mixed_precision: BF16, or FP16 with loss scaling where BF16 is missing.
-        use_8bit_optimizer: keep optimizer state in 8 bits.
+        use_mixed_precision: (*) BF16, or FP16 with loss scaling where BF16 is missing.
+        use_8bit_optimizer: (*) keep optimizer state in 8 bits.
         max_cpu_offload_gb: cap on host RAM used for offloading, 0 or more; None:
             what is available.
         target_gpu_utilization: share of the device's memory to aim for when no
@@ -81,20 +84,21 @@ class Config:
         warmup_steps: steps that the empirical profiler measures, 1 to 1000.
         enable_logging: log hardware and plan.
         log_file: also log to this file (str or path-like), or None.
-        observability_port: serve Prometheus metrics on this port of the loopback
+        observability_port: (*) serve Prometheus metrics on this port of the loopback
             interface, 1 to 65535, or None.
-        verify_correctness: compare loss and gradients with an unoptimized step
+        verify_correctness: (*) compare loss and gradients with an unoptimized step
             before training. Slow.
-        async_offload: overlap transfers between GPU and host with compute (the disk
+        async_offload: (*) overlap transfers between GPU and host with compute (the disk
             tier always overlaps). The argument of `wrap` and the environment variable
             ``MEMSCALE_ASYNC_OFFLOAD`` come before this field.
-        async_config: an `AsyncOffloadConfig`, or None: chosen from the hardware.
-        auto_policy: let the policy choose mode and techniques.
+        async_config: an `AsyncOffloadConfig`, or None: chosen from the hardware. Of its
+            fields, only `prefetch_depth` acts in this version.
+        auto_policy: (*) let the policy choose mode and techniques.
         memory_budget_gb: the promise: peak bytes on the training device (resident
             memory of the process on a CPU host) stay under this; a positive number,
             or None: a share of the device is the target.
         disk_offload_dir: directory of the disk tier (str or path-like); None: a cache
-            directory on a real disk. Whether it exists is checked when it is used.
+            directory on a real disk. Made where it is missing, when it is used.
         max_disk_offload_gb: cap on disk used, 0 or more; None: a stated share of what
             is free.
 
@@ -102,6 +106,7 @@ class Config:
         ConfigError: (also a ValueError) a value is not allowed. The text names the
             field, the value and what is allowed; `.field` is the name. Fields that
             are assigned later are checked when the config is used.
+        TypeError, AttributeError: there is no field of that name, given or assigned.
 
     Example:
         >>> Config(memory_budget_gb=4.0, mode="aggressive").mode

@@ -251,7 +251,7 @@ static int install_locked(const char *name, notice *note, ms_error *err)
         atomic_store(&self->means, MS_HOSTMEM_SLOTS);
         note->level = MS_LOG_INFO;
         snprintf(note->text, sizeof note->text,
-                 "%s takes blocks of 1 MiB and more from exact maps", name);
+                 "CPU tensors of 1 MiB and more get memory maps of their own (through %s)", name);
     } else {
         atomic_store(&self->means, fall_back(note));
     }

@@ -81,8 +81,10 @@ static void explain_budget(ms__text *text, const ms_plan *plan)
         ms__text_add(text, "             a larger budget would buy back up to %s a step\n",
                      ms__text_ns(plan->replay.step_ns - plan->unoptimized.step_ns).text);
     }
-    ms__text_add(text, "  loop       planned for one that %s its outputs through backward and has %s gradients in forward\n",
-                 plan->assumed_outputs_held ? "holds" : "drops", plan->assumed_gradients_live ? "live" : "no");
+    ms__text_add(text, "  loop       planned for one that %s and has %s gradients in forward\n",
+                 plan->assumed_outputs_held ? "holds the model's outputs through backward"
+                                            : "drops the model's outputs before backward",
+                 plan->assumed_gradients_live ? "live" : "no");
 }
 
 static void explain_plan(ms__text *text, const ms_plan *plan)

@@ -79,7 +79,7 @@ static void describe_use(const ms__search *search, const uint8_t *techniques, ch
 {
     uint32_t used[MS_TECHNIQUE_COUNT] = {0};
     size_t length = 0;
-    snprintf(text, size, "nothing that mode and flags admit");
+    snprintf(text, size, "no technique: none that mode and flags admit saves more");
     for (uint32_t i = 0; i < search->node_count; i++) {
         used[techniques[i]]++;
     }

@@ -102,6 +102,44 @@ def test_gradients_are_equal_before_while_and_after() -> None:
     assert all(map(torch.equal, _step(model, batch)[1], expected[1]))
 
 
+def test_a_sample_input_that_does_not_fit_is_refused_at_once() -> None:
+    model = _mlp()
+    before = _hooks(model)
+    for sample in ({"inputs": torch.randn(8, 256)}, (torch.randn(8, 256), 3)):
+        with pytest.raises(TypeError, match=r"sample_input does not fit Sequential.forward\(input\)"):
+            memscale.wrap(model, sample_input=sample)
+        with pytest.raises(TypeError, match="sample_input does not fit"):
+            memscale.plan(model, sample)
+    assert _hooks(model) == before
+
+
+def test_fields_that_nothing_acts_on_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    memscale.detach(memscale.wrap(_mlp(), Config(use_8bit_optimizer=True, observability_port=9100)))
+    assert "does not act on use_8bit_optimizer, observability_port" in caplog.text
+    caplog.clear()
+    memscale.detach(memscale.wrap(_mlp(), Config(memory_budget_gb=9)))
+    assert "does not act" not in caplog.text
+
+
+def test_a_wrap_inside_is_removed_by_the_wrap_around_it(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = _mlp(), torch.randn(64, 256)
+    expected = _step(model, batch)[1]
+    before = _hooks(model)
+    memscale.wrap(model[0], Config(force_optimize=True))
+    memscale.wrap(model, Config(force_optimize=True))
+    assert "wrap: 0 inside this Sequential was already wrapped" in caplog.text
+    assert all(map(torch.equal, _step(model, batch)[1], expected))
+    assert model._memscale_executor.counters()["kept_tensors"] > 0
+    memscale.detach(model)
+    assert _hooks(model) == before
+
+
+def test_optimize_takes_no_config_for_an_optimizer() -> None:
+    wrong = memscale.optimize(_mlp(), Config())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"not Config; give a configuration as config="), wrong:
+        pass
+
+
 def test_optimize_undoes_itself_also_after_an_exception() -> None:
     model, batch = _mlp(), torch.randn(8, 256)
     before = _hooks(model)

@@ -77,6 +77,33 @@ def test_the_measured_peak_stays_under_the_budget(
     assert losses == unmodified[1]
 
 
+def test_a_peak_over_the_budget_is_seen_and_answered() -> None:
+    code = textwrap.dedent(
+        """
+        import logging, torch, memscale
+        from torch import nn
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4)])
+        optimizer = torch.optim.SGD(model.parameters())
+        x = torch.randn(4096, 256)
+        def step():
+            model(x).square().mean().backward()
+            optimizer.step(); optimizer.zero_grad()
+        step()
+        need = memscale.plan(model, x, memscale.Config(force_optimize=True)).unoptimized_peak_bytes
+        memscale.wrap(model, memscale.Config(memory_budget_gb=(need + 100e6) / 1e9))
+        step(); step(); step()
+        hog = bytearray(b"x") * 500_000_000  # the caller's own memory, of which no plan knows
+        step(); step()
+        """
+    )
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.splitlines()
+    measured = [line for line in lines if "peak" in line and "measured" in line]
+    assert measured[0].startswith("memscale: step 1: peak"), lines
+    over = [line for line in measured if line.endswith("the peak is not what was predicted: planning again")]
+    assert any("step 4" in line for line in over), lines
+    assert any(line.endswith("the run goes on with the plan it has") for line in lines), lines
+
+
 def _spill_files(pid: int) -> list[str]:
     """Regular files that a process holds open and that have no name."""
     found = []

@@ -235,3 +235,11 @@ def test_numbers_do_not_depend_on_the_locale():
 def test_importing_config_does_not_import_torch():
     code = "import sys, memscale.config, memscale.errors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_misspelled_field_is_refused_also_when_it_is_assigned():
+    with pytest.raises(TypeError, match="memory_budget"):
+        Config(memory_budget=4)
+    config = Config()
+    with pytest.raises(AttributeError, match="memory_budget"):
+        config.memory_budget = 4

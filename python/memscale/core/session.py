@@ -116,7 +116,7 @@ class Session:
         if plan is None:
             text = _core.plan_make(self._graphs[signature], self.hardware_json, self.config_json)
             plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
-            _log.info("%s", plan)
+            _log.info("%s", str(plan).rstrip())
         self.host_memory.set_ceiling(plan.ceiling_bytes)
         return plan
 

@@ -8,6 +8,7 @@ before the plan, and the peak counter of the process is reset last.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import os
 from collections.abc import Mapping
@@ -28,6 +29,17 @@ _log = logging.getLogger("memscale")
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off", ""}
+
+# Fields of `Config` that are checked and carried, and that nothing acts on yet.
+_WITHOUT_EFFECT = (
+    "enable_tiling",
+    "use_mixed_precision",
+    "use_8bit_optimizer",
+    "observability_port",
+    "verify_correctness",
+    "async_offload",
+    "auto_policy",
+)
 
 
 def check_config(config: Config | None) -> Config:
@@ -70,13 +82,31 @@ def _async_from_environment() -> bool | None:
     )
 
 
-def sample_arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from a tensor, tuple, list or mapping."""
+def sample_arguments(
+    model: torch.nn.Module, sample_input: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from a tensor, tuple, list or mapping.
+
+    Raises:
+        TypeError: the model's forward does not take them.
+    """
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
     if isinstance(sample_input, Mapping):
-        return (), dict(sample_input)
-    if isinstance(sample_input, (tuple, list)):
-        return tuple(sample_input), {}
-    return (sample_input,), {}
+        kwargs = dict(sample_input)
+    elif isinstance(sample_input, (tuple, list)):
+        args = tuple(sample_input)
+    else:
+        args = (sample_input,)
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"sample_input does not fit {type(model).__name__}.forward{signature}: {error}; give a tensor, a "
+            "tuple of positional arguments or a dict of keyword arguments"
+        ) from None
+    return args, kwargs
 
 
 def wrap_module(
@@ -93,17 +123,20 @@ def wrap_module(
     from .executor import Executor, input_signature
 
     configure_logging(config)
+    _warn_of_fields_without_effect(config)
     _refuse_what_cannot_be_hooked(model)
+    sample = None if sample_input is None else sample_arguments(model, sample_input)
     previous = executor_of(model)
     if previous is not None:
         _log.warning("wrap: this %s was already wrapped; the first wrap is replaced", type(model).__name__)
         previous.detach()
+    _unwrap_submodules(model)
     session = Session(model, config, optimizer)
     executor = Executor(model, config, session)
     try:
         executor.attach()
-        if sample_input is not None:
-            args, kwargs = sample_arguments(sample_input)
+        if sample is not None:
+            args, kwargs = sample
             executor.apply(session.plan_for(model, input_signature(model, args, kwargs), args, kwargs))
         _core.reset_peak_rss()
     except BaseException:
@@ -119,6 +152,22 @@ def unwrap_module(model: torch.nn.Module) -> None:
         _log.warning("detach: this %s was not wrapped; nothing to undo", type(model).__name__)
     else:
         executor.detach()
+
+
+def _unwrap_submodules(model: torch.nn.Module) -> None:
+    """Saved-tensor hooks do not stack: only the outermost wrap of a module can act."""
+    for name, module in model.named_modules():
+        inner = executor_of(module)
+        if inner is not None:
+            outer = type(model).__name__
+            _log.warning("wrap: %s inside this %s was already wrapped; that wrap is removed", name, outer)
+            inner.detach()
+
+
+def _warn_of_fields_without_effect(config: Config) -> None:
+    ignored = [name for name in _WITHOUT_EFFECT if getattr(config, name)]
+    if ignored:
+        _log.warning("wrap: this version does not act on %s", ", ".join(ignored))
 
 
 def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:

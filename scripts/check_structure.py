@@ -41,6 +41,7 @@ HEADER_ROOMS = {
     "pressure": "core",
     "engine": "core",
     "frontier": "top",
+    "loss": "techniques",
     "optimizer": "techniques",
     "pipeline": "top",
 }

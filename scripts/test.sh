@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$ROOT"
 
 # Only rooms whose tests start threads of ours are worth the thread sanitizer.
-tsan_suites=(--suite base --suite hostmem --suite offload)
+tsan_suites=(--suite base --suite hostmem --suite offload --suite techniques)
 sanitized=(-Dpython=disabled -Dshared=false -Db_lundef=false)
 
 run_meson_tests() {

@@ -28,12 +28,13 @@ _PUBLIC = {
 }
 
 # Parts that are usable alone, as `memscale.optim.AdamW`.
-_PACKAGES = ("optim",)
+_PACKAGES = ("optim", "techniques")
 
 __all__ = [*_PUBLIC, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
     from . import optim as optim
+    from . import techniques as techniques
     from .api import detach as detach
     from .api import optimize as optimize
     from .api import plan as plan

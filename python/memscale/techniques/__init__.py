@@ -1,0 +1,26 @@
+"""Techniques that can be used alone, in anyone's training loop: the exact loss head.
+
+torch is imported when a name is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["cross_entropy"]
+
+if TYPE_CHECKING:
+    from .loss_head import cross_entropy
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(".loss_head", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

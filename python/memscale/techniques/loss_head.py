@@ -1,0 +1,205 @@
+"""The exact loss head: cross entropy with one tokens x vocabulary buffer instead of three.
+
+torch keeps the logits, their log-softmax and the gradient. Rows are independent: here the
+log-softmax and the gradient are made for some rows at a time with torch's own operators,
+and the gradient is written over the logits once nobody else holds them. What is summed over
+tokens is summed by torch's own operators over as many numbers in the same order. So loss and
+gradient have torch's bits.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .. import _core
+
+__all__ = ["cross_entropy"]
+
+# Inside, an ignored token is this one and every other is class 0 of one class.
+IGNORED = -100
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def cross_entropy(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    num_items_in_batch: int | torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`F.cross_entropy` with its bits, and a third of its memory.
+
+    On the CPU loss and gradient are `torch.equal` to torch's. The logits are kept for
+    backward, where the gradient overwrites them if nothing else holds their memory and the
+    graph is not retained; otherwise it gets a buffer of its own. To let go of them, drop
+    every reference to the logits before ``loss.backward()``, as
+    ``loss = model(...).loss`` does.
+
+    Args:
+        logits: shape (..., vocabulary), floating point. Not to be changed in place before
+            backward.
+        labels: integers of shape (...), each a class or `ignore_index`.
+        weight: as torch; with it, for labels that are probabilities, and on other devices
+            than the CPU, torch's own function is called.
+        ignore_index, reduction, label_smoothing: as `F.cross_entropy`.
+        num_items_in_batch: divide the sum by this instead of taking the mean; what Hugging
+            Face passes when gradients are accumulated. `reduction` is then not looked at.
+
+    Returns:
+        The loss: a scalar, or of the shape of `labels` with ``reduction="none"``.
+
+    Raises:
+        ValueError: shapes do not belong together, or an argument is not allowed.
+        IndexError: a label is neither a class nor `ignore_index`.
+        RuntimeError: in backward, the logits have been changed in place; or a second
+            derivative is asked for.
+
+    Example:
+        >>> loss = cross_entropy(model(x), labels)
+        >>> loss.backward()
+    """
+    if num_items_in_batch is not None:
+        total = cross_entropy(logits, labels, weight, ignore_index, "sum", label_smoothing)
+        if torch.is_tensor(num_items_in_batch):
+            num_items_in_batch = num_items_in_batch.to(total.device)
+        return total / num_items_in_batch
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"cross_entropy: reduction is {reduction!r}; allowed are {', '.join(REDUCTIONS)}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"cross_entropy: label_smoothing is {label_smoothing}; allowed is 0 to 1")
+    if weight is not None or labels.is_floating_point() or logits.device.type != "cpu":
+        return F.cross_entropy(
+            logits, labels, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        )
+    if logits.dim() == 0 or labels.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"cross_entropy: logits of shape {tuple(logits.shape)} need labels of shape "
+            f"{tuple(logits.shape[:-1])}, not {tuple(labels.shape)}"
+        )
+    return _reduced(_cast_as_torch(logits), labels, ignore_index, reduction, label_smoothing)
+
+
+def _cast_as_torch(logits: torch.Tensor) -> torch.Tensor:
+    """What autocast makes of the logits on their way into `F.cross_entropy`."""
+    if not torch.is_autocast_enabled("cpu"):
+        return logits
+    probe = torch.zeros((1, 1), dtype=logits.dtype)
+    return logits.to(F.cross_entropy(probe, torch.zeros(1, dtype=torch.long)).dtype)
+
+
+def _reduced(
+    logits: torch.Tensor, labels: torch.Tensor, ignore_index: int, reduction: str, label_smoothing: float
+) -> torch.Tensor:
+    vocabulary = logits.shape[-1]
+    flat = labels.reshape(-1).long()
+    is_ignored = flat == ignore_index
+    _check_labels(flat, is_ignored, vocabulary)
+    classes = flat.masked_fill(is_ignored, 0)
+    with torch.autocast("cpu", enabled=False):
+        picked, sums = _Rows.apply(logits.reshape(-1, vocabulary), classes, label_smoothing > 0.0)
+        one_class = torch.zeros_like(flat).masked_fill_(is_ignored, IGNORED)
+        loss = F.nll_loss(picked[:, None], one_class, ignore_index=IGNORED, reduction=reduction)
+        if label_smoothing > 0.0:
+            loss = _smoothed(loss, sums, is_ignored, vocabulary, reduction, label_smoothing)
+    return loss.reshape(labels.shape) if reduction == "none" else loss
+
+
+def _smoothed(
+    loss: torch.Tensor,
+    sums: torch.Tensor,
+    is_ignored: torch.Tensor,
+    vocabulary: int,
+    reduction: str,
+    label_smoothing: float,
+) -> torch.Tensor:
+    """The mixture, operator by operator as torch composes it."""
+    smooth = sums.neg().masked_fill(is_ignored, 0.0)
+    if reduction == "mean":
+        smooth = smooth.sum() / is_ignored.bitwise_not().sum()
+    elif reduction == "sum":
+        smooth = smooth.sum()
+    return loss.mul(1 - label_smoothing) + smooth.mul(label_smoothing / vocabulary)
+
+
+def _check_labels(flat: torch.Tensor, is_ignored: torch.Tensor, vocabulary: int) -> None:
+    is_wrong = ((flat < 0) | (flat >= vocabulary)) & ~is_ignored
+    if bool(is_wrong.any()):
+        raise IndexError(f"Target {int(flat[is_wrong][0])} is out of bounds.")
+
+
+class _Rows(torch.autograd.Function):
+    """Per row of logits, the log-softmax of one class and, if asked for, the sum of all."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, classes: torch.Tensor, wants_sums: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows, vocabulary = logits.shape
+        picked = logits.new_empty(rows)
+        sums = logits.new_empty(rows) if wants_sums else None
+        for begin, end in _chunks(logits):
+            log_softmax = torch.log_softmax(logits[begin:end], -1)
+            picked[begin:end] = log_softmax.gather(1, classes[begin:end, None])[:, 0]
+            if sums is not None:
+                sums[begin:end] = log_softmax.sum(1)
+        # Not through save_for_backward: it would keep the tensor itself, and with a view its
+        # base, so that nobody could tell whether somebody else still needs them.
+        ctx.logits = logits.detach()
+        ctx.version = logits._version
+        ctx.classes = classes
+        return picked, sums
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, by_picked: torch.Tensor, by_sum: torch.Tensor | None
+    ) -> tuple[torch.Tensor, None, None]:
+        logits = ctx.logits
+        if logits is None:
+            raise RuntimeError(
+                "cross_entropy: backward ran a second time and the logits are gone; "
+                "use retain_graph=True the first time"
+            )
+        if logits._version != ctx.version:
+            raise RuntimeError(
+                "cross_entropy: the logits have been modified by an inplace operation since the loss was "
+                "computed; clone them before you change them"
+            )
+        is_last = not torch._C._autograd._get_current_graph_task_keep_graph()
+        if is_last:
+            ctx.logits = None
+        # Contiguous in any case: operators that write rows elsewhere do not all mind strides.
+        gradient = logits if is_last and _is_sole_owner(logits) else logits.new_empty(logits.shape)
+        for begin, end in _chunks(logits):
+            log_softmax = torch.log_softmax(logits[begin:end], -1)
+            by_row = torch.zeros_like(log_softmax)
+            by_row.scatter_(1, ctx.classes[begin:end, None], by_picked[begin:end, None])
+            if by_sum is not None:
+                by_row.add_(by_sum[begin:end, None])
+            torch._log_softmax_backward_data(
+                by_row, log_softmax, 1, logits.dtype, out=gradient[begin:end]
+            )
+        return gradient, None, None
+
+
+def _is_sole_owner(logits: torch.Tensor) -> bool:
+    """Whether nothing but this tensor holds its memory, so that it may be overwritten."""
+    return logits.is_contiguous() and _holders(logits) == _holders(torch.empty(1))
+
+
+def _holders(tensor: torch.Tensor) -> tuple[int, int]:
+    """Tensors that hold this one's memory, and references to the one Python object of it."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+def _chunks(logits: torch.Tensor) -> list[tuple[int, int]]:
+    rows, vocabulary = logits.shape
+    size = _core.loss_chunk_rows(rows, vocabulary, logits.element_size(), torch.get_num_threads())
+    return [(begin, min(begin + size, rows)) for begin in range(0, rows, size)]

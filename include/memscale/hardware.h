@@ -116,9 +116,10 @@ MS_API uint64_t ms_hardware_device_bytes(const ms_hardware *hardware);
 
 /*
  * Fills `process` and `device` for the process that calls. For the CPU (device -1) the
- * baseline is the resident memory now, after libc gave back what it holds free; for a
+ * baseline is the resident memory now, after libc gave back what it holds free, or the
+ * one before where that differs by no more than 20 MB: plans of one process agree. For a
  * GPU it is `allocated_bytes`, what the framework has allocated there. The scratch
- * bytes are a prior that the first steps replace (ms_pipeline_observe()).
+ * bytes are a prior that the first steps replace (ms_pipeline_observe()). Thread-safe.
  */
 MS_API int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes,
                                    ms_error *err);

@@ -3,6 +3,7 @@
  * description that belongs to this run and not to the machine. Called once per wrap.
  */
 #include <malloc.h>
+#include <stdatomic.h>
 
 #include "base/os/procfs.h"
 #include "base/units.h"
@@ -22,6 +23,25 @@ static uint64_t scratch_prior_bytes(const ms_hardware *hardware)
     return ms__add_sat(SCRATCH_PRIOR_MB * MB, per_cpu);
 }
 
+/*
+ * What was measured before, where little has changed since. A refused wrap leaves behind
+ * the pages that its trace touched (15 MB, which scratch counts), and every reading differs
+ * by a few: without this, a budget that the refusal named would be refused too.
+ */
+enum { SAME_BASELINE_MB = 20 };
+
+static uint64_t steady_baseline(uint64_t now_bytes)
+{
+    static _Atomic uint64_t measured_bytes;
+    uint64_t before = atomic_load(&measured_bytes);
+    uint64_t change = now_bytes > before ? now_bytes - before : before - now_bytes;
+    if (before != 0 && change <= SAME_BASELINE_MB * MB) {
+        return before;
+    }
+    atomic_store(&measured_bytes, now_bytes);
+    return now_bytes;
+}
+
 int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes,
                             ms_error *err)
 {
@@ -37,7 +57,7 @@ int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allo
         if (rc != MS_OK) {
             return rc;
         }
-        process.baseline_bytes = resident.now_bytes;
+        process.baseline_bytes = steady_baseline(resident.now_bytes);
         process.scratch_bytes = scratch_prior_bytes(hardware);
     }
     hardware->device = device < 0 ? -1 : device;

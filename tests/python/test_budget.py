@@ -32,6 +32,13 @@ _SCRIPT = textwrap.dedent(
     x = torch.randint(0, 1000, (8, 256))
     optimizer = torch.optim.AdamW(model.parameters())
     budget = float(sys.argv[1])
+    if budget < 0:
+        for attempt in range(2):  # the second time, what the first one loaded is there already
+            try:
+                memscale.wrap(model, memscale.Config(memory_budget_gb=0.001), {"input_ids": x, "labels": x})
+            except memscale.BudgetInfeasibleError as error:
+                budget = error.smallest_budget_bytes / 1e9
+                print("smallest", error.smallest_budget_bytes, flush=True)
     if budget:
         memscale.wrap(model, memscale.Config(memory_budget_gb=budget, enable_logging=False, **eval(sys.argv[2])))
     for step in range(int(sys.argv[3])):
@@ -57,6 +64,14 @@ def _train(budget_gb: float, options: str = "{}", steps: int = 2) -> tuple[int, 
 @pytest.fixture(scope="module")
 def unmodified() -> tuple[int, list[str]]:
     return _train(0)
+
+
+def test_the_budget_that_a_refusal_names_is_accepted_and_held(unmodified: tuple[int, list[str]]) -> None:
+    peak, lines = _train(-1, steps=3)
+    named = [int(line.split()[1]) for line in lines if line.startswith("smallest")]
+    assert len(named) == 2 and named[0] == named[1]
+    assert peak <= named[0] < unmodified[0]
+    assert [line for line in lines if line.startswith("step")][:2] == unmodified[1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+/* The baseline of this process: steady over small changes, measured anew after large ones. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "memscale/hardware.h"
+#include "test_common.h"
+
+static const uint64_t MB = 1000000;
+static ms_hardware machine;
+
+static uint64_t baseline(void)
+{
+    ms_error err;
+    assert_ms_ok(ms_hardware_set_process(&machine, -1, 0, &err), err);
+    return machine.process.baseline_bytes;
+}
+
+/* Resident bytes that only munmap() takes back. */
+static void *touched(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    memset(memory, 1, bytes);
+    return memory;
+}
+
+static void small_changes_keep_the_baseline(void **state)
+{
+    (void)state;
+    uint64_t first = baseline();
+    assert_true(first > 0);
+    void *little = touched(8 * MB);
+    assert_int_equal(baseline(), first);
+    munmap(little, 8 * MB);
+    assert_int_equal(baseline(), first);
+}
+
+static void large_changes_are_measured(void **state)
+{
+    (void)state;
+    uint64_t first = baseline();
+    void *much = touched(200 * MB);
+    assert_in_range(baseline(), first + 150 * MB, first + 250 * MB);
+    munmap(much, 200 * MB);
+    assert_true(baseline() < first + 50 * MB);
+}
+
+static void a_gpu_s_baseline_is_what_was_allocated(void **state)
+{
+    (void)state;
+    ms_error err;
+    machine.gpu_count = 1;
+    assert_ms_ok(ms_hardware_set_process(&machine, 0, 12345, &err), err);
+    assert_int_equal(machine.process.baseline_bytes, 12345);
+    assert_int_equal(machine.device, 0);
+    assert_int_equal(ms_hardware_set_process(&machine, 1, 0, &err), MS_EINVAL);
+    machine.gpu_count = 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(small_changes_keep_the_baseline),
+        cmocka_unit_test(large_changes_are_measured),
+        cmocka_unit_test(a_gpu_s_baseline_is_what_was_allocated),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -22,7 +22,8 @@
 /* Names and objects of torch, looked up when the first Execution is made. */
 typedef struct ms_torch {
     PyObject *tensor_type, *parameter_type;
-    PyObject *detach, *untyped_storage, *stride, *storage_offset, *is_conj, *is_neg, *set_; /* methods */
+    PyObject *detach, *untyped_storage, *stride, *storage_offset, *is_conj, *is_neg, *set_, *copy_,
+        *new_empty_strided; /* methods */
     PyObject *weak_ref, *nbytes, *data_ptr;                                   /* of storages */
     PyObject *expired, *new_with_weak_ptr, *free_weak_ref;                    /* static */
     PyObject *push_hooks, *pop_hooks, *top_hooks, *hooks_enabled;
@@ -30,7 +31,7 @@ typedef struct ms_torch {
     PyObject *zero_args, *empty_bytes_kwargs;
     /* attribute names */
     PyObject *n_version, *n_shape, *n_dtype, *n_device, *n_is_leaf, *n_requires_grad, *n_is_cpu, *n_cdata,
-        *n_data, *n_is_quantized, *n_f_back;
+        *n_data, *n_is_quantized, *n_f_back, *n_base, *n_nbytes;
 } ms_torch;
 
 /* NULL with an exception where torch lacks something. */

@@ -289,6 +289,23 @@ typedef struct movable {
     uint64_t bytes;
 } movable;
 
+/* The storage behind a tensor and its bytes; -1 with no exception set where there is none. */
+static int look_behind(PyObject *tensor, movable *what)
+{
+    if (ms_ext_storage_of(tensor, &what->storage, &what->identity) != 0) {
+        return -1;
+    }
+    PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->nbytes, what->storage, NULL);
+    what->bytes = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_XDECREF(number);
+    if (PyErr_Occurred() != NULL) {
+        PyErr_Clear();
+        Py_CLEAR(what->storage);
+        return -1;
+    }
+    return 0;
+}
+
 /* Whether a tensor's storage can be sent away and rebuilt from bytes. No exception is
  * left set; the storage is a new reference. */
 static bool is_movable(ms_execution *execution, PyObject *tensor, movable *what)
@@ -298,14 +315,10 @@ static bool is_movable(ms_execution *execution, PyObject *tensor, movable *what)
     if ((PyObject *)type != t->tensor_type && (PyObject *)type != t->parameter_type) {
         return false;
     }
-    if (ms_ext_storage_of(tensor, &what->storage, &what->identity) != 0) {
+    if (look_behind(tensor, what) != 0) {
         return false;
     }
-    PyObject *number = PyObject_CallFunctionObjArgs(t->nbytes, what->storage, NULL);
-    what->bytes = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
-    Py_XDECREF(number);
-    bool can_move = PyErr_Occurred() == NULL && what->bytes > 0 &&
-                    what->bytes >= ms_execute_min_bytes(execution->execute) &&
+    bool can_move = what->bytes > 0 && what->bytes >= ms_execute_min_bytes(execution->execute) &&
                     !ms_ext_identity_has(&execution->residents, what->identity) &&
                     ms_ext_flag(tensor, t->n_is_cpu) == 1 && ms_ext_flag(tensor, t->n_is_quantized) == 0 &&
                     /* lazy conjugation is not in the bytes */
@@ -316,6 +329,50 @@ static bool is_movable(ms_execution *execution, PyObject *tensor, movable *what)
         Py_CLEAR(what->storage);
     }
     return can_move;
+}
+
+/* Whether other tensors with version counters of their own may lie in the same storage.
+ * The chunks of a recurrent cell's gates do: each is finished in place after its
+ * neighbour was saved, so that the storage as a whole is never at one version. A tensor
+ * that is no view and still smaller than its storage is such a piece; so are its views. */
+static int is_piece(PyObject *tensor, const movable *what)
+{
+    const ms_torch *t = ms_ext_torch();
+    PyObject *base = PyObject_GetAttr(tensor, t->n_base);
+    PyObject *number = base != NULL ? PyObject_GetAttr(base != Py_None ? base : tensor, t->n_nbytes) : NULL;
+    uint64_t bytes = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_XDECREF(base);
+    Py_XDECREF(number);
+    return PyErr_Occurred() != NULL ? -1 : bytes < what->bytes;
+}
+
+/* A copy with the same strides in a storage of its own, described in `what`; NULL with an
+ * exception. */
+static PyObject *copy_of_piece(PyObject *tensor, movable *what)
+{
+    const ms_torch *t = ms_ext_torch();
+    PyObject *copy = NULL;
+    PyObject *bare = PyObject_CallFunctionObjArgs(t->detach, tensor, NULL);
+    PyObject *size = PyObject_GetAttr(tensor, t->n_shape);
+    PyObject *stride = PyObject_CallFunctionObjArgs(t->stride, tensor, NULL);
+    PyObject *empty = bare != NULL && size != NULL && stride != NULL
+                          ? PyObject_CallFunctionObjArgs(t->new_empty_strided, bare, size, stride, NULL)
+                          : NULL;
+    if (empty != NULL) {
+        copy = PyObject_CallFunctionObjArgs(t->copy_, empty, bare, NULL);
+    }
+    Py_XDECREF(empty);
+    Py_XDECREF(bare);
+    Py_XDECREF(size);
+    Py_XDECREF(stride);
+    movable own;
+    if (copy != NULL && look_behind(copy, &own) == 0) {
+        Py_DECREF(what->storage);
+        *what = own;
+    } else {
+        Py_CLEAR(copy);
+    }
+    return copy;
 }
 
 /* An empty tensor that shares the version counter: it tells of changes in place
@@ -385,8 +442,9 @@ static int remember_view(ms_saved *saved, PyObject *tensor)
     return is_complete ? 0 : -1;
 }
 
-/* NULL without an exception: keep the tensor. */
-static PyObject *offload(ms_region *region, PyObject *tensor, const movable *what)
+/* `source` is the tensor, or a copy of it; its storage is sent. NULL without an exception:
+ * keep the tensor. */
+static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *source, const movable *what)
 {
     ms_execution *execution = region->execution;
     ms_saved *saved = saved_new(SAVED_EXTENT, execution);
@@ -395,7 +453,7 @@ static PyObject *offload(ms_region *region, PyObject *tensor, const movable *wha
     }
     saved->tensor = probe_of(tensor);
     if (saved->tensor == NULL || ms_ext_version_of(saved->tensor, &saved->version) != 0 ||
-        remember_view(saved, tensor) != 0) {
+        remember_view(saved, source) != 0) {
         Py_DECREF((PyObject *)saved);
         return NULL;
     }
@@ -409,13 +467,28 @@ static PyObject *offload(ms_region *region, PyObject *tensor, const movable *wha
     return (PyObject *)saved;
 }
 
+/* As offload_as(); takes over the reference to the storage. */
+static PyObject *offload(ms_region *region, PyObject *tensor, movable *what)
+{
+    PyObject *source = tensor;
+    Py_INCREF(source);
+    int piece = is_piece(tensor, what);
+    if (piece == 1) {
+        Py_DECREF(source);
+        source = copy_of_piece(tensor, what);
+    }
+    PyObject *saved = piece >= 0 && source != NULL ? offload_as(region, tensor, source, what) : NULL;
+    Py_XDECREF(source);
+    Py_XDECREF(what->storage);
+    return saved;
+}
+
 static PyObject *save_extent(ms_region *region, PyObject *tensor)
 {
     movable what;
     PyObject *saved = NULL;
     if (ms_ext_region_is_running(region) && is_movable(region->execution, tensor, &what)) {
         saved = offload(region, tensor, &what);
-        Py_DECREF(what.storage);
         if (saved == NULL && PyErr_Occurred() != NULL) {
             return NULL;
         }
@@ -433,9 +506,7 @@ PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor)
     if (!is_movable(region->execution, tensor, &what)) {
         return NULL;
     }
-    PyObject *saved = offload(region, tensor, &what);
-    Py_DECREF(what.storage);
-    return saved;
+    return offload(region, tensor, &what);
 }
 
 /* A tensor of this dtype without elements. */

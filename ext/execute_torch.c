@@ -48,6 +48,8 @@ static int look_up_objects(PyObject *torch)
         {&t->is_conj, "Tensor.is_conj"},
         {&t->is_neg, "Tensor.is_neg"},
         {&t->set_, "Tensor.set_"},
+        {&t->copy_, "Tensor.copy_"},
+        {&t->new_empty_strided, "Tensor.new_empty_strided"},
         {&t->weak_ref, "UntypedStorage._weak_ref"},
         {&t->nbytes, "UntypedStorage.nbytes"},
         {&t->data_ptr, "UntypedStorage.data_ptr"},
@@ -78,6 +80,7 @@ static int intern_names(void)
         {&t->n_device, "device"},      {&t->n_is_leaf, "is_leaf"}, {&t->n_requires_grad, "requires_grad"},
         {&t->n_is_cpu, "is_cpu"},      {&t->n_cdata, "_cdata"},    {&t->n_data, "data"},
         {&t->n_is_quantized, "is_quantized"}, {&t->n_f_back, "f_back"},
+        {&t->n_base, "_base"},         {&t->n_nbytes, "nbytes"},
     };
     for (size_t i = 0; i < sizeof items / sizeof items[0]; i++) {
         *items[i].place = PyUnicode_InternFromString(items[i].path);

@@ -247,6 +247,48 @@ def lstm() -> Case:
     return _floats_case(LstmStack(), 3, 7, 12)
 
 
+class GruStack(nn.Module):
+    """Gates are pieces of one storage, each with a version of its own, finished in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.GRU(12, 6, batch_first=True, bidirectional=True) for _ in range(2))
+        self.cells = nn.ModuleList([nn.LSTMCell(12, 12), nn.GRUCell(12, 12)])
+        self.head = nn.Linear(12, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)[0]
+        hidden = (x[:, 0], torch.tanh(x[:, 1]))
+        for step in range(x.shape[1]):
+            hidden = self.cells[0](x[:, step], hidden)
+        return self.head(self.cells[1](x[:, 2], hidden[0]))
+
+
+def gru() -> Case:
+    return _floats_case(GruStack(), 3, 5, 12)
+
+
+class PackedStack(nn.Module):
+    """Layers that take and give packed sequences: named tuples that check their items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTM(12, 12, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(12, 2)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        for layer in self.layers:
+            packed = layer(packed)[0]
+        return self.head(nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[0])
+
+
+def packed_lstm() -> Case:
+    lengths = torch.tensor([2, 5, 4])
+    return Case(PackedStack().train(), lambda seed: ((_floats(seed, 3, 5, 12), lengths), {}))
+
+
 class FrozenEncoder(nn.Module):
     """An encoder in evaluation mode, whose parameters train, inside a training model."""
 
@@ -475,6 +517,31 @@ def foreign_random() -> Case:
     return _floats_case(_Chain(nn.ModuleList(_NumpyRandom() for _ in range(3)), nn.Linear(12, 2)), 4, 12)
 
 
+class _OwnRandom(nn.Module):
+    """Random numbers of a generator that the layer keeps, made in its first forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+        self.generators: dict[str, torch.Generator] = {"noise": torch.Generator().manual_seed(5)}
+        self.generator: torch.Generator | None = None
+
+    def __deepcopy__(self, memo: Any) -> _OwnRandom:
+        twin = _OwnRandom()
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.generator is None:
+            self.generator = torch.Generator().manual_seed(7)
+        noise = torch.rand(x.shape, generator=self.generators["noise"])
+        return torch.tanh(self.linear(x) * noise) * torch.rand(x.shape, generator=self.generator)
+
+
+def own_random() -> Case:
+    return _floats_case(_Chain(nn.ModuleList(_OwnRandom() for _ in range(3)), nn.Linear(12, 2)), 4, 12)
+
+
 class SharedLayer(nn.Module):
     """One layer called many times, with tensors shared between its calls."""
 
@@ -500,7 +567,8 @@ MODELS: dict[str, Callable[[], Case]] = {
     case.__name__: case
     for case in (
         gpt2, gpt2_padded_eager, gpt2_autocast, bert, llama, mixtral, t5, vit, albert, mlp, resnet, lstm,
+        gru, packed_lstm,
         eval_encoder, unet, multi_output, user_checkpoint, inplace, complex_views, stateful, custom_function,
-        foreign_random, shared_layer,
+        foreign_random, own_random, shared_layer,
     )
 }

@@ -262,7 +262,7 @@ def test_a_plan_may_change_between_steps(tmp_path):
     class Planner:
         decision = {"decision_source": "user_config"}
 
-        def plan_for(self, model, signature, args, kwargs):
+        def plan_for(self, model, signature, args, kwargs, wait_until_alone):
             return plans.pop(0)
 
         def step_finished(self, observation):
@@ -286,7 +286,7 @@ def test_a_planner_that_raises_leaves_the_model_usable(tmp_path):
     case, twin = twins(MODELS["mlp"])
 
     class Planner:
-        def plan_for(self, model, signature, args, kwargs):
+        def plan_for(self, model, signature, args, kwargs, wait_until_alone):
             raise IntegrationError("no plan today")
 
         def close(self):

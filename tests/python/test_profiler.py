@@ -34,6 +34,8 @@ from memscale.errors import ProfileError
 
 GB = 1e9
 
+TRACEABLE = [name for name in MODELS if name != "packed_lstm"]  # its sizes depend on values
+
 
 def total_peak(graph, **options):
     """Peak of tensors in the second step: residents and optimizer state included."""
@@ -81,7 +83,7 @@ def test_predicted_peak_is_the_measured_one(name, expected_gb, tolerance):
 CLOSE = {"lstm": 0.02, "bert": 0.01}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TRACEABLE)
 def test_replaying_the_graph_gives_the_live_bytes_of_a_real_step(name):
     torch.manual_seed(0)
     case = MODELS[name]()
@@ -102,7 +104,7 @@ def test_replaying_the_graph_gives_the_live_bytes_of_a_real_step(name):
 NOT_IDENTICAL = {"gpt2_autocast", "bert", "lstm"}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TRACEABLE)
 def test_the_static_graph_is_that_of_a_real_step(name):
     torch.manual_seed(0)
     case = MODELS[name]()
@@ -474,3 +476,16 @@ def test_sparse_gradients_are_traced_in_real_steps_only():
     assert sorted(gradients) == [6 * 8, 6 * 8 * 4]  # indices and values
 
 
+
+
+def test_backward_hooks_and_anomaly_detection_do_not_see_the_trace() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    seen: list[object] = []
+    for layer in model:
+        layer.register_full_backward_hook(lambda module, got, given: seen.append(given))
+    with torch.autograd.detect_anomaly():
+        MemoryProfiler().trace(model, (torch.randn(4, 8),))
+        assert torch.is_anomaly_enabled()
+    assert not seen
+    model(torch.randn(4, 8)).sum().backward()
+    assert len(seen) == 3

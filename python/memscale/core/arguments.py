@@ -47,7 +47,7 @@ class _Opaque(Exception):
 class _Tensor:
     """One tensor argument."""
 
-    __slots__ = ("handle", "is_passed_on", "tensor", "version")
+    __slots__ = ("handle", "is_copy", "is_passed_on", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         # A tensor without gradient has no graph: it is passed on as it is. A parameter is
@@ -56,6 +56,7 @@ class _Tensor:
         self.tensor: torch.Tensor | None = tensor if self.is_passed_on else tensor.detach()
         self.version = None if tensor.is_inference() else tensor._version
         self.handle: Any = None
+        self.is_copy = False
 
 
 class Arguments:
@@ -86,6 +87,15 @@ class Arguments:
         """The tensors that are held in memory."""
         return [leaf.tensor for leaf in self._leaves if leaf.tensor is not None]
 
+    def copy_first(self) -> None:
+        """Copies the first tensor that needs a gradient: the layer may be about to write to it."""
+        for leaf in self._leaves:
+            if leaf.tensor is not None and not leaf.is_passed_on:
+                leaf.tensor = leaf.tensor.clone()
+                leaf.version = leaf.tensor._version
+                leaf.is_copy = True
+                return
+
     def offload(self, send: Callable[[torch.Tensor], Any]) -> None:
         """Gives each tensor to `send`, which returns a handle, or None where it stays."""
         for leaf in self._leaves:
@@ -114,7 +124,7 @@ class Arguments:
 def _leaf_for_replay(leaf: _Tensor, layer: str, fetch: Callable[[Any], torch.Tensor]) -> torch.Tensor:
     if leaf.tensor is None:
         tensor = fetch(leaf.handle)
-        return tensor if leaf.is_passed_on else tensor.requires_grad_()
+        return _leaf_of(leaf, tensor) if not leaf.is_passed_on else tensor
     if leaf.version is not None and leaf.tensor._version != leaf.version:
         raise IntegrationError(
             f"layer {layer}: an argument ({_describe(leaf.tensor)}) was changed in place after the layer's "
@@ -123,7 +133,15 @@ def _leaf_for_replay(leaf: _Tensor, layer: str, fetch: Callable[[Any], torch.Ten
         )
     if leaf.is_passed_on:
         return leaf.tensor
-    return leaf.tensor.detach().requires_grad_()
+    return _leaf_of(leaf, leaf.tensor.detach())
+
+
+def _leaf_of(leaf: _Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    tensor.requires_grad_()
+    if not leaf.is_copy:
+        return tensor
+    with torch.enable_grad():
+        return tensor.clone()  # a leaf may not be written to
 
 
 def _describe(tensor: torch.Tensor) -> str:
@@ -145,8 +163,8 @@ class _Freezer:
             return kind(map(self.freeze, value))
         if kind is dict or kind is OrderedDict:
             return kind((key, self.freeze(item)) for key, item in value.items())
-        if isinstance(value, tuple) and hasattr(kind, "_fields"):
-            return kind(*map(self.freeze, value))
+        if isinstance(value, tuple) and hasattr(kind, "_make"):
+            return _Named(kind, tuple(map(self.freeze, value)))
         if dataclasses.is_dataclass(kind):
             return _Record(kind, {f.name: self.freeze(getattr(value, f.name)) for f in dataclasses.fields(kind)})
         raise _Opaque
@@ -157,6 +175,17 @@ class _Freezer:
             known = self._known[id(tensor)] = _Tensor(tensor)
             self.leaves.append(known)
         return known
+
+
+class _Named:
+    """A named tuple. Its class may check its items (packed sequences do), and what stands
+    for a tensor here is none."""
+
+    __slots__ = ("items", "kind")
+
+    def __init__(self, kind: Any, items: tuple[Any, ...]) -> None:
+        self.kind = kind
+        self.items = items
 
 
 class _Record:
@@ -179,8 +208,8 @@ def _thaw(value: Any, made: dict[int, torch.Tensor]) -> Any:
         return kind((key, _thaw(item, made)) for key, item in value.items())
     if kind is _Record:
         return value.kind(**{name: _thaw(item, made) for name, item in value.fields.items()})
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return kind(*(_thaw(item, made) for item in value))
+    if kind is _Named:
+        return value.kind._make(_thaw(item, made) for item in value.items)
     return value
 
 

@@ -44,6 +44,9 @@ _log = logging.getLogger("memscale")
 _ROOT_CALLER = 2
 _LAYER_CALLER = 3
 
+# How long a thread that has to plan waits for forwards on other threads to end.
+_ALONE_SECONDS = 10.0
+
 _RECOMPUTE = ("recompute", "recompute_offload_input")
 
 
@@ -87,6 +90,9 @@ class Executor:
         self._layers: list[LayerHooks] = []
         self._optimizer_hook: Any = None
         self._replay_lock = threading.RLock()
+        # Planning swaps the model's tensors for a moment: no other thread may be in a forward.
+        self._planning = threading.Condition(threading.RLock())
+        self._forwards: set[int] = set()
         self._local = threading.local()
         self._said: set[str] = set()
         self._profile: LiveProfile | None = None
@@ -154,6 +160,9 @@ class Executor:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
         self._end_profile(False)
+        if self._profile is not None:
+            self._profile.abandon()
+            self._profile = None
         self._hook_layers(False)
         if self._root is not None:
             self._root.remove()
@@ -179,6 +188,8 @@ class Executor:
         if wanted == bool(self._layers) or model is None:
             return
         if not wanted:
+            with self._planning:
+                self._wait_until_alone()  # a forward on another thread would lose the end of a layer
             for layer in self._layers:
                 layer.remove()
             self._layers = []
@@ -234,16 +245,18 @@ class Executor:
             return None
         self._local.busy = True
         try:
-            self._boundary(False)
-            changed = self._without_cache(module, args, kwargs)
-            self._ask_for_plan(module, args, changed or kwargs)
+            with self._planning:
+                self._boundary(False)
+                changed = self._without_cache(module, args, kwargs)
+                self._ask_for_plan(module, args, changed or kwargs)
+                self._forwards.add(threading.get_ident())
         finally:
             self._local.busy = False
         if self._core.is_active():
             residents = [*module.parameters(), *module.buffers(), *plain_tensors((args, kwargs))]
             self._core.set_residents(residents)
         self._watch.forward_begins(module)
-        if getattr(self._planner, "wants_live_trace", False):
+        if self._profile is None and getattr(self._planner, "wants_live_trace", False):
             self._profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
         self._local.caller = sys._getframe(_ROOT_CALLER)
         self._core.enter_root(self._local.caller)
@@ -254,13 +267,16 @@ class Executor:
     ) -> None:
         if is_replaying() or is_tracing() or not self._core.in_root():
             return
+        with self._planning:
+            self._forwards.discard(threading.get_ident())
+            self._planning.notify_all()
         self._core.leave_root(output is None)
         self._local.caller = None
         self._watch.forward_ended(output)
         if output is None:
             self._end_profile(False)
-        elif self._profile is not None:
-            self._profile.forward_ended(output)
+        elif (profile := self._own_profile()) is not None:
+            profile.forward_ended(output)
 
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._planner is None:
@@ -268,10 +284,20 @@ class Executor:
         signature = input_signature(module, args, kwargs)
         if signature == self._signature:
             return
-        plan = self._planner.plan_for(module, signature, args, kwargs)
+        with self._replay_lock:
+            plan = self._planner.plan_for(module, signature, args, kwargs, self._wait_until_alone)
         self._signature = signature if plan is not None else None
         if plan is not self._plan:
             self.apply(plan)
+
+    def _wait_until_alone(self) -> bool:
+        """Waits until no other thread is inside the model's forward; False if that takes long."""
+
+        def is_alone() -> bool:
+            others = self._forwards & sys._current_frames().keys()  # a thread may have ended inside
+            return not others - {threading.get_ident()}
+
+        return self._planning.wait_for(is_alone, _ALONE_SECONDS)
 
     def _without_cache(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -296,16 +322,12 @@ class Executor:
             return
         record = None
         if self._core.peek(layer.number) in _RECOMPUTE:
-            record = ReplayRecord.take(layer.state, module, args, kwargs, self._replay_lock)
-            if record is None:
-                self._say(
-                    f"opaque {layer.state.name}",
-                    logging.INFO,
-                    f"layer {layer.state.name}: it gets an object whose state running it again could change "
-                    "(or no tensor); it is not recomputed",
-                )
-        if self._profile is not None:
-            self._profile.enter(layer.state.name, module, args, kwargs)
+            record = self._record(layer, module, args, kwargs)
+        profile = self._own_profile()
+        if profile is not None:
+            profile.enter(layer.state.name, module, args, kwargs)
+            if record is not None:
+                record.arguments.copy_first()  # nobody knows yet whether the layer writes to it
         region = self._core.enter(layer.number, record is not None, sys._getframe(_LAYER_CALLER))
         if isinstance(region, str):
             self._say_obstacle(region)
@@ -315,13 +337,36 @@ class Executor:
                 record.arguments.offload(region.offload_input)
             self._local.record = record
 
+    def _record(
+        self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ReplayRecord | None:
+        """What a replay of this call needs; None, with a line in the log, where there can be none."""
+        if not layer.is_first(module):
+            self._say(
+                f"hooked {layer.state.name}",
+                logging.INFO,
+                f"layer {layer.state.name}: a forward-pre hook runs before the one of memscale and could change "
+                "the arguments twice; this call is not recomputed",
+            )
+            return None
+        record = ReplayRecord.take(layer.state, module, args, kwargs, self._replay_lock)
+        if record is None:
+            self._say(
+                f"opaque {layer.state.name}",
+                logging.INFO,
+                f"layer {layer.state.name}: it gets an object whose state running it again could change "
+                "(or no tensor); it is not recomputed",
+            )
+        return record
+
     def _after_layer(
         self, layer: LayerHooks, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         if self._stands_aside():
             return
-        if self._profile is not None:
-            self._profile.leave(args, kwargs, output)
+        profile = self._own_profile()
+        if profile is not None:
+            profile.leave(args, kwargs, output)
         record = getattr(self._local, "record", None)
         if record is not None:
             self._local.record = None
@@ -351,17 +396,32 @@ class Executor:
             return
         self._boundary(True)
 
+    def _own_profile(self) -> LiveProfile | None:
+        """The profile of the step that this thread makes."""
+        profile = self._profile
+        return profile if profile is not None and profile.is_mine else None
+
     def _end_profile(self, is_optimizer: bool) -> None:
         """A profiled step is over: the planner may have a plan to go on with."""
-        profile, self._profile = self._profile, None
-        graph = profile.finish(is_optimizer) if profile is not None else None
-        if graph is None or self._planner is None:
+        profile = self._profile
+        if profile is None or not (profile.is_mine or profile.is_orphan):
             return
-        plan = self._planner.live_trace_finished(graph)
+        self._profile = None
+        if not profile.is_mine:
+            profile.abandon()
+            return
+        graph = profile.finish(is_optimizer)
+        if self._planner is None or (graph is None and profile.refused is None):
+            return  # not a whole step
+        plan = self._planner.live_trace_finished(graph, profile.refused)
         if plan is not None:
             self.apply(plan)
 
     def _boundary(self, is_optimizer: bool) -> None:
+        with self._planning:
+            self._step_boundary(is_optimizer)
+
+    def _step_boundary(self, is_optimizer: bool) -> None:
         self._end_profile(is_optimizer)
         ended = self._core.boundary(is_optimizer)
         if ended is None or self._planner is None or self._plan is None:

@@ -50,8 +50,8 @@ class Twins:
         """
         if isinstance(value, torch.Tensor):
             return self.of(value)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self.replace, value))
+        if isinstance(value, tuple) and hasattr(type(value), "_make"):
+            return type(value)._make(map(self.replace, value))
         if type(value) in (list, tuple):
             return type(value)(map(self.replace, value))
         if type(value) is dict:

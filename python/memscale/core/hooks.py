@@ -97,6 +97,19 @@ class LayerHooks(_HookedModule):
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._executor._before_layer(self, module, args, kwargs)
 
+    def is_first(self, module: torch.nn.Module) -> bool:
+        """Whether no other pre-hook ran before ours: one may have changed the arguments, and
+        would change them again in a replay. From the next call on it is, as far as the
+        module's own hooks go."""
+        from torch.nn.modules import module as of_all
+
+        hooks = module._forward_pre_hooks
+        number = self._handles[0].id
+        is_first = number not in hooks or next(iter(hooks)) == number  # a replica has no handle's number
+        if not is_first:
+            hooks.move_to_end(number, last=False)
+        return is_first and not of_all._global_forward_pre_hooks
+
     def _after(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:

@@ -109,7 +109,7 @@ def _refill(container: Any, content: Any) -> None:
 def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
     """Everything a trace could disturb, put back at the end, exception or not.
 
-    Inside, gradients are enabled and the garbage collector is off, so that storages
+    Inside, gradients are enabled, anomaly detection is off (it looks at values) and the garbage collector is off, so that storages
     die when their last holder lets go and not when a collection happens to run.
     """
     snapshot = Snapshot(model)
@@ -119,7 +119,7 @@ def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with torch.enable_grad(), torch.inference_mode(False):
+        with torch.enable_grad(), torch.inference_mode(False), torch.autograd.set_detect_anomaly(False):
             yield snapshot
     finally:
         snapshot.restore()

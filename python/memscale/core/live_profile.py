@@ -1,11 +1,13 @@
 """Profiles a real training step while it runs, for models that can't be traced without.
 
 The executor makes one for each warm-up step and passes on what its hooks see. The step
-runs under the plan of the warm-up steps; autograd and the model are not disturbed.
+runs under the plan of the warm-up steps; autograd and the model are not disturbed: a step
+that can't be followed is not profiled, and goes on.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from ..errors import MemScaleError
 from .arguments import plain_tensors
 from .profiler import describe_arguments
 from .replay import is_replaying
-from .tracer import LiveTracer
+from .tracer import NO_NODE, LiveTracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +26,39 @@ if TYPE_CHECKING:
 __all__ = ["LiveProfile"]
 
 
+class _Events:
+    """The C tracer's events. The first that it refuses ends the reports, not the user's step."""
+
+    def __init__(self, trace: Any) -> None:
+        self._trace = trace
+        self.error: MemScaleError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        report = getattr(self._trace, name)
+
+        def guarded(*values: Any) -> Any:
+            if self.error is None:
+                try:
+                    return report(*values)
+                except MemScaleError as error:
+                    self.error = error
+            return (NO_NODE, 0) if name == "saved" else NO_NODE
+
+        self.__dict__[name] = guarded
+        return guarded
+
+
 class _StepTracer(LiveTracer):
     """Does not report what replays compute: they belong to the warm-up's plan, not to the step."""
+
+    def __init__(self, model: str, signature: str) -> None:
+        super().__init__(model, signature, "empirical")
+        self._trace = _Events(self._trace)
+
+    @property
+    def refused(self) -> MemScaleError | None:
+        """Why the step could not be followed."""
+        return self._trace.error
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -75,7 +108,10 @@ class LiveProfile:
         self._observe = observe
         self._parameters = [weakref.ref(parameter) for parameter in model.parameters()]
         self._phase = "forward"
-        tracer = _StepTracer(type(model).__name__, describe_arguments(args, kwargs), "empirical")
+        self._thread = threading.current_thread()
+        self._here = threading.local()  # a thread's number may be another's later
+        self._here.is_mine = True
+        tracer = _StepTracer(type(model).__name__, describe_arguments(args, kwargs))
         tracer.resident_parameters(model.parameters())
         tracer.resident_buffers(model.buffers())
         tracer.resident_batch(plain_tensors((args, kwargs)))
@@ -83,7 +119,30 @@ class LiveProfile:
         observe(self._token)
         tracer.start()
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread is the one whose step is profiled: operators are seen
+        on that thread only."""
+        return getattr(self._here, "is_mine", False)
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether that thread has ended, and the step will not."""
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """Ends the profile from another thread: nothing is reported any more."""
+        self._observe(None)
+        self._tracer.pause()
+
+    @property
+    def refused(self) -> MemScaleError | None:
+        """Why the step could not be followed; None where it could, or was not whole."""
+        return self._tracer.refused
+
     def _token(self, tensor: torch.Tensor) -> _Token:
+        if not self.is_mine:
+            return _Token(self._tracer, NO_NODE, 0)
         return _Token(self._tracer, *self._tracer.saved(tensor))
 
     def enter(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -119,7 +178,7 @@ class LiveProfile:
         """Ends the profile; the graph, or None where no whole step was seen."""
         self._observe(None)
         self._tracer.stop()
-        if self._phase != "optimizer":
+        if self._phase != "optimizer" or self.refused is not None:
             return None
         try:
             if not has_stepped:

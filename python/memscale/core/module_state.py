@@ -1,9 +1,12 @@
-"""The state of a layer's modules around a replay: buffers, flags and attributes.
+"""The state of a layer's modules around a replay: parameters, buffers, generators, flags
+and attributes.
 
 A layer that updates its buffers in forward (running statistics) must neither see the
 updated ones when it is run again nor update them twice: it is replayed on copies, and
 the originals are bound again afterwards, never written. Attributes that a forward sets
-(counters, caches) are put back too. Used by `memscale.core.replay`.
+(counters, caches) are put back too, and so are the states of random number generators
+that a module keeps. Parameters are those of the call: a functional call swaps others in
+for its duration. Used by `memscale.core.replay`.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ weights, codebooks) are copied until a call has left them as they were."""
 
 _SCALARS = (bool, int, float, str, type(None))
 _CONTAINERS = (list, dict, set)
+_GENERATOR_HOLDERS = (list, dict, tuple)
+
+_FEW_ITEMS = 16
+"""Longer containers are not searched for generators at every call."""
 
 
 class LayerState:
@@ -38,13 +45,26 @@ class LayerState:
     def take(self, module: torch.nn.Module) -> ModuleState:
         """The state before a call of `module` (the layer, or a replica of it)."""
         modules = self._modules if self._modules[0] is module else list(module.modules())
+        parameters = [
+            _Parameter(inner, name, parameter)
+            for inner in modules
+            for name, parameter in inner._parameters.items()
+            if parameter is not None
+        ]
         buffers = []
         with torch.no_grad():
             for index, inner in enumerate(modules):
                 for name, buffer in inner._buffers.items():
                     if buffer is not None:
                         buffers.append((inner, name, self._copy_of((index, name), buffer)))
-        return ModuleState(self, modules, buffers, [_scalars(inner) for inner in modules])
+        return ModuleState(
+            self,
+            modules,
+            parameters,
+            buffers,
+            [_scalars(inner) for inner in modules],
+            [(found, found.get_state()) for inner in modules for found in _generators(inner)],
+        )
 
     def _copy_of(self, key: tuple[int, str], buffer: torch.Tensor) -> _Buffer:
         if buffer.nbytes > _SMALL_BYTES:
@@ -68,6 +88,33 @@ class LayerState:
                 buffer.copy = None
             else:
                 self._constant.pop(buffer.key, None)
+
+
+class _Parameter:
+    """A parameter as it was bound for the call, or the tensor that stood in for it."""
+
+    __slots__ = ("module", "name", "tensor", "version")
+
+    def __init__(self, module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+        self.module = module
+        self.name = name
+        self.version = None if tensor.is_inference() else tensor._version
+        # A result of the caller's graph: what holds it here must not hold that graph.
+        self.tensor = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
+
+    def for_replay(self, layer: str) -> torch.Tensor:
+        """What to bind.
+
+        Raises:
+            IntegrationError: it was changed in place since.
+        """
+        if self.version is not None and self.tensor._version != self.version:
+            raise IntegrationError(
+                f"layer {layer}: its parameter {self.name!r} was changed in place after the layer's forward "
+                "(an optimizer step, before the backward?), so that the layer can't be recomputed; run the "
+                "backward first, or set enable_checkpointing=False"
+            )
+        return self.tensor
 
 
 class _Buffer:
@@ -96,19 +143,23 @@ class _Buffer:
 class ModuleState:
     """The state before one call."""
 
-    __slots__ = ("_layer", "_modules", "_scalars", "buffers")
+    __slots__ = ("_generators", "_layer", "_modules", "_parameters", "_scalars", "buffers")
 
     def __init__(
         self,
         layer: LayerState,
         modules: list[torch.nn.Module],
+        parameters: list[_Parameter],
         buffers: list[tuple[torch.nn.Module, str, _Buffer]],
         scalars: list[dict[str, Any]],
+        generators: list[tuple[torch.Generator, torch.Tensor]],
     ) -> None:
         self._layer = layer
         self._modules = modules
+        self._parameters = parameters
         self.buffers = buffers
         self._scalars = scalars
+        self._generators = generators
 
     def settle(self) -> None:
         """The call is over."""
@@ -118,7 +169,14 @@ class ModuleState:
     def rebound(self) -> Iterator[None]:
         """The modules are as before the call; afterwards as they are now."""
         now = [_Attributes(module) for module in self._modules]
+        generators = [(generator, generator.get_state()) for generator, _ in self._generators]
         try:
+            for parameter in self._parameters:
+                bound = parameter.module._parameters
+                if bound.get(parameter.name) is not parameter.for_replay(self._layer.name):
+                    bound[parameter.name] = parameter.tensor
+            for generator, state in self._generators:
+                generator.set_state(state)
             with torch.no_grad():
                 for module, name, buffer in self.buffers:
                     module._buffers[name] = buffer.for_replay(self._layer.name, name)
@@ -128,6 +186,8 @@ class ModuleState:
                         module.__dict__[name] = value
             yield
         finally:
+            for generator, state in generators:
+                generator.set_state(state)
             for attributes in now:
                 attributes.put_back()
 
@@ -137,6 +197,16 @@ _MISSING = object()
 
 def _scalars(module: torch.nn.Module) -> dict[str, Any]:
     return {name: value for name, value in module.__dict__.items() if type(value) in _SCALARS}
+
+
+def _generators(module: torch.nn.Module) -> Iterator[torch.Generator]:
+    """Random number generators among a module's attributes and in plain containers there."""
+    for value in module.__dict__.values():
+        if type(value) is torch.Generator:
+            yield value
+        elif type(value) in _GENERATOR_HOLDERS and 0 < len(value) <= _FEW_ITEMS:
+            items = value.values() if type(value) is dict else value
+            yield from (item for item in items if type(item) is torch.Generator)
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

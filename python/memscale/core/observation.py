@@ -45,7 +45,9 @@ class StepWatch:
         self._look_at_outputs()
         self._outputs = []
         if self._forwards:
-            self._gradients_live = any(parameter.grad is not None for parameter in model.parameters())
+            self._gradients_live = any(
+                parameter.is_leaf and parameter.grad is not None for parameter in model.parameters()
+            )
         self._forwards += 1
 
     def forward_ended(self, output: Any) -> None:

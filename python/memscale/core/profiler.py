@@ -202,6 +202,7 @@ class _StaticStep:
         if not self._model.training:
             self._model.train()
         self._swap_in(snapshot)
+        self._silence()
         self._know_masks(kwargs)
         args = self._twins.replace(tuple(args))
         kwargs = self._twins.replace(kwargs)
@@ -263,6 +264,13 @@ class _StaticStep:
                 for index, value in enumerate(container):
                     if isinstance(value, torch.Tensor):
                         container[index] = self._twins.of(value)
+
+    def _silence(self) -> None:
+        """Backward hooks of the caller's look at gradients, and keep them; the snapshot puts
+        them back."""
+        for module in self._model.modules():
+            module._backward_hooks.clear()
+            module._backward_pre_hooks.clear()
 
     def _know_masks(self, kwargs: dict[str, Any]) -> None:
         """Masks of ones: the arguments' description says that they are."""

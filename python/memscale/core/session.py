@@ -19,6 +19,8 @@ from .host_memory import HostMemory
 from .profiler import MemoryProfiler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from ..config import Config
@@ -28,6 +30,9 @@ _log = logging.getLogger("memscale")
 
 # Steps after which the comparison of predicted with measured is only logged for debugging.
 _CHATTY_STEPS = 3
+
+# Profiled steps in a row that could not be followed, after which no more are profiled.
+_REFUSED_STEPS = 3
 
 
 class Session:
@@ -58,6 +63,7 @@ class Session:
         self._plans: dict[str, ExecutionPlan] = {}
         self._current: str | None = None
         self._profiled_steps = 0
+        self._refused_steps = 0
         self.host_memory = HostMemory()
         machine = self._probe()
         device = _device_of(model)
@@ -73,12 +79,15 @@ class Session:
         signature: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        wait_until_alone: Callable[[], bool] = lambda: True,
     ) -> ExecutionPlan:
         """The plan for a forward with these arguments; traced if they are new.
 
         Args:
             signature: as `input_signature()` gives it: equal for forwards that a plan can't
                 tell apart. A plan for inputs that are alike and nowhere smaller serves too.
+            wait_until_alone: called before the model is traced, which nothing else may use
+            meanwhile; False where something does.
 
         Where the step can't be traced, the plan of the warm-up steps.
 
@@ -89,7 +98,7 @@ class Session:
         self._current = self._known(signature)
         if self._current is None:
             self._current = signature
-            graph = self._trace(model, args, kwargs)
+            graph = self._trace(model, args, kwargs, wait_until_alone)
             if graph is None:
                 text = _core.plan_uniform(None, self.hardware_json, self.config_json, None)
                 return ExecutionPlan(text, self.hardware_json)
@@ -120,7 +129,13 @@ class Session:
         self.host_memory.set_ceiling(plan.ceiling_bytes)
         return plan
 
-    def _trace(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    def _trace(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        wait_until_alone: Callable[[], bool],
+    ) -> str | None:
         if not self.config.use_static_profiling:
             if not self.config.use_empirical_fallback:
                 raise ProfileError(
@@ -129,6 +144,8 @@ class Session:
                 )
             return None
         try:
+            if not wait_until_alone():
+                raise ProfileError("the model can't be traced: other threads keep running its forward")
             return self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
         except ProfileError as error:
             if not self.config.use_empirical_fallback:
@@ -141,10 +158,21 @@ class Session:
     @property
     def wants_live_trace(self) -> bool:
         """Whether the forward about to run has to be profiled as it runs."""
-        return self._current is not None and self._current not in self._graphs
+        return (
+            self._current is not None
+            and self._current not in self._graphs
+            and self._refused_steps < _REFUSED_STEPS
+        )
 
-    def live_trace_finished(self, graph: str) -> ExecutionPlan | None:
-        """Takes the graph of a profiled step; gives the plan once enough steps were seen."""
+    def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:
+        """Takes the graph of a profiled step, or why there is none; gives the plan once enough
+        steps were seen."""
+        if graph is None:
+            self._refused_steps += 1
+            if self._refused_steps == _REFUSED_STEPS:
+                _log.warning("real steps can't be followed either (%s); the plan of the warm-up stays", refused)
+            return None
+        self._refused_steps = 0
         self._profiled_steps += 1
         if self._profiled_steps < self.config.warmup_steps or self._current is None:
             return None

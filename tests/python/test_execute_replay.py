@@ -1,0 +1,238 @@
+"""What a layer is run again with: the parameters of its call, the arguments that its caller
+gave, the model as no other thread is using it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from execute_support import (
+    assert_nothing_left,
+    assert_same,
+    executing,
+    forward,
+    gradients,
+    plan_json,
+    seed_everything,
+    twins,
+    uniform,
+)
+from models import MODELS, Case, loss_of
+from torch import nn
+from torch.func import functional_call
+
+import memscale
+from memscale import Config, IntegrationError
+
+RECOMPUTE = ("recompute", "recompute_offload_input", "mixed")
+
+every_technique = pytest.mark.parametrize("technique", RECOMPUTE)
+
+
+def _both(name, technique, directory, run):
+    """`run(case, model)` is the same on a plain twin and under a plan."""
+    case, twin = twins(MODELS[name])
+    expected = run(case, twin)
+    with executing(case.model, uniform(case.model, technique), directory) as executor:
+        found = run(case, case.model)
+        assert executor.counters()["recomputed_layers"] > 0
+        executor._core.backward_ended()
+        assert_nothing_left(executor)
+    assert_same(expected, found)
+
+
+# ---- parameters --------------------------------------------------------------------------------
+
+
+@every_technique
+def test_a_functional_call_is_replayed_with_its_own_parameters(technique, tmp_path):
+    def run(case, model):
+        seed_everything(1)
+        others = {name: (p.detach() * 1.1).requires_grad_() for name, p in model.named_parameters()}
+        args, kwargs = case.batch(0)
+        loss_of(functional_call(model, others, args, kwargs)).backward()
+        return {name: value.grad for name, value in others.items()}
+
+    _both("mlp", technique, tmp_path, run)
+
+
+@every_technique
+def test_an_inner_step_of_meta_learning(technique, tmp_path):
+    def run(case, model):
+        args, kwargs = case.batch(0)
+        named = dict(model.named_parameters())
+        seed_everything(1)
+        loss = loss_of(functional_call(model, named, args, kwargs))
+        steps = torch.autograd.grad(loss, list(named.values()), create_graph=True)
+        fast = {name: p - 0.1 * g for (name, p), g in zip(named.items(), steps, strict=True)}
+        loss_of(functional_call(model, fast, args, kwargs)).backward()
+        return gradients(model)
+
+    _both("mlp", technique, tmp_path, run)
+
+
+def test_a_parameter_changed_before_the_backward_is_refused(tmp_path):
+    """A bias is not saved by autograd, so that nothing but the replay's check can tell."""
+    case, _ = twins(MODELS["mlp"])
+    with executing(case.model, uniform(case.model, "recompute"), tmp_path):
+        loss = loss_of(forward(case, case.model, 0))
+        biases = [value for name, value in case.model.named_parameters() if name.endswith("bias")]
+        with torch.no_grad():
+            for bias in biases:
+                bias.add_(1.0)
+        with pytest.raises(IntegrationError, match="parameter 'bias' was changed in place"):
+            loss.backward()
+
+
+# ---- arguments ----------------------------------------------------------------------------------
+
+
+def _more(module, args):
+    return (args[0] * 1.3 + 0.1, *args[1:])
+
+
+@every_technique
+@pytest.mark.parametrize("prepend", [False, True])
+def test_a_pre_hook_put_on_later_changes_the_arguments_once(technique, prepend, tmp_path):
+    case, twin = twins(MODELS["inplace"])
+    layers = [dict(model.named_modules())["blocks.1"] for model in (case.model, twin)]
+
+    def run(model):
+        seen = []
+        for step in range(3):
+            seed_everything(step)
+            loss_of(forward(case, model, step)).backward()
+            seen.append(gradients(model))
+        return seen
+
+    with executing(case.model, uniform(case.model, technique), tmp_path):
+        for layer in layers:
+            layer.register_forward_pre_hook(_more, prepend=prepend)
+        assert_same(run(twin), run(case.model))
+
+
+def test_a_pre_hook_of_all_modules_changes_the_arguments_once(tmp_path):
+    def hook(module, args):
+        return _more(module, args) if type(module).__name__ == "_Inplace" else None
+
+    case, twin = twins(MODELS["inplace"])
+    handle = nn.modules.module.register_module_forward_pre_hook(hook)
+    try:
+        loss_of(forward(case, twin, 0)).backward()
+        with executing(case.model, uniform(case.model, "recompute"), tmp_path):
+            loss_of(forward(case, case.model, 0)).backward()
+    finally:
+        handle.remove()
+    assert_same(gradients(twin), gradients(case.model))
+
+
+def test_profiled_steps_recompute_layers_that_write_to_their_argument():
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(12, 24), nn.BatchNorm1d(24), nn.ReLU(inplace=True), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 2)
+        )
+
+    def run(model):
+        seen = []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            model(torch.randn(4, 12, generator=torch.Generator().manual_seed(step))).sum().backward()
+            seen.append(gradients(model))
+            optimizer.step()
+            optimizer.zero_grad()
+        return seen
+
+    expected = run(make())
+    model = memscale.wrap(
+        make(), Config(force_optimize=True, use_static_profiling=False, enable_offloading=False, enable_logging=False)
+    )
+    found = run(model)
+    assert model._memscale_executor.counters()["recomputed_layers"] > 0
+    memscale.detach(model)
+    assert_same(expected, found)
+
+
+# ---- threads --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_the_first_forwards_may_come_from_several_threads(static):
+    """One of them plans, which takes the model's tensors away for a moment."""
+    case, twin = twins(MODELS["mlp"])
+    case.model.eval()
+    twin.eval()
+
+    def run(model):
+        found = {}
+
+        def work(index):
+            args, kwargs = case.batch(index)
+            loss = loss_of(model(*args, **kwargs))
+            found[index] = (loss.detach(), torch.autograd.grad(loss, list(model.parameters())))
+
+        for _ in range(3):
+            threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return [found.get(index) for index in range(4)]
+
+    expected = run(twin)
+    memscale.wrap(case.model, Config(force_optimize=True, use_static_profiling=static, enable_logging=False))
+    found = run(case.model)
+    memscale.detach(case.model)
+    assert_same(expected, found)
+
+
+def test_a_step_that_cannot_be_followed_is_no_error(caplog):
+    """A backward on another thread is not seen by the profile of a real step."""
+    case, twin = twins(MODELS["mlp"])
+    memscale.wrap(case.model, Config(force_optimize=True, use_static_profiling=False, enable_logging=False))
+
+    def run(model):
+        seen = []
+        for step in range(8):
+            seed_everything(step)
+            loss = loss_of(forward(case, model, step))
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+            seen.append(gradients(model))
+        return seen
+
+    assert_same(run(twin), run(case.model))
+    memscale.detach(case.model)
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+# ---- offloaded pieces ---------------------------------------------------------------------------
+
+
+class _Pieces(nn.Module):
+    """Two halves of one storage, each at a version of its own; one is finished late."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(12, 24)
+
+    def forward(self, x):
+        first, second = torch.unsafe_chunk(self.linear(x), 2, 1)
+        first = first.tanh_()
+        second = second.sigmoid_()
+        return first * second
+
+
+def test_pieces_of_a_storage_are_stored_as_each_is_finished(tmp_path):
+    model = nn.Sequential(*(_Pieces() for _ in range(3)))
+    case = Case(model, lambda seed: ((torch.randn(4, 12, generator=torch.Generator().manual_seed(seed)),), {}))
+    loss_of(forward(case, model, 0)).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    entries = [(str(index), 0, "offload_disk") for index in range(3)]
+    with executing(model, plan_json(entries), tmp_path) as executor:
+        loss_of(forward(case, model, 0)).backward()
+        assert executor.counters()["offloaded_bytes"] > 0
+    assert_same(expected, gradients(model))

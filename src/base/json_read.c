@@ -269,7 +269,7 @@ int ms__json_enum(const ms__json_at *object, const char *name, const char *const
                   size_t count, size_t *out)
 {
     ms__json_at at = member_of(object, name);
-    const char *text = NULL;
+    const char *text = "";
     int rc = read_string(&at, &text);
     if (rc != MS_OK) {
         return rc;

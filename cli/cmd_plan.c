@@ -1,6 +1,6 @@
 /*
  * `memscale plan`: from a graph document to a plan, as a table, as JSON or explained,
- * without Python or torch.
+ * without Python or torch. Chains, which are solved alone, are in plan_chain.c.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +11,7 @@
 #include "common.h"
 #include "memscale/frontier.h"
 #include "options.h"
+#include "plan_chain.h"
 
 enum { FILE_MOST_BYTES = 1 << 30 };
 
@@ -18,6 +19,7 @@ static const char help[] =
     "Usage: memscale plan --graph FILE [--hardware FILE] [--config FILE]\n"
     "                     [--budget BYTES] [--json | --explain [LAYER]]\n"
     "       memscale plan --graph FILE --sweep N [--json | --csv] [--plot FILE] [...]\n"
+    "       memscale plan --chain FILE --budget BYTES [--json]\n"
     "\n"
     "Makes the plan for a graph: which layers are kept, run again or moved to a lower\n"
     "tier, the predicted peak and step time, and why.\n"
@@ -33,19 +35,25 @@ static const char help[] =
     "                    down to the smallest that fits\n"
     "  --csv             print the sweep as CSV (--json: docs/formats/frontier.schema.json)\n"
     "  --plot FILE       also write the sweep as an SVG picture\n"
+    "  --chain FILE      solve a chain of layers alone (docs/formats/chain.schema.json):\n"
+    "                    the fastest memory-persistent schedule within the budget. An\n"
+    "                    option that moves bytes over a link is charged for the whole\n"
+    "                    transfer, down and back; nothing of it is taken to be hidden\n"
     "\n"
     "Examples:\n"
     "  memscale plan --graph gpt2.json --budget 4.0GB\n"
     "  memscale plan --graph gpt2.json --hardware machine.json --json > plan.json\n"
     "  memscale plan --graph gpt2.json --budget 4.0GB --explain transformer.h.0\n"
     "  memscale plan --graph gpt2.json --sweep 8 --plot gpt2.svg\n"
+    "  memscale plan --chain chain.json --budget 2.5GB --json\n"
     "\n"
     "Exit status: 0 with a plan, 1 where no plan fits the budget (the smallest that\n"
-    "would is printed), 2 for a wrong option or file.\n";
+    "would is printed), 2 for a wrong option or file. A chain's answer, feasible or not,\n"
+    "is status 0.\n";
 
 /* What the command line asked for. */
 typedef struct plan_request {
-    const char *graph_path, *hardware_path, *config_path, *budget, *explain, *sweep, *plot_path;
+    const char *graph_path, *hardware_path, *config_path, *chain_path, *budget, *explain, *sweep, *plot_path;
     bool as_json, as_csv, explain_all;
     uint32_t sweep_points; /* 0: one plan */
 } plan_request;
@@ -310,6 +318,25 @@ static int make_plan(const plan_request *request, plan_work *work)
     return rc == MS_OK ? show(request, work) : cli_fail(&err);
 }
 
+/* Any number of bytes is a budget here: what is infeasible is an answer. */
+static int solve_chain(const plan_request *request)
+{
+    uint64_t bytes;
+    if (request->graph_path != NULL || request->hardware_path != NULL || request->config_path != NULL ||
+        request->explain != NULL || request->explain_all || request->sweep != NULL || request->as_csv ||
+        request->plot_path != NULL) {
+        return cli_usage_error("plan", "--chain goes with --budget and --json only");
+    }
+    if (request->budget == NULL) {
+        return cli_usage_error("plan", "--chain needs --budget BYTES");
+    }
+    if (!parse_bytes(request->budget, &bytes)) {
+        return cli_usage_error("plan", "--budget %s: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB",
+                               request->budget);
+    }
+    return cli_plan_chain(request->chain_path, bytes, request->as_json);
+}
+
 /* A bare --explain takes no value: it becomes an option of its own. */
 static void mark_bare_explain(int argc, char **argv)
 {
@@ -358,11 +385,15 @@ int cmd_plan(int argc, char **argv)
         {"--json", &request.as_json, NULL},         {"--explain", NULL, &request.explain},
         {"--explain-plan", &request.explain_all, NULL}, {"--sweep", NULL, &request.sweep},
         {"--csv", &request.as_csv, NULL},           {"--plot", NULL, &request.plot_path},
+        {"--chain", NULL, &request.chain_path},
     };
     mark_bare_explain(argc, argv);
     int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
     if (status != CLI_GO_ON) {
         return status;
+    }
+    if (request.chain_path != NULL) {
+        return solve_chain(&request);
     }
     status = check_request(&request);
     if (status != CLI_OK) {

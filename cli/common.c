@@ -33,6 +33,17 @@ int cli_usage_error(const char *command, const char *fmt, ...)
     return CLI_USAGE;
 }
 
+int cli_file_error(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    fputs("memscale: ", stderr);
+    vfprintf(stderr, fmt, args);
+    fputc('\n', stderr);
+    va_end(args);
+    return CLI_USAGE;
+}
+
 /* Of the first write of the output that failed; 0: none has. A later one may succeed,
  * and what was lost stays lost. */
 static int output_errno;

@@ -19,6 +19,10 @@ int cli_fail(const ms_error *err);
  * stderr; returns CLI_USAGE. `command` is NULL where none is known. */
 int cli_usage_error(const char *command, const char *fmt, ...) MS_PRINTF(2, 3);
 
+/* Prints "memscale: <message>", one line, for a file that is not what it should be;
+ * returns CLI_USAGE. */
+int cli_file_error(const char *fmt, ...) MS_PRINTF(1, 2);
+
 /* Writes all of `text` to stdout; CLI_FAILED where that fails. cli_finish() tells. */
 int cli_print(const char *text);
 

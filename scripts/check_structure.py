@@ -43,6 +43,7 @@ HEADER_ROOMS = {
     "frontier": "top",
     "loss": "techniques",
     "optimizer": "techniques",
+    "chain": "plan",
     "pipeline": "top",
 }
 

@@ -1,0 +1,187 @@
+/*
+ * Between the files of the chain solver (public face: memscale/chain.h):
+ *
+ *   chain.c           which tables are solved for a budget, and the answer
+ *   chain_json.c      the chain read from JSON
+ *   chain_answer.c    the answer written
+ *   chain_group.c     very long chains as chains of groups
+ *   chain_model.c     the chain in units, types of layers, classes of segments
+ *   chain_least.c     the least memory that any schedule takes, in units
+ *   chain_table.c     the recurrence over segments and memory, in buckets
+ *   chain_kernel.c    its inner loops, once per instruction set
+ *   chain_unfold.c    the schedule behind an entry of a table
+ *   chain_replay.c    a schedule replayed in bytes and nanoseconds
+ *
+ * In a segment s..t with m bytes, x_s is held outside m and the gradient of x_{t+1}
+ * inside. Source of the recurrence: Beaumont et al., "Optimal memory-aware
+ * backpropagation of deep join networks" and Rotor (ACM TOMS 2024), with options.
+ */
+#ifndef MS_PLAN_CHAIN_H
+#define MS_PLAN_CHAIN_H
+
+#include "base/array.h"
+#include "memscale/chain.h"
+
+/* ---- the model ---------------------------------------------------------------------- */
+
+/* An option that no other option of its layer beats in everything. */
+typedef struct ms__chain_choice {
+    uint64_t saved, fwd_tmp, bwd_tmp; /* units */
+    uint64_t ns;                      /* forward and backward */
+    uint32_t option;                  /* index in the chain */
+} ms__chain_choice;
+
+typedef struct ms__chain_step {
+    uint64_t pass_ns, pass_tmp; /* of a forward that stores nothing; units */
+    uint64_t fastest_ns;        /* the least ns of a choice */
+    uint32_t first, end;        /* its choices; equal layers share them */
+    uint32_t type;              /* equal for equal layers: the index of the first */
+} ms__chain_step;
+
+/*
+ * What the solver works on. Sizes are in units of the greatest common divisor of all of
+ * them, which loses nothing: a budget holds as many whole units as fit. UINT64_MAX stands
+ * for a size that passes 64 bits and never fits.
+ *
+ * Segments with equal layers are one class; classes are numbered so that the parts of a
+ * segment come before it.
+ */
+typedef struct ms__chain_model {
+    uint32_t count;      /* layers */
+    uint64_t unit_bytes;
+    uint64_t *sizes;     /* [count + 1] x_i */
+    ms__chain_step *steps;
+    ms__chain_choice *choices;
+
+    uint32_t class_count;
+    uint32_t *class_of;  /* [segments], at ms__chain_segment() */
+    uint32_t *starts, *ends; /* [class_count] a segment of the class */
+    uint64_t *none;      /* [class_count] what a forward over it that stores nothing takes */
+    uint64_t work;       /* splits over all classes: what a table costs per bucket */
+} ms__chain_model;
+
+int ms__chain_model_make(const ms_chain *chain, ms__chain_model *model);
+void ms__chain_model_clear(ms__chain_model *model);
+
+static inline size_t ms__chain_segment(uint32_t count, uint32_t s, uint32_t t)
+{
+    size_t after = count - 1 - s;
+    return after * (after + 1) / 2 + (t - s);
+}
+
+static inline uint32_t ms__chain_class(const ms__chain_model *model, uint32_t s, uint32_t t)
+{
+    return model->class_of[ms__chain_segment(model->count, s, t)];
+}
+
+/* max(x_{t+1} + saved + f, x_{s+1} + saved + b): what layer s with a choice takes in s..t. */
+uint64_t ms__chain_all(const ms__chain_model *model, uint32_t s, uint32_t t, const ms__chain_choice *choice);
+
+/* ---- schedules ------------------------------------------------------------------------ */
+
+typedef struct ms__chain_schedule {
+    MS__ARRAY(ms_chain_op) ops;
+    uint64_t makespan_ns, peak_bytes;
+} ms__chain_schedule;
+
+int ms__chain_push(ms__chain_schedule *schedule, ms_chain_op_kind kind, uint32_t layer, uint32_t option);
+/* Forwards of s..j-1 that store nothing, x_s kept. */
+int ms__chain_push_passes(ms__chain_schedule *schedule, uint32_t s, uint32_t j);
+void ms__chain_schedule_clear(ms__chain_schedule *schedule);
+
+/* Fills makespan and peak; MS_ESTATE for a sequence that is no schedule (an input that
+ * is not there, a backward out of order), which would be a bug of the solver. */
+int ms__chain_replay(const ms_chain *chain, ms__chain_schedule *schedule, ms_error *err);
+
+/* Every layer saved with its fastest option: no schedule takes less time. */
+int ms__chain_fastest(const ms_chain *chain, ms__chain_schedule *schedule, uint64_t *lower_bound_ns);
+
+/* The least units that a schedule takes, x_0 included, and one that takes them. */
+int ms__chain_least(const ms__chain_model *model, uint64_t *units, ms__chain_schedule *schedule);
+
+/* ---- tables ----------------------------------------------------------------------------- */
+
+enum { MS__CHAIN_NEVER = -1 };
+
+/* Times of a class by memory, from the first entry that is finite to the last that
+ * differs from the one before; more memory than that gives the last. */
+typedef struct ms__chain_row {
+    uint32_t *times; /* beyond base_ns of the segment, in 2^shift ns, rounded down */
+    uint32_t first, length;
+} ms__chain_row;
+
+typedef struct ms__chain_table {
+    const ms__chain_model *model;
+    uint64_t bucket; /* units */
+    uint32_t top;    /* entries are memory 0 .. top, in buckets, x_0 not included */
+    uint32_t shift;
+    ms__chain_row *rows; /* [class_count] */
+    uint32_t *pool;
+} ms__chain_table;
+
+/* Solves the table for up to `units` of memory beside x_0. MS_ENOMEM. */
+int ms__chain_table_make(const ms__chain_model *model, uint64_t bucket, uint64_t units, uint32_t threads,
+                         ms__chain_table *table);
+void ms__chain_table_clear(ms__chain_table *table);
+
+/* Time beyond the lower bound; false where no schedule takes m buckets. */
+static inline bool ms__chain_row_at(const ms__chain_row *row, uint32_t m, uint32_t *time)
+{
+    if (row->length == 0 || m < row->first) {
+        return false;
+    }
+    uint32_t i = m - row->first;
+    *time = row->times[i < row->length ? i : row->length - 1];
+    return true;
+}
+
+static inline const ms__chain_row *ms__chain_whole(const ms__chain_table *table)
+{
+    return &table->rows[ms__chain_class(table->model, 0, table->model->count - 1)];
+}
+
+/* The schedule behind a finite entry of the whole chain. */
+int ms__chain_unfold(const ms__chain_table *table, uint32_t m, ms__chain_schedule *schedule);
+
+/* Sizes to the nearest bucket; at most top + 1, which no row holds. */
+static inline uint32_t ms__chain_buckets(const ms__chain_table *table, uint64_t units)
+{
+    uint64_t whole = units / table->bucket, rest = units % table->bucket;
+    uint64_t buckets = whole + (rest >= table->bucket - rest);
+    return buckets > table->top ? table->top + 1 : (uint32_t)buckets;
+}
+
+/* What a choice asks for in a segment: at least `start` buckets, of which all but
+ * `taken` are left to the part that runs beside it; and its own time. */
+typedef struct ms__chain_move {
+    uint32_t start, taken, time;
+} ms__chain_move;
+
+ms__chain_move ms__chain_save_move(const ms__chain_table *table, uint32_t s, uint32_t t,
+                                   const ms__chain_choice *choice);
+ms__chain_move ms__chain_split_move(const ms__chain_table *table, uint32_t class_id, uint32_t j, uint32_t passes);
+
+static inline uint32_t ms__chain_pass_time(const ms__chain_table *table, uint32_t layer)
+{
+    return (uint32_t)(table->model->steps[layer].pass_ns >> table->shift);
+}
+
+/* row[i] = min(row[i], left[i] + right[i] + add), and the same without `right`. */
+typedef struct ms__chain_kernels {
+    void (*both)(uint32_t *row, const uint32_t *left, const uint32_t *right, uint32_t add, size_t count);
+    void (*one)(uint32_t *row, const uint32_t *left, uint32_t add, size_t count);
+} ms__chain_kernels;
+
+const ms__chain_kernels *ms__chain_kernels_select(void);
+
+/* ---- groups --------------------------------------------------------------------------- */
+
+enum { MS__CHAIN_GROUPS_MOST = 1000 /* longer chains are solved as at most this many groups */ };
+
+/* A chain of groups of `per_group` consecutive layers. */
+int ms__chain_group(const ms_chain *chain, uint32_t per_group, ms_chain **groups);
+/* The schedule of the groups as one of the layers. */
+int ms__chain_ungroup(const ms_chain *chain, uint32_t per_group, const ms__chain_schedule *groups,
+                      ms__chain_schedule *layers);
+
+#endif

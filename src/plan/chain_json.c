@@ -1,0 +1,258 @@
+/*
+ * A chain read from JSON (docs/formats/chain.schema.json), strictly: every refusal names
+ * its place. chain_answer.c writes what the solver answers.
+ */
+#include <string.h>
+
+#include "base/json.h"
+#include "base/units.h"
+#include "memscale/chain.h"
+
+#define COUNT(table) (sizeof(table) / sizeof(table)[0])
+
+enum { VALUES_MOST = 8 << 20 };
+static const uint64_t ns_per_s = 1000000000;
+
+void ms_chain_free(ms_chain *chain)
+{
+    if (chain == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < chain->layer_count; i++) {
+        for (uint32_t k = 0; k < chain->layers[i].option_count; k++) {
+            ms_free(chain->layers[i].options[k].kind);
+        }
+        ms_free(chain->layers[i].options);
+        ms_free(chain->layers[i].name);
+    }
+    ms_free(chain->layers);
+    ms_free(chain);
+}
+
+static int read_text(const ms__json_at *object, const char *name, char **out)
+{
+    const char *text;
+    int rc = ms__json_string(object, name, &text);
+    if (rc == MS_OK && (*out = ms_strdup(text)) == NULL) {
+        rc = ms__json_fail(object, MS_ENOMEM, "out of memory");
+    }
+    return rc;
+}
+
+/* ---- links --------------------------------------------------------------------------- */
+
+typedef struct link_rate {
+    const char *name; /* the document's */
+    uint64_t bytes_per_s;
+} link_rate;
+
+typedef struct link_rates {
+    link_rate items[MS_CHAIN_LINKS_MOST];
+    size_t count;
+} link_rates;
+
+static const link_rate *find_link(const link_rates *links, const char *name)
+{
+    for (size_t i = 0; i < links->count; i++) {
+        if (strcmp(links->items[i].name, name) == 0) {
+            return &links->items[i];
+        }
+    }
+    return NULL;
+}
+
+static int read_link(const ms__json_at *at, link_rates *links)
+{
+    static const char *const names[] = {"name", "bytes_per_s"};
+    link_rate link = {0};
+    int rc = ms__json_only(at, names, COUNT(names));
+    rc = rc != MS_OK ? rc : ms__json_string(at, "name", &link.name);
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "bytes_per_s", 1, INT64_MAX, &link.bytes_per_s);
+    if (rc == MS_OK && find_link(links, link.name) != NULL) {
+        return ms__json_fail(at, MS_EFORMAT, "there are two links \"%.64s\"", link.name);
+    }
+    if (rc == MS_OK) {
+        links->items[links->count++] = link;
+    }
+    return rc;
+}
+
+static int read_links(const ms__json_at *root, link_rates *links)
+{
+    ms__json_at list, item;
+    if (!ms__json_has(root, "links")) {
+        return MS_OK;
+    }
+    int rc = ms__json_array(root, "links", &list);
+    size_t count = rc == MS_OK ? ms__json_count(&list) : 0;
+    if (count > MS_CHAIN_LINKS_MOST) {
+        return ms__json_fail(&list, MS_EFORMAT, "has %zu links, more than %d", count, MS_CHAIN_LINKS_MOST);
+    }
+    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+        rc = ms__json_item_object(&list, i, &item);
+        rc = rc != MS_OK ? rc : read_link(&item, links);
+    }
+    return rc;
+}
+
+/* An option over a link: its transfers are charged in full, down and back. */
+static int read_transfer(const ms__json_at *at, const link_rates *links, ms_chain_option *option)
+{
+    const char *name = NULL;
+    const link_rate *link = NULL;
+    uint64_t bytes = 0;
+    if (!ms__json_has(at, "link") && !ms__json_has(at, "link_bytes")) {
+        return MS_OK;
+    }
+    int rc = ms__json_string(at, "link", &name);
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "link_bytes", 0, INT64_MAX, &bytes);
+    if (rc == MS_OK && (link = find_link(links, name)) == NULL) {
+        rc = ms__json_fail(at, MS_EFORMAT, "there is no link \"%.64s\"", name);
+    }
+    if (rc == MS_OK) {
+        uint64_t ns = ms__mul_div_up(bytes, ns_per_s, link->bytes_per_s);
+        option->fwd_ns = ms__add_sat(option->fwd_ns, ns);
+        option->bwd_ns = ms__add_sat(option->bwd_ns, ns);
+    }
+    return rc;
+}
+
+/* ---- layers ----------------------------------------------------------------------------- */
+
+static int read_option(const ms__json_at *at, const link_rates *links, uint64_t output_bytes,
+                       ms_chain_option *option)
+{
+    static const char *const names[] = {"kind",          "saved_bytes",   "fwd_ns", "bwd_ns",
+                                        "fwd_tmp_bytes", "bwd_tmp_bytes", "link",   "link_bytes"};
+    int rc = ms__json_only(at, names, COUNT(names));
+    rc = rc != MS_OK ? rc : read_text(at, "kind", &option->kind);
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "saved_bytes", 0, INT64_MAX, &option->saved_bytes);
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "fwd_ns", 0, INT64_MAX, &option->fwd_ns);
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "bwd_ns", 0, INT64_MAX, &option->bwd_ns);
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "fwd_tmp_bytes", 0, INT64_MAX, &option->fwd_tmp_bytes);
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "bwd_tmp_bytes", 0, INT64_MAX, &option->bwd_tmp_bytes);
+    if (rc == MS_OK && option->saved_bytes < output_bytes) {
+        return ms__json_fail(at, MS_EFORMAT, "saved_bytes is below the layer's output_bytes, which it includes");
+    }
+    return rc != MS_OK ? rc : read_transfer(at, links, option);
+}
+
+static int read_options(const ms__json_at *at, const link_rates *links, ms_chain_layer *layer)
+{
+    ms__json_at list, item;
+    int rc = ms__json_array(at, "options", &list);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    size_t count = ms__json_count(&list);
+    if (count == 0 || count > MS_CHAIN_OPTIONS_MOST) {
+        return ms__json_fail(&list, MS_EFORMAT, "has %zu options, not 1 to %d", count, MS_CHAIN_OPTIONS_MOST);
+    }
+    layer->options = ms_calloc(count, sizeof *layer->options);
+    if (layer->options == NULL) {
+        return ms__json_fail(&list, MS_ENOMEM, "out of memory");
+    }
+    layer->option_count = (uint32_t)count;
+    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+        rc = ms__json_item_object(&list, i, &item);
+        rc = rc != MS_OK ? rc : read_option(&item, links, layer->output_bytes, &layer->options[i]);
+    }
+    return rc;
+}
+
+static int read_layer(const ms__json_at *at, const link_rates *links, ms_chain_layer *layer)
+{
+    static const char *const names[] = {"name", "output_bytes", "fwd_ns", "fwd_tmp_bytes", "options"};
+    int rc = ms__json_only(at, names, COUNT(names));
+    rc = rc != MS_OK ? rc : read_text(at, "name", &layer->name);
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "output_bytes", 0, INT64_MAX, &layer->output_bytes);
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "fwd_ns", 0, INT64_MAX, &layer->fwd_ns);
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "fwd_tmp_bytes", 0, INT64_MAX, &layer->fwd_tmp_bytes);
+    return rc != MS_OK ? rc : read_options(at, links, layer);
+}
+
+static int read_layers(const ms__json_at *root, const link_rates *links, ms_chain *chain)
+{
+    ms__json_at list, item;
+    int rc = ms__json_array(root, "layers", &list);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    size_t count = ms__json_count(&list);
+    if (count == 0 || count > MS_CHAIN_LAYERS_MOST) {
+        return ms__json_fail(&list, MS_EFORMAT, "has %zu layers, not 1 to %d", count, MS_CHAIN_LAYERS_MOST);
+    }
+    chain->layers = ms_calloc(count, sizeof *chain->layers);
+    if (chain->layers == NULL) {
+        return ms__json_fail(&list, MS_ENOMEM, "out of memory for %zu layers", count);
+    }
+    chain->layer_count = (uint32_t)count;
+    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+        rc = ms__json_item_object(&list, i, &item);
+        rc = rc != MS_OK ? rc : read_layer(&item, links, &chain->layers[i]);
+    }
+    return rc;
+}
+
+static int read_chain(const ms__json_at *root, ms_chain *chain)
+{
+    static const char *const names[] = {"version", "input_bytes", "layers", "links"};
+    link_rates links = {0};
+    int rc = ms__json_version(root, 1, 1, NULL);
+    rc = rc != MS_OK ? rc : ms__json_only(root, names, COUNT(names));
+    rc = rc != MS_OK ? rc : ms__json_u64(root, "input_bytes", 0, INT64_MAX, &chain->input_bytes);
+    rc = rc != MS_OK ? rc : read_links(root, &links);
+    return rc != MS_OK ? rc : read_layers(root, &links, chain);
+}
+
+/* ---- the document ------------------------------------------------------------------------ */
+
+/*
+ * Counts objects in the arrays of the root and values before a tree is made of them: the
+ * tree of a document that is refused for its length anyway would take gigabytes.
+ */
+static int check_extent(const char *json, ms_error *err)
+{
+    size_t depth = 0, objects = 0, commas = 0, line = 1;
+    bool in_string = false;
+    for (const char *at = json; *at != '\0'; at++) {
+        line += *at == '\n';
+        if (in_string) {
+            in_string = *at != '"';
+            at += *at == '\\' && at[1] != '\0';
+            continue;
+        }
+        in_string = *at == '"';
+        objects += *at == '{' && depth == 2;
+        commas += *at == ',';
+        depth += *at == '{' || *at == '[';
+        depth -= depth > 0 && (*at == '}' || *at == ']');
+        if (objects > MS_CHAIN_LAYERS_MOST + MS_CHAIN_LINKS_MOST) {
+            return ms_fail(err, MS_EFORMAT, "chain: line %zu: more than %d layers", line, MS_CHAIN_LAYERS_MOST);
+        }
+        if (commas > VALUES_MOST) {
+            return ms_fail(err, MS_EFORMAT, "chain: line %zu: more than %d values", line, VALUES_MOST);
+        }
+    }
+    return MS_OK;
+}
+
+int ms_chain_parse(const char *json, ms_chain **chain, ms_error *err)
+{
+    json_t *tree;
+    ms__json_at root;
+    int rc = check_extent(json, err);
+    rc = rc != MS_OK ? rc : ms__json_parse(json, strlen(json), "chain", &tree, &root, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    ms_chain *made = ms_calloc(1, sizeof *made);
+    rc = made == NULL ? ms_fail(err, MS_ENOMEM, "chain: out of memory") : read_chain(&root, made);
+    json_decref(tree);
+    if (rc != MS_OK) {
+        ms_chain_free(made);
+        return rc;
+    }
+    *chain = made;
+    return MS_OK;
+}

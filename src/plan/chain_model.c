@@ -1,0 +1,267 @@
+/*
+ * The chain as the solver sees it: sizes in units, options that can be of use, equal
+ * layers known as equal, and segments of equal layers as classes. Made once for an
+ * answer by chain.c; the budget plays no part.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "plan/chain.h"
+
+/* ---- units ---------------------------------------------------------------------------- */
+
+/* UINT64_MAX stands for "never fits" and has no part in the unit. */
+static uint64_t common(uint64_t a, uint64_t b)
+{
+    if (b == UINT64_MAX) {
+        return a;
+    }
+    while (b != 0) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+static uint64_t find_unit(const ms_chain *chain)
+{
+    uint64_t unit = common(0, chain->input_bytes);
+    for (uint32_t i = 0; i < chain->layer_count && unit != 1; i++) {
+        const ms_chain_layer *layer = &chain->layers[i];
+        unit = common(common(unit, layer->output_bytes), layer->fwd_tmp_bytes);
+        for (uint32_t k = 0; k < layer->option_count; k++) {
+            const ms_chain_option *o = &layer->options[k];
+            unit = common(common(common(unit, o->saved_bytes), o->fwd_tmp_bytes), o->bwd_tmp_bytes);
+        }
+    }
+    return unit == 0 ? 1 : unit;
+}
+
+static uint64_t in_units(const ms__chain_model *model, uint64_t bytes)
+{
+    return bytes == UINT64_MAX ? bytes : bytes / model->unit_bytes;
+}
+
+/* ---- options ---------------------------------------------------------------------------- */
+
+static bool no_worse(const ms__chain_choice *a, const ms__chain_choice *b)
+{
+    return a->ns <= b->ns && a->saved <= b->saved && a->fwd_tmp <= b->fwd_tmp && a->bwd_tmp <= b->bwd_tmp;
+}
+
+/* Adds the choice unless one before it is no worse, and drops those that it makes idle. */
+static uint32_t add_choice(ms__chain_choice *kept, uint32_t count, const ms__chain_choice *choice)
+{
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (no_worse(&kept[i], choice)) {
+            return count;
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (!no_worse(choice, &kept[i])) {
+            kept[left++] = kept[i];
+        }
+    }
+    kept[left] = *choice;
+    return left + 1;
+}
+
+static void read_step(const ms_chain *chain, ms__chain_model *model, uint32_t i)
+{
+    const ms_chain_layer *layer = &chain->layers[i];
+    ms__chain_step *step = &model->steps[i];
+    ms__chain_choice *kept = &model->choices[step->first];
+    uint32_t count = 0;
+    step->fastest_ns = UINT64_MAX;
+    for (uint32_t k = 0; k < layer->option_count; k++) {
+        const ms_chain_option *o = &layer->options[k];
+        ms__chain_choice choice = {
+            .saved = in_units(model, o->saved_bytes),
+            .fwd_tmp = in_units(model, o->fwd_tmp_bytes),
+            .bwd_tmp = in_units(model, o->bwd_tmp_bytes),
+            .ns = ms__add_sat(o->fwd_ns, o->bwd_ns),
+            .option = k,
+        };
+        count = add_choice(kept, count, &choice);
+        step->fastest_ns = ms__min_u64(step->fastest_ns, choice.ns);
+    }
+    step->end = step->first + count;
+}
+
+/* ---- types of layers ----------------------------------------------------------------------- */
+
+static bool same_option(const ms_chain_option *a, const ms_chain_option *b)
+{
+    return a->saved_bytes == b->saved_bytes && a->fwd_ns == b->fwd_ns && a->bwd_ns == b->bwd_ns &&
+           a->fwd_tmp_bytes == b->fwd_tmp_bytes && a->bwd_tmp_bytes == b->bwd_tmp_bytes;
+}
+
+static bool same_layer(const ms_chain_layer *a, const ms_chain_layer *b)
+{
+    bool same = a->output_bytes == b->output_bytes && a->fwd_ns == b->fwd_ns &&
+                a->fwd_tmp_bytes == b->fwd_tmp_bytes && a->option_count == b->option_count;
+    for (uint32_t k = 0; same && k < a->option_count; k++) {
+        same = same_option(&a->options[k], &b->options[k]);
+    }
+    return same;
+}
+
+/* Index of the first layer that layer i equals. */
+static uint32_t type_of(const ms_chain *chain, const ms__chain_model *model, uint32_t i)
+{
+    uint32_t k = 0;
+    while (k < i && (model->steps[k].type != k || !same_layer(&chain->layers[k], &chain->layers[i]))) {
+        k++;
+    }
+    return k;
+}
+
+static void read_layers(const ms_chain *chain, ms__chain_model *model)
+{
+    uint32_t used = 0;
+    model->sizes[0] = in_units(model, chain->input_bytes);
+    for (uint32_t i = 0; i < chain->layer_count; i++) {
+        const ms_chain_layer *layer = &chain->layers[i];
+        ms__chain_step *step = &model->steps[i];
+        uint32_t type = type_of(chain, model, i);
+        model->sizes[i + 1] = in_units(model, layer->output_bytes);
+        if (type < i) {
+            *step = model->steps[type];
+            continue;
+        }
+        *step = (ms__chain_step){.pass_ns = layer->fwd_ns, .type = i, .first = used};
+        step->pass_tmp = in_units(model, layer->fwd_tmp_bytes);
+        read_step(chain, model, i);
+        used = step->end;
+    }
+}
+
+/* ---- sizes of segments ------------------------------------------------------------------------ */
+
+uint64_t ms__chain_all(const ms__chain_model *model, uint32_t s, uint32_t t, const ms__chain_choice *choice)
+{
+    uint64_t forward = ms__add_sat(ms__add_sat(model->sizes[t + 1], choice->saved), choice->fwd_tmp);
+    uint64_t backward = ms__add_sat(ms__add_sat(model->sizes[s + 1], choice->saved), choice->bwd_tmp);
+    return ms__max_u64(forward, backward);
+}
+
+/* x_{t+1} + max(x_{s+1} + f_s, inner), where inner is the most of x_j + x_{j+1} + f_j between. */
+static uint64_t none_of(const ms__chain_model *model, uint32_t s, uint32_t t, uint64_t inner)
+{
+    uint64_t first = ms__add_sat(model->sizes[s + 1], model->steps[s].pass_tmp);
+    return ms__add_sat(model->sizes[t + 1], ms__max_u64(first, inner));
+}
+
+static uint64_t pass_size(const ms__chain_model *model, uint32_t j)
+{
+    return ms__add_sat(ms__add_sat(model->sizes[j], model->sizes[j + 1]), model->steps[j].pass_tmp);
+}
+
+/* ---- classes of segments ------------------------------------------------------------------------ */
+
+/* Class of (the class of s..t-1, type of t): open addressing, the key beside the value. */
+typedef struct place {
+    uint64_t key; /* 0 is empty */
+    uint32_t class_id;
+} place;
+
+typedef struct places {
+    place *items;
+    size_t mask;
+} places;
+
+static uint32_t *intern(const places *table, uint32_t prefix, uint32_t type)
+{
+    uint64_t key = ((uint64_t)(prefix + 1) << 32 | type) + 1;
+    size_t at = (size_t)((key * UINT64_C(0x9E3779B97F4A7C15)) >> 24) & table->mask;
+    while (table->items[at].key != 0 && table->items[at].key != key) {
+        at = (at + 1) & table->mask;
+    }
+    if (table->items[at].key == 0) {
+        table->items[at].key = key;
+        table->items[at].class_id = UINT32_MAX;
+    }
+    return &table->items[at].class_id;
+}
+
+static void add_class(ms__chain_model *model, uint32_t s, uint32_t t, uint64_t inner)
+{
+    uint32_t id = model->class_count++;
+    model->starts[id] = s;
+    model->ends[id] = t;
+    model->none[id] = none_of(model, s, t, inner);
+    model->work += t - s + model->steps[s].end - model->steps[s].first;
+}
+
+static void classify(ms__chain_model *model, const places *table)
+{
+    for (uint32_t s = model->count; s-- > 0;) {
+        uint32_t prefix = UINT32_MAX;
+        uint64_t inner = 0;
+        for (uint32_t t = s; t < model->count; t++) {
+            inner = t > s + 1 ? ms__max_u64(inner, pass_size(model, t - 1)) : inner;
+            uint32_t *id = intern(table, prefix, model->steps[t].type);
+            if (*id == UINT32_MAX) {
+                *id = model->class_count;
+                add_class(model, s, t, inner);
+            }
+            prefix = *id;
+            model->class_of[ms__chain_segment(model->count, s, t)] = prefix;
+        }
+    }
+}
+
+/* ---- all of it ----------------------------------------------------------------------------------- */
+
+static bool reserve(const ms_chain *chain, ms__chain_model *model, places *table)
+{
+    size_t layers = chain->layer_count, segments = layers * (layers + 1) / 2, options = 0, size = 1024;
+    for (size_t i = 0; i < layers; i++) {
+        options += chain->layers[i].option_count;
+    }
+    while (size < 2 * segments) {
+        size *= 2;
+    }
+    table->mask = size - 1;
+    table->items = ms_calloc(size, sizeof *table->items);
+    model->sizes = ms_calloc(layers + 1, sizeof *model->sizes);
+    model->steps = ms_calloc(layers, sizeof *model->steps);
+    model->choices = ms_calloc(options, sizeof *model->choices);
+    model->class_of = ms_calloc(segments, sizeof *model->class_of);
+    model->starts = ms_calloc(segments, sizeof *model->starts);
+    model->ends = ms_calloc(segments, sizeof *model->ends);
+    model->none = ms_calloc(segments, sizeof *model->none);
+    return table->items != NULL && model->sizes != NULL && model->steps != NULL && model->choices != NULL &&
+           model->class_of != NULL && model->starts != NULL && model->ends != NULL && model->none != NULL;
+}
+
+int ms__chain_model_make(const ms_chain *chain, ms__chain_model *model)
+{
+    places table;
+    memset(model, 0, sizeof *model);
+    model->count = chain->layer_count;
+    bool complete = reserve(chain, model, &table);
+    if (complete) {
+        model->unit_bytes = find_unit(chain);
+        read_layers(chain, model);
+        classify(model, &table);
+    } else {
+        ms__chain_model_clear(model);
+    }
+    ms_free(table.items);
+    return complete ? MS_OK : MS_ENOMEM;
+}
+
+void ms__chain_model_clear(ms__chain_model *model)
+{
+    ms_free(model->sizes);
+    ms_free(model->steps);
+    ms_free(model->choices);
+    ms_free(model->class_of);
+    ms_free(model->starts);
+    ms_free(model->ends);
+    ms_free(model->none);
+    memset(model, 0, sizeof *model);
+}

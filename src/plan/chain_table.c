@@ -1,0 +1,405 @@
+/*
+ * The recurrence over segments and memory, in buckets: for each class of segments a row
+ * of times by memory. No choice is stored; chain_unfold.c finds them again.
+ *
+ * Sizes are rounded to the nearest bucket, sums after they are added; the replay in
+ * bytes (chain_replay.c), never the table, says what fits. Times are what a schedule takes
+ * beyond the fastest options, in units of 2^shift ns rounded down: so an entry is never
+ * more than what its schedule takes, and at shift 0 it is that.
+ *
+ * Classes are solved by length; those of one length are shared out among threads. Each
+ * entry is a minimum over integers, so the table doesn't depend on who solved what.
+ */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/thread.h"
+#include "base/units.h"
+#include "plan/chain.h"
+
+enum { THREADS_MOST = 8 };
+/* Entries of a table that are worth a second thread. */
+static const uint64_t parallel_work_least = 8000000;
+
+/* ---- time units --------------------------------------------------------------------- */
+
+/* No schedule passes layer i more often than there are layers behind it. */
+static uint64_t longest(const ms__chain_model *model, uint32_t shift)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < model->count; i++) {
+        const ms__chain_step *step = &model->steps[i];
+        uint64_t dearest = 0;
+        for (uint32_t k = step->first; k < step->end; k++) {
+            dearest = ms__max_u64(dearest, model->choices[k].ns - step->fastest_ns);
+        }
+        uint64_t passes = ms__mul_sat(step->pass_ns >> shift, model->count - 1 - i);
+        sum = ms__add_sat(sum, ms__add_sat(passes, dearest >> shift));
+    }
+    return sum;
+}
+
+static uint32_t choose_shift(const ms__chain_model *model)
+{
+    uint32_t shift = 0;
+    while (shift < 63 && longest(model, shift) >= UINT32_MAX) {
+        shift++;
+    }
+    return shift;
+}
+
+/* ---- moves ---------------------------------------------------------------------------- */
+
+ms__chain_move ms__chain_save_move(const ms__chain_table *table, uint32_t s, uint32_t t,
+                                   const ms__chain_choice *choice)
+{
+    ms__chain_move move = {
+        .start = ms__chain_buckets(table, ms__chain_all(table->model, s, t, choice)),
+        .taken = s < t ? ms__chain_buckets(table, choice->saved) : 0,
+        .time = (uint32_t)((choice->ns - table->model->steps[s].fastest_ns) >> table->shift),
+    };
+    move.start = move.start > move.taken ? move.start : move.taken;
+    return move;
+}
+
+ms__chain_move ms__chain_split_move(const ms__chain_table *table, uint32_t class_id, uint32_t j, uint32_t passes)
+{
+    ms__chain_move move = {
+        .start = ms__chain_buckets(table, table->model->none[class_id]),
+        .taken = ms__chain_buckets(table, table->model->sizes[j]),
+        .time = passes,
+    };
+    move.start = move.start > move.taken ? move.start : move.taken;
+    return move;
+}
+
+/* ---- one class -------------------------------------------------------------------------- */
+
+typedef struct solving {
+    ms__chain_table *table;
+    const ms__chain_kernels *kernels;
+    uint32_t *flats;         /* [classes] no entry behind this one differs; at most top */
+    uint32_t *order;         /* classes by length */
+    uint32_t *lengths;       /* [layers + 2] where a length begins in `order` */
+    _Atomic uint32_t *next;  /* [layers + 1] the next of a length to be solved */
+    _Atomic size_t used;     /* of the pool */
+    uint32_t *scratch;       /* [threads][top + 1] */
+    uint32_t threads;
+    ms__mutex lock;
+    ms__cond moved_on;
+    uint32_t waiting, round;
+} solving;
+
+/* Entries lo .. hi - 1 of a class that is being solved. */
+typedef struct span {
+    uint32_t *row;
+    uint32_t lo, hi;
+} span;
+
+static void put(const span *at, uint32_t m, uint32_t time)
+{
+    if (m < at->hi && time < at->row[m]) {
+        at->row[m] = time;
+    }
+}
+
+static uint32_t flat_of(const ms__chain_row *row)
+{
+    return row->first + row->length - 1;
+}
+
+static uint32_t last_of(const ms__chain_row *row)
+{
+    return row->times[row->length - 1];
+}
+
+/* row[m] = min(row[m], rest at m - taken + add). Where `rest` is flat only the first entry
+ * is written: the row is swept when all is done. */
+static void apply_one(const ms__chain_kernels *kernels, span at, const ms__chain_row *rest, uint32_t taken,
+                      uint32_t add)
+{
+    uint32_t flat = taken + flat_of(rest);
+    uint32_t varies = flat < at.hi ? flat : at.hi;
+    if (at.lo < varies) {
+        kernels->one(at.row + at.lo, rest->times + (at.lo - taken - rest->first), add, varies - at.lo);
+        at.lo = varies;
+    }
+    put(&at, at.lo, last_of(rest) + add);
+}
+
+/* row[m] = min(row[m], left at m - taken + right at m + add), in the same way. */
+static void apply_both(const ms__chain_kernels *kernels, span at, const ms__chain_row *left, uint32_t taken,
+                       const ms__chain_row *right, uint32_t add)
+{
+    uint32_t left_flat = taken + flat_of(left), right_flat = flat_of(right);
+    uint32_t flat = left_flat < right_flat ? left_flat : right_flat;
+    uint32_t varies = flat < at.hi ? flat : at.hi;
+    if (at.lo < varies) {
+        kernels->both(at.row + at.lo, left->times + (at.lo - taken - left->first),
+                      right->times + (at.lo - right->first), add, varies - at.lo);
+        at.lo = varies;
+    }
+    if (left_flat < right_flat) {
+        apply_one(kernels, at, right, 0, last_of(left) + add);
+    } else {
+        apply_one(kernels, at, left, taken, last_of(right) + add);
+    }
+}
+
+/* Each entry at most the one before it; gives the last that differs from its neighbour. */
+static uint32_t sweep(uint32_t *row, uint32_t first, uint32_t end)
+{
+    uint32_t last = first;
+    for (uint32_t m = first + 1; m < end; m++) {
+        if (row[m] < row[m - 1]) {
+            last = m;
+        } else {
+            row[m] = row[m - 1];
+        }
+    }
+    return last;
+}
+
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* (b): layer s saved. Gives the first finite entry, or `first`. */
+static uint32_t apply_saves(const solving *w, uint32_t s, uint32_t t, uint32_t *row, uint32_t end)
+{
+    const ms__chain_table *table = w->table;
+    const ms__chain_step *step = &table->model->steps[s];
+    const ms__chain_row *rest = s < t ? &table->rows[ms__chain_class(table->model, s + 1, t)] : NULL;
+    uint32_t first = end;
+    if (rest != NULL && rest->length == 0) {
+        return first;
+    }
+    for (uint32_t k = step->first; k < step->end; k++) {
+        ms__chain_move move = ms__chain_save_move(table, s, t, &table->model->choices[k]);
+        span at = {row, rest != NULL ? larger(move.start, move.taken + rest->first) : move.start, end};
+        if (at.lo >= end) {
+            continue;
+        }
+        first = at.lo < first ? at.lo : first;
+        if (rest != NULL) {
+            apply_one(w->kernels, at, rest, move.taken, move.time);
+        } else {
+            put(&at, at.lo, move.time);
+        }
+    }
+    return first;
+}
+
+/* (a): x_j made and kept. A split's time is at least its passes, which grow with j: from
+ * `hi` on the row is below them already. */
+static uint32_t apply_splits(const solving *w, uint32_t id, uint32_t *row, uint32_t first, uint32_t end)
+{
+    const ms__chain_table *table = w->table;
+    uint32_t s = table->model->starts[id], t = table->model->ends[id], hi = end, passes = 0;
+    uint32_t none = ms__chain_buckets(table, table->model->none[id]);
+    for (uint32_t j = s + 1; j <= t; j++) {
+        passes += ms__chain_pass_time(table, j - 1);
+        while (hi > none && row[hi - 1] <= passes) {
+            hi--;
+        }
+        if (hi <= none) {
+            break;
+        }
+        const ms__chain_row *left = &table->rows[ms__chain_class(table->model, j, t)];
+        const ms__chain_row *right = &table->rows[ms__chain_class(table->model, s, j - 1)];
+        if (left->length == 0 || right->length == 0) {
+            continue;
+        }
+        uint32_t taken = ms__chain_buckets(table, table->model->sizes[j]);
+        span at = {row, larger(larger(none, right->first), taken + left->first), hi};
+        if (at.lo < hi) {
+            first = at.lo < first ? at.lo : first;
+            apply_both(w->kernels, at, left, taken, right, passes);
+        }
+    }
+    return first;
+}
+
+static void solve_class(solving *w, uint32_t id, uint32_t *scratch)
+{
+    ms__chain_table *table = w->table;
+    ms__chain_row *out = &table->rows[id];
+    uint32_t s = table->model->starts[id], t = table->model->ends[id], end = w->flats[id] + 1;
+    memset(scratch, 0xff, end * sizeof *scratch);
+    uint32_t first = apply_saves(w, s, t, scratch, end);
+    sweep(scratch, first, end);
+    first = apply_splits(w, id, scratch, first, end);
+    if (first < end) {
+        uint32_t last = sweep(scratch, first, end);
+        out->first = first;
+        out->length = last - first + 1;
+        out->times = table->pool + atomic_fetch_add_explicit(&w->used, out->length, memory_order_relaxed);
+        memcpy(out->times, scratch + first, out->length * sizeof *scratch);
+    }
+}
+
+/* ---- all classes --------------------------------------------------------------------------- */
+
+/* Returns when every thread has called it as often as this one. */
+static void wait_for_others(solving *w)
+{
+    ms__mutex_lock(&w->lock);
+    uint32_t round = w->round;
+    if (++w->waiting == w->threads) {
+        w->waiting = 0;
+        w->round++;
+        ms__cond_broadcast(&w->moved_on);
+    }
+    while (w->round == round) {
+        ms__cond_wait(&w->moved_on, &w->lock);
+    }
+    ms__mutex_unlock(&w->lock);
+}
+
+static void solve_lengths(solving *w, uint32_t *scratch)
+{
+    for (uint32_t length = 1; length <= w->table->model->count; length++) {
+        uint32_t at;
+        while ((at = atomic_fetch_add_explicit(&w->next[length], 1, memory_order_relaxed)) < w->lengths[length + 1]) {
+            solve_class(w, w->order[at], scratch);
+        }
+        if (w->threads > 1) {
+            wait_for_others(w);
+        }
+    }
+}
+
+typedef struct worker {
+    solving *w;
+    uint32_t *scratch;
+    ms__thread thread;
+} worker;
+
+static void run_worker(void *argument)
+{
+    worker *self = argument;
+    /* Started before it is known how many could be. */
+    ms__mutex_lock(&self->w->lock);
+    while (self->w->threads == 0) {
+        ms__cond_wait(&self->w->moved_on, &self->w->lock);
+    }
+    ms__mutex_unlock(&self->w->lock);
+    solve_lengths(self->w, self->scratch);
+}
+
+static void solve_all(solving *w, uint32_t threads)
+{
+    worker workers[THREADS_MOST] = {{0}};
+    uint32_t started = 1;
+    size_t size = (size_t)w->table->top + 1;
+    ms__mutex_init(&w->lock);
+    ms__cond_init(&w->moved_on);
+    for (uint32_t i = 1; i < threads; i++) {
+        worker *one = &workers[started];
+        *one = (worker){.w = w, .scratch = w->scratch + started * size};
+        if (ms__thread_start(&one->thread, "ms-chain", run_worker, one, NULL) != MS_OK) {
+            break;
+        }
+        started++;
+    }
+    ms__mutex_lock(&w->lock);
+    w->threads = started;
+    ms__cond_broadcast(&w->moved_on);
+    ms__mutex_unlock(&w->lock);
+    solve_lengths(w, w->scratch);
+    for (uint32_t i = 1; i < started; i++) {
+        ms__thread_join(&workers[i].thread);
+    }
+    ms__cond_destroy(&w->moved_on);
+    ms__mutex_destroy(&w->lock);
+}
+
+static void sort_by_length(const ms__chain_model *model, solving *w)
+{
+    for (uint32_t id = 0; id < model->class_count; id++) {
+        w->lengths[model->ends[id] - model->starts[id] + 2]++;
+    }
+    for (uint32_t length = 1; length <= model->count; length++) {
+        w->lengths[length + 1] += w->lengths[length];
+        atomic_init(&w->next[length], w->lengths[length]);
+    }
+    for (uint32_t id = 0; id < model->class_count; id++) {
+        uint32_t length = model->ends[id] - model->starts[id] + 1;
+        w->order[atomic_fetch_add(&w->next[length], 1)] = id;
+    }
+    for (uint32_t length = 1; length <= model->count; length++) {
+        atomic_store(&w->next[length], w->lengths[length]);
+    }
+}
+
+/* Where nothing is dearer than the fastest any more: every layer saved with such a choice.
+ * Gives the entries that all rows may need. */
+static uint64_t find_flats(const ms__chain_table *table, uint32_t *flats)
+{
+    const ms__chain_model *model = table->model;
+    uint64_t entries = 0;
+    for (uint32_t id = 0; id < model->class_count; id++) {
+        uint32_t s = model->starts[id], t = model->ends[id];
+        uint32_t behind = s < t ? flats[ms__chain_class(model, s + 1, t)] : 0;
+        flats[id] = table->top;
+        for (uint32_t k = model->steps[s].first; k < model->steps[s].end; k++) {
+            ms__chain_move move = ms__chain_save_move(table, s, t, &model->choices[k]);
+            uint32_t flat = larger(move.start, move.taken + behind);
+            flats[id] = move.time == 0 && flat < flats[id] ? flat : flats[id];
+        }
+        entries += flats[id] + 1;
+    }
+    return entries;
+}
+
+static int solve(ms__chain_table *table, solving *w, uint32_t threads)
+{
+    const ms__chain_model *model = table->model;
+    uint64_t work = ms__mul_sat(model->work, (uint64_t)table->top + 1);
+    threads = work < parallel_work_least ? 1 : threads < THREADS_MOST ? threads : THREADS_MOST;
+    w->table = table;
+    w->kernels = ms__chain_kernels_select();
+    w->flats = ms_calloc(model->class_count, sizeof *w->flats);
+    w->order = ms_calloc(model->class_count, sizeof *w->order);
+    w->lengths = ms_calloc((size_t)model->count + 2, sizeof *w->lengths);
+    w->next = ms_calloc((size_t)model->count + 2, sizeof *w->next);
+    w->scratch = ms_calloc(threads, ((size_t)table->top + 1) * sizeof *w->scratch);
+    table->rows = ms_calloc(model->class_count, sizeof *table->rows);
+    if (w->flats == NULL || w->order == NULL || w->lengths == NULL || w->next == NULL || w->scratch == NULL ||
+        table->rows == NULL) {
+        return MS_ENOMEM;
+    }
+    table->pool = ms_calloc((size_t)find_flats(table, w->flats), sizeof *table->pool);
+    if (table->pool == NULL) {
+        return MS_ENOMEM;
+    }
+    sort_by_length(model, w);
+    solve_all(w, threads);
+    return MS_OK;
+}
+
+int ms__chain_table_make(const ms__chain_model *model, uint64_t bucket, uint64_t units, uint32_t threads,
+                         ms__chain_table *table)
+{
+    solving w = {0};
+    *table = (ms__chain_table){.model = model, .bucket = bucket, .top = (uint32_t)(units / bucket)};
+    table->shift = choose_shift(model);
+    int rc = solve(table, &w, threads);
+    ms_free(w.flats);
+    ms_free(w.order);
+    ms_free(w.lengths);
+    ms_free(w.next);
+    ms_free(w.scratch);
+    if (rc != MS_OK) {
+        ms__chain_table_clear(table);
+    }
+    return rc;
+}
+
+void ms__chain_table_clear(ms__chain_table *table)
+{
+    ms_free(table->rows);
+    ms_free(table->pool);
+    memset(table, 0, sizeof *table);
+}

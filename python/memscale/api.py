@@ -155,6 +155,11 @@ def _as_module(target: Any, caller: str) -> torch.nn.Module:
         )
     if isinstance(target, torch.nn.Module):
         return target
+    if _is_lightning_trainer(target):
+        raise IntegrationError(
+            f"{caller}: this version does not take a Lightning Trainer; {caller} the nn.Module that the "
+            "LightningModule calls in its training_step, before fit()"
+        )
     also = " or a Hugging Face Trainer" if caller in ("wrap", "detach") else ""
     raise TypeError(
         f"memscale.{caller}() takes a torch.nn.Module{also}, "
@@ -162,3 +167,9 @@ def _as_module(target: Any, caller: str) -> torch.nn.Module:
     )
 
 
+def _is_lightning_trainer(target: Any) -> bool:
+    """By type, under both import names; Lightning itself is not imported."""
+    return any(
+        cls.__name__ == "Trainer" and cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+        for cls in type(target).__mro__
+    )

@@ -264,6 +264,40 @@ def test_the_loss_outside_the_model_works() -> None:
     memscale.detach(model)
 
 
+@pytest.mark.parametrize("package", ["lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"])
+def test_a_lightning_trainer_is_refused_with_the_way_out(package: str) -> None:
+    trainer = type("Mine", (type("Trainer", (), {"__module__": package}),), {})()
+    with pytest.raises(memscale.IntegrationError, match="Lightning Trainer; wrap the nn.Module"):
+        memscale.wrap(trainer)
+
+
+def test_a_module_compiled_in_place_is_refused() -> None:
+    model = _mlp()
+    model.compile(backend="eager")
+    with pytest.raises(memscale.IntegrationError, match="torch.compile"):
+        memscale.wrap(model)
+
+
+def test_lazy_parameters_are_refused_by_name_until_they_have_a_shape() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LazyLinear(4))
+    with pytest.raises(memscale.IntegrationError, match=r"'1\.weight' has no shape"):
+        memscale.wrap(model)
+    model(torch.zeros(1, 4))
+    memscale.detach(memscale.wrap(model))
+
+
+def test_an_optimizer_of_another_type_is_refused() -> None:
+    model = _mlp()
+    with pytest.raises(TypeError, match="optimizer must be"), memscale.optimize(model, optimizer=[]):
+        pass
+    assert not hasattr(model, "_memscale_executor")
+
+
+def test_a_directory_that_is_not_used_need_not_be_fit(caplog: pytest.LogCaptureFixture) -> None:
+    memscale.detach(memscale.wrap(_mlp(), Config(enable_offloading=False, disk_offload_dir="/dev/shm")))
+    assert "tmpfs" not in caplog.text
+
+
 def test_import_does_not_load_torch() -> None:
     code = "import sys, memscale; memscale.Config(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

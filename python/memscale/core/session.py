@@ -217,9 +217,10 @@ class Session:
     # -- the machine ----------------------------------------------------------------------
 
     def _probe(self) -> str:
-        named = self.config.disk_offload_dir
+        # A directory that will not be used need not be fit for use.
+        named = self.config.disk_offload_dir if self.config.enable_offloading else None
         directory = None if named is None else str(named)
-        if directory is not None and self.config.enable_offloading:
+        if directory is not None:
             _core.disk_probe(directory)  # the user named it, so it must do: raises ConfigError
         try:
             return _core.hardware_probe(directory)

@@ -123,6 +123,7 @@ def wrap_module(
     from .executor import Executor, input_signature
 
     configure_logging(config)
+    _check_optimizer(optimizer)
     _warn_of_fields_without_effect(config)
     _refuse_what_cannot_be_hooked(model)
     sample = None if sample_input is None else sample_arguments(model, sample_input)
@@ -143,6 +144,13 @@ def wrap_module(
         executor.detach()
         raise
     return executor
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    import torch
+
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer or None, not {type(optimizer).__qualname__}")
 
 
 def unwrap_module(model: torch.nn.Module) -> None:
@@ -178,9 +186,15 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
             f"wrap: {type(model).__name__} is a TorchScript module, whose forward hooks do not see "
             "saved tensors; wrap the module it was scripted from"
         )
-    if hasattr(model, "_orig_mod"):
+    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
         raise IntegrationError(
-            "wrap: this module was returned by torch.compile; wrap the original module and train it uncompiled"
+            "wrap: this module was compiled by torch.compile, which leaves hooks on saved tensors out; wrap the "
+            "original module and train it uncompiled"
+        )
+    lazy = [name for name, value in model.named_parameters() if torch.nn.parameter.is_lazy(value)]
+    if lazy:
+        raise IntegrationError(
+            f"wrap: parameter {lazy[0]!r} has no shape before the first forward; run one forward, then wrap"
         )
     parameters = list(model.parameters())
     if not parameters:

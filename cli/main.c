@@ -56,7 +56,7 @@ static int run(int argc, char **argv)
             return c->run(argc - 1, argv + 1);
         }
     }
-    return cli_usage_error(NULL, "unknown command \"%s\"", word);
+    return cli_usage_error(NULL, "unknown %s \"%s\"", word[0] == '-' ? "option" : "command", word);
 }
 
 int main(int argc, char **argv)

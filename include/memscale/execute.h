@@ -139,8 +139,6 @@ MS_API uint32_t ms_frame_call(const ms_frame *frame);
 MS_API bool ms_frame_is_open(const ms_frame *frame);
 /* Slots whose tensor a replay would have to make. */
 MS_API uint32_t ms_frame_missing(const ms_frame *frame);
-/* A number that no other frame of this executor has. */
-MS_API uint64_t ms_frame_serial(const ms_frame *frame);
 
 /* A reference to the frame besides that of its handles, for a host that must be able
  * to ask about it later. */

@@ -76,6 +76,8 @@ MS_NODISCARD int ms__json_f64(const ms__json_at *object, const char *name, doubl
 MS_NODISCARD int ms__json_bool(const ms__json_at *object, const char *name, bool *out);
 /* Borrowed: lives as long as the tree. UTF-8 without NUL. */
 MS_NODISCARD int ms__json_string(const ms__json_at *object, const char *name, const char **out);
+/* A copy, to be freed with ms_free(). MS_ENOMEM. */
+MS_NODISCARD int ms__json_string_copy(const ms__json_at *object, const char *name, char **out);
 /* A string that is one of `names`: its index. The error lists them. */
 MS_NODISCARD int ms__json_enum(const ms__json_at *object, const char *name,
                                const char *const names[], size_t count, size_t *out);

@@ -265,6 +265,21 @@ int ms__json_string(const ms__json_at *object, const char *name, const char **ou
     return read_string(&at, out);
 }
 
+int ms__json_string_copy(const ms__json_at *object, const char *name, char **out)
+{
+    const char *text = "";
+    int rc = ms__json_string(object, name, &text);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    char *copy = ms_strdup(text);
+    if (copy == NULL) {
+        return ms__json_fail(object, MS_ENOMEM, "out of memory");
+    }
+    *out = copy;
+    return MS_OK;
+}
+
 int ms__json_enum(const ms__json_at *object, const char *name, const char *const names[],
                   size_t count, size_t *out)
 {

@@ -156,17 +156,6 @@ static int count_u32(const ms__json_at *array, uint32_t *count)
     return MS_OK;
 }
 
-static int read_text(const ms__json_at *object, const char *name, char **out)
-{
-    const char *text;
-    int rc = ms__json_string(object, name, &text);
-    if (rc != MS_OK) {
-        return rc;
-    }
-    *out = ms_strdup(text);
-    return *out != NULL ? MS_OK : no_memory(object);
-}
-
 /* Reads `count` bytes members of an object in a table, so that each has one line. */
 typedef struct u64_field {
     const char *name;
@@ -438,7 +427,7 @@ static int read_node(const ms__json_at *object, const ms_graph *graph, ms_node *
     uint32_t external_count = 0;
     int rc = ms__json_only(object, names, COUNT_OF(names));
     if (rc == MS_OK) {
-        rc = read_text(object, "name", &node->name);
+        rc = ms__json_string_copy(object, "name", &node->name);
     }
     if (rc == MS_OK) {
         rc = ms__json_enum(object, "kind", kinds, COUNT_OF(kinds), &kind);
@@ -502,13 +491,13 @@ static int read_graph(const ms__json_at *root, ms_graph *graph)
         rc = ms__json_only(root, names, COUNT_OF(names));
     }
     if (rc == MS_OK) {
-        rc = read_text(root, "model", &graph->model);
+        rc = ms__json_string_copy(root, "model", &graph->model);
     }
     if (rc == MS_OK) {
-        rc = read_text(root, "signature", &graph->signature);
+        rc = ms__json_string_copy(root, "signature", &graph->signature);
     }
     if (rc == MS_OK) {
-        rc = read_text(root, "source", &graph->source);
+        rc = ms__json_string_copy(root, "source", &graph->source);
     }
     if (rc == MS_OK) {
         rc = read_residents(root, &graph->residents);

@@ -313,11 +313,6 @@ bool ms_frame_is_open(const ms_frame *frame)
     return frame->is_open;
 }
 
-uint64_t ms_frame_serial(const ms_frame *frame)
-{
-    return frame->serial;
-}
-
 void ms_frame_pin(ms_frame *frame)
 {
     frame->holds++;

@@ -138,20 +138,16 @@ static int read_numbers(const ms__json_at *object, const number *table, size_t c
     return MS_OK;
 }
 
-static int read_text(const ms__json_at *object, const char *name, char **out)
+/* In place of what a new plan holds. */
+static int replace_text(const ms__json_at *object, const char *name, char **text)
 {
-    const char *text;
-    int rc = ms__json_string(object, name, &text);
-    if (rc != MS_OK) {
-        return rc;
+    char *copy = NULL;
+    int rc = ms__json_string_copy(object, name, &copy);
+    if (rc == MS_OK) {
+        ms_free(*text);
+        *text = copy;
     }
-    char *copy = ms_strdup(text);
-    if (copy == NULL) {
-        return ms__json_fail(object, MS_ENOMEM, "out of memory");
-    }
-    ms_free(*out);
-    *out = copy;
-    return MS_OK;
+    return rc;
 }
 
 static int read_technique(const ms__json_at *object, const char *name, uint32_t *technique)
@@ -228,7 +224,7 @@ static int read_assumed(const ms__json_at *root, ms_plan *plan)
 
 static int read_entry(const ms__json_at *at, ms_plan_entry *entry)
 {
-    int rc = read_text(at, "name", &entry->name);
+    int rc = ms__json_string_copy(at, "name", &entry->name);
     rc = rc != MS_OK ? rc : ms__json_u32(at, "node", 0, ENTRIES_MOST, &entry->node);
     rc = rc != MS_OK ? rc : ms__json_u32(at, "call", 0, UINT32_MAX, &entry->call);
     rc = rc != MS_OK ? rc : read_technique(at, "technique", &entry->technique);
@@ -271,9 +267,9 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
                                         "settings",  "smallest_budget_bytes", "fallback", "entries"};
     int rc = ms__json_version(root, 1, 1, NULL);
     rc = rc != MS_OK ? rc : ms__json_only(root, names, COUNT(names));
-    rc = rc != MS_OK ? rc : read_text(root, "model", &plan->model);
-    rc = rc != MS_OK ? rc : read_text(root, "signature", &plan->signature);
-    rc = rc != MS_OK ? rc : read_text(root, "decision_source", &plan->decision_source);
+    rc = rc != MS_OK ? rc : replace_text(root, "model", &plan->model);
+    rc = rc != MS_OK ? rc : replace_text(root, "signature", &plan->signature);
+    rc = rc != MS_OK ? rc : replace_text(root, "decision_source", &plan->decision_source);
     rc = rc != MS_OK ? rc : ms__json_bool(root, "skipped", &plan->skipped);
     rc = rc != MS_OK ? rc : ms__json_bool(root, "over_target", &plan->over_target);
     rc = rc != MS_OK ? rc : read_assumed(root, plan);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "base/os/file.h"
+#include "base/os/procfs.h"
 #include "core/isa.h"
 #include "core/matmul_kernel.h"
 #include "core/probe.h"
@@ -309,6 +310,31 @@ static void the_drivers_devices_are_described(void **state)
     }
 }
 
+static void the_process_is_what_it_holds_now(void **state)
+{
+    (void)state;
+    ms_error err;
+    ms__resident resident;
+    assert_ms_ok(ms_hardware_parse(example, &machine, &err), err);
+    /* On the CPU: resident memory, whatever the framework says; and a prior for the rest. */
+    assert_ms_ok(ms_hardware_set_process(&machine, -1, 5, &err), err);
+    assert_ms_ok(ms__resident_read(&resident, &err), err);
+    assert_int_equal(machine.device, -1);
+    assert_true(machine.process.baseline_bytes > resident.now_bytes / 2 &&
+                machine.process.baseline_bytes < resident.now_bytes * 2);
+    assert_true(machine.process.scratch_bytes > 0);
+    /* On a GPU: what the framework has allocated there. */
+    assert_ms_ok(ms_hardware_set_process(&machine, 0, 5, &err), err);
+    assert_int_equal(machine.device, 0);
+    assert_int_equal(machine.process.baseline_bytes, 5);
+    assert_int_equal(machine.process.scratch_bytes, 0);
+    /* What does not exist changes nothing. */
+    int32_t beyond = (int32_t)machine.gpu_count;
+    assert_ms_fails(ms_hardware_set_process(&machine, beyond, 7, &err), MS_EINVAL, err, "no GPU");
+    assert_int_equal(machine.device, 0);
+    assert_int_equal(machine.process.baseline_bytes, 5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -325,6 +351,7 @@ int main(void)
         cmocka_unit_test(processors_have_names),
         cmocka_unit_test(no_driver_is_no_gpu),
         cmocka_unit_test(the_drivers_devices_are_described),
+        cmocka_unit_test(the_process_is_what_it_holds_now),
     };
     return cmocka_run_group_tests(tests, load_example, free_example);
 }

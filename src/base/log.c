@@ -48,10 +48,14 @@ static void after_fork_in_parent(void)
     }
 }
 
-/* A lock belongs to a thread, by its number; the child's has another one. */
+/* A lock is written down under its thread's number, and the child's thread has another
+ * one: given back or not, the lock has to be made anew. */
 static void after_fork_in_child(void)
 {
     static const pthread_rwlock_t fresh = SINK_LOCK_INIT;
+    if (is_held_for_fork) {
+        pthread_rwlock_unlock(&sink_lock);
+    }
     sink_lock = fresh;
 }
 

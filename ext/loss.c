@@ -1,6 +1,6 @@
 /*
- * The row-wise loss head for Python: the size of its chunks. Used by
- * memscale.techniques; decides nothing.
+ * The row-wise loss head for Python: its rows as addresses, and the size of chunks.
+ * Used by memscale.techniques, which keeps the tensors alive; decides nothing.
  */
 #include "common.h"
 #include "memscale/loss.h"
@@ -22,7 +22,97 @@ static PyObject *loss_chunk_rows(PyObject *module, PyObject *const *args, Py_ssi
         ms_loss_chunk_rows(tokens, vocabulary, item_bytes, threads));
 }
 
+static PyObject *loss_lanes(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    (void)module;
+    uint64_t vocabulary;
+    if (ms_ext_arity("loss_lanes", given, 2, 2) != 0) {
+        return NULL;
+    }
+    const char *capability = ms_ext_utf8(args[0], "capability", NULL);
+    if (capability == NULL || ms_ext_u64(args[1], "vocabulary", &vocabulary) != 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLong(ms_loss_lanes(capability, vocabulary));
+}
+
+/* ---- rows ------------------------------------------------------------------------- */
+
+enum { ROW_NUMBERS = 10 };
+
+/* (logits, rows, vocabulary, classes, largest, log_sum, lanes, threads) and the two
+ * addresses that forward and backward have of their own, all int. */
+static int read_rows(const char *function, PyObject *const *args, Py_ssize_t given,
+                     ms_loss_rows *rows, uint64_t *number)
+{
+    if (ms_ext_arity(function, given, ROW_NUMBERS, ROW_NUMBERS) != 0) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < ROW_NUMBERS; i++) {
+        if (ms_ext_u64(args[i], function, &number[i]) != 0) {
+            return -1;
+        }
+    }
+    *rows = (ms_loss_rows){
+        .logits = (const float *)(uintptr_t)number[0],
+        .rows = number[1],
+        .vocabulary = number[2],
+        .classes = (const int64_t *)(uintptr_t)number[3],
+        .largest = (float *)(uintptr_t)number[4],
+        .log_sum = (float *)(uintptr_t)number[5],
+        .lanes = (uint32_t)number[6],
+    };
+    return 0;
+}
+
+static PyObject *loss_forward(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    (void)module;
+    ms_loss_rows rows;
+    uint64_t number[ROW_NUMBERS];
+    if (read_rows("loss_forward", args, given, &rows, number) != 0) {
+        return NULL;
+    }
+    float *picked = (float *)(uintptr_t)number[8];
+    ms_error err;
+    int rc;
+    MS_EXT_UNLOCKED(rc = ms_loss_forward(&rows, picked, (uint32_t)number[7], &err));
+    if (ms_ext_check(rc, &err) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *loss_backward(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    (void)module;
+    ms_loss_rows rows;
+    uint64_t number[ROW_NUMBERS];
+    if (read_rows("loss_backward", args, given, &rows, number) != 0) {
+        return NULL;
+    }
+    const float *by_picked = (const float *)(uintptr_t)number[8];
+    float *gradient = (float *)(uintptr_t)number[9];
+    ms_error err;
+    int rc;
+    MS_EXT_UNLOCKED(
+        rc = ms_loss_backward(&rows, by_picked, gradient, (uint32_t)number[7], &err));
+    if (ms_ext_check(rc, &err) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"loss_lanes", MS_EXT_FAST(loss_lanes), METH_FASTCALL,
+     "loss_lanes(capability, vocabulary) -> int: lanes of torch's vectors where loss_forward and "
+     "loss_backward have torch's bits, else 0."},
+    {"loss_forward", MS_EXT_FAST(loss_forward), METH_FASTCALL,
+     "loss_forward(logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, picked, 0) "
+     "-> None: int, addresses of fp32 rows, int64 classes and fp32 results per row."},
+    {"loss_backward", MS_EXT_FAST(loss_backward), METH_FASTCALL,
+     "loss_backward(logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, "
+     "by_picked, gradient) -> None: gradient may be logits."},
     {"loss_chunk_rows", MS_EXT_FAST(loss_chunk_rows), METH_FASTCALL,
      "loss_chunk_rows(tokens, vocabulary, item_bytes, threads) -> int: rows of logits that are "
      "turned into loss or gradient at a time."},

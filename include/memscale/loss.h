@@ -1,6 +1,12 @@
 /*
- * loss.h - numbers of the row-wise loss head: how many rows of logits are turned into
- * loss or gradient at a time, so that one tokens x vocabulary buffer is enough.
+ * loss.h - the row-wise loss head: logits to losses and gradients row by row, so that one
+ * tokens x vocabulary buffer is enough.
+ *
+ * The functions on fp32 rows give the bits of torch's log_softmax and of its backward over
+ * the gradient of nll_loss, on processors where torch computes with vectors of 8 or 16
+ * floats and fused multiply-add (its CPU capabilities AVX2 and AVX512): the same
+ * exponential and logarithm, the same order of sums. For everything else torch's own
+ * operators work on chunks of rows.
  */
 #ifndef MEMSCALE_LOSS_H
 #define MEMSCALE_LOSS_H
@@ -20,6 +26,33 @@ extern "C" {
  */
 MS_API uint64_t ms_loss_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_bytes,
                                    uint32_t threads);
+
+/* Lanes for ms_loss_rows where the functions below have torch's bits: `capability` is what
+ * torch.backends.cpu.get_cpu_capability() says. 0 where torch's operators must do it. */
+MS_API uint32_t ms_loss_lanes(const char *capability, uint64_t vocabulary);
+
+/* fp32 logits, contiguous, and what the forward leaves for the backward. The arrays are
+ * the caller's. */
+typedef struct ms_loss_rows {
+    const float *logits; /* rows x vocabulary */
+    uint64_t rows;
+    uint64_t vocabulary;    /* at least `lanes` */
+    const int64_t *classes; /* per row, below `vocabulary` */
+    float *largest;         /* per row: the largest logit */
+    float *log_sum;         /* per row: log of the sum of exp(logit - largest) */
+    uint32_t lanes;         /* floats of one vector of torch's: 8 or 16 */
+} ms_loss_rows;
+
+/* Fills largest, log_sum and `picked`: the log-softmax of each row's class. Up to
+ * `threads` threads, whose number changes no bit. MS_ENOTSUP for other lanes or fewer
+ * classes, MS_EINVAL for a class out of bounds; nothing has been written then. */
+MS_API int ms_loss_forward(const ms_loss_rows *rows, float *picked, uint32_t threads,
+                           ms_error *err);
+
+/* The gradient of the logits from the gradient of `picked`, rows x vocabulary. `gradient`
+ * may be the logits themselves; they are gone then. */
+MS_API int ms_loss_backward(const ms_loss_rows *rows, const float *by_picked, float *gradient,
+                            uint32_t threads, ms_error *err);
 
 #ifdef __cplusplus
 }

@@ -11,6 +11,7 @@
 #include "base/thread.h"
 #include "core/isa.h"
 #include "techniques/adamw.h"
+#include "techniques/crew.h"
 
 enum {
     /* A thread takes this many elements at a time; whole blocks. */
@@ -19,7 +20,6 @@ enum {
     ELEMENTS_PER_THREAD = 256 * 1024,
     /* Elements whose buffers fit the first-level cache; whole blocks. */
     BUFFER_ELEMENTS = 1024,
-    THREADS_MAX = 256,
 };
 
 _Static_assert(PIECE_ELEMENTS % BUFFER_ELEMENTS == 0 && BUFFER_ELEMENTS % MS_ADAMW_BLOCK == 0,
@@ -250,24 +250,6 @@ static void take_pieces(void *argument)
     }
 }
 
-/* Threads that are not given are not missed: every piece is taken by somebody. */
-static void run_all(work *w, uint32_t threads)
-{
-    ms__thread helpers[THREADS_MAX];
-    uint32_t started = 0;
-    while (started + 1 < threads && started < THREADS_MAX) {
-        helpers[started] = (ms__thread){0};
-        if (ms__thread_start(&helpers[started], "ms-adamw", take_pieces, w, NULL) != MS_OK) {
-            break;
-        }
-        started++;
-    }
-    take_pieces(w);
-    for (uint32_t i = 0; i < started; i++) {
-        ms__thread_join(&helpers[i]);
-    }
-}
-
 static uint32_t useful_threads(uint64_t elements, uint32_t threads)
 {
     uint64_t useful = elements / ELEMENTS_PER_THREAD + 1;
@@ -348,7 +330,8 @@ int ms_adamw_step(const ms_adamw_group *group, const ms_adamw_tensor *tensors, s
         .count = count,
         .kernels = kernels_here(),
     };
-    run_all(&w, useful_threads(prepare(group, tensors, count, constants, first_piece), threads));
+    uint64_t elements = prepare(group, tensors, count, constants, first_piece);
+    ms__crew_run(useful_threads(elements, threads), "ms-adamw", take_pieces, &w);
 cleanup:
     ms_free(first_piece);
     ms_free(constants);

@@ -1,6 +1,9 @@
 """`memscale.techniques.cross_entropy` has the bits of `F.cross_entropy`, in a third of its memory."""
 
 import gc
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -69,6 +72,39 @@ def test_bits_are_torchs_over_several_chunks(dtype, smoothing, threads):
     assert _core.loss_chunk_rows(rows, vocabulary, dtype.itemsize, threads) < rows / 2
     logits, labels = made(rows, vocabulary, dtype, -100)
     assert_same(logits, labels, label_smoothing=smoothing)
+
+
+def test_bits_are_torchs_over_all_magnitudes():
+    """Differences from the largest logit down to where the exponential is denormal and zero."""
+    logits, labels = made(40, 30_011, seed=7)
+    logits *= torch.logspace(-3, 1.6, 40)[:, None]
+    assert_same(logits, labels, reduction="none")
+
+
+@pytest.mark.parametrize("capability", ["avx512", "avx2", "default"])
+def test_bits_are_torchs_with_other_vectors(capability):
+    """torch chooses its vectors when it starts; C follows, or leaves it to torch's operators."""
+    code = """
+import torch
+from memscale.techniques import cross_entropy, loss_head
+torch.manual_seed(0)
+for rows, vocabulary in ((3, 7), (3, 9), (30, 33), (50, 5003)):
+    logits, labels = torch.randn(rows, vocabulary) * 4, torch.randint(0, vocabulary, (rows,))
+    results = []
+    for function in (torch.nn.functional.cross_entropy, cross_entropy):
+        leaf = logits.clone().requires_grad_()
+        loss = function(leaf, labels)
+        loss.backward()
+        results.append((loss, leaf.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results)), vocabulary
+print(torch.backends.cpu.get_cpu_capability(), loss_head._c_agrees())
+"""
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() in (["AVX512", "True"], ["AVX2", "True"], ["DEFAULT", "False"])
 
 
 @pytest.mark.parametrize("ignore_index", [0, 5, -1, 10_000])

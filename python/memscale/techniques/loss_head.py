@@ -1,14 +1,16 @@
 """The exact loss head: cross entropy with one tokens x vocabulary buffer instead of three.
 
-torch keeps the logits, their log-softmax and the gradient. Rows are independent: here the
-log-softmax and the gradient are made for some rows at a time with torch's own operators,
-and the gradient is written over the logits once nobody else holds them. What is summed over
-tokens is summed by torch's own operators over as many numbers in the same order. So loss and
-gradient have torch's bits.
+torch keeps the logits, their log-softmax and the gradient. Rows are independent: here they are
+turned into losses and gradients one by one, and the gradient is written over the logits once
+nobody else holds them. fp32 rows are C's, in the order of operations of torch's kernels; where
+C has not torch's bits (other dtypes, label smoothing, other processors or builds of torch),
+torch's own operators take some rows at a time. What is summed over tokens is summed by torch's
+operators over as many numbers in the same order. So loss and gradient have torch's bits.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -140,20 +142,17 @@ class _Rows(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, classes: torch.Tensor, wants_sums: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows, vocabulary = logits.shape
-        picked = logits.new_empty(rows)
-        sums = logits.new_empty(rows) if wants_sums else None
-        for begin, end in _chunks(logits):
-            log_softmax = torch.log_softmax(logits[begin:end], -1)
-            picked[begin:end] = log_softmax.gather(1, classes[begin:end, None])[:, 0]
-            if sums is not None:
-                sums[begin:end] = log_softmax.sum(1)
         # Not through save_for_backward: it would keep the tensor itself, and with a view its
         # base, so that nobody could tell whether somebody else still needs them.
         ctx.logits = logits.detach()
         ctx.version = logits._version
         ctx.classes = classes
-        return picked, sums
+        ctx.in_c = not wants_sums and _lanes(logits) > 0
+        if ctx.in_c:
+            picked, ctx.largest, ctx.log_sum = (logits.new_empty(len(logits)) for _ in range(3))
+            _core.loss_forward(*_row_arguments(ctx), picked.data_ptr(), 0)
+            return picked, None
+        return _forward_by_operators(logits, classes, wants_sums)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -172,25 +171,114 @@ class _Rows(torch.autograd.Function):
                 "computed; clone them before you change them"
             )
         is_last = not torch._C._autograd._get_current_graph_task_keep_graph()
+        # Contiguous in any case: operators that write rows elsewhere do not all mind strides.
+        gradient = logits if is_last and _is_sole_owner(ctx) else logits.new_empty(logits.shape)
+        if ctx.in_c:
+            by_picked = by_picked.contiguous()
+            _core.loss_backward(*_row_arguments(ctx), by_picked.data_ptr(), gradient.data_ptr())
+        else:
+            _backward_by_operators(logits, ctx.classes, by_picked, by_sum, gradient)
         if is_last:
             ctx.logits = None
-        # Contiguous in any case: operators that write rows elsewhere do not all mind strides.
-        gradient = logits if is_last and _is_sole_owner(logits) else logits.new_empty(logits.shape)
-        for begin, end in _chunks(logits):
-            log_softmax = torch.log_softmax(logits[begin:end], -1)
-            by_row = torch.zeros_like(log_softmax)
-            by_row.scatter_(1, ctx.classes[begin:end, None], by_picked[begin:end, None])
-            if by_sum is not None:
-                by_row.add_(by_sum[begin:end, None])
-            torch._log_softmax_backward_data(
-                by_row, log_softmax, 1, logits.dtype, out=gradient[begin:end]
-            )
         return gradient, None, None
 
 
-def _is_sole_owner(logits: torch.Tensor) -> bool:
-    """Whether nothing but this tensor holds its memory, so that it may be overwritten."""
-    return logits.is_contiguous() and _holders(logits) == _holders(torch.empty(1))
+# ---- rows in C -----------------------------------------------------------------------------
+
+
+def _lanes(logits: torch.Tensor) -> int:
+    """The lanes of torch's vectors where C has torch's bits for these logits, else 0."""
+    if logits.dtype is not torch.float32 or not logits.is_contiguous() or not _c_agrees():
+        return 0
+    return _core.loss_lanes(torch.backends.cpu.get_cpu_capability(), logits.shape[1])
+
+
+def _row_arguments(ctx: Any) -> tuple[int, ...]:
+    rows, vocabulary = ctx.logits.shape
+    return (
+        ctx.logits.data_ptr(),
+        rows,
+        vocabulary,
+        ctx.classes.data_ptr(),
+        ctx.largest.data_ptr(),
+        ctx.log_sum.data_ptr(),
+        _core.loss_lanes(torch.backends.cpu.get_cpu_capability(), vocabulary),
+        torch.get_num_threads(),
+    )
+
+
+@functools.cache
+def _c_agrees() -> bool:
+    """Whether C and this build of torch give the same bits, tried once on a few rows.
+
+    Another build may have other kernels than those that `src/techniques/loss.c` follows.
+    """
+    scale = torch.tensor([[0.1], [1.0], [5.0], [40.0]])
+    logits = scale * torch.linspace(-3.0, 3.0, 4 * 2053).sin().view(4, 2053) * torch.arange(2053).cos()
+    classes = torch.tensor([0, 7, 2052, 1024])
+    rows = _Probe(logits, classes)
+    lanes = _core.loss_lanes(torch.backends.cpu.get_cpu_capability(), 2053)
+    if lanes == 0:
+        return False
+    picked = torch.empty(4)
+    by_picked = torch.tensor([-0.25, 0.5, -3.0, 0.0])
+    _core.loss_forward(*_row_arguments(rows), picked.data_ptr(), 0)
+    gradient = torch.empty_like(logits)
+    _core.loss_backward(*_row_arguments(rows), by_picked.data_ptr(), gradient.data_ptr())
+    by_operators = torch.empty_like(logits)
+    _backward_by_operators(logits, classes, by_picked, None, by_operators)
+    expected, _ = _forward_by_operators(logits, classes, False)
+    return torch.equal(picked, expected) and torch.equal(gradient, by_operators)
+
+
+class _Probe:
+    """What `_row_arguments` reads of a context."""
+
+    def __init__(self, logits: torch.Tensor, classes: torch.Tensor) -> None:
+        self.logits = logits
+        self.classes = classes
+        self.largest, self.log_sum = torch.empty(len(logits)), torch.empty(len(logits))
+
+
+# ---- rows by torch's operators -----------------------------------------------------------------
+
+
+def _forward_by_operators(
+    logits: torch.Tensor, classes: torch.Tensor, wants_sums: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    picked = logits.new_empty(len(logits))
+    sums = logits.new_empty(len(logits)) if wants_sums else None
+    for begin, end in _chunks(logits):
+        log_softmax = torch.log_softmax(logits[begin:end], -1)
+        picked[begin:end] = log_softmax.gather(1, classes[begin:end, None])[:, 0]
+        if sums is not None:
+            sums[begin:end] = log_softmax.sum(1)
+    return picked, sums
+
+
+def _backward_by_operators(
+    logits: torch.Tensor,
+    classes: torch.Tensor,
+    by_picked: torch.Tensor,
+    by_sum: torch.Tensor | None,
+    gradient: torch.Tensor,
+) -> None:
+    """Fills `gradient`, which may be `logits`."""
+    for begin, end in _chunks(logits):
+        log_softmax = torch.log_softmax(logits[begin:end], -1)
+        by_row = torch.zeros_like(log_softmax)
+        by_row.scatter_(1, classes[begin:end, None], by_picked[begin:end, None])
+        if by_sum is not None:
+            by_row.add_(by_sum[begin:end, None])
+        torch._log_softmax_backward_data(by_row, log_softmax, 1, logits.dtype, out=gradient[begin:end])
+
+
+# ---- whose memory it is -----------------------------------------------------------------------
+
+
+def _is_sole_owner(ctx: Any) -> bool:
+    """Whether nothing but the context's tensor holds its memory, so that it may be overwritten."""
+    return ctx.logits.is_contiguous() and _holders(ctx.logits) == _holders(torch.empty(1))
 
 
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:

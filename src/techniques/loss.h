@@ -1,0 +1,40 @@
+/*
+ * loss.h - the kernels of the row-wise loss head: one table of functions per
+ * instruction set, all made from loss_kernels.h. Used by loss.c and by the tests.
+ */
+#ifndef MS_TECHNIQUES_LOSS_H
+#define MS_TECHNIQUES_LOSS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct ms__loss_kernels {
+    const char *name;
+    /* NaN where there is one among them. `count` is not 0. */
+    float (*largest)(const float *values, size_t count);
+    /* out = exp(logits - most) */
+    void (*exponentials)(const float *logits, float most, float *out, size_t count);
+    /* out = 0 - exp(logits - most - log_sum) * sum; `out` may be `logits`. */
+    void (*gradient)(const float *logits, float most, float log_sum, float sum, float *out,
+                     size_t count);
+} ms__loss_kernels;
+
+/* Plain C, without vector instructions: the reference of all others. */
+extern const ms__loss_kernels ms__loss_plain;
+#if defined(__x86_64__)
+extern const ms__loss_kernels ms__loss_avx2;
+extern const ms__loss_kernels ms__loss_avx512;
+#endif
+#if defined(__aarch64__)
+extern const ms__loss_kernels ms__loss_neon;
+#endif
+
+/* Sleef_logf_u10, for numbers of 1 and more (NaN stays). */
+float ms__loss_log(float value);
+
+/* The sum as torch reduces it with vectors of `lanes` floats: one running sum per lane,
+ * then halves added to halves. `values` are added to the `lanes` sums in `running`. */
+void ms__loss_add_lanes(float *running, uint32_t lanes, const float *values, size_t count);
+float ms__loss_fold_lanes(float *running, uint32_t lanes);
+
+#endif

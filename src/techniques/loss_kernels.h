@@ -1,0 +1,92 @@
+/*
+ * loss_kernels.h - the element-wise work of the loss head, plain C that the compiler
+ * turns into vectors. Included once by each loss_<set>.c, which defines MS_LOSS_TABLE
+ * and MS_LOSS_NAME; the build gives each its instruction set. Every operation is
+ * rounded correctly, so that all tables give the same bits.
+ *
+ * The exponential is the one of SLEEF (https://sleef.org, Boost licence) with an error
+ * below one unit in the last place, Sleef_expf_u10: torch computes its softmaxes with it.
+ */
+#include <string.h>
+
+#include "techniques/loss.h"
+
+static inline int32_t loss_bits(float value)
+{
+    int32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float loss_float(int32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline float power_of_two(int32_t exponent)
+{
+    return loss_float((exponent + 127) << 23);
+}
+
+static inline float exp_of(float d)
+{
+    /* In range for the conversion to an integer, NaN too. */
+    float x = d > -105.0f ? d : -105.0f;
+    x = x < 101.0f ? x : 101.0f;
+    float q = __builtin_rintf(x * 1.442695040888963407359924681f);
+    float s = __builtin_fmaf(q, -0.693145751953125f, x);
+    s = __builtin_fmaf(q, -1.428606765330187045e-06f, s);
+    float u = 0.000198527617612853646278381f;
+    u = __builtin_fmaf(u, s, 0.00139304355252534151077271f);
+    u = __builtin_fmaf(u, s, 0.00833336077630519866943359f);
+    u = __builtin_fmaf(u, s, 0.0416664853692054748535156f);
+    u = __builtin_fmaf(u, s, 0.166666671633720397949219f);
+    u = __builtin_fmaf(u, s, 0.5f);
+    u = 1.0f + __builtin_fmaf(s * s, u, s);
+    int32_t n = (int32_t)q;
+    u = u * power_of_two(n >> 1) * power_of_two(n - (n >> 1));
+    u = d < -104.0f ? 0.0f : u;
+    u = d > 100.0f ? __builtin_inff() : u;
+    return d != d ? d : u;
+}
+
+static float largest(const float *values, size_t count)
+{
+    /* As integers in the order of the numbers: such a maximum has no preferred side. */
+    int32_t most = INT32_MIN;
+    int32_t nan_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        int32_t bits = loss_bits(values[i]);
+        int32_t key = bits ^ ((bits >> 31) & 0x7fffffff);
+        most = key > most ? key : most;
+        nan_count |= (bits & 0x7fffffff) > 0x7f800000;
+    }
+    return nan_count != 0 ? __builtin_nanf("") : loss_float(most ^ ((most >> 31) & 0x7fffffff));
+}
+
+static void exponentials(const float *restrict logits, float most, float *restrict out,
+                         size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        out[i] = exp_of(logits[i] - most);
+    }
+}
+
+/* Not restrict: `out` may be `logits`. Reading comes before writing in any case. */
+static void gradient(const float *logits, float most, float log_sum, float sum, float *out,
+                     size_t count)
+{
+#pragma GCC ivdep
+    for (size_t i = 0; i < count; i++) {
+        out[i] = __builtin_fmaf(-exp_of(logits[i] - most - log_sum), sum, 0.0f);
+    }
+}
+
+const ms__loss_kernels MS_LOSS_TABLE = {
+    .name = MS_LOSS_NAME,
+    .largest = largest,
+    .exponentials = exponentials,
+    .gradient = gradient,
+};

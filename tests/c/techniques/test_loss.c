@@ -256,7 +256,8 @@ static void bad_calls_are_refused(void **state)
     bad.log_sum = NULL;
     assert_ms_fails(ms_loss_forward(&bad, h.picked, 1, &err), MS_EINVAL, err, "missing");
     assert_ms_fails(ms_loss_forward(&h.rows, NULL, 1, &err), MS_EINVAL, err, "missing");
-    assert_ms_fails(ms_loss_backward(&h.rows, NULL, h.gradient, 1, &err), MS_EINVAL, err, "missing");
+    assert_ms_fails(ms_loss_backward(&h.rows, NULL, h.gradient, 1, &err), MS_EINVAL, err,
+                    "missing");
     h.classes[3] = VOCABULARY;
     assert_ms_fails(ms_loss_forward(&h.rows, h.picked, 1, &err), MS_EINVAL, err, "row 3");
     h.classes[3] = -1;

@@ -50,8 +50,9 @@ class Twins:
         """
         if isinstance(value, torch.Tensor):
             return self.of(value)
-        if isinstance(value, tuple) and hasattr(type(value), "_make"):
-            return type(value)._make(map(self.replace, value))
+        make = getattr(type(value), "_make", None)
+        if isinstance(value, tuple) and make is not None:
+            return make(map(self.replace, value))
         if type(value) in (list, tuple):
             return type(value)(map(self.replace, value))
         if type(value) is dict:

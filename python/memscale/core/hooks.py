@@ -103,7 +103,7 @@ class LayerHooks(_HookedModule):
         module's own hooks go."""
         from torch.nn.modules import module as of_all
 
-        hooks = module._forward_pre_hooks
+        hooks: Any = module._forward_pre_hooks  # an OrderedDict, declared as a dict
         number = self._handles[0].id
         is_first = number not in hooks or next(iter(hooks)) == number  # a replica has no handle's number
         if not is_first:

@@ -109,8 +109,9 @@ def _refill(container: Any, content: Any) -> None:
 def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
     """Everything a trace could disturb, put back at the end, exception or not.
 
-    Inside, gradients are enabled, anomaly detection is off (it looks at values) and the garbage collector is off, so that storages
-    die when their last holder lets go and not when a collection happens to run.
+    Inside, gradients are enabled, anomaly detection is off (it looks at values) and the
+    garbage collector is off, so that storages die when their last holder lets go and not
+    when a collection happens to run.
     """
     snapshot = Snapshot(model)
     torch_log = logging.getLogger("torch._subclasses.fake_tensor")

@@ -172,7 +172,7 @@ class ModuleState:
         generators = [(generator, generator.get_state()) for generator, _ in self._generators]
         try:
             for parameter in self._parameters:
-                bound = parameter.module._parameters
+                bound: dict[str, Any] = parameter.module._parameters
                 if bound.get(parameter.name) is not parameter.for_replay(self._layer.name):
                     bound[parameter.name] = parameter.tensor
             for generator, state in self._generators:

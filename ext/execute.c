@@ -499,6 +499,16 @@ static PyObject *set_observer(PyObject *object, PyObject *callable)
     return set_callable(&execution_of(object)->observer, callable);
 }
 
+static PyObject *set_packing(PyObject *object, PyObject *flag)
+{
+    int is_packing = PyObject_IsTrue(flag);
+    if (is_packing < 0) {
+        return NULL;
+    }
+    ms_execute_set_packing(execution_of(object)->execute, is_packing == 1);
+    Py_RETURN_NONE;
+}
+
 /* Bytes of the distinct storages of some tensors. */
 static PyObject *storage_bytes(PyObject *module, PyObject *tensors)
 {
@@ -563,6 +573,8 @@ static PyMethodDef methods[] = {
     {"count_replan", count_replan, METH_NOARGS, "One more plan after the first."},
     {"stats", stats, METH_NOARGS, "What lives now."},
     {"set_began", set_began, METH_O, "set_began(callable or None): called at the first unpack of a backward."},
+    {"set_packing", set_packing, METH_O,
+     "set_packing(flag): whether saved tensors of two values become bits in memory (they do at first)"},
     {"set_observer", set_observer, METH_O,
      "set_observer(callable or None): called with each tensor saved in a region; the token it gives has "
      "unpacked() called at every unpack and dies with the handle."},

@@ -442,6 +442,11 @@ static int remember_view(ms_saved *saved, PyObject *tensor)
     return is_complete ? 0 : -1;
 }
 
+static bool is_kept(const ms_region *region)
+{
+    return ms_frame_technique(region->frame) == MS_TECHNIQUE_KEEP;
+}
+
 /* `source` is the tensor, or a copy of it; its storage is sent. NULL without an exception:
  * keep the tensor. */
 static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *source, const movable *what)
@@ -458,6 +463,11 @@ static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *sourc
         return NULL;
     }
     saved->extent = find_same(execution, what, saved->version);
+    if (saved->extent != NULL && is_kept(region) && !ms_extent_is_packed(saved->extent)) {
+        /* Another layer sent it away; here it is to stay. */
+        ms_extent_drop(execution->execute, saved->extent, 0);
+        saved->extent = NULL;
+    }
     if (saved->extent == NULL) {
         saved->extent = store_new(region, what, saved->tensor, saved->version);
     }
@@ -475,7 +485,8 @@ static PyObject *offload(ms_region *region, PyObject *tensor, movable *what)
     int piece = is_piece(tensor, what);
     if (piece == 1) {
         Py_DECREF(source);
-        source = copy_of_piece(tensor, what);
+        /* Not to be copied only to see whether it is a mask. */
+        source = is_kept(region) ? NULL : copy_of_piece(tensor, what);
     }
     PyObject *saved = piece >= 0 && source != NULL ? offload_as(region, tensor, source, what) : NULL;
     Py_XDECREF(source);
@@ -597,10 +608,14 @@ static PyObject *pack_extent(PyObject *self, PyObject *tensor)
     return observed(region->execution, tensor, save_extent(region, tensor));
 }
 
-/* Only where calls are watched: one that is kept has no hooks otherwise. */
+/* Where calls are watched, or storages of two values become bits in them too: one that is
+ * kept has no hooks otherwise. */
 static PyObject *pack_kept(PyObject *self, PyObject *tensor)
 {
     ms_region *region = (ms_region *)self;
+    if (ms_execute_packs_kept(region->execution->execute)) {
+        return observed(region->execution, tensor, save_extent(region, tensor));
+    }
     ms_execute_kept(region->execution->execute);
     return observed(region->execution, tensor, keep(region->execution, tensor));
 }

@@ -174,6 +174,8 @@ MS_API void ms_log(ms_log_level level, const char *fmt, ...) MS_PRINTF(2, 3);
     X(OFFLOADED_BYTES, "offloaded_bytes", "bytes of saved tensors sent to a lower tier") \
     X(FETCHED_BYTES, "fetched_bytes", "bytes of saved tensors brought back")           \
     X(DISK_BYTES, "disk_bytes", "bytes written to the disk tier")                      \
+    X(PACKED_BYTES, "packed_bytes", "bytes of saved tensors of two values that were kept as bits") \
+    X(PACKED_INTO_BYTES, "packed_into_bytes", "what those bits took")                  \
     X(KEPT_TENSORS, "kept_tensors", "saved tensors left where they were")              \
     X(OFFLOADED_STORAGES, "offloaded_storages", "storages sent to a lower tier")       \
     X(FORWARD_STALL_NS, "forward_stall_ns", "time that forward waited for writes")     \

@@ -16,7 +16,8 @@
  * Life of a frame: open -> closed -> (replaying -> replayed)* -> gone, when it is
  * closed and its last handle is dropped. Life of an extent: storing -> stored ->
  * (fetching -> fetched -> stored)* -> gone with its last handle; `held` instead of
- * stored where the tier failed and the bytes simply stay. So whatever autograd does
+ * stored where the tier failed and the bytes simply stay. A storage whose words have
+ * only two values (a mask) is stored as bits, in memory: see ms_execute_set_packing(). So whatever autograd does
  * (backward twice, never, in part, after an exception), bytes go when the last
  * handle goes, and nothing else has to happen in time.
  *
@@ -98,6 +99,15 @@ MS_API bool ms_execute_is_active(const ms_execute *execute);
  * host sees every saved tensor: for profiling real steps. */
 MS_API void ms_execute_set_watched(ms_execute *execute, bool is_watched);
 
+/* Whether storages whose words have two values only become bits in memory instead of
+ * going to the lower tier (true at first). They are found by looking, when they are saved;
+ * the bytes come back exactly. */
+MS_API void ms_execute_set_packing(ms_execute *execute, bool is_packing);
+
+/* Whether that is done in layers that the plan keeps as well: where it moves anything,
+ * memory is scarce. Such calls have frames of technique KEEP. */
+MS_API bool ms_execute_packs_kept(const ms_execute *execute);
+
 /* ---- forward ------------------------------------------------------------------- */
 
 /*
@@ -121,7 +131,8 @@ MS_API ms_technique ms_execute_peek(const ms_execute *execute, uint64_t thread, 
  * A layer's call begins (MS_ROOT_LAYER: a stretch of the root's own work begins).
  * Counts the call, looks up its technique, and turns it into one that can be done
  * now: recompute needs replayable arguments, offloading a tier that works. *frame is
- * NULL where the technique is KEEP and nothing is watched. A frame still open on this thread is closed:
+ * NULL where the technique is KEEP, nothing is watched and ms_execute_packs_kept() is not
+ * asked of a layer. A frame still open on this thread is closed:
  * frames do not nest. Works without enter_root(): a step opens by itself.
  */
 MS_API int ms_execute_enter(ms_execute *execute, uint64_t thread, uint32_t layer,
@@ -213,7 +224,8 @@ MS_API ms_extent *ms_extent_find(ms_execute *execute, uintptr_t identity, uint64
  * Starts storing a storage: a new extent with one handle. Takes over the strong
  * reference `memory` on success. May wait for room in the write window and then
  * lets go of what was written. *extent is NULL, with MS_OK, where the tier failed
- * now or before: the tensor is to be kept (counted; logged once).
+ * now or before: the tensor is to be kept (counted; logged once). In a frame of
+ * technique KEEP only storages of two values are taken: NULL for all others.
  */
 MS_API int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, uint64_t version,
                            const void *address, uint64_t bytes, uint64_t capacity, void *memory,
@@ -222,6 +234,8 @@ MS_API int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t ident
 /* The host's reference to the storage that was saved; weak once it is stored. */
 MS_API void *ms_extent_source(const ms_extent *extent);
 MS_API uint64_t ms_extent_bytes(const ms_extent *extent);
+/* Kept as bits in memory: taking it moves nothing. */
+MS_API bool ms_extent_is_packed(const ms_extent *extent);
 
 /*
  * The bytes of an extent, in memory: its source where that still lives, else fetched.
@@ -281,6 +295,7 @@ typedef struct ms_execute_stats {
     uint64_t live_extents;    /* with or without handles */
     uint64_t storing_bytes;   /* strong references held for stores in flight */
     uint64_t fetched_bytes;   /* strong references to fetched storages */
+    uint64_t packed_bytes;    /* bits that stand for two-valued storages */
     uint64_t tier_bytes;
     bool backward_begun;      /* in this step */
     bool optimizer_seen;

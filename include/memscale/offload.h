@@ -20,6 +20,7 @@
  * calls. A large transfer is moved in pieces of a slot's size by all workers, and
  * gives way between two pieces.
  *
+ * exit(): every engine comes to rest (bounded) before the process's destructors run.
  * fork(): every engine comes to rest before it and goes on after it in the parent. In
  * the child it is unusable (MS_ESTATE); closing it there gives back what the child
  * inherited and touches nothing of the parent's.
@@ -96,6 +97,12 @@ MS_API int ms_offload_fetch(ms_offload *engine, ms_ticket ticket, void *destinat
 MS_API int ms_offload_wait(ms_offload *engine, ms_ticket ticket, ms_error *err);
 
 MS_API ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket ticket);
+
+/* Starts no further piece of what is in flight of the ticket; never waits. The transfer
+ * ends, once the pieces that are being moved have, as failed with MS_ECANCELED (a store is
+ * told of by ms_offload_reap(), and still to be dropped; a fetch may be asked for again).
+ * Does nothing to a ticket at rest: it may have ended just before. */
+MS_API void ms_offload_cancel(ms_offload *engine, ms_ticket ticket);
 
 /* Gives up a ticket, also one that failed: its extent is free for reuse. Of a transfer
  * in flight the pieces that are being moved are waited for first (their memory belongs

@@ -15,6 +15,7 @@ int ms_execute_open(const ms_execute_host *host, const ms_offload_options *tier,
         return ms_fail(err, MS_ENOMEM, "out of memory for an executor");
     }
     made->host = *host;
+    made->is_packing = true;
     ms__table_clear(made);
     if (tier != NULL) {
         int rc = ms_execute_open_tier(made, tier, err);
@@ -151,6 +152,7 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
     *step_ns = execute->step_started_ns != 0 ? now_ns - execute->step_started_ns : 0;
     *step = ++execute->steps;
     ms_counter_add(&execute->counters, MS_COUNTER_STEPS, 1);
+    ms__packing_tell(execute);
     execute->step_started_ns = 0;
     execute->forward_done = false;
     execute->hooked_in_step = false;
@@ -181,6 +183,7 @@ void ms_execute_get_stats(const ms_execute *execute, ms_execute_stats *stats)
     stats->live_extents = execute->live_extents;
     stats->storing_bytes = execute->storing_bytes;
     stats->fetched_bytes = execute->back_bytes;
+    stats->packed_bytes = execute->packed_bytes;
     stats->backward_begun = execute->backward_begun;
     stats->optimizer_seen = execute->optimizer_seen;
     if (execute->tier != NULL) {

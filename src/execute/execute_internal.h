@@ -5,6 +5,7 @@
  *   table.c     the plan as a table: layer and call -> technique
  *   frame.c     threads, frames, slots
  *   replay.c    what a replay saves, held against what the forward saved
+ *   packing.c   extents of two values, kept as bits
  *   extent.c    extents: store, share, drop, let go of what was written
  *   fetch.c     extents on their way back, prefetch
  *   step_memory.c  what the process held in a step
@@ -17,6 +18,7 @@
 
 #include "base/array.h"
 #include "memscale/execute.h"
+#include "offload/pack.h"
 
 /* ---- plan ---------------------------------------------------------------- */
 
@@ -95,13 +97,15 @@ struct ms_extent {
     uint64_t serial;
     uint64_t frame_serial;
     uint64_t epoch;    /* counts fetches: a handle whose mark differs has not taken since */
-    ms_ticket ticket;  /* 0 once HELD */
+    ms_ticket ticket;  /* 0 once HELD, and where there are bits instead */
+    ms__packed *packed; /* its bytes as bits in memory; then it is STORED from the start */
     void *source;
     void *landing;     /* NULL: never fetched, or let go */
     void *lent;        /* what take() made strong, until taken() */
     uint8_t state;     /* ms__extent_state */
     bool is_ahead;     /* fetched before anyone asked */
     bool is_unwanted;  /* fetching, but nobody wants the bytes any more */
+    bool is_canceled;  /* no handle was left while a transfer was in flight: not to be found again */
     uint32_t handles;
     uint32_t pending;  /* handles that have not taken since the fetch */
     uint32_t pins;     /* calls that wait with this extent in their hands */
@@ -137,6 +141,10 @@ struct ms_execute {
     ms_technique fallback;
     bool is_active;
     bool is_watched;
+    bool is_packing;   /* two-valued storages become bits ... */
+    bool packs_kept;   /* ... also of layers that the plan keeps */
+    bool packing_told; /* logged */
+    uint64_t packed_bytes; /* bits held now */
     uint64_t min_bytes;
     uint64_t write_window_bytes;
     uint64_t read_window_bytes;
@@ -200,6 +208,19 @@ void ms__back_add(ms_execute *execute, ms_extent *extent);
 void ms__back_remove(ms_execute *execute, ms_extent *extent);
 /* may wait: until no extent without handles is left in flight. */
 void ms__extents_drain(ms_execute *execute);
+
+/* Enters a new extent into the bookkeeping; false where memory is out. */
+bool ms__extent_enroll(ms_execute *execute, ms_extent *extent);
+
+/* packing.c */
+/* may wait: the host's lock is given up while words are looked at. A new extent as in
+ * ms_extent_store(), or NULL where the storage has more than two values. */
+ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t identity,
+                           uint64_t version, const void *address, uint64_t bytes, void *memory);
+/* may wait, as above: rebuilds the bytes. */
+void ms__extent_unpack(ms_execute *execute, const ms_extent *extent, void *address);
+void ms__extent_forget_bits(ms_execute *execute, ms_extent *extent);
+void ms__packing_tell(ms_execute *execute);
 
 /* fetch.c */
 /* FETCHED -> STORED, the landing weak; released if `forget`. */

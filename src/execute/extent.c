@@ -78,7 +78,7 @@ ms_extent *ms_extent_find(ms_execute *execute, uintptr_t identity, uint64_t vers
     while (extent != NULL && extent->identity != identity) {
         extent = extent->next_same;
     }
-    if (extent == NULL || extent->version != version) {
+    if (extent == NULL || extent->version != version || extent->is_canceled) {
         return NULL;
     }
     extent->handles++;
@@ -162,6 +162,7 @@ void ms__extent_free_if_unused(ms_execute *execute, ms_extent *extent)
     if (extent->ticket != 0) {
         ms_offload_drop(execute->tier, extent->ticket);
     }
+    ms__extent_forget_bits(execute, extent);
     void *source = extent->source, *landing = extent->landing;
     ms_free(extent);
     if (landing != NULL) {
@@ -180,7 +181,9 @@ static void store_ended(ms_execute *execute, ms_extent *extent)
         ms_offload_drop(execute->tier, extent->ticket);
         extent->ticket = 0;
         extent->state = MS__EXTENT_HELD;
-        ms__tier_failed(execute, rc, err.text);
+        if (!extent->is_canceled) {
+            ms__tier_failed(execute, rc, err.text);
+        }
     } else {
         extent->state = MS__EXTENT_STORED;
         ms_counter_add(&execute->counters, MS_COUNTER_OFFLOADED_STORAGES, 1);
@@ -266,6 +269,20 @@ static int store_start(ms_execute *execute, ms_extent *extent, const void *addre
     return rc;
 }
 
+bool ms__extent_enroll(ms_execute *execute, ms_extent *extent)
+{
+    if (!buckets_grow(execute)) {
+        return false;
+    }
+    extent->serial = ++execute->clock;
+    size_t at = bucket_of(execute, extent->identity);
+    extent->next_same = execute->buckets[at];
+    execute->buckets[at] = extent;
+    saved_append(execute, extent);
+    execute->live_extents++;
+    return true;
+}
+
 int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, uint64_t version,
                     const void *address, uint64_t bytes, uint64_t capacity, void *memory,
                     ms_extent **extent, ms_error *err)
@@ -273,6 +290,11 @@ int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
     *extent = NULL;
     (void)err;
     uint64_t frame_serial = frame->serial;
+    bool is_kept = frame->technique == MS_TECHNIQUE_KEEP;
+    *extent = ms__extent_pack(execute, frame, identity, version, address, bytes, memory);
+    if (*extent != NULL || is_kept) {
+        return MS_OK;
+    }
     write_window_wait(execute, bytes);
     if (!ms__tier_usable(execute)) {
         ms_counter_add(&execute->counters, MS_COUNTER_TIER_FALLBACKS, 1);
@@ -291,7 +313,8 @@ int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
     made->handles = 1;
     ms_error store_err = {0};
     int rc = store_start(execute, made, address, capacity, &store_err);
-    if (rc != MS_OK || !buckets_grow(execute)) {
+    made->state = MS__EXTENT_STORING;
+    if (rc != MS_OK || !ms__extent_enroll(execute, made)) {
         if (rc == MS_OK) {
             ms_offload_drop(execute->tier, made->ticket);
         }
@@ -299,14 +322,7 @@ int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
         ms__tier_failed(execute, rc != MS_OK ? rc : MS_ENOSPC, rc != MS_OK ? store_err.text : "out of memory");
         return MS_OK;
     }
-    made->serial = ++execute->clock;
-    made->state = MS__EXTENT_STORING;
-    size_t at = bucket_of(execute, identity);
-    made->next_same = execute->buckets[at];
-    execute->buckets[at] = made;
-    saved_append(execute, made);
     storing_append(execute, made);
-    execute->live_extents++;
     if (ms_offload_state(execute->tier, made->ticket) != MS_TICKET_STORING) {
         /* Another thread may have reaped the ticket before it was in the list. */
         store_ended(execute, made);
@@ -320,6 +336,11 @@ void *ms_extent_source(const ms_extent *extent)
     return extent->source;
 }
 
+bool ms_extent_is_packed(const ms_extent *extent)
+{
+    return extent->packed != NULL;
+}
+
 uint64_t ms_extent_bytes(const ms_extent *extent)
 {
     return extent->bytes;
@@ -331,8 +352,12 @@ void ms_extent_drop(ms_execute *execute, ms_extent *extent, uint64_t mark)
     if (is_back && mark != extent->epoch) {
         extent->pending--;
     }
-    if (--extent->handles == 0 && extent->state == MS__EXTENT_FETCHING) {
-        extent->is_unwanted = true;
+    bool is_in_flight = extent->state == MS__EXTENT_STORING || extent->state == MS__EXTENT_FETCHING;
+    if (--extent->handles == 0 && is_in_flight) {
+        /* An exception, or a graph that was never used: what has not been moved is not. */
+        extent->is_unwanted = extent->state == MS__EXTENT_FETCHING;
+        extent->is_canceled = true;
+        ms_offload_cancel(execute->tier, extent->ticket);
     }
     ms__extent_free_if_unused(execute, extent);
 }

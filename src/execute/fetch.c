@@ -118,6 +118,29 @@ int ms__extent_wait(ms_execute *execute, ms_extent *extent, ms_counter stall, ms
 
 /* ---- starting a fetch ------------------------------------------------------------------ */
 
+static void comes_back(ms_execute *execute, ms_extent *extent, void *memory, ms__extent_state state)
+{
+    extent->landing = memory;
+    extent->state = (uint8_t)state;
+    extent->is_unwanted = false;
+    extent->epoch++;
+    extent->pending = extent->handles;
+    ms__back_add(execute, extent);
+}
+
+/* may wait. Bits need no transfer: the bytes are there when this returns. */
+static int unpack_into(ms_execute *execute, ms_extent *extent, void *memory, void *address)
+{
+    ms__extent_unpack(execute, extent, address);
+    if (extent->state != MS__EXTENT_STORED || extent->landing != NULL) {
+        /* Another thread did it at the same time. */
+        execute->host.release(execute->host.context, memory);
+        return MS_OK;
+    }
+    comes_back(execute, extent, memory, MS__EXTENT_FETCHED);
+    return MS_OK;
+}
+
 /* The extent is pinned. It may be on its way already when this returns. */
 static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
 {
@@ -137,20 +160,17 @@ static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
         execute->host.release(execute->host.context, memory);
         return MS_OK;
     }
+    if (extent->packed != NULL) {
+        return unpack_into(execute, extent, memory, address);
+    }
     rc = ms_offload_fetch(execute->tier, extent->ticket, address, capacity, err);
     if (rc != MS_OK) {
         execute->host.release(execute->host.context, memory);
         return rc;
     }
-    extent->landing = memory;
-    extent->state = MS__EXTENT_FETCHING;
-    extent->is_unwanted = false;
-    extent->epoch++;
-    extent->pending = extent->handles;
-    ms__back_add(execute, extent);
+    comes_back(execute, extent, memory, MS__EXTENT_FETCHING);
     return MS_OK;
 }
-
 /* Still in memory without a fetch: nothing to bring ahead. The caller has one pin. */
 static bool is_alive(ms_execute *execute, ms_extent *extent)
 {
@@ -173,7 +193,8 @@ static bool is_alive(ms_execute *execute, ms_extent *extent)
  * no room. */
 static bool prefetch_one(ms_execute *execute, ms_extent *extent, uint64_t serial)
 {
-    bool is_due = extent->serial < serial && extent->state == MS__EXTENT_STORED && extent->handles > 0;
+    bool is_due = extent->serial < serial && extent->state == MS__EXTENT_STORED && extent->handles > 0 &&
+                  extent->packed == NULL; /* bits take no time on their way */
     if (!is_due || is_alive(execute, extent)) {
         return true;
     }

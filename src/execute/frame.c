@@ -267,7 +267,8 @@ int ms_execute_enter(ms_execute *execute, uint64_t thread_key, uint32_t layer, c
         thread->after = found.after;
     }
     ms_technique technique = feasible(execute, planned, facts->replayable);
-    if (technique == MS_TECHNIQUE_KEEP && !execute->is_watched) {
+    bool packs = layer != MS_ROOT_LAYER && ms_execute_packs_kept(execute);
+    if (technique == MS_TECHNIQUE_KEEP && !execute->is_watched && !packs) {
         *frame = NULL;
         return MS_OK;
     }

@@ -42,6 +42,7 @@ void ms__table_clear(ms_execute *execute)
     memset(&execute->root_start, 0, sizeof execute->root_start);
     execute->fallback = MS_TECHNIQUE_KEEP;
     execute->is_active = false;
+    execute->packs_kept = false;
     execute->min_bytes = MS_OFFLOAD_MIN_BYTES;
     execute->write_window_bytes = 0;
     execute->read_window_bytes = 0;
@@ -114,6 +115,20 @@ static int table_fill(ms_execute *execute, const ms_plan *plan, ms_error *err)
     return MS_OK;
 }
 
+static bool moves(uint32_t technique)
+{
+    return technique != MS_TECHNIQUE_KEEP && technique != MS_TECHNIQUE_RECOMPUTE;
+}
+
+static bool plan_moves(const ms_plan *plan)
+{
+    bool found = moves(plan->fallback);
+    for (uint32_t i = 0; i < plan->entry_count && !found; i++) {
+        found = moves(plan->entries[i].technique);
+    }
+    return found;
+}
+
 int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_error *err)
 {
     ms__table_clear(execute);
@@ -130,6 +145,7 @@ int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_error *err)
     }
     execute->fallback = (ms_technique)plan->fallback;
     execute->is_active |= plan->fallback != MS_TECHNIQUE_KEEP;
+    execute->packs_kept = plan_moves(plan);
     execute->min_bytes = plan->offload_min_bytes;
     execute->write_window_bytes = plan->write_window_bytes;
     execute->read_window_bytes = plan->read_window_bytes;

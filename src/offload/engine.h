@@ -5,7 +5,36 @@
  *   request.c   the calls: store, fetch, wait, drop, reap, quiesce
  *   transfer.c  which piece is next, and when a transfer has ended
  *   worker.c    the threads that drive the backend's lanes
- *   fork.c      what happens to engines when the process forks
+ *   fork.c      what happens to engines when the process forks or exits
+ *
+ * Why it always goes on. Four things are scarce: slots, room in lanes, space of the
+ * tier, and the lock.
+ *
+ *   1. A lane's transfers end by themselves: finish() waits for the kernel (or copies)
+ *      and for nothing of ours. Bounce slots are a lane's own, one for each transfer it
+ *      can have, so a fetch never asks for a slot.
+ *   2. A shared slot is held either by a caller that is copying into it, which waits for
+ *      nothing, or by a piece that is ready. A ready piece is in a queue or in a lane;
+ *      lanes take from the queues whenever they have room, and room comes by 1. So each
+ *      slot that was taken comes back, whatever callers do: also where more threads
+ *      store at the same time than there are slots, each has pieces ready for all slots
+ *      it holds, none waits for a slot while keeping one back, and a store of any size
+ *      goes through a single slot.
+ *   3. Slots are given to whoever wakes first. A caller may be overtaken, but only by
+ *      stores, each of which is finite; its wait has a deadline besides.
+ *   4. Space is never waited for: a full tier refuses the store (MS_ENOSPC) and the
+ *      caller keeps its bytes. So no store waits for a drop, which only the caller
+ *      could make.
+ *   5. Under the lock nothing is waited for but conditions, which give it up. It is the
+ *      innermost but for the backend's own (space of the tier), which holds no other;
+ *      before a fork the registry's lock comes first, then the engines', in its order.
+ *   6. Memory is bounded: the slab is all that copies can fill, a caller that outruns
+ *      the tier waits in the store call (that is the back-pressure), and direct stores
+ *      take none. What grows is the table of tickets: with the tickets that live at the
+ *      same time, not with those that were ever made.
+ *
+ * Where a device hangs, 1 fails, and with it every promise but this: waits end at their
+ * deadline with MS_ETIMEDOUT, and memory that a lane may still write to is kept.
  *
  * One lock guards everything below the line in struct ms_offload. It is held for
  * bookkeeping only: never while bytes are copied, hashed or moved, while the
@@ -94,7 +123,11 @@ bool ms__transfer_take(ms_offload *engine, ms__ticket **ticket, uint32_t *piece)
 void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t piece,
                               const ms__failure *failure);
 
-/* Starts no further piece; the transfer ends, cancelled, once the running ones have. */
+/* Starts no further piece; the transfer ends, failed with MS_ECANCELED, once the running
+ * ones have. */
+void ms__transfer_stop(ms_offload *engine, ms__ticket *ticket);
+
+/* The same for a ticket that its owner has given up: nobody is told. */
 void ms__transfer_cancel(ms_offload *engine, ms__ticket *ticket);
 
 /* Ends the transfer if nothing of it is left to do. */

@@ -1,13 +1,18 @@
 /*
- * Engines and fork(). Before the process forks, every engine comes to rest: no
+ * Engines, fork() and exit(). Before the process forks, every engine comes to rest: no
  * piece is in a lane, so no direct read can land in a page that has become the
  * child's copy, and every lock is held, so that the child finds them free. The
  * parent goes on; in the child, which has none of the threads, the engine is dead:
  * each call says so and closing gives back what the child inherited.
  *
+ * Before exit() runs destructors, which take away what transfers in flight may read, the
+ * engines come to rest too, and stay so.
+ *
  * The list of open engines is the one piece of global state of this room, because
  * fork handlers have no argument.
  */
+#include <stdlib.h>
+
 #include "base/units.h"
 #include "offload/engine.h"
 
@@ -17,11 +22,14 @@ static ms__link registry = {&registry, &registry};
 
 #define ENGINE_OF(link) MS__LIST_MEMBER(link, ms_offload, registry_link)
 
+/* A process that ends should end, disk or no disk. */
+#define EXIT_TIMEOUT_NS (UINT64_C(2) * 1000 * 1000 * 1000)
+
 /* Bounded like every wait: a disk that hangs must not hang the fork as well. */
-static void pause_engine(ms_offload *engine)
+static void pause_engine(ms_offload *engine, uint64_t timeout_ns)
 {
     ms__mutex_lock(&engine->lock);
-    uint64_t deadline_ns = ms__add_sat(ms_now_ns(), engine->timeout_ns);
+    uint64_t deadline_ns = ms__add_sat(ms_now_ns(), timeout_ns);
     engine->is_paused = true;
     while (engine->running_count > 0 &&
            ms__cond_wait_until(&engine->changed, &engine->lock, deadline_ns)) {
@@ -32,8 +40,22 @@ static void before_fork(void)
 {
     ms__mutex_lock(&registry_lock);
     for (ms__link *link = registry.next; link != &registry; link = link->next) {
-        pause_engine(ENGINE_OF(link));
+        ms_offload *engine = ENGINE_OF(link);
+        pause_engine(engine, engine->timeout_ns);
     }
+}
+
+static void before_exit(void)
+{
+    ms__mutex_lock(&registry_lock);
+    for (ms__link *link = registry.next; link != &registry; link = link->next) {
+        ms_offload *engine = ENGINE_OF(link);
+        if (!engine->is_forked) { /* a child's copy has nothing that could rest */
+            pause_engine(engine, ms__min_u64(engine->timeout_ns, EXIT_TIMEOUT_NS));
+            ms__mutex_unlock(&engine->lock);
+        }
+    }
+    ms__mutex_unlock(&registry_lock);
 }
 
 static void after_fork(bool is_child)
@@ -64,6 +86,7 @@ static void install_handlers(void)
 {
     /* Fails only without memory; engines then work, but not across a fork. */
     (void)pthread_atfork(before_fork, in_parent, in_child);
+    (void)atexit(before_exit);
 }
 
 void ms__fork_register(ms_offload *engine)

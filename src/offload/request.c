@@ -1,9 +1,7 @@
 /*
  * The calls of offload.h that ask for transfers and for what became of them.
  *
- * Why nothing deadlocks: a caller waits for a slot or for a transfer, holding
- * neither the lock nor a slot that is not already a lane's to write and give back;
- * workers wait for no caller (worker.c). Every wait has a deadline besides, for
+ * Why nothing deadlocks is shown in engine.h. Every wait has a deadline besides, for
  * devices that never answer.
  */
 #include <string.h>
@@ -352,7 +350,19 @@ int ms_offload_quiesce(ms_offload *engine, ms_error *err)
     return rc;
 }
 
-/* ---- drop and reap --------------------------------------------------------- */
+/* ---- cancel, drop and reap --------------------------------------------------------- */
+
+void ms_offload_cancel(ms_offload *engine, ms_ticket id)
+{
+    if (enter(engine, NULL) != MS_OK) {
+        return;
+    }
+    ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
+    if (ticket != NULL && !ms__ticket_is_idle(ticket)) {
+        ms__transfer_stop(engine, ticket);
+    }
+    ms__mutex_unlock(&engine->lock);
+}
 
 /* Under the lock. False: something of it is still in a lane at the deadline. */
 static bool stop_transfer(ms_offload *engine, ms__ticket *ticket)

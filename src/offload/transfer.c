@@ -137,14 +137,19 @@ void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t p
     ms__transfer_settle(engine, ticket);
 }
 
-void ms__transfer_cancel(ms_offload *engine, ms__ticket *ticket)
+void ms__transfer_stop(ms_offload *engine, ms__ticket *ticket)
 {
-    ticket->is_canceled = true;
     ticket->fetch_is_wanted = false;
     if (ticket->failure.code == MS_OK) {
         ticket->failure.code = MS_ECANCELED;
     }
     ms__transfer_settle(engine, ticket);
+}
+
+void ms__transfer_cancel(ms_offload *engine, ms__ticket *ticket)
+{
+    ticket->is_canceled = true;
+    ms__transfer_stop(engine, ticket);
 }
 
 void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned char *memory,

@@ -7,6 +7,8 @@
 #include "test_common.h"
 
 #include "double_host.h"
+#include "execute/execute_internal.h"
+#include "offload/offload_hold.h"
 
 enum { BYTES = 8192 };
 
@@ -430,6 +432,68 @@ static void a_read_that_fails_is_an_error_and_hands_nothing_out(void **state)
     }
 }
 
+/* The lanes of its tier stand still in between, so that everything is surely in flight. */
+static void hold(fixture *f, bool is_held)
+{
+    if (is_held) {
+        hold_lanes(f->execute->tier);
+    } else {
+        release_lanes(f->execute->tier);
+    }
+}
+
+static uint64_t written_bytes(fixture *f)
+{
+    ms_offload_stats stats;
+    ms_offload_get_stats(f->execute->tier, &stats);
+    return stats.written_bytes;
+}
+
+/* An exception in forward: the graph goes, and with it every handle. */
+static void a_store_that_nobody_wants_any_more_is_not_made(void **state)
+{
+    fixture *f = *state;
+    storage *item = storage_new(&f->host, BYTES, 3);
+    hold(f, true);
+    ms_extent *extent = store(f, item, 0);
+    ms_extent_drop(f->execute, extent, 0);
+    ms_execute_poll(f->execute);
+    assert_int_equal(f->host.live_memories, 0); /* without a wait for any transfer */
+    /* The same storage may be saved again at once. */
+    assert_null(ms_extent_find(f->execute, (uintptr_t)item, 0));
+    ms_extent *again = store(f, item, 0);
+    storage_let_go(&f->host, item);
+    hold(f, false);
+    settle(f);
+    uint64_t mark = 0;
+    assert_true(take(f, again, &mark, 3));
+    assert_int_equal(written_bytes(f), BYTES);
+    assert_int_equal(counter(f, MS_COUNTER_TIER_FALLBACKS), 0);
+    ms_extent_drop(f->execute, again, mark);
+}
+
+/* Another exception, in backward: what was fetched ahead is given up. */
+static void a_fetch_that_nobody_wants_any_more_is_given_up(void **state)
+{
+    fixture *f = *state;
+    ms_extent *extents[2];
+    set_windows(f, 1 << 20, 1 << 20);
+    for (unsigned i = 0; i < 2; i++) {
+        storage *item = storage_new(&f->host, BYTES, i);
+        extents[i] = store(f, item, 0);
+        storage_let_go(&f->host, item);
+    }
+    settle(f);
+    uint64_t mark = 0;
+    assert_true(take(f, extents[1], &mark, 1));
+    ms_extent_drop(f->execute, extents[1], mark);
+    ms_extent_drop(f->execute, extents[0], 0); /* perhaps on its way, perhaps there */
+    uint64_t step, step_ns;
+    ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns);
+    assert_int_equal(f->host.live_memories, 0);
+    assert_int_equal(counter(f, MS_COUNTER_TIER_FALLBACKS), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -448,6 +512,8 @@ int main(void)
         TEST(a_tier_is_opened_once_and_without_the_hosts_lock),
         TEST(a_write_that_fails_leaves_the_bytes_in_memory),
         TEST(a_read_that_fails_is_an_error_and_hands_nothing_out),
+        TEST(a_store_that_nobody_wants_any_more_is_not_made),
+        TEST(a_fetch_that_nobody_wants_any_more_is_given_up),
     };
     return cmocka_run_group_tests_name("execute: extents", tests, NULL, NULL);
 }

@@ -310,6 +310,67 @@ static void wait_for_callers(ms_offload *engine, uint32_t count)
     }
 }
 
+static void a_cancelled_store_moves_no_further_and_is_told(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms_ticket ended[2] = {0};
+    ms_offload_options options = small_options();
+    ms_offload *engine = open_engine(&options);
+    unsigned char *memory = pages_new(MIB);
+    pattern(memory, MIB, 8);
+    hold_lanes(engine);
+    ms_ticket direct = store(engine, memory, MIB, MIB);
+    ms_ticket copied = store(engine, memory + 8, 100 * KIB, 100 * KIB);
+    ms_offload_cancel(engine, direct);
+    ms_offload_cancel(engine, copied);
+    ms_offload_cancel(engine, copied);      /* twice is once */
+    ms_offload_cancel(engine, direct ^ 99); /* nobody's */
+    /* Nothing was in a lane: both are over, and memory and slots are free. */
+    assert_int_equal(ms_offload_state(engine, direct), MS_TICKET_FAILED);
+    assert_int_equal(engine->slots.free_count, engine->slots.count - engine->slots.private_count);
+    assert_ms_fails(ms_offload_wait(engine, direct, &err), MS_ECANCELED, err, "cancelled");
+    assert_ms_fails(ms_offload_fetch(engine, copied, memory, MIB, &err), MS_ECANCELED, err,
+                    "cancelled");
+    assert_int_equal(ms_offload_reap(engine, ended, 2), 2);
+    ms_offload_drop(engine, direct);
+    ms_offload_drop(engine, copied);
+    release_lanes(engine);
+    assert_ms_ok(ms_offload_quiesce(engine, &err), err);
+    assert_int_equal(stats_of(engine).written_bytes, 0);
+    assert_int_equal(stats_of(engine).tier_bytes, 0);
+    assert_true(has_pattern(memory, MIB, 8));
+    assert_engine_works(engine);
+    ms_offload_close(engine);
+    pages_free(memory, MIB);
+}
+
+static void a_cancelled_fetch_may_be_asked_for_again(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms_offload_options options = small_options();
+    ms_offload *engine = open_engine(&options);
+    unsigned char *memory = pages_new(MIB);
+    pattern(memory, MIB, 9);
+    ms_ticket ticket = store(engine, memory, MIB, MIB);
+    wait_ok(engine, ticket);
+    ms_offload_cancel(engine, ticket); /* it is at rest: nothing happens */
+    assert_int_equal(ms_offload_state(engine, ticket), MS_TICKET_STORED);
+    memset(memory, 0, MIB);
+    hold_lanes(engine);
+    assert_ms_ok(ms_offload_fetch(engine, ticket, memory, MIB, &err), err);
+    ms_offload_cancel(engine, ticket);
+    assert_ms_fails(ms_offload_wait(engine, ticket, &err), MS_ECANCELED, err, "cancelled");
+    release_lanes(engine);
+    assert_ms_ok(ms_offload_fetch(engine, ticket, memory, MIB, &err), err);
+    wait_ok(engine, ticket);
+    assert_true(has_pattern(memory, MIB, 9));
+    ms_offload_drop(engine, ticket);
+    ms_offload_close(engine);
+    pages_free(memory, MIB);
+}
+
 static void who_waits_for_a_ticket_is_told_when_it_is_dropped(void **state)
 {
     (void)state;
@@ -567,6 +628,8 @@ int main(void)
         OFFLOAD_TEST(a_fetch_asked_for_during_the_store_follows_it),
         OFFLOAD_TEST(a_dropped_ticket_is_an_error_not_a_crash),
         OFFLOAD_TEST(dropping_stops_a_transfer_and_frees_its_extent),
+        OFFLOAD_TEST(a_cancelled_store_moves_no_further_and_is_told),
+        OFFLOAD_TEST(a_cancelled_fetch_may_be_asked_for_again),
         OFFLOAD_TEST(who_waits_for_a_ticket_is_told_when_it_is_dropped),
         OFFLOAD_TEST(fetches_go_before_stores_and_what_is_waited_for_before_all),
         OFFLOAD_TEST(a_waited_fetch_overtakes_the_rest_of_a_store_that_has_begun),

@@ -1,0 +1,101 @@
+/*
+ * Two-valued storages on their way to a lower tier, or simply saved: they stay in memory
+ * as bits, an eighth to a sixty-fourth of their size, and no transfer is made. Which
+ * storages these are shows only when they are saved, so plans do not count on it: it is
+ * a gain on top, in bytes and in time of the disk.
+ */
+#include "execute/execute_internal.h"
+
+#include "base/units.h"
+
+static ms__packed *pack_unlocked(const ms_execute_host *host, const void *address, uint64_t bytes)
+{
+    if (host->unlock != NULL) {
+        host->unlock(host->context);
+    }
+    ms__packed *packed = ms__pack(address, bytes);
+    if (host->lock != NULL) {
+        host->lock(host->context);
+    }
+    return packed;
+}
+
+static void count_bits(ms_execute *execute, const ms_extent *extent)
+{
+    uint64_t packed_bytes = ms__packed_bytes(extent->packed);
+    execute->packed_bytes += packed_bytes;
+    ms_counter_add(&execute->counters, MS_COUNTER_PACKED_BYTES, extent->bytes);
+    ms_counter_add(&execute->counters, MS_COUNTER_PACKED_INTO_BYTES, packed_bytes);
+}
+
+ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t identity,
+                           uint64_t version, const void *address, uint64_t bytes, void *memory)
+{
+    uint64_t frame_serial = frame->serial;
+    if (!execute->is_packing || !ms__pack_may(address, bytes)) {
+        return NULL;
+    }
+    ms__packed *packed = pack_unlocked(&execute->host, address, bytes);
+    ms_extent *made = packed != NULL ? ms_calloc(1, sizeof *made) : NULL;
+    if (made == NULL) {
+        ms__packed_free(packed);
+        return NULL;
+    }
+    *made = (ms_extent){.identity = identity, .version = version, .bytes = bytes, .packed = packed,
+                        .frame_serial = frame_serial, .source = memory, .handles = 1,
+                        .state = MS__EXTENT_STORED};
+    if (!ms__extent_enroll(execute, made)) {
+        ms__packed_free(packed);
+        ms_free(made);
+        return NULL;
+    }
+    count_bits(execute, made);
+    /* Letting go of the storage may run anything. */
+    made->pins++;
+    execute->host.weaken(execute->host.context, memory);
+    made->pins--;
+    return made;
+}
+
+void ms__extent_unpack(ms_execute *execute, const ms_extent *extent, void *address)
+{
+    const ms_execute_host *host = &execute->host;
+    if (host->unlock != NULL) {
+        host->unlock(host->context);
+    }
+    ms__unpack(extent->packed, address);
+    if (host->lock != NULL) {
+        host->lock(host->context);
+    }
+}
+
+void ms__extent_forget_bits(ms_execute *execute, ms_extent *extent)
+{
+    if (extent->packed != NULL) {
+        execute->packed_bytes -= ms__packed_bytes(extent->packed);
+        ms__packed_free(extent->packed);
+        extent->packed = NULL;
+    }
+}
+
+void ms__packing_tell(ms_execute *execute)
+{
+    uint64_t bytes = ms_counter_get(&execute->counters, MS_COUNTER_PACKED_BYTES);
+    if (execute->packing_told || bytes == 0) {
+        return;
+    }
+    execute->packing_told = true;
+    ms_log(MS_LOG_INFO, "saved tensors of two values (masks) are kept as bits: %s in %s in the first step",
+           ms__text_bytes(bytes).text,
+           ms__text_bytes(ms_counter_get(&execute->counters, MS_COUNTER_PACKED_INTO_BYTES)).text);
+}
+
+void ms_execute_set_packing(ms_execute *execute, bool is_packing)
+{
+    execute->is_packing = is_packing;
+}
+
+bool ms_execute_packs_kept(const ms_execute *execute)
+{
+    return execute->is_packing && execute->packs_kept;
+}

@@ -1,0 +1,304 @@
+/*
+ * Storages of two values become bits instead of transfers: what the executor promises of
+ * them, over the double host.
+ */
+#include "test_common.h"
+
+#include "double_host.h"
+
+enum { BYTES = 65536 };
+
+typedef struct fixture {
+    host host;
+    ms_execute *execute;
+    ms_frame *frame;
+    ms_error err;
+    uint64_t mark;
+} fixture;
+
+static void open_frame(fixture *f, const char *name)
+{
+    ms_call_facts facts = {.replayable = false};
+    uint32_t layer;
+    assert_ms_ok(ms_execute_add_layer(f->execute, name, &layer, &f->err), f->err);
+    assert_ms_ok(ms_execute_enter(f->execute, 1, layer, &facts, &f->frame, &f->err), f->err);
+}
+
+static int open_fixture(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    char sent[] = "sent", kept[] = "kept";
+    ms_plan_entry entries[] = {{.name = sent, .technique = MS_TECHNIQUE_OFFLOAD_DISK},
+                               {.name = kept, .technique = MS_TECHNIQUE_KEEP}};
+    ms_plan plan = {.entries = entries,
+                    .entry_count = 2,
+                    .fallback = MS_TECHNIQUE_KEEP,
+                    .offload_min_bytes = 1,
+                    .write_window_bytes = 1 << 20,
+                    .read_window_bytes = 1 << 20};
+    ms_execute_host table;
+    ms_offload_options tier = memory_tier();
+    host_table(&f->host, &table);
+    assert_ms_ok(ms_execute_open(&table, &tier, &f->execute, &f->err), f->err);
+    assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
+    open_frame(f, "sent");
+    *state = f;
+    return 0;
+}
+
+static int close_fixture(void **state)
+{
+    fixture *f = *state;
+    ms_execute_stats stats;
+    uint64_t step, step_ns;
+    ms_fault_disarm_all();
+    ms_execute_leave(f->execute, 1);
+    ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns);
+    ms_execute_get_stats(f->execute, &stats);
+    assert_int_equal(stats.live_extents, 0);
+    assert_int_equal(stats.packed_bytes, 0);
+    assert_int_equal(f->host.live_memories, 0);
+    assert_int_equal(f->host.live_storages, 0);
+    assert_int_equal(f->host.locks, f->host.unlocks);
+    ms_execute_close(f->execute);
+    assert_int_equal(ms_memory_live_blocks(), 0);
+    free(f);
+    return 0;
+}
+
+/* 0.0 or 1.25, by a number. */
+static float mask_value(uint64_t index)
+{
+    return index * UINT64_C(0x9E3779B97F4A7C15) >> 60 < 3 ? 0.0f : 1.25f;
+}
+
+static storage *mask_new(fixture *f)
+{
+    storage *item = storage_new(&f->host, BYTES, 0);
+    for (uint64_t i = 0; i < BYTES / 4; i++) {
+        float value = mask_value(i);
+        memcpy(item->data + 4 * i, &value, 4);
+    }
+    return item;
+}
+
+static bool is_mask(const storage *item)
+{
+    for (uint64_t i = 0; i < BYTES / 4; i++) {
+        float value = mask_value(i);
+        if (memcmp(item->data + 4 * i, &value, 4) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Lets go of the test's own reference. NULL: it was not taken. */
+static ms_extent *send_away(fixture *f, storage *item)
+{
+    ms_extent *extent;
+    void *memory = memory_of(&f->host, item);
+    assert_ms_ok(ms_extent_store(f->execute, f->frame, (uintptr_t)item, 0, item->data, BYTES, BYTES, memory,
+                                 &extent, &f->err),
+                 f->err);
+    if (extent == NULL) {
+        ms_execute_host table;
+        host counts = f->host;
+        host_table(&f->host, &table);
+        f->host = counts;
+        table.release(&f->host, memory);
+    }
+    storage_let_go(&f->host, item);
+    return extent;
+}
+
+static void assert_comes_back(fixture *f, ms_extent *extent)
+{
+    void *memory;
+    assert_ms_ok(ms_extent_take(f->execute, extent, &memory, &f->err), f->err);
+    assert_true(memory_is_strong(memory));
+    assert_true(is_mask(memory_storage(memory)));
+    ms_extent_taken(f->execute, extent, &f->mark);
+}
+
+static uint64_t counter(fixture *f, ms_counter id)
+{
+    return ms_counter_get(ms_execute_counters(f->execute), id);
+}
+
+static ms_execute_stats stats_of(fixture *f)
+{
+    ms_execute_stats stats;
+    ms_execute_get_stats(f->execute, &stats);
+    return stats;
+}
+
+static void a_mask_becomes_bits_and_goes_nowhere(void **state)
+{
+    fixture *f = *state;
+    ms_extent *extent = send_away(f, mask_new(f));
+    assert_true(ms_extent_is_packed(extent));
+    assert_int_equal(f->host.live_storages, 0); /* at once */
+    assert_int_equal(stats_of(f).storing_bytes, 0);
+    assert_int_equal(stats_of(f).tier_bytes, 0);
+    assert_in_range(stats_of(f).packed_bytes, BYTES / 32, BYTES / 32 + 128);
+    assert_comes_back(f, extent);
+    assert_int_equal(counter(f, MS_COUNTER_PACKED_BYTES), BYTES);
+    assert_int_equal(counter(f, MS_COUNTER_PACKED_INTO_BYTES), stats_of(f).packed_bytes);
+    assert_int_equal(counter(f, MS_COUNTER_OFFLOADED_BYTES), 0);
+    ms_extent_drop(f->execute, extent, f->mark);
+}
+
+static void who_still_holds_it_shares_it(void **state)
+{
+    fixture *f = *state;
+    storage *item = mask_new(f);
+    void *other = memory_of(&f->host, item);
+    ms_extent *extent = send_away(f, item);
+    assert_comes_back(f, extent);
+    assert_int_equal(f->host.obtained, 0);
+    ms_execute_host table;
+    host counts = f->host;
+    host_table(&f->host, &table);
+    f->host = counts;
+    table.release(&f->host, other);
+    assert_comes_back(f, extent);
+    assert_int_equal(f->host.obtained, 1);
+    ms_extent_drop(f->execute, extent, f->mark);
+}
+
+static void a_retained_graph_gets_it_again(void **state)
+{
+    fixture *f = *state;
+    ms_extent *extent = send_away(f, mask_new(f));
+    for (int backward = 0; backward < 3; backward++) {
+        assert_comes_back(f, extent);
+        assert_int_equal(f->host.live_storages, 1);
+        ms_execute_backward_ended(f->execute);
+        assert_int_equal(f->host.live_storages, 0);
+    }
+    ms_extent_drop(f->execute, extent, f->mark);
+}
+
+static void handles_share_the_bits(void **state)
+{
+    fixture *f = *state;
+    storage *item = mask_new(f);
+    ms_extent *extent = send_away(f, item);
+    assert_ptr_equal(ms_extent_find(f->execute, (uintptr_t)item, 0), extent);
+    assert_comes_back(f, extent);
+    ms_extent_drop(f->execute, extent, f->mark);
+    f->mark = 0;
+    assert_comes_back(f, extent);
+    ms_extent_drop(f->execute, extent, f->mark);
+    assert_int_equal(counter(f, MS_COUNTER_PACKED_BYTES), BYTES);
+}
+
+static void layers_that_are_kept_pack_masks_and_keep_the_rest(void **state)
+{
+    fixture *f = *state;
+    ms_execute_leave(f->execute, 1);
+    open_frame(f, "kept");
+    assert_non_null(f->frame);
+    assert_int_equal(ms_frame_technique(f->frame), MS_TECHNIQUE_KEEP);
+    ms_extent *extent = send_away(f, mask_new(f));
+    assert_true(ms_extent_is_packed(extent));
+    assert_null(send_away(f, storage_new(&f->host, BYTES, 5)));
+    assert_int_equal(counter(f, MS_COUNTER_TIER_FALLBACKS), 0);
+    assert_comes_back(f, extent);
+    ms_extent_drop(f->execute, extent, f->mark);
+}
+
+static void a_plan_that_moves_nothing_packs_nothing(void **state)
+{
+    fixture *f = *state;
+    char name[] = "layer";
+    ms_plan_entry entry = {.name = name, .technique = MS_TECHNIQUE_RECOMPUTE};
+    ms_plan plan = {.entries = &entry, .entry_count = 1, .fallback = MS_TECHNIQUE_KEEP};
+    ms_execute_leave(f->execute, 1);
+    assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
+    assert_false(ms_execute_packs_kept(f->execute));
+    open_frame(f, "kept");
+    assert_null(f->frame);
+}
+
+static void what_is_not_a_mask_or_not_to_be_packed_goes_to_the_tier(void **state)
+{
+    fixture *f = *state;
+    ms_extent *numbers = send_away(f, storage_new(&f->host, BYTES, 5));
+    assert_false(ms_extent_is_packed(numbers));
+    ms_execute_set_packing(f->execute, false);
+    ms_extent *mask = send_away(f, mask_new(f));
+    assert_false(ms_extent_is_packed(mask));
+    assert_comes_back(f, mask);
+    assert_int_equal(counter(f, MS_COUNTER_PACKED_BYTES), 0);
+    ms_extent_drop(f->execute, mask, f->mark);
+    ms_extent_drop(f->execute, numbers, 0);
+}
+
+static void a_tier_that_fails_does_not_matter_to_bits(void **state)
+{
+    fixture *f = *state;
+    ms_fault_arm(MS_FAULT_WRITE, 1, 5);
+    ms_extent *extent = send_away(f, mask_new(f));
+    assert_comes_back(f, extent);
+    ms_fault_disarm_all();
+    assert_int_equal(counter(f, MS_COUNTER_TIER_FALLBACKS), 0);
+    ms_extent_drop(f->execute, extent, f->mark);
+}
+
+static void without_memory_a_mask_goes_to_the_tier_or_stays(void **state)
+{
+    fixture *f = *state;
+    int packed = 0;
+    for (uint64_t nth = 1; nth <= 12; nth++) {
+        storage *item = mask_new(f);
+        void *keeper = memory_of(&f->host, item);
+        ms_fault_arm(MS_FAULT_ALLOC, nth, 0);
+        ms_extent *extent = send_away(f, item);
+        ms_fault_disarm_all();
+        f->mark = 0;
+        if (extent != NULL) {
+            packed += ms_extent_is_packed(extent);
+            assert_comes_back(f, extent);
+            ms_extent_drop(f->execute, extent, f->mark);
+        }
+        ms_execute_host table;
+        host counts = f->host;
+        host_table(&f->host, &table);
+        f->host = counts;
+        table.release(&f->host, keeper);
+    }
+    assert_in_range(packed, 1, 11);
+}
+
+static void memory_for_the_bytes_that_is_refused_is_told(void **state)
+{
+    fixture *f = *state;
+    void *memory;
+    ms_extent *extent = send_away(f, mask_new(f));
+    f->host.refuse = true;
+    assert_int_not_equal(ms_extent_take(f->execute, extent, &memory, &f->err), MS_OK);
+    f->host.refuse = false;
+    assert_comes_back(f, extent);
+    ms_extent_drop(f->execute, extent, f->mark);
+}
+
+#define PACKING_TEST(body) cmocka_unit_test_setup_teardown(body, open_fixture, close_fixture)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        PACKING_TEST(a_mask_becomes_bits_and_goes_nowhere),
+        PACKING_TEST(who_still_holds_it_shares_it),
+        PACKING_TEST(a_retained_graph_gets_it_again),
+        PACKING_TEST(handles_share_the_bits),
+        PACKING_TEST(layers_that_are_kept_pack_masks_and_keep_the_rest),
+        PACKING_TEST(a_plan_that_moves_nothing_packs_nothing),
+        PACKING_TEST(what_is_not_a_mask_or_not_to_be_packed_goes_to_the_tier),
+        PACKING_TEST(a_tier_that_fails_does_not_matter_to_bits),
+        PACKING_TEST(without_memory_a_mask_goes_to_the_tier_or_stays),
+        PACKING_TEST(memory_for_the_bytes_that_is_refused_is_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

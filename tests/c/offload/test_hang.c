@@ -1,0 +1,261 @@
+/* A device that does not answer, on every backend: no wait is without an end, what went
+ * wrong is told, and memory that a transfer may still touch is not given away. And a
+ * process that exits: nothing moves any more when its destructors run.
+ *
+ * The device is played by memory whose pages nobody delivers (userfaultfd): whoever
+ * touches it, the kernel's copy or ours, stands still until the test lets go. */
+#include "offload_fixture.h"
+#include "offload_hold.h"
+
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { CANNOT_HANG = 77, TIMEOUT_MS = 60 };
+
+/* Pages that hang whoever touches them, until close(). -1: not allowed here. */
+static int hanging_pages(unsigned char **pages, uint64_t bytes)
+{
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    struct uffdio_api api = {.api = UFFD_API};
+    *pages = pages_new(bytes);
+    struct uffdio_register range = {.range = {.start = (uintptr_t)*pages, .len = bytes},
+                                    .mode = UFFDIO_REGISTER_MODE_MISSING};
+    if (fd >= 0 && (ioctl(fd, UFFDIO_API, &api) != 0 || ioctl(fd, UFFDIO_REGISTER, &range) != 0)) {
+        close(fd);
+        fd = -1;
+    }
+    if (fd < 0) {
+        pages_free(*pages, bytes);
+    }
+    return fd;
+}
+
+static ms_offload_options impatient_options(void)
+{
+    ms_offload_options options = small_options();
+    options.timeout_ns = TIMEOUT_MS * UINT64_C(1000000);
+    return options;
+}
+
+/* One wait has its deadline, and a little for a busy machine. */
+static void assert_bounded(uint64_t begun_ns, int waits)
+{
+    assert_true(ms_now_ns() - begun_ns < (uint64_t)waits * TIMEOUT_MS * 1000000 + UINT64_C(5000000000));
+}
+
+static void a_store_that_hangs_is_told_and_can_be_dropped(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms_ticket ticket = 0;
+    unsigned char *pages;
+    int device = hanging_pages(&pages, 64 * KIB);
+    if (device < 0) {
+        skip();
+    }
+    ms_offload_options options = impatient_options();
+    ms_offload *engine = open_engine(&options);
+    uint64_t begun_ns = ms_now_ns();
+    assert_ms_ok(ms_offload_store(engine, pages, 64 * KIB, 64 * KIB, &ticket, &err), err);
+    assert_ms_fails(ms_offload_wait(engine, ticket, &err), MS_ETIMEDOUT, err,
+                    "a transfer of 65.54 kB did not end within 60.00 ms");
+    assert_non_null(strstr(err.text, tested->tier == MS_TIER_DISK ? spill_dir : "host tier"));
+    assert_ms_fails(ms_offload_quiesce(engine, &err), MS_ETIMEDOUT, err, "1 transfers");
+    ms_offload_cancel(engine, ticket);
+    assert_int_equal(ms_offload_state(engine, ticket), MS_TICKET_STORING); /* its source is in use */
+    ms_offload_drop(engine, ticket);
+    assert_bounded(begun_ns, 3);
+    ms_offload_stats stats;
+    ms_offload_get_stats(engine, &stats);
+    assert_int_equal(stats.tier_bytes, 64 * KIB); /* and so is its extent */
+    close(device); /* it answers after all */
+    assert_ms_ok(ms_offload_quiesce(engine, &err), err);
+    ms_offload_get_stats(engine, &stats);
+    assert_int_equal(stats.tier_bytes, 0);
+    assert_int_equal(stats.live_tickets, 0);
+    assert_engine_works(engine);
+    ms_offload_close(engine);
+    pages_free(pages, 64 * KIB);
+}
+
+static void a_fetch_that_hangs_is_told_and_may_be_waited_for_again(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms_ticket ticket = 0;
+    unsigned char *source = pages_new(64 * KIB), *pages;
+    int device = hanging_pages(&pages, 64 * KIB);
+    if (device < 0) {
+        pages_free(source, 64 * KIB);
+        skip();
+    }
+    ms_offload_options options = impatient_options();
+    ms_offload *engine = open_engine(&options);
+    pattern(source, 64 * KIB, 5);
+    assert_ms_ok(ms_offload_store(engine, source, 64 * KIB, 64 * KIB, &ticket, &err), err);
+    assert_ms_ok(ms_offload_wait(engine, ticket, &err), err);
+    assert_ms_ok(ms_offload_fetch(engine, ticket, pages, 64 * KIB, &err), err);
+    assert_ms_fails(ms_offload_wait(engine, ticket, &err), MS_ETIMEDOUT, err, "did not end");
+    assert_int_equal(ms_offload_state(engine, ticket), MS_TICKET_FETCHING);
+    close(device);
+    assert_ms_ok(ms_offload_wait(engine, ticket, &err), err);
+    assert_true(has_pattern(pages, 64 * KIB, 5));
+    ms_offload_drop(engine, ticket);
+    ms_offload_close(engine);
+    pages_free(source, 64 * KIB);
+    pages_free(pages, 64 * KIB);
+}
+
+/* ---- what this program does when a test starts it -------------------------------------- */
+
+static char last_line[1024];
+
+static void remember_line(void *context, ms_log_level level, const char *line)
+{
+    (void)context;
+    (void)level;
+    snprintf(last_line, sizeof last_line, "%s", line);
+}
+
+/* Closes an engine whose device hangs: that returns, says so, and lets the process end. */
+static int close_while_hanging(void)
+{
+    ms_ticket ticket = 0;
+    unsigned char *pages;
+    ms_offload *engine = NULL;
+    ms_offload_options options = impatient_options();
+    if (hanging_pages(&pages, 64 * KIB) < 0) {
+        return CANNOT_HANG;
+    }
+    ms_log_set_sink(remember_line, NULL);
+    if (ms_offload_open(&options, &engine, NULL) != MS_OK ||
+        ms_offload_store(engine, pages, 64 * KIB, 64 * KIB, &ticket, NULL) != MS_OK ||
+        ms_offload_wait(engine, ticket, NULL) != MS_ETIMEDOUT) {
+        return 1;
+    }
+    uint64_t begun_ns = ms_now_ns();
+    ms_offload_close(engine);
+    bool is_bounded = ms_now_ns() - begun_ns < UINT64_C(5000000000);
+    return is_bounded && strstr(last_line, "the engine is left behind") != NULL ? 0 : 2;
+}
+
+static ms_offload *exiting_engine;
+
+/* Registered before the engine was opened, so that it runs after the engine's own. */
+static void look_at_exit(void)
+{
+    bool rests = exiting_engine->running_count == 0 && exiting_engine->busy_count > 0;
+    nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
+    rests = rests && exiting_engine->running_count == 0;
+    _exit(rests ? 0 : 3);
+}
+
+/* Exits while much is queued and some of it in lanes. */
+static int exit_while_moving(void)
+{
+    enum { STORES = 200 };
+    ms_offload_options options = small_options();
+    unsigned char *memory = pages_new(MIB);
+    atexit(look_at_exit);
+    if (ms_offload_open(&options, &exiting_engine, NULL) != MS_OK) {
+        _exit(1);
+    }
+    for (int i = 0; i < STORES; i++) {
+        ms_ticket ticket = 0;
+        if (ms_offload_store(exiting_engine, memory, MIB, MIB, &ticket, NULL) != MS_OK) {
+            _exit(2);
+        }
+    }
+    exit(4); /* look_at_exit() has the last word */
+}
+
+/* Exits with the device hanging: a little later, but surely. */
+static int exit_while_hanging(void)
+{
+    ms_ticket ticket = 0;
+    unsigned char *pages;
+    ms_offload *engine = NULL;
+    ms_offload_options options = small_options(); /* whose own patience is two minutes */
+    if (hanging_pages(&pages, 64 * KIB) < 0) {
+        return CANNOT_HANG;
+    }
+    bool is_stored = ms_offload_open(&options, &engine, NULL) == MS_OK &&
+                     ms_offload_store(engine, pages, 64 * KIB, 64 * KIB, &ticket, NULL) == MS_OK;
+    return is_stored ? 0 : 1;
+}
+
+static const struct {
+    const char *name;
+    int (*body)(void);
+} modes[] = {
+    {"close", close_while_hanging},
+    {"exit", exit_while_moving},
+    {"exit-hanging", exit_while_hanging},
+};
+
+/* Seconds that this program took in that mode. */
+static double run_mode(const char *mode)
+{
+    char number[16];
+    int status = 0;
+    snprintf(number, sizeof number, "%zu", backend_number());
+    uint64_t begun_ns = ms_now_ns();
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        alarm(60);
+        execl("/proc/self/exe", "test_hang", mode, number, spill_dir, (char *)NULL);
+        _exit(1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == CANNOT_HANG) {
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+    return (double)(ms_now_ns() - begun_ns) * 1e-9;
+}
+
+static void closing_does_not_wait_for_ever(void **state)
+{
+    (void)state;
+    run_mode("close");
+}
+
+static void nothing_moves_when_destructors_run(void **state)
+{
+    (void)state;
+    run_mode("exit");
+}
+
+static void a_process_exits_though_its_device_hangs(void **state)
+{
+    (void)state;
+    assert_true(run_mode("exit-hanging") < 30);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 4) { /* one of the processes that a test starts */
+        choose_backend(strtoul(argv[2], NULL, 10), argv[3]);
+        for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+            if (strcmp(argv[1], modes[i].name) == 0) {
+                return modes[i].body();
+            }
+        }
+        return 1;
+    }
+    const struct CMUnitTest tests[] = {
+        OFFLOAD_TEST(a_store_that_hangs_is_told_and_can_be_dropped),
+        OFFLOAD_TEST(a_fetch_that_hangs_is_told_and_may_be_waited_for_again),
+        OFFLOAD_TEST(closing_does_not_wait_for_ever),
+        OFFLOAD_TEST(nothing_moves_when_destructors_run),
+        OFFLOAD_TEST(a_process_exits_though_its_device_hangs),
+    };
+    return run_on_every_backend("hangs", tests, sizeof tests / sizeof tests[0]);
+}

@@ -1,0 +1,180 @@
+"""Saved tensors of two values (dropout masks, comparisons) are kept as bits, and come back
+as they were."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from execute_support import assert_nothing_left, assert_same, executing, plan_json, train, twins, uniform
+from models import MODELS, Case, _lm
+
+import memscale
+
+BITS_PER_FLOAT = 32
+
+
+def gpt2_with_dropout(**settings: object) -> torch.nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=64, n_positions=256, n_embd=32, n_layer=3, n_head=4, resid_pdrop=0.1, embd_pdrop=0.1,
+        attn_pdrop=0.1, attn_implementation="eager", use_cache=False, **settings,
+    )
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(config).train()
+
+
+def case_with_dropout() -> tuple[Case, torch.nn.Module]:
+    case = _lm(gpt2_with_dropout(), shape=(2, 128))
+    return case, copy.deepcopy(case.model)
+
+
+@pytest.mark.parametrize("technique", ["offload_disk", "mixed"])
+def test_masks_are_bits_and_the_run_is_the_plain_run(technique, tmp_path):
+    case, twin = case_with_dropout()
+    expected = train(case, twin)
+    with executing(case.model, uniform(case.model, technique, min_bytes=4096), tmp_path) as executor:
+        found = train(case, case.model)
+        counters = executor.counters()
+        assert_nothing_left(executor)
+    assert_same(expected, found)
+    # One attention mask of 2 x 4 x 128 x 128 floats for each block that is not recomputed, two steps.
+    blocks = 3 if technique == "offload_disk" else 1
+    assert counters["packed_bytes"] >= 2 * blocks * 2 * 4 * 128 * 128 * 4
+    assert counters["packed_into_bytes"] * (BITS_PER_FLOAT - 1) < counters["packed_bytes"]
+
+
+def test_what_is_packed_is_not_moved(tmp_path):
+    moved = {}
+    for packing in (True, False):
+        case, _ = case_with_dropout()
+        with executing(case.model, uniform(case.model, "offload_disk", min_bytes=4096), tmp_path) as executor:
+            executor._core.set_packing(packing)
+            train(case, case.model)
+            moved[packing] = executor.counters()
+    assert moved[False]["packed_bytes"] == 0
+    assert moved[True]["packed_bytes"] > 0
+    assert moved[True]["offloaded_bytes"] + moved[True]["packed_bytes"] == moved[False]["offloaded_bytes"]
+
+
+def test_kept_layers_keep_their_masks_as_bits(tmp_path):
+    case, twin = case_with_dropout()
+    expected = train(case, twin)
+    names = [name for name, _ in memscale.core.layers.find_layers(case.model)]
+    entries = [(name, 0, "offload_disk" if index == 0 else "keep") for index, name in enumerate(names)]
+    with executing(case.model, plan_json(entries, min_bytes=4096), tmp_path) as executor:
+        found = train(case, case.model)
+        counters = executor.counters()
+        assert_nothing_left(executor)
+    assert_same(expected, found)
+    assert counters["packed_bytes"] >= 2 * len(names) * 2 * 4 * 128 * 128 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float64])
+def test_masks_of_any_dtype_come_back(dtype, tmp_path):
+    class Masked(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = x.detach() > 0.3
+            if dtype is torch.bool:
+                return torch.where(mask, x, -x)
+            return x * (mask.to(dtype) * 1.25)
+
+    # Products in another dtype than the layer's weights would not multiply.
+    own = torch.float32 if dtype is torch.bool else dtype
+
+    def model() -> torch.nn.Module:
+        torch.manual_seed(1)
+        layers = (torch.nn.Sequential(torch.nn.Linear(64, 64), Masked()) for _ in range(2))
+        return torch.nn.Sequential(*layers).to(own)
+
+    def run(net: torch.nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(2)
+        net(torch.randn(256, 64).to(own)).double().square().sum().backward()
+        return [parameter.grad for parameter in net.parameters()]
+
+    net = model()
+    expected = run(model())
+    with executing(net, uniform(net, "offload_disk", min_bytes=1024), tmp_path) as executor:
+        found = run(net)
+        counters = executor.counters()
+    assert counters["packed_bytes"] >= 256 * 64 * dtype.itemsize
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_retained_graph_and_a_second_backward(tmp_path):
+    case, twin = case_with_dropout()
+    results = []
+    for model, plan in ((twin, None), (case.model, uniform(case.model, "offload_disk", min_bytes=4096))):
+        torch.manual_seed(3)
+        args, kwargs = case.batch(0)
+        if plan is None:
+            loss = model(*args, **kwargs).loss
+            loss.backward(retain_graph=True)
+            loss.backward()
+        else:
+            with executing(model, plan, tmp_path) as executor:
+                loss = model(*args, **kwargs).loss
+                loss.backward(retain_graph=True)
+                loss.backward()
+                assert executor.counters()["packed_bytes"] > 0
+                del loss
+                gc.collect()
+                assert_nothing_left(executor)
+        results.append([parameter.grad for parameter in model.parameters()])
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_changed_mask_is_refused_as_by_autograd(tmp_path):
+    class Changes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = (x.detach() > 0).float()
+            y = x * mask
+            mask.add_(1)
+            return y
+
+    net = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(64, 64), Changes()),
+                              torch.nn.Sequential(torch.nn.Linear(64, 64)))
+    with executing(net, uniform(net, "offload_disk", min_bytes=1024), tmp_path):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            net(torch.randn(64, 64)).sum().backward()
+
+
+def test_wrap_uses_it_and_says_so(tmp_path, caplog):
+    case, twin = case_with_dropout()
+    ids = torch.randint(0, 64, (16, 256), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "labels": ids}
+
+    def step(model: torch.nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        model(**batch).loss.backward()
+        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        model.zero_grad()
+        return gradients
+
+    expected = [step(twin), step(twin)]
+    config = memscale.Config(enable_checkpointing=False, force_optimize=True, disk_offload_dir=str(tmp_path))
+    with caplog.at_level("INFO", logger="memscale"):
+        model = memscale.wrap(case.model, config, sample_input=batch)
+        found = [step(model), step(model)]
+        counters = model._memscale_executor.counters()
+        memscale.detach(model)
+    for mine, theirs in zip(found, expected, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            assert torch.equal(one, other)
+    assert counters["packed_bytes"] > 3 * 16 * 4 * 256 * 256 * 4
+    assert "kept as bits" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["bert", "vit", "t5", "eval_encoder"])
+def test_models_with_other_masks(name, tmp_path):
+    case, twin = twins(MODELS[name])
+    expected = train(case, twin)
+    with executing(case.model, uniform(case.model, "offload_disk", min_bytes=64), tmp_path) as executor:
+        assert_same(expected, train(case, case.model))
+        assert_nothing_left(executor)

@@ -336,7 +336,7 @@ static PyObject *op(PyObject *self, PyObject *const *args, Py_ssize_t count)
     size_t input_count;
     size_t output_count;
     PyObject *result = NULL;
-    if (ms_ext_arity("op", count, 3, 3) != 0) {
+    if (ms_ext_arity("op", count, 3, 4) != 0) {
         return NULL;
     }
     const char *name = ms_ext_utf8(args[0], "op", NULL);
@@ -344,8 +344,15 @@ static PyObject *op(PyObject *self, PyObject *const *args, Py_ssize_t count)
         read_operands(args[2], output_room, &outputs, &output_count) != 0) {
         goto cleanup;
     }
+    int takes_workspace = count > 3 ? PyObject_IsTrue(args[3]) : 0;
+    if (takes_workspace < 0) {
+        goto cleanup;
+    }
     ms_error err;
     int rc = ms_trace_op(trace_of(self), name, inputs, input_count, outputs, output_count, &err);
+    if (rc == MS_OK && takes_workspace) {
+        rc = ms_trace_workspace(trace_of(self), name, inputs, input_count, outputs, output_count, &err);
+    }
     result = ms_ext_none_or_raise(rc, &err);
 cleanup:
     if (inputs != input_room) {
@@ -459,7 +466,8 @@ static PyMethodDef trace_methods[] = {
     {"output", MS_EXT_FAST(output), METH_FASTCALL, "output(key, bytes): the root returned it."},
     {"gradient", MS_EXT_FAST(gradient), METH_FASTCALL, "gradient(key, bytes): of a parameter."},
     {"op", MS_EXT_FAST(op), METH_FASTCALL,
-     "op(name, inputs, outputs): an operator ran; operands are pairs (shape, bytes)."},
+     "op(name, inputs, outputs, takes_workspace=False): an operator ran; operands are pairs (shape, "
+     "bytes). It may have taken memory of its own if it ran on a CPU over the default layout."},
     {"saved", saved, METH_O, "saved(key) -> (node, serial): autograd keeps a tensor."},
     {"unpacked", MS_EXT_FAST(unpacked), METH_FASTCALL,
      "unpacked(node, serial, copy_key): autograd asks for it; copy_key 0 for none."},

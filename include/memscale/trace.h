@@ -94,6 +94,11 @@ MS_API int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_stora
 MS_API int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
                        const ms_operand *outputs, size_t output_count, ms_error *err);
 
+/* The same operator ran on a CPU, its operands in torch's default layout: what it took for
+ * itself meanwhile (convolutions) is allocated and freed here. */
+MS_API int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
+                              const ms_operand *outputs, size_t output_count, ms_error *err);
+
 /*
  * Autograd packed, unpacked or gave up a saved tensor. saved() tells the node that
  * saves and a serial for its save of that storage, 0 where the storage is none of the

@@ -9,6 +9,7 @@
 #include "base/units.h"
 #include "core/flops.h"
 #include "core/trace_internal.h"
+#include "core/workspace.h"
 
 /* What an address is now: the two top bits of its value in `keys`, an index below. */
 #define KEY_LIFE (0ULL << 62)
@@ -534,6 +535,21 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
     }
     event.flops = ms__flops(name, inputs, input_count, outputs, output_count);
     return event.bytes != 0 || event.flops != 0 ? record(trace, event, err) : MS_OK;
+}
+
+/* No storage of torch lies at this address. */
+static const uint64_t WORKSPACE_KEY = 1;
+
+int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
+                       const ms_operand *outputs, size_t output_count, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc != MS_OK || trace->phase > MS_TRACE_BACKWARD) {
+        return rc;
+    }
+    uint64_t bytes = ms__workspace_bytes(name, inputs, input_count, outputs, output_count);
+    rc = ms_trace_born(trace, WORKSPACE_KEY, bytes, err);
+    return rc == MS_OK ? ms_trace_died(trace, WORKSPACE_KEY, err) : rc;
 }
 
 /* ---- saved tensors -------------------------------------------------------- */

@@ -31,6 +31,17 @@ def layer_nodes(graph: dict[str, Any]) -> list[dict[str, Any]]:
     return [node for node in graph["nodes"] if node["kind"] == "layer"]
 
 
+def without_workspaces(graph: dict[str, Any]) -> dict[str, Any]:
+    """The graph without what operators take for themselves: allocated, and freed at once."""
+    for profile in graph["profiles"]:
+        for direction in ("forward", "backward"):
+            events = profile[direction]
+            at = [i for i in range(1, len(events)) if events[i - 1] == ["alloc", events[i][1]] and events[i][0] == "free"]
+            for i in reversed(at):
+                del events[i - 1 : i + 1]
+    return graph
+
+
 # ---- small models -------------------------------------------------------------------------
 
 

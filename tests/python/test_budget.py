@@ -181,3 +181,38 @@ def test_the_runner_reports_what_a_child_did() -> None:
     assert outcome.finished, outcome.stderr
     plain = run("gpt2-tiny", "plain", steps=2)
     assert [s["digest"] for s in outcome.steps] == [s["digest"] for s in plain.steps]
+
+
+# Convolutions hold reordered copies of their images while they run: as much as the images.
+_CONVOLUTIONS = textwrap.dedent(
+    """
+    import torch, memscale
+    from torch import nn
+
+    def status(field):
+        with open("/proc/self/status") as file:
+            return next(int(l.split()[1]) * 1024 for l in file if l.startswith(field + ":"))
+
+    torch.manual_seed(0)
+    block = lambda n: nn.Sequential(nn.Conv2d(n, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1))
+    model = nn.Sequential(block(3), block(24), block(24), nn.Conv2d(24, 1, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(4, 3, 256, 256)
+    try:
+        memscale.wrap(model, memscale.Config(memory_budget_gb=0.001), (x,))
+    except memscale.BudgetInfeasibleError as error:
+        named = error.smallest_budget_bytes
+    memscale.wrap(model, memscale.Config(memory_budget_gb=1.02 * named / 1e9), (x,))
+    for step in range(4):
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(named, status("VmHWM"))
+    """
+)
+
+
+def test_convolutions_stay_under_a_tight_budget() -> None:
+    done = subprocess.run([sys.executable, "-c", _CONVOLUTIONS], capture_output=True, text=True, check=True)
+    named, peak = map(int, done.stdout.split())
+    assert peak <= 1.02 * named

@@ -32,6 +32,7 @@ class _Operator(NamedTuple):
     silent: bool  # a view, or no tensor operator at all: nothing to report
     mutable: bool
     random: bool
+    convolves: bool = False
 
 
 class _Watch(weakref.ref):
@@ -170,7 +171,8 @@ class LiveTracer(TorchDispatchMode):
         operands = [(tensor.shape, _bytes(tensor)) for tensor in _tensors(args)]
         if kwargs:
             operands.extend((tensor.shape, _bytes(tensor)) for tensor in _tensors(kwargs.values()))
-        self._trace.op(operator.name, tuple(operands), tuple(outputs))
+        workspace = operator.convolves and _in_default_layout(args)
+        self._trace.op(operator.name, tuple(operands), tuple(outputs), workspace)
         if operator.random and self._phase == "forward":
             self._trace.flag(self._trace.current(), "uses_rng")
 
@@ -394,7 +396,20 @@ def _describe(func: Any, run: Callable[..., Any]) -> _Operator:
         silent=func.namespace == "prim" or func.is_view,
         mutable=schema.is_mutable,
         random=torch.Tag.nondeterministic_seeded in func.tags,
+        convolves=str(func).startswith(("aten.convolution.", "aten.convolution_backward.")),
     )
+
+
+def _in_default_layout(args: tuple[Any, ...]) -> bool:
+    """Whether a convolution's first operands, on the CPU, have to be reordered for it."""
+    return all(tensor.device.type == "cpu" and not _is_channels_last(tensor) for tensor in args[:2])
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if layout is None or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=layout)
 
 
 def _version(value: Any) -> int | None:

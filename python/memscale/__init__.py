@@ -16,6 +16,7 @@ _PUBLIC = {
     "detach": "api",
     "optimize": "api",
     "plan": "api",
+    "apply_all_optimizations": "api",
     "Config": "config",
     "OptimizationMode": "config",
     "AsyncOffloadConfig": "config",
@@ -35,6 +36,7 @@ __all__ = [*_PUBLIC, *_PACKAGES, "__version__"]
 if TYPE_CHECKING:
     from . import optim as optim
     from . import techniques as techniques
+    from .api import apply_all_optimizations as apply_all_optimizations
     from .api import detach as detach
     from .api import optimize as optimize
     from .api import plan as plan

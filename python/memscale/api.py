@@ -6,6 +6,7 @@ Each checks what it was given, sets up a session (what is known) and an executor
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -110,6 +111,46 @@ def optimize(
         executor.detach()
 
 
+def apply_all_optimizations(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: Config | None = None
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Wraps `model` and, with ``use_8bit_optimizer``, replaces the optimizer by one of 8-bit state.
+
+    Use the returned optimizer from then on. It has the groups of the given one (the same
+    objects: schedulers that hold the old optimizer go on working), its hyperparameters and its
+    state, which moves over. Without the flag the given optimizer is returned.
+
+    Returns:
+        The same model, wrapped, and the optimizer to step.
+
+    Raises:
+        TypeError: `model` is no `nn.Module` or `optimizer` no `torch.optim.Optimizer`.
+        IntegrationError: the flag is set and the optimizer is not an AdamW.
+        as `wrap()`, besides. The model is then not wrapped and the optimizer unchanged.
+
+    Example:
+        >>> model, optimizer = memscale.apply_all_optimizations(
+        ...     model, optimizer, memscale.Config(use_8bit_optimizer=True))
+    """
+    from .core.setup import check_config, effective_config, wrap_module
+
+    if optimizer is None:
+        raise TypeError("memscale.apply_all_optimizations() takes a torch.optim.Optimizer, not None")
+    _check_optimizer(optimizer, "apply_all_optimizations")
+    module = _as_module(model, "apply_all_optimizations")
+    checked = effective_config(check_config(config), None, None)
+    if not checked.use_8bit_optimizer:
+        wrap_module(module, checked, None, optimizer)
+        return model, optimizer
+    from .optim.replace import successor_with_8bit_state, take_over
+
+    successor = successor_with_8bit_state(optimizer)
+    # The flag has its effect here: for the wrap it would be one that nothing acts on.
+    wrap_module(module, dataclasses.replace(checked, use_8bit_optimizer=False), None, successor)
+    take_over(successor, optimizer)
+    return model, successor
+
+
 def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None) -> ExecutionPlan:
     """The plan that `wrap()` would apply, without applying it.
 
@@ -135,12 +176,12 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
     return ExecutionPlan(session.plan_traced(module, *sample_arguments(module, sample_input)), session.hardware_json)
 
 
-def _check_optimizer(optimizer: Any) -> None:
+def _check_optimizer(optimizer: Any, caller: str = "optimize") -> None:
     import torch
 
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            f"memscale.optimize(): optimizer must be a torch.optim.Optimizer or None, not "
+            f"memscale.{caller}(): optimizer must be a torch.optim.Optimizer or None, not "
             f"{type(optimizer).__qualname__}; give a configuration as config=..."
         )
 

@@ -150,7 +150,14 @@ class AdamW(torch.optim.AdamW):
         if theirs:
             self._step_torch({**group, "params": theirs})
         if ours:
-            self._step_c(group, ours)
+            self._make_states(group, ours)
+            if not _state.is_traced(ours[0]):
+                self._step_c(group, ours)
+
+    def _make_states(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        for p in params:
+            if not self.state[p]:
+                self.state[p].update(_state.fresh(p, group["amsgrad"], *self._settings(group)))
 
     def _step_torch(self, group: dict[str, Any]) -> None:
         """torch's own update of what C does not take."""
@@ -182,18 +189,14 @@ class AdamW(torch.optim.AdamW):
         )
 
     def _step_c(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
-        state_bits, bf16 = self._settings(group)
         grad_scale = getattr(self, "grad_scale", None)
         scale = 1.0 if grad_scale is None else float(grad_scale)
         tensors = []
         kept = []  # gradients in the parameters' own layout live until C has read them
         for p in params:
-            values = self.state[p]
-            if not values:
-                values.update(_state.fresh(p, group["amsgrad"], state_bits, bf16))
             gradient = _state.laid_out_as(p, _gradient_of(p))
             kept.append(gradient)
-            tensors.append(_state.addresses(p, gradient, values))
+            tensors.append(_state.addresses(p, gradient, self.state[p]))
         beta1, beta2 = group["betas"]
         _core.adamw_step(
             tensors,

@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import _core
 from ..errors import IntegrationError
@@ -54,10 +55,15 @@ def is_ours(p: torch.Tensor, group: dict[str, Any]) -> bool:
         p.device.type == "cpu"
         and p.dtype in (torch.float32, torch.bfloat16)
         and p.layout is torch.strided
-        and type(p) in (torch.Tensor, torch.nn.Parameter)
+        and (type(p) in (torch.Tensor, torch.nn.Parameter) or is_traced(p))
         and not group["differentiable"]
         and _is_dense(p)
     )
+
+
+def is_traced(p: torch.Tensor) -> bool:
+    """Whether it has a shape but no memory: a step is being profiled."""
+    return isinstance(p, FakeTensor)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,99 @@
+"""An optimizer with 8-bit state in the place of a running AdamW, for `use_8bit_optimizer`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from ..errors import IntegrationError
+from . import state as _state
+from .adamw import AdamW, AdamW8bit
+
+_log = logging.getLogger("memscale")
+
+
+def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer with 8-bit moments and without state that can go on where `optimizer` stands.
+
+    Nothing has changed for `optimizer` until `take_over()`. For parameters on CUDA it is
+    bitsandbytes'; without that package `optimizer` itself is returned, with a warning; so it
+    is where its state has 8 bits already.
+
+    Raises:
+        IntegrationError: it is not `torch.optim.AdamW` or `memscale.optim.AdamW`, or its
+            parameters are on CUDA and it has made steps.
+        ConfigError: a group uses `amsgrad`.
+    """
+    if isinstance(optimizer, AdamW) and optimizer._state_bits == 8:
+        return optimizer
+    if type(optimizer) not in (torch.optim.AdamW, AdamW):
+        raise IntegrationError(
+            f"use_8bit_optimizer: {type(optimizer).__qualname__} has no 8-bit form here; use "
+            "torch.optim.AdamW or memscale.optim.AdamW, or set use_8bit_optimizer=False"
+        )
+    devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
+    if "cuda" in devices:
+        return _on_cuda(optimizer)
+    bf16 = optimizer._bf16 if isinstance(optimizer, AdamW) else "split"
+    return AdamW8bit(_copies(optimizer), **_hyperparameters(optimizer), bf16=bf16)
+
+
+def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
+    """Moves groups and state over.
+
+    The groups are the same objects afterwards, so that a scheduler that holds the old
+    optimizer sets the rates of the new one. The old optimizer is left without state.
+    """
+    if successor is optimizer:
+        return
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p in optimizer.state and isinstance(successor, AdamW):
+                # One at a time: never two states of the whole model.
+                given = optimizer.state.pop(p)
+                successor.state[p] = _state.adapt(p, given, group, *successor._settings(group))
+    successor.param_groups = optimizer.param_groups
+
+    def stepped(*_: Any) -> None:
+        optimizer._opt_called = True  # what torch's schedulers look at before they warn
+
+    successor.register_step_post_hook(stepped)
+
+
+def _copies(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [dict(group) for group in optimizer.param_groups]
+
+
+def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    names = (
+        "lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable",
+        "fused",
+    )  # fmt: skip
+    return {name: optimizer.defaults[name] for name in names}
+
+
+def _on_cuda(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    try:
+        import bitsandbytes
+    except ImportError:
+        _log.warning(
+            "use_8bit_optimizer: bitsandbytes is not installed, which has the 8-bit AdamW for CUDA; "
+            "%s stays as it is",
+            type(optimizer).__name__,
+        )
+        return optimizer
+    if optimizer.state:
+        raise IntegrationError(
+            "use_8bit_optimizer: this optimizer has made steps, and its state can't be moved into "
+            "bitsandbytes' AdamW8bit; replace it before the first step"
+        )
+    defaults = optimizer.defaults
+    return bitsandbytes.optim.AdamW8bit(
+        _copies(optimizer),
+        lr=float(defaults["lr"]),
+        betas=defaults["betas"],
+        eps=defaults["eps"],
+        weight_decay=defaults["weight_decay"],
+    )

@@ -70,6 +70,14 @@ void ms__thread_join(ms__thread *thread)
     }
 }
 
+void ms__thread_detach(ms__thread *thread)
+{
+    if (thread->is_started) {
+        pthread_detach(thread->handle);
+        thread->is_started = false;
+    }
+}
+
 void ms__mutex_init(ms__mutex *mutex)
 {
     pthread_mutex_init(&mutex->handle, NULL);

@@ -27,6 +27,10 @@ MS_NODISCARD int ms__thread_start(ms__thread *thread, const char *name, ms__thre
  * started or is already joined. */
 void ms__thread_join(ms__thread *thread);
 
+/* Gives up on a thread whose end nobody can wait for: the system frees what it held
+ * once it ends after all. What its body uses must live as long as the process. */
+void ms__thread_detach(ms__thread *thread);
+
 typedef struct ms__mutex {
     pthread_mutex_t handle;
 } ms__mutex;

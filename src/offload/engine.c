@@ -275,16 +275,22 @@ void ms_offload_close(ms_offload *engine)
         forget(engine);
         return;
     }
-    if (!come_to_rest(engine)) {
+    bool is_at_rest = come_to_rest(engine);
+    if (!is_at_rest) {
         /* A thread is inside a system call that does not return, with memory of ours. */
         ms_log(MS_LOG_ERROR, "%s: a transfer does not end; the engine is left behind",
                engine->backend->place);
-        return;
     }
     for (uint32_t i = 0; i < engine->worker_count; i++) {
-        ms__thread_join(&engine->workers[i].thread);
+        if (is_at_rest) {
+            ms__thread_join(&engine->workers[i].thread);
+        } else {
+            ms__thread_detach(&engine->workers[i].thread);
+        }
     }
-    destroy(engine);
+    if (is_at_rest) {
+        destroy(engine);
+    }
 }
 
 /* ---- telling --------------------------------------------------------------- */

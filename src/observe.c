@@ -128,6 +128,17 @@ static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_
     return true;
 }
 
+/* A loop other than assumed makes the predicted peak moot; what the process was measured
+ * to take beside its tensors holds in any loop. */
+static void raise_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan,
+                          const ms_observation *seen)
+{
+    uint64_t measured = seen->peak_bytes != MS_UNSET ? measured_scratch(graph, hardware, plan, seen) : MS_UNSET;
+    if (measured != MS_UNSET) {
+        hardware->process.scratch_bytes = ms__max_u64(hardware->process.scratch_bytes, measured);
+    }
+}
+
 /* Only by what scratch was measured to be too large: a peak below the prediction may
  * just as well come from a cache that had nothing to keep. */
 static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan,
@@ -223,6 +234,9 @@ static ms_drift learn(ms_graph *graph, ms_hardware *hardware, const ms_plan *pla
     bool optimizer = learn_optimizer(&graph->loop, seen);
     bool planned = plan->entry_count > 0;
     if (loop || optimizer) {
+        if (planned) {
+            raise_scratch(graph, hardware, plan, seen);
+        }
         return loop ? MS_DRIFT_LOOP : MS_DRIFT_OPTIMIZER;
     }
     if (!planned) {

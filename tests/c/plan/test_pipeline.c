@@ -287,6 +287,18 @@ static void a_peak_over_the_plan_grows_scratch(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
+/* A step that shows another loop also tells what lay beside its tensors. */
+static void scratch_is_learnt_beside_a_new_loop(void **state)
+{
+    fixture *f = *state;
+    f->seen.optimizer_state_bytes = 250 * MIB;
+    f->seen.peak_held_bytes = f->plan->ceiling_bytes;
+    f->seen.peak_bytes = 1000 * MIB + f->plan->slab_bytes + f->plan->replay.small_peak_bytes +
+                         f->graph->residents.batch_bytes + f->plan->ceiling_bytes + 180 * MIB;
+    assert_int_equal(observe(f), MS_DRIFT_OPTIMIZER);
+    assert_int_equal(f->hardware->process.scratch_bytes, 180 * MIB);
+}
+
 static void a_peak_over_the_budget_is_never_left_alone(void **state)
 {
     fixture *f = *state;
@@ -383,6 +395,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_loop_is_learnt_once_and_then_only_grows, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_real_optimizer_is_learnt, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_peak_over_the_plan_grows_scratch, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(scratch_is_learnt_beside_a_new_loop, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_peak_over_the_budget_is_never_left_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_peak_a_little_off_is_left_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(scratch_shrinks_rarely_and_does_not_swing, set_up, tear_down),

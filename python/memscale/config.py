@@ -83,9 +83,10 @@ class Config:
         use_empirical_fallback: if tracing fails, profile real steps.
         warmup_steps: steps that the empirical profiler measures, 1 to 1000.
         enable_logging: log hardware and plan.
-        log_file: also log to this file (str or path-like), or None.
-        observability_port: (*) serve Prometheus metrics on this port of the loopback
-            interface, 1 to 65535, or None.
+        log_file: also log to this file (str or path-like), as JSON lines, or None.
+        observability_port: serve Prometheus metrics on this port plus the local rank, on the
+            loopback interface (``MEMSCALE_OBSERVABILITY_ADDRESS`` names another), 1 to 65535,
+            or None. Needs the package prometheus_client.
         verify_correctness: (*) compare loss and gradients with an unoptimized step
             before training. Slow.
         async_offload: (*) overlap transfers between GPU and host with compute (the disk

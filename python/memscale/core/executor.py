@@ -32,6 +32,7 @@ from .replay import ReplayRecord, is_replaying, replay
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..observability.watch import RunWatch
     from .execution_plan import ExecutionPlan
     from .session import Session
 
@@ -96,6 +97,7 @@ class Executor:
         self._local = threading.local()
         self._said: set[str] = set()
         self._profile: LiveProfile | None = None
+        self.run_watch: RunWatch | None = None
 
     # -- what users ask ------------------------------------------------------------
 
@@ -176,6 +178,8 @@ class Executor:
         self._watch.forget()
         if self._planner is not None:
             self._planner.close()
+        if self.run_watch is not None:
+            self.run_watch.close()
 
     def _alive(self) -> torch.nn.Module:
         model = self._model()
@@ -426,7 +430,10 @@ class Executor:
         ended = self._core.boundary(is_optimizer)
         if ended is None or self._planner is None or self._plan is None:
             return
-        plan = self._planner.step_finished(self._watch.observation(ended))
+        seen = self._watch.observation(ended)
+        if self.run_watch is not None:
+            self.run_watch.step_finished(seen, self._core.stats()["tier_bytes"])
+        plan = self._planner.step_finished(seen)
         if plan is not None:
             self.apply(plan)
 

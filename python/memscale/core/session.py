@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..config import Config
+    from ..observability.watch import RunWatch
     from .executor import Executor
 
 _log = logging.getLogger("memscale")
@@ -64,6 +65,7 @@ class Session:
         self._current: str | None = None
         self._profiled_steps = 0
         self._refused_steps = 0
+        self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
         machine = self._probe()
         device = _device_of(model)
@@ -125,7 +127,8 @@ class Session:
         if plan is None:
             text = _core.plan_make(self._graphs[signature], self.hardware_json, self.config_json)
             plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
-            _log.info("%s", str(plan).rstrip())
+            if self.run_watch is not None:
+                self.run_watch.plan_made(plan)
         self.host_memory.set_ceiling(plan.ceiling_bytes)
         return plan
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..config import AsyncOffloadConfig, Config
 from ..errors import ConfigError, IntegrationError
-from ..observability.logs import configure_logging
+from ..observability.watch import RunWatch
 from .session import Session, executor_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ _WITHOUT_EFFECT = (
     "enable_tiling",
     "use_mixed_precision",
     "use_8bit_optimizer",
-    "observability_port",
     "verify_correctness",
     "async_offload",
     "auto_policy",
@@ -120,9 +119,23 @@ def wrap_module(
     Raises:
         as `memscale.wrap()`; nothing is left behind on the model then.
     """
+    watch = RunWatch(type(model).__name__, config)
+    try:
+        return _wrap_watched(model, config, sample_input, optimizer, watch)
+    except BaseException:
+        watch.close()
+        raise
+
+
+def _wrap_watched(
+    model: torch.nn.Module,
+    config: Config,
+    sample_input: Any,
+    optimizer: torch.optim.Optimizer | None,
+    watch: RunWatch,
+) -> Executor:
     from .executor import Executor, input_signature
 
-    configure_logging(config)
     _check_optimizer(optimizer)
     _warn_of_fields_without_effect(config)
     _refuse_what_cannot_be_hooked(model)
@@ -134,6 +147,8 @@ def wrap_module(
     _unwrap_submodules(model)
     session = Session(model, config, optimizer)
     executor = Executor(model, config, session)
+    executor.run_watch = session.run_watch = watch
+    watch.begin(executor.counters)
     try:
         executor.attach()
         if sample is not None:

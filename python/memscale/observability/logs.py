@@ -1,53 +1,139 @@
 """The `memscale` logger: where its lines go.
 
-Called once per wrap. Adds a handler to standard error only when the application has
-not set up logging itself, and a file handler per distinct `log_file`.
+`open_log()` is called once per wrap and `LogShare.close()` when the wrap ends. Readable
+lines go to standard error when the application has not set up logging itself; JSON lines
+(docs/formats/log.schema.json) go to `log_file`, one handler per file however many wraps
+name it. A log that can't be written costs a warning, never a training run.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 import logging
-from typing import TYPE_CHECKING
+import logging.handlers
+import os
+import threading
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
 
 if TYPE_CHECKING:
     from ..config import Config
 
+__all__ = ["LogShare", "drain_core_log", "open_log"]
+
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+_VERSION = 1
+_lock = threading.Lock()
+_files: dict[str, tuple[JsonLinesHandler, int]] = {}
 
 
-def configure_logging(config: Config) -> None:
+class LogShare:
+    """One wrap's share in the log. Close it once; closing again does nothing."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+
+    def close(self) -> None:
+        """Closes the file if no other wrap writes to it."""
+        path, self._path = self._path, None
+        if path is None:
+            return
+        with _lock:
+            handler, users = _files[path]
+            if users > 1:
+                _files[path] = (handler, users - 1)
+                return
+            del _files[path]
+        logging.getLogger("memscale").removeHandler(handler)
+        handler.close()
+
+
+def open_log(config: Config) -> LogShare:
     """Makes `enable_logging` and `log_file` true for the `memscale` logger."""
     logger = logging.getLogger("memscale")
-    if config.enable_logging and logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-    elif not config.enable_logging:
-        logger.setLevel(logging.WARNING)
+    _set_level(logger, config.enable_logging)
     if not logger.hasHandlers():
         handler: logging.Handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("memscale: %(message)s"))
         logger.addHandler(handler)
-    if config.log_file is not None:
-        _add_file(logger, str(config.log_file))
+    return LogShare(None if config.log_file is None else _open_file(logger, str(config.log_file)))
 
 
-def _add_file(logger: logging.Logger, path: str) -> None:
-    from ..errors import ConfigError
+# The level that we gave the logger; one that the application gave is left alone.
+_ours: list[int] = []
 
-    wanted = logging.FileHandler(path, delay=True)
-    known = {h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler)}
-    if wanted.baseFilename in known:
+
+def _set_level(logger: logging.Logger, is_enabled: bool) -> None:
+    if is_enabled and logger.level != logging.NOTSET and logger.level not in _ours:
         return
-    try:
-        with open(wanted.baseFilename, "a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"log_file: {path!r} can't be written: {error.strerror}", field="log_file"
-        ) from error
-    wanted.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger.addHandler(wanted)
+    level = logging.INFO if is_enabled else logging.WARNING
+    logger.setLevel(level)
+    _ours[:] = [level]
+
+
+def _open_file(logger: logging.Logger, path: str) -> str | None:
+    """The key of the file's handler; None, with a warning, where it can't be written."""
+    key = os.path.abspath(path)
+    with _lock:
+        if key in _files:
+            handler, users = _files[key]
+            _files[key] = (handler, users + 1)
+            return key
+        try:
+            handler = JsonLinesHandler(key, encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            logger.warning("log_file: %r can't be written (%s); the run goes on without it", path, reason)
+            return None
+        _files[key] = (handler, 1)
+    logger.addHandler(handler)
+    return key
+
+
+class JsonLinesHandler(logging.handlers.WatchedFileHandler):
+    """A JSON object per line; opens the file again where someone moved it away (logrotate).
+
+    Errors are told once and never reach the caller.
+    """
+
+    def __init__(self, path: str, encoding: str) -> None:
+        super().__init__(path, encoding=encoding)
+        self.setFormatter(_JsonFormatter())
+        self._told = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except Exception:  # the stat or open of a directory that is gone
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says once that lines are lost."""
+        if not self._told:
+            self._told = True
+            logging.getLogger("memscale").warning(
+                "log_file: %r can't be written any more; lines are lost", self.baseFilename
+            )
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, Any] = {
+            "version": _VERSION,
+            "time": when.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": record.process,
+            "rank": os.environ.get("RANK"),
+            "event": "message",
+            "message": record.getMessage(),
+        }
+        line.update(getattr(record, "memscale", {}))
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 def drain_core_log() -> None:

@@ -1,0 +1,129 @@
+"""What is told of one wrapped model while it trains: its log, metrics and history.
+
+Made by `wrap()` before anything else, closed by the executor's `detach()`. The executor
+and the session tell it of plans and steps; nothing that goes wrong in here reaches them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from .logs import LogShare, open_log
+from .metrics import Exporter, Source
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+__all__ = ["RunWatch"]
+
+_log = logging.getLogger("memscale")
+_runs = itertools.count()
+
+
+def _harmless(method: Callable[..., None]) -> Callable[..., None]:
+    """A failure is logged once, and the watch then rests."""
+
+    @functools.wraps(method)
+    def call(self: RunWatch, *args: Any) -> None:
+        if self.is_broken:
+            return
+        try:
+            method(self, *args)
+        except Exception:  # whatever it is, training goes on
+            self.is_broken = True
+            _log.warning("watching the run failed; it goes on unwatched", exc_info=True)
+
+    return call
+
+
+class RunWatch(Source):
+    """Watches one wrap.
+
+    Args:
+        model: name of the model's class.
+        config: of the wrap; `enable_logging`, `log_file` and `observability_port` are read.
+    """
+
+    def __init__(self, model: str, config: Config) -> None:
+        super().__init__(model, next(_runs))
+        self.is_broken = False
+        self.history = _core.history_new()
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int | None] = {}
+        self._counters: Callable[[], dict[str, int]] = dict
+        self._last_counters: dict[str, int] = {}
+        self._plans = 0
+        self._log_share: LogShare | None = open_log(config)
+        self._port = config.observability_port
+        self._exporter: Exporter | None = None
+
+    def begin(self, counters: Callable[[], dict[str, int]]) -> None:
+        """The executor exists: `counters` gives its counters, from any thread."""
+        self._counters = counters
+        if self._port is not None:
+            self._exporter = Exporter(self._port, self)
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port of the metrics; None where none are served."""
+        return None if self._exporter is None else self._exporter.address
+
+    # -- what executor and session tell ----------------------------------------------
+
+    @_harmless
+    def plan_made(self, plan: Any) -> None:
+        """A plan takes force: the first is the wrap's summary, later ones a line."""
+        document = json.loads(plan.to_json())
+        with self._lock:
+            self._numbers |= {
+                "predicted_peak_bytes": document["predicted"]["peak_bytes"],
+                "predicted_step_ns": document["predicted"]["step_ns"],
+                "budget_bytes": document["pressure"]["allowed_bytes"],
+            }
+        self._plans += 1
+        if self._plans == 1:
+            _log.info("%s", str(plan).rstrip(), extra={"memscale": {"event": "plan", "plan": document}})
+        else:
+            _log.info("plan %d: %r", self._plans, plan, extra={"memscale": {"event": "replan", "plan": document}})
+
+    @_harmless
+    def step_finished(self, seen: dict[str, Any], tier_bytes: int) -> None:
+        """A step has ended; `seen` is what the executor observed of it."""
+        with self._lock:
+            for key in ("step", "step_ns", "peak_bytes", "resident_bytes"):
+                self._numbers[key] = seen.get(key)
+            self._numbers["tier_bytes"] = tier_bytes
+            step = dict(self._numbers)
+        _core.history_add(self.history, step, self._counters())
+        _log.debug("step %d", seen["step"], extra={"memscale": {"event": "step", "step": step}})
+
+    def close(self) -> None:
+        """Ends the server and closes the file; what was counted can still be read."""
+        self._last_counters, self._counters = self.counters(), self._remembered
+        if self._exporter is not None:
+            self._exporter.close()
+        if self._log_share is not None:
+            self._log_share.close()
+        self._exporter = self._log_share = None
+
+    # -- what the exporter asks ---------------------------------------------------------
+
+    def _remembered(self) -> dict[str, int]:
+        return self._last_counters
+
+    def counters(self) -> dict[str, int]:
+        return self._counters()
+
+    def numbers(self) -> dict[str, int | None]:
+        with self._lock:
+            return dict(self._numbers)
+
+    def step_times(self) -> tuple[list[tuple[int | None, int]], int]:
+        return _core.history_step_times(self.history)

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/units.h"
+#include "pipeline_internal.h"
 #include "plan/plan_internal.h"
 
 /* ---- planning ----------------------------------------------------------------- */
@@ -135,6 +136,13 @@ static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, c
 }
 
 /* ---- what would help ------------------------------------------------------------------- */
+
+int ms__pipeline_pressure(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                          ms_pressure *pressure, ms_error *err)
+{
+    ms_graph careful = graph->loop.observed ? *graph : assume(graph, 0);
+    return pressure_of(&careful, hardware, config, pressure, err);
+}
 
 static int plan_any(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
                     ms_error *err)

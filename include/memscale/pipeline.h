@@ -9,6 +9,7 @@
 #define MEMSCALE_PIPELINE_H
 
 #include "memscale/plan.h"
+#include "memscale/policy.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -20,6 +21,19 @@ extern "C" {
  * for which (assumed_...). */
 MS_API int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                             ms_plan **plan, ms_error *err);
+
+/*
+ * The same behind stage 1: a policy picks mode and eligible techniques first. `trained` is
+ * NULL where no trained policy is available; `rules_only` asks for the rule policy. Without
+ * a GPU and without a budget there is no pressure to reason about, and the configuration is
+ * used as it is. Where a strategy fits no plan, the widest one is planned for.
+ *
+ * `effective` receives the configuration that was planned for, `decision` what was chosen
+ * and from what; plan->decision_source says by whom.
+ */
+MS_API int ms_pipeline_plan_by_policy(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                                      const ms_policy *trained, bool rules_only, ms_strategy_decision *decision,
+                                      ms_config *effective, ms_plan **plan, ms_error *err);
 
 /* What one finished step showed. MS_UNSET for what was not seen. */
 typedef struct ms_observation {

@@ -29,12 +29,13 @@ _PUBLIC = {
 }
 
 # Parts that are usable alone, as `memscale.optim.AdamW`.
-_PACKAGES = ("optim", "techniques")
+_PACKAGES = ("optim", "policy", "techniques")
 
 __all__ = [*_PUBLIC, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
     from . import optim as optim
+    from . import policy as policy
     from . import techniques as techniques
     from .api import apply_all_optimizations as apply_all_optimizations
     from .api import detach as detach

@@ -94,7 +94,8 @@ class Config:
             ``MEMSCALE_ASYNC_OFFLOAD`` come before this field.
         async_config: an `AsyncOffloadConfig`, or None: chosen from the hardware. Of its
             fields, only `prefetch_depth` acts in this version.
-        auto_policy: (*) let the policy choose mode and techniques.
+        auto_policy: let the policy choose mode and techniques among those that are not switched
+            off; see `memscale.policy`.
         memory_budget_gb: the promise: peak bytes on the training device (resident
             memory of the process on a CPU host) stay under this; a positive number,
             or None: a share of the device is the target.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
 from ..observability.logs import drain_core_log
+from ..policy.decision import log_decision, plan_by_policy
 from .execution_plan import ExecutionPlan
 from .host_memory import HostMemory
 from .profiler import MemoryProfiler
@@ -58,6 +59,8 @@ class Session:
     ) -> None:
         self.config = config
         self.config_json = config.to_json()
+        self._planned_for = self.config_json  # what stage 1 made of it
+        self.decision: dict[str, Any] | None = None
         self._optimizer = optimizer
         self._profiler = MemoryProfiler(config)
         self._graphs: dict[str, str] = {}
@@ -115,7 +118,18 @@ class Session:
             BudgetInfeasibleError: the budget fits no plan.
         """
         graph = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
-        return _core.plan_make(graph, self.hardware_json, self.config_json)
+        return self._make_plan(graph)
+
+    def _make_plan(self, graph: str) -> str:
+        """The plan as JSON: stage 2 alone, or both stages with `auto_policy`."""
+        if not self.config.auto_policy:
+            return _core.plan_make(graph, self.hardware_json, self.config_json)
+        plan, decision, self._planned_for = plan_by_policy(graph, self.hardware_json, self.config_json)
+        told = decision.to_dict()
+        if told != self.decision:
+            self.decision = told
+            log_decision(decision)
+        return plan
 
     def _known(self, signature: str) -> str | None:
         if signature in self._graphs:
@@ -125,7 +139,7 @@ class Session:
     def _plan(self, signature: str) -> ExecutionPlan:
         plan = self._plans.get(signature)
         if plan is None:
-            text = _core.plan_make(self._graphs[signature], self.hardware_json, self.config_json)
+            text = self._make_plan(self._graphs[signature])
             plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
             if self.run_watch is not None:
                 self.run_watch.plan_made(plan)
@@ -194,7 +208,7 @@ class Session:
         drift, line, graph, hardware = _core.plan_observe(
             self._graphs[signature],
             self.hardware_json,
-            self.config_json,
+            self._planned_for,
             self._plans[signature].to_json(),
             observation,
         )

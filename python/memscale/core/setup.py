@@ -37,7 +37,6 @@ _WITHOUT_EFFECT = (
     "use_8bit_optimizer",
     "verify_correctness",
     "async_offload",
-    "auto_policy",
 )
 
 

@@ -1,0 +1,77 @@
+"""Trained policies as files: found, read, and written by training.
+
+An artifact is a JSON document (docs/formats/policy.schema.json) with a version and a
+checksum; C reads it strictly and refuses it whole where anything is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from .. import _core
+from ..errors import MemScaleError, PolicyFallbackNeeded
+
+__all__ = ["TrainedPolicy", "find_policy", "load_policy", "rules_are_asked_for", "seal_policy"]
+
+# "rule" asks for the rule policy, anything else is the path of an artifact.
+_VARIABLE = "MEMSCALE_POLICY"
+_PACKAGED = Path(__file__).parent / "policy.json"
+
+
+class TrainedPolicy:
+    """A trained policy that was read and checked; immutable.
+
+    Args:
+        text: the artifact.
+
+    Raises:
+        MemScaleError: it is malformed, of an unknown version, or its checksum is wrong.
+    """
+
+    __slots__ = ("handle",)
+
+    def __init__(self, text: str) -> None:
+        self.handle: Any = _core.policy_load(text)
+
+
+def load_policy(path: str | os.PathLike[str]) -> TrainedPolicy:
+    """Reads an artifact.
+
+    Raises:
+        PolicyFallbackNeeded: there is no such file, or it is not a whole and known artifact.
+    """
+    try:
+        return TrainedPolicy(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, MemScaleError) as error:
+        raise PolicyFallbackNeeded(f"{os.fspath(path)}: {error}") from error
+
+
+def seal_policy(policy_json: str) -> str:
+    """The artifact around a policy, with its version and checksum.
+
+    Args:
+        policy_json: the object ``"policy"`` of the format, as JSON.
+
+    Raises:
+        MemScaleError: it is malformed; names the place.
+    """
+    return _core.policy_seal(policy_json)
+
+
+def rules_are_asked_for() -> bool:
+    """Whether the environment asks for the rule policy."""
+    return os.environ.get(_VARIABLE) == "rule"
+
+
+def find_policy() -> TrainedPolicy:
+    """The artifact that ``MEMSCALE_POLICY`` names, else the one that lies beside this package.
+
+    Raises:
+        PolicyFallbackNeeded: there is none that can be used.
+    """
+    named = os.environ.get(_VARIABLE)
+    if not named and not _PACKAGED.exists():
+        raise PolicyFallbackNeeded(f"no trained policy is installed and {_VARIABLE} names none")
+    return load_policy(named or _PACKAGED)

@@ -1,0 +1,160 @@
+"""What stage 1 looked at and what it chose, as values; and the call that makes both.
+
+Used by the session where ``Config(auto_policy=True)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..errors import PolicyFallbackNeeded
+from .artifact import TrainedPolicy, find_policy, rules_are_asked_for
+
+if TYPE_CHECKING:
+    from ..config import Config, OptimizationMode
+
+__all__ = ["StrategyContext", "StrategyDecision", "plan_by_policy"]
+
+_log = logging.getLogger("memscale")
+_told: set[str] = set()
+
+
+@dataclass(frozen=True)
+class StrategyContext:
+    """The numbers that a policy sees: bytes, flops per second, permille. 0 where unknown.
+
+    Attributes:
+        need_bytes: predicted peak with everything kept.
+        allowed_bytes: the budget, or the target share of the device.
+        pressure_permille: 1000 x need / allowed.
+        budget_given: 1 where the caller named a budget.
+        on_gpu: 1 where training runs on a GPU.
+        parameter_bytes, state_bytes: of the parameters and the optimizer's state.
+        saved_bytes, largest_saved_bytes: held between forward and backward if all is
+            kept, in all and by the layer that saves most.
+        layer_count: calls of layers in a step.
+        matmul_flops_per_s: of the training device.
+        disk_room_bytes, disk_write_bytes_per_s, disk_read_bytes_per_s: of the disk tier.
+        host_room_bytes, to_host_bytes_per_s: of the host tier.
+    """
+
+    need_bytes: int
+    allowed_bytes: int
+    pressure_permille: int
+    budget_given: int
+    on_gpu: int
+    parameter_bytes: int
+    state_bytes: int
+    saved_bytes: int
+    largest_saved_bytes: int
+    layer_count: int
+    matmul_flops_per_s: int
+    disk_room_bytes: int
+    disk_write_bytes_per_s: int
+    disk_read_bytes_per_s: int
+    host_room_bytes: int
+    to_host_bytes_per_s: int
+
+
+@dataclass(frozen=True)
+class StrategyDecision:
+    """What stage 1 chose.
+
+    Attributes:
+        decision_source: "user_config" (stage 1 stood aside), "ml", "rule_fallback" or "rule".
+        mode: how far stage 2 may go.
+        enable_checkpointing, enable_offloading: which techniques are eligible; one that
+            the caller switched off stays off.
+        reason: one line.
+        context: what it was chosen from.
+    """
+
+    decision_source: str
+    mode: OptimizationMode
+    enable_checkpointing: bool
+    enable_offloading: bool
+    reason: str
+    context: StrategyContext
+
+    @classmethod
+    def from_json(cls, text: str) -> StrategyDecision:
+        """Reads what C wrote."""
+        from ..config import OptimizationMode
+
+        fields = json.loads(text)
+        fields["mode"] = OptimizationMode(fields["mode"])
+        fields["context"] = StrategyContext(**fields["context"])
+        return cls(**fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for logs."""
+        return dataclasses.asdict(self) | {"mode": self.mode.value}
+
+    def effective_config(self, config: Config) -> Config:
+        """A copy of `config` under this decision; `config` itself is not changed."""
+        return dataclasses.replace(
+            config,
+            mode=self.mode,
+            enable_checkpointing=config.enable_checkpointing and self.enable_checkpointing,
+            enable_offloading=config.enable_offloading and self.enable_offloading,
+        )
+
+
+def plan_by_policy(
+    graph_json: str, hardware_json: str, config_json: str, policy: TrainedPolicy | None = None
+) -> tuple[str, StrategyDecision, str]:
+    """Stage 1, then stage 2.
+
+    Args:
+        policy: a trained policy; None is the one that is installed or named by
+            ``MEMSCALE_POLICY``, else the rules.
+
+    Returns:
+        The plan, the decision, and the configuration that was planned for, plan and
+        configuration as JSON.
+
+    Raises:
+        BudgetInfeasibleError: no plan fits the byte budget, whatever the strategy.
+        MemScaleError: a document is malformed; names the place.
+    """
+    rules_only = policy is None and rules_are_asked_for()
+    if policy is None and not rules_only:
+        policy = _installed()
+    handle = None if policy is None else policy.handle
+    plan, decision, effective = _core.plan_by_policy(graph_json, hardware_json, config_json, handle, rules_only)
+    return plan, StrategyDecision.from_json(decision), effective
+
+
+def _installed() -> TrainedPolicy | None:
+    try:
+        return find_policy()
+    except PolicyFallbackNeeded as needed:
+        text = str(needed)
+        if text not in _told:
+            _told.add(text)
+            _log.warning("auto_policy: %s; the rules decide", needed)
+        return None
+
+
+def log_decision(decision: StrategyDecision) -> None:
+    """One line, and all of it in the log file."""
+    fields: Mapping[str, Any] = {"event": "decision", "decision": decision.to_dict()}
+    _log.info(
+        "policy (%s): mode %s, %s; %s",
+        decision.decision_source,
+        decision.mode.value,
+        _eligible(decision),
+        decision.reason,
+        extra={"memscale": fields},
+    )
+
+
+def _eligible(decision: StrategyDecision) -> str:
+    names = [("recompute", decision.enable_checkpointing), ("offload", decision.enable_offloading)]
+    return " and ".join(name for name, may in names if may) or "nothing"

@@ -19,6 +19,9 @@
  *   NEED s    backward asks for it (once per node and storage)
  *   DROP s    autograd will not ask again
  *   WORK      an operator ran: its floating-point operations and bytes moved
+ *   LOSS s, LOSS_END t   what lies between is a cross entropy over the rows of the
+ *             logits s: in forward its value (t is s), in backward its gradient, t.
+ *             A mark for the planner's loss head; by itself it changes nothing
  *
  * Under "keep", a storage lives from ALLOC to the later of FREE and the last DROP;
  * under offload or recompute it dies at FREE and is back from NEED to DROP. A plan is
@@ -51,7 +54,8 @@ extern "C" {
 #endif
 
 #define MS_EVENT_TABLE(X) \
-    X(ALLOC, "alloc") X(FREE, "free") X(SAVE, "save") X(NEED, "need") X(DROP, "drop") X(WORK, "work")
+    X(ALLOC, "alloc") X(FREE, "free") X(SAVE, "save") X(NEED, "need") X(DROP, "drop") X(WORK, "work") \
+    X(LOSS, "loss") X(LOSS_END, "loss_end")
 typedef enum ms_event_kind {
 #define MS_EVENT_ENUM(id, name) MS_EVENT_##id,
     MS_EVENT_TABLE(MS_EVENT_ENUM)

@@ -15,10 +15,35 @@
 extern "C" {
 #endif
 
+/* ---- choices for the step as a whole --------------------------------------- */
+
+/* What a technique may change: nothing; the order of a sum; values, as documented. */
+typedef enum ms_exactness { MS_EXACT, MS_ROUNDING, MS_LOSSY } ms_exactness;
+MS_API const char *ms_exactness_name(ms_exactness exactness);
+
+/*
+ * What can be done to a step besides what is done to its nodes, independently of them.
+ * The value is a bit number in masks and is written into plans by name. Each option is
+ * one file of src/plan (see step_options.h there).
+ */
+#define MS_STEP_OPTION_TABLE(X) \
+    X(EXACT_LOSS_HEAD, exact_loss_head, EXACT, "the cross entropy keeps one tokens x vocabulary buffer, row by row")
+typedef enum ms_step_option {
+#define MS_STEP_OPTION_ENUM(id, name, exactness, text) MS_STEP_##id,
+    MS_STEP_OPTION_TABLE(MS_STEP_OPTION_ENUM)
+#undef MS_STEP_OPTION_ENUM
+    MS_STEP_OPTION_COUNT
+} ms_step_option;
+
+MS_API const char *ms_step_option_name(ms_step_option option);
+MS_API const char *ms_step_option_text(ms_step_option option);
+MS_API ms_exactness ms_step_option_exactness(ms_step_option option);
+
 /* ---- the choices that a replay needs ------------------------------------- */
 
 typedef struct ms_choices {
     const uint8_t *technique;    /* [node_count] ms_technique */
+    uint32_t step_options;       /* a bit for each ms_step_option in force */
     uint64_t offload_min_bytes;  /* storages below stay */
     uint64_t write_window_bytes; /* stores in flight; forward waits beyond it */
     uint64_t read_window_bytes;  /* fetched ahead of use in backward */
@@ -77,6 +102,15 @@ typedef struct ms_plan_entry {
     uint64_t runner_up_peak_bytes;
 } ms_plan_entry;
 
+/* What was decided on one option for the whole step. */
+typedef struct ms_plan_option {
+    uint32_t rule;        /* ms_rule that admitted or refused it */
+    bool chosen;
+    uint64_t saved_bytes; /* of the peak, by it alone: in this plan, or if this plan had it */
+    uint64_t cost_ns;     /* what it adds to the step, ... */
+    uint64_t gain_ns;     /* ... or takes off it */
+} ms_plan_option;
+
 typedef struct ms_plan {
     char *model;
     char *signature;
@@ -98,6 +132,7 @@ typedef struct ms_plan {
     bool over_target;            /* a default target that could not be met */
     char *decision_source;       /* "user_config" until a policy chose */
     uint32_t fallback;           /* ms_technique of layers that have no entry */
+    ms_plan_option step_options[MS_STEP_OPTION_COUNT];
     uint32_t entry_count;
     ms_plan_entry *entries;      /* one per node, in order */
 } ms_plan;

@@ -1,7 +1,8 @@
 /*
  * What each entry of a plan says about itself: the rule behind it, the bytes it
  * frees, the time it costs and the next best thing, each from replays that differ
- * from the plan in this node alone. Called by the solver after it has chosen.
+ * from the plan in this node alone; and the same of each option of the step. Called
+ * by the solver after it has chosen.
  */
 #include <string.h>
 
@@ -88,6 +89,7 @@ void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64
                       chosen->bytes, plan};
     uint32_t stride = (uint32_t)ms__div_up(ms__max_u64(plan->entry_count, 1), JUDGED_MOST);
     const ms_plan_entry *last = NULL;
+    ms__search_use(search, a.chosen->step);
     memcpy(search->scratch, ms__candidate_techniques(search, chosen->candidate), search->node_count);
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         ms_plan_entry *entry = &plan->entries[i];
@@ -103,5 +105,43 @@ void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64
             judge_node(&a, entry);
             last = entry;
         }
+    }
+}
+
+/* ---- options of the step ---------------------------------------------------------- */
+
+/* The options with one of them toggled; turned on, it turns off what it excludes. */
+static uint32_t toggled(uint32_t options, uint32_t bit)
+{
+    uint32_t others = options & ~bit;
+    for (uint32_t i = 0; (options & bit) == 0 && i < MS_STEP_OPTION_COUNT; i++) {
+        if (!ms__step_options_agree((others & 1u << i) | bit)) {
+            others &= ~(1u << i);
+        }
+    }
+    return (options & bit) == 0 ? others | bit : others;
+}
+
+void ms__plan_fill_options(ms__search *search, const ms__variant *chosen, ms_plan *plan)
+{
+    alternatives a = {search, &search->items[chosen->candidate], chosen->bytes, chosen->bytes, plan};
+    uint32_t options = search->steps[a.chosen->step].options;
+    memcpy(search->scratch, ms__candidate_techniques(search, chosen->candidate), search->node_count);
+    ms__search_use(search, a.chosen->step);
+    ms__outcome mine = replay_with(&a, 0, search->scratch[0]);
+    for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
+        ms_plan_option *option = &plan->step_options[i];
+        uint32_t other = ms__search_find_step(search, toggled(options, 1u << i));
+        option->chosen = (options & 1u << i) != 0;
+        if (other == search->step_count) {
+            continue; /* not admitted */
+        }
+        ms__search_use(search, other);
+        ms__outcome outcome = replay_with(&a, 0, search->scratch[0]);
+        const ms_replay *with = option->chosen ? &mine.replay : &outcome.replay;
+        const ms_replay *without = option->chosen ? &outcome.replay : &mine.replay;
+        option->saved_bytes = ms__sub_sat(without->peak_bytes, with->peak_bytes);
+        option->cost_ns = ms__sub_sat(with->step_ns, without->step_ns);
+        option->gain_ns = ms__sub_sat(without->step_ns, with->step_ns);
     }
 }

@@ -87,6 +87,34 @@ static void explain_budget(ms__text *text, const ms_plan *plan)
                  plan->assumed_gradients_live ? "live" : "no");
 }
 
+static bool was_admitted(const ms_plan_option *option)
+{
+    return option->chosen || option->rule == MS_RULE_PRESSURE || option->rule == MS_RULE_FORCED;
+}
+
+static void explain_option(ms__text *text, ms_step_option which, const ms_plan_option *option)
+{
+    ms__text_add(text, "  option     %s is %s: ", ms_step_option_name(which), option->chosen ? "on" : "off");
+    if (!was_admitted(option)) {
+        ms__text_add(text, "%s - %s\n", ms_rule_name((ms_rule)option->rule), ms_rule_text((ms_rule)option->rule));
+        return;
+    }
+    bool gains = option->gain_ns > 0;
+    ms__text_add(text, "%s (%s; rule %s)\n", ms_step_option_text(which),
+                 ms_exactness_name(ms_step_option_exactness(which)), ms_rule_name((ms_rule)option->rule));
+    ms__text_add(text, "             %s %s of the peak", option->chosen ? "it frees" : "it would free",
+                 ms__text_bytes(option->saved_bytes).text);
+    ms__text_add(text, " and %s %s %s the step\n", gains ? "take" : "add",
+                 ms__text_ns(gains ? option->gain_ns : option->cost_ns).text, gains ? "off" : "to");
+}
+
+static void explain_options(ms__text *text, const ms_plan *plan)
+{
+    for (int i = 0; i < MS_STEP_OPTION_COUNT; i++) {
+        explain_option(text, (ms_step_option)i, &plan->step_options[i]);
+    }
+}
+
 static void explain_plan(ms__text *text, const ms_plan *plan)
 {
     uint32_t counts[MS_TECHNIQUE_COUNT];
@@ -106,7 +134,9 @@ static void explain_plan(ms__text *text, const ms_plan *plan)
             ms__text_add(text, " %u %s", counts[i], ms_technique_name((ms_technique)i));
         }
     }
-    ms__text_add(text, "\n  moved      %s a step", ms__text_bytes(plan->replay.moved_bytes).text);
+    ms__text_add(text, "\n");
+    explain_options(text, plan);
+    ms__text_add(text, "  moved      %s a step", ms__text_bytes(plan->replay.moved_bytes).text);
     ms__text_add(text, ", at most %s on disk and %s in host memory\n",
                  ms__text_bytes(plan->replay.tier_peak_bytes[MS__DISK_TIER]).text,
                  ms__text_bytes(plan->replay.tier_peak_bytes[MS__HOST_TIER]).text);

@@ -314,6 +314,7 @@ static void change_one(ms__search *search, uint32_t node, uint32_t window)
 static void refine_one(ms__search *search, size_t index, uint32_t round)
 {
     uint32_t window = search->items[index].window;
+    ms__search_use(search, search->items[index].step);
     memcpy(search->scratch, ms__candidate_techniques(search, index), search->node_count);
     add_windows(search, false);
     uint32_t stride = (uint32_t)ms__div_up(ms__max_u64(search->layer_count, 1), REFINE_NODES);

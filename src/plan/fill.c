@@ -11,6 +11,7 @@
 void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan)
 {
     const ms__candidate *candidate = &search->items[chosen->candidate];
+    ms__search_use(search, candidate->step);
     uint64_t most = ms__add_sat(candidate->fixed_bytes, candidate->held_most_bytes);
     uint64_t peak = ms__max_u64(chosen->bytes, ms__min_u64(room_bytes, most));
     bool moves = ms__search_moves(search, ms__candidate_techniques(search, chosen->candidate));
@@ -34,6 +35,7 @@ void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_
 void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan)
 {
     ms__outcome outcome;
+    ms__search_use(search, 0);
     memset(search->scratch, MS_TECHNIQUE_KEEP, search->node_count);
     ms_choices choices = ms__search_choices(search, search->scratch, 0, 0);
     ms__sim_run(search->sim, &choices, &outcome, NULL);

@@ -32,6 +32,9 @@ ms_plan *ms__plan_new(const ms_graph *graph)
         return NULL;
     }
     plan->fallback = MS_TECHNIQUE_KEEP;
+    for (int i = 0; i < MS_STEP_OPTION_COUNT; i++) {
+        plan->step_options[i].rule = MS_RULE_KEEP_ALWAYS;
+    }
     plan->model = ms_strdup(graph != NULL ? graph->model : "");
     plan->signature = ms_strdup(graph != NULL ? graph->signature : "");
     plan->decision_source = ms_strdup("user_config");

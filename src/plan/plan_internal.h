@@ -38,6 +38,10 @@ void ms__plan_apply(const ms__search *search, const ms__variant *chosen, ms_plan
  * chosen one where that is more. */
 void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan);
 
+/* Which options of the step were chosen, and what each does by itself: by a replay that
+ * differs from the plan in this option alone. */
+void ms__plan_fill_options(ms__search *search, const ms__variant *chosen, ms_plan *plan);
+
 /* How many layers (nodes that are not the root's) use each technique. */
 void ms__plan_count(const ms_plan *plan, uint32_t counts[MS_TECHNIQUE_COUNT]);
 

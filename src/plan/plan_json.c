@@ -45,6 +45,9 @@ static const number entry_numbers[] = {
     ENTRY(kept_bytes), ENTRY(saved_bytes), ENTRY(cost_ns), ENTRY(runner_up_ns), ENTRY(runner_up_peak_bytes),
 };
 
+#define OPTION(member) {#member, offsetof(ms_plan_option, member)}
+static const number option_numbers[] = {OPTION(saved_bytes), OPTION(cost_ns), OPTION(gain_ns)};
+
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
 
 /* ---- writing ----------------------------------------------------------------------- */
@@ -94,6 +97,16 @@ static void add_entry(ms__json_writer *writer, json_t *entries, const ms_plan_en
     put_numbers(writer, object, entry_numbers, COUNT(entry_numbers), entry);
 }
 
+static void add_option(ms__json_writer *writer, json_t *options, ms_step_option which, const ms_plan_option *option)
+{
+    json_t *object = ms__json_add_object(writer, options);
+    ms__json_put_string(writer, object, "name", ms_step_option_name(which));
+    ms__json_put_bool(writer, object, "chosen", option->chosen);
+    ms__json_put_string(writer, object, "exactness", ms_exactness_name(ms_step_option_exactness(which)));
+    ms__json_put_string(writer, object, "rule", ms_rule_name((ms_rule)option->rule));
+    put_numbers(writer, object, option_numbers, COUNT(option_numbers), option);
+}
+
 char *ms_plan_to_json(const ms_plan *plan)
 {
     ms__json_writer writer = {0};
@@ -115,6 +128,10 @@ char *ms_plan_to_json(const ms_plan *plan)
     ms__json_put_u64_or_null(&writer, root, "smallest_budget_bytes",
                              ms__min_u64(plan->smallest_budget_bytes, INT64_MAX), 0);
     ms__json_put_string(&writer, root, "fallback", ms_technique_name((ms_technique)plan->fallback));
+    json_t *options = ms__json_put_array(&writer, root, "step_options");
+    for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
+        add_option(&writer, options, (ms_step_option)i, &plan->step_options[i]);
+    }
     json_t *entries = ms__json_put_array(&writer, root, "entries");
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         add_entry(&writer, entries, &plan->entries[i]);
@@ -237,6 +254,36 @@ static int read_entry(const ms__json_at *at, ms_plan_entry *entry)
     return rc;
 }
 
+/* Every option there is, in order. */
+static int read_option(const ms__json_at *at, ms_step_option which, ms_plan_option *option)
+{
+    const char *name = ms_step_option_name(which), *class_name = ms_exactness_name(ms_step_option_exactness(which));
+    size_t only;
+    int rc = ms__json_enum(at, "name", &name, 1, &only);
+    rc = rc != MS_OK ? rc : ms__json_bool(at, "chosen", &option->chosen);
+    rc = rc != MS_OK ? rc : ms__json_enum(at, "exactness", &class_name, 1, &only);
+    rc = rc != MS_OK ? rc : read_rule(at, &option->rule);
+    rc = rc != MS_OK ? rc : read_numbers(at, option_numbers, COUNT(option_numbers), option);
+    if (rc == MS_OK && ms__json_count(at) != COUNT(option_numbers) + 4) {
+        rc = ms__json_fail(at, MS_EFORMAT, "has members that are not known");
+    }
+    return rc;
+}
+
+static int read_options(const ms__json_at *root, ms_plan *plan)
+{
+    ms__json_at list, item;
+    int rc = ms__json_array(root, "step_options", &list);
+    if (rc == MS_OK && ms__json_count(&list) != MS_STEP_OPTION_COUNT) {
+        rc = ms__json_fail(&list, MS_EFORMAT, "must name the %d options there are", MS_STEP_OPTION_COUNT);
+    }
+    for (size_t i = 0; rc == MS_OK && i < MS_STEP_OPTION_COUNT; i++) {
+        rc = ms__json_item_object(&list, i, &item);
+        rc = rc != MS_OK ? rc : read_option(&item, (ms_step_option)i, &plan->step_options[i]);
+    }
+    return rc;
+}
+
 static int read_entries(const ms__json_at *root, ms_plan *plan)
 {
     ms__json_at list, item;
@@ -264,7 +311,7 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
 {
     static const char *const names[] = {"version",   "model",       "signature",   "decision_source", "skipped",
                                         "over_target", "assumed",   "pressure",    "predicted",       "unoptimized",
-                                        "settings",  "smallest_budget_bytes", "fallback", "entries"};
+                                        "settings",  "smallest_budget_bytes", "fallback", "step_options", "entries"};
     int rc = ms__json_version(root, 1, 1, NULL);
     rc = rc != MS_OK ? rc : ms__json_only(root, names, COUNT(names));
     rc = rc != MS_OK ? rc : replace_text(root, "model", &plan->model);
@@ -279,6 +326,7 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
     rc = rc != MS_OK ? rc : read_settings(root, plan);
     rc = rc != MS_OK ? rc : ms__json_u64_or(root, "smallest_budget_bytes", 1, INT64_MAX, 0, &plan->smallest_budget_bytes);
     rc = rc != MS_OK ? rc : read_technique(root, "fallback", &plan->fallback);
+    rc = rc != MS_OK ? rc : read_options(root, plan);
     return rc != MS_OK ? rc : read_entries(root, plan);
 }
 

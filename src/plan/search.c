@@ -76,14 +76,48 @@ static void find_movable(ms__search *search, const ms_graph *graph)
     search->root_technique = host ? MS_TECHNIQUE_OFFLOAD_HOST : MS_TECHNIQUE_OFFLOAD_DISK;
 }
 
+/* Every combination of the options that go together, the fewest bits first. */
+static int open_steps(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, ms__search *search,
+                      ms_error *err)
+{
+    int rc = MS_OK;
+    for (uint32_t mask = 0; rc == MS_OK && mask <= options && search->step_count < MS__STEPS_MOST; mask++) {
+        if ((mask & ~options) != 0 || !ms__step_options_agree(mask)) {
+            continue;
+        }
+        ms__search_step *step = &search->steps[search->step_count];
+        rc = ms__step_sim_new(graph, hardware, mask, &step->sim, err);
+        step->options = mask;
+        search->step_count += rc == MS_OK;
+    }
+    return rc;
+}
+
+void ms__search_use(ms__search *search, uint32_t step)
+{
+    search->step = step;
+    search->sim = search->steps[step].sim;
+}
+
+uint32_t ms__search_find_step(const ms__search *search, uint32_t options)
+{
+    uint32_t step = 0;
+    while (step < search->step_count && search->steps[step].options != options) {
+        step++;
+    }
+    return step;
+}
+
 int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                    const ms_admission *admissions, bool forced, ms__search *search, ms_error *err)
+                    const ms_admission *admissions, bool forced, uint32_t options, ms__search *search, ms_error *err)
 {
     memset(search, 0, sizeof *search);
-    int rc = ms__sim_new(graph, hardware, &search->sim, err);
+    int rc = open_steps(graph, hardware, options, search, err);
     if (rc != MS_OK) {
+        ms__search_close(search);
         return rc;
     }
+    ms__search_use(search, 0);
     search->admissions = admissions;
     search->node_count = graph->node_count;
     search->forced = forced;
@@ -108,7 +142,9 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
 
 void ms__search_close(ms__search *search)
 {
-    ms__sim_free(search->sim);
+    for (uint32_t i = 0; i < search->step_count; i++) {
+        ms__sim_free(search->steps[i].sim);
+    }
     ms_free(search->layers);
     ms_free(search->roots);
     ms_free(search->scratch);
@@ -124,6 +160,7 @@ ms_choices ms__search_choices(const ms__search *search, const uint8_t *technique
                               uint64_t ceiling_bytes)
 {
     return (ms_choices){.technique = techniques,
+                        .step_options = search->steps[search->step].options,
                         .offload_min_bytes = search->offload_min_bytes,
                         .write_window_bytes = search->windows[window].write_bytes,
                         .read_window_bytes = search->windows[window].read_bytes,
@@ -159,10 +196,10 @@ static bool is_light(const ms__search *search, const uint8_t *techniques)
     return true;
 }
 
-/* FNV-1a over techniques and window. */
-static uint64_t hash_of(const uint8_t *techniques, uint32_t count, uint32_t window)
+/* FNV-1a over techniques, window and step. */
+static uint64_t hash_of(const uint8_t *techniques, uint32_t count, uint32_t window, uint32_t step)
 {
-    uint64_t hash = 14695981039346656037u ^ window;
+    uint64_t hash = 14695981039346656037u ^ window ^ (uint64_t)step << 32;
     for (uint32_t i = 0; i < count; i++) {
         hash = (hash ^ techniques[i]) * 1099511628211u;
     }
@@ -170,13 +207,13 @@ static uint64_t hash_of(const uint8_t *techniques, uint32_t count, uint32_t wind
 }
 
 /* Where the assignment is in the table, or the empty place for it. */
-static size_t find_place(const ms__search *search, const uint8_t *techniques, uint32_t window)
+static size_t find_place(const ms__search *search, const uint8_t *techniques, uint32_t window, uint32_t step)
 {
     size_t mask = search->table_size - 1;
-    size_t place = hash_of(techniques, search->node_count, window) & mask;
+    size_t place = hash_of(techniques, search->node_count, window, step) & mask;
     while (search->table[place] != 0) {
         size_t index = search->table[place] - 1;
-        if (search->items[index].window == window &&
+        if (search->items[index].window == window && search->items[index].step == step &&
             memcmp(ms__candidate_techniques(search, index), techniques, search->node_count) == 0) {
             break;
         }
@@ -196,7 +233,8 @@ static int grow_table(ms__search *search)
     search->table = table;
     search->table_size = size;
     for (size_t i = 0; i < search->count; i++) {
-        size_t place = find_place(search, ms__candidate_techniques(search, i), search->items[i].window);
+        size_t place = find_place(search, ms__candidate_techniques(search, i), search->items[i].window,
+                                  search->items[i].step);
         search->table[place] = (uint32_t)i + 1;
     }
     return MS_OK;
@@ -250,7 +288,7 @@ void ms__search_add(ms__search *search, uint32_t window, bool must)
         search->out_of_memory = true;
         return;
     }
-    size_t place = find_place(search, search->scratch, window);
+    size_t place = find_place(search, search->scratch, window, search->step);
     if (search->table[place] != 0) {
         return;
     }
@@ -262,7 +300,7 @@ void ms__search_add(ms__search *search, uint32_t window, bool must)
         return;
     }
     ms__candidate *candidate = &search->items[search->count];
-    *candidate = (ms__candidate){.window = window, .light = is_light(search, search->scratch)};
+    *candidate = (ms__candidate){.window = window, .step = search->step, .light = is_light(search, search->scratch)};
     fill(candidate, &outcome);
     memcpy(&search->techniques[search->count * search->node_count], search->scratch, search->node_count);
     search->table[place] = (uint32_t)++search->count;
@@ -292,6 +330,7 @@ static int compare(const ms__search *search, size_t left, size_t right, ms__fron
     }
     int order = memcmp(ms__candidate_techniques(search, left), ms__candidate_techniques(search, right),
                        search->node_count);
+    order = order != 0 ? order : (a->step > b->step) - (a->step < b->step);
     return order != 0 ? order : (a->window > b->window) - (a->window < b->window);
 }
 

@@ -7,17 +7,24 @@
 #ifndef MS_PLAN_SEARCH_H
 #define MS_PLAN_SEARCH_H
 
-#include "plan/sim.h"
+#include "plan/step_options.h"
 
-enum { MS__WINDOW_COUNT = 3 };
+enum { MS__WINDOW_COUNT = 3, MS__STEPS_MOST = 32 };
 
 typedef struct ms__window {
     uint64_t write_bytes, read_bytes;
 } ms__window;
 
-/* One assignment of techniques with a window, and what its replay gave. */
+/* One set of options for the whole step, with the step that it makes. */
+typedef struct ms__search_step {
+    uint32_t options; /* bits of ms_step_option */
+    ms__sim *sim;
+} ms__search_step;
+
+/* One assignment of techniques with a window in one step, and what its replay gave. */
 typedef struct ms__candidate {
     uint32_t window;
+    uint32_t step;
     bool light;               /* touches only what is admitted at low pressure */
     uint64_t step_ns;         /* without a cache */
     uint64_t work_ns;         /* of it, all but page faults, the only part that a cache changes */
@@ -29,7 +36,10 @@ typedef struct ms__candidate {
 } ms__candidate;
 
 typedef struct ms__search {
-    ms__sim *sim;
+    ms__search_step steps[MS__STEPS_MOST]; /* the first has no options */
+    uint32_t step_count;
+    uint32_t step;             /* what is replayed now: see ms__search_use() */
+    ms__sim *sim;              /* of that step */
     const ms_admission *admissions;
     uint32_t node_count;
     uint64_t offload_min_bytes;
@@ -52,8 +62,9 @@ typedef struct ms__search {
     bool out_of_memory;
 } ms__search;
 
+/* `options`: the step options that were admitted. */
 int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                    const ms_admission *admissions, bool forced, ms__search *search, ms_error *err);
+                    const ms_admission *admissions, bool forced, uint32_t options, ms__search *search, ms_error *err);
 void ms__search_close(ms__search *search);
 
 /* Techniques of candidate `index`. */
@@ -66,6 +77,11 @@ static inline uint64_t ms__candidate_peak(const ms__candidate *candidate)
 {
     return candidate->fixed_bytes + candidate->live_peak_bytes;
 }
+
+/* Replays are of this step from now on. */
+void ms__search_use(ms__search *search, uint32_t step);
+/* The step with exactly these options, or step_count. */
+uint32_t ms__search_find_step(const ms__search *search, uint32_t options);
 
 ms_choices ms__search_choices(const ms__search *search, const uint8_t *techniques, uint32_t window,
                               uint64_t ceiling_bytes);

@@ -34,6 +34,7 @@ void ms__variant_replay(ms__search *search, ms__variant *variant)
         return;
     }
     const ms__candidate *candidate = &search->items[variant->candidate];
+    ms__search_use(search, candidate->step);
     uint64_t ceiling = search->sim->on_host ? ms__add_sat(candidate->live_peak_bytes, variant->slack_bytes) : 0;
     ms_choices choices =
         ms__search_choices(search, ms__candidate_techniques(search, variant->candidate), candidate->window, ceiling);

@@ -163,6 +163,8 @@ typedef struct ms__peak {
 typedef struct ms__sim {
     /* fixed by graph and hardware */
     const ms_graph *graph;
+    ms_graph *owned_graph;     /* the same where step options changed a copy, else NULL */
+    uint64_t held_tier_bytes[MS__TIER_COUNT]; /* by step options, all the time */
     const ms_hardware *hardware;
     bool on_host;
     uint64_t resident_bytes;   /* baseline or what stands for it, scratch, batch */
@@ -217,6 +219,9 @@ typedef struct ms__outcome {
 /* Compiles; the simulator keeps pointers into both documents. One thread at a time. */
 int ms__sim_new(const ms_graph *graph, const ms_hardware *hardware, ms__sim **sim, ms_error *err);
 void ms__sim_free(ms__sim *sim);
+
+/* What the optimizer's step takes at the device's rate. */
+uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware);
 
 /*
  * Replays. With choices->ceiling_bytes 0 nothing is cached and every map is faulted in

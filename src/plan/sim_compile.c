@@ -33,16 +33,21 @@ static uint64_t rounded(const ms__sim *sim, uint64_t bytes)
     return bytes >= MS__MAP_MIN_BYTES ? ms__align_up(bytes, MS__PAGE_BYTES) : bytes;
 }
 
-static uint64_t scaled(const ms__sim *sim, uint64_t ns)
+static uint64_t scaled_by(const ms_hardware *hardware, uint64_t ns)
 {
-    uint64_t permille = sim->hardware->time_scale_permille;
+    uint64_t permille = hardware->time_scale_permille;
     return permille == 0 || permille == 1000 ? ns : ms__mul_div(ns, permille, 1000);
 }
 
-static uint64_t stream_rate(const ms__sim *sim)
+static uint64_t scaled(const ms__sim *sim, uint64_t ns)
 {
-    const ms_gpu *gpu = gpu_of(sim->hardware);
-    return gpu != NULL ? gpu->stream_bytes_per_s : sim->hardware->cpu.stream_bytes_per_s;
+    return scaled_by(sim->hardware, ns);
+}
+
+static uint64_t stream_rate(const ms_hardware *hardware)
+{
+    const ms_gpu *gpu = gpu_of(hardware);
+    return gpu != NULL ? gpu->stream_bytes_per_s : hardware->cpu.stream_bytes_per_s;
 }
 
 static uint64_t work_ns(const ms__sim *sim, const ms_event *event)
@@ -50,7 +55,7 @@ static uint64_t work_ns(const ms__sim *sim, const ms_event *event)
     const ms_gpu *gpu = gpu_of(sim->hardware);
     uint64_t flops_per_s = gpu != NULL ? gpu->matmul_flops_per_s : sim->hardware->cpu.matmul_flops_per_s;
     uint64_t arithmetic = ms__rate_ns(event->flops, flops_per_s);
-    uint64_t movement = ms__rate_ns(event->bytes, stream_rate(sim));
+    uint64_t movement = ms__rate_ns(event->bytes, stream_rate(sim->hardware));
     return scaled(sim, ms__add_sat(ms__max_u64(arithmetic, movement), MS__OP_NS));
 }
 
@@ -69,11 +74,11 @@ static void compile_residents(ms__sim *sim)
 }
 
 /* An optimizer reads parameters, gradients and state, and writes parameters and state. */
-static void compile_optimizer(ms__sim *sim)
+uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware)
 {
-    uint64_t trainable = ms__mul_sat(3, sim->graph->residents.trainable_bytes);
-    uint64_t state = ms__mul_sat(2, sim->graph->loop.optimizer_state_bytes);
-    sim->optimizer_ns = scaled(sim, ms__rate_ns(ms__add_sat(trainable, state), stream_rate(sim)));
+    uint64_t trainable = ms__mul_sat(3, graph->residents.trainable_bytes);
+    uint64_t state = ms__mul_sat(2, graph->loop.optimizer_state_bytes);
+    return scaled_by(hardware, ms__rate_ns(ms__add_sat(trainable, state), stream_rate(hardware)));
 }
 
 /* ---- programs ----------------------------------------------------------------- */
@@ -283,7 +288,7 @@ int ms__sim_new(const ms_graph *graph, const ms_hardware *hardware, ms__sim **si
     made->hardware = hardware;
     made->on_host = gpu_of(hardware) == NULL;
     compile_residents(made);
-    compile_optimizer(made);
+    made->optimizer_ns = ms__sim_optimizer_ns(graph, hardware);
     int rc = compile_profiles(made);
     if (rc == MS_OK) {
         rc = compile_nodes(made);
@@ -325,5 +330,6 @@ void ms__sim_free(ms__sim *sim)
     ms_free(sim->fetches);
     ms_free(sim->io.writes.transfers);
     ms_free(sim->io.reads.transfers);
+    ms_graph_free(sim->owned_graph);
     ms_free(sim);
 }

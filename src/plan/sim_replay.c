@@ -488,7 +488,9 @@ static void read_times(const ms__sim *sim, ms__outcome *out)
     replay->stall_backward_ns = sim->stall_backward_ns;
     replay->compute_ns = replay->step_ns - replay->recompute_ns - replay->stall_forward_ns -
                          replay->stall_backward_ns;
-    memcpy(replay->tier_peak_bytes, sim->io.tier_peak_bytes, sizeof replay->tier_peak_bytes);
+    for (int tier = 0; tier < MS__TIER_COUNT; tier++) {
+        replay->tier_peak_bytes[tier] = ms__add_sat(sim->io.tier_peak_bytes[tier], sim->held_tier_bytes[tier]);
+    }
     replay->moved_bytes = sim->io.moved_bytes;
     replay->fault_ns = sim->fault_ns;
     replay->small_peak_bytes = sim->small_peak_bytes;

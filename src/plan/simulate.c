@@ -2,7 +2,7 @@
  * The public face of the simulator: one replay of one graph. The solver, which
  * replays a graph many times, uses sim.h directly.
  */
-#include "plan/sim.h"
+#include "plan/step_options.h"
 
 int ms__sim_need(ms__sim *sim, uint64_t *need_bytes, ms_error *err)
 {
@@ -22,7 +22,7 @@ int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_cho
                 ms_replay *replay, ms_sample *samples, ms_error *err)
 {
     ms__sim *sim;
-    int rc = ms__sim_new(graph, hardware, &sim, err);
+    int rc = ms__step_sim_new(graph, hardware, choices->step_options, &sim, err);
     if (rc != MS_OK) {
         return rc;
     }

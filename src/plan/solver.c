@@ -40,19 +40,86 @@ static size_t list_finalists(ms__search *search, size_t uniform_count, size_t *f
     return count;
 }
 
-static size_t propose(ms__search *search)
+/* Where each step's uniform candidates lie among the items. */
+typedef struct uniforms {
+    size_t first[MS__STEPS_MOST + 1];
+} uniforms;
+
+static void propose_uniform(ms__search *search, uniforms *made)
 {
-    ms__families_uniform(search);
-    size_t uniform_count = search->count;
+    for (uint32_t step = 0; step < search->step_count; step++) {
+        made->first[step] = search->count;
+        ms__search_use(search, step);
+        ms__families_uniform(search);
+    }
+    made->first[search->step_count] = search->count;
     /* The yardstick is never refused for pressing harder than low pressure asks. */
-    for (size_t i = 0; i < uniform_count; i++) {
+    for (size_t i = 0; i < search->count; i++) {
         search->items[i].light = true;
     }
-    ms__families_split(search);
-    ms__families_greedy(search);
-    ms__families_mixed(search);
+}
+
+/* Does step b have, for each uniform candidate of step a, the same techniques at no more
+ * time and no higher peak? Of two that are alike the one of fewer options stays. */
+static bool beaten_by(const ms__search *search, const uniforms *made, uint32_t a, uint32_t b)
+{
+    bool alike = true;
+    for (size_t i = made->first[a]; i < made->first[a + 1]; i++) {
+        const ms__candidate *mine = &search->items[i];
+        bool covered = false;
+        for (size_t k = made->first[b]; k < made->first[b + 1] && !covered; k++) {
+            const ms__candidate *other = &search->items[k];
+            covered = other->window == mine->window && other->step_ns <= mine->step_ns &&
+                      other->work_ns <= mine->work_ns && ms__candidate_peak(other) <= ms__candidate_peak(mine) &&
+                      memcmp(ms__candidate_techniques(search, i), ms__candidate_techniques(search, k),
+                             search->node_count) == 0;
+            alike = alike && (!covered || (other->step_ns == mine->step_ns && other->work_ns == mine->work_ns &&
+                                           ms__candidate_peak(other) == ms__candidate_peak(mine)));
+        }
+        if (!covered) {
+            return false;
+        }
+    }
+    return !alike || b < a;
+}
+
+/* The steps worth a search of their own: those that no other beats. */
+static uint32_t list_steps(const ms__search *search, const uniforms *made, uint32_t *steps)
+{
+    uint32_t count = 0;
+    for (uint32_t a = 0; a < search->step_count; a++) {
+        bool beaten = false;
+        for (uint32_t b = 0; b < search->step_count && !beaten; b++) {
+            beaten = b != a && beaten_by(search, made, a, b);
+        }
+        if (!beaten) {
+            steps[count++] = a;
+        }
+    }
+    return count;
+}
+
+static size_t propose(ms__search *search)
+{
+    uniforms made;
+    uint32_t steps[MS__STEPS_MOST];
+    propose_uniform(search, &made);
+    if (search->out_of_memory) {
+        return 0;
+    }
+    uint32_t count = list_steps(search, &made, steps);
+    for (uint32_t i = 0; i < count; i++) {
+        /* Each step has its share, and the neighbours of the best one of their own. */
+        uint64_t kept = count == 1 ? 0 : search->replays_left - search->replays_left / (count - i + 1);
+        search->replays_left -= kept;
+        ms__search_use(search, steps[i]);
+        ms__families_split(search);
+        ms__families_greedy(search);
+        ms__families_mixed(search);
+        search->replays_left += kept;
+    }
     ms__families_refine(search);
-    return uniform_count;
+    return made.first[1];
 }
 
 /* At low pressure candidates that are not light must fit the budget where low pressure
@@ -74,10 +141,11 @@ static uint64_t most_bytes(const ms__search *search)
     return ms__add_sat(search->items[0].fixed_bytes, search->items[0].held_most_bytes);
 }
 
-/* "recompute on 12 nodes, offload_disk on 3 nodes". */
-static void describe_use(const ms__search *search, const uint8_t *techniques, char *text, size_t size)
+/* "recompute on 12 nodes, offload_disk on 3 nodes, exact_loss_head". */
+static void describe_use(const ms__search *search, const uint8_t *techniques, uint32_t step, char *text, size_t size)
 {
     uint32_t used[MS_TECHNIQUE_COUNT] = {0};
+    uint32_t options = search->steps[step].options;
     size_t length = 0;
     snprintf(text, size, "no technique: none that mode and flags admit saves more");
     for (uint32_t i = 0; i < search->node_count; i++) {
@@ -90,14 +158,21 @@ static void describe_use(const ms__search *search, const uint8_t *techniques, ch
             length += wrote > 0 ? (size_t)wrote : 0;
         }
     }
+    for (int i = 0; i < MS_STEP_OPTION_COUNT; i++) {
+        if ((options & 1u << i) != 0 && length < size) {
+            int wrote = snprintf(text + length, size - length, "%s%s", length > 0 ? ", " : "",
+                                 ms_step_option_name((ms_step_option)i));
+            length += wrote > 0 ? (size_t)wrote : 0;
+        }
+    }
 }
 
 static int refuse(const ms__search *search, const ms_pressure *pressure, ms_error *err)
 {
     size_t best = ms__select_smallest_peak(search);
     uint64_t smallest = ms__candidate_peak(&search->items[best]);
-    char use[160];
-    describe_use(search, ms__candidate_techniques(search, best), use, sizeof use);
+    char use[240];
+    describe_use(search, ms__candidate_techniques(search, best), search->items[best].step, use, sizeof use);
     int code = ms_fail(err, MS_EINFEASIBLE,
                        "memory_budget_gb: no plan fits %s; the smallest budget that would fit is %s "
                        "(%llu bytes), which takes %s; everything kept needs %s",
@@ -194,6 +269,7 @@ static int solve(ms__search *search, const ms_pressure *pressure, ms__limits *li
     ms__plan_fill_unoptimized(search, plan);
     ms__plan_apply(search, &made.variant, plan);
     ms__plan_fill_entries(search, &made.variant, made.room_bytes, plan);
+    ms__plan_fill_options(search, &made.variant, plan);
     return MS_OK;
 }
 
@@ -224,11 +300,17 @@ int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_
         return ms_fail(err, MS_EINVAL, "solver: the graph has no nodes");
     }
     ms__search search;
-    int rc = ms__search_open(graph, hardware, config, admissions, pressure->forced, &search, err);
+    ms__step_case facts = {graph, hardware, config, pressure};
+    uint32_t rules[MS_STEP_OPTION_COUNT];
+    uint32_t options = ms__step_options_admit(&facts, rules);
+    int rc = ms__search_open(graph, hardware, config, admissions, pressure->forced, options, &search, err);
     if (rc != MS_OK) {
         return rc;
     }
     ms_plan *made = ms__plan_new(graph);
+    for (uint32_t i = 0; made != NULL && i < MS_STEP_OPTION_COUNT; i++) {
+        made->step_options[i].rule = rules[i];
+    }
     if (made == NULL) {
         rc = ms_fail(err, MS_ENOMEM, "solver: out of memory for a plan of %u nodes", graph->node_count);
     } else {

@@ -54,6 +54,24 @@ static void add_layers(ms__text *text, const ms_plan *plan)
     ms__text_add(text, any ? "\n" : "none known yet: %s\n", ms_technique_name((ms_technique)plan->fallback));
 }
 
+/* The options of the step in force, each with what it frees and what it costs. */
+static void add_options(ms__text *text, const ms_plan *plan)
+{
+    bool any = false;
+    for (int i = 0; i < MS_STEP_OPTION_COUNT; i++) {
+        const ms_plan_option *option = &plan->step_options[i];
+        if (!option->chosen) {
+            continue;
+        }
+        ms__text_add(text, "%s%s: frees %s", any ? "; " : "  options     ", ms_step_option_name((ms_step_option)i),
+                     ms__text_bytes(option->saved_bytes).text);
+        ms__text_add(text, option->gain_ns > 0 ? ", gains %s" : ", costs %s",
+                     ms__text_ns(option->gain_ns > 0 ? option->gain_ns : option->cost_ns).text);
+        any = true;
+    }
+    ms__text_add(text, any ? "\n" : "");
+}
+
 /* Step time against the unoptimized one, in percent with a sign. */
 static void add_ratio(ms__text *text, uint64_t step_ns, uint64_t base_ns)
 {
@@ -76,6 +94,7 @@ char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
         add_pressure(&text, plan);
     }
     add_layers(&text, plan);
+    add_options(&text, plan);
     if (plan->entry_count > 0) {
         ms__text_add(&text, "  peak        %s predicted, tensors %s of it%s\n",
                      ms__text_bytes(plan->replay.peak_bytes).text, ms__text_bytes(plan->replay.peak_live_bytes).text,

@@ -127,7 +127,7 @@ int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms
         rc = ms_engine_admit(graph, hardware, config, &pressure, admissions, err);
     }
     if (rc == MS_OK) {
-        rc = ms__search_open(graph, hardware, config, admissions, pressure.forced, &search, err);
+        rc = ms__search_open(graph, hardware, config, admissions, pressure.forced, 0, &search, err);
     }
     if (rc == MS_OK) {
         made->fallback = technique < MS_TECHNIQUE_COUNT ? technique : blind_technique(hardware, config);

@@ -114,6 +114,13 @@ class ExecutionPlan:
             counts[entry["technique"]] = counts.get(entry["technique"], 0) + 1
         return counts
 
+    @property
+    def step_options(self) -> dict[str, Mapping[str, Any]]:
+        """What was decided for the step as a whole, by the option's name, such as
+        ``"exact_loss_head"``: `chosen`, `exactness`, `rule`, and by itself `saved_bytes` of
+        the peak, `cost_ns` or `gain_ns` of the step."""
+        return {option["name"]: dict(option) for option in self._document["step_options"]}
+
     def __len__(self) -> int:
         return len(self.layers)
 

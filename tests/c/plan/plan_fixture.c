@@ -90,6 +90,21 @@ static void head_profile(ms_profile *profile, const fixture_chain *chain)
     set_programs(profile, forward, LENGTH(forward), backward, LENGTH(backward));
 }
 
+/* As above, with 6 the gradient that the cross entropy scatters before it makes 5. */
+static void marked_head_profile(ms_profile *profile, const fixture_chain *chain)
+{
+    uint64_t x = chain->activation_bytes, logits = chain->logits_bytes;
+    const uint64_t bytes[] = {x, x, 4, logits, logits, logits, logits};
+    const ms_event forward[] = {EV(SAVE, 0),  EV(ALLOC, 3), WORKED(1000000), EV(LOSS, 3), EV(ALLOC, 4),
+                                WORKED(1000000), EV(SAVE, 4),  EV(FREE, 4), EV(ALLOC, 2), EV(LOSS_END, 3),
+                                EV(FREE, 3), EV(FREE, 0)};
+    const ms_event backward[] = {EV(LOSS, 3),  EV(ALLOC, 6), WORKED(1000000), EV(NEED, 4), EV(ALLOC, 5),
+                                 WORKED(1000000), EV(FREE, 6), EV(DROP, 4), EV(LOSS_END, 5), EV(NEED, 0),
+                                 EV(ALLOC, 1), WORKED(1000000), EV(DROP, 0), EV(FREE, 5)};
+    set_storages(profile, 3, bytes, LENGTH(bytes));
+    set_programs(profile, forward, LENGTH(forward), backward, LENGTH(backward));
+}
+
 static void name_storages(ms_graph *graph, const fixture_chain *chain, numbering n)
 {
     uint32_t last = chain->layer_count + 1;
@@ -165,7 +180,11 @@ ms_graph *fixture_chain_graph(const fixture_chain *chain)
         layer_profile(&graph->profiles[i], chain, &chain->layers[i]);
     }
     embed_profile(&graph->profiles[layer_profiles], chain);
-    head_profile(&graph->profiles[layer_profiles + 1], chain);
+    if (chain->marks_loss) {
+        marked_head_profile(&graph->profiles[layer_profiles + 1], chain);
+    } else {
+        head_profile(&graph->profiles[layer_profiles + 1], chain);
+    }
     name_storages(graph, chain, n);
     make_nodes(graph, chain, n);
     ms_error err;

@@ -30,6 +30,7 @@ typedef struct fixture_chain {
     uint64_t logits_bytes;
     uint64_t parameter_bytes;
     uint64_t state_bytes;
+    bool marks_loss; /* the cross entropy is marked, and makes one buffer more in backward */
 } fixture_chain;
 
 ms_graph *fixture_chain_graph(const fixture_chain *chain);

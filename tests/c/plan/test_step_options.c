@@ -1,0 +1,383 @@
+/*
+ * Options for the step as a whole: what the exact loss head takes off a step's peak and
+ * time, that it is used where bytes are wanted and where it can be, and that plans with
+ * it keep what every plan promises.
+ */
+#include <jansson.h>
+
+#include "plan_fixture.h"
+
+enum { LAYERS = 6 };
+#define LOGITS (400 * MIB)
+#define ACTIVATION (8 * MIB)
+/* The head's peak is its end: the logits and the gradient of its input. */
+#define FREED (2 * LOGITS - ACTIVATION)
+static const uint32_t head_bit = 1u << MS_STEP_EXACT_LOSS_HEAD;
+
+typedef struct fixture {
+    ms_graph *graph;
+    ms_hardware *hardware;
+    ms_config config;
+} fixture;
+
+/* Layers that save little beside the logits. */
+static ms_graph *make_graph(bool marks_loss)
+{
+    const fixture_layer layer = {.saved_bytes = 50 * MIB, .temp_bytes = 10 * MIB, .flops = 5000000,
+                                 .gradient_bytes = 4 * MIB};
+    const fixture_chain chain = {.layer_count = LAYERS, .layers = &layer, .uniform = true,
+                                 .activation_bytes = ACTIVATION, .logits_bytes = LOGITS, .parameter_bytes = 40 * MIB,
+                                 .state_bytes = 80 * MIB, .marks_loss = marks_loss};
+    return fixture_chain_graph(&chain);
+}
+
+static int set_up(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    f->graph = make_graph(true);
+    f->hardware = fixture_hardware();
+    ms_config_default(&f->config);
+    *state = f;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    fixture *f = *state;
+    ms_graph_free(f->graph);
+    ms_free(f->hardware);
+    free(f);
+    return 0;
+}
+
+static ms_replay simulate(const fixture *f, const uint8_t *techniques, uint32_t options)
+{
+    ms_choices choices = {.technique = techniques, .step_options = options, .offload_min_bytes = MIB,
+                          .write_window_bytes = 64 * MIB, .read_window_bytes = 64 * MIB};
+    ms_replay replay;
+    ms_error err;
+    assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);
+    return replay;
+}
+
+/* ---- what the head takes off ------------------------------------------------------------------ */
+
+/* In backward: log-softmax, scattered gradient and gradient; then the logits alone. */
+static void one_buffer_of_three_is_left(void **state)
+{
+    fixture *f = *state;
+    const uint8_t keep[LAYERS + 2] = {0};
+    ms_replay without = simulate(f, keep, 0), with = simulate(f, keep, head_bit);
+    assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, FREED);
+    assert_int_equal(without.peak_node, LAYERS + 1);
+}
+
+/* The logits as an output of the model, bound as storage 3 of the head's profile. */
+static void return_logits(ms_graph *graph)
+{
+    ms_profile *head = &graph->profiles[2];
+    ms_node *node = &graph->nodes[LAYERS + 1];
+    graph->storages = ms_realloc_array(graph->storages, graph->storage_count + 1, sizeof *graph->storages);
+    graph->storages[graph->storage_count] = (ms_storage){
+        .bytes = LOGITS, .role = MS_STORAGE_OUTPUT, .first_node = LAYERS + 1, .last_node = LAYERS + 1};
+    node->externals = ms_realloc_array(node->externals, 4, sizeof *node->externals);
+    node->externals[3] = graph->storage_count++;
+    head->external_count = 4;
+    ms_error err;
+    assert_ms_ok(ms_graph_check(graph, &err), err);
+}
+
+static void returned_logits_are_overwritten_once_dropped(void **state)
+{
+    fixture *f = *state;
+    const uint8_t keep[LAYERS + 2] = {0};
+    return_logits(f->graph);
+    ms_replay without = simulate(f, keep, 0), with = simulate(f, keep, head_bit);
+    assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, FREED);
+}
+
+/* Four buffers then, with the caller's; the head needs one beside his. */
+static void logits_that_the_caller_holds_are_not_overwritten(void **state)
+{
+    fixture *f = *state;
+    const uint8_t keep[LAYERS + 2] = {0};
+    return_logits(f->graph);
+    ms_replay dropped = simulate(f, keep, head_bit);
+    f->graph->loop.outputs_held = true;
+    ms_replay without = simulate(f, keep, 0), with = simulate(f, keep, head_bit);
+    assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, FREED);
+    assert_int_equal(with.peak_live_bytes - dropped.peak_live_bytes, LOGITS + 4); /* his loss too */
+}
+
+/* Of the region's work nothing is left but reading rows, and reading and writing them. */
+static void the_work_of_the_region_is_the_heads(void **state)
+{
+    fixture *f = *state;
+    const uint8_t keep[LAYERS + 2] = {0};
+    ms_replay without = simulate(f, keep, 0), with = simulate(f, keep, head_bit);
+    uint64_t operators = 3 * 1000000 + 3 * 2000, head = 2 * 2000;
+    assert_int_equal(without.step_ns - with.step_ns, operators - head);
+    f->hardware->cpu.stream_bytes_per_s = 1000000000;
+    ms_replay moved = simulate(f, keep, head_bit);
+    assert_true(moved.step_ns - with.step_ns >= 3 * LOGITS);
+}
+
+/* A saved tensor of the head can go to disk; the logits that the head keeps can't. */
+static void the_heads_logits_do_not_move(void **state)
+{
+    fixture *f = *state;
+    uint8_t techniques[LAYERS + 2] = {0};
+    techniques[LAYERS + 1] = MS_TECHNIQUE_OFFLOAD_DISK;
+    ms_replay without = simulate(f, techniques, 0), with = simulate(f, techniques, head_bit);
+    assert_true(without.moved_bytes >= LOGITS);
+    assert_true(with.moved_bytes <= 2 * ACTIVATION);
+}
+
+/* Marks that do not pair are no head: another program's gradient, or none. */
+static void unpaired_marks_change_nothing(void **state)
+{
+    fixture *f = *state;
+    const uint8_t keep[LAYERS + 2] = {0};
+    f->graph->profiles[2].backward[0].storage = 5; /* "loss" of another storage */
+    ms_replay without = simulate(f, keep, 0), with = simulate(f, keep, head_bit);
+    assert_memory_equal(&without, &with, sizeof with);
+}
+
+/* ---- the plan ------------------------------------------------------------------------------------- */
+
+static int try_plan(const fixture *f, uint64_t budget_bytes, ms_plan **plan, ms_error *err)
+{
+    ms_config config = f->config;
+    config.memory_budget_bytes = budget_bytes;
+    return ms_pipeline_plan(f->graph, f->hardware, &config, plan, err);
+}
+
+static ms_plan *plan_at(const fixture *f, uint64_t budget_bytes)
+{
+    ms_plan *plan;
+    ms_error err;
+    assert_ms_ok(try_plan(f, budget_bytes, &plan, &err), err);
+    return plan;
+}
+
+static uint64_t smallest_budget(const fixture *f)
+{
+    ms_plan *plan;
+    ms_error err;
+    assert_int_equal(try_plan(f, 1, &plan, &err), MS_EINFEASIBLE);
+    return err.hint_bytes;
+}
+
+static void a_budget_that_binds_turns_the_head_on(void **state)
+{
+    fixture *f = *state;
+    ms_plan *plan = plan_at(f, smallest_budget(f));
+    const ms_plan_option *option = &plan->step_options[MS_STEP_EXACT_LOSS_HEAD];
+    assert_true(option->chosen);
+    assert_int_equal(option->rule, MS_RULE_PRESSURE);
+    assert_true(option->saved_bytes > LOGITS);
+    assert_true(option->gain_ns > 0 && option->cost_ns == 0);
+    /* The proof of fit is the replay of exactly these choices. */
+    uint8_t techniques[LAYERS + 2];
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        techniques[i] = (uint8_t)plan->entries[i].technique;
+    }
+    ms_choices choices = {.technique = techniques, .step_options = head_bit,
+                          .offload_min_bytes = plan->offload_min_bytes,
+                          .write_window_bytes = plan->write_window_bytes,
+                          .read_window_bytes = plan->read_window_bytes};
+    ms_replay replay;
+    ms_error err;
+    assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);
+    assert_true(replay.peak_bytes <= plan->replay.peak_bytes);
+    ms_plan_free(plan);
+}
+
+/* The smallest budget without the head is larger by the buffers it does away with. */
+static void the_head_lowers_the_smallest_budget(void **state)
+{
+    fixture *f = *state;
+    uint64_t with = smallest_budget(f);
+    ms_graph_free(f->graph);
+    f->graph = make_graph(false); /* two buffers in its backward, and nothing marked */
+    uint64_t without = smallest_budget(f);
+    assert_true(without >= with + LOGITS - ACTIVATION);
+}
+
+static void a_comfortable_fit_leaves_the_head_off(void **state)
+{
+    fixture *f = *state;
+    ms_plan *plan = plan_at(f, 100000 * MIB);
+    assert_true(plan->skipped);
+    assert_false(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].chosen);
+    assert_int_equal(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].rule, MS_RULE_COMFORTABLE);
+    ms_plan_free(plan);
+}
+
+static void without_marks_there_is_no_head(void **state)
+{
+    fixture *f = *state;
+    ms_graph_free(f->graph);
+    f->graph = make_graph(false);
+    ms_plan *plan = plan_at(f, smallest_budget(f));
+    assert_false(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].chosen);
+    assert_int_equal(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].rule, MS_RULE_NO_LOSS_HEAD);
+    ms_plan_free(plan);
+}
+
+static void on_a_gpu_the_head_is_torchs(void **state)
+{
+    fixture *f = *state;
+    f->hardware->device = 0;
+    f->hardware->gpu_count = 1;
+    f->hardware->gpu[0].total_bytes = 64000 * MIB;
+    f->config.force_optimize = true;
+    ms_plan *plan = plan_at(f, MS_UNSET);
+    assert_false(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].chosen);
+    assert_int_equal(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].rule, MS_RULE_HOST_ONLY);
+    ms_plan_free(plan);
+}
+
+/* A larger budget is never slower, and no plan takes more than its budget. */
+static void plans_stay_monotone(void **state)
+{
+    fixture *f = *state;
+    ms_free(f->hardware);
+    f->hardware = fixture_real_hardware();
+    uint64_t smallest = smallest_budget(f), slower_ns = UINT64_MAX;
+    for (uint64_t budget = smallest; budget < 4 * smallest; budget += smallest / 13) {
+        ms_plan *plan = plan_at(f, budget);
+        assert_true(plan->replay.peak_bytes <= budget);
+        assert_true(plan->skipped || plan->replay.step_ns <= slower_ns);
+        slower_ns = plan->replay.step_ns;
+        ms_plan_free(plan);
+    }
+}
+
+/* ---- how it is told --------------------------------------------------------------------------------- */
+
+static void assert_contains(char *text, const char *part)
+{
+    if (text == NULL || strstr(text, part) == NULL) {
+        fail_msg("\"%s\" is not in: %s", part, text != NULL ? text : "nothing");
+    }
+    ms_free(text);
+}
+
+static void table_and_explanation_name_it(void **state)
+{
+    fixture *f = *state;
+    ms_plan *plan = plan_at(f, smallest_budget(f));
+    assert_contains(ms_plan_table(plan, f->hardware), "options     exact_loss_head: frees ");
+    assert_contains(ms_plan_explain(plan, -1), "exact_loss_head is on: ");
+    assert_contains(ms_plan_explain(plan, -1), "of the peak and take ");
+    ms_plan_free(plan);
+    ms_error err;
+    assert_int_equal(try_plan(f, 1, &plan, &err), MS_EINFEASIBLE);
+    assert_non_null(strstr(err.text, "exact_loss_head"));
+}
+
+static void options_survive_the_round_trip(void **state)
+{
+    fixture *f = *state;
+    ms_plan *plan = plan_at(f, smallest_budget(f)), *read;
+    ms_error err;
+    char *text = ms_plan_to_json(plan);
+    assert_ms_ok(ms_plan_parse(text, &read, &err), err);
+    assert_memory_equal(plan->step_options, read->step_options, sizeof plan->step_options);
+    char *again = ms_plan_to_json(read);
+    assert_string_equal(text, again);
+    ms_free(text);
+    ms_free(again);
+    ms_plan_free(read);
+    ms_plan_free(plan);
+}
+
+/* ms_plan_parse() of a document whose first option was changed. */
+static void refuse_option(const fixture *f, const char *member, json_t *value, const char *place)
+{
+    ms_plan *plan = plan_at(f, smallest_budget(f)), *read;
+    ms_error err;
+    char *text = ms_plan_to_json(plan);
+    json_t *tree = json_loads(text, 0, NULL);
+    json_t *option = json_array_get(json_object_get(tree, "step_options"), 0);
+    if (value != NULL) {
+        json_object_set_new(option, member, value);
+    } else {
+        json_array_clear(json_object_get(tree, "step_options"));
+    }
+    char *changed = json_dumps(tree, 0);
+    assert_ms_fails(ms_plan_parse(changed, &read, &err), MS_EFORMAT, err, place);
+    free(changed);
+    json_decref(tree);
+    ms_free(text);
+    ms_plan_free(plan);
+}
+
+static void a_document_of_other_options_is_refused(void **state)
+{
+    const fixture *f = *state;
+    refuse_option(f, "name", json_string("magic"), "step_options");
+    refuse_option(f, "exactness", json_string("lossy"), "step_options");
+    refuse_option(f, "more", json_true(), "step_options");
+    refuse_option(f, NULL, NULL, "step_options");
+}
+
+static void names_and_classes_are_stable(void **state)
+{
+    (void)state;
+    assert_string_equal(ms_step_option_name(MS_STEP_EXACT_LOSS_HEAD), "exact_loss_head");
+    assert_int_equal(ms_step_option_exactness(MS_STEP_EXACT_LOSS_HEAD), MS_EXACT);
+    assert_string_equal(ms_step_option_name(MS_STEP_OPTION_COUNT), "unknown");
+    assert_string_equal(ms_exactness_name(MS_ROUNDING), "rounding");
+}
+
+/* Wherever memory runs out, nothing is left behind. */
+static void memory_may_run_out(void **state)
+{
+    const fixture *f = *state;
+    uint64_t budget = smallest_budget(f), blocks = ms_memory_live_blocks();
+    for (uint64_t nth = 1; nth < 100000; nth += 1 + nth / 8) {
+        ms_plan *plan = NULL;
+        ms_error err;
+        ms_fault_arm(MS_FAULT_ALLOC, nth, 12);
+        int rc = try_plan(f, budget, &plan, &err);
+        bool reached = ms_fault_passed(MS_FAULT_ALLOC) >= nth;
+        ms_fault_disarm_all();
+        assert_true(rc == MS_OK || rc == MS_ENOMEM);
+        if (rc == MS_OK) {
+            ms_plan_free(plan);
+        }
+        assert_int_equal(ms_memory_live_blocks(), blocks);
+        if (!reached) {
+            return;
+        }
+    }
+    fail_msg("planning never ran to its end");
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(one_buffer_of_three_is_left),
+        TEST(returned_logits_are_overwritten_once_dropped),
+        TEST(logits_that_the_caller_holds_are_not_overwritten),
+        TEST(the_work_of_the_region_is_the_heads),
+        TEST(the_heads_logits_do_not_move),
+        TEST(unpaired_marks_change_nothing),
+        TEST(a_budget_that_binds_turns_the_head_on),
+        TEST(the_head_lowers_the_smallest_budget),
+        TEST(a_comfortable_fit_leaves_the_head_off),
+        TEST(without_marks_there_is_no_head),
+        TEST(on_a_gpu_the_head_is_torchs),
+        TEST(plans_stay_monotone),
+        TEST(table_and_explanation_name_it),
+        TEST(options_survive_the_round_trip),
+        TEST(a_document_of_other_options_is_refused),
+        TEST(names_and_classes_are_stable),
+        TEST(memory_may_run_out),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

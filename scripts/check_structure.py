@@ -45,6 +45,7 @@ HEADER_ROOMS = {
     "optimizer": "techniques",
     "chain": "plan",
     "pipeline": "top",
+    "report": "top",
 }
 
 # Python packages and modules from the ground up: each may import from its own

@@ -14,7 +14,7 @@ import logging
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -122,10 +122,23 @@ class Executor:
         return self._core.stats()
 
     def report(self, path: str) -> None:
-        """Writes the plan and the counters as one self-contained HTML page."""
+        """Writes the run so far as one self-contained HTML page: predicted against measured,
+        memory over time by tier, layers, transfers, counters.
+
+        Raises:
+            OSError: `path` can't be written.
+        """
         from .report import write_report
 
-        write_report(path, self._model_name, self._plan, self.counters(), self._core.tier())
+        known = getattr(self._planner, "documents", (None, None))
+        plan, tier = self._plan, self._core.tier()
+        write_report(path, self._model_name, plan, known, self.run_watch, self.counters(), tier)
+
+    def show_progress(self, stream: TextIO | None = None) -> None:
+        """From now on one line per step on `stream` (standard error if None), rewritten in
+        place on a terminal; elsewhere one every few seconds."""
+        if self.run_watch is not None:
+            self.run_watch.show_progress(stream)
 
     # -- attach, apply, detach -------------------------------------------------------
 

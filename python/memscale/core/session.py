@@ -131,6 +131,12 @@ class Session:
             log_decision(decision)
         return plan
 
+    @property
+    def documents(self) -> tuple[str | None, str]:
+        """Graph, where there is one, and hardware of the plan in force, as JSON."""
+        graph = None if self._current is None else self._graphs.get(self._current)
+        return graph, self.hardware_json
+
     def _known(self, signature: str) -> str | None:
         if signature in self._graphs:
             return signature

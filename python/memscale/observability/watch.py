@@ -12,11 +12,12 @@ import json
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from .. import _core
 from .logs import LogShare, open_log
 from .metrics import Exporter, Source
+from .progress import Progress, progress_from_environment
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -63,12 +64,17 @@ class RunWatch(Source):
         self._log_share: LogShare | None = open_log(config)
         self._port = config.observability_port
         self._exporter: Exporter | None = None
+        self._progress = progress_from_environment()
 
     def begin(self, counters: Callable[[], dict[str, int]]) -> None:
         """The executor exists: `counters` gives its counters, from any thread."""
         self._counters = counters
         if self._port is not None:
             self._exporter = Exporter(self._port, self)
+
+    def show_progress(self, stream: TextIO | None) -> None:
+        """Writes one line per step from now on."""
+        self._progress = Progress(stream)
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
@@ -102,11 +108,15 @@ class RunWatch(Source):
             self._numbers["tier_bytes"] = tier_bytes
             step = dict(self._numbers)
         _core.history_add(self.history, step, self._counters())
+        if self._progress is not None:
+            self._progress.step(self.history)
         _log.debug("step %d", seen["step"], extra={"memscale": {"event": "step", "step": step}})
 
     def close(self) -> None:
         """Ends the server and closes the file; what was counted can still be read."""
         self._last_counters, self._counters = self.counters(), self._remembered
+        if self._progress is not None:
+            self._progress.close()
         if self._exporter is not None:
             self._exporter.close()
         if self._log_share is not None:

@@ -21,6 +21,7 @@
 #include "common.h"
 #include "core/isa.h"
 #include "core/probe.h"
+#include "doctor.h"
 #include "memscale/hardware.h"
 #include "options.h"
 
@@ -31,8 +32,8 @@ static const char help[] =
     "(it works, but slower or with a part switched off) or fail, and what to do.\n"
     "\n"
     "  --json          print a JSON document (docs/formats/doctor.schema.json)\n"
-    "  --disk-dir DIR  check this directory for the disk tier, not a chosen one; made\n"
-    "                  where it is missing\n"
+    "  --disk-dir DIR  check this directory for the disk tier, not a chosen one; it must\n"
+    "                  be there\n"
     "\n"
     "Examples:\n"
     "  memscale doctor\n"
@@ -42,26 +43,9 @@ static const char help[] =
 
 /* ---- results ------------------------------------------------------------ */
 
-typedef enum check_status { CHECK_OK, CHECK_WARN, CHECK_FAIL } check_status;
-
 static const char *const status_names[] = {"ok", "warn", "fail"};
 
-typedef struct check_result {
-    check_status status;
-    char text[512];
-    char advice[256]; /* "" where there is nothing to do */
-} check_result;
-
-/* What the checks look at. */
-typedef struct patient {
-    const char *disk_dir;       /* NULL: the chosen one */
-    const ms_hardware *machine; /* NULL where probing failed */
-    ms_error probe_error;
-} patient;
-
-static void say(check_result *result, const char *fmt, ...) MS_PRINTF(2, 3);
-
-static void say(check_result *result, const char *fmt, ...)
+void doctor_say(check_result *result, const char *fmt, ...)
 {
     size_t used = strlen(result->text);
     va_list args;
@@ -70,7 +54,7 @@ static void say(check_result *result, const char *fmt, ...)
     va_end(args);
 }
 
-static void advise(check_result *result, check_status status, const char *advice)
+void doctor_advise(check_result *result, check_status status, const char *advice)
 {
     result->status = status;
     snprintf(result->advice, sizeof result->advice, "%s", advice);
@@ -81,31 +65,31 @@ static void advise(check_result *result, check_status status, const char *advice
 static void check_cpu(const patient *p, check_result *result)
 {
     const ms_cpu *cpu = &p->machine->cpu;
-    say(result, "%s, %u usable", cpu->name, (unsigned)cpu->usable_cpus);
+    doctor_say(result, "%s, %u usable", cpu->name, (unsigned)cpu->usable_cpus);
     for (uint32_t bit = 1; bit != 0; bit <<= 1) {
         if ((cpu->isa & bit) != 0 && ms__isa_name(bit) != NULL) {
-            say(result, ", %s", ms__isa_name(bit));
+            doctor_say(result, ", %s", ms__isa_name(bit));
         }
     }
     if ((cpu->isa & (MS_ISA_AVX2 | MS_ISA_NEON)) == 0) {
-        say(result, ", no vector instructions that kernels know");
-        advise(result, CHECK_WARN, "kernels take their plain C path here; nothing to do");
+        doctor_say(result, ", no vector instructions that kernels know");
+        doctor_advise(result, CHECK_WARN, "kernels take their plain C path here; nothing to do");
     }
 }
 
 static void check_memory(const patient *p, check_result *result)
 {
     const ms_ram *ram = &p->machine->ram;
-    say(result, "%s, %s available", ms__text_bytes(ram->total_bytes).text,
+    doctor_say(result, "%s, %s available", ms__text_bytes(ram->total_bytes).text,
         ms__text_bytes(ram->available_bytes).text);
     if (ram->limit_bytes != UINT64_MAX) {
-        say(result, ", limited to %s by %s", ms__text_bytes(ram->limit_bytes).text,
+        doctor_say(result, ", limited to %s by %s", ms__text_bytes(ram->limit_bytes).text,
             ram->limit_source);
     } else {
-        say(result, ", no control group limit");
+        doctor_say(result, ", no control group limit");
     }
     if (ram->available_bytes < ram->total_bytes / 10) {
-        advise(result, CHECK_WARN, "other programs hold most of the memory: end some of them");
+        doctor_advise(result, CHECK_WARN, "other programs hold most of the memory: end some of them");
     }
 }
 
@@ -114,11 +98,11 @@ static void check_peak(const patient *p, check_result *result)
     ms_error err;
     (void)p;
     if (ms__resident_reset_peak(&err) == MS_OK) {
-        say(result, "the peak of resident memory can be measured from any moment on");
+        doctor_say(result, "the peak of resident memory can be measured from any moment on");
         return;
     }
-    say(result, "%s", err.text);
-    advise(result, CHECK_WARN, "measured peaks will include what came before wrap()");
+    doctor_say(result, "%s", err.text);
+    doctor_advise(result, CHECK_WARN, "measured peaks will include what came before wrap()");
 }
 
 static void check_huge_pages(const patient *p, check_result *result)
@@ -126,14 +110,14 @@ static void check_huge_pages(const patient *p, check_result *result)
     char text[128];
     (void)p;
     if (!ms__file_read_small("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof text)) {
-        say(result, "this kernel has no transparent huge pages");
-        advise(result, CHECK_WARN, "fresh memory costs more time; nothing to do");
+        doctor_say(result, "this kernel has no transparent huge pages");
+        doctor_advise(result, CHECK_WARN, "fresh memory costs more time; nothing to do");
         return;
     }
     text[strcspn(text, "\n")] = '\0';
-    say(result, "transparent huge pages: %s", text);
+    doctor_say(result, "transparent huge pages: %s", text);
     if (strstr(text, "[never]") != NULL) {
-        advise(result, CHECK_WARN,
+        doctor_advise(result, CHECK_WARN,
                "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
     }
 }
@@ -143,12 +127,12 @@ static void check_memlock(const patient *p, check_result *result)
     enum { USEFUL_BYTES = 64 << 20 };
     uint64_t limit = p->machine->ram.memlock_bytes;
     if (limit == UINT64_MAX) {
-        say(result, "any amount may be locked");
+        doctor_say(result, "any amount may be locked");
         return;
     }
-    say(result, "%s may be locked", ms__text_bytes(limit).text);
+    doctor_say(result, "%s may be locked", ms__text_bytes(limit).text);
     if (limit < USEFUL_BYTES) {
-        advise(result, CHECK_WARN,
+        doctor_advise(result, CHECK_WARN,
                "buffers will not be registered with the kernel; raise it with ulimit -l or in "
                "/etc/security/limits.conf");
     }
@@ -159,20 +143,20 @@ static void check_disk(const patient *p, check_result *result)
     enum { SLOW_BYTES_PER_S = 200000000 };
     const ms_disk *disk = &p->machine->disk;
     if (disk->dir[0] == '\0') {
-        say(result, "the disk tier is off: %s", disk->refusal);
-        advise(result, CHECK_WARN, "name a directory on a disk with Config(disk_offload_dir=...)");
+        doctor_say(result, "the disk tier is off: %s", disk->refusal);
+        doctor_advise(result, CHECK_WARN, "name a directory on a disk with Config(disk_offload_dir=...)");
         return;
     }
-    say(result, "%s (%s): %s free, ", disk->dir, disk->filesystem,
+    doctor_say(result, "%s (%s): %s free, ", disk->dir, disk->filesystem,
         ms__text_bytes(disk->free_bytes).text);
-    say(result, "write %s/s, read %s/s", ms__text_bytes(disk->write_bytes_per_s).text,
+    doctor_say(result, "write %s/s, read %s/s", ms__text_bytes(disk->write_bytes_per_s).text,
         ms__text_bytes(disk->read_bytes_per_s).text);
     if (!disk->direct_io) {
-        say(result, ", no direct I/O");
-        advise(result, CHECK_WARN,
+        doctor_say(result, ", no direct I/O");
+        doctor_advise(result, CHECK_WARN,
                "spilled bytes pass through the page cache; ext4 and xfs have direct I/O");
     } else if (disk->write_bytes_per_s < SLOW_BYTES_PER_S) {
-        advise(result, CHECK_WARN, "slow: plans will mostly recompute; name a faster disk");
+        doctor_advise(result, CHECK_WARN, "slow: plans will mostly recompute; name a faster disk");
     }
 }
 
@@ -184,11 +168,11 @@ static void check_io_uring(const patient *p, check_result *result)
     int fd = (int)syscall(SYS_io_uring_setup, 1, &params);
     if (fd >= 0) {
         close(fd);
-        say(result, "io_uring is allowed");
+        doctor_say(result, "io_uring is allowed");
         return;
     }
-    say(result, "io_uring is not allowed (%s)", strerror(errno));
-    advise(result, CHECK_WARN, "worker threads read and write instead; see the sysctl "
+    doctor_say(result, "io_uring is not allowed (%s)", strerror(errno));
+    doctor_advise(result, CHECK_WARN, "worker threads read and write instead; see the sysctl "
                                "kernel.io_uring_disabled and the container's seccomp profile");
 }
 
@@ -197,13 +181,13 @@ static void check_gpu(const patient *p, check_result *result)
     const ms__libcuda *cuda;
     ms_error err;
     if (ms__libcuda_get(&cuda, &err) != MS_OK) {
-        say(result, "no CUDA driver: training runs on the CPU");
+        doctor_say(result, "no CUDA driver: training runs on the CPU");
     } else if (p->machine->gpu_count == 0) {
-        say(result, "the CUDA driver is there but shows no GPU");
-        advise(result, CHECK_WARN, "look at nvidia-smi and CUDA_VISIBLE_DEVICES");
+        doctor_say(result, "the CUDA driver is there but shows no GPU");
+        doctor_advise(result, CHECK_WARN, "look at nvidia-smi and CUDA_VISIBLE_DEVICES");
     }
     for (uint32_t i = 0; i < p->machine->gpu_count; i++) {
-        say(result, "%s%s, %s", i > 0 ? "; " : "", p->machine->gpu[i].name,
+        doctor_say(result, "%s%s, %s", i > 0 ? "; " : "", p->machine->gpu[i].name,
             ms__text_bytes(p->machine->gpu[i].total_bytes).text);
     }
 }
@@ -215,18 +199,18 @@ static void check_cache(const patient *p, check_result *result)
     ms_error err;
     (void)p;
     if (!ms__cache_directory("", dir, sizeof dir)) {
-        say(result, "neither XDG_CACHE_HOME nor HOME is set");
-        advise(result, CHECK_WARN, "rates are measured again in every process; set HOME");
+        doctor_say(result, "neither XDG_CACHE_HOME nor HOME is set");
+        doctor_advise(result, CHECK_WARN, "rates are measured again in every process; set HOME");
         return;
     }
     if (ms__directory_make(dir, &err) != MS_OK ||
         ms__file_open_unnamed(dir, false, &file, &err) != MS_OK) {
-        say(result, "%s can't be written (%s)", dir, strerror(err.system_errno));
-        advise(result, CHECK_WARN, "rates are measured again in every process; set XDG_CACHE_HOME");
+        doctor_say(result, "%s can't be written (%s)", dir, strerror(err.system_errno));
+        doctor_advise(result, CHECK_WARN, "rates are measured again in every process; set XDG_CACHE_HOME");
         return;
     }
     ms__file_close(&file);
-    say(result, "%s can be written", dir);
+    doctor_say(result, "%s can be written", dir);
 }
 
 typedef struct check {
@@ -236,6 +220,8 @@ typedef struct check {
 } check;
 
 static const check checks[] = {
+    {"versions", false, doctor_check_versions},
+    {"packages", false, doctor_check_packages},
     {"cpu", true, check_cpu},
     {"memory", true, check_memory},
     {"peak", false, check_peak},
@@ -245,6 +231,8 @@ static const check checks[] = {
     {"io_uring", false, check_io_uring},
     {"gpu", true, check_gpu},
     {"cache", false, check_cache},
+    {"cgroup", true, doctor_check_cgroup},
+    {"conflicts", false, doctor_check_conflicts},
 };
 
 enum { CHECK_COUNT = sizeof checks / sizeof checks[0] };
@@ -253,8 +241,8 @@ static void run_check(const check *c, const patient *p, check_result *result)
 {
     memset(result, 0, sizeof *result);
     if (c->needs_machine && p->machine == NULL) {
-        say(result, "%s", p->probe_error.text);
-        advise(result, CHECK_FAIL, "memscale can't describe this machine without it");
+        doctor_say(result, "%s", p->probe_error.text);
+        doctor_advise(result, CHECK_FAIL, "memscale can't describe this machine without it");
         return;
     }
     c->run(p, result);
@@ -303,7 +291,10 @@ static int examine(patient *p, ms_hardware *machine, check_result *results)
 {
     ms_hardware_options options = {.disk_dir = p->disk_dir};
     char refusal[sizeof results->text] = "";
-    int rc = ms_hardware_probe(&options, machine, &p->probe_error);
+    int rc = p->disk_dir != NULL ? cli_check_directory(p->disk_dir, &p->probe_error) : MS_OK;
+    if (rc == MS_OK) {
+        rc = ms_hardware_probe(&options, machine, &p->probe_error);
+    }
     if (rc == MS_ECONFIG && p->disk_dir != NULL) {
         snprintf(refusal, sizeof refusal, "%s", p->probe_error.text);
         options.disk_dir = NULL;
@@ -315,8 +306,8 @@ static int examine(patient *p, ms_hardware *machine, check_result *results)
         run_check(&checks[i], p, &results[i]);
         if (checks[i].run == check_disk && refusal[0] != '\0') {
             memset(&results[i], 0, sizeof results[i]);
-            say(&results[i], "%s", refusal);
-            advise(&results[i], CHECK_FAIL, "name another directory, or none");
+            doctor_say(&results[i], "%s", refusal);
+            doctor_advise(&results[i], CHECK_FAIL, "name another directory, or none");
         }
         failures += results[i].status == CHECK_FAIL;
     }

@@ -25,8 +25,8 @@ static const char help[] =
     "~/.cache/memscale.\n"
     "\n"
     "  --json          print the JSON document (docs/formats/hardware.schema.json)\n"
-    "  --disk-dir DIR  the directory of the disk tier, made where it is missing; chosen\n"
-    "                  if not given\n"
+    "  --disk-dir DIR  the directory of the disk tier, which must be there; chosen if not\n"
+    "                  given\n"
     "  --no-cache      measure again, and keep the new rates\n"
     "  --from FILE     show a saved description instead of this machine\n"
     "\n"
@@ -144,7 +144,10 @@ static int probe(const ms_hardware_options *options, ms_hardware *hardware)
 {
     static const char field[] = "disk_offload_dir: ";
     ms_error err;
-    int rc = ms_hardware_probe(options, hardware, &err);
+    int rc = options->disk_dir != NULL ? cli_check_directory(options->disk_dir, &err) : MS_OK;
+    if (rc == MS_OK) {
+        rc = ms_hardware_probe(options, hardware, &err);
+    }
     if (rc == MS_ECONFIG && strncmp(err.text, field, strlen(field)) == 0) {
         return cli_usage_error("hardware", "--disk-dir: %s", err.text + strlen(field));
     }

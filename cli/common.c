@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common.h"
@@ -79,4 +80,16 @@ void cli_begin(void)
         }
     }
     ms_log_set_sink(show_warning, NULL);
+}
+
+int cli_check_directory(const char *path, ms_error *err)
+{
+    struct stat found;
+    if (stat(path, &found) != 0) {
+        return ms_fail(err, MS_ECONFIG, "disk_offload_dir: %s: %s; it is not made here", path, strerror(errno));
+    }
+    if (!S_ISDIR(found.st_mode)) {
+        return ms_fail(err, MS_ECONFIG, "disk_offload_dir: %s is not a directory", path);
+    }
+    return MS_OK;
 }

@@ -23,6 +23,10 @@ int cli_usage_error(const char *command, const char *fmt, ...) MS_PRINTF(2, 3);
  * returns CLI_USAGE. */
 int cli_file_error(const char *fmt, ...) MS_PRINTF(1, 2);
 
+/* Whether `path` is there and a directory; else MS_ECONFIG, saying which. For commands that
+ * only look: they make no directory from a name that may be misspelt. */
+int cli_check_directory(const char *path, ms_error *err);
+
 /* Writes all of `text` to stdout; CLI_FAILED where that fails. cli_finish() tells. */
 int cli_print(const char *text);
 

@@ -151,6 +151,7 @@ def test_saved_hardware_is_valid_and_printed_as_it_was(path, run):
 
 
 def test_this_machine_is_valid(run, tmp_path):
+    (tmp_path / "spill").mkdir()
     text = run("hardware", "--json", "--disk-dir", tmp_path / "spill")
     validator("hardware").validate(json.loads(text))
     assert _core.hardware_check(text) == text

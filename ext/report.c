@@ -1,11 +1,12 @@
 /*
- * The report and the progress line for Python. Used by core/report.py and
- * observability/progress.py; conversions only.
+ * The report, the progress line and telemetry events for Python. Used by core/report.py,
+ * observability/progress.py and observability/telemetry.py; conversions only.
  */
 #include "common.h"
 #include "rooms.h"
 
 #include "memscale/report.h"
+#include "memscale/telemetry.h"
 
 static const char HISTORY[] = "memscale.history"; /* capsules of ext/observability.c */
 
@@ -86,7 +87,44 @@ static PyObject *progress_line(PyObject *module, PyObject *capsule)
     return ms_ext_take_text(ms_progress_line(&record));
 }
 
+static PyObject *telemetry_event(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *hardware, *config, *plan;
+    unsigned long long parameters, peak_bytes;
+    ms_telemetry_facts facts = {0};
+    if (!PyArg_ParseTuple(args, "sssKKzzz:telemetry_event", &facts.event, &facts.architecture, &facts.outcome,
+                          &parameters, &peak_bytes, &hardware, &config, &plan)) {
+        return NULL;
+    }
+    ms_error err;
+    ms_report documents = {0};
+    char *text = NULL;
+    ms_hardware *room = ms_malloc(sizeof *room);
+    ms_config *config_room = ms_malloc(sizeof *config_room);
+    int rc = room != NULL && config_room != NULL ? parse_documents(NULL, hardware, plan, &documents, room, &err)
+                                                 : ms_fail(&err, MS_ENOMEM, "out of memory");
+    if (rc == MS_OK && config != NULL) {
+        rc = ms_config_parse(config, config_room, &err);
+    }
+    if (rc == MS_OK) {
+        facts.parameter_count = parameters;
+        facts.measured_peak_bytes = peak_bytes;
+        facts.hardware = documents.hardware;
+        facts.plan = documents.plan;
+        facts.config = config != NULL ? config_room : NULL;
+        text = ms_telemetry_event(&facts);
+    }
+    ms_plan_free((ms_plan *)(uintptr_t)documents.plan);
+    ms_free(room);
+    ms_free(config_room);
+    return rc == MS_OK ? ms_ext_take_text(text) : ms_ext_raise(&err);
+}
+
 static PyMethodDef methods[] = {
+    {"telemetry_event", telemetry_event, METH_VARARGS,
+     "telemetry_event(event, architecture, outcome, parameters, measured peak bytes, hardware, config, plan) -> str: "
+     "one line of JSON; the last three may be None."},
     {"report_html", report_html, METH_VARARGS,
      "report_html(model, tier, graph, hardware, plan, history, counters) -> str: the page; all but the model "
      "may be None."},

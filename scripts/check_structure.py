@@ -46,6 +46,7 @@ HEADER_ROOMS = {
     "chain": "plan",
     "pipeline": "top",
     "report": "top",
+    "telemetry": "top",
 }
 
 # Python packages and modules from the ground up: each may import from its own

@@ -17,6 +17,8 @@ _PUBLIC = {
     "optimize": "api",
     "plan": "api",
     "apply_all_optimizations": "api",
+    "enable_telemetry": "observability.telemetry",
+    "disable_telemetry": "observability.telemetry",
     "Config": "config",
     "OptimizationMode": "config",
     "AsyncOffloadConfig": "config",
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
     from .errors import (
         ProfileError as ProfileError,
     )
+    from .observability.telemetry import disable_telemetry as disable_telemetry
+    from .observability.telemetry import enable_telemetry as enable_telemetry
 
 
 def __getattr__(name: str) -> Any:

@@ -121,7 +121,8 @@ def wrap_module(
     watch = RunWatch(type(model).__name__, config)
     try:
         return _wrap_watched(model, config, sample_input, optimizer, watch)
-    except BaseException:
+    except BaseException as error:
+        watch.failed(error)
         watch.close()
         raise
 
@@ -148,6 +149,7 @@ def _wrap_watched(
     executor = Executor(model, config, session)
     executor.run_watch = session.run_watch = watch
     watch.begin(executor.counters)
+    watch.describe(model, session.hardware_json)
     try:
         executor.attach()
         if sample is not None:

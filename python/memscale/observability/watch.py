@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .. import _core
+from ..errors import BudgetInfeasibleError
+from . import telemetry
 from .logs import LogShare, open_log
 from .metrics import Exporter, Source
 from .progress import Progress, progress_from_environment
@@ -65,6 +67,29 @@ class RunWatch(Source):
         self._port = config.observability_port
         self._exporter: Exporter | None = None
         self._progress = progress_from_environment()
+        self._config = config
+        self._hardware: str | None = None
+        self._plan: str | None = None
+        self._subject: tuple[str, int] = ("other", 0)
+
+    @_harmless
+    def describe(self, model: Any, hardware_json: str) -> None:
+        """What telemetry, where it is on, says of model and machine."""
+        self._hardware = hardware_json
+        if telemetry.is_enabled():
+            count = sum(parameter.numel() for parameter in model.parameters())
+            self._subject = (telemetry.architecture_of(model), count)
+
+    @_harmless
+    def failed(self, error: BaseException) -> None:
+        """The wrap has failed."""
+        outcome = "infeasible" if isinstance(error, BudgetInfeasibleError) else "error"
+        self._record("wrap", outcome)
+
+    def _record(self, event: str, outcome: str, peak_bytes: int | None = None) -> None:
+        if telemetry.is_enabled():
+            documents = (self._hardware, self._config.to_json(), self._plan)
+            telemetry.record(event, outcome, *self._subject, documents, peak_bytes)
 
     def begin(self, counters: Callable[[], dict[str, int]]) -> None:
         """The executor exists: `counters` gives its counters, from any thread."""
@@ -94,7 +119,9 @@ class RunWatch(Source):
                 "budget_bytes": document["pressure"]["allowed_bytes"],
             }
         self._plans += 1
+        self._plan = plan.to_json()
         if self._plans == 1:
+            self._record("wrap", _outcome(document))
             _log.info("%s", str(plan).rstrip(), extra={"memscale": {"event": "plan", "plan": document}})
         else:
             _log.info("plan %d: %r", self._plans, plan, extra={"memscale": {"event": "replan", "plan": document}})
@@ -112,8 +139,14 @@ class RunWatch(Source):
             self._progress.step(self.history)
         _log.debug("step %d", seen["step"], extra={"memscale": {"event": "step", "step": step}})
 
+    @_harmless
+    def _finished(self) -> None:
+        if self._plans and self._log_share is not None:
+            self._record("finish", "finished", self._numbers.get("peak_bytes"))
+
     def close(self) -> None:
         """Ends the server and closes the file; what was counted can still be read."""
+        self._finished()
         self._last_counters, self._counters = self.counters(), self._remembered
         if self._progress is not None:
             self._progress.close()
@@ -137,3 +170,7 @@ class RunWatch(Source):
 
     def step_times(self) -> tuple[list[tuple[int | None, int]], int]:
         return _core.history_step_times(self.history)
+
+
+def _outcome(plan: dict[str, Any]) -> str:
+    return next((word for word in ("skipped", "over_target") if plan[word]), "planned")

@@ -36,6 +36,14 @@ run_meson_tests tsan "${tsan_suites[@]}"
 say "the wheel"
 scripts/wheel.sh
 
+# Trainers that memscale trains under: used by tests alone, so that building and the demo do without them.
+wanted="$(tree_digest scripts/requirements-test.txt) $(python -c 'import sys; print(sys.prefix)')"
+if ! stamp_is test-packages "$wanted"; then
+    say "installing the trainers that are tested with"
+    quietly python -m pip install -r scripts/requirements-test.txt
+    stamp_set test-packages "$wanted"
+fi
+
 say "Python tests"
 # From a folder without the sources, so that the installed package is tested.
 mkdir -p build/pytest

@@ -33,7 +33,8 @@ def wrap(
     """Plans and applies memory optimizations to a model's training; returns the same object.
 
     Args:
-        target: an `nn.Module`, or a Hugging Face `Trainer`, whose model is wrapped.
+        target: an `nn.Module`, a Hugging Face `Trainer`, whose model is wrapped, or a
+            Lightning `Trainer`, which wraps what it fits, while it does.
         config: what to do and how far to go; `Config()` if None. Never changed.
         sample_input: a tensor, a tuple of positional arguments or a dict of keyword
             arguments of the kind training will use. With it the plan is made at once;
@@ -43,7 +44,7 @@ def wrap(
 
     Returns:
         `target` itself. ``target._memscale_executor`` is the executor (of the inner
-        model, for a Trainer).
+        model, for a Hugging Face Trainer).
 
     Raises:
         TypeError: `target` is none of the above, or `sample_input` does not fit its forward.
@@ -58,10 +59,13 @@ def wrap(
     """
     from .core.setup import check_config, effective_config, wrap_module
     from .integrations.huggingface import is_trainer, wrap_trainer
+    from .integrations.lightning import is_lightning_trainer, wrap_lightning_trainer
 
     checked = effective_config(check_config(config), async_offload, async_config)
     if is_trainer(target):
         return wrap_trainer(target, checked, sample_input)
+    if is_lightning_trainer(target):
+        return wrap_lightning_trainer(target, checked, sample_input)
     wrap_module(_as_module(target, "wrap"), checked, sample_input)
     return target
 
@@ -77,9 +81,12 @@ def detach(model: torch.nn.Module) -> torch.nn.Module:
     """
     from .core.setup import unwrap_module
     from .integrations.huggingface import is_trainer, unwrap_trainer
+    from .integrations.lightning import is_lightning_trainer, unwrap_lightning_trainer
 
     if is_trainer(model):
         return unwrap_trainer(model)
+    if is_lightning_trainer(model):
+        return unwrap_lightning_trainer(model)
     unwrap_module(_as_module(model, "detach"))
     return model
 
@@ -196,21 +203,8 @@ def _as_module(target: Any, caller: str) -> torch.nn.Module:
         )
     if isinstance(target, torch.nn.Module):
         return target
-    if _is_lightning_trainer(target):
-        raise IntegrationError(
-            f"{caller}: this version does not take a Lightning Trainer; {caller} the nn.Module that the "
-            "LightningModule calls in its training_step, before fit()"
-        )
-    also = " or a Hugging Face Trainer" if caller in ("wrap", "detach") else ""
+    also = " or a Trainer of Hugging Face or Lightning" if caller in ("wrap", "detach") else ""
     raise TypeError(
         f"memscale.{caller}() takes a torch.nn.Module{also}, "
         f"not {type(target).__module__}.{type(target).__qualname__}"
-    )
-
-
-def _is_lightning_trainer(target: Any) -> bool:
-    """By type, under both import names; Lightning itself is not imported."""
-    return any(
-        cls.__name__ == "Trainer" and cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
-        for cls in type(target).__mro__
     )

@@ -264,13 +264,6 @@ def test_the_loss_outside_the_model_works() -> None:
     memscale.detach(model)
 
 
-@pytest.mark.parametrize("package", ["lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"])
-def test_a_lightning_trainer_is_refused_with_the_way_out(package: str) -> None:
-    trainer = type("Mine", (type("Trainer", (), {"__module__": package}),), {})()
-    with pytest.raises(memscale.IntegrationError, match="Lightning Trainer; wrap the nn.Module"):
-        memscale.wrap(trainer)
-
-
 def test_a_module_compiled_in_place_is_refused() -> None:
     model = _mlp()
     model.compile(backend="eager")

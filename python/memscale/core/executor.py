@@ -98,6 +98,7 @@ class Executor:
         self._said: set[str] = set()
         self._profile: LiveProfile | None = None
         self.run_watch: RunWatch | None = None
+        self._peak_bytes: int | None = None
 
     # -- what users ask ------------------------------------------------------------
 
@@ -120,6 +121,12 @@ class Executor:
         """What lives now: frames, extents, bytes in flight."""
         self._core.poll()
         return self._core.stats()
+
+    def take_peak_bytes(self) -> int | None:
+        """Most memory of the training device in the steps that ended since the last call, in
+        bytes (resident, on a CPU host); None where no step ended or none can be measured."""
+        peak, self._peak_bytes = self._peak_bytes, None
+        return peak
 
     def report(self, path: str) -> None:
         """Writes the run so far as one self-contained HTML page: predicted against measured,
@@ -189,6 +196,9 @@ class Executor:
             self._core.set_residents([])
             self._core.poll()
         self._watch.forget()
+        if "use_cache" in self._said:
+            self._said.discard("use_cache")
+            _log.info("%s decides on use_cache again", self._model_name)
         if self._planner is not None:
             self._planner.close()
         if self.run_watch is not None:
@@ -441,6 +451,8 @@ class Executor:
     def _step_boundary(self, is_optimizer: bool) -> None:
         self._end_profile(is_optimizer)
         ended = self._core.boundary(is_optimizer)
+        if ended is not None and "peak_bytes" in ended:
+            self._peak_bytes = max(ended["peak_bytes"], self._peak_bytes or 0)
         if ended is None or self._planner is None or self._plan is None:
             return
         seen = self._watch.observation(ended)

@@ -1,53 +1,281 @@
-"""Hugging Face `Trainer`: wrapped by wrapping the model it trains.
+"""Hugging Face `Trainer`: its model is wrapped, and its training is guarded.
 
-A Trainer is recognised by its type, never by attribute names: many models have
-`.model` and `.train` as well. transformers is never imported here; an object can only
-be a Trainer if it already is.
+Called by `memscale.api` for targets that are Trainers. A Trainer is recognised by its
+type, never by attribute names: many models have `.model` and `.train` as well.
+transformers is never imported here; an object can only be a Trainer if it already is.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import sys
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..errors import IntegrationError
+
 if TYPE_CHECKING:
+    import torch
+
     from ..config import Config
 
 _log = logging.getLogger("memscale")
 
 TrainerT = TypeVar("TrainerT")
 
+_ATTRIBUTE = "_memscale_trainer"
+
+# Both names of the same argument: transformers 5 renamed it and keeps the old one in step.
+_CHECKPOINTING_ARGUMENTS = ("activation_checkpointing", "gradient_checkpointing")
+
 
 def is_trainer(target: Any) -> bool:
-    """Whether `target` is a `transformers.Trainer` (or subclass) or seq2seq variant."""
+    """Whether `target` is a `transformers.Trainer` or of a subclass."""
     module = sys.modules.get("transformers.trainer")
     trainer = getattr(module, "Trainer", None)
     return trainer is not None and isinstance(target, trainer)
 
 
 def wrap_trainer(trainer: TrainerT, config: Config, sample_input: Any = None) -> TrainerT:
-    """Wraps the trainer's model before training starts; returns the trainer.
+    """Wraps the trainer's model before training prepares it; returns the trainer.
 
-    `args.gradient_checkpointing` is taken over: it is switched off, with a log line,
-    because recomputation is planned here.
+    Checkpointing asked for by the arguments is taken over: it is switched off, with a log
+    line, because recomputation is planned here. After an exception in `train()` the model
+    is left unwrapped; the next `train()` wraps it again.
+
+    Raises:
+        IntegrationError: the arguments ask for what excludes hooks on the model.
+        as `memscale.wrap()`; the trainer is then as it was.
     """
-    from ..core.setup import wrap_module
-
-    arguments = trainer.args  # type: ignore[attr-defined]
-    model = trainer.model  # type: ignore[attr-defined]
-    if getattr(arguments, "gradient_checkpointing", False):
-        arguments.gradient_checkpointing = False
-        _log.info("gradient_checkpointing=True is taken over: the plan decides what is recomputed")
-    if getattr(model, "is_gradient_checkpointing", False):
-        model.gradient_checkpointing_disable()
-    wrap_module(model, config, sample_input)
+    previous = _wrapped(trainer)
+    if previous is not None:
+        _log.warning("wrap: this %s was already wrapped; the first wrap is replaced", type(trainer).__name__)
+        previous.remove()
+    _refuse_arguments(trainer)
+    wrapped = WrappedTrainer(trainer, config, sample_input)
+    try:
+        wrapped.install()
+    except BaseException:
+        wrapped.remove()
+        raise
     return trainer
 
 
 def unwrap_trainer(trainer: TrainerT) -> TrainerT:
-    """Undoes `wrap_trainer`; returns the trainer."""
+    """Undoes `wrap_trainer`; warns where there is nothing to undo. Returns the trainer."""
     from ..core.setup import unwrap_module
 
-    unwrap_module(trainer.model)  # type: ignore[attr-defined]
+    wrapped = _wrapped(trainer)
+    if wrapped is not None:
+        wrapped.remove()
+    else:
+        unwrap_module(trainer.model)  # type: ignore[attr-defined]
     return trainer
+
+
+def _wrapped(trainer: Any) -> WrappedTrainer | None:
+    return trainer.__dict__.get(_ATTRIBUTE)
+
+
+def _refuse_arguments(trainer: Any) -> None:
+    arguments = trainer.args
+    if getattr(arguments, "torch_compile", False):
+        raise IntegrationError(
+            "wrap: torch_compile=True leaves hooks on saved tensors out; train this Trainer uncompiled"
+        )
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise IntegrationError("wrap: this Trainer trains with DeepSpeed, which moves the model's tensors itself")
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and getattr(plugin, "activation_checkpointing", False):
+        raise IntegrationError(
+            "wrap: FSDP's activation_checkpointing and planned recomputation exclude each other; "
+            'set fsdp_config["activation_checkpointing"] to False'
+        )
+    if plugin is not None and getattr(plugin, "fsdp_version", 2) == 1:
+        raise IntegrationError(
+            "wrap: this Trainer uses the first FSDP, whose flat parameters hide the layers; "
+            "set the fsdp_version of its configuration to 2"
+        )
+
+
+class WrappedTrainer:
+    """What is on one Trainer, from `install()` to `remove()`.
+
+    Four methods of the instance are replaced: `train` (cleaning up after exceptions),
+    `call_model_init` (a model made by it is wrapped), `training_step` (samples are counted)
+    and `log` (throughput and memory are added).
+    """
+
+    def __init__(self, trainer: Any, config: Config, sample_input: Any) -> None:
+        self._trainer = trainer
+        self._config = config
+        self._sample_input = sample_input
+        self._model: torch.nn.Module | None = None
+        self._checkpointing = _Checkpointing(trainer.args)
+        self._meter = _Meter()
+        self._replaced: list[str] = []
+        self._broke_off = False
+
+    def install(self) -> None:
+        """Wraps the model and replaces the methods."""
+        self._trainer.__dict__[_ATTRIBUTE] = self
+        self._wrap_model(self._trainer.model)
+        for name in ("train", "call_model_init", "training_step", "log"):
+            self._replace(name, getattr(self, f"_{name}"))
+
+    def remove(self) -> None:
+        """Everything is as before."""
+        for name in self._replaced:
+            self._trainer.__dict__.pop(name, None)
+        self._replaced = []
+        self._trainer.__dict__.pop(_ATTRIBUTE, None)
+        self._unwrap_model()
+        self._checkpointing.restore()
+
+    def _replace(self, name: str, replacement: Callable[..., Any]) -> None:
+        original = getattr(self._trainer, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        self._trainer.__dict__[name] = call
+        self._replaced.append(name)
+
+    def _wrap_model(self, model: torch.nn.Module) -> None:
+        from ..core.setup import wrap_module
+
+        self._checkpointing.take_over(model)
+        wrap_module(model, self._config, self._sample_input)
+        self._model = model
+
+    def _unwrap_model(self) -> None:
+        from ..core.session import executor_of
+
+        executor = executor_of(self._model) if self._model is not None else None
+        if executor is not None:
+            executor.detach()
+        self._model = None
+
+    # -- the methods in place of the trainer's ---------------------------------------------
+
+    def _train(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._meter.reset()
+        if self._broke_off:
+            self._broke_off = False
+            if self._trainer.model_init is None:
+                _log.info("train: the model is wrapped again")
+                self._wrap_model(self._trainer.model)
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            self._broke_off = True
+            self._unwrap_model()
+            _log.info("train ended by %s: the model is unwrapped until the next train()", type(error).__name__)
+            raise
+
+    def _call_model_init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.nn.Module:
+        model = original(*args, **kwargs)
+        self._unwrap_model()
+        if self._trainer.place_model_on_device:
+            model = model.to(self._trainer.args.device)  # where train() is about to move it
+        self._wrap_model(model)
+        return model
+
+    def _training_step(self, original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self._meter.step_begins(inputs, self._trainer.args.world_size)
+        return original(model, inputs, *args, **kwargs)
+
+    def _log(self, original: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+        from ..core.session import executor_of
+
+        executor = executor_of(self._model) if self._model is not None else None
+        if executor is not None and "loss" in logs:
+            logs = {**logs, **self._meter.read(executor)}
+        elif executor is not None and "train_runtime" in logs:
+            logs.update(self._meter.read_all())  # the dict that train() returns
+        return original(logs, *args, **kwargs)
+
+
+class _Checkpointing:
+    """Switches activation checkpointing off while the trainer is wrapped."""
+
+    def __init__(self, arguments: Any) -> None:
+        self._arguments = arguments
+        self._before: dict[str, Any] = {}
+        self._modules: list[torch.nn.Module] = []
+
+    def take_over(self, model: torch.nn.Module) -> None:
+        """Off in the arguments and on the model."""
+        asked = {name: getattr(self._arguments, name, None) for name in _CHECKPOINTING_ARGUMENTS}
+        # A module's flag says that its forward runs under torch's checkpoint; see transformers'
+        # GradientCheckpointingLayer.
+        modules = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+        if any(asked.values()):
+            self._before = {name: value for name, value in asked.items() if value is not None}
+            for name in self._before:
+                setattr(self._arguments, name, False)
+        for module in modules:
+            module.gradient_checkpointing = False  # type: ignore[assignment]
+        self._modules.extend(modules)
+        if any(asked.values()) or modules:
+            _log.info("gradient_checkpointing=True is taken over: the plan decides what is recomputed")
+
+    def restore(self) -> None:
+        """As the user had it."""
+        for name, value in self._before.items():
+            setattr(self._arguments, name, value)
+        for module in self._modules:
+            module.gradient_checkpointing = True  # type: ignore[assignment]
+        self._before, self._modules = {}, []
+
+
+class _Meter:
+    """Samples and memory between two lines of the trainer's log."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Training begins."""
+        self._samples = 0
+        self._began: float | None = None
+        self._peak: int | None = None
+        self._peak_of_all: int | None = None
+
+    def step_begins(self, inputs: Any, processes: int) -> None:
+        """A batch of `inputs` is about to be trained on, in each of `processes`."""
+        if self._began is None:
+            self._began = time.perf_counter()
+        self._samples += _batch_size(inputs) * processes
+
+    def read(self, executor: Any) -> dict[str, float]:
+        """What the steps since the last line took; starts over."""
+        logs: dict[str, float] = {}
+        seconds = time.perf_counter() - self._began if self._began is not None else 0.0
+        if seconds > 0 and self._samples:
+            logs["samples_per_second"] = round(self._samples / seconds, 3)
+        peak = executor.take_peak_bytes()
+        if peak is not None:
+            logs["memory_peak_gb"] = peak / 1e9
+            self._peak_of_all = max(peak, self._peak_of_all or 0)
+        if executor.plan is not None and (predicted := getattr(executor.plan, "predicted_peak_bytes", 0)):
+            logs["memory_predicted_gb"] = predicted / 1e9
+        self._samples, self._began = 0, None
+        return logs
+
+    def read_all(self) -> dict[str, float]:
+        """The whole training's."""
+        return {} if self._peak_of_all is None else {"train_memory_peak_gb": self._peak_of_all / 1e9}
+
+
+def _batch_size(inputs: Any) -> int:
+    """Size of the first dimension of a batch; 0 where it has no tensor."""
+    from ..core.arguments import plain_tensors
+
+    with contextlib.suppress(TypeError):
+        return next((len(tensor) for tensor in plain_tensors(inputs) if tensor.dim() > 0), 0)
+    return 0

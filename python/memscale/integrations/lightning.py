@@ -1,0 +1,201 @@
+"""Lightning: a callback that wraps the module a `LightningModule` trains, while it is fitted.
+
+For `lightning` and `pytorch_lightning` alike. Neither is imported by importing this file;
+the class of a callback is put together when one is made. Called by users, and by
+`memscale.wrap()` for a Lightning `Trainer`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..config import Config
+from ..errors import IntegrationError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..core.executor import Executor
+
+__all__ = ["MemScaleCallback", "is_lightning_trainer"]
+
+_log = logging.getLogger("memscale")
+
+TrainerT = TypeVar("TrainerT")
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+# Strategies that move or shard the model's tensors themselves.
+_REFUSED_STRATEGIES = ("FSDPStrategy", "DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy")
+
+
+class MemScaleCallback:
+    """Wraps what a Lightning Trainer fits, from the start of `fit()` to its end, exception or not.
+
+    Args:
+        config: as for `memscale.wrap()`; `Config()` if None.
+        module: qualified name of the submodule of the `LightningModule` that its
+            `training_step` calls, such as ``"model"``. None: its only child with parameters,
+            or, where there are several, the `LightningModule`, whose `training_step` then has
+            to call ``self(...)``.
+        sample_input: as for `memscale.wrap()`: arguments of that module's forward.
+
+    Attributes:
+        executor: the executor of the last fit, None before. It stays readable afterwards.
+
+    An instance is a `Callback` of the Lightning package that is loaded, or of both.
+    Validation, testing and prediction are left alone. Manual optimization is supported.
+
+    Raises:
+        ImportError: no Lightning is installed.
+        TypeError: `config` is no `Config`.
+        IntegrationError: at the start of the fit: there is no such module, or the
+            strategy shards or moves the model's tensors itself.
+
+    Example:
+        >>> callback = MemScaleCallback(memscale.Config(memory_budget_gb=4.0))
+        >>> lightning.Trainer(callbacks=[callback]).fit(module, data)
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> MemScaleCallback:
+        missing = tuple(base for base in _callback_classes() if not issubclass(cls, base))
+        made = type(cls.__name__, (cls, *missing), {"__module__": cls.__module__}) if missing else cls
+        return object.__new__(made)
+
+    def __init__(self, config: Config | None = None, module: str | None = None, sample_input: Any = None) -> None:
+        if config is not None and not isinstance(config, Config):
+            raise TypeError(f"config must be a memscale.Config or None, not {type(config).__qualname__}")
+        if module is not None and not isinstance(module, str):
+            raise TypeError(f"module must be the name of a submodule or None, not {type(module).__qualname__}")
+        self.executor: Executor | None = None
+        self._config = config
+        self._module = module
+        self._sample_input = sample_input
+        self._is_seen = False
+
+    def __reduce__(self) -> Any:
+        return (MemScaleCallback, (self._config, self._module, self._sample_input))
+
+    # -- what Lightning calls ------------------------------------------------------------
+
+    def on_fit_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:
+        """Wraps; the model is on its device, and no step has been made."""
+        from ..core.setup import check_config, effective_config, wrap_module
+
+        _refuse_strategy(trainer)
+        target = self._target(trainer, pl_module)
+        config = effective_config(check_config(self._config), None, None)
+        self.executor = wrap_module(target, config, self._sample_input)
+        self._is_seen = False
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After the first batch: did the training step go through the wrapped module?"""
+        if self._is_seen or self.executor is None:
+            return
+        self._is_seen = True
+        if self.executor.plan is None:
+            _log.warning(
+                "training_step of %s did not call the forward of what is wrapped (%s): nothing is planned; name the "
+                'module that it calls: MemScaleCallback(config, module="...")',
+                type(pl_module).__name__,
+                self._module or "its forward",
+            )
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Gives everything back."""
+        self._detach()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Gives everything back."""
+        self._detach()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Gives back what is left."""
+        self._detach()
+
+    # -- parts -----------------------------------------------------------------------------
+
+    def _detach(self) -> None:
+        if self.executor is not None:
+            self.executor.detach()
+
+    def _target(self, trainer: Any, pl_module: torch.nn.Module) -> torch.nn.Module:
+        if self._module is not None:
+            try:
+                return pl_module.get_submodule(self._module)
+            except AttributeError:
+                names = ", ".join(name for name, _ in pl_module.named_children()) or "no children"
+                raise IntegrationError(
+                    f"MemScaleCallback: {type(pl_module).__name__} has no module {self._module!r}; it has {names}"
+                ) from None
+        own = list(pl_module.parameters(recurse=False))
+        children = [name for name, child in pl_module.named_children() if next(child.parameters(), None) is not None]
+        if len(children) == 1 and not own:
+            self._module = children[0]
+            return pl_module.get_submodule(children[0])
+        if trainer.strategy.model is not pl_module:
+            raise IntegrationError(
+                f"MemScaleCallback: under {type(trainer.strategy).__name__} the module that training_step calls has to "
+                f'be named, one of {", ".join(children)}: MemScaleCallback(config, module="{(children or ["..."])[0]}")'
+            )
+        return pl_module
+
+
+def _callback_classes() -> list[type]:
+    """The `Callback` of every Lightning that is loaded, else of the one that is installed."""
+    loaded = [sys.modules[name] for name in _PACKAGES if name in sys.modules]
+    for name in _PACKAGES if not loaded else ():
+        try:
+            loaded = [importlib.import_module(name)]
+            break
+        except ImportError:
+            continue
+    if not loaded:
+        raise ImportError("MemScaleCallback needs Lightning: pip install lightning")
+    classes = [module.Callback for module in loaded if hasattr(module, "Callback")]
+    return list(dict.fromkeys(classes))
+
+
+def _refuse_strategy(trainer: Any) -> None:
+    name = type(trainer.strategy).__name__
+    if name in _REFUSED_STRATEGIES:
+        raise IntegrationError(
+            f"MemScaleCallback: {name} shards or moves the model's tensors itself; use one device, DDPStrategy or "
+            "ModelParallelStrategy"
+        )
+
+
+# ---- memscale.wrap(trainer) --------------------------------------------------------------
+
+
+def is_lightning_trainer(target: Any) -> bool:
+    """Whether `target` is a Lightning Trainer, by type, under both import names."""
+    loaded = (sys.modules.get(name) for name in _PACKAGES)
+    return any(isinstance(target, trainer) for trainer in (getattr(m, "Trainer", None) for m in loaded) if trainer)
+
+
+def wrap_lightning_trainer(trainer: TrainerT, config: Config, sample_input: Any = None) -> TrainerT:
+    """Adds a callback that wraps what is fitted; returns the trainer."""
+    if _remove_callbacks(trainer):
+        _log.warning("wrap: this %s was already wrapped; the first wrap is replaced", type(trainer).__name__)
+    # First: checkpoints stay last, where Lightning put them.
+    trainer.callbacks.insert(0, MemScaleCallback(config, None, sample_input))  # type: ignore[attr-defined]
+    return trainer
+
+
+def unwrap_lightning_trainer(trainer: TrainerT) -> TrainerT:
+    """Removes the callback; warns where there is none. Returns the trainer."""
+    if not _remove_callbacks(trainer):
+        _log.warning("detach: this %s was not wrapped; nothing to undo", type(trainer).__name__)
+    return trainer
+
+
+def _remove_callbacks(trainer: Any) -> bool:
+    ours = [callback for callback in trainer.callbacks if isinstance(callback, MemScaleCallback)]
+    for callback in ours:
+        callback._detach()
+        trainer.callbacks.remove(callback)
+    return bool(ours)

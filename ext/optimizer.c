@@ -3,8 +3,7 @@
  * as addresses. Used by memscale.optim, which keeps the tensors alive during the call
  * and vouches for their types and sizes; decides nothing.
  */
-#include "common.h"
-#include "memscale/optimizer.h"
+#include "optimizer_ext.h"
 #include "rooms.h"
 
 /* ---- arguments -------------------------------------------------------------------- */
@@ -22,9 +21,7 @@ static int read_address(PyObject *number, void **out)
 
 enum { TENSOR_FIELDS = 12, TENSOR_NUMBERS = 4 };
 
-/* (weights, moments, count, step, parameter, gradient, extra, exp_avg, exp_avg_sq,
- * max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax), all int. */
-static int read_tensor(PyObject *fields, ms_adamw_tensor *tensor)
+int ms_ext_read_adamw_tensor(PyObject *fields, ms_adamw_tensor *tensor)
 {
     uint64_t number[TENSOR_NUMBERS];
     void *address[TENSOR_FIELDS - TENSOR_NUMBERS];
@@ -71,7 +68,7 @@ static ms_adamw_tensor *read_tensors(PyObject *list, size_t *count)
         return NULL;
     }
     for (Py_ssize_t i = 0; i < size; i++) {
-        if (read_tensor(PyList_GetItem(list, i), &tensors[i]) != 0) {
+        if (ms_ext_read_adamw_tensor(PyList_GetItem(list, i), &tensors[i]) != 0) {
             PyMem_Free(tensors);
             return NULL;
         }

@@ -43,6 +43,7 @@ HEADER_ROOMS = {
     "frontier": "top",
     "loss": "techniques",
     "optimizer": "techniques",
+    "optimizer_stream": "execute",
     "chain": "plan",
     "pipeline": "top",
     "report": "top",

@@ -7,15 +7,17 @@ tensor subclasses) go through torch's own AdamW in the same step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.optim.adamw import adamw
 
 from .. import _core
-from ..errors import ConfigError, IntegrationError
+from ..errors import ConfigError, IntegrationError, OffloadError
 from . import state as _state
+from .disk import DiskState
 
 __all__ = ["AdamW", "AdamW8bit"]
 
@@ -43,9 +45,15 @@ class AdamW(torch.optim.AdamW):
         bf16: how a bf16 parameter keeps what bf16 cannot hold. ``"split"``: 16 more bits per
             element (state `low`); together they are an fp32 value. ``"master"``: an fp32 copy
             (state `master`). Moments are fp32 (or 8 bits) either way.
+        state: ``"memory"``, or ``"disk"``: moments, masters and low bits live in a file without
+            a name and pass through 32 MiB of buffers during the step, bit-identical to memory.
+            Tensors of fewer than 16384 elements stay in memory. `state[p]` then holds `step`
+            alone; `state_dict()` has everything.
+        disk_offload_dir: where that file is; None for a cache directory on a real disk.
+        max_disk_offload_gb: most space it may take; None for half of what is free.
 
     Raises:
-        ConfigError: `state_bits` or `bf16` is not one of the above, or 8 bits with `amsgrad`.
+        ConfigError: one of memscale's own arguments is not allowed, or 8 bits with `amsgrad`.
         ValueError, RuntimeError: as torch, for the other arguments.
 
     Example:
@@ -70,9 +78,15 @@ class AdamW(torch.optim.AdamW):
         fused: bool | None = None,
         state_bits: int = 32,
         bf16: str = "split",
+        state: str = "memory",
+        disk_offload_dir: str | None = None,
+        max_disk_offload_gb: float | None = None,
     ) -> None:
         self._state_bits = state_bits
         self._bf16 = bf16
+        self._disk_options = _disk_options(state, disk_offload_dir, max_disk_offload_gb)
+        self._disk: DiskState | None = None
+        self._interrupted: str | None = None
         super().__init__(
             params,
             lr=lr,
@@ -113,9 +127,6 @@ class AdamW(torch.optim.AdamW):
                 "use state_bits=32 or amsgrad=False"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_state_bits": self._state_bits, "_bf16": self._bf16}
-
     # ---- the step --------------------------------------------------------------------
 
     @torch.no_grad()
@@ -127,37 +138,162 @@ class AdamW(torch.optim.AdamW):
 
         Raises:
             IntegrationError: a gradient is sparse, or of another dtype or device than its
-                parameter. Nothing has been updated in that parameter's group.
+                parameter (nothing has been updated); or an earlier step was interrupted.
+            OffloadError: state on disk could not be read or written. Some parameters are updated
+                then and others are not, each with its state: `finish_step()`, or load a
+                checkpoint.
         """
+        self._refuse_interrupted()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and float(found_inf) != 0.0:
-            return loss
-        for index, group in enumerate(self.param_groups):
-            self._step_group(index, group)
+        if found_inf is None or float(found_inf) == 0.0:
+            self._step_all()
         return loss
 
-    def _step_group(self, index: int, group: dict[str, Any]) -> None:
-        ours: list[torch.Tensor] = []
+    @torch.no_grad()
+    def finish_step(self) -> None:
+        """Does what is left of a step that ended with an `OffloadError`, with the same gradients.
+
+        What was updated is not updated again. Does nothing if no step was interrupted.
+
+        Raises:
+            OffloadError: it failed again, and can be finished later.
+        """
+        if self._interrupted is not None:
+            self._step_all()
+
+    def _refuse_interrupted(self) -> None:
+        if self._interrupted is not None:
+            raise IntegrationError(
+                "AdamW: a step was interrupted: some parameters are updated and others not. Call "
+                "finish_step() with the gradients of that step, or load model and optimizer from a "
+                f"checkpoint. The cause: {self._interrupted}"
+            )
+
+    def _step_all(self) -> None:
+        chosen = [self._choose(index, group) for index, group in enumerate(self.param_groups)]
+        self._step_disk(chosen)
+        for group, (theirs, ours, _) in zip(self.param_groups, chosen, strict=True):
+            if theirs:
+                self._step_torch({**group, "params": theirs})
+            if ours:
+                self._make_states(group, ours)
+                if not _state.is_traced(ours[0]):
+                    self._step_c(group, ours)
+
+    def _choose(self, index: int, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
+        """The parameters with gradients: torch's, C's in memory, C's on disk."""
         theirs: list[torch.Tensor] = []
+        ours: list[torch.Tensor] = []
+        streamed: list[torch.Tensor] = []
         for position, p in enumerate(group["params"]):
             if p.grad is not None:
                 _check_gradient(p, f"parameter {position} of group {index}")
-                (ours if _state.is_ours(p, group) else theirs).append(p)
-        if theirs:
-            self._step_torch({**group, "params": theirs})
-        if ours:
-            self._make_states(group, ours)
-            if not _state.is_traced(ours[0]):
-                self._step_c(group, ours)
+                if not _state.is_ours(p, group):
+                    theirs.append(p)
+                else:
+                    (streamed if self._is_streamed(p, group) else ours).append(p)
+        return theirs, ours, streamed
 
     def _make_states(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
         for p in params:
             if not self.state[p]:
                 self.state[p].update(_state.fresh(p, group["amsgrad"], *self._settings(group)))
+
+    # ---- state on disk -----------------------------------------------------------------
+
+    def _is_streamed(self, p: torch.Tensor, group: dict[str, Any]) -> bool:
+        return (
+            self._disk_options is not None
+            and _state.is_ours(p, group)
+            and _core.optimizer_stream_takes(p.numel())
+        )
+
+    def _disk_state(self) -> DiskState:
+        if self._disk is None:
+            self._disk = DiskState(*(self._disk_options or (None, None)))
+        return self._disk
+
+    def _step_disk(self, chosen: list[tuple[list[torch.Tensor], ...]]) -> None:
+        work = [(g, p) for g, c in zip(self.param_groups, chosen, strict=True) for p in c[2]]
+        for group, p in work:
+            if not self.state[p]:
+                self.state[p]["step"] = torch.tensor(0.0)
+                if not _state.is_traced(p):
+                    self._disk_state().add(p, group["amsgrad"], *self._settings(group))
+        if self._disk is None or (not work and self._interrupted is None):
+            return
+        if work and _state.is_traced(work[0][1]):
+            return
+        try:
+            self._disk.begin(p for _, p in work)
+            for group, p in work:
+                self._update_disk(self._disk, group, p)
+            updated = self._disk.end()
+        except BaseException as error:
+            self._disk.rest()
+            self._interrupt(error)
+            raise
+        self._interrupted = None
+        for p in updated:
+            self.state[p]["step"] += 1
+        torch.autograd.graph.increment_version(updated)
+
+    def _update_disk(self, disk: DiskState, group: dict[str, Any], p: torch.Tensor) -> None:
+        gradient = _state.laid_out_as(p, _gradient_of(p))
+        hyperparameters = self._hyperparameters(group)
+        disk.update(p, gradient, int(self.state[p]["step"]) + 1, hyperparameters)
+        if self._grad_scale() != 1.0 and gradient is not p.grad:
+            _gradient_of(p).copy_(gradient)
+
+    def _interrupt(self, error: BaseException) -> None:
+        self._interrupted = str(error) or type(error).__name__
+        error.add_note(
+            "The step was interrupted: some parameters are updated and others not, each with its own "
+            "state. Once the cause is gone, optimizer.finish_step() does the rest with the same "
+            "gradients; or load model and optimizer from a checkpoint."
+        )
+
+    @contextmanager
+    def _states_in_view(self) -> Iterator[None]:
+        """`state` with what is on disk as tensors, for the length of a block."""
+        if self._disk is None:
+            yield
+            return
+        self._refuse_interrupted()
+        shown = self._disk.export(self.state)
+        kept = self.state
+        self.state = _state.new_state({p: {**v, **shown.get(p, {})} for p, v in kept.items()})
+        try:
+            yield
+        finally:
+            self.state = kept
+
+    def _adopt(self, p: torch.Tensor, given: dict[str, Any], group: dict[str, Any]) -> None:
+        """Takes over a state of any form; one tensor's at a time is in memory."""
+        settings = self._settings(group)
+        if given and self._is_streamed(p, group):
+            values = _state.adapt(p, given, group, *settings, copies=False)
+            self._disk_state().put(p, values, *settings)
+            arrays = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "low", "master", *_state.QUANTIZED}
+            self.state[p] = {name: value for name, value in values.items() if name not in arrays}
+        else:
+            if self._disk is not None:
+                self._disk.remove(p)
+            self.state[p] = _state.adapt(p, given, group, *settings)
+
+    def _take_state(self, p: torch.Tensor) -> dict[str, Any]:
+        """The parameter's state, which this optimizer has no longer."""
+        values = self.state.pop(p)
+        if self._disk is not None and p in self._disk:
+            values = {**values, **self._disk.export([p])[p]}
+            self._disk.remove(p)
+        return values
+
+    # ---- updates in memory ---------------------------------------------------------------
 
     def _step_torch(self, group: dict[str, Any]) -> None:
         """torch's own update of what C does not take."""
@@ -188,64 +324,106 @@ class AdamW(torch.optim.AdamW):
             maximize=group["maximize"],
         )
 
+    def _grad_scale(self) -> float:
+        scale = getattr(self, "grad_scale", None)
+        return 1.0 if scale is None else float(scale)
+
+    def _hyperparameters(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """As `_core.adamw_step` takes them between tensors and threads."""
+        beta1, beta2 = group["betas"]
+        numbers = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"], self._grad_scale())
+        return (*map(float, numbers), bool(group["maximize"]))
+
     def _step_c(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
-        grad_scale = getattr(self, "grad_scale", None)
-        scale = 1.0 if grad_scale is None else float(grad_scale)
+        hyperparameters = self._hyperparameters(group)
         tensors = []
         kept = []  # gradients in the parameters' own layout live until C has read them
         for p in params:
             gradient = _state.laid_out_as(p, _gradient_of(p))
             kept.append(gradient)
             tensors.append(_state.addresses(p, gradient, self.state[p]))
-        beta1, beta2 = group["betas"]
-        _core.adamw_step(
-            tensors,
-            float(group["lr"]),
-            float(beta1),
-            float(beta2),
-            float(group["eps"]),
-            float(group["weight_decay"]),
-            scale,
-            bool(group["maximize"]),
-            torch.get_num_threads(),
-        )
+        _core.adamw_step(tensors, *hyperparameters, torch.get_num_threads())
+        is_scaled = self._grad_scale() != 1.0
         for p, gradient in zip(params, kept, strict=True):
             self.state[p]["step"] += 1
-            if scale != 1.0 and gradient is not p.grad:
+            if is_scaled and gradient is not p.grad:
                 _gradient_of(p).copy_(gradient)
         # Autograd learns of writes that it has not seen.
         torch.autograd.graph.increment_version(params)
 
     # ---- state dicts -------------------------------------------------------------------
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state in torch's layout.
+
+        With ``state="disk"`` its tensors lie in a file without a name that they map: memory is
+        used for what is read of them.
+
+        Raises:
+            IntegrationError: a step was interrupted.
+            OffloadError: state on disk can't be read back.
+        """
+        with self._states_in_view():
+            return super().state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over a state of `torch.optim.AdamW`, of this class or of its 8-bit form.
 
-        Moments are converted to what this optimizer keeps. The caller's dict is not changed.
+        Moments are converted to what this optimizer keeps, one parameter after the other: with
+        ``state="disk"`` and a dict of ``torch.load(path, mmap=True)`` no more than one is in
+        memory. The caller's dict is not changed. Forgets a step that was interrupted.
 
         Raises:
             IntegrationError: the state is another optimizer's, or a shape differs from the
                 parameter's. Nothing has been changed.
+            OffloadError: the state could not be written to disk. Load again before a step.
             ValueError: as torch, where groups do not match.
         """
         _state.check_dict(state_dict, self.param_groups)
         # The base class casts what it can see to the parameter's dtype, codes and moments of
         # bf16 parameters too. Registered last: the caller's own hooks see the plain dict.
         handle = self.register_load_state_dict_pre_hook(_state.hide)
+        before = self._interrupted
+        if self._disk is not None:
+            self._disk.forget_round()
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
+        if self._interrupted is before:
+            self._interrupted = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._states_in_view():
+            return {
+                **super().__getstate__(),
+                "_state_bits": self._state_bits,
+                "_bf16": self._bf16,
+                "_disk_options": self._disk_options,
+            }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        hidden = state.get("state", {})
-        shown = {p: value for p, value in hidden.items() if not isinstance(value, _state.Hidden)}
+        for name in ("_disk", "_interrupted"):
+            self.__dict__.setdefault(name, None)
+        given = state.get("state", {})
+        shown = {p: value for p, value in given.items() if not isinstance(value, _state.Hidden)}
         super().__setstate__({**state, "state": _state.new_state(shown)})
         for group in self.param_groups:
-            state_bits, bf16 = self._settings(group)
             for p in group["params"]:
-                if isinstance(hidden.get(p), _state.Hidden):
-                    self.state[p] = _state.adapt(p, hidden[p].value, group, state_bits, bf16)
+                self._settle_state(p, given.get(p), group)
+
+    def _settle_state(self, p: torch.Tensor, value: Any, group: dict[str, Any]) -> None:
+        """What `__setstate__` was given for a parameter takes its place."""
+        is_hidden = isinstance(value, _state.Hidden)
+        values = value.value if is_hidden else value
+        try:
+            if is_hidden or (values and self._is_streamed(p, group)):
+                self._adopt(p, values, group)
+            elif self._disk is not None:
+                self._disk.remove(p)
+        except OffloadError as error:
+            self._interrupted = f"its state was not loaded as a whole: {error}"
+            raise
 
     def torch_state_dict(self) -> dict[str, Any]:
         """`state_dict()` in the layout of `torch.optim.AdamW`, 8-bit moments as fp32.
@@ -269,6 +447,23 @@ class AdamW8bit(AdamW):
 
     def __init__(self, params: Iterable[Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(params, *args, **{"state_bits": 8, **kwargs})
+
+
+def _disk_options(
+    state: str, directory: str | None, cap_gb: float | None
+) -> tuple[str | None, float | None] | None:
+    """What `DiskState` takes; None for state in memory."""
+    if state == "disk":
+        if directory is not None:
+            _core.disk_probe(str(directory))  # raises ConfigError
+        if cap_gb is not None and not cap_gb > 0:
+            raise ConfigError(f"max_disk_offload_gb: {cap_gb!r} is not allowed; allowed are numbers above 0")
+        return (None if directory is None else str(directory)), cap_gb
+    if state != "memory":
+        raise ConfigError(f"state: {state!r} is not allowed; allowed are 'memory' and 'disk'")
+    if directory is not None or cap_gb is not None:
+        raise ConfigError("disk_offload_dir and max_disk_offload_gb need state='disk'")
+    return None
 
 
 def _gradient_of(p: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ..errors import IntegrationError
-from . import state as _state
 from .adamw import AdamW, AdamW8bit
 
 _log = logging.getLogger("memscale")
@@ -52,8 +51,8 @@ def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer
         for p in group["params"]:
             if p in optimizer.state and isinstance(successor, AdamW):
                 # One at a time: never two states of the whole model.
-                given = optimizer.state.pop(p)
-                successor.state[p] = _state.adapt(p, given, group, *successor._settings(group))
+                given = optimizer._take_state(p) if isinstance(optimizer, AdamW) else optimizer.state.pop(p)
+                successor._adopt(p, given, group)
     successor.param_groups = optimizer.param_groups
 
     def stepped(*_: Any) -> None:

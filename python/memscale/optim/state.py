@@ -180,11 +180,24 @@ def _check_shapes(index: Any, p: torch.Tensor, values: dict[str, Any]) -> None:
 
 
 def adapt(
-    p: torch.Tensor, given: dict[str, Any], group: dict[str, Any], state_bits: int, bf16: str
+    p: torch.Tensor,
+    given: dict[str, Any],
+    group: dict[str, Any],
+    state_bits: int,
+    bf16: str,
+    copies: bool = True,
 ) -> dict[str, Any]:
-    """A loaded state as this optimizer keeps it; `given` is not changed."""
+    """A loaded state as this optimizer keeps it; `given` is not changed.
+
+    Without `copies`, tensors of it that are of the right form already are used as they are.
+    """
     if not given:
         return {}
+
+    def held(dtype: torch.dtype, value: torch.Tensor) -> torch.Tensor:
+        fits = value.dtype is dtype and value.device.type == "cpu" and value.stride() == p.stride()
+        return value if fits and not copies else _empty_as(p, dtype).copy_(value)
+
     full = full_precision(given)
     if not is_ours(p, group):
         return {name: _as_torch(p, name, value, group) for name, value in full.items()}
@@ -192,14 +205,14 @@ def adapt(
     is_8bit = _core.adamw_moments_bits(p.numel(), state_bits) == 8
     for name, is_signed in MOMENTS.items():
         if is_8bit and f"{name}_8bit" in given and given[f"{name}_8bit"].stride() == p.stride():
-            values[f"{name}_8bit"] = _empty_as(p, torch.uint8).copy_(given[f"{name}_8bit"])
+            values[f"{name}_8bit"] = held(torch.uint8, given[f"{name}_8bit"])
             values[f"{name}_absmax"] = given[f"{name}_absmax"].detach().clone()
         else:
-            moment = _empty_as(p, torch.float32).copy_(full[name])
+            moment = held(torch.float32, full[name])
             values.update(_quantized(name, moment, is_signed) if is_8bit else {name: moment})
     if group["amsgrad"]:
         peak = full.get("max_exp_avg_sq", full["exp_avg_sq"])
-        values["max_exp_avg_sq"] = _empty_as(p, torch.float32).copy_(peak)
+        values["max_exp_avg_sq"] = held(torch.float32, peak)
     _adapt_precision(values, p, full, bf16)
     for name, value in full.items():
         if name not in KNOWN:

@@ -1,0 +1,339 @@
+/*
+ * Optimizer state on disk for Python: `_core.OptimizerStream`, a thin face of
+ * ms_optimizer_stream. Used by memscale.optim, which keeps parameters and gradients
+ * alive during the calls; decides nothing.
+ */
+#include "memscale/optimizer_stream.h"
+
+#include "optimizer_ext.h"
+#include "rooms.h"
+
+typedef struct stream_object {
+    PyObject_HEAD
+    ms_optimizer_stream *stream;
+} stream_object;
+
+static ms_optimizer_stream *stream_of(PyObject *self)
+{
+    return ((stream_object *)self)->stream;
+}
+
+/* ---- making and freeing --------------------------------------------------------- */
+
+static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {(char *)"dir", (char *)"cap_gb", NULL};
+    PyObject *dir = Py_None;
+    PyObject *cap = Py_None;
+    ms_optimizer_stream_options options = {0};
+    ms_error err;
+    int rc;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|OO:OptimizerStream", names, &dir, &cap) ||
+        ms_ext_utf8_or_none(dir, "dir", &options.dir) != 0) {
+        return NULL;
+    }
+    if (cap != Py_None) {
+        double gigabytes = PyFloat_AsDouble(cap);
+        if (gigabytes == -1.0 && PyErr_Occurred()) {
+            return NULL;
+        }
+        if (!(gigabytes > 0.0) || gigabytes > 1e9) {
+            ms_fail(&err, MS_ECONFIG, "max_disk_offload_gb: %g is not allowed; allowed are numbers "
+                                      "above 0", gigabytes);
+            return ms_ext_raise(&err);
+        }
+        options.cap_bytes = (uint64_t)(gigabytes * 1e9);
+    }
+    stream_object *self = (stream_object *)PyType_GenericAlloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(rc = ms_optimizer_stream_open(&options, &self->stream, &err));
+    if (ms_ext_check(rc, &err) != 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void stream_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    MS_EXT_UNLOCKED(ms_optimizer_stream_close(stream_of(self)));
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+/* ---- states --------------------------------------------------------------------- */
+
+static PyObject *add(PyObject *self, PyObject *args)
+{
+    unsigned int weights, moments;
+    int has_max;
+    unsigned long long count;
+    uint64_t id;
+    ms_error err;
+    if (!PyArg_ParseTuple(args, "IIpK:add", &weights, &moments, &has_max, &count)) {
+        return NULL;
+    }
+    ms_optimizer_form form = {
+        .weights = (ms_adamw_weights)weights,
+        .moments = (ms_adamw_moments)moments,
+        .has_max_exp_avg_sq = has_max != 0,
+        .count = count,
+    };
+    if (ms_ext_check(ms_optimizer_stream_add(stream_of(self), &form, &id, &err), &err) != 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(id);
+}
+
+static PyObject *remove_state(PyObject *self, PyObject *number)
+{
+    uint64_t id;
+    if (ms_ext_u64(number, "id", &id) != 0) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(ms_optimizer_stream_remove(stream_of(self), id));
+    Py_RETURN_NONE;
+}
+
+static PyObject *part_bytes(PyObject *self, PyObject *number)
+{
+    uint64_t id;
+    uint64_t bytes[MS_PART_COUNT];
+    ms_error err;
+    if (ms_ext_u64(number, "id", &id) != 0 ||
+        ms_ext_check(ms_optimizer_stream_part_bytes(stream_of(self), id, bytes, &err), &err) != 0) {
+        return NULL;
+    }
+    PyObject *tuple = PyTuple_New(MS_PART_COUNT);
+    for (Py_ssize_t i = 0; tuple != NULL && i < MS_PART_COUNT; i++) {
+        PyObject *item = PyLong_FromUnsignedLongLong(bytes[i]);
+        if (item == NULL) {
+            Py_CLEAR(tuple);
+        } else {
+            PyTuple_SetItem(tuple, i, item);
+        }
+    }
+    return tuple;
+}
+
+static PyObject *put(PyObject *self, PyObject *args)
+{
+    unsigned long long id;
+    PyObject *fields;
+    ms_adamw_tensor source;
+    ms_error err;
+    int rc;
+    if (!PyArg_ParseTuple(args, "KO:put", &id, &fields) ||
+        ms_ext_read_adamw_tensor(fields, &source) != 0) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(rc = ms_optimizer_stream_put(stream_of(self), id, &source, &err));
+    return ms_ext_none_or_raise(rc, &err);
+}
+
+/* A tuple of MS_PART_COUNT int; None: not this one. */
+static int read_offsets(PyObject *tuple, uint64_t offsets[MS_PART_COUNT])
+{
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != MS_PART_COUNT) {
+        PyErr_Format(PyExc_TypeError, "export: offsets are a tuple of %d int", (int)MS_PART_COUNT);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < MS_PART_COUNT; i++) {
+        PyObject *item = PyTuple_GetItem(tuple, i);
+        offsets[i] = UINT64_MAX;
+        if (item != Py_None && ms_ext_u64(item, "offset", &offsets[i]) != 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *export_state(PyObject *self, PyObject *args)
+{
+    unsigned long long id;
+    int fd;
+    PyObject *tuple;
+    uint64_t offsets[MS_PART_COUNT];
+    ms_error err;
+    int rc;
+    if (!PyArg_ParseTuple(args, "KiO:export", &id, &fd, &tuple) ||
+        read_offsets(tuple, offsets) != 0) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(rc = ms_optimizer_stream_export(stream_of(self), id, fd, offsets, &err));
+    return ms_ext_none_or_raise(rc, &err);
+}
+
+/* ---- rounds --------------------------------------------------------------------- */
+
+/* To be freed with PyMem_Free. */
+static uint64_t *read_ids(PyObject *list, size_t *count)
+{
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "begin: the ids come as a list");
+        return NULL;
+    }
+    Py_ssize_t size = PyList_Size(list);
+    uint64_t *ids = PyMem_Calloc((size_t)size + 1, sizeof *ids);
+    if (ids == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (ms_ext_u64(PyList_GetItem(list, i), "id", &ids[i]) != 0) {
+            PyMem_Free(ids);
+            return NULL;
+        }
+    }
+    *count = (size_t)size;
+    return ids;
+}
+
+static PyObject *begin(PyObject *self, PyObject *list)
+{
+    size_t count;
+    uint64_t *ids = read_ids(list, &count);
+    ms_error err;
+    int rc;
+    if (ids == NULL) {
+        return NULL;
+    }
+    MS_EXT_UNLOCKED(rc = ms_optimizer_stream_begin(stream_of(self), ids, count, &err));
+    PyMem_Free(ids);
+    return ms_ext_none_or_raise(rc, &err);
+}
+
+static PyObject *update(PyObject *self, PyObject *args)
+{
+    unsigned long long id;
+    PyObject *fields;
+    ms_adamw_group group;
+    ms_adamw_tensor tensor;
+    unsigned int threads;
+    int maximize;
+    ms_error err;
+    int rc;
+    if (!PyArg_ParseTuple(args, "KOddddddpI:update", &id, &fields, &group.lr, &group.beta1,
+                          &group.beta2, &group.eps, &group.weight_decay, &group.grad_scale,
+                          &maximize, &threads) ||
+        ms_ext_read_adamw_tensor(fields, &tensor) != 0) {
+        return NULL;
+    }
+    group.maximize = maximize != 0;
+    MS_EXT_UNLOCKED(
+        rc = ms_optimizer_stream_update(stream_of(self), id, &group, &tensor, threads, &err));
+    return ms_ext_none_or_raise(rc, &err);
+}
+
+static PyObject *end(PyObject *self, PyObject *args)
+{
+    (void)args;
+    ms_error err;
+    int rc;
+    MS_EXT_UNLOCKED(rc = ms_optimizer_stream_end(stream_of(self), &err));
+    return ms_ext_none_or_raise(rc, &err);
+}
+
+/* ---- questions ------------------------------------------------------------------ */
+
+static PyObject *stats(PyObject *self, PyObject *args)
+{
+    (void)args;
+    ms_optimizer_stream_stats s;
+    ms_optimizer_stream_get_stats(stream_of(self), &s);
+    return Py_BuildValue(
+        "{s:K,s:K,s:K,s:K,s:K,s:K}", "disk_bytes", (unsigned long long)s.disk_bytes,
+        "resident_bytes", (unsigned long long)s.resident_bytes, "peak_resident_bytes",
+        (unsigned long long)s.peak_resident_bytes, "written_bytes",
+        (unsigned long long)s.written_bytes, "read_bytes", (unsigned long long)s.read_bytes,
+        "stall_ns", (unsigned long long)s.stall_ns);
+}
+
+static PyObject *directory(PyObject *self, PyObject *args)
+{
+    (void)args;
+    return ms_ext_text_or_none(ms_optimizer_stream_dir(stream_of(self)));
+}
+
+static PyObject *description(PyObject *self, PyObject *args)
+{
+    (void)args;
+    return ms_ext_text_or_none(ms_optimizer_stream_description(stream_of(self)));
+}
+
+static PyObject *takes(PyObject *module, PyObject *number)
+{
+    (void)module;
+    uint64_t elements;
+    if (ms_ext_u64(number, "elements", &elements) != 0) {
+        return NULL;
+    }
+    return PyBool_FromLong(ms_optimizer_stream_takes(elements));
+}
+
+/* ---- tables --------------------------------------------------------------------- */
+
+static PyMethodDef stream_methods[] = {
+    {"add", add, METH_VARARGS,
+     "add(weights, moments, has_max_exp_avg_sq, count) -> int: a new state; its id."},
+    {"remove", remove_state, METH_O, "remove(id): the state is gone."},
+    {"part_bytes", part_bytes, METH_O,
+     "part_bytes(id) -> tuple[int, ...]: bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, "
+     "exp_avg_absmax, exp_avg_sq_absmax; 0 for those it has not."},
+    {"put", put, METH_VARARGS,
+     "put(id, tensor): replaces the state by one in memory; `tensor` as for adamw_step."},
+    {"export", export_state, METH_VARARGS,
+     "export(id, fd, offsets): writes the arrays into a file; offsets as part_bytes(), None: not "
+     "this one."},
+    {"begin", begin, METH_O, "begin(ids): a round of updates, expected in this order."},
+    {"update", update, METH_VARARGS,
+     "update(id, tensor, lr, beta1, beta2, eps, weight_decay, grad_scale, maximize, threads): as "
+     "adamw_step; the state's addresses are not looked at."},
+    {"end", end, METH_NOARGS, "end(): waits; raises the first failure of the round."},
+    {"stats", stats, METH_NOARGS,
+     "stats() -> dict: disk_bytes, resident_bytes, peak_resident_bytes, written_bytes, read_bytes, "
+     "stall_ns."},
+    {"dir", directory, METH_NOARGS, "dir() -> str: where the file is."},
+    {"description", description, METH_NOARGS, "description() -> str: one line on the file."},
+    {NULL, NULL, 0, NULL},
+};
+
+static char stream_doc[] =
+    "OptimizerStream(dir=None, cap_gb=None): optimizer state on disk. OffloadError for what can't be "
+    "read or written, ConfigError for a directory or cap that is not fit.";
+
+static PyType_Slot stream_slots[] = {
+    {Py_tp_doc, stream_doc},
+    {Py_tp_new, MS_EXT_SLOT(stream_new)},
+    {Py_tp_dealloc, MS_EXT_SLOT(stream_dealloc)},
+    {Py_tp_methods, stream_methods},
+    {0, NULL},
+};
+
+static PyType_Spec stream_spec = {
+    .name = "memscale._core.OptimizerStream",
+    .basicsize = sizeof(stream_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = stream_slots,
+};
+
+static PyMethodDef functions[] = {
+    {"optimizer_stream_takes", takes, METH_O,
+     "optimizer_stream_takes(elements) -> bool: whether a state of this size is worth streaming."},
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_optimizer_stream(PyObject *module)
+{
+    PyObject *type = PyType_FromSpec(&stream_spec);
+    if (type == NULL || PyModule_AddFunctions(module, functions) != 0) {
+        Py_XDECREF(type);
+        return -1;
+    }
+    int rc = PyModule_AddObjectRef(module, "OptimizerStream", type);
+    Py_DECREF(type);
+    return rc;
+}

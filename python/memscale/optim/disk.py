@@ -1,0 +1,187 @@
+"""Optimizer state on disk, as the optimizer's Python side sees it: which parameter has
+which state of `_core.OptimizerStream`, and states as tensors again.
+
+What is read, computed and written when is C's. See memscale/optimizer_stream.h.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..errors import MemScaleError
+from . import state as _state
+
+# The arrays of a state in C's order, as full and as 8-bit states name them.
+_FULL = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", None, None, None)
+_QUANTIZED = ("exp_avg_8bit", "exp_avg_sq_8bit", None, None, "exp_avg_absmax", "exp_avg_sq_absmax")
+_EXTRA = 3
+_NO_ADDRESSES = (0,) * 6
+
+
+class DiskState:
+    """The states of one optimizer on disk.
+
+    Args:
+        directory: where the file is; None for the first usual place on a real disk.
+        cap_gb: most space it may take, in GB; None for half of what is free.
+
+    Raises:
+        ConfigError: the directory or the cap is not fit.
+    """
+
+    def __init__(self, directory: str | None, cap_gb: float | None) -> None:
+        self._stream = _core.OptimizerStream(directory, cap_gb)
+        self._states: dict[torch.Tensor, tuple[int, int, int]] = {}  # id, weights, moments
+        self._updated: dict[torch.Tensor, None] = {}  # since the last round that ended well
+        self.in_round = False
+
+    def __contains__(self, p: torch.Tensor) -> bool:
+        return p in self._states
+
+    def stats(self) -> dict[str, int]:
+        """Bytes on disk and in buffers, bytes moved, time waited for them."""
+        return self._stream.stats()
+
+    # ---- states ------------------------------------------------------------------------
+
+    def add(self, p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> None:
+        """A new state before its first step."""
+        weights = _state.FP32
+        if p.dtype is torch.bfloat16:
+            weights = _state.BF16_MASTER if bf16 == "master" else _state.BF16_SPLIT
+        moments = int(_core.adamw_moments_bits(p.numel(), state_bits) == 8)
+        self._states[p] = (self._stream.add(weights, moments, amsgrad, p.numel()), weights, moments)
+
+    def remove(self, p: torch.Tensor) -> None:
+        """The parameter has no state here any more."""
+        if p in self._states:
+            self._stream.remove(self._states.pop(p)[0])
+
+    def put(self, p: torch.Tensor, values: dict[str, Any], state_bits: int, bf16: str) -> None:
+        """Takes a state over from memory: a form that `state.adapt()` gives.
+
+        Raises:
+            OffloadError: it could not be written; the parameter has no state then.
+        """
+        self.remove(p)
+        self.add(p, "max_exp_avg_sq" in values, state_bits, bf16)
+        # The addresses that are not of the state are not looked at.
+        fields = _state.addresses(p, p, {**values, "step": values["step"] - 1})
+        try:
+            self._stream.put(self._states[p][0], fields)
+        except BaseException:
+            self.remove(p)
+            raise
+
+    def export(self, params: Iterable[torch.Tensor]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        """The states as tensors that lie in a file without a name: memory is used for what is read.
+
+        Raises:
+            OffloadError: a state can't be read back.
+        """
+        layout, total = self._layout([p for p in params if p in self._states])
+        if not layout:
+            return {}
+        with tempfile.TemporaryFile(dir=self._stream.dir()) as file:
+            file.truncate(total)
+            for p, offsets in layout.items():
+                self._stream.export(self._states[p][0], file.fileno(), offsets)
+            pages = mmap.mmap(file.fileno(), total)
+        return {p: self._tensors(p, pages, offsets) for p, offsets in layout.items()}
+
+    def export_to(self, p: torch.Tensor, fd: int, offsets: dict[str, int]) -> None:
+        """Writes the named arrays of a state into a file, each at its offset."""
+        places = tuple(None if name is None else offsets.get(name) for name in self.names(p))
+        self._stream.export(self._states[p][0], fd, places)
+
+    def names(self, p: torch.Tensor) -> tuple[str | None, ...]:
+        """The arrays of the parameter's state in C's order; None for those it has not."""
+        number, weights, moments = self._states[p]
+        names = list(_QUANTIZED if moments else _FULL)
+        names[_EXTRA] = (None, "master", "low")[weights]
+        sizes = self._stream.part_bytes(number)
+        return tuple(name if size else None for name, size in zip(names, sizes, strict=True))
+
+    def _layout(
+        self, params: list[torch.Tensor]
+    ) -> tuple[dict[torch.Tensor, tuple[int | None, ...]], int]:
+        """Where each array goes in a file that holds them all, and the file's size."""
+        layout: dict[torch.Tensor, tuple[int | None, ...]] = {}
+        end = 0
+        for p in params:
+            offsets: list[int | None] = []
+            for size in self._stream.part_bytes(self._states[p][0]):
+                offsets.append(end if size else None)
+                end += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+            layout[p] = tuple(offsets)
+        return layout, end
+
+    def _tensors(
+        self, p: torch.Tensor, pages: mmap.mmap, offsets: tuple[int | None, ...]
+    ) -> dict[str, torch.Tensor]:
+        made = {}
+        for name, offset in zip(self.names(p), offsets, strict=True):
+            if name is None or offset is None:
+                continue
+            dtype, is_scales = dtype_of(name), name.endswith("_absmax")
+            count = -(-p.numel() // _state.BLOCK) if is_scales else p.numel()
+            flat = torch.frombuffer(pages, dtype=dtype, count=count, offset=offset)
+            made[name] = flat if is_scales else flat.as_strided(p.shape, p.stride())
+        return made
+
+    # ---- rounds ------------------------------------------------------------------------
+
+    def begin(self, params: Iterable[torch.Tensor]) -> None:
+        """Begins a round of updates, expected in this order."""
+        self.in_round = True
+        self._stream.begin([self._states[p][0] for p in params if p in self._states])
+
+    def update(
+        self, p: torch.Tensor, gradient: torch.Tensor, step: int, hyperparameters: tuple[Any, ...]
+    ) -> None:
+        """One update, its number `step`; the gradient lies in memory as the parameter does."""
+        number, weights, moments = self._states[p]
+        fields = (weights, moments, p.numel(), step, p.data_ptr(), gradient.data_ptr(), *_NO_ADDRESSES)
+        self._stream.update(number, fields, *hyperparameters, torch.get_num_threads())
+        self._updated[p] = None
+
+    def end(self) -> list[torch.Tensor]:
+        """Waits for what is being written.
+
+        Returns:
+            The parameters updated since a round last ended well: one that failed can be gone
+            through again.
+
+        Raises:
+            OffloadError: the first failure of the round.
+        """
+        self.in_round = False
+        self._stream.end()
+        updated = list(self._updated)
+        self._updated.clear()
+        return updated
+
+    def rest(self) -> None:
+        """Ends a round that failed already."""
+        self.in_round = False
+        with suppress(MemScaleError):
+            self._stream.end()
+
+    def forget_round(self) -> None:
+        """Nothing of a round that failed will be gone through again."""
+        self.rest()
+        self._updated.clear()
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of an array of a state."""
+    if name.endswith("_8bit"):
+        return torch.uint8
+    return torch.int16 if name == "low" else torch.float32

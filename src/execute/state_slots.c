@@ -1,0 +1,332 @@
+/*
+ * The buffers of state_slots.h. A version of a chunk is given up only when the next one
+ * has been written, so whatever fails, one of them is whole.
+ */
+#include "execute/state_slots.h"
+
+#include "base/units.h"
+#include "memscale/hostmem.h"
+
+static int wait_for(ms__state_slots *s, ms_ticket ticket, ms_error *err)
+{
+    uint64_t began_ns = ms_now_ns();
+    int rc = ms_offload_wait(s->engine, ticket, err);
+    s->stall_ns += ms_now_ns() - began_ns;
+    return rc;
+}
+
+static void drop_ticket(ms__state_slots *s, ms_ticket *ticket)
+{
+    if (*ticket != 0) {
+        ms_offload_drop(s->engine, *ticket);
+        *ticket = 0;
+    }
+}
+
+static void set_free(ms__state_slot *slot)
+{
+    slot->state = MS__SLOT_FREE;
+    if (slot->chunk != NULL) {
+        slot->chunk->slot = NULL;
+        slot->chunk = NULL;
+    }
+}
+
+static void bind(ms__state_slot *slot, ms__state_chunk *chunk, ms__state_place state)
+{
+    slot->chunk = chunk;
+    slot->state = state;
+    chunk->slot = slot;
+}
+
+/* ---- writing ------------------------------------------------------------------ */
+
+static int begin_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
+{
+    int rc = ms_offload_store(s->engine, slot->memory, slot->chunk->bytes, MS_OPTIMIZER_CHUNK_BYTES,
+                              &slot->stored, err);
+    slot->state = rc == MS_OK ? MS__SLOT_STORING : MS__SLOT_UNSAVED;
+    slot->began = ++s->clock;
+    return rc;
+}
+
+/* Waits for a store that has begun. */
+static int end_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
+{
+    int rc = wait_for(s, slot->stored, err);
+    if (rc == MS_OK) {
+        drop_ticket(s, &slot->chunk->ticket);
+        slot->chunk->ticket = slot->stored;
+        slot->stored = 0;
+        set_free(slot);
+        return MS_OK;
+    }
+    slot->state = MS__SLOT_UNSAVED;
+    if (rc == MS_ETIMEDOUT) {
+        slot->is_pinned = true; /* dropping the ticket would only wait again */
+        slot->stored = 0;
+    } else {
+        drop_ticket(s, &slot->stored);
+    }
+    return rc;
+}
+
+/* Once more, in the room of the version that is out of date. */
+static int store_again(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
+{
+    drop_ticket(s, &slot->chunk->ticket);
+    int rc = begin_store(s, slot, err);
+    return rc == MS_OK ? end_store(s, slot, err) : rc;
+}
+
+static int settle(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
+{
+    int rc = end_store(s, slot, err);
+    return rc == MS_OK || rc == MS_ETIMEDOUT ? rc : store_again(s, slot, err);
+}
+
+int ms__state_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
+{
+    int rc = begin_store(s, slot, err);
+    return rc == MS_OK ? MS_OK : store_again(s, slot, err);
+}
+
+int ms__state_save_rest(ms__state_slots *s, ms_error *err)
+{
+    int rc = MS_OK;
+    for (int i = 0; rc == MS_OK && i < MS_OPTIMIZER_CHUNKS; i++) {
+        if (s->slots[i].state == MS__SLOT_UNSAVED) {
+            rc = store_again(s, &s->slots[i], err);
+        }
+    }
+    return rc;
+}
+
+/* ---- taking a buffer ------------------------------------------------------------- */
+
+/* The slot in this state whose transfer began first. */
+static ms__state_slot *oldest(ms__state_slots *s, ms__state_place state)
+{
+    ms__state_slot *found = NULL;
+    for (int i = 0; i < MS_OPTIMIZER_CHUNKS; i++) {
+        ms__state_slot *slot = &s->slots[i];
+        if (slot->state == state && (found == NULL || slot->began < found->began)) {
+            found = slot;
+        }
+    }
+    return found;
+}
+
+/* Waits for a read ahead and lets go of it; false where it never ends. */
+static bool stop_reading(ms__state_slots *s, ms__state_slot *slot)
+{
+    int rc = wait_for(s, slot->chunk->ticket, NULL);
+    s->ahead_count--;
+    set_free(slot);
+    if (rc == MS_ETIMEDOUT) {
+        slot->state = MS__SLOT_LOST;
+        slot->is_pinned = true;
+    }
+    return rc != MS_ETIMEDOUT;
+}
+
+/* Free, or free as soon as the oldest write has ended; NULL where neither. */
+static ms__state_slot *take_written(ms__state_slots *s, int *rc, ms_error *err)
+{
+    ms__state_slot *slot = oldest(s, MS__SLOT_FREE);
+    *rc = MS_OK;
+    while (slot == NULL && *rc == MS_OK) {
+        ms__state_slot *writing = oldest(s, MS__SLOT_STORING);
+        if (writing == NULL) {
+            return NULL;
+        }
+        *rc = settle(s, writing, err);
+        slot = oldest(s, MS__SLOT_FREE);
+    }
+    return slot;
+}
+
+static bool has_memory(ms__state_slots *s, ms__state_slot *slot)
+{
+    if (slot->memory == NULL) {
+        slot->memory = ms_hostmem_alloc(MS_OPTIMIZER_CHUNK_BYTES);
+        if (slot->memory == NULL) {
+            return false;
+        }
+        s->resident_bytes += MS_OPTIMIZER_CHUNK_BYTES;
+        s->peak_resident_bytes = ms__max_u64(s->peak_resident_bytes, s->resident_bytes);
+    }
+    return true;
+}
+
+static int take(ms__state_slots *s, ms__state_slot **out, ms_error *err)
+{
+    int rc;
+    ms__state_slot *slot = take_written(s, &rc, err);
+    while (rc == MS_OK && slot == NULL) {
+        ms__state_slot *reading = oldest(s, MS__SLOT_FETCHING);
+        if (reading == NULL) {
+            return ms_fail(err, MS_ESTATE, "optimizer state: every buffer holds what could not be "
+                                           "moved");
+        }
+        slot = stop_reading(s, reading) ? reading : NULL;
+    }
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (!has_memory(s, slot)) {
+        return ms_fail(err, MS_ENOMEM, "optimizer state: no memory for a buffer of %s",
+                       ms__text_bytes(MS_OPTIMIZER_CHUNK_BYTES).text);
+    }
+    *out = slot;
+    return MS_OK;
+}
+
+/* ---- reading --------------------------------------------------------------------- */
+
+bool ms__state_read_ahead(ms__state_slots *s, ms__state_chunk *chunk, int *rc, ms_error *err)
+{
+    *rc = MS_OK;
+    if (chunk->slot != NULL || chunk->ticket == 0) {
+        return true;
+    }
+    if (s->ahead_count >= MS_OPTIMIZER_CHUNKS_AHEAD) {
+        return false;
+    }
+    ms__state_slot *slot = take_written(s, rc, err);
+    if (slot == NULL || *rc != MS_OK || !has_memory(s, slot)) {
+        return false;
+    }
+    /* Where it can't begin, the update will ask again and tell. */
+    if (ms_offload_fetch(s->engine, chunk->ticket, slot->memory, MS_OPTIMIZER_CHUNK_BYTES, NULL) ==
+        MS_OK) {
+        bind(slot, chunk, MS__SLOT_FETCHING);
+        slot->began = ++s->clock;
+        s->ahead_count++;
+    }
+    return true;
+}
+
+/* Waits for the read of a slot that is bound. */
+static int end_fetch(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
+{
+    int rc = wait_for(s, slot->chunk->ticket, err);
+    if (rc == MS_OK) {
+        slot->state = MS__SLOT_FILLED;
+        return MS_OK;
+    }
+    set_free(slot);
+    if (rc == MS_ETIMEDOUT) {
+        slot->state = MS__SLOT_LOST;
+        slot->is_pinned = true;
+    }
+    return rc;
+}
+
+static int fetch_now(ms__state_slots *s, ms__state_chunk *chunk, ms__state_slot *slot, ms_error *err)
+{
+    int rc = ms_offload_fetch(s->engine, chunk->ticket, slot->memory, MS_OPTIMIZER_CHUNK_BYTES, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    bind(slot, chunk, MS__SLOT_FETCHING);
+    return end_fetch(s, slot, err);
+}
+
+int ms__state_load(ms__state_slots *s, ms__state_chunk *chunk, ms__state_slot **out, bool *is_new,
+                   ms_error *err)
+{
+    ms__state_slot *slot = chunk->slot;
+    int rc = MS_OK;
+    *is_new = false;
+    if (slot != NULL && slot->state == MS__SLOT_STORING) {
+        rc = settle(s, slot, err);
+        slot = chunk->slot;
+    }
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (slot != NULL && slot->state == MS__SLOT_FETCHING) {
+        s->ahead_count--;
+        rc = end_fetch(s, slot, err);
+    } else if (slot != NULL) {
+        slot->state = MS__SLOT_FILLED;
+    } else {
+        rc = take(s, &slot, err);
+        if (rc == MS_OK && chunk->ticket != 0) {
+            rc = fetch_now(s, chunk, slot, err);
+        } else if (rc == MS_OK) {
+            bind(slot, chunk, MS__SLOT_FILLED);
+            *is_new = true;
+        }
+    }
+    if (rc == MS_OK) {
+        *out = slot;
+    }
+    return rc;
+}
+
+/* ---- letting go ------------------------------------------------------------------- */
+
+void ms__state_release(ms__state_slot *slot)
+{
+    set_free(slot);
+}
+
+void ms__state_forget(ms__state_slots *s, ms__state_chunk *chunk)
+{
+    if (chunk->slot != NULL && chunk->slot->state == MS__SLOT_FETCHING) {
+        stop_reading(s, chunk->slot);
+    }
+}
+
+void ms__state_drop(ms__state_slots *s, ms__state_chunk *chunk)
+{
+    ms__state_slot *slot = chunk->slot;
+    ms__state_forget(s, chunk);
+    if (chunk->slot != NULL && slot->state == MS__SLOT_STORING) {
+        (void)end_store(s, slot, NULL);
+    }
+    if (chunk->slot != NULL) {
+        set_free(slot);
+    }
+    drop_ticket(s, &chunk->ticket);
+}
+
+static void give_back(ms__state_slots *s, ms__state_slot *slot)
+{
+    if (slot->memory != NULL && !slot->is_pinned) {
+        ms_hostmem_release(slot->memory);
+        slot->memory = NULL;
+        s->resident_bytes -= MS_OPTIMIZER_CHUNK_BYTES;
+    }
+}
+
+int ms__state_rest(ms__state_slots *s, ms_error *err)
+{
+    int rc = MS_OK;
+    for (int i = 0; i < MS_OPTIMIZER_CHUNKS; i++) {
+        ms__state_slot *slot = &s->slots[i];
+        if (slot->state == MS__SLOT_STORING) {
+            int ended = settle(s, slot, rc == MS_OK ? err : NULL);
+            rc = rc == MS_OK ? ended : rc;
+        } else if (slot->state == MS__SLOT_FETCHING) {
+            stop_reading(s, slot);
+        }
+        if (slot->state == MS__SLOT_FREE) {
+            give_back(s, slot);
+        }
+    }
+    return rc;
+}
+
+void ms__state_close(ms__state_slots *s, bool is_hung)
+{
+    for (int i = 0; i < MS_OPTIMIZER_CHUNKS; i++) {
+        bool is_moving = s->slots[i].state == MS__SLOT_STORING ||
+                         s->slots[i].state == MS__SLOT_FETCHING;
+        if (!(is_hung && is_moving)) {
+            give_back(s, &s->slots[i]);
+        }
+    }
+}

@@ -18,6 +18,7 @@ from .. import _core
 from ..errors import ConfigError, IntegrationError, OffloadError
 from . import state as _state
 from .disk import DiskState
+from .release import GradientRelease
 
 __all__ = ["AdamW", "AdamW8bit"]
 
@@ -51,6 +52,9 @@ class AdamW(torch.optim.AdamW):
             alone; `state_dict()` has everything.
         disk_offload_dir: where that file is; None for a cache directory on a real disk.
         max_disk_offload_gb: most space it may take; None for half of what is free.
+        release_gradients: update each parameter inside backward, as soon as its gradient is
+            final, and free the gradient. `step()` then ends the step; `p.grad` is None. With
+            the bits of a run without. See `accumulate()`; clipping and GradScaler are refused.
 
     Raises:
         ConfigError: one of memscale's own arguments is not allowed, or 8 bits with `amsgrad`.
@@ -81,12 +85,15 @@ class AdamW(torch.optim.AdamW):
         state: str = "memory",
         disk_offload_dir: str | None = None,
         max_disk_offload_gb: float | None = None,
+        release_gradients: bool = False,
     ) -> None:
         self._state_bits = state_bits
         self._bf16 = bf16
         self._disk_options = _disk_options(state, disk_offload_dir, max_disk_offload_gb)
         self._disk: DiskState | None = None
         self._interrupted: str | None = None
+        self._release: GradientRelease | None = None
+        self._release_order: list[torch.Tensor] = []
         super().__init__(
             params,
             lr=lr,
@@ -100,6 +107,8 @@ class AdamW(torch.optim.AdamW):
             differentiable=differentiable,
             fused=fused,
         )
+        if release_gradients:
+            self._begin_release()
 
     # ---- groups and settings -------------------------------------------------------
 
@@ -111,6 +120,8 @@ class AdamW(torch.optim.AdamW):
         except ConfigError:
             self.param_groups.pop()
             raise
+        if getattr(self, "_release", None) is not None:
+            self._release.attach()
 
     def _settings(self, group: dict[str, Any]) -> tuple[int, str]:
         return group.get("state_bits", self._state_bits), group.get("bf16", self._bf16)
@@ -148,6 +159,8 @@ class AdamW(torch.optim.AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._release is not None:
+            self._release.step_begins()
         found_inf = getattr(self, "found_inf", None)
         if found_inf is None or float(found_inf) == 0.0:
             self._step_all()
@@ -161,7 +174,11 @@ class AdamW(torch.optim.AdamW):
 
         Raises:
             OffloadError: it failed again, and can be finished later.
+            IntegrationError: it failed inside backward (`release_gradients`), so that gradients
+                are missing: load a checkpoint.
         """
+        if self._release is not None and self._release.failed_in_backward:
+            self._refuse_interrupted()
         if self._interrupted is not None:
             self._step_all()
 
@@ -183,6 +200,8 @@ class AdamW(torch.optim.AdamW):
                 self._make_states(group, ours)
                 if not _state.is_traced(ours[0]):
                     self._step_c(group, ours)
+        if self._release is not None:
+            self._release_order = self._release.step_ended()
 
     def _choose(self, index: int, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
         """The parameters with gradients: torch's, C's in memory, C's on disk."""
@@ -220,16 +239,15 @@ class AdamW(torch.optim.AdamW):
     def _step_disk(self, chosen: list[tuple[list[torch.Tensor], ...]]) -> None:
         work = [(g, p) for g, c in zip(self.param_groups, chosen, strict=True) for p in c[2]]
         for group, p in work:
-            if not self.state[p]:
-                self.state[p]["step"] = torch.tensor(0.0)
-                if not _state.is_traced(p):
-                    self._disk_state().add(p, group["amsgrad"], *self._settings(group))
-        if self._disk is None or (not work and self._interrupted is None):
+            self._make_disk_state(group, p)
+        in_round = self._disk is not None and self._disk.in_round
+        if self._disk is None or not (work or in_round or self._interrupted is not None):
             return
         if work and _state.is_traced(work[0][1]):
             return
         try:
-            self._disk.begin(p for _, p in work)
+            if not in_round:
+                self._disk.begin(p for _, p in work)
             for group, p in work:
                 self._update_disk(self._disk, group, p)
             updated = self._disk.end()
@@ -242,6 +260,12 @@ class AdamW(torch.optim.AdamW):
             self.state[p]["step"] += 1
         torch.autograd.graph.increment_version(updated)
 
+    def _make_disk_state(self, group: dict[str, Any], p: torch.Tensor) -> None:
+        if not self.state[p]:
+            self.state[p]["step"] = torch.tensor(0.0)
+            if not _state.is_traced(p):
+                self._disk_state().add(p, group["amsgrad"], *self._settings(group))
+
     def _update_disk(self, disk: DiskState, group: dict[str, Any], p: torch.Tensor) -> None:
         gradient = _state.laid_out_as(p, _gradient_of(p))
         hyperparameters = self._hyperparameters(group)
@@ -249,13 +273,79 @@ class AdamW(torch.optim.AdamW):
         if self._grad_scale() != 1.0 and gradient is not p.grad:
             _gradient_of(p).copy_(gradient)
 
-    def _interrupt(self, error: BaseException) -> None:
+    def _interrupt(self, error: BaseException, can_be_finished: bool = True) -> None:
         self._interrupted = str(error) or type(error).__name__
+        way_out = (
+            "Once the cause is gone, optimizer.finish_step() does the rest with the same gradients; or load "
+            if can_be_finished
+            else "Backward did not end, so gradients are missing: load "
+        )
         error.add_note(
             "The step was interrupted: some parameters are updated and others not, each with its own "
-            "state. Once the cause is gone, optimizer.finish_step() does the rest with the same "
-            "gradients; or load model and optimizer from a checkpoint."
+            f"state. {way_out}model and optimizer from a checkpoint."
         )
+
+    # ---- gradient release ----------------------------------------------------------------
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Gradients of backwards in this block are added up, as without `release_gradients`.
+
+        Run all micro-steps but the last in it; the last backward updates and frees.
+
+        Example:
+            >>> with optimizer.accumulate():
+            ...     model(first).loss.backward()
+            >>> model(last).loss.backward()
+            >>> optimizer.step()
+        """
+        if self._release is None:
+            yield
+            return
+        self._release.accumulating += 1
+        try:
+            yield
+        finally:
+            self._release.accumulating -= 1
+
+    def _begin_release(self) -> None:
+        # A GradScaler then leaves the gradients to step(), which refuses by name.
+        self._step_supports_amp_scaling = True
+        self._release = GradientRelease(self)
+        self._release.attach()
+
+    def _group_index(self, p: torch.Tensor) -> int:
+        for index, group in enumerate(self.param_groups):
+            if any(p is q for q in group["params"]):
+                return index
+        raise IntegrationError("release_gradients: the parameter was taken out of its group")
+
+    def _name_of(self, p: torch.Tensor) -> str:
+        index = self._group_index(p)
+        group = self.param_groups[index]
+        position = next(i for i, q in enumerate(group["params"]) if p is q)
+        return f"parameter {position} of group {index}"
+
+    def _update_one(self, index: int, p: torch.Tensor) -> None:
+        """Updates a parameter whose gradient has just become final."""
+        group = self.param_groups[index]
+        _check_gradient(p, self._name_of(p))
+        if not _state.is_ours(p, group):
+            self._step_torch({**group, "params": [p]})
+        elif not self._is_streamed(p, group):
+            self._make_states(group, [p])
+            self._step_c(group, [p])
+        else:
+            self._make_disk_state(group, p)
+            disk = self._disk_state()
+            if not disk.in_round:
+                disk.begin(self._release_order)
+            try:
+                self._update_disk(disk, group, p)
+            except BaseException:
+                disk.rest()
+                raise
+            torch.autograd.graph.increment_version([p])
 
     @contextmanager
     def _states_in_view(self) -> Iterator[None]:
@@ -264,6 +354,10 @@ class AdamW(torch.optim.AdamW):
             yield
             return
         self._refuse_interrupted()
+        if self._disk.in_round:
+            raise IntegrationError(
+                "release_gradients: backward has updated parameters; call step() before the state is read"
+            )
         shown = self._disk.export(self.state)
         kept = self.state
         self.state = _state.new_state({p: {**v, **shown.get(p, {})} for p, v in kept.items()})
@@ -386,6 +480,8 @@ class AdamW(torch.optim.AdamW):
         before = self._interrupted
         if self._disk is not None:
             self._disk.forget_round()
+        if self._release is not None:
+            self._release.forget()
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -400,17 +496,23 @@ class AdamW(torch.optim.AdamW):
                 "_state_bits": self._state_bits,
                 "_bf16": self._bf16,
                 "_disk_options": self._disk_options,
+                "_releases": self._release is not None,
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name in ("_disk", "_interrupted"):
+        for name in ("_disk", "_interrupted", "_release"):
             self.__dict__.setdefault(name, None)
+        self.__dict__.setdefault("_release_order", [])
+        state = dict(state)
+        releases = state.pop("_releases", False)
         given = state.get("state", {})
         shown = {p: value for p, value in given.items() if not isinstance(value, _state.Hidden)}
         super().__setstate__({**state, "state": _state.new_state(shown)})
         for group in self.param_groups:
             for p in group["params"]:
                 self._settle_state(p, given.get(p), group)
+        if releases:
+            self._begin_release()
 
     def _settle_state(self, p: torch.Tensor, value: Any, group: dict[str, Any]) -> None:
         """What `__setstate__` was given for a parameter takes its place."""

@@ -1,0 +1,208 @@
+"""Gradient release: a parameter is updated inside backward, as soon as its gradient is final,
+and the gradient is freed.
+
+`GradientRelease` watches the gradients of one `AdamW` and decides nothing about arithmetic. What
+would make the result another one (a second gradient, scaled or clipped gradients, rates changed
+between backward and step) raises.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import IntegrationError
+
+if TYPE_CHECKING:
+    from .adamw import AdamW
+
+# Of torch.nn.utils.clip_grad: what all its functions that clip end in, and that reads gradients.
+_CLIPPING = ("_clip_grads_with_norm_", "clip_grad_value_")
+
+
+class GradientRelease:
+    """The hooks of one optimizer and what it has updated since its last step."""
+
+    def __init__(self, optimizer: AdamW) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._handles: dict[torch.Tensor, Any] = {}
+        self.accumulating = 0
+        self.released: dict[torch.Tensor, int] = {}  # with the group's index, in order of update
+        self._rates: dict[int, tuple[Any, ...]] = {}
+        self._failure: str | None = None
+        _live.add(self)
+        _guard_clipping()
+        weakref.finalize(self, _clean_up, self._handles)
+
+    def attach(self) -> None:
+        """Hooks every trainable parameter that has none yet."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.requires_grad and p.is_leaf and p not in self._handles:
+                    # The hook must not keep the optimizer alive: parameters outlive it.
+                    hook = functools.partial(_gradient_is_final, weakref.ref(self))
+                    self._handles[p] = p.register_post_accumulate_grad_hook(hook)
+
+    # ---- backward ----------------------------------------------------------------------
+
+    def gradient_is_final(self, p: torch.Tensor) -> None:
+        """Updates the parameter and frees its gradient."""
+        optimizer = self._optimizer()
+        if optimizer is None or self.accumulating:
+            return
+        self._check(optimizer, p)
+        index = optimizer._group_index(p)
+        rates = self._rates.setdefault(index, optimizer._hyperparameters(optimizer.param_groups[index]))
+        self._check_rates(optimizer, index, rates)
+        try:
+            with torch.no_grad():
+                optimizer._update_one(index, p)
+        except BaseException as error:
+            self._failure = str(error) or type(error).__name__
+            optimizer._interrupt(error, can_be_finished=False)
+            raise
+        self.released[p] = index
+        p.grad = None
+
+    def _check(self, optimizer: AdamW, p: torch.Tensor) -> None:
+        optimizer._refuse_interrupted()
+        if p in self.released:
+            raise IntegrationError(
+                f"release_gradients: a second gradient of {optimizer._name_of(p)} arrived after its update. "
+                "Backward ran twice before step(): run all but the last under `with "
+                "optimizer.accumulate():`; or one backward made the gradient in several pieces "
+                "(re-entrant checkpointing: use_reentrant=False). The parameters already updated stay so"
+            )
+        gradient = p.grad
+        if gradient is not None and gradient.requires_grad:
+            raise IntegrationError(
+                "release_gradients: backward(create_graph=True) needs gradients that stay; use "
+                "torch.autograd.grad or release_gradients=False"
+            )
+        distributed = torch.distributed
+        is_one = not (distributed.is_available() and distributed.is_initialized())
+        if not is_one and distributed.get_world_size() > 1:
+            raise IntegrationError(
+                "release_gradients: gradients of several processes are not final in backward; use "
+                "release_gradients=False"
+            )
+
+    def _check_rates(self, optimizer: AdamW, index: int, rates: tuple[Any, ...]) -> None:
+        if optimizer._hyperparameters(optimizer.param_groups[index]) != rates:
+            raise IntegrationError(
+                f"release_gradients: lr or another hyperparameter of group {index} was changed after updates "
+                "were made in backward; change it before backward (schedulers: after step())"
+            )
+
+    # ---- step --------------------------------------------------------------------------
+
+    def step_begins(self) -> None:
+        """Refuses what would have needed the gradients that are gone."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        if hasattr(optimizer, "found_inf"):  # also where the scaler was told to unscale before
+            optimizer.__dict__.pop("grad_scale", None)
+            optimizer.__dict__.pop("found_inf")
+            raise IntegrationError(
+                "release_gradients: a GradScaler needs all gradients before it unscales them, and they were "
+                "used in backward, still scaled; use release_gradients=False or bf16 without a scaler"
+            )
+        for index, rates in self._rates.items():
+            self._check_rates(optimizer, index, rates)
+        late = next((p for p in self.released if p.grad is not None), None)
+        if late is not None:
+            raise IntegrationError(
+                f"release_gradients: {optimizer._name_of(late)} was updated in backward and has a gradient again; "
+                "use release_gradients=False where gradients are set by hand"
+            )
+
+    def step_ended(self) -> list[torch.Tensor]:
+        """Forgets the round; the parameters in the order in which they were updated."""
+        order = list(self.released)
+        self.released.clear()
+        self._rates.clear()
+        self.attach()
+        return order
+
+    def forget(self) -> None:
+        """A checkpoint was loaded: nothing of the round counts any more."""
+        self.step_ended()
+        self._failure = None
+
+    @property
+    def failed_in_backward(self) -> bool:
+        """Whether an update in backward failed: the gradients after it were never made."""
+        return self._failure is not None
+
+
+def _gradient_is_final(release: weakref.ref[GradientRelease], p: torch.Tensor) -> None:
+    watcher = release()
+    if watcher is not None:
+        watcher.gradient_is_final(p)
+
+
+# ---- clipping --------------------------------------------------------------------------------
+
+_live: weakref.WeakSet[GradientRelease] = weakref.WeakSet()
+_originals: dict[str, Callable[..., Any]] = {}
+
+
+def _guard_clipping() -> None:
+    """From now on, clipping gradients that were released raises instead of doing nothing.
+
+    torch's functions skip parameters without gradients, so a run that clips would go on
+    unclipped. They are put back when no optimizer releases gradients any more.
+    """
+    import torch.nn.utils.clip_grad as module
+
+    for name in _CLIPPING:
+        original = getattr(module, name, None)
+        if original is not None and name not in _originals:
+            _originals[name] = original
+            _set_everywhere(name, original, _guarded(original))
+
+
+def _clean_up(handles: dict[torch.Tensor, Any]) -> None:
+    """An optimizer that released gradients is gone."""
+    import torch.nn.utils.clip_grad as module
+
+    for handle in handles.values():
+        handle.remove()
+    if not list(_live):
+        while _originals:
+            name, original = _originals.popitem()
+            _set_everywhere(name, getattr(module, name), original)
+
+
+def _set_everywhere(name: str, old: Any, new: Any) -> None:
+    """In torch's modules that have the function under this or its public name."""
+    import torch.nn.utils as package
+    import torch.nn.utils.clip_grad as module
+
+    for place in (module, package):
+        for known in (name, name.lstrip("_")):
+            if getattr(place, known, None) is old:
+                setattr(place, known, new)
+
+
+def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        released = {id(p) for release in _live for p in release.released}
+        if any(id(p) in released for p in given):
+            raise IntegrationError(
+                "release_gradients: gradients can't be clipped after backward, they were used and freed in it. "
+                "Turn clipping off (Trainer: max_grad_norm=0) or use release_gradients=False"
+            )
+        return original(given, *args, **kwargs)
+
+    return clip

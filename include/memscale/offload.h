@@ -20,6 +20,13 @@
  * calls. A large transfer is moved in pieces of a slot's size by all workers, and
  * gives way between two pieces.
  *
+ * GPUs. With `from_device`, what is stored and fetched lies in the memory of a CUDA
+ * device, and the tier is host memory: pinned as far as `pinned_bytes` and the driver allow,
+ * pageable beyond, and on disk, if there is a directory, where `cap_bytes` is reached. Each
+ * transfer begins after what was queued, when it was asked for, on the stream that the
+ * call names; it has ended when the host has seen its end, so that whatever is queued after
+ * ms_offload_wait(), or after the state has changed, comes after it on every stream.
+ *
  * exit(): every engine comes to rest (bounded) before the process's destructors run.
  * fork(): every engine comes to rest before it and goes on after it in the parent. In
  * the child it is unusable (MS_ESTATE); closing it there gives back what the child
@@ -57,6 +64,16 @@ typedef struct ms_offload_options {
     ms_disk_io disk_io;
     bool no_direct_io;         /* buffered I/O although direct is possible */
     bool no_verify;            /* no checksums: for measuring what they cost */
+
+    /* Of a GPU. `dir` is then optional with MS_TIER_HOST: where what `cap_bytes` does not
+     * allow goes. MS_TIER_DISK: everything goes there. */
+    bool from_device;
+    uint32_t device;           /* its ordinal, as the driver counts */
+    uint64_t pinned_bytes;     /* most host memory to pin; 0: up to cap_bytes, at most
+                                  half of what is available */
+    uint64_t disk_cap_bytes;   /* of the spill file; 0: none */
+    uint32_t stream_count;     /* of our own; 0: one for each direction, or one where the
+                                  GPU has one copy engine */
 } ms_offload_options;
 
 typedef struct ms_offload ms_offload;
@@ -92,11 +109,23 @@ MS_API int ms_offload_store(ms_offload *engine, const void *source, uint64_t byt
 MS_API int ms_offload_fetch(ms_offload *engine, ms_ticket ticket, void *destination, uint64_t capacity,
                             ms_error *err);
 
+/* The same for a GPU's memory (from_device): `stream` is the caller's CUDA stream, on which
+ * the bytes were made, or the destination was used before; NULL is the legacy default
+ * stream, which the calls above mean. MS_EINVAL for engines of other memory. */
+MS_API int ms_offload_store_on(ms_offload *engine, void *stream, const void *source, uint64_t bytes,
+                               ms_ticket *ticket, ms_error *err);
+MS_API int ms_offload_fetch_on(ms_offload *engine, void *stream, ms_ticket ticket, void *destination,
+                               uint64_t capacity, ms_error *err);
+
 /* Blocks until the ticket is neither STORING nor FETCHING; returns its error. A
  * failed store leaves the source as it was: the caller still has the bytes. */
 MS_API int ms_offload_wait(ms_offload *engine, ms_ticket ticket, ms_error *err);
 
 MS_API ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket ticket);
+
+/* Where the ticket's bytes are, or will be once they are stored: a GPU's may be on either
+ * tier. MS_TIER_COUNT for a ticket that does not exist. */
+MS_API ms_tier ms_offload_tier_of(ms_offload *engine, ms_ticket ticket);
 
 /* Starts no further piece of what is in flight of the ticket; never waits. The transfer
  * ends, once the pieces that are being moved have, as failed with MS_ECANCELED (a store is
@@ -129,7 +158,7 @@ typedef struct ms_offload_stats {
 
 MS_API void ms_offload_get_stats(ms_offload *engine, ms_offload_stats *stats);
 
-/* The backend in use ("memory", "file", "io_uring") and one line on how: directory, direct I/O, cap. */
+/* The backend in use ("memory", "file", "io_uring", "cuda") and one line on how: directory, direct I/O, cap. */
 MS_API const char *ms_offload_backend(const ms_offload *engine);
 MS_API const char *ms_offload_description(const ms_offload *engine);
 

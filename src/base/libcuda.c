@@ -22,6 +22,22 @@ static const function_row function_rows[] = {
     {"cuDeviceGetName", offsetof(ms__libcuda, device_get_name)},
     {"cuDeviceTotalMem_v2", offsetof(ms__libcuda, device_total_mem)},
     {"cuDeviceGetAttribute", offsetof(ms__libcuda, device_get_attribute)},
+    {"cuDevicePrimaryCtxRetain", offsetof(ms__libcuda, primary_context_retain)},
+    {"cuDevicePrimaryCtxRelease_v2", offsetof(ms__libcuda, primary_context_release)},
+    {"cuCtxPushCurrent_v2", offsetof(ms__libcuda, context_push)},
+    {"cuCtxPopCurrent_v2", offsetof(ms__libcuda, context_pop)},
+    {"cuStreamCreate", offsetof(ms__libcuda, stream_create)},
+    {"cuStreamDestroy_v2", offsetof(ms__libcuda, stream_destroy)},
+    {"cuStreamSynchronize", offsetof(ms__libcuda, stream_synchronize)},
+    {"cuStreamWaitEvent", offsetof(ms__libcuda, stream_wait_event)},
+    {"cuEventCreate", offsetof(ms__libcuda, event_create)},
+    {"cuEventDestroy_v2", offsetof(ms__libcuda, event_destroy)},
+    {"cuEventRecord", offsetof(ms__libcuda, event_record)},
+    {"cuEventSynchronize", offsetof(ms__libcuda, event_synchronize)},
+    {"cuMemcpyDtoHAsync_v2", offsetof(ms__libcuda, copy_to_host)},
+    {"cuMemcpyHtoDAsync_v2", offsetof(ms__libcuda, copy_to_device)},
+    {"cuMemHostRegister_v2", offsetof(ms__libcuda, host_register)},
+    {"cuMemHostUnregister", offsetof(ms__libcuda, host_unregister)},
 };
 
 static ms__mutex load_lock = MS__MUTEX_INIT;

@@ -1,6 +1,6 @@
 /*
- * The CUDA driver library, found at run time. Used by the hardware probe now and
- * by the CUDA backend; a machine without it has no GPU, which is no error.
+ * The CUDA driver library, found at run time. Used by the hardware probe and by
+ * the CUDA backend; a machine without it has no GPU, which is no error.
  */
 #ifndef MS_BASE_LIBCUDA_H
 #define MS_BASE_LIBCUDA_H
@@ -10,6 +10,19 @@
 /* The driver's types, as its ABI has them. CUDA_SUCCESS is 0. */
 typedef int ms__cu_result;
 typedef int ms__cu_device;
+typedef void *ms__cu_context;
+typedef void *ms__cu_stream; /* NULL: the legacy default stream */
+typedef void *ms__cu_event;
+typedef unsigned long long ms__cu_pointer;
+
+/* Flags and attributes that memscale uses. */
+enum {
+    MS__CU_STREAM_NON_BLOCKING = 1,
+    MS__CU_EVENT_BLOCKING_SYNC = 1,
+    MS__CU_EVENT_DISABLE_TIMING = 2,
+    MS__CU_MEMHOSTREGISTER_PORTABLE = 1,
+    MS__CU_ATTRIBUTE_COPY_ENGINES = 40
+};
 
 typedef struct ms__libcuda {
     ms__cu_result (*init)(unsigned flags);
@@ -18,6 +31,23 @@ typedef struct ms__libcuda {
     ms__cu_result (*device_get_name)(char *name, int size, ms__cu_device device);
     ms__cu_result (*device_total_mem)(size_t *bytes, ms__cu_device device);
     ms__cu_result (*device_get_attribute)(int *value, int attribute, ms__cu_device device);
+    ms__cu_result (*primary_context_retain)(ms__cu_context *context, ms__cu_device device);
+    ms__cu_result (*primary_context_release)(ms__cu_device device);
+    ms__cu_result (*context_push)(ms__cu_context context);
+    ms__cu_result (*context_pop)(ms__cu_context *context);
+    ms__cu_result (*stream_create)(ms__cu_stream *stream, unsigned flags);
+    ms__cu_result (*stream_destroy)(ms__cu_stream stream);
+    ms__cu_result (*stream_synchronize)(ms__cu_stream stream);
+    ms__cu_result (*stream_wait_event)(ms__cu_stream stream, ms__cu_event event, unsigned flags);
+    ms__cu_result (*event_create)(ms__cu_event *event, unsigned flags);
+    ms__cu_result (*event_destroy)(ms__cu_event event);
+    ms__cu_result (*event_record)(ms__cu_event event, ms__cu_stream stream);
+    ms__cu_result (*event_synchronize)(ms__cu_event event);
+    ms__cu_result (*copy_to_host)(void *to, ms__cu_pointer from, size_t bytes, ms__cu_stream stream);
+    ms__cu_result (*copy_to_device)(ms__cu_pointer to, const void *from, size_t bytes,
+                                    ms__cu_stream stream);
+    ms__cu_result (*host_register)(void *memory, size_t bytes, unsigned flags);
+    ms__cu_result (*host_unregister)(void *memory);
 } ms__libcuda;
 
 /*

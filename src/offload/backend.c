@@ -25,6 +25,9 @@ static const ms__backend_ops *disk_backend(ms_disk_io disk_io)
 
 const ms__backend_ops *ms__backend_choose(const ms__backend_options *options)
 {
+    if (options->from_device && options->tier != MS_TIER_DEVICE) {
+        return &ms__backend_cuda;
+    }
     switch (options->tier) {
     case MS_TIER_HOST:
         return &ms__backend_memory;

@@ -27,6 +27,7 @@
 #ifndef MS_OFFLOAD_BACKEND_H
 #define MS_OFFLOAD_BACKEND_H
 
+#include "base/checksum.h"
 #include "memscale/offload.h"
 
 enum { MS__DESCRIPTION_MAX = MS_ERROR_TEXT_MAX };
@@ -41,21 +42,34 @@ typedef struct ms__io {
     uint64_t bytes;        /* a multiple of block_bytes, not 0 */
     uint64_t position;     /* in the tier: reserve()'s answer plus a multiple of block_bytes */
 
+    /* For backends with device_memory, which do all or nothing of a piece. */
+    uint64_t payload_bytes; /* of `bytes`, those of the extent; the rest may not be touched */
+    uint64_t checksum;      /* of the payload: told by a write, held against it by a read */
+    unsigned char *staging; /* a slot of the slab that is this transfer's alone */
+    void *mark;             /* what mark() gave for the transfer, or NULL */
+
     uint64_t moved_bytes;  /* the answer: bytes moved from the front ... */
-    int system_errno;      /* ... and 0, or why it stopped */
+    int system_errno;      /* ... and 0, or why it stopped; EBADMSG: the checksum differs */
 
     struct ms__io *next;   /* the backend's, between start() and finish() */
 } ms__io;
 
 typedef struct ms__backend_options {
     ms_tier tier;
-    const char *dir;        /* of the spill file; NULL for the host tier */
+    bool from_device;       /* callers' memory is a GPU's */
+    const char *dir;        /* of the spill file; NULL where there is none */
     uint64_t cap_bytes;     /* reserve() beyond it fails; UINT64_MAX: none */
     bool no_direct_io;
     ms_disk_io disk_io;
     uint32_t depth;         /* transfers to have under way at a time; >= 1 */
     unsigned char *slab;    /* where the slots lie, for backends that register memory */
     uint64_t slab_bytes;
+    /* Of a GPU's engine only; see ms_offload_options. */
+    uint32_t device;
+    uint64_t pinned_bytes;
+    uint64_t disk_cap_bytes;
+    uint32_t stream_count;
+    ms__checksum_fn checksum; /* NULL: nothing is verified */
 } ms__backend_options;
 
 typedef struct ms__backend_ops ms__backend_ops;
@@ -101,6 +115,14 @@ struct ms__backend_ops {
     int (*lane_open)(ms__backend *backend, ms__lane **lane, ms_error *err);
     void (*lane_close)(ms__lane *lane);
 
+    /* Where callers' memory is a device's, else NULL. mark() notes, in the thread of the
+     * caller, what is queued on its stream now; a transfer with the mark begins after that.
+     * unmark() gives the mark back once no transfer with it is under way. */
+    int (*mark)(ms__backend *backend, void *stream, void **mark, ms_error *err);
+    void (*unmark)(ms__backend *backend, void *mark);
+    /* The tier of an extent; NULL where all are on the one that was asked for. */
+    ms_tier (*tier_of)(uint64_t position);
+
     /* Accepts a transfer; at most lane_depth are started and not finished. */
     void (*start)(ms__lane *lane, ms__io *io);
     /* Blocks until one of the started transfers has ended and returns it. */
@@ -109,6 +131,7 @@ struct ms__backend_ops {
 
 extern const ms__backend_ops ms__backend_memory;
 extern const ms__backend_ops ms__backend_file;
+extern const ms__backend_ops ms__backend_cuda;
 extern const ms__backend_ops ms__backend_uring; /* only where the build has MS_HAVE_URING */
 
 /* The backend for these options; NULL where this build has none for the tier. */

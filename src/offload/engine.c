@@ -77,6 +77,12 @@ static int open_backend(ms_offload *engine, const ms_offload_options *options, m
         .depth = wanted_depth(options),
         .slab = engine->slab.address,
         .slab_bytes = engine->slab.bytes,
+        .from_device = options->from_device,
+        .device = options->device,
+        .pinned_bytes = options->pinned_bytes,
+        .disk_cap_bytes = or_default(options->disk_cap_bytes, UINT64_MAX),
+        .stream_count = options->stream_count,
+        .checksum = engine->checksum,
     };
     const ms__backend_ops *ops = ms__backend_choose(&backend_options);
     if (ops == NULL) {
@@ -207,6 +213,7 @@ int ms_offload_open(const ms_offload_options *options, ms_offload **engine, ms_e
     }
     made->slot_bytes = or_default(options->slot_bytes, DEFAULT_SLOT_BYTES);
     made->timeout_ns = or_default(options->timeout_ns, DEFAULT_TIMEOUT_NS);
+    made->tier = options->tier;
     made->checksum = options->no_verify ? NULL : ms__checksum_select();
     ms__mutex_init(&made->lock);
     ms__cond_init(&made->work_ready);

@@ -87,6 +87,7 @@ struct ms_offload {
     uint32_t worker_count;
     uint64_t slot_bytes;
     uint64_t timeout_ns;
+    ms_tier tier; /* that was asked for */
     ms__checksum_fn checksum; /* NULL: nothing is verified */
     char description[MS__DESCRIPTION_MAX];
     ms__link registry_link; /* of fork.c */
@@ -133,9 +134,12 @@ void ms__transfer_cancel(ms_offload *engine, ms__ticket *ticket);
 /* Ends the transfer if nothing of it is left to do. */
 void ms__transfer_settle(ms_offload *engine, ms__ticket *ticket);
 
-/* Starts bringing a stored, idle ticket to `memory`. */
+/* Starts bringing a stored, idle ticket to `memory`, after `mark`. */
 void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned char *memory,
-                              uint64_t capacity);
+                              uint64_t capacity, void *mark);
+
+/* Gives a mark back to the backend that made it; NULL is allowed. */
+void ms__transfer_unmark(ms_offload *engine, void **mark);
 
 uint64_t ms__piece_bytes(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece);
 

@@ -75,6 +75,7 @@ typedef struct store_request {
     uint64_t padded_bytes;
     uint64_t position;
     uint32_t piece_count;
+    void *mark;
 } store_request;
 
 static int measure(const ms_offload *engine, const void *source, uint64_t bytes,
@@ -109,6 +110,7 @@ static ms__ticket *new_ticket(ms_offload *engine, const store_request *request)
     ticket->position = request->position;
     ticket->state = MS_TICKET_STORING;
     ticket->direction = MS__WRITE;
+    ticket->mark = request->mark;
     engine->busy_count++;
     engine->stats.live_tickets++;
     engine->stats.stored_bytes += ticket->bytes;
@@ -197,8 +199,37 @@ static void store_directly(ms_offload *engine, ms__ticket *ticket, const void *s
     ms__transfer_enqueue(engine, ticket);
 }
 
-int ms_offload_store(ms_offload *engine, const void *source, uint64_t bytes, uint64_t capacity,
-                     ms_ticket *ticket, ms_error *err)
+/* Notes what the caller's stream has to do before the transfer, where that matters. */
+static int take_mark(ms_offload *engine, void *stream, void **mark, ms_error *err)
+{
+    ms__backend *backend = engine->backend;
+    *mark = NULL;
+    return backend->ops->mark != NULL ? backend->ops->mark(backend, stream, mark, err) : MS_OK;
+}
+
+/* Everything of a store that needs no lock; undone by give_up(). */
+static int prepare(ms_offload *engine, void *stream, store_request *request, ms_error *err)
+{
+    ms__backend *backend = engine->backend;
+    int rc = backend->ops->reserve(backend, request->padded_bytes, &request->position, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = take_mark(engine, stream, &request->mark, err);
+    if (rc != MS_OK) {
+        backend->ops->release(backend, request->position, request->padded_bytes);
+    }
+    return rc;
+}
+
+static void give_up(ms_offload *engine, store_request *request)
+{
+    ms__transfer_unmark(engine, &request->mark);
+    engine->backend->ops->release(engine->backend, request->position, request->padded_bytes);
+}
+
+static int store(ms_offload *engine, void *stream, const void *source, uint64_t bytes,
+                 uint64_t capacity, ms_ticket *ticket, ms_error *err)
 {
     store_request request = {0};
     int rc = enter(engine, err);
@@ -206,28 +237,27 @@ int ms_offload_store(ms_offload *engine, const void *source, uint64_t bytes, uin
         return rc;
     }
     ms__mutex_unlock(&engine->lock);
-    ms__backend *backend = engine->backend;
     rc = measure(engine, source, bytes, capacity, &request, err);
     if (rc != MS_OK) {
         return rc;
     }
-    rc = backend->ops->reserve(backend, request.padded_bytes, &request.position, err);
+    rc = prepare(engine, stream, &request, err);
     if (rc != MS_OK) {
         return rc;
     }
     rc = enter(engine, err);
     if (rc != MS_OK) {
-        backend->ops->release(backend, request.position, request.padded_bytes);
+        give_up(engine, &request);
         return rc;
     }
     ms__ticket *made = new_ticket(engine, &request);
     if (made == NULL) {
         ms__mutex_unlock(&engine->lock);
-        backend->ops->release(backend, request.position, request.padded_bytes);
+        give_up(engine, &request);
         return ms_fail(err, MS_ENOMEM, "no memory for a ticket");
     }
     ms_ticket id = made->id;
-    if (ms__memory_is_direct(backend, source, request.padded_bytes, capacity)) {
+    if (ms__memory_is_direct(engine->backend, source, request.padded_bytes, capacity)) {
         store_directly(engine, made, source, capacity);
     } else {
         rc = store_through_slots(engine, made, source, err);
@@ -239,11 +269,33 @@ int ms_offload_store(ms_offload *engine, const void *source, uint64_t bytes, uin
     return rc;
 }
 
+int ms_offload_store(ms_offload *engine, const void *source, uint64_t bytes, uint64_t capacity,
+                     ms_ticket *ticket, ms_error *err)
+{
+    return store(engine, NULL, source, bytes, capacity, ticket, err);
+}
+
+static int refuse_stream(const ms_offload *engine, ms_error *err)
+{
+    if (engine == NULL || engine->backend->device_memory) {
+        return MS_OK;
+    }
+    return ms_fail(err, MS_EINVAL, "%s: a stream was given for memory of the host",
+                   engine->backend->place);
+}
+
+int ms_offload_store_on(ms_offload *engine, void *stream, const void *source, uint64_t bytes,
+                        ms_ticket *ticket, ms_error *err)
+{
+    int rc = refuse_stream(engine, err);
+    return rc != MS_OK ? rc : store(engine, stream, source, bytes, bytes, ticket, err);
+}
+
 /* ---- fetch ---------------------------------------------------------------- */
 
-/* Under the lock. */
+/* Under the lock. Takes over the mark on success. */
 static int fetch(ms_offload *engine, ms__ticket *ticket, void *destination, uint64_t capacity,
-                 ms_error *err)
+                 void *mark, ms_error *err)
 {
     if (destination == NULL || capacity < ticket->bytes) {
         return ms_fail(err, MS_EINVAL, "%s: fetching %s into %llu bytes at %p",
@@ -258,27 +310,55 @@ static int fetch(ms_offload *engine, ms__ticket *ticket, void *destination, uint
         ticket->fetch_is_wanted = true;
         ticket->wanted_memory = destination;
         ticket->wanted_capacity = capacity;
+        ticket->wanted_mark = mark;
         return MS_OK;
     }
     if (!ticket->is_stored) {
         return ms__transfer_error(engine, ticket, err);
     }
-    ms__transfer_start_fetch(engine, ticket, destination, capacity);
+    ms__transfer_start_fetch(engine, ticket, destination, capacity, mark);
     return MS_OK;
+}
+
+static int fetch_on(ms_offload *engine, void *stream, ms_ticket id, void *destination,
+                    uint64_t capacity, ms_error *err)
+{
+    void *mark = NULL;
+    int rc = enter(engine, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    ms__mutex_unlock(&engine->lock);
+    rc = take_mark(engine, stream, &mark, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = enter(engine, err);
+    if (rc != MS_OK) {
+        ms__transfer_unmark(engine, &mark);
+        return rc;
+    }
+    ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
+    rc = ticket == NULL ? stale(engine, id, err)
+                        : fetch(engine, ticket, destination, capacity, mark, err);
+    ms__mutex_unlock(&engine->lock);
+    if (rc != MS_OK) {
+        ms__transfer_unmark(engine, &mark);
+    }
+    return rc;
 }
 
 int ms_offload_fetch(ms_offload *engine, ms_ticket id, void *destination, uint64_t capacity,
                      ms_error *err)
 {
-    int rc = enter(engine, err);
-    if (rc != MS_OK) {
-        return rc;
-    }
-    ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
-    rc = ticket == NULL ? stale(engine, id, err)
-                        : fetch(engine, ticket, destination, capacity, err);
-    ms__mutex_unlock(&engine->lock);
-    return rc;
+    return fetch_on(engine, NULL, id, destination, capacity, err);
+}
+
+int ms_offload_fetch_on(ms_offload *engine, void *stream, ms_ticket id, void *destination,
+                        uint64_t capacity, ms_error *err)
+{
+    int rc = refuse_stream(engine, err);
+    return rc != MS_OK ? rc : fetch_on(engine, stream, id, destination, capacity, err);
 }
 
 /* ---- waiting -------------------------------------------------------------- */
@@ -330,6 +410,21 @@ ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket id)
     ms_ticket_state state = ticket == NULL ? MS_TICKET_FAILED : ticket->state;
     ms__mutex_unlock(&engine->lock);
     return state;
+}
+
+ms_tier ms_offload_tier_of(ms_offload *engine, ms_ticket id)
+{
+    if (enter(engine, NULL) != MS_OK) {
+        return MS_TIER_COUNT;
+    }
+    const ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
+    ms_tier tier = MS_TIER_COUNT;
+    if (ticket != NULL) {
+        tier = engine->backend->ops->tier_of != NULL ? engine->backend->ops->tier_of(ticket->position)
+                                                     : engine->tier;
+    }
+    ms__mutex_unlock(&engine->lock);
+    return tier;
 }
 
 int ms_offload_quiesce(ms_offload *engine, ms_error *err)

@@ -52,6 +52,8 @@ typedef struct ms__ticket {
     ms__direction direction;
     unsigned char *memory;
     uint64_t capacity;
+    void *mark; /* the backend's, for device memory; else NULL */
+    void *wanted_mark;
     unsigned char *wanted_memory; /* of the fetch that waits for the store */
     uint64_t wanted_capacity;
     uint32_t ready_count;   /* pieces that may be taken */

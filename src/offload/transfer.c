@@ -85,8 +85,17 @@ static void end_store(ms_offload *engine, ms__ticket *ticket)
     }
 }
 
+void ms__transfer_unmark(ms_offload *engine, void **mark)
+{
+    if (*mark != NULL) {
+        engine->backend->ops->unmark(engine->backend, *mark);
+        *mark = NULL;
+    }
+}
+
 static void end_transfer(ms_offload *engine, ms__ticket *ticket)
 {
+    ms__transfer_unmark(engine, &ticket->mark);
     engine->busy_count--;
     if (ticket->direction == MS__WRITE) {
         end_store(engine, ticket);
@@ -97,9 +106,12 @@ static void end_transfer(ms_offload *engine, ms__ticket *ticket)
     bool fetch_follows = ticket->fetch_is_wanted && ticket->state == MS_TICKET_STORED;
     ticket->fetch_is_wanted = false;
     if (fetch_follows) {
-        ms__transfer_start_fetch(engine, ticket, ticket->wanted_memory, ticket->wanted_capacity);
+        void *mark = ticket->wanted_mark;
+        ticket->wanted_mark = NULL;
+        ms__transfer_start_fetch(engine, ticket, ticket->wanted_memory, ticket->wanted_capacity, mark);
         return;
     }
+    ms__transfer_unmark(engine, &ticket->wanted_mark);
     ticket->is_urgent = false;
     if (ticket->is_orphan) {
         ms__ticket_retire(engine, ticket);
@@ -153,8 +165,9 @@ void ms__transfer_cancel(ms_offload *engine, ms__ticket *ticket)
 }
 
 void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned char *memory,
-                              uint64_t capacity)
+                              uint64_t capacity, void *mark)
 {
+    ticket->mark = mark;
     ticket->state = MS_TICKET_FETCHING;
     ticket->direction = MS__READ;
     ticket->memory = memory;

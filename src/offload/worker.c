@@ -25,6 +25,7 @@ int ms__worker_open(ms__worker *worker, ms_offload *engine, uint32_t first_slot,
     }
     for (uint32_t i = 0; i < backend->lane_depth; i++) {
         worker->jobs[i].bounce = ms__slot_address(&engine->slots, first_slot + i);
+        worker->jobs[i].io.staging = worker->jobs[i].bounce;
     }
     return backend->ops->lane_open(backend, &worker->lane, err);
 }
@@ -57,6 +58,9 @@ static void aim(ms__job *job, const ms_offload *engine)
     job->io.direction = ticket->direction;
     job->io.position = ticket->position + offset;
     job->io.bytes = ms__align_up(job->bytes, engine->backend->block_bytes);
+    job->io.payload_bytes = job->bytes;
+    job->io.checksum = ticket->pieces[job->piece].checksum;
+    job->io.mark = ticket->mark;
     job->memory = ticket->memory + offset;
     if (ticket->direction == MS__WRITE && slot != MS__NO_SLOT) {
         job->memory = ms__slot_address(&engine->slots, slot);
@@ -131,6 +135,10 @@ static bool piece_has_ended(ms__worker *worker, ms__job *job, ms__failure *failu
     ms__io *io = &job->io;
     bool is_transient = io->system_errno == EINTR || io->system_errno == EAGAIN;
     *failure = (ms__failure){0};
+    if (io->system_errno == EBADMSG && engine->backend->device_memory) {
+        *failure = failed(job, engine, MS_ECHECKSUM, 0);
+        return true;
+    }
     if (io->system_errno != 0 && !is_transient) {
         *failure = failed(job, engine, MS_EIO, io->system_errno);
         return true;
@@ -204,6 +212,10 @@ static void finish_one(ms__worker *worker)
     ms__failure failure;
     if (!piece_has_ended(worker, job, &failure)) {
         return;
+    }
+    if (worker->engine->backend->device_memory && job->io.direction == MS__WRITE) {
+        /* Read again only by a fetch, which comes after report(). */
+        job->ticket->pieces[job->piece].checksum = job->io.checksum;
     }
     if (failure.code == MS_OK && job->io.direction == MS__READ) {
         deliver(worker->engine, job, &failure);

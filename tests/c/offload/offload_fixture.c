@@ -1,6 +1,7 @@
 #include "offload_fixture.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -10,11 +11,14 @@ char spill_dir[4096];
 static uint64_t blocks_before;
 
 static const backend_case backends[] = {
-    {"memory", MS_TIER_HOST, false, MS_DISK_IO_AUTO},
-    {"file", MS_TIER_DISK, false, MS_DISK_IO_THREADS},
-    {"buffered file", MS_TIER_DISK, true, MS_DISK_IO_THREADS},
-    {"io_uring", MS_TIER_DISK, false, MS_DISK_IO_URING},
-    {"buffered io_uring", MS_TIER_DISK, true, MS_DISK_IO_URING},
+    {"memory", MS_TIER_HOST, false, MS_DISK_IO_AUTO, false, false},
+    {"file", MS_TIER_DISK, false, MS_DISK_IO_THREADS, false, false},
+    {"buffered file", MS_TIER_DISK, true, MS_DISK_IO_THREADS, false, false},
+    {"io_uring", MS_TIER_DISK, false, MS_DISK_IO_URING, false, false},
+    {"buffered io_uring", MS_TIER_DISK, true, MS_DISK_IO_URING, false, false},
+    {"cuda", MS_TIER_HOST, false, MS_DISK_IO_AUTO, true, false},
+    {"cuda, pageable", MS_TIER_HOST, false, MS_DISK_IO_AUTO, true, true},
+    {"cuda and disk", MS_TIER_DISK, false, MS_DISK_IO_AUTO, true, false},
 };
 
 bool tested_is_uring(void)
@@ -24,12 +28,17 @@ bool tested_is_uring(void)
 
 const char *tested_backend(void)
 {
-    return tested->tier == MS_TIER_HOST ? "memory" : tested_is_uring() ? "io_uring" : "file";
+    return tested->from_device ? "cuda" : tested->tier == MS_TIER_HOST ? "memory" : tested_is_uring() ? "io_uring" : "file";
 }
 
 size_t tested_threads(size_t pieces)
 {
     return tested_is_uring() ? 1 : pieces;
+}
+
+uint64_t tested_private_slots(uint32_t pieces)
+{
+    return tested->from_device ? 2 * pieces : pieces;
 }
 
 size_t backend_number(void)
@@ -47,7 +56,8 @@ ms_offload_options small_options(void)
 {
     return (ms_offload_options){
         .tier = tested->tier,
-        .dir = spill_dir,
+        .dir = tested->from_device && tested->tier == MS_TIER_HOST ? NULL : spill_dir,
+        .from_device = tested->from_device,
         .cap_bytes = UINT64_MAX,
         .slab_bytes = 8 * 64 * KIB,
         .slot_bytes = 64 * KIB,
@@ -65,8 +75,82 @@ ms_offload *open_engine(const ms_offload_options *options)
     return engine;
 }
 
+/* ---- device memory ------------------------------------------------------------ */
+
+static void *double_symbol(void *library, const char *name)
+{
+    void *address = dlsym(library, name);
+    if (address == NULL) {
+        fail_msg("the double has no %s", name);
+    }
+    return address;
+}
+
+const double_api *the_double(void)
+{
+    static double_api api;
+    static const struct {
+        const char *name;
+        size_t offset;
+    } rows[] = {
+        {"cuda_double_reset", offsetof(double_api, reset)},
+        {"cuda_double_schedule", offsetof(double_api, schedule)},
+        {"cuda_double_fail", offsetof(double_api, break_call)},
+        {"cuda_double_hang", offsetof(double_api, hang)},
+        {"cuda_double_limit_registered", offsetof(double_api, limit_registered)},
+        {"cuda_double_copy_engines", offsetof(double_api, copy_engines)},
+        {"cuda_double_violations", offsetof(double_api, violations)},
+        {"cuda_double_count", offsetof(double_api, count)},
+        {"cuda_double_launch", offsetof(double_api, launch)},
+        {"cuDevicePrimaryCtxRetain", offsetof(double_api, retain)},
+        {"cuDevicePrimaryCtxRelease_v2", offsetof(double_api, release)},
+        {"cuCtxPushCurrent_v2", offsetof(double_api, push)},
+        {"cuCtxPopCurrent_v2", offsetof(double_api, pop)},
+        {"cuMemAlloc_v2", offsetof(double_api, alloc)},
+        {"cuMemFree_v2", offsetof(double_api, free)},
+        {"cuMemcpyHtoD_v2", offsetof(double_api, to_device)},
+        {"cuMemcpyDtoH_v2", offsetof(double_api, to_host)},
+        {"cuStreamCreate", offsetof(double_api, stream_create)},
+        {"cuStreamDestroy_v2", offsetof(double_api, stream_destroy)},
+        {"cuStreamSynchronize", offsetof(double_api, stream_synchronize)},
+    };
+    if (api.reset != NULL) {
+        return &api;
+    }
+    void *library = dlopen(getenv("MEMSCALE_TEST_LIBCUDA"), RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        fail_msg("%s", dlerror());
+    }
+    setenv("MEMSCALE_LIBCUDA", getenv("MEMSCALE_TEST_LIBCUDA"), 1);
+    for (size_t i = sizeof rows / sizeof rows[0]; i-- > 0;) {
+        void *address = double_symbol(library, rows[i].name);
+        memcpy((char *)&api + rows[i].offset, &address, sizeof address);
+    }
+    return &api;
+}
+
+void enter_device(void)
+{
+    void *context;
+    assert_int_equal(the_double()->retain(&context, 0), 0);
+    assert_int_equal(the_double()->push(context), 0);
+}
+
+void leave_device(void)
+{
+    assert_int_equal(the_double()->pop(NULL), 0);
+    assert_int_equal(the_double()->release(0), 0);
+}
+
 unsigned char *pages_new(uint64_t bytes)
 {
+    if (tested->from_device) {
+        unsigned long long pointer = 0;
+        enter_device();
+        assert_int_equal(the_double()->alloc(&pointer, bytes), 0);
+        leave_device();
+        return (unsigned char *)(uintptr_t)pointer;
+    }
     void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(pages != MAP_FAILED);
     return pages;
@@ -74,7 +158,67 @@ unsigned char *pages_new(uint64_t bytes)
 
 void pages_free(unsigned char *pages, uint64_t bytes)
 {
+    if (tested->from_device) {
+        enter_device();
+        assert_int_equal(the_double()->free((uintptr_t)pages), 0);
+        leave_device();
+        return;
+    }
     munmap(pages, bytes);
+}
+
+/* Memory that can be written to instead of `memory`; put_back() brings it there. */
+static unsigned char *stand_in(unsigned char *memory, uint64_t bytes)
+{
+    unsigned char *host = tested->from_device ? malloc(bytes) : memory;
+    assert_non_null(host);
+    return host;
+}
+
+static void put_back(unsigned char *memory, unsigned char *host, uint64_t bytes)
+{
+    if (host != memory) {
+        enter_device();
+        assert_int_equal(the_double()->to_device((uintptr_t)memory, host, bytes), 0);
+        leave_device();
+        free(host);
+    }
+}
+
+static const unsigned char *take_copy(const unsigned char *memory, uint64_t bytes)
+{
+    if (!tested->from_device || bytes == 0) {
+        return memory;
+    }
+    unsigned char *host = malloc(bytes);
+    assert_non_null(host);
+    enter_device();
+    assert_int_equal(the_double()->to_host(host, (uintptr_t)memory, bytes), 0);
+    leave_device();
+    return host;
+}
+
+static void forget_copy(const unsigned char *memory, const unsigned char *copy)
+{
+    if (copy != memory) {
+        free((void *)(uintptr_t)copy);
+    }
+}
+
+void fill(unsigned char *memory, int value, uint64_t bytes)
+{
+    unsigned char *host = stand_in(memory, bytes);
+    memset(host, value, bytes);
+    put_back(memory, host, bytes);
+}
+
+bool is_filled(const unsigned char *memory, int value, uint64_t bytes)
+{
+    const unsigned char *copy = take_copy(memory, bytes);
+    bool is_same =
+        bytes == 0 || (copy[0] == value && memcmp(copy, copy + 1, bytes - 1) == 0);
+    forget_copy(memory, copy);
+    return is_same;
 }
 
 /* Eight bytes that depend on seed and place. */
@@ -85,21 +229,24 @@ static uint64_t pattern_word(uint64_t seed, uint64_t index)
 
 void pattern(unsigned char *memory, uint64_t bytes, uint64_t seed)
 {
+    unsigned char *host = stand_in(memory, bytes);
     for (uint64_t at = 0; at < bytes; at += 8) {
         uint64_t word = pattern_word(seed, at / 8);
-        memcpy(memory + at, &word, bytes - at < 8 ? bytes - at : 8);
+        memcpy(host + at, &word, bytes - at < 8 ? bytes - at : 8);
     }
+    put_back(memory, host, bytes);
 }
 
 bool has_pattern(const unsigned char *memory, uint64_t bytes, uint64_t seed)
 {
-    for (uint64_t at = 0; at < bytes; at += 8) {
+    const unsigned char *copy = take_copy(memory, bytes);
+    bool is_same = true;
+    for (uint64_t at = 0; at < bytes && is_same; at += 8) {
         uint64_t word = pattern_word(seed, at / 8);
-        if (memcmp(memory + at, &word, bytes - at < 8 ? bytes - at : 8) != 0) {
-            return false;
-        }
+        is_same = memcmp(copy + at, &word, bytes - at < 8 ? bytes - at : 8) == 0;
     }
-    return true;
+    forget_copy(memory, copy);
+    return is_same;
 }
 
 void assert_engine_works(ms_offload *engine)
@@ -174,8 +321,38 @@ int fixture_setup(void **state)
 {
     (void)state;
     ms_fault_disarm_all();
+    if (tested->from_device) {
+        static uint64_t seed;
+        the_double()->reset();
+        the_double()->schedule(++seed, 20000);
+        if (tested->no_pinning) {
+            the_double()->limit_registered(0);
+        }
+    }
     blocks_before = ms_memory_live_blocks();
     return 0;
+}
+
+/* Rules of the driver that were broken, and things of it that are left. */
+static bool device_is_clean(void)
+{
+    char text[256];
+    cuda_double_counts counts;
+    the_double()->count(&counts);
+    if (the_double()->violations(text, sizeof text) != 0) {
+        print_error("the double: %s\n", text);
+        return false;
+    }
+    uint64_t left = counts.streams + counts.events + counts.contexts + counts.registered_ranges +
+                    counts.allocations;
+    if (left != 0) {
+        print_error("left in the driver: %llu streams, %llu events, %llu contexts, %llu ranges, %llu "
+                    "allocations\n", (unsigned long long)counts.streams,
+                    (unsigned long long)counts.events, (unsigned long long)counts.contexts,
+                    (unsigned long long)counts.registered_ranges,
+                    (unsigned long long)counts.allocations);
+    }
+    return left == 0;
 }
 
 int fixture_teardown(void **state)
@@ -185,6 +362,9 @@ int fixture_teardown(void **state)
     if (ms_memory_live_blocks() != blocks_before) {
         print_error("%llu blocks of memory are left\n",
                     (unsigned long long)(ms_memory_live_blocks() - blocks_before));
+        return -1;
+    }
+    if (tested->from_device && !device_is_clean()) {
         return -1;
     }
     if (count_entries(spill_dir) != 0) {
@@ -197,6 +377,9 @@ int fixture_teardown(void **state)
 /* The kernel may forbid io_uring here, which is no fault of ours. */
 static bool is_allowed(void)
 {
+    if (tested->from_device) {
+        the_double(); /* before the library looks for a driver */
+    }
     ms_offload_options options = small_options();
     ms_offload *engine = open_engine(&options);
     bool is_allowed = strcmp(ms_offload_backend(engine), tested_backend()) == 0;
@@ -229,15 +412,16 @@ static bool make_spill_dir(void)
     return true;
 }
 
-int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests,
-                   size_t count)
+static int run_where(const char *name, bool host_only, const char *topic,
+                     const struct CMUnitTest *tests, size_t count)
 {
     int failures = 0;
     if (!make_spill_dir()) {
         return 1;
     }
     for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
-        if (name == NULL || strcmp(name, backends[i].name) == 0) {
+        bool is_wanted = name == NULL || strcmp(name, backends[i].name) == 0;
+        if (is_wanted && !(host_only && backends[i].from_device)) {
             failures += run_on(&backends[i], topic, tests, count);
         }
     }
@@ -245,7 +429,18 @@ int run_on_backend(const char *name, const char *topic, const struct CMUnitTest 
     return failures;
 }
 
+int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests,
+                   size_t count)
+{
+    return run_where(name, false, topic, tests, count);
+}
+
 int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size_t count)
 {
-    return run_on_backend(NULL, topic, tests, count);
+    return run_where(NULL, false, topic, tests, count);
+}
+
+int run_on_host_backends(const char *topic, const struct CMUnitTest *tests, size_t count)
+{
+    return run_where(NULL, true, topic, tests, count);
 }

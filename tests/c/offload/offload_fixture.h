@@ -7,6 +7,7 @@
 
 #include "test_common.h"
 
+#include "cuda_double.h"
 #include "memscale/offload.h"
 
 #define KIB ((uint64_t)1 << 10)
@@ -17,6 +18,8 @@ typedef struct backend_case {
     ms_tier tier;
     bool no_direct_io;
     ms_disk_io disk_io;
+    bool from_device; /* pages are the double's device memory */
+    bool no_pinning;  /* its driver refuses to register any */
 } backend_case;
 
 /* The backend that the tests run on now. */
@@ -34,6 +37,15 @@ void choose_backend(size_t number, const char *dir);
 const char *tested_backend(void);
 bool tested_is_uring(void);
 size_t tested_threads(size_t pieces);
+/* Slots that its threads have for themselves then. */
+uint64_t tested_private_slots(uint32_t pieces);
+/* Skips the test where pages are a device's. */
+#define HOST_MEMORY_ONLY()            \
+    do {                              \
+        if (tested->from_device) {    \
+            skip();                   \
+        }                             \
+    } while (0)
 
 /* Options of the current backend: no cap, slots of 64 KiB, 8 of them, two pieces at
  * a time. */
@@ -41,9 +53,12 @@ ms_offload_options small_options(void);
 
 ms_offload *open_engine(const ms_offload_options *options);
 
-/* Page-aligned memory of whole pages; pattern() fills it as `seed` says. */
+/* Page-aligned memory of whole pages, of the device where the backend is a GPU's: only
+ * these functions touch it. pattern() fills it as `seed` says, fill() with one byte. */
 unsigned char *pages_new(uint64_t bytes);
 void pages_free(unsigned char *pages, uint64_t bytes);
+void fill(unsigned char *memory, int value, uint64_t bytes);
+bool is_filled(const unsigned char *memory, int value, uint64_t bytes);
 void pattern(unsigned char *memory, uint64_t bytes, uint64_t seed);
 bool has_pattern(const unsigned char *memory, uint64_t bytes, uint64_t seed);
 
@@ -59,9 +74,40 @@ size_t count_fds(void);
 size_t count_threads_now(void);
 size_t count_threads(size_t expected);
 
+/* The double: control and entry points, of the library in MEMSCALE_TEST_LIBCUDA. */
+typedef struct double_api {
+    void (*reset)(void);
+    void (*schedule)(uint64_t seed, uint64_t most_ns);
+    void (*break_call)(const char *function, uint64_t nth, int result);
+    void (*hang)(int hangs);
+    void (*limit_registered)(size_t bytes);
+    void (*copy_engines)(int count);
+    uint64_t (*violations)(char *text, size_t size);
+    void (*count)(cuda_double_counts *counts);
+    int (*launch)(void *stream, unsigned long long pointer, size_t bytes, int writes,
+                  cuda_double_kernel *kernel, void *argument);
+    int (*retain)(void **context, int device);
+    int (*release)(int device);
+    int (*push)(void *context);
+    int (*pop)(void **context);
+    int (*alloc)(unsigned long long *pointer, size_t bytes);
+    int (*free)(unsigned long long pointer);
+    int (*to_device)(unsigned long long to, const void *from, size_t bytes);
+    int (*to_host)(void *to, unsigned long long from, size_t bytes);
+    int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_destroy)(void *stream);
+    int (*stream_synchronize)(void *stream);
+} double_api;
+const double_api *the_double(void);
+/* Around calls that need a context: device 0's. */
+void enter_device(void);
+void leave_device(void);
+
 /* Runs the tests once per backend that this machine allows; the number of failures. Every test starts and
  * must end with no fault armed and no memory of the library in use. */
 int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size_t count);
+/* The same without those of a GPU: for tests that fork, kill or hang. */
+int run_on_host_backends(const char *topic, const struct CMUnitTest *tests, size_t count);
 /* The same on the one of this name. */
 int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests,
                    size_t count);

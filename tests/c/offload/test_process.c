@@ -485,5 +485,5 @@ int main(int argc, char **argv)
         OFFLOAD_TEST(a_fork_during_transfers_disturbs_neither_side),
         OFFLOAD_TEST(reads_survive_forks_of_other_threads),
     };
-    return run_on_every_backend("processes", tests, sizeof tests / sizeof tests[0]);
+    return run_on_host_backends("processes", tests, sizeof tests / sizeof tests[0]);
 }

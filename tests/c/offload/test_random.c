@@ -76,7 +76,7 @@ static void bring_back(caller *self, const holding *held)
 {
     unsigned char *to = self->destination + random_place(self);
     uint64_t spare = next_random(self) % 2 == 0 ? 4096 : 0;
-    memset(to, 0, held->bytes);
+    fill(to, 0, held->bytes);
     int rc = ms_offload_fetch(self->engine, held->ticket, to, held->bytes + spare, NULL);
     if (rc == MS_OK) {
         rc = ms_offload_wait(self->engine, held->ticket, NULL);
@@ -95,7 +95,7 @@ static void end(caller *self, holding *held)
         ms_offload_wait(self->engine, held->ticket, NULL) != MS_EINVAL) {
         self->wrong = "a dropped ticket still means something";
     }
-    memset(held->source, 0xEE, held->bytes);
+    fill(held->source, 0xEE, held->bytes);
     held->ticket = 0;
 }
 
@@ -196,7 +196,7 @@ static void run_callers(bool faults_strike)
         fetches += callers[i].fetches;
         failures += callers[i].failures;
     }
-    assert_true(fetches > 50);
+    assert_true(fetches > (tested->from_device ? 10 : 50));
     assert_true(!faults_strike || failures > 0);
     ms_offload_get_stats(engine, &stats);
     assert_int_equal(stats.live_tickets, 0);

@@ -1,0 +1,267 @@
+/*
+ * Space for what leaves a GPU. The ladder is climbed down extent by extent: pinned memory
+ * up to its limit, or to what the driver refuses; pageable memory up to the cap; the
+ * spill file beyond. Each rung is told of once, when it is first used.
+ *
+ * Pinned memory is one range of addresses, registered in chunks as it is needed, so that a
+ * small run pins little, and never given back before the end: pinning costs as much as
+ * moving the bytes several times.
+ */
+#include "offload/cuda.h"
+
+#include "base/os/map.h"
+#include "base/os/procfs.h"
+#include "base/units.h"
+
+#define CHUNK_BYTES (UINT64_C(64) << 20)
+
+/* Positions tell the kind of their extent in the two highest bits, which neither
+ * addresses nor files reach. */
+enum { KIND_SHIFT = 62 };
+#define KIND_MASK (UINT64_C(3) << KIND_SHIFT)
+
+ms__cuda_kind ms__cuda_kind_of(uint64_t position)
+{
+    return (ms__cuda_kind)(position >> KIND_SHIFT);
+}
+
+uint64_t ms__cuda_offset(uint64_t position)
+{
+    return position & ~KIND_MASK;
+}
+
+unsigned char *ms__cuda_address(const ms__cuda_host *host, uint64_t position)
+{
+    uint64_t offset = ms__cuda_offset(position);
+    return ms__cuda_kind_of(position) == MS__CUDA_PINNED ? host->pool + offset
+                                                          : (unsigned char *)(uintptr_t)offset;
+}
+
+uint64_t ms__cuda_reach(const ms__cuda_host *host, uint64_t position, uint64_t bytes)
+{
+    (void)host;
+    if (ms__cuda_kind_of(position) != MS__CUDA_PINNED) {
+        return bytes;
+    }
+    return ms__min_u64(bytes, CHUNK_BYTES - ms__cuda_offset(position) % CHUNK_BYTES);
+}
+
+/* ---- pinned -------------------------------------------------------------------- */
+
+/* Pins up to the end of the last extent. False where the driver refuses. Under the lock. */
+static bool pin(ms__cuda_host *host)
+{
+    const ms__cuda *cuda = host->cuda;
+    bool is_pinned = true;
+    if (host->pinned.end_bytes <= host->pinned_bytes) {
+        return true;
+    }
+    if (!ms__cuda_enter(cuda)) {
+        return false;
+    }
+    while (is_pinned && host->pinned.end_bytes > host->pinned_bytes) {
+        uint64_t bytes = ms__min_u64(CHUNK_BYTES, host->pool_bytes - host->pinned_bytes);
+        is_pinned = MS__CUDA_CALL(cuda, host_register, host->pool + host->pinned_bytes, bytes,
+                                  MS__CU_MEMHOSTREGISTER_PORTABLE) == 0;
+        host->pinned_bytes += is_pinned ? bytes : 0;
+    }
+    ms__cuda_leave(cuda);
+    return is_pinned;
+}
+
+static bool reserve_pinned(ms__cuda_host *host, uint64_t bytes, uint64_t *position)
+{
+    if (ms__extents_reserve(&host->pinned, bytes, position) != MS_OK) {
+        return false;
+    }
+    if (pin(host)) {
+        return true;
+    }
+    ms__extents_release(&host->pinned, *position, bytes);
+    host->pinned.limit_bytes = host->pinned_bytes; /* not asked again */
+    return false;
+}
+
+/* An address range costs nothing until it is pinned. */
+static int open_pool(ms__cuda_host *host, uint64_t wanted_bytes, ms_error *err)
+{
+    void *address = NULL;
+    ms__machine_memory memory = {0};
+    uint64_t limit_bytes = wanted_bytes;
+    if (limit_bytes == 0 && ms__machine_memory_read("", &memory, NULL) == MS_OK) {
+        limit_bytes = memory.available_bytes / 2;
+    }
+    limit_bytes = ms__align_down(ms__min_u64(limit_bytes, host->cap_bytes), ms__page_bytes());
+    if (limit_bytes == 0) {
+        return MS_OK;
+    }
+    int rc = ms__map(limit_bytes, MS__HUGE_PAGE_BYTES, &address, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    (void)ms__map_want_huge_pages(address, limit_bytes);
+    (void)ms__map_no_fork(address, limit_bytes);
+    host->pool = address;
+    host->pool_bytes = limit_bytes;
+    return MS_OK;
+}
+
+static void close_pool(ms__cuda_host *host)
+{
+    const ms__cuda *cuda = host->cuda;
+    bool is_entered = host->pinned_bytes > 0 && cuda->driver->context_push(cuda->context) == 0;
+    for (uint64_t at = 0; at < host->pinned_bytes; at += CHUNK_BYTES) {
+        (void)cuda->driver->host_unregister(host->pool + at);
+    }
+    if (is_entered) {
+        ms__cuda_leave(cuda);
+    }
+    ms__unmap(host->pool, host->pool_bytes);
+}
+
+/* ---- pageable -------------------------------------------------------------------- */
+
+static bool reserve_pageable(uint64_t bytes, uint64_t *position)
+{
+    void *address = NULL;
+    bool is_large = bytes >= MS__HUGE_PAGE_BYTES;
+    size_t align_bytes = is_large ? MS__HUGE_PAGE_BYTES : ms__page_bytes();
+    if (ms__map(bytes, align_bytes, &address, NULL) != MS_OK) {
+        return false;
+    }
+    if (is_large) {
+        (void)ms__map_want_huge_pages(address, bytes);
+    }
+    (void)ms__map_no_fork(address, bytes);
+    *position = (uintptr_t)address | (uint64_t)MS__CUDA_PAGEABLE << KIND_SHIFT;
+    return true;
+}
+
+/* ---- all ----------------------------------------------------------------------------- */
+
+int ms__cuda_host_open(ms__cuda_host *host, const ms__cuda *cuda, const ms__backend_ops *ops,
+                       const ms__backend_options *options, ms_error *err)
+{
+    host->cuda = cuda;
+    host->cap_bytes = options->tier == MS_TIER_DISK ? 0 : options->cap_bytes;
+    host->has_disk = options->dir != NULL;
+    if (host->has_disk) {
+        ms__backend_options disk = *options;
+        disk.cap_bytes = options->tier == MS_TIER_DISK ? options->cap_bytes : options->disk_cap_bytes;
+        int rc = ms__spill_open(&host->spill, ops, &disk, "a GPU's threads", err);
+        if (rc != MS_OK) {
+            return rc;
+        }
+    }
+    int rc = open_pool(host, options->pinned_bytes, err);
+    if (rc != MS_OK) {
+        if (host->has_disk) {
+            ms__spill_close(&host->spill);
+        }
+        return rc;
+    }
+    ms__extents_init(&host->pinned, host->pool_bytes);
+    ms__mutex_init(&host->lock);
+    return MS_OK;
+}
+
+void ms__cuda_host_close(ms__cuda_host *host)
+{
+    close_pool(host);
+    ms__extents_destroy(&host->pinned);
+    ms__mutex_destroy(&host->lock);
+    if (host->has_disk) {
+        ms__spill_close(&host->spill);
+    }
+}
+
+void ms__cuda_host_forget(ms__cuda_host *host)
+{
+    ms__extents_destroy(&host->pinned);
+    if (host->has_disk) {
+        ms__spill_forget(&host->spill);
+    }
+}
+
+/* Under the lock. False: it has to go to disk. */
+static bool reserve_memory(ms__cuda_host *host, uint64_t bytes, uint64_t *position)
+{
+    if (bytes > ms__sub_sat(host->cap_bytes, host->used_bytes)) {
+        return false;
+    }
+    if (!reserve_pinned(host, bytes, position) && !reserve_pageable(bytes, position)) {
+        return false;
+    }
+    host->used_bytes += bytes;
+    return true;
+}
+
+/* True at the first extent of a rung below the first. Under the lock. */
+static bool is_news(ms__cuda_host *host, ms__cuda_kind kind)
+{
+    bool *told = kind == MS__CUDA_DISK ? &host->told_disk : &host->told_pageable;
+    bool is_expected = kind == MS__CUDA_PINNED || host->cap_bytes == 0;
+    bool is_first = !is_expected && !*told;
+    *told |= is_first;
+    return is_first;
+}
+
+static void tell(const ms__cuda_host *host, ms__cuda_kind kind, uint64_t pinned_bytes, uint64_t used_bytes)
+{
+    if (kind == MS__CUDA_PAGEABLE) {
+        ms_log(MS_LOG_INFO, "GPU %d: %s of host memory are pinned, which is the limit; more is pageable, and slower",
+               host->cuda->device, ms__text_bytes(pinned_bytes).text);
+    } else {
+        ms_log(MS_LOG_INFO, "GPU %d: %s of host memory are used of %s; more goes to the %s",
+               host->cuda->device, ms__text_bytes(used_bytes).text,
+               ms__text_bytes(host->cap_bytes).text, host->spill.base.place);
+    }
+}
+
+int ms__cuda_host_reserve(ms__cuda_host *host, uint64_t bytes, uint64_t *position, ms_error *err)
+{
+    uint64_t taken = 0;
+    int rc = MS_OK;
+    ms__mutex_lock(&host->lock);
+    bool is_in_memory = reserve_memory(host, bytes, &taken);
+    uint64_t pinned_bytes = host->pinned_bytes, used_bytes = host->used_bytes;
+    ms__mutex_unlock(&host->lock);
+    if (!is_in_memory && host->has_disk) {
+        rc = ms__spill_reserve(&host->spill.base, bytes, &taken, err);
+        taken |= (uint64_t)MS__CUDA_DISK << KIND_SHIFT;
+    } else if (!is_in_memory) {
+        rc = ms_fail(err, MS_ENOSPC, "host tier of GPU %d: %s more would pass the cap of %s",
+                     host->cuda->device, ms__text_bytes(bytes).text,
+                     ms__text_bytes(host->cap_bytes).text);
+    }
+    if (rc != MS_OK) {
+        return rc;
+    }
+    ms__cuda_kind kind = ms__cuda_kind_of(taken);
+    ms__mutex_lock(&host->lock);
+    bool is_to_be_told = is_news(host, kind);
+    ms__mutex_unlock(&host->lock);
+    if (is_to_be_told) {
+        tell(host, kind, pinned_bytes, used_bytes);
+    }
+    *position = taken;
+    return MS_OK;
+}
+
+void ms__cuda_host_release(ms__cuda_host *host, uint64_t position, uint64_t bytes)
+{
+    ms__cuda_kind kind = ms__cuda_kind_of(position);
+    if (kind == MS__CUDA_DISK) {
+        ms__spill_release(&host->spill.base, ms__cuda_offset(position), bytes);
+        return;
+    }
+    if (kind == MS__CUDA_PAGEABLE) {
+        ms__unmap(ms__cuda_address(host, position), bytes);
+    }
+    ms__mutex_lock(&host->lock);
+    if (kind == MS__CUDA_PINNED) {
+        ms__extents_release(&host->pinned, position, bytes);
+    }
+    host->used_bytes -= bytes;
+    ms__mutex_unlock(&host->lock);
+}

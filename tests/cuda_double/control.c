@@ -1,0 +1,162 @@
+/*
+ * The tests' side of the double, what it says of its devices, and its one object.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "internal.h"
+
+cuda_double the = {
+    .lock = MS__MUTEX_INIT,
+    .changed = {PTHREAD_COND_INITIALIZER},
+    .registered_limit = SIZE_MAX,
+    .copy_engines = 2,
+};
+
+/* ---- control -------------------------------------------------------------------- */
+
+EXPORT void cuda_double_reset(void)
+{
+    ms__mutex_lock(&the.lock);
+    the.violations = 0;
+    the.violation[0] = '\0';
+    the.sticky = OK;
+    the.failure.left = 0;
+    the.most_delay_ns = 0;
+    the.hangs = false;
+    the.registered_limit = SIZE_MAX;
+    the.copy_engines = 2;
+    the.counts.pinned_copies = the.counts.pageable_copies = 0;
+    ms__cond_broadcast(&the.changed);
+    ms__mutex_unlock(&the.lock);
+}
+
+EXPORT void cuda_double_schedule(uint64_t seed, uint64_t most_ns)
+{
+    ms__mutex_lock(&the.lock);
+    the.random = seed * UINT64_C(0x9E3779B97F4A7C15) + 1;
+    the.most_delay_ns = most_ns;
+    ms__mutex_unlock(&the.lock);
+}
+
+EXPORT void cuda_double_fail(const char *function, uint64_t nth, int result)
+{
+    ms__mutex_lock(&the.lock);
+    snprintf(the.failure.function, sizeof the.failure.function, "%s", function);
+    the.failure.left = nth;
+    the.failure.result = result;
+    ms__mutex_unlock(&the.lock);
+}
+
+EXPORT void cuda_double_hang(int hangs)
+{
+    ms__mutex_lock(&the.lock);
+    the.hangs = hangs != 0;
+    ms__cond_broadcast(&the.changed);
+    ms__mutex_unlock(&the.lock);
+}
+
+EXPORT void cuda_double_limit_registered(size_t bytes)
+{
+    ms__mutex_lock(&the.lock);
+    the.registered_limit = bytes > the.registered_bytes ? bytes : the.registered_bytes;
+    ms__mutex_unlock(&the.lock);
+}
+
+EXPORT void cuda_double_copy_engines(int count)
+{
+    ms__mutex_lock(&the.lock);
+    the.copy_engines = count;
+    ms__mutex_unlock(&the.lock);
+}
+
+EXPORT uint64_t cuda_double_violations(char *text, size_t size)
+{
+    ms__mutex_lock(&the.lock);
+    uint64_t count = the.violations;
+    if (text != NULL) {
+        snprintf(text, size, "%s", the.violation);
+    }
+    ms__mutex_unlock(&the.lock);
+    return count;
+}
+
+EXPORT void cuda_double_count(cuda_double_counts *counts)
+{
+    ms__mutex_lock(&the.lock);
+    *counts = the.counts;
+    ms__mutex_unlock(&the.lock);
+}
+
+EXPORT int cuda_double_launch(void *handle, unsigned long long pointer, size_t bytes, int writes,
+                              cuda_double_kernel *kernel, void *argument)
+{
+    int result = enter("launch");
+    stream *one = stream_of(handle);
+    unsigned char *view = result == OK ? device_view(pointer, bytes) : NULL;
+    if (one != NULL && view != NULL) {
+        order_access(one, (const unsigned char *)(uintptr_t)pointer, bytes, writes != 0);
+        result = stream_queue(one, &(work){.kind = WORK_KERNEL, .memory = view, .bytes = bytes,
+                                           .kernel = kernel, .argument = argument});
+    } else {
+        result = result != OK ? result : INVALID_VALUE;
+    }
+    ms__mutex_unlock(&the.lock);
+    return result;
+}
+
+/* ---- devices ---------------------------------------------------------------------- */
+
+EXPORT int cuInit(unsigned flags);
+EXPORT int cuDeviceGetCount(int *count);
+EXPORT int cuDeviceGet(int *device, int ordinal);
+EXPORT int cuDeviceGetName(char *name, int size, int device);
+EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device);
+EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device);
+
+static int asked(const char *function)
+{
+    int result = enter(function);
+    ms__mutex_unlock(&the.lock);
+    return result;
+}
+
+int cuInit(unsigned flags)
+{
+    return flags == 0 ? asked("cuInit") : INVALID_VALUE;
+}
+
+int cuDeviceGetCount(int *count)
+{
+    *count = DEVICES;
+    return asked("cuDeviceGetCount");
+}
+
+int cuDeviceGet(int *device, int ordinal)
+{
+    if (ordinal < 0 || ordinal >= DEVICES) {
+        return INVALID_DEVICE;
+    }
+    *device = ordinal;
+    return asked("cuDeviceGet");
+}
+
+int cuDeviceGetName(char *name, int size, int device)
+{
+    snprintf(name, (size_t)size, "Double GPU %d", device);
+    return asked("cuDeviceGetName");
+}
+
+int cuDeviceTotalMem_v2(size_t *bytes, int device)
+{
+    *bytes = device == 0 ? (size_t)24000000000 : (size_t)25000000000;
+    return asked("cuDeviceTotalMem_v2");
+}
+
+/* 75 and 76 are the compute capability, 40 the copy engines. */
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    (void)device;
+    *value = attribute == 75 ? 8 : attribute == 76 ? 6 : attribute == 40 ? the.copy_engines : 0;
+    return asked("cuDeviceGetAttribute");
+}

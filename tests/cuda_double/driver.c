@@ -1,0 +1,424 @@
+/*
+ * The driver's entry points that memscale and its tests use, with the signatures of the
+ * driver API. Each asks first whether a test made it fail and whether the caller has a
+ * context.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+/* ---- contexts ---------------------------------------------------------------- */
+
+enum { CALLERS_MAX = 256, NESTED_MAX = 8 };
+
+static int contexts[DEVICES]; /* their addresses are the handles */
+static struct {
+    uintptr_t caller;
+    int depth;
+    int device[NESTED_MAX];
+} stacks[CALLERS_MAX];
+
+static uintptr_t system_thread(void)
+{
+    return (uintptr_t)pthread_self();
+}
+
+EXPORT uintptr_t (*cuda_double_caller)(void) = system_thread;
+
+static int stack_of_caller(void)
+{
+    uintptr_t caller = cuda_double_caller();
+    int unused = -1;
+    for (int i = 0; i < CALLERS_MAX; i++) {
+        if (stacks[i].depth > 0 && stacks[i].caller == caller) {
+            return i;
+        }
+        unused = stacks[i].depth == 0 && unused < 0 ? i : unused;
+    }
+    stacks[unused].caller = caller;
+    return unused;
+}
+
+int current_device(void)
+{
+    int stack = stack_of_caller();
+    int depth = stacks[stack].depth;
+    return depth > 0 ? stacks[stack].device[depth - 1] : -1;
+}
+
+/* Takes the lock in any case; leave() gives it back. */
+int enter(const char *function)
+{
+    ms__mutex_lock(&the.lock);
+    planned_failure *plan = &the.failure;
+    if (plan->left > 0 && strcmp(plan->function, function) == 0 && --plan->left == 0) {
+        return plan->result;
+    }
+    return the.sticky;
+}
+
+static int leave(int result)
+{
+    ms__mutex_unlock(&the.lock);
+    return result;
+}
+
+static int enter_in_context(const char *function)
+{
+    int result = enter(function);
+    if (result == OK && current_device() < 0) {
+        violate("%s without a context", function);
+        result = INVALID_CONTEXT;
+    }
+    return result;
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void **context, int device);
+EXPORT int cuDevicePrimaryCtxRelease_v2(int device);
+EXPORT int cuCtxPushCurrent_v2(void *context);
+EXPORT int cuCtxPopCurrent_v2(void **context);
+
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+    int result = enter("cuDevicePrimaryCtxRetain");
+    if (result == OK && (device < 0 || device >= DEVICES)) {
+        result = INVALID_DEVICE;
+    }
+    if (result == OK) {
+        the.context_uses[device]++;
+        the.counts.contexts++;
+        *context = &contexts[device];
+    }
+    return leave(result);
+}
+
+int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    int result = enter("cuDevicePrimaryCtxRelease_v2");
+    bool goes_on = result == OK || result == the.sticky; /* what is broken can be given back */
+    if (goes_on && (device < 0 || device >= DEVICES || the.context_uses[device] == 0)) {
+        violate("a context was released that nobody had");
+        goes_on = false;
+        result = INVALID_CONTEXT;
+    }
+    if (goes_on) {
+        the.context_uses[device]--;
+        the.counts.contexts--;
+    }
+    return leave(result);
+}
+
+int cuCtxPushCurrent_v2(void *context)
+{
+    int result = enter("cuCtxPushCurrent_v2");
+    int device = (int)((int *)context - contexts);
+    int stack = stack_of_caller();
+    if (result == OK && (device < 0 || device >= DEVICES || the.context_uses[device] == 0 ||
+                         stacks[stack].depth == NESTED_MAX)) {
+        violate("a context that does not exist was made current");
+        result = INVALID_CONTEXT;
+    }
+    if (result == OK) {
+        stacks[stack].device[stacks[stack].depth++] = device;
+    }
+    return leave(result);
+}
+
+int cuCtxPopCurrent_v2(void **context)
+{
+    ms__mutex_lock(&the.lock);
+    int stack = stack_of_caller();
+    if (stacks[stack].depth == 0) {
+        violate("a context was popped that was not there");
+        return leave(INVALID_CONTEXT);
+    }
+    int device = stacks[stack].device[--stacks[stack].depth];
+    if (context != NULL) {
+        *context = &contexts[device];
+    }
+    return leave(OK);
+}
+
+/* ---- streams and events --------------------------------------------------------- */
+
+EXPORT int cuStreamCreate(void **made, unsigned flags);
+EXPORT int cuStreamDestroy_v2(void *handle);
+EXPORT int cuStreamSynchronize(void *handle);
+EXPORT int cuStreamWaitEvent(void *handle, void *which, unsigned flags);
+EXPORT int cuEventCreate(void **made, unsigned flags);
+EXPORT int cuEventDestroy_v2(void *which);
+EXPORT int cuEventRecord(void *which, void *handle);
+EXPORT int cuEventSynchronize(void *which);
+
+int cuStreamCreate(void **made, unsigned flags)
+{
+    int result = enter_in_context("cuStreamCreate");
+    stream *one = NULL;
+    if (result == OK && flags != 1) {
+        violate("a stream that waits for the legacy default stream");
+    }
+    if (result == OK) {
+        result = stream_new(current_device(), &one);
+        *made = one;
+    }
+    return leave(result);
+}
+
+int cuStreamDestroy_v2(void *handle)
+{
+    int result = enter_in_context("cuStreamDestroy_v2");
+    stream *one = handle != NULL ? stream_of(handle) : NULL;
+    if (one == NULL) {
+        return leave(INVALID_HANDLE);
+    }
+    if (result == OK || result == the.sticky) {
+        stream_end(one);
+    }
+    return leave(result);
+}
+
+int cuStreamSynchronize(void *handle)
+{
+    int result = enter_in_context("cuStreamSynchronize");
+    stream *one = stream_of(handle);
+    if (result == OK && one != NULL) {
+        clock_vector clock = one->clock;
+        stream_wait_finished(one, one->queued);
+        clock_join(&the.host, &clock);
+        result = the.sticky;
+    }
+    return leave(result);
+}
+
+int cuStreamWaitEvent(void *handle, void *which, unsigned flags)
+{
+    int result = enter_in_context("cuStreamWaitEvent");
+    stream *one = stream_of(handle);
+    event *awaited = which;
+    if (result == OK && (one == NULL || flags != 0)) {
+        result = INVALID_HANDLE;
+    }
+    if (result == OK && awaited->recorded == 0) {
+        violate("a stream waits for an event that was never recorded");
+    } else if (result == OK) {
+        result = stream_queue(one, &(work){.kind = WORK_WAIT, .event = awaited,
+                                           .count = awaited->recorded});
+        if (result == OK) {
+            awaited->uses++;
+            clock_join(&one->clock, &awaited->clock);
+        }
+    }
+    return leave(result);
+}
+
+int cuEventCreate(void **made, unsigned flags)
+{
+    int result = enter_in_context("cuEventCreate");
+    (void)flags;
+    if (result == OK) {
+        *made = calloc(1, sizeof(event));
+        result = *made != NULL ? OK : OUT_OF_MEMORY;
+        the.counts.events += result == OK;
+    }
+    return leave(result);
+}
+
+int cuEventDestroy_v2(void *which)
+{
+    int result = enter_in_context("cuEventDestroy_v2");
+    event *one = which;
+    if (result == OK || result == the.sticky) {
+        one->is_destroyed = true;
+        one->uses++;
+        event_unuse(one);
+        the.counts.events--;
+    }
+    return leave(result);
+}
+
+int cuEventRecord(void *which, void *handle)
+{
+    int result = enter_in_context("cuEventRecord");
+    stream *one = stream_of(handle);
+    event *recorded = which;
+    if (result == OK && one == NULL) {
+        result = INVALID_HANDLE;
+    }
+    if (result == OK) {
+        result = stream_queue(one, &(work){.kind = WORK_RECORD, .event = recorded,
+                                           .count = recorded->recorded + 1});
+    }
+    if (result == OK) {
+        recorded->uses++;
+        recorded->recorded++;
+        recorded->clock = one->clock;
+    }
+    return leave(result);
+}
+
+int cuEventSynchronize(void *which)
+{
+    int result = enter_in_context("cuEventSynchronize");
+    event *one = which;
+    if (result == OK && one->recorded == 0) {
+        violate("the host waits for an event that was never recorded");
+    } else if (result == OK) {
+        uint64_t count = one->recorded;
+        clock_vector clock = one->clock;
+        while (one->done < count) {
+            ms__cond_wait(&the.changed, &the.lock);
+        }
+        clock_join(&the.host, &clock);
+        result = the.sticky;
+    }
+    return leave(result);
+}
+
+/* ---- memory ------------------------------------------------------------------------ */
+
+EXPORT int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes);
+EXPORT int cuMemFree_v2(unsigned long long pointer);
+EXPORT int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags);
+EXPORT int cuMemHostUnregister(void *memory);
+EXPORT int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *handle);
+EXPORT int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *handle);
+
+int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes)
+{
+    int result = enter_in_context("cuMemAlloc_v2");
+    unsigned char *address = NULL;
+    if (result == OK) {
+        result = device_memory_new(bytes, &address);
+        *pointer = (uintptr_t)address;
+    }
+    return leave(result);
+}
+
+int cuMemFree_v2(unsigned long long pointer)
+{
+    int result = enter_in_context("cuMemFree_v2");
+    if (result == OK && !device_memory_free((unsigned char *)(uintptr_t)pointer)) {
+        violate("device memory was freed that nobody had");
+        result = INVALID_VALUE;
+    }
+    return leave(result);
+}
+
+int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
+{
+    int result = enter_in_context("cuMemHostRegister_v2");
+    (void)flags;
+    if (result == OK && range_touches(the.registered, memory, bytes)) {
+        result = ALREADY_REGISTERED;
+    }
+    if (result == OK && bytes > the.registered_limit - the.registered_bytes) {
+        result = OUT_OF_MEMORY;
+    }
+    if (result == OK) {
+        result = range_add(&the.registered, memory, bytes, NULL) ? OK : OUT_OF_MEMORY;
+    }
+    if (result == OK) {
+        the.registered_bytes += bytes;
+        the.counts.registered_ranges++;
+    }
+    return leave(result);
+}
+
+int cuMemHostUnregister(void *memory)
+{
+    int result = enter_in_context("cuMemHostUnregister");
+    range *found = result == OK || result == the.sticky ? range_remove(&the.registered, memory) : NULL;
+    if (found != NULL) {
+        order_check_idle(found->begin, found->bytes, "host memory unregistered");
+        the.registered_bytes -= found->bytes;
+        the.counts.registered_ranges--;
+        free(found);
+    } else if (result == OK) {
+        result = NOT_REGISTERED;
+    }
+    return leave(result);
+}
+
+/* True: all of it in one registration. What lies half in one is an error of the driver. */
+static bool is_pinned(const unsigned char *memory, size_t bytes)
+{
+    if (range_find(the.registered, memory, bytes) != NULL) {
+        return true;
+    }
+    if (range_touches(the.registered, memory, bytes)) {
+        violate("a copy goes over the end of registered memory");
+    }
+    return false;
+}
+
+/* Memory that is not registered is copied before the call returns. */
+static int queue_copy(stream *one, const work *copy, bool host_is_pinned, bool to_host)
+{
+    int result = stream_queue(one, copy);
+    the.counts.pinned_copies += host_is_pinned;
+    the.counts.pageable_copies += !host_is_pinned;
+    if (result == OK && !host_is_pinned) {
+        clock_vector clock = one->clock;
+        stream_wait_finished(one, one->queued);
+        if (to_host) {
+            clock_join(&the.host, &clock);
+        }
+        result = the.sticky;
+    }
+    return result;
+}
+
+int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *handle)
+{
+    int result = enter_in_context("cuMemcpyDtoHAsync_v2");
+    stream *one = stream_of(handle);
+    const unsigned char *view = result == OK ? device_view(from, bytes) : NULL;
+    if (result != OK || one == NULL || view == NULL) {
+        return leave(result != OK ? result : INVALID_VALUE);
+    }
+    bool pinned = is_pinned(to, bytes);
+    order_access(one, (const unsigned char *)(uintptr_t)from, bytes, false);
+    if (pinned) {
+        order_access(one, to, bytes, true);
+        memset(to, POISON, bytes);
+    }
+    return leave(queue_copy(one, &(work){.kind = WORK_COPY, .to = to, .from = view, .bytes = bytes,
+                                         .is_poisoned = pinned}, pinned, true));
+}
+
+int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *handle)
+{
+    int result = enter_in_context("cuMemcpyHtoDAsync_v2");
+    stream *one = stream_of(handle);
+    unsigned char *view = result == OK ? device_view(to, bytes) : NULL;
+    if (result != OK || one == NULL || view == NULL) {
+        return leave(result != OK ? result : INVALID_VALUE);
+    }
+    bool pinned = is_pinned(from, bytes);
+    work copy = {.kind = WORK_COPY, .to = view, .from = from, .bytes = bytes, .is_fingerprinted = pinned};
+    order_access(one, (const unsigned char *)(uintptr_t)to, bytes, true);
+    if (pinned) {
+        order_access(one, from, bytes, false);
+        copy.fingerprint = fingerprint_of(from, bytes);
+    }
+    return leave(queue_copy(one, &copy, pinned, false));
+}
+
+/* As the driver's: on the legacy default stream, and over when it returns. */
+EXPORT int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t bytes);
+EXPORT int cuMemcpyHtoD_v2(unsigned long long to, const void *from, size_t bytes);
+
+int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t bytes)
+{
+    int result = cuMemcpyDtoHAsync_v2(to, from, bytes, NULL);
+    return result != OK ? result : cuStreamSynchronize(NULL);
+}
+
+int cuMemcpyHtoD_v2(unsigned long long to, const void *from, size_t bytes)
+{
+    int result = cuMemcpyHtoDAsync_v2(to, from, bytes, NULL);
+    return result != OK ? result : cuStreamSynchronize(NULL);
+}

@@ -1,0 +1,149 @@
+/*
+ * internal.h - the inside of the double: streams.c runs work, order.c checks its
+ * order, memory.c knows ranges, driver.c is the driver's interface, control.c the
+ * tests'. One lock guards everything; work itself is done without it.
+ */
+#ifndef MS_CUDA_DOUBLE_INTERNAL_H
+#define MS_CUDA_DOUBLE_INTERNAL_H
+
+#include <stdbool.h>
+
+#include "base/thread.h"
+#include "cuda_double.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { STREAMS_MAX = 64, DEVICES = 2, POISON = 0xDB };
+
+/* The driver's numbers. */
+enum {
+    OK = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    ALREADY_REGISTERED = 712,
+    NOT_REGISTERED = 713
+};
+
+typedef struct clock_vector {
+    uint64_t at[STREAMS_MAX]; /* [stream] the last piece of its work that came before */
+} clock_vector;
+
+typedef struct event {
+    uint64_t recorded; /* how often */
+    uint64_t done;     /* the latest record that was reached */
+    uint32_t uses;     /* in queues */
+    bool is_destroyed;
+    clock_vector clock;
+} event;
+
+typedef struct range {
+    unsigned char *begin;
+    size_t bytes;
+    unsigned char *shadow; /* of device memory: the view that work uses */
+    struct range *next;
+} range;
+
+typedef enum work_kind { WORK_COPY, WORK_KERNEL, WORK_RECORD, WORK_WAIT } work_kind;
+
+typedef struct work {
+    work_kind kind;
+    unsigned char *to;         /* COPY */
+    const unsigned char *from; /* COPY */
+    size_t bytes;
+    bool is_poisoned;     /* COPY to pinned memory */
+    bool is_fingerprinted; /* COPY from pinned memory */
+    uint64_t fingerprint;
+    unsigned char *memory; /* KERNEL */
+    cuda_double_kernel *kernel;
+    void *argument;
+    event *event; /* RECORD, WAIT */
+    uint64_t count;
+    uint64_t delay_ns;
+    struct work *next;
+} work;
+
+typedef struct stream {
+    bool is_used;
+    bool is_ending;
+    int device;
+    uint64_t queued; /* pieces ever: the stream's own time */
+    uint64_t finished;
+    clock_vector clock;
+    work *first, *last;
+    ms__thread thread;
+} stream;
+
+typedef struct touch {
+    const unsigned char *begin;
+    size_t bytes;
+    bool is_write;
+    uint32_t stream;
+    uint64_t time;
+    struct touch *next;
+} touch;
+
+typedef struct planned_failure {
+    char function[48];
+    uint64_t left;
+    int result;
+} planned_failure;
+
+typedef struct cuda_double {
+    ms__mutex lock;
+    ms__cond changed;
+    stream streams[STREAMS_MAX]; /* 0: the legacy default stream */
+    clock_vector host;           /* what the host has seen the end of */
+    touch *accesses;            /* that the host has not seen the end of */
+    range *allocations, *registered;
+    size_t registered_bytes, registered_limit;
+    int context_uses[DEVICES];
+    int copy_engines;
+    bool hangs;
+    uint64_t random, most_delay_ns;
+    int sticky;
+    planned_failure failure;
+    uint64_t violations;
+    char violation[256];
+    cuda_double_counts counts;
+} cuda_double;
+
+extern cuda_double the;
+
+/* All under the lock, except where told. */
+
+/* streams.c */
+stream *stream_of(void *handle);
+int stream_new(int device, stream **made);
+void stream_end(stream *which);
+/* Queues a piece; `what` is copied. Takes a place in the stream's time. */
+int stream_queue(stream *which, const work *what);
+void stream_wait_finished(stream *which, uint64_t until);
+void event_unuse(event *which);
+uint64_t fingerprint_of(const void *memory, size_t bytes);
+
+/* order.c */
+void violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void clock_join(clock_vector *into, const clock_vector *other);
+/* The next piece of the stream touches the range: checks it against all before. */
+void order_access(const stream *which, const unsigned char *begin, size_t bytes, bool is_write);
+/* No work may be under way there. */
+void order_check_idle(const unsigned char *begin, size_t bytes, const char *what);
+
+/* memory.c */
+range *range_find(range *list, const unsigned char *begin, size_t bytes);
+bool range_touches(const range *list, const unsigned char *begin, size_t bytes);
+range *range_remove(range **list, const unsigned char *begin);
+bool range_add(range **list, unsigned char *begin, size_t bytes, unsigned char *shadow);
+int device_memory_new(size_t bytes, unsigned char **address);
+bool device_memory_free(unsigned char *address);
+/* The view of device memory that work uses, NULL (a violation) outside of it. */
+unsigned char *device_view(unsigned long long pointer, size_t bytes);
+
+/* driver.c */
+int current_device(void);
+int enter(const char *function);
+
+#endif

@@ -1,0 +1,101 @@
+/*
+ * Ranges: device memory, which is mapped twice (out of reach where its address says,
+ * and where work finds it), and registered host memory.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+range *range_find(range *list, const unsigned char *begin, size_t bytes)
+{
+    for (range *one = list; one != NULL; one = one->next) {
+        if (begin >= one->begin && begin < one->begin + one->bytes &&
+            bytes <= (size_t)(one->begin + one->bytes - begin)) {
+            return one;
+        }
+    }
+    return NULL;
+}
+
+bool range_touches(const range *list, const unsigned char *begin, size_t bytes)
+{
+    for (const range *one = list; one != NULL; one = one->next) {
+        if (begin < one->begin + one->bytes && one->begin < begin + bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+range *range_remove(range **list, const unsigned char *begin)
+{
+    for (range **link = list; *link != NULL; link = &(*link)->next) {
+        if ((*link)->begin == begin) {
+            range *found = *link;
+            *link = found->next;
+            return found;
+        }
+    }
+    return NULL;
+}
+
+bool range_add(range **list, unsigned char *begin, size_t bytes, unsigned char *shadow)
+{
+    range *made = malloc(sizeof *made);
+    if (made == NULL) {
+        return false;
+    }
+    *made = (range){.begin = begin, .bytes = bytes, .shadow = shadow, .next = *list};
+    *list = made;
+    return true;
+}
+
+int device_memory_new(size_t bytes, unsigned char **address)
+{
+    int file = memfd_create("device", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, (off_t)bytes) != 0) {
+        if (file >= 0) {
+            close(file);
+        }
+        return OUT_OF_MEMORY;
+    }
+    unsigned char *shadow = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    unsigned char *outside = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, file, 0);
+    close(file);
+    if (shadow == MAP_FAILED || outside == MAP_FAILED ||
+        !range_add(&the.allocations, outside, bytes, shadow)) {
+        return OUT_OF_MEMORY;
+    }
+    memset(shadow, POISON, bytes); /* what was there before is nobody's */
+    the.counts.allocations++;
+    *address = outside;
+    return OK;
+}
+
+bool device_memory_free(unsigned char *address)
+{
+    range *found = range_remove(&the.allocations, address);
+    if (found == NULL) {
+        return false;
+    }
+    order_check_idle(found->begin, found->bytes, "device memory freed");
+    munmap(found->shadow, found->bytes);
+    munmap(found->begin, found->bytes);
+    free(found);
+    the.counts.allocations--;
+    return true;
+}
+
+unsigned char *device_view(unsigned long long pointer, size_t bytes)
+{
+    const unsigned char *address = (const unsigned char *)(uintptr_t)pointer;
+    const range *found = range_find(the.allocations, address, bytes);
+    if (found == NULL) {
+        violate("%zu bytes at %p are not in one piece of device memory", bytes, (const void *)address);
+        return NULL;
+    }
+    return found->shadow + (address - found->begin);
+}

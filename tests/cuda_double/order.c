@@ -1,0 +1,78 @@
+/*
+ * Which piece of work comes before which. Every stream has a time; a clock says for
+ * each stream up to when its work came before. The host is one clock: what any of its
+ * threads has waited for comes before whatever is queued later.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+void violate(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    if (the.violations++ == 0) {
+        vsnprintf(the.violation, sizeof the.violation, format, arguments);
+    }
+    va_end(arguments);
+}
+
+void clock_join(clock_vector *into, const clock_vector *other)
+{
+    for (int i = 0; i < STREAMS_MAX; i++) {
+        into->at[i] = other->at[i] > into->at[i] ? other->at[i] : into->at[i];
+    }
+}
+
+static bool touches(const touch *one, const unsigned char *begin, size_t bytes)
+{
+    return begin < one->begin + one->bytes && one->begin < begin + bytes;
+}
+
+/* What the host has seen the end of comes before everything new. */
+static void forget_seen(void)
+{
+    touch **link = &the.accesses;
+    while (*link != NULL) {
+        touch *one = *link;
+        if (one->time <= the.host.at[one->stream]) {
+            *link = one->next;
+            free(one);
+        } else {
+            link = &one->next;
+        }
+    }
+}
+
+void order_access(const stream *which, const unsigned char *begin, size_t bytes, bool is_write)
+{
+    forget_seen();
+    for (const touch *one = the.accesses; one != NULL; one = one->next) {
+        bool is_conflict = (is_write || one->is_write) && touches(one, begin, bytes);
+        bool is_before = one->time <= which->clock.at[one->stream] ||
+                         one->time <= the.host.at[one->stream];
+        if (is_conflict && !is_before) {
+            violate("stream %d %s memory that stream %u may still be %s", (int)(which - the.streams),
+                    is_write ? "writes" : "reads", one->stream, one->is_write ? "writing" : "reading");
+        }
+    }
+    touch *made = malloc(sizeof *made);
+    if (made != NULL) {
+        *made = (touch){.begin = begin, .bytes = bytes, .is_write = is_write,
+                         .stream = (uint32_t)(which - the.streams), .time = which->queued + 1,
+                         .next = the.accesses};
+        the.accesses = made;
+    }
+}
+
+void order_check_idle(const unsigned char *begin, size_t bytes, const char *what)
+{
+    forget_seen();
+    for (const touch *one = the.accesses; one != NULL; one = one->next) {
+        if (touches(one, begin, bytes)) {
+            violate("%s while stream %u may still use it", what, one->stream);
+        }
+    }
+}

@@ -254,7 +254,6 @@ static int read_entry(const ms__json_at *at, ms_plan_entry *entry)
     return rc;
 }
 
-/* Every option there is, in order. */
 static int read_option(const ms__json_at *at, ms_step_option which, ms_plan_option *option)
 {
     const char *name = ms_step_option_name(which), *class_name = ms_exactness_name(ms_step_option_exactness(which));
@@ -270,14 +269,20 @@ static int read_option(const ms__json_at *at, ms_step_option which, ms_plan_opti
     return rc;
 }
 
+/* The options in their order, or the first of them: a plan made before an option existed
+ * does not name it, and does without. */
 static int read_options(const ms__json_at *root, ms_plan *plan)
 {
     ms__json_at list, item;
-    int rc = ms__json_array(root, "step_options", &list);
-    if (rc == MS_OK && ms__json_count(&list) != MS_STEP_OPTION_COUNT) {
-        rc = ms__json_fail(&list, MS_EFORMAT, "must name the %d options there are", MS_STEP_OPTION_COUNT);
+    if (!ms__json_has(root, "step_options")) {
+        return MS_OK;
     }
-    for (size_t i = 0; rc == MS_OK && i < MS_STEP_OPTION_COUNT; i++) {
+    int rc = ms__json_array(root, "step_options", &list);
+    size_t count = rc == MS_OK ? ms__json_count(&list) : 0;
+    if (count > MS_STEP_OPTION_COUNT) {
+        rc = ms__json_fail(&list, MS_EFORMAT, "names more than the %d options there are", MS_STEP_OPTION_COUNT);
+    }
+    for (size_t i = 0; rc == MS_OK && i < count; i++) {
         rc = ms__json_item_object(&list, i, &item);
         rc = rc != MS_OK ? rc : read_option(&item, (ms_step_option)i, &plan->step_options[i]);
     }

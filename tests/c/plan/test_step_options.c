@@ -301,11 +301,7 @@ static void refuse_option(const fixture *f, const char *member, json_t *value, c
     char *text = ms_plan_to_json(plan);
     json_t *tree = json_loads(text, 0, NULL);
     json_t *option = json_array_get(json_object_get(tree, "step_options"), 0);
-    if (value != NULL) {
-        json_object_set_new(option, member, value);
-    } else {
-        json_array_clear(json_object_get(tree, "step_options"));
-    }
+    json_object_set_new(option, member, value);
     char *changed = json_dumps(tree, 0);
     assert_ms_fails(ms_plan_parse(changed, &read, &err), MS_EFORMAT, err, place);
     free(changed);
@@ -320,7 +316,34 @@ static void a_document_of_other_options_is_refused(void **state)
     refuse_option(f, "name", json_string("magic"), "step_options");
     refuse_option(f, "exactness", json_string("lossy"), "step_options");
     refuse_option(f, "more", json_true(), "step_options");
-    refuse_option(f, NULL, NULL, "step_options");
+}
+
+/* A document from before there were options, or with none of them. */
+static void a_document_without_options_is_read(void **state)
+{
+    const fixture *f = *state;
+    ms_plan *plan = plan_at(f, smallest_budget(f)), *read;
+    ms_error err;
+    char *text = ms_plan_to_json(plan);
+    json_t *tree = json_loads(text, 0, NULL);
+    for (int i = 0; i < 2; i++) {
+        char *changed = json_dumps(tree, 0);
+        if (i == 0) {
+            json_array_clear(json_object_get(tree, "step_options"));
+        } else {
+            json_object_del(tree, "step_options");
+        }
+        char *shorter = json_dumps(tree, 0);
+        assert_string_not_equal(changed, shorter);
+        assert_ms_ok(ms_plan_parse(shorter, &read, &err), err);
+        assert_false(read->step_options[MS_STEP_EXACT_LOSS_HEAD].chosen);
+        ms_plan_free(read);
+        free(changed);
+        free(shorter);
+    }
+    json_decref(tree);
+    ms_free(text);
+    ms_plan_free(plan);
 }
 
 static void names_and_classes_are_stable(void **state)
@@ -376,6 +399,7 @@ int main(void)
         TEST(table_and_explanation_name_it),
         TEST(options_survive_the_round_trip),
         TEST(a_document_of_other_options_is_refused),
+        TEST(a_document_without_options_is_read),
         TEST(names_and_classes_are_stable),
         TEST(memory_may_run_out),
     };

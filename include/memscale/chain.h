@@ -27,7 +27,7 @@ enum {
     MS_CHAIN_LAYERS_MOST = 65536,
     MS_CHAIN_OPTIONS_MOST = 1024, /* of a layer */
     MS_CHAIN_LINKS_MOST = 64,
-    MS_CHAIN_BUCKETS = 500 /* of a table, unless the chain is so long that it gets fewer */
+    MS_CHAIN_BUCKETS = 500 /* of a table; short chains get more, long ones may get fewer */
 };
 
 /* One way to run a layer so that its backward can follow. Where the option moves bytes
@@ -77,6 +77,7 @@ typedef struct ms_chain_answer {
                                      * 1000 layers, one that is. UINT64_MAX: none is */
     uint64_t lower_bound_ns;        /* the sum of every layer's fastest option */
     uint32_t buckets;               /* of a table that was or would be solved */
+    uint32_t group_layers;          /* layers that its tables take for one: 1 but for long chains */
     uint64_t makespan_ns;           /* the rest: where feasible */
     uint64_t peak_bytes;            /* x_0 and, from the first operation on, the gradient of x_L included */
     size_t op_count;

@@ -12,6 +12,9 @@
  * than that level's memory and its rounding; a table already solved, with its own rounding
  * added, says how fast such a schedule can be at best. If that isn't faster than what was
  * found, the level changes nothing.
+ *
+ * Chains for which a table would be too dear have no levels. They, and all long chains, are
+ * also solved as chains of groups of layers, of which the same holds.
  */
 #include <sched.h>
 #include <string.h>
@@ -22,19 +25,22 @@
 enum {
     LEVELS_MOST = 64,
     BUCKETS_MOST = 1 << 16,
-    BUCKETS_LEAST = 16,
+    BUCKETS_LEAST = 8,
+    BUCKETS_OF_USE = 200, /* with fewer only the table of one unit is solved */
     ENTRIES_MOST = 44 << 20, /* of all rows of a table */
-    THREADS_MOST = 8
+    THREADS_MOST = 8,
+    LONG_CHAIN = 300, /* longer ones are also solved as groups of COARSER layers */
+    COARSER = 4
 };
-/* Splits times buckets. Short chains get more buckets than usual while a table costs no
- * more than the first, long chains fewer so that it costs no more than the second. */
-static const uint64_t cheap_work = 40000000, dear_work = 6000000000;
+/* Splits times buckets. A chain gets more buckets than usual while a table costs no more
+ * than the first (or, if it is long, the second), and fewer so that it costs no more than
+ * the third. */
+static const uint64_t cheap_work = 40000000, cheap_long_work = 600000000, dear_work = 3000000000;
 
-/* Times of the whole chain in a table that was solved, and what its rounding can add to
- * a schedule that it doesn't hold. */
+/* Times of the whole chain in a table that was solved. */
 typedef struct level {
     ms__chain_row row;
-    uint64_t bucket, raise;
+    uint64_t bucket;
     uint32_t top, shift;
 } level;
 
@@ -107,39 +113,13 @@ static int offer_table(solving *s, const ms__chain_table *table, ms_error *err)
     return rc;
 }
 
-/* ---- rounding ------------------------------------------------------------------------------ */
-
-static uint64_t over(uint64_t rounded, uint64_t size)
-{
-    return ms__sub_sat(rounded, size);
-}
-
-static uint64_t worse(uint64_t so_far, uint64_t bucket, uint64_t reach, uint64_t size, bool up)
-{
-    uint64_t whole = size / bucket, rest = size % bucket;
-    uint64_t rounded = ms__mul_sat(whole + (rest >= bucket - rest), bucket);
-    return size > reach ? so_far : ms__max_u64(so_far, up ? over(rounded, size) : over(size, rounded));
-}
-
-/* The most that rounding can add to (or hide of) what a schedule holds: at each layer's
- * place in the chain at most one thing is held, and one sum is rounded beside them. */
-static uint64_t rounding(const ms__chain_model *model, uint64_t bucket, uint64_t reach, bool up)
-{
-    uint64_t sum = bucket / 2;
-    for (uint32_t i = 0; i + 1 < model->count; i++) {
-        uint64_t worst = worse(0, bucket, reach, model->sizes[i + 1], up);
-        for (uint32_t k = model->steps[i].first; k < model->steps[i].end; k++) {
-            worst = worse(worst, bucket, reach, model->choices[k].saved, up);
-        }
-        sum = ms__add_sat(sum, worst);
-    }
-    return bucket == 1 ? 0 : sum;
-}
+/* ---- what a level can give ------------------------------------------------------------ */
 
 /* No schedule that takes `units` beside x_0 is faster, as far as the table knows. */
 static uint64_t bound_of(const solving *s, const level *known, uint64_t units)
 {
-    uint64_t m = ms__add_sat(units, known->raise) / known->bucket;
+    uint64_t rounded = ms__add_sat(units, ms__chain_rounding(&s->model, known->bucket, units, true));
+    uint64_t m = rounded / known->bucket;
     uint32_t first = known->row.first, length = known->row.length;
     if (m > known->top) {
         return s->fastest_ns;
@@ -154,9 +134,9 @@ static uint64_t bound_of(const solving *s, const level *known, uint64_t units)
 /* Whether a table over `units` could hold a schedule better than what was found. */
 static bool may_help(const solving *s, uint64_t bucket, uint64_t units)
 {
-    uint64_t reach = ms__add_sat(units, rounding(&s->model, bucket, ms__add_sat(units, bucket), false));
+    uint64_t reach = ms__add_sat(units, ms__chain_rounding(&s->model, bucket, units, false));
     uint64_t bound = 0;
-    for (uint32_t i = 0; i < s->level_count; i++) {
+    for (uint32_t i = 0; s->found && i < s->level_count; i++) {
         bound = ms__max_u64(bound, bound_of(s, &s->levels[i], reach));
     }
     return !s->found || bound < s->best.makespan_ns;
@@ -169,7 +149,6 @@ static int remember(solving *s, const ms__chain_table *table)
     const ms__chain_row *row = ms__chain_whole(table);
     level *known = &s->levels[s->level_count];
     *known = (level){.row = *row, .bucket = table->bucket, .top = table->top, .shift = table->shift};
-    known->raise = rounding(&s->model, table->bucket, ms__mul_sat(table->bucket, (uint64_t)table->top + 1), true);
     known->row.times = ms_calloc(row->length, sizeof *row->times);
     if (known->row.times == NULL) {
         return MS_ENOMEM;
@@ -218,7 +197,7 @@ static int solve_levels(solving *s, uint64_t most, uint64_t least, ms_error *err
     if (s->budget <= one_unit) {
         return solve_level(s, s->budget, err);
     }
-    for (uint32_t i = 0; rc == MS_OK && i < LEVELS_MOST; i++) {
+    for (uint32_t i = 0; rc == MS_OK && s->buckets >= BUCKETS_OF_USE && i < LEVELS_MOST; i++) {
         uint64_t units = most >> i, below = most >> (i + 1);
         if (units < least || units <= one_unit) {
             break;
@@ -236,7 +215,8 @@ static int solve_levels(solving *s, uint64_t most, uint64_t least, ms_error *err
 static uint32_t choose_buckets(const ms__chain_model *model)
 {
     uint64_t work = ms__max_u64(model->work, 1);
-    uint64_t buckets = ms__min_u64(ms__max_u64(cheap_work / work, MS_CHAIN_BUCKETS), BUCKETS_MOST);
+    uint64_t cheap = model->count > LONG_CHAIN ? cheap_long_work : cheap_work;
+    uint64_t buckets = ms__min_u64(ms__max_u64(cheap / work, MS_CHAIN_BUCKETS), BUCKETS_MOST);
     buckets = ms__min_u64(buckets, dear_work / work);
     buckets = ms__min_u64(buckets, ENTRIES_MOST / model->class_count);
     return (uint32_t)ms__max_u64(buckets, BUCKETS_LEAST);
@@ -306,8 +286,7 @@ static int finish(const ms_chain *chain, uint32_t per_group, solving *s, ms_chai
     return MS_OK;
 }
 
-static int solve_grouped(const ms_chain *chain, uint32_t per_group, solving *s, ms_chain_answer *answer,
-                         ms_error *err)
+static int solve_model(const ms_chain *chain, uint32_t per_group, solving *s, ms_chain_answer *answer, ms_error *err)
 {
     int rc = ms__chain_model_make(s->chain, &s->model);
     if (rc != MS_OK) {
@@ -317,6 +296,7 @@ static int solve_grouped(const ms_chain *chain, uint32_t per_group, solving *s, 
     s->buckets = choose_buckets(&s->model);
     rc = search(s, answer, err);
     answer->buckets = s->buckets;
+    answer->group_layers = per_group;
     answer->exact = s->exact && (per_group == 1 || (s->found && s->best.makespan_ns == s->fastest_ns));
     if (rc == MS_OK && s->found) {
         rc = finish(chain, per_group, s, answer, err);
@@ -326,6 +306,57 @@ static int solve_grouped(const ms_chain *chain, uint32_t per_group, solving *s, 
     }
     ms__chain_schedule_clear(&s->best);
     ms__chain_model_clear(&s->model);
+    return rc;
+}
+
+/* Solves the chain as groups of `per_group` layers. */
+static int solve_groups(const ms_chain *chain, uint32_t per_group, uint64_t budget_bytes, uint32_t threads,
+                        ms_chain_answer *answer, ms_error *err)
+{
+    ms_chain *groups = NULL;
+    ms_chain_answer made = {0};
+    solving *s = ms_calloc(1, sizeof *s);
+    int rc = s == NULL ? MS_ENOMEM : per_group > 1 ? ms__chain_group(chain, per_group, &groups) : MS_OK;
+    if (rc != MS_OK) {
+        ms_free(s);
+        return ms_fail(err, rc, "chain: out of memory for %u layers", chain->layer_count);
+    }
+    s->chain = groups != NULL ? groups : chain;
+    s->budget_bytes = budget_bytes;
+    s->threads = threads;
+    rc = solve_model(chain, per_group, s, &made, err);
+    ms_free(s);
+    ms_chain_free(groups);
+    if (rc != MS_OK) {
+        ms_chain_answer_clear(&made);
+        return rc;
+    }
+    *answer = made;
+    return MS_OK;
+}
+
+/* A layer of a long chain is less than a bucket: groups of a few lose less by rounding
+ * than they lose in choice. */
+static int try_coarser(const ms_chain *chain, uint32_t per_group, uint64_t budget_bytes, uint32_t threads,
+                       ms_chain_answer *answer, ms_error *err)
+{
+    ms_chain_answer coarse = {0};
+    int rc = solve_groups(chain, per_group, budget_bytes, threads, &coarse, err);
+    if (rc == MS_OK && answer->buckets < BUCKETS_OF_USE) {
+        answer->buckets = coarse.buckets;
+        answer->group_layers = coarse.group_layers;
+    }
+    bool faster = coarse.makespan_ns < answer->makespan_ns;
+    bool smaller = coarse.makespan_ns == answer->makespan_ns && coarse.peak_bytes < answer->peak_bytes;
+    if (rc == MS_OK && coarse.feasible && (faster || smaller)) {
+        ms_chain_answer before = *answer;
+        *answer = coarse;
+        answer->smallest_budget_bytes = before.smallest_budget_bytes;
+        answer->buckets = before.buckets;
+        answer->group_layers = before.group_layers;
+        coarse = before;
+    }
+    ms_chain_answer_clear(&coarse);
     return rc;
 }
 
@@ -360,26 +391,13 @@ int ms_chain_solve(const ms_chain *chain, uint64_t budget_bytes, uint32_t thread
                    ms_error *err)
 {
     uint32_t per_group = (uint32_t)ms__div_up(chain->layer_count, MS__CHAIN_GROUPS_MOST);
-    ms_chain *groups = NULL;
     ms_chain_answer made = {0};
     int rc = check(chain, err);
-    if (rc == MS_OK && per_group > 1 && (rc = ms__chain_group(chain, per_group, &groups)) != MS_OK) {
-        ms_fail(err, rc, "chain: out of memory for %u layers", chain->layer_count);
+    threads = threads != 0 ? threads : usable_processors();
+    rc = rc != MS_OK ? rc : solve_groups(chain, per_group, budget_bytes, threads, &made, err);
+    if (rc == MS_OK && !made.exact && chain->layer_count > LONG_CHAIN) {
+        rc = try_coarser(chain, COARSER * per_group, budget_bytes, threads, &made, err);
     }
-    if (rc != MS_OK) {
-        return rc;
-    }
-    solving *s = ms_calloc(1, sizeof *s);
-    if (s == NULL) {
-        rc = ms_fail(err, MS_ENOMEM, "chain: out of memory");
-    } else {
-        s->chain = groups != NULL ? groups : chain;
-        s->budget_bytes = budget_bytes;
-        s->threads = threads != 0 ? threads : usable_processors();
-        rc = solve_grouped(chain, per_group, s, &made, err);
-    }
-    ms_free(s);
-    ms_chain_free(groups);
     if (rc != MS_OK) {
         ms_chain_answer_clear(&made);
         return rc;

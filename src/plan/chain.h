@@ -8,6 +8,7 @@
  *   chain_model.c     the chain in units, types of layers, classes of segments
  *   chain_least.c     the least memory that any schedule takes, in units
  *   chain_table.c     the recurrence over segments and memory, in buckets
+ *   chain_rounding.c  what rounding to buckets can change
  *   chain_kernel.c    its inner loops, once per instruction set
  *   chain_unfold.c    the schedule behind an entry of a table
  *   chain_replay.c    a schedule replayed in bytes and nanoseconds
@@ -67,6 +68,12 @@ static inline size_t ms__chain_segment(uint32_t count, uint32_t s, uint32_t t)
 {
     size_t after = count - 1 - s;
     return after * (after + 1) / 2 + (t - s);
+}
+
+/* Every segment is a class of its own, whose number is ms__chain_segment(). */
+static inline bool ms__chain_all_differ(const ms__chain_model *model)
+{
+    return model->class_count == (uint64_t)model->count * (model->count + 1) / 2;
 }
 
 static inline uint32_t ms__chain_class(const ms__chain_model *model, uint32_t s, uint32_t t)
@@ -150,6 +157,12 @@ static inline uint32_t ms__chain_buckets(const ms__chain_table *table, uint64_t 
     uint64_t buckets = whole + (rest >= table->bucket - rest);
     return buckets > table->top ? table->top + 1 : (uint32_t)buckets;
 }
+
+/*
+ * The most that rounding to buckets can add (`up`) to what a schedule holds that takes
+ * `units` beside x_0, or can hide of what a schedule holds that takes `units` rounded.
+ */
+uint64_t ms__chain_rounding(const ms__chain_model *model, uint64_t bucket, uint64_t units, bool up);
 
 /* What a choice asks for in a segment: at least `start` buckets, of which all but
  * `taken` are left to the part that runs beside it; and its own time. */

@@ -34,6 +34,12 @@ static void add_schedule(ms__text *text, const ms_chain_answer *answer)
     ms__text_add(text, "  ]");
 }
 
+/* Whether the length of the chain made its tables coarser than others'. */
+static bool coarser(const ms_chain_answer *answer)
+{
+    return answer->group_layers > 1 || answer->buckets < MS_CHAIN_BUCKETS;
+}
+
 char *ms_chain_answer_to_json(const ms_chain_answer *answer)
 {
     ms__text text = {0};
@@ -46,8 +52,9 @@ char *ms_chain_answer_to_json(const ms_chain_answer *answer)
     } else {
         ms__text_add(&text, ",\n  \"smallest_budget_bytes\": %" PRIu64, answer->smallest_budget_bytes);
     }
-    if (answer->buckets < MS_CHAIN_BUCKETS) {
+    if (coarser(answer)) {
         ms__text_add(&text, ",\n  \"buckets\": %" PRIu32, answer->buckets);
+        ms__text_add(&text, ",\n  \"group_layers\": %" PRIu32, answer->group_layers);
     }
     ms__text_add(&text, "\n}\n");
     return ms__text_take(&text);
@@ -77,9 +84,9 @@ char *ms_chain_answer_table(const ms_chain *chain, const ms_chain_answer *answer
                  count[MS_CHAIN_FWD_SAVE], count[MS_CHAIN_FWD_CKPT] + count[MS_CHAIN_FWD_DROP], count[MS_CHAIN_BWD]);
     ms__text_add(&text, "  found       %s\n",
                  answer->exact ? "the optimum of the recurrence" : "the best of the candidates replayed");
-    if (answer->buckets < MS_CHAIN_BUCKETS) {
-        ms__text_add(&text, "  buckets     %" PRIu32 ", fewer than %d for the length of the chain\n", answer->buckets,
-                     MS_CHAIN_BUCKETS);
+    if (coarser(answer)) {
+        ms__text_add(&text, "  tables      %" PRIu32 " buckets, %" PRIu32 " layers taken for one: the chain is long\n",
+                     answer->buckets, answer->group_layers);
     }
     return ms__text_take(&text);
 }

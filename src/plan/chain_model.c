@@ -195,8 +195,16 @@ static void add_class(ms__chain_model *model, uint32_t s, uint32_t t, uint64_t i
     model->work += t - s + model->steps[s].end - model->steps[s].first;
 }
 
+static size_t segments_of(const ms__chain_model *model)
+{
+    return (size_t)model->count * (model->count + 1) / 2;
+}
+
 static void classify(ms__chain_model *model, const places *table)
 {
+    model->class_count = 0;
+    model->work = 0;
+    memset(table->items, 0, (table->mask + 1) * sizeof *table->items);
     for (uint32_t s = model->count; s-- > 0;) {
         uint32_t prefix = UINT32_MAX;
         uint64_t inner = 0;
@@ -247,6 +255,13 @@ int ms__chain_model_make(const ms_chain *chain, ms__chain_model *model)
         model->unit_bytes = find_unit(chain);
         read_layers(chain, model);
         classify(model, &table);
+        /* Where few segments are equal, solving them again costs less than their disorder. */
+        if (model->class_count > segments_of(model) / 2 && !ms__chain_all_differ(model)) {
+            for (uint32_t i = 0; i < model->count; i++) {
+                model->steps[i].type = i;
+            }
+            classify(model, &table);
+        }
     } else {
         ms__chain_model_clear(model);
     }

@@ -7,9 +7,13 @@
  * beyond the fastest options, in units of 2^shift ns rounded down: so an entry is never
  * more than what its schedule takes, and at shift 0 it is that.
  *
- * Classes are solved by length; those of one length are shared out among threads. Each
+ * Where layers are equal, classes are solved by length; those of one length are shared out
+ * among threads. Where all differ, the table is large and what counts is which rows are in
+ * the processor's cache: a thread takes a few first layers and goes through their
+ * segments by last layer, behind the thread that has the first layers after these. Each
  * entry is a minimum over integers, so the table doesn't depend on who solved what.
  */
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -17,7 +21,10 @@
 #include "base/units.h"
 #include "plan/chain.h"
 
-enum { THREADS_MOST = 8 };
+enum {
+    THREADS_MOST = 8,
+    STRIP_LAYERS = 4 /* first layers that a thread takes at a time */
+};
 /* Entries of a table that are worth a second thread. */
 static const uint64_t parallel_work_least = 8000000;
 
@@ -81,7 +88,8 @@ typedef struct solving {
     uint32_t *flats;         /* [classes] no entry behind this one differs; at most top */
     uint32_t *order;         /* classes by length */
     uint32_t *lengths;       /* [layers + 2] where a length begins in `order` */
-    _Atomic uint32_t *next;  /* [layers + 1] the next of a length to be solved */
+    _Atomic uint32_t *next;  /* [layers + 2] the next of a length to be solved; where all
+                              * differ, the next strip and how far each strip is */
     _Atomic size_t used;     /* of the pool */
     uint32_t *scratch;       /* [threads][top + 1] */
     uint32_t threads;
@@ -270,6 +278,47 @@ static void solve_lengths(solving *w, uint32_t *scratch)
     }
 }
 
+/* Returns when the strip has solved all segments that end before `t`. */
+static void wait_for_strip(const solving *w, uint32_t strip, uint32_t t)
+{
+    for (uint32_t turn = 0; atomic_load_explicit(&w->next[strip + 1], memory_order_acquire) < t; turn++) {
+        if (turn > 64) {
+            sched_yield();
+        }
+    }
+}
+
+/* Strip 0 has the last layers. A segment s..t needs those of later first layers that end
+ * at t or before, which are in strips before this one, or were solved here just now. */
+static void solve_strips(solving *w, uint32_t *scratch)
+{
+    uint32_t count = w->table->model->count, strip;
+    while ((uint64_t)(strip = atomic_fetch_add(&w->next[0], 1)) * STRIP_LAYERS < count) {
+        uint32_t end = count - strip * STRIP_LAYERS;
+        uint32_t start = end > STRIP_LAYERS ? end - STRIP_LAYERS : 0;
+        for (uint32_t t = start; t < count; t++) {
+            if (strip > 0 && t >= end) {
+                wait_for_strip(w, strip - 1, t + 1);
+            }
+            for (uint32_t s = end; s-- > start;) {
+                if (s <= t) {
+                    solve_class(w, (uint32_t)ms__chain_segment(count, s, t), scratch);
+                }
+            }
+            atomic_store_explicit(&w->next[strip + 1], t + 1, memory_order_release);
+        }
+    }
+}
+
+static void solve_share(solving *w, uint32_t *scratch)
+{
+    if (ms__chain_all_differ(w->table->model)) {
+        solve_strips(w, scratch);
+    } else {
+        solve_lengths(w, scratch);
+    }
+}
+
 typedef struct worker {
     solving *w;
     uint32_t *scratch;
@@ -285,7 +334,7 @@ static void run_worker(void *argument)
         ms__cond_wait(&self->w->moved_on, &self->w->lock);
     }
     ms__mutex_unlock(&self->w->lock);
-    solve_lengths(self->w, self->scratch);
+    solve_share(self->w, self->scratch);
 }
 
 static void solve_all(solving *w, uint32_t threads)
@@ -307,7 +356,7 @@ static void solve_all(solving *w, uint32_t threads)
     w->threads = started;
     ms__cond_broadcast(&w->moved_on);
     ms__mutex_unlock(&w->lock);
-    solve_lengths(w, w->scratch);
+    solve_share(w, w->scratch);
     for (uint32_t i = 1; i < started; i++) {
         ms__thread_join(&workers[i].thread);
     }
@@ -374,7 +423,9 @@ static int solve(ms__chain_table *table, solving *w, uint32_t threads)
     if (table->pool == NULL) {
         return MS_ENOMEM;
     }
-    sort_by_length(model, w);
+    if (!ms__chain_all_differ(model)) {
+        sort_by_length(model, w);
+    }
     solve_all(w, threads);
     return MS_OK;
 }

@@ -167,6 +167,7 @@ static const chain_recipe large[] = {
     {.layers = 60, .options = 2, .size_most = 50000, .unit = 512, .time_most = 100000000, .any_transients = true},
     {.layers = 110, .options = 2, .size_most = 1000000007, .unit = 1, .time_most = 10000000000},
     {.layers = 150, .options = 2, .size_most = 1000000007, .unit = 1, .time_most = 100000, .types = 4},
+    {.layers = 420, .options = 1, .size_most = 1000, .unit = 1, .time_most = 1000, .types = 2},
     {.layers = 30, .options = 2, .size_most = 9, .unit = 1, .time_most = 10000000000000},
 };
 
@@ -178,8 +179,8 @@ static void monotone_and_the_same_for_any_threads(void **state)
         ms_chain_answer one, many;
         chain_solve(chain, 0, 1, &one);
         uint64_t least = one.smallest_budget_bytes, time = UINT64_MAX;
-        for (uint32_t step = 0; step < 24; step++) {
-            uint64_t budget = least + least * step / 7;
+        for (uint32_t step = 0; step < 14; step++) {
+            uint64_t budget = least + least * step / 4;
             ms_chain_answer_clear(&one);
             chain_solve(chain, budget, 1, &one);
             chain_solve(chain, budget, 2 + step % 5, &many);
@@ -302,7 +303,7 @@ static void tables_of_huge_sizes(void **state)
     }
 }
 
-static void very_long_chains_get_fewer_buckets(void **state)
+static void long_chains_are_monotone_and_say_how_coarse_they_were_solved(void **state)
 {
     (void)state;
     chain_recipe recipe = {.layers = 4000, .options = 2, .size_most = 1000, .unit = 1, .time_most = 1000, .types = 3};
@@ -317,9 +318,17 @@ static void very_long_chains_get_fewer_buckets(void **state)
     chain_solve(chain, least, 0, &answer);
     assert_true(answer.feasible);
     ms_chain_answer_clear(&answer);
-    chain_solve(chain, all.peak_bytes / 2, 0, &answer);
-    assert_true(answer.feasible && !answer.exact);
-    ms_chain_answer_clear(&answer);
+    uint64_t time = UINT64_MAX;
+    for (uint32_t step = 1; step < 6; step++) {
+        chain_solve(chain, all.peak_bytes / 6 * step, 2, &answer);
+        assert_true(answer.feasible && !answer.exact && answer.group_layers == 4);
+        assert_true(answer.makespan_ns <= time);
+        time = answer.makespan_ns;
+        char *json = ms_chain_answer_to_json(&answer);
+        assert_non_null(strstr(json, "\"group_layers\": 4"));
+        ms_free(json);
+        ms_chain_answer_clear(&answer);
+    }
     ms_chain_answer_clear(&all);
     ms_chain_free(chain);
 }
@@ -389,7 +398,7 @@ int main(void)
         cmocka_unit_test(zero_bytes_fit_into_nothing),
         cmocka_unit_test(huge_sizes_and_times_saturate),
         cmocka_unit_test(tables_of_huge_sizes),
-        cmocka_unit_test(very_long_chains_get_fewer_buckets),
+        cmocka_unit_test(long_chains_are_monotone_and_say_how_coarse_they_were_solved),
         cmocka_unit_test(memory_and_threads_may_run_out),
         cmocka_unit_test(what_is_no_chain_is_refused),
     };

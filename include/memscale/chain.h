@@ -6,13 +6,13 @@
  * needs it. Layer i takes activation x_i and gives x_{i+1}; the gradient of an activation
  * has its size. Every schedule handed out was replayed in exact bytes and fits.
  *
- * Exactness. The answer is the optimum of the recurrence where the answer says `exact`:
- * while a bucket is one unit, which is the greatest common divisor of all sizes in the
- * chain, or where the recurrence could be solved over sizes themselves. Otherwise sizes
- * are rounded to buckets, tables are solved on a grid of budgets that the chain alone
- * fixes, and the answer is the best replay among their schedules. In both cases a larger
- * budget never gives a slower schedule, and the same chain and budget give the same
- * answer whatever the number of threads.
+ * Exactness. The answer is the optimum of the recurrence (Rotor's, with options) where it
+ * says `exact`: while a bucket is one unit, which is the greatest common divisor of all
+ * sizes in the chain, and times fit 32 bits of nanoseconds. Otherwise sizes are rounded to
+ * buckets, tables are solved on a grid of budgets that the chain alone fixes, and the
+ * answer is the best replay among their schedules. In both cases a larger budget never
+ * gives a slower schedule, and the same chain and budget give the same answer whatever
+ * the number of threads. What is infeasible is decided in bytes, never in buckets.
  */
 #ifndef MEMSCALE_CHAIN_H
 #define MEMSCALE_CHAIN_H

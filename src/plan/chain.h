@@ -108,12 +108,14 @@ int ms__chain_least(const ms__chain_model *model, uint64_t *units, ms__chain_sch
 
 /* ---- tables ----------------------------------------------------------------------------- */
 
-enum { MS__CHAIN_NEVER = -1 };
+enum { MS__CHAIN_BLOCK = 32 };
 
 /* Times of a class by memory, from the first entry that is finite to the last that
  * differs from the one before; more memory than that gives the last. */
 typedef struct ms__chain_row {
-    uint32_t *times; /* beyond base_ns of the segment, in 2^shift ns, rounded down */
+    uint32_t *times; /* beyond the segment's fastest options, in 2^shift ns, rounded down */
+    uint32_t *ends;  /* the least time of each block of memory [i * BLOCK, i * BLOCK + BLOCK) that
+                      * has an entry: the one at its end */
     uint32_t first, length;
 } ms__chain_row;
 
@@ -123,7 +125,7 @@ typedef struct ms__chain_table {
     uint32_t top;    /* entries are memory 0 .. top, in buckets, x_0 not included */
     uint32_t shift;
     ms__chain_row *rows; /* [class_count] */
-    uint32_t *pool;
+    uint32_t *pool, *end_pool;
 } ms__chain_table;
 
 /* Solves the table for up to `units` of memory beside x_0. MS_ENOMEM. */

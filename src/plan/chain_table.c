@@ -23,7 +23,8 @@
 
 enum {
     THREADS_MOST = 8,
-    STRIP_LAYERS = 4 /* first layers that a thread takes at a time */
+    STRIP_LAYERS = 4, /* first layers that a thread takes at a time */
+    QUEUE_BLOCKS = 16 /* about what a miss of the cache takes to be answered */
 };
 /* Entries of a table that are worth a second thread. */
 static const uint64_t parallel_work_least = 8000000;
@@ -90,7 +91,7 @@ typedef struct solving {
     uint32_t *lengths;       /* [layers + 2] where a length begins in `order` */
     _Atomic uint32_t *next;  /* [layers + 2] the next of a length to be solved; where all
                               * differ, the next strip and how far each strip is */
-    _Atomic size_t used;     /* of the pool */
+    _Atomic size_t used, ends_used; /* of the pools */
     uint32_t *scratch;       /* [threads][top + 1] */
     uint32_t threads;
     ms__mutex lock;
@@ -98,15 +99,17 @@ typedef struct solving {
     uint32_t waiting, round;
 } solving;
 
-/* Entries lo .. hi - 1 of a class that is being solved. */
+/* Entries lo .. hi - 1 of a class that is being solved. Each entry of the row is at most the
+ * one before it, here and after every step. */
 typedef struct span {
     uint32_t *row;
     uint32_t lo, hi;
 } span;
 
+/* Entries from m on take at most `time`. */
 static void put(const span *at, uint32_t m, uint32_t time)
 {
-    if (m < at->hi && time < at->row[m]) {
+    for (; m < at->hi && time < at->row[m]; m++) {
         at->row[m] = time;
     }
 }
@@ -121,8 +124,7 @@ static uint32_t last_of(const ms__chain_row *row)
     return row->times[row->length - 1];
 }
 
-/* row[m] = min(row[m], rest at m - taken + add). Where `rest` is flat only the first entry
- * is written: the row is swept when all is done. */
+/* row[m] = min(row[m], rest at m - taken + add). */
 static void apply_one(const ms__chain_kernels *kernels, span at, const ms__chain_row *rest, uint32_t taken,
                       uint32_t add)
 {
@@ -135,16 +137,86 @@ static void apply_one(const ms__chain_kernels *kernels, span at, const ms__chain
     put(&at, at.lo, last_of(rest) + add);
 }
 
-/* row[m] = min(row[m], left at m - taken + right at m + add), in the same way. */
-static void apply_both(const ms__chain_kernels *kernels, span at, const ms__chain_row *left, uint32_t taken,
-                       const ms__chain_row *right, uint32_t add)
+static uint32_t end_of(const ms__chain_row *row, uint32_t m)
+{
+    return row->ends[m / MS__CHAIN_BLOCK - row->first / MS__CHAIN_BLOCK];
+}
+
+/* Blocks of a row that are to be compared with the sum of two others. Each waits until a few
+ * more are known: what it reads is then in the processor's cache. */
+typedef struct sum_block {
+    uint32_t *row;
+    const uint32_t *left, *right;
+    uint32_t add, count; /* count 0: no block */
+} sum_block;
+
+typedef struct queue {
+    sum_block blocks[QUEUE_BLOCKS];
+    uint32_t next;
+} queue;
+
+static void run_block(const ms__chain_kernels *kernels, sum_block *one)
+{
+    if (one->count > 0) {
+        kernels->both(one->row, one->left, one->right, one->add, one->count);
+    }
+    one->count = 0;
+}
+
+static void run_queue(const ms__chain_kernels *kernels, queue *waiting)
+{
+    for (uint32_t i = 0; i < QUEUE_BLOCKS; i++) {
+        run_block(kernels, &waiting->blocks[i]);
+    }
+}
+
+static void fetch(const uint32_t *times, uint32_t count)
+{
+    enum { LINE = 64 / sizeof *times };
+    for (uint32_t i = 0; i < count; i += LINE) {
+        __builtin_prefetch(times + i);
+    }
+    __builtin_prefetch(times + count - 1);
+}
+
+static void queue_block(const ms__chain_kernels *kernels, queue *waiting, sum_block one)
+{
+    sum_block *place = &waiting->blocks[waiting->next++ % QUEUE_BLOCKS];
+    run_block(kernels, place);
+    *place = one;
+    fetch(one.left, one.count);
+    fetch(one.right, one.count);
+}
+
+/* The same with `left` at m - taken and `right` at m, where neither is flat. Most blocks
+ * can't be better anywhere than the row is at their beginning: that is seen at their ends,
+ * which lie close together. */
+static void apply_sums(const ms__chain_kernels *kernels, queue *waiting, span at, const ms__chain_row *left,
+                       uint32_t taken, const ms__chain_row *right, uint32_t add)
+{
+    for (uint32_t m = at.lo, next; m < at.hi; m = next) {
+        next = (m / MS__CHAIN_BLOCK + 1) * MS__CHAIN_BLOCK;
+        next = next < at.hi ? next : at.hi;
+        if (end_of(left, next - 1 - taken) + end_of(right, next - 1) + add < at.row[m]) {
+            queue_block(kernels, waiting,
+                        (sum_block){.row = at.row + m,
+                                .left = left->times + (m - taken - left->first),
+                                .right = right->times + (m - right->first),
+                                .add = add,
+                                .count = next - m});
+        }
+    }
+}
+
+/* row[m] = min(row[m], left at m - taken + right at m + add). */
+static void apply_both(const ms__chain_kernels *kernels, queue *waiting, span at, const ms__chain_row *left,
+                       uint32_t taken, const ms__chain_row *right, uint32_t add)
 {
     uint32_t left_flat = taken + flat_of(left), right_flat = flat_of(right);
     uint32_t flat = left_flat < right_flat ? left_flat : right_flat;
     uint32_t varies = flat < at.hi ? flat : at.hi;
     if (at.lo < varies) {
-        kernels->both(at.row + at.lo, left->times + (at.lo - taken - left->first),
-                      right->times + (at.lo - right->first), add, varies - at.lo);
+        apply_sums(kernels, waiting, (span){at.row, at.lo, varies}, left, taken, right, add);
         at.lo = varies;
     }
     if (left_flat < right_flat) {
@@ -154,16 +226,12 @@ static void apply_both(const ms__chain_kernels *kernels, span at, const ms__chai
     }
 }
 
-/* Each entry at most the one before it; gives the last that differs from its neighbour. */
-static uint32_t sweep(uint32_t *row, uint32_t first, uint32_t end)
+/* The last entry that differs from the one before. */
+static uint32_t find_last(const uint32_t *row, uint32_t first, uint32_t end)
 {
-    uint32_t last = first;
-    for (uint32_t m = first + 1; m < end; m++) {
-        if (row[m] < row[m - 1]) {
-            last = m;
-        } else {
-            row[m] = row[m - 1];
-        }
+    uint32_t last = end - 1;
+    while (last > first && row[last] == row[last - 1]) {
+        last--;
     }
     return last;
 }
@@ -206,6 +274,7 @@ static uint32_t apply_splits(const solving *w, uint32_t id, uint32_t *row, uint3
     const ms__chain_table *table = w->table;
     uint32_t s = table->model->starts[id], t = table->model->ends[id], hi = end, passes = 0;
     uint32_t none = ms__chain_buckets(table, table->model->none[id]);
+    queue waiting = {.next = 0};
     for (uint32_t j = s + 1; j <= t; j++) {
         passes += ms__chain_pass_time(table, j - 1);
         while (hi > none && row[hi - 1] <= passes) {
@@ -223,27 +292,38 @@ static uint32_t apply_splits(const solving *w, uint32_t id, uint32_t *row, uint3
         span at = {row, larger(larger(none, right->first), taken + left->first), hi};
         if (at.lo < hi) {
             first = at.lo < first ? at.lo : first;
-            apply_both(w->kernels, at, left, taken, right, passes);
+            apply_both(w->kernels, &waiting, at, left, taken, right, passes);
         }
     }
+    run_queue(w->kernels, &waiting);
     return first;
+}
+
+/* Stores entries first .. last of a class. */
+static void store(solving *w, uint32_t id, const uint32_t *row, uint32_t first, uint32_t last)
+{
+    ms__chain_table *table = w->table;
+    ms__chain_row *out = &table->rows[id];
+    uint32_t block = first / MS__CHAIN_BLOCK, blocks = last / MS__CHAIN_BLOCK - block + 1;
+    out->first = first;
+    out->length = last - first + 1;
+    out->times = table->pool + atomic_fetch_add_explicit(&w->used, out->length, memory_order_relaxed);
+    out->ends = table->end_pool + atomic_fetch_add_explicit(&w->ends_used, blocks, memory_order_relaxed);
+    memcpy(out->times, row + first, out->length * sizeof *row);
+    for (uint32_t i = 0; i < blocks; i++) {
+        uint32_t end = (block + i + 1) * MS__CHAIN_BLOCK - 1;
+        out->ends[i] = row[end < last ? end : last];
+    }
 }
 
 static void solve_class(solving *w, uint32_t id, uint32_t *scratch)
 {
-    ms__chain_table *table = w->table;
-    ms__chain_row *out = &table->rows[id];
-    uint32_t s = table->model->starts[id], t = table->model->ends[id], end = w->flats[id] + 1;
+    uint32_t s = w->table->model->starts[id], t = w->table->model->ends[id], end = w->flats[id] + 1;
     memset(scratch, 0xff, end * sizeof *scratch);
     uint32_t first = apply_saves(w, s, t, scratch, end);
-    sweep(scratch, first, end);
     first = apply_splits(w, id, scratch, first, end);
     if (first < end) {
-        uint32_t last = sweep(scratch, first, end);
-        out->first = first;
-        out->length = last - first + 1;
-        out->times = table->pool + atomic_fetch_add_explicit(&w->used, out->length, memory_order_relaxed);
-        memcpy(out->times, scratch + first, out->length * sizeof *scratch);
+        store(w, id, scratch, first, find_last(scratch, first, end));
     }
 }
 
@@ -383,11 +463,11 @@ static void sort_by_length(const ms__chain_model *model, solving *w)
 }
 
 /* Where nothing is dearer than the fastest any more: every layer saved with such a choice.
- * Gives the entries that all rows may need. */
-static uint64_t find_flats(const ms__chain_table *table, uint32_t *flats)
+ * Gives the entries and blocks that all rows may need. */
+static void find_flats(const ms__chain_table *table, uint32_t *flats, size_t *entries, size_t *blocks)
 {
     const ms__chain_model *model = table->model;
-    uint64_t entries = 0;
+    *entries = *blocks = 0;
     for (uint32_t id = 0; id < model->class_count; id++) {
         uint32_t s = model->starts[id], t = model->ends[id];
         uint32_t behind = s < t ? flats[ms__chain_class(model, s + 1, t)] : 0;
@@ -397,9 +477,9 @@ static uint64_t find_flats(const ms__chain_table *table, uint32_t *flats)
             uint32_t flat = larger(move.start, move.taken + behind);
             flats[id] = move.time == 0 && flat < flats[id] ? flat : flats[id];
         }
-        entries += flats[id] + 1;
+        *entries += (size_t)flats[id] + 1;
+        *blocks += flats[id] / MS__CHAIN_BLOCK + 1;
     }
-    return entries;
 }
 
 static int solve(ms__chain_table *table, solving *w, uint32_t threads)
@@ -419,8 +499,11 @@ static int solve(ms__chain_table *table, solving *w, uint32_t threads)
         table->rows == NULL) {
         return MS_ENOMEM;
     }
-    table->pool = ms_calloc((size_t)find_flats(table, w->flats), sizeof *table->pool);
-    if (table->pool == NULL) {
+    size_t entries, blocks;
+    find_flats(table, w->flats, &entries, &blocks);
+    table->pool = ms_calloc(entries, sizeof *table->pool);
+    table->end_pool = ms_calloc(blocks, sizeof *table->end_pool);
+    if (table->pool == NULL || table->end_pool == NULL) {
         return MS_ENOMEM;
     }
     if (!ms__chain_all_differ(model)) {
@@ -452,5 +535,6 @@ void ms__chain_table_clear(ms__chain_table *table)
 {
     ms_free(table->rows);
     ms_free(table->pool);
+    ms_free(table->end_pool);
     memset(table, 0, sizeof *table);
 }

@@ -59,6 +59,12 @@ def solve(program, tmp_path):
     return solve
 
 
+def transfer(chain, option):
+    """Nanoseconds for what an option moves over a link, one way."""
+    rates = {link["name"]: link["bytes_per_s"] for link in chain.get("links", [])}
+    return -(-option["link_bytes"] * 10**9 // rates[option["link"]]) if "link" in option else 0
+
+
 def replay(chain, schedule):
     """Nanoseconds and peak bytes of a schedule, by what is in memory after each operation."""
     layers = chain["layers"]
@@ -74,13 +80,14 @@ def replay(chain, schedule):
         if operation["op"] == "bwd":
             assert saved.pop(i) == operation["option"] and i + 1 in gradients
             option = layer["options"][operation["option"]]
-            more, took = option["bwd_tmp_bytes"], option["bwd_ns"]
+            more, took = option["bwd_tmp_bytes"], option["bwd_ns"] + transfer(chain, option)
             gradients = {i}
             alone.discard(i)
         elif operation["op"] == "fwd_save":
             assert i not in saved
             option = layer["options"][operation["option"]]
-            more, took = option["saved_bytes"] + option["fwd_tmp_bytes"], option["fwd_ns"]
+            more = option["saved_bytes"] + option["fwd_tmp_bytes"]
+            took = option["fwd_ns"] + transfer(chain, option)
             saved[i] = operation["option"]
         else:
             more, took = size[i + 1] + layer["fwd_tmp_bytes"], layer["fwd_ns"]
@@ -157,6 +164,16 @@ def test_schedules_replay_and_smallest_budgets_are_smallest(layers, solve):
     assert solve(chain, 100 * least)["makespan_ns"] == sum(fastest)
 
 
+def test_transfers_over_a_link_are_charged_in_full(solve):
+    chain = json.loads((CORPUS / "links.json").read_text())
+    chain["layers"] = chain["layers"][:1]
+    keep, offload = chain["layers"][0]["options"]
+    assert "link" not in keep and offload["link_bytes"] == 40
+    few, many = solve(chain, 95), solve(chain, 1000)
+    assert many["makespan_ns"] == keep["fwd_ns"] + keep["bwd_ns"]
+    assert few["makespan_ns"] == offload["fwd_ns"] + offload["bwd_ns"] + 2 * 40
+
+
 def test_a_million_layers_are_refused_in_one_line(program, tmp_path):
     path = tmp_path / "long.json"
     path.write_text('{"version": 1, "input_bytes": 0, "layers": [\n' + "{},\n" * 1_000_000 + "{}]}")
@@ -164,3 +181,31 @@ def test_a_million_layers_are_refused_in_one_line(program, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == f"memscale: plan: --chain {path}: chain: line 65602: more than 65536 layers\n"
+
+
+@pytest.mark.parametrize("layers", [2, 5, 12, 20])
+@pytest.mark.parametrize("snapshots", [1, 2, 3, 5])
+def test_uniform_chains_take_the_forwards_of_revolve(layers, snapshots, solve):
+    """What one step saves is so large that two are never saved at once: then the least number of
+    forwards is Revolve's with as many snapshots as fit beside it, its input and its gradients."""
+    schedules = pytest.importorskip("checkpoint_schedules")
+    if snapshots >= layers:
+        pytest.skip("more snapshots than steps")
+    large = 1000
+    option = {
+        "kind": "keep",
+        "saved_bytes": large,
+        "fwd_ns": 1,
+        "bwd_ns": 0,
+        "fwd_tmp_bytes": 0,
+        "bwd_tmp_bytes": 1,
+    }
+    layer = {"name": "", "output_bytes": 1, "fwd_ns": 1, "fwd_tmp_bytes": 0, "options": [option]}
+    chain = {"version": 1, "input_bytes": 1, "layers": [layer] * layers}
+    forwards = 0
+    for action in schedules.Revolve(layers, snapshots):
+        if isinstance(action, schedules.Forward):
+            forwards += min(action.n1, layers) - action.n0
+        elif isinstance(action, schedules.EndReverse):
+            break
+    assert solve(chain, large + 3 + snapshots)["makespan_ns"] == forwards

@@ -179,8 +179,8 @@ static void monotone_and_the_same_for_any_threads(void **state)
         ms_chain_answer one, many;
         chain_solve(chain, 0, 1, &one);
         uint64_t least = one.smallest_budget_bytes, time = UINT64_MAX;
-        for (uint32_t step = 0; step < 14; step++) {
-            uint64_t budget = least + least * step / 4;
+        for (uint32_t step = 0; step < 9; step++) {
+            uint64_t budget = least + least * step / 3;
             ms_chain_answer_clear(&one);
             chain_solve(chain, budget, 1, &one);
             chain_solve(chain, budget, 2 + step % 5, &many);

@@ -208,6 +208,30 @@ static PyObject *plan_observe(PyObject *module, PyObject *args)
     return answer;
 }
 
+static PyObject *plan_rehearse(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *hardware, *plan;
+    if (!PyArg_ParseTuple(args, "sss:plan_rehearse", &graph, &hardware, &plan)) {
+        return NULL;
+    }
+    documents d = {0};
+    ms_error err;
+    bool fits = false;
+    ms_exactness exactness = MS_EXACT;
+    PyObject *answer = NULL;
+    int rc = documents_parse(&d, graph, hardware, NULL, plan, &err);
+    if (rc == MS_OK) {
+        rc = ms_pipeline_rehearse(d.graph, d.hardware, d.plan, &fits, &exactness, &err);
+    }
+    if (ms_ext_check(rc, &err) == 0) {
+        answer = Py_BuildValue("(OsN)", fits ? Py_True : Py_False, ms_exactness_name(exactness),
+                               ms_ext_take_text(ms_plan_to_json(d.plan)));
+    }
+    documents_free(&d);
+    return answer;
+}
+
 /* ---- simulation --------------------------------------------------------------------- */
 
 static PyObject *timeline_of(const ms_sample *samples, uint32_t count)
@@ -305,6 +329,9 @@ static PyMethodDef methods[] = {
     {"plan_observe", plan_observe, METH_VARARGS,
      "plan_observe(graph, hardware, config, plan, observation) -> (drift, line, graph, hardware): what "
      "a finished step teaches; the documents come back corrected."},
+    {"plan_rehearse", plan_rehearse, METH_VARARGS,
+     "plan_rehearse(graph, hardware, plan) -> (fits, exactness, plan): whether a step of this graph with "
+     "everything kept can be run beside the plan, what the plan promises, and the plan to run on it."},
     {"plan_simulate", plan_simulate, METH_VARARGS,
      "plan_simulate(graph, hardware, plan) -> dict: the plan replayed, with its timeline."},
     {NULL, NULL, 0, NULL},

@@ -35,6 +35,16 @@ MS_API int ms_pipeline_plan_by_policy(const ms_graph *graph, const ms_hardware *
                                       const ms_policy *trained, bool rules_only, ms_strategy_decision *decision,
                                       ms_config *effective, ms_plan **plan, ms_error *err);
 
+/*
+ * For comparing a step under `plan` with one that keeps everything, on the inputs that
+ * `graph` was traced with (those of the plan, or fewer rows of them). *fits: the step with
+ * everything kept, a second set of gradients and a second slab stay within what the plan
+ * may use. *exactness: what the plan promises. `plan` is adjusted so that the smaller
+ * tensors of fewer rows are moved all the same.
+ */
+MS_API int ms_pipeline_rehearse(const ms_graph *graph, const ms_hardware *hardware, ms_plan *plan, bool *fits,
+                                ms_exactness *exactness, ms_error *err);
+
 /* What one finished step showed. MS_UNSET for what was not seen. */
 typedef struct ms_observation {
     uint64_t peak_bytes;             /* of the training device in this step */

@@ -87,8 +87,8 @@ class Config:
         observability_port: serve Prometheus metrics on this port plus the local rank, on the
             loopback interface (``MEMSCALE_OBSERVABILITY_ADDRESS`` names another), 1 to 65535,
             or None. Needs the package prometheus_client.
-        verify_correctness: (*) compare loss and gradients with an unoptimized step
-            before training. Slow.
+        verify_correctness: compare loss and gradients with an unoptimized step before
+            training, on as many rows of the batch as fit the budget. Slow.
         async_offload: (*) overlap transfers between GPU and host with compute (the disk
             tier always overlaps). The argument of `wrap` and the environment variable
             ``MEMSCALE_ASYNC_OFFLOAD`` come before this field.

@@ -99,6 +99,7 @@ class Executor:
         self._profile: LiveProfile | None = None
         self.run_watch: RunWatch | None = None
         self._peak_bytes: int | None = None
+        self._unverified = planner is not None and bool(getattr(config, "verify_correctness", False))
 
     # -- what users ask ------------------------------------------------------------
 
@@ -174,6 +175,29 @@ class Executor:
         if text is not None:
             self._open_tier(json.loads(text)["settings"])
         self._hook_layers(self._core.is_active())
+
+    def verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """With `verify_correctness`, once: compares a step under the plan in force with one that
+        keeps everything, on these arguments of a forward or the first rows of them.
+
+        Raises:
+            IntegrationError: they differ; names the first parameter whose gradient does.
+        """
+        if not self._unverified or self._planner is None or self._plan is None:
+            return
+        from .verification import verify_plan
+
+        was_busy, self._local.busy = getattr(self._local, "busy", False), True
+        try:
+            verify_plan(self._alive(), self._planner, self._plan, self._twin, args, kwargs)
+        finally:
+            self._local.busy = was_busy
+            self._core.boundary(False)  # what this took belongs to no step
+        self._unverified = False
+
+    def _twin(self) -> Executor:
+        """An executor of the same model that carries out plans and asks for none."""
+        return Executor(self._alive(), self._config, None, self._disk_directory())
 
     def detach(self) -> None:
         """Takes everything off the model. Graphs that still wait for their backward can
@@ -316,6 +340,7 @@ class Executor:
         self._signature = signature if plan is not None else None
         if plan is not self._plan:
             self.apply(plan)
+        self.verify(args, kwargs)
 
     def _wait_until_alone(self) -> bool:
         """Waits until no other thread is inside the model's forward; False if that takes long."""

@@ -176,6 +176,21 @@ class Session:
             _log.warning("%s; %d real steps are profiled instead", error, self.config.warmup_steps)
             return None
 
+    def rehearsal(
+        self, model: torch.nn.Module, plan: Any, args: tuple[Any, ...] | None, kwargs: dict[str, Any]
+    ) -> tuple[bool, str, str] | None:
+        """How to run `plan` beside a step that keeps everything, on these arguments; `args` None
+        stands for those that it was made for. Whether that fits what the plan may use, the class
+        of exactness that it promises, and the plan to run; None where the step can't be traced."""
+        graph = self._graphs.get(self._current or "")
+        if args is not None and graph is not None:
+            try:
+                graph = self._profiler.trace(model, args, kwargs)
+            except ProfileError as error:
+                _log.debug("%s", error)
+                return None
+        return None if graph is None else _core.plan_rehearse(graph, self.hardware_json, plan.to_json())
+
     # -- warm-up steps of the empirical profiler ----------------------------------------
 
     @property

@@ -35,7 +35,6 @@ _WITHOUT_EFFECT = (
     "enable_tiling",
     "use_mixed_precision",
     "use_8bit_optimizer",
-    "verify_correctness",
     "async_offload",
 )
 
@@ -155,6 +154,7 @@ def _wrap_watched(
         if sample is not None:
             args, kwargs = sample
             executor.apply(session.plan_for(model, input_signature(model, args, kwargs), args, kwargs))
+            executor.verify(args, kwargs)
         _core.reset_peak_rss()
     except BaseException:
         executor.detach()

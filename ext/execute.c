@@ -229,6 +229,7 @@ static top_hook unwind(const ms_execution *self)
     top_hook top;
     ms_region *region = NULL;
     while ((top = look_at_top(self, &region)) == TOP_OURS) {
+        ms_ext_send_waiting(region);
         Py_CLEAR(region->caller);
         if (ms_ext_pop_hooks() != 0) {
             return TOP_FAILED;

@@ -3,6 +3,7 @@
  *
  *   execute_torch.c   torch objects looked up once; what is asked of a tensor
  *   execute_memory.c  references to storages: the host side of execute.h
+ *   execute_movable.c whether and how a tensor's bytes can be sent away
  *   execute_saved.c   handles of saved tensors; the pack and unpack callables
  *   execute_region.c  one hooked call of a layer
  *   execute.c         the Execution type: plan, hooks, questions
@@ -26,7 +27,7 @@ typedef struct ms_torch {
         *new_empty_strided; /* methods */
     PyObject *weak_ref, *nbytes, *data_ptr;                                   /* of storages */
     PyObject *expired, *new_with_weak_ptr, *free_weak_ref;                    /* static */
-    PyObject *push_hooks, *pop_hooks, *top_hooks, *hooks_enabled;
+    PyObject *push_hooks, *pop_hooks, *top_hooks, *hooks_enabled, *sequence_number;
     PyObject *empty, *uint8, *empty_tensor;
     PyObject *zero_args, *empty_bytes_kwargs;
     /* attribute names */
@@ -100,6 +101,8 @@ bool ms_ext_identity_has(const ms_identity_set *set, uintptr_t identity);
 
 /* ---- Region --------------------------------------------------------------------- */
 
+enum { MS_EXT_WAITING_MAX = 4 };
+
 /* One hooked call. Holds the frame as long as a handle or a hook holds it. */
 typedef struct ms_region {
     PyObject_HEAD
@@ -107,6 +110,9 @@ typedef struct ms_region {
     ms_frame *frame;
     PyObject *payload; /* what a replay needs; Python's */
     PyObject *caller;  /* the Python frame that makes the call, while it runs; may be NULL */
+    PyObject *waiting[MS_EXT_WAITING_MAX]; /* handles whose tensors are sent once they are written */
+    size_t waiting_count;
+    uint64_t waiting_since; /* the operator that saved them */
 } ms_region;
 
 extern PyTypeObject *ms_ext_region_type;
@@ -121,10 +127,29 @@ bool ms_ext_region_is_running(const ms_region *region);
 
 /* ---- handles ----------------------------------------------------------------------- */
 
+/* The storage behind a tensor that can be sent; a new reference. */
+typedef struct ms_movable {
+    PyObject *storage;
+    uintptr_t identity;
+    uint64_t bytes;
+} ms_movable;
+
+/* No exception is left set. */
+bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *what);
+/* 1 where other tensors with version counters of their own may lie in the same storage. */
+int ms_ext_is_piece(PyObject *tensor, const ms_movable *what);
+/* A copy with the same strides in a storage of its own, which replaces that in `what`. */
+PyObject *ms_ext_copy_of_piece(PyObject *tensor, ms_movable *what);
+/* An empty tensor that shares the tensor's version counter. */
+PyObject *ms_ext_probe_of(PyObject *tensor);
+
 int ms_ext_saved_init_type(PyObject *module);
 /* Pushes the pack and unpack of a region; `capture`: those of its replay. */
 int ms_ext_push_hooks(ms_region *region, bool capture);
 int ms_ext_pop_hooks(void);
+/* Sends what waits in a region: the operator that saved it is over. Leaves no exception;
+ * what can't be sent is kept. */
+void ms_ext_send_waiting(ms_region *region);
 /* A handle of a tensor argument that is sent to the lower tier, or NULL with no
  * exception set where it has to stay. */
 PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor);

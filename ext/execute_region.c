@@ -16,6 +16,7 @@ ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame)
     region->execution = execution;
     region->payload = NULL;
     region->caller = NULL;
+    region->waiting_count = 0;
     region->frame = frame;
     ms_frame_hold(frame);
     return region;
@@ -29,6 +30,9 @@ static void region_dealloc(PyObject *self)
     PyErr_Fetch(&error_type, &error_value, &error_traceback);
     Py_CLEAR(region->payload);
     Py_CLEAR(region->caller);
+    while (region->waiting_count > 0) {
+        Py_DECREF(region->waiting[--region->waiting_count]);
+    }
     ms_frame_unhold(region->execution->execute, region->frame);
     Py_DECREF((PyObject *)region->execution);
     PyObject_Free(region);

@@ -283,112 +283,8 @@ static PyObject *pack_capture(PyObject *self, PyObject *tensor)
 
 /* ---- extents: offload --------------------------------------------------------------------- */
 
-typedef struct movable {
-    PyObject *storage;
-    uintptr_t identity;
-    uint64_t bytes;
-} movable;
-
-/* The storage behind a tensor and its bytes; -1 with no exception set where there is none. */
-static int look_behind(PyObject *tensor, movable *what)
-{
-    if (ms_ext_storage_of(tensor, &what->storage, &what->identity) != 0) {
-        return -1;
-    }
-    PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->nbytes, what->storage, NULL);
-    what->bytes = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
-    Py_XDECREF(number);
-    if (PyErr_Occurred() != NULL) {
-        PyErr_Clear();
-        Py_CLEAR(what->storage);
-        return -1;
-    }
-    return 0;
-}
-
-/* Whether a tensor's storage can be sent away and rebuilt from bytes. No exception is
- * left set; the storage is a new reference. */
-static bool is_movable(ms_execution *execution, PyObject *tensor, movable *what)
-{
-    const ms_torch *t = ms_ext_torch();
-    PyTypeObject *type = Py_TYPE(tensor);
-    if ((PyObject *)type != t->tensor_type && (PyObject *)type != t->parameter_type) {
-        return false;
-    }
-    if (look_behind(tensor, what) != 0) {
-        return false;
-    }
-    bool can_move = what->bytes > 0 && what->bytes >= ms_execute_min_bytes(execution->execute) &&
-                    !ms_ext_identity_has(&execution->residents, what->identity) &&
-                    ms_ext_flag(tensor, t->n_is_cpu) == 1 && ms_ext_flag(tensor, t->n_is_quantized) == 0 &&
-                    /* lazy conjugation is not in the bytes */
-                    ms_ext_ask(t->is_conj, tensor) == 0 && ms_ext_ask(t->is_neg, tensor) == 0 &&
-                    !(ms_ext_flag(tensor, t->n_is_leaf) == 1 && ms_ext_flag(tensor, t->n_requires_grad) == 1);
-    PyErr_Clear();
-    if (!can_move) {
-        Py_CLEAR(what->storage);
-    }
-    return can_move;
-}
-
-/* Whether other tensors with version counters of their own may lie in the same storage.
- * The chunks of a recurrent cell's gates do: each is finished in place after its
- * neighbour was saved, so that the storage as a whole is never at one version. A tensor
- * that is no view and still smaller than its storage is such a piece; so are its views. */
-static int is_piece(PyObject *tensor, const movable *what)
-{
-    const ms_torch *t = ms_ext_torch();
-    PyObject *base = PyObject_GetAttr(tensor, t->n_base);
-    PyObject *number = base != NULL ? PyObject_GetAttr(base != Py_None ? base : tensor, t->n_nbytes) : NULL;
-    uint64_t bytes = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
-    Py_XDECREF(base);
-    Py_XDECREF(number);
-    return PyErr_Occurred() != NULL ? -1 : bytes < what->bytes;
-}
-
-/* A copy with the same strides in a storage of its own, described in `what`; NULL with an
- * exception. */
-static PyObject *copy_of_piece(PyObject *tensor, movable *what)
-{
-    const ms_torch *t = ms_ext_torch();
-    PyObject *copy = NULL;
-    PyObject *bare = PyObject_CallFunctionObjArgs(t->detach, tensor, NULL);
-    PyObject *size = PyObject_GetAttr(tensor, t->n_shape);
-    PyObject *stride = PyObject_CallFunctionObjArgs(t->stride, tensor, NULL);
-    PyObject *empty = bare != NULL && size != NULL && stride != NULL
-                          ? PyObject_CallFunctionObjArgs(t->new_empty_strided, bare, size, stride, NULL)
-                          : NULL;
-    if (empty != NULL) {
-        copy = PyObject_CallFunctionObjArgs(t->copy_, empty, bare, NULL);
-    }
-    Py_XDECREF(empty);
-    Py_XDECREF(bare);
-    Py_XDECREF(size);
-    Py_XDECREF(stride);
-    movable own;
-    if (copy != NULL && look_behind(copy, &own) == 0) {
-        Py_DECREF(what->storage);
-        *what = own;
-    } else {
-        Py_CLEAR(copy);
-    }
-    return copy;
-}
-
-/* An empty tensor that shares the version counter: it tells of changes in place
- * without holding the bytes. */
-static PyObject *probe_of(PyObject *tensor)
-{
-    const ms_torch *t = ms_ext_torch();
-    PyObject *probe = PyObject_CallFunctionObjArgs(t->detach, tensor, NULL);
-    if (probe != NULL && PyObject_SetAttr(probe, t->n_data, t->empty_tensor) != 0) {
-        Py_CLEAR(probe);
-    }
-    return probe;
-}
-
 /* An extent that holds these very bytes already, with one more handle. */
-static ms_extent *find_same(ms_execution *execution, const movable *what, uint64_t version)
+static ms_extent *find_same(ms_execution *execution, const ms_movable *what, uint64_t version)
 {
     ms_extent *extent = ms_extent_find(execution->execute, what->identity, version);
     if (extent == NULL) {
@@ -404,7 +300,7 @@ static ms_extent *find_same(ms_execution *execution, const movable *what, uint64
     return NULL;
 }
 
-static ms_extent *store_new(ms_region *region, const movable *what, PyObject *probe, uint64_t version)
+static ms_extent *store_new(ms_region *region, const ms_movable *what, PyObject *probe, uint64_t version)
 {
     PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->data_ptr, what->storage, NULL);
     void *address = number != NULL ? PyLong_AsVoidPtr(number) : NULL;
@@ -449,14 +345,14 @@ static bool is_kept(const ms_region *region)
 
 /* `source` is the tensor, or a copy of it; its storage is sent. NULL without an exception:
  * keep the tensor. */
-static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *source, const movable *what)
+static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *source, const ms_movable *what)
 {
     ms_execution *execution = region->execution;
     ms_saved *saved = saved_new(SAVED_EXTENT, execution);
     if (saved == NULL) {
         return NULL;
     }
-    saved->tensor = probe_of(tensor);
+    saved->tensor = ms_ext_probe_of(tensor);
     if (saved->tensor == NULL || ms_ext_version_of(saved->tensor, &saved->version) != 0 ||
         remember_view(saved, source) != 0) {
         Py_DECREF((PyObject *)saved);
@@ -478,15 +374,15 @@ static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *sourc
 }
 
 /* As offload_as(); takes over the reference to the storage. */
-static PyObject *offload(ms_region *region, PyObject *tensor, movable *what)
+static PyObject *offload(ms_region *region, PyObject *tensor, ms_movable *what)
 {
     PyObject *source = tensor;
     Py_INCREF(source);
-    int piece = is_piece(tensor, what);
+    int piece = ms_ext_is_piece(tensor, what);
     if (piece == 1) {
         Py_DECREF(source);
         /* Not to be copied only to see whether it is a mask. */
-        source = is_kept(region) ? NULL : copy_of_piece(tensor, what);
+        source = is_kept(region) ? NULL : ms_ext_copy_of_piece(tensor, what);
     }
     PyObject *saved = piece >= 0 && source != NULL ? offload_as(region, tensor, source, what) : NULL;
     Py_XDECREF(source);
@@ -494,11 +390,100 @@ static PyObject *offload(ms_region *region, PyObject *tensor, movable *what)
     return saved;
 }
 
+/* ---- waiting for the bytes ------------------------------------------------------------- */
+
+/* The number of the operator that autograd is recording. */
+static uint64_t operator_now(void)
+{
+    PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->sequence_number, NULL);
+    uint64_t now = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_XDECREF(number);
+    PyErr_Clear();
+    return now;
+}
+
+/* Whether an operator may save this tensor now and fill it afterwards, as the one behind
+ * RReLU does with its noise: nobody computed it under autograd, and nobody wrote to it. */
+static bool may_be_unwritten(PyObject *tensor)
+{
+    bool may_be = version_or_none(tensor) == 0 && ms_ext_flag(tensor, ms_ext_torch()->n_requires_grad) == 0;
+    PyErr_Clear();
+    return may_be;
+}
+
+/* A handle that holds its tensor takes over the extent of `sent`, which it replaces. */
+static void become_extent(ms_saved *saved, ms_saved *sent)
+{
+    PyObject *held = saved->tensor;
+    saved->kind = SAVED_EXTENT;
+    saved->extent = sent->extent;
+    saved->version = sent->version;
+    saved->mark = sent->mark;
+    saved->tensor = sent->tensor;
+    saved->dtype = sent->dtype;
+    saved->size = sent->size;
+    saved->stride = sent->stride;
+    saved->offset = sent->offset;
+    sent->extent = NULL;
+    sent->tensor = sent->dtype = sent->size = sent->stride = sent->offset = NULL;
+    Py_DECREF((PyObject *)sent);
+    Py_DECREF(held);
+}
+
+static void send_one(ms_region *region, ms_saved *saved)
+{
+    ms_movable what;
+    PyObject *sent = NULL;
+    bool is_same = version_or_none(saved->tensor) == saved->version;
+    if (is_same && ms_ext_is_movable(region->execution, saved->tensor, &what)) {
+        sent = offload(region, saved->tensor, &what);
+        PyErr_Clear();
+    }
+    if (sent != NULL) {
+        become_extent(saved, (ms_saved *)sent);
+    } else {
+        ms_execute_kept(region->execution->execute);
+    }
+}
+
+void ms_ext_send_waiting(ms_region *region)
+{
+    PyObject *waiting[MS_EXT_WAITING_MAX];
+    size_t count = region->waiting_count;
+    memcpy(waiting, region->waiting, count * sizeof *waiting);
+    region->waiting_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (Py_REFCNT(waiting[i]) > 1 && ms_frame_is_open(region->frame)) {
+            send_one(region, (ms_saved *)waiting[i]);
+        }
+        Py_DECREF(waiting[i]);
+    }
+}
+
+/* A handle that holds the tensor until it can be sent. */
+static PyObject *save_waiting(ms_region *region, PyObject *tensor)
+{
+    PyObject *saved = keep(region->execution, tensor);
+    if (saved != NULL) {
+        region->waiting_since = operator_now();
+        region->waiting[region->waiting_count++] = saved;
+        Py_INCREF(saved);
+    }
+    return saved;
+}
+
 static PyObject *save_extent(ms_region *region, PyObject *tensor)
 {
-    movable what;
+    ms_movable what;
     PyObject *saved = NULL;
-    if (ms_ext_region_is_running(region) && is_movable(region->execution, tensor, &what)) {
+    if (region->waiting_count > 0 && operator_now() != region->waiting_since) {
+        ms_ext_send_waiting(region);
+    }
+    if (ms_ext_region_is_running(region) && ms_ext_is_movable(region->execution, tensor, &what)) {
+        if (region->waiting_count < MS_EXT_WAITING_MAX && may_be_unwritten(tensor)) {
+            Py_DECREF(what.storage);
+            return save_waiting(region, tensor);
+        }
         saved = offload(region, tensor, &what);
         if (saved == NULL && PyErr_Occurred() != NULL) {
             return NULL;
@@ -513,8 +498,8 @@ static PyObject *save_extent(ms_region *region, PyObject *tensor)
 
 PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor)
 {
-    movable what;
-    if (!is_movable(region->execution, tensor, &what)) {
+    ms_movable what;
+    if (!ms_ext_is_movable(region->execution, tensor, &what)) {
         return NULL;
     }
     return offload(region, tensor, &what);

@@ -60,6 +60,7 @@ static int look_up_objects(PyObject *torch)
         {&t->pop_hooks, "_C._autograd._pop_saved_tensors_default_hooks"},
         {&t->top_hooks, "_C._autograd._top_saved_tensors_default_hooks"},
         {&t->hooks_enabled, "_C._autograd._saved_tensors_hooks_is_enabled"},
+        {&t->sequence_number, "autograd._get_sequence_nr"},
         {&t->empty, "empty"},
         {&t->uint8, "uint8"},
     };

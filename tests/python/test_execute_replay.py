@@ -236,3 +236,20 @@ def test_pieces_of_a_storage_are_stored_as_each_is_finished(tmp_path):
         loss_of(forward(case, model, 0)).backward()
         assert executor.counters()["offloaded_bytes"] > 0
     assert_same(expected, gradients(model))
+
+
+def test_a_tensor_that_is_filled_after_it_was_saved_is_stored_filled(tmp_path):
+    """The operator behind RReLU saves its noise before it draws it."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(12, 12), nn.RReLU()) for _ in range(3)))
+    case = Case(model, lambda seed: ((torch.randn(4, 12, generator=torch.Generator().manual_seed(seed)),), {}))
+    seed_everything(1)
+    loss_of(forward(case, model, 0)).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    with executing(model, uniform(model, "offload_disk"), tmp_path) as executor:
+        seed_everything(1)
+        loss_of(forward(case, model, 0)).backward()
+        assert executor.counters()["offloaded_bytes"] > 0
+        executor._core.backward_ended()
+        assert_nothing_left(executor)
+    assert_same(expected, gradients(model))

@@ -1,0 +1,104 @@
+/*
+ * Whether and how the bytes of a saved tensor can be sent to a lower tier: the storage
+ * behind it, pieces of storages that are finished one after another, and a probe of its
+ * version. Called when autograd saves a tensor; changes no handle.
+ */
+#include "execute_ext.h"
+
+/* The storage behind a tensor and its bytes; -1 with no exception set where there is none. */
+static int look_behind(PyObject *tensor, ms_movable *what)
+{
+    if (ms_ext_storage_of(tensor, &what->storage, &what->identity) != 0) {
+        return -1;
+    }
+    PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->nbytes, what->storage, NULL);
+    what->bytes = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_XDECREF(number);
+    if (PyErr_Occurred() != NULL) {
+        PyErr_Clear();
+        Py_CLEAR(what->storage);
+        return -1;
+    }
+    return 0;
+}
+
+/* Whether a tensor's storage can be sent away and rebuilt from bytes. No exception is
+ * left set; the storage is a new reference. */
+bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *what)
+{
+    const ms_torch *t = ms_ext_torch();
+    PyTypeObject *type = Py_TYPE(tensor);
+    if ((PyObject *)type != t->tensor_type && (PyObject *)type != t->parameter_type) {
+        return false;
+    }
+    if (look_behind(tensor, what) != 0) {
+        return false;
+    }
+    bool can_move = what->bytes > 0 && what->bytes >= ms_execute_min_bytes(execution->execute) &&
+                    !ms_ext_identity_has(&execution->residents, what->identity) &&
+                    ms_ext_flag(tensor, t->n_is_cpu) == 1 && ms_ext_flag(tensor, t->n_is_quantized) == 0 &&
+                    /* lazy conjugation is not in the bytes */
+                    ms_ext_ask(t->is_conj, tensor) == 0 && ms_ext_ask(t->is_neg, tensor) == 0 &&
+                    !(ms_ext_flag(tensor, t->n_is_leaf) == 1 && ms_ext_flag(tensor, t->n_requires_grad) == 1);
+    PyErr_Clear();
+    if (!can_move) {
+        Py_CLEAR(what->storage);
+    }
+    return can_move;
+}
+
+/* Whether other tensors with version counters of their own may lie in the same storage.
+ * The chunks of a recurrent cell's gates do: each is finished in place after its
+ * neighbour was saved, so that the storage as a whole is never at one version. A tensor
+ * that is no view and still smaller than its storage is such a piece; so are its views. */
+int ms_ext_is_piece(PyObject *tensor, const ms_movable *what)
+{
+    const ms_torch *t = ms_ext_torch();
+    PyObject *base = PyObject_GetAttr(tensor, t->n_base);
+    PyObject *number = base != NULL ? PyObject_GetAttr(base != Py_None ? base : tensor, t->n_nbytes) : NULL;
+    uint64_t bytes = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_XDECREF(base);
+    Py_XDECREF(number);
+    return PyErr_Occurred() != NULL ? -1 : bytes < what->bytes;
+}
+
+/* A copy with the same strides in a storage of its own, described in `what`; NULL with an
+ * exception. */
+PyObject *ms_ext_copy_of_piece(PyObject *tensor, ms_movable *what)
+{
+    const ms_torch *t = ms_ext_torch();
+    PyObject *copy = NULL;
+    PyObject *bare = PyObject_CallFunctionObjArgs(t->detach, tensor, NULL);
+    PyObject *size = PyObject_GetAttr(tensor, t->n_shape);
+    PyObject *stride = PyObject_CallFunctionObjArgs(t->stride, tensor, NULL);
+    PyObject *empty = bare != NULL && size != NULL && stride != NULL
+                          ? PyObject_CallFunctionObjArgs(t->new_empty_strided, bare, size, stride, NULL)
+                          : NULL;
+    if (empty != NULL) {
+        copy = PyObject_CallFunctionObjArgs(t->copy_, empty, bare, NULL);
+    }
+    Py_XDECREF(empty);
+    Py_XDECREF(bare);
+    Py_XDECREF(size);
+    Py_XDECREF(stride);
+    ms_movable own;
+    if (copy != NULL && look_behind(copy, &own) == 0) {
+        Py_DECREF(what->storage);
+        *what = own;
+    } else {
+        Py_CLEAR(copy);
+    }
+    return copy;
+}
+
+/* An empty tensor that shares the version counter: it tells of changes in place
+ * without holding the bytes. */
+PyObject *ms_ext_probe_of(PyObject *tensor)
+{
+    const ms_torch *t = ms_ext_torch();
+    PyObject *probe = PyObject_CallFunctionObjArgs(t->detach, tensor, NULL);
+    if (probe != NULL && PyObject_SetAttr(probe, t->n_data, t->empty_tensor) != 0) {
+        Py_CLEAR(probe);
+    }
+    return probe;
+}

@@ -48,4 +48,4 @@ say "Python tests"
 # From a folder without the sources, so that the installed package is tested.
 mkdir -p build/pytest
 cd build/pytest
-python -m pytest -c "$ROOT/pyproject.toml" --rootdir "$ROOT" "$ROOT/tests/python" "$@"
+python -m pytest -n auto --dist worksteal --durations 15 -c "$ROOT/pyproject.toml" --rootdir "$ROOT" "$ROOT/tests/python" "$@"

@@ -10,7 +10,7 @@ PYTHON ?=
 export TORCH_SPEC PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench lint fuzz wheel clean
+.PHONY: help build demo test bench soak lint fuzz wheel clean
 
 help:
 	@echo "Targets:"
@@ -19,6 +19,7 @@ help:
 	@echo "  demo   build, then train GPT-2 under a byte budget beside the unmodified run"
 	@echo "  test   build, then pass every test"
 	@echo "  bench  build, then measure against the unmodified run and HF checkpointing"
+	@echo "  soak   ten minutes of the offload engine under random schedules, threads and faults"
 	@echo "  lint   static checks of C and Python"
 	@echo "  fuzz   build the libFuzzer targets with clang and run each for a minute"
 	@echo "  wheel  one self-contained wheel in dist/, installed and tried out"
@@ -36,6 +37,9 @@ test:
 
 bench:
 	@scripts/bench.sh
+
+soak:
+	@scripts/soak.sh
 
 lint:
 	@scripts/lint.sh

@@ -22,6 +22,7 @@
 
 /* Internal: which variants of the checksum there are. */
 #include "base/checksum.h"
+#include "offload/pack.h"
 
 #define MIB ((uint64_t)1 << 20)
 
@@ -384,6 +385,44 @@ static void print_checksum(const char *name, ms__checksum_fn checksum)
            (double)total_bytes / (seconds() - start) / 1e9);
 }
 
+/* The attention mask of a block of GPT-2 small, as floats and as bytes; and how long numbers
+ * are looked at. */
+static void print_packing(const char *name, uint64_t word, uint64_t width)
+{
+    double packs[ROUNDS], unpacks[ROUNDS];
+    uint64_t bytes = storages[3].bytes;
+    unsigned char *memory = storages[3].memory;
+    for (int round = 0; round < ROUNDS; round++) {
+        for (uint64_t at = 0; at < bytes; at += width) {
+            uint64_t value = at * UINT64_C(0x9E3779B97F4A7C15) >> 60 == 0 ? 0 : word;
+            memcpy(memory + at, &value, width);
+        }
+        double start = seconds();
+        ms__packed *packed = ms__pack(memory, bytes);
+        packs[round] = (double)bytes / (seconds() - start) / 1e9;
+        start = seconds();
+        if (packed == NULL) {
+            die("packing", NULL);
+        }
+        ms__unpack(packed, memory);
+        unpacks[round] = (double)bytes / (seconds() - start) / 1e9;
+        ms__packed_free(packed);
+    }
+    printf("mask of %-6s packed at %.1f GB/s, rebuilt at %.1f GB/s\n", name, median(packs, ROUNDS),
+           median(unpacks, ROUNDS));
+}
+
+static void print_looking(void)
+{
+    volatile bool sink;
+    double start = seconds();
+    for (int i = 0; i < 1000; i++) {
+        sink = ms__pack_may(storages[4].memory, storages[4].bytes);
+    }
+    (void)sink;
+    printf("numbers are given up after %.0f ns\n", (seconds() - start) * 1e6);
+}
+
 int main(int argc, char **argv)
 {
     directory = argc > 1 ? argv[1] : directory;
@@ -391,6 +430,9 @@ int main(int argc, char **argv)
     printf("%zu storages, %.2f GB, %s\n", storage_count, (double)total_bytes / 1e9, directory);
     print_checksum("plain", ms__checksum_plain);
     print_checksum("chosen", ms__checksum_select());
+    print_packing("floats", 0x3F8E38E4, 4);
+    print_packing("bools", 1, 1);
+    print_looking();
     print_bandwidths();
     print_urgent();
     return 0;

@@ -114,6 +114,7 @@ int cuDevicePrimaryCtxRelease_v2(int device)
 int cuCtxPushCurrent_v2(void *context)
 {
     int result = enter("cuCtxPushCurrent_v2");
+    result = result == the.sticky ? OK : result; /* a broken device is still one */
     int device = (int)((int *)context - contexts);
     int stack = stack_of_caller();
     if (result == OK && (device < 0 || device >= DEVICES || the.context_uses[device] == 0 ||
@@ -184,7 +185,8 @@ int cuStreamSynchronize(void *handle)
 {
     int result = enter_in_context("cuStreamSynchronize");
     stream *one = stream_of(handle);
-    if (result == OK && one != NULL) {
+    if ((result == OK || result == the.sticky) && one != NULL) {
+        /* Nothing runs on a broken device either, once this returns. */
         clock_vector clock = one->clock;
         stream_wait_finished(one, one->queued);
         clock_join(&the.host, &clock);

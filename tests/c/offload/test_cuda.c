@@ -252,6 +252,52 @@ static void space_goes_from_pinned_to_pageable_to_disk(void **state)
     pages_free(memory, 5 * MIB);
 }
 
+/* Memory is pinned in chunks of 64 MiB, and no copy may go over the end of one. */
+static void more_than_a_chunk_is_pinned_and_comes_back(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms_ticket first = 0, large = 0;
+    ms_offload_options options = small_options();
+    options.slot_bytes = MIB;
+    options.slab_bytes = 6 * MIB;
+    options.pinned_bytes = 80 * MIB;
+    ms_offload *engine = open_engine(&options);
+    unsigned char *memory = pages_new(70 * MIB);
+    cuda_double_counts counts;
+    pattern(memory, 70 * MIB, 9);
+    the_double()->reset();
+    assert_ms_ok(ms_offload_store(engine, memory, 100, 100, &first, &err), err); /* out of step */
+    assert_ms_ok(ms_offload_store(engine, memory, 70 * MIB, 70 * MIB, &large, &err), err);
+    wait_ok(engine, large);
+    fill(memory, 0, 70 * MIB);
+    assert_ms_ok(ms_offload_fetch(engine, large, memory, 70 * MIB, &err), err);
+    wait_ok(engine, large);
+    assert_true(has_pattern(memory, 70 * MIB, 9));
+    the_double()->count(&counts);
+    assert_int_equal(counts.registered_ranges, 2);
+    ms_offload_close(engine);
+    pages_free(memory, 70 * MIB);
+}
+
+static void events_are_used_again(void **state)
+{
+    (void)state;
+    ms_offload_options options = small_options();
+    ms_offload *engine = open_engine(&options);
+    unsigned char *memory = pages_new(AREA);
+    cuda_double_counts counts;
+    for (int i = 0; i < 100; i++) {
+        ms_ticket ticket = store_on(engine, NULL, memory);
+        wait_ok(engine, ticket);
+        ms_offload_drop(engine, ticket);
+    }
+    the_double()->count(&counts);
+    assert_true(counts.events < 16);
+    ms_offload_close(engine);
+    pages_free(memory, AREA);
+}
+
 static void a_refusal_to_pin_is_one_line_and_no_failure(void **state)
 {
     (void)state;
@@ -451,6 +497,8 @@ int main(void)
     };
     const struct CMUnitTest pinned_tests[] = {
         OFFLOAD_TEST(space_goes_from_pinned_to_pageable_to_disk),
+        OFFLOAD_TEST(more_than_a_chunk_is_pinned_and_comes_back),
+        OFFLOAD_TEST(events_are_used_again),
         OFFLOAD_TEST(a_refusal_to_pin_is_one_line_and_no_failure),
         OFFLOAD_TEST(what_a_host_does_too_early_is_found),
     };

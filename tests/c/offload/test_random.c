@@ -140,7 +140,9 @@ static void start(caller *self, ms_offload *engine, uint64_t seed, bool faults_s
     memset(self, 0, sizeof *self);
     self->engine = engine;
     self->random = seed * UINT64_C(0x9E3779B97F4A7C15) + 1;
-    self->until_ns = ms_now_ns() + UINT64_C(1500000000);
+    const char *seconds = getenv("MEMSCALE_SOAK_SECONDS"); /* of each backend, for scripts/soak.sh */
+    double share = seconds != NULL ? atof(seconds) / 2 : 1.5;
+    self->until_ns = ms_now_ns() + (uint64_t)(share * 1e9);
     self->faults_strike = faults_strike;
     self->destination = pages_new(AREA_BYTES);
     for (int i = 0; i < HELD; i++) {

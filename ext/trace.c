@@ -242,6 +242,18 @@ static PyObject *loss_outside(PyObject *self, PyObject *unused)
     return ms_ext_none_or_raise(ms_trace_loss_outside(trace_of(self), &err), &err);
 }
 
+static PyObject *own_optimizer(PyObject *self, PyObject *args)
+{
+    unsigned long long stream_bytes;
+    int releases;
+    ms_error err;
+    if (!PyArg_ParseTuple(args, "Kp:own_optimizer", &stream_bytes, &releases)) {
+        return NULL;
+    }
+    int rc = ms_trace_own_optimizer(trace_of(self), stream_bytes, releases != 0, &err);
+    return ms_ext_none_or_raise(rc, &err);
+}
+
 static PyObject *optimizer_unknown(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -454,6 +466,8 @@ static PyMethodDef trace_methods[] = {
      "role: parameter, buffer or batch."},
     {"phase", phase, METH_O, "phase(name): forward, loss, backward, optimizer or done begins."},
     {"loss_outside", loss_outside, METH_NOARGS, "loss_outside(): the loss is not the model's."},
+    {"own_optimizer", own_optimizer, METH_VARARGS,
+     "own_optimizer(stream_bytes, releases): what memscale's own optimizer can do."},
     {"optimizer_unknown", optimizer_unknown, METH_NOARGS,
      "optimizer_unknown(): its step failed under the trace; done begins."},
     {"enter", MS_EXT_FAST(enter), METH_FASTCALL, "enter(name, call) -> int: a layer's call; its node."},

@@ -58,7 +58,8 @@ MS_API int ms_technique_parse(const char *name, ms_technique *technique);
     X(HOST_IS_DEVICE, "host_is_device", "training runs in host memory: moving there frees nothing") \
     X(HOST_CAP, "host_cap", "the host cap leaves no room")                                        \
     X(NO_LOSS_HEAD, "no_loss_head", "the model computes no cross entropy in its own forward")     \
-    X(HOST_ONLY, "host_only", "it works on tensors in host memory only")
+    X(HOST_ONLY, "host_only", "it works on tensors in host memory only")                          \
+    X(OTHER_OPTIMIZER, "other_optimizer", "the optimizer is not known to be memscale.optim's, or does it already")
 typedef enum ms_rule {
 #define MS_RULE_ENUM(id, name, text) MS_RULE_##id,
     MS_RULE_TABLE(MS_RULE_ENUM)

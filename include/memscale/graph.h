@@ -138,6 +138,9 @@ typedef struct ms_loop {
     uint64_t optimizer_state_bytes;      /* after the first step */
     uint64_t optimizer_transient_bytes;  /* at its worst, beside state and gradients */
     uint64_t external_loss_bytes;        /* what a loss outside the model holds through its backward */
+    uint64_t optimizer_stream_bytes;     /* part of the state that can lie on disk: 0 unless the
+                                            optimizer is memscale's and known */
+    bool gradients_releasable;           /* the optimizer can update parameters in backward */
 } ms_loop;
 
 typedef struct ms_residents {

@@ -27,7 +27,9 @@ MS_API const char *ms_exactness_name(ms_exactness exactness);
  * one file of src/plan (see step_options.h there).
  */
 #define MS_STEP_OPTION_TABLE(X) \
-    X(EXACT_LOSS_HEAD, exact_loss_head, EXACT, "the cross entropy keeps one tokens x vocabulary buffer, row by row")
+    X(EXACT_LOSS_HEAD, exact_loss_head, EXACT, "the cross entropy keeps one tokens x vocabulary buffer, row by row") \
+    X(STATE_ON_DISK, state_on_disk, EXACT, "optimizer state lies on disk and streams through memory in its step") \
+    X(GRADIENT_RELEASE, gradient_release, EXACT, "parameters are updated in backward and their gradients freed")
 typedef enum ms_step_option {
 #define MS_STEP_OPTION_ENUM(id, name, exactness, text) MS_STEP_##id,
     MS_STEP_OPTION_TABLE(MS_STEP_OPTION_ENUM)

@@ -125,7 +125,8 @@ def apply_all_optimizations(
 
     Use the returned optimizer from then on. It has the groups of the given one (the same
     objects: schedulers that hold the old optimizer go on working), its hyperparameters and its
-    state, which moves over. Without the flag the given optimizer is returned.
+    state, which moves over. Without the flag the given optimizer is returned; one of `memscale.optim`
+    may have its state on disk and release gradients where the plan says so.
 
     Returns:
         The same model, wrapped, and the optimizer to step.

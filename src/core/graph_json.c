@@ -32,6 +32,12 @@ static void put_loop(ms__json_writer *writer, json_t *tree, const ms_loop *loop)
     ms__json_put_u64(writer, out, "optimizer_state_bytes", loop->optimizer_state_bytes);
     ms__json_put_u64(writer, out, "optimizer_transient_bytes", loop->optimizer_transient_bytes);
     ms__json_put_u64(writer, out, "external_loss_bytes", loop->external_loss_bytes);
+    if (loop->optimizer_stream_bytes > 0) {
+        ms__json_put_u64(writer, out, "optimizer_stream_bytes", loop->optimizer_stream_bytes);
+    }
+    if (loop->gradients_releasable) {
+        ms__json_put_bool(writer, out, "gradients_releasable", true);
+    }
 }
 
 static void put_storages(ms__json_writer *writer, json_t *tree, const ms_graph *graph)
@@ -188,11 +194,21 @@ static int read_residents(const ms__json_at *root, ms_residents *residents)
     return rc == MS_OK ? read_u64_fields(&object, fields, COUNT_OF(fields)) : rc;
 }
 
+/* What an optimizer of memscale's own can do: documents without one do not speak of it. */
+static int read_own_optimizer(const ms__json_at *object, const char *stream, const char *release, ms_loop *loop)
+{
+    const u64_field field = {stream, &loop->optimizer_stream_bytes};
+    int rc = ms__json_has(object, stream) ? read_u64_fields(object, &field, 1) : MS_OK;
+    return rc == MS_OK && ms__json_has(object, release) ? ms__json_bool(object, release, &loop->gradients_releasable)
+                                                        : rc;
+}
+
 static int read_loop(const ms__json_at *root, ms_loop *loop)
 {
     static const char *const names[] = {
         "outputs_held",          "gradients_live_in_forward", "observed",
         "optimizer_state_bytes", "optimizer_transient_bytes", "external_loss_bytes",
+        "optimizer_stream_bytes", "gradients_releasable",
     };
     bool *const switches[] = {&loop->outputs_held, &loop->gradients_live_in_forward, &loop->observed};
     const u64_field fields[] = {
@@ -208,7 +224,8 @@ static int read_loop(const ms__json_at *root, ms_loop *loop)
     for (size_t i = 0; rc == MS_OK && i < COUNT_OF(switches); i++) {
         rc = ms__json_bool(&object, names[i], switches[i]);
     }
-    return rc == MS_OK ? read_u64_fields(&object, fields, COUNT_OF(fields)) : rc;
+    rc = rc == MS_OK ? read_u64_fields(&object, fields, COUNT_OF(fields)) : rc;
+    return rc == MS_OK ? read_own_optimizer(&object, names[6], names[7], loop) : rc;
 }
 
 static int read_storage(const ms__json_at *object, ms_storage *storage)

@@ -272,6 +272,16 @@ int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err)
     return rc;
 }
 
+int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool releases, ms_error *err)
+{
+    int rc = check_open(trace, err);
+    if (rc == MS_OK) {
+        trace->optimizer_stream_bytes = stream_bytes;
+        trace->gradients_releasable = releases;
+    }
+    return rc;
+}
+
 static int begin_backward(ms_trace *trace, ms_error *err)
 {
     uint32_t node = 0;

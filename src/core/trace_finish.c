@@ -379,6 +379,8 @@ static void assume_loop(const ms_trace *trace, ms_graph *graph)
         loop->optimizer_state_bytes = ms__max_u64(trace->optimizer_state_bytes, unseen_bytes);
         loop->optimizer_transient_bytes = trace->optimizer_transient_bytes;
     }
+    loop->optimizer_stream_bytes = trace->optimizer_stream_bytes;
+    loop->gradients_releasable = trace->gradients_releasable;
     if (trace->loss_outside) {
         loop->external_loss_bytes = ms__mul_sat(output_bytes(graph), LOSS_COPIES);
     }

@@ -77,6 +77,8 @@ struct ms_trace {
     trace_program optimizer; /* ALLOC and FREE of its step */
     uint64_t optimizer_state_bytes;
     uint64_t optimizer_transient_bytes;
+    uint64_t optimizer_stream_bytes;
+    bool gradients_releasable;
 };
 
 #endif

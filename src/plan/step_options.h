@@ -13,6 +13,10 @@
 
 #include "plan/sim.h"
 
+/* Buffers of optimizer state on disk: MS_OPTIMIZER_CHUNKS of MS_OPTIMIZER_CHUNK_BYTES,
+ * which a test holds it to. */
+#define MS__STREAM_BUFFER_BYTES ((uint64_t)32 << 20)
+
 /* What an option may look at when it is judged. */
 typedef struct ms__step_case {
     const ms_graph *graph;

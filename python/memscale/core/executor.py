@@ -172,6 +172,9 @@ class Executor:
             self._core.count_replan()
         self._core.set_plan(text)
         self._plan = plan if not isinstance(plan, str) else _PlanText(plan)
+        arrange = getattr(self._planner, "arrange_optimizer", None)
+        if arrange is not None and not isinstance(plan, str):
+            arrange(plan)
         if text is not None:
             self._open_tier(json.loads(text)["settings"])
         self._hook_layers(self._core.is_active())

@@ -87,7 +87,9 @@ class StepWatch:
         seen["gradients_live_in_forward"] = bool(self._gradients_live)
         optimizer = self._optimizer() if self._optimizer is not None else None
         if optimizer is not None:
-            seen["optimizer_state_bytes"] = _core.storage_bytes(_state_tensors(optimizer))
+            moved = getattr(optimizer, "_planned_disk_bytes", None)  # what a plan put there counts
+            resident = _core.storage_bytes(_state_tensors(optimizer))
+            seen["optimizer_state_bytes"] = resident + (moved() if moved is not None else 0)
         return seen
 
 

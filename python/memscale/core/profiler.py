@@ -326,6 +326,9 @@ class _StaticStep:
             stepping = _fake_optimizer(optimizer, self._twins)
             stepping.step()
             self._tracer.phase("done")  # while the state is held
+            streamable = getattr(stepping, "_streamable_tensors", None)
+            if streamable is not None:
+                self._tracer.own_optimizer(streamable())
         except Exception as error:
             _log.debug("%s: its state is estimated: %s", type(optimizer).__name__, _first_line(error))
             self._tracer.optimizer_unknown()

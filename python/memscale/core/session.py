@@ -266,8 +266,23 @@ class Session:
             _log.warning("%s; measured rates are replaced by defaults", error)
             return _core.hardware_probe(directory, no_measure=True)
 
+    def arrange_optimizer(self, plan: ExecutionPlan | None) -> None:
+        """Has memscale's own optimizer do what the plan chose for the step as a whole."""
+        arrange = getattr(self._optimizer, "_arrange", None)
+        if arrange is None:
+            return
+        options = plan.step_options if plan is not None else {}
+        chosen = {name for name, option in options.items() if option["chosen"]}
+        arrange(
+            on_disk="state_on_disk" in chosen,
+            releases="gradient_release" in chosen,
+            directory=self.config.disk_offload_dir,
+            cap_gb=self.config.max_disk_offload_gb,
+        )
+
     def close(self) -> None:
         """Gives the process's memory back and forgets graphs and plans."""
+        self.arrange_optimizer(None)
         self.host_memory.uninstall()
         self._graphs.clear()
         self._plans.clear()

@@ -7,6 +7,7 @@ tensor subclasses) go through torch's own AdamW in the same step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,8 @@ from .disk import DiskState
 from .release import GradientRelease
 
 __all__ = ["AdamW", "AdamW8bit"]
+
+_log = logging.getLogger("memscale")
 
 
 class AdamW(torch.optim.AdamW):
@@ -92,6 +95,7 @@ class AdamW(torch.optim.AdamW):
         self._disk_options = _disk_options(state, disk_offload_dir, max_disk_offload_gb)
         self._disk: DiskState | None = None
         self._interrupted: str | None = None
+        self._planned_disk = self._planned_release = False
         self._release: GradientRelease | None = None
         self._release_order: list[torch.Tensor] = []
         super().__init__(
@@ -120,8 +124,9 @@ class AdamW(torch.optim.AdamW):
         except ConfigError:
             self.param_groups.pop()
             raise
-        if getattr(self, "_release", None) is not None:
-            self._release.attach()
+        release: GradientRelease | None = getattr(self, "_release", None)
+        if release is not None:
+            release.attach()
 
     def _settings(self, group: dict[str, Any]) -> tuple[int, str]:
         return group.get("state_bits", self._state_bits), group.get("bf16", self._bf16)
@@ -225,6 +230,15 @@ class AdamW(torch.optim.AdamW):
     # ---- state on disk -----------------------------------------------------------------
 
     def _is_streamed(self, p: torch.Tensor, group: dict[str, Any]) -> bool:
+        """Whether an update goes through the disk: where the state is, or else would be made."""
+        if _state.is_traced(p):
+            # A trace shows the step before any plan.
+            return not self._planned_disk and self._belongs_on_disk(p, group)
+        if self.state.get(p):
+            return self._disk is not None and p in self._disk
+        return self._belongs_on_disk(p, group)
+
+    def _belongs_on_disk(self, p: torch.Tensor, group: dict[str, Any]) -> bool:
         return (
             self._disk_options is not None
             and _state.is_ours(p, group)
@@ -284,6 +298,59 @@ class AdamW(torch.optim.AdamW):
             "The step was interrupted: some parameters are updated and others not, each with its own "
             f"state. {way_out}model and optimizer from a checkpoint."
         )
+
+    # ---- what a plan chooses ---------------------------------------------------------------
+
+    def _streamable_tensors(self) -> list[torch.Tensor]:
+        """Of the state, what could lie on disk and does not at its owner's wish."""
+        if self._disk_options is not None and not self._planned_disk:
+            return []
+        return [
+            value
+            for group in self.param_groups
+            for p in group["params"]
+            if _state.is_ours(p, group) and _core.optimizer_stream_takes(p.numel())
+            for name, value in self.state.get(p, {}).items()
+            if name != "step"
+        ]
+
+    def _planned_disk_bytes(self) -> int:
+        on_disk = self._planned_disk and self._disk is not None
+        return self._disk.stats()["disk_bytes"] if on_disk and self._disk is not None else 0
+
+    def _arrange(
+        self, on_disk: bool, releases: bool, directory: Any = None, cap_gb: float | None = None
+    ) -> None:
+        """Moves state and begins or ends gradient release as a plan wants; what the optimizer was
+        made with stays as it is. Between steps."""
+        if on_disk != self._planned_disk and (self._planned_disk or self._disk_options is None):
+            self._planned_disk = on_disk
+            self._disk_options = _disk_options("disk", directory, cap_gb) if on_disk else None
+            self._move_states()
+        if releases and self._release is None:
+            self._planned_release = True
+            self._begin_release()
+        elif self._planned_release and not releases and self._release is not None:
+            self._planned_release = False
+            self._release.detach()
+            self._release = None
+            self._step_supports_amp_scaling = bool(self.defaults["fused"])
+
+    def _move_states(self) -> None:
+        """Each state to where it belongs now."""
+        try:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    is_on_disk = self._disk is not None and p in self._disk
+                    if self.state.get(p) and is_on_disk != self._belongs_on_disk(p, group):
+                        kept = self.state[p] if not is_on_disk else self._take_state(p)
+                        self._adopt(p, kept, group)
+        except OffloadError as error:
+            # The state that could not be written is still in memory, and is used there.
+            _log.warning("optimizer state stays in memory: %s", error)
+            self._planned_disk, self._disk_options = False, None
+        if self._disk_options is None and self._disk is not None and not self._disk:
+            self._disk = None
 
     # ---- gradient release ----------------------------------------------------------------
 
@@ -369,7 +436,7 @@ class AdamW(torch.optim.AdamW):
     def _adopt(self, p: torch.Tensor, given: dict[str, Any], group: dict[str, Any]) -> None:
         """Takes over a state of any form; one tensor's at a time is in memory."""
         settings = self._settings(group)
-        if given and self._is_streamed(p, group):
+        if given and self._belongs_on_disk(p, group):
             values = _state.adapt(p, given, group, *settings, copies=False)
             self._disk_state().put(p, values, *settings)
             arrays = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "low", "master", *_state.QUANTIZED}
@@ -495,14 +562,17 @@ class AdamW(torch.optim.AdamW):
                 **super().__getstate__(),
                 "_state_bits": self._state_bits,
                 "_bf16": self._bf16,
-                "_disk_options": self._disk_options,
-                "_releases": self._release is not None,
+                # A copy has no plan: what it does is what its original was made to do.
+                "_disk_options": None if self._planned_disk else self._disk_options,
+                "_releases": self._release is not None and not self._planned_release,
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name in ("_disk", "_interrupted", "_release"):
             self.__dict__.setdefault(name, None)
         self.__dict__.setdefault("_release_order", [])
+        self.__dict__.setdefault("_planned_disk", False)
+        self.__dict__.setdefault("_planned_release", False)
         state = dict(state)
         releases = state.pop("_releases", False)
         given = state.get("state", {})
@@ -519,7 +589,7 @@ class AdamW(torch.optim.AdamW):
         is_hidden = isinstance(value, _state.Hidden)
         values = value.value if is_hidden else value
         try:
-            if is_hidden or (values and self._is_streamed(p, group)):
+            if is_hidden or (values and self._belongs_on_disk(p, group)):
                 self._adopt(p, values, group)
             elif self._disk is not None:
                 self._disk.remove(p)

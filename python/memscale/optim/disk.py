@@ -45,6 +45,9 @@ class DiskState:
     def __contains__(self, p: torch.Tensor) -> bool:
         return p in self._states
 
+    def __len__(self) -> int:
+        return len(self._states)
+
     def stats(self) -> dict[str, int]:
         """Bytes on disk and in buffers, bytes moved, time waited for them."""
         return self._stream.stats()

@@ -50,6 +50,12 @@ class GradientRelease:
                     hook = functools.partial(_gradient_is_final, weakref.ref(self))
                     self._handles[p] = p.register_post_accumulate_grad_hook(hook)
 
+    def detach(self) -> None:
+        """Takes the hooks away."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+
     # ---- backward ----------------------------------------------------------------------
 
     def gradient_is_final(self, p: torch.Tensor) -> None:

@@ -1,0 +1,122 @@
+"""State on disk and gradient release as choices of the plan: made where the optimizer is ours and
+bytes are wanted, with the same bits, and taken back by `detach()`."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import memscale  # noqa: E402
+from memscale.optim import AdamW  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+class Wide(torch.nn.Module):
+    """State of 134 MB, gradients of 67, hardly any activations."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(2048, 2048) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def config(**kwargs):
+    return memscale.Config(
+        force_optimize=True, enable_logging=False, disk_offload_dir="/var/tmp", **{"mode": "aggressive", **kwargs}
+    )
+
+
+def steps(model, optimizer, count):
+    for step in range(count):
+        torch.manual_seed(step)
+        model(torch.randn(4, 2048)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def chosen(model):
+    options = model._memscale_executor.plan.step_options
+    return {name for name, option in options.items() if option["chosen"]}
+
+
+def test_both_are_chosen_with_the_same_bits_and_taken_back():
+    plain = Wide()
+    reference = AdamW(plain.parameters(), lr=1e-2)
+    steps(plain, reference, 4)
+    model = Wide()
+    model, optimizer = memscale.apply_all_optimizations(model, AdamW(model.parameters(), lr=1e-2), config())
+    steps(model, optimizer, 3)
+    assert chosen(model) >= {"state_on_disk", "gradient_release"}
+    assert list(optimizer.state[model.layers[0].weight]) == ["step"]
+    torch.manual_seed(3)
+    model(torch.randn(4, 2048)).backward()
+    assert model.layers[0].weight.grad is None
+    optimizer.step()
+    for name, explained in (("state_on_disk", "lies on disk"), ("gradient_release", "updated in backward")):
+        text = model._memscale_executor.plan.explain()
+        assert name in text and explained in text
+    memscale.detach(model)
+    assert "exp_avg" in optimizer.state[model.layers[0].weight]
+    expected, found = reference.state_dict()["state"], optimizer.state_dict()["state"]
+    assert all(torch.equal(expected[i][name], found[i][name]) for i in expected for name in expected[i])
+    assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
+    model(torch.randn(4, 2048)).backward()
+    assert model.layers[0].weight.grad is not None
+
+
+def test_the_plan_stays_while_it_is_in_force():
+    model = Wide()
+    model, optimizer = memscale.apply_all_optimizations(model, AdamW(model.parameters()), config(mode="balanced"))
+    steps(model, optimizer, 5)
+    assert "state_on_disk" in chosen(model)
+    assert optimizer._disk is not None
+    # Another shape is traced while the state lies on disk, and planned for as from the start.
+    model(torch.randn(40, 2048)).backward()
+    optimizer.step()
+    assert "state_on_disk" in chosen(model)
+    memscale.detach(model)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "rules"),
+    [
+        ({"mode": "conservative"}, {"state_on_disk": "mode", "gradient_release": "mode"}),
+        ({"mode": "balanced"}, {"state_on_disk": "forced", "gradient_release": "mode"}),
+        ({"enable_offloading": False}, {"state_on_disk": "flag_off", "gradient_release": "forced"}),
+        ({"max_disk_offload_gb": 0.05}, {"state_on_disk": "disk_cap", "gradient_release": "forced"}),
+    ],
+)
+def test_rules_say_why(kwargs, rules):
+    model = Wide()
+    optimizer = AdamW(model.parameters())
+    with memscale.optimize(model, optimizer, config(**kwargs), sample_input=torch.randn(4, 2048)) as executor:
+        found = {name: executor.plan.step_options[name]["rule"] for name in rules}
+    assert found == rules
+
+
+@pytest.mark.parametrize("kind", [None, torch.optim.AdamW])
+def test_other_optimizers_are_left_alone(kind):
+    model = Wide()
+    optimizer = None if kind is None else kind(model.parameters())
+    with memscale.optimize(model, optimizer, config(), sample_input=torch.randn(4, 2048)) as executor:
+        options = executor.plan.step_options
+    assert {options[name]["rule"] for name in ("state_on_disk", "gradient_release")} == {"other_optimizer"}
+
+
+def test_what_the_optimizer_was_made_with_stays():
+    model = Wide()
+    optimizer = AdamW(model.parameters(), state="disk", disk_offload_dir="/var/tmp", release_gradients=True)
+    sample = torch.randn(4, 2048)
+    with memscale.optimize(model, optimizer, config(mode="conservative"), sample_input=sample):
+        model(sample).backward()
+        optimizer.step()
+    assert optimizer._disk is not None and optimizer._release is not None
+    assert list(optimizer.state[model.layers[0].weight]) == ["step"]

@@ -34,7 +34,9 @@ static PyObject *execution_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     }
     Py_INCREF(replay);
     self->replay = replay;
-    if (ms_ext_check(ms_execute_open(&ms_ext_host, NULL, &self->execute, &err), &err) != 0) {
+    ms_execute_host host = ms_ext_host;
+    host.context = self;
+    if (ms_ext_check(ms_execute_open(&host, NULL, &self->execute, &err), &err) != 0) {
         Py_CLEAR(self);
     }
     return (PyObject *)self;
@@ -47,6 +49,7 @@ static void execution_dealloc(PyObject *object)
     PyObject *error_type, *error_value, *error_traceback;
     PyErr_Fetch(&error_type, &error_value, &error_traceback);
     ms_execute_close(self->execute);
+    ms_ext_device_close(self);
     Py_XDECREF(self->replay);
     Py_XDECREF(self->began);
     Py_XDECREF(self->observer);
@@ -72,23 +75,51 @@ static int tier_of(const char *name, ms_tier *tier)
 
 static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {(char *)"tier",       (char *)"dir",          (char *)"cap_bytes",
-                            (char *)"slab_bytes", (char *)"worker_count", NULL};
+    static char *names[] = {(char *)"tier",           (char *)"dir",          (char *)"cap_bytes",
+                            (char *)"slab_bytes",     (char *)"worker_count", (char *)"device",
+                            (char *)"disk_cap_bytes", (char *)"pinned_gb", (char *)"stream_count", NULL};
     const char *tier, *dir = NULL;
-    unsigned long long cap_bytes = UINT64_MAX, slab_bytes = 0;
-    unsigned int worker_count = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zKKI:open_tier", names, &tier, &dir, &cap_bytes,
-                                     &slab_bytes, &worker_count)) {
+    unsigned long long cap_bytes = UINT64_MAX, slab_bytes = 0, disk_cap_bytes = 0;
+    double pinned_gb = 0;
+    unsigned int worker_count = 0, stream_count = 0;
+    int device = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zKKIiKdI:open_tier", names, &tier, &dir, &cap_bytes,
+                                     &slab_bytes, &worker_count, &device, &disk_cap_bytes, &pinned_gb,
+                                     &stream_count)) {
         return NULL;
     }
-    ms_offload_options options = {
-        .dir = dir, .cap_bytes = cap_bytes, .slab_bytes = slab_bytes, .worker_count = worker_count};
+    ms_offload_options options = {.dir = dir,
+                                  .cap_bytes = cap_bytes,
+                                  .slab_bytes = slab_bytes,
+                                  .worker_count = worker_count,
+                                  .from_device = device >= 0,
+                                  .device = device >= 0 ? (uint32_t)device : 0,
+                                  .disk_cap_bytes = disk_cap_bytes,
+                                  .pinned_bytes = (uint64_t)(pinned_gb * 1e9), /* a checked field of the config */
+                                  .stream_count = stream_count};
     if (tier_of(tier, &options.tier) != 0) {
         return NULL;
     }
-    ms_execute *execute = execution_of(self)->execute;
+    ms_execution *execution = execution_of(self);
+    if (device >= 0 && ms_ext_device_open(execution, device) != 0) {
+        return NULL;
+    }
     ms_error err;
-    return ms_ext_none_or_raise(ms_execute_open_tier(execute, &options, &err), &err);
+    int rc = ms_execute_open_tier(execution->execute, &options, &err);
+    if (rc != MS_OK && ms_execute_device(execution->execute) < 0) {
+        ms_ext_device_close(execution);
+    }
+    return ms_ext_none_or_raise(rc, &err);
+}
+
+static PyObject *set_overlap(PyObject *self, PyObject *wanted)
+{
+    int overlaps = PyObject_IsTrue(wanted);
+    if (overlaps < 0) {
+        return NULL;
+    }
+    ms_execute_set_overlap(execution_of(self)->execute, overlaps != 0);
+    Py_RETURN_NONE;
 }
 
 static PyObject *tier(PyObject *self, PyObject *args)
@@ -548,7 +579,10 @@ static PyObject *storage_bytes(PyObject *module, PyObject *tensors)
 
 static PyMethodDef methods[] = {
     {"open_tier", MS_EXT_FAST(open_tier), METH_VARARGS | METH_KEYWORDS,
-     "open_tier(tier, dir=None, cap_bytes=2**64-1, slab_bytes=0, worker_count=0)"},
+     "open_tier(tier, dir=None, cap_bytes=2**64-1, slab_bytes=0, worker_count=0, device=-1, "
+     "disk_cap_bytes=0, pinned_gb=0, stream_count=0): device >= 0: of that GPU's storages."},
+    {"set_overlap", set_overlap, METH_O,
+     "set_overlap(wanted): whether a GPU's transfers run beside the computation."},
     {"tier", tier, METH_NOARGS, "One line on the lower tier, or None."},
     {"add_layer", add_layer, METH_O, "add_layer(name) -> number"},
     {"set_plan", set_plan, METH_O, "set_plan(json or None): None keeps everything."},

@@ -3,6 +3,7 @@
  *
  *   execute_torch.c   torch objects looked up once; what is asked of a tensor
  *   execute_memory.c  references to storages: the host side of execute.h
+ *   execute_device.c  a GPU's memory and streams
  *   execute_movable.c whether and how a tensor's bytes can be sent away
  *   execute_saved.c   handles of saved tensors; the pack and unpack callables
  *   execute_region.c  one hooked call of a layer
@@ -65,6 +66,7 @@ typedef struct ms_memory {
     PyObject *strong;  /* the storage, or NULL */
     PyObject *weak;    /* int of torch's weak reference: keeps the identity unique */
     uint64_t bytes;
+    void *stream;      /* of a GPU's: that it was allocated on to be fetched into */
     PyObject *probe;   /* an empty tensor that shares the saved one's version counter */
     uint64_t version;
 } ms_memory;
@@ -75,6 +77,7 @@ void ms_ext_memory_free(ms_memory *memory);
 /* Bytes that may be read or written from `address` on: whole pages where the memory is
  * a map of hostmem's. */
 uint64_t ms_ext_capacity_behind(const void *address, uint64_t bytes);
+/* Its context is the Execution. */
 extern const ms_execute_host ms_ext_host;
 
 /* ---- Execution --------------------------------------------------------------- */
@@ -86,9 +89,18 @@ typedef struct ms_identity_set {
     size_t count;
 } ms_identity_set;
 
+/* The GPU whose storages the tier takes; all NULL where it takes the CPU's. */
+typedef struct ms_ext_device {
+    PyObject *number, *name; /* 0, "cuda:0" */
+    PyObject *bytes_kwargs;  /* of torch.empty() */
+    PyObject *empty_tensor;
+    PyObject *raw_stream;    /* torch's handle of the current stream */
+} ms_ext_device;
+
 typedef struct ms_execution {
     PyObject_HEAD
     ms_execute *execute;
+    ms_ext_device device;
     PyObject *replay;       /* replay(region) */
     PyObject *began;        /* called at the first unpack of a backward, or NULL */
     PyObject *observer;     /* observer(tensor) -> token for each saved tensor, or NULL */
@@ -98,6 +110,17 @@ typedef struct ms_execution {
 
 extern PyTypeObject *ms_ext_execution_type;
 bool ms_ext_identity_has(const ms_identity_set *set, uintptr_t identity);
+
+/* ---- GPUs: execute_device.c ------------------------------------------------------ */
+
+/* -1 with an exception. */
+int ms_ext_device_open(ms_execution *execution, int index);
+void ms_ext_device_close(ms_execution *execution);
+/* The rest only while ms_execute_device() >= 0. */
+void *ms_ext_device_stream(const ms_execution *execution);
+bool ms_ext_device_has(const ms_execution *execution, PyObject *tensor);
+/* `view` of fetched memory goes to the calling thread's stream. -1 with an exception. */
+int ms_ext_device_lend(const ms_execution *execution, const ms_memory *memory, PyObject *view);
 
 /* ---- Region --------------------------------------------------------------------- */
 
@@ -141,7 +164,7 @@ int ms_ext_is_piece(PyObject *tensor, const ms_movable *what);
 /* A copy with the same strides in a storage of its own, which replaces that in `what`. */
 PyObject *ms_ext_copy_of_piece(PyObject *tensor, ms_movable *what);
 /* An empty tensor that shares the tensor's version counter. */
-PyObject *ms_ext_probe_of(PyObject *tensor);
+PyObject *ms_ext_probe_of(const ms_execution *execution, PyObject *tensor);
 
 int ms_ext_saved_init_type(PyObject *module);
 /* Pushes the pack and unpack of a region; `capture`: those of its replay. */

@@ -103,12 +103,14 @@ static void host_release(void *context, void *reference)
     ms_ext_memory_free(reference);
 }
 
-static PyObject *new_storage(uint64_t bytes)
+static PyObject *new_storage(const ms_execution *execution, uint64_t bytes)
 {
     const ms_torch *t = ms_ext_torch();
+    PyObject *device_kwargs = execution->device.bytes_kwargs;
+    PyObject *kwargs = device_kwargs != NULL ? device_kwargs : t->empty_bytes_kwargs;
     PyObject *storage = NULL;
     PyObject *args = Py_BuildValue("(K)", (unsigned long long)bytes);
-    PyObject *tensor = args != NULL ? PyObject_Call(t->empty, args, t->empty_bytes_kwargs) : NULL;
+    PyObject *tensor = args != NULL ? PyObject_Call(t->empty, args, kwargs) : NULL;
     if (tensor != NULL) {
         storage = PyObject_CallFunctionObjArgs(t->untyped_storage, tensor, NULL);
     }
@@ -145,11 +147,11 @@ static int fail_with_exception(uint64_t bytes, ms_error *err)
 static int host_obtain(void *context, uint64_t bytes, void **reference, void **address, uint64_t *capacity,
                        ms_error *err)
 {
-    (void)context;
+    const ms_execution *execution = context;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     int rc = MS_OK;
-    PyObject *storage = new_storage(bytes);
+    PyObject *storage = new_storage(execution, bytes);
     void *place = storage != NULL ? address_of(storage) : NULL;
     ms_memory *memory = place != NULL ? ms_ext_memory_of_storage(storage, bytes) : NULL;
     if (memory == NULL) {
@@ -158,6 +160,7 @@ static int host_obtain(void *context, uint64_t bytes, void **reference, void **a
         *reference = memory;
         *address = place;
         *capacity = ms_ext_capacity_behind(place, bytes);
+        memory->stream = ms_execute_device(execution->execute) >= 0 ? ms_ext_device_stream(execution) : NULL;
     }
     Py_XDECREF(storage);
     PyErr_Restore(type, value, traceback);
@@ -172,6 +175,11 @@ uint64_t ms_ext_capacity_behind(const void *address, uint64_t bytes)
     }
     uint64_t behind = block.bytes - ((uintptr_t)address - block.address);
     return behind > bytes ? behind : bytes;
+}
+
+static void *host_stream(void *context)
+{
+    return ms_ext_device_stream(context);
 }
 
 /* The thread that gave the lock up takes it back: waits do not nest. */
@@ -194,6 +202,7 @@ const ms_execute_host ms_ext_host = {
     .strengthen = host_strengthen,
     .release = host_release,
     .obtain = host_obtain,
+    .stream = host_stream,
     .unlock = host_unlock,
     .lock = host_lock,
 };

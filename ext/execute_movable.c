@@ -22,6 +22,13 @@ static int look_behind(PyObject *tensor, ms_movable *what)
     return 0;
 }
 
+/* Whether it lies in the memory that the tier takes. */
+static bool is_here(const ms_execution *execution, PyObject *tensor)
+{
+    return ms_execute_device(execution->execute) >= 0 ? ms_ext_device_has(execution, tensor)
+                                                      : ms_ext_flag(tensor, ms_ext_torch()->n_is_cpu) == 1;
+}
+
 /* Whether a tensor's storage can be sent away and rebuilt from bytes. No exception is
  * left set; the storage is a new reference. */
 bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *what)
@@ -36,7 +43,7 @@ bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *wh
     }
     bool can_move = what->bytes > 0 && what->bytes >= ms_execute_min_bytes(execution->execute) &&
                     !ms_ext_identity_has(&execution->residents, what->identity) &&
-                    ms_ext_flag(tensor, t->n_is_cpu) == 1 && ms_ext_flag(tensor, t->n_is_quantized) == 0 &&
+                    is_here(execution, tensor) && ms_ext_flag(tensor, t->n_is_quantized) == 0 &&
                     /* lazy conjugation is not in the bytes */
                     ms_ext_ask(t->is_conj, tensor) == 0 && ms_ext_ask(t->is_neg, tensor) == 0 &&
                     !(ms_ext_flag(tensor, t->n_is_leaf) == 1 && ms_ext_flag(tensor, t->n_requires_grad) == 1);
@@ -93,11 +100,13 @@ PyObject *ms_ext_copy_of_piece(PyObject *tensor, ms_movable *what)
 
 /* An empty tensor that shares the version counter: it tells of changes in place
  * without holding the bytes. */
-PyObject *ms_ext_probe_of(PyObject *tensor)
+PyObject *ms_ext_probe_of(const ms_execution *execution, PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();
+    PyObject *on_device = execution->device.empty_tensor;
+    PyObject *empty = on_device != NULL ? on_device : t->empty_tensor;
     PyObject *probe = PyObject_CallFunctionObjArgs(t->detach, tensor, NULL);
-    if (probe != NULL && PyObject_SetAttr(probe, t->n_data, t->empty_tensor) != 0) {
+    if (probe != NULL && PyObject_SetAttr(probe, t->n_data, empty) != 0) {
         Py_CLEAR(probe);
     }
     return probe;

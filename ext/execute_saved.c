@@ -352,7 +352,7 @@ static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *sourc
     if (saved == NULL) {
         return NULL;
     }
-    saved->tensor = ms_ext_probe_of(tensor);
+    saved->tensor = ms_ext_probe_of(execution, tensor);
     if (saved->tensor == NULL || ms_ext_version_of(saved->tensor, &saved->version) != 0 ||
         remember_view(saved, source) != 0) {
         Py_DECREF((PyObject *)saved);
@@ -506,10 +506,12 @@ PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor)
 }
 
 /* A tensor of this dtype without elements. */
-static PyObject *empty_of(PyObject *dtype)
+static PyObject *empty_of(const ms_execution *execution, PyObject *dtype)
 {
     const ms_torch *t = ms_ext_torch();
-    PyObject *kwargs = Py_BuildValue("{s:O,s:s}", "dtype", dtype, "device", "cpu");
+    PyObject *name = execution->device.name;
+    PyObject *kwargs = name != NULL ? Py_BuildValue("{s:O,s:O}", "dtype", dtype, "device", name)
+                                    : Py_BuildValue("{s:O,s:s}", "dtype", dtype, "device", "cpu");
     PyObject *tensor = kwargs != NULL ? PyObject_Call(t->empty, t->zero_args, kwargs) : NULL;
     Py_XDECREF(kwargs);
     return tensor;
@@ -524,7 +526,7 @@ static int check_probe(const ms_saved *saved)
     if (now == saved->version) {
         return 0;
     }
-    PyObject *tensor = empty_of(saved->dtype);
+    PyObject *tensor = empty_of(saved->execution, saved->dtype);
     PyObject *name = tensor != NULL ? type_name_of(tensor) : NULL;
     if (name != NULL) {
         ms_ext_raise_version(name, saved->size, now, saved->version);
@@ -546,12 +548,17 @@ static PyObject *unpack_extent(ms_saved *saved)
     }
     PyObject *storage = ((ms_memory *)reference)->strong;
     Py_INCREF(storage);
-    PyObject *tensor = empty_of(saved->dtype);
+    PyObject *tensor = empty_of(saved->execution, saved->dtype);
     PyObject *view = tensor != NULL ? PyObject_CallFunctionObjArgs(t->set_, tensor, storage, saved->offset,
                                                                    saved->size, saved->stride, NULL)
                                     : NULL;
     Py_XDECREF(tensor);
     Py_DECREF(storage);
+    bool is_fetched = reference != ms_extent_source(saved->extent);
+    if (view != NULL && is_fetched && ms_execute_device(execute) >= 0 &&
+        ms_ext_device_lend(saved->execution, reference, view) != 0) {
+        Py_CLEAR(view);
+    }
     ms_extent_taken(execute, saved->extent, &saved->mark);
     return view;
 }

@@ -60,6 +60,9 @@ typedef struct ms_execute_host {
      * up to where memory behind it may be written. */
     int (*obtain)(void *context, uint64_t bytes, void **memory, void **address, uint64_t *capacity,
                   ms_error *err);
+    /* The stream that the calling thread works on, on the device whose memory the tier
+     * takes (ms_execute_device()). Called for such a tier only; NULL: the legacy default. */
+    void *(*stream)(void *context);
     /* Give up and take back the host's lock around a wait; NULL where there is none. */
     void (*unlock)(void *context);
     void (*lock)(void *context);
@@ -78,6 +81,11 @@ MS_API void ms_execute_close(ms_execute *execute);
 /* Opens the lower tier of an executor that has none. MS_ESTATE where it has one. May wait. */
 MS_API int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options, ms_error *err);
 MS_API bool ms_execute_has_tier(const ms_execute *execute);
+/* The GPU whose storages the tier takes; -1 where it takes those of the CPU, or is not open. */
+MS_API int ms_execute_device(const ms_execute *execute);
+/* Of a GPU's tier: whether transfers run beside the computation (true at first). Without,
+ * stores are waited for where a layer's call ends, and nothing is fetched ahead. */
+MS_API void ms_execute_set_overlap(ms_execute *execute, bool overlaps);
 /* One line on the tier, "" without one. */
 MS_API const char *ms_execute_tier_description(const ms_execute *execute);
 
@@ -139,7 +147,7 @@ MS_API int ms_execute_enter(ms_execute *execute, uint64_t thread, uint32_t layer
                             const ms_call_facts *facts, ms_frame **frame, ms_error *err);
 
 /* The call is over, well or not: the frame open on this thread, if any, is closed. It
- * lives on while it has handles. */
+ * lives on while it has handles. May wait where ms_execute_set_overlap() says so. */
 MS_API void ms_execute_leave(ms_execute *execute, uint64_t thread);
 /* The frame open on this thread, or NULL. */
 MS_API ms_frame *ms_execute_current(const ms_execute *execute, uint64_t thread);

@@ -43,7 +43,7 @@ class AsyncOffloadConfig:
             number, or None: chosen from the hardware.
         prefetch_depth: layers to fetch ahead in backward, 1 to 1024, or None: chosen.
         num_streams: transfer streams, 1 to 64, or None: chosen from the copy engines.
-        debug: log every transfer.
+        debug: log what the transfers of a GPU go through.
 
     Raises:
         ConfigError: a value is not allowed; `.field` is ``"async_config.<name>"``.
@@ -93,7 +93,7 @@ class Config:
             tier always overlaps). The argument of `wrap` and the environment variable
             ``MEMSCALE_ASYNC_OFFLOAD`` come before this field.
         async_config: an `AsyncOffloadConfig`, or None: chosen from the hardware. Of its
-            fields, only `prefetch_depth` acts in this version.
+            fields, only `prefetch_depth` acts where the model is on the CPU.
         auto_policy: let the policy choose mode and techniques among those that are not switched
             off; see `memscale.policy`.
         memory_budget_gb: the promise: peak bytes on the training device (resident

@@ -16,6 +16,7 @@ int ms_execute_open(const ms_execute_host *host, const ms_offload_options *tier,
     }
     made->host = *host;
     made->is_packing = true;
+    made->device = -1;
     ms__table_clear(made);
     if (tier != NULL) {
         int rc = ms_execute_open_tier(made, tier, err);
@@ -77,7 +78,7 @@ int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options,
         return fail_has_tier(err);
     }
     execute->tier = tier;
-    execute->tier_kind = options->tier;
+    execute->device = options->from_device ? (int)options->device : -1;
     return MS_OK;
 }
 
@@ -100,6 +101,16 @@ void ms_execute_close(ms_execute *execute)
 bool ms_execute_has_tier(const ms_execute *execute)
 {
     return execute->tier != NULL;
+}
+
+int ms_execute_device(const ms_execute *execute)
+{
+    return execute->device;
+}
+
+void ms_execute_set_overlap(ms_execute *execute, bool overlaps)
+{
+    execute->is_in_step = !overlaps;
 }
 
 const char *ms_execute_tier_description(const ms_execute *execute)

@@ -131,7 +131,8 @@ typedef struct ms__step_watch {
 struct ms_execute {
     ms_execute_host host;
     ms_offload *tier;
-    ms_tier tier_kind;
+    int device;         /* whose storages the tier takes; -1: the CPU's */
+    bool is_in_step;    /* of a device: transfers are waited for at the layers' ends */
     bool tier_broken; /* an I/O error: not used again */
     bool tier_full;   /* until the next step */
     bool tier_warned;
@@ -206,6 +207,8 @@ void ms__tier_failed(ms_execute *execute, int code, const char *text);
 void ms__extent_free_if_unused(ms_execute *execute, ms_extent *extent);
 void ms__back_add(ms_execute *execute, ms_extent *extent);
 void ms__back_remove(ms_execute *execute, ms_extent *extent);
+/* may wait: until every store has ended, where transfers do not overlap. */
+void ms__stores_finish(ms_execute *execute);
 /* may wait: until no extent without handles is left in flight. */
 void ms__extents_drain(ms_execute *execute);
 

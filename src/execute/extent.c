@@ -188,7 +188,7 @@ static void store_ended(ms_execute *execute, ms_extent *extent)
         extent->state = MS__EXTENT_STORED;
         ms_counter_add(&execute->counters, MS_COUNTER_OFFLOADED_STORAGES, 1);
         ms_counter_add(&execute->counters, MS_COUNTER_OFFLOADED_BYTES, extent->bytes);
-        if (execute->tier_kind == MS_TIER_DISK) {
+        if (ms_offload_tier_of(execute->tier, extent->ticket) == MS_TIER_DISK) {
             ms_counter_add(&execute->counters, MS_COUNTER_DISK_BYTES, extent->bytes);
         }
         extent->pins++;
@@ -255,14 +255,25 @@ static void write_window_wait(ms_execute *execute, uint64_t bytes)
     }
 }
 
+/* may wait */
+void ms__stores_finish(ms_execute *execute)
+{
+    if (execute->device >= 0 && execute->is_in_step) {
+        write_window_wait(execute, UINT64_MAX - execute->storing_bytes);
+    }
+}
+
 static int store_start(ms_execute *execute, ms_extent *extent, const void *address, uint64_t capacity,
                        ms_error *err)
 {
     const ms_execute_host *host = &execute->host;
+    void *stream = execute->device >= 0 ? host->stream(host->context) : NULL;
     if (host->unlock != NULL) {
         host->unlock(host->context);
     }
-    int rc = ms_offload_store(execute->tier, address, extent->bytes, capacity, &extent->ticket, err);
+    int rc = execute->device >= 0
+                 ? ms_offload_store_on(execute->tier, stream, address, extent->bytes, &extent->ticket, err)
+                 : ms_offload_store(execute->tier, address, extent->bytes, capacity, &extent->ticket, err);
     if (host->lock != NULL) {
         host->lock(host->context);
     }

@@ -141,6 +141,16 @@ static int unpack_into(ms_execute *execute, ms_extent *extent, void *memory, voi
     return MS_OK;
 }
 
+static int fetch_into(ms_execute *execute, const ms_extent *extent, void *address, uint64_t capacity,
+                      ms_error *err)
+{
+    const ms_execute_host *host = &execute->host;
+    return execute->device >= 0
+               ? ms_offload_fetch_on(execute->tier, host->stream(host->context), extent->ticket, address,
+                                     capacity, err)
+               : ms_offload_fetch(execute->tier, extent->ticket, address, capacity, err);
+}
+
 /* The extent is pinned. It may be on its way already when this returns. */
 static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
 {
@@ -163,7 +173,7 @@ static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
     if (extent->packed != NULL) {
         return unpack_into(execute, extent, memory, address);
     }
-    rc = ms_offload_fetch(execute->tier, extent->ticket, address, capacity, err);
+    rc = fetch_into(execute, extent, address, capacity, err);
     if (rc != MS_OK) {
         execute->host.release(execute->host.context, memory);
         return rc;
@@ -212,7 +222,7 @@ static bool prefetch_one(ms_execute *execute, ms_extent *extent, uint64_t serial
 
 void ms__prefetch_before(ms_execute *execute, uint64_t serial)
 {
-    if (execute->read_window_bytes == 0) {
+    if (execute->read_window_bytes == 0 || (execute->device >= 0 && execute->is_in_step)) {
         return;
     }
     ms_extent *extent = execute->saved.last;

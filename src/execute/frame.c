@@ -286,6 +286,7 @@ void ms_execute_leave(ms_execute *execute, uint64_t thread_key)
         thread_close_frame(execute, thread);
     }
     ms_execute_poll(execute);
+    ms__stores_finish(execute);
 }
 
 ms_frame *ms_execute_current(const ms_execute *execute, uint64_t thread_key)

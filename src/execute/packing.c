@@ -32,7 +32,7 @@ ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t
                            uint64_t version, const void *address, uint64_t bytes, void *memory)
 {
     uint64_t frame_serial = frame->serial;
-    if (!execute->is_packing || !ms__pack_may(address, bytes)) {
+    if (!execute->is_packing || execute->device >= 0 || !ms__pack_may(address, bytes)) {
         return NULL;
     }
     ms__packed *packed = pack_unlocked(&execute->host, address, bytes);

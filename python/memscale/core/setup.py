@@ -35,7 +35,6 @@ _WITHOUT_EFFECT = (
     "enable_tiling",
     "use_mixed_precision",
     "use_8bit_optimizer",
-    "async_offload",
 )
 
 

@@ -1,0 +1,81 @@
+/*
+ * The GPU of an Execution whose tier takes a GPU's storages: memory of torch's caching
+ * allocator to fetch into, and the stream that the calling thread works on. Called by the
+ * other files of the execute room; nothing here runs on a machine without a GPU.
+ *
+ * The allocator's rules. A storage that is stored is held until the library has seen the end
+ * of its copy, so it cannot be handed out again under it. A storage that is fetched into is
+ * allocated on the current stream, the copy begins after an event on that stream, and the
+ * library has seen its end before anyone gets it; where another stream then uses it, the
+ * allocator is told by record_stream().
+ */
+#include "execute_ext.h"
+
+int ms_ext_device_open(ms_execution *execution, int index)
+{
+    const ms_torch *t = ms_ext_torch();
+    ms_ext_device *device = &execution->device;
+    PyObject *cuda = PyImport_ImportModule("torch._C");
+    device->raw_stream = cuda != NULL ? PyObject_GetAttrString(cuda, "_cuda_getCurrentRawStream") : NULL;
+    Py_XDECREF(cuda);
+    device->number = PyLong_FromLong(index);
+    device->name = PyUnicode_FromFormat("cuda:%d", index);
+    device->bytes_kwargs = device->name != NULL
+                               ? Py_BuildValue("{s:O,s:O}", "dtype", t->uint8, "device", device->name)
+                               : NULL;
+    device->empty_tensor =
+        device->bytes_kwargs != NULL ? PyObject_Call(t->empty, t->zero_args, device->bytes_kwargs) : NULL;
+    if (device->raw_stream == NULL || device->number == NULL || device->empty_tensor == NULL) {
+        ms_ext_device_close(execution);
+        return -1;
+    }
+    return 0;
+}
+
+void ms_ext_device_close(ms_execution *execution)
+{
+    ms_ext_device *device = &execution->device;
+    Py_CLEAR(device->raw_stream);
+    Py_CLEAR(device->number);
+    Py_CLEAR(device->name);
+    Py_CLEAR(device->bytes_kwargs);
+    Py_CLEAR(device->empty_tensor);
+}
+
+/* A thread without a stream of its own is on the default one, which is NULL. */
+void *ms_ext_device_stream(const ms_execution *execution)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *handle =
+        PyObject_CallFunctionObjArgs(execution->device.raw_stream, execution->device.number, NULL);
+    void *stream = handle != NULL ? PyLong_AsVoidPtr(handle) : NULL;
+    Py_XDECREF(handle);
+    PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
+    return stream;
+}
+
+bool ms_ext_device_has(const ms_execution *execution, PyObject *tensor)
+{
+    PyObject *index = PyObject_CallMethod(tensor, "get_device", NULL);
+    long found = index != NULL ? PyLong_AsLong(index) : -1;
+    Py_XDECREF(index);
+    PyErr_Clear();
+    return found == ms_execute_device(execution->execute);
+}
+
+int ms_ext_device_lend(const ms_execution *execution, const ms_memory *memory, PyObject *view)
+{
+    if (memory->stream == ms_ext_device_stream(execution)) {
+        return 0;
+    }
+    PyObject *cuda = PyImport_ImportModule("torch.cuda");
+    PyObject *stream = cuda != NULL ? PyObject_CallMethod(cuda, "current_stream", "O", execution->device.number)
+                                    : NULL;
+    PyObject *done = stream != NULL ? PyObject_CallMethod(view, "record_stream", "O", stream) : NULL;
+    Py_XDECREF(cuda);
+    Py_XDECREF(stream);
+    Py_XDECREF(done);
+    return done != NULL ? 0 : -1;
+}

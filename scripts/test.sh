@@ -15,7 +15,8 @@ sanitized=(-Dpython=disabled -Dshared=false -Db_lundef=false)
 run_meson_tests() {
     local folder=$1
     shift
-    meson test -C "build/$folder" --no-rebuild --print-errorlogs "$@"
+    # Time limits are for hangs, not for busy machines.
+    meson test -C "build/$folder" --no-rebuild --print-errorlogs --timeout-multiplier 6 "$@"
 }
 
 say "structure"
@@ -48,4 +49,5 @@ say "Python tests"
 # From a folder without the sources, so that the installed package is tested.
 mkdir -p build/pytest
 cd build/pytest
-python -m pytest -n auto --dist worksteal --durations 15 -c "$ROOT/pyproject.toml" --rootdir "$ROOT" "$ROOT/tests/python" "$@"
+python -m pytest -n auto --dist worksteal --durations 15 -c "$ROOT/pyproject.toml" --rootdir "$ROOT" \
+    "$ROOT/tests/python" "$@"

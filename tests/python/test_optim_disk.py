@@ -356,3 +356,36 @@ def test_a_profiled_step_leaves_no_state_in_memory(disk):
         optimizer.step()
     assert list(optimizer.state[p]) == ["step"]
     assert optimizer._disk is None
+
+
+# ---- parameters that change ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_changed_shape_is_refused_by_name(disk, place):
+    p = torch.nn.Parameter(torch.ones(200, 100))
+    optimizer = AdamW([p], **(disk if place == "disk" else {}))
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    p.grad = None
+    p.data = torch.ones(300, 100)
+    p.grad = torch.ones_like(p)
+    with pytest.raises(memscale.IntegrationError, match=r"parameter 0 of group 0 has shape \(300, 100\), its state"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(300, 100))
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_parameter_may_be_laid_out_otherwise_between_steps(disk, place):
+    runs = []
+    for moves in (False, True):
+        p = parameters([(40, 20, 5, 5)])
+        optimizer = AdamW(p, lr=0.1, **(disk if place == "disk" else {}))
+        for step in range(3):
+            if moves and step == 1:
+                p[0].data = p[0].data.contiguous(memory_format=torch.channels_last)
+            new_gradients(p, seed=step)
+            optimizer.step()
+        runs.append((p[0].detach(), optimizer.state_dict()["state"][0]["exp_avg"]))
+    for straight, moved in zip(*runs, strict=True):
+        assert torch.equal(straight, moved)

@@ -40,6 +40,7 @@ def _contenders() -> dict[str, Callable[[list[Any]], Any]]:
         "torch default": lambda ps: torch.optim.AdamW(ps),
         "memscale": lambda ps: optim.AdamW(ps),
         "memscale 8-bit": lambda ps: optim.AdamW8bit(ps),
+        "memscale on disk": lambda ps: optim.AdamW(ps, state="disk"),
     }
     try:
         import bitsandbytes

@@ -219,8 +219,25 @@ class AdamW(torch.optim.AdamW):
                 if not _state.is_ours(p, group):
                     theirs.append(p)
                 else:
+                    self._check_layout(p, group, f"parameter {position} of group {index}")
                     (streamed if self._is_streamed(p, group) else ours).append(p)
         return theirs, ours, streamed
+
+    def _check_layout(self, p: torch.Tensor, group: dict[str, Any], name: str) -> None:
+        """The state must fit the parameter as it is now; one that only lies otherwise is moved."""
+        if not self.state.get(p) or _state.is_traced(p):
+            return
+        on_disk = self._disk is not None and p in self._disk
+        shape, stride = (
+            self._disk.layout_of(p) if on_disk and self._disk is not None else _state.layout_of(self.state[p])
+        )
+        if shape != tuple(p.shape):
+            raise IntegrationError(
+                f"AdamW: {name} has shape {tuple(p.shape)}, its state {shape}: the parameter was changed after a "
+                "step. Make a new optimizer for it, or drop its state with optimizer.state.pop(parameter)"
+            )
+        if not _state.same_place(shape, stride, tuple(p.stride())):
+            self._adopt(p, self._take_state(p), group)
 
     def _make_states(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
         for p in params:
@@ -397,6 +414,8 @@ class AdamW(torch.optim.AdamW):
         """Updates a parameter whose gradient has just become final."""
         group = self.param_groups[index]
         _check_gradient(p, self._name_of(p))
+        if _state.is_ours(p, group):
+            self._check_layout(p, group, self._name_of(p))
         if not _state.is_ours(p, group):
             self._step_torch({**group, "params": [p]})
         elif not self._is_streamed(p, group):

@@ -39,6 +39,7 @@ class DiskState:
     def __init__(self, directory: str | None, cap_gb: float | None) -> None:
         self._stream = _core.OptimizerStream(directory, cap_gb)
         self._states: dict[torch.Tensor, tuple[int, int, int]] = {}  # id, weights, moments
+        self._layouts: dict[torch.Tensor, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._updated: dict[torch.Tensor, None] = {}  # since the last round that ended well
         self.in_round = False
 
@@ -61,11 +62,17 @@ class DiskState:
             weights = _state.BF16_MASTER if bf16 == "master" else _state.BF16_SPLIT
         moments = int(_core.adamw_moments_bits(p.numel(), state_bits) == 8)
         self._states[p] = (self._stream.add(weights, moments, amsgrad, p.numel()), weights, moments)
+        self._layouts[p] = tuple(p.shape), tuple(p.stride())
 
     def remove(self, p: torch.Tensor) -> None:
         """The parameter has no state here any more."""
         if p in self._states:
             self._stream.remove(self._states.pop(p)[0])
+            del self._layouts[p]
+
+    def layout_of(self, p: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides that the parameter had when its state was made."""
+        return self._layouts[p]
 
     def put(self, p: torch.Tensor, values: dict[str, Any], state_bits: int, bf16: str) -> None:
         """Takes a state over from memory: a form that `state.adapt()` gives.
@@ -136,7 +143,7 @@ class DiskState:
             dtype, is_scales = dtype_of(name), name.endswith("_absmax")
             count = -(-p.numel() // _state.BLOCK) if is_scales else p.numel()
             flat = torch.frombuffer(pages, dtype=dtype, count=count, offset=offset)
-            made[name] = flat if is_scales else flat.as_strided(p.shape, p.stride())
+            made[name] = flat if is_scales else flat.as_strided(*self._layouts[p])
         return made
 
     # ---- rounds ------------------------------------------------------------------------

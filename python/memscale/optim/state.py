@@ -86,6 +86,17 @@ def laid_out_as(p: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(p, dtype=tensor.dtype, memory_format=torch.preserve_format).copy_(tensor)
 
 
+def layout_of(values: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of a state in memory."""
+    tensor = values["exp_avg_8bit"] if "exp_avg_8bit" in values else values["exp_avg"]
+    return tuple(tensor.shape), tuple(tensor.stride())
+
+
+def same_place(shape: tuple[int, ...], stride: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether tensors of one shape with these strides have each element at the same place."""
+    return all(size == 1 or a == b for size, a, b in zip(shape, stride, other, strict=True))
+
+
 def _empty_as(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(p, dtype=dtype, requires_grad=False, memory_format=torch.preserve_format)
 

@@ -45,6 +45,7 @@ HEADER_ROOMS = {
     "optimizer": "techniques",
     "optimizer_stream": "execute",
     "chain": "plan",
+    "outlook": "top",
     "pipeline": "top",
     "report": "top",
     "telemetry": "top",

@@ -17,6 +17,9 @@ _PUBLIC = {
     "optimize": "api",
     "plan": "api",
     "apply_all_optimizations": "api",
+    "AutoTuner": "autotuning",
+    "OOMPredictor": "autotuning",
+    "estimate_savings": "autotuning",
     "enable_telemetry": "observability.telemetry",
     "disable_telemetry": "observability.telemetry",
     "Config": "config",
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
     from .api import optimize as optimize
     from .api import plan as plan
     from .api import wrap as wrap
+    from .autotuning import AutoTuner as AutoTuner
+    from .autotuning import OOMPredictor as OOMPredictor
+    from .autotuning import estimate_savings as estimate_savings
     from .config import AsyncOffloadConfig as AsyncOffloadConfig
     from .config import Config as Config
     from .config import OptimizationMode as OptimizationMode

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# On a machine with an NVIDIA GPU: is training with host offload bit-exact, how close is the
+# engine to a plain pinned copy, how much of the transfers hides under compute, and does the
+# peak stay under the plan's. Installs the self-contained wheel beside a torch that is
+# already there; needs no compiler, writes nothing but the results.
+#
+#   bench/gpu/offload.sh WHEEL [RESULTS.md]
+#   PYTHON   the interpreter that has torch with CUDA, and transformers (default: python3)
+set -euo pipefail
+
+wheel=$(realpath "${1:?the wheel: make wheel leaves it in dist/}")
+results=$(realpath -m "${2:-gpu-offload.md}")
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3}
+
+if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    echo "no GPU here: $python has no torch that sees one" >&2
+    exit 1
+fi
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+"$python" -m pip install --quiet --no-index --no-deps --target "$folder/site" "$wheel"
+cd "$folder"
+PYTHONPATH="$folder/site" "$python" "$here/offload.py" "$results"
+echo "results: $results"

@@ -15,6 +15,7 @@ enum {
     FIRST_TIME_STEP = 3,      /* caches are warm by then */
     FIRST_SHRINK_STEP = 3,
     SHRINK_PERMILLE = 20,     /* less than this of the peak is not worth a new plan */
+    SHRINK_MARGIN_BYTES = 16 << 20,
     STATE_PERMILLE = 10
 };
 
@@ -153,8 +154,9 @@ static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const m
     if (measured == MS_UNSET) {
         measured = ms__sub_sat(*scratch, expected - seen->peak_bytes);
     }
-    /* A quarter stays as margin, so that the next step does not ask for it back. */
-    uint64_t wanted = ms__add_sat(measured, measured / 4);
+    /* The margin is for the next step, and for a plan of other techniques, beside whose
+     * tensors other memory lies. */
+    uint64_t wanted = ms__add_sat(measured, measured / 2 + SHRINK_MARGIN_BYTES);
     if (wanted >= *scratch || *scratch - wanted <= ms__mul_div(expected, SHRINK_PERMILLE, 1000)) {
         return false;
     }

@@ -56,7 +56,7 @@ def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer
     successor.param_groups = optimizer.param_groups
 
     def stepped(*_: Any) -> None:
-        optimizer._opt_called = True  # what torch's schedulers look at before they warn
+        optimizer.__dict__["_opt_called"] = True  # what torch's schedulers look at before they warn
 
     successor.register_step_post_hook(stepped)
 

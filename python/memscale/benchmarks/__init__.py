@@ -3,3 +3,7 @@
 ``python -m memscale.benchmarks`` runs the suite; ``python -m memscale.benchmarks.demo``
 the demo. Every run is a child process of its own, so that peaks do not mix.
 """
+
+from .cases import BENCHMARK_MODELS
+
+__all__ = ["BENCHMARK_MODELS"]

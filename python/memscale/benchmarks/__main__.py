@@ -3,6 +3,9 @@
 Each case is trained unmodified, with Hugging Face checkpointing and wrapped, in turn,
 round by round, so that a drifting machine moves all of them; ratios are taken within a
 round. Writes a table, and with ``--output`` JSON.
+
+``--suite canonical`` measures the five cases of the published tables with every method,
+``--suite grid`` their 25 shapes, ``--quick`` small versions of the five.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from . import overheads
-from .cases import CASES
+from .cases import BENCHMARK_MODELS, CASES, GRID, QUICK
 from .runner import Run, run
+from .table import METHODS, markdown, measure
 
 # Budgets in GB, or shares of the unmodified peak ("0.75x"), or a factor on the smallest
 # budget that the planner names ("1.05m").
@@ -28,20 +32,34 @@ SUITES = {
 }
 DEFAULT_CASES = ("gpt2", "bert", "llama")
 
+TABLES = {"canonical": BENCHMARK_MODELS, "grid": GRID}
+QUICK_STEPS = 2
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the suite; exit status 1 when a run exceeded its budget or changed a bit."""
     parser = argparse.ArgumentParser(prog="python -m memscale.benchmarks", description=__doc__)
+    parser.add_argument("--suite", choices=["default", *TABLES], default="default", help="what to measure")
+    parser.add_argument("--quick", action="store_true", help="small versions of the canonical cases, two steps")
     parser.add_argument("--case", action="append", choices=sorted(CASES), help="only this case (repeatable)")
+    parser.add_argument("--method", action="append", choices=list(METHODS), help="only this method (tables only)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to train (tables only)")
+    parser.add_argument("--closed-python", help="interpreter that has memscale 1.2.0 (tables only)")
+    parser.add_argument("--markdown", type=Path, help="also write the tables as Markdown (tables only)")
     parser.add_argument("--rounds", type=int, default=1, help="interleaved rounds (default 1)")
     parser.add_argument("--steps", type=int, default=4, help="steps of each run (default 4)")
     parser.add_argument("--output", type=Path, help="also write the figures as JSON")
     parser.add_argument("--no-overheads", action="store_true", help="leave out import, planning and idle costs")
     arguments = parser.parse_args(argv)
+    if arguments.quick or arguments.suite != "default":
+        return _tables(parser, arguments)
     report: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "cases": {}}
     if not arguments.no_overheads:
         report["overheads"] = _overheads()
     good = True
+    unknown = [name for name in arguments.case or () if name not in SUITES]
+    if unknown:
+        parser.error(f"--case {unknown[0]} belongs to a table: give --suite or --quick")
     for name in arguments.case or DEFAULT_CASES:
         rows, held = _case(name, arguments.rounds, arguments.steps)
         report["cases"][name] = rows
@@ -49,6 +67,35 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(report, indent=2) + "\n")
     return 0 if good else 1
+
+
+def _tables(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    table = QUICK if arguments.quick else TABLES[arguments.suite]
+    foreign = [name for name in arguments.case or () if name not in table]
+    if foreign:
+        parser.error(f"--case {foreign[0]} is not in this suite; there are {', '.join(table)}")
+    if arguments.device == "cuda" and not _has_gpu():
+        parser.error("--device cuda: PyTorch sees no GPU here")
+    document = measure(
+        arguments.case or list(table),
+        arguments.method or list(METHODS),
+        steps=min(arguments.steps, QUICK_STEPS) if arguments.quick else arguments.steps,
+        device=arguments.device,
+        closed_python=arguments.closed_python,
+    )
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(document, indent=2) + "\n")
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(markdown(document))
+    rows = [row for case in document["cases"] for row in case["runs"]]
+    over = [row for row in rows if row.get("budget_bytes", row.get("peak_bytes", 0)) < row.get("peak_bytes", 0)]
+    return 1 if over or any(row["status"] == "error" for row in rows) else 0
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _overheads() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -28,12 +28,15 @@ class Case:
         make: builds the model; the caller seeds torch first.
         batch: sequences per step.
         sequence: tokens per sequence.
+        config: the Hugging Face configuration, of which `make` builds the model, where
+            there is one.
     """
 
     name: str
     make: Callable[[], torch.nn.Module]
     batch: int
     sequence: int
+    config: Callable[[], Any] | None = None
 
 
 def _gpt2() -> torch.nn.Module:
@@ -79,6 +82,79 @@ CASES = {
         Case("gpt2-tiny", _gpt2_tiny, 4, 128),
     )
 }
+
+# ---- the published table and its grid ----------------------------------------------
+
+# Configuration class, model class, layers' field, layers, other fields.
+_FAMILIES: dict[str, tuple[str, str, str, int, dict[str, int]]] = {
+    "bert-base": ("BertConfig", "BertForMaskedLM", "num_hidden_layers", 12, {}),
+    "bert-large": (
+        "BertConfig", "BertForMaskedLM", "num_hidden_layers", 24,
+        {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
+    ),
+    "gpt2-medium": ("GPT2Config", "GPT2LMHeadModel", "n_layer", 24, {"n_embd": 1024, "n_head": 16}),
+    "gpt2-large": ("GPT2Config", "GPT2LMHeadModel", "n_layer", 36, {"n_embd": 1280, "n_head": 20}),
+    "gpt2-xl": ("GPT2Config", "GPT2LMHeadModel", "n_layer", 48, {"n_embd": 1600, "n_head": 25}),
+}
+
+_CANONICAL = {
+    "bert-base": (16, 128),
+    "bert-large": (16, 128),
+    "gpt2-medium": (4, 512),
+    "gpt2-large": (2, 512),
+    "gpt2-xl": (1, 512),
+}
+
+_GRID = {
+    "bert-base": ((8, 128), (16, 128), (32, 128), (8, 256), (4, 512)),
+    "bert-large": ((8, 128), (16, 128), (32, 128), (8, 256), (4, 512)),
+    "gpt2-medium": ((1, 512), (2, 512), (4, 512), (8, 512), (2, 1024)),
+    "gpt2-large": ((1, 256), (1, 512), (2, 512), (4, 512), (1, 1024)),
+    "gpt2-xl": ((1, 128), (1, 256), (1, 512), (2, 512), (1, 1024)),
+}
+
+_QUICK_LAYERS = 2
+_QUICK_VOCABULARY = 1024
+
+
+def _family_case(family: str, name: str, batch: int, sequence: int, layers: int | None = None) -> Case:
+    config_name, model_name, layer_field, depth, fields = _FAMILIES[family]
+
+    def config() -> Any:
+        import transformers
+
+        small = {"vocab_size": _QUICK_VOCABULARY} if layers is not None else {}
+        ends = {"bos_token_id": 0, "eos_token_id": 0} if config_name == "GPT2Config" else {}
+        return getattr(transformers, config_name)(**fields, **ends, **small, **{layer_field: layers or depth})
+
+    def make() -> torch.nn.Module:
+        import transformers
+
+        return getattr(transformers, model_name)(config())
+
+    return Case(name, make, batch, sequence, config)
+
+
+BENCHMARK_MODELS: dict[str, Case] = {
+    family: _family_case(family, family, *shape) for family, shape in _CANONICAL.items()
+}
+"""The five canonical cases of the published tables."""
+
+GRID: dict[str, Case] = {
+    name: _family_case(family, name, batch, sequence)
+    for family, shapes in _GRID.items()
+    for batch, sequence in shapes
+    for name in (f"{family}-{batch}x{sequence}",)
+}
+"""The same models at five shapes each: 25 cases."""
+
+QUICK: dict[str, Case] = {
+    f"{family}-quick": _family_case(family, f"{family}-quick", max(batch // 4, 1), sequence // 2, _QUICK_LAYERS)
+    for family, (batch, sequence) in _CANONICAL.items()
+}
+"""The canonical models at two layers and small shapes, for two cores."""
+
+CASES |= BENCHMARK_MODELS | GRID | QUICK
 
 
 def batches(case: Case, count: int) -> list[torch.Tensor]:

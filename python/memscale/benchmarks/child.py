@@ -7,6 +7,7 @@ it knows of memscale but the one call to `wrap()`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import statistics
@@ -14,7 +15,13 @@ import sys
 import time
 from typing import Any
 
-from .cases import CASES, batches
+if __package__:
+    from .cases import CASES, batches
+else:  # run as a file by an interpreter that has another memscale
+    from cases import CASES, batches  # type: ignore[no-redef]
+
+
+VARIANTS = ("plain", "hf", "hf_offload", "memscale", "closed")
 
 
 def _status_bytes(field: str) -> int:
@@ -35,7 +42,7 @@ def _digest(model: Any) -> str:
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if parameter.grad is not None:
-            digest.update(memoryview(parameter.grad.detach().numpy()).cast("B"))
+            digest.update(memoryview(parameter.grad.detach().cpu().numpy()).cast("B"))
     return digest.hexdigest()[:16]
 
 
@@ -45,11 +52,15 @@ def _say(**fields: Any) -> None:
 
 def _prepare(arguments: argparse.Namespace, model: Any) -> Any:
     """Applies the variant to the model; returns memscale's executor if there is one."""
-    if arguments.variant == "hf":
+    if arguments.variant in ("hf", "hf_offload"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if arguments.variant != "memscale":
+    if arguments.variant not in ("memscale", "closed"):
         return None
     import memscale
+
+    if arguments.variant == "closed":
+        memscale.wrap(model, memscale.Config(**json.loads(arguments.config)))
+        return None
 
     budget = arguments.budget_gb
     config = memscale.Config(
@@ -59,15 +70,54 @@ def _prepare(arguments: argparse.Namespace, model: Any) -> Any:
     return model._memscale_executor
 
 
+class _Meter:
+    """Time and peak of the training device, from construction on."""
+
+    def __init__(self, device: str) -> None:
+        self._is_gpu = device == "cuda"
+        if self._is_gpu:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            _reset_peak()
+
+    def now(self) -> float:
+        """Seconds, with the device's work done."""
+        if self._is_gpu:
+            import torch
+
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def peak_bytes(self) -> int:
+        """Allocated bytes of a GPU, resident bytes of the process on the CPU."""
+        if self._is_gpu:
+            import torch
+
+            return torch.cuda.max_memory_allocated()
+        return _status_bytes("VmHWM")
+
+
+def _around_forward(variant: str) -> Any:
+    """What Hugging Face checkpointing with offload does: checkpoints' inputs go to pinned host memory."""
+    if variant != "hf_offload":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.autograd.graph.save_on_cpu(pin_memory=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", choices=sorted(CASES), required=True)
-    parser.add_argument("--variant", choices=["plain", "hf", "memscale"], required=True)
+    parser.add_argument("--variant", choices=VARIANTS, required=True)
     parser.add_argument("--budget-gb", type=float)
     parser.add_argument("--force", action="store_true")
     parser.add_argument("--config", default="{}")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
 
     import torch
@@ -78,31 +128,32 @@ def main() -> int:
         torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     case = CASES[arguments.case]
-    model = case.make().train()
+    model = case.make().train().to(arguments.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    data = batches(case, arguments.steps)
+    data = [ids.to(arguments.device) for ids in batches(case, arguments.steps)]
     executor = _prepare(arguments, model)
-    _reset_peak()
+    meter = _Meter(arguments.device)
     _say(event="ready", resident_bytes=_status_bytes("VmRSS"))
 
     seconds = []
     for step, ids in enumerate(data):
-        start = time.perf_counter()
-        loss = model(input_ids=ids, labels=ids).loss
+        start = meter.now()
+        with _around_forward(arguments.variant):
+            loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
-        backward_end = time.perf_counter()
+        backward_end = meter.now()
         digest = _digest(model) if step in (0, arguments.steps - 1) else None
-        resumed = time.perf_counter()
+        resumed = meter.now()
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - resumed + backward_end - start)
+        seconds.append(meter.now() - resumed + backward_end - start)
         _say(event="step", step=step, seconds=seconds[-1], loss=loss.item(), digest=digest,
-             peak_bytes=_status_bytes("VmHWM"))
+             peak_bytes=meter.peak_bytes())
     result = {
         "event": "done",
         # The first step faults memory in and, when wrapped, makes the plan.
         "step_seconds": statistics.median(seconds[1:]) if len(seconds) > 1 else seconds[0],
-        "peak_bytes": _status_bytes("VmHWM"),
+        "peak_bytes": meter.peak_bytes(),
     }
     if executor is not None:
         result["predicted_peak_bytes"] = executor.plan.predicted_peak_bytes

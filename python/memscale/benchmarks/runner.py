@@ -22,7 +22,7 @@ class Run:
     """What a child reported.
 
     Attributes:
-        variant: "plain", "hf" or "memscale".
+        variant: one of `child.VARIANTS`.
         exit_code: 0 when it finished; negative, or 137, when it was killed.
         steps: one dict per step: seconds, loss, digest (first and last step), peak_bytes.
         result: the closing dict; empty when the child did not finish.
@@ -52,17 +52,24 @@ def run(
     force: bool = False,
     config: dict[str, Any] | None = None,
     steps: int = 4,
+    device: str = "cpu",
+    interpreter: str | None = None,
     group: Path | None = None,
     on_step: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
     """Trains `steps` steps of a case in a child process and collects its report.
 
     Args:
+        device: "cpu" or "cuda".
+        interpreter: another Python that runs the child as a file, with the packages it has;
+            None is this one.
         group: a memory cgroup's directory that the child joins before it starts Python.
         on_step: called with each step's dict as it arrives.
     """
-    command = [sys.executable, "-m", "memscale.benchmarks.child", "--case", case,
-               "--variant", variant, "--steps", str(steps)]
+    start = [sys.executable, "-m", "memscale.benchmarks.child"]
+    if interpreter is not None:
+        start = [interpreter, str(Path(__file__).with_name("child.py"))]
+    command = [*start, "--case", case, "--variant", variant, "--steps", str(steps), "--device", device]
     if budget_gb is not None:
         command += ["--budget-gb", repr(budget_gb)]
     if force:

@@ -1,0 +1,243 @@
+"""The published table: cases by methods, each run in a process of its own, as JSON and
+Markdown with the machine and versions they were taken on.
+
+Used by ``python -m memscale.benchmarks --suite canonical`` (or ``grid``), and ``--quick``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from .cases import CASES, Case
+from .runner import Run, run
+
+__all__ = ["METHODS", "Method", "markdown", "measure"]
+
+_CLOSED_VERSION = "1.2.0"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to train a case.
+
+    Attributes:
+        name: as in the table and on the command line.
+        variant: what the child does.
+        budget: share of the unmodified peak, or None.
+        mode: of memscale; None is its default.
+    """
+
+    name: str
+    variant: str
+    budget: float | None = None
+    mode: str | None = None
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("unmodified", "plain"),
+        Method("hf-checkpointing", "hf"),
+        Method("hf-checkpointing-offload", "hf_offload"),
+        Method("memscale-75%", "memscale", 0.75),
+        Method("memscale-50%", "memscale", 0.5),
+        Method("memscale-conservative", "memscale", None, "conservative"),
+        Method("memscale-balanced", "memscale", None, "balanced"),
+        Method("memscale-aggressive", "memscale", None, "aggressive"),
+        Method("closed-aggressive", "closed", None, "aggressive"),
+    )
+}
+
+
+def measure(
+    cases: list[str], methods: list[str], *, steps: int, device: str, closed_python: str | None
+) -> dict[str, Any]:
+    """Runs every case with every method; prints rows as they come.
+
+    Returns:
+        The document that is written as JSON: ``version``, ``machine``, ``versions``,
+        ``device``, ``load_average`` and ``cases``.
+    """
+    document: dict[str, Any] = {
+        "version": 1,
+        "machine": _machine(),
+        "versions": _versions(),
+        "device": device,
+        "load_average": os.getloadavg(),
+        "steps": steps,
+        "cases": [],
+    }
+    for name in cases:
+        case = CASES[name]
+        print(f"\n{name}: {case.batch} x {case.sequence}", flush=True)
+        entry: dict[str, Any] = {"name": name, "batch": case.batch, "sequence": case.sequence, "runs": []}
+        document["cases"].append(entry)
+        plain: Run | None = None
+        for method in map(METHODS.__getitem__, methods):
+            row, outcome = _run(case, method, plain, steps, device, closed_python)
+            if method.variant == "plain" and outcome is not None and outcome.finished:
+                plain = outcome
+            entry["runs"].append(row)
+            print("  " + _line(row), flush=True)
+    return document
+
+
+# -- one run ---------------------------------------------------------------------------------
+
+
+def _run(
+    case: Case, method: Method, plain: Run | None, steps: int, device: str, closed_python: str | None
+) -> tuple[dict[str, Any], Run | None]:
+    row: dict[str, Any] = {"method": method.name, "status": "ok"}
+    refusal = _refusal(case, method, plain, device, closed_python)
+    if refusal is not None:
+        return row | {"status": refusal}, None
+    budget_gb = None
+    if method.budget is not None and plain is not None:
+        budget_gb = method.budget * plain.result["peak_bytes"] / 1e9
+        row["budget_bytes"] = round(budget_gb * 1e9)
+    outcome = run(
+        case.name,
+        method.variant,
+        budget_gb=budget_gb,
+        force=method.variant == "memscale" and budget_gb is None,
+        config={} if method.mode is None else {"mode": method.mode},
+        steps=steps,
+        device=device,
+        interpreter=closed_python if method.variant == "closed" else None,
+    )
+    if not outcome.finished:
+        return row | {"status": _status(outcome), "detail": outcome.stderr.strip().rsplit("\n", 1)[-1][:300]}, outcome
+    row["peak_bytes"] = outcome.result["peak_bytes"]
+    row["step_seconds"] = outcome.result["step_seconds"]
+    row["predicted_peak_bytes"] = outcome.result.get("predicted_peak_bytes")
+    if plain is not None or method.variant == "plain":
+        base = plain or outcome
+        row["ratio"] = outcome.result["step_seconds"] / base.result["step_seconds"]
+        row["peak_share"] = outcome.result["peak_bytes"] / base.result["peak_bytes"]
+        row["same_bits"] = _bits(outcome) == _bits(base)
+    return row, outcome
+
+
+def _bits(outcome: Run) -> list[tuple[Any, Any]]:
+    return [(step["loss"], step["digest"]) for step in outcome.steps]
+
+
+def _refusal(
+    case: Case, method: Method, plain: Run | None, device: str, closed_python: str | None
+) -> str | None:
+    """Why a run is not made, as its status."""
+    if method.variant == "hf_offload" and device == "cpu":
+        return "not applicable"  # the host is where it offloads to
+    if method.variant == "closed":
+        return None if closed_python and _has_closed(closed_python) else "not installed"
+    if method.budget is not None and plain is None:
+        return "no unmodified peak"
+    if method.variant == "plain" and device == "cpu" and _is_hopeless(case):
+        return "predicted not to fit"
+    return None
+
+
+def _is_hopeless(case: Case) -> bool:
+    """Whether the machine has surely too little memory: such a run would take others down."""
+    if case.config is None:
+        return False
+    from memscale import OOMPredictor
+
+    return OOMPredictor(case.config()).predict(batch=case.batch, sequence=case.sequence).risk == "certain"
+
+
+def _has_closed(interpreter: str) -> bool:
+    code = "from importlib.metadata import version; print(version('memscale'))"
+    try:
+        done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.strip() == _CLOSED_VERSION
+
+
+def _status(outcome: Run) -> str:
+    if outcome.was_killed:
+        return "killed"
+    if "BudgetInfeasibleError" in outcome.stderr:
+        return "infeasible"
+    return "out of memory" if "OutOfMemory" in outcome.stderr or "allocate memory" in outcome.stderr else "error"
+
+
+# -- the machine -------------------------------------------------------------------------------
+
+
+def _machine() -> Any:
+    from memscale import _core
+
+    found = json.loads(_core.hardware_probe())
+    found["disk"].pop("dir", None)  # where, which nobody needs to know
+    return found
+
+
+def _versions() -> dict[str, str | None]:
+    names = ("memscale", "torch", "transformers", "accelerate")
+    found: dict[str, str | None] = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    from memscale import __version__
+
+    return found | {"memscale": __version__}
+
+
+# -- as text -------------------------------------------------------------------------------------
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["status"] != "ok":
+        return f"{row['method']:<26} {row['status']}"
+    cells = _cells(row)
+    return f"{row['method']:<26} peak {cells[1]:>7} GB  step {cells[3]:>8} s  ratio {cells[4]:>5}  gradients {cells[5]}"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if row["status"] != "ok":
+        return [row["method"], row["status"], "", "", "", ""]
+    predicted, ratio = row["predicted_peak_bytes"], row.get("ratio")
+    bits = {True: "equal", False: "different", None: "-"}[row.get("same_bits")]
+    return [
+        row["method"],
+        f"{row['peak_bytes'] / 1e9:.2f}",
+        "-" if predicted is None else f"{predicted / 1e9:.2f}",
+        f"{row['step_seconds']:.3f}",
+        "-" if ratio is None else f"{ratio:.2f}",
+        bits,
+    ]
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The document as a page: the machine, then one table per case."""
+    machine, versions = document["machine"], document["versions"]
+    names = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
+    told = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    lines = [
+        "# Benchmark",
+        "",
+        f"{machine['cpu']['name']}, {machine['cpu']['usable_cpus']} CPUs, "
+        f"{machine['ram']['total_bytes'] / 1e9:.1f} GB, {names}; {told}. Device {document['device']}, "
+        f"{document['steps']} steps, load average at the start {document['load_average'][0]:.1f}.",
+    ]
+    for case in document["cases"]:
+        lines += [
+            "",
+            f"## {case['name']}, {case['batch']} x {case['sequence']}",
+            "",
+            "| method | peak GB | predicted GB | step s | ratio | gradients |",
+            "|---|---|---|---|---|---|",
+            *("| " + " | ".join(_cells(row)) + " |" for row in case["runs"]),
+        ]
+    return "\n".join(lines) + "\n"

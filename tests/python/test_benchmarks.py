@@ -1,0 +1,67 @@
+"""The benchmark suite: the published cases, and a table that says what it was taken on."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from memscale.benchmarks import BENCHMARK_MODELS
+from memscale.benchmarks.cases import GRID
+
+pytest.importorskip("transformers")
+
+
+def _suite(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "memscale.benchmarks", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def test_the_canonical_cases_and_their_grid() -> None:
+    shapes = {name: (case.batch, case.sequence) for name, case in BENCHMARK_MODELS.items()}
+    assert shapes == {
+        "bert-base": (16, 128), "bert-large": (16, 128), "gpt2-medium": (4, 512), "gpt2-large": (2, 512),
+        "gpt2-xl": (1, 512),
+    }
+    assert len(GRID) == 25
+    for name, (batch, sequence) in shapes.items():
+        assert f"{name}-{batch}x{sequence}" in GRID
+    sizes = {name: case.config().num_hidden_layers for name, case in BENCHMARK_MODELS.items()}
+    assert sizes == {"bert-base": 12, "bert-large": 24, "gpt2-medium": 24, "gpt2-large": 36, "gpt2-xl": 48}
+
+
+def test_a_quick_table_is_written_with_machine_and_versions(tmp_path: pathlib.Path) -> None:
+    found, page = tmp_path / "table.json", tmp_path / "table.md"
+    methods = ("unmodified", "memscale-75%", "hf-checkpointing-offload", "closed-aggressive")
+    _suite("--quick", "--case", "bert-base-quick", *(part for name in methods for part in ("--method", name)),
+           "--closed-python", sys.executable, "--output", str(found), "--markdown", str(page))
+    document = json.loads(found.read_text())
+    assert document["versions"]["torch"] and document["versions"]["memscale"]
+    assert document["machine"]["cpu"]["usable_cpus"] >= 1
+    [case] = document["cases"]
+    rows = {row["method"]: row for row in case["runs"]}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "unmodified": "ok", "memscale-75%": "ok", "hf-checkpointing-offload": "not applicable",
+        "closed-aggressive": "not installed",
+    } or rows["memscale-75%"]["status"] == "infeasible"
+    assert rows["unmodified"]["ratio"] == 1.0
+    if rows["memscale-75%"]["status"] == "ok":
+        assert rows["memscale-75%"]["peak_bytes"] <= rows["memscale-75%"]["budget_bytes"]
+        assert rows["memscale-75%"]["same_bits"]
+    text = page.read_text()
+    assert "## bert-base-quick" in text
+    assert text.count("\n| ") == 1 + len(methods)
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    assert "belongs to a table" in _suite("--case", "gpt2-xl", status=2).stderr
+    assert "is not in this suite" in _suite("--suite", "canonical", "--case", "gpt2", status=2).stderr
+    import torch
+
+    if not torch.cuda.is_available():
+        assert "sees no GPU" in _suite("--quick", "--device", "cuda", status=2).stderr

@@ -300,6 +300,7 @@ static PyObject *plan_simulate(PyObject *module, PyObject *args)
     }
     if (rc == MS_OK) {
         ms_choices choices = {.technique = techniques,
+                              .step_options = ms_plan_step_options(d.plan),
                               .offload_min_bytes = d.plan->offload_min_bytes,
                               .write_window_bytes = d.plan->write_window_bytes,
                               .read_window_bytes = d.plan->read_window_bytes,

@@ -261,6 +261,51 @@ static PyObject *optimizer_unknown(PyObject *self, PyObject *unused)
     return ms_ext_none_or_raise(ms_trace_optimizer_unknown(trace_of(self), &err), &err);
 }
 
+/* ---- the model's own cross entropy ------------------------------------------ */
+
+static PyObject *loss(PyObject *self, PyObject *key)
+{
+    uint64_t storage;
+    uint64_t head;
+    if (ms_ext_u64(key, "key", &storage) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    int rc = ms_trace_loss(trace_of(self), storage, &head, &err);
+    return ms_ext_check(rc, &err) != 0 ? NULL : PyLong_FromUnsignedLongLong(head);
+}
+
+static PyObject *loss_end(PyObject *self, PyObject *number)
+{
+    uint64_t head;
+    if (ms_ext_u64(number, "head", &head) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return ms_ext_none_or_raise(ms_trace_loss_end(trace_of(self), head, &err), &err);
+}
+
+static PyObject *loss_backward(PyObject *self, PyObject *number)
+{
+    uint64_t head;
+    if (ms_ext_u64(number, "head", &head) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return ms_ext_none_or_raise(ms_trace_loss_backward(trace_of(self), head, &err), &err);
+}
+
+static PyObject *loss_backward_end(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t numbers[2];
+    if (read_numbers("loss_backward_end", args, count, 2, numbers) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    int rc = ms_trace_loss_backward_end(trace_of(self), numbers[0], numbers[1], &err);
+    return ms_ext_none_or_raise(rc, &err);
+}
+
 /* ---- nodes ---------------------------------------------------------------- */
 
 static PyObject *enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -468,6 +513,11 @@ static PyMethodDef trace_methods[] = {
     {"loss_outside", loss_outside, METH_NOARGS, "loss_outside(): the loss is not the model's."},
     {"own_optimizer", own_optimizer, METH_VARARGS,
      "own_optimizer(stream_bytes, releases): what memscale's own optimizer can do."},
+    {"loss", loss, METH_O, "loss(key) -> int: a cross entropy of these logits begins; 0 where it is not marked."},
+    {"loss_end", loss_end, METH_O, "loss_end(head): it ends."},
+    {"loss_backward", loss_backward, METH_O, "loss_backward(head): its backward begins."},
+    {"loss_backward_end", MS_EXT_FAST(loss_backward_end), METH_FASTCALL,
+     "loss_backward_end(head, key): it has made the logits' gradient."},
     {"optimizer_unknown", optimizer_unknown, METH_NOARGS,
      "optimizer_unknown(): its step failed under the trace; done begins."},
     {"enter", MS_EXT_FAST(enter), METH_FASTCALL, "enter(name, call) -> int: a layer's call; its node."},

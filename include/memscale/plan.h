@@ -167,6 +167,9 @@ MS_API int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, c
  * know, `fallback` (pass plan->fallback unless you know better). */
 MS_API ms_technique ms_plan_lookup(const ms_plan *plan, const char *name, uint32_t call, ms_technique fallback);
 
+/* The options for the step that were chosen, as a mask of ms_step_option. */
+MS_API uint32_t ms_plan_step_options(const ms_plan *plan);
+
 MS_API int ms_plan_parse(const char *json, ms_plan **plan, ms_error *err);
 MS_API char *ms_plan_to_json(const ms_plan *plan);
 

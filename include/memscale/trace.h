@@ -98,6 +98,17 @@ MS_API int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_stora
 MS_API int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
                        const ms_operand *outputs, size_t output_count, ms_error *err);
 
+/*
+ * A cross entropy over the rows of the logits `key` begins and ends, outside of layers,
+ * and later its backward: from the gradient of its value to `gradient_key`, the gradient
+ * of the logits. *head is 0 where it is none to mark (in a layer, logits that are not of
+ * the step); the other calls ignore that number.
+ */
+MS_API int ms_trace_loss(ms_trace *trace, uint64_t key, uint64_t *head, ms_error *err);
+MS_API int ms_trace_loss_end(ms_trace *trace, uint64_t head, ms_error *err);
+MS_API int ms_trace_loss_backward(ms_trace *trace, uint64_t head, ms_error *err);
+MS_API int ms_trace_loss_backward_end(ms_trace *trace, uint64_t head, uint64_t gradient_key, ms_error *err);
+
 /* The same operator ran on a CPU, its operands in torch's default layout: what it took for
  * itself meanwhile (convolutions) is allocated and freed here. */
 MS_API int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,

@@ -11,26 +11,14 @@
 #include "core/trace_internal.h"
 #include "core/workspace.h"
 
-/* What an address is now: the two top bits of its value in `keys`, an index below. */
-#define KEY_LIFE (0ULL << 62)
-#define KEY_RESIDENT (1ULL << 62) /* parameter or buffer; 1 in the low bit if trainable */
-#define KEY_COPY (2ULL << 62)     /* stands for a save in backward */
-#define KEY_KIND (3ULL << 62)
-#define KEY_INDEX (~KEY_KIND)
-
-static int out_of_memory(ms_error *err)
+int ms__trace_no_memory(ms_error *err)
 {
     return ms_fail(err, MS_ENOMEM, "trace: out of memory");
 }
 
-static int check_open(const ms_trace *trace, ms_error *err)
+int ms__trace_check_open(const ms_trace *trace, ms_error *err)
 {
     return trace->finished ? ms_fail(err, MS_ESTATE, "trace: it is finished") : MS_OK;
-}
-
-static bool in_forward(const ms_trace *trace)
-{
-    return trace->phase == MS_TRACE_FORWARD || trace->phase == MS_TRACE_LOSS;
 }
 
 /* ---- making and freeing --------------------------------------------------- */
@@ -40,14 +28,14 @@ int ms_trace_new(const char *model, const char *signature, const char *source, m
 {
     ms_trace *made = ms_calloc(1, sizeof *made);
     if (made == NULL) {
-        return out_of_memory(err);
+        return ms__trace_no_memory(err);
     }
     made->model = ms_strdup(model);
     made->signature = ms_strdup(signature);
     made->source = ms_strdup(source);
     if (made->model == NULL || made->signature == NULL || made->source == NULL) {
         ms_trace_free(made);
-        return out_of_memory(err);
+        return ms__trace_no_memory(err);
     }
     *trace = made;
     return MS_OK;
@@ -72,6 +60,7 @@ void ms_trace_free(ms_trace *trace)
     MS__ARRAY_FREE(&trace->nodes);
     MS__ARRAY_FREE(&trace->lives);
     MS__ARRAY_FREE(&trace->saves);
+    MS__ARRAY_FREE(&trace->losses);
     MS__ARRAY_FREE(&trace->old_gradients);
     MS__ARRAY_FREE(&trace->optimizer);
     ms__keymap_free(&trace->keys);
@@ -93,7 +82,7 @@ static int push_node(ms_trace *trace, const char *name, uint32_t kind, uint32_t 
     trace_node *node = copy != NULL ? MS__ARRAY_PUSH(&trace->nodes) : NULL;
     if (node == NULL) {
         ms_free(copy);
-        return out_of_memory(err);
+        return ms__trace_no_memory(err);
     }
     node->name = copy;
     node->kind = kind;
@@ -101,14 +90,9 @@ static int push_node(ms_trace *trace, const char *name, uint32_t kind, uint32_t 
     return MS_OK;
 }
 
-static uint32_t last_node(const ms_trace *trace)
-{
-    return (uint32_t)trace->nodes.count - 1;
-}
-
 /* The node that an event of forward belongs to. Between layers the first event that
  * is not the end of something opens a root node. */
-static int forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node, ms_error *err)
+int ms__trace_forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node, ms_error *err)
 {
     bool ends = event_kind == MS_EVENT_FREE || event_kind == MS_EVENT_DROP;
     bool stays = trace->layer_open || trace->root_open || (ends && trace->nodes.count > 0);
@@ -119,47 +103,47 @@ static int forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node, ms
         }
         trace->root_open = true;
     }
-    *node = last_node(trace);
+    *node = ms__trace_last_node(trace);
     return MS_OK;
 }
 
-static int push_event(trace_program *program, ms_event event, ms_error *err)
+int ms__trace_push(trace_program *program, ms_event event, ms_error *err)
 {
     ms_event *slot = MS__ARRAY_PUSH(program);
     if (slot == NULL) {
-        return out_of_memory(err);
+        return ms__trace_no_memory(err);
     }
     *slot = event;
     return MS_OK;
 }
 
 /* Files an event under the current node, or the optimizer. */
-static int record(ms_trace *trace, ms_event event, ms_error *err)
+int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err)
 {
     if (trace->phase == MS_TRACE_BACKWARD) {
-        return push_event(&trace->nodes.items[trace->backward_node].backward, event, err);
+        return ms__trace_push(&trace->nodes.items[trace->backward_node].backward, event, err);
     }
     if (trace->phase == MS_TRACE_OPTIMIZER) {
-        return push_event(&trace->optimizer, event, err);
+        return ms__trace_push(&trace->optimizer, event, err);
     }
-    if (!in_forward(trace)) {
+    if (!ms__trace_in_forward(trace)) {
         return MS_OK;
     }
     uint32_t node = 0;
-    int rc = forward_node(trace, event.kind, &node, err);
-    return rc == MS_OK ? push_event(&trace->nodes.items[node].forward, event, err) : rc;
+    int rc = ms__trace_forward_node(trace, event.kind, &node, err);
+    return rc == MS_OK ? ms__trace_push(&trace->nodes.items[node].forward, event, err) : rc;
 }
 
 int ms_trace_enter(ms_trace *trace, const char *name, uint32_t call, uint32_t *node, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc != MS_OK) {
         return rc;
     }
     if (name[0] == '\0') {
         return ms_fail(err, MS_EINVAL, "trace: a layer needs a name");
     }
-    if (!in_forward(trace) || trace->layer_open) {
+    if (!ms__trace_in_forward(trace) || trace->layer_open) {
         return ms_fail(err, MS_ESTATE, "trace: layer %s entered %s", name,
                        trace->layer_open ? "inside another layer" : "outside of forward");
     }
@@ -169,20 +153,20 @@ int ms_trace_enter(ms_trace *trace, const char *name, uint32_t call, uint32_t *n
     }
     trace->layer_open = true;
     trace->root_open = false;
-    *node = last_node(trace);
+    *node = ms__trace_last_node(trace);
     return MS_OK;
 }
 
 int ms_trace_leave(ms_trace *trace, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc == MS_OK && !trace->layer_open) {
         rc = ms_fail(err, MS_ESTATE, "trace: no layer to leave");
     }
     if (rc != MS_OK) {
         return rc;
     }
-    trace_node *node = &trace->nodes.items[last_node(trace)];
+    trace_node *node = &trace->nodes.items[ms__trace_last_node(trace)];
     node->flags |= node->has_input ? 0 : MS_NODE_NO_TENSOR_INPUT;
     trace->layer_open = false;
     return MS_OK;
@@ -190,19 +174,19 @@ int ms_trace_leave(ms_trace *trace, ms_error *err)
 
 uint32_t ms_trace_current(const ms_trace *trace)
 {
-    return last_node(trace);
+    return ms__trace_last_node(trace);
 }
 
 int ms_trace_input(ms_trace *trace, uint64_t key, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc == MS_OK && !trace->layer_open) {
         rc = ms_fail(err, MS_ESTATE, "trace: an input, but no layer is open");
     }
     if (rc != MS_OK) {
         return rc;
     }
-    trace_node *node = &trace->nodes.items[last_node(trace)];
+    trace_node *node = &trace->nodes.items[ms__trace_last_node(trace)];
     node->has_input = true;
     uint64_t value;
     if (!ms__keymap_get(&trace->keys, key, &value) || (value & KEY_KIND) != KEY_LIFE) {
@@ -215,7 +199,7 @@ int ms_trace_input(ms_trace *trace, uint64_t key, ms_error *err)
     }
     uint32_t *slot = MS__ARRAY_PUSH(&node->inputs);
     if (slot == NULL) {
-        return out_of_memory(err);
+        return ms__trace_no_memory(err);
     }
     *slot = (uint32_t)value;
     return MS_OK;
@@ -223,7 +207,7 @@ int ms_trace_input(ms_trace *trace, uint64_t key, ms_error *err)
 
 int ms_trace_flag(ms_trace *trace, uint32_t node, uint32_t flags, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc == MS_OK && node >= trace->nodes.count) {
         rc = ms_fail(err, MS_EINVAL, "trace: a fact about node %u of %zu", (unsigned)node,
                      trace->nodes.count);
@@ -261,7 +245,7 @@ static void close_optimizer_step(ms_trace *trace)
 
 int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc == MS_OK && trace->phase != MS_TRACE_OPTIMIZER) {
         rc = ms_fail(err, MS_ESTATE, "trace: the optimizer's step has not begun or has ended");
     }
@@ -274,7 +258,7 @@ int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err)
 
 int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool releases, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc == MS_OK) {
         trace->optimizer_stream_bytes = stream_bytes;
         trace->gradients_releasable = releases;
@@ -286,16 +270,16 @@ static int begin_backward(ms_trace *trace, ms_error *err)
 {
     uint32_t node = 0;
     /* A step without any event of forward still needs a place for backward's. */
-    int rc = trace->nodes.count > 0 ? MS_OK : forward_node(trace, MS_EVENT_WORK, &node, err);
+    int rc = trace->nodes.count > 0 ? MS_OK : ms__trace_forward_node(trace, MS_EVENT_WORK, &node, err);
     if (rc == MS_OK) {
-        trace->backward_from = trace->backward_node = last_node(trace);
+        trace->backward_from = trace->backward_node = ms__trace_last_node(trace);
     }
     return rc;
 }
 
 int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc != MS_OK) {
         return rc;
     }
@@ -323,7 +307,7 @@ int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err)
 
 int ms_trace_loss_outside(ms_trace *trace, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc == MS_OK) {
         trace->loss_outside = true;
     }
@@ -339,7 +323,7 @@ static int push_life(ms_trace *trace, uint64_t bytes, uint32_t *index, ms_error 
     }
     trace_life *life = MS__ARRAY_PUSH(&trace->lives);
     if (life == NULL) {
-        return out_of_memory(err);
+        return ms__trace_no_memory(err);
     }
     life->bytes = bytes;
     life->role = MS_STORAGE_ACTIVATION;
@@ -349,7 +333,7 @@ static int push_life(ms_trace *trace, uint64_t bytes, uint32_t *index, ms_error 
 
 static int put_key(ms_trace *trace, uint64_t key, uint64_t value, ms_error *err)
 {
-    return ms__keymap_put(&trace->keys, key, value) == MS_OK ? MS_OK : out_of_memory(err);
+    return ms__keymap_put(&trace->keys, key, value) == MS_OK ? MS_OK : ms__trace_no_memory(err);
 }
 
 static void count_parameter(ms_trace *trace, uint64_t bytes, uint32_t item_bytes, bool trainable,
@@ -369,7 +353,7 @@ static void count_parameter(ms_trace *trace, uint64_t bytes, uint32_t item_bytes
 int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t item_bytes,
                       ms_resident_role role, bool trainable, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc != MS_OK) {
         return rc;
     }
@@ -415,7 +399,7 @@ static void add_live(ms_trace *trace, uint64_t bytes)
 
 int ms_trace_born(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc != MS_OK) {
         return rc;
     }
@@ -438,7 +422,7 @@ int ms_trace_born(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err)
     }
     if (rc == MS_OK) {
         trace->lives.items[index].in_step = trace->phase <= MS_TRACE_BACKWARD;
-        rc = record(trace, (ms_event){.kind = MS_EVENT_ALLOC, .storage = index}, err);
+        rc = ms__trace_record(trace, (ms_event){.kind = MS_EVENT_ALLOC, .storage = index}, err);
     }
     if (rc == MS_OK) {
         add_live(trace, bytes);
@@ -458,7 +442,7 @@ static int drop_save(ms_trace *trace, uint32_t index, ms_error *err);
 
 int ms_trace_died(ms_trace *trace, uint64_t key, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     uint64_t value;
     if (rc != MS_OK || !ms__keymap_get(&trace->keys, key, &value)) {
         return rc;
@@ -475,7 +459,7 @@ int ms_trace_died(ms_trace *trace, uint64_t key, ms_error *err)
     if ((value & KEY_KIND) != KEY_LIFE || trace->lives.items[index].role == MS_STORAGE_BATCH) {
         return MS_OK;
     }
-    rc = record(trace, (ms_event){.kind = MS_EVENT_FREE, .storage = index}, err);
+    rc = ms__trace_record(trace, (ms_event){.kind = MS_EVENT_FREE, .storage = index}, err);
     trace->lives.items[index].freed = true;
     release_life(trace, index);
     return rc;
@@ -486,7 +470,7 @@ static int add_old_gradient(ms_trace *trace, uint64_t key, uint64_t bytes, ms_er
     uint32_t index = 0;
     uint32_t *slot = MS__ARRAY_PUSH(&trace->old_gradients);
     if (slot == NULL) {
-        return out_of_memory(err);
+        return ms__trace_no_memory(err);
     }
     int rc = push_life(trace, bytes, &index, err);
     if (rc == MS_OK) {
@@ -500,7 +484,7 @@ static int add_old_gradient(ms_trace *trace, uint64_t key, uint64_t bytes, ms_er
 
 int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_storage_role role, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc != MS_OK) {
         return rc;
     }
@@ -532,7 +516,7 @@ int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_storage_role
 int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
                 const ms_operand *outputs, size_t output_count, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc != MS_OK || trace->phase > MS_TRACE_BACKWARD) {
         return rc;
     }
@@ -544,7 +528,7 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
         event.bytes = ms__add_sat(event.bytes, outputs[i].bytes);
     }
     event.flops = ms__flops(name, inputs, input_count, outputs, output_count);
-    return event.bytes != 0 || event.flops != 0 ? record(trace, event, err) : MS_OK;
+    return event.bytes != 0 || event.flops != 0 ? ms__trace_record(trace, event, err) : MS_OK;
 }
 
 /* No storage of torch lies at this address. */
@@ -553,7 +537,7 @@ static const uint64_t WORKSPACE_KEY = 1;
 int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
                        const ms_operand *outputs, size_t output_count, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc != MS_OK || trace->phase > MS_TRACE_BACKWARD) {
         return rc;
     }
@@ -577,14 +561,14 @@ static int find_save(ms_trace *trace, uint32_t node, uint32_t life, uint32_t *in
     }
     trace_save *save = MS__ARRAY_PUSH(&trace->saves);
     if (save == NULL || ms__keymap_put(&trace->save_of, pair, trace->saves.count - 1) != MS_OK) {
-        return out_of_memory(err);
+        return ms__trace_no_memory(err);
     }
     save->node = node;
     save->life = life;
     *index = (uint32_t)trace->saves.count - 1;
     trace->lives.items[life].holds++;
     ms_event event = {.kind = MS_EVENT_SAVE, .storage = life};
-    return push_event(&trace->nodes.items[node].forward, event, err);
+    return ms__trace_push(&trace->nodes.items[node].forward, event, err);
 }
 
 /* The storage is saved again by a node that had given it up: it did not, after all. */
@@ -602,17 +586,17 @@ static void take_back_drop(ms_trace *trace, trace_save *save)
 
 int ms_trace_saved(ms_trace *trace, uint64_t key, uint32_t *node, uint64_t *serial, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc != MS_OK) {
         return rc;
     }
-    if (!in_forward(trace)) {
+    if (!ms__trace_in_forward(trace)) {
         *node = trace->phase == MS_TRACE_BACKWARD ? trace->backward_node : TRACE_NO_NODE;
         *serial = 0;
         return MS_OK;
     }
     uint32_t current = 0;
-    rc = forward_node(trace, MS_EVENT_SAVE, &current, err);
+    rc = ms__trace_forward_node(trace, MS_EVENT_SAVE, &current, err);
     uint64_t value;
     if (rc != MS_OK) {
         return rc;
@@ -637,7 +621,7 @@ int ms_trace_saved(ms_trace *trace, uint64_t key, uint32_t *node, uint64_t *seri
 /* The save that a node and a serial name; *save is NULL for serial 0. */
 static int save_of_serial(ms_trace *trace, uint32_t node, uint64_t serial, trace_save **save, ms_error *err)
 {
-    int rc = check_open(trace, err);
+    int rc = ms__trace_check_open(trace, err);
     if (rc != MS_OK) {
         return rc;
     }
@@ -677,7 +661,7 @@ int ms_trace_unpacked(ms_trace *trace, uint32_t node, uint64_t serial, uint64_t 
         return MS_OK;
     }
     save->needed = true;
-    return record(trace, (ms_event){.kind = MS_EVENT_NEED, .storage = save->life}, err);
+    return ms__trace_record(trace, (ms_event){.kind = MS_EVENT_NEED, .storage = save->life}, err);
 }
 
 /*
@@ -692,9 +676,9 @@ static int drop_save(ms_trace *trace, uint32_t index, ms_error *err)
         return MS_OK;
     }
     trace_node *node = &trace->nodes.items[save->node];
-    save->drop_backward = trace->phase == MS_TRACE_BACKWARD || save->node != last_node(trace);
+    save->drop_backward = trace->phase == MS_TRACE_BACKWARD || save->node != ms__trace_last_node(trace);
     trace_program *program = save->drop_backward ? &node->backward : &node->forward;
-    int rc = push_event(program, (ms_event){.kind = MS_EVENT_DROP, .storage = save->life}, err);
+    int rc = ms__trace_push(program, (ms_event){.kind = MS_EVENT_DROP, .storage = save->life}, err);
     if (rc != MS_OK) {
         return rc;
     }

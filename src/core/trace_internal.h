@@ -34,6 +34,12 @@ typedef struct trace_save {
     uint32_t drop_index; /* ... at this place */
 } trace_save;
 
+/* A cross entropy that was marked. */
+typedef struct trace_loss {
+    uint32_t node;
+    uint32_t life; /* of its logits */
+} trace_loss;
+
 /* Events here number lives, not local storages. */
 typedef MS__ARRAY(ms_event) trace_program;
 
@@ -61,6 +67,7 @@ struct ms_trace {
     MS__ARRAY(trace_life) lives;
     MS__ARRAY(trace_save) saves;
     MS__ARRAY(trace_node) nodes;
+    MS__ARRAY(trace_loss) losses;
 
     bool layer_open;        /* the last node is a layer that was not left */
     bool root_open;         /* the last node is a root node and takes more */
@@ -80,5 +87,33 @@ struct ms_trace {
     uint64_t optimizer_stream_bytes;
     bool gradients_releasable;
 };
+
+
+/* What an address is now: the two top bits of its value in `keys`, an index below. */
+#define KEY_LIFE (0ULL << 62)
+#define KEY_RESIDENT (1ULL << 62) /* parameter or buffer; 1 in the low bit if trainable */
+#define KEY_COPY (2ULL << 62)     /* stands for a save in backward */
+#define KEY_KIND (3ULL << 62)
+#define KEY_INDEX (~KEY_KIND)
+
+static inline bool ms__trace_in_forward(const ms_trace *trace)
+{
+    return trace->phase == MS_TRACE_FORWARD || trace->phase == MS_TRACE_LOSS;
+}
+
+static inline uint32_t ms__trace_last_node(const ms_trace *trace)
+{
+    return (uint32_t)trace->nodes.count - 1;
+}
+
+/* trace.c */
+int ms__trace_no_memory(ms_error *err);
+int ms__trace_check_open(const ms_trace *trace, ms_error *err);
+/* The node that an event of forward belongs to. Between layers the first event that is
+ * not the end of something opens a root node. */
+int ms__trace_forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node, ms_error *err);
+int ms__trace_push(trace_program *program, ms_event event, ms_error *err);
+/* Files an event under the current node, or the optimizer. */
+int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err);
 
 #endif

@@ -76,6 +76,15 @@ ms_technique ms_plan_lookup(const ms_plan *plan, const char *name, uint32_t call
     return fallback;
 }
 
+uint32_t ms_plan_step_options(const ms_plan *plan)
+{
+    uint32_t mask = 0;
+    for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
+        mask |= plan->step_options[i].chosen ? 1u << i : 0;
+    }
+    return mask;
+}
+
 void ms__plan_count(const ms_plan *plan, uint32_t counts[MS_TECHNIQUE_COUNT])
 {
     memset(counts, 0, MS_TECHNIQUE_COUNT * sizeof *counts);

@@ -25,6 +25,7 @@ from .arguments import plain_tensors
 from .hooks import LayerHooks, RootHooks
 from .layers import find_layers
 from .live_profile import LiveProfile
+from .loss_mode import LossMode, exact_head
 from .module_state import LayerState
 from .observation import StepWatch
 from .profiler import describe_arguments, is_tracing
@@ -97,6 +98,7 @@ class Executor:
         self._local = threading.local()
         self._said: set[str] = set()
         self._profile: LiveProfile | None = None
+        self._uses_loss_head = False
         self.run_watch: RunWatch | None = None
         self._peak_bytes: int | None = None
         self._unverified = planner is not None and bool(getattr(config, "verify_correctness", False))
@@ -175,8 +177,12 @@ class Executor:
         arrange = getattr(self._planner, "arrange_optimizer", None)
         if arrange is not None and not isinstance(plan, str):
             arrange(plan)
-        if text is not None:
-            self._open_tier(json.loads(text)["settings"])
+        document = json.loads(text) if text is not None else {}
+        self._uses_loss_head = any(
+            option["chosen"] for option in document.get("step_options", ()) if option["name"] == "exact_loss_head"
+        )
+        if document:
+            self._open_tier(document["settings"])
         self._hook_layers(self._core.is_active())
 
     def verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -212,6 +218,8 @@ class Executor:
         if self._profile is not None:
             self._profile.abandon()
             self._profile = None
+        self._end_losses()
+        self._uses_loss_head = False
         self._hook_layers(False)
         if self._root is not None:
             self._root.remove()
@@ -335,6 +343,7 @@ class Executor:
             self._profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
         self._local.caller = sys._getframe(_ROOT_CALLER)
         self._core.enter_root(self._local.caller)
+        self._begin_losses()
         return (args, changed) if changed is not None else None
 
     def _after_root(
@@ -345,6 +354,7 @@ class Executor:
         with self._planning:
             self._forwards.discard(threading.get_ident())
             self._planning.notify_all()
+        self._end_losses()
         self._core.leave_root(output is None)
         self._local.caller = None
         self._watch.forward_ended(output)
@@ -352,6 +362,25 @@ class Executor:
             self._end_profile(False)
         elif (profile := self._own_profile()) is not None:
             profile.forward_ended(output)
+
+    def _begin_losses(self) -> None:
+        """From here to the end of the root's forward, cross entropies are the loss head's."""
+        self._end_losses()  # of a forward that was broken off
+        self._local.layer_depth = 0
+        if self._uses_loss_head:
+            self._local.losses = exact_head(self._is_root_work)
+            self._local.losses.start()
+
+    def _end_losses(self) -> None:
+        losses: LossMode | None = getattr(self._local, "losses", None)
+        if losses is not None:
+            losses.stop()
+            self._local.losses = None
+
+    def _is_root_work(self) -> bool:
+        """Whether this thread is between layers: what is saved inside one must be what a
+        replay of it saves."""
+        return self._uses_loss_head and self._local.layer_depth == 0
 
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._planner is None:
@@ -396,6 +425,7 @@ class Executor:
     ) -> None:
         if self._stands_aside():
             return
+        self._local.layer_depth = getattr(self._local, "layer_depth", 0) + 1
         record = None
         if self._core.peek(layer.number) in _RECOMPUTE:
             record = self._record(layer, module, args, kwargs)
@@ -440,6 +470,7 @@ class Executor:
     ) -> None:
         if self._stands_aside():
             return
+        self._local.layer_depth = max(0, getattr(self._local, "layer_depth", 0) - 1)
         profile = self._own_profile()
         if profile is not None:
             profile.leave(args, kwargs, output)

@@ -16,6 +16,7 @@ import torch
 from .. import _core
 from ..errors import MemScaleError
 from .arguments import plain_tensors
+from .loss_mode import marking
 from .profiler import describe_arguments
 from .replay import is_replaying
 from .tracer import NO_NODE, LiveTracer
@@ -117,6 +118,8 @@ class LiveProfile:
         tracer.resident_batch(plain_tensors((args, kwargs)))
         self._tracer = tracer
         observe(self._token)
+        self._losses = marking(tracer)
+        self._losses.start()
         tracer.start()
 
     @property
@@ -155,6 +158,7 @@ class LiveProfile:
 
     def forward_ended(self, output: Any) -> None:
         """The root's forward returned `output`."""
+        self._losses.stop()
         if self._phase == "forward":
             self._tracer.outputs(output)
             self._advance("loss")
@@ -177,6 +181,7 @@ class LiveProfile:
     def finish(self, has_stepped: bool) -> str | None:
         """Ends the profile; the graph, or None where no whole step was seen."""
         self._observe(None)
+        self._losses.stop()
         self._tracer.stop()
         if self._phase != "optimizer" or self.refused is not None:
             return None

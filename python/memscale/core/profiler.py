@@ -230,7 +230,14 @@ class _StaticStep:
     def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         import torch
 
-        output = self._model(*args, **kwargs)
+        from .loss_mode import marking
+
+        losses = marking(self._tracer)
+        losses.start()
+        try:
+            output = self._model(*args, **kwargs)
+        finally:
+            losses.stop()
         self._tracer.outputs(output)
         self._tracer.phase("loss")
         # Autocast is left before backward, and lets go of its casts of the weights.

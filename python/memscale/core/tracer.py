@@ -296,6 +296,24 @@ class LiveTracer(TorchDispatchMode):
         if serial:
             self._tell(self._trace.dropped, node, serial)
 
+    # -- the model's own cross entropy ------------------------------------------------
+
+    def loss(self, logits: torch.Tensor) -> int:
+        """A cross entropy over rows of logits begins, outside of layers: its number, 0 where
+        there is nothing to mark. To be followed by `loss_ended()`."""
+        if self._paused or self._nesting or self._phase != "forward" or not logits.requires_grad:
+            return 0
+        return self._trace.loss(logits.untyped_storage()._cdata)
+
+    def loss_ended(self, number: int, logits: torch.Tensor, value: torch.Tensor) -> None:
+        """It has given its value; its backward is followed by hooks on both tensors."""
+        if number == 0 or not value.requires_grad:
+            return
+        trace = self._trace
+        trace.loss_end(number)
+        value.register_hook(lambda _: trace.loss_backward(number))
+        logits.register_hook(lambda gradient: trace.loss_backward_end(number, gradient.untyped_storage()._cdata))
+
     # -- phases and roles -------------------------------------------------------------
 
     def phase(self, name: str) -> None:

@@ -430,6 +430,58 @@ static void a_loss_outside_reserves_twice_the_outputs(void **state)
     assert_finishes_with("\"external_loss_bytes\":100");
 }
 
+/* Logits 10, log-softmax 11, loss 12; in backward the gradient 21 after a scattered one. */
+static void a_cross_entropy_is_marked_in_both_passes(void **state)
+{
+    (void)state;
+    uint64_t head, none;
+    born(10, 64);
+    assert_ms_ok(ms_trace_loss(trace, 10, &head, &err), err);
+    assert_ms_ok(ms_trace_loss(trace, 999, &none, &err), err); /* no storage of the step */
+    assert_true(head > 0 && none == 0);
+    born(11, 64);
+    token saved_rows = saved(11);
+    died(11);
+    born(12, 4);
+    assert_ms_ok(ms_trace_loss_end(trace, head, &err), err);
+    assert_ms_ok(ms_trace_loss_end(trace, none, &err), err);
+    enter("later", 0);
+    assert_ms_ok(ms_trace_loss(trace, 10, &none, &err), err); /* in a layer it is not marked */
+    assert_int_equal(none, 0);
+    born(13, 8);
+    leave();
+    died(10);
+    phase(MS_TRACE_BACKWARD);
+    assert_ms_ok(ms_trace_loss_backward(trace, head, &err), err);
+    born(20, 64); /* of the cross entropy's node, not of the layer's, which was the last */
+    unpacked(saved_rows, 0);
+    born(21, 64);
+    died(20);
+    dropped(saved_rows);
+    assert_ms_ok(ms_trace_loss_backward_end(trace, head, 21, &err), err);
+    died(21);
+    phase(MS_TRACE_DONE);
+    assert_finishes_with("\"backward\":[[\"loss\",0],[\"alloc\",3],[\"need\",1],[\"alloc\",4],[\"free\",3],"
+                         "[\"drop\",1],[\"loss_end\",4],[\"free\",4]]");
+}
+
+static void a_mark_that_was_never_given_is_refused(void **state)
+{
+    (void)state;
+    uint64_t head;
+    born(10, 64);
+    assert_ms_fails(ms_trace_loss_end(trace, 1, &err), MS_EINVAL, err, "cross entropy 1");
+    assert_ms_ok(ms_trace_loss(trace, 10, &head, &err), err);
+    assert_ms_ok(ms_trace_loss_end(trace, head, &err), err);
+    phase(MS_TRACE_BACKWARD);
+    assert_ms_fails(ms_trace_loss_backward(trace, head + 1, &err), MS_EINVAL, err, "cross entropy 2");
+    assert_ms_ok(ms_trace_loss_backward(trace, head, &err), err);
+    assert_ms_ok(ms_trace_loss_backward_end(trace, head, 77, &err), err); /* not a storage of the step */
+    phase(MS_TRACE_DONE);
+    assert_finishes_with("\"backward\":[[\"loss\",0]]");
+    assert_ms_fails(ms_trace_loss(trace, 10, &head, &err), MS_ESTATE, err, "finished");
+}
+
 static void the_optimizers_state_is_told_from_its_temporaries(void **state)
 {
     (void)state;
@@ -677,6 +729,8 @@ int main(void)
         TEST(a_save_given_up_late_is_dropped_in_its_own_backward),
         TEST(what_is_kept_counts_as_live),
         TEST(a_loss_outside_reserves_twice_the_outputs),
+        TEST(a_cross_entropy_is_marked_in_both_passes),
+        TEST(a_mark_that_was_never_given_is_refused),
         TEST(the_optimizers_state_is_told_from_its_temporaries),
         TEST(a_step_that_fails_is_estimated),
         TEST(a_real_optimizer_that_made_its_state_before_is_reserved_for),

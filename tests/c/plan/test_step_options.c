@@ -182,7 +182,8 @@ static void a_budget_that_binds_turns_the_head_on(void **state)
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         techniques[i] = (uint8_t)plan->entries[i].technique;
     }
-    ms_choices choices = {.technique = techniques, .step_options = head_bit,
+    assert_int_equal(ms_plan_step_options(plan), head_bit);
+    ms_choices choices = {.technique = techniques, .step_options = ms_plan_step_options(plan),
                           .offload_min_bytes = plan->offload_min_bytes,
                           .write_window_bytes = plan->write_window_bytes,
                           .read_window_bytes = plan->read_window_bytes};

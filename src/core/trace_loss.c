@@ -1,0 +1,78 @@
+/*
+ * The tracer's marks around the model's own cross entropy: where its operators begin and
+ * end, in forward and in backward, so that the planner can put the loss head in their
+ * place. Called by the extension; see trace.c for the rest.
+ */
+#include "core/trace_internal.h"
+
+int ms_trace_loss(ms_trace *trace, uint64_t key, uint64_t *head, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    uint64_t value;
+    if (rc != MS_OK) {
+        return rc;
+    }
+    bool known = ms__keymap_get(&trace->keys, key, &value) && (value & KEY_KIND) == KEY_LIFE &&
+                 trace->lives.items[value].role != MS_STORAGE_BATCH;
+    if (!known || !ms__trace_in_forward(trace) || trace->layer_open) {
+        *head = 0;
+        return MS_OK;
+    }
+    uint32_t node = 0;
+    rc = ms__trace_forward_node(trace, MS_EVENT_LOSS, &node, err);
+    trace_loss *loss = rc == MS_OK ? MS__ARRAY_PUSH(&trace->losses) : NULL;
+    if (loss == NULL) {
+        return rc != MS_OK ? rc : ms__trace_no_memory(err);
+    }
+    *loss = (trace_loss){.node = node, .life = (uint32_t)value};
+    rc = ms__trace_push(&trace->nodes.items[node].forward, (ms_event){.kind = MS_EVENT_LOSS, .storage = loss->life}, err);
+    if (rc == MS_OK) {
+        *head = trace->losses.count;
+    }
+    return rc;
+}
+
+/* The loss that a number names; *loss is NULL for 0. */
+static int find_loss(const ms_trace *trace, uint64_t head, const trace_loss **loss, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc == MS_OK && head > trace->losses.count) {
+        rc = ms_fail(err, MS_EINVAL, "trace: there is no cross entropy %llu", (unsigned long long)head);
+    }
+    *loss = rc == MS_OK && head > 0 ? &trace->losses.items[head - 1] : NULL;
+    return rc;
+}
+
+int ms_trace_loss_end(ms_trace *trace, uint64_t head, ms_error *err)
+{
+    const trace_loss *loss = NULL;
+    int rc = find_loss(trace, head, &loss, err);
+    if (loss == NULL || !ms__trace_in_forward(trace) || loss->node != ms__trace_last_node(trace)) {
+        return rc;
+    }
+    ms_event event = {.kind = MS_EVENT_LOSS_END, .storage = loss->life};
+    return ms__trace_push(&trace->nodes.items[loss->node].forward, event, err);
+}
+
+int ms_trace_loss_backward(ms_trace *trace, uint64_t head, ms_error *err)
+{
+    const trace_loss *loss = NULL;
+    int rc = find_loss(trace, head, &loss, err);
+    if (loss == NULL || trace->phase != MS_TRACE_BACKWARD) {
+        return rc;
+    }
+    trace->backward_node = loss->node;
+    return ms__trace_record(trace, (ms_event){.kind = MS_EVENT_LOSS, .storage = loss->life}, err);
+}
+
+int ms_trace_loss_backward_end(ms_trace *trace, uint64_t head, uint64_t gradient_key, ms_error *err)
+{
+    const trace_loss *loss = NULL;
+    int rc = find_loss(trace, head, &loss, err);
+    uint64_t value;
+    if (loss == NULL || trace->phase != MS_TRACE_BACKWARD || trace->backward_node != loss->node ||
+        !ms__keymap_get(&trace->keys, gradient_key, &value) || (value & KEY_KIND) != KEY_LIFE) {
+        return rc;
+    }
+    return ms__trace_record(trace, (ms_event){.kind = MS_EVENT_LOSS_END, .storage = (uint32_t)value}, err);
+}

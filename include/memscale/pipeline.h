@@ -45,6 +45,20 @@ MS_API int ms_pipeline_plan_by_policy(const ms_graph *graph, const ms_hardware *
 MS_API int ms_pipeline_rehearse(const ms_graph *graph, const ms_hardware *hardware, ms_plan *plan, bool *fits,
                                 ms_exactness *exactness, ms_error *err);
 
+/*
+ * The documents from which one plan is made for `count` processes that train one model, from
+ * those of each, rank 0 first: budgets and room are the smallest, what processes hold the
+ * largest, and the `local_count` ranks of one machine divide its memory and disk. The rest
+ * is rank 0's.
+ */
+MS_API int ms_pipeline_agree(const ms_hardware *const *hardware, const ms_config *const *config, uint32_t count,
+                             uint32_t local_count, ms_hardware *agreed_hardware, ms_config *agreed_config,
+                             ms_error *err);
+
+/* Leaves in a configuration what may be done where parameters are sharded and gathered layer
+ * by layer (FSDP). */
+MS_API void ms_pipeline_sharded(ms_config *config);
+
 /* What one finished step showed. MS_UNSET for what was not seen. */
 typedef struct ms_observation {
     uint64_t peak_bytes;             /* of the training device in this step */

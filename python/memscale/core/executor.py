@@ -303,6 +303,9 @@ class Executor:
         configured = getattr(self._config, "disk_offload_dir", None)
         if configured:
             return configured
+        own = getattr(self._planner, "disk_dir", None)  # of this machine, where others plan too
+        if own is not None:
+            return own
         if self._planner is None:
             raise OffloadError("the plan moves tensors to disk, and no directory for them was named")
         return json.loads(self._planner.hardware_json)["disk"]["dir"]
@@ -386,10 +389,11 @@ class Executor:
         if self._planner is None:
             return
         signature = input_signature(module, args, kwargs)
-        if signature == self._signature:
-            return
-        with self._replay_lock:
-            plan = self._planner.plan_for(module, signature, args, kwargs, self._wait_until_alone)
+        plan: Any = self._plan
+        if signature != self._signature:
+            with self._replay_lock:
+                plan = self._planner.plan_for(module, signature, args, kwargs, self._wait_until_alone)
+        plan = self._planner.agree(plan)
         self._signature = signature if plan is not None else None
         if plan is not self._plan:
             self.apply(plan)

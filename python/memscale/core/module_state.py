@@ -11,6 +11,7 @@ for its duration. Used by `memscale.core.replay`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,7 +50,7 @@ class LayerState:
             _Parameter(inner, name, parameter)
             for inner in modules
             for name, parameter in inner._parameters.items()
-            if parameter is not None
+            if parameter is not None and not _is_gathered(inner)
         ]
         buffers = []
         with torch.no_grad():
@@ -207,6 +208,14 @@ def _generators(module: torch.nn.Module) -> Iterator[torch.Generator]:
         elif type(value) in _GENERATOR_HOLDERS and 0 < len(value) <= _FEW_ITEMS:
             items = value.values() if type(value) is dict else value
             yield from (item for item in items if type(item) is torch.Generator)
+
+
+def _is_gathered(module: torch.nn.Module) -> bool:
+    """Whether the module's parameters are shards, which FSDP replaces for forward and backward:
+    in a replay it has them in place."""
+    tensor = sys.modules.get("torch.distributed.tensor")
+    sharded = getattr(tensor, "DTensor", None)
+    return sharded is not None and any(isinstance(value, sharded) for value in module._parameters.values())
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -50,6 +50,9 @@ class Session:
     Used by the thread that runs the model's forward.
     """
 
+    # Whether a plan made at `wrap()` is put in force there, or at the first forward.
+    applies_at_once = True
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -119,6 +122,11 @@ class Session:
         """
         graph = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
         return self._make_plan(graph)
+
+    def agree(self, plan: ExecutionPlan | None) -> ExecutionPlan | None:
+        """Asked at every training forward, after `plan_for()` where that was needed: the plan to
+        follow. Several ranks agree on one; see `ranks.py`."""
+        return plan
 
     def _make_plan(self, graph: str) -> str:
         """The plan as JSON: stage 2 alone, or both stages with `auto_policy`."""

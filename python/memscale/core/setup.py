@@ -18,7 +18,8 @@ from .. import _core
 from ..config import AsyncOffloadConfig, Config
 from ..errors import ConfigError, IntegrationError
 from ..observability.watch import RunWatch
-from .session import Session, executor_of
+from .ranks import session_for
+from .session import executor_of
 
 if TYPE_CHECKING:
     import torch
@@ -143,7 +144,7 @@ def _wrap_watched(
         _log.warning("wrap: this %s was already wrapped; the first wrap is replaced", type(model).__name__)
         previous.detach()
     _unwrap_submodules(model)
-    session = Session(model, config, optimizer)
+    session = session_for(model, config, optimizer)
     executor = Executor(model, config, session)
     executor.run_watch = session.run_watch = watch
     watch.begin(executor.counters)
@@ -152,8 +153,10 @@ def _wrap_watched(
         executor.attach()
         if sample is not None:
             args, kwargs = sample
-            executor.apply(session.plan_for(model, input_signature(model, args, kwargs), args, kwargs))
-            executor.verify(args, kwargs)
+            plan = session.plan_for(model, input_signature(model, args, kwargs), args, kwargs)
+            if session.applies_at_once:
+                executor.apply(plan)
+                executor.verify(args, kwargs)
         _core.reset_peak_rss()
     except BaseException:
         executor.detach()

@@ -1,0 +1,119 @@
+/*
+ * Agreement among ranks for Python: lists of documents in, one pair of documents out. Used by
+ * memscale.core.ranks.
+ */
+#include "common.h"
+#include "rooms.h"
+
+#include "memscale/pipeline.h"
+
+typedef struct rank_documents {
+    ms_hardware *hardware;
+    ms_config config;
+} rank_documents;
+
+static int parse_rank(PyObject *pair, rank_documents *rank, ms_error *err)
+{
+    const char *hardware, *config;
+    if (!PyArg_ParseTuple(pair, "ss:ranks_agree", &hardware, &config)) {
+        return -1;
+    }
+    rank->hardware = ms_calloc(1, sizeof *rank->hardware);
+    int rc = rank->hardware == NULL ? ms_fail(err, MS_ENOMEM, "out of memory")
+                                    : ms_hardware_parse(hardware, rank->hardware, err);
+    if (rc == MS_OK) {
+        rc = ms_config_parse(config, &rank->config, err);
+    }
+    return ms_ext_check(rc, err);
+}
+
+static PyObject *agreed(const rank_documents *ranks, uint32_t count, uint32_t local_count)
+{
+    const ms_hardware **hardware = ms_calloc(count, sizeof *hardware);
+    const ms_config **config = ms_calloc(count, sizeof *config);
+    ms_hardware *agreed_hardware = ms_malloc(sizeof *agreed_hardware);
+    ms_config agreed_config;
+    ms_error err;
+    PyObject *answer = NULL;
+    if (hardware == NULL || config == NULL || agreed_hardware == NULL) {
+        PyErr_NoMemory();
+        goto cleanup;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        hardware[i] = ranks[i].hardware;
+        config[i] = &ranks[i].config;
+    }
+    int rc = ms_pipeline_agree(hardware, config, count, local_count, agreed_hardware, &agreed_config, &err);
+    if (ms_ext_check(rc, &err) == 0) {
+        answer = Py_BuildValue("(NN)", ms_ext_take_text(ms_hardware_to_json(agreed_hardware)),
+                               ms_ext_take_text(ms_config_to_json(&agreed_config)));
+    }
+cleanup:
+    ms_free(hardware);
+    ms_free(config);
+    ms_free(agreed_hardware);
+    return answer;
+}
+
+static PyObject *ranks_agree(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *list;
+    unsigned int local_count;
+    if (!PyArg_ParseTuple(args, "O!I:ranks_agree", &PyList_Type, &list, &local_count)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyList_Size(list);
+    if (count < 1 || count > 1 << 20) {
+        return PyErr_Format(PyExc_ValueError, "ranks_agree: %zd ranks", count);
+    }
+    rank_documents *ranks = ms_calloc((size_t)count, sizeof *ranks);
+    if (ranks == NULL) {
+        return PyErr_NoMemory();
+    }
+    ms_error err;
+    bool parsed = true;
+    for (Py_ssize_t i = 0; parsed && i < count; i++) {
+        PyObject *pair = PyList_GetItem(list, i);
+        parsed = pair != NULL && PyTuple_Check(pair) && parse_rank(pair, &ranks[i], &err) == 0;
+    }
+    PyObject *answer = parsed ? agreed(ranks, (uint32_t)count, local_count) : NULL;
+    if (answer == NULL && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_TypeError, "ranks_agree: a list of pairs of documents is wanted");
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        ms_free(ranks[i].hardware);
+    }
+    ms_free(ranks);
+    return answer;
+}
+
+static PyObject *config_for_shards(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *text;
+    ms_config config;
+    ms_error err;
+    if (!PyArg_ParseTuple(args, "s:config_for_shards", &text)) {
+        return NULL;
+    }
+    if (ms_ext_check(ms_config_parse(text, &config, &err), &err) != 0) {
+        return NULL;
+    }
+    ms_pipeline_sharded(&config);
+    return ms_ext_take_text(ms_config_to_json(&config));
+}
+
+static PyMethodDef methods[] = {
+    {"ranks_agree", ranks_agree, METH_VARARGS,
+     "ranks_agree([(hardware, config), ...], local_ranks) -> (hardware, config): the documents that one plan "
+     "for all ranks is made from, rank 0's first."},
+    {"config_for_shards", config_for_shards, METH_VARARGS,
+     "config_for_shards(config) -> str: what may be done where parameters are sharded."},
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_ranks(PyObject *module)
+{
+    return PyModule_AddFunctions(module, methods);
+}

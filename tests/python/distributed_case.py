@@ -1,0 +1,137 @@
+"""Run by test_distributed.py on every rank under torchrun: trains with and without memscale and
+writes what was seen as lines of JSON to a file of each rank. Not a test by itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import memscale
+
+RANK = int(os.environ["RANK"])
+
+
+def tell(what: str, value: Any) -> None:
+    with open(f"{sys.argv[2]}/{RANK}", "a") as file:
+        file.write(json.dumps({"what": what, "value": value}) + "\n")
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)]
+    return nn.Sequential(*layers)
+
+
+def distribute(model: nn.Sequential, kind: str) -> nn.Module:
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(8, 64, generator=torch.Generator().manual_seed(100 * RANK + step))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def train(model: nn.Sequential, kind: str, steps: int = 3, micro: int = 1) -> list[Any]:
+    trained = distribute(model, kind)
+    optimizer = torch.optim.AdamW(model.parameters())
+    seen: list[Any] = []
+    torch.manual_seed(RANK)
+    for step in range(steps):
+        for part in range(micro):
+            loss = trained(batch(10 * step + part)).square().mean()
+            loss.backward()
+            seen.append(loss.item())
+        seen.append([local(p.grad).clone() for p in model.parameters()])
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*seen, [local(p).detach().clone() for p in model.parameters()]]
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(
+        x == y if isinstance(x, float) else all(map(torch.equal, x, y)) for x, y in zip(a, b, strict=True)
+    )
+
+
+def compare(kind: str, micro: int, sample: bool) -> None:
+    expected = train(net(), kind, micro=micro)
+    config = memscale.Config(force_optimize=True, enable_logging=False)
+    model = memscale.wrap(net(), config, sample_input=batch(0) if sample else None)
+    found = train(model, kind, micro=micro)
+    executor = model._memscale_executor
+    tell("equal", same(found, expected))
+    tell("recomputed", executor.counters()["recomputed_layers"])
+    tell("offloaded", executor.counters()["offloaded_storages"])
+    tell("plan", executor.plan.to_json())
+    memscale.detach(model)
+
+
+def budgets() -> None:
+    """Each rank asks for another budget; the smaller one holds for both."""
+    model = memscale.wrap(net(), memscale.Config(memory_budget_gb=4.0 - RANK, enable_logging=False))
+    train(model, "ddp", steps=1)
+    plan = json.loads(model._memscale_executor.plan.to_json())
+    tell("allowed", plan["pressure"]["allowed_bytes"])
+    memscale.detach(model)
+
+
+def refused() -> None:
+    """Rank 1 names a directory that it can't have; then a budget of its own that nothing meets."""
+    for config in (
+        {"disk_offload_dir": "/proc/nowhere"} if RANK else {},
+        {"memory_budget_gb": 0.001} if RANK else {},
+    ):
+        try:
+            train(memscale.wrap(net(), memscale.Config(enable_logging=False, **config)), "ddp", steps=1)
+            tell("error", None)
+        except memscale.MemScaleError as error:
+            tell("error", [type(error).__name__, str(error)])
+
+
+def dies() -> None:
+    """Rank 1 fails in its second step, while rank 0 waits for its gradients."""
+    model = memscale.wrap(net(), memscale.Config(force_optimize=True, enable_logging=False))
+    if RANK == 1:
+        model[2].register_forward_hook(lambda *_: 1 / 0 if model._memscale_executor.counters()["steps"] else None)
+    train(model, "ddp")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("memscale").setLevel(logging.ERROR)
+    dist.init_process_group("gloo")
+    case = sys.argv[1]
+    if case == "train":
+        compare("ddp", 1, False)
+        compare("ddp", 2, True)
+        compare("fsdp", 1, False)
+        compare("fsdp", 1, True)
+        budgets()
+    elif case == "refused":
+        refused()
+    else:
+        dies()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""DDP and FSDP2 on two processes (gloo, CPU): gradients of the unwrapped run, one plan, the smaller
+budget, and no rank left waiting for one that failed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memscale
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+
+_CASE = Path(__file__).with_name("distributed_case.py")
+
+
+def _launch(case: str, folder: Path, timeout: float = 300) -> tuple[int, dict[str, list[list[Any]]]]:
+    """Exit status, and for each thing that was told the values of rank 0 and of rank 1."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(_CASE), case]
+    done = subprocess.run([*run, str(folder)], capture_output=True, text=True, timeout=timeout, check=False)
+    told: dict[str, list[list[Any]]] = {}
+    for rank in range(2):
+        file = folder / str(rank)
+        for line in file.read_text().splitlines() if file.exists() else ():
+            entry = json.loads(line)
+            told.setdefault(entry["what"], [[], []])[rank].append(entry["value"])
+    assert told or case == "dies", done.stderr[-4000:]
+    return done.returncode, told
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[Any]]]:
+    status, told = _launch("train", tmp_path_factory.mktemp("ranks"))
+    assert status == 0
+    return told
+
+
+def test_gradients_and_parameters_are_those_of_the_unwrapped_distributed_run(trained: Any) -> None:
+    assert trained["equal"] == [[True] * 4] * 2
+    for rank in trained["recomputed"]:
+        assert all(rank)
+
+
+def test_every_rank_follows_the_same_plan(trained: Any) -> None:
+    first, second = trained["plan"]
+    assert len(first) == 4
+    assert first == second
+    assert any(entry["technique"] != "keep" for entry in json.loads(first[0])["entries"])
+
+
+def test_nothing_is_offloaded_where_parameters_are_sharded(trained: Any) -> None:
+    for rank in trained["offloaded"]:
+        assert rank[2:] == [0, 0]
+
+
+def test_the_smaller_budget_holds_for_all(trained: Any) -> None:
+    assert trained["allowed"] == [[3_000_000_000], [3_000_000_000]]
+
+
+def test_what_one_rank_is_refused_is_raised_on_all(tmp_path: Path) -> None:
+    status, told = _launch("refused", tmp_path)
+    assert status == 0
+    (own, wrapped), (other, infeasible) = told["error"][1], told["error"][0]
+    assert own[0] == "ConfigError"
+    assert other[0] == "IntegrationError" and "rank 1 failed with ConfigError" in other[1]
+    assert infeasible[0] == "BudgetInfeasibleError"
+    assert wrapped[0] == "IntegrationError" and "rank 0 failed with BudgetInfeasibleError" in wrapped[1]
+
+
+def test_a_rank_that_fails_in_a_step_ends_the_run(tmp_path: Path) -> None:
+    began = time.monotonic()
+    status, _ = _launch("dies", tmp_path)
+    assert status != 0
+    assert time.monotonic() - began < 200  # the process group's own timeout is half an hour
+
+
+def test_a_distributed_module_is_refused_with_the_right_order(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        with pytest.raises(memscale.IntegrationError, match="wrap the module first, then construct"):
+            memscale.wrap(model)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -53,13 +53,13 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.quick or arguments.suite != "default":
         return _tables(parser, arguments)
+    unknown = [name for name in arguments.case or () if name not in SUITES]
+    if unknown:
+        parser.error(f"--case {unknown[0]} belongs to a table: give --suite or --quick")
     report: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "cases": {}}
     if not arguments.no_overheads:
         report["overheads"] = _overheads()
     good = True
-    unknown = [name for name in arguments.case or () if name not in SUITES]
-    if unknown:
-        parser.error(f"--case {unknown[0]} belongs to a table: give --suite or --quick")
     for name in arguments.case or DEFAULT_CASES:
         rows, held = _case(name, arguments.rounds, arguments.steps)
         report["cases"][name] = rows

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from memscale.core.arguments import plain_tensors
 from memscale.core.layers import find_layers
+from memscale.core.loss_mode import marking
 from memscale.core.profiler import MemoryProfiler, describe_arguments
 from memscale.core.tracer import LiveTracer
 
@@ -259,8 +260,12 @@ def trace_live(
         )
         tracer.start()
         stack.callback(tracer.stop)
+        losses = marking(tracer)
+        losses.start()
+        stack.callback(losses.stop)
         with torch.autocast("cpu", autocast) if autocast else contextlib.nullcontext():
             output = model(*args, **kwargs)
+        losses.stop()
         tracer.outputs(output)
         tracer.phase("loss")
         loss = loss_of(output)

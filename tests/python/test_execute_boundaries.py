@@ -265,6 +265,9 @@ def test_a_plan_may_change_between_steps(tmp_path):
         def plan_for(self, model, signature, args, kwargs, wait_until_alone):
             return plans.pop(0)
 
+        def agree(self, plan):
+            return plan
+
         def step_finished(self, observation):
             return plans.pop(0) if plans else None
 

@@ -280,9 +280,7 @@ static int print_json(const check_result *results, bool has_failure)
     if (ms__json_finish(&writer, root, "doctor", &text, &err) != MS_OK) {
         return cli_fail(&err);
     }
-    int status = cli_print(text);
-    ms_free(text);
-    return status;
+    return cli_print_made(text);
 }
 
 /* Runs every check; returns how many failed. A named directory that does not do

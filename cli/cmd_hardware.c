@@ -167,13 +167,7 @@ static int show(const ms_hardware *hardware, bool as_json)
         print_table(hardware);
         return CLI_OK;
     }
-    char *text = ms_hardware_to_json(hardware);
-    if (text == NULL) {
-        return out_of_memory();
-    }
-    int status = cli_print(text);
-    ms_free(text);
-    return status;
+    return cli_print_made(ms_hardware_to_json(hardware));
 }
 
 int cmd_hardware(int argc, char **argv)

@@ -238,14 +238,7 @@ static int show(const plan_request *request, const plan_work *work)
     char *text = request->as_json ? ms_plan_to_json(work->plan)
                  : explains       ? ms_plan_explain(work->plan, entry)
                                   : ms_plan_table(work->plan, work->hardware);
-    if (text == NULL) {
-        ms_error err;
-        ms_fail(&err, MS_ENOMEM, "out of memory");
-        return cli_fail(&err);
-    }
-    int status = cli_print(text);
-    ms_free(text);
-    return status;
+    return cli_print_made(text);
 }
 
 static int write_plot(const char *path, const ms_frontier *frontier)
@@ -269,14 +262,7 @@ static int show_sweep(const plan_request *request, const ms_frontier *frontier)
     char *text = request->as_json  ? ms_frontier_json(frontier)
                  : request->as_csv ? ms_frontier_csv(frontier)
                                    : ms_frontier_table(frontier);
-    if (text == NULL) {
-        ms_error err;
-        ms_fail(&err, MS_ENOMEM, "out of memory");
-        return cli_fail(&err);
-    }
-    int status = cli_print(text);
-    ms_free(text);
-    return status;
+    return cli_print_made(text);
 }
 
 static int sweep(const plan_request *request, const plan_work *work)

@@ -58,6 +58,18 @@ int cli_print(const char *text)
     return CLI_FAILED;
 }
 
+int cli_print_made(char *text)
+{
+    if (text == NULL) {
+        ms_error err;
+        ms_fail(&err, MS_ENOMEM, "out of memory");
+        return cli_fail(&err);
+    }
+    int status = cli_print(text);
+    ms_free(text);
+    return status;
+}
+
 int cli_finish(int status)
 {
     bool had_failed = ferror(stdout) != 0;

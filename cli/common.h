@@ -30,6 +30,10 @@ int cli_check_directory(const char *path, ms_error *err);
 /* Writes all of `text` to stdout; CLI_FAILED where that fails. cli_finish() tells. */
 int cli_print(const char *text);
 
+/* The same for a text that the library made, which is freed here. NULL is out of memory:
+ * CLI_FAILED, with a message. */
+int cli_print_made(char *text);
+
 /* Sees to standard input, output and error, and shows the library's warnings on the
  * last. main() calls it first. */
 void cli_begin(void);

@@ -29,14 +29,7 @@ static int load(const char *path, ms_chain **chain, ms_error *err)
 static int show(const ms_chain *chain, const ms_chain_answer *answer, uint64_t budget_bytes, bool as_json)
 {
     char *text = as_json ? ms_chain_answer_to_json(answer) : ms_chain_answer_table(chain, answer, budget_bytes);
-    if (text == NULL) {
-        ms_error err;
-        ms_fail(&err, MS_ENOMEM, "out of memory");
-        return cli_fail(&err);
-    }
-    int status = cli_print(text);
-    ms_free(text);
-    return status;
+    return cli_print_made(text);
 }
 
 int cli_plan_chain(const char *path, uint64_t budget_bytes, bool as_json)

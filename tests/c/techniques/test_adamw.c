@@ -6,7 +6,7 @@
 #include "core/isa.h"
 #include "memscale/optimizer.h"
 #include "techniques/adamw.h"
-#include "test_common.h"
+#include "kernels_fixture.h"
 
 enum { COUNT_MAX = 2100, SETS_MAX = 4 };
 
@@ -18,20 +18,7 @@ static const ms__adamw_constants constants = {.decay = 0.999f, .sign = -1.0f, .l
                                               .root_scale = 3.1f, .eps = 1e-8f,
                                               .minus_step_size = -0.05f};
 
-static int no_fault_left(void **state)
-{
-    (void)state;
-    ms_fault_disarm_all();
-    return ms_memory_live_bytes() == 0 ? 0 : -1;
-}
-
 /* ---- data ------------------------------------------------------------------------ */
-
-static uint32_t next_random(uint64_t *seed)
-{
-    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(*seed >> 32);
-}
 
 /* Ordinary numbers over many decades; now and then zero, a denormal, inf or NaN. */
 static void fill(float *values, size_t count, uint64_t seed, bool is_positive)

@@ -6,22 +6,9 @@
 #include "core/isa.h"
 #include "memscale/loss.h"
 #include "techniques/loss.h"
-#include "test_common.h"
+#include "kernels_fixture.h"
 
 enum { COUNT_MAX = 1100, SETS_MAX = 4 };
-
-static int no_fault_left(void **state)
-{
-    (void)state;
-    ms_fault_disarm_all();
-    return ms_memory_live_bytes() == 0 ? 0 : -1;
-}
-
-static uint32_t next_random(uint64_t *seed)
-{
-    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(*seed >> 32);
-}
 
 static float uniform(uint64_t *seed, float low, float high)
 {

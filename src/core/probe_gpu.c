@@ -17,7 +17,6 @@ enum {
     ATTRIBUTE_MULTIPROCESSORS = 16,
     ATTRIBUTE_MEMORY_CLOCK_KHZ = 36,
     ATTRIBUTE_MEMORY_BUS_BITS = 37,
-    ATTRIBUTE_COPY_ENGINES = 40,
     ATTRIBUTE_COMPUTE_MAJOR = 75,
     ATTRIBUTE_COMPUTE_MINOR = 76,
 };
@@ -73,7 +72,7 @@ static bool probe_one(const ms__libcuda *cuda, int ordinal, ms_gpu *out)
     gpu.name[sizeof gpu.name - 1] = '\0';
     gpu.total_bytes = total_bytes;
     gpu.free_bytes = total_bytes; /* the driver tells only inside a context */
-    gpu.copy_engines = (uint32_t)ms__min_u64(attribute(cuda, device, ATTRIBUTE_COPY_ENGINES), 64);
+    gpu.copy_engines = (uint32_t)ms__min_u64(attribute(cuda, device, MS__CU_ATTRIBUTE_COPY_ENGINES), 64);
     gpu.compute_major = (uint32_t)attribute(cuda, device, ATTRIBUTE_COMPUTE_MAJOR);
     gpu.compute_minor = (uint32_t)attribute(cuda, device, ATTRIBUTE_COMPUTE_MINOR);
     gpu.matmul_flops_per_s = estimate_flops(cuda, device, &gpu);

@@ -232,6 +232,32 @@ static PyObject *plan_rehearse(PyObject *module, PyObject *args)
     return answer;
 }
 
+static PyObject *plan_tighten(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *hardware, *config, *plan;
+    unsigned int attempt;
+    if (!PyArg_ParseTuple(args, "ssssI:plan_tighten", &graph, &hardware, &config, &plan, &attempt)) {
+        return NULL;
+    }
+    documents d = {0};
+    ms_error err;
+    ms_plan *tighter = NULL;
+    char *line = NULL;
+    PyObject *answer = NULL;
+    int rc = documents_parse(&d, graph, hardware, config, plan, &err);
+    if (rc == MS_OK) {
+        rc = ms_pipeline_tighten(d.graph, d.hardware, &d.config, d.plan, attempt, &tighter, &line, &err);
+    }
+    if (ms_ext_check(rc, &err) == 0) {
+        answer = Py_BuildValue("(NNN)", ms_ext_take_text(ms_plan_to_json(tighter)),
+                               ms_ext_take_text(ms_config_to_json(&d.config)), ms_ext_take_text(line));
+    }
+    ms_plan_free(tighter);
+    documents_free(&d);
+    return answer;
+}
+
 /* ---- simulation --------------------------------------------------------------------- */
 
 static PyObject *timeline_of(const ms_sample *samples, uint32_t count)
@@ -333,6 +359,9 @@ static PyMethodDef methods[] = {
     {"plan_rehearse", plan_rehearse, METH_VARARGS,
      "plan_rehearse(graph, hardware, plan) -> (fits, exactness, plan): whether a step of this graph with "
      "everything kept can be run beside the plan, what the plan promises, and the plan to run on it."},
+    {"plan_tighten", plan_tighten, METH_VARARGS,
+     "plan_tighten(graph, hardware, config, plan, attempt) -> (plan, config, line): the plan to try after an "
+     "allocation failed; BudgetInfeasibleError where there is none."},
     {"plan_simulate", plan_simulate, METH_VARARGS,
      "plan_simulate(graph, hardware, plan) -> dict: the plan replayed, with its timeline."},
     {NULL, NULL, 0, NULL},

@@ -46,6 +46,15 @@ MS_API int ms_pipeline_rehearse(const ms_graph *graph, const ms_hardware *hardwa
                                 ms_exactness *exactness, ms_error *err);
 
 /*
+ * The plan to try after an allocation failed under `plan`: an eighth below its peak, or the
+ * smallest there is. *config gets the budget that this means, which holds from then on.
+ * `attempt` counts from 0 within a step. *line says it, to be freed. MS_EINFEASIBLE where
+ * nothing is tighter or a step was tried often enough; then nothing is changed.
+ */
+MS_API int ms_pipeline_tighten(const ms_graph *graph, const ms_hardware *hardware, ms_config *config,
+                               const ms_plan *plan, uint32_t attempt, ms_plan **tighter, char **line, ms_error *err);
+
+/*
  * The documents from which one plan is made for `count` processes that train one model, from
  * those of each, rank 0 first: budgets and room are the smallest, what processes hold the
  * largest, and the `local_count` ranks of one machine divide its memory and disk. The rest

@@ -14,13 +14,13 @@ import logging
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _core
-from ..errors import MemScaleError, OffloadError
+from ..errors import BudgetInfeasibleError, MemScaleError, OffloadError
 from .arguments import plain_tensors
 from .hooks import LayerHooks, RootHooks
 from .layers import find_layers
@@ -32,14 +32,19 @@ from .profiler import describe_arguments, is_tracing
 from .replay import ReplayRecord, is_replaying, replay
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..config import Config
     from ..observability.watch import RunWatch
     from .execution_plan import ExecutionPlan
+    from .rescue import StepRescue
     from .session import Session
 
 __all__ = ["Executor", "input_signature"]
 
 _log = logging.getLogger("memscale")
+
+Result = TypeVar("Result")
 
 # How far up the stack the frame lies that calls a module's forward: hook callables of
 # hooks.py lie in between.
@@ -101,6 +106,7 @@ class Executor:
         self._uses_loss_head = False
         self.run_watch: RunWatch | None = None
         self._peak_bytes: int | None = None
+        self._rescue: StepRescue | None = None
         self._unverified = planner is not None and bool(getattr(config, "verify_correctness", False))
 
     # -- what users ask ------------------------------------------------------------
@@ -203,6 +209,39 @@ class Executor:
             self._local.busy = was_busy
             self._core.boundary(False)  # what this took belongs to no step
         self._unverified = False
+
+    def run_step(self, step: Callable[[], Result]) -> Result:
+        """Calls `step` and returns what it returns; where an allocation fails in it, the plan is
+        tightened and `step` is called again, a bounded number of times, each with a line in the log.
+
+        Args:
+            step: makes a forward and a backward, and does not step the optimizer. Random
+                states and small buffers are as before when it is called again, and gradients
+                None; calls since gradients were last None are repeated with it.
+
+        Raises:
+            whatever `step` raises; the allocation failure where there is no tighter plan.
+
+        Example:
+            >>> loss = model._memscale_executor.run_step(lambda: backward_of(model(**batch).loss))
+        """
+        if self._rescue is None:
+            from .rescue import StepRescue
+
+            self._rescue = StepRescue(self, self._alive())
+        return self._rescue.run(step)
+
+    def tighten(self, attempt: int) -> None:
+        """Puts the next tighter plan in force, for a step that is about to be made again.
+
+        Raises:
+            BudgetInfeasibleError: there is none.
+        """
+        if self._planner is None:
+            raise BudgetInfeasibleError("this executor carries out plans that it is given")
+        self._core.hooks_in_the_way()
+        self._core.poll()
+        self.apply(self._planner.tighten(attempt))
 
     def _twin(self) -> Executor:
         """An executor of the same model that carries out plans and asks for none."""
@@ -535,6 +574,8 @@ class Executor:
     def _step_boundary(self, is_optimizer: bool) -> None:
         self._end_profile(is_optimizer)
         ended = self._core.boundary(is_optimizer)
+        if is_optimizer and self._rescue is not None:
+            self._rescue.update_ended()
         if ended is not None and "peak_bytes" in ended:
             self._peak_bytes = max(ended["peak_bytes"], self._peak_bytes or 0)
         if ended is None or self._planner is None or self._plan is None:

@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..errors import IntegrationError
+from ..errors import BudgetInfeasibleError, IntegrationError
 from .execution_plan import ExecutionPlan
 from .session import Session
 
@@ -142,6 +142,10 @@ class RankedSession(Session):
     def wants_live_trace(self) -> bool:
         """Never where parameters are sharded."""
         return not self._is_sharded and super().wants_live_trace
+
+    def tighten(self, attempt: int) -> ExecutionPlan:
+        """Never: the other ranks are in the middle of the same step."""
+        raise BudgetInfeasibleError("a step of several ranks can't be made again on one of them")
 
     def rehearsal(self, model: torch.nn.Module, *args: Any) -> tuple[bool, str, str] | None:
         """On rank 0 alone, and never where a forward is a matter of all ranks."""

@@ -184,6 +184,24 @@ class Session:
             _log.warning("%s; %d real steps are profiled instead", error, self.config.warmup_steps)
             return None
 
+    def tighten(self, attempt: int) -> ExecutionPlan:
+        """The plan to make a step again under, after an allocation failed in it for the
+        `attempt`-th time (from 0). What it lowers stays lowered.
+
+        Raises:
+            BudgetInfeasibleError: there is none.
+        """
+        signature = self._current
+        if signature is None or signature not in self._plans:
+            raise BudgetInfeasibleError("there is no plan of a traced step to tighten")
+        text, config, line = _core.plan_tighten(
+            self._graphs[signature], self.hardware_json, self._planned_for, self._plans[signature].to_json(), attempt
+        )
+        self.config_json = self._planned_for = config
+        self._plans = {signature: ExecutionPlan(text, self.hardware_json)}
+        _log.warning("%s", line)
+        return self._plan(signature)
+
     def rehearsal(
         self, model: torch.nn.Module, plan: Any, args: tuple[Any, ...] | None, kwargs: dict[str, Any]
     ) -> tuple[bool, str, str] | None:

@@ -105,8 +105,8 @@ class WrappedTrainer:
     """What is on one Trainer, from `install()` to `remove()`.
 
     Four methods of the instance are replaced: `train` (cleaning up after exceptions),
-    `call_model_init` (a model made by it is wrapped), `training_step` (samples are counted)
-    and `log` (throughput and memory are added).
+    `call_model_init` (a model made by it is wrapped), `training_step` (samples are
+    counted, and a step in which an allocation fails is made again) and `log` (throughput and memory are added).
     """
 
     def __init__(self, trainer: Any, config: Config, sample_input: Any) -> None:
@@ -186,8 +186,12 @@ class WrappedTrainer:
         return model
 
     def _training_step(self, original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        from ..core.session import executor_of
+
         self._meter.step_begins(inputs, self._trainer.args.world_size)
-        return original(model, inputs, *args, **kwargs)
+        executor = executor_of(self._model) if self._model is not None else None
+        call = functools.partial(original, model, inputs, *args, **kwargs)
+        return executor.run_step(call) if executor is not None else call()
 
     def _log(self, original: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
         from ..core.session import executor_of

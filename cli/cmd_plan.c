@@ -9,11 +9,10 @@
 #include "base/os/file.h"
 #include "commands.h"
 #include "common.h"
+#include "inputs.h"
 #include "memscale/frontier.h"
 #include "options.h"
 #include "plan_chain.h"
-
-enum { FILE_MOST_BYTES = 1 << 30 };
 
 static const char help[] =
     "Usage: memscale plan --graph FILE [--hardware FILE] [--config FILE]\n"
@@ -66,78 +65,7 @@ typedef struct plan_work {
     ms_plan *plan;
 } plan_work;
 
-/* ---- the budget ----------------------------------------------------------------- */
-
-static bool unit_of(const char *text, uint64_t *unit)
-{
-    static const struct {
-        const char *name;
-        uint64_t bytes;
-    } units[] = {
-        {"", 1},           {"B", 1},
-        {"kB", 1000},      {"KB", 1000},       {"MB", 1000000},
-        {"GB", 1000000000}, {"TB", 1000000000000},
-        {"KiB", 1 << 10},  {"MiB", 1 << 20},   {"GiB", 1 << 30},
-        {"TiB", (uint64_t)1 << 40},
-    };
-    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
-        if (strcmp(text, units[i].name) == 0) {
-            *unit = units[i].bytes;
-            return true;
-        }
-    }
-    return false;
-}
-
-/* "4000000000", "4.0GB", "3.7 GiB": exact, no floating point. */
-static bool parse_bytes(const char *text, uint64_t *bytes)
-{
-    uint64_t whole = 0, fraction = 0, scale = 1, unit = 0;
-    const char *at = text;
-    for (; *at >= '0' && *at <= '9'; at++) {
-        if (__builtin_mul_overflow(whole, 10, &whole) || __builtin_add_overflow(whole, (uint64_t)(*at - '0'), &whole)) {
-            return false;
-        }
-    }
-    bool digits = at > text;
-    if (*at == '.') {
-        const char *point = at++;
-        for (; *at >= '0' && *at <= '9'; at++) {
-            if (scale < 1000000) {
-                scale *= 10;
-                fraction = fraction * 10 + (uint64_t)(*at - '0');
-            }
-        }
-        digits = digits && at > point + 1;
-    }
-    while (*at == ' ') {
-        at++;
-    }
-    if (!digits || !unit_of(at, &unit) || __builtin_mul_overflow(whole, unit, &whole)) {
-        return false;
-    }
-    return !__builtin_add_overflow(whole, fraction * (unit / scale) + fraction * (unit % scale) / scale, bytes);
-}
-
 /* ---- documents --------------------------------------------------------------------- */
-
-/* The text of a file, or NULL with the message printed. */
-static char *read_file(const char *option, const char *path)
-{
-    ms_error err;
-    char *text = NULL;
-    size_t length = 0;
-    int rc = ms__file_read_text(path, FILE_MOST_BYTES, &text, &length, &err);
-    if (rc == MS_OK && strlen(text) != length) {
-        rc = ms_fail(&err, MS_EFORMAT, "the file holds a null byte");
-    }
-    if (rc != MS_OK) {
-        ms_free(text);
-        cli_usage_error("plan", "%s %s: %s", option, path, err.text);
-        return NULL;
-    }
-    return text;
-}
 
 static int parsed(int rc, const char *option, const char *path, const ms_error *err)
 {
@@ -147,32 +75,11 @@ static int parsed(int rc, const char *option, const char *path, const ms_error *
 static int load_graph(const char *path, plan_work *work)
 {
     ms_error err;
-    char *text = read_file("--graph", path);
+    char *text = cli_read_file("plan", "--graph", path);
     if (text == NULL) {
         return CLI_USAGE;
     }
     int status = parsed(ms_graph_parse(text, &work->graph, &err), "--graph", path, &err);
-    ms_free(text);
-    return status;
-}
-
-static int load_hardware(const char *path, plan_work *work)
-{
-    ms_error err;
-    work->hardware = ms_calloc(1, sizeof *work->hardware);
-    if (work->hardware == NULL) {
-        ms_fail(&err, MS_ENOMEM, "out of memory");
-        return cli_fail(&err);
-    }
-    if (path == NULL) {
-        ms_hardware_options options = {0};
-        return ms_hardware_probe(&options, work->hardware, &err) == MS_OK ? CLI_OK : cli_fail(&err);
-    }
-    char *text = read_file("--hardware", path);
-    if (text == NULL) {
-        return CLI_USAGE;
-    }
-    int status = parsed(ms_hardware_parse(text, work->hardware, &err), "--hardware", path, &err);
     ms_free(text);
     return status;
 }
@@ -182,7 +89,7 @@ static int load_config(const plan_request *request, plan_work *work)
     ms_error err;
     ms_config_default(&work->config);
     if (request->config_path != NULL) {
-        char *text = read_file("--config", request->config_path);
+        char *text = cli_read_file("plan", "--config", request->config_path);
         if (text == NULL) {
             return CLI_USAGE;
         }
@@ -194,7 +101,7 @@ static int load_config(const plan_request *request, plan_work *work)
     }
     if (request->budget != NULL) {
         uint64_t bytes;
-        if (!parse_bytes(request->budget, &bytes) || bytes == 0 || bytes > INT64_MAX) {
+        if (!cli_parse_bytes(request->budget, &bytes) || bytes == 0 || bytes > INT64_MAX) {
             return cli_usage_error("plan", "--budget %s: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB",
                                    request->budget);
         }
@@ -288,7 +195,7 @@ static int make_plan(const plan_request *request, plan_work *work)
         status = load_config(request, work);
     }
     if (status == CLI_OK) {
-        status = load_hardware(request->hardware_path, work);
+        status = cli_load_hardware("plan", request->hardware_path, &work->hardware);
     }
     if (status != CLI_OK) {
         return status;
@@ -316,7 +223,7 @@ static int solve_chain(const plan_request *request)
     if (request->budget == NULL) {
         return cli_usage_error("plan", "--chain needs --budget BYTES");
     }
-    if (!parse_bytes(request->budget, &bytes)) {
+    if (!cli_parse_bytes(request->budget, &bytes)) {
         return cli_usage_error("plan", "--budget %s: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB",
                                request->budget);
     }

@@ -9,6 +9,7 @@
 #define CLI_COMMANDS(X)                                        \
     X(hardware, "show this machine as plans see it")           \
     X(plan, "make and explain the plan for a graph")           \
+    X(predict, "what a Hugging Face model would need, without torch") \
     X(doctor, "check what memscale needs or can use here")
 
 /* argv[0] is the command's name. Returns the exit status of the program. */

@@ -21,7 +21,7 @@ FUNCTION_LINES_MAX = 100
 
 BASE = {"base"}
 CORE = BASE | {"core"}
-MIDDLE = {"policy", "plan", "hostmem", "offload", "techniques"}
+MIDDLE = {"policy", "plan", "predict", "hostmem", "offload", "techniques"}
 C_ROOMS: dict[str, set[str]] = {
     "base": set(),
     "core": BASE,

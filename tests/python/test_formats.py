@@ -173,6 +173,16 @@ def test_doctor_is_valid_also_when_a_check_fails(run, tmp_path):
     assert report["ok"] is False
 
 
+def test_predictions_are_valid(run):
+    arguments = ["--hf", DATA / "hf_gpt2.json", "--batch", 1, "--seq", 32, "--hardware", DATA / "hardware_disk.json"]
+    prediction = json.loads(run("predict", *arguments, "--json"))
+    validator("predict").validate(prediction)
+    validator("plan").validate(prediction["plan"])
+    assert len(prediction["layers"]) == 12
+    assert prediction["smallest_budget_bytes"] <= prediction["need_bytes"]
+    validator("graph").validate(json.loads(run("predict", *arguments, "--graph")))
+
+
 def test_frontiers_are_valid_and_monotone(run):
     """A larger budget is never slower, and no peak is over its budget."""
     arguments = ["--graph", DATA / "graph_small.json", "--hardware", DATA / "hardware_disk.json"]

@@ -1,0 +1,239 @@
+/*
+ * `memscale predict`: from a Hugging Face configuration to what a training step needs, the
+ * plan for it and the smallest budget, without Python, torch or weights.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/units.h"
+#include "commands.h"
+#include "common.h"
+#include "inputs.h"
+#include "memscale/pipeline.h"
+#include "memscale/predict.h"
+#include "options.h"
+#include "plan/text.h"
+
+static const char help[] =
+    "Usage: memscale predict --hf FILE --batch B --seq S [--budget BYTES]\n"
+    "                        [--hardware FILE] [--json | --graph]\n"
+    "\n"
+    "Says what a training step of a Hugging Face model would need: everything kept, with\n"
+    "the plan for this machine or a budget, and at the least. Reads the configuration\n"
+    "only; neither torch nor weights are needed.\n"
+    "\n"
+    "  --hf FILE         the model's config.json. Families (\"model_type\"): llama, mistral,\n"
+    "                    qwen2, qwen3, gpt2, bert; their causal (bert: masked) language\n"
+    "                    model, trained in float32 with AdamW\n"
+    "  --batch B         sequences in a batch\n"
+    "  --seq S           tokens in a sequence\n"
+    "  --budget BYTES    plan for this budget: 4000000000, 4.0GB, 3.7GiB\n"
+    "  --hardware FILE   a saved machine; this one if not given\n"
+    "  --json            print the JSON document (docs/formats/predict.schema.json)\n"
+    "  --graph           print the step's graph, for memscale plan --graph\n"
+    "\n"
+    "Example:\n"
+    "  memscale predict --hf config.json --batch 4 --seq 512 --budget 4.0GB\n"
+    "\n"
+    "Exit status: 0 with a plan, 1 where none fits the budget (the smallest that would is\n"
+    "printed), 2 for a wrong option or file.\n";
+
+typedef struct predict_request {
+    const char *hf_path, *batch, *seq, *budget, *hardware_path;
+    bool as_json, as_graph;
+    uint64_t batch_size, seq_length, budget_bytes;
+} predict_request;
+
+typedef struct predict_work {
+    ms_graph *graph;
+    ms_hardware *hardware;
+    ms_plan *plan;
+    uint64_t smallest_bytes;
+} predict_work;
+
+/* ---- the request ---------------------------------------------------------------- */
+
+static bool parse_count(const char *text, uint64_t *count)
+{
+    char *end;
+    unsigned long long value = strtoull(text, &end, 10);
+    *count = value;
+    return *text >= '0' && *text <= '9' && *end == '\0' && strlen(text) < 10 && value > 0;
+}
+
+static int check_request(predict_request *request)
+{
+    if (request->hf_path == NULL || request->batch == NULL || request->seq == NULL) {
+        return cli_usage_error("predict", "--hf FILE, --batch B and --seq S are needed");
+    }
+    if (!parse_count(request->batch, &request->batch_size)) {
+        return cli_usage_error("predict", "--batch %s: give a number of sequences, at least 1", request->batch);
+    }
+    if (!parse_count(request->seq, &request->seq_length)) {
+        return cli_usage_error("predict", "--seq %s: give a number of tokens, at least 1", request->seq);
+    }
+    if (request->as_json && request->as_graph) {
+        return cli_usage_error("predict", "--json excludes --graph");
+    }
+    if (request->budget != NULL && (!cli_parse_bytes(request->budget, &request->budget_bytes) ||
+                                    request->budget_bytes == 0 || request->budget_bytes > INT64_MAX)) {
+        return cli_usage_error("predict", "--budget %s: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB",
+                               request->budget);
+    }
+    return CLI_OK;
+}
+
+static int load_graph(const predict_request *request, predict_work *work)
+{
+    ms_error err;
+    char *text = NULL;
+    int rc = cli_read_text(request->hf_path, &text, &err);
+    if (rc == MS_OK) {
+        rc = ms_predict_hf_graph(text, request->batch_size, request->seq_length, &work->graph, &err);
+    }
+    ms_free(text);
+    if (rc == MS_OK) {
+        return CLI_OK;
+    }
+    return rc == MS_ENOMEM ? cli_fail(&err) : cli_file_error("predict: --hf %s: %s", request->hf_path, err.text);
+}
+
+/* ---- answers -------------------------------------------------------------------------- */
+
+/* The smallest budget is what a plan for next to nothing is refused with. */
+static int find_smallest(predict_work *work, ms_error *err)
+{
+    ms_config config;
+    ms_plan *plan = NULL;
+    ms_config_default(&config);
+    config.memory_budget_bytes = 1;
+    int rc = ms_pipeline_plan(work->graph, work->hardware, &config, &plan, err);
+    ms_plan_free(plan);
+    work->smallest_bytes = err->hint_bytes;
+    return rc == MS_EINFEASIBLE ? MS_OK : rc;
+}
+
+static int make_plan(const predict_request *request, predict_work *work)
+{
+    ms_error err = {0};
+    ms_config config;
+    ms_config_default(&config);
+    config.memory_budget_bytes = request->budget_bytes != 0 ? request->budget_bytes : config.memory_budget_bytes;
+    int rc = find_smallest(work, &err);
+    if (rc == MS_OK) {
+        rc = ms_pipeline_plan(work->graph, work->hardware, &config, &work->plan, &err);
+    }
+    return rc == MS_OK ? CLI_OK : cli_fail(&err);
+}
+
+static uint64_t saved_bytes(const ms_graph *graph, uint32_t node)
+{
+    const ms_profile *profile = &graph->profiles[graph->nodes[node].profile];
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < profile->forward_count; i++) {
+        const ms_event *event = &profile->forward[i];
+        sum += event->kind == MS_EVENT_SAVE ? profile->storage_bytes[event->storage] : 0;
+    }
+    return sum;
+}
+
+/* ms__text_add() takes short pieces. */
+static void add_long(ms__text *text, const char *long_text)
+{
+    enum { PIECE = 256 };
+    for (size_t left = strlen(long_text); left > 0;) {
+        int piece = left < PIECE ? (int)left : PIECE;
+        ms__text_add(text, "%.*s", piece, long_text);
+        long_text += piece;
+        left -= (size_t)piece;
+    }
+}
+
+static void add_layers(ms__text *text, const ms_graph *graph)
+{
+    bool first = true;
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        if (graph->nodes[i].kind == MS_NODE_LAYER) {
+            ms__text_add(text, "%s\n    {\"name\": \"%s\", \"saved_bytes\": %" PRIu64 "}", first ? "" : ",",
+                         graph->nodes[i].name, saved_bytes(graph, i));
+            first = false;
+        }
+    }
+}
+
+static char *json_of(const predict_work *work)
+{
+    ms__text text = {0};
+    const ms_graph *graph = work->graph;
+    char *plan = ms_plan_to_json(work->plan);
+    if (plan == NULL) {
+        return NULL;
+    }
+    ms__text_add(&text, "{\n  \"version\": 1,\n  \"model\": \"%s\",\n  \"signature\": \"%s\",\n", graph->model,
+                 graph->signature);
+    ms__text_add(&text, "  \"parameter_bytes\": %" PRIu64 ",\n", graph->residents.parameter_bytes);
+    ms__text_add(&text, "  \"optimizer_state_bytes\": %" PRIu64 ",\n", graph->loop.optimizer_state_bytes);
+    ms__text_add(&text, "  \"need_bytes\": %" PRIu64 ",\n", work->plan->pressure.need_bytes);
+    ms__text_add(&text, "  \"smallest_budget_bytes\": %" PRIu64 ",\n  \"layers\": [", work->smallest_bytes);
+    add_layers(&text, graph);
+    ms__text_add(&text, "\n  ],\n  \"plan\": ");
+    add_long(&text, plan);
+    ms__text_add(&text, "\n}\n");
+    ms_free(plan);
+    return ms__text_take(&text);
+}
+
+static char *table_of(const predict_work *work)
+{
+    ms__text text = {0};
+    const ms_graph *graph = work->graph;
+    char *plan = ms_plan_table(work->plan, work->hardware);
+    if (plan == NULL) {
+        return NULL;
+    }
+    ms__text_add(&text, "%s for %s\n", graph->model, graph->signature);
+    ms__text_add(&text, "  parameters  %s, gradients as much, optimizer state %s\n",
+                 ms__text_bytes(graph->residents.parameter_bytes).text,
+                 ms__text_bytes(graph->loop.optimizer_state_bytes).text);
+    ms__text_add(&text, "  smallest    %s (%" PRIu64 " bytes) is the smallest budget that a plan fits\n",
+                 ms__text_bytes(work->smallest_bytes).text, work->smallest_bytes);
+    add_long(&text, plan);
+    ms_free(plan);
+    return ms__text_take(&text);
+}
+
+static int show(const predict_request *request, const predict_work *work)
+{
+    char *text = request->as_graph  ? ms_graph_to_json(work->graph)
+                 : request->as_json ? json_of(work)
+                                    : table_of(work);
+    return cli_print_made(text);
+}
+
+int cmd_predict(int argc, char **argv)
+{
+    predict_request request = {0};
+    const cli_option table[] = {
+        {"--hf", NULL, &request.hf_path},          {"--batch", NULL, &request.batch},
+        {"--seq", NULL, &request.seq},             {"--budget", NULL, &request.budget},
+        {"--hardware", NULL, &request.hardware_path}, {"--json", &request.as_json, NULL},
+        {"--graph", &request.as_graph, NULL},
+    };
+    int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
+    if (status != CLI_GO_ON) {
+        return status;
+    }
+    predict_work work = {0};
+    status = check_request(&request);
+    status = status != CLI_OK ? status : load_graph(&request, &work);
+    if (status == CLI_OK && !request.as_graph) {
+        status = cli_load_hardware("predict", request.hardware_path, &work.hardware);
+        status = status != CLI_OK ? status : make_plan(&request, &work);
+    }
+    status = status != CLI_OK ? status : show(&request, &work);
+    ms_graph_free(work.graph);
+    ms_free(work.hardware);
+    ms_plan_free(work.plan);
+    return status;
+}

@@ -1,0 +1,108 @@
+/*
+ * What several commands read: a number of bytes, a file's text, a machine. Messages go to
+ * standard error in the form of common.h.
+ */
+#include "inputs.h"
+
+#include <string.h>
+
+#include "base/os/file.h"
+#include "common.h"
+
+enum { FILE_MOST_BYTES = 1 << 30 };
+
+static bool unit_of(const char *text, uint64_t *unit)
+{
+    static const struct {
+        const char *name;
+        uint64_t bytes;
+    } units[] = {
+        {"", 1},           {"B", 1},
+        {"kB", 1000},      {"KB", 1000},       {"MB", 1000000},
+        {"GB", 1000000000}, {"TB", 1000000000000},
+        {"KiB", 1 << 10},  {"MiB", 1 << 20},   {"GiB", 1 << 30},
+        {"TiB", (uint64_t)1 << 40},
+    };
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (strcmp(text, units[i].name) == 0) {
+            *unit = units[i].bytes;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool cli_parse_bytes(const char *text, uint64_t *bytes)
+{
+    uint64_t whole = 0, fraction = 0, scale = 1, unit = 0;
+    const char *at = text;
+    for (; *at >= '0' && *at <= '9'; at++) {
+        if (__builtin_mul_overflow(whole, 10, &whole) || __builtin_add_overflow(whole, (uint64_t)(*at - '0'), &whole)) {
+            return false;
+        }
+    }
+    bool digits = at > text;
+    if (*at == '.') {
+        const char *point = at++;
+        for (; *at >= '0' && *at <= '9'; at++) {
+            if (scale < 1000000) {
+                scale *= 10;
+                fraction = fraction * 10 + (uint64_t)(*at - '0');
+            }
+        }
+        digits = digits && at > point + 1;
+    }
+    while (*at == ' ') {
+        at++;
+    }
+    if (!digits || !unit_of(at, &unit) || __builtin_mul_overflow(whole, unit, &whole)) {
+        return false;
+    }
+    return !__builtin_add_overflow(whole, fraction * (unit / scale) + fraction * (unit % scale) / scale, bytes);
+}
+
+int cli_read_text(const char *path, char **text, ms_error *err)
+{
+    size_t length = 0;
+    *text = NULL;
+    int rc = ms__file_read_text(path, FILE_MOST_BYTES, text, &length, err);
+    if (rc == MS_OK && strlen(*text) != length) {
+        rc = ms_fail(err, MS_EFORMAT, "the file holds a null byte");
+    }
+    if (rc != MS_OK) {
+        ms_free(*text);
+        *text = NULL;
+    }
+    return rc;
+}
+
+char *cli_read_file(const char *command, const char *option, const char *path)
+{
+    ms_error err;
+    char *text;
+    if (cli_read_text(path, &text, &err) != MS_OK) {
+        cli_usage_error(command, "%s %s: %s", option, path, err.text);
+    }
+    return text;
+}
+
+int cli_load_hardware(const char *command, const char *path, ms_hardware **hardware)
+{
+    ms_error err;
+    *hardware = ms_calloc(1, sizeof **hardware);
+    if (*hardware == NULL) {
+        ms_fail(&err, MS_ENOMEM, "out of memory");
+        return cli_fail(&err);
+    }
+    if (path == NULL) {
+        ms_hardware_options options = {0};
+        return ms_hardware_probe(&options, *hardware, &err) == MS_OK ? CLI_OK : cli_fail(&err);
+    }
+    char *text = cli_read_file(command, "--hardware", path);
+    if (text == NULL) {
+        return CLI_USAGE;
+    }
+    int rc = ms_hardware_parse(text, *hardware, &err);
+    ms_free(text);
+    return rc == MS_OK ? CLI_OK : cli_usage_error(command, "--hardware %s: %s", path, err.text);
+}

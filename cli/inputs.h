@@ -1,0 +1,21 @@
+/*
+ * What several commands read from the command line and from files. Used by cmd_*.c only.
+ */
+#ifndef MS_CLI_INPUTS_H
+#define MS_CLI_INPUTS_H
+
+#include "memscale/hardware.h"
+
+/* "4000000000", "4.0GB", "3.7 GiB": exact, no floating point. */
+bool cli_parse_bytes(const char *text, uint64_t *bytes);
+
+/* The text of a file, to be freed with ms_free(); NULL where it fails. */
+int cli_read_text(const char *path, char **text, ms_error *err);
+/* The same; where it fails the message is printed. */
+char *cli_read_file(const char *command, const char *option, const char *path);
+
+/* A saved machine, or this one where `path` is NULL. Returns CLI_OK, or the status to end
+ * with after the message. What it leaves in *hardware, NULL included, is freed by the caller. */
+int cli_load_hardware(const char *command, const char *path, ms_hardware **hardware);
+
+#endif

@@ -1,0 +1,37 @@
+/* Prediction from a Hugging Face configuration for Python: one call of predict.h. */
+#include "common.h"
+#include "rooms.h"
+
+#include "memscale/predict.h"
+
+static PyObject *predict_hf_graph(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *config;
+    unsigned long long batch, seq;
+    if (!PyArg_ParseTuple(args, "sKK:predict_hf_graph", &config, &batch, &seq)) {
+        return NULL;
+    }
+    ms_error err;
+    ms_graph *graph = NULL;
+    int rc = ms_predict_hf_graph(config, batch, seq, &graph, &err);
+    if (ms_ext_check(rc, &err) != 0) {
+        return NULL;
+    }
+    PyObject *text = ms_ext_take_text(ms_graph_to_json(graph));
+    ms_graph_free(graph);
+    return text;
+}
+
+static PyMethodDef methods[] = {
+    {"predict_hf_graph", predict_hf_graph, METH_VARARGS,
+     "predict_hf_graph(config, batch, seq) -> str\n\n"
+     "The graph of a training step of the Hugging Face model that the text of a config.json describes,\n"
+     "for sequences of `seq` tokens."},
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_predict(PyObject *module)
+{
+    return PyModule_AddFunctions(module, methods);
+}

@@ -1,0 +1,36 @@
+/*
+ * A configuration as the families need it, and the families. Between predict.c, which
+ * reads it, and decoders.c, gpt2.c and bert.c, which write the model down.
+ */
+#ifndef MS_PREDICT_MODELS_H
+#define MS_PREDICT_MODELS_H
+
+#include "predict/tape.h"
+
+typedef enum ms__family { MS__LLAMA, MS__MISTRAL, MS__QWEN2, MS__QWEN3, MS__GPT2, MS__BERT, MS__FAMILIES } ms__family;
+
+typedef struct ms__model {
+    ms__family family;
+    uint64_t batch, seq;
+    uint64_t width, inner, layers, heads, key_heads, head_width, vocabulary, positions, token_types;
+    ms__activation activation;
+    bool attention_bias, output_bias, mlp_bias, tied;
+    bool drops_embeddings, drops_attention, drops_residuals;
+} ms__model;
+
+/* The step of one family: forward with the loss, and backward. */
+void ms__write_decoder(ms__tape *tape, const ms__model *model);
+void ms__write_gpt2(ms__tape *tape, const ms__model *model);
+void ms__write_bert(ms__tape *tape, const ms__model *model);
+
+/* ---- what they share (predict.c) -------------------------------------------------------- */
+
+void ms__enter_layer(ms__tape *tape, const char *prefix, uint64_t index, size_t inputs, const ms__value *values);
+/* `last`: what it gives is no other layer's input. */
+void ms__leave_layer(ms__tape *tape, bool last);
+/* What transformers works out to see that no mask is needed: whether rows hold several texts. */
+void ms__look_for_packing(ms__tape *tape, const ms__model *model, ms__value positions);
+/* From the forward's end to the step's. Both are given up. */
+void ms__finish_step(ms__tape *tape, ms__value logits, ms__value loss);
+
+#endif

@@ -1,0 +1,182 @@
+/*
+ * Between the files of the prediction room (public face: memscale/predict.h): a training
+ * step written down operator by operator, as torch would run it on a CPU, and reported to
+ * ms_trace as the profiler would report the real one. Nothing is computed but sizes.
+ *
+ *   predict.c         the configuration read, and which family it is
+ *   decoders.c        Llama, Mistral, Qwen2 and Qwen3 as calls of operators
+ *   gpt2.c, bert.c    the other families
+ *   models.h          between these
+ *   tape.c            values, storages and what they are reported as
+ *   tape_forward.c    operators: what they allocate and what autograd saves
+ *   tape_backward.c   their derivatives, in the order of torch's engine
+ *
+ * A value is a tensor that somebody holds; ms__drop() is the end of its Python variable.
+ * The first failure is kept: calls after it do nothing, so only the end is checked.
+ */
+#ifndef MS_PREDICT_TAPE_H
+#define MS_PREDICT_TAPE_H
+
+#include "base/array.h"
+#include "memscale/trace.h"
+
+enum { MS__RANK = 4, MS__SAVES = 5, MS__EDGES = 3, MS__NOBODY = -1 };
+
+typedef struct ms__shape {
+    uint32_t rank;
+    uint64_t size[MS__RANK];
+} ms__shape;
+
+/* What a value is, by number in the tape. 0 is none. */
+typedef uint32_t ms__value;
+
+typedef enum ms__derivative {
+    MS__D_PASS,      /* the gradient goes on as it is: views, a sum's terms */
+    MS__D_COPY,      /* the same, copied: it does not lie as the view needs it */
+    MS__D_ADD,       /* to both operands, summed to their shapes */
+    MS__D_MUL,
+    MS__D_SCALE,     /* by a number, or the sign: one operator */
+    MS__D_POWER,
+    MS__D_MEAN,
+    MS__D_RSQRT,
+    MS__D_HALF,      /* a slice of the last dimension */
+    MS__D_JOIN,      /* the two halves joined */
+    MS__D_UNARY,     /* one operator over the gradient and what was saved: tanh, silu, gelu, softmax */
+    MS__D_LINEAR,
+    MS__D_PRODUCT,   /* of batches of matrices */
+    MS__D_NORM,      /* layer norm */
+    MS__D_ATTENTION, /* the fused kernel */
+    MS__D_PART,      /* one of three that a value was split into */
+    MS__D_SPLIT,
+    MS__D_EMBEDDING,
+    MS__D_LOSS
+} ms__derivative;
+
+/* What autograd keeps of one storage for one node. */
+typedef struct ms__save_of {
+    uint32_t trace_node;
+    uint64_t serial;
+} ms__save_of;
+
+/* A function of autograd's graph. Edges are other functions or, as -2 - n, leaf n. */
+typedef struct ms__function {
+    uint32_t kind; /* ms__derivative */
+    int32_t edges[MS__EDGES];
+    ms__shape operands[MS__EDGES], shape; /* of its inputs and its output */
+    uint64_t items[MS__EDGES];            /* bytes of an operand's element, or of an index */
+    uint32_t save_count;
+    ms__save_of saves[MS__SAVES];
+    ms__value gradients[MS__EDGES];       /* of its outputs; most have one */
+    int part;                             /* PART: which */
+    uint64_t head;                        /* of the loss it is the last or first operator of; 0: none */
+} ms__function;
+
+typedef struct ms__tensor {
+    ms__shape shape;
+    uint32_t item_bytes;
+    uint32_t storage;  /* 0: a number, nothing is stored */
+    int32_t function;  /* that made it; MS__NOBODY; -2 - n is leaf n */
+} ms__tensor;
+
+typedef struct ms__held {
+    uint64_t bytes;
+    uint32_t holders;
+    bool resident;
+} ms__held;
+
+/* A parameter. */
+typedef struct ms__leaf {
+    ms__shape shape;
+    uint32_t storage;
+    ms__value gradient;
+} ms__leaf;
+
+typedef struct ms__tape {
+    ms_trace *trace;
+    ms_error *err;
+    int rc;
+    bool differentiates; /* off where torch's no_grad is on */
+    MS__ARRAY(ms__tensor) values;
+    MS__ARRAY(ms__held) storages;
+    MS__ARRAY(ms__leaf) leaves;
+    MS__ARRAY(ms__function) functions;
+} ms__tape;
+
+#define MS__PUSH(array, item)                                                                 \
+    (MS__ARRAY_RESERVE(array, (array)->count + 1) == MS_OK ? ((array)->items[(array)->count++] = (item), MS_OK) \
+                                                           : MS_ENOMEM)
+
+void ms__tape_clear(ms__tape *tape);
+
+/* ---- values (tape.c) ---------------------------------------------------------------- */
+
+#define MS__SHAPE(...) ms__shape_of(sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t), (uint64_t[]){__VA_ARGS__})
+ms__shape ms__shape_of(size_t rank, const uint64_t *sizes);
+uint64_t ms__shape_items(const ms__shape *shape);
+
+ms__value ms__parameter(ms__tape *tape, ms__shape shape);
+ms__value ms__resident(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms_resident_role role);
+/* A new storage, which nothing made yet. */
+ms__value ms__fresh(ms__tape *tape, ms__shape shape, uint32_t item_bytes);
+/* The same storage in another shape, made by the same function. */
+ms__value ms__alias(ms__tape *tape, ms__value of, ms__shape shape);
+void ms__drop(ms__tape *tape, ms__value value);
+ms__shape ms__shape_at(const ms__tape *tape, ms__value value);
+uint64_t ms__key_of(const ms__tape *tape, ms__value value);
+
+/* An operator ran; operands may be 0. Up to nine in all. */
+void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, const ms__value *operands);
+#define MS__RAN(tape, name, inputs, outputs, ...) \
+    ms__ran(tape, name, inputs, outputs, (const ms__value[]){__VA_ARGS__})
+
+/* Begins a function of autograd over its operands; MS__NOBODY where it needs none. What
+ * it saves is saved before or after its result is there, as torch does. */
+int32_t ms__open(ms__tape *tape, ms__derivative kind, size_t count, const ms__value *operands);
+#define MS__OPEN(tape, kind, ...) \
+    ms__open(tape, kind, sizeof((ms__value[]){__VA_ARGS__}) / sizeof(ms__value), (const ms__value[]){__VA_ARGS__})
+void ms__save(ms__tape *tape, int32_t function, ms__value saved);
+/* `out` is its result. */
+void ms__close(ms__tape *tape, int32_t function, ms__value out);
+/* What ran last drew random numbers. */
+void ms__random(ms__tape *tape);
+void ms__fail_tape(ms__tape *tape, int rc);
+
+/* ---- operators (tape_forward.c); each gives a new value ---------------------------------- */
+
+typedef enum ms__activation { MS__GELU_NEW, MS__GELU, MS__SILU, MS__RELU } ms__activation;
+
+/* A result that nothing differentiates, such as masks and positions, of up to two operands. */
+ms__value ms__constant(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms__value a, ms__value b);
+ms__value ms__embedding(ms__tape *tape, ms__value weight, ms__value index);
+ms__value ms__add(ms__tape *tape, ms__value a, ms__value b);
+ms__value ms__mul(ms__tape *tape, ms__value a, ms__value b);
+ms__value ms__scale(ms__tape *tape, ms__value a);
+ms__value ms__shift(ms__tape *tape, ms__value a); /* by a number */
+ms__value ms__power(ms__tape *tape, ms__value a); /* squared, cubed */
+ms__value ms__rms_norm(ms__tape *tape, ms__value a, ms__value weight);
+ms__value ms__layer_norm(ms__tape *tape, ms__value a, ms__value weight, ms__value bias);
+ms__value ms__rotate_half(ms__tape *tape, ms__value a);
+ms__value ms__activate(ms__tape *tape, ms__value a, ms__activation kind);
+/* `bias` may be 0. */
+ms__value ms__linear(ms__tape *tape, ms__value a, ms__value weight, ms__value bias, uint64_t out_width);
+/* [b, s, width] as [b, s, h, d]; its gradient comes turned. */
+ms__value ms__split_heads(ms__tape *tape, ms__value a, uint64_t heads);
+/* [b, s, width] as heads [b, h, s, d]; in backward the gradient is copied where it asks for it. */
+ms__value ms__heads(ms__tape *tape, ms__value a, uint64_t heads, bool copied_back);
+/* A third of the last dimension; parts of one value share `split`. */
+int32_t ms__split(ms__tape *tape, ms__value a);
+ms__value ms__part(ms__tape *tape, ms__value a, int32_t split, int index);
+/* Fused attention; [b, s, width] comes out. */
+ms__value ms__attention(ms__tape *tape, ms__value q, ms__value k, ms__value v);
+/* The same by single operators, as it is where attention has dropout. */
+ms__value ms__attention_with_dropout(ms__tape *tape, ms__value q, ms__value k, ms__value v, bool causal);
+/* `a` itself where nothing is dropped: then a second holder of it. */
+ms__value ms__dropout(ms__tape *tape, ms__value a, bool drops);
+/* Mean cross entropy; rows are shifted by one for a causal model. */
+ms__value ms__loss(ms__tape *tape, ms__value logits, ms__value labels, bool shifted);
+
+/* ---- backward (tape_backward.c) ------------------------------------------------------------- */
+
+void ms__backward(ms__tape *tape, ms__value loss);
+
+#endif

@@ -1,0 +1,357 @@
+/*
+ * The derivatives of tape_forward.c's operators, run as torch's engine does: functions in
+ * reverse order of their making; in each, what it saved is asked for, its gradients are
+ * made, its own gradient and what it saved are given up, and the gradients go on, added
+ * to what is there already.
+ */
+#include "base/units.h"
+#include "predict/tape.h"
+
+enum { FLOAT = 4 };
+
+static ms__value apply(ms__tape *tape, const char *name, ms__shape shape, ms__value a, ms__value b)
+{
+    ms__value out = ms__fresh(tape, shape, FLOAT);
+    MS__RAN(tape, name, 2, 1, a, b, out);
+    return out;
+}
+
+/* The same bytes seen in another shape, for as long as `tape` lives: an operand only. */
+static ms__value seen_as(ms__tape *tape, ms__value of, ms__shape shape)
+{
+    ms__value seen = ms__alias(tape, of, shape);
+    ms__drop(tape, seen);
+    return seen;
+}
+
+/* Stands for a saved tensor as an operand: only its bytes count. */
+static ms__value saved_as(ms__tape *tape, ms__value any, const ms__function *function, int edge)
+{
+    return seen_as(tape, any, function->operands[edge]);
+}
+
+/* ---- gradients on their way ------------------------------------------------------------- */
+
+static ms__value *slot_of(ms__tape *tape, int32_t edge, int part)
+{
+    return edge <= -2 ? &tape->leaves.items[-2 - edge].gradient : &tape->functions.items[edge].gradients[part];
+}
+
+/* Hands a gradient on: it is taken over. */
+static void deposit(ms__tape *tape, int32_t edge, int part, ms__value gradient)
+{
+    if (tape->rc != MS_OK || gradient == 0) {
+        return;
+    }
+    if (edge == MS__NOBODY) {
+        ms__drop(tape, gradient);
+        return;
+    }
+    ms__value before = *slot_of(tape, edge, part);
+    if (before != 0) {
+        ms__shape shape = ms__shape_at(tape, gradient);
+        ms__value sum = apply(tape, "aten.add.Tensor", shape, seen_as(tape, before, shape), gradient);
+        ms__drop(tape, before);
+        ms__drop(tape, gradient);
+        gradient = sum;
+    }
+    if (tape->rc == MS_OK) {
+        *slot_of(tape, edge, part) = gradient;
+    }
+}
+
+/* What is broadcast gets the sum. */
+static void sum_to(ms__tape *tape, ms__value *gradient, const ms__shape *shape)
+{
+    ms__shape full = ms__shape_at(tape, *gradient);
+    if (*gradient == 0 || ms__shape_items(&full) == ms__shape_items(shape)) {
+        return;
+    }
+    ms__value sum = apply(tape, "aten.sum.dim_IntList", *shape, *gradient, 0);
+    ms__drop(tape, *gradient);
+    *gradient = sum;
+}
+
+/* ---- derivatives: from gradient g to out[], one for each operand ----------------------------- */
+
+typedef struct task {
+    ms__tape *tape;
+    ms__function *function; /* a copy */
+    ms__value g;
+    ms__value out[MS__EDGES];
+} task;
+
+static bool wanted(const task *at, int edge)
+{
+    return at->function->edges[edge] != MS__NOBODY;
+}
+
+static void of_mul(task *at)
+{
+    for (int edge = 1; edge >= 0; edge--) {
+        if (wanted(at, edge)) {
+            ms__value other = saved_as(at->tape, at->g, at->function, 1 - edge);
+            at->out[edge] = apply(at->tape, "aten.mul.Tensor", at->function->shape, at->g, other);
+        }
+    }
+    for (int edge = 0; edge < 2; edge++) {
+        sum_to(at->tape, &at->out[edge], &at->function->operands[edge]);
+    }
+}
+
+static void of_add(task *at)
+{
+    for (int edge = 0; edge < 2; edge++) {
+        if (wanted(at, edge)) {
+            at->out[edge] = ms__alias(at->tape, at->g, ms__shape_at(at->tape, at->g));
+            sum_to(at->tape, &at->out[edge], &at->function->operands[edge]);
+        }
+    }
+}
+
+static void of_power(task *at)
+{
+    ms__shape shape = at->function->shape;
+    ms__value power = apply(at->tape, "aten.pow.Tensor_Scalar", shape, at->g, 0);
+    ms__value scaled = apply(at->tape, "aten.mul.Scalar", shape, power, 0);
+    at->out[0] = apply(at->tape, "aten.mul.Tensor", shape, at->g, scaled);
+    ms__drop(at->tape, scaled);
+    ms__drop(at->tape, power);
+}
+
+static void of_rsqrt(task *at)
+{
+    ms__shape shape = at->function->shape;
+    ms__value cube = apply(at->tape, "aten.pow.Tensor_Scalar", shape, at->g, 0);
+    ms__value scaled = apply(at->tape, "aten.mul.Scalar", shape, at->g, 0);
+    at->out[0] = apply(at->tape, "aten.mul.Tensor", shape, scaled, cube);
+    ms__drop(at->tape, scaled);
+    ms__drop(at->tape, cube);
+}
+
+static void of_mean(task *at)
+{
+    ms__value wide = saved_as(at->tape, at->g, at->function, 0);
+    at->out[0] = apply(at->tape, "aten.div.Scalar", at->function->operands[0], wide, 0);
+}
+
+static void of_join(task *at)
+{
+    at->out[0] = ms__alias(at->tape, at->g, at->function->operands[0]);
+    at->out[1] = ms__alias(at->tape, at->g, at->function->operands[1]);
+}
+
+static ms__shape rows_of(ms__shape shape)
+{
+    uint64_t width = shape.rank > 0 ? shape.size[shape.rank - 1] : 1;
+    uint64_t items = ms__shape_items(&shape);
+    return MS__SHAPE(width == 0 ? 0 : items / width, width);
+}
+
+static void of_linear(task *at)
+{
+    const ms__function *f = at->function;
+    ms__shape x = rows_of(f->operands[0]), g = rows_of(ms__shape_at(at->tape, at->g));
+    ms__shape turned = MS__SHAPE(x.size[1], x.size[0]);
+    ms__value rows = seen_as(at->tape, at->g, g);
+    bool biased = f->operands[2].rank > 0;
+    for (int step = 0; step < 2; step++) {
+        if ((step == 0) != biased) {
+            ms__value left = seen_as(at->tape, at->g, turned);
+            ms__value made = apply(at->tape, "aten.mm.default", MS__SHAPE(x.size[1], g.size[1]), left, rows);
+            at->out[1] = ms__alias(at->tape, made, f->operands[1]);
+            ms__drop(at->tape, made);
+        } else if (wanted(at, 0)) {
+            ms__value weight = seen_as(at->tape, at->g, f->operands[1]);
+            ms__value made = apply(at->tape, "aten.mm.default", x, rows, weight);
+            at->out[0] = ms__alias(at->tape, made, f->operands[0]);
+            ms__drop(at->tape, made);
+        }
+    }
+    if (biased) {
+        at->out[2] = apply(at->tape, "aten.sum.dim_IntList", f->operands[2], rows, 0);
+    }
+}
+
+/* out = a b: of b first. */
+static void of_product(task *at)
+{
+    const ms__shape *a = &at->function->operands[0];
+    ms__shape turned = MS__SHAPE(a->size[0], a->size[1], a->size[3], a->size[2]);
+    ms__value left = seen_as(at->tape, at->g, turned);
+    ms__value right = saved_as(at->tape, at->g, at->function, 1);
+    ms__shape made = MS__SHAPE(a->size[0], a->size[1], a->size[3], at->function->shape.size[3]);
+    ms__value of_b = apply(at->tape, "aten.bmm.default", made, left, at->g);
+    at->out[1] = ms__alias(at->tape, of_b, at->function->operands[1]);
+    ms__drop(at->tape, of_b);
+    at->out[0] = apply(at->tape, "aten.bmm.default", *a, at->g, right);
+}
+
+static void of_norm(task *at)
+{
+    const ms__function *f = at->function;
+    ms__shape rows = f->shape;
+    rows.size[rows.rank - 1] = 1;
+    for (int i = 0; i < 3; i++) {
+        at->out[i] = ms__fresh(at->tape, f->operands[i], FLOAT);
+    }
+    /* Means and scales are seen as one operand. */
+    rows.size[rows.rank - 1] = 2;
+    MS__RAN(at->tape, "aten.native_layer_norm_backward.default", 5, 3, at->g, saved_as(at->tape, at->g, f, 0),
+            seen_as(at->tape, at->g, rows), saved_as(at->tape, at->g, f, 1), saved_as(at->tape, at->g, f, 2),
+            at->out[0], at->out[1], at->out[2]);
+}
+
+static void of_attention(task *at)
+{
+    const ms__function *f = at->function;
+    ms__shape sums = MS__SHAPE(f->shape.size[0], f->shape.size[1], f->shape.size[2]);
+    for (int i = 0; i < 3; i++) {
+        at->out[i] = ms__fresh(at->tape, f->operands[i], FLOAT);
+    }
+    MS__RAN(at->tape, "aten._scaled_dot_product_flash_attention_for_cpu_backward.default", 6, 3, at->g,
+            saved_as(at->tape, at->g, f, 0), saved_as(at->tape, at->g, f, 1), saved_as(at->tape, at->g, f, 2),
+            seen_as(at->tape, at->g, f->shape), seen_as(at->tape, at->g, sums), at->out[0], at->out[1], at->out[2]);
+}
+
+static void of_split(task *at)
+{
+    const ms__value *parts = at->function->gradients;
+    at->out[0] = ms__fresh(at->tape, at->function->shape, FLOAT);
+    MS__RAN(at->tape, "aten.cat.default", 3, 1, parts[0], parts[1], parts[2], at->out[0]);
+}
+
+/* An index is eight bytes: twice a float. */
+static ms__value integers_like(ms__tape *tape, ms__value any, ms__shape shape)
+{
+    shape.size[shape.rank++] = 2;
+    return seen_as(tape, any, shape);
+}
+
+static void of_loss(task *at)
+{
+    const ms__function *f = at->function;
+    ms__shape number = {.rank = 0};
+    at->out[0] = ms__fresh(at->tape, f->operands[0], FLOAT);
+    MS__RAN(at->tape, "aten.nll_loss_backward.default", 4, 1, at->g, saved_as(at->tape, at->g, f, 0),
+            integers_like(at->tape, at->g, f->operands[1]), seen_as(at->tape, at->g, number), at->out[0]);
+}
+
+static void derive(task *at)
+{
+    const ms__function *f = at->function;
+    switch ((ms__derivative)f->kind) {
+    case MS__D_PASS:
+    case MS__D_PART:
+        at->out[0] = ms__alias(at->tape, at->g, f->operands[0].rank > 0 && f->kind == MS__D_PASS
+                                                    ? f->operands[0]
+                                                    : ms__shape_at(at->tape, at->g));
+        return;
+    case MS__D_COPY:
+        at->out[0] = apply(at->tape, "aten.clone.default", f->operands[0], seen_as(at->tape, at->g, f->operands[0]), 0);
+        return;
+    case MS__D_SCALE:
+        at->out[0] = apply(at->tape, "aten.mul.Scalar", f->shape, at->g, 0);
+        return;
+    case MS__D_HALF:
+        at->out[0] = apply(at->tape, "aten.slice_backward.default", f->operands[0], at->g, 0);
+        return;
+    case MS__D_UNARY:
+        at->out[0] = apply(at->tape, "aten.unary_backward.default", f->shape, at->g, seen_as(at->tape, at->g, f->shape));
+        return;
+    case MS__D_EMBEDDING:
+        at->out[0] = apply(at->tape, "aten.embedding_dense_backward.default", f->operands[0], at->g,
+                           integers_like(at->tape, at->g, f->operands[1]));
+        return;
+    case MS__D_ADD:
+        of_add(at);
+        return;
+    case MS__D_MUL:
+        of_mul(at);
+        return;
+    case MS__D_POWER:
+        of_power(at);
+        return;
+    case MS__D_MEAN:
+        of_mean(at);
+        return;
+    case MS__D_RSQRT:
+        of_rsqrt(at);
+        return;
+    case MS__D_JOIN:
+        of_join(at);
+        return;
+    case MS__D_LINEAR:
+        of_linear(at);
+        return;
+    case MS__D_PRODUCT:
+        of_product(at);
+        return;
+    case MS__D_NORM:
+        of_norm(at);
+        return;
+    case MS__D_ATTENTION:
+        of_attention(at);
+        return;
+    case MS__D_SPLIT:
+        of_split(at);
+        return;
+    case MS__D_LOSS:
+        of_loss(at);
+        return;
+    }
+}
+
+/* ---- the engine ---------------------------------------------------------------------------- */
+
+static void run_function(ms__tape *tape, size_t index)
+{
+    ms__function function = tape->functions.items[index];
+    task at = {.tape = tape, .function = &function, .g = function.gradients[0]};
+    if (at.g == 0) {
+        return;
+    }
+    if (function.kind == MS__D_LOSS && tape->rc == MS_OK) {
+        ms__fail_tape(tape, ms_trace_loss_backward(tape->trace, function.head, tape->err));
+    }
+    for (uint32_t i = 0; i < function.save_count; i++) {
+        const ms__save_of *save = &function.saves[i];
+        ms__fail_tape(tape, ms_trace_unpacked(tape->trace, save->trace_node, save->serial, 0, tape->err));
+    }
+    derive(&at);
+    for (int i = 0; i < MS__EDGES; i++) {
+        ms__drop(tape, function.gradients[i]);
+    }
+    for (uint32_t i = 0; i < function.save_count && tape->rc == MS_OK; i++) {
+        const ms__save_of *save = &function.saves[i];
+        ms__fail_tape(tape, ms_trace_dropped(tape->trace, save->trace_node, save->serial, tape->err));
+    }
+    if (function.kind != MS__D_LOSS && function.head != 0 && tape->rc == MS_OK) {
+        uint64_t key = ms__key_of(tape, at.out[0]);
+        ms__fail_tape(tape, ms_trace_loss_backward_end(tape->trace, function.head, key, tape->err));
+    }
+    for (int edge = 0; edge < MS__EDGES; edge++) {
+        deposit(tape, function.edges[edge], function.kind == MS__D_PART ? function.part : 0, at.out[edge]);
+    }
+}
+
+void ms__backward(ms__tape *tape, ms__value loss)
+{
+    ms__value seed = apply(tape, "aten.ones_like.default", ms__shape_at(tape, loss), loss, 0);
+    if (tape->rc != MS_OK) {
+        return;
+    }
+    deposit(tape, tape->values.items[loss].function, 0, ms__alias(tape, seed, ms__shape_at(tape, seed)));
+    for (size_t i = tape->functions.count; i-- > 0 && tape->rc == MS_OK;) {
+        run_function(tape, i);
+    }
+    ms__drop(tape, seed);
+    for (size_t i = 0; i < tape->leaves.count && tape->rc == MS_OK; i++) {
+        const ms__leaf *leaf = &tape->leaves.items[i];
+        uint64_t bytes = ms__mul_sat(ms__shape_items(&leaf->shape), FLOAT);
+        if (leaf->gradient != 0) {
+            ms__fail_tape(tape, ms_trace_role(tape->trace, ms__key_of(tape, leaf->gradient), bytes,
+                                              MS_STORAGE_GRADIENT, tape->err));
+        }
+    }
+}

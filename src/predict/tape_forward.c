@@ -1,0 +1,472 @@
+/*
+ * Operators as torch's CPU dispatches them in a forward pass: the tensors that each
+ * allocates, and what autograd saves, in torch's order. tape_backward.c has the other half.
+ */
+#include "base/units.h"
+#include "predict/tape.h"
+
+enum { FLOAT = 4, INTEGER = 8 };
+
+/* A float result of a function's shape, by one operator over up to three operands. */
+static ms__value apply(ms__tape *tape, const char *name, ms__shape shape, ms__value a, ms__value b, ms__value c)
+{
+    ms__value out = ms__fresh(tape, shape, FLOAT);
+    MS__RAN(tape, name, 3, 1, a, b, c, out);
+    return out;
+}
+
+ms__value ms__constant(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms__value a, ms__value b)
+{
+    ms__value out = ms__fresh(tape, shape, item_bytes);
+    MS__RAN(tape, "aten.constant", 2, 1, a, b, out);
+    return out;
+}
+
+/* Whether turning [b, s, h, d] into [b, h, s, d] changes where anything lies. */
+static bool moves(uint64_t length, uint64_t heads)
+{
+    return length > 1 && heads > 1;
+}
+
+/* [b, h, s, d] as it is wanted row by row: a copy where it does not lie so. */
+static ms__value laid_out(ms__tape *tape, ms__value a, bool copies, bool copied_back)
+{
+    if (!copies) {
+        return ms__alias(tape, a, ms__shape_at(tape, a));
+    }
+    int32_t f = MS__OPEN(tape, copied_back ? MS__D_COPY : MS__D_PASS, a);
+    ms__value out = apply(tape, "aten.clone.default", ms__shape_at(tape, a), a, 0, 0);
+    ms__close(tape, f, out);
+    return out;
+}
+
+ms__value ms__embedding(ms__tape *tape, ms__value weight, ms__value index)
+{
+    ms__shape shape = ms__shape_at(tape, index);
+    shape.size[shape.rank++] = ms__shape_at(tape, weight).size[1];
+    int32_t f = MS__OPEN(tape, MS__D_EMBEDDING, weight, index);
+    ms__save(tape, f, index);
+    ms__value out = apply(tape, "aten.embedding.default", shape, weight, index, 0);
+    ms__close(tape, f, out);
+    return out;
+}
+
+static ms__shape larger_of(const ms__tape *tape, ms__value a, ms__value b)
+{
+    ms__shape left = ms__shape_at(tape, a), right = ms__shape_at(tape, b);
+    return ms__shape_items(&right) > ms__shape_items(&left) ? right : left;
+}
+
+ms__value ms__add(ms__tape *tape, ms__value a, ms__value b)
+{
+    int32_t f = MS__OPEN(tape, MS__D_ADD, a, b);
+    ms__value out = apply(tape, "aten.add.Tensor", larger_of(tape, a, b), a, b, 0);
+    ms__close(tape, f, out);
+    return out;
+}
+
+static bool differentiable(const ms__tape *tape, ms__value a)
+{
+    return a < tape->values.count && tape->values.items[a].function != MS__NOBODY;
+}
+
+ms__value ms__mul(ms__tape *tape, ms__value a, ms__value b)
+{
+    int32_t f = MS__OPEN(tape, MS__D_MUL, a, b);
+    if (differentiable(tape, a)) {
+        ms__save(tape, f, b);
+    }
+    if (differentiable(tape, b)) {
+        ms__save(tape, f, a);
+    }
+    ms__value out = apply(tape, "aten.mul.Tensor", larger_of(tape, a, b), a, b, 0);
+    ms__close(tape, f, out);
+    return out;
+}
+
+static ms__value by_number(ms__tape *tape, ms__value a, ms__derivative kind)
+{
+    int32_t f = MS__OPEN(tape, kind, a);
+    ms__value out = apply(tape, "aten.mul.Scalar", ms__shape_at(tape, a), a, 0, 0);
+    ms__close(tape, f, out);
+    return out;
+}
+
+ms__value ms__scale(ms__tape *tape, ms__value a)
+{
+    return by_number(tape, a, MS__D_SCALE);
+}
+
+ms__value ms__shift(ms__tape *tape, ms__value a)
+{
+    return by_number(tape, a, MS__D_PASS);
+}
+
+ms__value ms__power(ms__tape *tape, ms__value a)
+{
+    int32_t f = MS__OPEN(tape, MS__D_POWER, a);
+    ms__save(tape, f, a);
+    ms__value out = apply(tape, "aten.pow.Tensor_Scalar", ms__shape_at(tape, a), a, 0, 0);
+    ms__close(tape, f, out);
+    return out;
+}
+
+/* Over the last dimension, which stays as one. */
+static ms__value mean(ms__tape *tape, ms__value a)
+{
+    ms__shape shape = ms__shape_at(tape, a);
+    shape.size[shape.rank - 1] = 1;
+    int32_t f = MS__OPEN(tape, MS__D_MEAN, a);
+    ms__value out = apply(tape, "aten.mean.dim", shape, a, 0, 0);
+    ms__close(tape, f, out);
+    return out;
+}
+
+static ms__value rsqrt(ms__tape *tape, ms__value a)
+{
+    int32_t f = MS__OPEN(tape, MS__D_RSQRT, a);
+    ms__value out = apply(tape, "aten.rsqrt.default", ms__shape_at(tape, a), a, 0, 0);
+    ms__close(tape, f, out);
+    ms__save(tape, f, out);
+    return out;
+}
+
+ms__value ms__rms_norm(ms__tape *tape, ms__value a, ms__value weight)
+{
+    ms__value squares = ms__power(tape, a);
+    ms__value variance = mean(tape, squares);
+    ms__drop(tape, squares);
+    ms__value shifted = ms__shift(tape, variance);
+    ms__value scale = rsqrt(tape, shifted);
+    ms__drop(tape, shifted);
+    ms__value normal = ms__mul(tape, a, scale);
+    ms__drop(tape, scale);
+    ms__value out = ms__mul(tape, weight, normal);
+    ms__drop(tape, normal);
+    ms__drop(tape, variance);
+    return out;
+}
+
+ms__value ms__layer_norm(ms__tape *tape, ms__value a, ms__value weight, ms__value bias)
+{
+    ms__shape shape = ms__shape_at(tape, a), rows = shape;
+    rows.size[rows.rank - 1] = 1;
+    int32_t f = MS__OPEN(tape, MS__D_NORM, a, weight, bias);
+    ms__save(tape, f, a);
+    ms__value out = ms__fresh(tape, shape, FLOAT), means = ms__fresh(tape, rows, FLOAT), scales = ms__fresh(tape, rows, FLOAT);
+    MS__RAN(tape, "aten.native_layer_norm.default", 3, 3, a, weight, bias, out, means, scales);
+    ms__close(tape, f, out);
+    ms__save(tape, f, means);
+    ms__save(tape, f, scales);
+    ms__drop(tape, means);
+    ms__drop(tape, scales);
+    return out;
+}
+
+static ms__value half(ms__tape *tape, ms__value a)
+{
+    ms__shape shape = ms__shape_at(tape, a);
+    shape.size[shape.rank - 1] /= 2;
+    int32_t f = MS__OPEN(tape, MS__D_HALF, a);
+    ms__value out = ms__alias(tape, a, shape);
+    ms__close(tape, f, out);
+    return out;
+}
+
+ms__value ms__rotate_half(ms__tape *tape, ms__value a)
+{
+    ms__value left = half(tape, a), right = half(tape, a);
+    ms__value minus = ms__scale(tape, right);
+    int32_t f = MS__OPEN(tape, MS__D_JOIN, minus, left);
+    ms__value out = apply(tape, "aten.cat.default", ms__shape_at(tape, a), minus, left, 0);
+    ms__close(tape, f, out);
+    ms__drop(tape, minus);
+    ms__drop(tape, left);
+    ms__drop(tape, right);
+    return out;
+}
+
+/* One operator, whose derivative takes its input or its result. */
+static ms__value unary(ms__tape *tape, ms__value a, const char *name, bool saves_result)
+{
+    int32_t f = MS__OPEN(tape, MS__D_UNARY, a);
+    if (!saves_result) {
+        ms__save(tape, f, a);
+    }
+    ms__value out = apply(tape, name, ms__shape_at(tape, a), a, 0, 0);
+    ms__close(tape, f, out);
+    if (saves_result) {
+        ms__save(tape, f, out);
+    }
+    return out;
+}
+
+/* Hugging Face's "gelu_new": the tanh form by single operators. */
+static ms__value gelu_new(ms__tape *tape, ms__value a)
+{
+    ms__value halved = ms__scale(tape, a), cube = ms__power(tape, a), scaled = ms__scale(tape, cube);
+    ms__drop(tape, cube);
+    ms__value sum = ms__add(tape, a, scaled);
+    ms__drop(tape, scaled);
+    ms__value inner = ms__scale(tape, sum);
+    ms__drop(tape, sum);
+    ms__value tanh = unary(tape, inner, "aten.tanh.default", true);
+    ms__drop(tape, inner);
+    ms__value one_more = ms__shift(tape, tanh);
+    ms__drop(tape, tanh);
+    ms__value out = ms__mul(tape, halved, one_more);
+    ms__drop(tape, halved);
+    ms__drop(tape, one_more);
+    return out;
+}
+
+ms__value ms__activate(ms__tape *tape, ms__value a, ms__activation kind)
+{
+    switch (kind) {
+    case MS__GELU_NEW:
+        return gelu_new(tape, a);
+    case MS__RELU:
+        return unary(tape, a, "aten.relu.default", true);
+    default:
+        return unary(tape, a, kind == MS__SILU ? "aten.silu.default" : "aten.gelu.default", false);
+    }
+}
+
+static ms__shape rows_of(ms__shape shape)
+{
+    uint64_t width = shape.rank > 0 ? shape.size[shape.rank - 1] : 1;
+    uint64_t items = ms__shape_items(&shape);
+    return MS__SHAPE(width == 0 ? 0 : items / width, width);
+}
+
+ms__value ms__linear(ms__tape *tape, ms__value a, ms__value weight, ms__value bias, uint64_t out_width)
+{
+    ms__shape shape = ms__shape_at(tape, a), matrix = rows_of(shape);
+    shape.size[shape.rank - 1] = matrix.size[1] = out_width;
+    int32_t f = MS__OPEN(tape, MS__D_LINEAR, a, weight, bias);
+    ms__save(tape, f, a);
+    ms__value rows = ms__alias(tape, a, rows_of(ms__shape_at(tape, a))), product = ms__fresh(tape, matrix, FLOAT);
+    if (bias != 0) {
+        MS__RAN(tape, "aten.addmm.default", 3, 1, bias, rows, weight, product);
+    } else {
+        MS__RAN(tape, "aten.mm.default", 2, 1, rows, weight, product);
+    }
+    ms__value out = ms__alias(tape, product, shape);
+    ms__close(tape, f, out);
+    ms__drop(tape, rows);
+    ms__drop(tape, product);
+    return out;
+}
+
+static ms__value view(ms__tape *tape, ms__value a, ms__shape shape, bool copied_back)
+{
+    int32_t f = MS__OPEN(tape, copied_back ? MS__D_COPY : MS__D_PASS, a);
+    ms__value out = ms__alias(tape, a, shape);
+    ms__close(tape, f, out);
+    return out;
+}
+
+ms__value ms__split_heads(ms__tape *tape, ms__value a, uint64_t heads)
+{
+    ms__shape shape = ms__shape_at(tape, a);
+    ms__shape split = MS__SHAPE(shape.size[0], shape.size[1], heads, shape.size[2] / heads);
+    return view(tape, a, split, moves(shape.size[1], heads));
+}
+
+/* [b, s, width] as [b, h, s, d]. */
+ms__value ms__heads(ms__tape *tape, ms__value a, uint64_t heads, bool copied_back)
+{
+    ms__shape shape = ms__shape_at(tape, a);
+    uint64_t width = shape.rank == 4 ? shape.size[2] * shape.size[3] : shape.size[2];
+    return view(tape, a, MS__SHAPE(shape.size[0], heads, shape.size[1], width / heads),
+                copied_back && moves(shape.size[1], heads));
+}
+
+int32_t ms__split(ms__tape *tape, ms__value a)
+{
+    int32_t f = MS__OPEN(tape, MS__D_SPLIT, a);
+    if (f >= 0) {
+        tape->functions.items[f].shape = ms__shape_at(tape, a);
+    }
+    return f;
+}
+
+ms__value ms__part(ms__tape *tape, ms__value a, int32_t split, int index)
+{
+    ms__shape shape = ms__shape_at(tape, a);
+    shape.size[shape.rank - 1] /= 3;
+    int32_t f = MS__OPEN(tape, MS__D_PART, a);
+    ms__value out = ms__alias(tape, a, shape);
+    ms__close(tape, f, out);
+    if (f >= 0) {
+        tape->functions.items[f].edges[0] = split;
+        tape->functions.items[f].part = index;
+    }
+    return out;
+}
+
+static ms__value joined_heads(ms__tape *tape, ms__value a)
+{
+    ms__shape shape = ms__shape_at(tape, a);
+    ms__value out = view(tape, a, MS__SHAPE(shape.size[0], shape.size[2], shape.size[1] * shape.size[3]), false);
+    ms__drop(tape, a);
+    return out;
+}
+
+ms__value ms__attention(ms__tape *tape, ms__value q, ms__value k, ms__value v)
+{
+    ms__shape shape = ms__shape_at(tape, q);
+    int32_t f = MS__OPEN(tape, MS__D_ATTENTION, q, k, v);
+    ms__save(tape, f, k);
+    ms__save(tape, f, q);
+    ms__save(tape, f, v);
+    ms__value out = ms__fresh(tape, shape, FLOAT);
+    ms__value sums = ms__fresh(tape, MS__SHAPE(shape.size[0], shape.size[2], shape.size[1]), FLOAT);
+    MS__RAN(tape, "aten._scaled_dot_product_flash_attention_for_cpu.default", 3, 2, q, k, v, out, sums);
+    ms__random(tape);
+    ms__close(tape, f, out);
+    ms__save(tape, f, sums);
+    ms__save(tape, f, out);
+    ms__drop(tape, sums);
+    return joined_heads(tape, out);
+}
+
+static ms__value product(ms__tape *tape, ms__value a, ms__value b, uint64_t width)
+{
+    ms__shape shape = ms__shape_at(tape, a);
+    shape.size[3] = width;
+    int32_t f = MS__OPEN(tape, MS__D_PRODUCT, a, b);
+    ms__save(tape, f, b);
+    ms__save(tape, f, a);
+    ms__value out = apply(tape, "aten.bmm.default", shape, a, b, 0);
+    ms__close(tape, f, out);
+    return out;
+}
+
+/* A float mask of what a causal model may see. */
+static ms__value causal_mask(ms__tape *tape, uint64_t length)
+{
+    ms__shape square = MS__SHAPE(length, length), number = {.rank = 0};
+    ms__value ones = ms__constant(tape, square, 1, 0, 0), lower = ms__constant(tape, square, 1, ones, 0);
+    ms__drop(tape, ones);
+    ms__value zero = ms__constant(tape, number, FLOAT, 0, 0), least = ms__constant(tape, number, FLOAT, 0, 0);
+    ms__value mask = ms__fresh(tape, square, FLOAT);
+    MS__RAN(tape, "aten.where.self", 3, 1, lower, zero, least, mask);
+    ms__drop(tape, least);
+    ms__drop(tape, zero);
+    ms__drop(tape, lower);
+    return mask;
+}
+
+static ms__value scores_of(ms__tape *tape, ms__value scaled, ms__value k)
+{
+    ms__shape shape = ms__shape_at(tape, k);
+    bool copies = moves(shape.size[2], shape.size[1]);
+    ms__value keys = ms__scale(tape, k);
+    ms__value left = laid_out(tape, scaled, copies, false), right = laid_out(tape, keys, copies, false);
+    ms__value scores = product(tape, left, right, shape.size[2]);
+    ms__drop(tape, right);
+    ms__drop(tape, left);
+    ms__drop(tape, keys);
+    return scores;
+}
+
+ms__value ms__attention_with_dropout(ms__tape *tape, ms__value q, ms__value k, ms__value v, bool causal)
+{
+    uint64_t length = ms__shape_at(tape, q).size[2];
+    bool copies = moves(length, ms__shape_at(tape, q).size[1]);
+    ms__value scaled = ms__scale(tape, q), mask = causal && length > 1 ? causal_mask(tape, length) : 0;
+    ms__value scores = scores_of(tape, scaled, k);
+    if (mask != 0) {
+        ms__value masked = ms__add(tape, scores, mask);
+        ms__drop(tape, scores);
+        scores = masked;
+    }
+    ms__value shares = unary(tape, scores, "aten._safe_softmax.default", true);
+    ms__drop(tape, scores);
+    ms__value kept = ms__dropout(tape, shares, true);
+    ms__drop(tape, shares);
+    ms__value values = laid_out(tape, v, copies, false);
+    ms__value out = product(tape, kept, values, ms__shape_at(tape, v).size[3]);
+    ms__drop(tape, values);
+    ms__drop(tape, scaled);
+    ms__drop(tape, mask);
+    ms__drop(tape, kept);
+    ms__value lying = laid_out(tape, out, copies, true);
+    ms__drop(tape, out);
+    return joined_heads(tape, lying);
+}
+
+ms__value ms__dropout(ms__tape *tape, ms__value a, bool drops)
+{
+    ms__shape shape = ms__shape_at(tape, a);
+    if (!drops) {
+        return ms__alias(tape, a, shape);
+    }
+    ms__value noise = ms__fresh(tape, shape, FLOAT);
+    MS__RAN(tape, "aten.empty_like.default", 1, 1, a, noise);
+    MS__RAN(tape, "aten.bernoulli_.float", 1, 1, noise, noise);
+    MS__RAN(tape, "aten.div_.Scalar", 1, 1, noise, noise);
+    ms__random(tape);
+    ms__value out = ms__mul(tape, a, noise);
+    ms__drop(tape, noise);
+    return out;
+}
+
+/* The marks of a cross entropy, which the planner may put the exact loss head in place of. */
+static uint64_t begin_head(ms__tape *tape, ms__value logits)
+{
+    uint64_t head = 0;
+    if (tape->rc == MS_OK) {
+        ms__fail_tape(tape, ms_trace_loss(tape->trace, ms__key_of(tape, logits), &head, tape->err));
+    }
+    return head;
+}
+
+static void end_head(ms__tape *tape, uint64_t head)
+{
+    if (tape->rc == MS_OK) {
+        ms__fail_tape(tape, ms_trace_loss_end(tape->trace, head, tape->err));
+    }
+}
+
+/* The function made last is an end of it in backward. */
+static void mark_head(ms__tape *tape, uint64_t head)
+{
+    if (tape->rc == MS_OK && tape->functions.count > 0) {
+        tape->functions.items[tape->functions.count - 1].head = head;
+    }
+}
+
+ms__value ms__loss(ms__tape *tape, ms__value logits, ms__value labels, bool shifted)
+{
+    ms__shape ids = ms__shape_at(tape, labels), padded = ids, number = {.rank = 0};
+    ms__value longer = 0, target = labels;
+    if (shifted) {
+        padded.size[1]++;
+        longer = ms__constant(tape, padded, INTEGER, labels, 0);
+        ms__value next = ms__alias(tape, longer, ids);
+        /* One row lies as it should. */
+        target = ids.size[0] > 1 ? ms__constant(tape, ids, INTEGER, next, 0) : ms__alias(tape, next, ids);
+        ms__drop(tape, next);
+    }
+    uint64_t head = begin_head(tape, logits);
+    ms__value logs = unary(tape, logits, "aten._log_softmax.default", true);
+    mark_head(tape, head);
+    int32_t f = MS__OPEN(tape, MS__D_LOSS, logs, target);
+    ms__save(tape, f, logs);
+    ms__save(tape, f, target);
+    ms__value loss = ms__fresh(tape, number, FLOAT), weight = ms__fresh(tape, number, FLOAT);
+    MS__RAN(tape, "aten.nll_loss_forward.default", 2, 2, logs, target, loss, weight);
+    ms__close(tape, f, loss);
+    mark_head(tape, head);
+    ms__save(tape, f, weight);
+    ms__drop(tape, weight);
+    ms__drop(tape, logs);
+    end_head(tape, head);
+    if (shifted) {
+        ms__drop(tape, longer);
+        ms__drop(tape, target);
+    }
+    return loss;
+}

@@ -1,0 +1,125 @@
+"""Predicted graphs against traces of the real Hugging Face models: equal in every byte, event and
+number, the marks of the loss included. No tolerance: parameters, saved bytes of each layer and peak
+are part of the graph."""
+
+import json
+
+import pytest
+import torch
+from graph_support import Replay
+
+from memscale import _core
+from memscale.core.profiler import MemoryProfiler
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+}
+DECODER = {**SMALL, "num_key_value_heads": 2}
+GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 128, "n_positions": 64}
+
+# Model class, configuration, batch, sequence.
+CASES = {
+    "llama": ("LlamaForCausalLM", DECODER, 2, 32),
+    "llama_biased_tied": (
+        "LlamaForCausalLM",
+        {**DECODER, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+        1,
+        20,
+    ),
+    "llama_wide_heads": (
+        "LlamaForCausalLM",
+        {**DECODER, "num_key_value_heads": 4, "head_dim": 24, "hidden_act": "gelu", "num_hidden_layers": 4},
+        3,
+        16,
+    ),
+    "mistral": ("MistralForCausalLM", DECODER, 2, 32),
+    "mistral_one_key_head": (
+        "MistralForCausalLM",
+        {**DECODER, "sliding_window": 64, "num_key_value_heads": 1},
+        3,
+        16,
+    ),
+    "qwen2": ("Qwen2ForCausalLM", DECODER, 2, 32),
+    "qwen2_tied": ("Qwen2ForCausalLM", {**DECODER, "tie_word_embeddings": True}, 1, 17),
+    "qwen3": ("Qwen3ForCausalLM", {**DECODER, "head_dim": 32}, 2, 32),
+    "qwen3_biased_tied": (
+        "Qwen3ForCausalLM",
+        {**DECODER, "attention_bias": True, "tie_word_embeddings": True},
+        1,
+        20,
+    ),
+    "gpt2": ("GPT2LMHeadModel", GPT2, 2, 32),
+    "gpt2_fused_attention": ("GPT2LMHeadModel", {**GPT2, "attn_pdrop": 0.0}, 1, 20),
+    "gpt2_gelu": (
+        "GPT2LMHeadModel",
+        {**GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "n_inner": 100, "activation_function": "gelu"},
+        3,
+        16,
+    ),
+    "gpt2_untied": ("GPT2LMHeadModel", {**GPT2, "tie_word_embeddings": False, "attn_pdrop": 0.0}, 2, 16),
+    "gpt2_one_token": ("GPT2LMHeadModel", GPT2, 1, 1),
+    "bert": ("BertForMaskedLM", SMALL, 2, 32),
+    "bert_fused_attention": ("BertForMaskedLM", {**SMALL, "attention_probs_dropout_prob": 0.0}, 1, 20),
+    "bert_relu_untied": (
+        "BertForMaskedLM",
+        {
+            **SMALL,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "hidden_act": "relu",
+            "tie_word_embeddings": False,
+        },
+        3,
+        16,
+    ),
+}
+
+
+def trace(name, values, batch, seq):
+    """The configuration as transformers writes it, and the graph of the real model."""
+    model_class = getattr(transformers, name)
+    config = model_class.config_class(**values)
+    ids = torch.zeros(batch, seq, dtype=torch.long)
+    arguments = {"input_ids": ids, "labels": ids.clone()}
+    graph = json.loads(MemoryProfiler().trace(model_class(config).train(), (), arguments))
+    return config.to_json_string(use_diff=False), graph
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_predicted_graphs_equal_traced_ones(case):
+    name, values, batch, seq = CASES[case]
+    config, traced = trace(name, values, batch, seq)
+    predicted = json.loads(_core.predict_hf_graph(config, batch, seq))
+    assert predicted["residents"] == traced["residents"]
+    here, there = Replay(predicted), Replay(traced)
+    assert here.saved == there.saved
+    assert here.peak == there.peak
+    assert predicted == traced
+
+
+def test_what_a_configuration_lacks_has_the_defaults_of_transformers():
+    config = {"model_type": "gpt2", **GPT2}
+    _, traced = trace("GPT2LMHeadModel", GPT2, 2, 8)
+    assert json.loads(_core.predict_hf_graph(json.dumps(config), 2, 8)) == traced
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"model_type": "mamba"}, "model_type"),
+        ({"model_type": "llama"}, "vocab_size"),
+        ({"model_type": "llama", **DECODER, "num_attention_heads": -1}, "num_attention_heads"),
+        ({"model_type": "llama", **DECODER, "attention_dropout": 0.1}, "not modelled"),
+        ({"model_type": "mistral", **DECODER, "sliding_window": 8}, "sliding_window"),
+    ],
+)
+def test_wrong_configurations_are_refused(config, message):
+    with pytest.raises(Exception, match=message):
+        _core.predict_hf_graph(json.dumps(config), 1, 8)

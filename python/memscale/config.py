@@ -7,15 +7,17 @@ file gives them a Python face. It imports neither torch nor anything that does.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import numbers
 import os
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from memscale import _core
+from memscale.errors import ConfigError
 
 __all__ = ["AsyncOffloadConfig", "Config", "OptimizationMode"]
 
@@ -34,6 +36,36 @@ class OptimizationMode(str, Enum):  # noqa: UP042 (str() of a StrEnum hides that
     """Everything that the flags of `Config` allow."""
 
 
+Class = TypeVar("Class", bound=type)
+
+
+def _names_misspelled_fields(cls: Class) -> Class:
+    """Has the constructor of a dataclass refuse an unknown field with the words of the C
+    library, which name the field that was probably meant."""
+    construct = cls.__init__  # type: ignore[misc]
+    known = {field.name for field in dataclasses.fields(cls)}
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        unknown = next((name for name in kwargs if name not in known), None)
+        if unknown is not None:
+            raise TypeError(_no_such_field(cls.__name__, unknown))
+        construct(self, *args, **kwargs)
+
+    cls.__init__ = __init__  # type: ignore[misc]
+    return cls
+
+
+def _no_such_field(owner: str, name: str) -> str:
+    fields: dict[str, Any] = {name: None} if owner == "Config" else {"async_config": {name: None}}
+    try:
+        _core.config_validate(json.dumps({"version": _VERSION, **fields}))
+    except ConfigError as error:
+        return f"{owner}: {error}"
+    return f"{owner}: {name}: there is no such field"
+
+
+@_names_misspelled_fields
 @dataclass(slots=True)
 class AsyncOffloadConfig:
     """How transfers between GPU and host overlap with compute.
@@ -58,6 +90,7 @@ class AsyncOffloadConfig:
         _core.config_validate(_encode({"async_config": self}))
 
 
+@_names_misspelled_fields
 @dataclass(slots=True)
 class Config:
     """What a wrapped model may use and do. GB is 1e9 bytes in every field.
@@ -108,7 +141,8 @@ class Config:
         ConfigError: (also a ValueError) a value is not allowed. The text names the
             field, the value and what is allowed; `.field` is the name. Fields that
             are assigned later are checked when the config is used.
-        TypeError, AttributeError: there is no field of that name, given or assigned.
+        TypeError, AttributeError: there is no field of that name, given or assigned; the
+            first names the field that was probably meant.
 
     Example:
         >>> Config(memory_budget_gb=4.0, mode="aggressive").mode

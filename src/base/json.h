@@ -40,11 +40,16 @@ typedef struct ms__json_at {
 
 /* Parses `length` bytes of text. On success `*tree` owns the document (free it
  * with json_decref) and `*root` is the cursor at its top, which must be an
- * object. `name` ("graph") begins every error text and outlives the cursors.
- * MS_EFORMAT with line and column for malformed text (duplicate members
+ * object. `name` ("graph") begins every error text and outlives the cursors; where it
+ * is that of a kind in docs/formats, a document that is evidently of another kind is
+ * refused. MS_EFORMAT with line and column for malformed text (duplicate members
  * included), MS_ENOMEM. */
 MS_NODISCARD int ms__json_parse(const char *text, size_t length, const char *name, json_t **tree,
                                 ms__json_at *root, ms_error *err);
+
+/* MS_EFORMAT where the document at the root is evidently of another kind than its name
+ * says; see json_kind.c. */
+MS_NODISCARD int ms__json_check_kind(const ms__json_at *root);
 
 /* Fills the cursor's error with "name: $.path: text" and returns `code`. */
 int ms__json_fail(const ms__json_at *at, int code, const char *fmt, ...) MS_PRINTF(3, 4);

@@ -68,9 +68,11 @@ int ms__json_parse(const char *text, size_t length, const char *name, json_t **t
                        problem.column, problem.text);
     }
     ms__json_at top = {.value = parsed, .name = name, .err = err};
-    if (!json_is_object(parsed)) {
+    int rc = json_is_object(parsed) ? ms__json_check_kind(&top)
+                                    : ms__json_fail(&top, MS_EFORMAT, "expected an object");
+    if (rc != MS_OK) {
         json_decref(parsed);
-        return ms__json_fail(&top, MS_EFORMAT, "expected an object");
+        return rc;
     }
     *tree = parsed;
     *root = top;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/names.h"
 #include "memscale/config.h"
 
 #define BYTES_PER_GB 1e9
@@ -341,6 +342,20 @@ static const field *find_field(const field *table, size_t count, const char *nam
     return NULL;
 }
 
+/* Names the field that was probably meant. */
+static int refuse_name(const char *prefix, const char *name, const field *table, size_t count, ms_error *err)
+{
+    const char *meant = NULL;
+    uint32_t best = MS__NAMES_ALIKE_PERMILLE - 1;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t alike = ms__names_similarity_permille(name, table[i].name);
+        meant = alike > best ? table[i].name : meant;
+        best = alike > best ? alike : best;
+    }
+    return ms_fail(err, MS_ECONFIG, "%s%.64s: there is no such field%s%s%s", prefix, name,
+                   meant != NULL ? "; did you mean " : "", meant != NULL ? meant : "", meant != NULL ? "?" : "");
+}
+
 static int read_fields(const json_t *object, const field *table, size_t count, const char *prefix,
                        ms_config *config, ms_error *err)
 {
@@ -353,7 +368,7 @@ static int read_fields(const json_t *object, const field *table, size_t count, c
             continue;
         }
         if (at.field == NULL) {
-            return ms_fail(err, MS_ECONFIG, "%s%.64s: there is no such field", prefix, name);
+            return refuse_name(prefix, name, table, count, err);
         }
         int rc = read_field(&at, config);
         if (rc != MS_OK) {

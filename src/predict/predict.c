@@ -302,7 +302,7 @@ int ms_predict_hf_graph(const char *config_json, uint64_t batch, uint64_t seq, m
     if (batch == 0 || batch > batch_most || seq == 0 || seq > SIZE_MOST) {
         return ms_fail(err, MS_EINVAL, "batch and seq must be 1 to %d", SIZE_MOST);
     }
-    int rc = ms__json_parse(config_json, strlen(config_json), "config", &tree, &root, err);
+    int rc = ms__json_parse(config_json, strlen(config_json), "model", &tree, &root, err);
     if (rc != MS_OK) {
         return rc;
     }

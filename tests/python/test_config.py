@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import fractions
 import json
 import pathlib
@@ -169,11 +170,30 @@ def test_messages_say_field_value_and_what_is_allowed(fields, text):
     assert text in str(caught.value)
 
 
-def test_unknown_fields_are_refused():
-    with pytest.raises(TypeError):
-        Config(memory_budget=4.0)
-    with pytest.raises(ConfigError, match="memory_budget"):
-        _core.config_validate('{"version": 1, "memory_budget": 4.0}')
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("memory_budget", "memory_budget_gb"), ("enable_offload", "enable_offloading"), ("log_fil", "log_file"),
+     ("Mode", "mode"), ("batch_size", None), ("x" * 70, None)],
+)
+def test_unknown_fields_are_refused_and_the_nearest_is_named(given, meant):
+    text = f"{given[:64]}: there is no such field" + (f"; did you mean {meant}?" if meant else "")
+    with pytest.raises(TypeError) as caught:
+        Config(**{given: 4.0})
+    assert str(caught.value) == f"Config: {text}"
+    with pytest.raises(ConfigError) as refused:
+        _core.config_validate(json.dumps({"version": 1, given: 4.0}))
+    assert str(refused.value) == text
+
+
+def test_unknown_fields_of_the_inner_config_too():
+    with pytest.raises(TypeError) as caught:
+        AsyncOffloadConfig(prefetch=4)
+    assert str(caught.value) == (
+        "AsyncOffloadConfig: async_config.prefetch: there is no such field; did you mean prefetch_depth?"
+    )
+    assert list(inspect.signature(AsyncOffloadConfig).parameters) == [
+        field.name for field in dataclasses.fields(AsyncOffloadConfig)
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"version": 2}', "{}", '{"version": 1, "mode": 1,}'])

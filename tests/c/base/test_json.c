@@ -159,6 +159,30 @@ static void unknown_members_are_refused_where_asked(void **state)
     json_decref(tree);
 }
 
+static int parse_as(const char *name, const char *text)
+{
+    int rc = ms__json_parse(text, strlen(text), name, &tree, &root, &err);
+    if (rc == MS_OK) {
+        json_decref(tree);
+    }
+    return rc;
+}
+
+static void a_document_of_another_kind_is_refused_by_its_name(void **state)
+{
+    (void)state;
+    const char *plan = "{\"version\": 1, \"predicted\": {}, \"entries\": []}";
+    const char *config = "{\"version\": 1, \"memory_budget_gb\": 4}";
+    assert_int_equal(parse_as("graph", plan), MS_EFORMAT);
+    assert_string_equal(err.text, "graph: $: expected a graph, found an execution plan");
+    assert_int_equal(parse_as("hardware", config), MS_EFORMAT);
+    assert_string_equal(err.text, "hardware: $: expected a hardware description, found a configuration");
+    assert_ms_ok(parse_as("plan", plan), err);
+    assert_ms_ok(parse_as("config", config), err);
+    assert_ms_ok(parse_as("graph", "{\"version\": 1}"), err); /* of no evident kind: its reader's */
+    assert_ms_ok(parse_as("anything", plan), err);
+}
+
 static void malformed_texts_are_refused_with_line_and_column(void **state)
 {
     (void)state;
@@ -389,6 +413,7 @@ int main(void)
         cmocka_unit_test(wrong_types_and_ranges_are_refused),
         cmocka_unit_test(versions_outside_the_range_are_refused),
         cmocka_unit_test(unknown_members_are_refused_where_asked),
+        cmocka_unit_test(a_document_of_another_kind_is_refused_by_its_name),
         cmocka_unit_test(malformed_texts_are_refused_with_line_and_column),
         cmocka_unit_test(deep_nesting_is_refused_not_followed),
         cmocka_unit_test(errors_may_be_ignored),

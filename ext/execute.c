@@ -235,9 +235,10 @@ static PyObject *set_residents(PyObject *self, PyObject *tensors)
 
 /* ---- hooks ---------------------------------------------------------------------------- */
 
-typedef enum top_hook { TOP_NONE, TOP_OURS, TOP_FOREIGN, TOP_FAILED } top_hook;
+/* TOP_OTHER: of another execution, whose model this one's lies in. */
+typedef enum top_hook { TOP_NONE, TOP_OURS, TOP_OTHER, TOP_FOREIGN, TOP_FAILED } top_hook;
 
-/* *region, if not NULL, becomes the region on top where that is ours, borrowed. */
+/* *region becomes the region on top where that is of an execution, borrowed. */
 static top_hook look_at_top(const ms_execution *self, ms_region **region)
 {
     PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
@@ -247,8 +248,8 @@ static top_hook look_at_top(const ms_execution *self, ms_region **region)
     top_hook found = TOP_NONE;
     if (top != Py_None) {
         PyObject *pack = PyTuple_GetItem(top, 0);
-        *region = pack != NULL ? ms_ext_region_of_hook(self, pack) : NULL;
-        found = *region != NULL ? TOP_OURS : TOP_FOREIGN;
+        *region = pack != NULL ? ms_ext_region_of_hook(pack) : NULL;
+        found = *region == NULL ? TOP_FOREIGN : (*region)->execution == self ? TOP_OURS : TOP_OTHER;
     }
     Py_DECREF(top);
     return found;
@@ -314,8 +315,8 @@ static PyObject *obstacle(top_hook top)
     if (is_enabled == 0) {
         return PyUnicode_FromString("disabled");
     }
-    if (top == TOP_FOREIGN) {
-        return PyUnicode_FromString("foreign");
+    if (top == TOP_FOREIGN || top == TOP_OTHER) {
+        return PyUnicode_FromString(top == TOP_FOREIGN ? "foreign" : "wrapped");
     }
     Py_RETURN_NONE;
 }
@@ -589,7 +590,8 @@ static PyMethodDef methods[] = {
     {"is_active", is_active, METH_NOARGS, "Whether the plan does anything."},
     {"set_residents", set_residents, METH_O, "set_residents(list): tensors whose storages never move."},
     {"hooks_in_the_way", hooks_in_the_way, METH_NOARGS,
-     "Removes stale hooks of ours; \"foreign\" or \"disabled\" where hooks can't be pushed, else None."},
+     "Removes stale hooks of ours; why hooks can't be pushed: \"foreign\", \"wrapped\" (those of an execution "
+     "around this one) or \"disabled\"; None where they can."},
     {"enter_root", enter_root, METH_O,
      "enter_root(caller): a forward begins, made by this Python frame (or None); True if one was broken off "
      "before."},

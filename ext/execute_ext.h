@@ -141,9 +141,9 @@ typedef struct ms_region {
 extern PyTypeObject *ms_ext_region_type;
 int ms_ext_region_init_type(PyObject *module);
 ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame);
-/* The region whose pack callable this is, borrowed; NULL where it is not of this
- * execution. */
-ms_region *ms_ext_region_of_hook(const ms_execution *execution, PyObject *pack);
+/* The region, of any execution, whose pack callable this is, borrowed; NULL where it is
+ * someone else's. */
+ms_region *ms_ext_region_of_hook(PyObject *pack);
 /* Whether the call is still being made, on this thread: a forward that was broken off by
  * a KeyboardInterrupt leaves its hooks behind, and what autograd saves then is not its. */
 bool ms_ext_region_is_running(const ms_region *region);

@@ -40,16 +40,10 @@ static void region_dealloc(PyObject *self)
     PyErr_Restore(error_type, error_value, error_traceback);
 }
 
-ms_region *ms_ext_region_of_hook(const ms_execution *execution, PyObject *pack)
+ms_region *ms_ext_region_of_hook(PyObject *pack)
 {
-    if (!PyCFunction_Check(pack)) {
-        return NULL;
-    }
-    PyObject *self = PyCFunction_GetSelf(pack);
-    if (self == NULL || Py_TYPE(self) != ms_ext_region_type || ((ms_region *)self)->execution != execution) {
-        return NULL;
-    }
-    return (ms_region *)self;
+    PyObject *self = PyCFunction_Check(pack) ? PyCFunction_GetSelf(pack) : NULL;
+    return self != NULL && Py_TYPE(self) == ms_ext_region_type ? (ms_region *)self : NULL;
 }
 
 bool ms_ext_region_is_running(const ms_region *region)

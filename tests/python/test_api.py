@@ -134,6 +134,18 @@ def test_a_wrap_inside_is_removed_by_the_wrap_around_it(caplog: pytest.LogCaptur
     assert _hooks(model) == before
 
 
+def test_a_wrap_inside_a_wrapped_module_is_named_for_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = nn.Sequential(_mlp(), _mlp()), torch.randn(64, 256)
+    expected = _step(model, batch)[1]
+    memscale.wrap(model, Config(force_optimize=True))
+    memscale.wrap(model[1], Config(force_optimize=True))
+    assert all(map(torch.equal, _step(model, batch)[1], expected))
+    assert caplog.text.count("has wrapped this Sequential and also a module around or inside it") == 1
+    assert "someone else" not in caplog.text
+    memscale.detach(model[1])
+    memscale.detach(model)
+
+
 def test_optimize_takes_no_config_for_an_optimizer() -> None:
     wrong = memscale.optimize(_mlp(), Config())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"not Config; give a configuration as config="), wrong:

@@ -602,6 +602,13 @@ class Executor:
                 "saved-tensor hooks of someone else are active (torch.utils.checkpoint, save_on_cpu, ...); they "
                 "do not stack, so memscale leaves what runs under them alone",
             )
+        elif obstacle == "wrapped":
+            self._say(
+                obstacle,
+                logging.WARNING,
+                f"memscale has wrapped this {self._model_name} and also a module around or inside it; saved-tensor "
+                "hooks do not stack, so in the inner one only one of the two plans acts: detach one of them",
+            )
         else:
             self._say(
                 obstacle,

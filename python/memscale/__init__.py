@@ -16,6 +16,7 @@ _PUBLIC = {
     "detach": "api",
     "optimize": "api",
     "plan": "api",
+    "trace": "api",
     "apply_all_optimizations": "api",
     "AutoTuner": "autotuning",
     "OOMPredictor": "autotuning",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from .api import detach as detach
     from .api import optimize as optimize
     from .api import plan as plan
+    from .api import trace as trace
     from .api import wrap as wrap
     from .autotuning import AutoTuner as AutoTuner
     from .autotuning import OOMPredictor as OOMPredictor

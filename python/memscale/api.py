@@ -1,4 +1,4 @@
-"""The public functions: wrap, detach, optimize, plan.
+"""The public functions: wrap, detach, optimize, plan, trace.
 
 Each checks what it was given, sets up a session (what is known) and an executor
 (what is done), and ties their lifetimes to the model. See docs/guide.md.
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from .core.execution_plan import ExecutionPlan
     from .core.executor import Executor
+    from .core.model_graph import ModelGraph
 
 Target = TypeVar("Target")
 
@@ -184,13 +185,47 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
     return ExecutionPlan(session.plan_traced(module, *sample_arguments(module, sample_input)), session.hardware_json)
 
 
+def trace(
+    model: torch.nn.Module, sample_input: Any, optimizer: torch.optim.Optimizer | None = None
+) -> ModelGraph:
+    """The graph of one training step, from which plans are made on any machine.
+
+    Args:
+        model: the module; it is traced under fake tensors, not run, and left as it was.
+        sample_input: a tensor, a tuple of positional arguments or a dict of keyword arguments
+            of a training forward. Only shapes, dtypes and plain values matter.
+        optimizer: the one that will step, if known: its state then enters exactly.
+
+    Returns:
+        The graph: ``graph.save(path)`` writes what ``memscale plan --graph`` reads,
+        ``graph.to_json()`` is its text. Sizes in it are bytes.
+
+    Raises:
+        TypeError: `sample_input` does not fit the model's forward, or one of the others is
+            of another type.
+        ProfileError: the model can't be traced without running it.
+
+    Example:
+        >>> memscale.trace(model, {"input_ids": x, "labels": x}).save("g.json")
+    """
+    from .core.model_graph import ModelGraph
+    from .core.profiler import MemoryProfiler
+    from .core.setup import sample_arguments
+
+    module = _as_module(model, "trace")
+    _check_optimizer(optimizer, "trace")
+    args, kwargs = sample_arguments(module, sample_input)
+    return ModelGraph(MemoryProfiler().trace(module, args, kwargs, optimizer=optimizer))
+
+
 def _check_optimizer(optimizer: Any, caller: str = "optimize") -> None:
     import torch
 
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        hint = "" if caller == "trace" else "; give a configuration as config=..."
         raise TypeError(
             f"memscale.{caller}(): optimizer must be a torch.optim.Optimizer or None, not "
-            f"{type(optimizer).__qualname__}; give a configuration as config=..."
+            f"{type(optimizer).__qualname__}{hint}"
         )
 
 

@@ -1,0 +1,77 @@
+"""The graph of a traced training step as Python sees it: the JSON that C wrote.
+
+Made by `memscale.trace()` for people and files; sessions hand the text itself on.
+Nothing is computed here: every number is C's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from .. import _core
+
+__all__ = ["ModelGraph"]
+
+
+class ModelGraph:
+    """One training step of a model: its layers, what each allocates, saves and computes.
+
+    Args:
+        text: the graph's JSON document (docs/formats/graph.schema.json).
+
+    Raises:
+        MemScaleError: `text` is not a sound graph.
+
+    Immutable, and safe to read from any thread. Two graphs are equal when their
+    documents are, byte for byte.
+
+    Example:
+        >>> graph = memscale.trace(model, {"input_ids": x, "labels": x})
+        >>> graph.save("g.json")  # memscale plan --graph g.json --budget 4.0GB
+    """
+
+    __slots__ = ("_document", "_text")
+
+    def __init__(self, text: str) -> None:
+        _core.graph_check(text)
+        self._text = text
+        self._document: dict[str, Any] = json.loads(text)
+
+    @property
+    def model(self) -> str:
+        """Class of the model that was traced."""
+        return self._document["model"]
+
+    @property
+    def signature(self) -> str:
+        """Shapes, dtypes and plain values of the arguments, as one line."""
+        return self._document["signature"]
+
+    @property
+    def layers(self) -> list[str]:
+        """Qualified names of the layers that plans treat one by one, in order of execution."""
+        return [node["name"] for node in self._document["nodes"] if node["kind"] == "layer"]
+
+    def to_json(self) -> str:
+        """The document, the very str that C wrote."""
+        return self._text
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the document to a file, which ``memscale plan --graph`` reads.
+
+        Raises:
+            OSError: `path` can't be written.
+        """
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self._text)
+
+    def __repr__(self) -> str:
+        return f"<ModelGraph {self.model}: {len(self.layers)} layers, {self.signature}>"
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == other._text if isinstance(other, ModelGraph) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._text)

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "pipeline_internal.h"
+#include "plan/sim.h"
 
 const char *ms_risk_name(ms_risk risk)
 {
@@ -117,7 +118,8 @@ static int plan_it(const ms_graph *graph, const ms_hardware *hardware, const ms_
     return MS_OK;
 }
 
-/* The description of a process that holds the model. */
+/* The description of a process that holds the model; where there is no process, of one that
+ * holds torch and the model. */
 static ms_hardware *with_model(const ms_hardware *hardware, const ms_graph *graph, bool is_absent, ms_error *err)
 {
     ms_hardware *loaded = ms_malloc(sizeof *loaded);
@@ -126,7 +128,11 @@ static ms_hardware *with_model(const ms_hardware *hardware, const ms_graph *grap
         return NULL;
     }
     *loaded = *hardware;
-    if (is_absent) {
+    bool is_none = hardware->process.baseline_bytes == 0;
+    if (is_none) {
+        loaded->process.baseline_bytes = hardware->device < 0 ? MS__RUNTIME_BYTES : MS__GPU_RUNTIME_BYTES;
+    }
+    if (is_absent || is_none) {
         uint64_t model = ms__add_sat(graph->residents.parameter_bytes, graph->residents.buffer_bytes);
         loaded->process.baseline_bytes = ms__add_sat(loaded->process.baseline_bytes, model);
     }

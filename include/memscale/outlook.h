@@ -53,7 +53,8 @@ typedef struct ms_outlook {
 
 /*
  * `is_absent`: the model is not in memory yet, so that its parameters come on top of the
- * process's baseline. MS_ENOMEM; a run that fits nowhere is an answer, not an error.
+ * process's baseline. A description without a process (all zeros) stands for one that holds
+ * the runtime and the model. MS_ENOMEM; a run that fits nowhere is an answer, not an error.
  */
 MS_API int ms_outlook_of(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, bool is_absent,
                          ms_outlook *outlook, ms_error *err);

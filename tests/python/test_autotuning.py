@@ -3,9 +3,12 @@ them, and the caller's model and random state stay as they were."""
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import pathlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -76,6 +79,46 @@ def test_a_hugging_face_config_is_judged_without_its_weights() -> None:
     assert 4 * 0.8e9 < small.need_bytes < large.need_bytes
 
 
+GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 512, "n_head": 8, "vocab_size": 20000}
+
+
+def test_a_configuration_file_is_judged_as_its_model_is(tmp_path: pathlib.Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GPT2), encoding="utf-8")
+    shape = {"batch": 8, "sequence": 512}
+    values = {name: value for name, value in GPT2.items() if name != "model_type"}
+    model = OOMPredictor(transformers.GPT2Config(**values)).predict(**shape)
+    # The process that a file stands for holds torch; this one holds what the tests loaded.
+    apart = 1.15 * abs(430e6 - _status("VmRSS:")) + 200e6
+    for given in (GPT2, str(path), path, tmp_path):
+        found = OOMPredictor(given).predict(**shape)
+        assert abs(found.need_bytes - model.need_bytes) < apart
+        assert found.risk == model.risk
+    saved = memscale.estimate_savings(tmp_path, **shape)
+    assert found.need_bytes > saved.unmodified_peak_bytes > saved.balanced["peak_bytes"] > 430e6
+    with pytest.raises(TypeError, match="batch and sequence"):
+        OOMPredictor(path).predict(torch.ones(1, 2, dtype=torch.long))
+    with pytest.raises(TypeError, match="optimizer"):
+        OOMPredictor(path, optimizer=torch.optim.SGD(nn.Linear(2, 2).parameters()))
+    with pytest.raises(memscale.MemScaleError, match="mamba"):
+        OOMPredictor({"model_type": "mamba"}).predict(**shape)
+    with pytest.raises(FileNotFoundError):
+        OOMPredictor("gpt2")
+
+
+def test_a_configuration_file_needs_neither_torch_nor_transformers() -> None:
+    script = f"""
+import sys
+import memscale
+found = memscale.OOMPredictor({GPT2}, memscale.Config(memory_budget_gb=1.5)).predict(batch=8, sequence=512)
+assert found.planned_peak_bytes <= 1.5e9 < found.need_bytes, found
+assert found.smallest_budget_bytes < 1.5e9 and found.advice
+assert not {{"torch", "transformers", "numpy"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
 def _status(field: str) -> int:
     lines = pathlib.Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
@@ -88,7 +131,7 @@ def test_savings_grow_with_the_mode() -> None:
     assert saved.conservative["step_ns"] >= saved.unmodified_step_ns > 0
 
 
-@pytest.mark.parametrize("wrong", [None, 3, "gpt2", {}, nn.Linear])
+@pytest.mark.parametrize("wrong", [None, 3, {}, nn.Linear])
 def test_what_is_no_model_is_refused(wrong: object) -> None:
     with pytest.raises(TypeError, match=r"torch.nn.Module|Hugging Face"):
         OOMPredictor(wrong)

@@ -1,11 +1,15 @@
 """Will a run fit, before it is made: `OOMPredictor` and `estimate_savings()`.
 
-A step is traced without running it, as `wrap()` does; C judges the graph.
+A step is traced without running it, as `wrap()` does, or written down by C from a Hugging Face
+``config.json``, for which torch is not needed; C judges the graph.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pathlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,17 +78,24 @@ class OOMPredictor:
     """Predicts peak and risk of a training run before it is made.
 
     Args:
-        model: an `nn.Module`, which is traced and left as it was, or a Hugging Face
-            configuration, whose model is built without memory for its weights.
+        model: an `nn.Module`, which is traced and left as it was; a Hugging Face
+            configuration, whose model is built without memory for its weights; or a
+            ``config.json``, as the path of the file or its folder or as the dict that it
+            holds: then neither torch nor transformers is imported. Of a file, the families
+            and the step are those of ``memscale predict --hf``, and the process is taken to
+            hold torch and the model.
         config: `memory_budget_gb` is the capacity; without it, what the device has.
         optimizer: the one that will step, if it exists; otherwise two fp32 values per
             parameter are reserved.
 
     Raises:
-        TypeError: `model` is neither.
+        TypeError: `model` is none of these, or an optimizer comes with a ``config.json``.
+        OSError: the file can't be read.
 
     Example:
         >>> OOMPredictor(GPT2Config()).predict(batch=4, sequence=512).risk
+        'low'
+        >>> OOMPredictor("gpt2/config.json").predict(batch=4, sequence=512).risk
         'low'
     """
 
@@ -95,7 +106,13 @@ class OOMPredictor:
 
         self._config = check_config(config)
         self._optimizer = optimizer
-        self._model, self._is_absent = _model_of(model)
+        self._document = _document_of(model)
+        if self._document is None:
+            self._model, self._is_absent = _model_of(model)
+        elif optimizer is not None:
+            raise TypeError("an optimizer belongs to a model: give that, not the file of its configuration")
+        else:
+            self._model, self._is_absent = None, True
 
     def predict(
         self, sample_input: Any = None, *, batch: int | None = None, sequence: int | None = None
@@ -109,8 +126,11 @@ class OOMPredictor:
                 the forward takes them, ``labels``, int64 `[batch, sequence]`.
 
         Raises:
-            TypeError: neither or both are given, or they do not fit the model's forward.
+            TypeError: neither or both are given, they do not fit the model's forward, or a
+                sample comes with a ``config.json``.
             ProfileError: the model can't be traced without running it.
+            MemScaleError: the ``config.json`` is malformed, of another family, or its model
+                does not take the shape; says which member.
         """
         graph, hardware = self._documents(sample_input, batch, sequence)
         found = json.loads(_core.outlook(graph, hardware, self._config.to_json(), self._is_absent))
@@ -124,8 +144,15 @@ class OOMPredictor:
         return Savings(**json.loads(_core.savings(graph, hardware, self._config.to_json(), self._is_absent)))
 
     def _documents(self, sample_input: Any, batch: int | None, sequence: int | None) -> tuple[str, str]:
+        from ..core.session import Session, probe_machine
+
+        if self._document is not None:
+            if sample_input is not None:
+                raise TypeError("a config.json has no forward: give batch and sequence")
+            shape = _shape(batch, sequence)
+            return _core.predict_hf_graph(self._document, *shape), probe_machine(self._config)
+
         from ..core.profiler import MemoryProfiler
-        from ..core.session import Session
         from ..core.setup import sample_arguments
 
         sample = _sample(self._model, sample_input, batch, sequence)
@@ -139,7 +166,7 @@ def estimate_savings(model: Any, sample_input: Any = None, config: Config | None
     """What memscale can save on a model: the smallest peak of each mode, and what it costs.
 
     Args:
-        model: an `nn.Module` or a Hugging Face configuration.
+        model: an `nn.Module`, a Hugging Face configuration or its ``config.json``.
         sample_input: as for `wrap()`; or give ``batch=`` and ``sequence=``.
         config: which techniques may be used; `Config()` if None.
 
@@ -153,6 +180,16 @@ def estimate_savings(model: Any, sample_input: Any = None, config: Config | None
     return OOMPredictor(model, config).savings(sample_input, **shape)
 
 
+def _document_of(given: Any) -> str | None:
+    """The text of a config.json, where that or its contents are given."""
+    if isinstance(given, Mapping) and "model_type" in given:
+        return json.dumps(dict(given))
+    if not isinstance(given, (str, os.PathLike)):
+        return None
+    path = pathlib.Path(given)
+    return (path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8")
+
+
 def _model_of(given: Any) -> tuple[Any, bool]:
     """The module, and whether its weights are not in memory."""
     import torch
@@ -161,7 +198,7 @@ def _model_of(given: Any) -> tuple[Any, bool]:
         return given, False
     if type(given).__module__.partition(".")[0] != "transformers" or not hasattr(given, "model_type"):
         raise TypeError(
-            "OOMPredictor takes a torch.nn.Module or a Hugging Face configuration, not "
+            "OOMPredictor takes a torch.nn.Module, a Hugging Face configuration or its config.json, not "
             f"{type(given).__module__}.{type(given).__qualname__}"
         )
     return _build(given), True
@@ -187,13 +224,18 @@ def _sample(model: Any, sample_input: Any, batch: int | None, sequence: int | No
         raise TypeError("give either sample_input or batch and sequence")
     if sample_input is not None:
         return sample_input
-    for name, value in (("batch", batch), ("sequence", sequence)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise TypeError(f"{name} must be a positive int, not {value!r}")
+    shape = _shape(batch, sequence)
     import inspect
 
     import torch
 
-    ids = torch.zeros((batch or 0, sequence or 0), dtype=torch.int64)
+    ids = torch.zeros(shape, dtype=torch.int64)
     takes_labels = "labels" in inspect.signature(model.forward).parameters
     return {"input_ids": ids, "labels": ids} if takes_labels else {"input_ids": ids}
+
+
+def _shape(batch: int | None, sequence: int | None) -> tuple[int, int]:
+    for name, value in (("batch", batch), ("sequence", sequence)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise TypeError(f"{name} must be a positive int, not {value!r}")
+    return batch, sequence  # type: ignore[return-value]

@@ -73,7 +73,7 @@ class Session:
         self._refused_steps = 0
         self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
-        machine = self._probe()
+        machine = probe_machine(config)
         device = _device_of(model)
         if applies and device.type == "cpu":
             self.host_memory.install()
@@ -278,20 +278,6 @@ class Session:
             _log.warning("%s; the run goes on with the plan it has", error)
             return None
 
-    # -- the machine ----------------------------------------------------------------------
-
-    def _probe(self) -> str:
-        # A directory that will not be used need not be fit for use.
-        named = self.config.disk_offload_dir if self.config.enable_offloading else None
-        directory = None if named is None else str(named)
-        if directory is not None:
-            _core.disk_probe(directory)  # the user named it, so it must do: raises ConfigError
-        try:
-            return _core.hardware_probe(directory)
-        except MemScaleError as error:
-            _log.warning("%s; measured rates are replaced by defaults", error)
-            return _core.hardware_probe(directory, no_measure=True)
-
     def arrange_optimizer(self, plan: ExecutionPlan | None) -> None:
         """Has memscale's own optimizer do what the plan chose for the step as a whole."""
         arrange = getattr(self._optimizer, "_arrange", None)
@@ -319,6 +305,24 @@ def _device_of(model: torch.nn.Module) -> torch.device:
     import torch
 
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def probe_machine(config: Config) -> str:
+    """The description of this machine as JSON, without a process.
+
+    Raises:
+        ConfigError: the directory that the configuration names for offloading won't do.
+    """
+    # A directory that will not be used need not be fit for use.
+    named = config.disk_offload_dir if config.enable_offloading else None
+    directory = None if named is None else str(named)
+    if directory is not None:
+        _core.disk_probe(directory)  # the user named it, so it must do: raises ConfigError
+    try:
+        return _core.hardware_probe(directory)
+    except MemScaleError as error:
+        _log.warning("%s; measured rates are replaced by defaults", error)
+        return _core.hardware_probe(directory, no_measure=True)
 
 
 def _with_process(hardware: str, device: torch.device) -> str:

@@ -2,8 +2,8 @@
 
 import copy
 import dataclasses
-import inspect
 import fractions
+import inspect
 import json
 import pathlib
 import pickle

@@ -18,7 +18,7 @@ import torch
 from ..errors import IntegrationError
 
 if TYPE_CHECKING:
-    from .adamw import AdamW
+    from .release_update import ReleaseUpdates
 
 # Of torch.nn.utils.clip_grad: what all its functions that clip end in, and that reads gradients.
 _CLIPPING = ("_clip_grads_with_norm_", "clip_grad_value_")
@@ -27,7 +27,7 @@ _CLIPPING = ("_clip_grads_with_norm_", "clip_grad_value_")
 class GradientRelease:
     """The hooks of one optimizer and what it has updated since its last step."""
 
-    def __init__(self, optimizer: AdamW) -> None:
+    def __init__(self, optimizer: ReleaseUpdates) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._handles: dict[torch.Tensor, Any] = {}
         self.accumulating = 0
@@ -77,7 +77,7 @@ class GradientRelease:
         self.released[p] = index
         p.grad = None
 
-    def _check(self, optimizer: AdamW, p: torch.Tensor) -> None:
+    def _check(self, optimizer: ReleaseUpdates, p: torch.Tensor) -> None:
         optimizer._refuse_interrupted()
         if p in self.released:
             raise IntegrationError(
@@ -100,7 +100,7 @@ class GradientRelease:
                 "release_gradients=False"
             )
 
-    def _check_rates(self, optimizer: AdamW, index: int, rates: tuple[Any, ...]) -> None:
+    def _check_rates(self, optimizer: ReleaseUpdates, index: int, rates: tuple[Any, ...]) -> None:
         if optimizer._hyperparameters(optimizer.param_groups[index]) != rates:
             raise IntegrationError(
                 f"release_gradients: lr or another hyperparameter of group {index} was changed after updates "

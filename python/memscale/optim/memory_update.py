@@ -1,0 +1,123 @@
+"""Updates of parameters whose state is in memory: by C, and by torch for what C does not take.
+
+The lowest layer of `AdamW`; it knows nothing of disks, of gradient release or of when a step
+is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.adamw import adamw
+
+from .. import _core
+from ..errors import ConfigError, IntegrationError
+from . import state as _state
+
+__all__ = ["MemoryUpdates", "check_gradient", "gradient_of"]
+
+
+class MemoryUpdates(torch.optim.AdamW):
+    """Settings of groups, and one update of some parameters of one group."""
+
+    _state_bits: int
+    _bf16: str
+
+    def _settings(self, group: dict[str, Any]) -> tuple[int, str]:
+        return group.get("state_bits", self._state_bits), group.get("bf16", self._bf16)
+
+    def _check_settings(self, group: dict[str, Any]) -> None:
+        state_bits, bf16 = self._settings(group)
+        if state_bits not in (8, 32):
+            raise ConfigError(f"state_bits: {state_bits!r} is not allowed; allowed are 8 and 32")
+        if bf16 not in ("split", "master"):
+            raise ConfigError(f"bf16: {bf16!r} is not allowed; allowed are 'split' and 'master'")
+        if state_bits == 8 and group["amsgrad"]:
+            raise ConfigError(
+                "state_bits: 8 is not allowed with amsgrad=True, which has no 8-bit form; "
+                "use state_bits=32 or amsgrad=False"
+            )
+
+    def _make_states(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        for p in params:
+            if not self.state[p]:
+                self.state[p].update(_state.fresh(p, group["amsgrad"], *self._settings(group)))
+
+    def _step_torch(self, group: dict[str, Any]) -> None:
+        """torch's own update of what C does not take."""
+        lists: list[list[torch.Tensor]] = [[] for _ in range(6)]
+        has_complex = self._init_group(group, *lists)
+        params, gradients, averages, squares, largest_squares, steps = lists
+        beta1, beta2 = group["betas"]
+        adamw(
+            params,
+            gradients,
+            averages,
+            squares,
+            largest_squares,
+            steps,
+            foreach=group["foreach"],
+            capturable=group["capturable"],
+            differentiable=group["differentiable"],
+            fused=group["fused"],
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+            has_complex=has_complex,
+            amsgrad=group["amsgrad"],
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )
+
+    def _grad_scale(self) -> float:
+        scale = getattr(self, "grad_scale", None)
+        return 1.0 if scale is None else float(scale)
+
+    def _hyperparameters(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """As `_core.adamw_step` takes them between tensors and threads."""
+        beta1, beta2 = group["betas"]
+        numbers = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"], self._grad_scale())
+        return (*map(float, numbers), bool(group["maximize"]))
+
+    def _step_c(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        hyperparameters = self._hyperparameters(group)
+        tensors = []
+        kept = []  # gradients in the parameters' own layout live until C has read them
+        for p in params:
+            gradient = _state.laid_out_as(p, gradient_of(p))
+            kept.append(gradient)
+            tensors.append(_state.addresses(p, gradient, self.state[p]))
+        _core.adamw_step(tensors, *hyperparameters, torch.get_num_threads())
+        is_scaled = self._grad_scale() != 1.0
+        for p, gradient in zip(params, kept, strict=True):
+            self.state[p]["step"] += 1
+            if is_scaled and gradient is not p.grad:
+                gradient_of(p).copy_(gradient)
+        # Autograd learns of writes that it has not seen.
+        torch.autograd.graph.increment_version(params)
+
+
+def gradient_of(p: torch.Tensor) -> torch.Tensor:
+    """The gradient of a parameter that was chosen because it has one."""
+    if p.grad is None:
+        raise ValueError("the parameter has no gradient")
+    return p.grad
+
+
+def check_gradient(p: torch.Tensor, name: str) -> None:
+    """Refuses what neither C nor torch's AdamW can use, by name."""
+    gradient = gradient_of(p)
+    if gradient.layout is not torch.strided:
+        raise IntegrationError(
+            f"AdamW: the gradient of {name} is sparse ({gradient.layout}); use dense gradients "
+            "(Embedding(sparse=False)) or torch.optim.SparseAdam for this parameter"
+        )
+    if gradient.dtype is not p.dtype or gradient.device != p.device:
+        raise IntegrationError(
+            f"AdamW: the gradient of {name} is {gradient.dtype} on {gradient.device}, the parameter "
+            f"{p.dtype} on {p.device}; they must agree"
+        )

@@ -113,6 +113,72 @@ typedef struct ms_plan_option {
     uint64_t gain_ns;     /* ... or takes off it */
 } ms_plan_option;
 
+/* ---- why the plan is as it is -------------------------------------------------- */
+
+/* What a byte at the peak is. */
+#define MS_PEAK_KIND_TABLE(X)                                                                        \
+    X(RUNTIME, "runtime", "interpreter, libraries and what else the process held")                  \
+    X(PARAMETERS, "parameters", "parameters")                                                       \
+    X(BUFFERS, "buffers", "buffers of the model")                                                   \
+    X(BATCH, "batch", "the batch")                                                                  \
+    X(WORKSPACE, "workspace", "what operators and step options take beside tensors")                \
+    X(SLAB, "slab", "slots for transfers")                                                          \
+    X(OPTIMIZER_STATE, "optimizer_state", "optimizer state")                                        \
+    X(OPTIMIZER_WORK, "optimizer_work", "what the optimizer's step takes beside its state")         \
+    X(GRADIENTS, "gradients", "gradients of parameters")                                            \
+    X(OUTPUTS, "outputs", "outputs of the model")                                                   \
+    X(LOGITS, "logits", "logits and what the cross entropy makes of them")                          \
+    X(OUTER_LOSS, "outer_loss", "what a loss outside the model holds")                              \
+    X(SAVED, "saved", "activations kept for backward")                                              \
+    X(ARGUMENTS, "arguments", "arguments kept to run the layer again")                              \
+    X(REBUILT, "rebuilt", "activations made again")                                                 \
+    X(FETCHED, "fetched", "activations brought back from a lower tier")                             \
+    X(STORING, "storing", "activations on their way to a lower tier")                               \
+    X(WORKING, "working", "tensors of the work that runs, and passed between nodes")                \
+    X(CACHE, "cache", "freed maps kept for reuse")
+typedef enum ms_peak_kind {
+#define MS_PEAK_KIND_ENUM(id, name, text) MS_PEAK_##id,
+    MS_PEAK_KIND_TABLE(MS_PEAK_KIND_ENUM)
+#undef MS_PEAK_KIND_ENUM
+    MS_PEAK_KIND_COUNT
+} ms_peak_kind;
+
+MS_API const char *ms_peak_kind_name(ms_peak_kind kind);
+MS_API const char *ms_peak_kind_text(ms_peak_kind kind);
+
+enum { MS_NO_NODE = UINT32_MAX };
+
+/* Bytes of one kind that belong to one node (it saved, runs or made them). */
+typedef struct ms_peak_part {
+    uint32_t kind;     /* ms_peak_kind */
+    uint32_t node;     /* MS_NO_NODE where they belong to none */
+    uint32_t storages; /* how many tensors' storages; 0 where that is not known */
+    uint64_t bytes;
+} ms_peak_part;
+
+typedef enum ms_step_phase { MS_PHASE_FORWARD, MS_PHASE_BACKWARD, MS_PHASE_OPTIMIZER, MS_PHASE_COUNT } ms_step_phase;
+MS_API const char *ms_step_phase_name(ms_step_phase phase);
+
+/* What another budget would buy: the plan for it, in the loop that was assumed. */
+typedef struct ms_neighbour {
+    uint64_t budget_bytes; /* 0: there is none */
+    uint64_t peak_bytes;
+    uint64_t step_ns;
+} ms_neighbour;
+
+typedef struct ms_explanation {
+    bool known;               /* false: made without a graph, or read from a document without it */
+    uint32_t peak_phase;      /* ms_step_phase; the node is replay.peak_node */
+    uint32_t peak_event;      /* index in the node's program: forward's where `peak_again` */
+    bool peak_again;          /* the node is being run again */
+    uint32_t part_count;
+    ms_peak_part *parts;      /* the largest first; their bytes sum to replay.peak_bytes */
+    uint64_t timed_bytes;     /* of the device, which replay.step_ns and the runner-ups' times count on */
+    uint64_t lower_bound_ns;  /* no plan that fits takes less; 0: not worked out */
+    ms_neighbour larger;      /* at the least larger budget that gives another plan, a faster one ... */
+    ms_neighbour smaller;     /* ... and the most smaller one; a plan of more cache alone is no other */
+} ms_explanation;
+
 typedef struct ms_plan {
     char *model;
     char *signature;
@@ -137,6 +203,7 @@ typedef struct ms_plan {
     ms_plan_option step_options[MS_STEP_OPTION_COUNT];
     uint32_t entry_count;
     ms_plan_entry *entries;      /* one per node, in order */
+    ms_explanation why;
 } ms_plan;
 
 MS_API void ms_plan_free(ms_plan *plan);
@@ -178,8 +245,8 @@ MS_API char *ms_plan_to_json(const ms_plan *plan);
 MS_API char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware);
 
 /* Why node `entry` is treated as it is: rule, bytes saved, time paid, runner-up. With
- * entry < 0, the whole plan: where the peak is, what makes it, what a larger or
- * smaller budget would buy. */
+ * entry < 0, the whole plan: where the peak is, what makes it, how far the time is from
+ * the lower bound, what the next larger and smaller budget would buy. */
 MS_API char *ms_plan_explain(const ms_plan *plan, int64_t entry);
 
 #ifdef __cplusplus

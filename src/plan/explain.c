@@ -30,6 +30,13 @@ static void add_place(ms__text *text, const ms_plan *plan, const ms_replay *repl
     add_node(text, &plan->entries[replay->peak_node]);
 }
 
+/* "3.10 ms more" or "1.00 ms less" than the plan's step. */
+static void add_difference(ms__text *text, uint64_t ns, uint64_t plan_ns)
+{
+    bool more = ns >= plan_ns;
+    ms__text_add(text, "%s %s", ms__text_ns(more ? ns - plan_ns : plan_ns - ns).text, more ? "more" : "less");
+}
+
 static void add_runner_up(ms__text *text, const ms_plan *plan, const ms_plan_entry *entry)
 {
     if (entry->runner_up == entry->technique) {
@@ -39,7 +46,9 @@ static void add_runner_up(ms__text *text, const ms_plan *plan, const ms_plan_ent
     bool over = entry->runner_up_peak_bytes > plan->pressure.allowed_bytes;
     ms__text_add(text, "  runner-up  %s: the step would take %s", ms_technique_name((ms_technique)entry->runner_up),
                  ms__text_ns(entry->runner_up_ns).text);
-    ms__text_add(text, " and peak at %s%s\n", ms__text_bytes(entry->runner_up_peak_bytes).text,
+    ms__text_add(text, ", ");
+    add_difference(text, entry->runner_up_ns, plan->replay.step_ns);
+    ms__text_add(text, ", and peak at %s%s\n", ms__text_bytes(entry->runner_up_peak_bytes).text,
                  over ? ", which does not fit" : "");
 }
 
@@ -56,6 +65,88 @@ static void explain_entry(ms__text *text, const ms_plan *plan, const ms_plan_ent
     add_runner_up(text, plan, entry);
 }
 
+/* ---- the whole plan -------------------------------------------------------------- */
+
+enum { PARTS_SHOWN = 24 };
+
+static void add_part(ms__text *text, const ms_plan *plan, const ms_peak_part *part)
+{
+    ms__text_add(text, "             %10s  %s", ms__text_bytes(part->bytes).text,
+                 ms_peak_kind_text((ms_peak_kind)part->kind));
+    if (part->node < plan->entry_count) {
+        ms__text_add(text, ", ");
+        add_node(text, &plan->entries[part->node]);
+    }
+    if (part->storages > 1) {
+        ms__text_add(text, " (%u tensors)", part->storages);
+    }
+    ms__text_add(text, "\n");
+}
+
+static void explain_parts(ms__text *text, const ms_plan *plan)
+{
+    const ms_explanation *why = &plan->why;
+    if (!why->known) {
+        return;
+    }
+    if (why->peak_phase != MS_PHASE_OPTIMIZER) {
+        ms__text_add(text, "             at its event %u%s, made of\n", why->peak_event,
+                     why->peak_again ? ", while the layer runs again" : "");
+    } else {
+        ms__text_add(text, "             made of\n");
+    }
+    uint64_t rest = 0;
+    for (uint32_t i = 0; i < why->part_count; i++) {
+        if (i < PARTS_SHOWN) {
+            add_part(text, plan, &why->parts[i]);
+        } else {
+            rest = ms__add_sat(rest, why->parts[i].bytes);
+        }
+    }
+    if (why->part_count > PARTS_SHOWN) {
+        ms__text_add(text, "             %10s  %u more\n", ms__text_bytes(rest).text, why->part_count - PARTS_SHOWN);
+    }
+}
+
+/* "3.1%" by which a is above b. */
+static void add_percent_above(ms__text *text, uint64_t a, uint64_t b)
+{
+    uint64_t permille = ms__mul_div(ms__sub_sat(a, b), 1000, ms__max_u64(b, 1));
+    ms__text_add(text, "%llu.%llu%%", (unsigned long long)(permille / 10), (unsigned long long)(permille % 10));
+}
+
+static void add_neighbour(ms__text *text, const ms_plan *plan, const ms_neighbour *neighbour)
+{
+    ms__text_add(text, "%s, buys a step of", ms__text_bytes(neighbour->budget_bytes).text);
+    ms__text_add(text, " %s, ", ms__text_ns(neighbour->step_ns).text);
+    add_difference(text, neighbour->step_ns, plan->replay.step_ns);
+    ms__text_add(text, ", peak %s\n", ms__text_bytes(neighbour->peak_bytes).text);
+}
+
+/* The bound, and the budgets beside this one. */
+static void explain_gap(ms__text *text, const ms_plan *plan)
+{
+    const ms_explanation *why = &plan->why;
+    if (why->lower_bound_ns > 0) {
+        ms__text_add(text, "             no plan that fits takes less than %s; this one is ",
+                     ms__text_ns(why->lower_bound_ns).text);
+        add_percent_above(text, plan->replay.step_ns, why->lower_bound_ns);
+        ms__text_add(text, " above\n");
+    }
+}
+
+static void explain_neighbours(ms__text *text, const ms_plan *plan)
+{
+    if (plan->why.larger.budget_bytes > 0) {
+        ms__text_add(text, "             the next larger budget, ");
+        add_neighbour(text, plan, &plan->why.larger);
+    }
+    if (plan->why.smaller.budget_bytes > 0) {
+        ms__text_add(text, "             the next smaller budget, ");
+        add_neighbour(text, plan, &plan->why.smaller);
+    }
+}
+
 static void explain_times(ms__text *text, const ms_plan *plan)
 {
     const ms_replay *replay = &plan->replay;
@@ -66,6 +157,7 @@ static void explain_times(ms__text *text, const ms_plan *plan)
                  ms__text_ns(replay->stall_backward_ns).text);
     ms__text_add(text, "; %s of it is pages touched for the first time\n", ms__text_ns(replay->fault_ns).text);
     ms__text_add(text, "             unoptimized: %s\n", ms__text_ns(plan->unoptimized.step_ns).text);
+    explain_gap(text, plan);
 }
 
 static void explain_budget(ms__text *text, const ms_plan *plan)
@@ -81,6 +173,7 @@ static void explain_budget(ms__text *text, const ms_plan *plan)
         ms__text_add(text, "             a larger budget would buy back up to %s a step\n",
                      ms__text_ns(plan->replay.step_ns - plan->unoptimized.step_ns).text);
     }
+    explain_neighbours(text, plan);
     ms__text_add(text, "  loop       planned for one that %s and has %s gradients in forward\n",
                  plan->assumed_outputs_held ? "holds the model's outputs through backward"
                                             : "drops the model's outputs before backward",
@@ -123,7 +216,9 @@ static void explain_plan(ms__text *text, const ms_plan *plan)
     ms__text_add(text, "  peak       %s, of which tensors at most %s ", ms__text_bytes(plan->replay.peak_bytes).text,
                  ms__text_bytes(plan->replay.peak_live_bytes).text);
     add_place(text, plan, &plan->replay);
-    ms__text_add(text, "\n             unoptimized: %s ", ms__text_bytes(plan->unoptimized.peak_bytes).text);
+    ms__text_add(text, "\n");
+    explain_parts(text, plan);
+    ms__text_add(text, "             unoptimized: %s ", ms__text_bytes(plan->unoptimized.peak_bytes).text);
     add_place(text, plan, &plan->unoptimized);
     ms__text_add(text, "\n");
     explain_times(text, plan);

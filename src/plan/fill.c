@@ -7,13 +7,20 @@
 #include "base/units.h"
 #include "plan/plan_internal.h"
 
+uint64_t ms__plan_peak(const ms__search *search, const ms__variant *variant, uint64_t room_bytes)
+{
+    const ms__candidate *candidate = &search->items[variant->candidate];
+    uint64_t most = ms__add_sat(candidate->fixed_bytes, candidate->held_most_bytes);
+    return ms__max_u64(variant->bytes, ms__min_u64(room_bytes, most));
+}
+
 /* The plan's numbers for a variant that may use `room_bytes` of the device in all. */
 void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan)
 {
     const ms__candidate *candidate = &search->items[chosen->candidate];
     ms__search_use(search, candidate->step);
     uint64_t most = ms__add_sat(candidate->fixed_bytes, candidate->held_most_bytes);
-    uint64_t peak = ms__max_u64(chosen->bytes, ms__min_u64(room_bytes, most));
+    uint64_t peak = ms__plan_peak(search, chosen, room_bytes);
     bool moves = ms__search_moves(search, ms__candidate_techniques(search, chosen->candidate));
     plan->replay = chosen->replay;
     plan->offload_min_bytes = search->offload_min_bytes;

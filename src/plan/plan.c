@@ -60,6 +60,7 @@ void ms_plan_free(ms_plan *plan)
         ms_free(plan->entries[i].name);
     }
     ms_free(plan->entries);
+    ms_free(plan->why.parts);
     ms_free(plan->model);
     ms_free(plan->signature);
     ms_free(plan->decision_source);

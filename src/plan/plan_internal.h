@@ -30,6 +30,8 @@ int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_
 /* The numbers of the chosen variant, which may use `room_bytes` of the device in all (0:
  * no more than it requires); of the same step unoptimized; the entries' techniques. */
 void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan);
+/* What a variant takes of the device at most where it may use `room_bytes` in all. */
+uint64_t ms__plan_peak(const ms__search *search, const ms__variant *variant, uint64_t room_bytes);
 void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan);
 void ms__plan_apply(const ms__search *search, const ms__variant *chosen, ms_plan *plan);
 

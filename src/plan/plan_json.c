@@ -8,7 +8,7 @@
 
 #include "base/json.h"
 #include "base/units.h"
-#include "plan/plan_internal.h"
+#include "plan/explain_internal.h"
 
 enum { ENTRIES_MOST = 1 << 24 };
 
@@ -132,6 +132,7 @@ char *ms_plan_to_json(const ms_plan *plan)
     for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
         add_option(&writer, options, (ms_step_option)i, &plan->step_options[i]);
     }
+    ms__explanation_put(&writer, root, plan);
     json_t *entries = ms__json_put_array(&writer, root, "entries");
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         add_entry(&writer, entries, &plan->entries[i]);
@@ -316,7 +317,8 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
 {
     static const char *const names[] = {"version",   "model",       "signature",   "decision_source", "skipped",
                                         "over_target", "assumed",   "pressure",    "predicted",       "unoptimized",
-                                        "settings",  "smallest_budget_bytes", "fallback", "step_options", "entries"};
+                                        "settings",  "smallest_budget_bytes", "fallback", "step_options", "explanation",
+                                        "entries"};
     int rc = ms__json_version(root, 1, 1, NULL);
     rc = rc != MS_OK ? rc : ms__json_only(root, names, COUNT(names));
     rc = rc != MS_OK ? rc : replace_text(root, "model", &plan->model);
@@ -332,6 +334,7 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
     rc = rc != MS_OK ? rc : ms__json_u64_or(root, "smallest_budget_bytes", 1, INT64_MAX, 0, &plan->smallest_budget_bytes);
     rc = rc != MS_OK ? rc : read_technique(root, "fallback", &plan->fallback);
     rc = rc != MS_OK ? rc : read_options(root, plan);
+    rc = rc != MS_OK ? rc : ms__explanation_read(root, plan);
     return rc != MS_OK ? rc : read_entries(root, plan);
 }
 

@@ -98,8 +98,7 @@ void ms__variants_free(ms__variants *variants)
 
 /* ---- selection -------------------------------------------------------------------- */
 
-/* Is a the better choice? A total order. */
-static bool better(const ms__search *search, const ms__variant *a, const ms__variant *b)
+bool ms__variant_better(const ms__search *search, const ms__variant *a, const ms__variant *b)
 {
     if (a->replay.step_ns != b->replay.step_ns) {
         return a->replay.step_ns < b->replay.step_ns;
@@ -111,13 +110,13 @@ static bool better(const ms__search *search, const ms__variant *a, const ms__var
     return order != 0 ? order < 0 : a->slack_bytes < b->slack_bytes;
 }
 
-static bool fits(const ms__search *search, const ms__bounds *bounds, const ms__variant *variant)
+bool ms__variant_fits(const ms__search *search, const ms__bounds *bounds, const ms__variant *variant)
 {
     bool light = search->items[variant->candidate].light;
     return variant->bytes <= (light ? bounds->allowed_bytes : bounds->heavy_bytes);
 }
 
-static bool in_time(const ms__bounds *bounds, const ms__variant *variant)
+bool ms__variant_in_time(const ms__bounds *bounds, const ms__variant *variant)
 {
     return variant->replay.step_ns >= bounds->least_ns && variant->replay.step_ns <= bounds->most_ns;
 }
@@ -129,11 +128,11 @@ const ms__variant *ms__select(ms__search *search, ms__variants *variants, const 
         ms__variant *tried = &variants->items[i];
         /* No cache makes a candidate faster than its work and its waits. */
         bool hopeless = best != NULL && search->items[tried->candidate].work_ns > best->replay.step_ns;
-        if (hopeless || !fits(search, bounds, tried)) {
+        if (hopeless || !ms__variant_fits(search, bounds, tried)) {
             continue;
         }
         ms__variant_replay(search, tried);
-        if (in_time(bounds, tried) && (best == NULL || better(search, tried, best))) {
+        if (ms__variant_in_time(bounds, tried) && (best == NULL || ms__variant_better(search, tried, best))) {
             best = tried;
         }
     }
@@ -144,9 +143,9 @@ const ms__variant *ms__select_least(ms__search *search, ms__variants *variants, 
 {
     for (size_t i = 0; i < variants->count && variants->items[i].bytes <= bounds->allowed_bytes; i++) {
         ms__variant *tried = &variants->items[i];
-        if (fits(search, bounds, tried)) {
+        if (ms__variant_fits(search, bounds, tried)) {
             ms__variant_replay(search, tried);
-            if (in_time(bounds, tried)) {
+            if (ms__variant_in_time(bounds, tried)) {
                 return tried;
             }
         }

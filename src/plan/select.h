@@ -42,6 +42,12 @@ const ms__variant *ms__select(ms__search *search, ms__variants *variants, const 
 /* The one in bounds that takes least. */
 const ms__variant *ms__select_least(ms__search *search, ms__variants *variants, const ms__bounds *bounds);
 
+/* Whether a variant may be chosen from at these bounds, and which of two replayed ones is
+ * the better choice: a total order. */
+bool ms__variant_fits(const ms__search *search, const ms__bounds *bounds, const ms__variant *variant);
+bool ms__variant_in_time(const ms__bounds *bounds, const ms__variant *variant);
+bool ms__variant_better(const ms__search *search, const ms__variant *a, const ms__variant *b);
+
 /* The candidate of the smallest peak, the tie going to the faster. */
 size_t ms__select_smallest_peak(const ms__search *search);
 /* The candidate that forced plans want; see select.c. */

@@ -155,10 +155,26 @@ typedef struct ms__cache {
 
 typedef enum ms__phase { MS__FORWARD, MS__BACKWARD, MS__OPTIMIZER, MS__PHASE_COUNT } ms__phase;
 
+/* `tick` is the number of the note that found it (ms__sim_note_live()), from 1; 0: nothing
+ * was ever live in the phase. */
 typedef struct ms__peak {
     uint64_t bytes;
+    uint64_t tick;
     uint32_t node;
 } ms__peak;
+
+struct ms__sim;
+
+/* For explanations: `look` is called in every pass at note number `tick` (0: never), and
+ * between forward and backward if `at_boundary`. It may read the simulator. */
+typedef struct ms__watch {
+    uint64_t tick;
+    bool at_boundary;
+    void (*look)(const struct ms__sim *sim, void *context);
+    void *context;
+    uint64_t *again_ns; /* [node_count] or NULL: what running again had taken in all when each
+                         * node's backward was over */
+} ms__watch;
 
 typedef struct ms__sim {
     /* fixed by graph and hardware */
@@ -200,11 +216,20 @@ typedef struct ms__sim {
     uint64_t extra_bytes;      /* constant over the phase */
     ms__phase phase;
     uint32_t current_node;
+    uint32_t current_event;    /* of the node's program: forward's while `again` */
+    bool again;                /* the node is being run again */
+    uint64_t tick;             /* notes so far */
+    ms__watch watch;
     ms__peak peaks[MS__PHASE_COUNT];
     uint64_t boundary_bytes;   /* live between forward and backward */
     uint64_t recompute_ns, fault_ns, stall_forward_ns, stall_backward_ns;
     uint32_t adding_gradient;  /* under accumulation: the new one that is being added */
 } ms__sim;
+
+/* What a phase finds there, beside the residents. */
+typedef struct ms__carried {
+    uint64_t state_bytes, transient_bytes, output_bytes, gradient_bytes;
+} ms__carried;
 
 /* What a run gives beyond ms_replay; see ms__sim_run(). */
 typedef struct ms__outcome {
@@ -214,6 +239,8 @@ typedef struct ms__outcome {
     uint64_t live_peak_bytes;  /* of what hostmem manages: peak - fixed, no cache */
     uint64_t activation_peak_bytes; /* forward and backward only, state excluded */
     uint64_t boundary_bytes;   /* live between forward and backward */
+    ms__phase peak_phase;      /* of replay.peak_node */
+    uint64_t peak_tick;        /* for ms__watch; in a run without a cache */
 } ms__outcome;
 
 /* Compiles; the simulator keeps pointers into both documents. One thread at a time. */
@@ -229,6 +256,9 @@ uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware
  */
 void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, ms_sample *samples);
 
+/* `first`: before any optimizer state exists. */
+ms__carried ms__sim_carried(const ms__sim *sim, ms__phase phase, bool first);
+
 /* Predicted peak with every node kept and nothing cached. */
 int ms__sim_need(ms__sim *sim, uint64_t *need_bytes, ms_error *err);
 
@@ -237,6 +267,8 @@ int ms__sim_need(ms__sim *sim, uint64_t *need_bytes, ms_error *err);
 /* sim_memory.c: holds. Acquiring the first and releasing the last move live bytes. */
 void ms__sim_acquire(ms__sim *sim, uint32_t instance);
 void ms__sim_release(ms__sim *sim, uint32_t instance);
+/* Looks at live bytes: are they the phase's peak? */
+void ms__sim_note_live(ms__sim *sim);
 /* Spends compute time, and lets the queues move meanwhile. */
 void ms__sim_spend(ms__sim *sim, uint64_t ns);
 

@@ -6,13 +6,21 @@
 #include "base/units.h"
 #include "plan/sim.h"
 
-static void note_peak(ms__sim *sim)
+void ms__sim_note_live(ms__sim *sim)
 {
     ms__peak *peak = &sim->peaks[sim->phase];
+    sim->tick++;
     if (sim->live_bytes > peak->bytes) {
-        peak->bytes = sim->live_bytes;
-        peak->node = sim->current_node;
+        *peak = (ms__peak){.bytes = sim->live_bytes, .tick = sim->tick, .node = sim->current_node};
     }
+    if (sim->tick == sim->watch.tick) {
+        sim->watch.look(sim, sim->watch.context);
+    }
+}
+
+static void note_peak(ms__sim *sim)
+{
+    ms__sim_note_live(sim);
     if (sim->cache.on) {
         uint64_t held = sim->live_bytes + sim->extra_bytes + sim->cache.cached_bytes;
         sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);

@@ -178,6 +178,7 @@ static void run_forward(ms__sim *sim, uint32_t index)
     const ms__sim_node *node = &sim->nodes[index];
     ms_technique technique = technique_of(sim, index);
     sim->current_node = index;
+    sim->current_event = 0;
     if (!node->is_root) {
         ms__io_poll(sim);
     }
@@ -186,6 +187,7 @@ static void run_forward(ms__sim *sim, uint32_t index)
     }
     for (uint32_t i = 0; i < node->profile->forward_count; i++) {
         const ms__op *op = &node->profile->forward[i];
+        sim->current_event = i;
         switch (op->kind) {
         case MS_EVENT_ALLOC:
             begin_life(sim, instance_of(node, op->storage));
@@ -241,10 +243,14 @@ static void fetch_arguments(ms__sim *sim, const ms__sim_node *node)
 
 static void run_again(ms__sim *sim, const ms__sim_node *node)
 {
+    uint32_t resumed = sim->current_event;
+    sim->again = true;
+    sim->current_event = 0;
     fetch_arguments(sim, node);
     ms__io_prefetch(sim);
     for (uint32_t i = 0; i < node->profile->replay_count; i++) {
         const ms__op *op = &node->profile->forward[i];
+        sim->current_event = i;
         switch (op->kind) {
         case MS_EVENT_ALLOC:
             replay_alloc(sim, node, op->storage);
@@ -269,6 +275,8 @@ static void run_again(ms__sim *sim, const ms__sim_node *node)
     for (uint32_t storage = 0; storage < node->profile->storage_count; storage++) {
         end_life(sim, sim->replay_base + storage);
     }
+    sim->again = false;
+    sim->current_event = resumed;
 }
 
 /* ---- backward ------------------------------------------------------------------- */
@@ -289,6 +297,7 @@ static void run_backward(ms__sim *sim, uint32_t index)
     sim->current_node = index;
     for (uint32_t i = 0; i < node->profile->backward_count; i++) {
         const ms__op *op = &node->profile->backward[i];
+        sim->current_event = i;
         switch (op->kind) {
         case MS_EVENT_ALLOC:
             begin_life(sim, instance_of(node, op->storage));
@@ -314,29 +323,36 @@ static void run_backward(ms__sim *sim, uint32_t index)
 
 /* ---- a pass over one step ---------------------------------------------------------- */
 
-/* What the step finds there, beside the residents; `first`: before any state exists. */
-static uint64_t carried_bytes(const ms__sim *sim, ms__phase phase, bool first)
+ms__carried ms__sim_carried(const ms__sim *sim, ms__phase phase, bool first)
 {
     const ms_loop *loop = &sim->graph->loop;
-    uint64_t bytes = phase == MS__OPTIMIZER || !first ? loop->optimizer_state_bytes : 0;
+    ms__carried carried = {.state_bytes = phase == MS__OPTIMIZER || !first ? loop->optimizer_state_bytes : 0};
     if (phase == MS__OPTIMIZER) {
-        bytes = ms__add_sat(bytes, loop->optimizer_transient_bytes);
+        carried.transient_bytes = loop->optimizer_transient_bytes;
     }
     if (phase == MS__FORWARD && !first) {
-        bytes = ms__add_sat(bytes, loop->outputs_held ? sim->output_bytes : 0);
-        bytes = ms__add_sat(bytes, loop->gradients_live_in_forward ? sim->gradient_bytes : 0);
+        carried.output_bytes = loop->outputs_held ? sim->output_bytes : 0;
+        carried.gradient_bytes = loop->gradients_live_in_forward ? sim->gradient_bytes : 0;
     } else if (phase != MS__FORWARD && accumulates(loop)) {
-        bytes = ms__add_sat(bytes, sim->gradient_bytes);
+        carried.gradient_bytes = sim->gradient_bytes;
     }
-    return bytes;
+    return carried;
+}
+
+static uint64_t carried_bytes(const ms__sim *sim, ms__phase phase, bool first)
+{
+    ms__carried carried = ms__sim_carried(sim, phase, first);
+    return ms__add_sat(ms__add_sat(carried.state_bytes, carried.transient_bytes),
+                       ms__add_sat(carried.output_bytes, carried.gradient_bytes));
 }
 
 static void enter_phase(ms__sim *sim, ms__phase phase, bool first)
 {
     sim->phase = phase;
     sim->extra_bytes = carried_bytes(sim, phase, first);
-    sim->peaks[phase].bytes = sim->live_bytes;
     sim->peaks[phase].node = sim->current_node;
+    sim->current_event = 0;
+    ms__sim_note_live(sim);
     if (sim->cache.on) {
         ms__cache_squeeze(sim, 0);
         uint64_t held = sim->live_bytes + sim->extra_bytes + sim->cache.cached_bytes;
@@ -363,10 +379,7 @@ static void note_sample(const ms__sim *sim, uint64_t fixed_bytes, ms_sample **sa
 static void hold_loss(ms__sim *sim, bool held)
 {
     sim->live_bytes = held ? sim->live_bytes + sim->loss_bytes : sim->live_bytes - sim->loss_bytes;
-    ms__peak *peak = &sim->peaks[sim->phase];
-    if (sim->live_bytes > peak->bytes) {
-        *peak = (ms__peak){.bytes = sim->live_bytes, .node = sim->current_node};
-    }
+    ms__sim_note_live(sim);
     if (sim->cache.on) {
         ms__cache_squeeze(sim, 0);
     }
@@ -382,6 +395,9 @@ static void end_forward(ms__sim *sim)
     }
     hold_loss(sim, true);
     sim->boundary_bytes = sim->live_bytes;
+    if (sim->watch.at_boundary) {
+        sim->watch.look(sim, sim->watch.context);
+    }
 }
 
 /* Everything of the step goes; the optimizer has run and zero_grad was called. */
@@ -410,6 +426,7 @@ static void begin_step(ms__sim *sim)
     sim->stall_backward_ns = 0;
     sim->small_peak_bytes = 0;
     sim->current_node = 0;
+    sim->tick = 0;
     sim->adding_gradient = NO_INSTANCE;
     memset(sim->peaks, 0, sizeof sim->peaks);
 }
@@ -437,6 +454,9 @@ static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *
     uint32_t loss = loss_node(sim);
     for (uint32_t i = sim->node_count; i-- > 0;) {
         run_backward(sim, i);
+        if (sim->watch.again_ns != NULL) {
+            sim->watch.again_ns[i] = sim->recompute_ns;
+        }
         if (i == loss) {
             hold_loss(sim, false);
         }
@@ -465,6 +485,8 @@ static void read_peaks(const ms__sim *sim, ms__outcome *out)
         uint64_t bytes = phase_peak(sim, phase, false);
         if (bytes > out->live_peak_bytes) {
             out->live_peak_bytes = bytes;
+            out->peak_phase = phase;
+            out->peak_tick = sim->peaks[phase].tick;
             replay->peak_node = sim->peaks[phase].node;
             replay->peak_in_backward = phase == MS__BACKWARD;
         }

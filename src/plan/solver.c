@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/units.h"
-#include "plan/plan_internal.h"
+#include "plan/explain_internal.h"
 
 enum { FRONT_MOST = 24, UNIFORM_MOST = 64, FINALISTS_MOST = 4 * FRONT_MOST + UNIFORM_MOST };
 
@@ -219,9 +219,9 @@ typedef struct choice {
 } choice;
 
 /* The choice when the budget binds or is the target. */
-static int choose_fastest(ms__search *search, const ms_pressure *pressure, size_t uniform_count, ms__limits *limits,
-                          choice *made)
+static int choose_fastest(ms__search *search, size_t uniform_count, ms__limits *limits, ms_plan *plan, choice *made)
 {
+    const ms_pressure *pressure = &plan->pressure;
     size_t finalists[FINALISTS_MOST];
     ms__variants variants;
     size_t count = list_finalists(search, uniform_count, finalists);
@@ -236,28 +236,37 @@ static int choose_fastest(ms__search *search, const ms_pressure *pressure, size_
     made->room_bytes = found != NULL ? ms__min_u64(pressure->allowed_bytes, most_bytes(search)) : 0;
     ms__variant_replay(search, &made->variant);
     limits->slowest_ns = slowest(search, &variants, pressure, limits);
+    ms__explain_neighbours(search, &variants, &bounds, &made->variant, most_bytes(search), plan);
     ms__variants_free(&variants);
     return MS_OK;
 }
 
-static int choose(ms__search *search, const ms_pressure *pressure, ms__limits *limits, choice *made)
+static int choose(ms__search *search, ms__limits *limits, ms_plan *plan, choice *made)
 {
     size_t uniform_count = propose(search);
     if (search->out_of_memory) {
         return MS_ENOMEM;
     }
-    if (!pressure->forced) {
-        return choose_fastest(search, pressure, uniform_count, limits, made);
+    if (!plan->pressure.forced) {
+        return choose_fastest(search, uniform_count, limits, plan, made);
     }
     *made = (choice){.variant = ms__variant_of(search, press_on(search), 0), .fits = true};
     ms__variant_replay(search, &made->variant);
     return search->out_of_memory ? MS_ENOMEM : MS_OK;
 }
 
+static int explain(ms__search *search, const ms__variant *chosen, ms_plan *plan, ms_error *err)
+{
+    int rc = ms__explain_peak(search, chosen, plan);
+    rc = rc != MS_OK ? rc : ms__explain_bound(search, chosen, plan);
+    return rc == MS_OK ? MS_OK : ms_fail(err, rc, "solver: out of memory for an explanation");
+}
+
 static int solve(ms__search *search, const ms_pressure *pressure, ms__limits *limits, ms_plan *plan, ms_error *err)
 {
     choice made;
-    if (choose(search, pressure, limits, &made) != MS_OK) {
+    ms__plan_fill_unoptimized(search, plan);
+    if (choose(search, limits, plan, &made) != MS_OK) {
         return ms_fail(err, MS_ENOMEM, "solver: out of memory after %zu candidates", search->count);
     }
     if (!made.fits && pressure->budget_given) {
@@ -266,11 +275,10 @@ static int solve(ms__search *search, const ms_pressure *pressure, ms__limits *li
     plan->over_target = !made.fits;
     plan->smallest_budget_bytes = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
     ms__plan_fill(search, &made.variant, made.room_bytes, plan);
-    ms__plan_fill_unoptimized(search, plan);
     ms__plan_apply(search, &made.variant, plan);
     ms__plan_fill_entries(search, &made.variant, made.room_bytes, plan);
     ms__plan_fill_options(search, &made.variant, plan);
-    return MS_OK;
+    return explain(search, &made.variant, plan, err);
 }
 
 /* A comfortable fit: nothing is done. A budget that was given is still kept by hostmem. */
@@ -289,7 +297,7 @@ static int skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, 
     plan->skipped = true;
     ms__plan_apply(search, &kept, plan);
     ms__plan_fill_entries(search, &kept, room_bytes, plan);
-    return MS_OK;
+    return explain(search, &kept, plan, err);
 }
 
 int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,

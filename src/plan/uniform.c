@@ -3,7 +3,7 @@
  * worse than, and what warm-up steps run under before there is a graph.
  */
 #include "base/units.h"
-#include "plan/plan_internal.h"
+#include "plan/explain_internal.h"
 
 enum { UNIFORM_MOST = 64 };
 
@@ -92,6 +92,9 @@ static void make_uniform(ms__search *search, ms_technique technique, const ms_pr
     plan->over_target = chosen.bytes > pressure->allowed_bytes;
     ms__plan_apply(search, &chosen, plan);
     ms__plan_fill_entries(search, &chosen, plan->replay.peak_bytes, plan);
+    if (ms__explain_peak(search, &chosen, plan) != MS_OK || ms__explain_bound(search, &chosen, plan) != MS_OK) {
+        search->out_of_memory = true;
+    }
 }
 
 static int need_of(const ms_graph *graph, const ms_hardware *hardware, uint64_t *need_bytes, ms_error *err)

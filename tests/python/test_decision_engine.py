@@ -156,6 +156,16 @@ def test_explanations():
     assert plan.explain(5).startswith("layer blocks.5")
     for part in ("rule", "bytes", "time", "runner-up"):
         assert part in plan.explain("blocks.3")
+    for part in ("made of", "optimizer state", "no plan that fits takes less than", "the next larger budget"):
+        assert part in plan.explain()
+
+
+def test_what_makes_the_peak_sums_to_it():
+    for budget_gb in (0.73, 0.75, 0.9):
+        plan = make(budget_gb)
+        parts = plan.explanation["peak"]["parts"]
+        assert sum(part["bytes"] for part in parts) == plan.predicted_peak_bytes
+        assert 0 < plan.explanation["lower_bound_ns"] <= plan.predicted_step_seconds * 1e9
 
 
 def test_explaining_what_is_not_there_names_what_is():

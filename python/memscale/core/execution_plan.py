@@ -121,6 +121,14 @@ class ExecutionPlan:
         the peak, `cost_ns` or `gain_ns` of the step."""
         return {option["name"]: dict(option) for option in self._document["step_options"]}
 
+    @property
+    def explanation(self) -> Mapping[str, Any] | None:
+        """Where the peak is and what makes it, in bytes, the lower bound on the step's time in
+        nanoseconds, and what the next larger and the next smaller budget would buy (see
+        docs/formats/plan.schema.json); None for a plan that was made without a graph."""
+        found = self._document.get("explanation")
+        return None if found is None else dict(found)
+
     def __len__(self) -> int:
         return len(self.layers)
 
@@ -131,7 +139,9 @@ class ExecutionPlan:
 
         Args:
             layer: index into `layers` (negative counts from the end), or a module's
-                qualified name (its first call). None explains the whole plan.
+                qualified name (its first call). None explains the whole plan: where its
+                peak is and what makes it, how far its time is from the lower bound, what
+                the next larger and the next smaller budget would buy.
 
         Raises:
             IndexError: there is no layer of that index; says how many there are.

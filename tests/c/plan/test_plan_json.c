@@ -42,6 +42,13 @@ static void every_member_survives_the_round_trip(void **state)
             assert_int_equal(plan->entries[e].rule, read->entries[e].rule);
             assert_int_equal(plan->entries[e].runner_up, read->entries[e].runner_up);
         }
+        assert_true(plan->why.known && read->why.known);
+        assert_int_equal(plan->why.part_count, read->why.part_count);
+        assert_memory_equal(plan->why.parts, read->why.parts, plan->why.part_count * sizeof *plan->why.parts);
+        assert_memory_equal(&plan->why.larger, &read->why.larger, sizeof plan->why.larger);
+        assert_memory_equal(&plan->why.smaller, &read->why.smaller, sizeof plan->why.smaller);
+        assert_int_equal(plan->why.lower_bound_ns, read->why.lower_bound_ns);
+        assert_int_equal(plan->why.timed_bytes, read->why.timed_bytes);
         ms_free(text);
         ms_free(again);
         ms_plan_free(plan);
@@ -82,8 +89,11 @@ static void refused(const char *path, json_t *value, int code, const char *part)
     char *last = strrchr(steps, '/');
     if (last != NULL) {
         *last++ = '\0';
-        at = strcmp(steps, "entry") == 0 ? json_array_get(json_object_get(tree, "entries"), 1)
-                                         : json_object_get(tree, steps);
+        json_t *peak = json_object_get(json_object_get(tree, "explanation"), "peak");
+        at = strcmp(steps, "entry") == 0  ? json_array_get(json_object_get(tree, "entries"), 1)
+             : strcmp(steps, "peak") == 0 ? peak
+             : strcmp(steps, "part") == 0 ? json_array_get(json_object_get(peak, "parts"), 0)
+                                          : json_object_get(tree, steps);
     } else {
         last = steps;
     }
@@ -126,6 +136,16 @@ static void what_is_no_plan_is_refused_with_its_place(void **state)
     refused("entry/node", json_integer(-4), MS_EFORMAT, "$.entries[1].node");
     refused("entry/extra", json_true(), MS_EFORMAT, "$.entries[1]");
     refused("assumed/extra", json_true(), MS_EFORMAT, "$.assumed");
+    refused("explanation/extra", json_true(), MS_EFORMAT, "$.explanation");
+    refused("explanation/timed_bytes", NULL, MS_EFORMAT, "$.explanation.timed_bytes");
+    refused("explanation/lower_bound_ns", json_integer(0), MS_EFORMAT, "$.explanation.lower_bound_ns");
+    refused("explanation/larger_budget", json_integer(5), MS_EFORMAT, "$.explanation.larger_budget");
+    refused("explanation/smaller_budget", json_object(), MS_EFORMAT, "$.explanation.smaller_budget");
+    refused("peak/phase", json_string("night"), MS_EFORMAT, "$.explanation.peak.phase");
+    refused("peak/parts", json_null(), MS_EFORMAT, "$.explanation.peak.parts");
+    refused("part/kind", json_string("dust"), MS_EFORMAT, "$.explanation.peak.parts[0].kind");
+    refused("part/node", json_integer(-1), MS_EFORMAT, "$.explanation.peak.parts[0].node");
+    refused("part/extra", json_true(), MS_EFORMAT, "$.explanation.peak.parts[0]");
 }
 
 static void what_is_no_json_is_refused(void **state)
@@ -217,6 +237,9 @@ static void every_entry_is_explained(void **state)
     contains(whole, "the smallest that fits is");
     contains(whole, "a larger budget would buy back");
     contains(whole, "in the ");
+    contains(whole, "optimizer state");
+    contains(whole, "no plan that fits takes less than");
+    contains(whole, "the next larger budget");
     ms_free(whole);
     char *none = ms_plan_explain(plan, plan->entry_count);
     contains(none, "there is no number");

@@ -1,0 +1,239 @@
+/*
+ * A lower bound on the step time of every plan that fits: what no choice of techniques can
+ * be better than. Called once per plan; the gap to it is shown, nothing is chosen by it.
+ *
+ * Why it holds. Take the event at which the step with everything kept peaks. A plan that
+ * fits holds there at least what keeping holds, less what its nodes have given up; so they
+ * gave up at least the excess over the budget. A storage is gone only when every node that
+ * keeps it gave it up, hence a node is credited with its share (bytes / keepers). Work is
+ * never less than with everything kept, and giving up costs at least the time of running
+ * again, or the handling of the transfers. Each node's cost over bytes is replaced by its
+ * lower convex hull and all are filled cheapest first: the relaxation of the choice. Of
+ * the sets of step options the smallest bound counts.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/units.h"
+#include "plan/explain_internal.h"
+
+__extension__ typedef unsigned __int128 wide;
+
+/* What a node can give up at most with a technique, and what that costs at least. */
+typedef struct offer {
+    uint64_t bytes, ns;
+} offer;
+
+typedef struct bound {
+    ms__search *search;
+    uint32_t *keepers;   /* [instance_count] nodes that hold it at the event, keeping all */
+    uint8_t *natural;    /* [instance_count] 1: there whatever nodes do */
+    uint8_t *held;       /* [slot_count] 1: the slot holds its storage at the event */
+    uint64_t *again_ns;  /* [node_count] */
+    offer *offers;       /* [node_count][MS_TECHNIQUE_COUNT], of no bytes where there is none */
+    offer *slices;       /* [node_count * MS_TECHNIQUE_COUNT] pieces of the hulls */
+} bound;
+
+static uint32_t slot_instance(const ms__sim_node *node, uint32_t slot)
+{
+    const ms__sim_profile *profile = node->profile;
+    uint32_t storage = slot < profile->save_count ? profile->saved[slot] : profile->inputs[slot - profile->save_count];
+    uint32_t externals = profile->external_count;
+    return storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
+}
+
+/* ---- what is held at the peak of keeping all --------------------------------------------- */
+
+static void look_at_kept(const ms__sim *sim, void *context)
+{
+    bound *b = context;
+    for (uint32_t i = 0; i < sim->instance_count; i++) {
+        b->natural[i] = sim->instances[i].natural;
+    }
+    for (uint32_t i = 0; i < sim->node_count; i++) {
+        const ms__sim_node *node = &sim->nodes[i];
+        for (uint32_t s = 0; s < node->profile->save_count; s++) {
+            b->held[node->first_slot + s] = sim->slots[node->first_slot + s].state == MS__SLOT_HELD;
+            b->keepers[slot_instance(node, s)] += b->held[node->first_slot + s];
+        }
+    }
+}
+
+/* ---- what nodes can give up ----------------------------------------------------------------- */
+
+/* Whether a node still has the storage in memory for itself, saved or as an argument. */
+static bool keeps(const ms__sim *sim, const ms__sim_node *node, uint32_t instance)
+{
+    for (uint32_t s = 0; s < node->profile->save_count + node->profile->input_count; s++) {
+        if (sim->slots[node->first_slot + s].state == MS__SLOT_HELD && slot_instance(node, s) == instance) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Between forward and backward, every node under one technique. */
+static void look_at_given_up(const ms__sim *sim, void *context)
+{
+    bound *b = context;
+    for (uint32_t i = 0; i < sim->node_count; i++) {
+        const ms__sim_node *node = &sim->nodes[i];
+        offer given = {0, 0};
+        for (uint32_t s = 0; s < node->profile->save_count; s++) {
+            uint32_t instance = slot_instance(node, s), state = sim->slots[node->first_slot + s].state;
+            if (!b->held[node->first_slot + s] || b->natural[instance] || keeps(sim, node, instance)) {
+                continue;
+            }
+            uint64_t share = ms__div_up(sim->instance_bytes[instance], b->keepers[instance]);
+            given.bytes = ms__add_sat(given.bytes, share);
+            /* Of a storage that several nodes move, one pays. */
+            given.ns += state == MS__SLOT_AWAY ? MS__HANDLING_NS / b->keepers[instance] : 0;
+        }
+        if (sim->choices->technique[i] != MS_TECHNIQUE_KEEP) {
+            b->offers[(size_t)i * MS_TECHNIQUE_COUNT + sim->choices->technique[i]] = given;
+        }
+    }
+}
+
+static void collect_offers(bound *b, uint32_t technique)
+{
+    ms__search *search = b->search;
+    ms__sim *sim = search->sim;
+    ms__outcome outcome;
+    bool any = false;
+    for (uint32_t i = 0; i < search->node_count; i++) {
+        bool may = (search->admissions[i].under_pressure & 1u << technique) != 0;
+        search->scratch[i] = may ? (uint8_t)technique : (uint8_t)MS_TECHNIQUE_KEEP;
+        any = any || may;
+    }
+    if (!any) {
+        return;
+    }
+    ms_choices choices = ms__search_choices(search, search->scratch, 0, 0);
+    sim->watch = (ms__watch){.at_boundary = true, .look = look_at_given_up, .context = b, .again_ns = b->again_ns};
+    ms__sim_run(sim, &choices, &outcome, NULL);
+    sim->watch = (ms__watch){0};
+    for (uint32_t i = 0; i < search->node_count; i++) {
+        /* Backward runs from the last node to the first; its clock was read after each. */
+        uint64_t before = i + 1 < search->node_count ? b->again_ns[i + 1] : 0;
+        if (search->scratch[i] == technique) {
+            b->offers[(size_t)i * MS_TECHNIQUE_COUNT + technique].ns += ms__sub_sat(b->again_ns[i], before);
+        }
+    }
+}
+
+/* ---- the relaxation ---------------------------------------------------------------------------- */
+
+/* a.ns / a.bytes < b.ns / b.bytes, in 128 bits. */
+static bool cheaper(const offer *a, const offer *b)
+{
+    return (wide)a->ns * b->bytes < (wide)b->ns * a->bytes;
+}
+
+static int by_rate(const void *left, const void *right)
+{
+    const offer *a = left, *b = right;
+    return cheaper(a, b) ? -1 : cheaper(b, a) ? 1 : (a->bytes > b->bytes) - (a->bytes < b->bytes);
+}
+
+/* Cuts a node's lower convex hull from {0, 0} on into slices, each dearer per byte than
+ * the last. Returns how many. */
+static size_t cut_hull(const offer *offers, offer *slices)
+{
+    offer at = {0, 0};
+    size_t made = 0;
+    for (;;) {
+        offer best = {0, 0};
+        for (uint32_t i = 0; i < MS_TECHNIQUE_COUNT; i++) {
+            if (offers[i].bytes <= at.bytes) {
+                continue;
+            }
+            offer step = {offers[i].bytes - at.bytes, ms__sub_sat(offers[i].ns, at.ns)};
+            bool longer = best.bytes > 0 && !cheaper(&best, &step) && step.bytes > best.bytes;
+            if (best.bytes == 0 || cheaper(&step, &best) || longer) {
+                best = step;
+            }
+        }
+        if (best.bytes == 0) {
+            return made;
+        }
+        slices[made++] = best;
+        at.bytes += best.bytes;
+        at.ns += best.ns;
+    }
+}
+
+/* The least time for giving up `excess` bytes; UINT64_MAX where there is not so much. */
+static uint64_t least_cost(bound *b, uint64_t excess)
+{
+    size_t count = 0;
+    uint64_t ns = 0;
+    for (uint32_t i = 0; i < b->search->node_count; i++) {
+        count += cut_hull(&b->offers[(size_t)i * MS_TECHNIQUE_COUNT], &b->slices[count]);
+    }
+    qsort(b->slices, count, sizeof *b->slices, by_rate);
+    for (size_t i = 0; i < count && excess > 0; i++) {
+        uint64_t bytes = ms__min_u64(excess, b->slices[i].bytes);
+        ns += ms__mul_div(b->slices[i].ns, bytes, b->slices[i].bytes);
+        excess -= bytes;
+    }
+    return excess > 0 ? UINT64_MAX : ns;
+}
+
+/* ---- one set of step options ------------------------------------------------------------------- */
+
+static uint64_t bound_of_step(bound *b, uint32_t step, uint64_t allowed_bytes)
+{
+    ms__search *search = b->search;
+    ms__search_use(search, step);
+    ms__sim *sim = search->sim;
+    ms__outcome kept, again;
+    memset(search->scratch, MS_TECHNIQUE_KEEP, search->node_count);
+    memset(b->keepers, 0, sim->instance_count * sizeof *b->keepers);
+    memset(b->held, 0, sim->slot_count);
+    memset(b->offers, 0, (size_t)search->node_count * MS_TECHNIQUE_COUNT * sizeof *b->offers);
+    ms_choices choices = ms__search_choices(search, search->scratch, 0, 0);
+    ms__sim_run(sim, &choices, &kept, NULL);
+    uint64_t work = kept.replay.step_ns - kept.replay.fault_ns;
+    if (kept.replay.peak_bytes <= allowed_bytes) {
+        return work;
+    }
+    sim->watch = (ms__watch){.tick = kept.peak_tick, .look = look_at_kept, .context = b};
+    ms__sim_run(sim, &choices, &again, NULL);
+    sim->watch = (ms__watch){0};
+    for (uint32_t technique = MS_TECHNIQUE_KEEP + 1; technique < MS_TECHNIQUE_COUNT; technique++) {
+        collect_offers(b, technique);
+    }
+    return ms__add_sat(work, least_cost(b, kept.replay.peak_bytes - allowed_bytes));
+}
+
+int ms__explain_bound(ms__search *search, const ms__variant *chosen, ms_plan *plan)
+{
+    uint64_t allowed = ms__max_u64(plan->pressure.allowed_bytes, chosen->bytes), least = UINT64_MAX;
+    size_t nodes = search->node_count, instances = search->sim->instance_count;
+    bound b = {.search = search};
+    int rc = MS_ENOMEM;
+    b.keepers = ms_calloc(instances, sizeof *b.keepers);
+    b.natural = ms_calloc(instances, 1);
+    b.held = ms_calloc((size_t)search->sim->slot_count + 1, 1);
+    b.again_ns = ms_calloc(nodes, sizeof *b.again_ns);
+    b.offers = ms_calloc(nodes * MS_TECHNIQUE_COUNT, sizeof *b.offers);
+    b.slices = ms_calloc(nodes * MS_TECHNIQUE_COUNT, sizeof *b.slices);
+    if (b.keepers == NULL || b.natural == NULL || b.held == NULL || b.again_ns == NULL || b.offers == NULL ||
+        b.slices == NULL) {
+        goto cleanup;
+    }
+    for (uint32_t step = 0; step < search->step_count; step++) {
+        least = ms__min_u64(least, bound_of_step(&b, step, allowed));
+    }
+    plan->why.lower_bound_ns = least == UINT64_MAX ? 0 : least;
+    rc = MS_OK;
+cleanup:
+    ms_free(b.keepers);
+    ms_free(b.natural);
+    ms_free(b.held);
+    ms_free(b.again_ns);
+    ms_free(b.offers);
+    ms_free(b.slices);
+    return rc;
+}

@@ -1,0 +1,102 @@
+/*
+ * What the budgets next to a plan's would buy. The plans of all budgets are the running
+ * best of one list of variants in order of what they take (select.c), so the neighbours
+ * are where that best becomes another candidate. A plan that differs by its cache alone
+ * is no neighbour. Called by the solver, which holds the list.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "plan/explain_internal.h"
+
+typedef struct walk {
+    ms__search *search;
+    ms__variants *variants;
+    const ms__bounds *bounds;
+    uint64_t most_bytes;
+} walk;
+
+/* A plan fills what its budget leaves, up to what its candidate and an unoptimized run
+ * would hold: as ms__plan_fill() does. */
+static ms_neighbour neighbour_of(const walk *w, const ms__variant *variant, uint64_t budget_bytes)
+{
+    return (ms_neighbour){.budget_bytes = budget_bytes,
+                          .peak_bytes = ms__plan_peak(w->search, variant, ms__min_u64(budget_bytes, w->most_bytes)),
+                          .step_ns = variant->replay.step_ns};
+}
+
+/* Does the variant become the best once it fits? `open` bounds with no budget of their own. */
+static bool takes_over(const walk *w, const ms__bounds *open, const ms__variant *best, ms__variant *variant)
+{
+    bool hopeless = best != NULL && w->search->items[variant->candidate].work_ns > best->replay.step_ns;
+    if (hopeless || !ms__variant_fits(w->search, open, variant)) {
+        return false;
+    }
+    ms__variant_replay(w->search, variant);
+    return ms__variant_in_time(open, variant) && (best == NULL || ms__variant_better(w->search, variant, best));
+}
+
+static void find(const walk *w, uint64_t heavy_bytes, const ms__variant *chosen, ms_explanation *why)
+{
+    ms__bounds open = *w->bounds;
+    open.allowed_bytes = UINT64_MAX;
+    open.heavy_bytes = heavy_bytes;
+    const ms__variant *best = NULL;
+    for (size_t i = 0; i < w->variants->count;) {
+        const ms__variant *before = best;
+        uint64_t budget = w->variants->items[i].bytes;
+        for (; i < w->variants->count && w->variants->items[i].bytes == budget; i++) {
+            best = takes_over(w, &open, best, &w->variants->items[i]) ? &w->variants->items[i] : best;
+        }
+        if (best == NULL) {
+            continue;
+        }
+        bool mine = best->candidate == chosen->candidate;
+        if (budget > w->bounds->allowed_bytes && !mine) {
+            why->larger = neighbour_of(w, best, budget);
+            return;
+        }
+        if (budget <= w->bounds->allowed_bytes && mine && before != NULL && before->candidate != best->candidate) {
+            why->smaller = neighbour_of(w, before, budget - 1);
+        }
+    }
+}
+
+/* The least budget at which everything kept is a comfortable fit, and nothing is done. */
+static uint64_t comfortable_bytes(const ms_pressure *pressure)
+{
+    return ms__mul_div_up(pressure->need_bytes, 1000, MS_COMFORTABLE_PERMILLE);
+}
+
+static bool keeps_all(const ms__search *search, const ms__variant *variant)
+{
+    const uint8_t *techniques = ms__candidate_techniques(search, variant->candidate);
+    bool changed = search->steps[search->items[variant->candidate].step].options != 0;
+    for (uint32_t i = 0; i < search->node_count; i++) {
+        changed = changed || techniques[i] != MS_TECHNIQUE_KEEP;
+    }
+    return !changed;
+}
+
+void ms__explain_neighbours(ms__search *search, ms__variants *variants, const ms__bounds *bounds,
+                            const ms__variant *chosen, uint64_t most_bytes, ms_plan *plan)
+{
+    walk w = {search, variants, bounds, most_bytes};
+    ms_explanation *why = &plan->why;
+    const ms_pressure *pressure = &plan->pressure;
+    uint64_t begins = ms__mul_div_up(pressure->need_bytes, 1000, MS_LOW_PRESSURE_PERMILLE);
+    uint64_t smallest = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
+    find(&w, ms__max_u64(begins, smallest), chosen, why);
+    uint64_t comfortable = comfortable_bytes(pressure);
+    bool none = why->larger.budget_bytes == 0 || why->larger.budget_bytes >= comfortable;
+    if (none && !keeps_all(search, chosen) && comfortable > bounds->allowed_bytes) {
+        ms__variant kept = ms__variant_of(search, 0, 0);
+        why->larger = (ms_neighbour){
+            .budget_bytes = comfortable,
+            .peak_bytes = ms__plan_peak(search, &kept, ms__min_u64(comfortable, most_bytes)),
+            .step_ns = plan->unoptimized.step_ns,
+        };
+    } else if (none) {
+        why->larger = (ms_neighbour){0};
+    }
+}

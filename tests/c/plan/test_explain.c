@@ -1,0 +1,469 @@
+/*
+ * Explanations are true: the parts of a peak sum to it and are what the graph says, a
+ * runner-up's cost is that of a replay with it, no plan that fits beats the lower bound,
+ * and the budgets beside a plan's give what is said of them.
+ */
+#include "plan_fixture.h"
+
+enum { BUDGETS = 12 };
+
+static const uint64_t runtime_bytes = 430000000, slab_bytes = 32 * MIB;
+
+typedef struct fixture {
+    ms_graph *graph;
+    ms_hardware *hardware;
+    ms_config config;
+} fixture;
+
+static fixture open_graph(ms_graph *graph)
+{
+    fixture f = {.graph = graph, .hardware = fixture_real_hardware()};
+    ms_config_default(&f.config);
+    return f;
+}
+
+static void close_fixture(fixture *f)
+{
+    ms_graph_free(f->graph);
+    ms_free(f->hardware);
+}
+
+static ms_plan *plan_at(fixture *f, uint64_t budget_bytes)
+{
+    ms_plan *plan;
+    ms_error err;
+    f->config.memory_budget_bytes = budget_bytes;
+    assert_ms_ok(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), err);
+    return plan;
+}
+
+static uint64_t smallest_budget(fixture *f)
+{
+    ms_plan *plan;
+    ms_error err = {0};
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), MS_EINFEASIBLE);
+    return err.hint_bytes;
+}
+
+static uint64_t need_of(fixture *f)
+{
+    ms_plan *plan = plan_at(f, INT64_MAX);
+    uint64_t need = plan->pressure.need_bytes;
+    ms_plan_free(plan);
+    return need;
+}
+
+/* The k-th of BUDGETS from the smallest to 20% above the need. */
+static uint64_t budget_number(uint64_t smallest, uint64_t need, uint64_t k)
+{
+    return smallest + (need + need / 5 - smallest) * k / (BUDGETS - 1);
+}
+
+static ms_graph *small_chain(bool marks_loss)
+{
+    static const fixture_layer layers[] = {{60 * MIB, 4 * MIB, 2000000000, 3 * MIB, 0},
+                                           {20 * MIB, 4 * MIB, 1000000000, 2 * MIB, 0},
+                                           {90 * MIB, 8 * MIB, 9000000000, 2 * MIB, 0}};
+    fixture_chain chain = {.layer_count = 3, .layers = layers, .activation_bytes = 8 * MIB, .logits_bytes = 30 * MIB,
+                           .parameter_bytes = 50 * MIB, .state_bytes = 100 * MIB, .marks_loss = marks_loss};
+    return fixture_chain_graph(&chain);
+}
+
+/* ---- the peak ----------------------------------------------------------------------------- */
+
+static void check_parts(const ms_plan *plan)
+{
+    uint64_t sum = 0;
+    assert_true(plan->why.known);
+    for (uint32_t i = 0; i < plan->why.part_count; i++) {
+        const ms_peak_part *part = &plan->why.parts[i];
+        assert_true(part->kind < MS_PEAK_KIND_COUNT && part->bytes > 0);
+        assert_true(part->node == MS_NO_NODE || part->node < plan->entry_count);
+        assert_true(i == 0 || part->bytes <= plan->why.parts[i - 1].bytes);
+        sum += part->bytes;
+    }
+    assert_int_equal(sum, plan->replay.peak_bytes);
+    assert_int_equal(plan->why.peak_phase == MS_PHASE_BACKWARD, plan->replay.peak_in_backward);
+    assert_int_equal(plan->why.peak_phase == MS_PHASE_OPTIMIZER, plan->replay.peak_node == plan->entry_count);
+}
+
+static void parts_sum_to_the_peak_at_every_budget(void **state)
+{
+    (void)state;
+    for (int which = 0; which <= FIXTURE_GRAPHS; which++) {
+        fixture f = open_graph(which < FIXTURE_GRAPHS ? fixture_graph(which) : small_chain(true));
+        f.hardware->process = (ms_process){.baseline_bytes = 900 * MIB, .scratch_bytes = 70 * MIB};
+        f.graph->loop.external_loss_bytes = which == 2 ? 33 * MIB : 0;
+        f.graph->loop.outputs_held = f.graph->loop.gradients_live_in_forward = which == 3;
+        uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+        for (uint64_t k = 0; k < BUDGETS; k++) {
+            ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+            check_parts(plan);
+            ms_plan_free(plan);
+        }
+        f.config.memory_budget_bytes = MS_UNSET;
+        f.config.force_optimize = true;
+        ms_plan *forced = plan_at(&f, MS_UNSET);
+        check_parts(forced);
+        ms_plan_free(forced);
+        close_fixture(&f);
+    }
+}
+
+static void uniform_plans_and_gpus_are_explained_too(void **state)
+{
+    (void)state;
+    fixture f = open_graph(fixture_graph(3));
+    for (int technique = MS_TECHNIQUE_KEEP; technique < MS_TECHNIQUE_COUNT; technique++) {
+        ms_plan *plan;
+        ms_error err;
+        assert_ms_ok(ms_plan_uniform(f.graph, f.hardware, &f.config, (ms_technique)technique, &plan, &err), err);
+        check_parts(plan);
+        ms_plan_free(plan);
+    }
+    f.hardware->gpu_count = 1;
+    f.hardware->device = 0;
+    f.hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB, .matmul_flops_per_s = 10000000000000,
+                                  .stream_bytes_per_s = 900000000000, .to_host_bytes_per_s = 12000000000,
+                                  .from_host_bytes_per_s = 12000000000, .copy_engines = 2};
+    uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+    for (uint64_t k = 0; k < BUDGETS; k++) {
+        ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+        check_parts(plan);
+        ms_plan_free(plan);
+    }
+    close_fixture(&f);
+}
+
+/* Bytes of one kind; of one node, or of all where it is MS_NO_NODE. */
+static uint64_t bytes_of(const ms_plan *plan, ms_peak_kind kind, uint32_t node)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < plan->why.part_count; i++) {
+        const ms_peak_part *part = &plan->why.parts[i];
+        bytes += part->kind == kind && (node == MS_NO_NODE || part->node == node) ? part->bytes : 0;
+    }
+    return bytes;
+}
+
+static void parts_are_what_the_graph_says(void **state)
+{
+    (void)state;
+    fixture f = open_graph(small_chain(true));
+    f.hardware->process = (ms_process){.baseline_bytes = 300 * MIB, .scratch_bytes = 7 * MIB};
+    ms_plan *plan = plan_at(&f, 100000 * MIB);
+    /* Everything is kept. The peak is in the loss's backward: log-softmax, the scattered
+     * gradient and the final one. The head saved the last activation. */
+    assert_int_equal(plan->why.peak_phase, MS_PHASE_BACKWARD);
+    assert_int_equal(plan->replay.peak_node, 4);
+    assert_int_equal(plan->why.peak_event, 4); /* ALLOC of the final gradient */
+    assert_false(plan->why.peak_again);
+    assert_int_equal(bytes_of(plan, MS_PEAK_LOGITS, MS_NO_NODE), 3 * 30 * MIB);
+    assert_int_equal(bytes_of(plan, MS_PEAK_SAVED, 1), (60 + 8) * MIB);
+    assert_int_equal(bytes_of(plan, MS_PEAK_SAVED, 2), (20 + 8) * MIB);
+    assert_int_equal(bytes_of(plan, MS_PEAK_SAVED, 3), (90 + 8) * MIB);
+    assert_int_equal(bytes_of(plan, MS_PEAK_SAVED, 4), 8 * MIB);
+    assert_int_equal(bytes_of(plan, MS_PEAK_PARAMETERS, MS_NO_NODE), 50 * MIB);
+    assert_int_equal(bytes_of(plan, MS_PEAK_RUNTIME, MS_NO_NODE), 250 * MIB);
+    assert_int_equal(bytes_of(plan, MS_PEAK_WORKSPACE, MS_NO_NODE), 7 * MIB);
+    assert_int_equal(bytes_of(plan, MS_PEAK_OPTIMIZER_STATE, MS_NO_NODE), 100 * MIB);
+    assert_int_equal(bytes_of(plan, MS_PEAK_GRADIENTS, MS_NO_NODE), 0);
+    ms_plan_free(plan);
+    close_fixture(&f);
+}
+
+/* Of a forced plan with recomputation only, while layer 2 runs again: its arguments and
+ * those before it are held, gradients of nothing yet. */
+static void what_is_made_again_is_told_apart(void **state)
+{
+    (void)state;
+    fixture f = open_graph(small_chain(false));
+    f.config.mode = MS_MODE_CONSERVATIVE;
+    f.config.force_optimize = true;
+    ms_plan *plan = plan_at(&f, MS_UNSET);
+    assert_int_equal(plan->replay.peak_node, 3);
+    assert_int_equal(plan->entries[3].technique, MS_TECHNIQUE_RECOMPUTE);
+    assert_int_equal(bytes_of(plan, MS_PEAK_REBUILT, 3), 90 * MIB);
+    for (uint32_t node = 1; node <= 3; node++) {
+        assert_int_equal(bytes_of(plan, MS_PEAK_ARGUMENTS, node), 8 * MIB);
+    }
+    assert_int_equal(bytes_of(plan, MS_PEAK_SAVED, MS_NO_NODE), 0);
+    ms_plan_free(plan);
+    close_fixture(&f);
+}
+
+/* Offloaded layers: transfers in flight and what came back, the slab beside them. */
+static void what_moves_is_told_apart(void **state)
+{
+    (void)state;
+    fixture f = open_graph(fixture_graph(0));
+    uint64_t fetched = 0, moving = 0;
+    uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+    for (uint64_t k = 0; k < BUDGETS; k++) {
+        ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+        assert_int_equal(bytes_of(plan, MS_PEAK_SLAB, MS_NO_NODE), plan->slab_bytes);
+        fetched += bytes_of(plan, MS_PEAK_FETCHED, MS_NO_NODE) + bytes_of(plan, MS_PEAK_STORING, MS_NO_NODE);
+        moving += plan->replay.moved_bytes > 0;
+        ms_plan_free(plan);
+    }
+    assert_true(moving > 0 && fetched > 0);
+    close_fixture(&f);
+}
+
+/* ---- runner-ups ------------------------------------------------------------------------------ */
+
+static bool moves(const uint8_t *techniques, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (techniques[i] != MS_TECHNIQUE_KEEP && techniques[i] != MS_TECHNIQUE_RECOMPUTE) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The plan with other techniques, without a cache; step time with the cache that the
+ * plan's time counts on. */
+static ms_replay replay_with(const fixture *f, const ms_plan *plan, const uint8_t *techniques)
+{
+    ms_choices choices = {.technique = techniques,
+                          .step_options = ms_plan_step_options(plan),
+                          .offload_min_bytes = plan->offload_min_bytes,
+                          .write_window_bytes = plan->write_window_bytes,
+                          .read_window_bytes = plan->read_window_bytes};
+    ms_replay replay, cached;
+    ms_error err;
+    assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);
+    uint64_t fixed = f->graph->residents.parameter_bytes + runtime_bytes +
+                     (moves(techniques, plan->entry_count) ? slab_bytes : 0);
+    uint64_t left = plan->why.timed_bytes > fixed ? plan->why.timed_bytes - fixed : 0;
+    uint64_t live = replay.peak_bytes - fixed;
+    choices.ceiling_bytes = left > live ? left : live;
+    assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &cached, NULL, &err), err);
+    replay.step_ns = cached.step_ns;
+    return replay;
+}
+
+static void check_runner_ups(fixture *f, const ms_plan *plan)
+{
+    uint8_t techniques[64];
+    ms_admission admissions[64];
+    ms_error err;
+    assert_ms_ok(ms_engine_admit(f->graph, f->hardware, &f->config, &plan->pressure, admissions, &err), err);
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        techniques[i] = (uint8_t)plan->entries[i].technique;
+    }
+    assert_int_equal(replay_with(f, plan, techniques).step_ns, plan->replay.step_ns);
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        const ms_plan_entry *entry = &plan->entries[i];
+        bool fits = entry->runner_up_peak_bytes <= plan->pressure.allowed_bytes;
+        for (uint32_t other = 0; other < MS_TECHNIQUE_COUNT; other++) {
+            if (other == entry->technique || (admissions[i].under_pressure & 1u << other) == 0) {
+                continue;
+            }
+            techniques[i] = (uint8_t)other;
+            ms_replay replay = replay_with(f, plan, techniques);
+            assert_true(entry->runner_up != entry->technique);
+            if (other == entry->runner_up) {
+                assert_int_equal(replay.step_ns, entry->runner_up_ns);
+                assert_int_equal(replay.peak_bytes, entry->runner_up_peak_bytes);
+            }
+            bool other_fits = replay.peak_bytes <= plan->pressure.allowed_bytes;
+            assert_true(fits ? !other_fits || replay.step_ns >= entry->runner_up_ns : !other_fits);
+            if (other == MS_TECHNIQUE_KEEP) {
+                uint64_t cost = plan->replay.step_ns > replay.step_ns ? plan->replay.step_ns - replay.step_ns : 0;
+                assert_int_equal(cost, entry->cost_ns);
+            }
+        }
+        techniques[i] = (uint8_t)entry->technique;
+    }
+}
+
+static void runner_ups_cost_what_a_replay_with_them_says(void **state)
+{
+    (void)state;
+    static const int graphs[] = {0, 2, 3};
+    for (size_t g = 0; g < sizeof graphs / sizeof graphs[0]; g++) {
+        fixture f = open_graph(fixture_graph(graphs[g]));
+        uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+        for (uint64_t k = 0; k < 8; k++) {
+            ms_plan *plan = plan_at(&f, budget_number(smallest, need * 9 / 10, k));
+            if (!plan->skipped) {
+                check_runner_ups(&f, plan);
+            }
+            ms_plan_free(plan);
+        }
+        close_fixture(&f);
+    }
+}
+
+/* ---- neighbours ------------------------------------------------------------------------------- */
+
+static bool same_choices(const ms_plan *a, const ms_plan *b)
+{
+    bool same = ms_plan_step_options(a) == ms_plan_step_options(b) && a->write_window_bytes == b->write_window_bytes &&
+                a->read_window_bytes == b->read_window_bytes;
+    for (uint32_t i = 0; i < a->entry_count; i++) {
+        same = same && a->entries[i].technique == b->entries[i].technique;
+    }
+    return same;
+}
+
+static void check_neighbour(fixture *f, const ms_plan *plan, const ms_neighbour *said, bool larger)
+{
+    ms_plan *there = plan_at(f, said->budget_bytes);
+    ms_plan *near = plan_at(f, larger ? said->budget_bytes - 1 : said->budget_bytes + 1);
+    assert_int_equal(there->replay.peak_bytes, said->peak_bytes);
+    assert_int_equal(there->replay.step_ns, said->step_ns);
+    assert_true(there->skipped || !same_choices(there, plan));
+    assert_true(same_choices(near, plan));
+    assert_true(larger ? said->budget_bytes > plan->pressure.allowed_bytes
+                       : said->budget_bytes < plan->pressure.allowed_bytes);
+    assert_true(larger ? said->step_ns <= plan->replay.step_ns : said->step_ns >= plan->replay.step_ns);
+    ms_plan_free(there);
+    ms_plan_free(near);
+}
+
+static void the_budgets_beside_give_what_is_said(void **state)
+{
+    (void)state;
+    uint32_t larger = 0, smaller = 0;
+    for (int which = 0; which <= FIXTURE_GRAPHS; which++) {
+        fixture f = open_graph(which < FIXTURE_GRAPHS ? fixture_graph(which) : small_chain(true));
+        uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+        for (uint64_t k = 0; k < 6; k++) {
+            ms_plan *plan = plan_at(&f, budget_number(smallest, need, 2 * k));
+            if (plan->why.larger.budget_bytes > 0) {
+                check_neighbour(&f, plan, &plan->why.larger, true);
+                larger++;
+            }
+            if (plan->why.smaller.budget_bytes > 0) {
+                check_neighbour(&f, plan, &plan->why.smaller, false);
+                smaller++;
+            } else if (!plan->skipped) {
+                ms_plan *least = plan_at(&f, smallest); /* then nothing smaller is another plan */
+                assert_true(same_choices(least, plan));
+                ms_plan_free(least);
+            }
+            ms_plan_free(plan);
+        }
+        close_fixture(&f);
+    }
+    assert_true(larger > 6 && smaller > 6);
+}
+
+/* ---- the bound ---------------------------------------------------------------------------------- */
+
+/* The best step time of all assignments that fit, page faults left out; UINT64_MAX: none. */
+static uint64_t exhaustive(fixture *f, const ms_pressure *pressure, uint32_t step_options)
+{
+    ms_admission admissions[16];
+    uint8_t techniques[16] = {0};
+    uint32_t count = f->graph->node_count;
+    uint64_t best = UINT64_MAX;
+    ms_error err;
+    assert_ms_ok(ms_engine_admit(f->graph, f->hardware, &f->config, pressure, admissions, &err), err);
+    for (;;) {
+        bool admitted = true;
+        for (uint32_t i = 0; i < count; i++) {
+            admitted = admitted && (admissions[i].under_pressure & 1u << techniques[i]) != 0;
+        }
+        ms_choices choices = {.technique = techniques, .step_options = step_options,
+                              .offload_min_bytes = MS_OFFLOAD_MIN_BYTES, .write_window_bytes = 64 * MIB,
+                              .read_window_bytes = 64 * MIB};
+        ms_replay replay;
+        if (admitted) {
+            assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);
+            uint64_t ns = replay.step_ns - replay.fault_ns;
+            best = replay.peak_bytes <= pressure->allowed_bytes && ns < best ? ns : best;
+        }
+        uint32_t at = 0;
+        while (at < count && ++techniques[at] == MS_TECHNIQUE_COUNT) {
+            techniques[at++] = 0;
+        }
+        if (at == count) {
+            return best;
+        }
+    }
+}
+
+static void no_assignment_that_fits_beats_the_bound(void **state)
+{
+    (void)state;
+    static const ms_mode modes[] = {MS_MODE_CONSERVATIVE, MS_MODE_BALANCED};
+    for (size_t m = 0; m < 2; m++) {
+        fixture f = open_graph(small_chain(false));
+        f.config.mode = modes[m];
+        uint64_t smallest = smallest_budget(&f), need = need_of(&f), last = UINT64_MAX;
+        for (uint64_t k = 0; k < BUDGETS; k++) {
+            ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+            uint64_t bound = plan->why.lower_bound_ns;
+            if (!plan->skipped) {
+                assert_true(bound <= exhaustive(&f, &plan->pressure, 0));
+            }
+            assert_true(bound > 0 && bound <= plan->replay.step_ns);
+            assert_true(bound <= last); /* more room never bounds from higher up */
+            last = bound;
+            ms_plan_free(plan);
+        }
+        close_fixture(&f);
+    }
+}
+
+/* Recomputation alone: a layer gives up its inner result for the work of its forward, and
+ * the input that the layer before it does not keep as its own. */
+static void the_bound_counts_the_cheapest_bytes(void **state)
+{
+    (void)state;
+    fixture f = open_graph(small_chain(false));
+    ms_free(f.hardware);
+    f.hardware = fixture_hardware();
+    f.config.mode = MS_MODE_CONSERVATIVE;
+    uint64_t need = need_of(&f);
+    ms_plan *kept = plan_at(&f, 2 * need), *plan = plan_at(&f, need - 30 * MIB);
+    uint64_t work = kept->replay.step_ns;
+    /* Of 60 MiB for 2 x 2 s, 20 for 2 x 1 s, 90 for 2 x 9 s the first is the cheapest; 30
+     * MiB of it are half of what running the forward to the last save takes. */
+    uint64_t first_save_ns = 2000000000;
+    uint64_t over = plan->why.lower_bound_ns - work, expected = first_save_ns / 2;
+    assert_true(over + 10000 >= expected && over <= expected + 10000);
+    assert_true(plan->replay.step_ns >= plan->why.lower_bound_ns);
+    ms_plan_free(kept);
+    ms_plan_free(plan);
+    close_fixture(&f);
+}
+
+static void step_options_lower_the_bound(void **state)
+{
+    (void)state;
+    fixture f = open_graph(small_chain(true));
+    uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+    for (uint64_t k = 0; k < BUDGETS; k++) {
+        ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+        uint32_t head = 1u << MS_STEP_EXACT_LOSS_HEAD;
+        if (!plan->skipped) {
+            assert_true(plan->why.lower_bound_ns <= exhaustive(&f, &plan->pressure, 0));
+            assert_true(plan->why.lower_bound_ns <= exhaustive(&f, &plan->pressure, head));
+        }
+        ms_plan_free(plan);
+    }
+    close_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parts_sum_to_the_peak_at_every_budget),
+        cmocka_unit_test(uniform_plans_and_gpus_are_explained_too),
+        cmocka_unit_test(parts_are_what_the_graph_says),
+        cmocka_unit_test(what_is_made_again_is_told_apart),
+        cmocka_unit_test(what_moves_is_told_apart),
+        cmocka_unit_test(runner_ups_cost_what_a_replay_with_them_says),
+        cmocka_unit_test(the_budgets_beside_give_what_is_said),
+        cmocka_unit_test(no_assignment_that_fits_beats_the_bound),
+        cmocka_unit_test(the_bound_counts_the_cheapest_bytes),
+        cmocka_unit_test(step_options_lower_the_bound),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -211,10 +211,12 @@ MS_API void ms_plan_free(ms_plan *plan);
 /*
  * Makes the plan: candidates over what was admitted, replayed, the fastest whose
  * peak fits; never worse than the best uniform plan; monotone: a larger budget
- * never gives a slower plan, a smaller one never a higher peak. A forced plan is
- * the one whose tensors peak lowest. MS_EINFEASIBLE, with err->hint_bytes = the smallest
- * budget, when the user's budget fits no candidate. A default target that fits none
- * gives the plan of the smallest peak, with `over_target` set.
+ * never gives a slower plan, a smaller one never a higher peak. A forced plan is the one
+ * of the smallest peak among those that shrink the tensors; where all that is admitted
+ * moves tensors and they are tiny, the slab can lift that peak above everything kept.
+ * MS_EINFEASIBLE, with err->hint_bytes = the smallest budget, when the user's budget fits
+ * no candidate. A default target that fits none gives the plan of the smallest peak, with
+ * `over_target` set.
  *
  * replay.step_ns counts on a cache of a size that the budget surely leaves;
  * replay.peak_bytes on one that fills all of it.

@@ -155,29 +155,41 @@ const ms__variant *ms__select_least(ms__search *search, ms__variants *variants, 
 
 /* ---- forced and over target ---------------------------------------------------------- */
 
-/* A forced plan presses on every layer also where the peak lies elsewhere (in a tiny
- * model the optimizer): tensors' peak first, then the peak of forward and backward, then
- * what lives between them, then time. The slab is no tensor. */
+/* Tensors' peak first, then the peak of forward and backward, then what lives between
+ * them: in a tiny model the first is the optimizer's, whatever is done to the layers. */
+static int compare_tensors(const ms__candidate *a, const ms__candidate *b)
+{
+    const uint64_t left[] = {a->live_peak_bytes, a->activation_peak_bytes, a->boundary_bytes};
+    const uint64_t right[] = {b->live_peak_bytes, b->activation_peak_bytes, b->boundary_bytes};
+    for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
+        if (left[i] != right[i]) {
+            return left[i] < right[i] ? -1 : 1;
+        }
+    }
+    return 0;
+}
+
+/* Peak with the slab, which is no tensor, then tensors, then time. */
 static bool smaller(const ms__search *search, size_t left, size_t right)
 {
     const ms__candidate *a = &search->items[left], *b = &search->items[right];
-    if (a->live_peak_bytes != b->live_peak_bytes) {
-        return a->live_peak_bytes < b->live_peak_bytes;
+    uint64_t peak_a = ms__candidate_peak(a), peak_b = ms__candidate_peak(b);
+    if (peak_a != peak_b) {
+        return peak_a < peak_b;
     }
-    if (a->activation_peak_bytes != b->activation_peak_bytes) {
-        return a->activation_peak_bytes < b->activation_peak_bytes;
-    }
-    if (a->boundary_bytes != b->boundary_bytes) {
-        return a->boundary_bytes < b->boundary_bytes;
-    }
-    return ms__candidate_compare(search, left, right) < 0;
+    int order = compare_tensors(a, b);
+    return order != 0 ? order < 0 : ms__candidate_compare(search, left, right) < 0;
 }
 
-size_t ms__select_smallest_tensors(const ms__search *search)
+/* Being forced, it presses wherever tensors shrink by it, also where all that is admitted
+ * needs a slab larger than what it frees; keeping everything, the first of the set, is the
+ * answer only where nothing shrinks them. */
+size_t ms__select_forced(const ms__search *search)
 {
     size_t best = 0;
     for (size_t i = 1; i < search->count; i++) {
-        best = smaller(search, i, best) ? i : best;
+        bool shrinks = compare_tensors(&search->items[i], &search->items[0]) < 0;
+        best = shrinks && (best == 0 || smaller(search, i, best)) ? i : best;
     }
     return best;
 }

@@ -51,6 +51,6 @@ bool ms__variant_better(const ms__search *search, const ms__variant *a, const ms
 /* The candidate of the smallest peak, the tie going to the faster. */
 size_t ms__select_smallest_peak(const ms__search *search);
 /* The candidate that forced plans want; see select.c. */
-size_t ms__select_smallest_tensors(const ms__search *search);
+size_t ms__select_forced(const ms__search *search);
 
 #endif

@@ -188,11 +188,11 @@ static int refuse(const ms__search *search, const ms_pressure *pressure, ms_erro
  * budget to be monotone in. */
 static size_t press_on(ms__search *search)
 {
-    size_t best = ms__select_smallest_tensors(search), before;
+    size_t best = ms__select_forced(search), before;
     do {
         before = best;
         ms__families_around(search, best);
-        best = ms__select_smallest_tensors(search);
+        best = ms__select_forced(search);
     } while (best != before && search->replays_left > 0);
     return best;
 }

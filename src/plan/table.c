@@ -84,6 +84,15 @@ static void add_ratio(ms__text *text, uint64_t step_ns, uint64_t base_ns)
                  (unsigned long long)(off / 10), (unsigned long long)(off % 10));
 }
 
+static const char *peak_remark(const ms_plan *plan)
+{
+    if (plan->over_target) {
+        return "; over the target, the smallest there is";
+    }
+    bool above = plan->pressure.forced && plan->replay.peak_bytes > plan->unoptimized.peak_bytes;
+    return above ? "; above everything kept: the buffer to move tensors takes more than they free" : "";
+}
+
 char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
 {
     ms__text text = {0};
@@ -98,7 +107,7 @@ char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
     if (plan->entry_count > 0) {
         ms__text_add(&text, "  peak        %s predicted, tensors %s of it%s\n",
                      ms__text_bytes(plan->replay.peak_bytes).text, ms__text_bytes(plan->replay.peak_live_bytes).text,
-                     plan->over_target ? "; over the target, the smallest there is" : "");
+                     peak_remark(plan));
         ms__text_add(&text, "  step        %s predicted", ms__text_ns(plan->replay.step_ns).text);
         add_ratio(&text, plan->replay.step_ns, plan->unoptimized.step_ns);
         ms__text_add(&text, "\n");

@@ -227,7 +227,7 @@ static void a_comfortable_run_is_left_alone(void **state)
     close_fixture(&f);
 }
 
-/* No candidate that was looked at has tensors that peak lower; here, no uniform one. */
+/* No candidate that was looked at peaks lower; here, no uniform one. */
 static void a_forced_run_is_planned_for_the_smallest_peak(void **state)
 {
     (void)state;
@@ -241,7 +241,7 @@ static void a_forced_run_is_planned_for_the_smallest_peak(void **state)
             ms_plan *uniform;
             ms_error err;
             assert_ms_ok(ms_plan_uniform(f.graph, f.hardware, &f.config, (ms_technique)technique, &uniform, &err), err);
-            assert_true(plan->replay.peak_live_bytes <= uniform->replay.peak_live_bytes);
+            assert_true(plan->replay.peak_bytes <= uniform->replay.peak_bytes);
             ms_plan_free(uniform);
         }
         uint32_t counts[MS_TECHNIQUE_COUNT];
@@ -262,17 +262,24 @@ static void a_forced_run_presses_on_tiny_layers_too(void **state)
                            .logits_bytes = 1000, .parameter_bytes = 100 * MIB, .state_bytes = 200 * MIB};
     fixture f = {.graph = fixture_chain_graph(&chain), .hardware = fixture_real_hardware()};
     f.graph->loop.optimizer_transient_bytes = 100 * MIB;
-    for (int offload = 0; offload < 2; offload++) {
+    enum { RECOMPUTE, OFFLOAD, BOTH };
+    for (int admitted = RECOMPUTE; admitted <= BOTH; admitted++) {
         ms_config_default(&f.config);
         f.config.force_optimize = true;
-        f.config.enable_offloading = offload == 1;
-        f.config.enable_checkpointing = offload == 0;
+        f.config.enable_offloading = admitted != RECOMPUTE;
+        f.config.enable_checkpointing = admitted != OFFLOAD;
         ms_plan *plan = plan_at(&f, MS_UNSET);
         for (uint32_t i = 1; i <= 3; i++) {
             assert_int_equal(plan->entries[i].technique,
-                             offload == 1 ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_RECOMPUTE);
+                             admitted == OFFLOAD ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_RECOMPUTE);
             assert_int_equal(plan->entries[i].rule, MS_RULE_FORCED);
         }
+        /* The slab alone is larger than these tensors: only where nothing else is admitted. */
+        assert_int_equal(plan->slab_bytes > 0, admitted == OFFLOAD);
+        assert_int_equal(plan->replay.peak_bytes > plan->unoptimized.peak_bytes, admitted == OFFLOAD);
+        char *table = ms_plan_table(plan, f.hardware);
+        assert_int_equal(strstr(table, "above everything kept") != NULL, admitted == OFFLOAD);
+        ms_free(table);
         ms_plan_free(plan);
     }
     close_fixture(&f);

@@ -233,6 +233,17 @@ static PyObject *set_residents(PyObject *self, PyObject *tensors)
     Py_RETURN_NONE;
 }
 
+static PyObject *is_resident(PyObject *self, PyObject *tensor)
+{
+    PyObject *storage;
+    uintptr_t identity;
+    if (ms_ext_storage_of(tensor, &storage, &identity) != 0) {
+        Py_RETURN_FALSE;
+    }
+    Py_DECREF(storage);
+    return PyBool_FromLong(ms_ext_identity_has(&execution_of(self)->residents, identity));
+}
+
 /* ---- hooks ---------------------------------------------------------------------------- */
 
 /* TOP_OTHER: of another execution, whose model this one's lies in. */
@@ -589,6 +600,7 @@ static PyMethodDef methods[] = {
     {"set_plan", set_plan, METH_O, "set_plan(json or None): None keeps everything."},
     {"is_active", is_active, METH_NOARGS, "Whether the plan does anything."},
     {"set_residents", set_residents, METH_O, "set_residents(list): tensors whose storages never move."},
+    {"is_resident", is_resident, METH_O, "is_resident(tensor): whether its storage is one of those."},
     {"hooks_in_the_way", hooks_in_the_way, METH_NOARGS,
      "Removes stale hooks of ours; why hooks can't be pushed: \"foreign\", \"wrapped\" (those of an execution "
      "around this one) or \"disabled\"; None where they can."},

@@ -6,6 +6,7 @@
  *   execute_device.c  a GPU's memory and streams
  *   execute_movable.c whether and how a tensor's bytes can be sent away
  *   execute_saved.c   handles of saved tensors; the pack and unpack callables
+ *   execute_chosen.c  saved tensors that single operators make again
  *   execute_region.c  one hooked call of a layer
  *   execute.c         the Execution type: plan, hooks, questions
  *

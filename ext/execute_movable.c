@@ -3,10 +3,10 @@
  * behind it, pieces of storages that are finished one after another, and a probe of its
  * version. Called when autograd saves a tensor; changes no handle.
  */
-#include "execute_ext.h"
+#include "execute_saved.h"
 
 /* The storage behind a tensor and its bytes; -1 with no exception set where there is none. */
-static int look_behind(PyObject *tensor, ms_movable *what)
+int ms_ext_look_behind(PyObject *tensor, ms_movable *what)
 {
     if (ms_ext_storage_of(tensor, &what->storage, &what->identity) != 0) {
         return -1;
@@ -38,7 +38,7 @@ bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *wh
     if ((PyObject *)type != t->tensor_type && (PyObject *)type != t->parameter_type) {
         return false;
     }
-    if (look_behind(tensor, what) != 0) {
+    if (ms_ext_look_behind(tensor, what) != 0) {
         return false;
     }
     bool can_move = what->bytes > 0 && what->bytes >= ms_execute_min_bytes(execution->execute) &&
@@ -89,7 +89,7 @@ PyObject *ms_ext_copy_of_piece(PyObject *tensor, ms_movable *what)
     Py_XDECREF(size);
     Py_XDECREF(stride);
     ms_movable own;
-    if (copy != NULL && look_behind(copy, &own) == 0) {
+    if (copy != NULL && ms_ext_look_behind(copy, &own) == 0) {
         Py_DECREF(what->storage);
         *what = own;
     } else {

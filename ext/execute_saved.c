@@ -7,23 +7,7 @@
  * and neither would ever be freed. It holds aliases made by detach(), which share
  * storage and version counter.
  */
-#include "execute_ext.h"
-
-typedef enum saved_kind { SAVED_KEPT, SAVED_SLOT, SAVED_EXTENT } saved_kind;
-
-typedef struct ms_saved {
-    PyObject_HEAD
-    saved_kind kind;
-    uint32_t slot;
-    uint64_t version;
-    uint64_t mark;             /* EXTENT: see ms_extent_taken() */
-    ms_execution *execution;
-    ms_region *region;         /* SLOT */
-    ms_extent *extent;         /* EXTENT */
-    PyObject *tensor;          /* KEPT: the alias; EXTENT: the probe of its version */
-    PyObject *dtype, *size, *stride, *offset; /* EXTENT: the view */
-    PyObject *token;           /* the observer's, or NULL */
-} ms_saved;
+#include "execute_saved.h"
 
 /* What a version can't be: the tensor has no counter. */
 #define NO_VERSION UINT64_MAX
@@ -31,7 +15,7 @@ typedef struct ms_saved {
 static PyTypeObject *saved_type;
 PyObject *ms_ext_replay_stop;
 
-static ms_saved *saved_new(saved_kind kind, ms_execution *execution)
+ms_saved *ms_ext_saved_new(ms_saved_kind kind, ms_execution *execution)
 {
     ms_saved *saved = PyObject_New(ms_saved, saved_type);
     if (saved == NULL) {
@@ -62,6 +46,7 @@ static void saved_dealloc(PyObject *self)
     Py_XDECREF(saved->stride);
     Py_XDECREF(saved->offset);
     Py_XDECREF(saved->token);
+    Py_XDECREF(saved->ticket);
     Py_XDECREF((PyObject *)saved->execution);
     PyObject_Free(saved);
     Py_DECREF(type);
@@ -71,7 +56,7 @@ static void saved_dealloc(PyObject *self)
 /* ---- kept ---------------------------------------------------------------------- */
 
 /* The tensor itself where it is a leaf, else an alias without a graph. */
-static PyObject *alias_of(PyObject *tensor)
+PyObject *ms_ext_alias_of(PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();
     if (ms_ext_flag(tensor, t->n_is_leaf) == 0) {
@@ -85,7 +70,7 @@ static PyObject *alias_of(PyObject *tensor)
     return tensor;
 }
 
-static uint64_t version_or_none(PyObject *tensor)
+uint64_t ms_ext_version_or_none(PyObject *tensor)
 {
     uint64_t version;
     if (ms_ext_version_of(tensor, &version) != 0) {
@@ -95,14 +80,14 @@ static uint64_t version_or_none(PyObject *tensor)
     return version;
 }
 
-static PyObject *keep(ms_execution *execution, PyObject *tensor)
+PyObject *ms_ext_keep(ms_execution *execution, PyObject *tensor)
 {
-    ms_saved *saved = saved_new(SAVED_KEPT, execution);
+    ms_saved *saved = ms_ext_saved_new(SAVED_KEPT, execution);
     if (saved == NULL) {
         return NULL;
     }
-    saved->tensor = alias_of(tensor);
-    saved->version = version_or_none(saved->tensor);
+    saved->tensor = ms_ext_alias_of(tensor);
+    saved->version = ms_ext_version_or_none(saved->tensor);
     return (PyObject *)saved;
 }
 
@@ -133,7 +118,7 @@ static int check_tensor(PyObject *tensor, uint64_t version)
     return -1;
 }
 
-static PyObject *unpack_kept(ms_saved *saved)
+PyObject *ms_ext_unpack_kept(ms_saved *saved)
 {
     if (check_tensor(saved->tensor, saved->version) != 0) {
         return NULL;
@@ -156,7 +141,7 @@ static bool is_resident(ms_execution *execution, PyObject *tensor)
 }
 
 /* Parameters, buffers, the caller's batch: they stay whatever happens. */
-static bool stays(ms_execution *execution, PyObject *tensor)
+bool ms_ext_stays(ms_execution *execution, PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();
     if (is_resident(execution, tensor)) {
@@ -177,17 +162,17 @@ static PyObject *save_slot(ms_region *region, PyObject *tensor)
     uint32_t slot;
     if (!ms_ext_region_is_running(region)) {
         ms_execute_kept(execution->execute);
-        return keep(execution, tensor);
+        return ms_ext_keep(execution, tensor);
     }
-    bool is_kept = stays(execution, tensor);
+    bool is_kept = ms_ext_stays(execution, tensor);
     if (ms_ext_record_of(tensor, sizes, &record) != 0 ||
         ms_ext_check(ms_frame_save(execution->execute, region->frame, &record, is_kept, &slot, &err), &err)) {
         return NULL;
     }
     if (is_kept) {
-        return keep(execution, tensor);
+        return ms_ext_keep(execution, tensor);
     }
-    ms_saved *saved = saved_new(SAVED_SLOT, execution);
+    ms_saved *saved = ms_ext_saved_new(SAVED_SLOT, execution);
     if (saved == NULL) {
         ms_frame_drop(execution->execute, region->frame, slot);
         return NULL;
@@ -264,7 +249,7 @@ static PyObject *pack_capture(PyObject *self, PyObject *tensor)
         return NULL;
     }
     /* The replay's own graph has to work too: a layer may differentiate inside itself. */
-    PyObject *kept = keep(region->execution, tensor);
+    PyObject *kept = ms_ext_keep(region->execution, tensor);
     if (kept == NULL || what == MS_CAPTURE_IGNORE) {
         return kept;
     }
@@ -326,7 +311,7 @@ static ms_extent *store_new(ms_region *region, const ms_movable *what, PyObject 
     return extent;
 }
 
-static int remember_view(ms_saved *saved, PyObject *tensor)
+int ms_ext_remember_view(ms_saved *saved, PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();
     saved->dtype = PyObject_GetAttr(tensor, t->n_dtype);
@@ -340,7 +325,7 @@ static int remember_view(ms_saved *saved, PyObject *tensor)
 
 static bool is_kept(const ms_region *region)
 {
-    return ms_frame_technique(region->frame) == MS_TECHNIQUE_KEEP;
+    return ms_technique_rest(ms_frame_technique(region->frame)) == MS_TECHNIQUE_KEEP;
 }
 
 /* `source` is the tensor, or a copy of it; its storage is sent. NULL without an exception:
@@ -348,13 +333,13 @@ static bool is_kept(const ms_region *region)
 static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *source, const ms_movable *what)
 {
     ms_execution *execution = region->execution;
-    ms_saved *saved = saved_new(SAVED_EXTENT, execution);
+    ms_saved *saved = ms_ext_saved_new(SAVED_EXTENT, execution);
     if (saved == NULL) {
         return NULL;
     }
     saved->tensor = ms_ext_probe_of(execution, tensor);
     if (saved->tensor == NULL || ms_ext_version_of(saved->tensor, &saved->version) != 0 ||
-        remember_view(saved, source) != 0) {
+        ms_ext_remember_view(saved, source) != 0) {
         Py_DECREF((PyObject *)saved);
         return NULL;
     }
@@ -406,7 +391,7 @@ static uint64_t operator_now(void)
  * RReLU does with its noise: nobody computed it under autograd, and nobody wrote to it. */
 static bool may_be_unwritten(PyObject *tensor)
 {
-    bool may_be = version_or_none(tensor) == 0 && ms_ext_flag(tensor, ms_ext_torch()->n_requires_grad) == 0;
+    bool may_be = ms_ext_version_or_none(tensor) == 0 && ms_ext_flag(tensor, ms_ext_torch()->n_requires_grad) == 0;
     PyErr_Clear();
     return may_be;
 }
@@ -434,7 +419,7 @@ static void send_one(ms_region *region, ms_saved *saved)
 {
     ms_movable what;
     PyObject *sent = NULL;
-    bool is_same = version_or_none(saved->tensor) == saved->version;
+    bool is_same = ms_ext_version_or_none(saved->tensor) == saved->version;
     if (is_same && ms_ext_is_movable(region->execution, saved->tensor, &what)) {
         sent = offload(region, saved->tensor, &what);
         PyErr_Clear();
@@ -463,7 +448,7 @@ void ms_ext_send_waiting(ms_region *region)
 /* A handle that holds the tensor until it can be sent. */
 static PyObject *save_waiting(ms_region *region, PyObject *tensor)
 {
-    PyObject *saved = keep(region->execution, tensor);
+    PyObject *saved = ms_ext_keep(region->execution, tensor);
     if (saved != NULL) {
         region->waiting_since = operator_now();
         region->waiting[region->waiting_count++] = saved;
@@ -472,7 +457,7 @@ static PyObject *save_waiting(ms_region *region, PyObject *tensor)
     return saved;
 }
 
-static PyObject *save_extent(ms_region *region, PyObject *tensor)
+PyObject *ms_ext_save_extent(ms_region *region, PyObject *tensor)
 {
     ms_movable what;
     PyObject *saved = NULL;
@@ -493,7 +478,7 @@ static PyObject *save_extent(ms_region *region, PyObject *tensor)
         return saved;
     }
     ms_execute_kept(region->execution->execute);
-    return keep(region->execution, tensor);
+    return ms_ext_keep(region->execution, tensor);
 }
 
 PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor)
@@ -517,7 +502,7 @@ static PyObject *empty_of(const ms_execution *execution, PyObject *dtype)
     return tensor;
 }
 
-static int check_probe(const ms_saved *saved)
+int ms_ext_check_probe(const ms_saved *saved)
 {
     uint64_t now;
     if (ms_ext_version_of(saved->tensor, &now) != 0) {
@@ -542,7 +527,7 @@ static PyObject *unpack_extent(ms_saved *saved)
     ms_execute *execute = saved->execution->execute;
     ms_error err;
     void *reference;
-    if (check_probe(saved) != 0 ||
+    if (ms_ext_check_probe(saved) != 0 ||
         ms_ext_check(ms_extent_take(execute, saved->extent, &reference, &err), &err) != 0) {
         return NULL;
     }
@@ -597,7 +582,7 @@ static PyObject *pack_slot(PyObject *self, PyObject *tensor)
 static PyObject *pack_extent(PyObject *self, PyObject *tensor)
 {
     ms_region *region = (ms_region *)self;
-    return observed(region->execution, tensor, save_extent(region, tensor));
+    return observed(region->execution, tensor, ms_ext_save_extent(region, tensor));
 }
 
 /* Where calls are watched, or storages of two values become bits in them too: one that is
@@ -606,10 +591,10 @@ static PyObject *pack_kept(PyObject *self, PyObject *tensor)
 {
     ms_region *region = (ms_region *)self;
     if (ms_execute_packs_kept(region->execution->execute)) {
-        return observed(region->execution, tensor, save_extent(region, tensor));
+        return observed(region->execution, tensor, ms_ext_save_extent(region, tensor));
     }
     ms_execute_kept(region->execution->execute);
-    return observed(region->execution, tensor, keep(region->execution, tensor));
+    return observed(region->execution, tensor, ms_ext_keep(region->execution, tensor));
 }
 
 static void tell_backward_began(ms_execution *execution)
@@ -637,8 +622,10 @@ PyObject *ms_ext_saved_unpack(PyObject *handle)
         return unpack_slot(saved);
     case SAVED_EXTENT:
         return unpack_extent(saved);
+    case SAVED_DROPPED:
+        return ms_ext_unpack_dropped(saved);
     default:
-        return unpack_kept(saved);
+        return ms_ext_unpack_kept(saved);
     }
 }
 
@@ -661,6 +648,13 @@ static PyObject *unpack_inner(PyObject *self, PyObject *handle)
     return ms_ext_saved_unpack(handle);
 }
 
+static PyObject *pack_chosen(PyObject *self, PyObject *tensor)
+{
+    ms_region *region = (ms_region *)self;
+    return observed(region->execution, tensor, ms_ext_save_chosen(region, tensor));
+}
+
+static PyMethodDef pack_chosen_def = {"pack_selective", pack_chosen, METH_O, NULL};
 static PyMethodDef pack_slot_def = {"pack_recompute", pack_slot, METH_O, NULL};
 static PyMethodDef pack_extent_def = {"pack_offload", pack_extent, METH_O, NULL};
 static PyMethodDef pack_kept_def = {"pack_kept", pack_kept, METH_O, NULL};
@@ -679,8 +673,11 @@ static PyMethodDef *pack_of(const ms_region *region, bool is_capture)
         return &pack_slot_def;
     case MS_TECHNIQUE_KEEP:
         return &pack_kept_def;
-    default:
+    case MS_TECHNIQUE_OFFLOAD_HOST:
+    case MS_TECHNIQUE_OFFLOAD_DISK:
         return &pack_extent_def;
+    default:
+        return &pack_chosen_def;
     }
 }
 
@@ -711,6 +708,7 @@ int ms_ext_saved_init_type(PyObject *module)
 {
     static PyType_Slot slots[] = {
         {Py_tp_dealloc, MS_EXT_SLOT(saved_dealloc)},
+        {Py_tp_methods, ms_ext_saved_methods},
         {0, NULL},
     };
     static PyType_Spec spec = {

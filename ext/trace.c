@@ -421,6 +421,67 @@ cleanup:
     return result;
 }
 
+/* Storage keys of a tuple into new memory; NULL with an exception. */
+static uint64_t *read_keys(PyObject *keys, size_t *count)
+{
+    if (!PyTuple_Check(keys)) {
+        PyErr_SetString(PyExc_TypeError, "made: storages come as tuples of keys");
+        return NULL;
+    }
+    *count = (size_t)PyTuple_Size(keys);
+    uint64_t *read = PyMem_Malloc((*count > 0 ? *count : 1) * sizeof *read);
+    if (read == NULL) {
+        PyErr_NoMemory();
+    }
+    for (size_t i = 0; read != NULL && i < *count; i++) {
+        if (ms_ext_u64(PyTuple_GetItem(keys, (Py_ssize_t)i), "made", &read[i]) != 0) {
+            PyMem_Free(read);
+            return NULL;
+        }
+    }
+    return read;
+}
+
+static PyObject *made(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    size_t input_count = 0, output_count = 0;
+    if (ms_ext_arity("made", count, 2, 2) != 0) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    uint64_t *inputs = read_keys(args[0], &input_count);
+    uint64_t *outputs = inputs != NULL ? read_keys(args[1], &output_count) : NULL;
+    if (outputs != NULL) {
+        ms_error err;
+        int rc = ms_trace_made(trace_of(self), inputs, input_count, outputs, output_count, &err);
+        result = ms_ext_none_or_raise(rc, &err);
+    }
+    PyMem_Free(inputs);
+    PyMem_Free(outputs);
+    return result;
+}
+
+static PyObject *wrote(PyObject *self, PyObject *key)
+{
+    uint64_t number;
+    if (ms_ext_u64(key, "wrote", &number) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return ms_ext_none_or_raise(ms_trace_wrote(trace_of(self), number, &err), &err);
+}
+
+static PyObject *operator_is_maker(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *name;
+    int is_pointwise;
+    if (!PyArg_ParseTuple(args, "sp:operator_is_maker", &name, &is_pointwise)) {
+        return NULL;
+    }
+    return PyBool_FromLong(ms_operator_is_maker(name, is_pointwise != 0));
+}
+
 /* ---- saved tensors -------------------------------------------------------- */
 
 static PyObject *saved(PyObject *self, PyObject *key)
@@ -532,6 +593,9 @@ static PyMethodDef trace_methods[] = {
     {"op", MS_EXT_FAST(op), METH_FASTCALL,
      "op(name, inputs, outputs, takes_workspace=False): an operator ran; operands are pairs (shape, "
      "bytes). It may have taken memory of its own if it ran on a CPU over the default layout."},
+    {"made", MS_EXT_FAST(made), METH_FASTCALL,
+     "made(inputs, outputs): the operator told last can run again; tuples of storage keys."},
+    {"wrote", wrote, METH_O, "wrote(key): an operator wrote to a storage that was there."},
     {"saved", saved, METH_O, "saved(key) -> (node, serial): autograd keeps a tensor."},
     {"unpacked", MS_EXT_FAST(unpacked), METH_FASTCALL,
      "unpacked(node, serial, copy_key): autograd asks for it; copy_key 0 for none."},
@@ -560,6 +624,9 @@ static PyType_Spec trace_spec = {
 };
 
 static PyMethodDef functions[] = {
+    {"operator_is_maker", operator_is_maker, METH_VARARGS,
+     "operator_is_maker(name, is_pointwise) -> bool: whether it can run again on its own, as far as its name "
+     "tells."},
     {"graph_check", graph_check, METH_O,
      "graph_check(json): raises MemScaleError where the document is no sound graph."},
     {NULL, NULL, 0, NULL},

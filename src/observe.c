@@ -170,7 +170,7 @@ static bool moves(const ms_plan *plan)
 {
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         uint32_t technique = plan->entries[i].technique;
-        if (technique != MS_TECHNIQUE_KEEP && technique != MS_TECHNIQUE_RECOMPUTE) {
+        if (ms_technique_moves((ms_technique)technique)) {
             return true;
         }
     }

@@ -12,13 +12,22 @@
 
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
 
-static const char *const colours[MS_TECHNIQUE_COUNT] = {
+static const char *const colours[MS_TECHNIQUE_SELECTIVE_1] = {
     [MS_TECHNIQUE_KEEP] = "#9aa5b1",
     [MS_TECHNIQUE_RECOMPUTE] = "#e08e0b",
     [MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT] = "#b55d00",
     [MS_TECHNIQUE_OFFLOAD_HOST] = "#2a9d5c",
     [MS_TECHNIQUE_OFFLOAD_DISK] = "#0b62a4",
 };
+
+/* Selective ones: by what happens to the rest. */
+static const char *colour_of(uint32_t technique)
+{
+    if (ms_technique_set((ms_technique)technique) == 0) {
+        return colours[technique];
+    }
+    return ms_technique_moves((ms_technique)technique) ? "#5b3d8a" : "#a684d6";
+}
 
 static const char budget_colour[] = "#b30000", predicted_colour[] = "#7a3ea1", device_colour[] = "#0b62a4",
                   resident_colour[] = "#9aa5b1", tier_colour[] = "#2a9d5c";
@@ -216,20 +225,33 @@ static void add_run_memory(page *p)
 
 /* ---- layers and transfers -------------------------------------------------------------- */
 
+static bool is_used(const ms_plan *plan, uint32_t technique)
+{
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        if (plan->entries[i].technique == technique) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void add_strip(page *p)
 {
     const ms_plan *plan = p->report->plan;
     ms__text_add(&p->text, "<h2>Layers</h2>\n<div class=\"strip\">");
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         const ms_plan_entry *entry = &plan->entries[i];
-        ms__text_add(&p->text, "<i style=\"background:%s\" title=\"", colours[entry->technique]);
+        ms__text_add(&p->text, "<i style=\"background:%s\" title=\"", colour_of(entry->technique));
         ms__html_escape(&p->text, entry->name[0] != '\0' ? entry->name : "(root)");
         ms__text_add(&p->text, ": %s, ", ms_technique_name((ms_technique)entry->technique));
         ms__text_add(&p->text, "%s freed\"></i>", ms__text_bytes(entry->saved_bytes).text);
     }
     ms__text_add(&p->text, "</div>\n<p>");
-    for (int k = 0; k < MS_TECHNIQUE_COUNT; k++) {
-        ms__text_add(&p->text, "<b style=\"color:%s\">&#9632;</b> %s &nbsp; ", colours[k],
+    for (uint32_t k = 0; k < MS_TECHNIQUE_COUNT; k++) {
+        if (ms_technique_set((ms_technique)k) != 0 && !is_used(plan, k)) {
+            continue;
+        }
+        ms__text_add(&p->text, "<b style=\"color:%s\">&#9632;</b> %s &nbsp; ", colour_of(k),
                      ms_technique_name((ms_technique)k));
     }
     ms__text_add(&p->text, "</p>\n");

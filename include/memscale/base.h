@@ -171,6 +171,7 @@ MS_API void ms_log(ms_log_level level, const char *fmt, ...) MS_PRINTF(2, 3);
 #define MS_COUNTER_TABLE(X)                                                            \
     X(STEPS, "steps", "training steps finished")                                       \
     X(RECOMPUTED_LAYERS, "recomputed_layers", "layer forwards replayed in backward")   \
+    X(REMADE_TENSORS, "remade_tensors", "saved tensors given back as single operators made them again") \
     X(OFFLOADED_BYTES, "offloaded_bytes", "bytes of saved tensors sent to a lower tier") \
     X(FETCHED_BYTES, "fetched_bytes", "bytes of saved tensors brought back")           \
     X(DISK_BYTES, "disk_bytes", "bytes written to the disk tier")                      \

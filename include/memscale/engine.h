@@ -19,20 +19,41 @@ extern "C" {
 /*
  * What can be done with a node's saved tensors. The value is stable: it is
  * written into plans by name and used as a bit number in admission masks.
- * KEEP must come first: it is what every fallback means.
+ * KEEP must come first: it is what every fallback means. The selective ones come last:
+ * each drops one set of saved tensors (which, depends on the layer: see selection in
+ * plan.h), and what is not in the set stays or moves.
  */
+#define MS_SELECTIVE_TABLE(X, id, name, rest)                                                     \
+    X(SELECTIVE_1##id, "selective_1" name, "set 1 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
+    X(SELECTIVE_2##id, "selective_2" name, "set 2 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
+    X(SELECTIVE_3##id, "selective_3" name, "set 3 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
+    X(SELECTIVE_4##id, "selective_4" name, "set 4 of the saved tensors, cheapest per byte first, is made again by its operators; " rest)
 #define MS_TECHNIQUE_TABLE(X)                                                                     \
     X(KEEP, "keep", "saved tensors stay where they are")                                          \
     X(RECOMPUTE, "recompute", "only the arguments stay; the layer runs again in backward")        \
     X(RECOMPUTE_OFFLOAD_INPUT, "recompute_offload_input", "as recompute, with the arguments on a lower tier") \
     X(OFFLOAD_HOST, "offload_host", "saved tensors go to host memory and come back in backward")  \
-    X(OFFLOAD_DISK, "offload_disk", "saved tensors go to disk and come back in backward")
+    X(OFFLOAD_DISK, "offload_disk", "saved tensors go to disk and come back in backward")         \
+    MS_SELECTIVE_TABLE(X, , "", "the rest stays")                                                 \
+    MS_SELECTIVE_TABLE(X, _HOST, "_offload_host", "the rest goes to host memory")                 \
+    MS_SELECTIVE_TABLE(X, _DISK, "_offload_disk", "the rest goes to disk")
 typedef enum ms_technique {
 #define MS_TECHNIQUE_ENUM(id, name, text) MS_TECHNIQUE_##id,
     MS_TECHNIQUE_TABLE(MS_TECHNIQUE_ENUM)
 #undef MS_TECHNIQUE_ENUM
     MS_TECHNIQUE_COUNT
 } ms_technique;
+
+enum { MS_SELECTIVE_SETS = 4 };
+
+/* The set that a technique drops, from 1; 0 where it is not a selective one. */
+MS_API uint32_t ms_technique_set(ms_technique technique);
+/* What happens to the tensors that are not dropped: KEEP, OFFLOAD_HOST or OFFLOAD_DISK;
+ * of one that is not selective, itself. */
+MS_API ms_technique ms_technique_rest(ms_technique technique);
+MS_API bool ms_technique_moves(ms_technique technique);
+/* Whether the layer is replayed as a whole. */
+MS_API bool ms_technique_replays(ms_technique technique);
 
 MS_API const char *ms_technique_name(ms_technique technique);
 MS_API const char *ms_technique_text(ms_technique technique);
@@ -52,6 +73,7 @@ MS_API int ms_technique_parse(const char *name, ms_technique *technique);
     X(OPAQUE_ARGUMENT, "opaque_argument", "the layer gets an object whose state running it again could change") \
     X(NO_TENSOR_INPUT, "no_tensor_input", "the layer has no tensor argument to run again from")   \
     X(UNHOOKABLE, "unhookable", "the module must be left alone")                                  \
+    X(NO_MAKERS, "no_makers", "nothing that the layer saves can be made again by its operators alone") \
     X(TOO_SMALL, "too_small", "too few saved bytes to be worth a transfer")                       \
     X(NO_DISK, "no_disk", "there is no usable disk directory")                                    \
     X(DISK_CAP, "disk_cap", "the disk cap leaves no room")                                        \

@@ -195,6 +195,16 @@ MS_API int ms_frame_save(ms_execute *execute, ms_frame *frame, const ms_record *
  * still hold although it was taken (retained graphs). */
 MS_API void *ms_frame_take(ms_execute *execute, ms_frame *frame, uint32_t slot);
 
+/*
+ * Autograd saves a tensor in a frame of a selective technique, whose storage has this
+ * identity: whether the plan has it dropped, once the call has ended, to be made again by
+ * the operators that made it (what the host finds that it can't make stays). Without a
+ * selection in the plan every storage is. Parameters, buffers and the batch are not asked
+ * about.
+ */
+MS_API int ms_frame_choose(ms_execute *execute, ms_frame *frame, uintptr_t identity, uint64_t bytes,
+                           bool *is_dropped, ms_error *err);
+
 /* Autograd gave the handle up. */
 MS_API void ms_frame_drop(ms_execute *execute, ms_frame *frame, uint32_t slot);
 

@@ -41,6 +41,12 @@
  *     local. An external is bound once per node, and has the same bytes there and here.
  *   - Sums of all bytes and of all work fit 63 bits.
  *
+ * Makers. Beside its events, a layer's profile lists the operators that could run again
+ * on their own: they read nothing but what was saved or made by such operators, parameters
+ * and buffers; they are not random and write to nothing but fresh storages, which nobody
+ * writes to afterwards. What such an operator makes need not stay to be had in backward.
+ * Makers stand in order of execution; only those are listed that lead to a saved storage.
+ *
  * As JSON (docs/formats/graph.schema.json) events are short arrays: ["alloc",3],
  * ["work",flops,bytes].
  */
@@ -70,6 +76,15 @@ typedef struct ms_event {
     uint64_t bytes;   /* WORK: bytes read + written */
 } ms_event;
 
+/* An operator that can run again. Its operands are local numbers in ms_profile.operands,
+ * inputs first; parameters and buffers are not among them. */
+typedef struct ms_maker {
+    uint64_t flops, bytes; /* as of its WORK */
+    uint32_t first;        /* of its operands */
+    uint32_t input_count;
+    uint32_t output_count;
+} ms_maker;
+
 typedef struct ms_profile {
     uint32_t storage_count;  /* local storages, externals first */
     uint32_t external_count;
@@ -80,6 +95,10 @@ typedef struct ms_profile {
     ms_event *forward;
     uint32_t backward_count;
     ms_event *backward;
+    uint32_t maker_count;
+    ms_maker *makers;
+    uint32_t operand_count;
+    uint32_t *operands;      /* [operand_count] of all makers, one after the other */
 } ms_profile;
 
 typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;

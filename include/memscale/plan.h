@@ -96,6 +96,7 @@ typedef struct ms_plan_entry {
     uint32_t call;
     uint32_t technique;    /* ms_technique */
     uint32_t rule;         /* ms_rule that admitted it */
+    uint32_t selection;    /* of a selective technique: 1 + index of what is dropped; else 0 */
     uint64_t kept_bytes;   /* what keeping would hold between forward and backward */
     uint64_t saved_bytes;  /* of those, what the choice frees */
     uint64_t cost_ns;      /* what it adds to the step, overlap considered */
@@ -179,6 +180,19 @@ typedef struct ms_explanation {
     ms_neighbour smaller;     /* ... and the most smaller one; a plan of more cache alone is no other */
 } ms_explanation;
 
+/*
+ * What a selective technique drops of a layer's saved storages. Slots are the distinct
+ * storages that a call saves, in order of their first save, parameters, buffers and the
+ * batch left out. A dropped one is made again by the operators that made it when backward
+ * asks for it. One that does not have these bytes in the call, that somebody writes to, or
+ * that can't be made from what else the call saves, stays.
+ */
+typedef struct ms_selection {
+    uint32_t slot_count;
+    uint64_t *slot_bytes; /* [slot_count] */
+    uint8_t *dropped;     /* [slot_count] 1: dropped */
+} ms_selection;
+
 typedef struct ms_plan {
     char *model;
     char *signature;
@@ -204,6 +218,8 @@ typedef struct ms_plan {
     uint32_t entry_count;
     ms_plan_entry *entries;      /* one per node, in order */
     ms_explanation why;
+    uint32_t selection_count;
+    ms_selection *selections;
 } ms_plan;
 
 MS_API void ms_plan_free(ms_plan *plan);

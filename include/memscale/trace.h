@@ -114,6 +114,18 @@ MS_API int ms_trace_loss_backward_end(ms_trace *trace, uint64_t head, uint64_t g
 MS_API int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
                               const ms_operand *outputs, size_t output_count, ms_error *err);
 
+/* Whether an operator can run again on its own and gives the same bits: torch's name of
+ * it, and whether torch calls it element-wise. Random operators and those that write to
+ * an operand are the caller's to leave out. */
+MS_API bool ms_operator_is_maker(const char *name, bool is_pointwise);
+
+/* The operator told last is one that can run again: the storages it read and the fresh
+ * ones that it made. Only what happens in a layer's forward is noted. */
+MS_API int ms_trace_made(ms_trace *trace, const uint64_t *inputs, size_t input_count, const uint64_t *outputs,
+                         size_t output_count, ms_error *err);
+/* An operator wrote to a storage that was there before it ran. */
+MS_API int ms_trace_wrote(ms_trace *trace, uint64_t key, ms_error *err);
+
 /*
  * Autograd packed, unpacked or gave up a saved tensor. saved() tells the node that
  * saves and a serial for its save of that storage, 0 where the storage is none of the

@@ -25,6 +25,32 @@ static const struct {
 #undef RULE_NAME
 };
 
+uint32_t ms_technique_set(ms_technique technique)
+{
+    bool selects = technique >= MS_TECHNIQUE_SELECTIVE_1 && technique < MS_TECHNIQUE_COUNT;
+    return selects ? (uint32_t)(technique - MS_TECHNIQUE_SELECTIVE_1) % MS_SELECTIVE_SETS + 1 : 0;
+}
+
+ms_technique ms_technique_rest(ms_technique technique)
+{
+    static const ms_technique rests[] = {MS_TECHNIQUE_KEEP, MS_TECHNIQUE_OFFLOAD_HOST, MS_TECHNIQUE_OFFLOAD_DISK};
+    if (ms_technique_set(technique) == 0) {
+        return technique;
+    }
+    return rests[(technique - MS_TECHNIQUE_SELECTIVE_1) / MS_SELECTIVE_SETS];
+}
+
+bool ms_technique_replays(ms_technique technique)
+{
+    return technique == MS_TECHNIQUE_RECOMPUTE || technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT;
+}
+
+bool ms_technique_moves(ms_technique technique)
+{
+    ms_technique rest = ms_technique_rest(technique);
+    return rest != MS_TECHNIQUE_KEEP && rest != MS_TECHNIQUE_RECOMPUTE;
+}
+
 const char *ms_technique_name(ms_technique technique)
 {
     return (unsigned)technique < MS_TECHNIQUE_COUNT ? technique_names[technique].name : "unknown";
@@ -159,6 +185,20 @@ static uint32_t judge_offload(const case_facts *facts, ms_technique technique, u
     return rule == ADMITTED && bytes == 0 ? (uint32_t)MS_RULE_TOO_SMALL : rule;
 }
 
+/* Operators run again from what the layer saved: its arguments are not looked at. */
+static uint32_t judge_selective(const case_facts *facts, const ms_node *node, const ms_admission *admission,
+                                ms_technique technique)
+{
+    if (facts->graph->profiles[node->profile].maker_count == 0) {
+        return MS_RULE_NO_MAKERS;
+    }
+    if (admission->saved_bytes < facts->floor_bytes) {
+        return MS_RULE_TOO_SMALL;
+    }
+    ms_technique rest = ms_technique_rest(technique);
+    return rest == MS_TECHNIQUE_KEEP ? (uint32_t)ADMITTED : judge_offload(facts, rest, admission->offload_bytes);
+}
+
 static uint32_t judge_technique(const case_facts *facts, const ms_node *node, const ms_admission *admission,
                                 ms_technique technique)
 {
@@ -170,8 +210,12 @@ static uint32_t judge_technique(const case_facts *facts, const ms_node *node, co
         uint32_t rule = judge_recompute(facts, node, admission);
         return rule == ADMITTED ? judge_offload(facts, tier, movable_input_bytes(facts, node)) : rule;
     }
-    default:
+    case MS_TECHNIQUE_KEEP:
+    case MS_TECHNIQUE_OFFLOAD_HOST:
+    case MS_TECHNIQUE_OFFLOAD_DISK:
         return judge_offload(facts, technique, admission->offload_bytes);
+    default:
+        return judge_selective(facts, node, admission, technique);
     }
 }
 
@@ -179,14 +223,14 @@ static uint32_t judge_technique(const case_facts *facts, const ms_node *node, co
 static uint32_t judge(const case_facts *facts, const ms_node *node, const ms_admission *admission,
                       ms_technique technique)
 {
-    bool recomputes = technique == MS_TECHNIQUE_RECOMPUTE || technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT;
+    bool recomputes = ms_technique_replays(technique) || ms_technique_set(technique) != 0;
     if (node->flags & MS_NODE_UNHOOKABLE) {
         return MS_RULE_UNHOOKABLE;
     }
     if (recomputes && node->kind == MS_NODE_ROOT) {
         return MS_RULE_ROOT_WORK;
     }
-    uint32_t rule = judge_mode(facts, technique != MS_TECHNIQUE_RECOMPUTE, recomputes);
+    uint32_t rule = judge_mode(facts, ms_technique_moves(technique), recomputes);
     return rule == ADMITTED ? judge_technique(facts, node, admission, technique) : rule;
 }
 

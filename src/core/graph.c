@@ -66,6 +66,8 @@ void ms__profile_clear(ms_profile *profile)
     ms_free(profile->inputs);
     ms_free(profile->forward);
     ms_free(profile->backward);
+    ms_free(profile->makers);
+    ms_free(profile->operands);
     memset(profile, 0, sizeof *profile);
 }
 
@@ -113,8 +115,10 @@ static int copy_profile(const ms_profile *from, ms_profile *to)
     to->inputs = duplicate(from->inputs, from->input_count, sizeof *from->inputs);
     to->forward = duplicate(from->forward, from->forward_count, sizeof *from->forward);
     to->backward = duplicate(from->backward, from->backward_count, sizeof *from->backward);
+    to->makers = duplicate(from->makers, from->maker_count, sizeof *from->makers);
+    to->operands = duplicate(from->operands, from->operand_count, sizeof *from->operands);
     bool complete = to->storage_bytes != NULL && to->inputs != NULL && to->forward != NULL &&
-                    to->backward != NULL;
+                    to->backward != NULL && to->makers != NULL && to->operands != NULL;
     return complete ? MS_OK : MS_ENOMEM;
 }
 

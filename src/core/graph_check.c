@@ -146,7 +146,7 @@ static int check_profile(const ms_graph *graph, uint32_t index, ms_error *err)
         }
     }
     ms_free(seen);
-    return rc;
+    return rc == MS_OK ? ms__makers_check(profile, index, err) : rc;
 }
 
 /* ---- nodes ---------------------------------------------------------------- */

@@ -5,6 +5,7 @@
 #ifndef MS_CORE_GRAPH_INTERNAL_H
 #define MS_CORE_GRAPH_INTERNAL_H
 
+#include "base/json.h"
 #include "memscale/graph.h"
 
 /* The largest number a document may hold: JSON integers are signed. */
@@ -21,6 +22,14 @@ bool ms__node_flag_at(size_t index, uint32_t *bit, const char **name);
 /* Frees what the profile or node holds, not the struct itself. */
 void ms__profile_clear(ms_profile *profile);
 void ms__node_clear(ms_node *node);
+
+/* graph_makers.c: bounds of a profile's makers, and that each output is made once, in
+ * forward, after what it is made of. */
+int ms__makers_check(const ms_profile *profile, uint32_t index, ms_error *err);
+/* The optional member "makers" of a profile; written where there are any. */
+void ms__makers_put(ms__json_writer *writer, json_t *profile, const ms_profile *from);
+int ms__makers_read(const ms__json_at *object, ms_profile *profile);
+bool ms__makers_equal(const ms_profile *a, const ms_profile *b);
 
 /* The checks of ms_graph_check() that need sound profiles and nodes. */
 int ms__graph_check_step(const ms_graph *graph, ms_error *err);

@@ -47,6 +47,8 @@ static void clear_node(trace_node *node)
     MS__ARRAY_FREE(&node->forward);
     MS__ARRAY_FREE(&node->backward);
     MS__ARRAY_FREE(&node->inputs);
+    MS__ARRAY_FREE(&node->makers);
+    MS__ARRAY_FREE(&node->operands);
 }
 
 void ms_trace_free(ms_trace *trace)
@@ -511,6 +513,22 @@ int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_storage_role
     return MS_OK;
 }
 
+bool ms__trace_find_life(const ms_trace *trace, uint64_t key, uint32_t *life)
+{
+    uint64_t value;
+    if (!ms__keymap_get(&trace->keys, key, &value) || (value & KEY_KIND) != KEY_LIFE) {
+        return false;
+    }
+    *life = (uint32_t)value;
+    return true;
+}
+
+bool ms__trace_is_resident(const ms_trace *trace, uint64_t key)
+{
+    uint64_t value;
+    return ms__keymap_get(&trace->keys, key, &value) && (value & KEY_KIND) == KEY_RESIDENT;
+}
+
 /* ---- operators ------------------------------------------------------------ */
 
 int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
@@ -528,6 +546,7 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
         event.bytes = ms__add_sat(event.bytes, outputs[i].bytes);
     }
     event.flops = ms__flops(name, inputs, input_count, outputs, output_count);
+    trace->last_work = event;
     return event.bytes != 0 || event.flops != 0 ? ms__trace_record(trace, event, err) : MS_OK;
 }
 

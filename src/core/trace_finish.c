@@ -28,6 +28,7 @@ typedef struct builder {
     ms_graph *graph;
     life_info *infos;     /* [trace->lives.count] */
     uint32_t *kept;       /* [graph->node_count]: node numbers of the trace */
+    uint8_t *needed;      /* [trace->lives.count], for ms__trace_thin_makers() */
     ms__keymap by_hash;   /* hash of a profile -> its number */
     MS__ARRAY(uint32_t) order; /* lives of the profile being built, by local number */
 } builder;
@@ -220,6 +221,44 @@ static ms_event *copy_program(const builder *b, const trace_program *program)
     return events;
 }
 
+/* Whether the profile being built knows all operands. */
+static bool is_known(const builder *b, const trace_node *node, const ms_maker *maker, uint32_t index)
+{
+    for (uint32_t i = 0; i < maker->input_count + maker->output_count; i++) {
+        if (b->infos[node->operands.items[maker->first + i].life].local_node != index + 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Makers that read what neither the node saves nor its other makers make are of no use:
+ * so they need no storages that the events don't name. */
+static int fill_makers(const builder *b, trace_node *node, uint32_t index, ms_profile *profile, ms_error *err)
+{
+    memset(b->needed, 0, b->trace->lives.count);
+    ms__trace_thin_makers(b->trace, node, b->needed);
+    profile->makers = ms_calloc(node->makers.count, sizeof *profile->makers);
+    profile->operands = ms_calloc(node->operands.count, sizeof *profile->operands);
+    if (profile->makers == NULL || profile->operands == NULL) {
+        return no_memory(err);
+    }
+    for (size_t i = 0; i < node->makers.count; i++) {
+        const ms_maker *from = &node->makers.items[i];
+        if (!is_known(b, node, from, index)) {
+            continue;
+        }
+        ms_maker *to = &profile->makers[profile->maker_count++];
+        *to = *from;
+        to->first = profile->operand_count;
+        for (uint32_t k = 0; k < from->input_count + from->output_count; k++) {
+            uint32_t life = node->operands.items[from->first + k].life;
+            profile->operands[profile->operand_count++] = b->infos[life].local;
+        }
+    }
+    return MS_OK;
+}
+
 static int fill_profile(const builder *b, const trace_node *node, uint32_t external_count,
                         ms_profile *profile, ms_error *err)
 {
@@ -269,6 +308,7 @@ static uint64_t hash_of(const ms_profile *profile)
         hash = mix(hash, profile->storage_bytes[i]);
     }
     hash = mix_events(hash, profile->forward, profile->forward_count);
+    hash = mix(hash, (uint64_t)profile->maker_count << 32 | profile->operand_count);
     return mix_events(hash, profile->backward, profile->backward_count);
 }
 
@@ -278,7 +318,7 @@ static bool equal(const ms_profile *a, const ms_profile *b)
 {
     return a->storage_count == b->storage_count && a->external_count == b->external_count &&
            a->input_count == b->input_count && a->forward_count == b->forward_count &&
-           a->backward_count == b->backward_count &&
+           a->backward_count == b->backward_count && ms__makers_equal(a, b) &&
            memcmp(a->storage_bytes, b->storage_bytes, a->storage_count * sizeof *a->storage_bytes) == 0 &&
            memcmp(a->forward, b->forward, a->forward_count * sizeof *a->forward) == 0 &&
            memcmp(a->backward, b->backward, a->backward_count * sizeof *a->backward) == 0;
@@ -318,6 +358,9 @@ static int make_node(builder *b, uint32_t index, uint32_t *root_calls, ms_error 
     int rc = number_locals(b, index, &external_count, err);
     if (rc == MS_OK) {
         rc = fill_profile(b, from, external_count, &profile, err);
+    }
+    if (rc == MS_OK) {
+        rc = fill_makers(b, from, index, &profile, err);
     }
     if (rc == MS_OK) {
         node->externals = ms_calloc(external_count, sizeof *node->externals);
@@ -400,7 +443,8 @@ static int build(builder *b, ms_error *err)
     }
     int rc = place_old_gradients(trace, err);
     b->infos = ms_calloc(trace->lives.count, sizeof *b->infos);
-    if (rc == MS_OK && b->infos == NULL) {
+    b->needed = ms_calloc(trace->lives.count, 1);
+    if (rc == MS_OK && (b->infos == NULL || b->needed == NULL)) {
         rc = no_memory(err);
     }
     if (rc == MS_OK) {
@@ -461,6 +505,7 @@ int ms_trace_finish(ms_trace *trace, ms_graph **graph, ms_error *err)
     ms_graph_free(b.graph);
     ms_free(b.infos);
     ms_free(b.kept);
+    ms_free(b.needed);
     MS__ARRAY_FREE(&b.order);
     ms__keymap_free(&b.by_hash);
     return rc;

@@ -12,6 +12,7 @@
 /* Kind of an event that was taken back. */
 #define TRACE_VOID_EVENT ((uint32_t)MS_EVENT_COUNT)
 #define TRACE_NO_NODE UINT32_MAX
+#define TRACE_NO_LIFE UINT32_MAX
 
 /* One storage from birth to death: an address may serve several. */
 typedef struct trace_life {
@@ -20,7 +21,15 @@ typedef struct trace_life {
     uint32_t holds;  /* saves not given up */
     bool freed;
     bool in_step;    /* it has an ALLOC, or is of the batch */
+    uint32_t writes; /* by operators that write in place */
+    uint32_t makers; /* operators that could make it again */
 } trace_life;
+
+/* An operand of an operator that can run again, and how often it was written before. */
+typedef struct trace_operand {
+    uint32_t life;
+    uint32_t writes;
+} trace_operand;
 
 /* A node's save of a life: any number of saved tensors. */
 typedef struct trace_save {
@@ -52,6 +61,8 @@ typedef struct trace_node {
     trace_program forward;
     trace_program backward;
     MS__ARRAY(uint32_t) inputs; /* lives, each once */
+    MS__ARRAY(ms_maker) makers; /* see trace_makers.c */
+    MS__ARRAY(trace_operand) operands;
 } trace_node;
 
 struct ms_trace {
@@ -74,6 +85,8 @@ struct ms_trace {
     uint32_t backward_from; /* the node that backward began in */
     uint32_t backward_node; /* the current one */
     MS__ARRAY(uint32_t) old_gradients; /* lives that were there before the step */
+
+    ms_event last_work; /* of the last operator */
 
     uint64_t live_bytes;
     uint64_t peak_bytes;
@@ -115,5 +128,11 @@ int ms__trace_forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node,
 int ms__trace_push(trace_program *program, ms_event event, ms_error *err);
 /* Files an event under the current node, or the optimizer. */
 int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err);
+/* trace.c: what an address is now. */
+bool ms__trace_find_life(const ms_trace *trace, uint64_t key, uint32_t *life);
+bool ms__trace_is_resident(const ms_trace *trace, uint64_t key);
+/* trace_makers.c: leaves the makers that lead to what the node saves and whose operands
+ * nobody wrote to. `needed` has a zero for each life, and is left in disorder. */
+void ms__trace_thin_makers(ms_trace *trace, trace_node *node, uint8_t *needed);
 
 #endif

@@ -4,6 +4,7 @@
  *   execute.c   open, close, steps, statistics
  *   table.c     the plan as a table: layer and call -> technique
  *   frame.c     threads, frames, slots
+ *   choose.c    which saved storages a selective technique drops
  *   replay.c    what a replay saves, held against what the forward saved
  *   packing.c   extents of two values, kept as bits
  *   extent.c    extents: store, share, drop, let go of what was written
@@ -26,7 +27,16 @@ typedef struct ms__call_plan {
     uint8_t technique; /* of the call */
     uint8_t after;     /* of the root's own work that follows it */
     bool is_known;     /* the plan names this call */
+    uint32_t selection; /* as in ms_plan_entry */
 } ms__call_plan;
+
+/* What a frame of a selective technique knows of the storages it saves. */
+typedef struct ms__choice {
+    const ms_selection *selection; /* while the frame is open; NULL: all are dropped */
+    ms_selection own;              /* the plan may be replaced meanwhile */
+    uint32_t next_slot;
+    MS__ARRAY(uintptr_t) seen;     /* identities; 1 in the low bit: dropped */
+} ms__choice;
 
 typedef struct ms__layer {
     char *name;
@@ -78,6 +88,7 @@ struct ms_frame {
     MS__ARRAY(ms__slot) slots;
     MS__ARRAY(int64_t) sizes;
     ms_frame *next_full, *previous_full; /* frames with full slots */
+    ms__choice choice;
 };
 
 /* ---- extents ------------------------------------------------------------------ */
@@ -138,6 +149,8 @@ struct ms_execute {
     bool tier_warned;
 
     MS__ARRAY(ms__layer) layers;
+    uint32_t selection_count;
+    ms_selection *selections; /* the plan's */
     ms__call_plan root_start; /* the root's work before the first layer, in `after` */
     ms_technique fallback;
     bool is_active;
@@ -192,6 +205,14 @@ void ms__table_clear(ms_execute *execute);
 void ms__table_free(ms_execute *execute);
 /* What the plan has for the `call`-th call of a layer. */
 ms__call_plan ms__table_find(const ms_execute *execute, uint32_t layer, uint32_t call);
+
+/* choose.c */
+/* The plan's selections, copied; MS_ENOMEM leaves none. */
+int ms__selections_copy(ms_execute *execute, const ms_plan *plan);
+void ms__selections_drop(ms_execute *execute);
+/* The frame follows selection number `selection` (0: none). */
+int ms__choice_begin(const ms_execute *execute, uint32_t selection, ms__choice *choice);
+void ms__choice_end(ms__choice *choice);
 
 /* frame.c */
 void ms__frame_fill(ms_execute *execute, ms_frame *frame, ms__slot *slot, void *memory);

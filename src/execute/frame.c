@@ -136,6 +136,7 @@ static void thread_close_frame(ms_execute *execute, ms__thread_state *thread)
     }
     thread->open = NULL;
     frame->is_open = false;
+    ms__choice_end(&frame->choice);
     execute->open_frames--;
     ms__frame_free_if_unused(execute, frame);
 }
@@ -216,18 +217,25 @@ static ms_technique feasible(const ms_execute *execute, ms_technique planned, bo
             return can_move ? planned : MS_TECHNIQUE_RECOMPUTE;
         }
         return can_move ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_KEEP;
+    case MS_TECHNIQUE_KEEP:
     case MS_TECHNIQUE_OFFLOAD_HOST:
     case MS_TECHNIQUE_OFFLOAD_DISK:
         return can_move ? planned : MS_TECHNIQUE_KEEP;
     default:
-        return MS_TECHNIQUE_KEEP;
+        /* Selective: the same set, and what was to move stays. */
+        return can_move ? planned : (ms_technique)(MS_TECHNIQUE_SELECTIVE_1 + ms_technique_set(planned) - 1);
     }
 }
 
 static int frame_open(ms_execute *execute, ms__thread_state *thread, uint32_t layer, uint32_t call,
-                      ms_technique technique, ms_error *err)
+                      ms_technique technique, uint32_t selection, ms_error *err)
 {
     ms_frame *frame = ms_calloc(1, sizeof *frame);
+    if (frame != NULL && ms_technique_set(technique) != 0 &&
+        ms__choice_begin(execute, selection, &frame->choice) != MS_OK) {
+        ms_free(frame);
+        frame = NULL;
+    }
     if (frame == NULL) {
         return ms_fail(err, MS_ENOMEM, "layer %s: out of memory", ms_execute_layer_name(execute, layer));
     }
@@ -252,7 +260,7 @@ int ms_execute_enter(ms_execute *execute, uint64_t thread_key, uint32_t layer, c
     }
     thread_close_frame(execute, thread);
     ms_execute_poll(execute);
-    uint32_t call = 0;
+    uint32_t call = 0, selection = 0;
     ms_technique planned;
     if (layer == MS_ROOT_LAYER) {
         call = thread->root_calls++;
@@ -264,6 +272,7 @@ int ms_execute_enter(ms_execute *execute, uint64_t thread_key, uint32_t layer, c
         }
         ms__call_plan found = ms__table_find(execute, layer, call);
         planned = (ms_technique)found.technique;
+        selection = found.selection;
         thread->after = found.after;
     }
     ms_technique technique = feasible(execute, planned, facts->replayable);
@@ -272,7 +281,7 @@ int ms_execute_enter(ms_execute *execute, uint64_t thread_key, uint32_t layer, c
         *frame = NULL;
         return MS_OK;
     }
-    int rc = frame_open(execute, thread, layer, call, technique, err);
+    int rc = frame_open(execute, thread, layer, call, technique, selection, err);
     if (rc == MS_OK) {
         *frame = thread->open;
     }

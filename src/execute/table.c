@@ -39,6 +39,7 @@ void ms__table_clear(ms_execute *execute)
     for (size_t i = 0; i < execute->layers.count; i++) {
         execute->layers.items[i].calls.count = 0;
     }
+    ms__selections_drop(execute);
     memset(&execute->root_start, 0, sizeof execute->root_start);
     execute->fallback = MS_TECHNIQUE_KEEP;
     execute->is_active = false;
@@ -50,6 +51,7 @@ void ms__table_clear(ms_execute *execute)
 
 void ms__table_free(ms_execute *execute)
 {
+    ms__selections_drop(execute);
     for (size_t i = 0; i < execute->layers.count; i++) {
         ms_free(execute->layers.items[i].name);
         MS__ARRAY_FREE(&execute->layers.items[i].calls);
@@ -85,6 +87,7 @@ static int table_set(ms_execute *execute, const ms_plan_entry *entry, ms__call_p
     ms__call_plan *call = &item->calls.items[entry->call];
     call->technique = (uint8_t)entry->technique;
     call->is_known = true;
+    call->selection = entry->selection;
     *where = call;
     return MS_OK;
 }
@@ -117,7 +120,7 @@ static int table_fill(ms_execute *execute, const ms_plan *plan, ms_error *err)
 
 static bool moves(uint32_t technique)
 {
-    return technique != MS_TECHNIQUE_KEEP && technique != MS_TECHNIQUE_RECOMPUTE;
+    return ms_technique_moves((ms_technique)technique);
 }
 
 static bool plan_moves(const ms_plan *plan)
@@ -138,7 +141,10 @@ int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_error *err)
     if (plan->fallback >= MS_TECHNIQUE_COUNT) {
         return ms_fail(err, MS_EINVAL, "plan: fallback technique %u is out of range", plan->fallback);
     }
-    int rc = table_fill(execute, plan, err);
+    int rc = ms__selections_copy(execute, plan) == MS_OK ? MS_OK : ms_fail(err, MS_ENOMEM, "plan: out of memory");
+    if (rc == MS_OK) {
+        rc = table_fill(execute, plan, err);
+    }
     if (rc != MS_OK) {
         ms__table_clear(execute);
         return rc;
@@ -164,6 +170,7 @@ ms__call_plan ms__table_find(const ms_execute *execute, uint32_t layer, uint32_t
     }
     if (item->calls.count > 0 && item->calls.items[0].is_known) {
         found.technique = item->calls.items[0].technique;
+        found.selection = item->calls.items[0].selection;
     }
     return found;
 }

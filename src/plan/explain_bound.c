@@ -193,14 +193,17 @@ static uint64_t bound_of_step(bound *b, uint32_t step, uint64_t allowed_bytes)
     memset(b->held, 0, sim->slot_count);
     memset(b->offers, 0, (size_t)search->node_count * MS_TECHNIQUE_COUNT * sizeof *b->offers);
     ms_choices choices = ms__search_choices(search, search->scratch, 0, 0);
+    sim->in_full = true;
     ms__sim_run(sim, &choices, &kept, NULL);
     uint64_t work = kept.replay.step_ns - kept.replay.fault_ns;
     if (kept.replay.peak_bytes <= allowed_bytes) {
+        sim->in_full = false;
         return work;
     }
     sim->watch = (ms__watch){.tick = kept.peak_tick, .look = look_at_kept, .context = b};
     ms__sim_run(sim, &choices, &again, NULL);
     sim->watch = (ms__watch){0};
+    sim->in_full = false;
     for (uint32_t technique = MS_TECHNIQUE_KEEP + 1; technique < MS_TECHNIQUE_COUNT; technique++) {
         collect_offers(b, technique);
     }

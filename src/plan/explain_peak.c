@@ -247,12 +247,14 @@ static void take_census(ms__search *search, const ms__variant *chosen, census *c
     const uint8_t *techniques = ms__candidate_techniques(search, chosen->candidate);
     ms_choices choices = ms__search_choices(search, techniques, candidate->window, 0);
     ms__outcome outcome;
+    sim->in_full = true;
     ms__sim_run(sim, &choices, &outcome, NULL);
     uint64_t fixed = outcome.fixed_bytes, live = outcome.live_peak_bytes;
     ms__phase phase = outcome.peak_phase;
     sim->watch = (ms__watch){.tick = outcome.peak_tick, .look = look, .context = c};
     ms__sim_run(sim, &choices, &outcome, NULL);
     sim->watch = (ms__watch){0};
+    sim->in_full = false;
     plan->why.peak_phase = (uint32_t)phase;
     plan->why.peak_event = phase == MS__OPTIMIZER ? 0 : c->event;
     plan->why.peak_again = c->again;

@@ -94,16 +94,32 @@ void ms__families_one(ms__search *search, ms_technique technique)
     add_windows(search, true);
 }
 
+/* A yardstick: never refused for pressing harder than low pressure asks. */
+static void mark_uniform(ms__search *search, size_t from)
+{
+    for (size_t i = from; i < search->count; i++) {
+        search->items[i].uniform = true;
+        search->items[i].light = true;
+    }
+}
+
+void ms__families_everywhere(ms__search *search, ms_technique technique)
+{
+    size_t before = search->count;
+    ms__families_one(search, technique);
+    if (technique != MS_TECHNIQUE_KEEP) {
+        set_roots(search, false);
+        add_windows(search, true);
+        set_roots(search, true);
+        add_windows(search, true);
+    }
+    mark_uniform(search, before);
+}
+
 void ms__families_uniform(ms__search *search)
 {
-    for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
-        ms__families_one(search, (ms_technique)technique);
-        if (technique != MS_TECHNIQUE_KEEP) {
-            set_roots(search, false);
-            add_windows(search, true);
-            set_roots(search, true);
-            add_windows(search, true);
-        }
+    for (int technique = 0; technique < MS_TECHNIQUE_SELECTIVE_1; technique++) {
+        ms__families_everywhere(search, (ms_technique)technique);
     }
 }
 
@@ -111,7 +127,7 @@ void ms__families_uniform(ms__search *search)
 
 /* Layers that one technique is refused for fall back on the other: each is tried alone
  * and with every second one. */
-static void split_one(ms__search *search, ms_technique technique, ms_technique second)
+void ms__families_split_one(ms__search *search, ms_technique technique, ms_technique second)
 {
     uint32_t count = search->layer_count, step = (uint32_t)ms__div_up(count, GRID_FINE);
     for (uint32_t keep = 0; keep <= count; keep += step) {
@@ -137,7 +153,7 @@ void ms__families_split(ms__search *search)
     for (int technique = 1; technique < MS_TECHNIQUE_COUNT; technique++) {
         for (int second = 0; layers_may(search, technique) && second < MS_TECHNIQUE_COUNT; second++) {
             if (second == MS_TECHNIQUE_KEEP || (second != technique && layers_may(search, second))) {
-                split_one(search, (ms_technique)technique, (ms_technique)second);
+                ms__families_split_one(search, (ms_technique)technique, (ms_technique)second);
             }
         }
     }
@@ -145,7 +161,7 @@ void ms__families_split(ms__search *search)
 
 /* ---- two techniques --------------------------------------------------------------- */
 
-static void mix_two(ms__search *search, ms_technique one, ms_technique two)
+void ms__families_mix_two(ms__search *search, ms_technique one, ms_technique two)
 {
     static const layout layouts[] = {KEEP_LAST, INTERLEAVED};
     uint32_t count = search->layer_count, step = (uint32_t)ms__div_up(count, GRID_COARSE);
@@ -166,7 +182,7 @@ void ms__families_mixed(ms__search *search)
     for (int one = 1; one < MS_TECHNIQUE_COUNT; one++) {
         for (int two = 1; two < MS_TECHNIQUE_COUNT; two++) {
             if (one != two && layers_may(search, one) && layers_may(search, two)) {
-                mix_two(search, (ms_technique)one, (ms_technique)two);
+                ms__families_mix_two(search, (ms_technique)one, (ms_technique)two);
             }
         }
     }
@@ -225,7 +241,8 @@ static size_t measure_steps(ms__search *search, step *steps)
     size_t count = 0;
     for (uint32_t node = 0; node < search->node_count; node++) {
         for (int technique = 1; technique < MS_TECHNIQUE_COUNT; technique++) {
-            if ((search->admissions[node].under_pressure & 1u << technique) == 0 || search->replays_left == 0) {
+            uint32_t mask = search->admissions[node].under_pressure & search->offered;
+            if ((mask & 1u << technique) == 0 || search->replays_left == 0) {
                 continue;
             }
             search->scratch[node] = (uint8_t)technique;
@@ -302,8 +319,9 @@ void ms__families_greedy(ms__search *search)
 static void change_one(ms__search *search, uint32_t node, uint32_t window)
 {
     uint8_t original = search->scratch[node];
+    uint32_t mask = search->admissions[node].under_pressure & search->offered;
     for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
-        if (technique != original && (search->admissions[node].under_pressure & 1u << technique) != 0) {
+        if (technique != original && (mask & 1u << technique) != 0) {
             search->scratch[node] = (uint8_t)technique;
             ms__search_add(search, window, false);
         }

@@ -6,6 +6,7 @@
 
 #include "base/units.h"
 #include "plan/plan_internal.h"
+#include "plan/selections.h"
 
 uint64_t ms__plan_peak(const ms__search *search, const ms__variant *variant, uint64_t room_bytes)
 {
@@ -56,11 +57,12 @@ void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan)
     }
 }
 
-void ms__plan_apply(const ms__search *search, const ms__variant *chosen, ms_plan *plan)
+int ms__plan_apply(const ms__search *search, const ms__variant *chosen, ms_plan *plan)
 {
     const uint8_t *techniques = ms__candidate_techniques(search, chosen->candidate);
     for (uint32_t i = 0; i < search->node_count; i++) {
         plan->entries[i].technique = techniques[i];
     }
+    return ms__selections_fill(search->sim, plan);
 }
 

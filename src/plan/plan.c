@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "plan/plan_internal.h"
+#include "plan/selections.h"
 
 static bool name_entries(const ms_graph *graph, ms_plan *plan)
 {
@@ -61,6 +62,7 @@ void ms_plan_free(ms_plan *plan)
     }
     ms_free(plan->entries);
     ms_free(plan->why.parts);
+    ms__selections_clear(plan);
     ms_free(plan->model);
     ms_free(plan->signature);
     ms_free(plan->decision_source);

@@ -33,7 +33,7 @@ void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_
 /* What a variant takes of the device at most where it may use `room_bytes` in all. */
 uint64_t ms__plan_peak(const ms__search *search, const ms__variant *variant, uint64_t room_bytes);
 void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan);
-void ms__plan_apply(const ms__search *search, const ms__variant *chosen, ms_plan *plan);
+int ms__plan_apply(const ms__search *search, const ms__variant *chosen, ms_plan *plan);
 
 /* Fills the entries' rules and bytes, and, by replaying each node's alternatives, cost
  * and runner-up. An alternative fits if it needs no more than `room_bytes`, or than the

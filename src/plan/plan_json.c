@@ -9,6 +9,8 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "plan/explain_internal.h"
+#include "plan/plan_internal.h"
+#include "plan/selections.h"
 
 enum { ENTRIES_MOST = 1 << 24 };
 
@@ -95,6 +97,9 @@ static void add_entry(ms__json_writer *writer, json_t *entries, const ms_plan_en
     ms__json_put_string(writer, object, "rule", ms_rule_name((ms_rule)entry->rule));
     ms__json_put_string(writer, object, "runner_up", ms_technique_name((ms_technique)entry->runner_up));
     put_numbers(writer, object, entry_numbers, COUNT(entry_numbers), entry);
+    if (entry->selection != 0) {
+        put_number(writer, object, "selection", entry->selection - 1);
+    }
 }
 
 static void add_option(ms__json_writer *writer, json_t *options, ms_step_option which, const ms_plan_option *option)
@@ -133,6 +138,7 @@ char *ms_plan_to_json(const ms_plan *plan)
         add_option(&writer, options, (ms_step_option)i, &plan->step_options[i]);
     }
     ms__explanation_put(&writer, root, plan);
+    ms__selections_put(&writer, root, plan);
     json_t *entries = ms__json_put_array(&writer, root, "entries");
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         add_entry(&writer, entries, &plan->entries[i]);
@@ -240,7 +246,7 @@ static int read_assumed(const ms__json_at *root, ms_plan *plan)
     return rc != MS_OK ? rc : ms__json_bool(&at, names[1], &plan->assumed_gradients_live);
 }
 
-static int read_entry(const ms__json_at *at, ms_plan_entry *entry)
+static int read_entry(const ms__json_at *at, const ms_plan *plan, ms_plan_entry *entry)
 {
     int rc = ms__json_string_copy(at, "name", &entry->name);
     rc = rc != MS_OK ? rc : ms__json_u32(at, "node", 0, ENTRIES_MOST, &entry->node);
@@ -249,7 +255,8 @@ static int read_entry(const ms__json_at *at, ms_plan_entry *entry)
     rc = rc != MS_OK ? rc : read_rule(at, &entry->rule);
     rc = rc != MS_OK ? rc : read_technique(at, "runner_up", &entry->runner_up);
     rc = rc != MS_OK ? rc : read_numbers(at, entry_numbers, COUNT(entry_numbers), entry);
-    if (rc == MS_OK && ms__json_count(at) != COUNT(entry_numbers) + 6) {
+    rc = rc != MS_OK ? rc : ms__selections_read_entry(at, plan, entry);
+    if (rc == MS_OK && ms__json_count(at) != COUNT(entry_numbers) + 6 + (entry->selection != 0)) {
         rc = ms__json_fail(at, MS_EFORMAT, "has members that are not known");
     }
     return rc;
@@ -308,7 +315,7 @@ static int read_entries(const ms__json_at *root, ms_plan *plan)
     for (size_t i = 0; rc == MS_OK && i < count; i++) {
         plan->entry_count = (uint32_t)i + 1;
         rc = ms__json_item_object(&list, i, &item);
-        rc = rc != MS_OK ? rc : read_entry(&item, &plan->entries[i]);
+        rc = rc != MS_OK ? rc : read_entry(&item, plan, &plan->entries[i]);
     }
     return rc;
 }
@@ -318,7 +325,7 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
     static const char *const names[] = {"version",   "model",       "signature",   "decision_source", "skipped",
                                         "over_target", "assumed",   "pressure",    "predicted",       "unoptimized",
                                         "settings",  "smallest_budget_bytes", "fallback", "step_options", "explanation",
-                                        "entries"};
+                                        "selections", "entries"};
     int rc = ms__json_version(root, 1, 1, NULL);
     rc = rc != MS_OK ? rc : ms__json_only(root, names, COUNT(names));
     rc = rc != MS_OK ? rc : replace_text(root, "model", &plan->model);
@@ -335,6 +342,7 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
     rc = rc != MS_OK ? rc : read_technique(root, "fallback", &plan->fallback);
     rc = rc != MS_OK ? rc : read_options(root, plan);
     rc = rc != MS_OK ? rc : ms__explanation_read(root, plan);
+    rc = rc != MS_OK ? rc : ms__selections_read(root, plan);
     return rc != MS_OK ? rc : read_entries(root, plan);
 }
 

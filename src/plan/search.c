@@ -58,6 +58,25 @@ static void choose_windows(ms__search *search, const ms_graph *graph, const ms_c
     }
 }
 
+/* Sets belong to a node's profile, which the rules don't look into. */
+static int copy_admissions(ms__search *search, const ms_admission *admissions)
+{
+    search->admissions = ms_calloc(search->node_count, sizeof *search->admissions);
+    for (uint32_t i = 0; search->admissions != NULL && i < search->node_count; i++) {
+        ms_admission *own = &search->admissions[i];
+        *own = admissions[i];
+        for (int technique = MS_TECHNIQUE_SELECTIVE_1; technique < MS_TECHNIQUE_COUNT; technique++) {
+            bool has = ms__selective_set(search->sim->nodes[i].profile, (ms_technique)technique) != NULL;
+            if (!has && (own->under_pressure & 1u << technique) != 0) {
+                own->techniques &= ~(1u << technique);
+                own->under_pressure &= ~(1u << technique);
+                own->rule[technique] = MS_RULE_NO_MAKERS;
+            }
+        }
+    }
+    return search->admissions != NULL ? MS_OK : MS_ENOMEM;
+}
+
 static void find_movable(ms__search *search, const ms_graph *graph)
 {
     const uint32_t moves = 1u << MS_TECHNIQUE_OFFLOAD_HOST | 1u << MS_TECHNIQUE_OFFLOAD_DISK;
@@ -66,7 +85,8 @@ static void find_movable(ms__search *search, const ms_graph *graph)
         uint32_t mask = search->admissions[i].under_pressure & ~(1u << MS_TECHNIQUE_KEEP);
         if (graph->nodes[i].kind == MS_NODE_LAYER && mask != 0) {
             search->layers[search->layer_count++] = i;
-            search->layer_techniques |= mask;
+            search->layer_techniques |= mask & MS__WHOLE_TECHNIQUES;
+            search->selective_techniques |= mask & ~MS__WHOLE_TECHNIQUES;
         } else if ((mask & moves) != 0) {
             search->roots[search->root_count++] = i;
             root_techniques |= mask;
@@ -118,9 +138,9 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
         return rc;
     }
     ms__search_use(search, 0);
-    search->admissions = admissions;
     search->node_count = graph->node_count;
     search->forced = forced;
+    search->offered = MS__WHOLE_TECHNIQUES;
     search->offload_min_bytes = forced ? 1 : MS_OFFLOAD_MIN_BYTES;
     search->tier_cap_bytes[MS__HOST_TIER] = ms_engine_host_cap(hardware, config);
     search->tier_cap_bytes[MS__DISK_TIER] = ms_engine_disk_cap(hardware, config);
@@ -129,7 +149,8 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
     search->scratch = ms_calloc(graph->node_count, sizeof *search->scratch);
     search->table_size = 1024;
     search->table = ms_calloc(search->table_size, sizeof *search->table);
-    if (search->layers == NULL || search->roots == NULL || search->scratch == NULL || search->table == NULL) {
+    if (search->layers == NULL || search->roots == NULL || search->scratch == NULL || search->table == NULL ||
+        copy_admissions(search, admissions) != MS_OK) {
         ms__search_close(search);
         return ms_fail(err, MS_ENOMEM, "solver: out of memory for %u nodes", graph->node_count);
     }
@@ -137,6 +158,7 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
     find_movable(search, graph);
     uint64_t affordable = events_most / ms__max_u64(search->sim->event_count, 1);
     search->replays_left = ms__min_u64(ms__max_u64(affordable, REPLAYS_LEAST), REPLAYS_MOST);
+    search->replays_most = search->replays_left;
     return MS_OK;
 }
 
@@ -145,6 +167,7 @@ void ms__search_close(ms__search *search)
     for (uint32_t i = 0; i < search->step_count; i++) {
         ms__sim_free(search->steps[i].sim);
     }
+    ms_free(search->admissions);
     ms_free(search->layers);
     ms_free(search->roots);
     ms_free(search->scratch);
@@ -179,7 +202,7 @@ uint8_t ms__search_pick(const ms__search *search, uint32_t node, ms_technique wa
 bool ms__search_moves(const ms__search *search, const uint8_t *techniques)
 {
     for (uint32_t i = 0; i < search->node_count; i++) {
-        if (techniques[i] != MS_TECHNIQUE_KEEP && techniques[i] != MS_TECHNIQUE_RECOMPUTE) {
+        if (ms_technique_moves((ms_technique)techniques[i])) {
             return true;
         }
     }

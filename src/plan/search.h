@@ -11,6 +11,9 @@
 
 enum { MS__WINDOW_COUNT = 3, MS__STEPS_MOST = 32 };
 
+/* Admission bits of the techniques that treat all of a layer alike. */
+#define MS__WHOLE_TECHNIQUES ((1u << MS_TECHNIQUE_SELECTIVE_1) - 1)
+
 typedef struct ms__window {
     uint64_t write_bytes, read_bytes;
 } ms__window;
@@ -25,6 +28,7 @@ typedef struct ms__search_step {
 typedef struct ms__candidate {
     uint32_t window;
     uint32_t step;
+    bool uniform;             /* one technique wherever it is admitted: a yardstick */
     bool light;               /* touches only what is admitted at low pressure */
     uint64_t step_ns;         /* without a cache */
     uint64_t work_ns;         /* of it, all but page faults, the only part that a cache changes */
@@ -40,7 +44,7 @@ typedef struct ms__search {
     uint32_t step_count;
     uint32_t step;             /* what is replayed now: see ms__search_use() */
     ms__sim *sim;              /* of that step */
-    const ms_admission *admissions;
+    ms_admission *admissions;  /* the rules', less the sets that a node does not have */
     uint32_t node_count;
     uint64_t offload_min_bytes;
     uint64_t tier_cap_bytes[MS__TIER_COUNT];
@@ -49,9 +53,12 @@ typedef struct ms__search {
     uint32_t layer_count;
     uint32_t *roots;           /* root work that can move */
     uint32_t root_count;
-    uint32_t layer_techniques; /* union of what the layers may use */
+    uint32_t layer_techniques; /* union of what the layers may use, the selective ones aside */
+    uint32_t selective_techniques; /* union of those */
+    uint32_t offered;          /* techniques that single nodes are changed to */
     uint32_t root_technique;   /* the tier for root work */
     uint64_t replays_left;
+    uint64_t replays_most;     /* what they were at first */
     bool forced;
     ms__candidate *items;
     uint8_t *techniques;       /* [capacity][node_count] */
@@ -104,6 +111,15 @@ void ms__families_uniform(ms__search *search);
 void ms__families_split(ms__search *search);
 void ms__families_greedy(ms__search *search);
 void ms__families_mixed(ms__search *search);
+/* Of which these are made: kept layers and one technique, with `second` where that is
+ * refused; kept layers and two techniques. */
+void ms__families_split_one(ms__search *search, ms_technique technique, ms_technique second);
+void ms__families_mix_two(ms__search *search, ms_technique one, ms_technique two);
+/* A technique wherever admitted, and the root's own work staying or moving. */
+void ms__families_everywhere(ms__search *search, ms_technique technique);
+/* families_selective.c: the same with selective sets; from then on single nodes are changed
+ * to these as well. */
+void ms__families_selective(ms__search *search);
 /* Neighbours of the candidates that nothing else dominates in time and peak. */
 void ms__families_refine(ms__search *search);
 /* Neighbours of one candidate. */

@@ -39,19 +39,43 @@
 enum { MS__DEVICE_TIER, MS__HOST_TIER, MS__DISK_TIER, MS__TIER_COUNT };
 
 enum {
+    MS__OP_STRETCH = MS_EVENT_COUNT, /* kind of an ms__op: see ms__stretch */
     MS__OP_NS = 2000,        /* dispatch of one operator */
     MS__HANDLING_NS = 15000, /* bookkeeping of one transfer: pack, queue, reap */
+    MS__NOTE_NS = 50000,     /* noting one operator of a selective layer's forward, its views included */
+    MS__MAKER_NS = 40000,    /* running one such operator again, beside its work */
     MS__NO_CLASS = UINT32_MAX
 };
 
 /* ---- the graph, compiled ---------------------------------------------------- */
 
-/* One event. `value`: nanoseconds of a WORK; the slot of a SAVE, NEED or DROP. */
+/* One event. `value`: nanoseconds of a WORK; the slot of a SAVE, NEED or DROP; the number of
+ * a stretch. */
 typedef struct ms__op {
     uint32_t kind;
     uint32_t storage; /* local number */
     uint64_t value;
 } ms__op;
+
+/* Work, and lives of storages that nothing else names, taken together. Bytes and counts are
+ * against those before it: `most` within it, `after` it. */
+typedef struct ms__stretch {
+    uint64_t ns, fault_ns;
+    int64_t most_bytes, after_bytes;
+    int64_t small_most_bytes, small_after_bytes;
+    uint32_t first_change, change_count;
+} ms__stretch;
+
+typedef struct ms__class_change {
+    uint32_t class_id;
+    int32_t most, after;
+} ms__class_change;
+
+/* An operator that can run again; operands as in ms_maker. */
+typedef struct ms__sim_maker {
+    uint64_t ns;
+    uint32_t first, input_count, output_count;
+} ms__sim_maker;
 
 typedef struct ms__sim_profile {
     uint32_t storage_count;
@@ -66,6 +90,21 @@ typedef struct ms__sim_profile {
     uint32_t *saved;    /* [save_count] local number of each slot */
     ms__op *forward;
     ms__op *backward;
+    /* sim_stretch.c: the same programs in fewer events, for replays without a cache */
+    uint32_t short_forward_count, short_backward_count, short_replay_count;
+    ms__op *short_forward;
+    ms__op *short_backward;
+    ms__stretch *stretches;
+    ms__class_change *changes;
+    /* selective.c; the arrays are NULL where there are no makers */
+    uint32_t maker_count;
+    ms__sim_maker *makers;
+    const uint32_t *operands;
+    uint32_t *maker_of;  /* [storage_count]; UINT32_MAX: none */
+    uint32_t *slot_of;   /* [storage_count]; UINT32_MAX: not saved */
+    uint32_t set_count;
+    uint8_t *sets;       /* [set_count][save_count] 1: in the set */
+    uint64_t noting_ns;  /* what a forward pays for operators being noted */
 } ms__sim_profile;
 
 typedef struct ms__sim_node {
@@ -197,6 +236,8 @@ typedef struct ms__sim {
     uint64_t *instance_bytes;  /* [instance_count] */
     uint32_t *instance_class;
     uint64_t event_count;      /* of one keep replay: what a replay costs */
+    bool in_full;              /* replays don't use the shorter programs: for a watch, whose ticks
+                                * and events are those of the whole ones */
 
     /* of the pass that runs */
     const ms_choices *choices;
@@ -224,6 +265,8 @@ typedef struct ms__sim {
     uint64_t boundary_bytes;   /* live between forward and backward */
     uint64_t recompute_ns, fault_ns, stall_forward_ns, stall_backward_ns;
     uint32_t adding_gradient;  /* under accumulation: the new one that is being added */
+    uint8_t *maker_marks;      /* [most makers of a profile] of a remake */
+    uint32_t *last_reader;     /* [most storages of a profile] of a remake: 1 + maker; else zeros */
 } ms__sim;
 
 /* What a phase finds there, beside the residents. */
@@ -240,7 +283,7 @@ typedef struct ms__outcome {
     uint64_t activation_peak_bytes; /* forward and backward only, state excluded */
     uint64_t boundary_bytes;   /* live between forward and backward */
     ms__phase peak_phase;      /* of replay.peak_node */
-    uint64_t peak_tick;        /* for ms__watch; in a run without a cache */
+    uint64_t peak_tick;        /* for ms__watch; in a run in full, without a cache */
 } ms__outcome;
 
 /* Compiles; the simulator keeps pointers into both documents. One thread at a time. */
@@ -271,6 +314,30 @@ void ms__sim_release(ms__sim *sim, uint32_t instance);
 void ms__sim_note_live(ms__sim *sim);
 /* Spends compute time, and lets the queues move meanwhile. */
 void ms__sim_spend(ms__sim *sim, uint64_t ns);
+/* Does what the stretch stands for. There is no cache. */
+void ms__sim_stretch(ms__sim *sim, const ms__sim_profile *profile, const ms__stretch *stretch);
+
+/* sim_stretch.c: the shorter programs of all profiles, whose nodes have their instances. */
+int ms__stretches_compile(ms__sim *sim);
+void ms__stretches_clear(ms__sim_profile *profile);
+
+/* sim_replay.c, for selective.c: whether a saved storage is there, or will be brought;
+ * bringing it; a fresh copy of one that was not kept: its beginning, its hold until DROP
+ * where the node dropped it, its end. */
+bool ms__sim_has(const ms__sim *sim, const ms__sim_node *node, uint32_t storage);
+void ms__sim_fetch(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
+void ms__sim_begin_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
+void ms__sim_hold_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
+void ms__sim_end_remade(ms__sim *sim, uint32_t storage);
+
+/* selective.c */
+/* Makers and sets of a profile, whose saves are numbered already; MS_ENOMEM. */
+int ms__selective_compile(const ms__sim *sim, const ms_profile *from, ms__sim_profile *to);
+void ms__selective_clear(ms__sim_profile *profile);
+/* Which slots a technique drops, [save_count]; NULL where it drops none. */
+const uint8_t *ms__selective_set(const ms__sim_profile *profile, ms_technique technique);
+/* Makes a dropped storage again, which the node's backward asks for. */
+void ms__selective_remake(ms__sim *sim, const ms__sim_node *node, uint32_t wanted);
 
 /* sim_io.c */
 void ms__io_reset(ms__sim *sim);
@@ -299,5 +366,8 @@ void ms__cache_squeeze(ms__sim *sim, uint64_t coming_bytes);
 
 /* sim_compile.c: 0 where the rate is 0. */
 uint64_t ms__rate_ns(uint64_t amount, uint64_t per_second);
+/* Of an operator, and of overheads: with the time scale that steps have taught. */
+uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event);
+uint64_t ms__scaled_ns(const ms__sim *sim, uint64_t ns);
 
 #endif

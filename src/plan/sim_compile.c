@@ -39,7 +39,7 @@ static uint64_t scaled_by(const ms_hardware *hardware, uint64_t ns)
     return permille == 0 || permille == 1000 ? ns : ms__mul_div(ns, permille, 1000);
 }
 
-static uint64_t scaled(const ms__sim *sim, uint64_t ns)
+uint64_t ms__scaled_ns(const ms__sim *sim, uint64_t ns)
 {
     return scaled_by(sim->hardware, ns);
 }
@@ -50,13 +50,13 @@ static uint64_t stream_rate(const ms_hardware *hardware)
     return gpu != NULL ? gpu->stream_bytes_per_s : hardware->cpu.stream_bytes_per_s;
 }
 
-static uint64_t work_ns(const ms__sim *sim, const ms_event *event)
+uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event)
 {
     const ms_gpu *gpu = gpu_of(sim->hardware);
     uint64_t flops_per_s = gpu != NULL ? gpu->matmul_flops_per_s : sim->hardware->cpu.matmul_flops_per_s;
     uint64_t arithmetic = ms__rate_ns(event->flops, flops_per_s);
     uint64_t movement = ms__rate_ns(event->bytes, stream_rate(sim->hardware));
-    return scaled(sim, ms__add_sat(ms__max_u64(arithmetic, movement), MS__OP_NS));
+    return ms__scaled_ns(sim, ms__add_sat(ms__max_u64(arithmetic, movement), MS__OP_NS));
 }
 
 /* A plan made without a process stands for one that holds the model and the runtime. */
@@ -90,7 +90,7 @@ static void compile_events(const ms__sim *sim, const ms_event *events, uint32_t 
         ops[i].kind = events[i].kind;
         ops[i].storage = events[i].storage;
         if (events[i].kind == MS_EVENT_WORK) {
-            ops[i].value = work_ns(sim, &events[i]);
+            ops[i].value = ms__work_ns(sim, &events[i]);
         } else if (events[i].kind >= MS_EVENT_SAVE) {
             ops[i].value = slot_of[events[i].storage];
         }
@@ -133,7 +133,12 @@ static int compile_profile(const ms__sim *sim, const ms_profile *from, uint32_t 
     number_slots(from, slot_of, to);
     compile_events(sim, from->forward, from->forward_count, slot_of, to->forward);
     compile_events(sim, from->backward, from->backward_count, slot_of, to->backward);
-    return MS_OK;
+    uint64_t work_count = 0;
+    for (uint32_t i = 0; i < from->forward_count; i++) {
+        work_count += from->forward[i].kind == MS_EVENT_WORK;
+    }
+    to->noting_ns = ms__scaled_ns(sim, work_count * MS__NOTE_NS);
+    return ms__selective_compile(sim, from, to);
 }
 
 static int compile_profiles(ms__sim *sim)
@@ -151,6 +156,14 @@ static int compile_profiles(ms__sim *sim)
         rc = compile_profile(sim, &graph->profiles[i], slot_of, &sim->profiles[i]);
     }
     ms_free(slot_of);
+    uint32_t most_makers = 0;
+    for (uint32_t i = 0; i < graph->profile_count; i++) {
+        uint32_t makers = graph->profiles[i].maker_count;
+        most_makers = makers > most_makers ? makers : most_makers;
+    }
+    sim->maker_marks = ms_calloc(most_makers, 1);
+    sim->last_reader = ms_calloc(most, sizeof *sim->last_reader);
+    rc = sim->maker_marks == NULL || sim->last_reader == NULL ? MS_ENOMEM : rc;
     sim->replay_base = most; /* for now: how many a replay needs; see compile_nodes() */
     return rc;
 }
@@ -212,7 +225,7 @@ static void compile_classes(ms__sim *sim)
     }
     for (uint32_t i = 0; i < sim->class_count; i++) {
         uint64_t fault = ms__rate_ns(sim->class_bytes[i], sim->hardware->cpu.fault_bytes_per_s);
-        sim->class_fault_ns[i] = scaled(sim, fault);
+        sim->class_fault_ns[i] = ms__scaled_ns(sim, fault);
     }
 }
 
@@ -296,6 +309,9 @@ int ms__sim_new(const ms_graph *graph, const ms_hardware *hardware, ms__sim **si
     if (rc == MS_OK) {
         rc = compile_instances(made);
     }
+    if (rc == MS_OK) {
+        rc = ms__stretches_compile(made);
+    }
     if (rc != MS_OK) {
         ms__sim_free(made);
         return ms_fail(err, rc, "simulator: %s for %u nodes", ms_error_text(rc), graph->node_count);
@@ -314,7 +330,11 @@ void ms__sim_free(ms__sim *sim)
         ms_free(sim->profiles[i].saved);
         ms_free(sim->profiles[i].forward);
         ms_free(sim->profiles[i].backward);
+        ms__stretches_clear(&sim->profiles[i]);
+        ms__selective_clear(&sim->profiles[i]);
     }
+    ms_free(sim->maker_marks);
+    ms_free(sim->last_reader);
     ms_free(sim->profiles);
     ms_free(sim->nodes);
     ms_free(sim->instance_bytes);

@@ -84,3 +84,27 @@ void ms__sim_spend(ms__sim *sim, uint64_t ns)
     sim->now_ns += ns;
     ms__io_advance(sim);
 }
+
+void ms__sim_stretch(ms__sim *sim, const ms__sim_profile *profile, const ms__stretch *stretch)
+{
+    ms__peak *peak = &sim->peaks[sim->phase];
+    uint64_t most_bytes = sim->live_bytes + (uint64_t)stretch->most_bytes;
+    if (most_bytes > peak->bytes) {
+        *peak = (ms__peak){.bytes = most_bytes, .tick = sim->tick, .node = sim->current_node};
+    }
+    sim->live_bytes += (uint64_t)stretch->after_bytes;
+    sim->small_peak_bytes = ms__max_u64(sim->small_peak_bytes, sim->small_bytes + (uint64_t)stretch->small_most_bytes);
+    sim->small_bytes += (uint64_t)stretch->small_after_bytes;
+    for (uint32_t i = 0; i < stretch->change_count; i++) {
+        const ms__class_change *change = &profile->changes[stretch->first_change + i];
+        uint32_t *live = &sim->class_live[change->class_id], *most = &sim->class_peak[change->class_id];
+        uint32_t reached = *live + (uint32_t)change->most;
+        if (reached > *most) {
+            sim->class_peak_bytes += (reached - *most) * sim->class_bytes[change->class_id];
+            *most = reached;
+        }
+        *live += (uint32_t)change->after;
+    }
+    sim->fault_ns += stretch->fault_ns;
+    ms__sim_spend(sim, stretch->ns);
+}

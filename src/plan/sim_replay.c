@@ -30,12 +30,7 @@ static uint32_t tier_of(const ms__sim *sim, ms_technique technique)
     if (technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT) {
         return sim->on_host ? MS__DISK_TIER : MS__HOST_TIER;
     }
-    return technique == MS_TECHNIQUE_OFFLOAD_HOST ? MS__HOST_TIER : MS__DISK_TIER;
-}
-
-static bool recomputes(ms_technique technique)
-{
-    return technique == MS_TECHNIQUE_RECOMPUTE || technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT;
+    return ms_technique_rest(technique) == MS_TECHNIQUE_OFFLOAD_HOST ? MS__HOST_TIER : MS__DISK_TIER;
 }
 
 /* ---- natural life ------------------------------------------------------------- */
@@ -144,7 +139,12 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
     if (slot->state != MS__SLOT_NONE) {
         return;
     }
-    switch (technique) {
+    const uint8_t *dropped = ms__selective_set(node->profile, technique);
+    if (dropped != NULL && dropped[op->value]) {
+        hold_slot(sim, slot, instance, MS__SLOT_HELD); /* until the layer has ended */
+        return;
+    }
+    switch (ms_technique_rest(technique)) {
     case MS_TECHNIQUE_RECOMPUTE:
     case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
         slot->state = MS__SLOT_LOST;
@@ -173,6 +173,25 @@ static void keep_arguments(ms__sim *sim, const ms__sim_node *node, ms_technique 
     }
 }
 
+/* A selective layer has ended: now it is known that nobody wrote to what it dropped. */
+static void let_go_of_set(ms__sim *sim, const ms__sim_node *node, ms_technique technique)
+{
+    const uint8_t *dropped = ms__selective_set(node->profile, technique);
+    for (uint32_t i = 0; dropped != NULL && i < node->profile->save_count; i++) {
+        ms__slot *slot = &sim->slots[node->first_slot + i];
+        if (dropped[i] && slot->state == MS__SLOT_HELD) {
+            ms__sim_release(sim, instance_of(node, node->profile->saved[i]));
+            slot->state = MS__SLOT_LOST;
+        }
+    }
+}
+
+/* Which program is run: with a cache it matters what is freed when. */
+static bool runs_short(const ms__sim *sim)
+{
+    return !sim->cache.on && !sim->in_full;
+}
+
 static void run_forward(ms__sim *sim, uint32_t index)
 {
     const ms__sim_node *node = &sim->nodes[index];
@@ -182,11 +201,16 @@ static void run_forward(ms__sim *sim, uint32_t index)
     if (!node->is_root) {
         ms__io_poll(sim);
     }
-    if (recomputes(technique)) {
+    if (ms_technique_replays(technique)) {
         keep_arguments(sim, node, technique);
+    } else if (ms_technique_set(technique) != 0) {
+        ms__sim_spend(sim, node->profile->noting_ns);
     }
-    for (uint32_t i = 0; i < node->profile->forward_count; i++) {
-        const ms__op *op = &node->profile->forward[i];
+    bool brief = runs_short(sim);
+    const ms__op *ops = brief ? node->profile->short_forward : node->profile->forward;
+    uint32_t count = brief ? node->profile->short_forward_count : node->profile->forward_count;
+    for (uint32_t i = 0; i < count; i++) {
+        const ms__op *op = &ops[i];
         sim->current_event = i;
         switch (op->kind) {
         case MS_EVENT_ALLOC:
@@ -204,10 +228,14 @@ static void run_forward(ms__sim *sim, uint32_t index)
         case MS_EVENT_WORK:
             ms__sim_spend(sim, op->value);
             break;
+        case MS__OP_STRETCH:
+            ms__sim_stretch(sim, node->profile, &node->profile->stretches[op->value]);
+            break;
         default:
             break;
         }
     }
+    let_go_of_set(sim, node, technique);
     if (!node->is_root) {
         ms__io_poll(sim);
     }
@@ -248,8 +276,11 @@ static void run_again(ms__sim *sim, const ms__sim_node *node)
     sim->current_event = 0;
     fetch_arguments(sim, node);
     ms__io_prefetch(sim);
-    for (uint32_t i = 0; i < node->profile->replay_count; i++) {
-        const ms__op *op = &node->profile->forward[i];
+    bool brief = runs_short(sim);
+    const ms__op *ops = brief ? node->profile->short_forward : node->profile->forward;
+    uint32_t count = brief ? node->profile->short_replay_count : node->profile->replay_count;
+    for (uint32_t i = 0; i < count; i++) {
+        const ms__op *op = &ops[i];
         sim->current_event = i;
         switch (op->kind) {
         case MS_EVENT_ALLOC:
@@ -267,6 +298,10 @@ static void run_again(ms__sim *sim, const ms__sim_node *node)
             sim->recompute_ns += op->value;
             ms__sim_spend(sim, op->value);
             break;
+        case MS__OP_STRETCH:
+            sim->recompute_ns += node->profile->stretches[op->value].ns;
+            ms__sim_stretch(sim, node->profile, &node->profile->stretches[op->value]);
+            break;
         default:
             break;
         }
@@ -279,12 +314,57 @@ static void run_again(ms__sim *sim, const ms__sim_node *node)
     sim->current_event = resumed;
 }
 
+/* ---- making single storages again: see selective.c ------------------------------------ */
+
+bool ms__sim_has(const ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+{
+    uint32_t slot = node->profile->slot_of[storage];
+    if (node->profile->maker_of[storage] == UINT32_MAX) {
+        return true;
+    }
+    if (slot == UINT32_MAX) {
+        return false;
+    }
+    const uint8_t *dropped = ms__selective_set(node->profile, technique_of(sim, (uint32_t)(node - sim->nodes)));
+    uint32_t state = sim->slots[node->first_slot + slot].state;
+    return dropped == NULL || !dropped[slot] || state == MS__SLOT_HELD || state == MS__SLOT_REBUILT;
+}
+
+void ms__sim_fetch(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+{
+    uint32_t slot = node->profile->slot_of[storage];
+    if (slot != UINT32_MAX && sim->slots[node->first_slot + slot].state == MS__SLOT_AWAY) {
+        ms__io_need(sim, sim->slots[node->first_slot + slot].entry);
+    }
+}
+
+void ms__sim_begin_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+{
+    replay_alloc(sim, node, storage);
+}
+
+void ms__sim_hold_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+{
+    uint32_t slot = node->profile->slot_of[storage];
+    if (slot != UINT32_MAX && sim->slots[node->first_slot + slot].state == MS__SLOT_LOST) {
+        hold_slot(sim, &sim->slots[node->first_slot + slot], sim->replay_base + storage, MS__SLOT_REBUILT);
+    }
+}
+
+void ms__sim_end_remade(ms__sim *sim, uint32_t storage)
+{
+    end_life(sim, sim->replay_base + storage);
+}
+
 /* ---- backward ------------------------------------------------------------------- */
 
 static void need(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
 {
     ms__slot *slot = &sim->slots[node->first_slot + op->value];
-    if (slot->state == MS__SLOT_LOST) {
+    uint32_t index = (uint32_t)(node - sim->nodes);
+    if (slot->state == MS__SLOT_LOST && ms_technique_set(technique_of(sim, index)) != 0) {
+        ms__selective_remake(sim, node, op->storage);
+    } else if (slot->state == MS__SLOT_LOST) {
         run_again(sim, node);
     } else if (slot->state == MS__SLOT_AWAY) {
         ms__io_need(sim, slot->entry);
@@ -295,8 +375,11 @@ static void run_backward(ms__sim *sim, uint32_t index)
 {
     const ms__sim_node *node = &sim->nodes[index];
     sim->current_node = index;
-    for (uint32_t i = 0; i < node->profile->backward_count; i++) {
-        const ms__op *op = &node->profile->backward[i];
+    bool brief = runs_short(sim);
+    const ms__op *ops = brief ? node->profile->short_backward : node->profile->backward;
+    uint32_t count = brief ? node->profile->short_backward_count : node->profile->backward_count;
+    for (uint32_t i = 0; i < count; i++) {
+        const ms__op *op = &ops[i];
         sim->current_event = i;
         switch (op->kind) {
         case MS_EVENT_ALLOC:
@@ -313,6 +396,9 @@ static void run_backward(ms__sim *sim, uint32_t index)
             break;
         case MS_EVENT_WORK:
             ms__sim_spend(sim, op->value);
+            break;
+        case MS__OP_STRETCH:
+            ms__sim_stretch(sim, node->profile, &node->profile->stretches[op->value]);
             break;
         default:
             break;
@@ -521,8 +607,7 @@ static void read_times(const ms__sim *sim, ms__outcome *out)
 static bool moves_anything(const ms__sim *sim)
 {
     for (uint32_t i = 0; i < sim->node_count; i++) {
-        ms_technique technique = technique_of(sim, i);
-        if (technique != MS_TECHNIQUE_KEEP && technique != MS_TECHNIQUE_RECOMPUTE) {
+        if (ms_technique_moves(technique_of(sim, i))) {
             return true;
         }
     }

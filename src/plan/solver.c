@@ -8,7 +8,8 @@
 #include "base/units.h"
 #include "plan/explain_internal.h"
 
-enum { FRONT_MOST = 24, UNIFORM_MOST = 64, FINALISTS_MOST = 4 * FRONT_MOST + UNIFORM_MOST };
+enum { FRONT_MOST = 24, UNIFORM_MOST = 128, FINALISTS_MOST = 4 * FRONT_MOST + UNIFORM_MOST };
+enum { SELECTIVE_PART = 4 };
 
 static size_t add_finalist(size_t *finalists, size_t count, size_t candidate)
 {
@@ -22,9 +23,8 @@ static size_t add_finalist(size_t *finalists, size_t count, size_t candidate)
 }
 
 /* Candidates worth a closer look whatever the budget: the fronts, with and without a
- * cache, of all and of the light ones, and the uniform plans, which come first in the
- * set. */
-static size_t list_finalists(ms__search *search, size_t uniform_count, size_t *finalists)
+ * cache, of all and of the light ones, and the uniform plans. */
+static size_t list_finalists(ms__search *search, size_t *finalists)
 {
     size_t front[FRONT_MOST], count = 0;
     for (int i = 0; i < 4; i++) {
@@ -34,8 +34,12 @@ static size_t list_finalists(ms__search *search, size_t uniform_count, size_t *f
             count = add_finalist(finalists, count, front[f]);
         }
     }
-    for (size_t i = 0; i < uniform_count && i < UNIFORM_MOST; i++) {
-        count = add_finalist(finalists, count, i);
+    size_t uniform = 0;
+    for (size_t i = 0; i < search->count && uniform < UNIFORM_MOST; i++) {
+        if (search->items[i].uniform) {
+            count = add_finalist(finalists, count, i);
+            uniform++;
+        }
     }
     return count;
 }
@@ -53,10 +57,6 @@ static void propose_uniform(ms__search *search, uniforms *made)
         ms__families_uniform(search);
     }
     made->first[search->step_count] = search->count;
-    /* The yardstick is never refused for pressing harder than low pressure asks. */
-    for (size_t i = 0; i < search->count; i++) {
-        search->items[i].light = true;
-    }
 }
 
 /* Does step b have, for each uniform candidate of step a, the same techniques at no more
@@ -99,13 +99,30 @@ static uint32_t list_steps(const ms__search *search, const uniforms *made, uint3
     return count;
 }
 
-static size_t propose(ms__search *search)
+/* After all others, and with replays of their own, a quarter of theirs: they take nothing
+ * away from what is found without them. */
+static void propose_selective(ms__search *search, const uint32_t *steps, uint32_t count)
+{
+    if (search->selective_techniques == 0) {
+        return;
+    }
+    uint64_t share = search->replays_most / SELECTIVE_PART / (count + 1);
+    for (uint32_t i = 0; i < count; i++) {
+        search->replays_left = share;
+        ms__search_use(search, steps[i]);
+        ms__families_selective(search);
+    }
+    search->replays_left = share;
+    ms__families_refine(search);
+}
+
+static void propose(ms__search *search)
 {
     uniforms made;
     uint32_t steps[MS__STEPS_MOST];
     propose_uniform(search, &made);
     if (search->out_of_memory) {
-        return 0;
+        return;
     }
     uint32_t count = list_steps(search, &made, steps);
     for (uint32_t i = 0; i < count; i++) {
@@ -119,7 +136,7 @@ static size_t propose(ms__search *search)
         search->replays_left += kept;
     }
     ms__families_refine(search);
-    return made.first[1];
+    propose_selective(search, steps, count);
 }
 
 /* At low pressure candidates that are not light must fit the budget where low pressure
@@ -219,12 +236,12 @@ typedef struct choice {
 } choice;
 
 /* The choice when the budget binds or is the target. */
-static int choose_fastest(ms__search *search, size_t uniform_count, ms__limits *limits, ms_plan *plan, choice *made)
+static int choose_fastest(ms__search *search, ms__limits *limits, ms_plan *plan, choice *made)
 {
     const ms_pressure *pressure = &plan->pressure;
     size_t finalists[FINALISTS_MOST];
     ms__variants variants;
-    size_t count = list_finalists(search, uniform_count, finalists);
+    size_t count = list_finalists(search, finalists);
     if (search->out_of_memory || ms__variants_make(search, finalists, count, most_bytes(search), &variants) != MS_OK) {
         search->out_of_memory = true;
         return MS_ENOMEM;
@@ -243,12 +260,12 @@ static int choose_fastest(ms__search *search, size_t uniform_count, ms__limits *
 
 static int choose(ms__search *search, ms__limits *limits, ms_plan *plan, choice *made)
 {
-    size_t uniform_count = propose(search);
+    propose(search);
     if (search->out_of_memory) {
         return MS_ENOMEM;
     }
     if (!plan->pressure.forced) {
-        return choose_fastest(search, uniform_count, limits, plan, made);
+        return choose_fastest(search, limits, plan, made);
     }
     *made = (choice){.variant = ms__variant_of(search, press_on(search), 0), .fits = true};
     ms__variant_replay(search, &made->variant);
@@ -275,7 +292,9 @@ static int solve(ms__search *search, const ms_pressure *pressure, ms__limits *li
     plan->over_target = !made.fits;
     plan->smallest_budget_bytes = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
     ms__plan_fill(search, &made.variant, made.room_bytes, plan);
-    ms__plan_apply(search, &made.variant, plan);
+    if (ms__plan_apply(search, &made.variant, plan) != MS_OK) {
+        return ms_fail(err, MS_ENOMEM, "solver: out of memory");
+    }
     ms__plan_fill_entries(search, &made.variant, made.room_bytes, plan);
     ms__plan_fill_options(search, &made.variant, plan);
     return explain(search, &made.variant, plan, err);
@@ -295,7 +314,9 @@ static int skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, 
     uint64_t room_bytes = pressure->budget_given ? ms__min_u64(pressure->allowed_bytes, most_bytes(search)) : 0;
     ms__plan_fill(search, &kept, room_bytes, plan);
     plan->skipped = true;
-    ms__plan_apply(search, &kept, plan);
+    if (ms__plan_apply(search, &kept, plan) != MS_OK) {
+        return ms_fail(err, MS_ENOMEM, "solver: out of memory");
+    }
     ms__plan_fill_entries(search, &kept, room_bytes, plan);
     return explain(search, &kept, plan, err);
 }

@@ -28,7 +28,7 @@ static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_t
         return ms_fail(err, MS_ENOMEM, "uniform plan: out of memory");
     }
     made->fallback = technique < MS_TECHNIQUE_COUNT ? technique : blind_technique(hardware, config);
-    bool moves = made->fallback != MS_TECHNIQUE_KEEP && made->fallback != MS_TECHNIQUE_RECOMPUTE;
+    bool moves = ms_technique_moves((ms_technique)made->fallback);
     ms_pressure_of(0, hardware, config, &made->pressure);
     made->offload_min_bytes = made->pressure.forced ? 1 : MS_OFFLOAD_MIN_BYTES;
     made->write_window_bytes = MS__BLIND_WINDOW_BYTES;
@@ -90,7 +90,7 @@ static void make_uniform(ms__search *search, ms_technique technique, const ms_pr
     plan->pressure = *pressure;
     plan->smallest_budget_bytes = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
     plan->over_target = chosen.bytes > pressure->allowed_bytes;
-    ms__plan_apply(search, &chosen, plan);
+    search->out_of_memory = ms__plan_apply(search, &chosen, plan) != MS_OK;
     ms__plan_fill_entries(search, &chosen, plan->replay.peak_bytes, plan);
     if (ms__explain_peak(search, &chosen, plan) != MS_OK || ms__explain_bound(search, &chosen, plan) != MS_OK) {
         search->out_of_memory = true;

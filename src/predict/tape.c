@@ -7,6 +7,8 @@
 #include "base/units.h"
 #include "predict/tape.h"
 
+enum { OPERANDS_MOST = 9 };
+
 void ms__fail_tape(ms__tape *tape, int rc)
 {
     if (rc == MS_OK || tape->rc != MS_OK) {
@@ -147,9 +149,46 @@ uint64_t ms__key_of(const ms__tape *tape, ms__value value)
 
 /* ---- operators -------------------------------------------------------------------------- */
 
+/* Element-wise as torch tags them, of those that are used here. */
+static bool is_pointwise(const char *name)
+{
+    static const char *const names[] = {"aten.add.", "aten.gelu.", "aten.mul.",  "aten.pow.", "aten.relu.",
+                                        "aten.rsqrt.", "aten.silu.", "aten.tanh.", "aten.where."};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strncmp(name, names[i], strlen(names[i])) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What single operators could make again, and what is written to: as the tracer reports it. */
+static void report_maker(ms__tape *tape, const char *name, size_t inputs, size_t outputs, const ms__value *operands)
+{
+    uint64_t keys[OPERANDS_MOST];
+    size_t given = 0, taken = 0;
+    if (strstr(name, "_.") != NULL) {
+        uint64_t key = ms__key_of(tape, operands[0]);
+        ms__fail_tape(tape, ms_trace_wrote(tape->trace, key, tape->err));
+        return;
+    }
+    /* Tagged as random, with dropout or without. */
+    bool draws = strcmp(name, "aten._scaled_dot_product_flash_attention_for_cpu.default") == 0;
+    if (draws || !ms_operator_is_maker(name, is_pointwise(name))) {
+        return;
+    }
+    for (size_t i = 0; i < inputs + outputs; i++) {
+        if (operands[i] != 0) {
+            keys[given++] = ms__key_of(tape, operands[i]);
+            taken += i < inputs;
+        }
+    }
+    ms__fail_tape(tape, ms_trace_made(tape->trace, keys, taken, keys + taken, given - taken, tape->err));
+}
+
 void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, const ms__value *operands)
 {
-    ms_operand made[9] = {{0}};
+    ms_operand made[OPERANDS_MOST] = {{0}};
     size_t given = 0, taken = 0;
     if (tape->rc != MS_OK) {
         return;
@@ -168,6 +207,9 @@ void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, co
         taken += i < inputs;
     }
     ms__fail_tape(tape, ms_trace_op(tape->trace, name, made, taken, made + taken, given - taken, tape->err));
+    if (tape->rc == MS_OK) {
+        report_maker(tape, name, inputs, outputs, operands);
+    }
 }
 
 int32_t ms__open(ms__tape *tape, ms__derivative kind, size_t count, const ms__value *operands)

@@ -30,6 +30,7 @@ from .module_state import LayerState
 from .observation import StepWatch
 from .profiler import describe_arguments, is_tracing
 from .replay import ReplayRecord, is_replaying, replay
+from .tape import Remade, Tape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +98,7 @@ class Executor:
         self._layers: list[LayerHooks] = []
         self._optimizer_hook: Any = None
         self._replay_lock = threading.RLock()
+        self._remade = Remade()
         # Planning swaps the model's tensors for a moment: no other thread may be in a forward.
         self._planning = threading.Condition(threading.RLock())
         self._forwards: set[int] = set()
@@ -241,6 +243,7 @@ class Executor:
             raise BudgetInfeasibleError("this executor carries out plans that it is given")
         self._core.hooks_in_the_way()
         self._core.poll()
+        self._remade.release()
         self.apply(self._planner.tighten(attempt))
 
     def _twin(self) -> Executor:
@@ -364,6 +367,7 @@ class Executor:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._stands_aside():
             return None
+        self._end_tape()
         obstacle = self._core.hooks_in_the_way()
         if obstacle is not None:
             self._say_obstacle(obstacle)
@@ -469,6 +473,7 @@ class Executor:
         if self._stands_aside():
             return
         self._local.layer_depth = getattr(self._local, "layer_depth", 0) + 1
+        self._end_tape()  # of a call that was broken off, or that this one lies in
         record = None
         if self._core.peek(layer.number) in _RECOMPUTE:
             record = self._record(layer, module, args, kwargs)
@@ -485,6 +490,20 @@ class Executor:
             if region.technique == "recompute_offload_input":
                 record.arguments.offload(region.offload_input)
             self._local.record = record
+        elif region is not None and region.technique.startswith("selective"):
+            tape = Tape(self._core.is_resident, self._remade)
+            region.payload = tape
+            self._local.tape = (tape, region)
+            tape.begin()
+
+    def _end_tape(self) -> None:
+        """The tape of the layer that this thread is in, if any, has heard all."""
+        found = getattr(self._local, "tape", None)
+        if found is not None:
+            self._local.tape = None
+            tape, region = found
+            region.payload = None
+            tape.end()
 
     def _record(
         self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -517,6 +536,7 @@ class Executor:
         profile = self._own_profile()
         if profile is not None:
             profile.leave(args, kwargs, output)
+        self._end_tape()
         record = getattr(self._local, "record", None)
         if record is not None:
             self._local.record = None
@@ -536,6 +556,7 @@ class Executor:
         if self._profile is not None:
             self._profile.backward_ended()
         self._watch.backward_ended()
+        self._remade.release()
         self._core.backward_ended()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

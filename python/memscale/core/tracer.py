@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import _core
 from .arguments import Arguments, plain_tensors
 
-__all__ = ["NO_NODE", "LiveTracer", "plain_leaves"]
+__all__ = ["NO_NODE", "LiveTracer", "is_maker", "plain_leaves"]
 
 NO_NODE = 0xFFFFFFFF
 """What `saved()` gives as node while the tracer is not listening."""
@@ -33,6 +33,9 @@ class _Operator(NamedTuple):
     mutable: bool
     random: bool
     convolves: bool = False
+    maker: bool = False  # it can run again on its own
+    written: tuple[int, ...] = ()  # arguments that it writes to, by position
+    written_names: tuple[str, ...] = ()  # and by name
 
 
 class _Watch(weakref.ref):
@@ -161,10 +164,15 @@ class LiveTracer(TorchDispatchMode):
         self, operator: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
     ) -> None:
         outputs = []
+        made = []
         is_new = False
+        all_new = True
         for tensor in _tensors(result):
             for storage in _storages(tensor):
-                is_new |= self._see(storage, operator.mutable)
+                new = self._see(storage, operator.mutable)
+                is_new |= new
+                all_new &= new
+                made.append(storage._cdata)
             outputs.append((tensor.shape, _bytes(tensor)))
         if not is_new and not operator.mutable:
             return  # a view by another name
@@ -173,8 +181,22 @@ class LiveTracer(TorchDispatchMode):
             operands.extend((tensor.shape, _bytes(tensor)) for tensor in _tensors(kwargs.values()))
         workspace = operator.convolves and _in_default_layout(args)
         self._trace.op(operator.name, tuple(operands), tuple(outputs), workspace)
+        if self._frame is not None:
+            if operator.maker and all_new:
+                self._trace.made(_keys(args, kwargs), tuple(made))
+            elif operator.mutable:
+                self._tell_written(operator, args, kwargs)
         if operator.random and self._phase == "forward":
             self._trace.flag(self._trace.current(), "uses_rng")
+
+    def _tell_written(
+        self, operator: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> None:
+        written = [args[place] for place in operator.written if place < len(args)]
+        written.extend(kwargs[name] for name in operator.written_names if kwargs and name in kwargs)
+        for tensor in _tensors(written):
+            for storage in _storages(tensor):
+                self._trace.wrote(storage._cdata)
 
     def _see(self, storage: torch.UntypedStorage, may_resize: bool) -> bool:
         """Reports a storage seen for the first time, or resized; whether it was new."""
@@ -393,6 +415,14 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
+def _keys(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, ...]:
+    """The storages of an operator's tensor arguments."""
+    found = [storage._cdata for tensor in _tensors(args) for storage in _storages(tensor)]
+    if kwargs:
+        found.extend(storage._cdata for tensor in _tensors(kwargs.values()) for storage in _storages(tensor))
+    return tuple(found)
+
+
 def plain_leaves(value: Any) -> Iterator[Any]:
     """Leaves of lists, tuples and dictionaries nested in each other, in order.
 
@@ -412,14 +442,28 @@ def _describe(func: Any, run: Callable[..., Any]) -> _Operator:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator
         return _Operator(run, str(func), silent=False, mutable=False, random=False)
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    arguments = list(enumerate(schema.arguments)) if schema.is_mutable else []
+    written = [(place, item) for place, item in arguments if item.alias_info and item.alias_info.is_write]
     return _Operator(
         run=run,
         name=str(func),
         silent=func.namespace == "prim" or func.is_view,
         mutable=schema.is_mutable,
-        random=torch.Tag.nondeterministic_seeded in func.tags,
+        random=random,
         convolves=str(func).startswith(("aten.convolution.", "aten.convolution_backward.")),
+        maker=is_maker(func),
+        written=tuple(place for place, item in written if not item.kwarg_only),
+        written_names=tuple(item.name for _, item in written),
     )
+
+
+def is_maker(func: Any) -> bool:
+    """Whether an operator can run again on its own and gives the same bits: it is not random,
+    writes to nothing, gives no view, and C knows it."""
+    if func._schema.is_mutable or func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    return _core.operator_is_maker(str(func), torch.Tag.pointwise in func.tags)
 
 
 def _in_default_layout(args: tuple[Any, ...]) -> bool:

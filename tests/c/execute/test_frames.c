@@ -117,6 +117,44 @@ static void calls_follow_the_plan(void **state)
     }
 }
 
+static bool chosen(fixture *f, ms_frame *frame, uintptr_t identity, uint64_t bytes)
+{
+    bool is_dropped;
+    assert_ms_ok(ms_frame_choose(f->execute, frame, identity, bytes, &is_dropped, &f->err), f->err);
+    return is_dropped;
+}
+
+/* Slots are found again by order and bytes, also where the call saves one less or more. */
+static void selective_calls_drop_the_planned_slots(void **state)
+{
+    fixture *f = *state;
+    char a[] = "a", b[] = "b";
+    uint64_t bytes[] = {100, 200, 300, 200};
+    uint8_t dropped[] = {0, 1, 0, 0};
+    ms_selection selection = {.slot_count = 4, .slot_bytes = bytes, .dropped = dropped};
+    ms_plan_entry entries[] = {
+        {.name = a, .technique = MS_TECHNIQUE_SELECTIVE_2_DISK, .selection = 1},
+        {.name = b, .technique = MS_TECHNIQUE_SELECTIVE_1},
+    };
+    ms_plan plan = {.entries = entries, .entry_count = 2, .selections = &selection, .selection_count = 1};
+    assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
+    ms_frame *frame = enter(f, layer_of(f, "a"), false);
+    /* There is no tier: the same set, and the rest stays. */
+    assert_int_equal(ms_frame_technique(frame), MS_TECHNIQUE_SELECTIVE_2);
+    assert_ms_ok(ms_execute_set_plan(f->execute, NULL, &f->err), f->err); /* an open frame keeps its own */
+    assert_false(chosen(f, frame, 0x10, 100));
+    assert_true(chosen(f, frame, 0x20, 200));
+    assert_false(chosen(f, frame, 0x30, 7)); /* not of the plan */
+    assert_false(chosen(f, frame, 0x40, 200));
+    assert_true(chosen(f, frame, 0x20, 200));
+    assert_false(chosen(f, frame, 0x50, 200));
+    ms_execute_leave(f->execute, 1);
+    assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
+    frame = enter(f, layer_of(f, "b"), false); /* without a selection: all */
+    assert_true(chosen(f, frame, 0x10, 1));
+    ms_execute_leave(f->execute, 1);
+}
+
 static void layers_without_an_entry_get_the_fallback(void **state)
 {
     fixture *f = *state;
@@ -386,6 +424,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
         TEST(calls_follow_the_plan),
+        TEST(selective_calls_drop_the_planned_slots),
         TEST(layers_without_an_entry_get_the_fallback),
         TEST(what_can_not_be_done_becomes_what_can),
         TEST(a_broken_off_forward_is_closed_by_the_next),

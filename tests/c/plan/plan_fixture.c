@@ -65,6 +65,16 @@ static void layer_profile(ms_profile *profile, const fixture_chain *chain, const
     profile->input_count = 1;
     profile->inputs = ms_calloc(1, sizeof *profile->inputs);
     assert_non_null(profile->inputs);
+    if (layer->maker_flops > 0) {
+        static const uint32_t operands[] = {0, 5};
+        profile->maker_count = 1;
+        profile->makers = ms_calloc(1, sizeof *profile->makers);
+        profile->operand_count = 2;
+        profile->operands = ms_calloc(2, sizeof *profile->operands);
+        assert_true(profile->makers != NULL && profile->operands != NULL);
+        profile->makers[0] = (ms_maker){.flops = layer->maker_flops, .input_count = 1, .output_count = 1};
+        memcpy(profile->operands, operands, sizeof operands);
+    }
 }
 
 /* 0 output, 1 its gradient. */
@@ -240,6 +250,7 @@ ms_graph *fixture_graph(int which)
 {
     static const fixture_layer transformer = {340 * MIB, 25 * MIB, 50000000000, 28 * MIB, 0};
     static const fixture_layer light = {30 * MIB, 4 * MIB, 200000000, 6 * MIB, 0};
+    static const fixture_layer remade = {200 * MIB, 25 * MIB, 50000000000, 28 * MIB, 0, 2000000000};
     static const fixture_layer dear = {64 * MIB, 8 * MIB, 400000000000, 6 * MIB, 0};
     fixture_chain chain = {.layer_count = 12, .layers = &transformer, .uniform = true, .activation_bytes = 6 * MIB,
                            .logits_bytes = 412 * MIB, .parameter_bytes = 500 * MIB, .state_bytes = 1000 * MIB};
@@ -257,6 +268,10 @@ ms_graph *fixture_graph(int which)
         return fixture_chain_graph(&chain);
     case 3:
         return uneven_graph(9, 3000000000);
+    case 5:
+        chain.layers = &remade;
+        chain.layer_count = 8;
+        return fixture_chain_graph(&chain);
     default:
         return uneven_graph(33, 80000000);
     }

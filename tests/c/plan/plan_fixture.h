@@ -17,6 +17,7 @@ typedef struct fixture_layer {
     uint64_t flops;       /* in forward */
     uint64_t gradient_bytes;
     uint32_t flags;
+    uint64_t maker_flops; /* to make the inner result again from the input; 0: it can't be */
 } fixture_layer;
 
 /* root "embed", layers "h.0" ... , root head with the loss; activations between them
@@ -40,7 +41,7 @@ ms_graph *fixture_chain_graph(const fixture_chain *chain);
 ms_hardware *fixture_hardware(void);
 
 /* The graphs that properties are tried on: 0 .. FIXTURE_GRAPHS-1. */
-enum { FIXTURE_GRAPHS = 5 };
+enum { FIXTURE_GRAPHS = 6 };
 ms_graph *fixture_graph(int which);
 
 /* The machine for them: every cost counts. */

@@ -1,0 +1,129 @@
+/*
+ * Saved tensors of a selective technique. The library says which storages are dropped;
+ * those stay until their call has ended, when the tape of its operators (Python's
+ * core/tape.py, the region's payload) knows which of them it can make again: it gives
+ * these a ticket that does, and the others stay.
+ */
+#include "execute_saved.h"
+
+/* Whether a storage can be told apart and its view rebuilt. No exception is left set. */
+static bool is_plain(PyObject *tensor)
+{
+    const ms_torch *t = ms_ext_torch();
+    PyTypeObject *type = Py_TYPE(tensor);
+    bool is_tensor = (PyObject *)type == t->tensor_type || (PyObject *)type == t->parameter_type;
+    bool plain = is_tensor && ms_ext_flag(tensor, t->n_is_quantized) == 0 && ms_ext_ask(t->is_conj, tensor) == 0 &&
+                 ms_ext_ask(t->is_neg, tensor) == 0;
+    PyErr_Clear();
+    return plain;
+}
+
+static int tell_tape(ms_region *region, const char *method, PyObject *handle, PyObject *storage)
+{
+    PyObject *done = PyObject_CallMethod(region->payload, method, "OO", handle, storage);
+    Py_XDECREF(done);
+    return done != NULL ? 0 : -1;
+}
+
+static PyObject *drop_later(ms_region *region, PyObject *tensor, const ms_movable *what)
+{
+    ms_saved *saved = ms_ext_saved_new(SAVED_DROPPED, region->execution);
+    if (saved == NULL) {
+        return NULL;
+    }
+    saved->tensor = ms_ext_alias_of(tensor);
+    saved->version = ms_ext_version_or_none(saved->tensor);
+    if (ms_ext_remember_view(saved, tensor) != 0 || tell_tape(region, "dropped", (PyObject *)saved, what->storage)) {
+        Py_CLEAR(saved);
+    }
+    return (PyObject *)saved;
+}
+
+/* Stays or moves, and is what others may be made from; a piece that was copied is not,
+ * since it is not the storage that operators read. */
+static PyObject *hold(ms_region *region, PyObject *tensor, const ms_movable *what)
+{
+    ms_technique rest = ms_technique_rest(ms_frame_technique(region->frame));
+    bool moves = rest != MS_TECHNIQUE_KEEP || ms_execute_packs_kept(region->execution->execute);
+    if (!moves) {
+        ms_execute_kept(region->execution->execute);
+    }
+    PyObject *handle = moves ? ms_ext_save_extent(region, tensor) : ms_ext_keep(region->execution, tensor);
+    if (handle == NULL) {
+        return NULL;
+    }
+    int piece = moves ? ms_ext_is_piece(tensor, what) : 0;
+    if (piece < 0 || (piece == 0 && tell_tape(region, "held", handle, what->storage) != 0)) {
+        Py_CLEAR(handle);
+    }
+    return handle;
+}
+
+PyObject *ms_ext_save_chosen(ms_region *region, PyObject *tensor)
+{
+    ms_execution *execution = region->execution;
+    ms_movable what;
+    ms_error err;
+    bool is_dropped = false;
+    bool known = region->payload != NULL && ms_ext_region_is_running(region) && !ms_ext_stays(execution, tensor) &&
+                 is_plain(tensor) && ms_ext_look_behind(tensor, &what) == 0;
+    if (!known) {
+        ms_execute_kept(execution->execute);
+        return ms_ext_keep(execution, tensor);
+    }
+    PyObject *handle = NULL;
+    int rc = MS_OK;
+    if (what.bytes > 0) {
+        rc = ms_frame_choose(execution->execute, region->frame, what.identity, what.bytes, &is_dropped, &err);
+    }
+    if (ms_ext_check(rc, &err) == 0) {
+        handle = is_dropped ? drop_later(region, tensor, &what) : hold(region, tensor, &what);
+    }
+    Py_DECREF(what.storage);
+    return handle;
+}
+
+PyObject *ms_ext_unpack_dropped(ms_saved *saved)
+{
+    if (saved->ticket == NULL) {
+        return ms_ext_unpack_kept(saved);
+    }
+    if (ms_ext_check_probe(saved) != 0) {
+        return NULL;
+    }
+    ms_counter_add(ms_execute_counters(saved->execution->execute), MS_COUNTER_REMADE_TENSORS, 1);
+    return PyObject_CallMethod(saved->ticket, "give", "OOOO", saved->dtype, saved->size, saved->stride,
+                               saved->offset);
+}
+
+/* drop(ticket): the bytes go; the version is still watched. */
+static PyObject *drop(PyObject *self, PyObject *ticket)
+{
+    ms_saved *saved = (ms_saved *)self;
+    if (saved->kind != SAVED_DROPPED || saved->ticket != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "this saved tensor is not one to be dropped");
+        return NULL;
+    }
+    PyObject *probe = ms_ext_probe_of(saved->execution, saved->tensor);
+    if (probe == NULL) {
+        return NULL;
+    }
+    PyObject *tensor = saved->tensor;
+    saved->tensor = probe;
+    Py_INCREF(ticket);
+    saved->ticket = ticket;
+    Py_DECREF(tensor);
+    Py_RETURN_NONE;
+}
+
+static PyObject *unpack(PyObject *self, PyObject *args)
+{
+    (void)args;
+    return ms_ext_saved_unpack(self);
+}
+
+PyMethodDef ms_ext_saved_methods[] = {
+    {"drop", drop, METH_O, "drop(ticket): lets go of the bytes, which the ticket's give() makes again."},
+    {"unpack", unpack, METH_NOARGS, "unpack() -> the tensor."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,78 @@
+/*
+ * Which operators can run again on their own, later, and give the same bits: the list
+ * that the tracer and the executor share. An operator that is not on it is never run
+ * again by itself; its results stay, or the whole layer runs again.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "memscale/trace.h"
+
+/* Sorted (strcmp), for bsearch. None of these looks at grad mode, at random state or at
+ * anything but its operands, and none writes to an operand. Element-wise operators are
+ * not listed: torch tags them. */
+static const char *const names[] = {
+    "_log_softmax",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_softmax",
+    "_to_copy",
+    "addmm",
+    "amax",
+    "amin",
+    "avg_pool2d",
+    "baddbmm",
+    "bmm",
+    "cat",
+    "clone",
+    "cumsum",
+    "gather",
+    "index_select",
+    "linalg_vector_norm",
+    "logsumexp",
+    "mean",
+    "mm",
+    "native_group_norm",
+    "native_layer_norm",
+    "stack",
+    "sum",
+    "var_mean",
+};
+
+static int compare_name(const void *key, const void *item)
+{
+    return strcmp(key, *(const char *const *)item);
+}
+
+/* "aten.addmm.default" -> "addmm". Other namespaces are not looked at: their kernels are
+ * anybody's. */
+static bool bare_name(const char *name, char *bare, size_t size)
+{
+    static const char prefix[] = "aten.";
+    if (strncmp(name, prefix, sizeof prefix - 1) != 0) {
+        return false;
+    }
+    name += sizeof prefix - 1;
+    size_t length = strcspn(name, ".");
+    if (length == 0 || length >= size) {
+        return false;
+    }
+    memcpy(bare, name, length);
+    bare[length] = '\0';
+    return true;
+}
+
+bool ms_operator_is_maker(const char *name, bool is_pointwise)
+{
+    char bare[96];
+    if (!bare_name(name, bare, sizeof bare) || bare[strlen(bare) - 1] == '_') {
+        return false;
+    }
+    /* Tagged element-wise, but they read nothing: their values are anything. */
+    if (strncmp(bare, "empty", 5) == 0 || strncmp(bare, "new_empty", 9) == 0) {
+        return false;
+    }
+    return is_pointwise ||
+           bsearch(bare, names, sizeof names / sizeof names[0], sizeof names[0], compare_name) != NULL;
+}

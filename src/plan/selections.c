@@ -1,0 +1,191 @@
+/*
+ * A plan's selections: for each layer with a selective technique, which of its saved
+ * storages are dropped, told apart by their order and bytes, so that the executor needs no
+ * graph. Filled when a plan is made, written with it and read back.
+ */
+#include <string.h>
+
+#include "base/json.h"
+#include "plan/plan_internal.h"
+#include "plan/selections.h"
+
+enum { SELECTIONS_MOST = 1 << 20, SLOTS_MOST = 1 << 20 };
+
+void ms__selections_clear(ms_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->selection_count; i++) {
+        ms_free(plan->selections[i].slot_bytes);
+        ms_free(plan->selections[i].dropped);
+    }
+    ms_free(plan->selections);
+    plan->selections = NULL;
+    plan->selection_count = 0;
+}
+
+static int make_arrays(ms_selection *selection, uint32_t count)
+{
+    selection->slot_bytes = ms_calloc(count, sizeof *selection->slot_bytes);
+    selection->dropped = ms_calloc(count, 1);
+    selection->slot_count = count;
+    return selection->slot_bytes != NULL && selection->dropped != NULL ? MS_OK : MS_ENOMEM;
+}
+
+/* ---- filling -------------------------------------------------------------------- */
+
+static uint32_t set_of(const ms_plan_entry *entry)
+{
+    return ms_technique_set((ms_technique)entry->technique);
+}
+
+/* An earlier entry with the same profile and set. */
+static uint32_t find_equal(const ms_graph *graph, const ms_plan *plan, uint32_t index)
+{
+    for (uint32_t i = 0; i < index; i++) {
+        if (plan->entries[i].selection != 0 && set_of(&plan->entries[i]) == set_of(&plan->entries[index]) &&
+            graph->nodes[i].profile == graph->nodes[index].profile) {
+            return plan->entries[i].selection;
+        }
+    }
+    return 0;
+}
+
+static int fill_one(const ms__sim_profile *profile, const ms_profile *from, const uint8_t *set,
+                    ms_selection *selection)
+{
+    if (make_arrays(selection, profile->save_count) != MS_OK) {
+        return MS_ENOMEM;
+    }
+    for (uint32_t slot = 0; slot < profile->save_count; slot++) {
+        selection->slot_bytes[slot] = from->storage_bytes[profile->saved[slot]];
+        selection->dropped[slot] = set[slot];
+    }
+    return MS_OK;
+}
+
+int ms__selections_fill(const ms__sim *sim, ms_plan *plan)
+{
+    const ms_graph *graph = sim->graph;
+    plan->selections = ms_calloc(plan->entry_count, sizeof *plan->selections);
+    if (plan->selections == NULL) {
+        return MS_ENOMEM;
+    }
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        const ms__sim_profile *profile = sim->nodes[i].profile;
+        const uint8_t *set = ms__selective_set(profile, (ms_technique)plan->entries[i].technique);
+        plan->entries[i].selection = 0;
+        if (set == NULL) {
+            continue;
+        }
+        uint32_t known = find_equal(graph, plan, i);
+        if (known == 0) {
+            ms_selection *selection = &plan->selections[plan->selection_count++];
+            if (fill_one(profile, &graph->profiles[graph->nodes[i].profile], set, selection) != MS_OK) {
+                return MS_ENOMEM;
+            }
+            known = plan->selection_count;
+        }
+        plan->entries[i].selection = known;
+    }
+    return MS_OK;
+}
+
+/* ---- writing -------------------------------------------------------------------- */
+
+void ms__selections_put(ms__json_writer *writer, json_t *root, const ms_plan *plan)
+{
+    if (plan->selection_count == 0) {
+        return;
+    }
+    json_t *out = ms__json_put_array(writer, root, "selections");
+    for (uint32_t i = 0; i < plan->selection_count; i++) {
+        const ms_selection *selection = &plan->selections[i];
+        json_t *item = ms__json_add_object(writer, out);
+        json_t *bytes = ms__json_put_array(writer, item, "slot_bytes");
+        json_t *dropped = ms__json_put_array(writer, item, "dropped");
+        for (uint32_t slot = 0; slot < selection->slot_count; slot++) {
+            ms__json_add_u64(writer, bytes, selection->slot_bytes[slot]);
+            if (selection->dropped[slot]) {
+                ms__json_add_u64(writer, dropped, slot);
+            }
+        }
+    }
+}
+
+/* ---- reading -------------------------------------------------------------------- */
+
+static int read_dropped(const ms__json_at *list, ms_selection *selection)
+{
+    int rc = MS_OK;
+    for (size_t i = 0; rc == MS_OK && i < ms__json_count(list); i++) {
+        uint64_t slot = 0;
+        if (selection->slot_count == 0) {
+            return ms__json_fail(list, MS_EFORMAT, "there are no slots");
+        }
+        rc = ms__json_item_u64(list, i, 0, selection->slot_count - 1, &slot);
+        if (rc == MS_OK && selection->dropped[slot]) {
+            rc = ms__json_fail(list, MS_EFORMAT, "a slot is listed twice");
+        }
+        if (rc == MS_OK) {
+            selection->dropped[slot] = 1;
+        }
+    }
+    return rc;
+}
+
+static int read_selection(const ms__json_at *item, ms_selection *selection)
+{
+    static const char *const names[] = {"slot_bytes", "dropped"};
+    ms__json_at bytes, dropped;
+    int rc = ms__json_only(item, names, sizeof names / sizeof names[0]);
+    rc = rc != MS_OK ? rc : ms__json_array(item, names[0], &bytes);
+    rc = rc != MS_OK ? rc : ms__json_array(item, names[1], &dropped);
+    if (rc == MS_OK && ms__json_count(&bytes) > SLOTS_MOST) {
+        rc = ms__json_fail(&bytes, MS_EFORMAT, "more than %d slots", SLOTS_MOST);
+    }
+    if (rc == MS_OK && make_arrays(selection, (uint32_t)ms__json_count(&bytes)) != MS_OK) {
+        rc = ms__json_fail(&bytes, MS_ENOMEM, "out of memory");
+    }
+    for (uint32_t i = 0; rc == MS_OK && i < selection->slot_count; i++) {
+        rc = ms__json_item_u64(&bytes, i, 0, INT64_MAX, &selection->slot_bytes[i]);
+    }
+    return rc != MS_OK ? rc : read_dropped(&dropped, selection);
+}
+
+int ms__selections_read(const ms__json_at *root, ms_plan *plan)
+{
+    ms__json_at list, item;
+    if (!ms__json_has(root, "selections")) {
+        return MS_OK;
+    }
+    int rc = ms__json_array(root, "selections", &list);
+    if (rc == MS_OK && ms__json_count(&list) > SELECTIONS_MOST) {
+        rc = ms__json_fail(&list, MS_EFORMAT, "more than %d selections", SELECTIONS_MOST);
+    }
+    if (rc != MS_OK) {
+        return rc;
+    }
+    plan->selections = ms_calloc(ms__json_count(&list), sizeof *plan->selections);
+    if (plan->selections == NULL) {
+        return ms__json_fail(&list, MS_ENOMEM, "out of memory");
+    }
+    for (size_t i = 0; rc == MS_OK && i < ms__json_count(&list); i++) {
+        plan->selection_count = (uint32_t)i + 1;
+        rc = ms__json_item_object(&list, i, &item);
+        rc = rc != MS_OK ? rc : read_selection(&item, &plan->selections[i]);
+    }
+    return rc;
+}
+
+int ms__selections_read_entry(const ms__json_at *entry, const ms_plan *plan, ms_plan_entry *out)
+{
+    uint32_t index = 0;
+    if (!ms__json_has(entry, "selection")) {
+        return MS_OK;
+    }
+    if (plan->selection_count == 0) {
+        return ms__json_fail(entry, MS_EFORMAT, "a selection, but the plan has none");
+    }
+    int rc = ms__json_u32(entry, "selection", 0, plan->selection_count - 1, &index);
+    out->selection = index + 1;
+    return rc;
+}

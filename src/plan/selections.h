@@ -1,0 +1,19 @@
+/*
+ * A plan's selections as parts of it: see selections.c. For the files that make, free,
+ * write and read plans.
+ */
+#ifndef MS_PLAN_SELECTIONS_H
+#define MS_PLAN_SELECTIONS_H
+
+#include "base/json.h"
+#include "plan/sim.h"
+
+void ms__selections_clear(ms_plan *plan);
+/* Of a plan whose entries have their techniques; MS_ENOMEM. */
+int ms__selections_fill(const ms__sim *sim, ms_plan *plan);
+/* The optional member "selections" of a plan, "selection" of an entry. */
+void ms__selections_put(ms__json_writer *writer, json_t *root, const ms_plan *plan);
+int ms__selections_read(const ms__json_at *root, ms_plan *plan);
+int ms__selections_read_entry(const ms__json_at *entry, const ms_plan *plan, ms_plan_entry *out);
+
+#endif

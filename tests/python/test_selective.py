@@ -1,0 +1,273 @@
+"""Selective techniques: single saved tensors are made again by the operators that made
+them. To the bit what a plain run gives; what can't be made again stays; the peak is the
+one that the simulator foretells."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from execute_support import (
+    assert_nothing_left,
+    assert_same,
+    executing,
+    forward,
+    hook_counts,
+    train,
+    twins,
+    uniform,
+)
+from graph_support import measured_peak, trace
+from models import MODELS, loss_of
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from memscale import Config, _core
+from memscale.config import OptimizationMode
+from memscale.errors import IntegrationError
+
+# Convolutions, and what writes in place, are never run again by themselves.
+NOTHING_TO_MAKE = ("resnet", "inplace")
+
+HARDWARE = {
+    "version": 1,
+    "cpu": {
+        "name": "test", "usable_cpus": 2, "isa": [], "matmul_flops_per_s": 10**11, "stream_bytes_per_s": 10**10,
+        "fault_bytes_per_s": 10**10, "checksum_bytes_per_s": 10**10,
+    },
+    "ram": {
+        "total_bytes": 10**10, "available_bytes": 10**10, "limit_bytes": None, "memlock_bytes": 0, "limit_source": "",
+    },
+    "disk": {
+        "dir": "/tmp", "filesystem": "ext4", "is_memory": False, "direct_io": True, "free_bytes": 10**11,
+        "write_bytes_per_s": 10**9, "read_bytes_per_s": 10**9, "refusal": "",
+    },
+    "process": {"baseline_bytes": 0, "scratch_bytes": 0},
+    "gpus": [],
+    "device": -1,
+    "time_scale_permille": 1000,
+}
+
+
+def planned(case, technique):
+    """Graph and plan of a traced model with one technique wherever it is admitted."""
+    args, kwargs = case.batch(0)
+    graph = trace(case.model, *args, **kwargs)
+    graph["loop"].update(
+        outputs_held=True, gradients_live_in_forward=False, observed=True, optimizer_state_bytes=0,
+        optimizer_transient_bytes=0,
+    )
+    config = Config(mode=OptimizationMode.AGGRESSIVE, force_optimize=True)
+    documents = json.dumps(graph), json.dumps(HARDWARE), config.to_json()
+    return graph, _core.plan_uniform(*documents, technique)
+
+
+@pytest.mark.parametrize("technique", ["selective_4", "selective_4_offload_disk"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_that_drops_all_it_can_is_the_plain_run(name, technique, tmp_path):
+    case, twin = twins(MODELS[name])
+    expected = train(case, twin)
+    with executing(case.model, uniform(case.model, technique), tmp_path) as executor:
+        found = train(case, case.model)
+        counters = executor.counters()
+        assert_nothing_left(executor)
+    assert_same(expected, found)
+    assert (counters["remade_tensors"] > 0) == (name not in NOTHING_TO_MAKE)
+    assert counters["recomputed_layers"] == 0
+    assert hook_counts(case.model) == hook_counts(twin)
+    assert _get_current_dispatch_mode() is None
+
+
+@pytest.mark.parametrize("rest", ["", "_offload_disk"])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_every_set_of_a_plan_is_exact(name, number, rest, tmp_path):
+    case, twin = twins(MODELS[name])
+    expected = train(case, twin)
+    _, plan = planned(case, f"selective_{number}{rest}")
+    used = [entry for entry in json.loads(plan)["entries"] if "selection" in entry]
+    with executing(case.model, plan, tmp_path) as executor:
+        found = train(case, case.model)
+        counters = executor.counters()
+        assert_nothing_left(executor)
+    assert_same(expected, found)
+    assert (counters["remade_tensors"] > 0) == bool(used)
+    assert (counters["offloaded_bytes"] + counters["packed_bytes"] > 0) == (rest != "" and bool(used))
+    assert used or number > 1
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+def test_what_a_plan_drops_is_what_the_run_drops(name, tmp_path):
+    """Every planned slot is found in the call, and can be made."""
+    case, _ = twins(MODELS[name])
+    _, plan = planned(case, "selective_1")
+    document = json.loads(plan)
+    dropped = sum(
+        len(document["selections"][entry["selection"]]["dropped"])
+        for entry in document["entries"]
+        if "selection" in entry
+    )
+    with executing(case.model, plan, tmp_path) as executor:
+        loss_of(forward(case, case.model, 0)).backward()
+        assert executor.counters()["remade_tensors"] >= dropped > 0
+
+
+@pytest.mark.parametrize("technique", ["keep", "selective_1", "selective_2", "selective_3", "selective_4"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+def test_the_peak_is_the_predicted_one(name, technique, tmp_path):
+    case, _ = twins(MODELS[name])
+    graph, plan = planned(case, technique)
+    replay = _core.plan_simulate(json.dumps(graph), json.dumps(HARDWARE), plan)
+    residents = graph["residents"]
+    fixed = residents["parameter_bytes"] + residents["buffer_bytes"] + residents["batch_bytes"]
+    args, kwargs = case.batch(0)
+    with executing(case.model, plan, tmp_path):
+        measured = measured_peak(case.model, args, kwargs, loss_of)
+    assert replay["peak_live_bytes"] - fixed == pytest.approx(measured, rel=0.03)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return x + torch.tanh(torch.nn.functional.gelu(y) * torch.sigmoid(y))
+
+
+class Stack(torch.nn.Module):
+    def __init__(self, layer: type[torch.nn.Module] = Layer, count: int = 3) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layer() for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def stack() -> tuple[Stack, torch.Tensor]:
+    torch.manual_seed(3)
+    return Stack(), torch.randn(8, 16)
+
+
+def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def test_a_retained_graph_gives_the_same_twice(tmp_path):
+    model, x = stack()
+    model(x).sum().backward()
+    expected = gradients(model)
+    model.zero_grad()
+    with executing(model, uniform(model, "selective_4"), tmp_path) as executor:
+        loss = model(x).sum()
+        loss.backward(retain_graph=True)
+        once = gradients(model)
+        model.zero_grad()
+        loss.backward()
+        assert all(torch.equal(a, b) for a, b in zip(expected, once, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(expected, gradients(model), strict=True))
+        del loss
+        assert_nothing_left(executor)
+
+
+def test_second_derivatives_are_exact(tmp_path):
+    model, x = stack()
+    x.requires_grad_()
+
+    def second() -> list[torch.Tensor]:
+        model.zero_grad()
+        (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        first.pow(2).sum().backward()
+        return gradients(model)
+
+    expected = second()
+    with executing(model, uniform(model, "selective_4"), tmp_path):
+        assert all(torch.equal(a, b) for a, b in zip(expected, second(), strict=True))
+
+
+def test_a_parameter_changed_before_backward_is_refused(tmp_path):
+    model, x = stack()
+    with executing(model, uniform(model, "selective_4"), tmp_path):
+        loss = model(x).sum()
+        with torch.no_grad():
+            model.layers[1].linear.bias.add_(1)
+        with pytest.raises(IntegrationError, match="changed in place"):
+            loss.backward()
+
+
+class Keeps(Layer):
+    """Shows the tensor that it saves to the outside."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = torch.tanh(self.linear(x))
+        return torch.sigmoid(self.seen * 2)
+
+
+def test_a_dropped_tensor_changed_in_place_raises_as_autograd_does(tmp_path):
+    torch.manual_seed(3)
+    model = Stack(Keeps)
+    x = torch.randn(8, 16)
+    with executing(model, uniform(model, "selective_4"), tmp_path):
+        loss = model(x).sum()
+        with torch.no_grad():
+            model.layers[1].seen.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+class Writes(torch.nn.Module):
+    """Writes into what it saved before, where autograd does not need it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        z = y * 2  # needs nothing of y
+        w = torch.tanh(z)  # makes w again from z, which is gone by then
+        z.mul_(3)
+        return torch.exp(w) + z
+
+
+def test_what_is_written_to_is_never_a_source(tmp_path):
+    torch.manual_seed(3)
+    model = Stack(Writes)
+    x = torch.randn(8, 16)
+    model(x).sum().backward()
+    expected = gradients(model)
+    model.zero_grad()
+    with executing(model, uniform(model, "selective_4"), tmp_path):
+        model(x).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(expected, gradients(model), strict=True))
+
+
+class Interrupted(Layer):
+    break_off = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        if Interrupted.break_off:
+            raise KeyboardInterrupt
+        return y
+
+
+def test_a_broken_off_forward_leaves_no_mode_behind(tmp_path):
+    torch.manual_seed(3)
+    model = Stack(Interrupted)
+    x = torch.randn(8, 16)
+    model(x).sum().backward()
+    expected = gradients(model)
+    model.zero_grad()
+    with executing(model, uniform(model, "selective_4"), tmp_path) as executor:
+        Interrupted.break_off = True
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        Interrupted.break_off = False
+        model(x).sum().backward()
+        assert _get_current_dispatch_mode() is None
+        assert_nothing_left(executor)
+    assert all(torch.equal(a, b) for a, b in zip(expected, gradients(model), strict=True))

@@ -252,9 +252,9 @@ class Tape(TorchDispatchMode):
         for maker in self._makers:
             maker.is_sound = all(_is_there(operand) for operand in maker.operands)
             for reference, _ in maker.outputs:
-                value = reference()
-                if value is not None and value in self._pending and not _can_be_made(value):
-                    _stay(value, self._pending[value])
+                output = reference()
+                if output is not None and output in self._pending and not _can_be_made(output):
+                    _stay(output, self._pending[output])
         layer = object()
         for value, handles in self._pending.items():
             if value.held is None:

@@ -3,33 +3,11 @@
  * memscale.autotuning; conversions only.
  */
 #include "common.h"
+#include "documents.h"
 #include "rooms.h"
 
 #include "memscale/autotuning.h"
 #include "memscale/outlook.h"
-
-typedef struct documents {
-    ms_graph *graph;
-    ms_hardware *hardware;
-    ms_config *config;
-} documents;
-
-static int parse(documents *d, const char *graph, const char *hardware, const char *config, ms_error *err)
-{
-    d->hardware = ms_malloc(sizeof *d->hardware);
-    d->config = ms_malloc(sizeof *d->config);
-    int rc = d->hardware != NULL && d->config != NULL ? MS_OK : ms_fail(err, MS_ENOMEM, "out of memory");
-    rc = rc == MS_OK ? ms_graph_parse(graph, &d->graph, err) : rc;
-    rc = rc == MS_OK ? ms_hardware_parse(hardware, d->hardware, err) : rc;
-    return rc == MS_OK ? ms_config_parse(config, d->config, err) : rc;
-}
-
-static void clear(documents *d)
-{
-    ms_graph_free(d->graph);
-    ms_free(d->hardware);
-    ms_free(d->config);
-}
 
 static PyObject *outlook(PyObject *module, PyObject *args)
 {
@@ -39,17 +17,17 @@ static PyObject *outlook(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "sssp:outlook", &graph, &hardware, &config, &is_absent)) {
         return NULL;
     }
-    documents d = {0};
+    ms_ext_documents d = {0};
     ms_error err;
     ms_outlook found;
     int rc;
     MS_EXT_UNLOCKED({
-        rc = parse(&d, graph, hardware, config, &err);
+        rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
         if (rc == MS_OK) {
-            rc = ms_outlook_of(d.graph, d.hardware, d.config, is_absent != 0, &found, &err);
+            rc = ms_outlook_of(d.graph, d.hardware, &d.config, is_absent != 0, &found, &err);
         }
     });
-    clear(&d);
+    ms_ext_documents_free(&d);
     return rc == MS_OK ? ms_ext_take_text(ms_outlook_to_json(&found)) : ms_ext_raise(&err);
 }
 
@@ -61,17 +39,17 @@ static PyObject *savings(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "sssp:savings", &graph, &hardware, &config, &is_absent)) {
         return NULL;
     }
-    documents d = {0};
+    ms_ext_documents d = {0};
     ms_error err;
     char *json = NULL;
     int rc;
     MS_EXT_UNLOCKED({
-        rc = parse(&d, graph, hardware, config, &err);
+        rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
         if (rc == MS_OK) {
-            rc = ms_savings_json(d.graph, d.hardware, d.config, is_absent != 0, &json, &err);
+            rc = ms_savings_json(d.graph, d.hardware, &d.config, is_absent != 0, &json, &err);
         }
     });
-    clear(&d);
+    ms_ext_documents_free(&d);
     return rc == MS_OK ? ms_ext_take_text(json) : ms_ext_raise(&err);
 }
 

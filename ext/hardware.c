@@ -112,10 +112,7 @@ static PyObject *reset_peak_rss(PyObject *module, PyObject *args)
     (void)module;
     (void)args;
     ms_error err;
-    if (ms_ext_check(ms__resident_reset_peak(&err), &err) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return ms_ext_none_or_raise(ms__resident_reset_peak(&err), &err);
 }
 
 static PyMethodDef methods[] = {

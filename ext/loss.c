@@ -77,10 +77,7 @@ static PyObject *loss_forward(PyObject *module, PyObject *const *args, Py_ssize_
     ms_error err;
     int rc;
     MS_EXT_UNLOCKED(rc = ms_loss_forward(&rows, picked, (uint32_t)number[7], &err));
-    if (ms_ext_check(rc, &err) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return ms_ext_none_or_raise(rc, &err);
 }
 
 static PyObject *loss_backward(PyObject *module, PyObject *const *args, Py_ssize_t given)
@@ -97,10 +94,7 @@ static PyObject *loss_backward(PyObject *module, PyObject *const *args, Py_ssize
     int rc;
     MS_EXT_UNLOCKED(
         rc = ms_loss_backward(&rows, by_picked, gradient, (uint32_t)number[7], &err));
-    if (ms_ext_check(rc, &err) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return ms_ext_none_or_raise(rc, &err);
 }
 
 static PyMethodDef methods[] = {

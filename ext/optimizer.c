@@ -101,10 +101,7 @@ static PyObject *adamw_step(PyObject *module, PyObject *args)
     int rc;
     MS_EXT_UNLOCKED(rc = ms_adamw_step(&group, tensors, count, threads, &err));
     PyMem_Free(tensors);
-    if (ms_ext_check(rc, &err) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return ms_ext_none_or_raise(rc, &err);
 }
 
 static PyObject *adamw_moments_bits(PyObject *module, PyObject *const *args, Py_ssize_t given)
@@ -154,10 +151,7 @@ static PyObject *adamw_quantize(PyObject *module, PyObject *args)
         return NULL;
     }
     MS_EXT_UNLOCKED(rc = ms_adamw_quantize(c.values, c.count, c.is_signed, c.codes, c.absmax, &err));
-    if (ms_ext_check(rc, &err) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return ms_ext_none_or_raise(rc, &err);
 }
 
 static PyObject *adamw_dequantize(PyObject *module, PyObject *args)
@@ -171,10 +165,7 @@ static PyObject *adamw_dequantize(PyObject *module, PyObject *args)
     }
     MS_EXT_UNLOCKED(
         rc = ms_adamw_dequantize(c.codes, c.absmax, c.count, c.is_signed, c.values, &err));
-    if (ms_ext_check(rc, &err) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return ms_ext_none_or_raise(rc, &err);
 }
 
 static PyObject *adamw_map(PyObject *module, PyObject *is_signed)

@@ -4,52 +4,19 @@
  * memscale.core.session, decision_engine and execution_plan.
  */
 #include "common.h"
+#include "documents.h"
 #include "rooms.h"
 
 #include "memscale/pipeline.h"
 
-/* The documents that planning reads; hardware is large, hence not on the stack. */
-typedef struct documents {
-    ms_graph *graph;
-    ms_hardware *hardware;
-    ms_config config;
-    ms_plan *plan;
-} documents;
-
-static void documents_free(documents *d)
-{
-    ms_graph_free(d->graph);
-    ms_free(d->hardware);
-    ms_plan_free(d->plan);
-}
-
-/* Parses those that are not NULL. */
-static int documents_parse(documents *d, const char *graph, const char *hardware, const char *config,
-                           const char *plan, ms_error *err)
-{
-    int rc = MS_OK;
-    if (graph != NULL) {
-        rc = ms_graph_parse(graph, &d->graph, err);
-    }
-    if (rc == MS_OK && hardware != NULL) {
-        d->hardware = ms_calloc(1, sizeof *d->hardware);
-        rc = d->hardware == NULL ? ms_fail(err, MS_ENOMEM, "out of memory")
-                                 : ms_hardware_parse(hardware, d->hardware, err);
-    }
-    if (rc == MS_OK && config != NULL) {
-        rc = ms_config_parse(config, &d->config, err);
-    }
-    return rc == MS_OK && plan != NULL ? ms_plan_parse(plan, &d->plan, err) : rc;
-}
-
 /* The plan as a str where `rc` is MS_OK; frees the documents either way. */
-static PyObject *plan_text_or_raise(documents *d, int rc, const ms_error *err)
+static PyObject *plan_text_or_raise(ms_ext_documents *d, int rc, const ms_error *err)
 {
     PyObject *text = NULL;
     if (ms_ext_check(rc, err) == 0) {
         text = ms_ext_take_text(ms_plan_to_json(d->plan));
     }
-    documents_free(d);
+    ms_ext_documents_free(d);
     return text;
 }
 
@@ -60,11 +27,11 @@ static PyObject *plan_make(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "sss:plan_make", &graph, &hardware, &config)) {
         return NULL;
     }
-    documents d = {0};
+    ms_ext_documents d = {0};
     ms_error err;
     int rc;
     MS_EXT_UNLOCKED({
-        rc = documents_parse(&d, graph, hardware, config, NULL, &err);
+        rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
         if (rc == MS_OK) {
             rc = ms_pipeline_plan(d.graph, d.hardware, &d.config, &d.plan, &err);
         }
@@ -79,7 +46,7 @@ static PyObject *plan_uniform(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "zssz:plan_uniform", &graph, &hardware, &config, &name)) {
         return NULL;
     }
-    documents d = {0};
+    ms_ext_documents d = {0};
     ms_error err;
     ms_technique technique = MS_TECHNIQUE_COUNT;
     if (name != NULL && ms_technique_parse(name, &technique) != MS_OK) {
@@ -87,7 +54,7 @@ static PyObject *plan_uniform(PyObject *module, PyObject *args)
     }
     int rc;
     MS_EXT_UNLOCKED({
-        rc = documents_parse(&d, graph, hardware, config, NULL, &err);
+        rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
         if (rc == MS_OK) {
             rc = ms_plan_uniform(d.graph, d.hardware, &d.config, technique, &d.plan, &err);
         }
@@ -104,13 +71,13 @@ static PyObject *plan_table(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "sz:plan_table", &plan, &hardware)) {
         return NULL;
     }
-    documents d = {0};
+    ms_ext_documents d = {0};
     ms_error err;
     PyObject *text = NULL;
-    if (ms_ext_check(documents_parse(&d, NULL, hardware, NULL, plan, &err), &err) == 0) {
+    if (ms_ext_check(ms_ext_documents_parse(&d, NULL, hardware, NULL, plan, &err), &err) == 0) {
         text = ms_ext_take_text(ms_plan_table(d.plan, d.hardware));
     }
-    documents_free(&d);
+    ms_ext_documents_free(&d);
     return text;
 }
 
@@ -122,13 +89,13 @@ static PyObject *plan_explain(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "sL:plan_explain", &plan, &entry)) {
         return NULL;
     }
-    documents d = {0};
+    ms_ext_documents d = {0};
     ms_error err;
     PyObject *text = NULL;
-    if (ms_ext_check(documents_parse(&d, NULL, NULL, NULL, plan, &err), &err) == 0) {
+    if (ms_ext_check(ms_ext_documents_parse(&d, NULL, NULL, NULL, plan, &err), &err) == 0) {
         text = ms_ext_take_text(ms_plan_explain(d.plan, entry));
     }
-    documents_free(&d);
+    ms_ext_documents_free(&d);
     return text;
 }
 
@@ -190,12 +157,12 @@ static PyObject *plan_observe(PyObject *module, PyObject *args)
         read_observation(dict, &seen) != 0) {
         return NULL;
     }
-    documents d = {0};
+    ms_ext_documents d = {0};
     ms_error err;
     ms_drift drift = MS_DRIFT_NONE;
     char *line = NULL;
     PyObject *answer = NULL;
-    int rc = documents_parse(&d, graph, hardware, config, plan, &err);
+    int rc = ms_ext_documents_parse(&d, graph, hardware, config, plan, &err);
     if (rc == MS_OK) {
         rc = ms_pipeline_observe(d.graph, d.hardware, &d.config, d.plan, &seen, &drift, &line, &err);
     }
@@ -204,7 +171,7 @@ static PyObject *plan_observe(PyObject *module, PyObject *args)
                                ms_ext_take_text(ms_graph_to_json(d.graph)),
                                ms_ext_take_text(ms_hardware_to_json(d.hardware)));
     }
-    documents_free(&d);
+    ms_ext_documents_free(&d);
     return answer;
 }
 
@@ -215,12 +182,12 @@ static PyObject *plan_rehearse(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "sss:plan_rehearse", &graph, &hardware, &plan)) {
         return NULL;
     }
-    documents d = {0};
+    ms_ext_documents d = {0};
     ms_error err;
     bool fits = false;
     ms_exactness exactness = MS_EXACT;
     PyObject *answer = NULL;
-    int rc = documents_parse(&d, graph, hardware, NULL, plan, &err);
+    int rc = ms_ext_documents_parse(&d, graph, hardware, NULL, plan, &err);
     if (rc == MS_OK) {
         rc = ms_pipeline_rehearse(d.graph, d.hardware, d.plan, &fits, &exactness, &err);
     }
@@ -228,7 +195,7 @@ static PyObject *plan_rehearse(PyObject *module, PyObject *args)
         answer = Py_BuildValue("(OsN)", fits ? Py_True : Py_False, ms_exactness_name(exactness),
                                ms_ext_take_text(ms_plan_to_json(d.plan)));
     }
-    documents_free(&d);
+    ms_ext_documents_free(&d);
     return answer;
 }
 
@@ -240,12 +207,12 @@ static PyObject *plan_tighten(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "ssssI:plan_tighten", &graph, &hardware, &config, &plan, &attempt)) {
         return NULL;
     }
-    documents d = {0};
+    ms_ext_documents d = {0};
     ms_error err;
     ms_plan *tighter = NULL;
     char *line = NULL;
     PyObject *answer = NULL;
-    int rc = documents_parse(&d, graph, hardware, config, plan, &err);
+    int rc = ms_ext_documents_parse(&d, graph, hardware, config, plan, &err);
     if (rc == MS_OK) {
         rc = ms_pipeline_tighten(d.graph, d.hardware, &d.config, d.plan, attempt, &tighter, &line, &err);
     }
@@ -254,7 +221,7 @@ static PyObject *plan_tighten(PyObject *module, PyObject *args)
                                ms_ext_take_text(ms_config_to_json(&d.config)), ms_ext_take_text(line));
     }
     ms_plan_free(tighter);
-    documents_free(&d);
+    ms_ext_documents_free(&d);
     return answer;
 }
 
@@ -292,7 +259,7 @@ static PyObject *replay_of(const ms_replay *replay, const ms_sample *samples, ui
 }
 
 /* The plan's entries name nodes of this very graph. */
-static int techniques_of(const documents *d, uint8_t *techniques, ms_error *err)
+static int techniques_of(const ms_ext_documents *d, uint8_t *techniques, ms_error *err)
 {
     if (d->plan->entry_count != d->graph->node_count) {
         return ms_fail(err, MS_EINVAL, "plan_simulate: the plan has %u entries, the graph %u nodes",
@@ -311,13 +278,13 @@ static PyObject *plan_simulate(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "sss:plan_simulate", &graph, &hardware, &plan)) {
         return NULL;
     }
-    documents d = {0};
+    ms_ext_documents d = {0};
     ms_error err;
     uint8_t *techniques = NULL;
     ms_sample *samples = NULL;
     ms_replay replay;
     PyObject *answer = NULL;
-    int rc = documents_parse(&d, graph, hardware, NULL, plan, &err);
+    int rc = ms_ext_documents_parse(&d, graph, hardware, NULL, plan, &err);
     if (rc == MS_OK) {
         techniques = ms_calloc(d.graph->node_count, 1);
         samples = ms_calloc(d.graph->node_count, 2 * sizeof *samples);
@@ -338,7 +305,7 @@ static PyObject *plan_simulate(PyObject *module, PyObject *args)
     }
     ms_free(techniques);
     ms_free(samples);
-    documents_free(&d);
+    ms_ext_documents_free(&d);
     return answer;
 }
 

@@ -3,6 +3,7 @@
  * memscale.policy only; conversions, no decisions.
  */
 #include "common.h"
+#include "documents.h"
 #include "rooms.h"
 
 #include "memscale/pipeline.h"
@@ -45,11 +46,10 @@ static PyObject *policy_seal(PyObject *module, PyObject *text)
 static PyObject *plan_by_policy(PyObject *module, PyObject *args)
 {
     (void)module;
-    const char *graph_text, *hardware_text, *config_text;
+    const char *graph, *hardware, *config;
     PyObject *capsule;
     int rules_only;
-    if (!PyArg_ParseTuple(args, "sssOp:plan_by_policy", &graph_text, &hardware_text, &config_text, &capsule,
-                          &rules_only)) {
+    if (!PyArg_ParseTuple(args, "sssOp:plan_by_policy", &graph, &hardware, &config, &capsule, &rules_only)) {
         return NULL;
     }
     ms_policy *trained = NULL;
@@ -57,31 +57,24 @@ static PyObject *plan_by_policy(PyObject *module, PyObject *args)
         return NULL;
     }
     ms_error err;
-    ms_graph *graph = NULL;
-    ms_plan *plan = NULL;
+    ms_ext_documents d = {0};
+    ms_config effective;
     ms_strategy_decision decision;
     PyObject *answer = NULL;
-    ms_hardware *hardware = ms_malloc(sizeof *hardware);
-    ms_config *configs = ms_calloc(2, sizeof *configs); /* the caller's and the effective one */
-    int rc = hardware != NULL && configs != NULL ? MS_OK : ms_fail(&err, MS_ENOMEM, "out of memory");
+    int rc;
     MS_EXT_UNLOCKED({
-        rc = rc == MS_OK ? ms_graph_parse(graph_text, &graph, &err) : rc;
-        rc = rc == MS_OK ? ms_hardware_parse(hardware_text, hardware, &err) : rc;
-        rc = rc == MS_OK ? ms_config_parse(config_text, &configs[0], &err) : rc;
+        rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
         if (rc == MS_OK) {
-            rc = ms_pipeline_plan_by_policy(graph, hardware, &configs[0], trained, rules_only != 0, &decision,
-                                            &configs[1], &plan, &err);
+            rc = ms_pipeline_plan_by_policy(d.graph, d.hardware, &d.config, trained, rules_only != 0, &decision,
+                                            &effective, &d.plan, &err);
         }
     });
     if (ms_ext_check(rc, &err) == 0) {
-        answer = Py_BuildValue("(NNN)", ms_ext_take_text(ms_plan_to_json(plan)),
+        answer = Py_BuildValue("(NNN)", ms_ext_take_text(ms_plan_to_json(d.plan)),
                                ms_ext_take_text(ms_strategy_decision_to_json(&decision)),
-                               ms_ext_take_text(ms_config_to_json(&configs[1])));
+                               ms_ext_take_text(ms_config_to_json(&effective)));
     }
-    ms_graph_free(graph);
-    ms_plan_free(plan);
-    ms_free(hardware);
-    ms_free(configs);
+    ms_ext_documents_free(&d);
     return answer;
 }
 

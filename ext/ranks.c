@@ -3,31 +3,21 @@
  * memscale.core.ranks.
  */
 #include "common.h"
+#include "documents.h"
 #include "rooms.h"
 
 #include "memscale/pipeline.h"
 
-typedef struct rank_documents {
-    ms_hardware *hardware;
-    ms_config config;
-} rank_documents;
-
-static int parse_rank(PyObject *pair, rank_documents *rank, ms_error *err)
+static int parse_rank(PyObject *pair, ms_ext_documents *rank, ms_error *err)
 {
     const char *hardware, *config;
     if (!PyArg_ParseTuple(pair, "ss:ranks_agree", &hardware, &config)) {
         return -1;
     }
-    rank->hardware = ms_calloc(1, sizeof *rank->hardware);
-    int rc = rank->hardware == NULL ? ms_fail(err, MS_ENOMEM, "out of memory")
-                                    : ms_hardware_parse(hardware, rank->hardware, err);
-    if (rc == MS_OK) {
-        rc = ms_config_parse(config, &rank->config, err);
-    }
-    return ms_ext_check(rc, err);
+    return ms_ext_check(ms_ext_documents_parse(rank, NULL, hardware, config, NULL, err), err);
 }
 
-static PyObject *agreed(const rank_documents *ranks, uint32_t count, uint32_t local_count)
+static PyObject *agreed(const ms_ext_documents *ranks, uint32_t count, uint32_t local_count)
 {
     const ms_hardware **hardware = ms_calloc(count, sizeof *hardware);
     const ms_config **config = ms_calloc(count, sizeof *config);
@@ -67,7 +57,7 @@ static PyObject *ranks_agree(PyObject *module, PyObject *args)
     if (count < 1 || count > 1 << 20) {
         return PyErr_Format(PyExc_ValueError, "ranks_agree: %zd ranks", count);
     }
-    rank_documents *ranks = ms_calloc((size_t)count, sizeof *ranks);
+    ms_ext_documents *ranks = ms_calloc((size_t)count, sizeof *ranks);
     if (ranks == NULL) {
         return PyErr_NoMemory();
     }
@@ -82,7 +72,7 @@ static PyObject *ranks_agree(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_TypeError, "ranks_agree: a list of pairs of documents is wanted");
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        ms_free(ranks[i].hardware);
+        ms_ext_documents_free(&ranks[i]);
     }
     ms_free(ranks);
     return answer;

@@ -3,6 +3,7 @@
  * observability/progress.py and observability/telemetry.py; conversions only.
  */
 #include "common.h"
+#include "documents.h"
 #include "rooms.h"
 
 #include "memscale/report.h"
@@ -24,24 +25,6 @@ static int counters_of(PyObject *dict, ms_counters *counters)
     return 0;
 }
 
-static int parse_documents(const char *graph, const char *hardware, const char *plan, ms_report *report,
-                           ms_hardware *room, ms_error *err)
-{
-    ms_graph *graph_read = NULL;
-    ms_plan *plan_read = NULL;
-    int rc = graph != NULL ? ms_graph_parse(graph, &graph_read, err) : MS_OK;
-    report->graph = graph_read;
-    if (rc == MS_OK && hardware != NULL) {
-        rc = ms_hardware_parse(hardware, room, err);
-        report->hardware = room;
-    }
-    if (rc == MS_OK && plan != NULL) {
-        rc = ms_plan_parse(plan, &plan_read, err);
-    }
-    report->plan = plan_read;
-    return rc;
-}
-
 static PyObject *report_html(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -60,15 +43,15 @@ static PyObject *report_html(PyObject *module, PyObject *args)
     report.counters = dict != Py_None ? &counters : NULL;
     ms_error err;
     char *html = NULL;
-    ms_hardware *room = ms_malloc(sizeof *room);
-    int rc = room != NULL ? parse_documents(graph, hardware, plan, &report, room, &err)
-                          : ms_fail(&err, MS_ENOMEM, "out of memory");
+    ms_ext_documents d = {0};
+    int rc = ms_ext_documents_parse(&d, graph, hardware, NULL, plan, &err);
     if (rc == MS_OK) {
+        report.graph = d.graph;
+        report.hardware = d.hardware;
+        report.plan = d.plan;
         rc = ms_report_html(&report, &html, &err);
     }
-    ms_graph_free((ms_graph *)(uintptr_t)report.graph); /* ours, shown to the report as const */
-    ms_plan_free((ms_plan *)(uintptr_t)report.plan);
-    ms_free(room);
+    ms_ext_documents_free(&d);
     return rc == MS_OK ? ms_ext_take_text(html) : ms_ext_raise(&err);
 }
 
@@ -98,26 +81,18 @@ static PyObject *telemetry_event(PyObject *module, PyObject *args)
         return NULL;
     }
     ms_error err;
-    ms_report documents = {0};
+    ms_ext_documents d = {0};
     char *text = NULL;
-    ms_hardware *room = ms_malloc(sizeof *room);
-    ms_config *config_room = ms_malloc(sizeof *config_room);
-    int rc = room != NULL && config_room != NULL ? parse_documents(NULL, hardware, plan, &documents, room, &err)
-                                                 : ms_fail(&err, MS_ENOMEM, "out of memory");
-    if (rc == MS_OK && config != NULL) {
-        rc = ms_config_parse(config, config_room, &err);
-    }
+    int rc = ms_ext_documents_parse(&d, NULL, hardware, config, plan, &err);
     if (rc == MS_OK) {
         facts.parameter_count = parameters;
         facts.measured_peak_bytes = peak_bytes;
-        facts.hardware = documents.hardware;
-        facts.plan = documents.plan;
-        facts.config = config != NULL ? config_room : NULL;
+        facts.hardware = d.hardware;
+        facts.plan = d.plan;
+        facts.config = config != NULL ? &d.config : NULL;
         text = ms_telemetry_event(&facts);
     }
-    ms_plan_free((ms_plan *)(uintptr_t)documents.plan);
-    ms_free(room);
-    ms_free(config_room);
+    ms_ext_documents_free(&d);
     return rc == MS_OK ? ms_ext_take_text(text) : ms_ext_raise(&err);
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/units.h"
 #include "core/flops.h"
+#include "core/operand.h"
 
 typedef struct op_call {
     const ms_operand *inputs;
@@ -16,15 +17,6 @@ typedef struct op_call {
     size_t output_count;
     uint32_t first; /* index of the first operand that counts, by the table */
 } op_call;
-
-static uint64_t elements(const ms_operand *operand)
-{
-    uint64_t product = 1;
-    for (uint32_t i = 0; i < operand->rank; i++) {
-        product = ms__mul_sat(product, operand->size[i]);
-    }
-    return product;
-}
 
 static uint64_t last_size(const ms_operand *operand)
 {
@@ -39,13 +31,13 @@ static uint64_t product_flops(const op_call *call)
         return 0;
     }
     uint64_t row = last_size(&call->outputs[0]);
-    return ms__mul_sat(2, ms__mul_sat(elements(&call->inputs[call->first]), row));
+    return ms__mul_sat(2, ms__mul_sat(ms__operand_elements(&call->inputs[call->first]), row));
 }
 
 /* The right operand is a vector: mv, dot. */
 static uint64_t vector_flops(const op_call *call)
 {
-    return call->input_count > call->first ? ms__mul_sat(2, elements(&call->inputs[call->first])) : 0;
+    return call->input_count > call->first ? ms__mul_sat(2, ms__operand_elements(&call->inputs[call->first])) : 0;
 }
 
 /*
@@ -69,7 +61,7 @@ static uint64_t weight_use_flops(const ms_operand *input, const ms_operand *weig
     }
     uint64_t batch = input->rank == weight->rank ? input->size[0] : 1;
     uint64_t uses = ms__mul_sat(batch, ms__min_u64(input_places, output_places));
-    return ms__mul_sat(2, ms__mul_sat(elements(weight), uses));
+    return ms__mul_sat(2, ms__mul_sat(ms__operand_elements(weight), uses));
 }
 
 /* (input, weight, ...) -> output. */
@@ -91,7 +83,7 @@ static uint64_t convolution_backward_flops(const op_call *call)
     uint64_t once = weight_use_flops(&call->inputs[1], &call->inputs[2], &call->inputs[0]);
     uint64_t gradients = 0;
     for (size_t i = 0; i < call->output_count; i++) {
-        gradients += call->outputs[i].rank > 1 && elements(&call->outputs[i]) > 0;
+        gradients += call->outputs[i].rank > 1 && ms__operand_elements(&call->outputs[i]) > 0;
     }
     return ms__mul_sat(once, gradients);
 }
@@ -111,7 +103,7 @@ static uint64_t attention_products(const op_call *call, uint64_t *scores, uint64
         return 0;
     }
     uint64_t keys = key->size[key->rank - 2];
-    uint64_t rows = ms__mul_sat(elements(query) / ms__max_u64(last_size(query), 1), keys);
+    uint64_t rows = ms__mul_sat(ms__operand_elements(query) / ms__max_u64(last_size(query), 1), keys);
     *scores = ms__mul_sat(2, ms__mul_sat(rows, last_size(query)));
     *weighted = ms__mul_sat(2, ms__mul_sat(rows, last_size(value)));
     return 1;
@@ -145,11 +137,11 @@ static uint64_t recurrent_once(const op_call *call)
         return 0;
     }
     const ms_operand *input = &call->inputs[0];
-    uint64_t uses = elements(input) / ms__max_u64(last_size(input), 1);
+    uint64_t uses = ms__operand_elements(input) / ms__max_u64(last_size(input), 1);
     uint64_t weights = 0;
     for (size_t i = 1; i < call->input_count && i <= call->first; i++) {
         if (call->inputs[i].rank == 2) {
-            weights = ms__add_sat(weights, elements(&call->inputs[i]));
+            weights = ms__add_sat(weights, ms__operand_elements(&call->inputs[i]));
         }
     }
     return ms__mul_sat(2, ms__mul_sat(uses, weights));

@@ -9,24 +9,16 @@
 #include <string.h>
 
 #include "base/units.h"
+#include "core/operand.h"
 
 /* (input, weight) and what the forward makes of them. */
 typedef struct convolution {
     const ms_operand *input, *weight, *output;
 } convolution;
 
-static uint64_t elements(const ms_operand *operand)
-{
-    uint64_t product = 1;
-    for (uint32_t i = 0; i < operand->rank; i++) {
-        product = ms__mul_sat(product, operand->size[i]);
-    }
-    return product;
-}
-
 static uint64_t item_bytes(const ms_operand *operand)
 {
-    uint64_t count = elements(operand);
+    uint64_t count = ms__operand_elements(operand);
     return count > 0 ? operand->bytes / count : 0;
 }
 
@@ -35,7 +27,7 @@ static uint64_t item_bytes(const ms_operand *operand)
 static uint64_t columns_bytes(const convolution *c)
 {
     uint64_t per_channel = c->output->bytes / ms__max_u64(c->output->size[1], 1);
-    return ms__mul_sat(per_channel, elements(c->weight) / ms__max_u64(c->weight->size[0], 1));
+    return ms__mul_sat(per_channel, ms__operand_elements(c->weight) / ms__max_u64(c->weight->size[0], 1));
 }
 
 static uint64_t larger_image(const convolution *c)

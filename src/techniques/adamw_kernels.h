@@ -10,23 +10,10 @@
 #include <string.h>
 
 #include "techniques/adamw.h"
+#include "techniques/float_bits.h"
 
 /* Elements of a buffer that holds part of a block. */
 enum { QUANTIZE_MAX = 256 };
-
-static inline uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static inline float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 /* ---- the update --------------------------------------------------------------- */
 

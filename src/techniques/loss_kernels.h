@@ -7,27 +7,12 @@
  * The exponential is the one of SLEEF (https://sleef.org, Boost licence) with an error
  * below one unit in the last place, Sleef_expf_u10: torch computes its softmaxes with it.
  */
-#include <string.h>
-
+#include "techniques/float_bits.h"
 #include "techniques/loss.h"
-
-static inline int32_t loss_bits(float value)
-{
-    int32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static inline float loss_float(int32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 static inline float power_of_two(int32_t exponent)
 {
-    return loss_float((exponent + 127) << 23);
+    return float_of((uint32_t)(exponent + 127) << 23);
 }
 
 static inline float exp_of(float d)
@@ -58,12 +43,12 @@ static float largest(const float *values, size_t count)
     int32_t most = INT32_MIN;
     int32_t nan_count = 0;
     for (size_t i = 0; i < count; i++) {
-        int32_t bits = loss_bits(values[i]);
+        int32_t bits = (int32_t)bits_of(values[i]);
         int32_t key = bits ^ ((bits >> 31) & 0x7fffffff);
         most = key > most ? key : most;
         nan_count |= (bits & 0x7fffffff) > 0x7f800000;
     }
-    return nan_count != 0 ? __builtin_nanf("") : loss_float(most ^ ((most >> 31) & 0x7fffffff));
+    return nan_count != 0 ? __builtin_nanf("") : float_of((uint32_t)(most ^ ((most >> 31) & 0x7fffffff)));
 }
 
 static void exponentials(const float *restrict logits, float most, float *restrict out,

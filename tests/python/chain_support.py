@@ -9,27 +9,17 @@ import json
 import os
 import pathlib
 import random
-import shutil
 import subprocess
-import sys
 import tempfile
 
 import jsonschema
+from program_support import program_path as program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "formats" / "chain.schema.json").read_text())
 ANSWER = jsonschema.Draft202012Validator({**SCHEMA["$defs"]["answer"], "$defs": SCHEMA["$defs"]})
 MOST_BYTES = 2**63 - 1  # of a number in a chain, and of a budget
 SATURATED = 2**64 - 1  # what a sum that passes 64 bits is printed as
-
-
-@functools.cache
-def program():
-    """The `memscale` program: MEMSCALE_PROGRAM, or the one beside this interpreter."""
-    given = os.environ.get("MEMSCALE_PROGRAM")
-    found = given or shutil.which("memscale", path=str(pathlib.Path(sys.executable).parent))
-    assert found, "the memscale program is not installed; run make build"
-    return found
 
 
 def answer_text(chain, budget, processors=None):

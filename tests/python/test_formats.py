@@ -5,12 +5,11 @@ import itertools
 import json
 import os
 import pathlib
-import shutil
 import subprocess
-import sys
 
 import jsonschema
 import pytest
+from program_support import program_path
 
 from memscale import _core
 from memscale.config import AsyncOffloadConfig, Config
@@ -39,11 +38,7 @@ def validator(name):
 
 @pytest.fixture(scope="session")
 def program():
-    """The `memscale` program: MEMSCALE_PROGRAM, or the one beside this interpreter."""
-    given = os.environ.get("MEMSCALE_PROGRAM")
-    found = given or shutil.which("memscale", path=str(pathlib.Path(sys.executable).parent))
-    assert found, "the memscale program is not installed; run make build"
-    return found
+    return program_path()
 
 
 @pytest.fixture

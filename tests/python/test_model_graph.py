@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import shutil
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 from execute_support import few_threads  # noqa: F401
+from program_support import program_path
 from torch import nn
 
 import memscale
@@ -40,18 +38,11 @@ def _model() -> nn.Sequential:
     return nn.Sequential(*[nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(3)])
 
 
-def _program() -> str:
-    given = os.environ.get("MEMSCALE_PROGRAM")
-    found = given or shutil.which("memscale", path=str(pathlib.Path(sys.executable).parent))
-    assert found, "the memscale program is not installed; run make build"
-    return found
-
-
 def test_the_program_makes_the_plan_of_the_library_from_a_saved_graph(tmp_path: pathlib.Path) -> None:
     graph = memscale.trace(_model(), torch.randn(512, 256))
     graph.save(tmp_path / "g.json")
     arguments = ["plan", "--graph", tmp_path / "g.json", "--hardware", MACHINE, "--json"]
-    printed = subprocess.run([_program(), *arguments], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run([program_path(), *arguments], capture_output=True, text=True, check=True).stdout
     assert json.loads(printed) == json.loads(DecisionEngine().plan(graph.to_json(), MACHINE.read_text()).to_json())
 
 

@@ -19,6 +19,13 @@
 #define TEST_OWN_ALLOCATOR 0
 #endif
 
+/* A small generator of its own, so that a failure comes back. */
+static inline uint32_t next_random(uint64_t *seed)
+{
+    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(*seed >> 33);
+}
+
 typedef struct fake {
     const char *path;
     int (*alloc_aligned)(void **out, size_t alignment, size_t bytes);

@@ -20,13 +20,6 @@ static uint64_t whole_pages(size_t bytes)
     return (bytes + 4095) & ~(uint64_t)4095;
 }
 
-/* A small generator of its own, so that a failure comes back. */
-static uint32_t next_random(uint64_t *seed)
-{
-    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(*seed >> 33);
-}
-
 /* ---- sizes and addresses ------------------------------------------------- */
 
 static void blocks_are_whole_pages_and_aligned(void **state)

@@ -24,12 +24,6 @@ typedef struct worker {
     uint64_t seed;
 } worker;
 
-static uint32_t next_random(uint64_t *seed)
-{
-    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(*seed >> 33);
-}
-
 /* A block carries its size in its first bytes and repeats the low byte at its end. */
 static unsigned char *make_block(const workshop *shop, uint64_t *seed)
 {

@@ -4,6 +4,7 @@
  *   execute_torch.c   torch objects looked up once; what is asked of a tensor
  *   execute_memory.c  references to storages: the host side of execute.h
  *   execute_device.c  a GPU's memory and streams
+ *   execute_identity.c sets of storages
  *   execute_movable.c whether and how a tensor's bytes can be sent away
  *   execute_saved.c   handles of saved tensors; the pack and unpack callables
  *   execute_chosen.c  saved tensors that single operators make again
@@ -111,6 +112,12 @@ typedef struct ms_execution {
 
 extern PyTypeObject *ms_ext_execution_type;
 bool ms_ext_identity_has(const ms_identity_set *set, uintptr_t identity);
+/* Room for `count` members, none of them there yet. -1 with an exception. */
+int ms_ext_identity_reset(ms_identity_set *set, size_t count);
+/* The storage of a tensor; None and tensors without one are passed over. */
+void ms_ext_identity_add(ms_identity_set *set, PyObject *tensor);
+/* storage_bytes(list): bytes of the tensors' distinct storages. */
+PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors);
 
 /* ---- GPUs: execute_device.c ------------------------------------------------------ */
 

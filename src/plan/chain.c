@@ -2,8 +2,8 @@
  * Which tables are solved for a chain and a budget, and the answer.
  *
  * Levels. Where a bucket is one unit, one table gives the optimum. For larger budgets
- * there are levels, budgets that halve from what the fastest schedule takes down to the
- * least, and at last the largest budget whose buckets are one unit. The levels depend on
+ * there are levels, budgets that halve (where tables are cheap, in two steps) from what the
+ * fastest schedule takes down to the least, and at last the largest budget whose buckets are one unit. The levels depend on
  * the chain alone; a budget is answered by the best replay among the schedules of the
  * first level that is not below it and all smaller ones, so what a smaller budget can
  * choose from, a larger one can too.
@@ -23,7 +23,7 @@
 #include "plan/chain.h"
 
 enum {
-    LEVELS_MOST = 64,
+    LEVELS_MOST = 128,
     BUCKETS_MOST = 1 << 16,
     BUCKETS_LEAST = 8,
     BUCKETS_OF_USE = 200, /* with fewer only the table of one unit is solved */
@@ -34,8 +34,9 @@ enum {
 };
 /* Splits times buckets. A chain gets more buckets than usual while a table costs no more
  * than the first (or, if it is long, the second), and fewer so that it costs no more than
- * the third. */
+ * the third. Levels lie close while a table costs no more than the last. */
 static const uint64_t cheap_work = 40000000, cheap_long_work = 600000000, dear_work = 3000000000;
+static const uint64_t fine_work = 200000000;
 
 /* Times of the whole chain in a table that was solved. */
 typedef struct level {
@@ -190,6 +191,16 @@ static int solve_level(solving *s, uint64_t units, ms_error *err)
     return may_help(s, bucket, beside_input) ? solve_table(s, bucket, beside_input, err) : MS_OK;
 }
 
+/* Halves of `most`, or where tables are cheap 3/4 and 2/3 of the level before in turn. */
+static uint64_t level_units(const solving *s, uint64_t most, uint32_t i)
+{
+    if (ms__mul_sat(s->model.work, s->buckets) > fine_work) {
+        return most >> i;
+    }
+    uint64_t halved = most >> (i / 2);
+    return i % 2 == 0 ? halved : halved - halved / 4;
+}
+
 static int solve_levels(solving *s, uint64_t most, uint64_t least, ms_error *err)
 {
     uint64_t one_unit = (uint64_t)s->buckets * 4 / 5;
@@ -198,7 +209,7 @@ static int solve_levels(solving *s, uint64_t most, uint64_t least, ms_error *err
         return solve_level(s, s->budget, err);
     }
     for (uint32_t i = 0; rc == MS_OK && s->buckets >= BUCKETS_OF_USE && i < LEVELS_MOST; i++) {
-        uint64_t units = most >> i, below = most >> (i + 1);
+        uint64_t units = level_units(s, most, i), below = level_units(s, most, i + 1);
         if (units < least || units <= one_unit) {
             break;
         }

@@ -138,20 +138,18 @@ def _reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def _step(model: Any, inputs: dict[str, Any], criterion: Any, optimizer: Any, holds: bool, before: Any) -> Any:
-    """One step; the outputs where the loop `holds` them, to be held until the next replace them."""
+def _step(model: Any, inputs: dict[str, Any], criterion: Any, optimizer: Any, held: list[Any] | None) -> None:
+    """One step; `held` keeps the outputs until the next replace them, where the loop does that."""
     outputs = model(**inputs)
-    del before
     loss = criterion(outputs) if criterion is not None else outputs.loss
-    if holds:
+    if held is not None:
+        held[:] = [outputs]
         optimizer.zero_grad()
-    else:
-        outputs = None
+    del outputs
     loss.backward()
     optimizer.step()
-    if not holds:
+    if held is None:
         optimizer.zero_grad()
-    return outputs
 
 
 def _smallest(memscale: Any, model: Any, inputs: dict[str, Any], fields: dict[str, Any]) -> int:
@@ -185,13 +183,14 @@ def child(case: str, budget_bytes: int | None, fields: dict[str, Any]) -> dict[s
     else:
         config = memscale.Config(memory_budget_gb=budget_bytes / 1e9, enable_logging=False, **fields)
         memscale.wrap(model, config)
-    seconds, held = [], None
+    seconds: list[float] = []
+    held: list[Any] | None = [] if unmodified else None
     for step in range(WARM_STEPS + MEASURED_STEPS):
         if step == WARM_STEPS:
             result["warm_peak_bytes"] = _peak_bytes()
             _reset_peak()
         start = time.perf_counter()
-        held = _step(model, inputs, criterion, optimizer, unmodified, held)
+        _step(model, inputs, criterion, optimizer, held)
         seconds.append(time.perf_counter() - start)
         if not unmodified and step in (0, WARM_STEPS):
             plan = model._memscale_executor.plan
@@ -269,12 +268,12 @@ def markdown(rows: list[dict[str, Any]], summary: dict[str, Any]) -> str:
         "",
         f"`bench/prediction.py`: {summary['combinations']} combinations of model, batch, sequence and plan on "
         f"{os.cpu_count()} CPUs ({platform.machine()}), load average {os.getloadavg()[2]:.1f}, fp32, AdamW. Peaks are "
-        "resident memory of the process, in GB. The last three of seven steps are measured, against the plan in force in "
-        "them; unmodified runs against `memscale.plan()` before their first step, with blocks of 1 MiB and more mapped "
-        "exactly. A run's name says what part of the way from the smallest budget to the need it was given.",
+        "resident memory of the process, in GB. The last three of seven steps are measured, against the plan in force "
+        "in them; unmodified runs against `memscale.plan()` before their first step, with blocks of 1 MiB and more "
+        "mapped exactly. A run's name says what part of the way from the smallest budget to the need it was given.",
         "",
-        f"Peak: {summary['median_peak_off'] * 100:.1f}% off at the median, {summary['worst_peak_off'] * 100:.1f}% at the "
-        f"worst. Step time: {summary['median_time_off'] * 100:.0f}% at the median, "
+        f"Peak: {summary['median_peak_off'] * 100:.1f}% off at the median, {summary['worst_peak_off'] * 100:.1f}% at "
+        f"the worst. Step time: {summary['median_time_off'] * 100:.0f}% at the median, "
         f"{summary['worst_time_off'] * 100:.0f}% at the worst. Runs over their budget: {summary['over_budget']}.",
         "",
         "| case | run | budget | peak | predicted | off | step s | predicted | off |",

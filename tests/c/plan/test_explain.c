@@ -84,6 +84,7 @@ static void check_parts(const ms_plan *plan)
         sum += part->bytes;
     }
     assert_int_equal(sum, plan->replay.peak_bytes);
+    assert_true(plan->why.lower_bound_ns > 0 && plan->why.lower_bound_ns <= plan->replay.step_ns);
     assert_int_equal(plan->why.peak_phase == MS_PHASE_BACKWARD, plan->replay.peak_in_backward);
     assert_int_equal(plan->why.peak_phase == MS_PHASE_OPTIMIZER, plan->replay.peak_node == plan->entry_count);
 }
@@ -220,7 +221,7 @@ static void what_moves_is_told_apart(void **state)
 static bool moves(const uint8_t *techniques, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        if (techniques[i] != MS_TECHNIQUE_KEEP && techniques[i] != MS_TECHNIQUE_RECOMPUTE) {
+        if (ms_technique_moves((ms_technique)techniques[i])) {
             return true;
         }
     }

@@ -189,13 +189,7 @@ static PyObject *set_residents(PyObject *self, PyObject *tensors)
 
 static PyObject *is_resident(PyObject *self, PyObject *tensor)
 {
-    PyObject *storage;
-    uintptr_t identity;
-    if (ms_ext_storage_of(tensor, &storage, &identity) != 0) {
-        Py_RETURN_FALSE;
-    }
-    Py_DECREF(storage);
-    return PyBool_FromLong(ms_ext_identity_has(&execution_of(self)->residents, identity));
+    return PyBool_FromLong(ms_ext_identity_has_tensor(&execution_of(self)->residents, tensor));
 }
 
 /* ---- hooks ---------------------------------------------------------------------------- */

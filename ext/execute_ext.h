@@ -7,6 +7,8 @@
  *   execute_identity.c sets of storages
  *   execute_movable.c whether and how a tensor's bytes can be sent away
  *   execute_saved.c   handles of saved tensors; the pack and unpack callables
+ *   execute_extent.c  handles whose storages go to the lower tier
+ *   execute_waiting.c handles that wait for their bytes to be written
  *   execute_chosen.c  saved tensors that single operators make again
  *   execute_region.c  one hooked call of a layer
  *   execute.c         the Execution type: plan, hooks, questions
@@ -112,6 +114,8 @@ typedef struct ms_execution {
 
 extern PyTypeObject *ms_ext_execution_type;
 bool ms_ext_identity_has(const ms_identity_set *set, uintptr_t identity);
+/* The same for the storage of a tensor; false where it has none. */
+bool ms_ext_identity_has_tensor(const ms_identity_set *set, PyObject *tensor);
 /* Room for `count` members, none of them there yet. -1 with an exception. */
 int ms_ext_identity_reset(ms_identity_set *set, size_t count);
 /* The storage of a tensor; None and tensors without one are passed over. */

@@ -18,6 +18,17 @@ bool ms_ext_identity_has(const ms_identity_set *set, uintptr_t identity)
     return set->capacity > 0 && set->items[identity_slot(set, identity)] == identity;
 }
 
+bool ms_ext_identity_has_tensor(const ms_identity_set *set, PyObject *tensor)
+{
+    PyObject *storage;
+    uintptr_t identity;
+    if (ms_ext_storage_of(tensor, &storage, &identity) != 0) {
+        return false;
+    }
+    Py_DECREF(storage);
+    return ms_ext_identity_has(set, identity);
+}
+
 int ms_ext_identity_reset(ms_identity_set *set, size_t count)
 {
     size_t capacity = 64;

@@ -1,7 +1,8 @@
 /*
- * Handles of saved tensors, and the pack and unpack callables that autograd calls
- * for each of them: no Python bytecode runs for a tensor that is kept. What happens
- * to a tensor is the library's choice; here it is carried out on torch objects.
+ * Handles of saved tensors that are kept or made again by a replay, and the pack and
+ * unpack callables that autograd calls for each tensor: no Python bytecode runs for one
+ * that is kept. What happens to a tensor is the library's choice; here it is carried out
+ * on torch objects.
  *
  * A handle never holds a tensor that has a grad_fn: that node would own the handle,
  * and neither would ever be freed. It holds aliases made by detach(), which share
@@ -91,7 +92,7 @@ PyObject *ms_ext_keep(ms_execution *execution, PyObject *tensor)
     return (PyObject *)saved;
 }
 
-static PyObject *type_name_of(PyObject *tensor)
+PyObject *ms_ext_type_name_of(PyObject *tensor)
 {
     return PyObject_CallMethod(tensor, "type", NULL);
 }
@@ -108,7 +109,7 @@ static int check_tensor(PyObject *tensor, uint64_t version)
     if (now == version) {
         return 0;
     }
-    PyObject *name = type_name_of(tensor);
+    PyObject *name = ms_ext_type_name_of(tensor);
     PyObject *shape = name != NULL ? PyObject_GetAttr(tensor, ms_ext_torch()->n_shape) : NULL;
     if (shape != NULL) {
         ms_ext_raise_version(name, shape, now, version);
@@ -129,22 +130,11 @@ PyObject *ms_ext_unpack_kept(ms_saved *saved)
 
 /* ---- slots: recompute --------------------------------------------------------------- */
 
-static bool is_resident(ms_execution *execution, PyObject *tensor)
-{
-    PyObject *storage;
-    uintptr_t identity;
-    if (ms_ext_storage_of(tensor, &storage, &identity) != 0) {
-        return false;
-    }
-    Py_DECREF(storage);
-    return ms_ext_identity_has(&execution->residents, identity);
-}
-
 /* Parameters, buffers, the caller's batch: they stay whatever happens. */
 bool ms_ext_stays(ms_execution *execution, PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();
-    if (is_resident(execution, tensor)) {
+    if (ms_ext_identity_has_tensor(&execution->residents, tensor)) {
         return true;
     }
     bool is_leaf_with_gradient =
@@ -266,288 +256,6 @@ static PyObject *pack_capture(PyObject *self, PyObject *tensor)
     return kept;
 }
 
-/* ---- extents: offload --------------------------------------------------------------------- */
-
-/* An extent that holds these very bytes already, with one more handle. */
-static ms_extent *find_same(ms_execution *execution, const ms_movable *what, uint64_t version)
-{
-    ms_extent *extent = ms_extent_find(execution->execute, what->identity, version);
-    if (extent == NULL) {
-        return NULL;
-    }
-    const ms_memory *memory = ms_extent_source(extent);
-    uint64_t now;
-    if (memory->bytes == what->bytes && ms_ext_version_of(memory->probe, &now) == 0 && now == memory->version) {
-        return extent;
-    }
-    PyErr_Clear();
-    ms_extent_drop(execution->execute, extent, 0);
-    return NULL;
-}
-
-static ms_extent *store_new(ms_region *region, const ms_movable *what, PyObject *probe, uint64_t version)
-{
-    PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->data_ptr, what->storage, NULL);
-    void *address = number != NULL ? PyLong_AsVoidPtr(number) : NULL;
-    Py_XDECREF(number);
-    if (address == NULL) {
-        return NULL;
-    }
-    ms_memory *memory = ms_ext_memory_of_storage(what->storage, what->bytes);
-    if (memory == NULL) {
-        return NULL;
-    }
-    Py_INCREF(probe);
-    memory->probe = probe;
-    memory->version = version;
-    ms_error err;
-    ms_extent *extent;
-    int rc = ms_extent_store(region->execution->execute, region->frame, what->identity, version, address,
-                             what->bytes, ms_ext_capacity_behind(address, what->bytes), memory, &extent, &err);
-    if (ms_ext_check(rc, &err) != 0 || extent == NULL) {
-        ms_ext_memory_free(memory);
-        return NULL;
-    }
-    return extent;
-}
-
-int ms_ext_remember_view(ms_saved *saved, PyObject *tensor)
-{
-    const ms_torch *t = ms_ext_torch();
-    saved->dtype = PyObject_GetAttr(tensor, t->n_dtype);
-    saved->size = PyObject_GetAttr(tensor, t->n_shape);
-    saved->stride = PyObject_CallFunctionObjArgs(t->stride, tensor, NULL);
-    saved->offset = PyObject_CallFunctionObjArgs(t->storage_offset, tensor, NULL);
-    bool is_complete =
-        saved->dtype != NULL && saved->size != NULL && saved->stride != NULL && saved->offset != NULL;
-    return is_complete ? 0 : -1;
-}
-
-static bool is_kept(const ms_region *region)
-{
-    return ms_technique_rest(ms_frame_technique(region->frame)) == MS_TECHNIQUE_KEEP;
-}
-
-/* `source` is the tensor, or a copy of it; its storage is sent. NULL without an exception:
- * keep the tensor. */
-static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *source, const ms_movable *what)
-{
-    ms_execution *execution = region->execution;
-    ms_saved *saved = ms_ext_saved_new(SAVED_EXTENT, execution);
-    if (saved == NULL) {
-        return NULL;
-    }
-    saved->tensor = ms_ext_probe_of(execution, tensor);
-    if (saved->tensor == NULL || ms_ext_version_of(saved->tensor, &saved->version) != 0 ||
-        ms_ext_remember_view(saved, source) != 0) {
-        Py_DECREF((PyObject *)saved);
-        return NULL;
-    }
-    saved->extent = find_same(execution, what, saved->version);
-    if (saved->extent != NULL && is_kept(region) && !ms_extent_is_packed(saved->extent)) {
-        /* Another layer sent it away; here it is to stay. */
-        ms_extent_drop(execution->execute, saved->extent, 0);
-        saved->extent = NULL;
-    }
-    if (saved->extent == NULL) {
-        saved->extent = store_new(region, what, saved->tensor, saved->version);
-    }
-    if (saved->extent == NULL) {
-        Py_CLEAR(saved);
-    }
-    return (PyObject *)saved;
-}
-
-/* As offload_as(); takes over the reference to the storage. */
-static PyObject *offload(ms_region *region, PyObject *tensor, ms_movable *what)
-{
-    PyObject *source = tensor;
-    Py_INCREF(source);
-    int piece = ms_ext_is_piece(tensor, what);
-    if (piece == 1) {
-        Py_DECREF(source);
-        /* Not to be copied only to see whether it is a mask. */
-        source = is_kept(region) ? NULL : ms_ext_copy_of_piece(tensor, what);
-    }
-    PyObject *saved = piece >= 0 && source != NULL ? offload_as(region, tensor, source, what) : NULL;
-    Py_XDECREF(source);
-    Py_XDECREF(what->storage);
-    return saved;
-}
-
-/* ---- waiting for the bytes ------------------------------------------------------------- */
-
-/* The number of the operator that autograd is recording. */
-static uint64_t operator_now(void)
-{
-    PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->sequence_number, NULL);
-    uint64_t now = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
-    Py_XDECREF(number);
-    PyErr_Clear();
-    return now;
-}
-
-/* Whether an operator may save this tensor now and fill it afterwards, as the one behind
- * RReLU does with its noise: nobody computed it under autograd, and nobody wrote to it. */
-static bool may_be_unwritten(PyObject *tensor)
-{
-    bool may_be = ms_ext_version_or_none(tensor) == 0 && ms_ext_flag(tensor, ms_ext_torch()->n_requires_grad) == 0;
-    PyErr_Clear();
-    return may_be;
-}
-
-/* A handle that holds its tensor takes over the extent of `sent`, which it replaces. */
-static void become_extent(ms_saved *saved, ms_saved *sent)
-{
-    PyObject *held = saved->tensor;
-    saved->kind = SAVED_EXTENT;
-    saved->extent = sent->extent;
-    saved->version = sent->version;
-    saved->mark = sent->mark;
-    saved->tensor = sent->tensor;
-    saved->dtype = sent->dtype;
-    saved->size = sent->size;
-    saved->stride = sent->stride;
-    saved->offset = sent->offset;
-    sent->extent = NULL;
-    sent->tensor = sent->dtype = sent->size = sent->stride = sent->offset = NULL;
-    Py_DECREF((PyObject *)sent);
-    Py_DECREF(held);
-}
-
-static void send_one(ms_region *region, ms_saved *saved)
-{
-    ms_movable what;
-    PyObject *sent = NULL;
-    bool is_same = ms_ext_version_or_none(saved->tensor) == saved->version;
-    if (is_same && ms_ext_is_movable(region->execution, saved->tensor, &what)) {
-        sent = offload(region, saved->tensor, &what);
-        PyErr_Clear();
-    }
-    if (sent != NULL) {
-        become_extent(saved, (ms_saved *)sent);
-    } else {
-        ms_execute_kept(region->execution->execute);
-    }
-}
-
-void ms_ext_send_waiting(ms_region *region)
-{
-    PyObject *waiting[MS_EXT_WAITING_MAX];
-    size_t count = region->waiting_count;
-    memcpy(waiting, region->waiting, count * sizeof *waiting);
-    region->waiting_count = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (Py_REFCNT(waiting[i]) > 1 && ms_frame_is_open(region->frame)) {
-            send_one(region, (ms_saved *)waiting[i]);
-        }
-        Py_DECREF(waiting[i]);
-    }
-}
-
-/* A handle that holds the tensor until it can be sent. */
-static PyObject *save_waiting(ms_region *region, PyObject *tensor)
-{
-    PyObject *saved = ms_ext_keep(region->execution, tensor);
-    if (saved != NULL) {
-        region->waiting_since = operator_now();
-        region->waiting[region->waiting_count++] = saved;
-        Py_INCREF(saved);
-    }
-    return saved;
-}
-
-PyObject *ms_ext_save_extent(ms_region *region, PyObject *tensor)
-{
-    ms_movable what;
-    PyObject *saved = NULL;
-    if (region->waiting_count > 0 && operator_now() != region->waiting_since) {
-        ms_ext_send_waiting(region);
-    }
-    if (ms_ext_region_is_running(region) && ms_ext_is_movable(region->execution, tensor, &what)) {
-        if (region->waiting_count < MS_EXT_WAITING_MAX && may_be_unwritten(tensor)) {
-            Py_DECREF(what.storage);
-            return save_waiting(region, tensor);
-        }
-        saved = offload(region, tensor, &what);
-        if (saved == NULL && PyErr_Occurred() != NULL) {
-            return NULL;
-        }
-    }
-    if (saved != NULL) {
-        return saved;
-    }
-    ms_execute_kept(region->execution->execute);
-    return ms_ext_keep(region->execution, tensor);
-}
-
-PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor)
-{
-    ms_movable what;
-    if (!ms_ext_is_movable(region->execution, tensor, &what)) {
-        return NULL;
-    }
-    return offload(region, tensor, &what);
-}
-
-/* A tensor of this dtype without elements. */
-static PyObject *empty_of(const ms_execution *execution, PyObject *dtype)
-{
-    const ms_torch *t = ms_ext_torch();
-    PyObject *name = execution->device.name;
-    PyObject *kwargs = name != NULL ? Py_BuildValue("{s:O,s:O}", "dtype", dtype, "device", name)
-                                    : Py_BuildValue("{s:O,s:s}", "dtype", dtype, "device", "cpu");
-    PyObject *tensor = kwargs != NULL ? PyObject_Call(t->empty, t->zero_args, kwargs) : NULL;
-    Py_XDECREF(kwargs);
-    return tensor;
-}
-
-int ms_ext_check_probe(const ms_saved *saved)
-{
-    uint64_t now;
-    if (ms_ext_version_of(saved->tensor, &now) != 0) {
-        return -1;
-    }
-    if (now == saved->version) {
-        return 0;
-    }
-    PyObject *tensor = empty_of(saved->execution, saved->dtype);
-    PyObject *name = tensor != NULL ? type_name_of(tensor) : NULL;
-    if (name != NULL) {
-        ms_ext_raise_version(name, saved->size, now, saved->version);
-    }
-    Py_XDECREF(name);
-    Py_XDECREF(tensor);
-    return -1;
-}
-
-static PyObject *unpack_extent(ms_saved *saved)
-{
-    const ms_torch *t = ms_ext_torch();
-    ms_execute *execute = saved->execution->execute;
-    ms_error err;
-    void *reference;
-    if (ms_ext_check_probe(saved) != 0 ||
-        ms_ext_check(ms_extent_take(execute, saved->extent, &reference, &err), &err) != 0) {
-        return NULL;
-    }
-    PyObject *storage = ((ms_memory *)reference)->strong;
-    Py_INCREF(storage);
-    PyObject *tensor = empty_of(saved->execution, saved->dtype);
-    PyObject *view = tensor != NULL ? PyObject_CallFunctionObjArgs(t->set_, tensor, storage, saved->offset,
-                                                                   saved->size, saved->stride, NULL)
-                                    : NULL;
-    Py_XDECREF(tensor);
-    Py_DECREF(storage);
-    bool is_fetched = reference != ms_extent_source(saved->extent);
-    if (view != NULL && is_fetched && ms_execute_device(execute) >= 0 &&
-        ms_ext_device_lend(saved->execution, reference, view) != 0) {
-        Py_CLEAR(view);
-    }
-    ms_extent_taken(execute, saved->extent, &saved->mark);
-    return view;
-}
-
 /* ---- the callables --------------------------------------------------------------------------- */
 
 /* Lets the profiler of real steps see a saved tensor: it gives a token, whose
@@ -621,7 +329,7 @@ PyObject *ms_ext_saved_unpack(PyObject *handle)
     case SAVED_SLOT:
         return unpack_slot(saved);
     case SAVED_EXTENT:
-        return unpack_extent(saved);
+        return ms_ext_unpack_extent(saved);
     case SAVED_DROPPED:
         return ms_ext_unpack_dropped(saved);
     default:

@@ -300,6 +300,19 @@ static int solve(ms__search *search, const ms_pressure *pressure, ms__limits *li
     return explain(search, &made.variant, plan, err);
 }
 
+/* The cache is the whole process's: under a ceiling of just this model's need, a second
+ * model, planned or not, would make both fault their memory in anew in every step. So a
+ * plan that does nothing leaves room for as much again, within what is allowed; no more,
+ * as the cache grows with every new shape. */
+static void leave_room_in_cache(const ms__search *search, const ms_pressure *pressure, ms_plan *plan)
+{
+    uint64_t own_bytes = search->items[0].held_most_bytes;
+    uint64_t room_bytes = ms__min_u64(ms__sub_sat(pressure->allowed_bytes, search->items[0].fixed_bytes),
+                                      ms__add_sat(own_bytes, own_bytes));
+    room_bytes = ms__sub_sat(room_bytes, plan->replay.small_peak_bytes);
+    plan->ceiling_bytes = search->sim->on_host ? ms__max_u64(plan->ceiling_bytes, room_bytes) : 0;
+}
+
 /* A comfortable fit: nothing is done. A budget that was given is still kept by hostmem. */
 static int skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, ms_error *err)
 {
@@ -313,6 +326,7 @@ static int skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, 
     kept.replay = plan->unoptimized;
     uint64_t room_bytes = pressure->budget_given ? ms__min_u64(pressure->allowed_bytes, most_bytes(search)) : 0;
     ms__plan_fill(search, &kept, room_bytes, plan);
+    leave_room_in_cache(search, pressure, plan);
     plan->skipped = true;
     if (ms__plan_apply(search, &kept, plan) != MS_OK) {
         return ms_fail(err, MS_ENOMEM, "solver: out of memory");

@@ -227,6 +227,21 @@ static void a_comfortable_run_is_left_alone(void **state)
     close_fixture(&f);
 }
 
+static void a_run_that_is_left_alone_leaves_room_in_the_cache(void **state)
+{
+    (void)state;
+    fixture f = open_fixture(0);
+    uint64_t budget = need_of(&f) * 2;
+    ms_plan *plan = plan_at(&f, budget), *ample = plan_at(&f, budget * 100);
+    assert_true(replay_of(&f, plan, plan->ceiling_bytes).peak_bytes <= budget);
+    /* A model of the same size finds room beside it, but not all that is free is taken. */
+    uint64_t need = replay_of(&f, ample, UINT64_MAX).peak_bytes - f.hardware->process.baseline_bytes;
+    assert_true(ample->ceiling_bytes >= need * 3 / 2 && ample->ceiling_bytes <= need * 2);
+    ms_plan_free(ample);
+    ms_plan_free(plan);
+    close_fixture(&f);
+}
+
 /* No candidate that was looked at peaks lower; here, no uniform one. */
 static void a_forced_run_is_planned_for_the_smallest_peak(void **state)
 {
@@ -440,6 +455,7 @@ int main(void)
         cmocka_unit_test(the_same_documents_give_the_same_bytes),
         cmocka_unit_test(cheap_layers_run_again_and_dear_ones_move),
         cmocka_unit_test(a_comfortable_run_is_left_alone),
+        cmocka_unit_test(a_run_that_is_left_alone_leaves_room_in_the_cache),
         cmocka_unit_test(a_forced_run_is_planned_for_the_smallest_peak),
         cmocka_unit_test(a_forced_run_presses_on_tiny_layers_too),
         cmocka_unit_test(a_target_that_cannot_be_met_gives_the_smallest_plan),

@@ -57,8 +57,8 @@ typedef struct ms_choices {
 typedef struct ms_replay {
     uint64_t peak_bytes;       /* of the training device, the meaning of the budget; caches included */
     uint64_t peak_live_bytes;  /* of tensors alone, residents included, caches, slab and scratch excluded */
-    uint64_t first_step_peak_bytes; /* before optimizer state exists */
-    uint64_t small_peak_bytes; /* of tensors below 1 MiB, which come from libc and not from maps */
+    uint64_t first_step_peak_bytes; /* optimizer state comes to be at that step's end */
+    uint64_t small_peak_bytes; /* of tensors below 1 MiB, state included: from libc, which keeps them */
     uint32_t peak_node;        /* where the peak is; node_count: the optimizer */
     bool peak_in_backward;
     uint64_t step_ns;          /* forward + backward + optimizer, stalls included */
@@ -136,7 +136,7 @@ typedef struct ms_plan_option {
     X(FETCHED, "fetched", "activations brought back from a lower tier")                             \
     X(STORING, "storing", "activations on their way to a lower tier")                               \
     X(WORKING, "working", "tensors of the work that runs, and passed between nodes")                \
-    X(CACHE, "cache", "freed maps kept for reuse")
+    X(CACHE, "cache", "freed memory kept for reuse")
 typedef enum ms_peak_kind {
 #define MS_PEAK_KIND_ENUM(id, name, text) MS_PEAK_##id,
     MS_PEAK_KIND_TABLE(MS_PEAK_KIND_ENUM)

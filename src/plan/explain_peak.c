@@ -41,6 +41,7 @@ typedef struct census {
     ms_peak_part *parts; /* room for every kind with every node and with none */
     uint32_t node_count;
     uint32_t event;
+    uint64_t small_bytes; /* at the peak, of tensors that libc holds */
     bool again;
 } census;
 
@@ -166,7 +167,8 @@ static void look(const ms__sim *sim, void *context)
             add_part(c, (ms_peak_kind)c->kind[i], c->node[i], 1, sim->instance_bytes[i]);
         }
     }
-    uint64_t outer = sim->live_bytes;
+    uint64_t outer = sim->live_bytes + sim->small_bytes;
+    c->small_bytes = sim->small_bytes;
     for (uint32_t i = 0; i < sim->instance_count; i++) {
         outer -= sim->instances[i].holds > 0 ? sim->instance_bytes[i] : 0;
     }
@@ -255,6 +257,7 @@ static void take_census(ms__search *search, const ms__variant *chosen, census *c
     ms__sim_run(sim, &choices, &outcome, NULL);
     sim->watch = (ms__watch){0};
     sim->in_full = false;
+    add_part(c, MS_PEAK_CACHE, MS_NO_NODE, 0, ms__sub_sat(sim->small_peak_bytes, c->small_bytes));
     plan->why.peak_phase = (uint32_t)phase;
     plan->why.peak_event = phase == MS__OPTIMIZER ? 0 : c->event;
     plan->why.peak_again = c->again;

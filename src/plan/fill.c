@@ -35,7 +35,8 @@ void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_
     }
     uint64_t state = search->sim->graph->loop.optimizer_state_bytes;
     plan->replay.peak_bytes = peak;
-    plan->replay.first_step_peak_bytes = ms__min_u64(peak, ms__sub_sat(most, state));
+    uint64_t first = ms__max_u64(plan->replay.first_step_peak_bytes, ms__sub_sat(most, state));
+    plan->replay.first_step_peak_bytes = ms__min_u64(peak, first);
     /* hostmem counts maps only: what libc holds beside them comes off. */
     plan->ceiling_bytes = ms__sub_sat(peak - candidate->fixed_bytes, plan->replay.small_peak_bytes);
 }

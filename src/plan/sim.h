@@ -225,6 +225,7 @@ typedef struct ms__sim {
     uint64_t resident_bytes;   /* baseline or what stands for it, scratch, batch */
     uint64_t parameter_bytes;  /* part of peak_live_bytes */
     uint64_t gradient_bytes, output_bytes;
+    uint64_t small_state_bytes; /* optimizer state below MS__MAP_MIN_BYTES a tensor */
     uint64_t loss_bytes;
     uint64_t optimizer_ns;
     uint32_t profile_count, node_count, instance_count, slot_count, class_count;
@@ -251,9 +252,9 @@ typedef struct ms__sim {
     uint32_t *class_live, *class_peak; /* [class_count] */
     uint64_t class_peak_bytes; /* sum of class_peak x bytes: held with an unbounded cache */
     uint64_t now_ns;
-    uint64_t live_bytes;
-    uint64_t small_bytes;      /* of those, below MS__MAP_MIN_BYTES */
-    uint64_t small_peak_bytes;
+    uint64_t live_bytes;       /* on a host of maps alone */
+    uint64_t small_bytes;      /* on a host: live below MS__MAP_MIN_BYTES */
+    uint64_t small_peak_bytes; /* since the run began: libc keeps what they took */
     uint64_t extra_bytes;      /* constant over the phase */
     ms__phase phase;
     uint32_t current_node;
@@ -354,6 +355,12 @@ void ms__io_prefetch(ms__sim *sim);
 /* Waits until the entry's bytes are there. */
 void ms__io_need(ms__sim *sim, uint32_t entry);
 void ms__io_drop(ms__sim *sim, uint32_t entry);
+
+/* What the step's tensors take of the device: small ones their peak, see sim_memory.c. */
+static inline uint64_t ms__sim_resident(const ms__sim *sim)
+{
+    return sim->live_bytes + sim->small_peak_bytes + sim->extra_bytes;
+}
 
 /* sim_cache.c */
 void ms__cache_reset(ms__sim *sim, uint64_t ceiling_bytes);

@@ -55,7 +55,7 @@ static void unlink_entry(ms__cache *cache, uint32_t index)
 void ms__cache_squeeze(ms__sim *sim, uint64_t coming_bytes)
 {
     ms__cache *cache = &sim->cache;
-    uint64_t wanted = sim->live_bytes + sim->extra_bytes + coming_bytes;
+    uint64_t wanted = ms__sim_resident(sim) + coming_bytes;
     while (cache->oldest != NONE &&
            (wanted > cache->ceiling_bytes || cache->cached_bytes > cache->ceiling_bytes - wanted)) {
         cache->cached_bytes -= sim->class_bytes[cache->entries[cache->oldest].class_id];
@@ -79,7 +79,7 @@ void ms__cache_give(ms__sim *sim, uint32_t class_id)
 {
     ms__cache *cache = &sim->cache;
     uint64_t bytes = sim->class_bytes[class_id];
-    uint64_t held = sim->live_bytes + sim->extra_bytes + cache->cached_bytes;
+    uint64_t held = ms__sim_resident(sim) + cache->cached_bytes;
     if (cache->free_entry == NONE || held > cache->ceiling_bytes || bytes > cache->ceiling_bytes - held) {
         return;
     }

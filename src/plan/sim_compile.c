@@ -237,14 +237,24 @@ static uint32_t class_of(const ms__sim *sim, uint64_t bytes)
     return found == NULL ? MS__NO_CLASS : (uint32_t)(found - sim->class_bytes);
 }
 
+/* State has the shapes of the gradients, so the part of it in small tensors is theirs. */
+static uint64_t small_state_bytes(const ms__sim *sim, uint64_t small_gradient_bytes)
+{
+    uint64_t state_bytes = sim->graph->loop.optimizer_state_bytes;
+    return sim->gradient_bytes > 0 ? ms__mul_div(state_bytes, small_gradient_bytes, sim->gradient_bytes) : 0;
+}
+
 static void size_instances(ms__sim *sim)
 {
     const ms_graph *graph = sim->graph;
+    uint64_t small_gradient_bytes = 0;
     for (uint32_t i = 0; i < graph->storage_count; i++) {
         const ms_storage *storage = &graph->storages[i];
         /* The batch is part of the residents. */
         sim->instance_bytes[i] = storage->role == MS_STORAGE_BATCH ? 0 : rounded(sim, storage->bytes);
         if (storage->role == MS_STORAGE_GRADIENT) {
+            bool small = sim->instance_bytes[i] < MS__MAP_MIN_BYTES;
+            small_gradient_bytes = ms__add_sat(small_gradient_bytes, small ? sim->instance_bytes[i] : 0);
             sim->gradient_bytes = ms__add_sat(sim->gradient_bytes, sim->instance_bytes[i]);
         } else if (storage->role == MS_STORAGE_OUTPUT) {
             sim->output_bytes = ms__add_sat(sim->output_bytes, sim->instance_bytes[i]);
@@ -257,6 +267,7 @@ static void size_instances(ms__sim *sim)
             *bytes++ = rounded(sim, profile->storage_bytes[s]);
         }
     }
+    sim->small_state_bytes = small_state_bytes(sim, small_gradient_bytes);
 }
 
 static int compile_instances(ms__sim *sim)

@@ -22,9 +22,21 @@ static void note_peak(ms__sim *sim)
 {
     ms__sim_note_live(sim);
     if (sim->cache.on) {
-        uint64_t held = sim->live_bytes + sim->extra_bytes + sim->cache.cached_bytes;
+        uint64_t held = ms__sim_resident(sim) + sim->cache.cached_bytes;
         sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);
     }
+}
+
+/* libc keeps what is freed of small tensors for the next ones: in a process that trains
+ * they take their peak all the time. */
+static void take_small(ms__sim *sim, uint64_t bytes)
+{
+    sim->small_bytes += bytes;
+    uint64_t growth = ms__sub_sat(sim->small_bytes, sim->small_peak_bytes);
+    if (sim->cache.on && growth > 0) {
+        ms__cache_squeeze(sim, growth);
+    }
+    sim->small_peak_bytes += growth;
 }
 
 /* A map comes out of the cache, or is made and faulted in. That time is added to the
@@ -49,14 +61,12 @@ void ms__sim_acquire(ms__sim *sim, uint32_t instance)
     uint64_t bytes = sim->instance_bytes[instance];
     if (sim->instance_class[instance] != MS__NO_CLASS) {
         take_map(sim, sim->instance_class[instance]);
+        sim->live_bytes += bytes;
+    } else if (sim->on_host) {
+        take_small(sim, bytes);
     } else {
-        if (sim->cache.on) {
-            ms__cache_squeeze(sim, bytes);
-        }
-        sim->small_bytes += bytes;
-        sim->small_peak_bytes = ms__max_u64(sim->small_peak_bytes, sim->small_bytes);
+        sim->live_bytes += bytes;
     }
-    sim->live_bytes += bytes;
     note_peak(sim);
 }
 
@@ -68,11 +78,11 @@ void ms__sim_release(ms__sim *sim, uint32_t instance)
     }
     uint64_t bytes = sim->instance_bytes[instance];
     uint32_t class_id = sim->instance_class[instance];
-    sim->live_bytes -= bytes;
     if (class_id == MS__NO_CLASS) {
-        sim->small_bytes -= bytes;
+        *(sim->on_host ? &sim->small_bytes : &sim->live_bytes) -= bytes;
         return;
     }
+    sim->live_bytes -= bytes;
     sim->class_live[class_id]--;
     if (sim->cache.on) {
         ms__cache_give(sim, class_id);

@@ -441,7 +441,7 @@ static void enter_phase(ms__sim *sim, ms__phase phase, bool first)
     ms__sim_note_live(sim);
     if (sim->cache.on) {
         ms__cache_squeeze(sim, 0);
-        uint64_t held = sim->live_bytes + sim->extra_bytes + sim->cache.cached_bytes;
+        uint64_t held = ms__sim_resident(sim) + sim->cache.cached_bytes;
         sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);
     }
 }
@@ -453,7 +453,7 @@ static void note_sample(const ms__sim *sim, uint64_t fixed_bytes, ms_sample **sa
     }
     **samples = (ms_sample){
         .at_ns = sim->now_ns,
-        .device_bytes = fixed_bytes + sim->live_bytes + sim->extra_bytes + sim->cache.cached_bytes,
+        .device_bytes = fixed_bytes + ms__sim_resident(sim) + sim->cache.cached_bytes,
         .lower_tier_bytes = sim->io.tier_bytes[MS__HOST_TIER] + sim->io.tier_bytes[MS__DISK_TIER],
         .node = sim->current_node,
         .in_backward = sim->phase != MS__FORWARD,
@@ -480,7 +480,7 @@ static void end_forward(ms__sim *sim)
         }
     }
     hold_loss(sim, true);
-    sim->boundary_bytes = sim->live_bytes;
+    sim->boundary_bytes = sim->live_bytes + sim->small_bytes;
     if (sim->watch.at_boundary) {
         sim->watch.look(sim, sim->watch.context);
     }
@@ -510,7 +510,6 @@ static void begin_step(ms__sim *sim)
     sim->recompute_ns = 0;
     sim->stall_forward_ns = 0;
     sim->stall_backward_ns = 0;
-    sim->small_peak_bytes = 0;
     sim->current_node = 0;
     sim->tick = 0;
     sim->adding_gradient = NO_INSTANCE;
@@ -560,7 +559,8 @@ static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *
 
 static uint64_t phase_peak(const ms__sim *sim, ms__phase phase, bool first)
 {
-    return ms__add_sat(sim->peaks[phase].bytes, carried_bytes(sim, phase, first));
+    uint64_t bytes = ms__add_sat(sim->peaks[phase].bytes, sim->small_peak_bytes);
+    return ms__add_sat(bytes, carried_bytes(sim, phase, first));
 }
 
 static void read_peaks(const ms__sim *sim, ms__outcome *out)
@@ -576,9 +576,10 @@ static void read_peaks(const ms__sim *sim, ms__outcome *out)
             replay->peak_node = sim->peaks[phase].node;
             replay->peak_in_backward = phase == MS__BACKWARD;
         }
+        first = ms__max_u64(first, phase_peak(sim, phase, true));
         if (phase != MS__OPTIMIZER) {
-            first = ms__max_u64(first, phase_peak(sim, phase, true));
-            out->activation_peak_bytes = ms__max_u64(out->activation_peak_bytes, sim->peaks[phase].bytes);
+            uint64_t activations = ms__add_sat(sim->peaks[phase].bytes, sim->small_peak_bytes);
+            out->activation_peak_bytes = ms__max_u64(out->activation_peak_bytes, activations);
         }
     }
     replay->first_step_peak_bytes = ms__add_sat(out->fixed_bytes, first);
@@ -601,7 +602,7 @@ static void read_times(const ms__sim *sim, ms__outcome *out)
     }
     replay->moved_bytes = sim->io.moved_bytes;
     replay->fault_ns = sim->fault_ns;
-    replay->small_peak_bytes = sim->small_peak_bytes;
+    replay->small_peak_bytes = ms__add_sat(sim->small_peak_bytes, sim->small_state_bytes);
 }
 
 static bool moves_anything(const ms__sim *sim)
@@ -625,6 +626,7 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
     uint64_t slab = sim->on_host && moves_anything(sim) ? MS__SLAB_BYTES : 0;
     outcome->fixed_bytes = ms__add_sat(sim->resident_bytes, slab);
     sim->class_peak_bytes = 0;
+    sim->small_peak_bytes = 0;
     memset(sim->class_peak, 0, sim->class_count * sizeof *sim->class_peak);
     ms__cache_reset(sim, choices->ceiling_bytes);
     uint64_t first_held = 0;

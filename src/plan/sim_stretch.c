@@ -108,14 +108,18 @@ static void add_life(builder *b, ms__stretch *stretch, const ms__op *op)
     int64_t bytes = (int64_t)b->sim->instance_bytes[instance];
     uint32_t class_id = b->sim->instance_class[instance];
     int sign = op->kind == MS_EVENT_ALLOC ? 1 : -1;
-    b->bytes += sign * bytes;
-    stretch->most_bytes = b->bytes > stretch->most_bytes ? b->bytes : stretch->most_bytes;
-    stretch->after_bytes = b->bytes;
-    if (class_id == MS__NO_CLASS) {
+    bool is_small = class_id == MS__NO_CLASS && b->sim->on_host;
+    if (!is_small) {
+        b->bytes += sign * bytes;
+        stretch->most_bytes = b->bytes > stretch->most_bytes ? b->bytes : stretch->most_bytes;
+        stretch->after_bytes = b->bytes;
+    } else {
         b->small_bytes += sign * bytes;
         stretch->small_most_bytes =
             b->small_bytes > stretch->small_most_bytes ? b->small_bytes : stretch->small_most_bytes;
         stretch->small_after_bytes = b->small_bytes;
+    }
+    if (class_id == MS__NO_CLASS) {
         return;
     }
     ms__class_change *change = change_of(b, stretch, class_id);

@@ -378,6 +378,7 @@ static PyMethodDef *pack_of(const ms_region *region, bool is_capture)
     switch (ms_frame_technique(region->frame)) {
     case MS_TECHNIQUE_RECOMPUTE:
     case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
+    case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
         return &pack_slot_def;
     case MS_TECHNIQUE_KEEP:
         return &pack_kept_def;

@@ -30,7 +30,22 @@ static int need_of(const ms_graph *graph, const ms_hardware *hardware, uint64_t 
     return rc;
 }
 
-/* The rules and the solver at a known pressure. */
+static void hold_segments_back(ms_admission *admissions, uint32_t count)
+{
+    const uint32_t segment = 1u << MS_TECHNIQUE_RECOMPUTE_SEGMENT;
+    for (uint32_t i = 0; i < count; i++) {
+        if (admissions[i].under_pressure & segment) {
+            admissions[i].rule[MS_TECHNIQUE_RECOMPUTE_SEGMENT] = MS_RULE_LAST_RESORT;
+        }
+        admissions[i].techniques &= ~segment;
+        admissions[i].under_pressure &= ~segment;
+    }
+}
+
+static const ms__limits last_resort = {.most_ns = UINT64_MAX, .segments = true};
+
+/* The rules and the solver at a known pressure. Segments cost another forward: they are for
+ * budgets that nothing else fits. */
 static int plan_at(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                    const ms_pressure *pressure, ms__limits *limits, ms_plan **plan, ms_error *err)
 {
@@ -39,6 +54,9 @@ static int plan_at(const ms_graph *graph, const ms_hardware *hardware, const ms_
         return ms_fail(err, MS_ENOMEM, "pipeline: out of memory for %u nodes", graph->node_count);
     }
     int rc = ms_engine_admit(graph, hardware, config, pressure, admissions, err);
+    if (rc == MS_OK && !limits->segments) {
+        hold_segments_back(admissions, graph->node_count);
+    }
     if (rc == MS_OK) {
         rc = ms__plan_solve(graph, hardware, config, pressure, admissions, limits, plan, err);
     }
@@ -111,6 +129,10 @@ static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, c
     ms__limits limits = {.most_ns = UINT64_MAX};
     ms_plan *fallback = NULL;
     int rc = plan_assuming(graph, hardware, config, last, &limits, &fallback, err);
+    if (rc == MS_EINFEASIBLE) {
+        limits = last_resort;
+        return plan_assuming(graph, hardware, config, last, &limits, plan, err);
+    }
     if (fallback == NULL) {
         return rc;
     }
@@ -157,7 +179,12 @@ static int plan_any(const ms_graph *graph, const ms_hardware *hardware, const ms
         return plan_unobserved(graph, hardware, config, plan, err);
     }
     ms__limits limits = {.most_ns = UINT64_MAX};
-    return plan_at(&careful, hardware, config, &pressure, &limits, plan, err);
+    rc = plan_at(&careful, hardware, config, &pressure, &limits, plan, err);
+    if (rc == MS_EINFEASIBLE) {
+        limits = last_resort;
+        rc = plan_at(&careful, hardware, config, &pressure, &limits, plan, err);
+    }
+    return rc;
 }
 
 static void append(ms_error *err, const char *text)

@@ -32,6 +32,7 @@ extern "C" {
     X(KEEP, "keep", "saved tensors stay where they are")                                          \
     X(RECOMPUTE, "recompute", "only the arguments stay; the layer runs again in backward")        \
     X(RECOMPUTE_OFFLOAD_INPUT, "recompute_offload_input", "as recompute, with the arguments on a lower tier") \
+    X(RECOMPUTE_SEGMENT, "recompute_segment", "as recompute, but the argument that the layer before makes is made again, not kept") \
     X(OFFLOAD_HOST, "offload_host", "saved tensors go to host memory and come back in backward")  \
     X(OFFLOAD_DISK, "offload_disk", "saved tensors go to disk and come back in backward")         \
     MS_SELECTIVE_TABLE(X, , "", "the rest stays")                                                 \
@@ -73,6 +74,8 @@ MS_API int ms_technique_parse(const char *name, ms_technique *technique);
     X(OPAQUE_ARGUMENT, "opaque_argument", "the layer gets an object whose state running it again could change") \
     X(NO_TENSOR_INPUT, "no_tensor_input", "the layer has no tensor argument to run again from")   \
     X(UNHOOKABLE, "unhookable", "the module must be left alone")                                  \
+    X(NOT_CHAINED, "not_chained", "its first argument is not what the layer before gave, or that can't be run again") \
+    X(LAST_RESORT, "last_resort", "held back for budgets that nothing else fits: it costs another forward") \
     X(NO_MAKERS, "no_makers", "nothing that the layer saves can be made again by its operators alone") \
     X(TOO_SMALL, "too_small", "too few saved bytes to be worth a transfer")                       \
     X(NO_DISK, "no_disk", "there is no usable disk directory")                                    \

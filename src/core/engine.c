@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/units.h"
+#include "core/graph_internal.h"
 #include "memscale/engine.h"
 
 static const struct {
@@ -42,13 +43,14 @@ ms_technique ms_technique_rest(ms_technique technique)
 
 bool ms_technique_replays(ms_technique technique)
 {
-    return technique == MS_TECHNIQUE_RECOMPUTE || technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT;
+    return technique == MS_TECHNIQUE_RECOMPUTE || technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT ||
+           technique == MS_TECHNIQUE_RECOMPUTE_SEGMENT;
 }
 
 bool ms_technique_moves(ms_technique technique)
 {
     ms_technique rest = ms_technique_rest(technique);
-    return rest != MS_TECHNIQUE_KEEP && rest != MS_TECHNIQUE_RECOMPUTE;
+    return rest != MS_TECHNIQUE_KEEP && rest != MS_TECHNIQUE_RECOMPUTE && rest != MS_TECHNIQUE_RECOMPUTE_SEGMENT;
 }
 
 const char *ms_technique_name(ms_technique technique)
@@ -179,6 +181,19 @@ static uint32_t judge_recompute(const case_facts *facts, const ms_node *node, co
     return admission->saved_bytes < facts->floor_bytes ? MS_RULE_TOO_SMALL : ADMITTED;
 }
 
+/* The layer before has to be run again for this one's argument: so it has to be able to. */
+static uint32_t judge_segment(const case_facts *facts, const ms_node *node, const ms_admission *admission)
+{
+    uint32_t rule = judge_recompute(facts, node, admission), storage;
+    const ms_node *before = ms__chain_before(facts->graph, node, &storage);
+    if (rule != ADMITTED || before == NULL) {
+        return rule != ADMITTED ? rule : (uint32_t)MS_RULE_NOT_CHAINED;
+    }
+    ms_admission large = {.saved_bytes = UINT64_MAX}; /* its size is its own affair */
+    bool able = !(before->flags & MS_NODE_UNHOOKABLE) && judge_recompute(facts, before, &large) == ADMITTED;
+    return able ? (uint32_t)ADMITTED : (uint32_t)MS_RULE_NOT_CHAINED;
+}
+
 static uint32_t judge_offload(const case_facts *facts, ms_technique technique, uint64_t bytes)
 {
     uint32_t rule = technique == MS_TECHNIQUE_OFFLOAD_HOST ? judge_host(facts, bytes) : judge_disk(facts, bytes);
@@ -205,6 +220,8 @@ static uint32_t judge_technique(const case_facts *facts, const ms_node *node, co
     switch (technique) {
     case MS_TECHNIQUE_RECOMPUTE:
         return judge_recompute(facts, node, admission);
+    case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
+        return judge_segment(facts, node, admission);
     case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT: {
         ms_technique tier = facts->hardware->device < 0 ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_OFFLOAD_HOST;
         uint32_t rule = judge_recompute(facts, node, admission);

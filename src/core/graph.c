@@ -189,3 +189,38 @@ int64_t ms_graph_find(const ms_graph *graph, const char *name, uint32_t call)
     }
     return -1;
 }
+
+/* ---- chains --------------------------------------------------------------- */
+
+static bool makes(const ms_profile *profile, uint32_t storage)
+{
+    for (uint32_t i = 0; i < profile->forward_count; i++) {
+        if (profile->forward[i].kind == MS_EVENT_ALLOC && profile->forward[i].storage == storage) {
+            return true;
+        }
+    }
+    return false;
+}
+
+const ms_node *ms__chain_before(const ms_graph *graph, const ms_node *node, uint32_t *storage)
+{
+    const ms_profile *profile = &graph->profiles[node->profile];
+    const ms_node *before = node;
+    do {
+        if (before == graph->nodes) {
+            return NULL;
+        }
+        before--;
+    } while (before->kind != MS_NODE_LAYER);
+    if (node->kind != MS_NODE_LAYER || (before->flags & MS_NODE_CHAINED) == 0 || profile->input_count == 0) {
+        return NULL;
+    }
+    const ms_profile *made = &graph->profiles[before->profile];
+    for (uint32_t i = 0; i < made->external_count; i++) {
+        if (before->externals[i] == node->externals[profile->inputs[0]]) {
+            *storage = i;
+            return makes(made, i) ? before : NULL;
+        }
+    }
+    return NULL;
+}

@@ -31,6 +31,10 @@ void ms__makers_put(ms__json_writer *writer, json_t *profile, const ms_profile *
 int ms__makers_read(const ms__json_at *object, ms_profile *profile);
 bool ms__makers_equal(const ms_profile *a, const ms_profile *b);
 
+/* The layer whose first output is the node's first argument, the same object; NULL where
+ * there is none. `storage`: that output's local number there. */
+const ms_node *ms__chain_before(const ms_graph *graph, const ms_node *node, uint32_t *storage);
+
 /* The checks of ms_graph_check() that need sound profiles and nodes. */
 int ms__graph_check_step(const ms_graph *graph, ms_error *err);
 

@@ -211,6 +211,11 @@ static ms_technique feasible(const ms_execute *execute, ms_technique planned, bo
 {
     bool can_move = ms__tier_usable(execute);
     switch (planned) {
+    case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
+        if (replayable) {
+            return planned;
+        }
+        return can_move ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_KEEP;
     case MS_TECHNIQUE_RECOMPUTE:
     case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
         if (replayable) {

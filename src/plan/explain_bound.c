@@ -180,6 +180,16 @@ static uint64_t least_cost(bound *b, uint64_t excess)
     return excess > 0 ? UINT64_MAX : ns;
 }
 
+/* In a segment one layer's clock ran for others as well. What is sure is its own replay. */
+static void lower_segments(const bound *b)
+{
+    for (uint32_t i = 0; i < b->search->node_count; i++) {
+        offer *offers = &b->offers[(size_t)i * MS_TECHNIQUE_COUNT];
+        uint64_t least = offers[MS_TECHNIQUE_RECOMPUTE].ns;
+        offers[MS_TECHNIQUE_RECOMPUTE_SEGMENT].ns = ms__min_u64(offers[MS_TECHNIQUE_RECOMPUTE_SEGMENT].ns, least);
+    }
+}
+
 /* ---- one set of step options ------------------------------------------------------------------- */
 
 static uint64_t bound_of_step(bound *b, uint32_t step, uint64_t allowed_bytes)
@@ -207,6 +217,7 @@ static uint64_t bound_of_step(bound *b, uint32_t step, uint64_t allowed_bytes)
     for (uint32_t technique = MS_TECHNIQUE_KEEP + 1; technique < MS_TECHNIQUE_COUNT; technique++) {
         collect_offers(b, technique);
     }
+    lower_segments(b);
     return ms__add_sat(work, least_cost(b, kept.replay.peak_bytes - allowed_bytes));
 }
 

@@ -119,6 +119,9 @@ void ms__families_everywhere(ms__search *search, ms_technique technique)
 void ms__families_uniform(ms__search *search)
 {
     for (int technique = 0; technique < MS_TECHNIQUE_SELECTIVE_1; technique++) {
+        if (technique == MS_TECHNIQUE_RECOMPUTE_SEGMENT) {
+            continue; /* families_segment.c's */
+        }
         ms__families_everywhere(search, (ms_technique)technique);
     }
 }

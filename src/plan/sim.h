@@ -113,6 +113,8 @@ typedef struct ms__sim_node {
     uint32_t first_local; /* instance of local number external_count */
     uint32_t first_slot;  /* slots of SAVEs, then of arguments */
     bool is_root;
+    const struct ms__sim_node *before; /* the layer that makes argument 0 ... */
+    uint32_t link;                     /* ... as this local number; NULL and 0: none does */
 } ms__sim_node;
 
 /* ---- what a pass changes ---------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/units.h"
+#include "core/graph_internal.h"
 #include "plan/sim.h"
 
 static const uint64_t ns_per_s = 1000000000;
@@ -189,6 +190,8 @@ static int compile_nodes(ms__sim *sim)
                                        .first_slot = (uint32_t)slots,
                                        .is_root = graph->nodes[i].kind == MS_NODE_ROOT};
         instances += profile->storage_count - profile->external_count;
+        const ms_node *before = ms__chain_before(graph, &graph->nodes[i], &sim->nodes[i].link);
+        sim->nodes[i].before = before != NULL ? &sim->nodes[before - graph->nodes] : NULL;
         slots += (uint64_t)profile->save_count + profile->input_count;
         sim->event_count += (uint64_t)profile->forward_count + profile->backward_count;
     }

@@ -147,6 +147,7 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
     switch (ms_technique_rest(technique)) {
     case MS_TECHNIQUE_RECOMPUTE:
     case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
+    case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
         slot->state = MS__SLOT_LOST;
         return;
     case MS_TECHNIQUE_OFFLOAD_HOST:
@@ -159,13 +160,22 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
     }
 }
 
+/* Whether the node's first argument is made again by the layer before it. */
+static bool is_joined(const ms__sim *sim, const ms__sim_node *node)
+{
+    return node->before != NULL && technique_of(sim, (uint32_t)(node - sim->nodes)) == MS_TECHNIQUE_RECOMPUTE_SEGMENT &&
+           ms_technique_replays(technique_of(sim, (uint32_t)(node->before - sim->nodes)));
+}
+
 /* A node that will run again keeps its arguments, here or on the lower tier. */
 static void keep_arguments(ms__sim *sim, const ms__sim_node *node, ms_technique technique)
 {
     ms__slot *slots = &sim->slots[node->first_slot + node->profile->save_count];
     for (uint32_t i = 0; i < node->profile->input_count; i++) {
         uint32_t instance = instance_of(node, node->profile->inputs[i]);
-        if (technique == MS_TECHNIQUE_RECOMPUTE) {
+        if (i == 0 && is_joined(sim, node)) {
+            slots[i].state = MS__SLOT_LOST;
+        } else if (technique != MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT) {
             hold_slot(sim, &slots[i], instance, MS__SLOT_HELD);
         } else {
             store_slot(sim, &slots[i], instance, tier_of(sim, technique));
@@ -269,11 +279,88 @@ static void fetch_arguments(ms__sim *sim, const ms__sim_node *node)
     }
 }
 
+/* ---- making the arguments of a segment's layers again -------------------------------- */
+
+static ms__slot *first_argument(ms__sim *sim, const ms__sim_node *node)
+{
+    return &sim->slots[node->first_slot + node->profile->save_count];
+}
+
+/* Where the layer before a node puts a storage when it runs for the node's argument. */
+static uint32_t made_instance(const ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+{
+    return storage == node->link ? instance_of(node->before, storage) : sim->replay_base + storage;
+}
+
+/* The graph of that run goes, with all that it saved, and what else it made. */
+static void end_making(ms__sim *sim, const ms__sim_node *node)
+{
+    const ms__sim_profile *profile = node->before->profile;
+    for (uint32_t i = 0; i < profile->save_count; i++) {
+        if (profile->made[profile->saved[i]]) {
+            ms__sim_release(sim, made_instance(sim, node, profile->saved[i]));
+        }
+    }
+    for (uint32_t storage = 0; storage < profile->storage_count; storage++) {
+        end_life(sim, sim->replay_base + storage);
+    }
+}
+
+/* Runs the layer before a node whole, of which only the node's argument stays. */
+static void make_argument(ms__sim *sim, const ms__sim_node *node)
+{
+    const ms__sim_node *before = node->before;
+    const ms__sim_profile *profile = before->profile;
+    bool brief = runs_short(sim);
+    const ms__op *ops = brief ? profile->short_forward : profile->forward;
+    uint32_t count = brief ? profile->short_forward_count : profile->forward_count;
+    uint32_t resumed = sim->current_node;
+    sim->current_node = (uint32_t)(before - sim->nodes);
+    fetch_arguments(sim, before);
+    for (uint32_t i = 0; i < count; i++) {
+        const ms__op *op = &ops[i];
+        sim->current_event = i;
+        if (op->kind == MS_EVENT_ALLOC && op->storage == node->link) {
+            hold_slot(sim, first_argument(sim, node), instance_of(before, op->storage), MS__SLOT_REBUILT);
+        } else if (op->kind == MS_EVENT_ALLOC) {
+            replay_alloc(sim, before, op->storage);
+        } else if (op->kind == MS_EVENT_FREE && profile->made[op->storage]) {
+            end_life(sim, sim->replay_base + op->storage);
+        } else if (op->kind == MS_EVENT_WORK) {
+            sim->recompute_ns += op->value;
+            ms__sim_spend(sim, op->value);
+        } else if (op->kind == MS__OP_STRETCH) {
+            sim->recompute_ns += profile->stretches[op->value].ns;
+            ms__sim_stretch(sim, profile, &profile->stretches[op->value]);
+        } else if (op->kind == MS_EVENT_SAVE && profile->made[op->storage]) {
+            ms__sim_acquire(sim, made_instance(sim, node, op->storage));
+        }
+    }
+    end_making(sim, node);
+    sim->current_node = resumed;
+    sim->current_event = 0;
+}
+
+/* From the last layer that still has its arguments on. */
+static void make_arguments(ms__sim *sim, const ms__sim_node *node)
+{
+    while (first_argument(sim, node)->state == MS__SLOT_LOST) {
+        const ms__sim_node *next = node;
+        while (first_argument(sim, next->before)->state == MS__SLOT_LOST) {
+            next = next->before;
+        }
+        make_argument(sim, next);
+    }
+}
+
 static void run_again(ms__sim *sim, const ms__sim_node *node)
 {
     uint32_t resumed = sim->current_event;
     sim->again = true;
     sim->current_event = 0;
+    if (node->profile->input_count > 0) {
+        make_arguments(sim, node);
+    }
     fetch_arguments(sim, node);
     ms__io_prefetch(sim);
     bool brief = runs_short(sim);

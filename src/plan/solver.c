@@ -9,7 +9,7 @@
 #include "plan/explain_internal.h"
 
 enum { FRONT_MOST = 24, UNIFORM_MOST = 128, FINALISTS_MOST = 4 * FRONT_MOST + UNIFORM_MOST };
-enum { SELECTIVE_PART = 4 };
+enum { SELECTIVE_PART = 4, SEGMENT_REPLAYS = 96 };
 
 static size_t add_finalist(size_t *finalists, size_t count, size_t candidate)
 {
@@ -116,6 +116,15 @@ static void propose_selective(ms__search *search, const uint32_t *steps, uint32_
     ms__families_refine(search);
 }
 
+static void propose_segments(ms__search *search, const uint32_t *steps, uint32_t count)
+{
+    for (uint32_t i = 0; search->has_segments && i < count; i++) {
+        search->replays_left = SEGMENT_REPLAYS;
+        ms__search_use(search, steps[i]);
+        ms__families_segment(search);
+    }
+}
+
 static void propose(ms__search *search)
 {
     uniforms made;
@@ -136,6 +145,7 @@ static void propose(ms__search *search)
         search->replays_left += kept;
     }
     ms__families_refine(search);
+    propose_segments(search, steps, count);
     propose_selective(search, steps, count);
 }
 

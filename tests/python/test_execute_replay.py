@@ -25,7 +25,7 @@ from torch.func import functional_call
 import memscale
 from memscale import Config, IntegrationError
 
-RECOMPUTE = ("recompute", "recompute_offload_input", "mixed")
+RECOMPUTE = ("recompute", "recompute_segment", "recompute_offload_input", "mixed")
 
 every_technique = pytest.mark.parametrize("technique", RECOMPUTE)
 

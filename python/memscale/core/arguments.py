@@ -47,7 +47,7 @@ class _Opaque(Exception):
 class _Tensor:
     """One tensor argument."""
 
-    __slots__ = ("handle", "is_copy", "is_passed_on", "tensor", "version")
+    __slots__ = ("handle", "is_copy", "is_passed_on", "layout", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         # A tensor without gradient has no graph: it is passed on as it is. A parameter is
@@ -57,6 +57,7 @@ class _Tensor:
         self.version = None if tensor.is_inference() else tensor._version
         self.handle: Any = None
         self.is_copy = False
+        self.layout: Any = None  # of one that was let go of
 
 
 class Arguments:
@@ -95,6 +96,38 @@ class Arguments:
                 leaf.version = leaf.tensor._version
                 leaf.is_copy = True
                 return
+
+    def is_first(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is held as the first argument."""
+        first = self._leaves[0].tensor if self._leaves else None
+        return first is not None and first.data_ptr() == tensor.data_ptr() and first.shape == tensor.shape
+
+    def drop_first(self) -> None:
+        """Lets go of the first tensor: `put_first()` gives it again."""
+        leaf = self._leaves[0]
+        if leaf.tensor is not None:
+            leaf.layout = _layout(leaf.tensor)
+            leaf.tensor = None
+
+    @property
+    def lacks_first(self) -> bool:
+        """Whether the first tensor was let go of and not given again."""
+        return bool(self._leaves) and self._leaves[0].tensor is None and self._leaves[0].handle is None
+
+    def put_first(self, tensor: torch.Tensor, layer: str) -> None:
+        """Gives the first tensor again.
+
+        Raises:
+            IntegrationError: it is not like the one that was let go of.
+        """
+        leaf = self._leaves[0]
+        if _layout(tensor) != leaf.layout:
+            raise IntegrationError(
+                f"layer {layer}: the layer before it gave {_describe(tensor)} when it ran again, and another "
+                "tensor in forward; set enable_checkpointing=False"
+            )
+        leaf.tensor = tensor
+        leaf.version = tensor._version
 
     def offload(self, send: Callable[[torch.Tensor], Any]) -> None:
         """Gives each tensor to `send`, which returns a handle, or None where it stays."""
@@ -142,6 +175,10 @@ def _leaf_of(leaf: _Tensor, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     with torch.enable_grad():
         return tensor.clone()  # a leaf may not be written to
+
+
+def _layout(tensor: torch.Tensor) -> Any:
+    return tensor.dtype, tensor.device, tensor.shape, tensor.stride()
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -57,7 +57,7 @@ class DecisionEngine:
         Args:
             graph_json: as for `plan`; None gives a plan for layers not yet known.
             hardware_json: as for `plan`.
-            technique: ``"keep"``, ``"recompute"``, ``"recompute_offload_input"``,
+            technique: ``"keep"``, ``"recompute"``, ``"recompute_offload_input"``, ``"recompute_segment"``,
                 ``"offload_host"`` or ``"offload_disk"``; None is the one that frees most.
 
         Raises:

@@ -31,6 +31,7 @@ from .observation import StepWatch
 from .profiler import describe_arguments, is_tracing
 from .replay import ReplayRecord, is_replaying, replay
 from .tape import Remade, Tape
+from .tracer import first_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ _LAYER_CALLER = 3
 # How long a thread that has to plan waits for forwards on other threads to end.
 _ALONE_SECONDS = 10.0
 
-_RECOMPUTE = ("recompute", "recompute_offload_input")
+_RECOMPUTE = ("recompute", "recompute_offload_input", "recompute_segment")
 
 
 def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -489,12 +490,29 @@ class Executor:
             region.payload = record
             if region.technique == "recompute_offload_input":
                 record.arguments.offload(region.offload_input)
+            elif region.technique == "recompute_segment":
+                self._join(record, args)
             self._local.record = record
         elif region is not None and region.technique.startswith("selective"):
             tape = Tape(self._core.is_resident, self._remade)
             region.payload = tape
             self._local.tape = (tape, region)
             tape.begin()
+
+    def _join(self, record: ReplayRecord, args: tuple[Any, ...]) -> None:
+        """Lets the record do without its first argument, if that is what the layer before gave, the
+        same object and not written to, and the layer before can be run again."""
+        before, self._local.before = getattr(self._local, "before", None), None
+        if before is None or not args:
+            return
+        given, version, maker = before
+        tensor, source = given(), maker()
+        if tensor is None or source is None or tensor is not args[0] or tensor._version != version:
+            return
+        if type(tensor) is not torch.Tensor:  # who knows what its operators are
+            return
+        if record.arguments.is_first(tensor):
+            record.join(source)
 
     def _end_tape(self) -> None:
         """The tape of the layer that this thread is in, if any, has heard all."""
@@ -538,9 +556,13 @@ class Executor:
             profile.leave(args, kwargs, output)
         self._end_tape()
         record = getattr(self._local, "record", None)
+        self._local.before = None
         if record is not None:
             self._local.record = None
             record.state.settle()
+            first = first_output(output)
+            if first is not None and not first.is_inference():
+                self._local.before = weakref.ref(first), first._version, weakref.ref(record)
         self._core.leave(getattr(self._local, "caller", None))
 
     # -- between ------------------------------------------------------------------------------

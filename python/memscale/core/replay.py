@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _core
+from ..errors import IntegrationError
 from .arguments import Arguments
 from .environment import Environment
+from .tracer import first_output
 
 if TYPE_CHECKING:
     from .module_state import LayerState
@@ -33,7 +35,7 @@ def is_replaying() -> bool:
 class ReplayRecord:
     """What is needed to make one call of a layer again."""
 
-    __slots__ = ("arguments", "environment", "lock", "module", "name", "state")
+    __slots__ = ("__weakref__", "arguments", "before", "environment", "lock", "module", "name", "state")
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class ReplayRecord:
         self.state = layer.take(module)
         self.environment = Environment(arguments.tensors())
         self.lock = lock
+        self.before: ReplayRecord | None = None  # of the layer that makes the first argument again
 
     @classmethod
     def take(
@@ -64,8 +67,38 @@ class ReplayRecord:
             return None
         return cls(layer, module, arguments, lock)
 
+    def join(self, before: ReplayRecord) -> None:
+        """The first argument is what the call of `before` gave: it is let go of."""
+        self.before = before
+        self.arguments.drop_first()
+
+    def _bring_first(self) -> None:
+        """Makes the first argument again, and those of the layers before that lack theirs. They
+        stay until their layers were run again."""
+        lacking = [self]
+        while lacking[-1].arguments.lacks_first and lacking[-1].before is not None:
+            lacking.append(lacking[-1].before)
+        for record, before in zip(reversed(lacking[:-1]), reversed(lacking), strict=False):
+            record.arguments.put_first(before.give(), record.name)
+
+    def give(self) -> torch.Tensor:
+        """Makes the call again for its first result; nothing else of it stays.
+
+        Raises:
+            IntegrationError: it gives no tensor now.
+        """
+        args, kwargs = self.arguments.thaw(self.name, _fetch)
+        # With grad, as in forward (without, other kernels may be chosen), and with a graph that
+        # holds what it saves: the layer may differentiate inside itself. It goes at once.
+        with self.environment.restored(), self.state.rebound(), torch.enable_grad(), _own_graph():
+            first = first_output(self.module(*args, **kwargs))
+        if first is None:
+            raise IntegrationError(f"layer {self.name}: it gave a tensor in forward and none when it ran again")
+        return first.detach()
+
     def run(self, region: Any) -> None:
         """Makes the call again, for the saved tensors that `region` is missing."""
+        self._bring_first()
         args, kwargs = self.arguments.thaw(self.name, _fetch)
         with self.environment.restored(), self.state.rebound(), torch.enable_grad():
             region.begin_replay()
@@ -77,6 +110,11 @@ class ReplayRecord:
                 failed = False
             finally:
                 region.end_replay(failed)
+
+
+def _own_graph() -> Any:
+    """What is saved belongs to no layer's call, also where this runs inside one."""
+    return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
 
 
 def _fetch(handle: Any) -> torch.Tensor:

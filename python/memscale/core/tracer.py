@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import _core
 from .arguments import Arguments, plain_tensors
 
-__all__ = ["NO_NODE", "LiveTracer", "is_maker", "plain_leaves"]
+__all__ = ["NO_NODE", "LiveTracer", "first_output", "is_maker", "plain_leaves"]
 
 NO_NODE = 0xFFFFFFFF
 """What `saved()` gives as node while the tracer is not listening."""
@@ -282,7 +282,7 @@ class LiveTracer(TorchDispatchMode):
             if buffer.value() is not value or _version(value) != version:
                 self._trace.flag(frame.node, "updates_buffers")
         self._trace.leave()
-        first = _first_output(output)
+        first = first_output(output)
         self._previous = (frame.node, weakref.ref(first)) if first is not None else None
 
     def _buffers(self, module: torch.nn.Module) -> list[_Buffer]:
@@ -500,6 +500,6 @@ def _updates_statistics(module: torch.nn.Module) -> bool:
     return module.training and module._buffers.get("running_mean") is not None
 
 
-def _first_output(output: Any) -> torch.Tensor | None:
+def first_output(output: Any) -> torch.Tensor | None:
     first = next(plain_leaves(output), None)
     return first if isinstance(first, torch.Tensor) else None

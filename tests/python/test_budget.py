@@ -194,7 +194,9 @@ _CONVOLUTIONS = textwrap.dedent(
             return next(int(l.split()[1]) * 1024 for l in file if l.startswith(field + ":"))
 
     torch.manual_seed(0)
-    block = lambda n: nn.Sequential(nn.Conv2d(n, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1))
+    block = lambda n: nn.Sequential(
+        nn.Conv2d(n, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1)
+    )
     model = nn.Sequential(block(3), block(24), block(24), nn.Conv2d(24, 1, 1))
     optimizer = torch.optim.AdamW(model.parameters())
     x = torch.randn(4, 3, 256, 256)

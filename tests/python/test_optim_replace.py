@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from optim_support import small_task, train  # noqa: E402
+
 import memscale  # noqa: E402
 from memscale.optim import AdamW, AdamW8bit  # noqa: E402
-
-from optim_support import small_task, train  # noqa: E402
 
 
 def config(**kwargs):

@@ -71,7 +71,8 @@ class LossMode(TorchFunctionMode):
 def _rows_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CrossEntropy | None:
     """The call's arguments where it is one over rows; None for any other."""
     given = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
-    logits, labels = given.get("input"), given.get("target")
+    logits: Any = given.get("input")
+    labels: Any = given.get("target")
     plain = type(logits) in _TENSORS and type(labels) in _TENSORS
     if not plain or logits.dim() != 2 or labels.dim() != 1 or labels.is_floating_point():
         return None

@@ -100,7 +100,7 @@ class _Operand:
         self.dtype = tensor.dtype
         self.size = tensor.shape
         self.stride = tensor.stride()
-        self.offset = tensor.storage_offset()
+        self.offset = int(tensor.storage_offset())
 
 
 class _Maker:

@@ -168,7 +168,8 @@ class _Chunks(torch.autograd.Function):
             ctx.gradients = None
         scaled = [_scaled(gradient, by_loss, keeps) for gradient in gradients]
         for index, dtype in enumerate(ctx.dtypes, 1):
-            scaled[index] = scaled[index].to(dtype) if scaled[index] is not None else None
+            gradient = scaled[index]
+            scaled[index] = gradient.to(dtype) if gradient is not None else None
         return (*scaled, None, None, None, None)
 
 

@@ -89,8 +89,9 @@ def test_a_configuration_file_is_judged_as_its_model_is(tmp_path: pathlib.Path) 
     shape = {"batch": 8, "sequence": 512}
     values = {name: value for name, value in GPT2.items() if name != "model_type"}
     model = OOMPredictor(transformers.GPT2Config(**values)).predict(**shape)
-    # The process that a file stands for holds torch; this one holds what the tests loaded.
-    apart = 1.15 * abs(430e6 - _status("VmRSS:")) + 200e6
+    # The process that a file stands for holds torch, and what operators take beside tensors
+    # within that; this one holds what the tests loaded, some of it given back since.
+    apart = 1.15 * abs(430e6 - _status("VmRSS:")) + 300e6
     for given in (GPT2, str(path), path, tmp_path):
         found = OOMPredictor(given).predict(**shape)
         assert abs(found.need_bytes - model.need_bytes) < apart

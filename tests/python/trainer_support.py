@@ -75,4 +75,4 @@ def same_parameters(a: torch.nn.Module, b: torch.nn.Module) -> bool:
 def worked(executor: Any) -> bool:
     """Whether the plan did anything in the steps made so far."""
     counters = executor.counters()
-    return counters["recomputed_layers"] + counters["offloaded_storages"] > 0
+    return counters["recomputed_layers"] + counters["remade_tensors"] + counters["offloaded_storages"] > 0

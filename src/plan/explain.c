@@ -197,7 +197,7 @@ static void explain_option(ms__text *text, ms_step_option which, const ms_plan_o
                  ms_exactness_name(ms_step_option_exactness(which)), ms_rule_name((ms_rule)option->rule));
     ms__text_add(text, "             %s %s of the peak", option->chosen ? "it frees" : "it would free",
                  ms__text_bytes(option->saved_bytes).text);
-    ms__text_add(text, " and %s %s %s the step\n", gains ? "take" : "add",
+    ms__text_add(text, " and %s%s %s %s the step\n", gains ? "take" : "add", option->chosen ? "s" : "",
                  ms__text_ns(gains ? option->gain_ns : option->cost_ns).text, gains ? "off" : "to");
 }
 

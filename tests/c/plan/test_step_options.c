@@ -271,7 +271,7 @@ static void table_and_explanation_name_it(void **state)
     ms_plan *plan = plan_at(f, smallest_budget(f));
     assert_contains(ms_plan_table(plan, f->hardware), "options     exact_loss_head: frees ");
     assert_contains(ms_plan_explain(plan, -1), "exact_loss_head is on: ");
-    assert_contains(ms_plan_explain(plan, -1), "of the peak and take ");
+    assert_contains(ms_plan_explain(plan, -1), "of the peak and takes ");
     ms_plan_free(plan);
     ms_error err;
     assert_int_equal(try_plan(f, 1, &plan, &err), MS_EINFEASIBLE);

@@ -8,6 +8,7 @@ costs little and does not import torch.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -92,3 +93,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+# Not for memscale's sake: an unwrapped run that is compared with a wrapped one needs it too.
+# `wrap()` does it where torch is loaded later, or is being loaded now.
+if hasattr(sys.modules.get("torch"), "exp"):
+    import_module(".core.vector_math", __name__).settle_vector_math()

@@ -126,6 +126,7 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    torch.exp(torch.zeros(8))  # see memscale.core.vector_math; the interpreter may have another memscale
     torch.manual_seed(0)
     case = CASES[arguments.case]
     model = case.make().train().to(arguments.device)

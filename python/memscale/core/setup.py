@@ -134,7 +134,9 @@ def _wrap_watched(
     watch: RunWatch,
 ) -> Executor:
     from .executor import Executor, input_signature
+    from .vector_math import settle_vector_math
 
+    settle_vector_math()
     _check_optimizer(optimizer)
     _warn_of_fields_without_effect(config)
     _refuse_what_cannot_be_hooked(model)

@@ -19,9 +19,10 @@ from execute_support import (
     twins,
     uniform,
 )
-from graph_support import measured_peak, trace
+from graph_support import trace
 from models import MODELS, loss_of
-from test_selective import HARDWARE, Stack, planned
+from planned_support import HARDWARE, assert_peak_as_predicted
+from test_selective import Stack
 
 from memscale import Config, _core
 from memscale.config import OptimizationMode
@@ -72,18 +73,7 @@ def test_a_layer_of_a_segment_runs_once_more_for_all_after_it(name, tmp_path):
 @pytest.mark.parametrize("technique", [RECOMPUTE, SEGMENT])
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
 def test_the_peak_is_the_predicted_one(name, technique, tmp_path):
-    case, _ = twins(MODELS[name])
-    graph, plan = planned(case, technique)
-    replay = _core.plan_simulate(json.dumps(graph), json.dumps(HARDWARE), plan)
-    residents = graph["residents"]
-    fixed = residents["parameter_bytes"] + residents["buffer_bytes"] + residents["batch_bytes"]
-    args, kwargs = case.batch(0)
-    with executing(case.model, plan, tmp_path):
-        measured = measured_peak(case.model, args, kwargs, loss_of)
-    predicted = replay["peak_live_bytes"] - fixed
-    # Tensors this small count at their peak all the time, the last step's output beside them.
-    outputs = sum(storage["bytes"] for storage in graph["storages"] if storage["role"] == "output")
-    assert 0.97 * measured <= predicted <= 1.03 * measured + outputs
+    assert_peak_as_predicted(MODELS[name], technique, tmp_path)
 
 
 class Narrow(torch.nn.Module):

@@ -18,48 +18,14 @@ from execute_support import (
     twins,
     uniform,
 )
-from graph_support import measured_peak, trace
 from models import MODELS, loss_of
+from planned_support import assert_peak_as_predicted, planned
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from memscale import Config, _core
-from memscale.config import OptimizationMode
 from memscale.errors import IntegrationError
 
 # Convolutions, and what writes in place, are never run again by themselves.
 NOTHING_TO_MAKE = ("resnet", "inplace")
-
-HARDWARE = {
-    "version": 1,
-    "cpu": {
-        "name": "test", "usable_cpus": 2, "isa": [], "matmul_flops_per_s": 10**11, "stream_bytes_per_s": 10**10,
-        "fault_bytes_per_s": 10**10, "checksum_bytes_per_s": 10**10,
-    },
-    "ram": {
-        "total_bytes": 10**10, "available_bytes": 10**10, "limit_bytes": None, "memlock_bytes": 0, "limit_source": "",
-    },
-    "disk": {
-        "dir": "/tmp", "filesystem": "ext4", "is_memory": False, "direct_io": True, "free_bytes": 10**11,
-        "write_bytes_per_s": 10**9, "read_bytes_per_s": 10**9, "refusal": "",
-    },
-    "process": {"baseline_bytes": 0, "scratch_bytes": 0},
-    "gpus": [],
-    "device": -1,
-    "time_scale_permille": 1000,
-}
-
-
-def planned(case, technique):
-    """Graph and plan of a traced model with one technique wherever it is admitted."""
-    args, kwargs = case.batch(0)
-    graph = trace(case.model, *args, **kwargs)
-    graph["loop"].update(
-        outputs_held=True, gradients_live_in_forward=False, observed=True, optimizer_state_bytes=0,
-        optimizer_transient_bytes=0,
-    )
-    config = Config(mode=OptimizationMode.AGGRESSIVE, force_optimize=True)
-    documents = json.dumps(graph), json.dumps(HARDWARE), config.to_json()
-    return graph, _core.plan_uniform(*documents, technique)
 
 
 @pytest.mark.parametrize("technique", ["selective_4", "selective_4_offload_disk"])
@@ -115,18 +81,7 @@ def test_what_a_plan_drops_is_what_the_run_drops(name, tmp_path):
 @pytest.mark.parametrize("technique", ["keep", "selective_1", "selective_2", "selective_3", "selective_4"])
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
 def test_the_peak_is_the_predicted_one(name, technique, tmp_path):
-    case, _ = twins(MODELS[name])
-    graph, plan = planned(case, technique)
-    replay = _core.plan_simulate(json.dumps(graph), json.dumps(HARDWARE), plan)
-    residents = graph["residents"]
-    fixed = residents["parameter_bytes"] + residents["buffer_bytes"] + residents["batch_bytes"]
-    args, kwargs = case.batch(0)
-    with executing(case.model, plan, tmp_path):
-        measured = measured_peak(case.model, args, kwargs, loss_of)
-    predicted = replay["peak_live_bytes"] - fixed
-    # Tensors this small count at their peak all the time, the last step's output beside them.
-    outputs = sum(storage["bytes"] for storage in graph["storages"] if storage["role"] == "output")
-    assert 0.97 * measured <= predicted <= 1.03 * measured + outputs
+    assert_peak_as_predicted(MODELS[name], technique, tmp_path)
 
 
 class Layer(torch.nn.Module):

@@ -276,3 +276,48 @@ ms_graph *fixture_graph(int which)
         return uneven_graph(33, 80000000);
     }
 }
+
+fixture_planning fixture_open(ms_graph *graph)
+{
+    fixture_planning f = {.graph = graph, .hardware = fixture_real_hardware()};
+    ms_config_default(&f.config);
+    return f;
+}
+
+void fixture_close(fixture_planning *f)
+{
+    ms_graph_free(f->graph);
+    ms_free(f->hardware);
+}
+
+ms_plan *fixture_plan_at(fixture_planning *f, uint64_t budget_bytes)
+{
+    ms_plan *plan;
+    ms_error err;
+    f->config.memory_budget_bytes = budget_bytes;
+    assert_ms_ok(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), err);
+    return plan;
+}
+
+uint64_t fixture_smallest_budget(fixture_planning *f)
+{
+    ms_plan *plan;
+    ms_error err = {0};
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), MS_EINFEASIBLE);
+    assert_true(err.hint_bytes > 0);
+    return err.hint_bytes;
+}
+
+uint64_t fixture_need(fixture_planning *f)
+{
+    ms_plan *plan = fixture_plan_at(f, INT64_MAX);
+    uint64_t need = plan->pressure.need_bytes;
+    ms_plan_free(plan);
+    return need;
+}
+
+uint64_t fixture_budget(uint64_t smallest, uint64_t need, uint64_t k, uint64_t count)
+{
+    return smallest + (need + need / 5 - smallest) * k / (count - 1);
+}

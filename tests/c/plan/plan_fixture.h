@@ -47,4 +47,27 @@ ms_graph *fixture_graph(int which);
 /* The machine for them: every cost counts. */
 ms_hardware *fixture_real_hardware(void);
 
+/* What plans are made from; a test may change any of it between two plans. */
+typedef struct fixture_planning {
+    ms_graph *graph;
+    ms_hardware *hardware;
+    ms_config config;
+} fixture_planning;
+
+/* Takes `graph`; the real machine and the default configuration beside it. */
+fixture_planning fixture_open(ms_graph *graph);
+void fixture_close(fixture_planning *f);
+
+/* The plan of a budget, which has to be feasible. To be freed by the caller. */
+ms_plan *fixture_plan_at(fixture_planning *f, uint64_t budget_bytes);
+
+/* What a refusal names. */
+uint64_t fixture_smallest_budget(fixture_planning *f);
+
+/* What an unoptimized step needs. */
+uint64_t fixture_need(fixture_planning *f);
+
+/* The k-th of `count` budgets from the smallest to 20% above the need. */
+uint64_t fixture_budget(uint64_t smallest, uint64_t need, uint64_t k, uint64_t count);
+
 #endif

@@ -9,55 +9,10 @@ enum { BUDGETS = 12 };
 
 static const uint64_t runtime_bytes = 430000000, slab_bytes = 32 * MIB;
 
-typedef struct fixture {
-    ms_graph *graph;
-    ms_hardware *hardware;
-    ms_config config;
-} fixture;
-
-static fixture open_graph(ms_graph *graph)
-{
-    fixture f = {.graph = graph, .hardware = fixture_real_hardware()};
-    ms_config_default(&f.config);
-    return f;
-}
-
-static void close_fixture(fixture *f)
-{
-    ms_graph_free(f->graph);
-    ms_free(f->hardware);
-}
-
-static ms_plan *plan_at(fixture *f, uint64_t budget_bytes)
-{
-    ms_plan *plan;
-    ms_error err;
-    f->config.memory_budget_bytes = budget_bytes;
-    assert_ms_ok(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), err);
-    return plan;
-}
-
-static uint64_t smallest_budget(fixture *f)
-{
-    ms_plan *plan;
-    ms_error err = {0};
-    f->config.memory_budget_bytes = 1;
-    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), MS_EINFEASIBLE);
-    return err.hint_bytes;
-}
-
-static uint64_t need_of(fixture *f)
-{
-    ms_plan *plan = plan_at(f, INT64_MAX);
-    uint64_t need = plan->pressure.need_bytes;
-    ms_plan_free(plan);
-    return need;
-}
-
 /* The k-th of BUDGETS from the smallest to 20% above the need. */
 static uint64_t budget_number(uint64_t smallest, uint64_t need, uint64_t k)
 {
-    return smallest + (need + need / 5 - smallest) * k / (BUDGETS - 1);
+    return fixture_budget(smallest, need, k, BUDGETS);
 }
 
 static ms_graph *small_chain(bool marks_loss)
@@ -93,29 +48,29 @@ static void parts_sum_to_the_peak_at_every_budget(void **state)
 {
     (void)state;
     for (int which = 0; which <= FIXTURE_GRAPHS; which++) {
-        fixture f = open_graph(which < FIXTURE_GRAPHS ? fixture_graph(which) : small_chain(true));
+        fixture_planning f = fixture_open(which < FIXTURE_GRAPHS ? fixture_graph(which) : small_chain(true));
         f.hardware->process = (ms_process){.baseline_bytes = 900 * MIB, .scratch_bytes = 70 * MIB};
         f.graph->loop.external_loss_bytes = which == 2 ? 33 * MIB : 0;
         f.graph->loop.outputs_held = f.graph->loop.gradients_live_in_forward = which == 3;
-        uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+        uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
         for (uint64_t k = 0; k < BUDGETS; k++) {
-            ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+            ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
             check_parts(plan);
             ms_plan_free(plan);
         }
         f.config.memory_budget_bytes = MS_UNSET;
         f.config.force_optimize = true;
-        ms_plan *forced = plan_at(&f, MS_UNSET);
+        ms_plan *forced = fixture_plan_at(&f, MS_UNSET);
         check_parts(forced);
         ms_plan_free(forced);
-        close_fixture(&f);
+        fixture_close(&f);
     }
 }
 
 static void uniform_plans_and_gpus_are_explained_too(void **state)
 {
     (void)state;
-    fixture f = open_graph(fixture_graph(3));
+    fixture_planning f = fixture_open(fixture_graph(3));
     for (int technique = MS_TECHNIQUE_KEEP; technique < MS_TECHNIQUE_COUNT; technique++) {
         ms_plan *plan;
         ms_error err;
@@ -128,13 +83,13 @@ static void uniform_plans_and_gpus_are_explained_too(void **state)
     f.hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB, .matmul_flops_per_s = 10000000000000,
                                   .stream_bytes_per_s = 900000000000, .to_host_bytes_per_s = 12000000000,
                                   .from_host_bytes_per_s = 12000000000, .copy_engines = 2};
-    uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+    uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
     for (uint64_t k = 0; k < BUDGETS; k++) {
-        ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+        ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
         check_parts(plan);
         ms_plan_free(plan);
     }
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 /* Bytes of one kind; of one node, or of all where it is MS_NO_NODE. */
@@ -151,9 +106,9 @@ static uint64_t bytes_of(const ms_plan *plan, ms_peak_kind kind, uint32_t node)
 static void parts_are_what_the_graph_says(void **state)
 {
     (void)state;
-    fixture f = open_graph(small_chain(true));
+    fixture_planning f = fixture_open(small_chain(true));
     f.hardware->process = (ms_process){.baseline_bytes = 300 * MIB, .scratch_bytes = 7 * MIB};
-    ms_plan *plan = plan_at(&f, 100000 * MIB);
+    ms_plan *plan = fixture_plan_at(&f, 100000 * MIB);
     /* Everything is kept. The peak is in the loss's backward: log-softmax, the scattered
      * gradient and the final one. The head saved the last activation. */
     assert_int_equal(plan->why.peak_phase, MS_PHASE_BACKWARD);
@@ -171,7 +126,7 @@ static void parts_are_what_the_graph_says(void **state)
     assert_int_equal(bytes_of(plan, MS_PEAK_OPTIMIZER_STATE, MS_NO_NODE), 100 * MIB);
     assert_int_equal(bytes_of(plan, MS_PEAK_GRADIENTS, MS_NO_NODE), 0);
     ms_plan_free(plan);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 /* Of a forced plan with recomputation only, while layer 2 runs again: its arguments and
@@ -179,10 +134,10 @@ static void parts_are_what_the_graph_says(void **state)
 static void what_is_made_again_is_told_apart(void **state)
 {
     (void)state;
-    fixture f = open_graph(small_chain(false));
+    fixture_planning f = fixture_open(small_chain(false));
     f.config.mode = MS_MODE_CONSERVATIVE;
     f.config.force_optimize = true;
-    ms_plan *plan = plan_at(&f, MS_UNSET);
+    ms_plan *plan = fixture_plan_at(&f, MS_UNSET);
     assert_int_equal(plan->replay.peak_node, 3);
     assert_int_equal(plan->entries[3].technique, MS_TECHNIQUE_RECOMPUTE);
     assert_int_equal(bytes_of(plan, MS_PEAK_REBUILT, 3), 90 * MIB);
@@ -191,7 +146,7 @@ static void what_is_made_again_is_told_apart(void **state)
     }
     assert_int_equal(bytes_of(plan, MS_PEAK_SAVED, MS_NO_NODE), 0);
     ms_plan_free(plan);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 /* Offloaded layers: transfers in flight and what came back, the slab beside them. */
@@ -200,18 +155,18 @@ static void what_moves_is_told_apart(void **state)
     (void)state;
     uint64_t fetched = 0, storing = 0, moving = 0;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
-        fixture f = open_graph(fixture_graph(which));
+        fixture_planning f = fixture_open(fixture_graph(which));
         f.config.enable_checkpointing = false;
-        uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+        uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
         for (uint64_t k = 0; k < BUDGETS; k++) {
-            ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+            ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
             assert_int_equal(bytes_of(plan, MS_PEAK_SLAB, MS_NO_NODE), plan->slab_bytes);
             fetched += bytes_of(plan, MS_PEAK_FETCHED, MS_NO_NODE);
             storing += bytes_of(plan, MS_PEAK_STORING, MS_NO_NODE);
             moving += plan->replay.moved_bytes > 0;
             ms_plan_free(plan);
         }
-        close_fixture(&f);
+        fixture_close(&f);
     }
     assert_true(moving > 0 && fetched > 0 && storing > 0);
 }
@@ -230,7 +185,7 @@ static bool moves(const uint8_t *techniques, uint32_t count)
 
 /* The plan with other techniques, without a cache; step time with the cache that the
  * plan's time counts on. */
-static ms_replay replay_with(const fixture *f, const ms_plan *plan, const uint8_t *techniques)
+static ms_replay replay_with(const fixture_planning *f, const ms_plan *plan, const uint8_t *techniques)
 {
     ms_choices choices = {.technique = techniques,
                           .step_options = ms_plan_step_options(plan),
@@ -250,7 +205,7 @@ static ms_replay replay_with(const fixture *f, const ms_plan *plan, const uint8_
     return replay;
 }
 
-static void check_runner_ups(fixture *f, const ms_plan *plan)
+static void check_runner_ups(fixture_planning *f, const ms_plan *plan)
 {
     uint8_t techniques[64];
     ms_admission admissions[64];
@@ -290,16 +245,16 @@ static void runner_ups_cost_what_a_replay_with_them_says(void **state)
     (void)state;
     static const int graphs[] = {0, 2, 3};
     for (size_t g = 0; g < sizeof graphs / sizeof graphs[0]; g++) {
-        fixture f = open_graph(fixture_graph(graphs[g]));
-        uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+        fixture_planning f = fixture_open(fixture_graph(graphs[g]));
+        uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
         for (uint64_t k = 0; k < 8; k++) {
-            ms_plan *plan = plan_at(&f, budget_number(smallest, need * 9 / 10, k));
+            ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need * 9 / 10, k));
             if (!plan->skipped) {
                 check_runner_ups(&f, plan);
             }
             ms_plan_free(plan);
         }
-        close_fixture(&f);
+        fixture_close(&f);
     }
 }
 
@@ -315,10 +270,10 @@ static bool same_choices(const ms_plan *a, const ms_plan *b)
     return same;
 }
 
-static void check_neighbour(fixture *f, const ms_plan *plan, const ms_neighbour *said, bool larger)
+static void check_neighbour(fixture_planning *f, const ms_plan *plan, const ms_neighbour *said, bool larger)
 {
-    ms_plan *there = plan_at(f, said->budget_bytes);
-    ms_plan *near = plan_at(f, larger ? said->budget_bytes - 1 : said->budget_bytes + 1);
+    ms_plan *there = fixture_plan_at(f, said->budget_bytes);
+    ms_plan *near = fixture_plan_at(f, larger ? said->budget_bytes - 1 : said->budget_bytes + 1);
     assert_int_equal(there->replay.peak_bytes, said->peak_bytes);
     assert_int_equal(there->replay.step_ns, said->step_ns);
     assert_true(there->skipped || !same_choices(there, plan));
@@ -335,10 +290,10 @@ static void the_budgets_beside_give_what_is_said(void **state)
     (void)state;
     uint32_t larger = 0, smaller = 0;
     for (int which = 0; which <= FIXTURE_GRAPHS; which++) {
-        fixture f = open_graph(which < FIXTURE_GRAPHS ? fixture_graph(which) : small_chain(true));
-        uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+        fixture_planning f = fixture_open(which < FIXTURE_GRAPHS ? fixture_graph(which) : small_chain(true));
+        uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
         for (uint64_t k = 0; k < 6; k++) {
-            ms_plan *plan = plan_at(&f, budget_number(smallest, need, 2 * k));
+            ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, 2 * k));
             if (plan->why.larger.budget_bytes > 0) {
                 check_neighbour(&f, plan, &plan->why.larger, true);
                 larger++;
@@ -347,13 +302,13 @@ static void the_budgets_beside_give_what_is_said(void **state)
                 check_neighbour(&f, plan, &plan->why.smaller, false);
                 smaller++;
             } else if (!plan->skipped) {
-                ms_plan *least = plan_at(&f, smallest); /* then nothing smaller is another plan */
+                ms_plan *least = fixture_plan_at(&f, smallest); /* then nothing smaller is another plan */
                 assert_true(same_choices(least, plan));
                 ms_plan_free(least);
             }
             ms_plan_free(plan);
         }
-        close_fixture(&f);
+        fixture_close(&f);
     }
     assert_true(larger > 6 && smaller > 6);
 }
@@ -361,7 +316,7 @@ static void the_budgets_beside_give_what_is_said(void **state)
 /* ---- the bound ---------------------------------------------------------------------------------- */
 
 /* The best step time of all assignments that fit, page faults left out; UINT64_MAX: none. */
-static uint64_t exhaustive(fixture *f, const ms_pressure *pressure, uint32_t step_options)
+static uint64_t exhaustive(fixture_planning *f, const ms_pressure *pressure, uint32_t step_options)
 {
     ms_admission admissions[16];
     uint8_t techniques[16] = {0};
@@ -398,11 +353,11 @@ static void no_assignment_that_fits_beats_the_bound(void **state)
     (void)state;
     static const ms_mode modes[] = {MS_MODE_CONSERVATIVE, MS_MODE_BALANCED};
     for (size_t m = 0; m < 2; m++) {
-        fixture f = open_graph(small_chain(false));
+        fixture_planning f = fixture_open(small_chain(false));
         f.config.mode = modes[m];
-        uint64_t smallest = smallest_budget(&f), need = need_of(&f), last = UINT64_MAX;
+        uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f), last = UINT64_MAX;
         for (uint64_t k = 0; k < BUDGETS; k++) {
-            ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+            ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
             uint64_t bound = plan->why.lower_bound_ns;
             if (!plan->skipped) {
                 assert_true(bound <= exhaustive(&f, &plan->pressure, 0));
@@ -412,7 +367,7 @@ static void no_assignment_that_fits_beats_the_bound(void **state)
             last = bound;
             ms_plan_free(plan);
         }
-        close_fixture(&f);
+        fixture_close(&f);
     }
 }
 
@@ -421,12 +376,12 @@ static void no_assignment_that_fits_beats_the_bound(void **state)
 static void the_bound_counts_the_cheapest_bytes(void **state)
 {
     (void)state;
-    fixture f = open_graph(small_chain(false));
+    fixture_planning f = fixture_open(small_chain(false));
     ms_free(f.hardware);
     f.hardware = fixture_hardware();
     f.config.mode = MS_MODE_CONSERVATIVE;
-    uint64_t need = need_of(&f);
-    ms_plan *kept = plan_at(&f, 2 * need), *plan = plan_at(&f, need - 30 * MIB);
+    uint64_t need = fixture_need(&f);
+    ms_plan *kept = fixture_plan_at(&f, 2 * need), *plan = fixture_plan_at(&f, need - 30 * MIB);
     uint64_t work = kept->replay.step_ns;
     /* Of 60 MiB for 2 x 2 s, 20 for 2 x 1 s, 90 for 2 x 9 s the first is the cheapest; 30
      * MiB of it are half of what running the forward to the last save takes. */
@@ -436,16 +391,16 @@ static void the_bound_counts_the_cheapest_bytes(void **state)
     assert_true(plan->replay.step_ns >= plan->why.lower_bound_ns);
     ms_plan_free(kept);
     ms_plan_free(plan);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 static void step_options_lower_the_bound(void **state)
 {
     (void)state;
-    fixture f = open_graph(small_chain(true));
-    uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+    fixture_planning f = fixture_open(small_chain(true));
+    uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
     for (uint64_t k = 0; k < BUDGETS; k++) {
-        ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+        ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
         uint32_t head = 1u << MS_STEP_EXACT_LOSS_HEAD;
         if (!plan->skipped) {
             assert_true(plan->why.lower_bound_ns <= exhaustive(&f, &plan->pressure, 0));
@@ -453,7 +408,7 @@ static void step_options_lower_the_bound(void **state)
         }
         ms_plan_free(plan);
     }
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 int main(void)

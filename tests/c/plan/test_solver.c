@@ -7,61 +7,15 @@
 
 enum { BUDGETS = 40 };
 
-typedef struct fixture {
-    ms_graph *graph;
-    ms_hardware *hardware;
-    ms_config config;
-} fixture;
-
-static fixture open_fixture(int which)
-{
-    fixture f = {.graph = fixture_graph(which), .hardware = fixture_real_hardware()};
-    ms_config_default(&f.config);
-    return f;
-}
-
-static void close_fixture(fixture *f)
-{
-    ms_graph_free(f->graph);
-    ms_free(f->hardware);
-}
-
-static ms_plan *plan_at(fixture *f, uint64_t budget_bytes)
-{
-    ms_plan *plan;
-    ms_error err;
-    f->config.memory_budget_bytes = budget_bytes;
-    assert_ms_ok(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), err);
-    return plan;
-}
-
-static uint64_t smallest_budget(fixture *f)
-{
-    ms_plan *plan;
-    ms_error err = {0};
-    f->config.memory_budget_bytes = 1;
-    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), MS_EINFEASIBLE);
-    assert_true(err.hint_bytes > 0);
-    return err.hint_bytes;
-}
-
-static uint64_t need_of(fixture *f)
-{
-    ms_plan *plan = plan_at(f, INT64_MAX);
-    uint64_t need = plan->pressure.need_bytes;
-    ms_plan_free(plan);
-    return need;
-}
-
-/* The k-th of BUDGETS from the smallest to 20% above what an unoptimized run needs. */
+/* The k-th of BUDGETS from the smallest to 20% above the need. */
 static uint64_t budget_number(uint64_t smallest, uint64_t need, uint64_t k)
 {
-    return smallest + (need + need / 5 - smallest) * k / (BUDGETS - 1);
+    return fixture_budget(smallest, need, k, BUDGETS);
 }
 
 /* ---- the promises ---------------------------------------------------------------------- */
 
-static ms_replay replay_of(const fixture *f, const ms_plan *plan, uint64_t ceiling_bytes)
+static ms_replay replay_of(const fixture_planning *f, const ms_plan *plan, uint64_t ceiling_bytes)
 {
     uint8_t techniques[128];
     for (uint32_t i = 0; i < plan->entry_count; i++) {
@@ -82,11 +36,11 @@ static void the_replay_of_every_plan_fits(void **state)
 {
     (void)state;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
-        fixture f = open_fixture(which);
-        uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+        fixture_planning f = fixture_open(fixture_graph(which));
+        uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
         for (uint64_t k = 0; k < BUDGETS; k += 3) {
             uint64_t budget = budget_number(smallest, need, k);
-            ms_plan *plan = plan_at(&f, budget);
+            ms_plan *plan = fixture_plan_at(&f, budget);
             assert_true(plan->replay.peak_bytes <= budget);
             assert_true(replay_of(&f, plan, 0).peak_bytes <= plan->replay.peak_bytes);
             uint64_t ceiling = plan->ceiling_bytes + plan->replay.small_peak_bytes;
@@ -95,7 +49,7 @@ static void the_replay_of_every_plan_fits(void **state)
             assert_true(replay_of(&f, plan, plan->ceiling_bytes).peak_bytes <= budget);
             ms_plan_free(plan);
         }
-        close_fixture(&f);
+        fixture_close(&f);
     }
 }
 
@@ -103,11 +57,11 @@ static void a_larger_budget_is_never_slower_nor_smaller(void **state)
 {
     (void)state;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
-        fixture f = open_fixture(which);
-        uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+        fixture_planning f = fixture_open(fixture_graph(which));
+        uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
         uint64_t step_ns = UINT64_MAX, peak_bytes = 0;
         for (uint64_t k = 0; k < BUDGETS; k++) {
-            ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+            ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
             if (plan->replay.step_ns > step_ns || plan->replay.peak_bytes < peak_bytes) {
                 fail_msg("graph %d, budget %d: %llu ns after %llu, peak %llu after %llu", which, (int)k,
                          (unsigned long long)plan->replay.step_ns, (unsigned long long)step_ns,
@@ -117,7 +71,7 @@ static void a_larger_budget_is_never_slower_nor_smaller(void **state)
             peak_bytes = plan->replay.peak_bytes;
             ms_plan_free(plan);
         }
-        close_fixture(&f);
+        fixture_close(&f);
     }
 }
 
@@ -125,10 +79,10 @@ static void no_uniform_plan_that_fits_is_faster(void **state)
 {
     (void)state;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
-        fixture f = open_fixture(which);
-        uint64_t smallest = smallest_budget(&f), need = need_of(&f);
+        fixture_planning f = fixture_open(fixture_graph(which));
+        uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
         for (uint64_t k = 0; k < BUDGETS; k += 4) {
-            ms_plan *plan = plan_at(&f, budget_number(smallest, need, k));
+            ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
             for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
                 ms_plan *uniform;
                 ms_error err;
@@ -140,7 +94,7 @@ static void no_uniform_plan_that_fits_is_faster(void **state)
             }
             ms_plan_free(plan);
         }
-        close_fixture(&f);
+        fixture_close(&f);
     }
 }
 
@@ -148,9 +102,9 @@ static void a_plan_exists_from_the_smallest_budget_on(void **state)
 {
     (void)state;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
-        fixture f = open_fixture(which);
-        uint64_t smallest = smallest_budget(&f);
-        ms_plan *plan = plan_at(&f, smallest);
+        fixture_planning f = fixture_open(fixture_graph(which));
+        uint64_t smallest = fixture_smallest_budget(&f);
+        ms_plan *plan = fixture_plan_at(&f, smallest);
         assert_int_equal(plan->smallest_budget_bytes, smallest);
         assert_int_equal(plan->replay.peak_bytes, smallest);
         ms_plan_free(plan);
@@ -159,7 +113,7 @@ static void a_plan_exists_from_the_smallest_budget_on(void **state)
         assert_ms_fails(ms_pipeline_plan(f.graph, f.hardware, &f.config, &plan, &err), MS_EINFEASIBLE, err,
                         "the smallest budget that would fit is");
         assert_int_equal(err.hint_bytes, smallest);
-        close_fixture(&f);
+        fixture_close(&f);
     }
 }
 
@@ -167,17 +121,17 @@ static void the_same_documents_give_the_same_bytes(void **state)
 {
     (void)state;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
-        fixture f = open_fixture(which), g = open_fixture(which);
-        uint64_t budget = (smallest_budget(&f) + need_of(&f)) / 2;
-        ms_plan *first = plan_at(&f, budget), *second = plan_at(&g, budget);
+        fixture_planning f = fixture_open(fixture_graph(which)), g = fixture_open(fixture_graph(which));
+        uint64_t budget = (fixture_smallest_budget(&f) + fixture_need(&f)) / 2;
+        ms_plan *first = fixture_plan_at(&f, budget), *second = fixture_plan_at(&g, budget);
         char *a = ms_plan_to_json(first), *b = ms_plan_to_json(second);
         assert_string_equal(a, b);
         ms_free(a);
         ms_free(b);
         ms_plan_free(first);
         ms_plan_free(second);
-        close_fixture(&f);
-        close_fixture(&g);
+        fixture_close(&f);
+        fixture_close(&g);
     }
 }
 
@@ -195,28 +149,28 @@ static void cheap_layers_run_again_and_dear_ones_move(void **state)
 {
     (void)state;
     uint32_t counts[MS_TECHNIQUE_COUNT];
-    fixture cheap = open_fixture(1);
+    fixture_planning cheap = fixture_open(fixture_graph(1));
     cheap.hardware->disk.write_bytes_per_s = cheap.hardware->disk.read_bytes_per_s = 50000000;
-    ms_plan *plan = plan_at(&cheap, smallest_budget(&cheap) * 11 / 10);
+    ms_plan *plan = fixture_plan_at(&cheap, fixture_smallest_budget(&cheap) * 11 / 10);
     count_techniques(plan, counts);
     assert_true(counts[MS_TECHNIQUE_RECOMPUTE] > counts[MS_TECHNIQUE_OFFLOAD_DISK]);
     ms_plan_free(plan);
-    close_fixture(&cheap);
+    fixture_close(&cheap);
 
-    fixture dear = open_fixture(2);
-    plan = plan_at(&dear, smallest_budget(&dear) * 11 / 10);
+    fixture_planning dear = fixture_open(fixture_graph(2));
+    plan = fixture_plan_at(&dear, fixture_smallest_budget(&dear) * 11 / 10);
     count_techniques(plan, counts);
     assert_int_equal(counts[MS_TECHNIQUE_RECOMPUTE], 0);
     assert_true(counts[MS_TECHNIQUE_OFFLOAD_DISK] > 0);
     ms_plan_free(plan);
-    close_fixture(&dear);
+    fixture_close(&dear);
 }
 
 static void a_comfortable_run_is_left_alone(void **state)
 {
     (void)state;
-    fixture f = open_fixture(0);
-    ms_plan *plan = plan_at(&f, need_of(&f) * 2);
+    fixture_planning f = fixture_open(fixture_graph(0));
+    ms_plan *plan = fixture_plan_at(&f, fixture_need(&f) * 2);
     uint32_t counts[MS_TECHNIQUE_COUNT];
     assert_true(plan->skipped && plan->pressure.comfortable);
     count_techniques(plan, counts);
@@ -224,22 +178,22 @@ static void a_comfortable_run_is_left_alone(void **state)
     assert_int_equal(plan->entries[1].rule, MS_RULE_COMFORTABLE);
     assert_int_equal(plan->slab_bytes, 0);
     ms_plan_free(plan);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 static void a_run_that_is_left_alone_leaves_room_in_the_cache(void **state)
 {
     (void)state;
-    fixture f = open_fixture(0);
-    uint64_t budget = need_of(&f) * 2;
-    ms_plan *plan = plan_at(&f, budget), *ample = plan_at(&f, budget * 100);
+    fixture_planning f = fixture_open(fixture_graph(0));
+    uint64_t budget = fixture_need(&f) * 2;
+    ms_plan *plan = fixture_plan_at(&f, budget), *ample = fixture_plan_at(&f, budget * 100);
     assert_true(replay_of(&f, plan, plan->ceiling_bytes).peak_bytes <= budget);
     /* A model of the same size finds room beside it, but not all that is free is taken. */
     uint64_t need = replay_of(&f, ample, UINT64_MAX).peak_bytes - f.hardware->process.baseline_bytes;
     assert_true(ample->ceiling_bytes >= need * 3 / 2 && ample->ceiling_bytes <= need * 2);
     ms_plan_free(ample);
     ms_plan_free(plan);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 /* No candidate that was looked at peaks lower; here, no uniform one. */
@@ -247,9 +201,9 @@ static void a_forced_run_is_planned_for_the_smallest_peak(void **state)
 {
     (void)state;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
-        fixture f = open_fixture(which);
+        fixture_planning f = fixture_open(fixture_graph(which));
         f.config.force_optimize = true;
-        ms_plan *plan = plan_at(&f, MS_UNSET);
+        ms_plan *plan = fixture_plan_at(&f, MS_UNSET);
         assert_true(plan->pressure.forced && !plan->skipped);
         assert_int_equal(plan->offload_min_bytes, 1);
         for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
@@ -263,7 +217,7 @@ static void a_forced_run_is_planned_for_the_smallest_peak(void **state)
         count_techniques(plan, counts);
         assert_true(counts[MS_TECHNIQUE_KEEP] < plan->entry_count);
         ms_plan_free(plan);
-        close_fixture(&f);
+        fixture_close(&f);
     }
 }
 
@@ -275,7 +229,7 @@ static void a_forced_run_presses_on_tiny_layers_too(void **state)
     static const fixture_layer tiny = {2000, 100, 1000, 500, 0};
     fixture_chain chain = {.layer_count = 3, .layers = &tiny, .uniform = true, .activation_bytes = 640,
                            .logits_bytes = 1000, .parameter_bytes = 100 * MIB, .state_bytes = 200 * MIB};
-    fixture f = {.graph = fixture_chain_graph(&chain), .hardware = fixture_real_hardware()};
+    fixture_planning f = {.graph = fixture_chain_graph(&chain), .hardware = fixture_real_hardware()};
     f.graph->loop.optimizer_transient_bytes = 100 * MIB;
     enum { RECOMPUTE, OFFLOAD, BOTH };
     for (int admitted = RECOMPUTE; admitted <= BOTH; admitted++) {
@@ -283,7 +237,7 @@ static void a_forced_run_presses_on_tiny_layers_too(void **state)
         f.config.force_optimize = true;
         f.config.enable_offloading = admitted != RECOMPUTE;
         f.config.enable_checkpointing = admitted != OFFLOAD;
-        ms_plan *plan = plan_at(&f, MS_UNSET);
+        ms_plan *plan = fixture_plan_at(&f, MS_UNSET);
         for (uint32_t i = 1; i <= 3; i++) {
             assert_int_equal(plan->entries[i].technique,
                              admitted == OFFLOAD ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_RECOMPUTE);
@@ -297,37 +251,37 @@ static void a_forced_run_presses_on_tiny_layers_too(void **state)
         ms_free(table);
         ms_plan_free(plan);
     }
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 static void a_target_that_cannot_be_met_gives_the_smallest_plan(void **state)
 {
     (void)state;
-    fixture f = open_fixture(0);
-    uint64_t smallest = smallest_budget(&f);
+    fixture_planning f = fixture_open(fixture_graph(0));
+    uint64_t smallest = fixture_smallest_budget(&f);
     f.hardware->ram.total_bytes = smallest;
-    ms_plan *plan = plan_at(&f, MS_UNSET);
+    ms_plan *plan = fixture_plan_at(&f, MS_UNSET);
     assert_true(plan->over_target);
     assert_false(plan->pressure.budget_given);
     assert_int_equal(plan->replay.peak_bytes, smallest);
     ms_plan_free(plan);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 static void tiers_are_not_filled_beyond_their_caps(void **state)
 {
     (void)state;
-    fixture f = open_fixture(0);
-    uint64_t roomy = smallest_budget(&f);
+    fixture_planning f = fixture_open(fixture_graph(0));
+    uint64_t roomy = fixture_smallest_budget(&f);
     f.config.max_disk_offload_bytes = 1000 * MIB;
     f.config.enable_checkpointing = false;
-    uint64_t capped = smallest_budget(&f);
+    uint64_t capped = fixture_smallest_budget(&f);
     assert_true(capped > roomy);
-    ms_plan *plan = plan_at(&f, capped);
+    ms_plan *plan = fixture_plan_at(&f, capped);
     assert_true(plan->replay.tier_peak_bytes[2] <= 1000 * MIB);
     assert_int_equal(plan->disk_cap_bytes, 1000 * MIB);
     ms_plan_free(plan);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 /* ---- entries --------------------------------------------------------------------------- */
@@ -336,8 +290,8 @@ static void entries_say_what_they_free_and_cost(void **state)
 {
     (void)state;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
-        fixture f = open_fixture(which);
-        ms_plan *plan = plan_at(&f, smallest_budget(&f) * 12 / 10);
+        fixture_planning f = fixture_open(fixture_graph(which));
+        ms_plan *plan = fixture_plan_at(&f, fixture_smallest_budget(&f) * 12 / 10);
         for (uint32_t i = 0; i < plan->entry_count; i++) {
             const ms_plan_entry *entry = &plan->entries[i];
             assert_int_equal(entry->node, i);
@@ -353,7 +307,7 @@ static void entries_say_what_they_free_and_cost(void **state)
             }
         }
         ms_plan_free(plan);
-        close_fixture(&f);
+        fixture_close(&f);
     }
 }
 
@@ -366,22 +320,22 @@ static void long_chains_are_solved_too(void **state)
     static const fixture_layer layer = {30 * MIB, 4 * MIB, 200000000, 6 * MIB, 0};
     fixture_chain chain = {.layer_count = 100, .layers = &layer, .uniform = true, .activation_bytes = 6 * MIB,
                            .logits_bytes = 10 * MIB, .parameter_bytes = 500 * MIB, .state_bytes = 1000 * MIB};
-    fixture f = {.graph = fixture_chain_graph(&chain), .hardware = fixture_real_hardware()};
+    fixture_planning f = {.graph = fixture_chain_graph(&chain), .hardware = fixture_real_hardware()};
     ms_config_default(&f.config);
-    uint64_t smallest = smallest_budget(&f);
+    uint64_t smallest = fixture_smallest_budget(&f);
     uint64_t begun_ns = ms_now_ns();
-    ms_plan *plan = plan_at(&f, smallest * 3 / 2);
+    ms_plan *plan = fixture_plan_at(&f, smallest * 3 / 2);
     print_message("100 layers: %llu ms\n", (unsigned long long)((ms_now_ns() - begun_ns) / 1000000));
     assert_true(plan->replay.step_ns < plan->unoptimized.step_ns * 3 / 2);
     ms_plan_free(plan);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 static void it_fails_cleanly_when_memory_is_out(void **state)
 {
     (void)state;
-    fixture f = open_fixture(3);
-    uint64_t budget = (smallest_budget(&f) + need_of(&f)) / 2;
+    fixture_planning f = fixture_open(fixture_graph(3));
+    uint64_t budget = (fixture_smallest_budget(&f) + fixture_need(&f)) / 2;
     uint64_t before = ms_memory_live_blocks(), nth = 0;
     ms_plan *plan = NULL;
     ms_error err;
@@ -397,7 +351,7 @@ static void it_fails_cleanly_when_memory_is_out(void **state)
     assert_true(nth > 20);
     ms_plan_free(plan);
     assert_int_equal(ms_memory_live_blocks(), before);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 /* ---- uniform plans --------------------------------------------------------------------- */
@@ -430,7 +384,7 @@ static void a_uniform_plan_needs_no_graph(void **state)
 static void a_uniform_plan_uses_its_technique_where_admitted(void **state)
 {
     (void)state;
-    fixture f = open_fixture(4); /* every fifth layer changes its input in place */
+    fixture_planning f = fixture_open(fixture_graph(4)); /* every fifth layer changes its input in place */
     ms_plan *plan;
     ms_error err;
     assert_ms_ok(ms_plan_uniform(f.graph, f.hardware, &f.config, MS_TECHNIQUE_RECOMPUTE, &plan, &err), err);
@@ -442,7 +396,7 @@ static void a_uniform_plan_uses_its_technique_where_admitted(void **state)
     assert_int_equal(ms_plan_lookup(plan, "h.1", 1, MS_TECHNIQUE_KEEP), MS_TECHNIQUE_KEEP);
     assert_int_equal(ms_plan_lookup(plan, "no.such", 0, MS_TECHNIQUE_OFFLOAD_DISK), MS_TECHNIQUE_OFFLOAD_DISK);
     ms_plan_free(plan);
-    close_fixture(&f);
+    fixture_close(&f);
 }
 
 int main(void)

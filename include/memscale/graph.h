@@ -48,7 +48,7 @@
  * Makers stand in order of execution; only those are listed that lead to a saved storage.
  *
  * As JSON (docs/formats/graph.schema.json) events are short arrays: ["alloc",3],
- * ["work",flops,bytes].
+ * ["work",flops,bytes] or, of work that draws random numbers, ["work",flops,bytes,draws].
  */
 #ifndef MEMSCALE_GRAPH_H
 #define MEMSCALE_GRAPH_H
@@ -74,6 +74,7 @@ typedef struct ms_event {
     uint32_t storage; /* local number; unused for WORK */
     uint64_t flops;   /* WORK: floating-point operations of matrix products, else 0 */
     uint64_t bytes;   /* WORK: bytes read + written */
+    uint64_t draws;   /* WORK: random numbers drawn; on a CPU each takes as long as hundreds of bytes */
 } ms_event;
 
 /* An operator that can run again. Its operands are local numbers in ms_profile.operands,

@@ -4,7 +4,6 @@
  * among an operator's arguments, in order, None left out.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/units.h"
 #include "core/flops.h"
@@ -213,24 +212,9 @@ static const op_rule op_rules[] = {
     {"vdot", vector_flops, 0},
 };
 
-/* "aten.addmm.default" -> "addmm", 5. A bare name has no dot. */
-static const char *bare_name(const char *name, size_t *length)
-{
-    const char *dot = strchr(name, '.');
-    if (dot != NULL) {
-        name = dot + 1;
-    }
-    *length = strcspn(name, ".");
-    return name;
-}
-
 static int compare_rule(const void *key, const void *item)
 {
-    size_t length;
-    const char *name = bare_name(key, &length);
-    const char *known = ((const op_rule *)item)->name;
-    int side = strncmp(name, known, length);
-    return side != 0 ? side : -(known[length] != '\0');
+    return ms__operator_compare(key, ((const op_rule *)item)->name);
 }
 
 uint64_t ms__flops(const char *name, const ms_operand *inputs, size_t input_count,

@@ -63,6 +63,9 @@ static void put_events(ms__json_writer *writer, json_t *profile, const char *nam
         if (events[i].kind == MS_EVENT_WORK) {
             ms__json_add_u64(writer, item, events[i].flops);
             ms__json_add_u64(writer, item, events[i].bytes);
+            if (events[i].draws != 0) {
+                ms__json_add_u64(writer, item, events[i].draws);
+            }
         } else {
             ms__json_add_u64(writer, item, events[i].storage);
         }
@@ -278,6 +281,18 @@ static int read_storages(const ms__json_at *root, ms_graph *graph)
     return rc;
 }
 
+static int read_work(const ms__json_at *item, bool has_draws, ms_event *event)
+{
+    int rc = ms__json_item_u64(item, 1, 0, MS__GRAPH_NUMBER_MAX, &event->flops);
+    if (rc == MS_OK) {
+        rc = ms__json_item_u64(item, 2, 0, MS__GRAPH_NUMBER_MAX, &event->bytes);
+    }
+    if (rc == MS_OK && has_draws) {
+        rc = ms__json_item_u64(item, 3, 0, MS__GRAPH_NUMBER_MAX, &event->draws);
+    }
+    return rc;
+}
+
 static int read_event(const ms__json_at *item, ms_event *event)
 {
     const char *name;
@@ -290,13 +305,14 @@ static int read_event(const ms__json_at *item, ms_event *event)
         event->kind++;
     }
     bool is_work = event->kind == MS_EVENT_WORK;
-    if (event->kind == MS_EVENT_COUNT || ms__json_count(item) != (is_work ? 3 : 2)) {
+    uint32_t count = ms__json_count(item);
+    bool has_draws = is_work && count == 4;
+    if (event->kind == MS_EVENT_COUNT || (count != (is_work ? 3 : 2) && !has_draws)) {
         return ms__json_fail(item, MS_EFORMAT,
                              "expected [\"work\", flops, bytes] or [\"alloc\", storage] and its kin");
     }
     if (is_work) {
-        rc = ms__json_item_u64(item, 1, 0, MS__GRAPH_NUMBER_MAX, &event->flops);
-        return rc == MS_OK ? ms__json_item_u64(item, 2, 0, MS__GRAPH_NUMBER_MAX, &event->bytes) : rc;
+        return read_work(item, has_draws, event);
     }
     rc = ms__json_item_u64(item, 1, 0, UINT32_MAX, &storage);
     event->storage = (uint32_t)storage;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/units.h"
+#include "core/draws.h"
 #include "core/flops.h"
 #include "core/trace_internal.h"
 #include "core/workspace.h"
@@ -546,6 +547,7 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
         event.bytes = ms__add_sat(event.bytes, outputs[i].bytes);
     }
     event.flops = ms__flops(name, inputs, input_count, outputs, output_count);
+    event.draws = ms__draws(name, outputs, output_count);
     trace->last_work = event;
     return event.bytes != 0 || event.flops != 0 ? ms__trace_record(trace, event, err) : MS_OK;
 }

@@ -296,7 +296,7 @@ static uint64_t mix_events(uint64_t hash, const ms_event *events, uint32_t count
 {
     for (uint32_t i = 0; i < count; i++) {
         hash = mix(hash, (uint64_t)events[i].kind << 32 | events[i].storage);
-        hash = mix(mix(hash, events[i].flops), events[i].bytes);
+        hash = mix(mix(mix(hash, events[i].flops), events[i].bytes), events[i].draws);
     }
     return mix(hash, count);
 }

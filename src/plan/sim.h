@@ -41,6 +41,7 @@ enum { MS__DEVICE_TIER, MS__HOST_TIER, MS__DISK_TIER, MS__TIER_COUNT };
 enum {
     MS__OP_STRETCH = MS_EVENT_COUNT, /* kind of an ms__op: see ms__stretch */
     MS__OP_NS = 2000,        /* dispatch of one operator */
+    MS__DRAW_PS = 5800,      /* one random number on a CPU: torch draws one after the other, on one thread */
     MS__HANDLING_NS = 15000, /* bookkeeping of one transfer: pack, queue, reap */
     MS__NOTE_NS = 50000,     /* noting one operator of a selective layer's forward, its views included */
     MS__MAKER_NS = 40000,    /* running one such operator again, beside its work */

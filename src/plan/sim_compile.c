@@ -57,7 +57,9 @@ uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event)
     uint64_t flops_per_s = gpu != NULL ? gpu->matmul_flops_per_s : sim->hardware->cpu.matmul_flops_per_s;
     uint64_t arithmetic = ms__rate_ns(event->flops, flops_per_s);
     uint64_t movement = ms__rate_ns(event->bytes, stream_rate(sim->hardware));
-    return ms__scaled_ns(sim, ms__add_sat(ms__max_u64(arithmetic, movement), MS__OP_NS));
+    uint64_t drawing = sim->on_host ? ms__mul_div(event->draws, MS__DRAW_PS, 1000) : 0;
+    uint64_t work = ms__max_u64(ms__max_u64(arithmetic, movement), drawing);
+    return ms__scaled_ns(sim, ms__add_sat(work, MS__OP_NS));
 }
 
 /* A plan made without a process stands for one that holds the model and the runtime. */

@@ -305,3 +305,21 @@ def test_the_machine_is_described(tmp_path, monkeypatch):
     machine = MemoryProfiler(Config(disk_offload_dir=str(tmp_path))).hardware()
     assert machine["cpu"]["usable_cpus"] >= 1 and machine["ram"]["total_bytes"] > GB
     assert machine["disk"]["dir"].startswith(str(tmp_path))
+
+
+def test_random_numbers_are_counted():
+    model = Plain()
+    plain = trace(model, torch.randn(8, 4))
+
+    class Dropping(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.dropout(x, 0.5)
+
+    graph = trace(torch.nn.Sequential(Plain(), Dropping()), torch.randn(8, 4))
+    assert _draws(plain) == []
+    assert _draws(graph) == [4 * 8]
+
+
+def _draws(graph):
+    events = [event for profile in graph["profiles"] for event in profile["forward"] + profile["backward"]]
+    return [event[3] for event in events if event[0] == "work" and len(event) == 4]

@@ -1,6 +1,8 @@
 /*
- * Floating-point operations follow from an operator's name and the shapes of its operands.
+ * Floating-point operations and random numbers follow from an operator's name and the
+ * shapes of its operands.
  */
+#include "core/draws.h"
 #include "core/flops.h"
 #include "test_common.h"
 
@@ -81,9 +83,31 @@ static void floating_point_operations_follow_from_names_and_shapes(void **state)
     assert_true(FLOPS("mm", mk, huge, k) == UINT64_MAX);
 }
 
+static uint64_t draws(const char *name, ms_operand output)
+{
+    return ms__draws(name, &output, 1);
+}
+
+static void random_numbers_are_one_for_each_element_of_the_result(void **state)
+{
+    (void)state;
+    ms_operand mask = shape(3, 4, 8, 3, 0);
+    assert_int_equal(draws("aten.bernoulli_.float", mask), 96);
+    assert_int_equal(draws("aten.native_dropout.default", mask), 96);
+    assert_int_equal(draws("_fused_dropout", mask), 96);
+    assert_int_equal(draws("aten.uniform_.default", mask), 96);
+    assert_int_equal(draws("randn", shape(0, 0, 0, 0, 0)), 1);
+    assert_int_equal(draws("aten.add.Tensor", mask), 0);
+    assert_int_equal(draws("aten.norm.Scalar", mask), 0);
+    assert_int_equal(draws("aten.normalize.default", mask), 0);
+    assert_int_equal(draws("", mask), 0);
+    assert_int_equal(ms__draws("aten.normal_.default", NULL, 0), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_numbers_are_one_for_each_element_of_the_result),
         cmocka_unit_test(floating_point_operations_follow_from_names_and_shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

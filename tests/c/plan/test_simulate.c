@@ -367,9 +367,41 @@ static void it_fails_only_when_memory_is_out(void **state)
     ms_free(hardware);
 }
 
+/* On a CPU, one after the other; a GPU draws as fast as it writes. */
+static void random_numbers_take_their_time_on_a_cpu(void **state)
+{
+    (void)state;
+    enum { DRAWS = 10000000 };
+    static const uint8_t techniques[NODES] = {0};
+    ms_hardware *hardware = fixture_hardware();
+    uint64_t took_ns[2][2];
+    for (int on_gpu = 0; on_gpu < 2; on_gpu++) {
+        for (int draws = 0; draws < 2; draws++) {
+            ms_graph *graph = two_layers();
+            ms_event *event = graph->profiles[graph->nodes[1].profile].forward;
+            while (event->kind != MS_EVENT_WORK) {
+                event++;
+            }
+            event->draws = draws ? DRAWS : 0;
+            hardware->device = on_gpu ? 0 : -1;
+            hardware->gpu_count = (uint32_t)on_gpu;
+            hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB, .matmul_flops_per_s = 1000000000,
+                                        .stream_bytes_per_s = 1000000000000, .to_host_bytes_per_s = 1000000000,
+                                        .from_host_bytes_per_s = 1000000000};
+            took_ns[on_gpu][draws] = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+            ms_graph_free(graph);
+        }
+    }
+    ms_free(hardware);
+    /* Both layers have this profile; the operator took a millisecond without. */
+    assert_int_equal(took_ns[0][1] - took_ns[0][0], LAYERS * (DRAWS / 1000 * MS__DRAW_PS - 1000000));
+    assert_int_equal(took_ns[1][1], took_ns[1][0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_numbers_take_their_time_on_a_cpu),
         cmocka_unit_test(keep_holds_every_saved_tensor),
         cmocka_unit_test(recompute_holds_arguments_and_runs_again),
         cmocka_unit_test(offload_stalls_on_a_slow_disk),

@@ -10,7 +10,7 @@ PYTHON ?=
 export TORCH_SPEC PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench soak lint fuzz wheel clean
+.PHONY: help build demo test bench bench-xl soak lint fuzz wheel clean
 
 help:
 	@echo "Targets:"
@@ -19,6 +19,7 @@ help:
 	@echo "  demo   build, then train GPT-2 under a byte budget beside the unmodified run"
 	@echo "  test   build, then pass every test"
 	@echo "  bench  build, then measure against the unmodified run and HF checkpointing"
+	@echo "  bench-xl  build, then train GPT-2 XL, which does not fit in 24 GiB unmodified, under 10 GB"
 	@echo "  soak   ten minutes of the offload engine under random schedules, threads and faults"
 	@echo "  lint   static checks of C and Python"
 	@echo "  fuzz   build the libFuzzer targets with clang and run each for a minute"
@@ -37,6 +38,9 @@ test:
 
 bench:
 	@scripts/bench.sh
+
+bench-xl: build
+	@.venv/bin/python -m memscale.benchmarks.xl
 
 soak:
 	@scripts/soak.sh

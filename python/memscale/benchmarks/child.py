@@ -21,7 +21,8 @@ else:  # run as a file by an interpreter that has another memscale
     from cases import CASES, batches  # type: ignore[no-redef]
 
 
-VARIANTS = ("plain", "hf", "hf_offload", "memscale", "closed")
+VARIANTS = ("plain", "hf", "hf_offload", "memscale", "memscale-all", "closed")
+"""`memscale-all` has memscale's optimizer, whose state and gradients the plan may place too."""
 
 
 def _status_bytes(field: str) -> int:
@@ -38,7 +39,7 @@ def _reset_peak() -> None:
 
 
 def _digest(model: Any) -> str:
-    """A hash over every gradient's bytes, in the order of the parameters."""
+    """A hash over the bytes of every gradient that is there, in the order of the parameters."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if parameter.grad is not None:
@@ -50,24 +51,40 @@ def _say(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def _prepare(arguments: argparse.Namespace, model: Any) -> Any:
-    """Applies the variant to the model; returns memscale's executor if there is one."""
+def _prepare(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
+    """Applies the variant to the model; returns its optimizer, and memscale's executor if there is one."""
+    import torch
+
     if arguments.variant in ("hf", "hf_offload"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if arguments.variant == "memscale-all":
+        return _prepare_all(arguments, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
     if arguments.variant not in ("memscale", "closed"):
-        return None
+        return optimizer, None
     import memscale
 
     if arguments.variant == "closed":
         memscale.wrap(model, memscale.Config(**json.loads(arguments.config)))
-        return None
+        return optimizer, None
+    memscale.wrap(model, _config(arguments))
+    return optimizer, model._memscale_executor
 
-    budget = arguments.budget_gb
-    config = memscale.Config(
-        memory_budget_gb=budget, force_optimize=arguments.force, **json.loads(arguments.config)
-    )
-    memscale.wrap(model, config)
-    return model._memscale_executor
+
+def _prepare_all(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
+    import memscale
+
+    optimizer = memscale.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
+    config = _config(arguments, mode="aggressive")
+    model, optimizer = memscale.apply_all_optimizations(model, optimizer, config)
+    return optimizer, model._memscale_executor
+
+
+def _config(arguments: argparse.Namespace, **fields: Any) -> Any:
+    import memscale
+
+    fields |= json.loads(arguments.config)
+    return memscale.Config(memory_budget_gb=arguments.budget_gb, force_optimize=arguments.force, **fields)
 
 
 class _Meter:
@@ -116,6 +133,7 @@ def main() -> int:
     parser.add_argument("--force", action="store_true")
     parser.add_argument("--config", default="{}")
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
@@ -130,9 +148,8 @@ def main() -> int:
     torch.manual_seed(0)
     case = CASES[arguments.case]
     model = case.make().train().to(arguments.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     data = [ids.to(arguments.device) for ids in batches(case, arguments.steps)]
-    executor = _prepare(arguments, model)
+    optimizer, executor = _prepare(arguments, model)
     meter = _Meter(arguments.device)
     _say(event="ready", resident_bytes=_status_bytes("VmRSS"))
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from typing import Any
 
-from .runner import Run, memory_group, run
+from .progress import train
+from .runner import Run, memory_group
 
 CASE = "gpt2"
 BUDGET_GB = 4.0
@@ -38,24 +38,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _train(variant: str, steps: int, **options: Any) -> Run:
-    start = time.perf_counter()
-    print(f"\n{TITLES[variant]}:", flush=True)
-
-    def report(step: dict[str, Any]) -> None:
-        print(
-            f"  step {step['step'] + 1}/{steps}  loss {step['loss']:.6f}  {step['seconds']:.1f} s  "
-            f"peak {step['peak_bytes'] / 1e9:.2f} GB",
-            flush=True,
-        )
-
     budget = BUDGET_GB if variant == "memscale" else None
-    outcome = run(CASE, variant, budget_gb=budget, steps=steps, on_step=report, **options)
-    if not outcome.finished and not outcome.was_killed:
-        print(outcome.stderr, file=sys.stderr)
-    elif variant == "memscale" and outcome.stderr:
-        print("  " + outcome.stderr.strip().replace("\n", "\n  "))
-    print(f"  ({time.perf_counter() - start:.0f} s with start-up)", flush=True)
-    return outcome
+    return train(TITLES[variant], CASE, variant, steps, budget_gb=budget, **options)
 
 
 def _print_table(runs: list[Run]) -> None:

@@ -52,6 +52,7 @@ def run(
     force: bool = False,
     config: dict[str, Any] | None = None,
     steps: int = 4,
+    learning_rate: float = 1e-4,
     device: str = "cpu",
     interpreter: str | None = None,
     group: Path | None = None,
@@ -70,6 +71,7 @@ def run(
     if interpreter is not None:
         start = [interpreter, str(Path(__file__).with_name("child.py"))]
     command = [*start, "--case", case, "--variant", variant, "--steps", str(steps), "--device", device]
+    command += ["--learning-rate", repr(learning_rate)]
     if budget_gb is not None:
         command += ["--budget-gb", repr(budget_gb)]
     if force:

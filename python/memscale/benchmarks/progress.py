@@ -1,0 +1,37 @@
+"""A child's run as it goes, in lines for a terminal. Used by the demo and by `xl`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from .runner import Run, run
+
+__all__ = ["train"]
+
+
+def train(title: str, case: str, variant: str, steps: int, **options: Any) -> Run:
+    """Runs `steps` steps in a child process and prints a line for each.
+
+    Args:
+        title: what the run is called.
+        options: as for `runner.run()`.
+    """
+    start = time.perf_counter()
+    print(f"\n{title}:", flush=True)
+
+    def report(step: dict[str, Any]) -> None:
+        print(
+            f"  step {step['step'] + 1}/{steps}  loss {step['loss']:.6f}  {step['seconds']:.1f} s  "
+            f"peak {step['peak_bytes'] / 1e9:.2f} GB",
+            flush=True,
+        )
+
+    outcome = run(case, variant, steps=steps, on_step=report, **options)
+    if not outcome.finished and not outcome.was_killed:
+        print(outcome.stderr, file=sys.stderr)
+    elif variant.startswith("memscale") and outcome.stderr:
+        print("  " + outcome.stderr.strip().replace("\n", "\n  "))
+    print(f"  ({time.perf_counter() - start:.0f} s with start-up)", flush=True)
+    return outcome

@@ -1,0 +1,68 @@
+"""A model that no unmodified run trains on this machine: GPT-2 XL in 24 GiB.
+
+1.56 billion parameters, 1 x 512 tokens, fp32, AdamW: parameters, gradients and two
+moments alone are 24.9 GB. Run with ``python -m memscale.benchmarks.xl``, or ``make
+bench-xl``; it takes some minutes and 13 GB of disk. Where the machine lets it (root
+and a memory cgroup), the unmodified script then runs too, until the kernel kills it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+
+from .progress import train
+from .runner import Run, memory_group
+
+CASE = "gpt2-xl"
+BUDGET_GB = 10.0
+LEARNING_RATE = 1e-5
+"""So wide a model has to start slowly: AdamW's first step is this much for every weight."""
+RESERVE_BYTES = 2 << 30
+"""What the rest of the machine keeps while the unmodified run is driven into its limit."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs it; the exit status is 0 when every claim it prints held."""
+    parser = argparse.ArgumentParser(prog="python -m memscale.benchmarks.xl", description=__doc__)
+    parser.add_argument("--steps", type=int, default=4, help="training steps (default 4)")
+    parser.add_argument("--budget-gb", type=float, default=BUDGET_GB, help=f"budget (default {BUDGET_GB})")
+    parser.add_argument("--no-limit", action="store_true", help="leave out the unmodified run")
+    arguments = parser.parse_args(argv)
+    budget_gb = arguments.budget_gb
+    wrapped = train(
+        f"memscale, {budget_gb} GB", CASE, "memscale-all", arguments.steps, budget_gb=budget_gb,
+        learning_rate=LEARNING_RATE,
+    )
+    held = _check(wrapped, budget_gb)
+    if not arguments.no_limit:
+        held = _unmodified_is_killed() and held
+    return 0 if held else 1
+
+
+def _check(outcome: Run, budget_gb: float) -> bool:
+    if not outcome.finished:
+        return False
+    losses = [step["loss"] for step in outcome.steps]
+    fell = all(math.isfinite(loss) for loss in losses) and losses[-1] < losses[0]
+    fits = outcome.result["peak_bytes"] <= budget_gb * 1e9
+    print(f"\nlosses finite and falling: {'yes' if fell else 'NO'}")
+    print(f"peak within the budget: {'yes' if fits else 'NO'}", flush=True)
+    return fell and fits
+
+
+def _unmodified_is_killed() -> bool:
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with memory_group(machine_bytes - RESERVE_BYTES) as group:
+        if group is None:
+            print("\n(no memory cgroup can be made here: the unmodified run is left out)")
+            return True
+        plain = train(f"unmodified, all but {RESERVE_BYTES >> 30} GiB of the machine", CASE, "plain", 2, group=group)
+    print(f"  -> {'killed by the kernel' if plain.was_killed else f'status {plain.exit_code}'}", flush=True)
+    return plain.was_killed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

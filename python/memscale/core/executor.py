@@ -31,6 +31,7 @@ from .observation import StepWatch
 from .profiler import describe_arguments, is_tracing
 from .replay import ReplayRecord, is_replaying, replay
 from .tape import Remade, Tape
+from .tier import open_tier
 from .tracer import first_output
 
 if TYPE_CHECKING:
@@ -305,40 +306,8 @@ class Executor:
         ]
 
     def _open_tier(self, settings: dict[str, Any]) -> None:
-        if self._core.tier() is not None or not settings["slab_bytes"]:
-            return
-        parameter = next(self._alive().parameters(), None)
-        if parameter is not None and parameter.is_cuda:
-            self._open_device_tier(settings, parameter.get_device())
-        elif settings["disk_cap_bytes"]:
-            self._core.open_tier(
-                "disk",
-                dir=self._disk_directory(),
-                cap_bytes=settings["disk_cap_bytes"],
-                slab_bytes=settings["slab_bytes"],
-            )
-        elif settings["host_cap_bytes"]:
-            self._core.open_tier(
-                "host", cap_bytes=settings["host_cap_bytes"], slab_bytes=settings["slab_bytes"]
-            )
-
-    def _open_device_tier(self, settings: dict[str, Any], device: int) -> None:
-        """From a GPU to host memory, and to disk where the plan says so or that is capped."""
-        transfers = getattr(self._config, "async_config", None)
-        to_host, to_disk = settings["host_cap_bytes"], settings["disk_cap_bytes"]
-        self._core.open_tier(
-            "host" if to_host else "disk",
-            dir=self._disk_directory() if to_disk else None,
-            cap_bytes=to_host or to_disk,
-            disk_cap_bytes=to_disk,
-            slab_bytes=settings["slab_bytes"],
-            device=device,
-            pinned_gb=getattr(transfers, "pinned_pool_gb", None) or 0,
-            stream_count=getattr(transfers, "num_streams", None) or 0,
-        )
-        self._core.set_overlap(bool(getattr(self._config, "async_offload", False)))
-        if getattr(transfers, "debug", False):
-            _log.info("GPU %d: %s", device, self._core.tier())
+        if self._core.tier() is None and settings["slab_bytes"]:
+            open_tier(self._core, self._alive(), self._config, settings, self._disk_directory)
 
     def _disk_directory(self) -> str:
         if self._disk_dir is not None:

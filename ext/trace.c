@@ -306,6 +306,49 @@ static PyObject *loss_backward_end(PyObject *self, PyObject *const *args, Py_ssi
     return ms_ext_none_or_raise(rc, &err);
 }
 
+static PyObject *head(PyObject *self, PyObject *key)
+{
+    uint64_t storage;
+    uint64_t number;
+    if (ms_ext_u64(key, "key", &storage) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    int rc = ms_trace_head(trace_of(self), storage, &number, &err);
+    return ms_ext_check(rc, &err) != 0 ? NULL : PyLong_FromUnsignedLongLong(number);
+}
+
+static PyObject *head_used(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t numbers[2];
+    if (read_numbers("head_used", args, count, 2, numbers) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return ms_ext_none_or_raise(ms_trace_head_used(trace_of(self), numbers[0], numbers[1], &err), &err);
+}
+
+static PyObject *head_backward(PyObject *self, PyObject *number)
+{
+    uint64_t which;
+    if (ms_ext_u64(number, "head", &which) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return ms_ext_none_or_raise(ms_trace_head_backward(trace_of(self), which, &err), &err);
+}
+
+static PyObject *head_backward_end(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t numbers[2];
+    if (read_numbers("head_backward_end", args, count, 2, numbers) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    int rc = ms_trace_head_backward_end(trace_of(self), numbers[0], numbers[1], &err);
+    return ms_ext_none_or_raise(rc, &err);
+}
+
 /* ---- nodes ---------------------------------------------------------------- */
 
 static PyObject *enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -579,6 +622,12 @@ static PyMethodDef trace_methods[] = {
     {"loss_backward", loss_backward, METH_O, "loss_backward(head): its backward begins."},
     {"loss_backward_end", MS_EXT_FAST(loss_backward_end), METH_FASTCALL,
      "loss_backward_end(head, key): it has made the logits' gradient."},
+    {"head", head, METH_O, "head(key) -> int: a linear layer has made this, which may be logits; 0 where it is not marked."},
+    {"head_used", MS_EXT_FAST(head_used), METH_FASTCALL,
+     "head_used(head, loss): nothing but that cross entropy looks at them."},
+    {"head_backward", head_backward, METH_O, "head_backward(head): the gradient of what it made is there."},
+    {"head_backward_end", MS_EXT_FAST(head_backward_end), METH_FASTCALL,
+     "head_backward_end(head, key): it has made its input's gradient."},
     {"optimizer_unknown", optimizer_unknown, METH_NOARGS,
      "optimizer_unknown(): its step failed under the trace; done begins."},
     {"enter", MS_EXT_FAST(enter), METH_FASTCALL, "enter(name, call) -> int: a layer's call; its node."},

@@ -42,7 +42,10 @@ static void hold_segments_back(ms_admission *admissions, uint32_t count)
     }
 }
 
-static const ms__limits last_resort = {.most_ns = UINT64_MAX, .segments = true};
+static ms__limits limits_of(bool last_resort, bool exact_only)
+{
+    return (ms__limits){.most_ns = UINT64_MAX, .segments = last_resort, .exact_only = exact_only};
+}
 
 /* The rules and the solver at a known pressure. Segments cost another forward: they are for
  * budgets that nothing else fits. */
@@ -123,14 +126,14 @@ static int plan_assuming(const ms_graph *graph, const ms_hardware *hardware, con
  * bounds the more careful ones, and theirs bounds the less careful ones from below.
  */
 static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                           ms_plan **plan, ms_error *err)
+                           bool exact_only, ms_plan **plan, ms_error *err)
 {
     const int last = ASSUMPTIONS - 1;
-    ms__limits limits = {.most_ns = UINT64_MAX};
+    ms__limits limits = limits_of(false, exact_only);
     ms_plan *fallback = NULL;
     int rc = plan_assuming(graph, hardware, config, last, &limits, &fallback, err);
     if (rc == MS_EINFEASIBLE) {
-        limits = last_resort;
+        limits = limits_of(true, exact_only);
         return plan_assuming(graph, hardware, config, last, &limits, plan, err);
     }
     if (fallback == NULL) {
@@ -166,6 +169,23 @@ int ms__pipeline_pressure(const ms_graph *graph, const ms_hardware *hardware, co
     return pressure_of(&careful, hardware, config, pressure, err);
 }
 
+static int plan_in_class(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                         const ms_pressure *pressure, bool exact_only, ms_plan **plan, ms_error *err)
+{
+    if (!graph->loop.observed && !pressure->comfortable && !pressure->forced) {
+        return plan_unobserved(graph, hardware, config, exact_only, plan, err);
+    }
+    ms_graph careful = graph->loop.observed ? *graph : assume(graph, 0);
+    ms__limits limits = limits_of(false, exact_only);
+    int rc = plan_at(&careful, hardware, config, pressure, &limits, plan, err);
+    if (rc == MS_EINFEASIBLE) {
+        limits = limits_of(true, exact_only);
+        rc = plan_at(&careful, hardware, config, pressure, &limits, plan, err);
+    }
+    return rc;
+}
+
+/* What rounds otherwise is for what nothing exact fits, in no loop and with no last resort. */
 static int plan_any(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
                     ms_error *err)
 {
@@ -175,14 +195,16 @@ static int plan_any(const ms_graph *graph, const ms_hardware *hardware, const ms
     if (rc != MS_OK) {
         return rc;
     }
-    if (!graph->loop.observed && !pressure.comfortable && !pressure.forced) {
-        return plan_unobserved(graph, hardware, config, plan, err);
+    bool may_round = config->enable_tiling && !pressure.comfortable && !pressure.forced;
+    ms_plan *exact = NULL;
+    rc = plan_in_class(graph, hardware, config, &pressure, may_round, &exact, err);
+    if (may_round && (rc == MS_EINFEASIBLE || (rc == MS_OK && exact->over_target))) {
+        ms_plan_free(exact);
+        exact = NULL;
+        rc = plan_in_class(graph, hardware, config, &pressure, false, &exact, err);
     }
-    ms__limits limits = {.most_ns = UINT64_MAX};
-    rc = plan_at(&careful, hardware, config, &pressure, &limits, plan, err);
-    if (rc == MS_EINFEASIBLE) {
-        limits = last_resort;
-        rc = plan_at(&careful, hardware, config, &pressure, &limits, plan, err);
+    if (rc == MS_OK) {
+        *plan = exact;
     }
     return rc;
 }

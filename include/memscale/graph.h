@@ -22,6 +22,10 @@
  *   LOSS s, LOSS_END t   what lies between is a cross entropy over the rows of the
  *             logits s: in forward its value (t is s), in backward its gradient, t.
  *             A mark for the planner's loss head; by itself it changes nothing
+ *   HEAD s, HEAD_END t   in forward, a linear layer has just made s, which nothing but the
+ *             cross entropy of the next LOSS looks at, in the same rows; in backward, between
+ *             them are the gradients of that layer's operands: s is s, t that of its input.
+ *             There is no HEAD_END in forward. Marks for the planner, as LOSS is
  *
  * Under "keep", a storage lives from ALLOC to the later of FREE and the last DROP;
  * under offload or recompute it dies at FREE and is back from NEED to DROP. A plan is
@@ -61,7 +65,7 @@ extern "C" {
 
 #define MS_EVENT_TABLE(X) \
     X(ALLOC, "alloc") X(FREE, "free") X(SAVE, "save") X(NEED, "need") X(DROP, "drop") X(WORK, "work") \
-    X(LOSS, "loss") X(LOSS_END, "loss_end")
+    X(LOSS, "loss") X(LOSS_END, "loss_end") X(HEAD, "head") X(HEAD_END, "head_end")
 typedef enum ms_event_kind {
 #define MS_EVENT_ENUM(id, name) MS_EVENT_##id,
     MS_EVENT_TABLE(MS_EVENT_ENUM)

@@ -29,7 +29,8 @@ MS_API const char *ms_exactness_name(ms_exactness exactness);
 #define MS_STEP_OPTION_TABLE(X) \
     X(EXACT_LOSS_HEAD, exact_loss_head, EXACT, "the cross entropy keeps one tokens x vocabulary buffer, row by row") \
     X(STATE_ON_DISK, state_on_disk, EXACT, "optimizer state lies on disk and streams through memory in its step") \
-    X(GRADIENT_RELEASE, gradient_release, EXACT, "parameters are updated in backward and their gradients freed")
+    X(GRADIENT_RELEASE, gradient_release, EXACT, "parameters are updated in backward and their gradients freed") \
+    X(CHUNKED_LOSS_HEAD, chunked_loss_head, ROUNDING, "logits of some tokens at a time become loss and gradients, and are dropped")
 typedef enum ms_step_option {
 #define MS_STEP_OPTION_ENUM(id, name, exactness, text) MS_STEP_##id,
     MS_STEP_OPTION_TABLE(MS_STEP_OPTION_ENUM)
@@ -230,6 +231,9 @@ MS_API void ms_plan_free(ms_plan *plan);
  * never gives a slower plan, a smaller one never a higher peak. A forced plan is the one
  * of the smallest peak among those that shrink the tensors; where all that is admitted
  * moves tensors and they are tiny, the slab can lift that peak above everything kept.
+ * What may change bits (enable_tiling) is chosen only where nothing exact fits: there, a
+ * larger budget may be slower.
+ *
  * MS_EINFEASIBLE, with err->hint_bytes = the smallest budget, when the user's budget fits
  * no candidate. A default target that fits none gives the plan of the smallest peak, with
  * `over_target` set.

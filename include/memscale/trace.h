@@ -109,6 +109,18 @@ MS_API int ms_trace_loss_end(ms_trace *trace, uint64_t head, ms_error *err);
 MS_API int ms_trace_loss_backward(ms_trace *trace, uint64_t head, ms_error *err);
 MS_API int ms_trace_loss_backward_end(ms_trace *trace, uint64_t head, uint64_t gradient_key, ms_error *err);
 
+/*
+ * A linear layer outside of layers has just made the storage `key`, which may be logits.
+ * It counts once head_used() says that nothing but the cross entropy `loss`, of the same
+ * node, looks at them. Then its backward is told of: from the gradient of what it made to
+ * `gradient_key`, the gradient of its input. *head is 0 where it is none to mark; the other
+ * calls ignore that number, and those of heads that are not used.
+ */
+MS_API int ms_trace_head(ms_trace *trace, uint64_t key, uint64_t *head, ms_error *err);
+MS_API int ms_trace_head_used(ms_trace *trace, uint64_t head, uint64_t loss, ms_error *err);
+MS_API int ms_trace_head_backward(ms_trace *trace, uint64_t head, ms_error *err);
+MS_API int ms_trace_head_backward_end(ms_trace *trace, uint64_t head, uint64_t gradient_key, ms_error *err);
+
 /* The same operator ran on a CPU, its operands in torch's default layout: what it took for
  * itself meanwhile (convolutions) is allocated and freed here. */
 MS_API int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,

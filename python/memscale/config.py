@@ -95,18 +95,18 @@ class AsyncOffloadConfig:
 class Config:
     """What a wrapped model may use and do. GB is 1e9 bytes in every field.
 
-    Fields marked (*) are checked and carried, but nothing acts on them in this version;
-    `wrap()` warns where one is set.
+    Fields marked (*) are checked and carried, but `wrap()` does not act on them, and warns
+    where one is set.
 
     Attributes:
         mode: how far to go, an `OptimizationMode` or its string.
         enable_checkpointing: recompute layers in backward.
         enable_offloading: move saved activations (and, when asked, optimizer state)
             to a lower tier: from GPU to host RAM, from host RAM to disk.
-        enable_tiling: (*) compute activation-heavy pieces (loss head, MLP) in tiles.
-            Sums run in another order, so results are rounded differently.
+        enable_tiling: compute the loss head in tiles where nothing exact fits. Sums run in
+            another order, so results are rounded differently.
         use_mixed_precision: (*) BF16, or FP16 with loss scaling where BF16 is missing.
-        use_8bit_optimizer: (*) keep optimizer state in 8 bits.
+        use_8bit_optimizer: (*) keep optimizer state in 8 bits; `apply_all_optimizations()` acts on it.
         max_cpu_offload_gb: cap on host RAM used for offloading, 0 or more; None:
             what is available.
         target_gpu_utilization: share of the device's memory to aim for when no

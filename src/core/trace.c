@@ -64,6 +64,7 @@ void ms_trace_free(ms_trace *trace)
     MS__ARRAY_FREE(&trace->lives);
     MS__ARRAY_FREE(&trace->saves);
     MS__ARRAY_FREE(&trace->losses);
+    MS__ARRAY_FREE(&trace->heads);
     MS__ARRAY_FREE(&trace->old_gradients);
     MS__ARRAY_FREE(&trace->optimizer);
     ms__keymap_free(&trace->keys);

@@ -49,6 +49,14 @@ typedef struct trace_loss {
     uint32_t life; /* of its logits */
 } trace_loss;
 
+/* A linear layer that may make logits. */
+typedef struct trace_head {
+    uint32_t node;
+    uint32_t life; /* of what it made */
+    size_t index;  /* of its event in the node's forward program, void until it is used */
+    bool used;
+} trace_head;
+
 /* Events here number lives, not local storages. */
 typedef MS__ARRAY(ms_event) trace_program;
 
@@ -79,6 +87,7 @@ struct ms_trace {
     MS__ARRAY(trace_save) saves;
     MS__ARRAY(trace_node) nodes;
     MS__ARRAY(trace_loss) losses;
+    MS__ARRAY(trace_head) heads;
 
     bool layer_open;        /* the last node is a layer that was not left */
     bool root_open;         /* the last node is a root node and takes more */

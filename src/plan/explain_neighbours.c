@@ -28,7 +28,7 @@ static ms_neighbour neighbour_of(const walk *w, const ms__variant *variant, uint
 /* Does the variant become the best once it fits? `open` bounds with no budget of their own. */
 static bool takes_over(const walk *w, const ms__bounds *open, const ms__variant *best, ms__variant *variant)
 {
-    bool hopeless = best != NULL && w->search->items[variant->candidate].work_ns > best->replay.step_ns;
+    bool hopeless = best != NULL && ms__variant_hopeless(w->search, variant, best);
     if (hopeless || !ms__variant_fits(w->search, open, variant)) {
         return false;
     }
@@ -85,7 +85,7 @@ void ms__explain_neighbours(ms__search *search, ms__variants *variants, const ms
     ms_explanation *why = &plan->why;
     const ms_pressure *pressure = &plan->pressure;
     uint64_t begins = ms__mul_div_up(pressure->need_bytes, 1000, MS_LOW_PRESSURE_PERMILLE);
-    uint64_t smallest = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
+    uint64_t smallest = ms__candidate_peak(&search->items[ms__select_smallest_exact(search)]);
     find(&w, ms__max_u64(begins, smallest), chosen, why);
     uint64_t comfortable = comfortable_bytes(pressure);
     bool none = why->larger.budget_bytes == 0 || why->larger.budget_bytes >= comfortable;

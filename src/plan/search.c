@@ -405,6 +405,11 @@ static size_t thin(size_t *indices, size_t count, size_t most)
     return most;
 }
 
+ms_exactness ms__candidate_exactness(const ms__search *search, size_t candidate)
+{
+    return ms__step_options_exactness(search->steps[search->items[candidate].step].options);
+}
+
 size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, size_t *indices, size_t most)
 {
     size_t *all = ms_calloc(search->count, sizeof *all);
@@ -419,12 +424,15 @@ size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, siz
         }
     }
     sort_indices(search, kind, all, count);
-    uint64_t lowest = UINT64_MAX;
+    uint64_t lowest[] = {UINT64_MAX, UINT64_MAX, UINT64_MAX}; /* up to each ms_exactness */
     for (size_t i = 0; i < count; i++) {
         uint64_t peak = ms__candidate_peak(&search->items[all[i]]);
-        if (peak < lowest) {
-            lowest = peak;
+        ms_exactness class = ms__candidate_exactness(search, all[i]);
+        if (peak < lowest[class]) {
             all[kept++] = all[i];
+        }
+        for (int c = (int)class; c <= MS_LOSSY; c++) {
+            lowest[c] = ms__min_u64(lowest[c], peak);
         }
     }
     kept = thin(all, kept, most);

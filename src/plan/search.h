@@ -87,6 +87,9 @@ static inline uint64_t ms__candidate_peak(const ms__candidate *candidate)
     return candidate->fixed_bytes + candidate->live_peak_bytes;
 }
 
+/* The class of a candidate: the furthest-going of its step's options. */
+ms_exactness ms__candidate_exactness(const ms__search *search, size_t candidate);
+
 /* Replays are of this step from now on. */
 void ms__search_use(ms__search *search, uint32_t step);
 /* The step with exactly these options, or step_count. */
@@ -132,8 +135,8 @@ void ms__families_around(ms__search *search, size_t index);
 /* The two ends of what a cache can do: none, and one that saves every page fault. */
 typedef enum ms__front_kind { MS__FRONT_UNCACHED, MS__FRONT_CACHED } ms__front_kind;
 
-/* Indices of the candidates that no other dominates in time and peak, fastest first;
- * light ones only if `light`. At most `most`, spread evenly. Returns how many. */
+/* Indices of the candidates that no other of their class, or of one that changes less,
+ * dominates in time and peak, fastest first; light ones only if `light`. At most `most`, spread evenly. Returns how many. */
 size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, size_t *indices, size_t most);
 
 /* (time, peak, techniques, window): a total order. */

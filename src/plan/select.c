@@ -98,8 +98,15 @@ void ms__variants_free(ms__variants *variants)
 
 /* ---- selection -------------------------------------------------------------------- */
 
+/* What gives up fewer bits is better, whatever the time: rounding is for budgets that
+ * nothing exact fits. */
 bool ms__variant_better(const ms__search *search, const ms__variant *a, const ms__variant *b)
 {
+    ms_exactness class_a = ms__candidate_exactness(search, a->candidate);
+    ms_exactness class_b = ms__candidate_exactness(search, b->candidate);
+    if (class_a != class_b) {
+        return class_a < class_b;
+    }
     if (a->replay.step_ns != b->replay.step_ns) {
         return a->replay.step_ns < b->replay.step_ns;
     }
@@ -121,13 +128,20 @@ bool ms__variant_in_time(const ms__bounds *bounds, const ms__variant *variant)
     return variant->replay.step_ns >= bounds->least_ns && variant->replay.step_ns <= bounds->most_ns;
 }
 
+/* No cache makes a candidate faster than its work and its waits. */
+bool ms__variant_hopeless(const ms__search *search, const ms__variant *variant, const ms__variant *best)
+{
+    ms_exactness mine = ms__candidate_exactness(search, variant->candidate);
+    ms_exactness others = ms__candidate_exactness(search, best->candidate);
+    return mine != others ? mine > others : search->items[variant->candidate].work_ns > best->replay.step_ns;
+}
+
 const ms__variant *ms__select(ms__search *search, ms__variants *variants, const ms__bounds *bounds)
 {
     const ms__variant *best = NULL;
     for (size_t i = 0; i < variants->count && variants->items[i].bytes <= bounds->allowed_bytes; i++) {
         ms__variant *tried = &variants->items[i];
-        /* No cache makes a candidate faster than its work and its waits. */
-        bool hopeless = best != NULL && search->items[tried->candidate].work_ns > best->replay.step_ns;
+        bool hopeless = best != NULL && ms__variant_hopeless(search, tried, best);
         if (hopeless || !ms__variant_fits(search, bounds, tried)) {
             continue;
         }
@@ -194,15 +208,27 @@ size_t ms__select_forced(const ms__search *search)
     return best;
 }
 
-size_t ms__select_smallest_peak(const ms__search *search)
+/* The first candidate, which keeps all, is exact. */
+static size_t smallest_peak(const ms__search *search, ms_exactness most)
 {
     size_t best = 0;
     for (size_t i = 1; i < search->count; i++) {
         uint64_t a = ms__candidate_peak(&search->items[i]), b = ms__candidate_peak(&search->items[best]);
-        if (a < b || (a == b && ms__candidate_compare(search, i, best) < 0)) {
+        bool smaller_or_faster = a < b || (a == b && ms__candidate_compare(search, i, best) < 0);
+        if (smaller_or_faster && ms__candidate_exactness(search, i) <= most) {
             best = i;
         }
     }
     return best;
+}
+
+size_t ms__select_smallest_peak(const ms__search *search)
+{
+    return smallest_peak(search, MS_LOSSY);
+}
+
+size_t ms__select_smallest_exact(const ms__search *search)
+{
+    return smallest_peak(search, MS_EXACT);
 }
 

@@ -48,8 +48,13 @@ bool ms__variant_fits(const ms__search *search, const ms__bounds *bounds, const 
 bool ms__variant_in_time(const ms__bounds *bounds, const ms__variant *variant);
 bool ms__variant_better(const ms__search *search, const ms__variant *a, const ms__variant *b);
 
-/* The candidate of the smallest peak, the tie going to the faster. */
+/* Whether a variant can't be better than another, which was replayed, whatever its cache. */
+bool ms__variant_hopeless(const ms__search *search, const ms__variant *variant, const ms__variant *best);
+
+/* The candidate of the smallest peak, the tie going to the faster; of all, or of those of
+ * exact steps alone. */
 size_t ms__select_smallest_peak(const ms__search *search);
+size_t ms__select_smallest_exact(const ms__search *search);
 /* The candidate that forced plans want; see select.c. */
 size_t ms__select_forced(const ms__search *search);
 

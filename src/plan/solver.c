@@ -83,14 +83,19 @@ static bool beaten_by(const ms__search *search, const uniforms *made, uint32_t a
     return !alike || b < a;
 }
 
-/* The steps worth a search of their own: those that no other beats. */
+static ms_exactness class_of(const ms__search *search, uint32_t step)
+{
+    return ms__step_options_exactness(search->steps[step].options);
+}
+
+/* The steps worth a search of their own: those that no other beats that changes no more. */
 static uint32_t list_steps(const ms__search *search, const uniforms *made, uint32_t *steps)
 {
     uint32_t count = 0;
     for (uint32_t a = 0; a < search->step_count; a++) {
         bool beaten = false;
         for (uint32_t b = 0; b < search->step_count && !beaten; b++) {
-            beaten = b != a && beaten_by(search, made, a, b);
+            beaten = b != a && class_of(search, b) <= class_of(search, a) && beaten_by(search, made, a, b);
         }
         if (!beaten) {
             steps[count++] = a;
@@ -150,12 +155,12 @@ static void propose(ms__search *search)
 }
 
 /* At low pressure candidates that are not light must fit the budget where low pressure
- * begins, or the smallest budget where that is larger. */
+ * begins, or the smallest budget that needs no rounding where that is larger. */
 static ms__bounds bounds_at(const ms__search *search, uint64_t need_bytes, uint64_t allowed_bytes,
                             const ms__limits *limits)
 {
     uint64_t begins = ms__mul_div_up(need_bytes, 1000, MS_LOW_PRESSURE_PERMILLE);
-    uint64_t smallest = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
+    uint64_t smallest = ms__candidate_peak(&search->items[ms__select_smallest_exact(search)]);
     return (ms__bounds){.allowed_bytes = allowed_bytes,
                         .heavy_bytes = ms__min_u64(allowed_bytes, ms__max_u64(begins, smallest)),
                         .least_ns = limits->least_ns,
@@ -345,6 +350,18 @@ static int skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, 
     return explain(search, &kept, plan, err);
 }
 
+/* Without the options that may change bits. */
+static uint32_t leave_exact(uint32_t options, uint32_t *rules)
+{
+    for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
+        if ((options & 1u << i) != 0 && ms_step_option_exactness((ms_step_option)i) != MS_EXACT) {
+            options &= ~(1u << i);
+            rules[i] = MS_RULE_EXACT_FITS;
+        }
+    }
+    return options;
+}
+
 int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                    const ms_pressure *pressure, const ms_admission *admissions, ms__limits *limits,
                    ms_plan **plan, ms_error *err)
@@ -356,6 +373,7 @@ int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_
     ms__step_case facts = {graph, hardware, config, pressure};
     uint32_t rules[MS_STEP_OPTION_COUNT];
     uint32_t options = ms__step_options_admit(&facts, rules);
+    options = limits->exact_only ? leave_exact(options, rules) : options;
     int rc = ms__search_open(graph, hardware, config, admissions, pressure->forced, options, &search, err);
     if (rc != MS_OK) {
         return rc;

@@ -61,6 +61,15 @@ bool ms__step_options_agree(uint32_t options)
     return true;
 }
 
+ms_exactness ms__step_options_exactness(uint32_t options)
+{
+    ms_exactness most = MS_EXACT;
+    for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
+        most = (options & 1u << i) != 0 && table[i].exactness > most ? table[i].exactness : most;
+    }
+    return most;
+}
+
 static int apply_all(const ms_hardware *hardware, uint32_t options, ms__step *step)
 {
     int rc = MS_OK;

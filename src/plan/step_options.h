@@ -17,6 +17,10 @@
  * which a test holds it to. */
 #define MS__STREAM_BUFFER_BYTES ((uint64_t)32 << 20)
 
+/* Logits of one chunk of a loss head: at most so many bytes, of 32 bits, which is
+ * ms_loss_chunk_rows()'s size and a test holds it to. */
+#define MS__LOSS_CHUNK_BYTES ((uint64_t)24 << 20)
+
 /* What an option may look at when it is judged. */
 typedef struct ms__step_case {
     const ms_graph *graph;
@@ -58,6 +62,9 @@ uint32_t ms__step_options_admit(const ms__step_case *facts, uint32_t *rules);
 
 /* Whether none of these excludes another. */
 bool ms__step_options_agree(uint32_t options);
+
+/* The furthest-going class among them. */
+ms_exactness ms__step_options_exactness(uint32_t options);
 
 /* The simulator of the graph's step under these options. It keeps pointers into the
  * hardware, and into the graph where there are no options. */

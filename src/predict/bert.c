@@ -118,7 +118,7 @@ static ms__value predict_words(ms__tape *tape, const ms__model *m, ms__value x, 
     ms__drop(tape, made);
     ms__value normal = ms__layer_norm(tape, active, norm.weight, norm.bias);
     ms__drop(tape, active);
-    ms__value logits = ms__linear(tape, normal, decoder, bias, m->vocabulary);
+    ms__value logits = ms__logits(tape, normal, decoder, bias, m->vocabulary);
     ms__drop(tape, normal);
     return logits;
 }

@@ -113,7 +113,7 @@ void ms__write_gpt2(ms__tape *tape, const ms__model *m)
     for (size_t i = 0; i < sizeof ended / sizeof ended[0]; i++) {
         ms__drop(tape, ended[i]);
     }
-    ms__value logits = ms__linear(tape, normal, head, 0, m->vocabulary), loss = ms__loss(tape, logits, labels, true);
+    ms__value logits = ms__logits(tape, normal, head, 0, m->vocabulary), loss = ms__loss(tape, logits, labels, true);
     ms__drop(tape, normal);
     ms__finish_step(tape, logits, loss);
 }

@@ -69,6 +69,7 @@ typedef struct ms__function {
     ms__value gradients[MS__EDGES];       /* of its outputs; most have one */
     int part;                             /* PART: which */
     uint64_t head;                        /* of the loss it is the last or first operator of; 0: none */
+    uint64_t product;                     /* of the logits that it makes as a linear layer; 0: none */
 } ms__function;
 
 typedef struct ms__tensor {
@@ -159,6 +160,8 @@ ms__value ms__rotate_half(ms__tape *tape, ms__value a);
 ms__value ms__activate(ms__tape *tape, ms__value a, ms__activation kind);
 /* `bias` may be 0. */
 ms__value ms__linear(ms__tape *tape, ms__value a, ms__value weight, ms__value bias, uint64_t out_width);
+/* The same, marked as the one that makes logits for the loss that is computed next. */
+ms__value ms__logits(ms__tape *tape, ms__value a, ms__value weight, ms__value bias, uint64_t vocabulary);
 /* [b, s, width] as [b, s, h, d]; its gradient comes turned. */
 ms__value ms__split_heads(ms__tape *tape, ms__value a, uint64_t heads);
 /* [b, s, width] as heads [b, h, s, d]; in backward the gradient is copied where it asks for it. */

@@ -314,6 +314,9 @@ static void run_function(ms__tape *tape, size_t index)
     if (function.kind == MS__D_LOSS && tape->rc == MS_OK) {
         ms__fail_tape(tape, ms_trace_loss_backward(tape->trace, function.head, tape->err));
     }
+    if (function.product != 0 && tape->rc == MS_OK) {
+        ms__fail_tape(tape, ms_trace_head_backward(tape->trace, function.product, tape->err));
+    }
     for (uint32_t i = 0; i < function.save_count; i++) {
         const ms__save_of *save = &function.saves[i];
         ms__fail_tape(tape, ms_trace_unpacked(tape->trace, save->trace_node, save->serial, 0, tape->err));
@@ -329,6 +332,10 @@ static void run_function(ms__tape *tape, size_t index)
     if (function.kind != MS__D_LOSS && function.head != 0 && tape->rc == MS_OK) {
         uint64_t key = ms__key_of(tape, at.out[0]);
         ms__fail_tape(tape, ms_trace_loss_backward_end(tape->trace, function.head, key, tape->err));
+    }
+    if (function.product != 0 && tape->rc == MS_OK) {
+        uint64_t key = ms__key_of(tape, at.out[0]);
+        ms__fail_tape(tape, ms_trace_head_backward_end(tape->trace, function.product, key, tape->err));
     }
     for (int edge = 0; edge < MS__EDGES; edge++) {
         deposit(tape, function.edges[edge], function.kind == MS__D_PART ? function.part : 0, at.out[edge]);

@@ -258,6 +258,19 @@ ms__value ms__linear(ms__tape *tape, ms__value a, ms__value weight, ms__value bi
     return out;
 }
 
+ms__value ms__logits(ms__tape *tape, ms__value a, ms__value weight, ms__value bias, uint64_t vocabulary)
+{
+    uint64_t product = 0, width = ms__shape_at(tape, weight).size[1];
+    ms__value out = ms__linear(tape, a, weight, bias, vocabulary);
+    if (tape->rc == MS_OK && vocabulary > width) {
+        ms__fail_tape(tape, ms_trace_head(tape->trace, ms__key_of(tape, out), &product, tape->err));
+    }
+    if (tape->rc == MS_OK && tape->functions.count > 0) {
+        tape->functions.items[tape->functions.count - 1].product = product;
+    }
+    return out;
+}
+
 static ms__value view(ms__tape *tape, ms__value a, ms__shape shape, bool copied_back)
 {
     int32_t f = MS__OPEN(tape, copied_back ? MS__D_COPY : MS__D_PASS, a);
@@ -413,12 +426,16 @@ ms__value ms__dropout(ms__tape *tape, ms__value a, bool drops)
     return out;
 }
 
-/* The marks of a cross entropy, which the planner may put the exact loss head in place of. */
-static uint64_t begin_head(ms__tape *tape, ms__value logits)
+/* The marks of a cross entropy, which the planner may put a loss head in place of. The
+ * function made last made the logits. */
+static uint64_t begin_head(ms__tape *tape, ms__value logits, uint64_t product)
 {
     uint64_t head = 0;
     if (tape->rc == MS_OK) {
         ms__fail_tape(tape, ms_trace_loss(tape->trace, ms__key_of(tape, logits), &head, tape->err));
+    }
+    if (tape->rc == MS_OK) {
+        ms__fail_tape(tape, ms_trace_head_used(tape->trace, product, head, tape->err));
     }
     return head;
 }
@@ -442,6 +459,8 @@ ms__value ms__loss(ms__tape *tape, ms__value logits, ms__value labels, bool shif
 {
     ms__shape ids = ms__shape_at(tape, labels), padded = ids, number = {.rank = 0};
     ms__value longer = 0, target = labels;
+    size_t made = tape->functions.count;
+    uint64_t product = made > 0 ? tape->functions.items[made - 1].product : 0;
     if (shifted) {
         padded.size[1]++;
         longer = ms__constant(tape, padded, INTEGER, labels, 0);
@@ -450,7 +469,7 @@ ms__value ms__loss(ms__tape *tape, ms__value logits, ms__value labels, bool shif
         target = ids.size[0] > 1 ? ms__constant(tape, ids, INTEGER, next, 0) : ms__alias(tape, next, ids);
         ms__drop(tape, next);
     }
-    uint64_t head = begin_head(tape, logits);
+    uint64_t head = begin_head(tape, logits, product);
     ms__value logs = unary(tape, logits, "aten._log_softmax.default", true);
     mark_head(tape, head);
     int32_t f = MS__OPEN(tape, MS__D_LOSS, logs, target);

@@ -25,7 +25,7 @@ from .arguments import plain_tensors
 from .hooks import LayerHooks, RootHooks
 from .layers import find_layers
 from .live_profile import LiveProfile
-from .loss_mode import LossMode, exact_head
+from .loss_mode import LossMode, chunked_head, exact_head
 from .module_state import LayerState
 from .observation import StepWatch
 from .profiler import describe_arguments, is_tracing
@@ -56,6 +56,9 @@ _LAYER_CALLER = 3
 
 # How long a thread that has to plan waits for forwards on other threads to end.
 _ALONE_SECONDS = 10.0
+
+# Options of the step that compute the model's cross entropy.
+_LOSS_HEADS = {"chunked_loss_head": chunked_head, "exact_loss_head": exact_head}
 
 _RECOMPUTE = ("recompute", "recompute_offload_input", "recompute_segment")
 
@@ -107,7 +110,7 @@ class Executor:
         self._local = threading.local()
         self._said: set[str] = set()
         self._profile: LiveProfile | None = None
-        self._uses_loss_head = False
+        self._loss_head: Callable[[Callable[[], bool]], LossMode] | None = None
         self.run_watch: RunWatch | None = None
         self._peak_bytes: int | None = None
         self._rescue: StepRescue | None = None
@@ -188,9 +191,8 @@ class Executor:
         if arrange is not None and not isinstance(plan, str):
             arrange(plan)
         document = json.loads(text) if text is not None else {}
-        self._uses_loss_head = any(
-            option["chosen"] for option in document.get("step_options", ()) if option["name"] == "exact_loss_head"
-        )
+        chosen = {option["name"] for option in document.get("step_options", ()) if option["chosen"]}
+        self._loss_head = next((head for name, head in _LOSS_HEADS.items() if name in chosen), None)
         if document:
             self._open_tier(document["settings"])
         self._hook_layers(self._core.is_active())
@@ -263,7 +265,7 @@ class Executor:
             self._profile.abandon()
             self._profile = None
         self._end_losses()
-        self._uses_loss_head = False
+        self._loss_head = None
         self._hook_layers(False)
         if self._root is not None:
             self._root.remove()
@@ -383,8 +385,8 @@ class Executor:
         """From here to the end of the root's forward, cross entropies are the loss head's."""
         self._end_losses()  # of a forward that was broken off
         self._local.layer_depth = 0
-        if self._uses_loss_head:
-            self._local.losses = exact_head(self._is_root_work)
+        if self._loss_head is not None:
+            self._local.losses = self._loss_head(self._is_root_work)
             self._local.losses.start()
 
     def _end_losses(self) -> None:
@@ -396,7 +398,7 @@ class Executor:
     def _is_root_work(self) -> bool:
         """Whether this thread is between layers: what is saved inside one must be what a
         replay of it saves."""
-        return self._uses_loss_head and self._local.layer_depth == 0
+        return self._loss_head is not None and self._local.layer_depth == 0
 
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._planner is None:

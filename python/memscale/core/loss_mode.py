@@ -3,7 +3,8 @@
 Models call `torch.nn.functional.cross_entropy`, by way of a loss function of their
 library or a module that they build on the spot: a torch function mode sees all of them,
 and nothing on the model or in torch is replaced. The profiler marks them for the
-planner; the executor computes them with the exact loss head where the plan says so.
+planner, with the linear layer whose output they take as it is; the executor computes
+them with the exact or the chunked loss head where the plan says so.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .lazy_logits import LazyLogits, can_defer, deferred, keeps_rows, with_values
 
 if TYPE_CHECKING:
     from .tracer import LiveTracer
 
-__all__ = ["CrossEntropy", "LossMode", "exact_head", "marking"]
+__all__ = ["CrossEntropy", "LossMode", "chunked_head", "exact_head", "marking"]
 
 
 class CrossEntropy(NamedTuple):
@@ -68,12 +72,14 @@ class LossMode(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
-def _rows_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CrossEntropy | None:
+def _rows_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any], kinds: tuple[type, ...] = ()
+) -> CrossEntropy | None:
     """The call's arguments where it is one over rows; None for any other."""
     given = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
     logits: Any = given.get("input")
     labels: Any = given.get("target")
-    plain = type(logits) in _TENSORS and type(labels) in _TENSORS
+    plain = type(logits) in (kinds or _TENSORS) and type(labels) in _TENSORS
     if not plain or logits.dim() != 2 or labels.dim() != 1 or labels.is_floating_point():
         return None
     if any(given.get(name) is not None for name in ("weight", "size_average", "reduce")):
@@ -111,16 +117,49 @@ def _plain_tensors() -> tuple[type, ...]:
 _TENSORS = _plain_tensors()
 
 
-def marking(tracer: LiveTracer) -> LossMode:
-    """A mode that tells the tracer of each; torch computes them."""
+# What the chunked head gives: a loss in the type that it sums in, over all tokens.
+_SUMMED = ("mean", "sum")
+_WIDE = (torch.float32, torch.float64)
 
-    def compute(found: CrossEntropy) -> torch.Tensor:
-        number = tracer.loss(found.logits)
+
+class _Marking(LossMode):
+    """Tells the tracer of each, and of the linear layer that its logits come from if nothing but
+    views and casts lie between; torch computes them."""
+
+    def __init__(self, tracer: LiveTracer) -> None:
+        super().__init__(self._mark)
+        self._tracer = tracer
+        self._heads = WeakIdKeyDictionary()
+
+    def _mark(self, found: CrossEntropy) -> torch.Tensor:
+        tracer, logits = self._tracer, found.logits
+        number = tracer.loss(logits)
+        head = self._heads.get(logits)
+        if head is not None and found.reduction in _SUMMED and logits.dtype in _WIDE:
+            tracer.head_used(head, number)
         value = found.call()
-        tracer.loss_ended(number, found.logits, value)
+        tracer.loss_ended(number, logits, value)
         return value
 
-    return LossMode(compute)
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operands = can_defer(args, kwargs) if func is F.linear else None
+        made = super().__torch_function__(func, types, args, kwargs)
+        if operands is not None:
+            self._heads[made] = self._tracer.head(made, operands.hidden)
+        elif self._knows(args) and keeps_rows(func, args, kwargs, args[0], made):
+            self._heads[made] = self._heads[args[0]]
+        return made
+
+    def _knows(self, args: tuple[Any, ...]) -> bool:
+        return bool(args) and isinstance(args[0], torch.Tensor) and args[0] in self._heads
+
+
+def marking(tracer: LiveTracer) -> LossMode:
+    """A mode that marks for the planner what a loss head could compute."""
+    return _Marking(tracer)
 
 
 def exact_head(is_wanted: Callable[[], bool]) -> LossMode:
@@ -139,3 +178,57 @@ def exact_head(is_wanted: Callable[[], bool]) -> LossMode:
         )
 
     return LossMode(compute)
+
+
+class _Chunking(LossMode):
+    """Puts linear layers off whose output may be logits; a cross entropy that gets such output,
+    as it is, is computed by chunks, and any other with the exact head."""
+
+    def __init__(self, is_wanted: Callable[[], bool]) -> None:
+        exact = exact_head(is_wanted)
+        super().__init__(exact._compute)
+        self._is_wanted = is_wanted
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear and self._is_wanted():
+            operands = can_defer(args, kwargs)
+            if operands is not None:
+                return deferred(operands)
+        if func is F.cross_entropy:
+            loss = _by_chunks(args, kwargs) if self._is_wanted() else None
+            if loss is not None:
+                return loss
+            args, kwargs = with_values(args), with_values(kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _by_chunks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The cross entropy of logits that were put off; None where it needs the logits."""
+    from ..techniques import linear_cross_entropy
+
+    logits = kwargs.get("input", args[0] if args else None)
+    if type(logits) is not LazyLogits or logits.product.is_made:
+        return None
+    found = _rows_of(args, kwargs, (LazyLogits,))
+    if found is None or found.reduction not in _SUMMED or logits.dtype not in _WIDE:
+        return None
+    hidden, weight, bias = logits.product.check()
+    with logits.product.autocast():
+        return linear_cross_entropy(
+            hidden.reshape(-1, hidden.shape[-1]),
+            weight,
+            found.labels,
+            bias,
+            ignore_index=found.ignore_index,
+            label_smoothing=found.label_smoothing,
+            num_items_in_batch=None if found.reduction == "mean" else 1,
+        )
+
+
+def chunked_head(is_wanted: Callable[[], bool]) -> LossMode:
+    """A mode that makes loss and gradients by chunks of tokens, without the logits, wherever
+    `is_wanted` says so at that moment; any other use of the logits computes them."""
+    return _Chunking(is_wanted)

@@ -31,12 +31,12 @@ _log = logging.getLogger("memscale")
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off", ""}
 
-# Fields of `Config` that are checked and carried, and that nothing acts on yet.
-_WITHOUT_EFFECT = (
-    "enable_tiling",
-    "use_mixed_precision",
-    "use_8bit_optimizer",
-)
+# Fields of `Config` that are checked and carried, and that wrapping does not act on: what to do.
+_WITHOUT_EFFECT = {
+    "use_mixed_precision": "this version does not act on it; put your forward under torch.autocast(...) yourself",
+    "use_8bit_optimizer": "it acts on an optimizer, which wrapping does not replace; call model, optimizer = "
+    "memscale.apply_all_optimizations(model, optimizer, config), or give your loop memscale.optim.AdamW8bit(...)",
+}
 
 
 def check_config(config: Config | None) -> Config:
@@ -193,9 +193,9 @@ def _unwrap_submodules(model: torch.nn.Module) -> None:
 
 
 def _warn_of_fields_without_effect(config: Config) -> None:
-    ignored = [name for name in _WITHOUT_EFFECT if getattr(config, name)]
-    if ignored:
-        _log.warning("wrap: this version does not act on %s", ", ".join(ignored))
+    for name, advice in _WITHOUT_EFFECT.items():
+        if getattr(config, name):
+            _log.warning("wrap: %s has no effect here: %s", name, advice)
 
 
 def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:

@@ -336,6 +336,23 @@ class LiveTracer(TorchDispatchMode):
         value.register_hook(lambda _: trace.loss_backward(number))
         logits.register_hook(lambda gradient: trace.loss_backward_end(number, gradient.untyped_storage()._cdata))
 
+    def head(self, made: torch.Tensor, hidden: torch.Tensor) -> int:
+        """A linear layer has made what may be logits of `hidden`, outside of layers: its number, 0
+        where there is nothing to mark. It counts if `head_used()` is called."""
+        if self._paused or self._nesting or self._phase != "forward" or made.grad_fn is None:
+            return 0
+        trace = self._trace
+        number = trace.head(made.untyped_storage()._cdata)
+        if number:
+            made.grad_fn.register_prehook(lambda _: trace.head_backward(number))
+            hidden.register_hook(lambda gradient: trace.head_backward_end(number, gradient.untyped_storage()._cdata))
+        return number
+
+    def head_used(self, head: int, loss: int) -> None:
+        """Nothing but the cross entropy that `loss()` has numbered looks at what it made."""
+        if head and loss:
+            self._trace.head_used(head, loss)
+
     # -- phases and roles -------------------------------------------------------------
 
     def phase(self, name: str) -> None:

@@ -150,6 +150,7 @@ class _Chunks(torch.autograd.Function):
             losses[part] = _turn_into_gradient(logits, classes[part], counts[part], options)
             if any(gradient is not None for gradient in gradients):
                 _add_gradients(logits.mul_(scale).to(weight.dtype), hidden[part], weight, gradients, part)
+            del logits  # before the next are made
         ctx.gradients = gradients
         ctx.dtypes = (weight.dtype, bias.dtype if bias is not None else None)
         return losses.sum() / items

@@ -115,6 +115,36 @@ static void marked_head_profile(ms_profile *profile, const fixture_chain *chain)
     set_programs(profile, forward, LENGTH(forward), backward, LENGTH(backward));
 }
 
+/* As above, with the marks of the layer that makes 3, and 7 the gradient of its weight. Of 16
+ * bits: 8 is what the layer makes, of which 3 is a cast, and 9 the cast of 5. */
+static void marked_layer_profile(ms_profile *profile, const fixture_chain *chain)
+{
+    uint64_t x = chain->activation_bytes, logits = chain->logits_bytes;
+    const uint64_t bytes[] = {x, x, 4, logits, logits, logits, logits, chain->head_bytes, logits / 2, logits / 2};
+    const ms_event forward[] = {EV(SAVE, 0),  EV(ALLOC, 3), WORKED(1000000), EV(HEAD, 3), EV(LOSS, 3), EV(ALLOC, 4),
+                                WORKED(1000000), EV(SAVE, 4),  EV(FREE, 4), EV(ALLOC, 2), EV(LOSS_END, 3),
+                                EV(FREE, 3), EV(FREE, 0)};
+    const ms_event backward[] = {EV(LOSS, 3),  EV(ALLOC, 6), WORKED(1000000), EV(NEED, 4), EV(ALLOC, 5),
+                                 WORKED(1000000), EV(FREE, 6), EV(DROP, 4), EV(LOSS_END, 5), EV(HEAD, 3),
+                                 EV(NEED, 0), EV(ALLOC, 7), WORKED(500000), EV(ALLOC, 1), WORKED(500000),
+                                 EV(DROP, 0), EV(FREE, 5), EV(HEAD_END, 1)};
+    const ms_event half_forward[] = {EV(SAVE, 0),  EV(ALLOC, 8), WORKED(1000000), EV(HEAD, 8), EV(ALLOC, 3),
+                                     WORKED(1000), EV(FREE, 8), EV(LOSS, 3), EV(ALLOC, 4), WORKED(1000000),
+                                     EV(SAVE, 4),  EV(FREE, 4), EV(ALLOC, 2), EV(LOSS_END, 3), EV(FREE, 3),
+                                     EV(FREE, 0)};
+    const ms_event half_backward[] = {EV(LOSS, 3),  EV(ALLOC, 6), WORKED(1000000), EV(NEED, 4), EV(ALLOC, 5),
+                                      WORKED(1000000), EV(FREE, 6), EV(DROP, 4), EV(LOSS_END, 5), EV(ALLOC, 9),
+                                      WORKED(1000), EV(FREE, 5), EV(HEAD, 8), EV(NEED, 0), EV(ALLOC, 7),
+                                      WORKED(500000), EV(ALLOC, 1), WORKED(500000), EV(DROP, 0), EV(FREE, 9),
+                                      EV(HEAD_END, 1)};
+    set_storages(profile, 3, bytes, chain->is_half ? 10 : 8);
+    if (chain->is_half) {
+        set_programs(profile, half_forward, LENGTH(half_forward), half_backward, LENGTH(half_backward));
+    } else {
+        set_programs(profile, forward, LENGTH(forward), backward, LENGTH(backward));
+    }
+}
+
 static void name_storages(ms_graph *graph, const fixture_chain *chain, numbering n)
 {
     uint32_t last = chain->layer_count + 1;
@@ -190,7 +220,9 @@ ms_graph *fixture_chain_graph(const fixture_chain *chain)
         layer_profile(&graph->profiles[i], chain, &chain->layers[i]);
     }
     embed_profile(&graph->profiles[layer_profiles], chain);
-    if (chain->marks_loss) {
+    if (chain->marks_head) {
+        marked_layer_profile(&graph->profiles[layer_profiles + 1], chain);
+    } else if (chain->marks_loss) {
         marked_head_profile(&graph->profiles[layer_profiles + 1], chain);
     } else {
         head_profile(&graph->profiles[layer_profiles + 1], chain);

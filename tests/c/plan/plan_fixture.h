@@ -32,6 +32,9 @@ typedef struct fixture_chain {
     uint64_t parameter_bytes;
     uint64_t state_bytes;
     bool marks_loss; /* the cross entropy is marked, and makes one buffer more in backward */
+    bool marks_head; /* so is the layer that makes its logits, with ... */
+    uint64_t head_bytes; /* ... a gradient of this size */
+    bool is_half;    /* the layer is of 16 bits, and its result is cast up for the cross entropy */
 } fixture_chain;
 
 ms_graph *fixture_chain_graph(const fixture_chain *chain);

@@ -1,7 +1,7 @@
 """Checks that the tree keeps its shape; called by test.sh and lint.sh.
 
-Who may include or import whom, how long files and functions may be, and that
-nothing names a home folder. Prints every place that breaks a rule and exits with
+Who may include or import whom, how long files and functions may be, that nothing
+names a home folder, and that docs/api is what the sources say. Prints every place that breaks a rule and exits with
 status 1 if there was one.
 """
 
@@ -215,6 +215,14 @@ def check_code(path: pathlib.Path, text: str) -> Iterator[str]:
         yield f"line {line}: a function of {length} lines, more than {FUNCTION_LINES_MAX}"
 
 
+def stale_reference() -> list[str]:
+    """Pages of docs/api that have to be written again."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from api_reference import stale_pages
+
+    return stale_pages(ROOT)
+
+
 def main() -> int:
     """Prints what is wrong; 1 if anything is."""
     problems = 0
@@ -229,6 +237,9 @@ def main() -> int:
         for message in found:
             print(f"{path.relative_to(ROOT)}: {message}")
         problems += len(found)
+    for page in stale_reference():
+        print(f"{page}: not what the sources say; run python3 scripts/api_reference.py")
+        problems += 1
     print(f"structure: {len(files)} files, {problems} problems")
     return 1 if problems else 0
 

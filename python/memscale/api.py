@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .config import AsyncOffloadConfig, Config
-from .errors import IntegrationError
+from .errors import IntegrationError, ProfileError
 
 if TYPE_CHECKING:
     import torch
@@ -174,7 +174,8 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
     Raises:
         TypeError: `sample_input` does not fit the model's forward.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
-        ProfileError: the model can't be traced without running it.
+        ProfileError: the model can't be traced without running it. `wrap()` can plan for such
+            a model all the same, from real steps.
     """
     from .core.execution_plan import ExecutionPlan
     from .core.session import Session
@@ -182,7 +183,11 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
 
     module = _as_module(model, "plan")
     session = Session(module, effective_config(check_config(config), None, None), applies=False)
-    return ExecutionPlan(session.plan_traced(module, *sample_arguments(module, sample_input)), session.hardware_json)
+    arguments = sample_arguments(module, sample_input)
+    try:
+        return ExecutionPlan(session.plan_traced(module, *arguments), session.hardware_json)
+    except ProfileError as error:
+        raise ProfileError(f"{error}; wrap() measures real steps of such a model instead, and plans then") from error
 
 
 def trace(

@@ -94,6 +94,36 @@ def budgets() -> None:
     memscale.detach(model)
 
 
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def shards() -> None:
+    """Sharded models without a sample: planned at the first forward, under the budget."""
+    expected = train(net(), "fsdp")
+    logger, kept = logging.getLogger("memscale"), _Kept()
+    logger.addHandler(kept)
+    logger.setLevel(logging.WARNING)
+    for what, options in (("comfortable", {}), ("tight", {"memory_budget_gb": 0.01})):
+        model = memscale.wrap(net(), memscale.Config(enable_logging=False, **options))
+        found = train(model, "fsdp")
+        executor = model._memscale_executor
+        memscale.detach(model)
+        tell(what, {
+            "equal": same(found, expected), "told": kept.texts, "plan": json.loads(executor.plan.to_json()),
+            "recomputed": executor.counters()["recomputed_layers"],
+            "hooks": all(len(layer._forward_pre_hooks) == len(layer._forward_hooks) > 0 for layer in model),
+        })
+        kept.texts = []
+    logger.removeHandler(kept)
+    logger.setLevel(logging.ERROR)
+
+
 def refused() -> None:
     """Rank 1 names a directory that it can't have; then a budget of its own that nothing meets."""
     for config in (
@@ -125,6 +155,7 @@ def main() -> None:
         compare("ddp", 2, True)
         compare("fsdp", 1, False)
         compare("fsdp", 1, True)
+        shards()
         budgets()
     elif case == "refused":
         refused()

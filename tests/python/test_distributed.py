@@ -59,6 +59,23 @@ def test_nothing_is_offloaded_where_parameters_are_sharded(trained: Any) -> None
         assert rank[2:] == [0, 0]
 
 
+def test_a_sharded_model_is_planned_at_its_first_forward(trained: Any) -> None:
+    plans = [json.loads(text) for text in trained["plan"][0]]
+    for of_the_trace_before, of_the_trace_after in zip(plans[3]["entries"], plans[2]["entries"], strict=True):
+        assert of_the_trace_before["technique"] == of_the_trace_after["technique"]
+    assert plans[2]["predicted"]["peak_bytes"] > 0
+    for rank in trained["comfortable"]:
+        assert rank[0]["plan"]["skipped"] and rank[0]["recomputed"] == 0
+        assert rank[0]["equal"] and rank[0]["hooks"]
+
+
+def test_a_budget_that_nothing_fits_is_said_of_a_sharded_model_and_measured(trained: Any) -> None:
+    for rank in trained["tight"]:
+        assert rank[0]["equal"] and rank[0]["recomputed"] == 3 * 4
+    texts = trained["tight"][0][0]["told"]
+    assert "smallest budget" in texts[0] and "as a whole although they are sharded" in texts[0]
+
+
 def test_the_smaller_budget_holds_for_all(trained: Any) -> None:
     assert trained["allowed"] == [[3_000_000_000], [3_000_000_000]]
 

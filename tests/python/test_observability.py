@@ -233,6 +233,20 @@ def test_without_the_client_there_is_a_warning(
     assert "prometheus_client is missing" in caplog.text
 
 
+def test_a_client_that_is_broken_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import prometheus_client
+
+    monkeypatch.setattr(prometheus_client, "start_http_server", lambda *_, **__: None)  # as versions before 0.19 did
+    port = _free_port()
+    model = memscale.wrap(_model(), Config(force_optimize=True, observability_port=port))
+    _train(model)
+    assert model._memscale_executor.counters()["steps"] == 3
+    memscale.detach(model)
+    assert f"127.0.0.1:{port} can't be served" in caplog.text
+
+
 def test_a_watch_that_fails_leaves_training_alone(caplog: pytest.LogCaptureFixture) -> None:
     model = memscale.wrap(_model(), Config(force_optimize=True))
     model._memscale_executor.run_watch.history = None  # no history: adding to it raises

@@ -89,7 +89,7 @@ class OOMPredictor:
             parameter are reserved.
 
     Raises:
-        TypeError: `model` is none of these, or an optimizer comes with a ``config.json``.
+        TypeError: `model` is none of these, `optimizer` is none, or one comes with a ``config.json``.
         OSError: the file can't be read.
 
     Example:
@@ -113,6 +113,13 @@ class OOMPredictor:
             raise TypeError("an optimizer belongs to a model: give that, not the file of its configuration")
         else:
             self._model, self._is_absent = None, True
+        if optimizer is not None:
+            import torch
+
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise TypeError(
+                    f"optimizer must be a torch.optim.Optimizer or None, not {type(optimizer).__qualname__}"
+                )
 
     def predict(
         self, sample_input: Any = None, *, batch: int | None = None, sequence: int | None = None

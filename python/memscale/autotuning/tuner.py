@@ -131,6 +131,12 @@ class AutoTuner:
             _check_count(name, value)
         if effective_batch is not None:
             _check_count("effective_batch", effective_batch)
+        if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, (int, float)):
+            raise TypeError(f"timeout_seconds must be a number, not {type(timeout_seconds).__qualname__}")
+        if not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds: {timeout_seconds} is not allowed; give more than 0")
+        if optimizer_arguments is not None and not isinstance(optimizer_arguments, dict):
+            raise TypeError(f"optimizer_arguments must be a dict or None, not {type(optimizer_arguments).__qualname__}")
         self._model, self._sample = model, sample_input
         self._config = check_config(config)
         self._optimizer = optimizer or torch.optim.AdamW

@@ -45,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small versions of the canonical cases, two steps")
     parser.add_argument("--case", action="append", choices=sorted(CASES), help="only this case (repeatable)")
     parser.add_argument("--method", action="append", choices=list(METHODS), help="only this method (tables only)")
+    parser.add_argument("--budget-gb", action="append", type=float, help="also under this budget (tables only)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to train (tables only)")
     parser.add_argument("--closed-python", help="interpreter that has memscale 1.2.0 (tables only)")
     parser.add_argument("--markdown", type=Path, help="also write the tables as Markdown (tables only)")
@@ -84,6 +85,7 @@ def _tables(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
         steps=min(arguments.steps, QUICK_STEPS) if arguments.quick else arguments.steps,
         device=arguments.device,
         closed_python=arguments.closed_python,
+        budgets_gb=arguments.budget_gb,
     )
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(document, indent=2) + "\n")

@@ -31,12 +31,14 @@ class Method:
         variant: what the child does.
         budget: share of the unmodified peak, or None.
         mode: of memscale; None is its default.
+        budget_gb: the budget itself, instead of a share.
     """
 
     name: str
     variant: str
     budget: float | None = None
     mode: str | None = None
+    budget_gb: float | None = None
 
 
 METHODS = {
@@ -50,15 +52,23 @@ METHODS = {
         Method("memscale-conservative", "memscale", None, "conservative"),
         Method("memscale-balanced", "memscale", None, "balanced"),
         Method("memscale-aggressive", "memscale", None, "aggressive"),
+        Method("memscale-aggressive-adamw", "memscale-all", None, "aggressive"),
         Method("closed-aggressive", "closed", None, "aggressive"),
     )
 }
 
 
 def measure(
-    cases: list[str], methods: list[str], *, steps: int, device: str, closed_python: str | None
+    cases: list[str],
+    methods: list[str],
+    *,
+    steps: int,
+    device: str,
+    closed_python: str | None,
+    budgets_gb: list[float] | None = None,
 ) -> dict[str, Any]:
-    """Runs every case with every method; prints rows as they come.
+    """Runs every case with every method, and wrapped under every one of `budgets_gb`; prints rows as
+    they come.
 
     Returns:
         The document that is written as JSON: ``version``, ``machine``, ``versions``,
@@ -79,13 +89,17 @@ def measure(
         entry: dict[str, Any] = {"name": name, "batch": case.batch, "sequence": case.sequence, "runs": []}
         document["cases"].append(entry)
         plain: Run | None = None
-        for method in map(METHODS.__getitem__, methods):
+        for method in [*map(METHODS.__getitem__, methods), *map(_under, budgets_gb or ())]:
             row, outcome = _run(case, method, plain, steps, device, closed_python)
             if method.variant == "plain" and outcome is not None and outcome.finished:
                 plain = outcome
             entry["runs"].append(row)
             print("  " + _line(row), flush=True)
     return document
+
+
+def _under(budget_gb: float) -> Method:
+    return Method(f"memscale-{budget_gb:g}GB", "memscale", budget_gb=budget_gb)
 
 
 # -- one run ---------------------------------------------------------------------------------
@@ -98,15 +112,16 @@ def _run(
     refusal = _refusal(case, method, plain, device, closed_python)
     if refusal is not None:
         return row | {"status": refusal}, None
-    budget_gb = None
+    budget_gb = method.budget_gb
     if method.budget is not None and plain is not None:
         budget_gb = method.budget * plain.result["peak_bytes"] / 1e9
+    if budget_gb is not None:
         row["budget_bytes"] = round(budget_gb * 1e9)
     outcome = run(
         case.name,
         method.variant,
         budget_gb=budget_gb,
-        force=method.variant == "memscale" and budget_gb is None,
+        force=method.variant.startswith("memscale") and budget_gb is None,
         config={} if method.mode is None else {"mode": method.mode},
         steps=steps,
         device=device,
@@ -121,7 +136,8 @@ def _run(
         base = plain or outcome
         row["ratio"] = outcome.result["step_seconds"] / base.result["step_seconds"]
         row["peak_share"] = outcome.result["peak_bytes"] / base.result["peak_bytes"]
-        row["same_bits"] = _bits(outcome) == _bits(base)
+        # memscale's own AdamW rounds in its last place otherwise than torch's.
+        row["same_bits"] = None if method.variant == "memscale-all" else _bits(outcome) == _bits(base)
     return row, outcome
 
 
@@ -139,18 +155,22 @@ def _refusal(
         return None if closed_python and _has_closed(closed_python) else "not installed"
     if method.budget is not None and plain is None:
         return "no unmodified peak"
-    if method.variant == "plain" and device == "cpu" and _is_hopeless(case):
-        return "predicted not to fit"
-    return None
+    return "predicted not to fit" if device == "cpu" and _is_hopeless(case, method) else None
 
 
-def _is_hopeless(case: Case) -> bool:
+def _is_hopeless(case: Case, method: Method) -> bool:
     """Whether the machine has surely too little memory: such a run would take others down."""
-    if case.config is None:
+    if case.config is None or method.variant == "memscale-all":
         return False
-    from memscale import OOMPredictor
+    from memscale import Config, OOMPredictor, OptimizationMode
 
-    return OOMPredictor(case.config()).predict(batch=case.batch, sequence=case.sequence).risk == "certain"
+    if method.variant == "plain":
+        return OOMPredictor(case.config()).predict(batch=case.batch, sequence=case.sequence).risk == "certain"
+    # Checkpointing takes at the least what recomputing alone would.
+    mode = "conservative" if method.variant == "hf" else method.mode or "balanced"
+    config = Config(mode=OptimizationMode(mode), memory_budget_gb=method.budget_gb, force_optimize=method.budget_gb is None)
+    found = OOMPredictor(case.config(), config).predict(batch=case.batch, sequence=case.sequence)
+    return found.planned_risk == "certain"
 
 
 def _has_closed(interpreter: str) -> bool:

@@ -26,17 +26,18 @@ class DecisionEngine:
         config: what the user asked for; `Config()` if None. Read when the engine is
             made; later changes to it have no effect.
 
+    Raises:
+        TypeError: `config` is no `Config`.
+
     Example:
         >>> graph = MemoryProfiler(config).trace(model, (batch,))
         >>> plan = DecisionEngine(config).plan(graph, hardware_json)
     """
 
     def __init__(self, config: Config | None = None) -> None:
-        if config is None:
-            from ..config import Config
+        from .setup import check_config
 
-            config = Config()
-        self._config_json = config.to_json()
+        self._config_json = check_config(config).to_json()
 
     def plan(self, graph_json: str, hardware_json: str) -> ExecutionPlan:
         """The fastest plan whose predicted peak fits.

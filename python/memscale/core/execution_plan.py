@@ -24,6 +24,7 @@ class ExecutionPlan:
 
     Raises:
         MemScaleError: `text` is not a plan.
+        TypeError: one of them is no str.
 
     Immutable, and safe to read from any thread. Two plans are equal when their
     documents are, byte for byte.
@@ -37,6 +38,8 @@ class ExecutionPlan:
     __slots__ = ("_document", "_hardware", "_text")
 
     def __init__(self, text: str, hardware: str | None = None) -> None:
+        if hardware is not None and not isinstance(hardware, str):
+            raise TypeError(f"hardware must be a str or None, not {type(hardware).__qualname__}")
         _core.plan_explain(text, -1)  # C reads it strictly: what is no plan raises here
         self._text = text
         self._hardware = hardware

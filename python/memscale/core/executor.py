@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import json
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -144,12 +145,13 @@ class Executor:
         peak, self._peak_bytes = self._peak_bytes, None
         return peak
 
-    def report(self, path: str) -> None:
+    def report(self, path: str | os.PathLike[str]) -> None:
         """Writes the run so far as one self-contained HTML page: predicted against measured,
         memory over time by tier, layers, transfers, counters.
 
         Raises:
             OSError: `path` can't be written.
+            TypeError: `path` is no path.
         """
         from .report import write_report
 
@@ -159,7 +161,13 @@ class Executor:
 
     def show_progress(self, stream: TextIO | None = None) -> None:
         """From now on one line per step on `stream` (standard error if None), rewritten in
-        place on a terminal; elsewhere one every few seconds."""
+        place on a terminal; elsewhere one every few seconds.
+
+        Raises:
+            TypeError: nothing can be written to `stream`.
+        """
+        if stream is not None and not callable(getattr(stream, "write", None)):
+            raise TypeError(f"stream must be a text stream or None, not {type(stream).__qualname__}")
         if self.run_watch is not None:
             self.run_watch.show_progress(stream)
 
@@ -181,7 +189,10 @@ class Executor:
 
         Raises:
             OffloadError: the plan moves tensors and the tier can't be opened.
+            TypeError: `plan` is none.
         """
+        if plan is not None and not isinstance(plan, str) and not hasattr(plan, "to_json"):
+            raise TypeError(f"plan must be an ExecutionPlan, its JSON or None, not {type(plan).__qualname__}")
         text = plan if isinstance(plan, str) or plan is None else plan.to_json()
         if text is not None and self._plan is not None:
             self._core.count_replan()
@@ -226,11 +237,14 @@ class Executor:
                 None; calls since gradients were last None are repeated with it.
 
         Raises:
+            TypeError: `step` can't be called.
             whatever `step` raises; the allocation failure where there is no tighter plan.
 
         Example:
             >>> loss = model._memscale_executor.run_step(lambda: backward_of(model(**batch).loss))
         """
+        if not callable(step):
+            raise TypeError(f"step must be a function without arguments, not {type(step).__qualname__}")
         if self._rescue is None:
             from .rescue import StepRescue
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from .shards import is_shard
+
 __all__ = ["Twins", "copy_of_storage", "fake_view", "tensors_in"]
 
 _DEPTH = 6
@@ -34,12 +36,18 @@ class Twins:
         if twin is None:
             # A result of the caller's graph becomes a leaf: its own gradient ends here.
             source = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
-            twin = self.mode.from_tensor(source)
+            twin = self._whole(tensor) if is_shard(tensor) else self.mode.from_tensor(source)
             if twin.is_leaf:
                 twin.grad = None
             self._twins[id(tensor)] = twin
             self._originals.append(tensor)
         return twin
+
+    def _whole(self, shard: torch.Tensor) -> torch.Tensor:
+        """A parameter of which `shard` is one rank's part, as it is while its layer runs."""
+        with self.mode:
+            whole = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
+            return torch.nn.Parameter(whole, requires_grad=shard.requires_grad)
 
     def replace(self, value: Any) -> Any:
         """A value with every tensor in it replaced by its twin.

@@ -63,8 +63,9 @@ class ModelGraph:
 
         Raises:
             OSError: `path` can't be written.
+            TypeError: `path` is no path.
         """
-        with open(path, "w", encoding="utf-8") as file:
+        with open(os.fspath(path), "w", encoding="utf-8") as file:
             file.write(self._text)
 
     def __repr__(self) -> str:

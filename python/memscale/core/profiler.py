@@ -52,10 +52,15 @@ class MemoryProfiler:
 
     Args:
         config: read for `disk_offload_dir`; may be None.
+
+    Raises:
+        TypeError: `config` is no `Config`.
     """
 
     def __init__(self, config: Config | None = None) -> None:
-        self._config = config
+        from .setup import check_config
+
+        self._config = None if config is None else check_config(config)
 
     def hardware(self) -> dict[str, Any]:
         """The machine: CPUs, memory and its limits, disks, GPUs; see hardware.schema.json."""
@@ -198,9 +203,12 @@ class _StaticStep:
         import torch
 
         from .fakes import tensors_in
+        from .shards import has_shards, silence_gathering
 
         if not self._model.training:
             self._model.train()
+        if has_shards(self._model):
+            silence_gathering(self._model)
         self._swap_in(snapshot)
         self._silence()
         self._know_masks(kwargs)

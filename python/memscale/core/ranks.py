@@ -16,9 +16,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..errors import BudgetInfeasibleError, IntegrationError
+from ..errors import BudgetInfeasibleError, IntegrationError, ProfileError
 from .execution_plan import ExecutionPlan
 from .session import Session
+from .shards import has_shards
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +108,11 @@ class RankedSession(Session):
         self._narrow(model)
         try:
             self._wanted = super().plan_for(model, signature, args, kwargs, wait_until_alone)
+        except BudgetInfeasibleError as error:
+            if not self._is_sharded:
+                self._channel.refuse(f"plan/{self._forwards}", error)
+                raise
+            self._wanted = self._recompute_all(error)
         except BaseException as error:
             self._channel.refuse(f"plan/{self._forwards}", error)
             raise
@@ -122,21 +128,46 @@ class RankedSession(Session):
         self._wanted = super().live_trace_finished(graph, refused) or self._wanted
         return None
 
+    def _recompute_all(self, error: BudgetInfeasibleError) -> ExecutionPlan:
+        """What is done under a budget that nothing fits as long as parameters count as a whole,
+        which is more than a rank holds: no reason to refuse it."""
+        signature = self._current or ""
+        _log.warning(
+            "%s, counting parameters, gradients and optimizer state as a whole although they are sharded; every "
+            "layer is recomputed, and measured peaks are compared with the budget",
+            error,
+        )
+        text = _core.plan_uniform(self._graphs[signature], self.hardware_json, self._planned_for, None)
+        plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
+        return plan
+
     def _narrow(self, model: torch.nn.Module) -> None:
         """Parameters were sharded since the wrap: plans so far do not hold."""
-        if self._is_sharded or not _has_shards(model):
+        if self._is_sharded or not has_shards(model):
             return
         self._is_sharded = True
         self.config_json = self._planned_for = _core.config_for_shards(self.config_json)
         self._plans.clear()
-        if not self._graphs:
-            _log.info("parameters are sharded, so that the step can't be traced: every layer is recomputed")
-        else:
-            _log.info("parameters are sharded: planned again from the trace at wrap, without offloading")
+        _log.info("parameters are sharded: layers are recomputed or kept, and nothing is offloaded")
 
-    def _trace(self, model: torch.nn.Module, *args: Any) -> str | None:
-        # FSDP would keep what it gathers under a trace; nor do operators on shards say what they hold.
-        return None if self._is_sharded else super()._trace(model, *args)
+    def _trace(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wait_until_alone: Any
+    ) -> str | None:
+        if not self._is_sharded:
+            return super()._trace(model, args, kwargs, wait_until_alone)
+        # The optimizer's groups hold shards, which are no twins of whole parameters: its state is estimated.
+        try:
+            if self.config.use_static_profiling:
+                return self._profiler.trace(model, args, kwargs)
+            reason = "use_static_profiling is off"
+        except ProfileError as error:
+            reason = str(error)
+        _log.warning(
+            "%s, and real steps of sharded parameters can't be profiled: every layer is recomputed, and the budget "
+            "is not checked",
+            reason,
+        )
+        return None
 
     @property
     def wants_live_trace(self) -> bool:
@@ -149,7 +180,7 @@ class RankedSession(Session):
 
     def rehearsal(self, model: torch.nn.Module, *args: Any) -> tuple[bool, str, str] | None:
         """On rank 0 alone, and never where a forward is a matter of all ranks."""
-        return None if self._channel.rank != 0 or _has_shards(model) else super().rehearsal(model, *args)
+        return None if self._channel.rank != 0 or has_shards(model) else super().rehearsal(model, *args)
 
     # -- agreement ---------------------------------------------------------------------------
 
@@ -223,12 +254,3 @@ class _Channel:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _has_shards(model: torch.nn.Module) -> bool:
-    """Whether `fully_shard` manages any module of the model."""
-    import torch.distributed as distributed
-
-    fsdp = getattr(distributed, "fsdp", None)
-    managed = getattr(fsdp, "FSDPModule", None)
-    return managed is not None and any(isinstance(module, managed) for module in model.modules())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -13,7 +14,7 @@ __all__ = ["write_report"]
 
 
 def write_report(
-    path: str,
+    path: str | os.PathLike[str],
     model: str,
     plan: Any,
     documents: tuple[str | None, str | None],
@@ -22,6 +23,7 @@ def write_report(
     tier: str | None,
 ) -> None:
     """Writes the page to `path`; `documents` are graph and hardware as JSON, where known."""
+    path = os.fspath(path)  # a number would be somebody's open file
     history = None if watch is None else watch.history
     text = None if plan is None else plan.to_json()
     page = _core.report_html(model, tier, *documents, text, history, counters)

@@ -77,7 +77,7 @@ class Exporter:
             self._server = server
         except ImportError:
             _log.warning("observability_port: the package prometheus_client is missing; no metrics are served")
-        except (OSError, OverflowError) as error:
+        except Exception as error:  # of the port, or of a client that is another than was expected
             reason = getattr(error, "strerror", None) or error
             _log.warning("observability_port: %s:%d can't be served (%s); no metrics", *key, reason)
 

@@ -120,9 +120,12 @@ def plan_by_policy(
         configuration as JSON.
 
     Raises:
+        TypeError: `policy` is no `TrainedPolicy`, or a document no str.
         BudgetInfeasibleError: no plan fits the byte budget, whatever the strategy.
         MemScaleError: a document is malformed; names the place.
     """
+    if policy is not None and not isinstance(policy, TrainedPolicy):
+        raise TypeError(f"policy must be a TrainedPolicy or None, not {type(policy).__qualname__}")
     rules_only = policy is None and rules_are_asked_for()
     if policy is None and not rules_only:
         policy = _installed()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _core
-from .loss_head import _check_labels
+from .loss_head import _check_labels, check_tensors
 
 __all__ = ["linear_cross_entropy"]
 
@@ -57,6 +57,7 @@ def linear_cross_entropy(
         A scalar, fp32; float64 for float64 operands.
 
     Raises:
+        TypeError: an operand is no tensor.
         ValueError: shapes do not belong together, or an argument is not allowed.
         IndexError: a label is neither a class nor `ignore_index`.
         RuntimeError: in backward, a second derivative is asked for.
@@ -86,6 +87,9 @@ def _check(
     label_smoothing: float,
     softcap: float | None,
 ) -> None:
+    check_tensors("linear_cross_entropy", hidden=hidden, weight=weight, labels=labels)
+    if bias is not None:
+        check_tensors("linear_cross_entropy", bias=bias)
     shapes = f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)}, labels {tuple(labels.shape)}"
     fits = hidden.dim() > 0 and weight.dim() == 2 and hidden.shape[-1] == weight.shape[1]
     if not fits or labels.shape != hidden.shape[:-1]:

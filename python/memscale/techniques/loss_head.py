@@ -57,6 +57,7 @@ def cross_entropy(
         The loss: a scalar, or of the shape of `labels` with ``reduction="none"``.
 
     Raises:
+        TypeError: logits or labels are no tensors.
         ValueError: shapes do not belong together, or an argument is not allowed.
         IndexError: a label is neither a class nor `ignore_index`.
         RuntimeError: in backward, the logits have been changed in place; or a second
@@ -66,6 +67,7 @@ def cross_entropy(
         >>> loss = cross_entropy(model(x), labels)
         >>> loss.backward()
     """
+    check_tensors("cross_entropy", logits=logits, labels=labels)
     if num_items_in_batch is not None:
         total = cross_entropy(logits, labels, weight, ignore_index, "sum", label_smoothing)
         if torch.is_tensor(num_items_in_batch):
@@ -85,6 +87,13 @@ def cross_entropy(
             f"{tuple(logits.shape[:-1])}, not {tuple(labels.shape)}"
         )
     return _reduced(_cast_as_torch(logits), labels, ignore_index, reduction, label_smoothing)
+
+
+def check_tensors(caller: str, **values: object) -> None:
+    """Raises a `TypeError` that names the first value which is no tensor."""
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{caller}: {name} must be a tensor, not {type(value).__qualname__}")
 
 
 def _cast_as_torch(logits: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,40 @@
+"""Models whose parameters FSDP2 (`fully_shard`) has divided among ranks, and how one is traced.
+
+A trace takes every parameter as a whole, as a layer has it while it runs, and leaves out the
+hooks that gather and divide. Used by the profiler and by the session of several ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["has_shards", "is_shard", "silence_gathering"]
+
+_HOME = "torch.distributed.fsdp"
+
+
+def has_shards(model: torch.nn.Module) -> bool:
+    """Whether `fully_shard` manages any module of the model."""
+    fsdp = getattr(torch.distributed, "fsdp", None)
+    managed = getattr(fsdp, "FSDPModule", None)
+    return managed is not None and any(isinstance(module, managed) for module in model.modules())
+
+
+def is_shard(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one rank's part (a `DTensor`); its shape is that of the whole."""
+    return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+
+
+def silence_gathering(model: torch.nn.Module) -> None:
+    """Takes FSDP's hooks off the modules; the caller's snapshot puts them back."""
+    for module in model.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if _is_of_fsdp(hook)]:
+                del hooks[key]  # type: ignore[attr-defined]
+
+
+def _is_of_fsdp(hook: Any) -> bool:
+    owner = getattr(hook, "__self__", None)
+    return any((getattr(thing, "__module__", None) or "").startswith(_HOME) for thing in (hook, type(owner)))

@@ -1,0 +1,246 @@
+"""Every public function, given a value of another type for each of its arguments in turn, raises
+an exception that a user can act on, and leaves what it was given as it was."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memscale
+from memscale import Config, optim, policy, techniques
+from memscale.autotuning import AutoTuner, OOMPredictor, estimate_savings
+from memscale.core.decision_engine import DecisionEngine
+from memscale.core.execution_plan import ExecutionPlan
+from memscale.core.model_graph import ModelGraph
+from memscale.core.profiler import MemoryProfiler
+
+# What says to a user that an argument is wrong. An AttributeError or a KeyError from inside does not.
+_TOLD = (TypeError, ValueError, OSError, memscale.MemScaleError)
+
+_WRONG: dict[str, Any] = {
+    "None": None, "int": 3, "float": 2.5, "str": "text", "bytes": b"bytes", "list": [1], "dict": {"a": 1},
+    "object": object(), "class": nn.Linear, "dtype": torch.float32, "nan": float("nan"),
+}
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(2)])
+
+
+def _x() -> torch.Tensor:
+    return torch.ones(4, 16)
+
+
+@functools.cache
+def _documents() -> tuple[str, str, str]:
+    """Graph, hardware and plan of the net above."""
+    import json
+
+    config = Config(force_optimize=True)
+    graph = memscale.trace(_net(), _x()).to_json()
+    hardware = json.dumps(MemoryProfiler(config).hardware())
+    return graph, hardware, DecisionEngine(config).plan(graph, hardware).to_json()
+
+
+def _sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD(_net().parameters(), lr=0.1)
+
+
+class Call:
+    """How a function is called rightly, and which wrong values an argument takes all the same."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Callable[[], dict[str, Any]], **taken: str) -> None:
+        self.function = function
+        self.arguments = arguments
+        self.taken = {name: set(values.split()) for name, values in taken.items()}
+
+
+def _optimize(**arguments: Any) -> None:
+    with memscale.optimize(**arguments):
+        pass
+
+
+def _of_an_executor(name: str) -> Callable[..., Any]:
+    def call(**arguments: Any) -> Any:
+        model = memscale.wrap(_net(), Config(force_optimize=True, enable_logging=False), _x())
+        try:
+            return getattr(model._memscale_executor, name)(**arguments)
+        finally:
+            memscale.detach(model)
+
+    return call
+
+
+def _method(make: Callable[[], Any], name: str) -> Callable[..., Any]:
+    return lambda **arguments: getattr(make(), name)(**arguments)
+
+
+def _engine() -> DecisionEngine:
+    return DecisionEngine()
+
+
+_LABELS = torch.zeros(4, dtype=torch.int64)
+_NUMBERS = "int float nan"
+
+CALLS: dict[str, Call] = {
+    "wrap": Call(
+        memscale.wrap,
+        lambda: {"target": _net(), "config": Config(), "async_offload": True,
+                 "async_config": memscale.AsyncOffloadConfig()},
+        config="None", async_offload="None", async_config="None",
+    ),
+    "detach": Call(memscale.detach, lambda: {"model": _net()}),
+    "optimize": Call(
+        _optimize, lambda: {"model": _net(), "optimizer": _sgd(), "config": Config()}, optimizer="None", config="None"
+    ),
+    "apply_all_optimizations": Call(
+        memscale.apply_all_optimizations,
+        lambda: {"model": _net(), "optimizer": _sgd(), "config": Config()}, config="None",
+    ),
+    "plan": Call(
+        memscale.plan, lambda: {"model": _net(), "sample_input": _x(), "config": Config()}, config="None"
+    ),
+    "trace": Call(
+        memscale.trace, lambda: {"model": _net(), "sample_input": _x(), "optimizer": _sgd()}, optimizer="None"
+    ),
+    "OptimizationMode": Call(memscale.OptimizationMode, lambda: {"value": "balanced"}),
+    "enable_telemetry": Call(memscale.enable_telemetry, lambda: {"endpoint": "http://127.0.0.1:9"}, endpoint="None"),
+    "OOMPredictor": Call(
+        OOMPredictor, lambda: {"model": _net(), "config": Config(), "optimizer": _sgd()},
+        config="None", optimizer="None",
+    ),
+    "OOMPredictor.predict": Call(
+        _method(lambda: OOMPredictor(_net()), "predict"), lambda: {"sample_input": _x()}
+    ),
+    "OOMPredictor.savings": Call(
+        _method(lambda: OOMPredictor(_net()), "savings"), lambda: {"sample_input": _x()}
+    ),
+    "estimate_savings": Call(
+        estimate_savings, lambda: {"model": _net(), "sample_input": _x(), "config": Config()}, config="None"
+    ),
+    "AutoTuner": Call(
+        AutoTuner,
+        lambda: {"model": _net(), "sample_input": (_x(),), "config": Config(), "optimizer": torch.optim.SGD,
+                 "optimizer_arguments": {"lr": 0.1}, "effective_batch": 8, "max_batch": 8, "max_trials": 1,
+                 "steps": 1, "timeout_seconds": 10.0},
+        config="None", optimizer="None", optimizer_arguments="None dict", effective_batch="None int", max_batch="int",
+        max_trials="int", steps="int", timeout_seconds="int float",
+        sample_input="None int float str bytes list object class dtype nan",  # any one argument of that forward
+    ),
+    "optim.AdamW": Call(
+        optim.AdamW,
+        lambda: {"params": _net().parameters(), "lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0,
+                 "state_bits": 32, "bf16": "split", "state": "memory"},
+        lr=_NUMBERS, eps=_NUMBERS, weight_decay=_NUMBERS,
+    ),
+    "optim.AdamW8bit": Call(
+        optim.AdamW8bit, lambda: {"params": _net().parameters(), "lr": 1e-3, "bf16": "split"}, lr=_NUMBERS
+    ),
+    "techniques.cross_entropy": Call(
+        techniques.cross_entropy,
+        lambda: {"logits": torch.randn(4, 9), "labels": _LABELS, "weight": None, "ignore_index": -100,
+                 "reduction": "mean", "label_smoothing": 0.0, "num_items_in_batch": 4},
+        weight="None", ignore_index=_NUMBERS, num_items_in_batch="None " + _NUMBERS,
+    ),
+    "techniques.linear_cross_entropy": Call(
+        techniques.linear_cross_entropy,
+        lambda: {"hidden": torch.randn(4, 6), "weight": torch.randn(9, 6), "labels": _LABELS, "bias": None,
+                 "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "softcap": None,
+                 "num_items_in_batch": 4},
+        bias="None", ignore_index=_NUMBERS, z_loss=_NUMBERS, softcap="None " + _NUMBERS,
+        num_items_in_batch="None " + _NUMBERS,
+    ),
+    "policy.plan_by_policy": Call(
+        policy.plan_by_policy,
+        lambda: {"graph_json": _documents()[0], "hardware_json": _documents()[1], "config_json": Config().to_json(),
+                 "policy": None},
+        policy="None",
+    ),
+    "policy.TrainedPolicy": Call(policy.TrainedPolicy, lambda: {"text": "{}"}),
+    "policy.load_policy": Call(policy.load_policy, lambda: {"path": "nowhere"}),
+    "policy.seal_policy": Call(policy.seal_policy, lambda: {"policy_json": "{}"}),
+    "policy.StrategyDecision.from_json": Call(policy.StrategyDecision.from_json, lambda: {"text": "{}"}),
+    "ExecutionPlan": Call(
+        ExecutionPlan, lambda: {"text": _documents()[2], "hardware": _documents()[1]}, hardware="None str"
+    ),
+    "ExecutionPlan.explain": Call(
+        _method(lambda: ExecutionPlan(_documents()[2]), "explain"), lambda: {"layer": 0}, layer="None str"
+    ),
+    "ModelGraph": Call(ModelGraph, lambda: {"text": _documents()[0]}),
+    "ModelGraph.save": Call(
+        _method(lambda: ModelGraph(_documents()[0]), "save"), lambda: {"path": "g.json"}, path="str bytes"
+    ),
+    "MemoryProfiler": Call(MemoryProfiler, lambda: {"config": Config()}, config="None"),
+    "MemoryProfiler.trace": Call(
+        _method(MemoryProfiler, "trace"), lambda: {"model": _net(), "sample_args": (_x(),)}
+    ),
+    "DecisionEngine": Call(DecisionEngine, lambda: {"config": Config()}, config="None"),
+    "DecisionEngine.plan": Call(
+        _method(_engine, "plan"), lambda: {"graph_json": _documents()[0], "hardware_json": _documents()[1]}
+    ),
+    "DecisionEngine.uniform": Call(
+        _method(_engine, "uniform"),
+        lambda: {"graph_json": _documents()[0], "hardware_json": _documents()[1], "technique": "keep"},
+        graph_json="None", technique="None",
+    ),
+    "Executor.report": Call(_of_an_executor("report"), lambda: {"path": "r.html"}, path="str bytes"),
+    "Executor.show_progress": Call(_of_an_executor("show_progress"), lambda: {"stream": None}, stream="None"),
+    "Executor.run_step": Call(_of_an_executor("run_step"), lambda: {"step": lambda: None}, step="class"),
+    "Executor.apply": Call(_of_an_executor("apply"), lambda: {"plan": None}, plan="None"),
+}
+
+# Values and errors: what they may hold is tested in test_config.py and test_errors.py, or is the caller's.
+_VALUES = {
+    "Config", "AsyncOffloadConfig", "MemScaleError", "ConfigError", "ProfileError", "BudgetInfeasibleError",
+    "OffloadError", "IntegrationError", "policy.StrategyContext", "policy.StrategyDecision",
+}
+_WITHOUT_ARGUMENTS = {"disable_telemetry"}
+
+
+def _public_names() -> set[str]:
+    packages = {"optim": optim, "policy": policy, "techniques": techniques}
+    names = {name for name in memscale.__all__ if name not in packages and not name.startswith("__")}
+    for prefix, package in packages.items():
+        names |= {f"{prefix}.{name}" for name in package.__all__}
+    return names
+
+
+def test_every_public_name_is_tried() -> None:
+    assert _public_names() <= CALLS.keys() | _VALUES | _WITHOUT_ARGUMENTS
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+    memscale.disable_telemetry()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_wrong_types_are_told_and_change_nothing(name: str) -> None:
+    call = CALLS[name]
+    accepted = []
+    for argument in call.arguments():
+        for kind, value in _WRONG.items():
+            arguments = call.arguments()
+            known = {key: dict(thing.__dict__) for key, thing in arguments.items() if isinstance(thing, nn.Module)}
+            if kind in call.taken.get(argument, ()):
+                continue
+            try:
+                call.function(**arguments | {argument: value})
+            except _TOLD as error:
+                assert str(error).strip(), f"{argument}={kind}: an exception without a text"
+                for key, before in known.items():
+                    assert arguments[key].__dict__.keys() == before.keys(), f"{argument}={kind}: {key} was changed"
+            except Exception as error:
+                pytest.fail(f"{name}({argument}={kind}): {type(error).__name__}: {error}")
+            else:
+                accepted.append(f"{argument}={kind}")
+    assert not accepted, f"{name} took {', '.join(accepted)}"

@@ -138,7 +138,7 @@ CALLS: dict[str, Call] = {
         optim.AdamW,
         lambda: {"params": _net().parameters(), "lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0,
                  "state_bits": 32, "bf16": "split", "state": "memory"},
-        lr=_NUMBERS, eps=_NUMBERS, weight_decay=_NUMBERS,
+        lr=_NUMBERS, eps=_NUMBERS, weight_decay=_NUMBERS, betas="dict",  # torch's own words for it: KeyError
     ),
     "optim.AdamW8bit": Call(
         optim.AdamW8bit, lambda: {"params": _net().parameters(), "lr": 1e-3, "bf16": "split"}, lr=_NUMBERS
@@ -146,7 +146,7 @@ CALLS: dict[str, Call] = {
     "techniques.cross_entropy": Call(
         techniques.cross_entropy,
         lambda: {"logits": torch.randn(4, 9), "labels": _LABELS, "weight": None, "ignore_index": -100,
-                 "reduction": "mean", "label_smoothing": 0.0, "num_items_in_batch": 4},
+                 "reduction": "mean", "label_smoothing": 0.0, "num_items_in_batch": None},
         weight="None", ignore_index=_NUMBERS, num_items_in_batch="None " + _NUMBERS,
     ),
     "techniques.linear_cross_entropy": Call(
@@ -171,7 +171,7 @@ CALLS: dict[str, Call] = {
         ExecutionPlan, lambda: {"text": _documents()[2], "hardware": _documents()[1]}, hardware="None str"
     ),
     "ExecutionPlan.explain": Call(
-        _method(lambda: ExecutionPlan(_documents()[2]), "explain"), lambda: {"layer": 0}, layer="None str"
+        _method(lambda: ExecutionPlan(_documents()[2]), "explain"), lambda: {"layer": 0}, layer="None str int"
     ),
     "ModelGraph": Call(ModelGraph, lambda: {"text": _documents()[0]}),
     "ModelGraph.save": Call(

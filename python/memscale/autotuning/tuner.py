@@ -98,8 +98,9 @@ class AutoTuner:
     Scripts that tune need the usual ``if __name__ == "__main__":`` of spawned processes.
 
     Example:
-        >>> AutoTuner(model, batch, Config(memory_budget_gb=8), effective_batch=64).run().micro_batch
-        16
+        >>> found = AutoTuner(model, batch, Config(memory_budget_gb=8), effective_batch=64).run()
+        >>> found.micro_batch * found.accumulation
+        64
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class RankedSession(Session):
             if not self._is_sharded:
                 self._channel.refuse(f"plan/{self._forwards}", error)
                 raise
-            self._wanted = self._recompute_all(error)
+            self._wanted = self._smallest(error)
         except BaseException as error:
             self._channel.refuse(f"plan/{self._forwards}", error)
             raise
@@ -128,13 +128,13 @@ class RankedSession(Session):
         self._wanted = super().live_trace_finished(graph, refused) or self._wanted
         return None
 
-    def _recompute_all(self, error: BudgetInfeasibleError) -> ExecutionPlan:
-        """What is done under a budget that nothing fits as long as parameters count as a whole,
+    def _smallest(self, error: BudgetInfeasibleError) -> ExecutionPlan:
+        """The plan under a budget that nothing fits as long as parameters count as a whole,
         which is more than a rank holds: no reason to refuse it."""
         signature = self._current or ""
         _log.warning(
-            "%s, counting parameters, gradients and optimizer state as a whole although they are sharded; every "
-            "layer is recomputed, and measured peaks are compared with the budget",
+            "%s, counting parameters, gradients and optimizer state as a whole although they are sharded; "
+            "the smallest plan is taken, and measured peaks are compared with the budget",
             error,
         )
         text = _core.plan_uniform(self._graphs[signature], self.hardware_json, self._planned_for, None)

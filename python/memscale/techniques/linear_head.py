@@ -57,7 +57,7 @@ def linear_cross_entropy(
         A scalar, fp32; float64 for float64 operands.
 
     Raises:
-        TypeError: an operand is no tensor.
+        TypeError: an operand is no tensor, or `num_items_in_batch` neither that nor a number.
         ValueError: shapes do not belong together, or an argument is not allowed.
         IndexError: a label is neither a class nor `ignore_index`.
         RuntimeError: in backward, a second derivative is asked for.
@@ -68,6 +68,9 @@ def linear_cross_entropy(
         >>> loss.backward()
     """
     _check(hidden, weight, labels, bias, label_smoothing, softcap)
+    if num_items_in_batch is not None and not isinstance(num_items_in_batch, (int, float, torch.Tensor)):
+        kind = type(num_items_in_batch).__qualname__
+        raise TypeError(f"linear_cross_entropy: num_items_in_batch must be a number or a tensor, not {kind}")
     flat = labels.reshape(-1).long()
     counts = flat != ignore_index
     _check_labels(flat, ~counts, weight.shape[0])

@@ -91,6 +91,12 @@ def _data(scene: dict[str, Any]) -> Any:
     return Sentences(4)
 
 
+def _loader(x: Any) -> Any:
+    import torch
+
+    return torch.utils.data.DataLoader(x, batch_size=len(x))
+
+
 OWN: dict[str, Callable[[dict[str, Any]], Any]] = {
     "args": _trainer_arguments,
     "backend": lambda scene: "gloo",
@@ -100,6 +106,7 @@ OWN: dict[str, Callable[[dict[str, Any]], Any]] = {
     "hidden": _hidden,
     "labels": lambda scene: scene["x"].new_zeros(8),
     "lightning": _imported("lightning"),
+    "loader": lambda scene: _loader(scene["x"]),
     "logits": lambda scene: _hidden(scene)[:, :7].requires_grad_(),
     "module": _lightning_module,
     "step": lambda scene: lambda: _backward_of(scene["model"](**scene["batch"]).loss),
@@ -125,7 +132,7 @@ AROUND = {
     "Executor": "model = memscale.wrap(model, config)",
     "MemScaleCallback": (
         "from memscale.integrations.lightning import MemScaleCallback\n"
-        "data = torch.utils.data.DataLoader([x[0], x[0]], batch_size=1)\n"
+        "data = torch.utils.data.DataLoader(x, batch_size=1)\n"
         "import functools; lightning.Trainer = functools.partial(lightning.Trainer, max_steps=1, logger=False, "
         "enable_checkpointing=False, enable_progress_bar=False, accelerator='cpu')"
     ),

@@ -52,7 +52,7 @@ METHODS = {
         Method("memscale-conservative", "memscale", None, "conservative"),
         Method("memscale-balanced", "memscale", None, "balanced"),
         Method("memscale-aggressive", "memscale", None, "aggressive"),
-        Method("memscale-aggressive-adamw", "memscale-all", None, "aggressive"),
+        Method("memscale-all", "memscale-all", None, "aggressive"),
         Method("closed-aggressive", "closed", None, "aggressive"),
     )
 }
@@ -168,7 +168,8 @@ def _is_hopeless(case: Case, method: Method) -> bool:
         return OOMPredictor(case.config()).predict(batch=case.batch, sequence=case.sequence).risk == "certain"
     # Checkpointing takes at the least what recomputing alone would.
     mode = "conservative" if method.variant == "hf" else method.mode or "balanced"
-    config = Config(mode=OptimizationMode(mode), memory_budget_gb=method.budget_gb, force_optimize=method.budget_gb is None)
+    budget = method.budget_gb
+    config = Config(mode=OptimizationMode(mode), memory_budget_gb=budget, force_optimize=budget is None)
     found = OOMPredictor(case.config(), config).predict(batch=case.batch, sequence=case.sequence)
     return found.planned_risk == "certain"
 

@@ -74,7 +74,7 @@ def _prepare(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
 def _prepare_all(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
     import memscale
 
-    optimizer = memscale.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
+    optimizer: Any = memscale.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
     config = _config(arguments, mode="aggressive")
     model, optimizer = memscale.apply_all_optimizations(model, optimizer, config)
     return optimizer, model._memscale_executor

@@ -184,10 +184,8 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
     module = _as_module(model, "plan")
     session = Session(module, effective_config(check_config(config), None, None), applies=False)
     arguments = sample_arguments(module, sample_input)
-    try:
+    with _saying_what_wrap_does():
         return ExecutionPlan(session.plan_traced(module, *arguments), session.hardware_json)
-    except ProfileError as error:
-        raise ProfileError(f"{error}; wrap() measures real steps of such a model instead, and plans then") from error
 
 
 def trace(
@@ -220,7 +218,16 @@ def trace(
     module = _as_module(model, "trace")
     _check_optimizer(optimizer, "trace")
     args, kwargs = sample_arguments(module, sample_input)
-    return ModelGraph(MemoryProfiler().trace(module, args, kwargs, optimizer=optimizer))
+    with _saying_what_wrap_does():
+        return ModelGraph(MemoryProfiler().trace(module, args, kwargs, optimizer=optimizer))
+
+
+@contextmanager
+def _saying_what_wrap_does() -> Iterator[None]:
+    try:
+        yield
+    except ProfileError as error:
+        raise ProfileError(f"{error}; wrap() measures real steps of such a model instead, and plans then") from error
 
 
 def _check_optimizer(optimizer: Any, caller: str = "optimize") -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 import memscale
 from memscale import Config
+from memscale.core.profiler import MemoryProfiler
 
 
 class _Branching(nn.Module):
@@ -66,6 +67,34 @@ def test_the_fallback_is_taken_when_the_trace_fails(caplog: pytest.LogCaptureFix
     assert "real steps" in caplog.text or model._memscale_executor.plan.predicted_peak_bytes > 0
     assert len(model._memscale_executor.plan) == 4
     memscale.detach(model)
+
+
+def test_what_can_not_be_traced_is_tried_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = []
+    trace = MemoryProfiler.trace
+
+    def counted(*args, **kwargs):
+        tried.append(1)
+        return trace(*args, **kwargs)
+
+    monkeypatch.setattr(MemoryProfiler, "trace", counted)
+    caplog.set_level(logging.WARNING, logger="memscale")
+    model = memscale.wrap(_model(), Config(force_optimize=True, warmup_steps=1), torch.randn(8, 256))
+    for rows in (16, 32, 64):  # a new shape, and a larger one, each time
+        model(torch.randn(rows, 256)).square().mean().backward()
+    model(torch.randn(64, 256))
+    assert len(tried) == 1
+    assert caplog.text.count("1 real steps are profiled instead") == 1
+    assert model._memscale_executor.plan.predicted_peak_bytes > 0
+    memscale.detach(model)
+
+
+def test_planning_alone_says_what_wrap_does_instead() -> None:
+    for ask in (memscale.plan, memscale.trace):
+        with pytest.raises(memscale.ProfileError, match="_Branching can't be traced.*wrap.. measures real steps"):
+            ask(_model(), torch.randn(8, 256))
 
 
 def test_without_any_way_to_profile_a_typed_error_is_raised() -> None:

@@ -71,6 +71,7 @@ class Session:
         self._current: str | None = None
         self._profiled_steps = 0
         self._refused_steps = 0
+        self._is_untraceable = False
         self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
         machine = probe_machine(config)
@@ -174,11 +175,16 @@ class Session:
                     "there is no way left to profile the model"
                 )
             return None
+        if self._is_untraceable:
+            return None  # a forward that looks at values does so at every shape: it was tried, and said
+        is_alone = False
         try:
-            if not wait_until_alone():
+            is_alone = wait_until_alone()
+            if not is_alone:
                 raise ProfileError("the model can't be traced: other threads keep running its forward")
             return self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
         except ProfileError as error:
+            self._is_untraceable = is_alone
             if not self.config.use_empirical_fallback:
                 raise
             _log.warning("%s; %d real steps are profiled instead", error, self.config.warmup_steps)

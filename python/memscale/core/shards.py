@@ -6,9 +6,10 @@ hooks that gather and divide. Used by the profiler and by the session of several
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["has_shards", "is_shard", "silence_gathering"]
 
@@ -17,6 +18,8 @@ _HOME = "torch.distributed.fsdp"
 
 def has_shards(model: torch.nn.Module) -> bool:
     """Whether `fully_shard` manages any module of the model."""
+    import torch
+
     fsdp = getattr(torch.distributed, "fsdp", None)
     managed = getattr(fsdp, "FSDPModule", None)
     return managed is not None and any(isinstance(module, managed) for module in model.modules())

@@ -199,6 +199,34 @@ static PyObject *plan_rehearse(PyObject *module, PyObject *args)
     return answer;
 }
 
+static PyObject *plan_precision(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *plain, *half, *hardware;
+    if (!PyArg_ParseTuple(args, "zzs:plan_precision", &plain, &half, &hardware)) {
+        return NULL;
+    }
+    ms_ext_documents first = {0}, second = {0};
+    ms_error err;
+    bool chosen = false;
+    char *line = NULL;
+    PyObject *answer = NULL;
+    int rc = ms_ext_documents_parse(&first, plain, hardware, NULL, NULL, &err);
+    if (rc == MS_OK && half != NULL) {
+        rc = ms_graph_parse(half, &second.graph, &err);
+    }
+    if (rc == MS_OK) {
+        rc = ms_pipeline_precision(first.graph, second.graph, first.hardware, &chosen, &line, &err);
+    }
+    if (ms_ext_check(rc, &err) == 0) {
+        answer = Py_BuildValue("(ONN)", chosen ? Py_True : Py_False, ms_ext_take_text(line),
+                               ms_ext_take_text(ms_hardware_to_json(first.hardware)));
+    }
+    ms_ext_documents_free(&first);
+    ms_ext_documents_free(&second);
+    return answer;
+}
+
 static PyObject *plan_tighten(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -329,6 +357,9 @@ static PyMethodDef methods[] = {
     {"plan_tighten", plan_tighten, METH_VARARGS,
      "plan_tighten(graph, hardware, config, plan, attempt) -> (plan, config, line): the plan to try after an "
      "allocation failed; BudgetInfeasibleError where there is none."},
+    {"plan_precision", plan_precision, METH_VARARGS,
+     "plan_precision(plain, half, hardware) -> (chosen, line, hardware): whether forwards run under autocast to BF16, "
+     "by the graphs without and with it or None, and the description to plan with then."},
     {"plan_simulate", plan_simulate, METH_VARARGS,
      "plan_simulate(graph, hardware, plan) -> dict: the plan replayed, with its timeline."},
     {NULL, NULL, 0, NULL},

@@ -36,6 +36,16 @@ MS_API int ms_pipeline_plan_by_policy(const ms_graph *graph, const ms_hardware *
                                       ms_config *effective, ms_plan **plan, ms_error *err);
 
 /*
+ * Whether forwards should run under autocast to BF16, from the step traced as it is
+ * (`plain`) and under autocast (`half`); NULL for what could not be traced. On a CPU *chosen
+ * is true only where it has the instructions and the step is predicted to be faster, or
+ * smaller and not slower; the description's rate of matrix products is then that of BF16.
+ * On a GPU, where it computes BF16. *line says why or why not, to be freed.
+ */
+MS_API int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, ms_hardware *hardware, bool *chosen,
+                                 char **line, ms_error *err);
+
+/*
  * For comparing a step under `plan` with one that keeps everything, on the inputs that
  * `graph` was traced with (those of the plan, or fewer rows of them). *fits: the step with
  * everything kept, a second set of gradients and a second slab stay within what the plan

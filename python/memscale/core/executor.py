@@ -279,6 +279,7 @@ class Executor:
             self._profile.abandon()
             self._profile = None
         self._end_losses()
+        self._end_precision()
         self._loss_head = None
         self._hook_layers(False)
         if self._root is not None:
@@ -351,6 +352,8 @@ class Executor:
     def _before_root(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not (is_replaying() or is_tracing() or getattr(self._local, "busy", False)):
+            self._end_precision()  # of a forward that was broken off
         if self._stands_aside():
             return None
         self._end_tape()
@@ -363,8 +366,12 @@ class Executor:
             with self._planning:
                 self._boundary(False)
                 changed = self._without_cache(module, args, kwargs)
+                self._begin_precision(module, args, changed or kwargs)
                 self._ask_for_plan(module, args, changed or kwargs)
                 self._forwards.add(threading.get_ident())
+        except BaseException:
+            self._end_precision()
+            raise
         finally:
             self._local.busy = False
         if self._core.is_active():
@@ -387,6 +394,7 @@ class Executor:
             self._forwards.discard(threading.get_ident())
             self._planning.notify_all()
         self._end_losses()
+        self._end_precision()
         self._core.leave_root(output is None)
         self._local.caller = None
         self._watch.forward_ended(output)
@@ -394,6 +402,21 @@ class Executor:
             self._end_profile(False)
         elif (profile := self._own_profile()) is not None:
             profile.forward_ended(output)
+
+    def _begin_precision(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """From here to the end of the root's forward, autocast is on if the planner says so."""
+        precision = getattr(self._planner, "precision", None)
+        if precision is not None:
+            with self._replay_lock:
+                chosen = precision(module, args, kwargs, self._wait_until_alone)
+            self._local.precision = contextlib.ExitStack()
+            self._local.precision.enter_context(chosen)
+
+    def _end_precision(self) -> None:
+        precision: contextlib.ExitStack | None = getattr(self._local, "precision", None)
+        if precision is not None:
+            self._local.precision = None
+            precision.close()
 
     def _begin_losses(self) -> None:
         """From here to the end of the root's forward, cross entropies are the loss head's."""

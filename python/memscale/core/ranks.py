@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -117,6 +118,15 @@ class RankedSession(Session):
             self._channel.refuse(f"plan/{self._forwards}", error)
             raise
         return self._wanted
+
+    def precision(self, *_: Any) -> AbstractContextManager[Any]:
+        if self.config.use_mixed_precision and self._is_half is None:
+            self._is_half = False
+            _log.warning(
+                "use_mixed_precision: not used on several ranks, which would have to agree; put the forward under "
+                "torch.autocast(...) yourself"
+            )
+        return nullcontext()
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """A new plan waits for the next `agree()`."""

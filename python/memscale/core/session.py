@@ -9,6 +9,7 @@ for plans and reports steps. Nothing here decides.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -21,6 +22,7 @@ from .profiler import MemoryProfiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -72,6 +74,7 @@ class Session:
         self._profiled_steps = 0
         self._refused_steps = 0
         self._is_untraceable = False
+        self._is_half: bool | None = None  # whether forwards run under autocast; None: not decided
         self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
         machine = probe_machine(config)
@@ -121,13 +124,58 @@ class Session:
             ProfileError: the step can't be traced without running it.
             BudgetInfeasibleError: the budget fits no plan.
         """
-        graph = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
+        with self.precision(model, args, kwargs):
+            graph = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
         return self._make_plan(graph)
 
     def agree(self, plan: ExecutionPlan | None) -> ExecutionPlan | None:
         """Asked at every training forward, after `plan_for()` where that was needed: the plan to
         follow. Several ranks agree on one; see `ranks.py`."""
         return plan
+
+    def precision(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        wait_until_alone: Callable[[], bool] = lambda: True,
+    ) -> AbstractContextManager[Any]:
+        """What a training forward with these arguments runs under: autocast to BF16 where
+        `use_mixed_precision` is set and C has decided for it, at the first forward; else nothing."""
+        import torch
+
+        device = _device_of(model).type
+        if not self.config.use_mixed_precision:
+            return nullcontext()
+        if torch.is_autocast_enabled(device):
+            if self._is_half is None:
+                _log.info("use_mixed_precision: the forward runs under your own autocast, which is left as it is")
+                self._is_half = False
+            return nullcontext()
+        if self._is_half is None:
+            self._is_half = self._decide_precision(model, device, args, kwargs, wait_until_alone)
+        return torch.autocast(device, torch.bfloat16) if self._is_half else nullcontext()
+
+    def _decide_precision(
+        self,
+        model: torch.nn.Module,
+        device: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        wait_until_alone: Callable[[], bool],
+    ) -> bool:
+        import torch
+
+        graphs: list[str | None] = [None, None]
+        try:
+            for which in (0, 1) if self.config.use_static_profiling and wait_until_alone() else ():
+                with torch.autocast(device, torch.bfloat16, enabled=which == 1):
+                    graphs[which] = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
+        except ProfileError as error:
+            _log.debug("%s", error)
+        chosen, line, self.hardware_json = _core.plan_precision(*graphs, self.hardware_json)
+        _log.info("%s", line)
+        return chosen
 
     def _make_plan(self, graph: str) -> str:
         """The plan as JSON: stage 2 alone, or both stages with `auto_policy`."""

@@ -33,7 +33,6 @@ _FALSE = {"0", "false", "no", "off", ""}
 
 # Fields of `Config` that are checked and carried, and that wrapping does not act on: what to do.
 _WITHOUT_EFFECT = {
-    "use_mixed_precision": "this version does not act on it; put your forward under torch.autocast(...) yourself",
     "use_8bit_optimizer": "it acts on an optimizer, which wrapping does not replace; call model, optimizer = "
     "memscale.apply_all_optimizations(model, optimizer, config), or give your loop memscale.optim.AdamW8bit(...)",
 }
@@ -155,10 +154,11 @@ def _wrap_watched(
         executor.attach()
         if sample is not None:
             args, kwargs = sample
-            plan = session.plan_for(model, input_signature(model, args, kwargs), args, kwargs)
-            if session.applies_at_once:
-                executor.apply(plan)
-                executor.verify(args, kwargs)
+            with session.precision(model, args, kwargs):
+                plan = session.plan_for(model, input_signature(model, args, kwargs), args, kwargs)
+                if session.applies_at_once:
+                    executor.apply(plan)
+                    executor.verify(args, kwargs)
         _core.reset_peak_rss()
     except BaseException:
         executor.detach()

@@ -1,0 +1,145 @@
+/*
+ * Autocast to BF16: where the machine has the instructions and the step gains by it, and
+ * the log says why or why not.
+ */
+#include "plan_fixture.h"
+
+typedef struct fixture {
+    ms_graph *plain, *half;
+    ms_hardware *hardware;
+} fixture;
+
+static int set_up(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    f->plain = fixture_graph(0);
+    f->half = fixture_graph(0);
+    f->hardware = fixture_real_hardware();
+    f->hardware->cpu.isa = MS_ISA_AVX2 | MS_ISA_AVX512F | MS_ISA_AVX512_BF16;
+    *state = f;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    fixture *f = *state;
+    ms_graph_free(f->plain);
+    ms_graph_free(f->half);
+    ms_free(f->hardware);
+    free(f);
+    return 0;
+}
+
+/* Decides; the line must contain `words`, and the rate must be what it says. */
+static bool decide(const fixture *f, const ms_graph *half, uint64_t permille, const char *words)
+{
+    ms_error err;
+    bool chosen = false;
+    char *line = NULL;
+    uint64_t rate = f->hardware->cpu.matmul_flops_per_s;
+    assert_ms_ok(ms_pipeline_precision(f->plain, half, f->hardware, &chosen, &line, &err), err);
+    if (strstr(line, words) == NULL) {
+        fail_msg("\"%s\" is not in: %s", words, line);
+    }
+    assert_int_equal(f->hardware->cpu.matmul_flops_per_s, rate * permille / 1000);
+    ms_free(line);
+    return chosen;
+}
+
+static void a_faster_step_is_taken(void **state)
+{
+    fixture *f = *state;
+    assert_true(decide(f, f->half, 1500, "forwards run under autocast"));
+    f->hardware->cpu.matmul_flops_per_s = 1000000000;
+    f->hardware->cpu.isa |= MS_ISA_AMX_BF16;
+    assert_true(decide(f, f->half, 4000, "forwards run under autocast"));
+}
+
+/* Casts without products to make up for them. */
+static void a_step_that_gains_nothing_is_not(void **state)
+{
+    fixture *f = *state;
+    f->hardware->cpu.matmul_flops_per_s = UINT64_C(1) << 50;
+    assert_false(decide(f, f->half, 1000, "not used: under autocast"));
+}
+
+/* As fast, and smaller. */
+static void a_smaller_step_is_taken(void **state)
+{
+    fixture *f = *state;
+    f->hardware->cpu.matmul_flops_per_s = UINT64_C(1) << 50;
+    for (uint32_t i = 0; i < f->half->storage_count; i++) {
+        assert_true(f->half->storages[i].bytes > 0);
+    }
+    ms_profile *layer = &f->half->profiles[0];
+    for (uint32_t i = layer->external_count; i < layer->storage_count; i++) {
+        layer->storage_bytes[i] /= 2;
+    }
+    assert_true(decide(f, f->half, 1500, "forwards run under autocast"));
+}
+
+static void without_instructions_it_is_not_used(void **state)
+{
+    fixture *f = *state;
+    f->hardware->cpu.isa = MS_ISA_AVX2 | MS_ISA_AVX512F | MS_ISA_AVX512_VNNI;
+    assert_false(decide(f, f->half, 1000, "no instructions for BF16"));
+}
+
+static void without_a_trace_it_is_not_used(void **state)
+{
+    fixture *f = *state;
+    assert_false(decide(f, NULL, 1000, "can't be traced in both precisions"));
+}
+
+static void on_a_gpu_the_generation_decides(void **state)
+{
+    fixture *f = *state;
+    f->hardware->device = 0;
+    f->hardware->gpu_count = 1;
+    f->hardware->gpu[0].compute_major = 8;
+    assert_true(decide(f, NULL, 1000, "which this GPU computes"));
+    f->hardware->gpu[0].compute_major = 7;
+    assert_false(decide(f, f->half, 1000, "torch.amp.GradScaler"));
+    f->hardware->device = 1;
+    assert_false(decide(f, f->half, 1000, "torch.amp.GradScaler"));
+}
+
+static void memory_may_run_out(void **state)
+{
+    fixture *f = *state;
+    uint64_t blocks = ms_memory_live_blocks(), rate = f->hardware->cpu.matmul_flops_per_s;
+    for (uint64_t nth = 1; nth < 10000; nth++) {
+        ms_error err;
+        bool chosen = false;
+        char *line = NULL;
+        ms_fault_arm(MS_FAULT_ALLOC, nth, 12);
+        int rc = ms_pipeline_precision(f->plain, f->half, f->hardware, &chosen, &line, &err);
+        bool reached = ms_fault_passed(MS_FAULT_ALLOC) >= nth;
+        ms_fault_disarm_all();
+        ms_free(line);
+        assert_int_equal(ms_memory_live_blocks(), blocks);
+        if (!reached) {
+            assert_int_equal(rc, MS_OK);
+            return;
+        }
+        assert_int_equal(rc, MS_ENOMEM);
+        assert_int_equal(f->hardware->cpu.matmul_flops_per_s, rate);
+    }
+    fail_msg("it never ran to its end");
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_faster_step_is_taken),
+        TEST(a_step_that_gains_nothing_is_not),
+        TEST(a_smaller_step_is_taken),
+        TEST(without_instructions_it_is_not_used),
+        TEST(without_a_trace_it_is_not_used),
+        TEST(on_a_gpu_the_generation_decides),
+        TEST(memory_may_run_out),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

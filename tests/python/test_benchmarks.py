@@ -11,6 +11,7 @@ import pytest
 
 from memscale.benchmarks import BENCHMARK_MODELS
 from memscale.benchmarks.cases import GRID
+from memscale.benchmarks.table import markdown
 
 pytest.importorskip("transformers")
 
@@ -54,6 +55,10 @@ def test_a_quick_table_is_written_with_machine_and_versions(tmp_path: pathlib.Pa
         assert rows["memscale-75%"]["peak_bytes"] <= rows["memscale-75%"]["budget_bytes"]
         assert rows["memscale-75%"]["same_bits"]
     text = page.read_text()
+    total = document["machine"]["ram"]["total_bytes"]
+    ram = {"total_bytes": total, "limit_bytes": 3e9}
+    limited = markdown(document | {"machine": document["machine"] | {"ram": ram}})
+    assert f"{total / 1e9:.1f} GB (limited to 3.0 GB)" in limited
     assert "## bert-base-quick" in text
     assert text.count("\n| ") == 1 + len(methods)
 

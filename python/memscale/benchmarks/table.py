@@ -240,6 +240,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def _memory(ram: dict[str, Any]) -> str:
+    total, limit = ram["total_bytes"], ram.get("limit_bytes")
+    limited = f" (limited to {limit / 1e9:.1f} GB)" if limit is not None and limit < total else ""
+    return f"{total / 1e9:.1f} GB{limited}"
+
+
 def markdown(document: dict[str, Any]) -> str:
     """The document as a page: the machine, then one table per case."""
     machine, versions = document["machine"], document["versions"]
@@ -249,7 +255,7 @@ def markdown(document: dict[str, Any]) -> str:
         "# Benchmark",
         "",
         f"{machine['cpu']['name']}, {machine['cpu']['usable_cpus']} CPUs, "
-        f"{machine['ram']['total_bytes'] / 1e9:.1f} GB, {names}; {told}. Device {document['device']}, "
+        f"{_memory(machine['ram'])}, {names}; {told}. Device {document['device']}, "
         f"{document['steps']} steps, load average at the start {document['load_average'][0]:.1f}.",
     ]
     for case in document["cases"]:

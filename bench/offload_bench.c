@@ -423,9 +423,9 @@ static void print_looking(void)
     printf("numbers are given up after %.0f ns\n", (seconds() - start) * 1e6);
 }
 
-/* What a store costs the thread that asks for it, of memory that is direct; and what many
- * tickets leave behind. */
-static void print_calls(void)
+/* What a store of 4 KiB costs the thread that asks for it, of memory that is direct or has to
+ * be copied; and what many tickets leave behind. */
+static void print_calls(ms_tier tier, uint64_t shift)
 {
     enum { CALLS = 100000, LIVE = 64 };
     ms_error err = {0};
@@ -433,21 +433,22 @@ static void print_calls(void)
     ms_ticket held[LIVE] = {0};
     double store_seconds = 0;
     uint64_t settled_bytes = 0;
-    ms_offload_options options = {.tier = MS_TIER_DISK, .dir = directory, .cap_bytes = UINT64_MAX};
+    ms_offload_options options = {.tier = tier, .dir = directory, .cap_bytes = UINT64_MAX};
     if (ms_offload_open(&options, &engine, &err) != MS_OK) {
         die("opening", &err);
     }
     for (int i = 0; i < CALLS; i++) {
         ms_offload_drop(engine, held[i % LIVE]);
         double start = seconds();
-        if (ms_offload_store(engine, storages[0].memory, 4096, 4096, &held[i % LIVE], &err) != MS_OK) {
+        if (ms_offload_store(engine, storages[0].memory + shift, 4096, 4096, &held[i % LIVE], &err) != MS_OK) {
             die("a store", &err);
         }
         store_seconds += seconds() - start;
         settled_bytes = i == CALLS / 10 ? ms_memory_live_bytes() : settled_bytes;
     }
-    printf("a store call takes %.2f us; %d tickets later the library holds %+lld bytes more\n",
-           store_seconds / CALLS * 1e6, CALLS - CALLS / 10, (long long)(ms_memory_live_bytes() - settled_bytes));
+    printf("a store call to the %s tier%s takes %.2f us; %d tickets later the library holds %+lld bytes more\n",
+           ms_tier_name(tier), shift > 0 ? ", copied," : "", store_seconds / CALLS * 1e6,
+           CALLS - CALLS / 10, (long long)(ms_memory_live_bytes() - settled_bytes));
     ms_offload_close(engine);
 }
 
@@ -461,7 +462,10 @@ int main(int argc, char **argv)
     print_packing("floats", 0x3F8E38E4, 4);
     print_packing("bools", 1, 1);
     print_looking();
-    print_calls();
+    for (uint64_t shift = 0; shift <= 8; shift += 8) {
+        print_calls(MS_TIER_DISK, shift);
+        print_calls(MS_TIER_HOST, shift);
+    }
     print_bandwidths();
     print_urgent();
     return 0;

@@ -105,7 +105,8 @@ MS_API int ms_offload_store(ms_offload *engine, const void *source, uint64_t byt
 
 /* Starts bringing a stored extent to `destination` (capacity as above: bytes between
  * the extent's size and the capacity may be overwritten). May be called again after it
- * finished, well or not. A ticket still STORING is fetched after its store. */
+ * finished, well or not. A ticket still STORING is fetched after its store. Where a fetch
+ * fails, what is in the destination is not said. */
 MS_API int ms_offload_fetch(ms_offload *engine, ms_ticket ticket, void *destination, uint64_t capacity,
                             ms_error *err);
 

@@ -3,11 +3,21 @@
  */
 #include "base/checksum.h"
 
-#include <xxhash.h>
+#include "base/checksum_copy.h"
 
 uint64_t ms__checksum_plain(const void *data, size_t bytes)
 {
     return XXH3_64bits(data, bytes);
+}
+
+static void copy_block(unsigned char *to, const unsigned char *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+uint64_t ms__checksum_copy_plain(void *to, const void *from, size_t bytes)
+{
+    return ms__copy_hashed(to, from, bytes, copy_block);
 }
 
 /* AVX2 and no wider: with AVX-512 the same data took as long (it is memory that
@@ -20,4 +30,14 @@ ms__checksum_fn ms__checksum_select(void)
     }
 #endif
     return ms__checksum_plain;
+}
+
+ms__checksum_copy_fn ms__checksum_copy_select(void)
+{
+#ifdef MS_CHECKSUM_X86
+    if (__builtin_cpu_supports("avx2")) {
+        return ms__checksum_copy_avx2;
+    }
+#endif
+    return ms__checksum_copy_plain;
 }

@@ -4,7 +4,8 @@
  *
  * Hashing runs on the cores that training computes on, so the vectors of the
  * processor are used as far as that helps. Every variant gives the same value:
- * XXH3 is defined without reference to an instruction set.
+ * XXH3 is defined without reference to an instruction set. What has to be copied as well
+ * is hashed on the way.
  */
 #ifndef MS_BASE_CHECKSUM_H
 #define MS_BASE_CHECKSUM_H
@@ -24,5 +25,15 @@ uint64_t ms__checksum_avx2(const void *data, size_t bytes);
 
 /* The fastest of these on this processor. */
 ms__checksum_fn ms__checksum_select(void);
+
+/* Copies `bytes` (the ranges do not overlap) and gives the checksum of `from`, reading it
+ * from memory once. What the copy leaves in the caches is not said. */
+typedef uint64_t (*ms__checksum_copy_fn)(void *to, const void *from, size_t bytes);
+
+uint64_t ms__checksum_copy_plain(void *to, const void *from, size_t bytes);
+#ifdef MS_CHECKSUM_X86
+uint64_t ms__checksum_copy_avx2(void *to, const void *from, size_t bytes);
+#endif
+ms__checksum_copy_fn ms__checksum_copy_select(void);
 
 #endif

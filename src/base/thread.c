@@ -117,6 +117,11 @@ void ms__cond_broadcast(ms__cond *cond)
     pthread_cond_broadcast(&cond->handle);
 }
 
+void ms__cond_signal(ms__cond *cond)
+{
+    pthread_cond_signal(&cond->handle);
+}
+
 void ms__cond_wait(ms__cond *cond, ms__mutex *mutex)
 {
     pthread_cond_wait(&cond->handle, &mutex->handle);

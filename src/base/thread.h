@@ -49,6 +49,8 @@ void ms__mutex_unlock(ms__mutex *mutex);
 void ms__cond_init(ms__cond *cond);
 void ms__cond_destroy(ms__cond *cond);
 void ms__cond_broadcast(ms__cond *cond);
+/* Wakes one of those that wait: only where any of them will do. */
+void ms__cond_signal(ms__cond *cond);
 
 /* Both may return without a signal: call them in a loop over the condition. */
 void ms__cond_wait(ms__cond *cond, ms__mutex *mutex);

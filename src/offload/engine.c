@@ -215,6 +215,7 @@ int ms_offload_open(const ms_offload_options *options, ms_offload **engine, ms_e
     made->timeout_ns = or_default(options->timeout_ns, DEFAULT_TIMEOUT_NS);
     made->tier = options->tier;
     made->checksum = options->no_verify ? NULL : ms__checksum_select();
+    made->checksum_copy = ms__checksum_copy_select();
     ms__mutex_init(&made->lock);
     ms__cond_init(&made->work_ready);
     ms__cond_init(&made->changed);

@@ -69,6 +69,7 @@ typedef struct ms__job {
     unsigned char *memory;   /* where the piece begins; io.memory moves on */
     unsigned char *bounce;   /* a private slot, for destinations that are not direct */
     uint64_t started_ns;
+    bool is_hashed;          /* by the caller, who copied it into a slot */
     bool is_running;
 } ms__job;
 
@@ -89,6 +90,7 @@ struct ms_offload {
     uint64_t timeout_ns;
     ms_tier tier; /* that was asked for */
     ms__checksum_fn checksum; /* NULL: nothing is verified */
+    ms__checksum_copy_fn checksum_copy;
     char description[MS__DESCRIPTION_MAX];
     ms__link registry_link; /* of fork.c */
     _Atomic size_t ended_count; /* stores that ms_offload_reap() has to tell of */

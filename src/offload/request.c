@@ -141,15 +141,22 @@ static int wait_for_slot(ms_offload *engine, const ms__ticket *ticket, uint64_t 
 }
 
 /* Copies a piece into its slot, and zeros behind it so that the disk never sees
- * what the slot held before. */
-static void fill_slot(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece,
-                      uint32_t slot, const unsigned char *source)
+ * what the slot held before. Returns its checksum: hashed on the way, the piece is read
+ * from memory once instead of twice. */
+static uint64_t fill_slot(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece,
+                          uint32_t slot, const unsigned char *source)
 {
-    uint64_t bytes = ms__piece_bytes(engine, ticket, piece);
+    uint64_t bytes = ms__piece_bytes(engine, ticket, piece), checksum = 0;
     uint64_t padded_bytes = ms__align_up(bytes, engine->backend->block_bytes);
+    const unsigned char *from = source + piece * engine->slot_bytes;
     unsigned char *to = ms__slot_address(&engine->slots, slot);
-    memcpy(to, source + piece * engine->slot_bytes, bytes);
+    if (engine->checksum != NULL) {
+        checksum = engine->checksum_copy(to, from, bytes);
+    } else {
+        memcpy(to, from, bytes);
+    }
     memset(to + bytes, 0, padded_bytes - bytes);
+    return checksum;
 }
 
 /* Copies the source into slots, piece by piece, while lanes already write the first
@@ -172,8 +179,9 @@ static int store_through_slots(ms_offload *engine, ms__ticket *ticket, const uns
             break;
         }
         ms__mutex_unlock(&engine->lock);
-        fill_slot(engine, ticket, piece, slot, source);
+        uint64_t checksum = fill_slot(engine, ticket, piece, slot, source);
         ms__mutex_lock(&engine->lock);
+        ticket->pieces[piece].checksum = checksum;
         ticket->pieces[piece].slot = slot;
         ticket->ready_count = piece + 1;
         ms__transfer_enqueue(engine, ticket);

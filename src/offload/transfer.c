@@ -15,6 +15,19 @@ uint64_t ms__piece_bytes(const ms_offload *engine, const ms__ticket *ticket, uin
     return ms__min_u64(engine->slot_bytes, ticket->bytes - offset);
 }
 
+/* A worker for each piece: who is awake takes more than one, and each that wakes for
+ * nothing costs the caller microseconds and a core its rest. */
+static void wake_workers(ms_offload *engine, uint32_t piece_count)
+{
+    if (piece_count >= engine->worker_count) {
+        ms__cond_broadcast(&engine->work_ready);
+        return;
+    }
+    for (uint32_t i = 0; i < piece_count; i++) {
+        ms__cond_signal(&engine->work_ready);
+    }
+}
+
 void ms__transfer_enqueue(ms_offload *engine, ms__ticket *ticket)
 {
     if (!ms__list_linked(&ticket->queue_link)) {
@@ -23,7 +36,7 @@ void ms__transfer_enqueue(ms_offload *engine, ms__ticket *ticket)
                                                           : MS__QUEUE_STORE;
         ms__list_append(&engine->queues[queue], &ticket->queue_link);
     }
-    ms__cond_broadcast(&engine->work_ready);
+    wake_workers(engine, ticket->ready_count - ticket->next_piece);
 }
 
 void ms__transfer_promote(ms_offload *engine, ms__ticket *ticket)

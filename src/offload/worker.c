@@ -1,7 +1,8 @@
 /*
  * The threads between the queues and a backend's lanes. A worker takes pieces
  * while its lane has room, hashes each just before it is written and just after it
- * was read (while it is in the cache), resumes short transfers, and reports.
+ * was read (while it is in the cache; what callers or it have to copy is hashed on the
+ * way), resumes short transfers, and reports.
  *
  * A worker waits for two things only: for pieces when its lane is empty, and for
  * the transfers in its lane. It never waits for a slot (its own are private) nor
@@ -61,8 +62,9 @@ static void aim(ms__job *job, const ms_offload *engine)
     job->io.payload_bytes = job->bytes;
     job->io.checksum = ticket->pieces[job->piece].checksum;
     job->io.mark = ticket->mark;
+    job->is_hashed = ticket->direction == MS__WRITE && slot != MS__NO_SLOT;
     job->memory = ticket->memory + offset;
-    if (ticket->direction == MS__WRITE && slot != MS__NO_SLOT) {
+    if (job->is_hashed) {
         job->memory = ms__slot_address(&engine->slots, slot);
     } else if (ticket->direction == MS__READ &&
                !ms__memory_is_direct(engine->backend, job->memory, job->io.bytes,
@@ -111,7 +113,7 @@ static void start_job(ms__worker *worker, ms__job *job)
     job->is_running = true;
     worker->running_count++;
     job->started_ns = ms_now_ns();
-    if (job->io.direction == MS__WRITE && is_hashed_here(engine)) {
+    if (job->io.direction == MS__WRITE && !job->is_hashed && is_hashed_here(engine)) {
         job->ticket->pieces[job->piece].checksum = engine->checksum(job->memory, job->bytes);
     }
     engine->backend->ops->start(worker->lane, &job->io);
@@ -170,20 +172,23 @@ static bool is_still_wanted(ms_offload *engine, const ms__ticket *ticket)
     return is_wanted;
 }
 
-/* Checks what was read and brings it where it was asked for. */
+/* Checks what was read and brings it where it was asked for, both in one pass: what a
+ * failed fetch leaves in its destination is not said. */
 static void deliver(ms_offload *engine, ms__job *job, ms__failure *failure)
 {
     ms__ticket *ticket = job->ticket;
     if (engine->backend->device_memory || !is_still_wanted(engine, ticket)) {
         return;
     }
-    if (engine->checksum != NULL &&
-        engine->checksum(job->memory, job->bytes) != ticket->pieces[job->piece].checksum) {
-        *failure = failed(job, engine, MS_ECHECKSUM, 0);
+    unsigned char *to = ticket->memory + job->piece * engine->slot_bytes;
+    if (engine->checksum == NULL) {
+        memcpy(to, job->memory, job->memory == job->bounce ? job->bytes : 0);
         return;
     }
-    if (job->memory == job->bounce) {
-        memcpy(ticket->memory + job->piece * engine->slot_bytes, job->bounce, job->bytes);
+    uint64_t found = job->memory == job->bounce ? engine->checksum_copy(to, job->bounce, job->bytes)
+                                                : engine->checksum(job->memory, job->bytes);
+    if (found != ticket->pieces[job->piece].checksum) {
+        *failure = failed(job, engine, MS_ECHECKSUM, 0);
     }
 }
 

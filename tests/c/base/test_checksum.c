@@ -4,6 +4,8 @@
  */
 #include "test_common.h"
 
+#include <stdlib.h>
+
 #include "base/checksum.h"
 
 static void values_are_those_of_xxh3(void **state)
@@ -32,11 +34,41 @@ static void every_variant_gives_the_same_value(void **state)
     }
 }
 
+/* Whatever the addresses, and on both sides of the size from which copies go past the
+ * caches: the same value, every byte, and none around them. */
+static void a_copy_has_the_value_and_the_bytes(void **state)
+{
+    (void)state;
+    const size_t lengths[] = {0, 1, 31, 64, 4096, 8192, 8193, 100003, 262143, 262144, 262145, 300007};
+    enum { LONGEST = 300007, GUARD = 256 };
+    unsigned char *from = malloc(LONGEST + GUARD), *to = aligned_alloc(GUARD, 301056);
+    assert_true(from != NULL && to != NULL);
+    for (size_t i = 0; i < LONGEST + GUARD; i++) {
+        from[i] = (unsigned char)(i * 2654435761U >> 13);
+    }
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        for (size_t shift = 0; shift <= 128; shift += shift < 2 ? 1 : 62) {
+            size_t bytes = lengths[i];
+            ms__checksum_copy_fn copies[] = {ms__checksum_copy_plain, ms__checksum_copy_select()};
+            for (int k = 0; k < 2; k++) {
+                memset(to, 0xA5, 301056);
+                assert_true(copies[k](to + shift, from + 1, bytes) == ms__checksum_plain(from + 1, bytes));
+                assert_memory_equal(to + shift, from + 1, bytes);
+                assert_int_equal(to[shift + bytes], 0xA5);
+                assert_true(shift == 0 || to[shift - 1] == 0xA5);
+            }
+        }
+    }
+    free(from);
+    free(to);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_are_those_of_xxh3),
         cmocka_unit_test(every_variant_gives_the_same_value),
+        cmocka_unit_test(a_copy_has_the_value_and_the_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

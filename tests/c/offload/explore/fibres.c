@@ -271,6 +271,26 @@ void ms__cond_broadcast(ms__cond *cond)
     wake_all(cond);
 }
 
+/* One and no more, any of them: whoever counts on a second is found out. */
+void ms__cond_signal(ms__cond *cond)
+{
+    int waiting = 0;
+    for (int i = 0; i < FIBRES_MAX; i++) {
+        waiting += fibres[i].state == WAITING && fibres[i].place == cond;
+    }
+    if (waiting == 0) {
+        return;
+    }
+    random_state = next_random(random_state);
+    int nth = (int)((random_state >> 16) % (uint64_t)waiting);
+    for (int i = 0; i < FIBRES_MAX; i++) {
+        if (fibres[i].state == WAITING && fibres[i].place == cond && nth-- == 0) {
+            fibres[i].state = READY;
+            return;
+        }
+    }
+}
+
 bool ms__cond_wait_until(ms__cond *cond, ms__mutex *mutex, uint64_t deadline_ns)
 {
     ms__mutex_unlock(mutex);

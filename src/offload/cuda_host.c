@@ -10,8 +10,10 @@
 #include "offload/cuda.h"
 
 #include "base/os/map.h"
+#include "base/os/numa.h"
 #include "base/os/procfs.h"
 #include "base/units.h"
+#include "offload/slab.h"
 
 #define CHUNK_BYTES (UINT64_C(64) << 20)
 
@@ -101,6 +103,7 @@ static int open_pool(ms__cuda_host *host, uint64_t wanted_bytes, ms_error *err)
     }
     (void)ms__map_want_huge_pages(address, limit_bytes);
     (void)ms__map_no_fork(address, limit_bytes);
+    ms__keep_near(address, limit_bytes, ms__numa_node_count(""), "pinned memory");
     host->pool = address;
     host->pool_bytes = limit_bytes;
     return MS_OK;

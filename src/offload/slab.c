@@ -6,7 +6,23 @@
 #include <sys/mman.h>
 
 #include "base/os/map.h"
+#include "base/os/numa.h"
 #include "base/units.h"
+
+void ms__keep_near(void *address, uint64_t bytes, uint32_t node_count, const char *what)
+{
+    if (node_count < 2) {
+        return;
+    }
+    int node = ms__numa_current_node();
+    if (ms__map_prefer_node(address, bytes, node)) {
+        ms_log(MS_LOG_INFO, "%s: %s from memory node %d of %u", what, ms__text_bytes(bytes).text, node,
+               node_count);
+    } else {
+        ms_log(MS_LOG_INFO, "%s: %s from whichever of %u memory nodes is nearest at first use: the kernel "
+               "takes no wish", what, ms__text_bytes(bytes).text, node_count);
+    }
+}
 
 int ms__slab_open(ms__slab *slab, uint64_t bytes, ms_error *err)
 {
@@ -20,6 +36,7 @@ int ms__slab_open(ms__slab *slab, uint64_t bytes, ms_error *err)
      * slab only holds memory for nothing. */
     (void)ms__map_want_huge_pages(address, bytes);
     (void)ms__map_no_fork(address, bytes);
+    ms__keep_near(address, bytes, ms__numa_node_count(""), "transfer slots");
     slab->address = address;
     slab->bytes = bytes;
     return MS_OK;

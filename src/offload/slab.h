@@ -2,8 +2,8 @@
  * slab.h - one private map of exact size from which an engine's slots are cut.
  *
  * Page-aligned, zero when new, huge pages advised, not inherited by forked
- * children. Touched only as slots are used, so an engine that moves nothing
- * through slots costs no memory.
+ * children, near the thread that opens the engine. Touched only as slots are used, so an
+ * engine that moves nothing through slots costs no memory.
  */
 #ifndef MS_OFFLOAD_SLAB_H
 #define MS_OFFLOAD_SLAB_H
@@ -17,6 +17,10 @@ typedef struct ms__slab {
 
 /* Maps `bytes` (a multiple of the page size). */
 int ms__slab_open(ms__slab *slab, uint64_t bytes, ms_error *err);
+
+/* Asks for the range's pages from the node of the calling thread, where memory has more than
+ * one, and logs what came of it. Threads that touch them may run anywhere. */
+void ms__keep_near(void *address, uint64_t bytes, uint32_t node_count, const char *what);
 void ms__slab_close(ms__slab *slab);
 
 /* In a forked child, where the map does not exist and its addresses may by now

@@ -412,8 +412,7 @@ static bool make_spill_dir(void)
     return true;
 }
 
-static int run_where(const char *name, bool host_only, const char *topic,
-                     const struct CMUnitTest *tests, size_t count)
+static int run_where(const char *name, const char *topic, const struct CMUnitTest *tests, size_t count)
 {
     int failures = 0;
     if (!make_spill_dir()) {
@@ -421,7 +420,7 @@ static int run_where(const char *name, bool host_only, const char *topic,
     }
     for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
         bool is_wanted = name == NULL || strcmp(name, backends[i].name) == 0;
-        if (is_wanted && !(host_only && backends[i].from_device)) {
+        if (is_wanted) {
             failures += run_on(&backends[i], topic, tests, count);
         }
     }
@@ -432,15 +431,10 @@ static int run_where(const char *name, bool host_only, const char *topic,
 int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests,
                    size_t count)
 {
-    return run_where(name, false, topic, tests, count);
+    return run_where(name, topic, tests, count);
 }
 
 int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size_t count)
 {
-    return run_where(NULL, false, topic, tests, count);
-}
-
-int run_on_host_backends(const char *topic, const struct CMUnitTest *tests, size_t count)
-{
-    return run_where(NULL, true, topic, tests, count);
+    return run_where(NULL, topic, tests, count);
 }

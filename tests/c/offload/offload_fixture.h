@@ -106,8 +106,6 @@ void leave_device(void);
 /* Runs the tests once per backend that this machine allows; the number of failures. Every test starts and
  * must end with no fault armed and no memory of the library in use. */
 int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size_t count);
-/* The same without those of a GPU: for tests that fork, kill or hang. */
-int run_on_host_backends(const char *topic, const struct CMUnitTest *tests, size_t count);
 /* The same on the one of this name. */
 int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests,
                    size_t count);

@@ -1,0 +1,106 @@
+"""What happens to the process in the middle of a step, while transfers are under way:
+workers of a loader are forked, a signal ends it. No gradient is wrong, nothing hangs,
+nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from execute_support import (
+    assert_nothing_left,
+    assert_same,
+    executing,
+    few_threads,  # noqa: F401
+    train,
+    twins,
+    uniform,
+)
+from models import MODELS
+
+from memscale.core.layers import find_layers
+
+pytestmark = pytest.mark.usefixtures("few_threads")
+
+
+def _load_with_workers() -> None:
+    """One batch from forked workers; its generator is its own, so that the run's is not touched."""
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.arange(64.0).reshape(16, 4)),
+        batch_size=4,
+        num_workers=2,
+        multiprocessing_context="fork",
+        generator=torch.Generator().manual_seed(0),
+        timeout=60,
+    )
+    rows = [batch for (batch,) in loader]
+    assert torch.equal(torch.cat(rows), torch.arange(64.0).reshape(16, 4))
+
+
+@pytest.mark.parametrize("technique", ["offload_disk", "mixed"])
+def test_loader_workers_are_forked_while_transfers_are_under_way(technique, tmp_path):
+    case, twin = twins(MODELS["gpt2"])
+    expected = train(case, twin)
+    in_flight = []
+    with executing(case.model, uniform(case.model, technique, write_window=1 << 30), tmp_path) as executor:
+        _, layer = list(find_layers(case.model))[1]
+
+        def fork_now(*_):
+            in_flight.append(executor.stats()["storing_bytes"])
+            _load_with_workers()
+
+        hook = layer.register_forward_hook(fork_now)
+        seen = train(case, case.model)
+        hook.remove()
+        assert_same(expected, seen)
+        assert executor.counters()["fetched_bytes"] > 0
+        assert executor.counters()["tier_fallbacks"] == 0
+        assert_nothing_left(executor)
+    assert len(in_flight) >= 2 and max(in_flight) > 0
+    assert os.listdir(tmp_path) == []
+
+
+_PROGRAM = """
+    import signal, sys
+    import torch
+    from execute_support import executing, train, twins, uniform
+    from models import MODELS
+
+    def leave(*_):
+        raise SystemExit(7)
+
+    torch.set_num_threads(1)
+    if sys.argv[2] == "handler":
+        signal.signal(signal.SIGTERM, leave)
+    case, _ = twins(MODELS["gpt2"])
+    with executing(case.model, uniform(case.model, "offload_disk"), sys.argv[1]):
+        train(case, case.model, steps=1)
+        print("under way", flush=True)
+        train(case, case.model, steps=100000)
+"""
+
+
+@pytest.mark.parametrize(("reaction", "status"), [("default", -signal.SIGTERM), ("handler", 7)])
+def test_a_signal_to_end_in_the_middle_of_steps_leaves_nothing(reaction, status, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    program = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_PROGRAM), str(tmp_path), reaction],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert program.stdout is not None and program.stdout.readline() == "under way\n"
+        program.send_signal(signal.SIGTERM)
+        _, errors = program.communicate(timeout=120)
+    finally:
+        program.kill()
+    assert program.returncode == status, errors
+    assert os.listdir(tmp_path) == []

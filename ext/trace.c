@@ -6,18 +6,7 @@
 #include "base/units.h"
 #include "common.h"
 #include "rooms.h"
-
-#include "memscale/trace.h"
-
-typedef struct trace_object {
-    PyObject_HEAD
-    ms_trace *trace;
-} trace_object;
-
-static ms_trace *trace_of(PyObject *self)
-{
-    return ((trace_object *)self)->trace;
-}
+#include "trace_ext.h"
 
 /* ---- making and freeing --------------------------------------------------- */
 
@@ -75,69 +64,6 @@ static int narrow(uint64_t wide, const char *what, uint32_t *out)
         return -1;
     }
     *out = (uint32_t)wide;
-    return 0;
-}
-
-/* (shape, bytes) as an operand. Dimensions beyond the eighth are multiplied into the
- * first: no operator that the tables know has as many. */
-static int read_operand(PyObject *pair, ms_operand *operand)
-{
-    PyObject *shape = PyTuple_Check(pair) && PyTuple_Size(pair) == 2 ? PyTuple_GetItem(pair, 0) : NULL;
-    if (shape == NULL || !PyTuple_Check(shape)) {
-        PyErr_SetString(PyExc_TypeError, "op: an operand is a pair (shape, bytes)");
-        return -1;
-    }
-    if (ms_ext_u64(PyTuple_GetItem(pair, 1), "bytes", &operand->bytes) != 0) {
-        return -1;
-    }
-    Py_ssize_t rank = PyTuple_Size(shape);
-    const Py_ssize_t most = (Py_ssize_t)(sizeof operand->size / sizeof operand->size[0]);
-    Py_ssize_t folded = rank > most ? rank - most : 0;
-    operand->rank = (uint32_t)(rank - folded);
-    operand->size[0] = 1;
-    for (Py_ssize_t i = 0; i < rank; i++) {
-        uint64_t size;
-        if (ms_ext_u64(PyTuple_GetItem(shape, i), "shape", &size) != 0) {
-            return -1;
-        }
-        if (i <= folded) {
-            operand->size[0] = ms__mul_sat(operand->size[0], size);
-        } else {
-            operand->size[i - folded] = size;
-        }
-    }
-    return 0;
-}
-
-enum { OPERANDS_ON_STACK = 16 };
-
-/* Operands of a tuple of pairs; `*operands` is `room` or, for longer tuples, to be
- * freed with PyMem_Free. */
-static int read_operands(PyObject *pairs, ms_operand *room, ms_operand **operands, size_t *count)
-{
-    if (!PyTuple_Check(pairs)) {
-        PyErr_SetString(PyExc_TypeError, "op: operands come as a tuple of pairs (shape, bytes)");
-        return -1;
-    }
-    size_t items = (size_t)PyTuple_Size(pairs);
-    ms_operand *read = room;
-    if (items > OPERANDS_ON_STACK) {
-        read = PyMem_Malloc(items * sizeof *read);
-        if (read == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-    }
-    for (size_t i = 0; i < items; i++) {
-        if (read_operand(PyTuple_GetItem(pairs, (Py_ssize_t)i), &read[i]) != 0) {
-            if (read != room) {
-                PyMem_Free(read);
-            }
-            return -1;
-        }
-    }
-    *operands = read;
-    *count = items;
     return 0;
 }
 
@@ -425,106 +351,6 @@ static PyObject *flag(PyObject *self, PyObject *const *args, Py_ssize_t count)
     return ms_ext_none_or_raise(ms_trace_flag(trace_of(self), node, bit, &err), &err);
 }
 
-/* ---- operators ------------------------------------------------------------ */
-
-static PyObject *op(PyObject *self, PyObject *const *args, Py_ssize_t count)
-{
-    ms_operand input_room[OPERANDS_ON_STACK];
-    ms_operand output_room[OPERANDS_ON_STACK];
-    ms_operand *inputs = input_room;
-    ms_operand *outputs = output_room;
-    size_t input_count;
-    size_t output_count;
-    PyObject *result = NULL;
-    if (ms_ext_arity("op", count, 3, 4) != 0) {
-        return NULL;
-    }
-    const char *name = ms_ext_utf8(args[0], "op", NULL);
-    if (name == NULL || read_operands(args[1], input_room, &inputs, &input_count) != 0 ||
-        read_operands(args[2], output_room, &outputs, &output_count) != 0) {
-        goto cleanup;
-    }
-    int takes_workspace = count > 3 ? PyObject_IsTrue(args[3]) : 0;
-    if (takes_workspace < 0) {
-        goto cleanup;
-    }
-    ms_error err;
-    int rc = ms_trace_op(trace_of(self), name, inputs, input_count, outputs, output_count, &err);
-    if (rc == MS_OK && takes_workspace) {
-        rc = ms_trace_workspace(trace_of(self), name, inputs, input_count, outputs, output_count, &err);
-    }
-    result = ms_ext_none_or_raise(rc, &err);
-cleanup:
-    if (inputs != input_room) {
-        PyMem_Free(inputs);
-    }
-    if (outputs != output_room) {
-        PyMem_Free(outputs);
-    }
-    return result;
-}
-
-/* Storage keys of a tuple into new memory; NULL with an exception. */
-static uint64_t *read_keys(PyObject *keys, size_t *count)
-{
-    if (!PyTuple_Check(keys)) {
-        PyErr_SetString(PyExc_TypeError, "made: storages come as tuples of keys");
-        return NULL;
-    }
-    *count = (size_t)PyTuple_Size(keys);
-    uint64_t *read = PyMem_Malloc((*count > 0 ? *count : 1) * sizeof *read);
-    if (read == NULL) {
-        PyErr_NoMemory();
-    }
-    for (size_t i = 0; read != NULL && i < *count; i++) {
-        if (ms_ext_u64(PyTuple_GetItem(keys, (Py_ssize_t)i), "made", &read[i]) != 0) {
-            PyMem_Free(read);
-            return NULL;
-        }
-    }
-    return read;
-}
-
-static PyObject *made(PyObject *self, PyObject *const *args, Py_ssize_t count)
-{
-    size_t input_count = 0, output_count = 0;
-    if (ms_ext_arity("made", count, 2, 2) != 0) {
-        return NULL;
-    }
-    PyObject *result = NULL;
-    uint64_t *inputs = read_keys(args[0], &input_count);
-    uint64_t *outputs = inputs != NULL ? read_keys(args[1], &output_count) : NULL;
-    if (outputs != NULL) {
-        ms_error err;
-        int rc = ms_trace_made(trace_of(self), inputs, input_count, outputs, output_count, &err);
-        result = ms_ext_none_or_raise(rc, &err);
-    }
-    PyMem_Free(inputs);
-    PyMem_Free(outputs);
-    return result;
-}
-
-static PyObject *wrote(PyObject *self, PyObject *key)
-{
-    uint64_t number;
-    if (ms_ext_u64(key, "wrote", &number) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_wrote(trace_of(self), number, &err), &err);
-}
-
-static PyObject *operator_is_maker(PyObject *module, PyObject *args)
-{
-    (void)module;
-    const char *name;
-    int is_pointwise;
-    if (!PyArg_ParseTuple(args, "sp:operator_is_maker", &name, &is_pointwise)) {
-        return NULL;
-    }
-    return PyBool_FromLong(ms_operator_is_maker(name, is_pointwise != 0));
-}
-
 /* ---- saved tensors -------------------------------------------------------- */
 
 static PyObject *saved(PyObject *self, PyObject *key)
@@ -639,12 +465,12 @@ static PyMethodDef trace_methods[] = {
     {"died", died, METH_O, "died(key): a storage, or a copy given to unpacked(), is gone."},
     {"output", MS_EXT_FAST(output), METH_FASTCALL, "output(key, bytes): the root returned it."},
     {"gradient", MS_EXT_FAST(gradient), METH_FASTCALL, "gradient(key, bytes): of a parameter."},
-    {"op", MS_EXT_FAST(op), METH_FASTCALL,
+    {"op", MS_EXT_FAST(ms_ext_trace_op), METH_FASTCALL,
      "op(name, inputs, outputs, takes_workspace=False): an operator ran; operands are pairs (shape, "
      "bytes). It may have taken memory of its own if it ran on a CPU over the default layout."},
-    {"made", MS_EXT_FAST(made), METH_FASTCALL,
+    {"made", MS_EXT_FAST(ms_ext_trace_made), METH_FASTCALL,
      "made(inputs, outputs): the operator told last can run again; tuples of storage keys."},
-    {"wrote", wrote, METH_O, "wrote(key): an operator wrote to a storage that was there."},
+    {"wrote", ms_ext_trace_wrote, METH_O, "wrote(key): an operator wrote to a storage that was there."},
     {"saved", saved, METH_O, "saved(key) -> (node, serial): autograd keeps a tensor."},
     {"unpacked", MS_EXT_FAST(unpacked), METH_FASTCALL,
      "unpacked(node, serial, copy_key): autograd asks for it; copy_key 0 for none."},
@@ -673,7 +499,7 @@ static PyType_Spec trace_spec = {
 };
 
 static PyMethodDef functions[] = {
-    {"operator_is_maker", operator_is_maker, METH_VARARGS,
+    {"operator_is_maker", ms_ext_operator_is_maker, METH_VARARGS,
      "operator_is_maker(name, is_pointwise) -> bool: whether it can run again on its own, as far as its name "
      "tells."},
     {"graph_check", graph_check, METH_O,

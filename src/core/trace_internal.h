@@ -140,6 +140,13 @@ int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err);
 /* trace.c: what an address is now. */
 bool ms__trace_find_life(const ms_trace *trace, uint64_t key, uint32_t *life);
 bool ms__trace_is_resident(const ms_trace *trace, uint64_t key);
+int ms__trace_put_key(ms_trace *trace, uint64_t key, uint64_t value, ms_error *err);
+/* A life that is freed and that nobody saved is live no longer. */
+void ms__trace_release_life(ms_trace *trace, uint32_t index);
+/* trace_saved.c: records that the node will not ask for the life again. A DROP stands in the
+ * node's own programs: when the node is no longer, or not yet, the current one, at the nearest
+ * place there that does not end the storage early in forward. */
+int ms__trace_drop_save(ms_trace *trace, uint32_t index, ms_error *err);
 /* trace_makers.c: leaves the makers that lead to what the node saves and whose operands
  * nobody wrote to. `needed` has a zero for each life, and is left in disorder. */
 void ms__trace_thin_makers(ms_trace *trace, trace_node *node, uint8_t *needed);

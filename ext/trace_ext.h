@@ -1,0 +1,27 @@
+/*
+ * What the files of the tracer's extension share: the object, and the methods that
+ * trace_operators.c has for its table in trace.c.
+ */
+#ifndef MS_EXT_TRACE_EXT_H
+#define MS_EXT_TRACE_EXT_H
+
+#include "common.h"
+
+#include "memscale/trace.h"
+
+typedef struct trace_object {
+    PyObject_HEAD
+    ms_trace *trace;
+} trace_object;
+
+static inline ms_trace *trace_of(PyObject *self)
+{
+    return ((trace_object *)self)->trace;
+}
+
+PyObject *ms_ext_trace_op(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ms_ext_trace_made(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ms_ext_trace_wrote(PyObject *self, PyObject *key);
+PyObject *ms_ext_operator_is_maker(PyObject *module, PyObject *args);
+
+#endif

@@ -9,9 +9,9 @@
  */
 #include "offload/cuda.h"
 
+#include "base/os/cgroup.h"
 #include "base/os/map.h"
 #include "base/os/numa.h"
-#include "base/os/procfs.h"
 #include "base/units.h"
 #include "offload/slab.h"
 
@@ -88,11 +88,7 @@ static bool reserve_pinned(ms__cuda_host *host, uint64_t bytes, uint64_t *positi
 static int open_pool(ms__cuda_host *host, uint64_t wanted_bytes, ms_error *err)
 {
     void *address = NULL;
-    ms__machine_memory memory = {0};
-    uint64_t limit_bytes = wanted_bytes;
-    if (limit_bytes == 0 && ms__machine_memory_read("", &memory, NULL) == MS_OK) {
-        limit_bytes = memory.available_bytes / 2;
-    }
+    uint64_t limit_bytes = wanted_bytes != 0 ? wanted_bytes : ms__memory_room_bytes("") / 2;
     limit_bytes = ms__align_down(ms__min_u64(limit_bytes, host->cap_bytes), ms__page_bytes());
     if (limit_bytes == 0) {
         return MS_OK;

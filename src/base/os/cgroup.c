@@ -383,6 +383,19 @@ static void consider_quota(const char *directory, const group_interface *interfa
     }
 }
 
+uint64_t ms__memory_room_bytes(const char *root)
+{
+    ms__machine_memory machine;
+    ms__cgroup_memory group;
+    if (ms__machine_memory_read(root, &machine, NULL) != MS_OK) {
+        return 0;
+    }
+    ms__cgroup_memory_read(root, &group);
+    uint64_t held_bytes = ms__sub_sat(group.usage_bytes, group.cache_bytes);
+    uint64_t left_bytes = group.limit_bytes == UINT64_MAX ? UINT64_MAX : ms__sub_sat(group.limit_bytes, held_bytes);
+    return ms__min_u64(machine.available_bytes, left_bytes);
+}
+
 uint32_t ms__cgroup_cpu_quota(const char *root)
 {
     uint32_t cpus = 0;

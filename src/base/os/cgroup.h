@@ -24,6 +24,10 @@ typedef struct ms__cgroup_memory {
  */
 void ms__cgroup_memory_read(const char *root, ms__cgroup_memory *out);
 
+/* Bytes that this process may still take, by the kernel's estimate and by the limit, whose
+ * group can drop its cache; 0 where the kernel tells nothing. */
+uint64_t ms__memory_room_bytes(const char *root);
+
 /* How many CPUs' worth of time the tightest quota leaves, rounded up; 0 where
  * there is no quota. Found in the same way. */
 uint32_t ms__cgroup_cpu_quota(const char *root);

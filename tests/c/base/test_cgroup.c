@@ -94,6 +94,24 @@ static void v2_takes_the_group_of_the_process(void **state)
     assert_non_null(strstr(found.directory, "/sys/fs/cgroup/user.slice/job"));
 }
 
+static void room_is_what_the_limit_or_the_machine_leaves(void **state)
+{
+    (void)state;
+    assert_int_equal(ms__memory_room_bytes(root), 0); /* nothing is known */
+    put("/proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 5000 kB\n");
+    assert_int_equal(ms__memory_room_bytes(root), 5000 * 1024);
+    put("/proc/self/mountinfo", mount_v2);
+    put("/proc/self/cgroup", "0::/job\n");
+    put("/sys/fs/cgroup/job/memory.max", "4000000\n");
+    put("/sys/fs/cgroup/job/memory.current", "3000000\n");
+    put("/sys/fs/cgroup/job/memory.stat", "anon 5\nfile 500000\n");
+    assert_int_equal(ms__memory_room_bytes(root), 1500000); /* the cache can go */
+    put("/sys/fs/cgroup/job/memory.current", "5000000\n");
+    assert_int_equal(ms__memory_room_bytes(root), 0);
+    put("/sys/fs/cgroup/job/memory.max", "400000000\n");
+    assert_int_equal(ms__memory_room_bytes(root), 5000 * 1024);
+}
+
 static void a_parent_binds_as_well(void **state)
 {
     (void)state;
@@ -304,6 +322,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         WITH_ROOT(a_machine_without_groups_has_no_limit),
         WITH_ROOT(v2_takes_the_group_of_the_process),
+        WITH_ROOT(room_is_what_the_limit_or_the_machine_leaves),
         WITH_ROOT(a_parent_binds_as_well),
         WITH_ROOT(the_high_mark_of_v2_binds_too),
         WITH_ROOT(v1_takes_the_memory_hierarchy),

@@ -57,6 +57,27 @@ static void structs_stay_while_the_table_grows(void **state)
     ms__tickets_destroy(&tickets);
 }
 
+static void a_million_tickets_take_what_those_that_live_take(void **state)
+{
+    (void)state;
+    enum { LIVE = 64, ALL = 1000000 };
+    ms__tickets tickets;
+    ms__ticket *held[LIVE] = {NULL};
+    uint64_t settled_bytes = 0;
+    ms__tickets_init(&tickets);
+    for (int i = 0; i < ALL; i++) {
+        ms__ticket **slot = &held[i % LIVE];
+        if (*slot != NULL) {
+            ms__tickets_release(&tickets, *slot);
+        }
+        *slot = ms__tickets_new(&tickets, 1 + (uint32_t)(i % LIVE));
+        assert_non_null(*slot);
+        settled_bytes = i == 10 * LIVE ? ms_memory_live_bytes() : settled_bytes;
+    }
+    assert_int_equal(ms_memory_live_bytes(), settled_bytes);
+    ms__tickets_destroy(&tickets);
+}
+
 static void without_memory_the_table_stays_usable(void **state)
 {
     (void)state;
@@ -84,6 +105,7 @@ int main(void)
         cmocka_unit_test(a_dropped_number_stays_unknown),
         cmocka_unit_test(numbers_that_were_never_given_out_are_unknown),
         cmocka_unit_test(structs_stay_while_the_table_grows),
+        cmocka_unit_test(a_million_tickets_take_what_those_that_live_take),
         cmocka_unit_test(without_memory_the_table_stays_usable),
     };
     return cmocka_run_group_tests_name("tickets", tests, NULL, NULL);

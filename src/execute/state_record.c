@@ -101,7 +101,8 @@ void ms__record_fill_from(const ms_optimizer_form *form, const ms_adamw_tensor *
     for (int part = 0; part < MS_PART_COUNT; part++) {
         const unsigned char *from = part_of(form, source, (ms_optimizer_part)part, at);
         uint64_t bytes = ms__record_part_bytes(form, (ms_optimizer_part)part, elements);
-        if (from != NULL && bytes > 0) {
+        /* A record is no larger than a chunk; compilers see only that sums may saturate. */
+        if (from != NULL && bytes > 0 && bytes <= MS_OPTIMIZER_CHUNK_BYTES) {
             memcpy(record + offsets[part], from, bytes);
         }
     }

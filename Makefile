@@ -4,6 +4,7 @@
 #   TORCH_SPEC  what pip installs as PyTorch where the active environment has none
 #   PYTHON      the interpreter to make .venv with (default: the newest suitable one found,
 #               the active environment's first)
+#   SOAK_SECONDS  how long `make soak` takes (default: 600)
 
 TORCH_SPEC ?= torch==2.13.0
 PYTHON ?=
@@ -25,7 +26,7 @@ help:
 	@echo "  fuzz   build the libFuzzer targets with clang and run each for a minute"
 	@echo "  wheel  one self-contained wheel in dist/, installed and tried out"
 	@echo "  clean  remove what was built; keeps .venv"
-	@echo "Variables: TORCH_SPEC ($(TORCH_SPEC)), PYTHON"
+	@echo "Variables: TORCH_SPEC ($(TORCH_SPEC)), PYTHON, SOAK_SECONDS (600)"
 
 build:
 	@scripts/build.sh

@@ -405,8 +405,7 @@ static void a_fork_during_transfers_disturbs_neither_side(void **state)
         }
         int status = 0;
         assert_int_equal(waitpid(child, &status, 0), child);
-        assert_true(WIFEXITED(status));
-        assert_int_equal(WEXITSTATUS(status), 0);
+        assert_int_equal(status, 0); /* ended by itself, with nothing wrong */
         ms_offload_close(engine);
         pages_free(source, MIB);
         pages_free(destination, MIB);

@@ -127,19 +127,20 @@ class _Marking(LossMode):
     views and casts lie between; torch computes them."""
 
     def __init__(self, tracer: LiveTracer) -> None:
-        super().__init__(self._mark)
-        self._tracer = tracer
-        self._heads = WeakIdKeyDictionary()
+        heads = WeakIdKeyDictionary()
 
-    def _mark(self, found: CrossEntropy) -> torch.Tensor:
-        tracer, logits = self._tracer, found.logits
-        number = tracer.loss(logits)
-        head = self._heads.get(logits)
-        if head is not None and found.reduction in _SUMMED and logits.dtype in _WIDE:
-            tracer.head_used(head, number)
-        value = found.call()
-        tracer.loss_ended(number, logits, value)
-        return value
+        def mark(found: CrossEntropy) -> torch.Tensor:  # not a method: nothing of a trace is in a cycle
+            number = tracer.loss(found.logits)
+            head = heads.get(found.logits)
+            if head is not None and found.reduction in _SUMMED and found.logits.dtype in _WIDE:
+                tracer.head_used(head, number)
+            value = found.call()
+            tracer.loss_ended(number, found.logits, value)
+            return value
+
+        super().__init__(mark)
+        self._tracer = tracer
+        self._heads = heads
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -343,7 +343,7 @@ static int use_in_child(ms_offload *engine, ms_ticket ticket, unsigned char *mem
     ms_ticket other = 0;
     ms_offload_stats stats;
     int wrong = 0;
-    alarm(20);
+    alarm(120); /* for hangs, not for busy machines */
     wrong += ms_offload_store(engine, memory, MIB, MIB, &other, &err) != MS_ESTATE;
     wrong += strstr(err.text, "parent process") == NULL;
     wrong += ms_offload_fetch(engine, ticket, memory, MIB, &err) != MS_ESTATE;

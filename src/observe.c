@@ -7,9 +7,11 @@
 
 #include "base/units.h"
 #include "memscale/pipeline.h"
+#include "plan/sim.h"
 
 enum {
-    PEAK_PERMILLE = 50,       /* a peak further off than this is corrected */
+    PEAK_PERMILLE = 50,       /* a peak further above what was allowed for is corrected */
+    EXPECTED_PERMILLE = 10,   /* what is expected is corrected if it is further off than this */
     TIME_PERMILLE = 50,       /* the same for time, where it can change a choice */
     LATE_TIME_PERMILLE = 150, /* after the first steps: only what is worth a new plan */
     FIRST_TIME_STEP = 3,      /* caches are warm by then */
@@ -97,8 +99,14 @@ static uint64_t predicted_peak(const ms_plan *plan, const ms_observation *seen)
     return seen->step <= 1 ? plan->replay.first_step_peak_bytes : plan->replay.peak_bytes;
 }
 
-/* What the process took beside its baseline, our maps, the batch, the slab and small
- * tensors, all of which the replay counts itself; MS_UNSET where it can't be told. */
+/* The same with all that the plan leaves free for what is not expected. */
+static uint64_t allowed_peak(const ms_plan *plan, const ms_observation *seen)
+{
+    return ms__add_sat(predicted_peak(plan, seen), plan->reserve_bytes);
+}
+
+/* What the process took beside its baseline, our maps, the batch, a slab that is used and
+ * small tensors, all of which the replay counts itself; MS_UNSET where it can't be told. */
 static uint64_t measured_scratch(const ms_graph *graph, const ms_hardware *hardware, const ms_plan *plan,
                                  const ms_observation *seen)
 {
@@ -106,26 +114,34 @@ static uint64_t measured_scratch(const ms_graph *graph, const ms_hardware *hardw
         return MS_UNSET;
     }
     uint64_t known = ms__add_sat(hardware->process.baseline_bytes, seen->peak_held_bytes);
-    known = ms__add_sat(known, ms__add_sat(plan->slab_bytes, plan->replay.small_peak_bytes));
+    uint64_t slab = ms__slab_expected(plan->slab_bytes, plan->offload_min_bytes);
+    known = ms__add_sat(known, ms__add_sat(slab, plan->replay.small_peak_bytes));
     known = ms__add_sat(known, graph->residents.batch_bytes);
     return ms__sub_sat(seen->peak_bytes, known);
+}
+
+/* `measured` of the scratch is what is expected from now on, where that is known. */
+static void expect(ms_process *process, uint64_t measured)
+{
+    process->reserve_bytes = measured == MS_UNSET ? 0 : ms__sub_sat(process->scratch_bytes, measured);
 }
 
 static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan,
                          const ms_observation *seen)
 {
-    uint64_t expected = predicted_peak(plan, seen);
+    uint64_t allowed = allowed_peak(plan, seen);
     bool over_budget = plan->pressure.budget_given && seen->peak_bytes > plan->pressure.allowed_bytes;
-    bool over_plan = seen->peak_bytes > expected && off_by(seen->peak_bytes, expected, PEAK_PERMILLE);
+    bool over_plan = seen->peak_bytes > allowed && off_by(seen->peak_bytes, allowed, PEAK_PERMILLE);
     if (!over_budget && !over_plan) {
         return false;
     }
     uint64_t *scratch = &hardware->process.scratch_bytes;
-    uint64_t missing = ms__sub_sat(seen->peak_bytes, over_budget ? ms__min_u64(expected, plan->pressure.allowed_bytes)
-                                                                 : expected);
+    uint64_t missing = ms__sub_sat(seen->peak_bytes, over_budget ? ms__min_u64(allowed, plan->pressure.allowed_bytes)
+                                                                 : allowed);
     uint64_t measured = measured_scratch(graph, hardware, plan, seen);
     uint64_t wanted = ms__add_sat(*scratch, missing);
     *scratch = measured == MS_UNSET ? wanted : ms__max_u64(measured, wanted);
+    expect(&hardware->process, measured);
     return true;
 }
 
@@ -137,6 +153,7 @@ static void raise_scratch(const ms_graph *graph, ms_hardware *hardware, const ms
     uint64_t measured = seen->peak_bytes != MS_UNSET ? measured_scratch(graph, hardware, plan, seen) : MS_UNSET;
     if (measured != MS_UNSET) {
         hardware->process.scratch_bytes = ms__max_u64(hardware->process.scratch_bytes, measured);
+        expect(&hardware->process, measured);
     }
 }
 
@@ -145,22 +162,26 @@ static void raise_scratch(const ms_graph *graph, ms_hardware *hardware, const ms
 static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan,
                            const ms_observation *seen)
 {
-    uint64_t *scratch = &hardware->process.scratch_bytes;
-    uint64_t expected = predicted_peak(plan, seen);
-    if (plan->skipped || !rare(seen->step, FIRST_SHRINK_STEP) || seen->peak_bytes >= expected) {
+    ms_process *process = &hardware->process;
+    uint64_t allowed = allowed_peak(plan, seen);
+    if (plan->skipped || !rare(seen->step, FIRST_SHRINK_STEP) || seen->peak_bytes >= allowed) {
         return false;
     }
     uint64_t measured = measured_scratch(graph, hardware, plan, seen);
-    if (measured == MS_UNSET) {
-        measured = ms__sub_sat(*scratch, expected - seen->peak_bytes);
-    }
+    uint64_t known = measured == MS_UNSET ? ms__sub_sat(process->scratch_bytes, allowed - seen->peak_bytes) : measured;
     /* The margin is for the next step, and for a plan of other techniques, beside whose
      * tensors other memory lies. */
-    uint64_t wanted = ms__add_sat(measured, measured / 2 + SHRINK_MARGIN_BYTES);
-    if (wanted >= *scratch || *scratch - wanted <= ms__mul_div(expected, SHRINK_PERMILLE, 1000)) {
+    uint64_t wanted = ms__add_sat(known, known / 2 + SHRINK_MARGIN_BYTES);
+    uint64_t shrinks = ms__sub_sat(process->scratch_bytes, wanted);
+    uint64_t expected = ms__sub_sat(process->scratch_bytes, process->reserve_bytes);
+    bool smaller = shrinks > ms__mul_div(allowed, SHRINK_PERMILLE, 1000);
+    bool other = measured != MS_UNSET &&
+                 difference(measured, expected) > ms__mul_div(allowed, EXPECTED_PERMILLE, 1000);
+    if (!smaller && !other) {
         return false;
     }
-    *scratch = wanted;
+    process->scratch_bytes = smaller ? wanted : ms__max_u64(process->scratch_bytes, known);
+    expect(process, known);
     return true;
 }
 

@@ -71,6 +71,9 @@ static int take_samples(page *p, ms_error *err)
                           .ceiling_bytes = r->plan->ceiling_bytes};
     int rc = ms_simulate(r->graph, r->hardware, &choices, &replay, p->samples, err);
     p->sample_count = 2 * nodes;
+    for (uint32_t i = 0; rc == MS_OK && i < p->sample_count; i++) { /* as in the plan's own peak */
+        p->samples[i].device_bytes = ms__sub_sat(p->samples[i].device_bytes, r->hardware->process.reserve_bytes);
+    }
     ms_free(techniques);
     return rc;
 }

@@ -19,7 +19,7 @@ static int plan_within(const ms_graph *graph, const ms_hardware *hardware, ms_co
 int ms_pipeline_tighten(const ms_graph *graph, const ms_hardware *hardware, ms_config *config, const ms_plan *plan,
                         uint32_t attempt, ms_plan **tighter, char **line, ms_error *err)
 {
-    uint64_t peak_bytes = plan->replay.peak_bytes;
+    uint64_t peak_bytes = ms__add_sat(plan->replay.peak_bytes, plan->reserve_bytes);
     ms_config wanted = *config;
     if (attempt >= RESCUES_MAX) {
         return ms_fail(err, MS_EINFEASIBLE, "the step was made again %d times under tighter plans", RESCUES_MAX);
@@ -33,7 +33,7 @@ int ms_pipeline_tighten(const ms_graph *graph, const ms_hardware *hardware, ms_c
     }
     char text[256];
     snprintf(text, sizeof text, "an allocation failed under a plan of %s; the step is made again under one of %s (%u of %d)",
-             ms__text_bytes(peak_bytes).text, ms__text_bytes((*tighter)->replay.peak_bytes).text, attempt + 1,
+             ms__text_bytes(plan->replay.peak_bytes).text, ms__text_bytes((*tighter)->replay.peak_bytes).text, attempt + 1,
              RESCUES_MAX);
     *line = ms_strdup(text);
     if (*line == NULL) {

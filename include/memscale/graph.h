@@ -51,6 +51,10 @@
  * writes to afterwards. What such an operator makes need not stay to be had in backward.
  * Makers stand in order of execution; only those are listed that lead to a saved storage.
  *
+ * Two-valued storages. A layer's profile also lists what it saves and what surely has two
+ * values only (dropout masks): the executor keeps such as bits, an element each, wherever a
+ * plan moves tensors. Predictions count on it; what fits a budget does not depend on it.
+ *
  * As JSON (docs/formats/graph.schema.json) events are short arrays: ["alloc",3],
  * ["work",flops,bytes] or, of work that draws random numbers, ["work",flops,bytes,draws].
  */
@@ -90,6 +94,12 @@ typedef struct ms_maker {
     uint32_t output_count;
 } ms_maker;
 
+/* A storage of the layer's own that it saves and whose elements have two values. */
+typedef struct ms_two_valued {
+    uint32_t storage;     /* local number, not external */
+    uint32_t value_bytes; /* of an element: 1, 2, 4 or 8 */
+} ms_two_valued;
+
 typedef struct ms_profile {
     uint32_t storage_count;  /* local storages, externals first */
     uint32_t external_count;
@@ -104,6 +114,8 @@ typedef struct ms_profile {
     ms_maker *makers;
     uint32_t operand_count;
     uint32_t *operands;      /* [operand_count] of all makers, one after the other */
+    uint32_t two_valued_count;
+    ms_two_valued *two_valued; /* by storage, ascending */
 } ms_profile;
 
 typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;

@@ -73,7 +73,8 @@ typedef struct ms_gpu {
  * made without a process (the command line) has zeros here. */
 typedef struct ms_process {
     uint64_t baseline_bytes; /* resident (CPU) or allocated (GPU) before the first step */
-    uint64_t scratch_bytes;  /* what operators and the interpreter take beside tensors */
+    uint64_t scratch_bytes;  /* what operators and the interpreter may take beside tensors */
+    uint64_t reserve_bytes;  /* the part of it that is not expected: budgets leave it free */
 } ms_process;
 
 typedef struct ms_hardware {
@@ -119,7 +120,8 @@ MS_API uint64_t ms_hardware_device_bytes(const ms_hardware *hardware);
  * baseline is the resident memory now, after libc gave back what it holds free, or the
  * one before where that differs by no more than 20 MB: plans of one process agree. For a
  * GPU it is `allocated_bytes`, what the framework has allocated there. The scratch
- * bytes are a prior that the first steps replace (ms_pipeline_observe()). Thread-safe.
+ * bytes, and the part of them that is a reserve, are a prior that the first steps replace
+ * (ms_pipeline_observe()). Thread-safe.
  */
 MS_API int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes,
                                    ms_error *err);

@@ -84,7 +84,8 @@ typedef struct ms_sample {
 /*
  * Replays two consecutive steps (optimizer state appears in the first) under
  * `choices`. `samples`, if not NULL, has room for 2 x node_count points of the
- * second step. Fails only when memory is out.
+ * second step. Peaks count all of the process's scratch, its reserve included. Fails only
+ * when memory is out.
  */
 MS_API int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_choices *choices,
                        ms_replay *replay, ms_sample *samples, ms_error *err);
@@ -103,7 +104,7 @@ typedef struct ms_plan_entry {
     uint64_t cost_ns;      /* what it adds to the step, overlap considered */
     uint32_t runner_up;    /* ms_technique; equal to `technique` when there was no other */
     uint64_t runner_up_ns; /* predicted step time with the runner-up here instead */
-    uint64_t runner_up_peak_bytes;
+    uint64_t runner_up_peak_bytes; /* what that would take of a budget, nothing cached */
 } ms_plan_entry;
 
 /* What was decided on one option for the whole step. */
@@ -164,7 +165,7 @@ MS_API const char *ms_step_phase_name(ms_step_phase phase);
 /* What another budget would buy: the plan for it, in the loop that was assumed. */
 typedef struct ms_neighbour {
     uint64_t budget_bytes; /* 0: there is none */
-    uint64_t peak_bytes;
+    uint64_t peak_bytes;   /* what is expected of that plan */
     uint64_t step_ns;
 } ms_neighbour;
 
@@ -198,9 +199,10 @@ typedef struct ms_plan {
     char *model;
     char *signature;
     ms_pressure pressure;
-    ms_replay replay;            /* of this plan */
+    ms_replay replay;            /* of this plan: what is expected to be measured */
     ms_replay unoptimized;       /* of the same step with everything kept: its peak without a
                                   * cache, its time as if no page were ever given back */
+    uint64_t reserve_bytes;      /* what a budget has to have beyond replay.peak_bytes */
     bool assumed_outputs_held;   /* the loop that the replay stands for (ms_loop) */
     bool assumed_gradients_live;
     uint64_t offload_min_bytes;
@@ -228,7 +230,7 @@ MS_API void ms_plan_free(ms_plan *plan);
 /*
  * Makes the plan: candidates over what was admitted, replayed, the fastest whose
  * peak fits; never worse than the best uniform plan; monotone: a larger budget
- * never gives a slower plan, a smaller one never a higher peak. A forced plan is the one
+ * never gives a slower plan, a smaller one never one that takes more of it. A forced plan is the one
  * of the smallest peak among those that shrink the tensors; where all that is admitted
  * moves tensors and they are tiny, the slab can lift that peak above everything kept.
  * What may change bits (enable_tiling) is chosen only where nothing exact fits: there, a
@@ -239,7 +241,12 @@ MS_API void ms_plan_free(ms_plan *plan);
  * `over_target` set.
  *
  * replay.step_ns counts on a cache of a size that the budget surely leaves;
- * replay.peak_bytes on one that fills all of it.
+ * replay.peak_bytes on one that may fill all of it.
+ *
+ * What fits a budget, what a refusal names and what pressure->need_bytes is counts all of
+ * the process's scratch; replay.peak_bytes and unoptimized.peak_bytes only what is expected
+ * of it, and of a cache only what it will hold. So replay.peak_bytes + reserve_bytes is
+ * within a budget that was given; that sum is what a smaller budget never raises.
  */
 MS_API int ms_plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                          const ms_pressure *pressure, const ms_admission *admissions, ms_plan **plan,

@@ -68,6 +68,7 @@ void ms__profile_clear(ms_profile *profile)
     ms_free(profile->backward);
     ms_free(profile->makers);
     ms_free(profile->operands);
+    ms_free(profile->two_valued);
     memset(profile, 0, sizeof *profile);
 }
 
@@ -117,8 +118,9 @@ static int copy_profile(const ms_profile *from, ms_profile *to)
     to->backward = duplicate(from->backward, from->backward_count, sizeof *from->backward);
     to->makers = duplicate(from->makers, from->maker_count, sizeof *from->makers);
     to->operands = duplicate(from->operands, from->operand_count, sizeof *from->operands);
+    to->two_valued = duplicate(from->two_valued, from->two_valued_count, sizeof *from->two_valued);
     bool complete = to->storage_bytes != NULL && to->inputs != NULL && to->forward != NULL &&
-                    to->backward != NULL && to->makers != NULL && to->operands != NULL;
+                    to->backward != NULL && to->makers != NULL && to->operands != NULL && to->two_valued != NULL;
     return complete ? MS_OK : MS_ENOMEM;
 }
 

@@ -181,11 +181,17 @@ static int read_process(const ms__json_at *root, ms_process *process)
     ms__json_at at;
     int rc = ms__json_object(root, "process", &at);
     if (rc == MS_OK) {
-        rc = ONLY(&at, "baseline_bytes", "scratch_bytes");
+        rc = ONLY(&at, "baseline_bytes", "scratch_bytes", "reserve_bytes");
     }
     if (rc == MS_OK) {
         rc = READ_BYTES(&at, {"baseline_bytes", &process->baseline_bytes},
                         {"scratch_bytes", &process->scratch_bytes});
+    }
+    if (rc == MS_OK && ms__json_has(&at, "reserve_bytes")) {
+        rc = READ_BYTES(&at, {"reserve_bytes", &process->reserve_bytes});
+    }
+    if (rc == MS_OK && process->reserve_bytes > process->scratch_bytes) {
+        rc = ms__json_fail(&at, MS_EFORMAT, "\"reserve_bytes\" is a part of \"scratch_bytes\"");
     }
     return rc;
 }
@@ -353,6 +359,9 @@ static void write_process(ms__json_writer *writer, json_t *root, const ms_proces
     json_t *object = ms__json_put_object(writer, root, "process");
     ms__json_put_u64(writer, object, "baseline_bytes", process->baseline_bytes);
     ms__json_put_u64(writer, object, "scratch_bytes", process->scratch_bytes);
+    if (process->reserve_bytes > 0) {
+        ms__json_put_u64(writer, object, "reserve_bytes", process->reserve_bytes);
+    }
 }
 
 static void write_gpu(ms__json_writer *writer, json_t *list, const ms_gpu *gpu)

@@ -12,10 +12,11 @@
 /*
  * Library code that the first step pages in, packing buffers of matrix products and the
  * interpreter's own growth. Measured with two threads: 62 to 72 MB on steps of language
- * models, 100 MB where convolutions come in (CLIP); a budget must hold, so the prior is
- * above both. The part per CPU is what the buffers grow by with threads.
+ * models, which is what is expected, 100 MB where convolutions come in (CLIP); a budget
+ * must hold, so with the reserve the prior is above both. The part per CPU is what the
+ * buffers grow by with threads.
  */
-enum { SCRATCH_PRIOR_MB = 96, SCRATCH_PRIOR_PER_CPU_MB = 8 };
+enum { SCRATCH_PRIOR_MB = 96, SCRATCH_PRIOR_PER_CPU_MB = 8, EXPECTED_MB = 51 };
 static const uint64_t MB = 1000000;
 
 static uint64_t scratch_prior_bytes(const ms_hardware *hardware)
@@ -60,6 +61,7 @@ int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allo
         }
         process.baseline_bytes = steady_baseline(resident.now_bytes);
         process.scratch_bytes = scratch_prior_bytes(hardware);
+        process.reserve_bytes = (SCRATCH_PRIOR_MB - EXPECTED_MB) * MB;
     }
     hardware->device = device < 0 ? -1 : device;
     hardware->process = process;

@@ -259,6 +259,28 @@ static int fill_makers(const builder *b, trace_node *node, uint32_t index, ms_pr
     return MS_OK;
 }
 
+/* Of the node's own storages that it saves, those of two values. */
+static int fill_two_valued(const builder *b, const trace_node *node, ms_profile *profile, ms_error *err)
+{
+    memset(b->needed, 0, b->trace->lives.count);
+    for (size_t i = 0; i < node->forward.count; i++) {
+        if (node->forward.items[i].kind == MS_EVENT_SAVE) {
+            b->needed[node->forward.items[i].storage] = 1;
+        }
+    }
+    profile->two_valued = ms_calloc(profile->storage_count, sizeof *profile->two_valued);
+    if (profile->two_valued == NULL) {
+        return no_memory(err);
+    }
+    for (uint32_t i = profile->external_count; node->kind == MS_NODE_LAYER && i < profile->storage_count; i++) {
+        const trace_life *life = &b->trace->lives.items[b->order.items[i]];
+        if (b->needed[b->order.items[i]] && ms__trace_is_two_valued(life)) {
+            profile->two_valued[profile->two_valued_count++] = (ms_two_valued){i, life->value_bytes};
+        }
+    }
+    return MS_OK;
+}
+
 static int fill_profile(const builder *b, const trace_node *node, uint32_t external_count,
                         ms_profile *profile, ms_error *err)
 {
@@ -309,6 +331,7 @@ static uint64_t hash_of(const ms_profile *profile)
     }
     hash = mix_events(hash, profile->forward, profile->forward_count);
     hash = mix(hash, (uint64_t)profile->maker_count << 32 | profile->operand_count);
+    hash = mix(hash, profile->two_valued_count);
     return mix_events(hash, profile->backward, profile->backward_count);
 }
 
@@ -318,7 +341,7 @@ static bool equal(const ms_profile *a, const ms_profile *b)
 {
     return a->storage_count == b->storage_count && a->external_count == b->external_count &&
            a->input_count == b->input_count && a->forward_count == b->forward_count &&
-           a->backward_count == b->backward_count && ms__makers_equal(a, b) &&
+           a->backward_count == b->backward_count && ms__makers_equal(a, b) && ms__two_valued_equal(a, b) &&
            memcmp(a->storage_bytes, b->storage_bytes, a->storage_count * sizeof *a->storage_bytes) == 0 &&
            memcmp(a->forward, b->forward, a->forward_count * sizeof *a->forward) == 0 &&
            memcmp(a->backward, b->backward, a->backward_count * sizeof *a->backward) == 0;
@@ -361,6 +384,9 @@ static int make_node(builder *b, uint32_t index, uint32_t *root_calls, ms_error 
     }
     if (rc == MS_OK) {
         rc = fill_makers(b, from, index, &profile, err);
+    }
+    if (rc == MS_OK) {
+        rc = fill_two_valued(b, from, &profile, err);
     }
     if (rc == MS_OK) {
         node->externals = ms_calloc(external_count, sizeof *node->externals);

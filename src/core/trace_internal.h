@@ -23,7 +23,16 @@ typedef struct trace_life {
     bool in_step;    /* it has an ALLOC, or is of the batch */
     uint32_t writes; /* by operators that write in place */
     uint32_t makers; /* operators that could make it again */
+    uint32_t two_valued_at; /* 1 + its writes when it had two values; 0: it never had */
+    uint32_t value_bytes;   /* of an element then */
 } trace_life;
+
+/* What an operator that writes in place leaves of a storage: see trace_values.c. */
+typedef struct trace_write {
+    enum { WRITE_ANYTHING, WRITE_TWO_VALUES, WRITE_MAPS_VALUES } kind;
+    uint64_t bytes;       /* that it writes */
+    uint32_t value_bytes; /* of an element */
+} trace_write;
 
 /* An operand of an operator that can run again, and how often it was written before. */
 typedef struct trace_operand {
@@ -96,6 +105,7 @@ struct ms_trace {
     MS__ARRAY(uint32_t) old_gradients; /* lives that were there before the step */
 
     ms_event last_work; /* of the last operator */
+    trace_write last_write;
 
     uint64_t live_bytes;
     uint64_t peak_bytes;
@@ -147,6 +157,12 @@ void ms__trace_release_life(ms_trace *trace, uint32_t index);
  * node's own programs: when the node is no longer, or not yet, the current one, at the nearest
  * place there that does not end the storage early in forward. */
 int ms__trace_drop_save(ms_trace *trace, uint32_t index, ms_error *err);
+/* trace_values.c: what an operator writes, by its name and operands; that a life was
+ * written to, which is counted already; whether it has two values now. */
+trace_write ms__trace_write_of(const char *name, const ms_operand *inputs, size_t input_count,
+                               const ms_operand *outputs, size_t output_count);
+void ms__trace_note_write(trace_life *life, const trace_write *write);
+bool ms__trace_is_two_valued(const trace_life *life);
 /* trace_makers.c: leaves the makers that lead to what the node saves and whose operands
  * nobody wrote to. `needed` has a zero for each life, and is left in disorder. */
 void ms__trace_thin_makers(ms_trace *trace, trace_node *node, uint8_t *needed);

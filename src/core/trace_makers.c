@@ -24,6 +24,7 @@ int ms_trace_wrote(ms_trace *trace, uint64_t key, ms_error *err)
     }
     if (ms__trace_find_life(trace, key, &life)) {
         trace->lives.items[life].writes++;
+        ms__trace_note_write(&trace->lives.items[life], &trace->last_write);
     }
     return MS_OK;
 }

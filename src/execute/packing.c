@@ -1,8 +1,9 @@
 /*
  * Two-valued storages on their way to a lower tier, or simply saved: they stay in memory
  * as bits, an eighth to a sixty-fourth of their size, and no transfer is made. Which
- * storages these are shows only when they are saved, so plans do not count on it: it is
- * a gain on top, in bytes and in time of the disk.
+ * storages these are shows only when they are saved, so what fits a budget does not count on
+ * it: it is a gain on top, in bytes and in time of the disk. Predicted peaks count on those
+ * that the trace knows (graph.h).
  */
 #include "execute/execute_internal.h"
 

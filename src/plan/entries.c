@@ -98,7 +98,7 @@ void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64
         entry->rule = admission->rule[entry->technique];
         entry->runner_up = entry->technique;
         entry->runner_up_ns = plan->replay.step_ns;
-        entry->runner_up_peak_bytes = plan->replay.peak_bytes;
+        entry->runner_up_peak_bytes = ms__add_sat(plan->replay.peak_bytes, plan->reserve_bytes);
         if (i % stride != 0 && last != NULL && alike(&a, last, entry)) {
             copy_judgement(last, entry);
         } else {

@@ -16,12 +16,19 @@ typedef struct walk {
     uint64_t most_bytes;
 } walk;
 
+static uint64_t expected_peak(ms__search *search, const ms__variant *variant, uint64_t room_bytes)
+{
+    ms_replay expected = variant->replay;
+    ms__plan_expect(search, variant, ms__plan_peak(search, variant, room_bytes), &expected);
+    return expected.peak_bytes;
+}
+
 /* A plan fills what its budget leaves, up to what its candidate and an unoptimized run
  * would hold: as ms__plan_fill() does. */
 static ms_neighbour neighbour_of(const walk *w, const ms__variant *variant, uint64_t budget_bytes)
 {
     return (ms_neighbour){.budget_bytes = budget_bytes,
-                          .peak_bytes = ms__plan_peak(w->search, variant, ms__min_u64(budget_bytes, w->most_bytes)),
+                          .peak_bytes = expected_peak(w->search, variant, ms__min_u64(budget_bytes, w->most_bytes)),
                           .step_ns = variant->replay.step_ns};
 }
 
@@ -93,7 +100,7 @@ void ms__explain_neighbours(ms__search *search, ms__variants *variants, const ms
         ms__variant kept = ms__variant_of(search, 0, 0);
         why->larger = (ms_neighbour){
             .budget_bytes = comfortable,
-            .peak_bytes = ms__plan_peak(search, &kept, ms__min_u64(comfortable, most_bytes)),
+            .peak_bytes = expected_peak(search, &kept, ms__min_u64(comfortable, most_bytes)),
             .step_ns = plan->unoptimized.step_ns,
         };
     } else if (none) {

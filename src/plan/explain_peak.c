@@ -131,6 +131,30 @@ static void claim_away(const ms__sim *sim, census *c)
     }
 }
 
+static void add_part(census *c, ms_peak_kind kind, uint32_t node, uint32_t storages, uint64_t bytes)
+{
+    size_t row = node == MS_NO_NODE ? c->node_count : node;
+    ms_peak_part *part = &c->parts[(size_t)kind * (c->node_count + 1) + row];
+    *part = (ms_peak_part){kind, node, part->storages + storages, ms__add_sat(part->bytes, bytes)};
+}
+
+/* Saved storages of two values that are bits: no instance's. Returns their bytes. */
+static uint64_t add_bits(const ms__sim *sim, census *c)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < sim->node_count; i++) {
+        const ms__sim_node *node = &sim->nodes[i];
+        for (uint32_t s = 0; s < node->profile->save_count; s++) {
+            uint32_t state = sim->slots[node->first_slot + s].state;
+            if (state == MS__SLOT_BITS || state == MS__SLOT_UNPACKED) {
+                add_part(c, MS_PEAK_SAVED, i, 1, node->profile->bit_bytes[s]);
+                sum += node->profile->bit_bytes[s];
+            }
+        }
+    }
+    return sum;
+}
+
 static void claim_roles(const ms__sim *sim, census *c)
 {
     for (uint32_t i = 0; i < sim->instance_count; i++) {
@@ -145,13 +169,6 @@ static void claim_roles(const ms__sim *sim, census *c)
     }
 }
 
-static void add_part(census *c, ms_peak_kind kind, uint32_t node, uint32_t storages, uint64_t bytes)
-{
-    size_t row = node == MS_NO_NODE ? c->node_count : node;
-    ms_peak_part *part = &c->parts[(size_t)kind * (c->node_count + 1) + row];
-    *part = (ms_peak_part){kind, node, part->storages + storages, ms__add_sat(part->bytes, bytes)};
-}
-
 static void look(const ms__sim *sim, void *context)
 {
     census *c = context;
@@ -160,6 +177,7 @@ static void look(const ms__sim *sim, void *context)
     claim_roles(sim, c);
     claim_slots(sim, c, MS__SLOT_HELD, MS_PEAK_SAVED, MS_PEAK_ARGUMENTS);
     claim_slots(sim, c, MS__SLOT_REBUILT, MS_PEAK_REBUILT, MS_PEAK_ARGUMENTS);
+    claim_slots(sim, c, MS__SLOT_UNPACKED, MS_PEAK_REBUILT, MS_PEAK_ARGUMENTS);
     claim_away(sim, c);
     for (uint32_t i = 0; i < sim->instance_count; i++) {
         if (sim->instances[i].holds > 0) {
@@ -167,7 +185,7 @@ static void look(const ms__sim *sim, void *context)
             add_part(c, (ms_peak_kind)c->kind[i], c->node[i], 1, sim->instance_bytes[i]);
         }
     }
-    uint64_t outer = sim->live_bytes + sim->small_bytes;
+    uint64_t outer = sim->live_bytes + sim->small_bytes - add_bits(sim, c);
     c->small_bytes = sim->small_bytes;
     for (uint32_t i = 0; i < sim->instance_count; i++) {
         outer -= sim->instances[i].holds > 0 ? sim->instance_bytes[i] : 0;
@@ -190,9 +208,10 @@ static void add_residents(const ms__search *search, census *c)
     const ms__sim *sim = search->sim, *traced = search->steps[0].sim;
     const ms_residents *residents = &sim->graph->residents;
     const ms_process *process = &sim->hardware->process;
-    uint64_t left = sim->resident_bytes;
+    uint64_t left = sim->resident_bytes - sim->reserve_bytes;
     uint64_t beside = take(&left, ms__sub_sat(sim->resident_bytes, traced->resident_bytes));
-    add_part(c, MS_PEAK_WORKSPACE, MS_NO_NODE, 0, ms__add_sat(beside, take(&left, process->scratch_bytes)));
+    uint64_t scratch = take(&left, process->scratch_bytes - sim->reserve_bytes);
+    add_part(c, MS_PEAK_WORKSPACE, MS_NO_NODE, 0, ms__add_sat(beside, scratch));
     add_part(c, MS_PEAK_PARAMETERS, MS_NO_NODE, 0, take(&left, residents->parameter_bytes));
     add_part(c, MS_PEAK_BUFFERS, MS_NO_NODE, 0, take(&left, residents->buffer_bytes));
     add_part(c, MS_PEAK_BATCH, MS_NO_NODE, 0, take(&left, residents->batch_bytes));
@@ -250,11 +269,11 @@ static void take_census(ms__search *search, const ms__variant *chosen, census *c
     ms_choices choices = ms__search_choices(search, techniques, candidate->window, 0);
     ms__outcome outcome;
     sim->in_full = true;
-    ms__sim_run(sim, &choices, &outcome, NULL);
+    ms__sim_run_expected(sim, &choices, &outcome);
     uint64_t fixed = outcome.fixed_bytes, live = outcome.live_peak_bytes;
     ms__phase phase = outcome.peak_phase;
     sim->watch = (ms__watch){.tick = outcome.peak_tick, .look = look, .context = c};
-    ms__sim_run(sim, &choices, &outcome, NULL);
+    ms__sim_run_expected(sim, &choices, &outcome);
     sim->watch = (ms__watch){0};
     sim->in_full = false;
     add_part(c, MS_PEAK_CACHE, MS_NO_NODE, 0, ms__sub_sat(sim->small_peak_bytes, c->small_bytes));
@@ -263,8 +282,9 @@ static void take_census(ms__search *search, const ms__variant *chosen, census *c
     plan->why.peak_again = c->again;
     add_carried(sim, phase, c);
     add_residents(search, c);
-    add_part(c, MS_PEAK_SLAB, MS_NO_NODE, 0, fixed - sim->resident_bytes);
-    add_part(c, MS_PEAK_CACHE, MS_NO_NODE, 0, ms__sub_sat(plan->replay.peak_bytes, ms__add_sat(fixed, live)));
+    uint64_t slab = fixed - sim->resident_bytes, expected = fixed - sim->reserve_bytes;
+    add_part(c, MS_PEAK_SLAB, MS_NO_NODE, 0, slab);
+    add_part(c, MS_PEAK_CACHE, MS_NO_NODE, 0, ms__sub_sat(plan->replay.peak_bytes, ms__add_sat(expected, live)));
 }
 
 int ms__explain_peak(ms__search *search, const ms__variant *chosen, ms_plan *plan)

@@ -15,13 +15,46 @@ uint64_t ms__plan_peak(const ms__search *search, const ms__variant *variant, uin
     return ms__max_u64(variant->bytes, ms__min_u64(room_bytes, most));
 }
 
+/* The reserve counts where it is decided what fits; it is not expected to be taken. */
+static void leave_out_reserve(const ms__search *search, ms_replay *replay)
+{
+    uint64_t reserve = search->sim->reserve_bytes;
+    replay->peak_bytes = ms__sub_sat(replay->peak_bytes, reserve);
+    replay->first_step_peak_bytes = ms__sub_sat(replay->first_step_peak_bytes, reserve);
+}
+
+/* A cache seldom fills all that a budget leaves it: what it holds then is replayed. */
+void ms__plan_expect(ms__search *search, const ms__variant *variant, uint64_t peak, ms_replay *expected)
+{
+    const ms__candidate *candidate = &search->items[variant->candidate];
+    const uint8_t *techniques = ms__candidate_techniques(search, variant->candidate);
+    ms__search_use(search, candidate->step);
+    uint64_t ceiling = search->sim->on_host ? peak - candidate->fixed_bytes : 0;
+    ms_choices choices = ms__search_choices(search, techniques, candidate->window, ceiling);
+    ms__outcome outcome;
+    search->sim->without_bits = false;
+    ms__sim_run_expected(search->sim, &choices, &outcome);
+    if (outcome.replay.peak_bytes > peak) {
+        /* Bits need no transfer, so that others run further ahead: no plan is said to take
+         * more than it has to have. The explanation of the peak follows (explain_peak.c). */
+        search->sim->without_bits = true;
+        ms__sim_run_expected(search->sim, &choices, &outcome);
+    }
+    const ms_replay *found = &outcome.replay;
+    expected->peak_bytes = ms__min_u64(found->peak_bytes, peak);
+    expected->first_step_peak_bytes = ms__min_u64(found->first_step_peak_bytes, expected->peak_bytes);
+    expected->peak_live_bytes = found->peak_live_bytes;
+    expected->small_peak_bytes = found->small_peak_bytes;
+    expected->peak_node = found->peak_node;
+    expected->peak_in_backward = found->peak_in_backward;
+    leave_out_reserve(search, expected);
+}
+
 /* The plan's numbers for a variant that may use `room_bytes` of the device in all. */
 void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan)
 {
     const ms__candidate *candidate = &search->items[chosen->candidate];
     ms__search_use(search, candidate->step);
-    uint64_t most = ms__add_sat(candidate->fixed_bytes, candidate->held_most_bytes);
-    uint64_t peak = ms__plan_peak(search, chosen, room_bytes);
     bool moves = ms__search_moves(search, ms__candidate_techniques(search, chosen->candidate));
     plan->replay = chosen->replay;
     plan->offload_min_bytes = search->offload_min_bytes;
@@ -30,15 +63,15 @@ void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_
     plan->slab_bytes = moves ? MS__SLAB_BYTES : 0;
     plan->disk_cap_bytes = search->tier_cap_bytes[MS__DISK_TIER];
     plan->host_cap_bytes = search->tier_cap_bytes[MS__HOST_TIER];
-    if (!search->sim->on_host) {
-        return;
+    uint64_t peak = search->sim->on_host ? ms__plan_peak(search, chosen, room_bytes) : chosen->bytes;
+    ms__plan_expect(search, chosen, peak, &plan->replay);
+    if (search->sim->on_host) {
+        /* hostmem counts maps only: what libc holds beside them comes off. */
+        uint64_t small = ms__max_u64(chosen->replay.small_peak_bytes, plan->replay.small_peak_bytes);
+        plan->ceiling_bytes = ms__sub_sat(peak - candidate->fixed_bytes, small);
     }
-    uint64_t state = search->sim->graph->loop.optimizer_state_bytes;
-    plan->replay.peak_bytes = peak;
-    uint64_t first = ms__max_u64(plan->replay.first_step_peak_bytes, ms__sub_sat(most, state));
-    plan->replay.first_step_peak_bytes = ms__min_u64(peak, first);
-    /* hostmem counts maps only: what libc holds beside them comes off. */
-    plan->ceiling_bytes = ms__sub_sat(peak - candidate->fixed_bytes, plan->replay.small_peak_bytes);
+    plan->reserve_bytes = ms__sub_sat(peak, plan->replay.peak_bytes);
+    leave_out_reserve(search, &plan->unoptimized);
 }
 
 void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan)
@@ -47,7 +80,7 @@ void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan)
     ms__search_use(search, 0);
     memset(search->scratch, MS_TECHNIQUE_KEEP, search->node_count);
     ms_choices choices = ms__search_choices(search, search->scratch, 0, 0);
-    ms__sim_run(search->sim, &choices, &outcome, NULL);
+    ms__sim_run_expected(search->sim, &choices, &outcome);
     plan->unoptimized = outcome.replay;
     if (search->sim->on_host) {
         choices.ceiling_bytes = UINT64_MAX;

@@ -34,6 +34,9 @@ int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_
 void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan);
 /* What a variant takes of the device at most where it may use `room_bytes` in all. */
 uint64_t ms__plan_peak(const ms__search *search, const ms__variant *variant, uint64_t room_bytes);
+/* What is expected of it then, `peak` being ms__plan_peak(): the two peaks of `expected`,
+ * the reserve left out. */
+void ms__plan_expect(ms__search *search, const ms__variant *variant, uint64_t peak, ms_replay *expected);
 void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan);
 int ms__plan_apply(const ms__search *search, const ms__variant *chosen, ms_plan *plan);
 

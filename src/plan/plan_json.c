@@ -128,6 +128,9 @@ char *ms_plan_to_json(const ms_plan *plan)
     put_pressure(&writer, root, &plan->pressure);
     put_replay(&writer, root, "predicted", &plan->replay);
     put_replay(&writer, root, "unoptimized", &plan->unoptimized);
+    if (plan->reserve_bytes > 0) {
+        put_number(&writer, root, "reserve_bytes", plan->reserve_bytes);
+    }
     json_t *settings = ms__json_put_object(&writer, root, "settings");
     put_numbers(&writer, settings, setting_numbers, COUNT(setting_numbers), plan);
     ms__json_put_u64_or_null(&writer, root, "smallest_budget_bytes",
@@ -324,6 +327,7 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
 {
     static const char *const names[] = {"version",   "model",       "signature",   "decision_source", "skipped",
                                         "over_target", "assumed",   "pressure",    "predicted",       "unoptimized",
+                                        "reserve_bytes",
                                         "settings",  "smallest_budget_bytes", "fallback", "step_options", "explanation",
                                         "selections", "entries"};
     int rc = ms__json_version(root, 1, 1, NULL);
@@ -337,6 +341,9 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
     rc = rc != MS_OK ? rc : read_pressure(root, &plan->pressure);
     rc = rc != MS_OK ? rc : read_replay(root, "predicted", &plan->replay);
     rc = rc != MS_OK ? rc : read_replay(root, "unoptimized", &plan->unoptimized);
+    if (rc == MS_OK && ms__json_has(root, "reserve_bytes")) {
+        rc = ms__json_u64(root, "reserve_bytes", 1, INT64_MAX, &plan->reserve_bytes);
+    }
     rc = rc != MS_OK ? rc : read_settings(root, plan);
     rc = rc != MS_OK ? rc : ms__json_u64_or(root, "smallest_budget_bytes", 1, INT64_MAX, 0, &plan->smallest_budget_bytes);
     rc = rc != MS_OK ? rc : read_technique(root, "fallback", &plan->fallback);

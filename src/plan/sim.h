@@ -29,6 +29,11 @@
 /* What the offload engine's slab takes when anything is offloaded: the default
  * of ms_offload_options. */
 #define MS__SLAB_BYTES ((uint64_t)32 << 20)
+/* Of a slab, what is expected to be touched: maps of hostmem's are moved without it. */
+static inline uint64_t ms__slab_expected(uint64_t slab_bytes, uint64_t offload_min_bytes)
+{
+    return offload_min_bytes < MS__MAP_MIN_BYTES ? slab_bytes : 0;
+}
 /* Both windows of a plan made without a graph. */
 #define MS__BLIND_WINDOW_BYTES ((uint64_t)256 << 20)
 /* Interpreter, torch and its libraries, for plans made without a process. */
@@ -89,6 +94,7 @@ typedef struct ms__sim_profile {
     const uint32_t *inputs;
     uint8_t *made;      /* [storage_count] allocated by the forward program */
     uint32_t *saved;    /* [save_count] local number of each slot */
+    uint64_t *bit_bytes; /* [save_count] what a two-valued one takes as bits; 0: it is none */
     ms__op *forward;
     ms__op *backward;
     /* sim_stretch.c: the same programs in fewer events, for replays without a cache */
@@ -133,7 +139,9 @@ typedef enum ms__slot_state {
     MS__SLOT_HELD,    /* in memory until DROP */
     MS__SLOT_AWAY,    /* on the lower tier: fetch entry below */
     MS__SLOT_LOST,    /* to be recomputed */
-    MS__SLOT_REBUILT  /* recomputed, held until DROP */
+    MS__SLOT_REBUILT, /* recomputed, held until DROP */
+    MS__SLOT_BITS,    /* two-valued: in memory as bits until DROP ... */
+    MS__SLOT_UNPACKED /* ... and, from NEED on, as it was */
 } ms__slot_state;
 
 typedef struct ms__slot {
@@ -226,6 +234,7 @@ typedef struct ms__sim {
     const ms_hardware *hardware;
     bool on_host;
     uint64_t resident_bytes;   /* baseline or what stands for it, scratch, batch */
+    uint64_t reserve_bytes;    /* part of it: what is not expected to be taken */
     uint64_t parameter_bytes;  /* part of peak_live_bytes */
     uint64_t gradient_bytes, output_bytes;
     uint64_t small_state_bytes; /* optimizer state below MS__MAP_MIN_BYTES a tensor */
@@ -240,6 +249,10 @@ typedef struct ms__sim {
     uint64_t *instance_bytes;  /* [instance_count] */
     uint32_t *instance_class;
     uint64_t event_count;      /* of one keep replay: what a replay costs */
+    bool without_bits;         /* what is expected does not count on bits */
+    bool packs;                /* what is saved of two values becomes bits */
+    bool expects;              /* replays what is expected, not all that a budget has to have room
+                                * for: see ms__sim_run_expected() */
     bool in_full;              /* replays don't use the shorter programs: for a watch, whose ticks
                                 * and events are those of the whole ones */
 
@@ -255,6 +268,7 @@ typedef struct ms__sim {
     uint32_t *class_live, *class_peak; /* [class_count] */
     uint64_t class_peak_bytes; /* sum of class_peak x bytes: held with an unbounded cache */
     uint64_t now_ns;
+    bool loss_held;            /* loss_bytes are part of live_bytes */
     uint64_t live_bytes;       /* on a host of maps alone */
     uint64_t small_bytes;      /* on a host: live below MS__MAP_MIN_BYTES */
     uint64_t small_peak_bytes; /* since the run began: libc keeps what they took */
@@ -303,14 +317,30 @@ uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware
  */
 void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, ms_sample *samples);
 
+/*
+ * The same as it will most likely be: a loss outside the model is a cross entropy, which
+ * holds the log-softmax in forward and until its backward has made the gradients; and where
+ * anything moves, saved storages of two values are kept as bits, and of the slab no more is
+ * touched than what moves through it. The reserve counts here too.
+ */
+void ms__sim_run_expected(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome);
+
 /* `first`: before any optimizer state exists. */
 ms__carried ms__sim_carried(const ms__sim *sim, ms__phase phase, bool first);
+uint64_t ms__sim_carried_bytes(const ms__sim *sim, ms__phase phase, bool first);
+/* Gradients are added to those of the step before. */
+bool ms__sim_accumulates(const ms_loop *loop);
+/* Peaks and times of the pass that is over. */
+void ms__sim_read(const ms__sim *sim, ms__outcome *out);
 
 /* Predicted peak with every node kept and nothing cached. */
 int ms__sim_need(ms__sim *sim, uint64_t *need_bytes, ms_error *err);
 
 /* ---- between the files of the simulator ------------------------------------- */
 
+/* sim_memory.c: small bytes that are no instance's come, or go. */
+void ms__sim_take_small(ms__sim *sim, uint64_t bytes);
+void ms__sim_give_small(ms__sim *sim, uint64_t bytes);
 /* sim_memory.c: holds. Acquiring the first and releasing the last move live bytes. */
 void ms__sim_acquire(ms__sim *sim, uint32_t instance);
 void ms__sim_release(ms__sim *sim, uint32_t instance);

@@ -71,6 +71,7 @@ static void compile_residents(ms__sim *sim)
     uint64_t runtime = sim->on_host ? MS__RUNTIME_BYTES : MS__GPU_RUNTIME_BYTES;
     uint64_t baseline = process->baseline_bytes > 0 ? process->baseline_bytes : ms__add_sat(held, runtime);
     sim->parameter_bytes = held;
+    sim->reserve_bytes = ms__min_u64(process->reserve_bytes, process->scratch_bytes);
     sim->resident_bytes =
         ms__add_sat(ms__add_sat(baseline, process->scratch_bytes), rounded(sim, residents->batch_bytes));
     sim->loss_bytes = rounded(sim, sim->graph->loop.external_loss_bytes);
@@ -97,6 +98,18 @@ static void compile_events(const ms__sim *sim, const ms_event *events, uint32_t 
         } else if (events[i].kind >= MS_EVENT_SAVE) {
             ops[i].value = slot_of[events[i].storage];
         }
+    }
+}
+
+/* Bits are kept in one block with a few words that say what they stand for. */
+enum { BITS_HEADER_BYTES = 48 };
+
+static void size_bits(const ms_profile *from, const uint32_t *slot_of, ms__sim_profile *to)
+{
+    for (uint32_t i = 0; i < from->two_valued_count; i++) {
+        const ms_two_valued *one = &from->two_valued[i];
+        uint64_t elements = from->storage_bytes[one->storage] / one->value_bytes;
+        to->bit_bytes[slot_of[one->storage]] = ms__div_up(elements, 8) + BITS_HEADER_BYTES;
     }
 }
 
@@ -128,12 +141,14 @@ static int compile_profile(const ms__sim *sim, const ms_profile *from, uint32_t 
     to->backward_count = from->backward_count;
     to->made = ms_calloc(from->storage_count, sizeof *to->made);
     to->saved = ms_calloc(from->storage_count, sizeof *to->saved);
+    to->bit_bytes = ms_calloc(from->storage_count, sizeof *to->bit_bytes);
     to->forward = ms_calloc(from->forward_count, sizeof *to->forward);
     to->backward = ms_calloc(from->backward_count, sizeof *to->backward);
-    if (to->made == NULL || to->saved == NULL || to->forward == NULL || to->backward == NULL) {
+    if (to->made == NULL || to->saved == NULL || to->bit_bytes == NULL || to->forward == NULL || to->backward == NULL) {
         return MS_ENOMEM;
     }
     number_slots(from, slot_of, to);
+    size_bits(from, slot_of, to);
     compile_events(sim, from->forward, from->forward_count, slot_of, to->forward);
     compile_events(sim, from->backward, from->backward_count, slot_of, to->backward);
     uint64_t work_count = 0;
@@ -344,6 +359,7 @@ void ms__sim_free(ms__sim *sim)
     for (uint32_t i = 0; i < sim->profile_count; i++) {
         ms_free(sim->profiles[i].made);
         ms_free(sim->profiles[i].saved);
+        ms_free(sim->profiles[i].bit_bytes);
         ms_free(sim->profiles[i].forward);
         ms_free(sim->profiles[i].backward);
         ms__stretches_clear(&sim->profiles[i]);

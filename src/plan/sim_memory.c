@@ -53,6 +53,17 @@ static void take_map(ms__sim *sim, uint32_t class_id)
     }
 }
 
+void ms__sim_take_small(ms__sim *sim, uint64_t bytes)
+{
+    take_small(sim, bytes);
+    note_peak(sim);
+}
+
+void ms__sim_give_small(ms__sim *sim, uint64_t bytes)
+{
+    sim->small_bytes -= bytes;
+}
+
 void ms__sim_acquire(ms__sim *sim, uint32_t instance)
 {
     if (sim->instances[instance].holds++ > 0) {

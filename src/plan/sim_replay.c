@@ -35,11 +35,6 @@ static uint32_t tier_of(const ms__sim *sim, ms_technique technique)
 
 /* ---- natural life ------------------------------------------------------------- */
 
-static bool accumulates(const ms_loop *loop)
-{
-    return loop->observed && loop->gradients_live_in_forward;
-}
-
 static uint32_t role_of(const ms__sim *sim, uint32_t instance)
 {
     return instance < sim->graph->storage_count ? sim->graph->storages[instance].role : MS_STORAGE_ACTIVATION;
@@ -57,7 +52,7 @@ static void begin_life(ms__sim *sim, uint32_t instance)
 {
     end_life(sim, instance);
     /* Added to the gradient that is there already, one at a time. */
-    if (role_of(sim, instance) == MS_STORAGE_GRADIENT && accumulates(&sim->graph->loop)) {
+    if (role_of(sim, instance) == MS_STORAGE_GRADIENT && ms__sim_accumulates(&sim->graph->loop)) {
         if (sim->adding_gradient != NO_INSTANCE) {
             end_life(sim, sim->adding_gradient);
         }
@@ -83,6 +78,13 @@ static uint32_t replay_instance(const ms__sim *sim, const ms__sim_node *node, ui
     return node->profile->made[storage] ? sim->replay_base + storage : instance_of(node, storage);
 }
 
+/* Arguments never become bits. */
+static uint64_t bits_of(const ms__sim *sim, const ms__sim_node *node, const ms__slot *slot)
+{
+    size_t index = (size_t)(slot - &sim->slots[node->first_slot]);
+    return index < node->profile->save_count ? node->profile->bit_bytes[index] : 0;
+}
+
 static void drop(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__slot *slot)
 {
     switch ((ms__slot_state)slot->state) {
@@ -91,6 +93,13 @@ static void drop(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__s
         break;
     case MS__SLOT_REBUILT:
         ms__sim_release(sim, replay_instance(sim, node, storage));
+        break;
+    case MS__SLOT_UNPACKED:
+        ms__sim_release(sim, instance_of(node, storage));
+        ms__sim_give_small(sim, bits_of(sim, node, slot));
+        break;
+    case MS__SLOT_BITS:
+        ms__sim_give_small(sim, bits_of(sim, node, slot));
         break;
     case MS__SLOT_AWAY:
         ms__io_drop(sim, slot->entry);
@@ -132,6 +141,16 @@ static void store_slot(ms__sim *sim, ms__slot *slot, uint32_t instance, uint32_t
     slot->entry = ms__io_store(sim, instance, tier);
 }
 
+/* The executor looks at what stays or moves, not at what runs again nor at the root's work. */
+static bool becomes_bits(const ms__sim *sim, const ms__sim_node *node, ms_technique technique, const ms__slot *slot,
+                         uint32_t instance)
+{
+    ms_technique rest = ms_technique_rest(technique);
+    bool looked_at = rest == MS_TECHNIQUE_KEEP || rest == MS_TECHNIQUE_OFFLOAD_DISK;
+    return sim->packs && looked_at && !node->is_root && bits_of(sim, node, slot) > 0 &&
+           sim->instance_bytes[instance] >= ms__max_u64(sim->choices->offload_min_bytes, 1);
+}
+
 static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique, const ms__op *op)
 {
     ms__slot *slot = &sim->slots[node->first_slot + op->value];
@@ -142,6 +161,11 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
     const uint8_t *dropped = ms__selective_set(node->profile, technique);
     if (dropped != NULL && dropped[op->value]) {
         hold_slot(sim, slot, instance, MS__SLOT_HELD); /* until the layer has ended */
+        return;
+    }
+    if (becomes_bits(sim, node, technique, slot, instance)) {
+        slot->state = MS__SLOT_BITS;
+        ms__sim_take_small(sim, bits_of(sim, node, slot));
         return;
     }
     switch (ms_technique_rest(technique)) {
@@ -417,9 +441,19 @@ bool ms__sim_has(const ms__sim *sim, const ms__sim_node *node, uint32_t storage)
     return dropped == NULL || !dropped[slot] || state == MS__SLOT_HELD || state == MS__SLOT_REBUILT;
 }
 
+static void unpack(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__slot *slot)
+{
+    if (slot->state == MS__SLOT_BITS) {
+        hold_slot(sim, slot, instance_of(node, storage), MS__SLOT_UNPACKED);
+    }
+}
+
 void ms__sim_fetch(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
 {
     uint32_t slot = node->profile->slot_of[storage];
+    if (slot != UINT32_MAX) {
+        unpack(sim, node, storage, &sim->slots[node->first_slot + slot]);
+    }
     if (slot != UINT32_MAX && sim->slots[node->first_slot + slot].state == MS__SLOT_AWAY) {
         ms__io_need(sim, sim->slots[node->first_slot + slot].entry);
     }
@@ -456,6 +490,13 @@ static void need(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
     } else if (slot->state == MS__SLOT_AWAY) {
         ms__io_need(sim, slot->entry);
     }
+    unpack(sim, node, op->storage, slot);
+}
+
+static void leave_loss(ms__sim *sim)
+{
+    sim->live_bytes -= sim->loss_held ? sim->loss_bytes : 0;
+    sim->loss_held = false;
 }
 
 static void run_backward(ms__sim *sim, uint32_t index)
@@ -471,6 +512,9 @@ static void run_backward(ms__sim *sim, uint32_t index)
         switch (op->kind) {
         case MS_EVENT_ALLOC:
             begin_life(sim, instance_of(node, op->storage));
+            if (sim->expects) {
+                leave_loss(sim);
+            }
             break;
         case MS_EVENT_FREE:
             free_natural(sim, instance_of(node, op->storage));
@@ -496,33 +540,10 @@ static void run_backward(ms__sim *sim, uint32_t index)
 
 /* ---- a pass over one step ---------------------------------------------------------- */
 
-ms__carried ms__sim_carried(const ms__sim *sim, ms__phase phase, bool first)
-{
-    const ms_loop *loop = &sim->graph->loop;
-    ms__carried carried = {.state_bytes = phase == MS__OPTIMIZER || !first ? loop->optimizer_state_bytes : 0};
-    if (phase == MS__OPTIMIZER) {
-        carried.transient_bytes = loop->optimizer_transient_bytes;
-    }
-    if (phase == MS__FORWARD && !first) {
-        carried.output_bytes = loop->outputs_held ? sim->output_bytes : 0;
-        carried.gradient_bytes = loop->gradients_live_in_forward ? sim->gradient_bytes : 0;
-    } else if (phase != MS__FORWARD && accumulates(loop)) {
-        carried.gradient_bytes = sim->gradient_bytes;
-    }
-    return carried;
-}
-
-static uint64_t carried_bytes(const ms__sim *sim, ms__phase phase, bool first)
-{
-    ms__carried carried = ms__sim_carried(sim, phase, first);
-    return ms__add_sat(ms__add_sat(carried.state_bytes, carried.transient_bytes),
-                       ms__add_sat(carried.output_bytes, carried.gradient_bytes));
-}
-
 static void enter_phase(ms__sim *sim, ms__phase phase, bool first)
 {
     sim->phase = phase;
-    sim->extra_bytes = carried_bytes(sim, phase, first);
+    sim->extra_bytes = ms__sim_carried_bytes(sim, phase, first);
     sim->peaks[phase].node = sim->current_node;
     sim->current_event = 0;
     ms__sim_note_live(sim);
@@ -548,13 +569,37 @@ static void note_sample(const ms__sim *sim, uint64_t fixed_bytes, ms_sample **sa
     ++*samples;
 }
 
-/* A loss outside the model is alive from the end of forward until its own backward is over. */
-static void hold_loss(ms__sim *sim, bool held)
+static void hold_bytes(ms__sim *sim, uint64_t bytes)
 {
-    sim->live_bytes = held ? sim->live_bytes + sim->loss_bytes : sim->live_bytes - sim->loss_bytes;
+    sim->live_bytes += bytes;
     ms__sim_note_live(sim);
     if (sim->cache.on) {
         ms__cache_squeeze(sim, 0);
+        uint64_t held = ms__sim_resident(sim) + sim->cache.cached_bytes;
+        sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);
+    }
+}
+
+/* A loss outside the model: what it may hold is alive from the end of forward until the
+ * model's backward has ended what came after its last layer. A cross entropy, which is what
+ * is expected, holds half of it, the log-softmax, in forward, and all of it no longer than
+ * until the first gradient of the model's own is there. */
+static void enter_loss(ms__sim *sim)
+{
+    if (sim->expects) {
+        hold_bytes(sim, sim->loss_bytes / 2);
+        sim->live_bytes -= sim->loss_bytes / 2;
+    } else {
+        hold_bytes(sim, sim->loss_bytes);
+        sim->loss_held = true;
+    }
+}
+
+static void enter_loss_backward(ms__sim *sim)
+{
+    if (sim->expects) {
+        hold_bytes(sim, sim->loss_bytes);
+        sim->loss_held = true;
     }
 }
 
@@ -566,7 +611,7 @@ static void end_forward(ms__sim *sim)
             end_life(sim, i);
         }
     }
-    hold_loss(sim, true);
+    enter_loss(sim);
     sim->boundary_bytes = sim->live_bytes + sim->small_bytes;
     if (sim->watch.at_boundary) {
         sim->watch.look(sim, sim->watch.context);
@@ -587,6 +632,7 @@ static void end_step(ms__sim *sim)
     memset(sim->class_live, 0, sim->class_count * sizeof *sim->class_live);
     sim->live_bytes = 0;
     sim->small_bytes = 0;
+    sim->loss_held = false;
 }
 
 static void begin_step(ms__sim *sim)
@@ -623,6 +669,7 @@ static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *
     }
     end_forward(sim);
     enter_phase(sim, MS__BACKWARD, first);
+    enter_loss_backward(sim);
     uint32_t loss = loss_node(sim);
     for (uint32_t i = sim->node_count; i-- > 0;) {
         run_backward(sim, i);
@@ -630,7 +677,7 @@ static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *
             sim->watch.again_ns[i] = sim->recompute_ns;
         }
         if (i == loss) {
-            hold_loss(sim, false);
+            leave_loss(sim);
         }
         note_sample(sim, fixed_bytes, &samples);
     }
@@ -642,55 +689,7 @@ static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *
     ms__sim_spend(sim, sim->optimizer_ns);
 }
 
-/* ---- results ----------------------------------------------------------------------- */
-
-static uint64_t phase_peak(const ms__sim *sim, ms__phase phase, bool first)
-{
-    uint64_t bytes = ms__add_sat(sim->peaks[phase].bytes, sim->small_peak_bytes);
-    return ms__add_sat(bytes, carried_bytes(sim, phase, first));
-}
-
-static void read_peaks(const ms__sim *sim, ms__outcome *out)
-{
-    ms_replay *replay = &out->replay;
-    uint64_t first = 0;
-    for (ms__phase phase = MS__FORWARD; phase < MS__PHASE_COUNT; phase++) {
-        uint64_t bytes = phase_peak(sim, phase, false);
-        if (bytes > out->live_peak_bytes) {
-            out->live_peak_bytes = bytes;
-            out->peak_phase = phase;
-            out->peak_tick = sim->peaks[phase].tick;
-            replay->peak_node = sim->peaks[phase].node;
-            replay->peak_in_backward = phase == MS__BACKWARD;
-        }
-        first = ms__max_u64(first, phase_peak(sim, phase, true));
-        if (phase != MS__OPTIMIZER) {
-            uint64_t activations = ms__add_sat(sim->peaks[phase].bytes, sim->small_peak_bytes);
-            out->activation_peak_bytes = ms__max_u64(out->activation_peak_bytes, activations);
-        }
-    }
-    replay->first_step_peak_bytes = ms__add_sat(out->fixed_bytes, first);
-    replay->peak_bytes = ms__add_sat(out->fixed_bytes, out->live_peak_bytes);
-    replay->peak_live_bytes = ms__add_sat(ms__add_sat(sim->parameter_bytes, out->live_peak_bytes),
-                                          sim->graph->residents.batch_bytes);
-}
-
-static void read_times(const ms__sim *sim, ms__outcome *out)
-{
-    ms_replay *replay = &out->replay;
-    replay->step_ns = ms__add_sat(sim->now_ns, sim->fault_ns);
-    replay->recompute_ns = sim->recompute_ns;
-    replay->stall_forward_ns = sim->stall_forward_ns;
-    replay->stall_backward_ns = sim->stall_backward_ns;
-    replay->compute_ns = replay->step_ns - replay->recompute_ns - replay->stall_forward_ns -
-                         replay->stall_backward_ns;
-    for (int tier = 0; tier < MS__TIER_COUNT; tier++) {
-        replay->tier_peak_bytes[tier] = ms__add_sat(sim->io.tier_peak_bytes[tier], sim->held_tier_bytes[tier]);
-    }
-    replay->moved_bytes = sim->io.moved_bytes;
-    replay->fault_ns = sim->fault_ns;
-    replay->small_peak_bytes = ms__add_sat(sim->small_peak_bytes, sim->small_state_bytes);
-}
+/* ---- a whole run ------------------------------------------------------------------- */
 
 static bool moves_anything(const ms__sim *sim)
 {
@@ -709,8 +708,10 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
         return;
     }
     sim->choices = choices;
+    sim->packs = sim->expects && !sim->without_bits && sim->on_host && moves_anything(sim);
     /* A GPU's slab lies in host memory. */
     uint64_t slab = sim->on_host && moves_anything(sim) ? MS__SLAB_BYTES : 0;
+    slab = sim->expects ? ms__slab_expected(slab, choices->offload_min_bytes) : slab;
     outcome->fixed_bytes = ms__add_sat(sim->resident_bytes, slab);
     sim->class_peak_bytes = 0;
     sim->small_peak_bytes = 0;
@@ -723,11 +724,10 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
         end_step(sim);
     }
     run_pass(sim, false, outcome->fixed_bytes, samples);
-    read_peaks(sim, outcome);
-    read_times(sim, outcome);
+    ms__sim_read(sim, outcome);
     outcome->boundary_bytes = sim->boundary_bytes;
-    uint64_t carried = carried_bytes(sim, MS__FORWARD, false);
-    carried = ms__max_u64(carried, carried_bytes(sim, MS__OPTIMIZER, false));
+    uint64_t carried = ms__sim_carried_bytes(sim, MS__FORWARD, false);
+    carried = ms__max_u64(carried, ms__sim_carried_bytes(sim, MS__OPTIMIZER, false));
     outcome->held_most_bytes =
         ms__add_sat(ms__add_sat(sim->class_peak_bytes, carried),
                     ms__add_sat(sim->small_peak_bytes, sim->loss_bytes));
@@ -737,4 +737,13 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
         outcome->replay.first_step_peak_bytes = ms__add_sat(outcome->fixed_bytes, first_held);
     }
     end_step(sim);
+}
+
+void ms__sim_run_expected(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome)
+{
+    bool in_full = sim->in_full;
+    sim->expects = sim->in_full = true;
+    ms__sim_run(sim, choices, outcome, NULL);
+    sim->expects = false;
+    sim->in_full = in_full;
 }

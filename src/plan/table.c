@@ -108,6 +108,10 @@ char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
         ms__text_add(&text, "  peak        %s predicted, tensors %s of it%s\n",
                      ms__text_bytes(plan->replay.peak_bytes).text, ms__text_bytes(plan->replay.peak_live_bytes).text,
                      peak_remark(plan));
+        if (plan->reserve_bytes > 0) {
+            ms__text_add(&text, "  reserve     %s more of the budget, not expected to be taken\n",
+                         ms__text_bytes(plan->reserve_bytes).text);
+        }
         ms__text_add(&text, "  step        %s predicted", ms__text_ns(plan->replay.step_ns).text);
         add_ratio(&text, plan->replay.step_ns, plan->unoptimized.step_ns);
         ms__text_add(&text, "\n");

@@ -91,7 +91,7 @@ static void make_uniform(ms__search *search, ms_technique technique, const ms_pr
     plan->smallest_budget_bytes = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
     plan->over_target = chosen.bytes > pressure->allowed_bytes;
     search->out_of_memory = ms__plan_apply(search, &chosen, plan) != MS_OK;
-    ms__plan_fill_entries(search, &chosen, plan->replay.peak_bytes, plan);
+    ms__plan_fill_entries(search, &chosen, ms__add_sat(plan->replay.peak_bytes, plan->reserve_bytes), plan);
     if (ms__explain_peak(search, &chosen, plan) != MS_OK || ms__explain_bound(search, &chosen, plan) != MS_OK) {
         search->out_of_memory = true;
     }

@@ -54,6 +54,12 @@ class ExecutionPlan:
         return self._document["predicted"]["peak_bytes"]
 
     @property
+    def reserve_bytes(self) -> int:
+        """Bytes that a budget has to have beyond the predicted peak: what operators may take
+        beside tensors and a cache may fill, but are not expected to."""
+        return self._document.get("reserve_bytes", 0)
+
+    @property
     def predicted_step_seconds(self) -> float:
         """Time of one training step, in seconds: forward, backward, optimizer."""
         return self._document["predicted"]["step_ns"] / 1e9

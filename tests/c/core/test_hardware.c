@@ -115,6 +115,7 @@ static void everything_wrong_is_named_by_its_place(void **state)
         {"\"device\": 0", "\"device\": -2", MS_EFORMAT, "\"device\" must be -1"},
         {"\"device\": 0,", "", MS_EFORMAT, "\"device\" must be -1"},
         {"\"time_scale_permille\": 1000", "\"time_scale_permille\": 0", MS_EFORMAT, "$.time_scale"},
+        {"\"scratch_bytes\": 96000000", "\"scratch_bytes\": 1, \"reserve_bytes\": 2", MS_EFORMAT, "part of \"scratch_bytes\""},
         {"\"process\"", "\"processes\"", MS_EFORMAT, "unknown member \"processes\""},
     };
     ms_error err;
@@ -125,6 +126,26 @@ static void everything_wrong_is_named_by_its_place(void **state)
         assert_int_equal(machine.device, 0x5a5a5a5a);
         ms_free(text);
     }
+}
+
+/* Not expected to be taken, so written only where there is any. */
+static void a_reserve_reads_back(void **state)
+{
+    (void)state;
+    ms_error err;
+    char *text = edited("\"scratch_bytes\": 96000000", "\"scratch_bytes\": 96000000, \"reserve_bytes\": 40000000");
+    assert_ms_ok(ms_hardware_parse(text, &machine, &err), err);
+    assert_int_equal(machine.process.reserve_bytes, 40000000);
+    char *written = ms_hardware_to_json(&machine);
+    assert_ms_ok(ms_hardware_parse(written, &machine, &err), err);
+    assert_int_equal(machine.process.reserve_bytes, 40000000);
+    ms_free(written);
+    ms_free(text);
+    assert_ms_ok(ms_hardware_parse(example, &machine, &err), err);
+    assert_int_equal(machine.process.reserve_bytes, 0);
+    written = ms_hardware_to_json(&machine);
+    assert_null(strstr(written, "reserve"));
+    ms_free(written);
 }
 
 static void texts_that_are_too_long_are_refused(void **state)
@@ -322,12 +343,13 @@ static void the_process_is_what_it_holds_now(void **state)
     assert_int_equal(machine.device, -1);
     assert_true(machine.process.baseline_bytes > resident.now_bytes / 2 &&
                 machine.process.baseline_bytes < resident.now_bytes * 2);
-    assert_true(machine.process.scratch_bytes > 0);
+    assert_true(machine.process.scratch_bytes > machine.process.reserve_bytes && machine.process.reserve_bytes > 0);
     /* On a GPU: what the framework has allocated there. */
     assert_ms_ok(ms_hardware_set_process(&machine, 0, 5, &err), err);
     assert_int_equal(machine.device, 0);
     assert_int_equal(machine.process.baseline_bytes, 5);
     assert_int_equal(machine.process.scratch_bytes, 0);
+    assert_int_equal(machine.process.reserve_bytes, 0);
     /* What does not exist changes nothing. */
     int32_t beyond = (int32_t)machine.gpu_count;
     assert_ms_fails(ms_hardware_set_process(&machine, beyond, 7, &err), MS_EINVAL, err, "no GPU");
@@ -342,6 +364,7 @@ int main(void)
         cmocka_unit_test(a_saved_description_reads_back_byte_for_byte),
         cmocka_unit_test(the_device_bounds_the_bytes_of_training),
         cmocka_unit_test(everything_wrong_is_named_by_its_place),
+        cmocka_unit_test(a_reserve_reads_back),
         cmocka_unit_test(texts_that_are_too_long_are_refused),
         cmocka_unit_test(no_more_gpus_than_there_is_room_for),
         cmocka_unit_test(running_out_of_memory_leaks_nothing),

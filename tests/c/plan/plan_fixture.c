@@ -196,6 +196,21 @@ static void make_nodes(ms_graph *graph, const fixture_chain *chain, numbering n)
     graph->nodes[count + 1].call = 1;
 }
 
+void fixture_mark_masks(ms_graph *graph)
+{
+    for (uint32_t i = 0; i < graph->profile_count; i++) {
+        ms_profile *profile = &graph->profiles[i];
+        if (profile->input_count > 0) {
+            profile->two_valued = ms_calloc(1, sizeof *profile->two_valued);
+            assert_non_null(profile->two_valued);
+            profile->two_valued[0] = (ms_two_valued){.storage = 5, .value_bytes = 4};
+            profile->two_valued_count = 1;
+        }
+    }
+    ms_error err;
+    assert_ms_ok(ms_graph_check(graph, &err), err);
+}
+
 ms_graph *fixture_chain_graph(const fixture_chain *chain)
 {
     uint32_t layer_profiles = chain->uniform ? 1 : chain->layer_count;

@@ -39,6 +39,9 @@ typedef struct fixture_chain {
 
 ms_graph *fixture_chain_graph(const fixture_chain *chain);
 
+/* Says that what the layers save of their own has two values, of four bytes each. */
+void fixture_mark_masks(ms_graph *graph);
+
 /* A CPU host: 1 GFLOP/s, so that a FLOP takes a nanosecond; bytes moved by operators,
  * page faults and checksums cost nothing; a disk of 1 GB/s both ways. Nothing resident. */
 ms_hardware *fixture_hardware(void);

@@ -164,13 +164,13 @@ static void an_unseen_loop_stays_monotone(void **state)
         f->config.memory_budget_bytes = smallest + k * 60 * MIB;
         replan(f);
         assert_true(f->plan->replay.step_ns <= step_ns);
-        assert_true(f->plan->replay.peak_bytes >= peak_bytes);
-        assert_true(f->plan->replay.peak_bytes <= f->config.memory_budget_bytes);
+        uint64_t taken_bytes = f->plan->replay.peak_bytes + f->plan->reserve_bytes;
+        assert_true(taken_bytes >= peak_bytes && taken_bytes <= f->config.memory_budget_bytes);
         uint64_t held = f->plan->assumed_outputs_held + f->plan->assumed_gradients_live;
         assert_true(held >= careful);
         careful = held;
         step_ns = f->plan->replay.step_ns;
-        peak_bytes = f->plan->replay.peak_bytes;
+        peak_bytes = taken_bytes;
     }
     assert_int_equal(careful, 2);
 }
@@ -293,7 +293,7 @@ static void scratch_is_learnt_beside_a_new_loop(void **state)
     fixture *f = *state;
     f->seen.optimizer_state_bytes = 250 * MIB;
     f->seen.peak_held_bytes = f->plan->ceiling_bytes;
-    f->seen.peak_bytes = 1000 * MIB + f->plan->slab_bytes + f->plan->replay.small_peak_bytes +
+    f->seen.peak_bytes = 1000 * MIB + f->plan->replay.small_peak_bytes +
                          f->graph->residents.batch_bytes + f->plan->ceiling_bytes + 180 * MIB;
     assert_int_equal(observe(f), MS_DRIFT_OPTIMIZER);
     assert_int_equal(f->hardware->process.scratch_bytes, 180 * MIB);
@@ -315,6 +315,89 @@ static void a_peak_a_little_off_is_left_alone(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
+/* A reserve changes what is predicted, and nothing of what is done. */
+static void a_reserve_is_left_free_and_not_predicted(void **state)
+{
+    fixture *f = *state;
+    ms_plan *without = make_plan(f);
+    f->hardware->process.reserve_bytes = 60 * MIB;
+    replan(f);
+    assert_int_equal(f->plan->reserve_bytes, without->reserve_bytes + 60 * MIB);
+    assert_int_equal(f->plan->replay.peak_bytes + 60 * MIB, without->replay.peak_bytes);
+    assert_int_equal(f->plan->replay.first_step_peak_bytes + 60 * MIB, without->replay.first_step_peak_bytes);
+    assert_int_equal(f->plan->unoptimized.peak_bytes + 60 * MIB, without->unoptimized.peak_bytes);
+    assert_int_equal(f->plan->pressure.need_bytes, without->pressure.need_bytes);
+    assert_int_equal(f->plan->smallest_budget_bytes, without->smallest_budget_bytes);
+    assert_int_equal(f->plan->ceiling_bytes, without->ceiling_bytes);
+    for (uint32_t i = 0; i < f->plan->entry_count; i++) {
+        assert_int_equal(f->plan->entries[i].technique, without->entries[i].technique);
+    }
+    char *text = ms_plan_to_json(f->plan);
+    ms_plan *read;
+    ms_error err;
+    assert_ms_ok(ms_plan_parse(text, &read, &err), err);
+    assert_int_equal(read->reserve_bytes, f->plan->reserve_bytes);
+    ms_plan_free(read);
+    ms_free(text);
+    /* A step that took it all is as planned; one over the budget is not. */
+    f->seen.peak_bytes = f->plan->replay.peak_bytes + f->plan->reserve_bytes;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.peak_bytes = f->config.memory_budget_bytes + 1;
+    assert_int_equal(observe(f), MS_DRIFT_PEAK);
+    ms_plan_free(without);
+}
+
+/* Masks become bits where anything moves: expected, but no plan counts on it. */
+static void masks_change_what_is_predicted_and_nothing_else(void **state)
+{
+    fixture *f = *state;
+    ms_free(f->hardware);
+    f->hardware = fixture_real_hardware();
+    f->config.enable_checkpointing = false;
+    ms_error err = {0};
+    ms_plan *none;
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    f->config.memory_budget_bytes = (err.hint_bytes + f->plan->pressure.need_bytes) / 2;
+    ms_plan *without = make_plan(f);
+    fixture_mark_masks(f->graph);
+    replan(f);
+    assert_true(f->plan->slab_bytes > 0);
+    assert_true(f->plan->replay.peak_live_bytes < without->replay.peak_live_bytes);
+    assert_int_equal(f->plan->replay.peak_bytes + f->plan->reserve_bytes,
+                     without->replay.peak_bytes + without->reserve_bytes);
+    assert_int_equal(f->plan->smallest_budget_bytes, without->smallest_budget_bytes);
+    assert_int_equal(f->plan->unoptimized.peak_bytes, without->unoptimized.peak_bytes);
+    /* The bits are libc's: hostmem has less to fill. */
+    assert_true(f->plan->ceiling_bytes < without->ceiling_bytes);
+    for (uint32_t i = 0; i < f->plan->entry_count; i++) {
+        assert_int_equal(f->plan->entries[i].technique, without->entries[i].technique);
+    }
+    ms_plan_free(without);
+}
+
+/* What was measured is what is expected from then on: at a rare step, and once. */
+static void what_is_expected_is_learnt(void **state)
+{
+    fixture *f = *state;
+    f->hardware->process.reserve_bytes = 90 * MIB;
+    replan(f);
+    for (f->seen.step = 2; f->seen.step < 40; f->seen.step++) {
+        uint64_t fixed = 1000 * MIB + f->plan->replay.small_peak_bytes;
+        f->seen.peak_held_bytes = f->plan->ceiling_bytes;
+        f->seen.peak_bytes = fixed + f->plan->ceiling_bytes + f->graph->residents.batch_bytes + 75 * MIB;
+        f->seen.step_ns = f->plan->replay.step_ns;
+        ms_drift drift = observe(f);
+        assert_int_equal(drift, f->seen.step == 3 ? MS_DRIFT_PEAK : MS_DRIFT_NONE);
+        if (drift != MS_DRIFT_NONE) {
+            replan(f);
+            assert_int_equal(f->hardware->process.scratch_bytes, 100 * MIB);
+            assert_int_equal(f->hardware->process.reserve_bytes, 25 * MIB);
+            assert_in_range(f->plan->replay.peak_bytes, f->seen.peak_bytes - MIB, f->seen.peak_bytes + MIB);
+        }
+    }
+}
+
 /* Too much scratch is given back at rare steps only, and not so much that it is asked
  * for again. */
 static void scratch_shrinks_rarely_and_does_not_swing(void **state)
@@ -325,7 +408,7 @@ static void scratch_shrinks_rarely_and_does_not_swing(void **state)
     uint64_t true_scratch = 120 * MIB;
     uint32_t replans = 0;
     for (uint32_t step = 2; step < 100; step++) {
-        uint64_t fixed = 1000 * MIB + f->plan->slab_bytes + f->plan->replay.small_peak_bytes;
+        uint64_t fixed = 1000 * MIB + f->plan->replay.small_peak_bytes;
         f->seen.step = step;
         f->seen.peak_held_bytes = f->plan->ceiling_bytes;
         f->seen.peak_bytes = fixed + f->plan->ceiling_bytes + true_scratch + (step % 3) * 5 * MIB;
@@ -395,6 +478,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_loop_is_learnt_once_and_then_only_grows, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_real_optimizer_is_learnt, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_peak_over_the_plan_grows_scratch, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_reserve_is_left_free_and_not_predicted, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(masks_change_what_is_predicted_and_nothing_else, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(what_is_expected_is_learnt, set_up, tear_down),
         cmocka_unit_test_setup_teardown(scratch_is_learnt_beside_a_new_loop, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_peak_over_the_budget_is_never_left_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_peak_a_little_off_is_left_alone, set_up, tear_down),

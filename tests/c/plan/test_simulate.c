@@ -40,6 +40,70 @@ static ms_replay replay_layers(ms_technique technique)
     return result;
 }
 
+static uint64_t expected_peak(ms_graph *graph, ms_technique first, ms_technique second)
+{
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0, (uint8_t)first, (uint8_t)second, 0};
+    ms_choices choices = {.technique = techniques, .offload_min_bytes = MIB, .write_window_bytes = 8 * MIB,
+                          .read_window_bytes = 16 * MIB};
+    ms__sim *sim;
+    ms_error err;
+    ms__outcome outcome;
+    assert_ms_ok(ms__sim_new(graph, hardware, &sim, &err), err);
+    ms__sim_run_expected(sim, &choices, &outcome);
+    ms__sim_free(sim);
+    ms_free(hardware);
+    return outcome.replay.peak_bytes;
+}
+
+/* Where anything moves, 8 MiB of two values are 256 KiB in layers that keep and that move. */
+static void masks_are_expected_as_bits_where_anything_moves(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    uint64_t kept = expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP);
+    uint64_t moved = expected_peak(graph, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_KEEP);
+    fixture_mark_masks(graph);
+    assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), kept);
+    uint64_t bits = expected_peak(graph, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_KEEP);
+    /* Of the layer that keeps, and of the other, whose transfer the next allocation did not wait for. */
+    assert_in_range(moved - bits, 15 * MIB, 16 * MIB);
+    uint64_t recomputed = expected_peak(graph, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_RECOMPUTE);
+    assert_true(recomputed <= bits);
+    /* What a budget has to have does not count on it, nor on a slab that nothing goes through. */
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_KEEP, 0};
+    assert_int_equal(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).peak_bytes, moved + MS__SLAB_BYTES);
+    ms_free(hardware);
+    ms_graph_free(graph);
+}
+
+/* A loss outside holds 20 MiB, of which half in forward, where outputs of 40 MiB are held,
+ * and those of the step before. */
+static void a_loss_outside_is_expected_to_be_a_cross_entropy(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    graph->loop.external_loss_bytes = 20 * MIB;
+    graph->loop.outputs_held = true;
+    for (uint32_t i = 0; i < graph->storage_count; i++) {
+        graph->storages[i].bytes = graph->storages[i].role == MS_STORAGE_OUTPUT ? 40 * MIB : graph->storages[i].bytes;
+    }
+    graph->profiles[graph->profile_count - 1].storage_bytes[2] = 40 * MIB;
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0};
+    /* x_0, inner, x_1, inner, x_2, log-softmax, outputs twice. */
+    uint64_t held = MS__RUNTIME_BYTES + (2 + 8 + 2 + 8 + 2 + 16 + 80) * MIB;
+    assert_int_equal(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).peak_bytes, held + 20 * MIB);
+    assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), held + 10 * MIB);
+    /* In backward all of it, until the first gradient of the model's own. */
+    graph->loop.external_loss_bytes = 90 * MIB;
+    assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP),
+                     held - 40 * MIB + (90 + 16) * MIB);
+    ms_free(hardware);
+    ms_graph_free(graph);
+}
+
 /* Embedding 2 x 3 us; a layer 2 x 1.002 + 2 x 2.002 ms; the head 4 x 1.002 ms. */
 static const uint64_t kept_ns = 2 * 3000 + LAYERS * (2 * 1002000 + 2 * 2002000) + 4 * 1002000;
 
@@ -403,6 +467,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_numbers_take_their_time_on_a_cpu),
         cmocka_unit_test(keep_holds_every_saved_tensor),
+        cmocka_unit_test(masks_are_expected_as_bits_where_anything_moves),
+        cmocka_unit_test(a_loss_outside_is_expected_to_be_a_cross_entropy),
         cmocka_unit_test(recompute_holds_arguments_and_runs_again),
         cmocka_unit_test(offload_stalls_on_a_slow_disk),
         cmocka_unit_test(a_fast_disk_is_hidden),

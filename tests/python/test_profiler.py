@@ -3,7 +3,9 @@ and the model, the generators and the caller's objects are left as they were."""
 
 from __future__ import annotations
 
+import collections
 import copy
+import functools
 import json
 import os
 import random
@@ -31,7 +33,7 @@ from models import MODELS, loss_of
 
 from memscale import _core
 from memscale.core.profiler import MemoryProfiler, describe_arguments, is_tracing
-from memscale.errors import ProfileError
+from memscale.errors import IntegrationError, ProfileError
 
 GB = 1e9
 
@@ -282,11 +284,69 @@ class Leaking(nn.Module):
         return y.sum()
 
 
-def test_a_tensor_kept_out_of_reach_is_refused():
-    _kept.clear()
-    with pytest.raises(ProfileError, match="keeps tensors where they can't be taken back"):
+def test_a_tensor_kept_outside_the_modules_is_refused_and_taken_back():
+    real = torch.zeros(2)
+    _kept[:] = [real]
+    with pytest.raises(ProfileError, match="keeps tensors outside its modules"):
         trace(Leaking(), torch.randn(2, 4))
+    assert len(_kept) == 1 and _kept[0] is real
     _kept.clear()
+
+
+class Holder:
+    """An object of the caller's, far from any module."""
+
+    last = None
+
+
+_holder = Holder()
+_by_name: dict[str, torch.Tensor] = {}
+_recent: collections.deque = collections.deque(maxlen=3)
+_wrapped: list[tuple] = []
+
+
+@functools.lru_cache(maxsize=4)
+def _scale(size):
+    return torch.ones(size)
+
+
+@pytest.mark.parametrize(
+    ("keep", "nothing_left"),
+    [
+        (lambda y: setattr(_holder, "last", y), lambda: _holder.last is None),
+        (lambda y: _by_name.update(y=y), lambda: not _by_name),
+        (lambda y: _recent.append(y.detach()), lambda: not _recent),
+        (lambda y: _wrapped.append(("y", (y, 1))), lambda: not _wrapped),
+        (lambda y: y * _scale(4), lambda: type(_scale(4)) is torch.Tensor),
+    ],
+    ids=["attribute", "dict", "deque", "tuples", "cached function"],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_a_trace_stays_with_the_caller(keep, nothing_left, fails):
+    def keep_and_perhaps_fail(module, args, y):
+        keep(y)
+        if fails:
+            y.sum().item()
+
+    model = torch.nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].register_forward_hook(keep_and_perhaps_fail)
+    with pytest.raises(ProfileError):
+        trace(model, torch.randn(2, 4))
+    assert nothing_left()
+    _scale.cache_clear()
+
+
+def test_a_tensor_that_cannot_be_taken_back_is_an_error():
+    def generate():
+        kept = yield
+        yield kept
+
+    keeper = generate()
+    next(keeper)
+    model = torch.nn.Sequential(nn.Linear(4, 4))
+    model[0].register_forward_hook(lambda module, args, y: [keeper.send(y)].clear())
+    with pytest.raises(IntegrationError, match="where they can't be taken back"):
+        trace(model, torch.randn(2, 4))
 
 
 def test_the_callers_objects_are_not_changed():

@@ -2,8 +2,10 @@
 
 `MemoryProfiler.trace()` runs the model's forward and backward once under fake tensors
 (no memory, no arithmetic) and reports the events to the C tracer, which makes the
-graph. It leaves no trace on the model. Where a step can't be traced it raises
-`ProfileError`, and the executor profiles real steps with `LiveTracer` instead.
+graph. The model is left as it was, and the caller's containers without what the trace has
+put into them; other effects of the forward and of hooks on it (counting, printing) happen
+once more. Where a step can't be traced it raises `ProfileError`, and the executor profiles
+real steps with `LiveTracer` instead.
 
 One step is enough. What a second step would add is known without tracing it:
 gradients, optimizer state and outputs of the step before are residents of the loop,
@@ -20,13 +22,14 @@ import inspect
 import json
 import logging
 import threading
+import traceback
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..errors import MemScaleError, ProfileError
+from ..errors import IntegrationError, MemScaleError, ProfileError
 
 if TYPE_CHECKING:
     import torch
@@ -123,7 +126,10 @@ class MemoryProfiler:
                     stack.enter_context(libraries_branch_on_values())
                 _StaticStep(model, tracer, twins).run(snapshot, args, kwargs, optimizer)
             graph = tracer.finish()
-        except Exception as error:
+        except BaseException as error:
+            _take_back_after(error, twins)
+            if not isinstance(error, Exception):
+                raise
             kind = "" if isinstance(error, MemScaleError) else f"{type(error).__name__}: "
             raise ProfileError(
                 f"{name} can't be traced without running it: {kind}{_first_line(error)}"
@@ -131,7 +137,7 @@ class MemoryProfiler:
         finally:
             _active.depth -= 1
             twins.forget()
-        _refuse_leftovers(name, tracer)
+        _refuse_leftovers(name, tracer, twins)
         return graph
 
 
@@ -496,13 +502,36 @@ def _without_autocast() -> Iterator[None]:
         yield
 
 
-def _refuse_leftovers(name: str, tracer: LiveTracer) -> None:
-    """Raises where something still holds a tensor of the trace: the model must not."""
+def _take_back_after(error: BaseException, twins: Twins) -> None:
+    """What a trace that failed has left in the caller's containers."""
+    from .leftovers import take_back
+
+    traceback.clear_frames(error.__traceback__)
+    twins.forget()
+    take_back(twins.mode)
+
+
+def _refuse_leftovers(name: str, tracer: LiveTracer, twins: Twins) -> None:
+    """Raises where something still holds a tensor of the trace, which the model must not, once it
+    has been taken away from it.
+
+    Raises:
+        IntegrationError: it can't be taken away: the step would be made with it.
+    """
+    from .leftovers import take_back
+
+    if not (tracer.alive() and gc.collect() >= 0 and tracer.alive()):
+        return
+    holders = take_back(twins.mode)
     if tracer.alive() and gc.collect() >= 0 and tracer.alive():
-        raise ProfileError(
-            f"{name} can't be traced without running it: its forward keeps tensors where they "
-            "can't be taken back (outside its modules)"
+        held_by = f" in {', '.join(sorted(set(holders)))}" if holders else ""
+        raise IntegrationError(
+            f"{name} was traced under fake tensors, and its forward keeps some{held_by} where they can't be "
+            "taken back; keep them in a list, a dict or an attribute, or not at all"
         )
+    raise ProfileError(
+        f"{name} can't be traced without running it: its forward keeps tensors outside its modules"
+    )
 
 
 def _first_line(error: BaseException) -> str:

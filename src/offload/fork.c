@@ -25,13 +25,14 @@ static ms__link registry = {&registry, &registry};
 /* A process that ends should end, disk or no disk. */
 #define EXIT_TIMEOUT_NS (UINT64_C(2) * 1000 * 1000 * 1000)
 
-/* Bounded like every wait: a disk that hangs must not hang the fork as well. */
+/* Bounded like every wait: a disk that hangs must not hang the fork as well. A child's copy,
+ * when the child forks in its turn, has nothing that could come to rest. */
 static void pause_engine(ms_offload *engine, uint64_t timeout_ns)
 {
     ms__mutex_lock(&engine->lock);
     uint64_t deadline_ns = ms__add_sat(ms_now_ns(), timeout_ns);
     engine->is_paused = true;
-    while (engine->running_count > 0 &&
+    while (!engine->is_forked && engine->running_count > 0 &&
            ms__cond_wait_until(&engine->changed, &engine->lock, deadline_ns)) {
     }
 }
@@ -62,9 +63,9 @@ static void after_fork(bool is_child)
 {
     for (ms__link *link = registry.next; link != &registry; link = link->next) {
         ms_offload *engine = ENGINE_OF(link);
-        engine->is_forked = is_child;
+        engine->is_forked |= is_child; /* once dead, dead in all that descends from here */
         engine->is_paused = false;
-        if (!is_child) {
+        if (!engine->is_forked) {
             ms__cond_broadcast(&engine->work_ready);
         }
         ms__mutex_unlock(&engine->lock);

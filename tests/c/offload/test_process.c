@@ -360,6 +360,19 @@ static int use_in_child(ms_offload *engine, ms_ticket ticket, unsigned char *mem
     return wrong;
 }
 
+/* A child that forks in its turn, as workers do that start programs, is not brought back to
+ * life by it. */
+static int use_in_two_generations(ms_offload *engine, ms_ticket ticket, unsigned char *memory)
+{
+    int status = 0;
+    pid_t grandchild = fork();
+    if (grandchild == 0) {
+        _exit(use_in_child(engine, ticket, memory));
+    }
+    int wrong = waitpid(grandchild, &status, 0) != grandchild || status != 0;
+    return wrong + use_in_child(engine, ticket, memory);
+}
+
 /* Registered before the library's own handler, so that it runs after it: what it sees
  * is what the fork sees. */
 static ms_offload *forked_engine;
@@ -392,7 +405,8 @@ static void a_fork_during_transfers_disturbs_neither_side(void **state)
         forked_engine = NULL;
         assert_true(child >= 0);
         if (child == 0) {
-            _exit(use_in_child(engine, tickets[1], destination));
+            _exit(round == 0 ? use_in_two_generations(engine, tickets[1], destination)
+                             : use_in_child(engine, tickets[1], destination));
         }
         assert_int_equal(running_at_fork, 0);
         assert_ms_ok(ms_offload_quiesce(engine, &err), err);

@@ -100,6 +100,12 @@ static PyObject *get_missing(PyObject *self, void *closure)
     return PyLong_FromUnsignedLong(ms_frame_missing(region_of(self)->frame));
 }
 
+static PyObject *get_is_running(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyBool_FromLong(ms_ext_region_is_running(region_of(self)));
+}
+
 static PyObject *get_payload(PyObject *self, void *closure)
 {
     (void)closure;
@@ -199,6 +205,7 @@ static PyGetSetDef attributes[] = {
     {"call", get_call, NULL, "Number of this call in its forward, from 0.", NULL},
     {"technique", get_technique, NULL, "Name of the technique in force.", NULL},
     {"missing", get_missing, NULL, "Saved tensors that a replay would have to make.", NULL},
+    {"is_running", get_is_running, NULL, "Whether the layer's call is still under way.", NULL},
     {"payload", get_payload, set_payload, "What the replay needs; any object.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -20,7 +20,7 @@ from execute_support import (
 )
 from models import MODELS, loss_of
 from planned_support import assert_peak_as_predicted, planned
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from memscale.errors import IntegrationError
 
@@ -154,6 +154,76 @@ def test_a_parameter_changed_before_backward_is_refused(tmp_path):
             model.layers[1].linear.bias.add_(1)
         with pytest.raises(IntegrationError, match="changed in place"):
             loss.backward()
+
+
+class Breaking(Layer):
+    """Its forward ends as Ctrl-C ends it, while `at` is set: torch's hooks hear nothing of it."""
+
+    at = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        if self.at:
+            raise KeyboardInterrupt
+        return y
+
+
+def interrupted_stack():
+    torch.manual_seed(3)
+    return Stack(Breaking), torch.randn(8, 16)
+
+
+def interrupt(model, x):
+    model.layers[1].at = True
+    with pytest.raises(KeyboardInterrupt):
+        model(x)
+    model.layers[1].at = False
+
+
+def test_an_interrupted_forward_leaves_nothing_on_the_thread_after_detach(tmp_path):
+    model, x = interrupted_stack()
+    with executing(model, uniform(model, "selective_4"), tmp_path):
+        interrupt(model, x)
+    assert _get_current_dispatch_mode() is None
+    assert torch.overrides._get_current_function_mode() is None
+
+
+def test_an_interrupted_tape_does_not_grow_and_ends_with_the_next_forward(tmp_path):
+    model, x = interrupted_stack()
+    model(x).sum().backward()
+    expected = gradients(model)
+    model.zero_grad()
+    with executing(model, uniform(model, "selective_4"), tmp_path):
+        interrupt(model, x)
+        tape = _get_current_dispatch_mode()
+        for _ in range(600):
+            torch.tanh(x)
+        assert tape is not None and not tape._makers and not tape._values
+        with torch.no_grad():
+            model(x)
+        assert _get_current_dispatch_mode() is None
+        model(x).sum().backward()
+        assert all(torch.equal(a, b) for a, b in zip(expected, gradients(model), strict=True))
+
+
+def test_a_tape_ends_below_a_mode_that_was_begun_later(tmp_path):
+    class Counting(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    model, x = interrupted_stack()
+    with executing(model, uniform(model, "selective_4"), tmp_path) as executor:
+        interrupt(model, x)
+        with Counting() as counting:
+            executor._end_tape()
+            assert _get_current_dispatch_mode() is counting
+            counting.calls = 0
+            torch.tanh(x)
+            assert counting.calls == 1
+        assert _get_current_dispatch_mode() is None
 
 
 class Keeps(Layer):

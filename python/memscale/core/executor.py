@@ -278,8 +278,7 @@ class Executor:
         if self._profile is not None:
             self._profile.abandon()
             self._profile = None
-        self._end_losses()
-        self._end_precision()
+        self._end_what_was_broken_off()
         self._loss_head = None
         self._hook_layers(False)
         if self._root is not None:
@@ -353,10 +352,9 @@ class Executor:
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not (is_replaying() or is_tracing() or getattr(self._local, "busy", False)):
-            self._end_precision()  # of a forward that was broken off
+            self._end_what_was_broken_off()
         if self._stands_aside():
             return None
-        self._end_tape()
         obstacle = self._core.hooks_in_the_way()
         if obstacle is not None:
             self._say_obstacle(obstacle)
@@ -418,9 +416,14 @@ class Executor:
             self._local.precision = None
             precision.close()
 
+    def _end_what_was_broken_off(self) -> None:
+        """Takes off this thread what a forward has put there whose end Ctrl-C kept from us."""
+        self._end_tape()
+        self._end_losses()
+        self._end_precision()
+
     def _begin_losses(self) -> None:
         """From here to the end of the root's forward, cross entropies are the loss head's."""
-        self._end_losses()  # of a forward that was broken off
         self._local.layer_depth = 0
         if self._loss_head is not None:
             self._local.losses = self._loss_head(self._is_root_work)
@@ -502,7 +505,7 @@ class Executor:
                 self._join(record, args)
             self._local.record = record
         elif region is not None and region.technique.startswith("selective"):
-            tape = Tape(self._core.is_resident, self._remade)
+            tape = Tape(self._core.is_resident, lambda: region.is_running, self._remade)
             region.payload = tape
             self._local.tape = (tape, region)
             tape.begin()

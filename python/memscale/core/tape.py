@@ -20,7 +20,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from ..errors import IntegrationError
 from .tracer import is_maker
@@ -29,6 +35,10 @@ __all__ = ["Remade", "Tape"]
 
 _VIEW, _WRITER, _MAKER, _OTHER = range(4)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+# How many operators a tape may hear before it looks whether its layer still runs: a call that
+# Ctrl-C breaks off has no end.
+_LOOK_EVERY = 256
 _Kind = tuple[int, tuple[int, ...], tuple[str, ...]]
 
 
@@ -123,14 +133,19 @@ class Tape(TorchDispatchMode):
 
     Args:
         is_resident: whether a tensor's storage is a parameter's, a buffer's or an input's.
+        is_running: whether the layer's call is still under way.
         remade: where what is made again is kept.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, is_resident: Callable[[torch.Tensor], bool], remade: Remade) -> None:
+    def __init__(
+        self, is_resident: Callable[[torch.Tensor], bool], is_running: Callable[[], bool], remade: Remade
+    ) -> None:
         super().__init__()
         self._is_resident = is_resident
+        self._is_running = is_running
+        self._heard = 0
         self._remade = remade
         self._values: dict[int, _Value] = {}
         self._makers: list[_Maker] = []
@@ -143,11 +158,24 @@ class Tape(TorchDispatchMode):
         self._is_noting = True
 
     def end(self) -> None:
-        """The call is over, well or not: what can be made again is dropped now."""
+        """The call is over, well or not: what can be made again is dropped now. Modes that
+        were begun later stay on."""
         self._is_noting = False
-        if _get_current_dispatch_mode() is self:
-            self.__exit__(None, None, None)
+        self._leave()
         self._settle()
+        self._forget()
+
+    def _leave(self) -> None:
+        if not any(mode is self for mode in _get_current_dispatch_mode_stack()):
+            return
+        above = []
+        while _get_current_dispatch_mode() is not self:
+            above.append(_pop_mode())
+        self.__exit__(None, None, None)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    def _forget(self) -> None:
         self._values = {}
         self._makers = []
         self._pending = {}
@@ -174,7 +202,7 @@ class Tape(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **kwargs) if kwargs else func(*args)
-        if self._is_noting:
+        if self._is_noting and self._still_runs():
             kind, places, names = _kinds.get(func) or _learn(func)
             if kind == _MAKER:
                 self._note(func, args, kwargs or {}, result)
@@ -185,6 +213,14 @@ class Tape(TorchDispatchMode):
                     if tensor.layout is torch.strided:
                         self._value_of(tensor).writes += 1
         return result
+
+    def _still_runs(self) -> bool:
+        """False from some operators after a broken-off call on; its saved tensors stay."""
+        self._heard += 1
+        if self._heard % _LOOK_EVERY == 0 and not self._is_running():
+            self._is_noting = False
+            self._forget()
+        return self._is_noting
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         maker = _Maker(func, len(self._makers))

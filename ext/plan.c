@@ -140,7 +140,8 @@ static int read_observation(PyObject *dict, ms_observation *seen)
         read_number(dict, "optimizer_state_bytes", &seen->optimizer_state_bytes) != 0 ||
         read_flag(dict, "outputs_held", &seen->outputs_held) != 0 ||
         read_flag(dict, "gradients_live_in_forward", &seen->gradients_live_in_forward) != 0 ||
-        read_flag(dict, "loop_seen", &seen->loop_seen) != 0 || read_number(dict, "step", &step) != 0) {
+        read_flag(dict, "loop_seen", &seen->loop_seen) != 0 ||
+        read_flag(dict, "smaller_inputs", &seen->smaller_inputs) != 0 || read_number(dict, "step", &step) != 0) {
         return -1;
     }
     seen->step = step > UINT32_MAX ? UINT32_MAX : (uint32_t)step;

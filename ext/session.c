@@ -1,6 +1,6 @@
 /*
  * What core/session.py asks of the library: the process's place in a hardware
- * description, and whether one plan serves other shapes.
+ * description, whether one plan serves other shapes, and what their graphs share.
  */
 #include "common.h"
 #include "memscale/hardware.h"
@@ -44,12 +44,37 @@ static PyObject *signature_covers(PyObject *module, PyObject *args)
     return PyBool_FromLong(ms_signature_covers(larger, smaller));
 }
 
+static PyObject *graph_adopt_loop(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *json, *other_json;
+    if (!PyArg_ParseTuple(args, "ss:graph_adopt_loop", &json, &other_json)) {
+        return NULL;
+    }
+    ms_error err;
+    ms_graph *graph = NULL, *other = NULL;
+    PyObject *answer = NULL;
+    int rc = ms_graph_parse(json, &graph, &err);
+    if (rc == MS_OK) {
+        rc = ms_graph_parse(other_json, &other, &err);
+    }
+    if (ms_ext_check(rc, &err) == 0) {
+        ms_graph_adopt_loop(graph, other);
+        answer = ms_ext_take_text(ms_graph_to_json(graph));
+    }
+    ms_graph_free(graph);
+    ms_graph_free(other);
+    return answer;
+}
+
 static PyMethodDef methods[] = {
     {"hardware_set_process", hardware_set_process, METH_VARARGS,
      "hardware_set_process(hardware, device, allocated_bytes) -> str: the description with this "
      "process's baseline; device -1 is the CPU, whose resident memory is measured."},
     {"signature_covers", signature_covers, METH_VARARGS,
      "signature_covers(larger, smaller) -> bool: whether a plan for the one serves the other."},
+    {"graph_adopt_loop", graph_adopt_loop, METH_VARARGS,
+     "graph_adopt_loop(graph, other) -> str: the graph with what the other has seen of the training loop."},
     {NULL, NULL, 0, NULL},
 };
 

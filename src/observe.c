@@ -245,7 +245,8 @@ static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drif
         length += snprintf(line + length, sizeof line - (size_t)length, " time %s measured, %s predicted (%s);",
                            ms__text_ns(seen->step_ns).text, ms__text_ns(plan->replay.step_ns).text, percent);
     }
-    snprintf(line + length, sizeof line - (size_t)length, " %s%s", ms_drift_text(drift),
+    snprintf(line + length, sizeof line - (size_t)length, " %s%s%s", ms_drift_text(drift),
+             seen->smaller_inputs ? ", of smaller inputs than planned for" : "",
              drift == MS_DRIFT_NONE ? "" : ": planning again");
     return ms_strdup(line);
 }
@@ -265,9 +266,10 @@ static ms_drift learn(ms_graph *graph, ms_hardware *hardware, const ms_plan *pla
     if (!planned) {
         return MS_DRIFT_NONE;
     }
+    bool own = !seen->smaller_inputs;
     bool peak = seen->peak_bytes != MS_UNSET &&
-                (grow_scratch(graph, hardware, plan, seen) || shrink_scratch(graph, hardware, plan, seen));
-    bool time = learn_time(hardware, plan, seen);
+                (grow_scratch(graph, hardware, plan, seen) || (own && shrink_scratch(graph, hardware, plan, seen)));
+    bool time = own && learn_time(hardware, plan, seen);
     return peak ? MS_DRIFT_PEAK : time ? MS_DRIFT_TIME : MS_DRIFT_NONE;
 }
 

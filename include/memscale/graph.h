@@ -222,6 +222,13 @@ MS_API char *ms_graph_to_json(const ms_graph *graph);
  */
 MS_API bool ms_signature_covers(const char *larger, const char *smaller);
 
+/*
+ * Takes over what another graph of the same training has seen of the caller's loop: what it
+ * holds, and the state of its optimizer. Nothing where `other` has seen nothing. What depends
+ * on shapes stays.
+ */
+MS_API void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other);
+
 /* Index of the node of the `call`-th call of module `name`, or -1. */
 MS_API int64_t ms_graph_find(const ms_graph *graph, const char *name, uint32_t call);
 

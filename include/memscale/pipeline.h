@@ -89,6 +89,7 @@ typedef struct ms_observation {
     bool outputs_held;
     bool gradients_live_in_forward;
     bool loop_seen;                  /* the two above are observations */
+    bool smaller_inputs;             /* than the plan was made for: it may take less memory and time */
     uint32_t step;                   /* 1 for the first after wrap */
 } ms_observation;
 
@@ -112,7 +113,7 @@ MS_API const char *ms_drift_text(ms_drift drift);
  *
  * It never swings: once seen, a loop is only ever found to hold more; scratch grows
  * whenever a step was over, and shrinks, as the time scale changes, only at rare steps
- * and by what is worth a new plan.
+ * and by what is worth a new plan, never by a step of smaller inputs.
  */
 MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config,
                                const ms_plan *plan, const ms_observation *observation, ms_drift *drift,

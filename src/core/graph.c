@@ -181,6 +181,17 @@ ms_graph *ms_graph_copy(const ms_graph *graph, ms_error *err)
     return copy;
 }
 
+void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other)
+{
+    if (!other->loop.observed) {
+        return;
+    }
+    graph->loop.observed = true;
+    graph->loop.outputs_held = other->loop.outputs_held;
+    graph->loop.gradients_live_in_forward = other->loop.gradients_live_in_forward;
+    graph->loop.optimizer_state_bytes = other->loop.optimizer_state_bytes;
+}
+
 int64_t ms_graph_find(const ms_graph *graph, const char *name, uint32_t call)
 {
     for (uint32_t i = 0; i < graph->node_count; i++) {

@@ -14,7 +14,7 @@ from models import MODELS, loss_of
 from torch import nn
 
 import memscale
-from memscale import Config
+from memscale import Config, IntegrationError
 
 
 @pytest.fixture(autouse=True)
@@ -276,6 +276,34 @@ def test_the_loss_outside_the_model_works() -> None:
     found = [p.grad for p in model.parameters() if p.grad is not None]
     assert all(map(torch.equal, found, expected))
     memscale.detach(model)
+
+
+def test_a_module_with_a_compiled_part_is_refused_by_name() -> None:
+    model = _mlp()
+    model[0] = torch.compile(model[0])
+    with pytest.raises(IntegrationError, match="wrap: 0 was compiled by torch.compile"):
+        memscale.wrap(model)
+
+
+def test_a_second_model_with_a_budget_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    first, second, third = _mlp(), _mlp(), _mlp()
+    config = Config(memory_budget_gb=8.0)
+    memscale.wrap(first, config)
+    memscale.wrap(second, Config())
+    assert "another model of this process" not in caplog.text
+    memscale.wrap(second, config)
+    assert "another model of this process has a budget too" in caplog.text
+    caplog.clear()
+    memscale.detach(first)
+    memscale.detach(second)
+    memscale.wrap(third, config)
+    assert "another model of this process" not in caplog.text
+    memscale.detach(third)
+
+
+def test_a_config_in_the_place_of_a_sample_is_named() -> None:
+    with pytest.raises(TypeError, match="not a Config"):
+        memscale.plan(_mlp(), Config())
 
 
 def test_a_module_compiled_in_place_is_refused() -> None:

@@ -268,6 +268,11 @@ class Executor:
         """An executor of the same model that carries out plans and asks for none."""
         return Executor(self._alive(), self._config, None, self._disk_directory())
 
+    @property
+    def is_attached(self) -> bool:
+        """Between `attach()` and `detach()`."""
+        return self._root is not None
+
     def detach(self) -> None:
         """Takes everything off the model. Graphs that still wait for their backward can
         be run; what they hold on the lower tier is given back when they are gone."""

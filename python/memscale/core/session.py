@@ -35,6 +35,9 @@ _log = logging.getLogger("memscale")
 # Steps after which the comparison of predicted with measured is only logged for debugging.
 _CHATTY_STEPS = 3
 
+# Graphs of input shapes that no other covers; the oldest is traced again if it comes back.
+_GRAPHS_MOST = 64
+
 # Profiled steps in a row that could not be followed, after which no more are profiled.
 _REFUSED_STEPS = 3
 
@@ -71,6 +74,7 @@ class Session:
         self._graphs: dict[str, str] = {}
         self._plans: dict[str, ExecutionPlan] = {}
         self._current: str | None = None
+        self._serves_smaller = False  # whether the forward has smaller inputs than its plan was made for
         self._profiled_steps = 0
         self._refused_steps = 0
         self._is_untraceable = False
@@ -108,13 +112,14 @@ class Session:
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
         self._current = self._known(signature)
+        self._serves_smaller = self._current not in (None, signature)
         if self._current is None:
             self._current = signature
             graph = self._trace(model, args, kwargs, wait_until_alone)
             if graph is None:
                 text = _core.plan_uniform(None, self.hardware_json, self.config_json, None)
                 return ExecutionPlan(text, self.hardware_json)
-            self._graphs[signature] = graph
+            self._remember(signature, graph)
         return self._plan(self._current)
 
     def plan_traced(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -198,6 +203,17 @@ class Session:
         if signature in self._graphs:
             return signature
         return next((known for known in self._graphs if _core.signature_covers(known, signature)), None)
+
+    def _remember(self, signature: str, graph: str) -> None:
+        """Keeps a graph, of which the loop may be known from other shapes."""
+        known = next(reversed(self._graphs.values()), None)
+        if known is not None:
+            graph = _core.graph_adopt_loop(graph, known)
+        while len(self._graphs) >= _GRAPHS_MOST:
+            oldest = next(iter(self._graphs))
+            del self._graphs[oldest]
+            self._plans.pop(oldest, None)
+        self._graphs[signature] = graph
 
     def _plan(self, signature: str) -> ExecutionPlan:
         plan = self._plans.get(signature)
@@ -311,7 +327,7 @@ class Session:
             self.hardware_json,
             self._planned_for,
             self._plans[signature].to_json(),
-            observation,
+            {**observation, "smaller_inputs": self._serves_smaller},
         )
         chatty = drift != "none" or observation["step"] <= _CHATTY_STEPS
         _log.log(logging.INFO if chatty else logging.DEBUG, "%s", line)

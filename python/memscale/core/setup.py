@@ -11,6 +11,7 @@ import copy
 import inspect
 import logging
 import os
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ _log = logging.getLogger("memscale")
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off", ""}
+
+# Executors whose wrap was given a budget, as long as they live.
+_with_budgets: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 # Fields of `Config` that are checked and carried, and that wrapping does not act on: what to do.
 _WITHOUT_EFFECT = {
@@ -88,6 +92,8 @@ def sample_arguments(
     """
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
+    if isinstance(sample_input, Config):
+        raise TypeError("sample_input is what a training forward is given, not a Config; pass config=...")
     if isinstance(sample_input, Mapping):
         kwargs = dict(sample_input)
     elif isinstance(sample_input, (tuple, list)):
@@ -163,7 +169,20 @@ def _wrap_watched(
     except BaseException:
         executor.detach()
         raise
+    _warn_of_several_budgets(executor, config)
     return executor
+
+
+def _warn_of_several_budgets(executor: Executor, config: Config) -> None:
+    """A budget is the process's, and a plan knows of no other's."""
+    if config.memory_budget_gb is None:
+        return
+    if any(other.is_attached for other in _with_budgets):
+        _log.warning(
+            "wrap: another model of this process has a budget too; each plan counts the other's parameters, but not "
+            "what it saves for backward nor its gradients: leave room for these in both budgets"
+        )
+    _with_budgets.add(executor)
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -206,11 +225,12 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
             f"wrap: {type(model).__name__} is a TorchScript module, whose forward hooks do not see "
             "saved tensors; wrap the module it was scripted from"
         )
-    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
-        raise IntegrationError(
-            "wrap: this module was compiled by torch.compile, which leaves hooks on saved tensors out; wrap the "
-            "original module and train it uncompiled"
-        )
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise IntegrationError(
+                f"wrap: {name or 'this module'} was compiled by torch.compile, which leaves hooks on saved tensors "
+                "out; wrap the original module and train it uncompiled"
+            )
     lazy = [name for name, value in model.named_parameters() if torch.nn.parameter.is_lazy(value)]
     if lazy:
         raise IntegrationError(

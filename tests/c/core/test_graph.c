@@ -435,9 +435,28 @@ static void the_map_remembers_what_was_put(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, disarm)
 
+static void a_loop_that_was_seen_is_taken_over(void **state)
+{
+    (void)state;
+    ms_graph *graph = parse_sound(), *other = parse_sound();
+    graph->loop = (ms_loop){.optimizer_state_bytes = 1, .external_loss_bytes = 2};
+    other->loop = (ms_loop){.outputs_held = true, .optimizer_state_bytes = 30, .external_loss_bytes = 40};
+    ms_graph_adopt_loop(graph, other);
+    assert_false(graph->loop.outputs_held);
+    assert_int_equal(graph->loop.optimizer_state_bytes, 1);
+    other->loop.observed = true;
+    ms_graph_adopt_loop(graph, other);
+    assert_true(graph->loop.observed && graph->loop.outputs_held && !graph->loop.gradients_live_in_forward);
+    assert_int_equal(graph->loop.optimizer_state_bytes, 30);
+    assert_int_equal(graph->loop.external_loss_bytes, 2);
+    ms_graph_free(graph);
+    ms_graph_free(other);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_loop_that_was_seen_is_taken_over),
         TEST(a_document_is_read_and_written_byte_for_byte),
         TEST(every_member_is_where_it_belongs),
         TEST(spaces_and_order_of_members_do_not_matter),

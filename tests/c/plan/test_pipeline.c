@@ -287,6 +287,20 @@ static void a_peak_over_the_plan_grows_scratch(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
+/* It may be over the plan, and nothing else is learnt from it. */
+static void a_step_of_smaller_inputs_teaches_only_what_it_took_too_much(void **state)
+{
+    fixture *f = *state;
+    f->seen.smaller_inputs = true;
+    f->seen.peak_bytes -= 100 * MIB;
+    f->seen.step_ns /= 3;
+    for (f->seen.step = 1; f->seen.step < 70; f->seen.step++) {
+        assert_int_equal(observe_line(f, "of smaller inputs"), MS_DRIFT_NONE);
+    }
+    f->seen.peak_bytes += 400 * MIB;
+    assert_int_equal(observe_line(f, "peak"), MS_DRIFT_PEAK);
+}
+
 /* A step that shows another loop also tells what lay beside its tensors. */
 static void scratch_is_learnt_beside_a_new_loop(void **state)
 {
@@ -478,6 +492,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_loop_is_learnt_once_and_then_only_grows, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_real_optimizer_is_learnt, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_peak_over_the_plan_grows_scratch, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_step_of_smaller_inputs_teaches_only_what_it_took_too_much, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(a_reserve_is_left_free_and_not_predicted, set_up, tear_down),
         cmocka_unit_test_setup_teardown(masks_change_what_is_predicted_and_nothing_else, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_is_expected_is_learnt, set_up, tear_down),

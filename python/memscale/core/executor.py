@@ -8,7 +8,6 @@ tensor stays, moves or is made again is C's to say.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .. import _core
 from ..errors import BudgetInfeasibleError, MemScaleError, OffloadError
 from .arguments import plain_tensors
+from .caches import makes_cache, without_cache
 from .hooks import LayerHooks, RootHooks
 from .layers import find_layers
 from .live_profile import LiveProfile
@@ -472,7 +472,7 @@ class Executor:
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Any] | None:
         """`kwargs` with ``use_cache=False`` where the model would make a cache of its own."""
-        if not module.training or not _makes_cache(module, args, kwargs):
+        if not module.training or not makes_cache(module, args, kwargs):
             return None
         self._say(
             "use_cache",
@@ -480,7 +480,7 @@ class Executor:
             f"{self._model_name} would collect past_key_values in training; use_cache=False is passed "
             "while it is wrapped",
         )
-        return {**kwargs, "use_cache": False}
+        return without_cache(module, args, kwargs)
 
     # -- layers ------------------------------------------------------------------------------
 
@@ -701,16 +701,3 @@ def _weak_method(owner: Any, name: str) -> Any:
         return getattr(alive, name)(*args) if alive is not None else None
 
     return call
-
-
-def _makes_cache(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a model of transformers would make a cache that it was not asked for."""
-    if not getattr(getattr(module, "config", None), "use_cache", False):
-        return False
-    if kwargs.get("use_cache") is not None or kwargs.get("past_key_values") is not None:
-        return False
-    inner = getattr(module, "get_base_model", None)  # an adapter around the model
-    names = list(inspect.signature((inner() if callable(inner) else module).forward).parameters)
-    return "use_cache" in names and names.index("use_cache") >= len(args)
-
-

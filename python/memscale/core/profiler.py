@@ -18,7 +18,6 @@ optimizer, whose first step makes its state, is stepped twice.
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 import logging
 import threading
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..errors import IntegrationError, MemScaleError, ProfileError
+from .caches import without_cache
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +97,7 @@ class MemoryProfiler:
             ProfileError: the step can't be traced: its control flow depends on values,
                 an operator has no fake kernel, or a module kept hold of a fake tensor.
         """
-        kwargs = _without_cache(model, dict(sample_kwargs or {}))
+        kwargs = without_cache(model, sample_args, dict(sample_kwargs or {}))
         try:
             return self._trace(model, sample_args, kwargs, optimizer, True)
         except ProfileError as error:
@@ -458,19 +458,6 @@ def _refuse_sparse_gradients(parameters: list[torch.nn.Parameter]) -> None:
 
 
 # ---- what stands around the step --------------------------------------------------------
-
-
-def _without_cache(model: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with `use_cache=False` where the model would make a cache in training,
-    as the executor passes it too."""
-    config = getattr(model, "config", None)
-    if "use_cache" in kwargs or not getattr(config, "use_cache", False):
-        return kwargs
-    inner = getattr(model, "get_base_model", None)  # an adapter around the model
-    target = inner() if callable(inner) else model
-    if "use_cache" in inspect.signature(target.forward).parameters:
-        kwargs["use_cache"] = False
-    return kwargs
 
 
 def _fake_optimizer(optimizer: torch.optim.Optimizer, twins: Twins) -> torch.optim.Optimizer:

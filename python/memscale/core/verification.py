@@ -15,8 +15,9 @@ import torch
 
 from ..errors import IntegrationError
 from .arguments import plain_tensors
+from .caches import without_cache
 from .isolation import Snapshot, isolated
-from .profiler import _loss_of, _without_cache
+from .profiler import _loss_of
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -51,7 +52,7 @@ def verify_plan(
     if getattr(plan, "skipped", False):
         _log.info("verify_correctness: nothing is optimized, so there is nothing to compare")
         return
-    kwargs = _without_cache(model, dict(kwargs))
+    kwargs = without_cache(model, args, dict(kwargs))
     total = next((len(tensor) for tensor in plain_tensors((args, kwargs)) if tensor.dim() > 0), 0)
     rows = total
     inputs = (args, kwargs)

@@ -106,11 +106,6 @@ class DiskState:
             pages = mmap.mmap(file.fileno(), total)
         return {p: self._tensors(p, pages, offsets) for p, offsets in layout.items()}
 
-    def export_to(self, p: torch.Tensor, fd: int, offsets: dict[str, int]) -> None:
-        """Writes the named arrays of a state into a file, each at its offset."""
-        places = tuple(None if name is None else offsets.get(name) for name in self.names(p))
-        self._stream.export(self._states[p][0], fd, places)
-
     def names(self, p: torch.Tensor) -> tuple[str | None, ...]:
         """The arrays of the parameter's state in C's order; None for those it has not."""
         number, weights, moments = self._states[p]

@@ -146,10 +146,21 @@ def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
         assert child.stdout.readline().startswith("step 0")
         assert _spill_files(child.pid), "the run did not use the disk tier"
         time.sleep(0.05)
-        child.send_signal(number)
-        child.wait(timeout=120)
+        _send_until_it_ends(child, number)
         child.stdout.close()
         assert list(tmp_path.iterdir()) == []
+
+
+def _send_until_it_ends(child: subprocess.Popen[str], number: int) -> None:
+    """As one presses Ctrl-C again: Python drops a KeyboardInterrupt that falls into a destructor."""
+    for _ in range(6):
+        child.send_signal(number)
+        try:
+            child.wait(timeout=20)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+    raise AssertionError(f"the process did not end of signal {number}")
 
 
 def test_detach_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> None:

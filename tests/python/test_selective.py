@@ -273,28 +273,13 @@ def test_what_is_written_to_is_never_a_source(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(expected, gradients(model), strict=True))
 
 
-class Interrupted(Layer):
-    break_off = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = super().forward(x)
-        if Interrupted.break_off:
-            raise KeyboardInterrupt
-        return y
-
-
 def test_a_broken_off_forward_leaves_no_mode_behind(tmp_path):
-    torch.manual_seed(3)
-    model = Stack(Interrupted)
-    x = torch.randn(8, 16)
+    model, x = interrupted_stack()
     model(x).sum().backward()
     expected = gradients(model)
     model.zero_grad()
     with executing(model, uniform(model, "selective_4"), tmp_path) as executor:
-        Interrupted.break_off = True
-        with pytest.raises(KeyboardInterrupt):
-            model(x)
-        Interrupted.break_off = False
+        interrupt(model, x)
         model(x).sum().backward()
         assert _get_current_dispatch_mode() is None
         assert_nothing_left(executor)

@@ -368,3 +368,32 @@ uint64_t fixture_budget(uint64_t smallest, uint64_t need, uint64_t k, uint64_t c
 {
     return smallest + (need + need / 5 - smallest) * k / (count - 1);
 }
+
+int fixture_try_plan(const fixture_planning *f, uint64_t budget_bytes, ms_plan **plan, ms_error *err)
+{
+    ms_config config = f->config;
+    config.memory_budget_bytes = budget_bytes;
+    return ms_pipeline_plan(f->graph, f->hardware, &config, plan, err);
+}
+
+void fixture_plan_without_memory(const fixture_planning *f, uint64_t budget_bytes)
+{
+    uint64_t blocks = ms_memory_live_blocks();
+    for (uint64_t nth = 1; nth < 200000; nth += 1 + nth / 8) {
+        ms_plan *plan = NULL;
+        ms_error err;
+        ms_fault_arm(MS_FAULT_ALLOC, nth, 12);
+        int rc = fixture_try_plan(f, budget_bytes, &plan, &err);
+        bool reached = ms_fault_passed(MS_FAULT_ALLOC) >= nth;
+        ms_fault_disarm_all();
+        assert_true(rc == MS_OK || rc == MS_ENOMEM);
+        if (rc == MS_OK) {
+            ms_plan_free(plan);
+        }
+        assert_int_equal(ms_memory_live_blocks(), blocks);
+        if (!reached) {
+            return;
+        }
+    }
+    fail_msg("planning never ran to its end");
+}

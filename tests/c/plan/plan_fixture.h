@@ -67,6 +67,12 @@ void fixture_close(fixture_planning *f);
 /* The plan of a budget, which has to be feasible. To be freed by the caller. */
 ms_plan *fixture_plan_at(fixture_planning *f, uint64_t budget_bytes);
 
+/* As ms_pipeline_plan() at a budget; `f` stays as it is. */
+int fixture_try_plan(const fixture_planning *f, uint64_t budget_bytes, ms_plan **plan, ms_error *err);
+
+/* Planning at a budget gives a plan or MS_ENOMEM, and leaks nothing, whichever allocation fails. */
+void fixture_plan_without_memory(const fixture_planning *f, uint64_t budget_bytes);
+
 /* What a refusal names. */
 uint64_t fixture_smallest_budget(fixture_planning *f);
 

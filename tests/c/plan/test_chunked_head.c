@@ -13,11 +13,7 @@ enum { LAYERS = 6 };
 static const uint32_t chunked_bit = 1u << MS_STEP_CHUNKED_LOSS_HEAD;
 static const uint32_t exact_bit = 1u << MS_STEP_EXACT_LOSS_HEAD;
 
-typedef struct fixture {
-    ms_graph *graph;
-    ms_hardware *hardware;
-    ms_config config;
-} fixture;
+typedef fixture_planning fixture;
 
 static ms_graph *make_graph(bool marks_head, bool is_half)
 {
@@ -67,18 +63,11 @@ static ms_replay simulate(const fixture *f, uint32_t options)
     return replay;
 }
 
-static int try_plan(const fixture *f, uint64_t budget_bytes, ms_plan **plan, ms_error *err)
-{
-    ms_config config = f->config;
-    config.memory_budget_bytes = budget_bytes;
-    return ms_pipeline_plan(f->graph, f->hardware, &config, plan, err);
-}
-
 static ms_plan *plan_at(const fixture *f, uint64_t budget_bytes)
 {
     ms_plan *plan;
     ms_error err;
-    assert_ms_ok(try_plan(f, budget_bytes, &plan, &err), err);
+    assert_ms_ok(fixture_try_plan(f, budget_bytes, &plan, &err), err);
     return plan;
 }
 
@@ -86,7 +75,7 @@ static uint64_t smallest_budget(const fixture *f)
 {
     ms_plan *plan;
     ms_error err;
-    assert_int_equal(try_plan(f, 1, &plan, &err), MS_EINFEASIBLE);
+    assert_int_equal(fixture_try_plan(f, 1, &plan, &err), MS_EINFEASIBLE);
     return err.hint_bytes;
 }
 
@@ -342,24 +331,7 @@ static void its_names_are_stable(void **state)
 static void memory_may_run_out(void **state)
 {
     const fixture *f = *state;
-    uint64_t budget = smallest_budget(f), blocks = ms_memory_live_blocks();
-    for (uint64_t nth = 1; nth < 200000; nth += 1 + nth / 8) {
-        ms_plan *plan = NULL;
-        ms_error err;
-        ms_fault_arm(MS_FAULT_ALLOC, nth, 12);
-        int rc = try_plan(f, budget, &plan, &err);
-        bool reached = ms_fault_passed(MS_FAULT_ALLOC) >= nth;
-        ms_fault_disarm_all();
-        assert_true(rc == MS_OK || rc == MS_ENOMEM);
-        if (rc == MS_OK) {
-            ms_plan_free(plan);
-        }
-        assert_int_equal(ms_memory_live_blocks(), blocks);
-        if (!reached) {
-            return;
-        }
-    }
-    fail_msg("planning never ran to its end");
+    fixture_plan_without_memory(f, smallest_budget(f));
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)

@@ -355,7 +355,7 @@ void ms__sim_stretch(ms__sim *sim, const ms__sim_profile *profile, const ms__str
 int ms__stretches_compile(ms__sim *sim);
 void ms__stretches_clear(ms__sim_profile *profile);
 
-/* sim_replay.c, for selective.c: whether a saved storage is there, or will be brought;
+/* sim_again.c, for selective.c: whether a saved storage is there, or will be brought;
  * bringing it; a fresh copy of one that was not kept: its beginning, its hold until DROP
  * where the node dropped it, its end. */
 bool ms__sim_has(const ms__sim *sim, const ms__sim_node *node, uint32_t storage);

@@ -29,16 +29,17 @@ static const struct {
     [MS_DRIFT_OPTIMIZER] = {"optimizer", "the optimizer's state is not what was reserved"},
     [MS_DRIFT_PEAK] = {"peak", "the peak is not what was predicted"},
     [MS_DRIFT_TIME] = {"time", "the step time is not what was predicted"},
+    [MS_DRIFT_RESERVE] = {"reserve", "what lies beside the tensors is now known better"},
 };
 
 const char *ms_drift_name(ms_drift drift)
 {
-    return (unsigned)drift <= MS_DRIFT_TIME ? drifts[drift].name : "unknown";
+    return (unsigned)drift <= MS_DRIFT_RESERVE ? drifts[drift].name : "unknown";
 }
 
 const char *ms_drift_text(ms_drift drift)
 {
-    return (unsigned)drift <= MS_DRIFT_TIME ? drifts[drift].text : "unknown";
+    return (unsigned)drift <= MS_DRIFT_RESERVE ? drifts[drift].text : "unknown";
 }
 
 static uint64_t difference(uint64_t a, uint64_t b)
@@ -267,10 +268,11 @@ static ms_drift learn(ms_graph *graph, ms_hardware *hardware, const ms_plan *pla
         return MS_DRIFT_NONE;
     }
     bool own = !seen->smaller_inputs;
-    bool peak = seen->peak_bytes != MS_UNSET &&
-                (grow_scratch(graph, hardware, plan, seen) || (own && shrink_scratch(graph, hardware, plan, seen)));
+    bool measured = seen->peak_bytes != MS_UNSET;
+    bool peak = measured && grow_scratch(graph, hardware, plan, seen);
+    bool reserve = measured && own && !peak && shrink_scratch(graph, hardware, plan, seen);
     bool time = own && learn_time(hardware, plan, seen);
-    return peak ? MS_DRIFT_PEAK : time ? MS_DRIFT_TIME : MS_DRIFT_NONE;
+    return peak ? MS_DRIFT_PEAK : reserve ? MS_DRIFT_RESERVE : time ? MS_DRIFT_TIME : MS_DRIFT_NONE;
 }
 
 int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config, const ms_plan *plan,

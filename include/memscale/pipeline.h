@@ -99,9 +99,10 @@ typedef enum ms_drift {
     MS_DRIFT_LOOP,      /* the caller's loop is not what was assumed */
     MS_DRIFT_OPTIMIZER, /* the optimizer's state is not what was reserved */
     MS_DRIFT_PEAK,      /* measured peak more than 5% off, or over the budget */
-    MS_DRIFT_TIME       /* measured step time more than 5% off, and it matters for a choice */
+    MS_DRIFT_TIME,      /* measured step time more than 5% off, and it matters for a choice */
+    MS_DRIFT_RESERVE    /* less lies beside the tensors than is set aside, or other than expected */
 } ms_drift;
-/* "none", "loop", "optimizer", "peak", "time"; and the sentence for a log. */
+/* "none", "loop", "optimizer", "peak", "time", "reserve"; and the sentence for a log. */
 MS_API const char *ms_drift_name(ms_drift drift);
 MS_API const char *ms_drift_text(ms_drift drift);
 

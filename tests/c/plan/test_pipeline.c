@@ -402,7 +402,7 @@ static void what_is_expected_is_learnt(void **state)
         f->seen.peak_bytes = fixed + f->plan->ceiling_bytes + f->graph->residents.batch_bytes + 75 * MIB;
         f->seen.step_ns = f->plan->replay.step_ns;
         ms_drift drift = observe(f);
-        assert_int_equal(drift, f->seen.step == 3 ? MS_DRIFT_PEAK : MS_DRIFT_NONE);
+        assert_int_equal(drift, f->seen.step == 3 ? MS_DRIFT_RESERVE : MS_DRIFT_NONE);
         if (drift != MS_DRIFT_NONE) {
             replan(f);
             assert_int_equal(f->hardware->process.scratch_bytes, 100 * MIB);
@@ -428,7 +428,7 @@ static void scratch_shrinks_rarely_and_does_not_swing(void **state)
         f->seen.peak_bytes = fixed + f->plan->ceiling_bytes + true_scratch + (step % 3) * 5 * MIB;
         f->seen.step_ns = f->plan->replay.step_ns;
         ms_drift drift = observe(f);
-        assert_true(drift == MS_DRIFT_NONE || (drift == MS_DRIFT_PEAK && step == 3));
+        assert_true(drift == MS_DRIFT_NONE || (drift == MS_DRIFT_RESERVE && step == 3));
         if (drift != MS_DRIFT_NONE) {
             replans++;
             replan(f);

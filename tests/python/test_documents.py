@@ -18,6 +18,7 @@ from types import ModuleType
 import pytest
 
 import memscale
+from memscale.core import notices
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/guide.md")
@@ -94,10 +95,12 @@ def _warnings() -> Iterator[tuple[str, list[str]]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
-            arguments = {"warning": node.args[:1], "_say": node.args[2:3]}.get(node.func.attr, [])
+            arguments = {"warning": node.args[:1], "say": node.args[2:3]}.get(node.func.attr, [])
             is_warning = node.func.attr == "warning" or "WARNING" in ast.unparse(node)
             for argument in arguments if is_warning else ():
                 yield f"{path.name}:{node.lineno}", _texts(argument)
+    for obstacle, text in notices._OBSTACLES.items():
+        yield f"notices.py: {obstacle}", re.split(r"\{\w+\}", text)
     for path in sorted((ROOT / "src").rglob("*.c")):
         text = path.read_text(encoding="utf-8")
         for literal in re.findall(r'MS_LOG_WARNING,\s*"([^"]*)"', text):

@@ -218,7 +218,7 @@ def test_a_tape_ends_below_a_mode_that_was_begun_later(tmp_path):
     with executing(model, uniform(model, "selective_4"), tmp_path) as executor:
         interrupt(model, x)
         with Counting() as counting:
-            executor._end_tape()
+            executor._layer_calls.end_tape()
             assert _get_current_dispatch_mode() is counting
             counting.calls = 0
             torch.tanh(x)

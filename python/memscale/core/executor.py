@@ -24,16 +24,16 @@ from ..errors import BudgetInfeasibleError, MemScaleError, OffloadError
 from .arguments import plain_tensors
 from .caches import makes_cache, without_cache
 from .hooks import LayerHooks, RootHooks
+from .layer_calls import LayerCalls, OnThread
 from .layers import find_layers
 from .live_profile import LiveProfile
 from .loss_mode import LossMode, chunked_head, exact_head
 from .module_state import LayerState
+from .notices import Notices
 from .observation import StepWatch
 from .profiler import describe_arguments, is_tracing
-from .replay import ReplayRecord, is_replaying, replay
-from .tape import Remade, Tape
+from .replay import is_replaying, replay
 from .tier import open_tier
-from .tracer import first_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,15 +53,12 @@ Result = TypeVar("Result")
 # How far up the stack the frame lies that calls a module's forward: hook callables of
 # hooks.py lie in between.
 _ROOT_CALLER = 2
-_LAYER_CALLER = 3
 
 # How long a thread that has to plan waits for forwards on other threads to end.
 _ALONE_SECONDS = 10.0
 
 # Options of the step that compute the model's cross entropy.
 _LOSS_HEADS = {"chunked_loss_head": chunked_head, "exact_loss_head": exact_head}
-
-_RECOMPUTE = ("recompute", "recompute_offload_input", "recompute_segment")
 
 
 def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -104,13 +101,12 @@ class Executor:
         self._layers: list[LayerHooks] = []
         self._optimizer_hook: Any = None
         self._replay_lock = threading.RLock()
-        self._remade = Remade()
+        self._thread = OnThread()
+        self._notices = Notices(self._model_name)
+        self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._replay_lock)
         # Planning swaps the model's tensors for a moment: no other thread may be in a forward.
         self._planning = threading.Condition(threading.RLock())
         self._forwards: set[int] = set()
-        self._local = threading.local()
-        self._said: set[str] = set()
-        self._profile: LiveProfile | None = None
         self._loss_head: Callable[[Callable[[], bool]], LossMode] | None = None
         self.run_watch: RunWatch | None = None
         self._peak_bytes: int | None = None
@@ -219,11 +215,11 @@ class Executor:
             return
         from .verification import verify_plan
 
-        was_busy, self._local.busy = getattr(self._local, "busy", False), True
+        was_busy, self._thread.is_busy = self._thread.is_busy, True
         try:
             verify_plan(self._alive(), self._planner, self._plan, self._twin, args, kwargs)
         finally:
-            self._local.busy = was_busy
+            self._thread.is_busy = was_busy
             self._core.boundary(False)  # what this took belongs to no step
         self._unverified = False
 
@@ -261,7 +257,7 @@ class Executor:
             raise BudgetInfeasibleError("this executor carries out plans that it is given")
         self._core.hooks_in_the_way()
         self._core.poll()
-        self._remade.release()
+        self._layer_calls.release()
         self.apply(self._planner.tighten(attempt))
 
     def _twin(self) -> Executor:
@@ -280,9 +276,9 @@ class Executor:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
         self._end_profile(False)
-        if self._profile is not None:
-            self._profile.abandon()
-            self._profile = None
+        if self._layer_calls.profile is not None:
+            self._layer_calls.profile.abandon()
+            self._layer_calls.profile = None
         self._end_what_was_broken_off()
         self._loss_head = None
         self._hook_layers(False)
@@ -296,8 +292,7 @@ class Executor:
             self._core.set_residents([])
             self._core.poll()
         self._watch.forget()
-        if "use_cache" in self._said:
-            self._said.discard("use_cache")
+        if self._notices.take_back("use_cache"):
             _log.info("%s decides on use_cache again", self._model_name)
         if self._planner is not None:
             self._planner.close()
@@ -322,7 +317,7 @@ class Executor:
             self._layers = []
             return
         self._layers = [
-            LayerHooks(module, self._core.add_layer(name), LayerState(name, module), self)
+            LayerHooks(module, self._core.add_layer(name), LayerState(name, module), self._layer_calls)
             for name, module in find_layers(model)
         ]
 
@@ -345,26 +340,18 @@ class Executor:
 
     # -- the root's forward -------------------------------------------------------------
 
-    def _stands_aside(self) -> bool:
-        """Whether this forward is none of ours: a replay, a trace, one without gradients."""
-        if is_replaying() or is_tracing() or getattr(self._local, "busy", False):
-            return True
-        if torch.compiler.is_compiling():
-            return True
-        return not torch.is_grad_enabled()
-
     def _before_root(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not (is_replaying() or is_tracing() or getattr(self._local, "busy", False)):
+        if not self._thread.is_apart:
             self._end_what_was_broken_off()
-        if self._stands_aside():
+        if self._thread.stands_aside:
             return None
         obstacle = self._core.hooks_in_the_way()
         if obstacle is not None:
-            self._say_obstacle(obstacle)
+            self._notices.say_obstacle(obstacle)
             return None
-        self._local.busy = True
+        self._thread.is_busy = True
         try:
             with self._planning:
                 self._boundary(False)
@@ -376,15 +363,15 @@ class Executor:
             self._end_precision()
             raise
         finally:
-            self._local.busy = False
+            self._thread.is_busy = False
         if self._core.is_active():
             residents = [*module.parameters(), *module.buffers(), *plain_tensors((args, kwargs))]
             self._core.set_residents(residents)
         self._watch.forward_begins(module)
-        if self._profile is None and getattr(self._planner, "wants_live_trace", False):
-            self._profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
-        self._local.caller = sys._getframe(_ROOT_CALLER)
-        self._core.enter_root(self._local.caller)
+        if self._layer_calls.profile is None and getattr(self._planner, "wants_live_trace", False):
+            self._layer_calls.profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
+        self._thread.caller = sys._getframe(_ROOT_CALLER)
+        self._core.enter_root(self._thread.caller)
         self._begin_losses()
         return (args, changed) if changed is not None else None
 
@@ -399,11 +386,11 @@ class Executor:
         self._end_losses()
         self._end_precision()
         self._core.leave_root(output is None)
-        self._local.caller = None
+        self._thread.caller = None
         self._watch.forward_ended(output)
         if output is None:
             self._end_profile(False)
-        elif (profile := self._own_profile()) is not None:
+        elif (profile := self._layer_calls.own_profile()) is not None:
             profile.forward_ended(output)
 
     def _begin_precision(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -412,38 +399,38 @@ class Executor:
         if precision is not None:
             with self._replay_lock:
                 chosen = precision(module, args, kwargs, self._wait_until_alone)
-            self._local.precision = contextlib.ExitStack()
-            self._local.precision.enter_context(chosen)
+            self._thread.precision = contextlib.ExitStack()
+            self._thread.precision.enter_context(chosen)
 
     def _end_precision(self) -> None:
-        precision: contextlib.ExitStack | None = getattr(self._local, "precision", None)
+        precision = self._thread.precision
         if precision is not None:
-            self._local.precision = None
+            self._thread.precision = None
             precision.close()
 
     def _end_what_was_broken_off(self) -> None:
         """Takes off this thread what a forward has put there whose end Ctrl-C kept from us."""
-        self._end_tape()
+        self._layer_calls.end_tape()
         self._end_losses()
         self._end_precision()
 
     def _begin_losses(self) -> None:
         """From here to the end of the root's forward, cross entropies are the loss head's."""
-        self._local.layer_depth = 0
+        self._thread.layer_depth = 0
         if self._loss_head is not None:
-            self._local.losses = self._loss_head(self._is_root_work)
-            self._local.losses.start()
+            self._thread.losses = self._loss_head(self._is_root_work)
+            self._thread.losses.start()
 
     def _end_losses(self) -> None:
-        losses: LossMode | None = getattr(self._local, "losses", None)
+        losses = self._thread.losses
         if losses is not None:
             losses.stop()
-            self._local.losses = None
+            self._thread.losses = None
 
     def _is_root_work(self) -> bool:
         """Whether this thread is between layers: what is saved inside one must be what a
         replay of it saves."""
-        return self._loss_head is not None and self._local.layer_depth == 0
+        return self._loss_head is not None and self._thread.layer_depth == 0
 
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._planner is None:
@@ -474,7 +461,7 @@ class Executor:
         """`kwargs` with ``use_cache=False`` where the model would make a cache of its own."""
         if not module.training or not makes_cache(module, args, kwargs):
             return None
-        self._say(
+        self._notices.say(
             "use_cache",
             logging.INFO,
             f"{self._model_name} would collect past_key_values in training; use_cache=False is passed "
@@ -482,119 +469,20 @@ class Executor:
         )
         return without_cache(module, args, kwargs)
 
-    # -- layers ------------------------------------------------------------------------------
-
-    def _before_layer(
-        self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        if self._stands_aside():
-            return
-        self._local.layer_depth = getattr(self._local, "layer_depth", 0) + 1
-        self._end_tape()  # of a call that was broken off, or that this one lies in
-        record = None
-        if self._core.peek(layer.number) in _RECOMPUTE:
-            record = self._record(layer, module, args, kwargs)
-        profile = self._own_profile()
-        if profile is not None:
-            profile.enter(layer.state.name, module, args, kwargs)
-            if record is not None:
-                record.arguments.copy_first()  # nobody knows yet whether the layer writes to it
-        region = self._core.enter(layer.number, record is not None, sys._getframe(_LAYER_CALLER))
-        if isinstance(region, str):
-            self._say_obstacle(region)
-        elif region is not None and record is not None and region.technique in _RECOMPUTE:
-            region.payload = record
-            if region.technique == "recompute_offload_input":
-                record.arguments.offload(region.offload_input)
-            elif region.technique == "recompute_segment":
-                self._join(record, args)
-            self._local.record = record
-        elif region is not None and region.technique.startswith("selective"):
-            tape = Tape(self._core.is_resident, lambda: region.is_running, self._remade)
-            region.payload = tape
-            self._local.tape = (tape, region)
-            tape.begin()
-
-    def _join(self, record: ReplayRecord, args: tuple[Any, ...]) -> None:
-        """Lets the record do without its first argument, if that is what the layer before gave, the
-        same object and not written to, and the layer before can be run again."""
-        before, self._local.before = getattr(self._local, "before", None), None
-        if before is None or not args:
-            return
-        given, version, maker = before
-        tensor, source = given(), maker()
-        if tensor is None or source is None or tensor is not args[0] or tensor._version != version:
-            return
-        if type(tensor) is not torch.Tensor:  # who knows what its operators are
-            return
-        if record.arguments.is_first(tensor):
-            record.join(source)
-
-    def _end_tape(self) -> None:
-        """The tape of the layer that this thread is in, if any, has heard all."""
-        found = getattr(self._local, "tape", None)
-        if found is not None:
-            self._local.tape = None
-            tape, region = found
-            region.payload = None
-            tape.end()
-
-    def _record(
-        self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ReplayRecord | None:
-        """What a replay of this call needs; None, with a line in the log, where there can be none."""
-        if not layer.is_first(module):
-            self._say(
-                f"hooked {layer.state.name}",
-                logging.INFO,
-                f"layer {layer.state.name}: a forward-pre hook runs before the one of memscale and could change "
-                "the arguments twice; this call is not recomputed",
-            )
-            return None
-        record = ReplayRecord.take(layer.state, module, args, kwargs, self._replay_lock)
-        if record is None:
-            self._say(
-                f"opaque {layer.state.name}",
-                logging.INFO,
-                f"layer {layer.state.name}: it gets an object whose state running it again could change "
-                "(or no tensor); it is not recomputed",
-            )
-        return record
-
-    def _after_layer(
-        self, layer: LayerHooks, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        if self._stands_aside():
-            return
-        self._local.layer_depth = max(0, getattr(self._local, "layer_depth", 0) - 1)
-        profile = self._own_profile()
-        if profile is not None:
-            profile.leave(args, kwargs, output)
-        self._end_tape()
-        record = getattr(self._local, "record", None)
-        self._local.before = None
-        if record is not None:
-            self._local.record = None
-            record.state.settle()
-            first = first_output(output)
-            if first is not None and not first.is_inference():
-                self._local.before = weakref.ref(first), first._version, weakref.ref(record)
-        self._core.leave(getattr(self._local, "caller", None))
-
     # -- between ------------------------------------------------------------------------------
 
     def _backward_began(self) -> None:
-        if self._profile is not None:
-            self._profile.backward_began()
+        if self._layer_calls.profile is not None:
+            self._layer_calls.profile.backward_began()
         # Not in a backward: someone looks at a node's saved tensors.
         with contextlib.suppress(RuntimeError):
             torch.autograd.Variable._execution_engine.queue_callback(_weak_method(self, "_backward_ended"))
 
     def _backward_ended(self) -> None:
-        if self._profile is not None:
-            self._profile.backward_ended()
+        if self._layer_calls.profile is not None:
+            self._layer_calls.profile.backward_ended()
         self._watch.backward_ended()
-        self._remade.release()
+        self._layer_calls.release()
         self._core.backward_ended()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -605,17 +493,12 @@ class Executor:
             return
         self._boundary(True)
 
-    def _own_profile(self) -> LiveProfile | None:
-        """The profile of the step that this thread makes."""
-        profile = self._profile
-        return profile if profile is not None and profile.is_mine else None
-
     def _end_profile(self, is_optimizer: bool) -> None:
         """A profiled step is over: the planner may have a plan to go on with."""
-        profile = self._profile
+        profile = self._layer_calls.profile
         if profile is None or not (profile.is_mine or profile.is_orphan):
             return
-        self._profile = None
+        self._layer_calls.profile = None
         if not profile.is_mine:
             profile.abandon()
             return
@@ -645,35 +528,6 @@ class Executor:
         plan = self._planner.step_finished(seen)
         if plan is not None:
             self.apply(plan)
-
-    # -- saying what happens ---------------------------------------------------------------------
-
-    def _say(self, key: str, level: int, text: str) -> None:
-        if key not in self._said:
-            self._said.add(key)
-            _log.log(level, "%s", text)
-
-    def _say_obstacle(self, obstacle: str) -> None:
-        if obstacle == "foreign":
-            self._say(
-                obstacle,
-                logging.WARNING,
-                "saved-tensor hooks of someone else are active (torch.utils.checkpoint, save_on_cpu, ...); they "
-                "do not stack, so memscale leaves what runs under them alone",
-            )
-        elif obstacle == "wrapped":
-            self._say(
-                obstacle,
-                logging.WARNING,
-                f"memscale has wrapped this {self._model_name} and also a module around or inside it; saved-tensor "
-                "hooks do not stack, so in the inner one only one of the two plans acts: detach one of them",
-            )
-        else:
-            self._say(
-                obstacle,
-                logging.WARNING,
-                "saved-tensor hooks are disabled here (torch.func transforms do that); memscale stands aside",
-            )
 
     def __reduce__(self) -> Any:
         raise TypeError("an executor belongs to one model in one process and can't be copied or pickled")

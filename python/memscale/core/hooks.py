@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from .executor import Executor
+    from .layer_calls import LayerCalls
+    from .module_state import LayerState
 
 __all__ = ["LayerHooks", "RootHooks"]
 
@@ -88,14 +90,14 @@ class RootHooks(_HookedModule):
 class LayerHooks(_HookedModule):
     """Around every call of a layer."""
 
-    def __init__(self, module: torch.nn.Module, number: int, state: Any, executor: Executor) -> None:
+    def __init__(self, module: torch.nn.Module, number: int, state: LayerState, calls: LayerCalls) -> None:
         self.number = number
         self.state = state
-        self._executor = executor
+        self._calls = calls
         super().__init__(module, self._before, self._after)
 
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._executor._before_layer(self, module, args, kwargs)
+        self._calls.before(self, module, args, kwargs)
 
     def is_first(self, module: torch.nn.Module) -> bool:
         """Whether no other pre-hook ran before ours: one may have changed the arguments, and
@@ -113,7 +115,7 @@ class LayerHooks(_HookedModule):
     def _after(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        self._executor._after_layer(self, args, kwargs, output)
+        self._calls.after(self, args, kwargs, output)
 
 
 def _without_hooks(state: Any) -> Any:

@@ -1,0 +1,41 @@
+"""What an executor tells the user of its own accord, each thing once."""
+
+from __future__ import annotations
+
+import logging
+
+__all__ = ["Notices"]
+
+_log = logging.getLogger("memscale")
+
+_OBSTACLES = {
+    "foreign": "saved-tensor hooks of someone else are active (torch.utils.checkpoint, save_on_cpu, ...); they "
+    "do not stack, so memscale leaves what runs under them alone",
+    "wrapped": "memscale has wrapped this {model} and also a module around or inside it; saved-tensor "
+    "hooks do not stack, so in the inner one only one of the two plans acts: detach one of them",
+    "disabled": "saved-tensor hooks are disabled here (torch.func transforms do that); memscale stands aside",
+}
+
+
+class Notices:
+    """Lines in the log about one model, no line twice."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._said: set[str] = set()
+
+    def say(self, key: str, level: int, text: str) -> None:
+        """Logs `text`, unless something was said under `key` before."""
+        if key not in self._said:
+            self._said.add(key)
+            _log.log(level, "%s", text)
+
+    def say_obstacle(self, obstacle: str) -> None:
+        """Logs why C finds that saved-tensor hooks can't be used here."""
+        self.say(obstacle, logging.WARNING, _OBSTACLES[obstacle].format(model=self._model_name))
+
+    def take_back(self, key: str) -> bool:
+        """What was said under `key` holds no more; False where nothing was."""
+        was_said = key in self._said
+        self._said.discard(key)
+        return was_said

@@ -4,6 +4,8 @@
  * time, in forward, and give the loss and the gradients of the layer's operands. Nothing
  * of tokens x vocabulary is ever there. Sums have another order: it rounds otherwise.
  */
+#include <string.h>
+
 #include "base/units.h"
 #include "plan/step_options.h"
 
@@ -292,6 +294,60 @@ static uint64_t chunk_bytes(const region *r, uint64_t logits_bytes, uint64_t sum
     return r->is_half ? ms__max_u64(most, ms__add_sat(chunk + chunk / 2, sums_bytes + sums_bytes / 2)) : most;
 }
 
+/* ---- where the layer's weight has another use --------------------------------------------- */
+
+/* Whether a program makes a gradient of the bytes of `local`, to which that is added: *sum is
+ * where, *end where what was added is freed. */
+static bool find_sum(const ms_profile *p, uint32_t local, uint32_t *sum, uint32_t *end)
+{
+    const ms_event *events = p->backward;
+    uint32_t i = 0;
+    while (i < p->backward_count && !(events[i].kind == MS_EVENT_FREE && events[i].storage == local)) {
+        i++;
+    }
+    *end = *sum = i;
+    while (*sum > 0 && i < p->backward_count) {
+        const ms_event *event = &events[--*sum];
+        if (event->kind == MS_EVENT_ALLOC) {
+            return event->storage != local && p->storage_bytes[event->storage] == p->storage_bytes[local];
+        }
+        if (event->kind != MS_EVENT_WORK) {
+            return false;
+        }
+    }
+    return false;
+}
+
+/* The gradient that the head gives is nobody's view, as the layer's own is, so that autograd
+ * adds that of another use (a tied embedding) to it in place: what it was ends as the sum begins. */
+static void add_in_place(ms_graph *graph, const region *r, uint32_t storage)
+{
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        const ms_node *node = &graph->nodes[i];
+        ms_profile *p = &graph->profiles[node->profile];
+        uint32_t sum, end;
+        for (uint32_t local = 0; node != r->node && local < p->external_count; local++) {
+            if (node->externals[local] == storage && find_sum(p, local, &sum, &end)) {
+                ms_event freed = p->backward[end];
+                memmove(&p->backward[sum + 1], &p->backward[sum], (end - sum) * sizeof freed);
+                p->backward[sum] = freed;
+            }
+        }
+    }
+}
+
+static void add_all_in_place(ms_graph *graph, const region *r)
+{
+    const ms_profile *p = &graph->profiles[r->node->profile];
+    for (uint32_t i = r->by_head; i < r->by_head_end; i++) {
+        uint32_t local = p->backward[i].storage;
+        bool made = p->backward[i].kind == MS_EVENT_ALLOC && local != r->by_input && local < p->external_count;
+        if (made) {
+            add_in_place(graph, r, r->node->externals[local]);
+        }
+    }
+}
+
 static int apply_to(ms_graph *graph, const region *r)
 {
     ms_profile *p = &graph->profiles[r->node->profile];
@@ -300,6 +356,7 @@ static int apply_to(ms_graph *graph, const region *r)
         return MS_ENOMEM;
     }
     find_gone(p, r, gone);
+    add_all_in_place(graph, r);
     uint64_t bytes = p->storage_bytes[r->logits], sums = summed_bytes(p, r);
     uint64_t chunks = ms__div_up(bytes, MS__LOSS_CHUNK_BYTES);
     uint64_t work = ms__add_sat(ms__mul_sat(PASSES, bytes), ms__mul_sat(2 * chunks, sums));

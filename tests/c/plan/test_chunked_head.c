@@ -131,6 +131,72 @@ static void the_chunks_are_the_loss_heads(void **state)
     assert_int_equal(rows * 4096 * 4, MS__LOSS_CHUNK_BYTES);
 }
 
+/* ---- a weight that the embedding uses too -------------------------------------------------------- */
+
+/* The number of a local storage when 7, the weight's gradient, becomes the last external. */
+static uint32_t moved(uint32_t local)
+{
+    return local == 7 ? 3 : local >= 3 && local < 7 ? local + 1 : local;
+}
+
+static void bind(ms_graph *graph, ms_node *node, uint32_t storage)
+{
+    uint32_t count = graph->profiles[node->profile].external_count++;
+    node->externals = ms_realloc_array(node->externals, count + 1, sizeof *node->externals);
+    node->externals[count] = storage;
+}
+
+/* The gradient of the head's weight goes on to the first node, which adds the embedding's. */
+static void tie(ms_graph *graph, uint64_t weight_bytes)
+{
+    enum { COUNT = 7 };
+    static const ms_event by_embedding[COUNT] = {
+        {.kind = MS_EVENT_ALLOC, .storage = 4}, {.kind = MS_EVENT_WORK, .bytes = 1000},
+        {.kind = MS_EVENT_ALLOC, .storage = 3}, {.kind = MS_EVENT_WORK, .bytes = 1000},
+        {.kind = MS_EVENT_FREE, .storage = 2},  {.kind = MS_EVENT_FREE, .storage = 4},
+        {.kind = MS_EVENT_FREE, .storage = 1}};
+    ms_profile *head = &graph->profiles[2], *embed = &graph->profiles[1];
+    for (uint32_t i = 0; i < head->forward_count; i++) {
+        head->forward[i].storage = moved(head->forward[i].storage);
+    }
+    for (uint32_t i = 0; i < head->backward_count; i++) {
+        head->backward[i].storage = moved(head->backward[i].storage);
+    }
+    head->storage_bytes[3] = weight_bytes;
+    head->storage_bytes[7] = LOGITS;
+    uint32_t first = graph->storage_count;
+    graph->storages = ms_realloc_array(graph->storages, first + 2, sizeof *graph->storages);
+    graph->storages[first] = (ms_storage){
+        .bytes = weight_bytes, .role = MS_STORAGE_ACTIVATION, .first_node = LAYERS + 1, .last_node = 0};
+    graph->storages[first + 1] = (ms_storage){.bytes = weight_bytes, .role = MS_STORAGE_GRADIENT};
+    graph->storage_count += 2;
+    bind(graph, &graph->nodes[LAYERS + 1], first);
+    bind(graph, &graph->nodes[0], first);
+    bind(graph, &graph->nodes[0], first + 1);
+    embed->storage_count = 5;
+    embed->storage_bytes = ms_realloc_array(embed->storage_bytes, 5, sizeof *embed->storage_bytes);
+    embed->storage_bytes[2] = embed->storage_bytes[3] = embed->storage_bytes[4] = weight_bytes;
+    embed->backward = ms_realloc_array(embed->backward, COUNT, sizeof *embed->backward);
+    memcpy(embed->backward, by_embedding, sizeof by_embedding);
+    embed->backward_count = COUNT;
+    ms_error err;
+    assert_ms_ok(ms_graph_check(graph, &err), err);
+}
+
+/* Autograd adds the embedding's gradient to the head's in place; to that of the layer itself,
+ * which is a view, it does not. */
+static void a_tied_weight_has_two_gradients_and_no_third(void **state)
+{
+    fixture *f = *state;
+    const uint64_t weight = 2000 * MIB, rest = 120 * MIB + LAYERS * 4 * MIB + ACTIVATION + 4;
+    tie(f->graph, weight);
+    ms_replay without = simulate(f, exact_bit), with = simulate(f, chunked_bit);
+    assert_int_equal(without.peak_node, 0);
+    assert_int_equal(without.peak_live_bytes, rest + 3 * weight);
+    assert_int_equal(with.peak_node, 0);
+    assert_int_equal(with.peak_live_bytes, rest + 2 * weight);
+}
+
 /* The logits as an output of the model: nobody keeps them. */
 static void returned_logits_are_gone_too(void **state)
 {
@@ -343,6 +409,7 @@ int main(void)
         TEST(a_layer_of_16_bits_is_summed_in_32),
         TEST(its_work_is_counted),
         TEST(the_chunks_are_the_loss_heads),
+        TEST(a_tied_weight_has_two_gradients_and_no_third),
         TEST(returned_logits_are_gone_too),
         TEST(it_makes_smaller_budgets_possible),
         TEST(a_budget_that_fits_without_it_does_not_get_it),

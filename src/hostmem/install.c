@@ -192,16 +192,35 @@ static bool take_slots(const char *name, char reason[MS__GOT_SLOT_REASON_MAX])
 /* Keeps the top of the heap from going back and forth at every free. */
 enum { TRIM_THRESHOLD_BYTES = 8 << 20 };
 
+#if defined(__GLIBC__)
+/* Whether `malloc` is glibc's own. What this library's calls lead to is asked: in a program at
+ * fixed addresses dlsym() may answer with the program's own stub. */
+static bool is_malloc_glibcs(void)
+{
+    Dl_info info;
+    struct link_map *here = NULL;
+    ms__got_slot slot;
+    char reason[MS__GOT_SLOT_REASON_MAX];
+    uintptr_t used = (uintptr_t)dlsym(RTLD_DEFAULT, "malloc");
+    if (dladdr1(&the_installation, &info, (void **)&here, RTLD_DL_LINKMAP) != 0 && here != NULL &&
+        ms__got_slot_find(here, "malloc", 0, &slot, reason)) {
+        used = slot.real;
+    }
+    void *libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+    if (libc == NULL) {
+        (void)dlerror();
+        return false;
+    }
+    bool is_glibcs = used == (uintptr_t)dlsym(libc, "malloc");
+    (void)dlclose(libc);
+    return is_glibcs;
+}
+#endif
+
 static bool tell_glibc(void)
 {
 #if defined(__GLIBC__)
-    void *libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
-    bool is_malloc_libc =
-        libc != NULL && dlsym(libc, "malloc") == dlsym(RTLD_DEFAULT, "malloc");
-    if (libc != NULL) {
-        (void)dlclose(libc);
-    }
-    return is_malloc_libc && mallopt(M_MMAP_THRESHOLD, (int)MS_HOSTMEM_MIN_BYTES) == 1 &&
+    return is_malloc_glibcs() && mallopt(M_MMAP_THRESHOLD, (int)MS_HOSTMEM_MIN_BYTES) == 1 &&
            mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES) == 1;
 #else
     return false;

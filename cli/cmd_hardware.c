@@ -54,7 +54,11 @@ static void print_cpu(const ms_cpu *cpu)
         }
     }
     printf("\n        matrix products %.1f GFLOP/s, ", (double)cpu->matmul_flops_per_s / 1e9);
-    print_rate("element-wise", cpu->stream_bytes_per_s, "\n        ");
+    print_rate("element-wise", cpu->stream_bytes_per_s, "");
+    if (cpu->evaluations_per_s > 0) {
+        printf(", functions %.2f G/s", (double)cpu->evaluations_per_s / 1e9);
+    }
+    printf("\n        ");
     print_rate("fresh pages", cpu->fault_bytes_per_s, ", ");
     print_rate("checksums", cpu->checksum_bytes_per_s, "\n");
 }

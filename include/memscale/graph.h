@@ -53,10 +53,11 @@
  *
  * Two-valued storages. A layer's profile also lists what it saves and what surely has two
  * values only (dropout masks): the executor keeps such as bits, an element each, wherever a
- * plan moves tensors. Predictions count on it; what fits a budget does not depend on it.
+ * plan moves tensors. Predictions count on it; a budget has room for both.
  *
  * As JSON (docs/formats/graph.schema.json) events are short arrays: ["alloc",3],
- * ["work",flops,bytes] or, of work that draws random numbers, ["work",flops,bytes,draws].
+ * ["work",flops,bytes] or, of work that draws random numbers or evaluates functions,
+ * ["work",flops,bytes,draws,evaluations], the last left out where it is 0.
  */
 #ifndef MEMSCALE_GRAPH_H
 #define MEMSCALE_GRAPH_H
@@ -83,12 +84,14 @@ typedef struct ms_event {
     uint64_t flops;   /* WORK: floating-point operations of matrix products, else 0 */
     uint64_t bytes;   /* WORK: bytes read + written */
     uint64_t draws;   /* WORK: random numbers drawn; on a CPU each takes as long as hundreds of bytes */
+    uint64_t evaluations; /* WORK: elementary functions computed, or what takes a CPU as long; 0 where
+                             moving the bytes takes longer */
 } ms_event;
 
 /* An operator that can run again. Its operands are local numbers in ms_profile.operands,
  * inputs first; parameters and buffers are not among them. */
 typedef struct ms_maker {
-    uint64_t flops, bytes; /* as of its WORK */
+    uint64_t flops, bytes, evaluations; /* as of its WORK */
     uint32_t first;        /* of its operands */
     uint32_t input_count;
     uint32_t output_count;

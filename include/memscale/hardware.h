@@ -36,6 +36,8 @@ typedef struct ms_cpu {
     uint64_t stream_bytes_per_s;   /* element-wise work: bytes read + written */
     uint64_t fault_bytes_per_s;    /* first touch of fresh huge pages, one thread */
     uint64_t checksum_bytes_per_s; /* XXH3, one thread */
+    uint64_t evaluations_per_s;    /* elementary functions, all usable CPUs; 0: not known, and taken to
+                                      be in proportion to matmul_flops_per_s */
 } ms_cpu;
 
 typedef struct ms_ram {

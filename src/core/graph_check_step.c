@@ -169,7 +169,7 @@ cleanup:
 
 typedef struct profile_sums {
     uint64_t local_bytes;
-    uint64_t work; /* operations, bytes moved and draws, added up */
+    uint64_t work; /* operations, bytes moved, draws and evaluations, added up */
 } profile_sums;
 
 static uint64_t sum_work(const ms_event *events, uint32_t count)
@@ -177,7 +177,7 @@ static uint64_t sum_work(const ms_event *events, uint32_t count)
     uint64_t work = 0;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t amounts = ms__add_sat(ms__add_sat(events[i].flops, events[i].bytes), events[i].draws);
-        work = ms__add_sat(work, amounts);
+        work = ms__add_sat(work, ms__add_sat(amounts, events[i].evaluations));
     }
     return work;
 }

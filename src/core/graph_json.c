@@ -63,8 +63,11 @@ static void put_events(ms__json_writer *writer, json_t *profile, const char *nam
         if (events[i].kind == MS_EVENT_WORK) {
             ms__json_add_u64(writer, item, events[i].flops);
             ms__json_add_u64(writer, item, events[i].bytes);
-            if (events[i].draws != 0) {
+            if (events[i].draws != 0 || events[i].evaluations != 0) {
                 ms__json_add_u64(writer, item, events[i].draws);
+            }
+            if (events[i].evaluations != 0) {
+                ms__json_add_u64(writer, item, events[i].evaluations);
             }
         } else {
             ms__json_add_u64(writer, item, events[i].storage);
@@ -282,14 +285,17 @@ static int read_storages(const ms__json_at *root, ms_graph *graph)
     return rc;
 }
 
-static int read_work(const ms__json_at *item, bool has_draws, ms_event *event)
+static int read_work(const ms__json_at *item, uint32_t count, ms_event *event)
 {
     int rc = ms__json_item_u64(item, 1, 0, MS__GRAPH_NUMBER_MAX, &event->flops);
     if (rc == MS_OK) {
         rc = ms__json_item_u64(item, 2, 0, MS__GRAPH_NUMBER_MAX, &event->bytes);
     }
-    if (rc == MS_OK && has_draws) {
+    if (rc == MS_OK && count > 3) {
         rc = ms__json_item_u64(item, 3, 0, MS__GRAPH_NUMBER_MAX, &event->draws);
+    }
+    if (rc == MS_OK && count > 4) {
+        rc = ms__json_item_u64(item, 4, 0, MS__GRAPH_NUMBER_MAX, &event->evaluations);
     }
     return rc;
 }
@@ -307,13 +313,13 @@ static int read_event(const ms__json_at *item, ms_event *event)
     }
     bool is_work = event->kind == MS_EVENT_WORK;
     uint32_t count = ms__json_count(item);
-    bool has_draws = is_work && count == 4;
-    if (event->kind == MS_EVENT_COUNT || (count != (is_work ? 3 : 2) && !has_draws)) {
+    bool fits = is_work ? count >= 3 && count <= 5 : count == 2;
+    if (event->kind == MS_EVENT_COUNT || !fits) {
         return ms__json_fail(item, MS_EFORMAT,
                              "expected [\"work\", flops, bytes] or [\"alloc\", storage] and its kin");
     }
     if (is_work) {
-        return read_work(item, has_draws, event);
+        return read_work(item, count, event);
     }
     rc = ms__json_item_u64(item, 1, 0, UINT32_MAX, &storage);
     event->storage = (uint32_t)storage;

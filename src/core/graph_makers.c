@@ -31,6 +31,9 @@ void ms__makers_put(ms__json_writer *writer, json_t *profile, const ms_profile *
         ms__json_add_u64(writer, item, maker->bytes);
         put_operands(writer, item, operands, maker->input_count);
         put_operands(writer, item, operands + maker->input_count, maker->output_count);
+        if (maker->evaluations != 0) {
+            ms__json_add_u64(writer, item, maker->evaluations);
+        }
     }
 }
 
@@ -49,8 +52,8 @@ static int count_operands(const ms__json_at *array, size_t *total)
     for (size_t i = 0; rc == MS_OK && i < ms__json_count(array); i++) {
         ms__json_at item, inputs, outputs;
         rc = ms__json_item_array(array, i, &item);
-        if (rc == MS_OK && ms__json_count(&item) != 4) {
-            rc = ms__json_fail(&item, MS_EFORMAT, "expected [flops, bytes, [inputs], [outputs]]");
+        if (rc == MS_OK && (ms__json_count(&item) < 4 || ms__json_count(&item) > 5)) {
+            rc = ms__json_fail(&item, MS_EFORMAT, "expected [flops, bytes, [inputs], [outputs], evaluations]");
         }
         if (rc == MS_OK) {
             rc = ms__json_item_array(&item, 2, &inputs);
@@ -88,7 +91,13 @@ static int read_maker(const ms__json_at *item, ms_profile *profile, ms_maker *ma
     if (rc == MS_OK) {
         rc = read_operands(item, 2, profile, &maker->input_count);
     }
-    return rc == MS_OK ? read_operands(item, 3, profile, &maker->output_count) : rc;
+    if (rc == MS_OK) {
+        rc = read_operands(item, 3, profile, &maker->output_count);
+    }
+    if (rc == MS_OK && ms__json_count(item) > 4) {
+        rc = ms__json_item_u64(item, 4, 0, MS__GRAPH_NUMBER_MAX, &maker->evaluations);
+    }
+    return rc;
 }
 
 int ms__makers_read(const ms__json_at *object, ms_profile *profile)
@@ -151,7 +160,7 @@ static int check_maker(const ms_profile *profile, uint32_t index, uint32_t numbe
     const ms_maker *maker = &profile->makers[number];
     uint64_t end = (uint64_t)maker->first + maker->input_count + maker->output_count;
     if (end > profile->operand_count || maker->output_count == 0 || maker->flops > MS__GRAPH_NUMBER_MAX ||
-        maker->bytes > MS__GRAPH_NUMBER_MAX) {
+        maker->bytes > MS__GRAPH_NUMBER_MAX || maker->evaluations > MS__GRAPH_NUMBER_MAX) {
         return ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u].makers[%u]: no output, or a number is too large",
                        (unsigned)index, (unsigned)number);
     }
@@ -199,7 +208,8 @@ bool ms__makers_equal(const ms_profile *a, const ms_profile *b)
     }
     for (uint32_t i = 0; i < a->maker_count; i++) {
         const ms_maker *left = &a->makers[i], *right = &b->makers[i];
-        if (left->flops != right->flops || left->bytes != right->bytes || left->first != right->first ||
+        if (left->flops != right->flops || left->bytes != right->bytes ||
+            left->evaluations != right->evaluations || left->first != right->first ||
             left->input_count != right->input_count || left->output_count != right->output_count) {
             return false;
         }

@@ -99,7 +99,7 @@ static int read_cpu(const ms__json_at *root, ms_cpu *cpu)
     int rc = ms__json_object(root, "cpu", &at);
     if (rc == MS_OK) {
         rc = ONLY(&at, "name", "usable_cpus", "isa", "matmul_flops_per_s", "stream_bytes_per_s",
-                  "fault_bytes_per_s", "checksum_bytes_per_s");
+                  "fault_bytes_per_s", "checksum_bytes_per_s", "evaluations_per_s");
     }
     if (rc == MS_OK) {
         rc = read_text(&at, "name", cpu->name, sizeof cpu->name);
@@ -115,6 +115,9 @@ static int read_cpu(const ms__json_at *root, ms_cpu *cpu)
                         {"stream_bytes_per_s", &cpu->stream_bytes_per_s},
                         {"fault_bytes_per_s", &cpu->fault_bytes_per_s},
                         {"checksum_bytes_per_s", &cpu->checksum_bytes_per_s});
+    }
+    if (rc == MS_OK && ms__json_has(&at, "evaluations_per_s")) {
+        rc = READ_RATES(&at, {"evaluations_per_s", &cpu->evaluations_per_s});
     }
     return rc;
 }
@@ -329,6 +332,9 @@ static void write_cpu(ms__json_writer *writer, json_t *root, const ms_cpu *cpu)
     ms__json_put_u64(writer, object, "stream_bytes_per_s", cpu->stream_bytes_per_s);
     ms__json_put_u64(writer, object, "fault_bytes_per_s", cpu->fault_bytes_per_s);
     ms__json_put_u64(writer, object, "checksum_bytes_per_s", cpu->checksum_bytes_per_s);
+    if (cpu->evaluations_per_s > 0) {
+        ms__json_put_u64(writer, object, "evaluations_per_s", cpu->evaluations_per_s);
+    }
 }
 
 static void write_ram(ms__json_writer *writer, json_t *root, const ms_ram *ram)

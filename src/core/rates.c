@@ -14,6 +14,7 @@
 #include "base/os/map.h"
 #include "base/thread.h"
 #include "base/units.h"
+#include "core/evaluate_kernel.h"
 #include "core/matmul_kernel.h"
 
 /* An ordinary machine: rates for descriptions made without measuring. */
@@ -28,9 +29,11 @@
 enum { MATMUL_EFFICIENCY_PERCENT = 80 };
 
 #define MATMUL_NS UINT64_C(80000000)
+#define EVALUATE_NS UINT64_C(40000000)
 #define STREAM_NS UINT64_C(80000000)
 enum {
     MATMUL_CALLS_PER_TRY = 2000,
+    EVALUATE_CALLS_PER_TRY = 200,
     FAULT_PART_BYTES = 16 << 20,
     FAULT_AGAIN_BYTES = 64 << 20,
     CHECKSUM_TRIES = 3,
@@ -146,6 +149,30 @@ static uint64_t measure_matmul(const team *t, uint32_t index)
     return best;
 }
 
+/* ---- elementary functions ------------------------------------------------ */
+
+static uint64_t measure_evaluations(const team *t, uint32_t index)
+{
+    alignas(64) float values[MS__EVALUATE_FLOATS];
+    void (*evaluate)(float *) = ms__evaluate_kernel_for(t->isa);
+    (void)index;
+    for (size_t i = 0; i < MS__EVALUATE_FLOATS; i++) {
+        values[i] = (float)(i % 97) / 97.0f;
+    }
+    uint64_t best = 0;
+    uint64_t begun_ns = ms_now_ns();
+    uint64_t now_ns = begun_ns;
+    while (now_ns - begun_ns < EVALUATE_NS) {
+        uint64_t try_ns = now_ns;
+        for (int i = 0; i < EVALUATE_CALLS_PER_TRY; i++) {
+            evaluate(values);
+        }
+        now_ns = ms_now_ns();
+        best = ms__max_u64(best, per_second(MS__EVALUATE_FLOATS * EVALUATE_CALLS_PER_TRY, now_ns - try_ns));
+    }
+    return best;
+}
+
 /* ---- element-wise work -------------------------------------------------- */
 
 typedef float vector4 __attribute__((vector_size(16)));
@@ -255,6 +282,10 @@ int ms__rates_measure_cpu(ms_cpu *cpu, uint64_t memory_bytes, ms_error *err)
         measure_faults_again(&t, &found.fault_bytes_per_s);
         t.measure = measure_matmul;
         rc = team_run(&t, &found.matmul_flops_per_s, err);
+    }
+    if (rc == MS_OK) {
+        t.measure = measure_evaluations;
+        rc = team_run(&t, &found.evaluations_per_s, err);
     }
     if (rc == MS_OK) {
         measure_faults_again(&t, &found.fault_bytes_per_s);

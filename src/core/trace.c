@@ -8,6 +8,7 @@
 
 #include "base/units.h"
 #include "core/draws.h"
+#include "core/evaluations.h"
 #include "core/flops.h"
 #include "core/trace_internal.h"
 #include "core/workspace.h"
@@ -547,6 +548,7 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
     }
     event.flops = ms__flops(name, inputs, input_count, outputs, output_count);
     event.draws = ms__draws(name, outputs, output_count);
+    event.evaluations = ms__evaluations(name, inputs, input_count, outputs, output_count, event.flops);
     trace->last_work = event;
     trace->last_write = ms__trace_write_of(name, inputs, input_count, outputs, output_count);
     return event.bytes != 0 || event.flops != 0 ? ms__trace_record(trace, event, err) : MS_OK;

@@ -319,6 +319,7 @@ static uint64_t mix_events(uint64_t hash, const ms_event *events, uint32_t count
     for (uint32_t i = 0; i < count; i++) {
         hash = mix(hash, (uint64_t)events[i].kind << 32 | events[i].storage);
         hash = mix(mix(mix(hash, events[i].flops), events[i].bytes), events[i].draws);
+        hash = mix(hash, events[i].evaluations);
     }
     return mix(hash, count);
 }
@@ -336,7 +337,7 @@ static uint64_t hash_of(const ms_profile *profile)
 }
 
 /* Of inputs only the number counts: they are 0, 1, 2 ... in every profile made here.
- * Events have no padding (two words of 32 bits, two of 64). */
+ * Events have no padding (two words of 32 bits, then only of 64). */
 static bool equal(const ms_profile *a, const ms_profile *b)
 {
     return a->storage_count == b->storage_count && a->external_count == b->external_count &&

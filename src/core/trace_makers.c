@@ -101,6 +101,7 @@ int ms_trace_made(ms_trace *trace, const uint64_t *inputs, size_t input_count, c
     }
     maker->flops = trace->last_work.flops;
     maker->bytes = trace->last_work.bytes;
+    maker->evaluations = trace->last_work.evaluations;
     maker->first = (uint32_t)first;
     maker->input_count = (uint32_t)(middle - first);
     maker->output_count = (uint32_t)(node->operands.count - middle);

@@ -32,14 +32,7 @@ void ms__plan_expect(ms__search *search, const ms__variant *variant, uint64_t pe
     uint64_t ceiling = search->sim->on_host ? peak - candidate->fixed_bytes : 0;
     ms_choices choices = ms__search_choices(search, techniques, candidate->window, ceiling);
     ms__outcome outcome;
-    search->sim->without_bits = false;
     ms__sim_run_expected(search->sim, &choices, &outcome);
-    if (outcome.replay.peak_bytes > peak) {
-        /* Bits need no transfer, so that others run further ahead: no plan is said to take
-         * more than it has to have. The explanation of the peak follows (explain_peak.c). */
-        search->sim->without_bits = true;
-        ms__sim_run_expected(search->sim, &choices, &outcome);
-    }
     const ms_replay *found = &outcome.replay;
     expected->peak_bytes = ms__min_u64(found->peak_bytes, peak);
     expected->first_step_peak_bytes = ms__min_u64(found->first_step_peak_bytes, expected->peak_bytes);

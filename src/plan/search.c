@@ -302,6 +302,19 @@ static bool tiers_hold(const ms__search *search, const ms_replay *replay)
            replay->tier_peak_bytes[MS__DISK_TIER] <= search->tier_cap_bytes[MS__DISK_TIER];
 }
 
+/* A storage of two values may become bits or not: both have to fit. */
+static void run_both(ms__search *search, const ms_choices *choices, ms__outcome *outcome)
+{
+    ms__sim *sim = search->sim;
+    ms__sim_run(sim, choices, outcome, NULL);
+    if (sim->has_bits && ms__search_moves(search, choices->technique)) {
+        ms__outcome packed;
+        ms__sim_run_packed(sim, choices, &packed);
+        outcome->live_peak_bytes = ms__max_u64(outcome->live_peak_bytes, packed.live_peak_bytes);
+        outcome->held_most_bytes = ms__max_u64(outcome->held_most_bytes, outcome->live_peak_bytes);
+    }
+}
+
 void ms__search_add(ms__search *search, uint32_t window, bool must)
 {
     window = ms__search_moves(search, search->scratch) ? window : 0;
@@ -318,7 +331,7 @@ void ms__search_add(ms__search *search, uint32_t window, bool must)
     }
     ms_choices choices = ms__search_choices(search, search->scratch, window, 0);
     ms__outcome outcome;
-    ms__sim_run(search->sim, &choices, &outcome, NULL);
+    run_both(search, &choices, &outcome);
     search->replays_left -= search->replays_left > 0;
     if (!tiers_hold(search, &outcome.replay)) {
         return;

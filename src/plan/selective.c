@@ -247,7 +247,9 @@ int ms__selective_compile(const ms__sim *sim, const ms_profile *from, ms__sim_pr
         goto cleanup;
     }
     for (uint32_t i = 0; i < to->maker_count; i++) {
-        ms_event work = {.kind = MS_EVENT_WORK, .flops = from->makers[i].flops, .bytes = from->makers[i].bytes};
+        const ms_maker *maker = &from->makers[i];
+        ms_event work = {.kind = MS_EVENT_WORK, .flops = maker->flops, .bytes = maker->bytes,
+                         .evaluations = maker->evaluations};
         to->makers[i].ns = ms__add_sat(ms__work_ns(sim, &work), ms__scaled_ns(sim, MS__MAKER_NS));
     }
     memset(to->slot_of, 0xff, from->storage_count * sizeof *to->slot_of);

@@ -249,7 +249,8 @@ typedef struct ms__sim {
     uint64_t *instance_bytes;  /* [instance_count] */
     uint32_t *instance_class;
     uint64_t event_count;      /* of one keep replay: what a replay costs */
-    bool without_bits;         /* what is expected does not count on bits */
+    bool has_bits;             /* something is saved of two values */
+    bool tries_bits;           /* replays count on bits: see ms__sim_run_packed() */
     bool packs;                /* what is saved of two values becomes bits */
     bool expects;              /* replays what is expected, not all that a budget has to have room
                                 * for: see ms__sim_run_expected() */
@@ -316,6 +317,13 @@ uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware
  * anew; UINT64_MAX caches without a bound. Never fails. `samples` may be NULL.
  */
 void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, ms_sample *samples);
+
+/*
+ * The same where saved storages of two values are kept as bits, if anything moves. Bits need no
+ * transfer, so that others run further ahead and more may be alive at once: what has to fit is
+ * the larger of both. Without such storages it is ms__sim_run().
+ */
+void ms__sim_run_packed(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome);
 
 /*
  * The same as it will most likely be: a loss outside the model is a cross entropy, which

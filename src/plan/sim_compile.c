@@ -51,6 +51,21 @@ static uint64_t stream_rate(const ms_hardware *hardware)
     return gpu != NULL ? gpu->stream_bytes_per_s : hardware->cpu.stream_bytes_per_s;
 }
 
+/* What a description without the rate is taken to have: as many floating-point operations of a
+ * matrix product go by in one evaluation on AVX-512 and AVX2. */
+enum { FLOPS_PER_EVALUATION = 30 };
+
+static uint64_t evaluating_ns(const ms__sim *sim, uint64_t evaluations)
+{
+    const ms_cpu *cpu = &sim->hardware->cpu;
+    if (!sim->on_host || evaluations == 0) {
+        return 0; /* a GPU computes them while the bytes move */
+    }
+    return cpu->evaluations_per_s > 0
+               ? ms__rate_ns(evaluations, cpu->evaluations_per_s)
+               : ms__rate_ns(ms__mul_sat(evaluations, FLOPS_PER_EVALUATION), cpu->matmul_flops_per_s);
+}
+
 uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event)
 {
     const ms_gpu *gpu = gpu_of(sim->hardware);
@@ -59,6 +74,7 @@ uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event)
     uint64_t movement = ms__rate_ns(event->bytes, stream_rate(sim->hardware));
     uint64_t drawing = sim->on_host ? ms__mul_div(event->draws, MS__DRAW_PS, 1000) : 0;
     uint64_t work = ms__max_u64(ms__max_u64(arithmetic, movement), drawing);
+    work = ms__max_u64(work, evaluating_ns(sim, event->evaluations));
     return ms__scaled_ns(sim, ms__add_sat(work, MS__OP_NS));
 }
 
@@ -77,11 +93,17 @@ static void compile_residents(ms__sim *sim)
     sim->loss_bytes = rounded(sim, sim->graph->loop.external_loss_bytes);
 }
 
-/* An optimizer reads parameters, gradients and state, and writes parameters and state. */
+/* An optimizer reads parameters, gradients and state, and writes parameters and state. One of
+ * several operators, as torch's Adam on a CPU, goes over them again with each: 17 times over
+ * the parameters, measured. */
+enum { STATE_PASSES_AT_ONCE = 2, STATE_PASSES = 7 };
+
 uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware)
 {
+    const ms_loop *loop = &graph->loop;
+    bool at_once = gpu_of(hardware) != NULL || loop->gradients_releasable || loop->optimizer_stream_bytes > 0;
     uint64_t trainable = ms__mul_sat(3, graph->residents.trainable_bytes);
-    uint64_t state = ms__mul_sat(2, graph->loop.optimizer_state_bytes);
+    uint64_t state = ms__mul_sat(at_once ? STATE_PASSES_AT_ONCE : STATE_PASSES, loop->optimizer_state_bytes);
     return scaled_by(hardware, ms__rate_ns(ms__add_sat(trainable, state), stream_rate(hardware)));
 }
 
@@ -131,7 +153,7 @@ static void number_slots(const ms_profile *from, uint32_t *slot_of, ms__sim_prof
     }
 }
 
-static int compile_profile(const ms__sim *sim, const ms_profile *from, uint32_t *slot_of, ms__sim_profile *to)
+static int compile_profile(ms__sim *sim, const ms_profile *from, uint32_t *slot_of, ms__sim_profile *to)
 {
     to->storage_count = from->storage_count;
     to->external_count = from->external_count;
@@ -149,6 +171,7 @@ static int compile_profile(const ms__sim *sim, const ms_profile *from, uint32_t 
     }
     number_slots(from, slot_of, to);
     size_bits(from, slot_of, to);
+    sim->has_bits |= from->two_valued_count > 0;
     compile_events(sim, from->forward, from->forward_count, slot_of, to->forward);
     compile_events(sim, from->backward, from->backward_count, slot_of, to->backward);
     uint64_t work_count = 0;

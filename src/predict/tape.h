@@ -68,6 +68,7 @@ typedef struct ms__function {
     ms__save_of saves[MS__SAVES];
     ms__value gradients[MS__EDGES];       /* of its outputs; most have one */
     int part;                             /* PART: which */
+    const char *derivative;               /* UNARY: the operator, a constant */
     uint64_t head;                        /* of the loss it is the last or first operator of; 0: none */
     uint64_t product;                     /* of the logits that it makes as a linear layer; 0: none */
 } ms__function;

@@ -257,7 +257,7 @@ static void derive(task *at)
         at->out[0] = apply(at->tape, "aten.slice_backward.default", f->operands[0], at->g, 0);
         return;
     case MS__D_UNARY:
-        at->out[0] = apply(at->tape, "aten.unary_backward.default", f->shape, at->g, seen_as(at->tape, at->g, f->shape));
+        at->out[0] = apply(at->tape, f->derivative, f->shape, at->g, seen_as(at->tape, at->g, f->shape));
         return;
     case MS__D_EMBEDDING:
         at->out[0] = apply(at->tape, "aten.embedding_dense_backward.default", f->operands[0], at->g,

@@ -187,9 +187,24 @@ ms__value ms__rotate_half(ms__tape *tape, ms__value a)
 }
 
 /* One operator, whose derivative takes its input or its result. */
+/* What torch runs in backward; the others take as long as their bytes, whatever they are called. */
+static const char *derivative_of(const char *name)
+{
+    if (strcmp(name, "aten.gelu.default") == 0) {
+        return "aten.gelu_backward.default";
+    }
+    if (strcmp(name, "aten._log_softmax.default") == 0) {
+        return "aten._log_softmax_backward_data.default";
+    }
+    return "aten.unary_backward.default";
+}
+
 static ms__value unary(ms__tape *tape, ms__value a, const char *name, bool saves_result)
 {
     int32_t f = MS__OPEN(tape, MS__D_UNARY, a);
+    if (f >= 0) {
+        tape->functions.items[f].derivative = derivative_of(name);
+    }
     if (!saves_result) {
         ms__save(tape, f, a);
     }

@@ -180,7 +180,7 @@ class LiveTracer(TorchDispatchMode):
         if kwargs:
             operands.extend((tensor.shape, _bytes(tensor)) for tensor in _tensors(kwargs.values()))
         workspace = operator.convolves and _in_default_layout(args)
-        self._trace.op(operator.name, tuple(operands), tuple(outputs), workspace)
+        self._trace.op(_name_of(operator, kwargs), tuple(operands), tuple(outputs), workspace)
         if self._frame is not None:
             if operator.maker and all_new:
                 self._trace.made(_keys(args, kwargs), tuple(made))
@@ -473,6 +473,13 @@ def _describe(func: Any, run: Callable[..., Any]) -> _Operator:
         written=tuple(place for place, item in written if not item.kwarg_only),
         written_names=tuple(item.name for _, item in written),
     )
+
+
+def _name_of(operator: _Operator, kwargs: dict[str, Any] | None) -> str:
+    """Of two operators under one name, the one meant: GELU in its form with a tanh is another."""
+    if kwargs and kwargs.get("approximate") == "tanh":
+        return operator.name.replace("gelu", "gelu_tanh")
+    return operator.name
 
 
 def is_maker(func: Any) -> bool:

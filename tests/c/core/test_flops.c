@@ -1,8 +1,9 @@
 /*
- * Floating-point operations and random numbers follow from an operator's name and the
+ * Floating-point operations, random numbers and evaluations follow from an operator's name and the
  * shapes of its operands.
  */
 #include "core/draws.h"
+#include "core/evaluations.h"
 #include "core/flops.h"
 #include "test_common.h"
 
@@ -104,9 +105,41 @@ static void random_numbers_are_one_for_each_element_of_the_result(void **state)
     assert_int_equal(ms__draws("aten.normal_.default", NULL, 0), 0);
 }
 
+#define EVALUATIONS(name, flops, output, ...)                                                    \
+    ms__evaluations(name, (ms_operand[]){__VA_ARGS__},                                           \
+                    sizeof((ms_operand[]){__VA_ARGS__}) / sizeof(ms_operand), (ms_operand[]){output}, 1, flops)
+
+static void evaluations_follow_the_elements_made_or_the_products(void **state)
+{
+    (void)state;
+    ms_operand x = shape(2, 100, 7, 0, 0);
+    assert_true(EVALUATIONS("aten.gelu.default", 0, x, x) >= 700);
+    assert_true(EVALUATIONS("aten.gelu_tanh.default", 0, x, x) > EVALUATIONS("aten.gelu.default", 0, x, x));
+    assert_int_equal(EVALUATIONS("gelu", 0, x, x), EVALUATIONS("aten.gelu.default", 0, x, x));
+    assert_int_equal(EVALUATIONS("aten.gelu.default", 0, shape(2, 200, 7, 0, 0), x),
+                     2 * EVALUATIONS("aten.gelu.default", 0, x, x));
+    /* Each entry of the table is found. */
+    static const char *const some[] = {"_log_softmax", "_safe_softmax", "bmm", "max_pool2d_with_indices",
+                                       "native_batch_norm", "native_layer_norm_backward", "upsample_nearest2d"};
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
+        assert_true(EVALUATIONS(some[i], 1000, x, x) > 0);
+    }
+    assert_int_equal(EVALUATIONS("aten.add.Tensor", 0, x, x, x), 0);
+    assert_int_equal(EVALUATIONS("aten.mm.default", 1000000, x, x, x), 0);
+    assert_int_equal(ms__evaluations("aten.gelu.default", &x, 1, NULL, 0, 0), 0);
+    /* A filter for each channel makes no product. */
+    ms_operand image = shape(4, 2, 64, 8, 8), filters = shape(4, 64, 64, 3, 3), single = shape(4, 64, 1, 3, 3);
+    uint64_t whole = EVALUATIONS("aten.convolution.default", 1000000, image, image, filters);
+    uint64_t depthwise = EVALUATIONS("aten.convolution.default", 1000000, image, image, single);
+    assert_true(whole > 0 && depthwise > whole);
+    assert_true(EVALUATIONS("aten.convolution_backward.default", 1000000, image, image, image, single) > 2 * depthwise);
+    assert_true(EVALUATIONS("aten.gelu.default", 0, shape(2, UINT64_MAX / 2, 2, 0, 0), x) == UINT64_MAX);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(evaluations_follow_the_elements_made_or_the_products),
         cmocka_unit_test(random_numbers_are_one_for_each_element_of_the_result),
         cmocka_unit_test(floating_point_operations_follow_from_names_and_shapes),
     };

@@ -462,9 +462,42 @@ static void random_numbers_take_their_time_on_a_cpu(void **state)
     assert_int_equal(took_ns[1][1], took_ns[1][0]);
 }
 
+/* At the rate of the description; on a GPU while the bytes move. */
+static void functions_take_their_time_on_a_cpu(void **state)
+{
+    (void)state;
+    enum { EVALUATIONS = 500000000 };
+    static const uint8_t techniques[NODES] = {0};
+    ms_hardware *hardware = fixture_hardware();
+    ms_graph *graph = two_layers();
+    uint64_t plain_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    ms_event *event = graph->profiles[graph->nodes[1].profile].forward;
+    while (event->kind != MS_EVENT_WORK) {
+        event++;
+    }
+    event->evaluations = EVALUATIONS;
+    hardware->cpu.evaluations_per_s = 10000000000;
+    uint64_t slow_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    /* Both layers have this profile; the operator took a millisecond without. */
+    assert_int_equal(slow_ns - plain_ns, LAYERS * (50000000 - 1000000));
+    hardware->cpu.evaluations_per_s = 0;
+    assert_true(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns > plain_ns);
+    hardware->device = 0;
+    hardware->gpu_count = 1;
+    hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB, .matmul_flops_per_s = 1000000000,
+                                .stream_bytes_per_s = 1000000000000, .to_host_bytes_per_s = 1000000000,
+                                .from_host_bytes_per_s = 1000000000};
+    uint64_t on_gpu_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    event->evaluations = 0;
+    assert_int_equal(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns, on_gpu_ns);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(functions_take_their_time_on_a_cpu),
         cmocka_unit_test(random_numbers_take_their_time_on_a_cpu),
         cmocka_unit_test(keep_holds_every_saved_tensor),
         cmocka_unit_test(masks_are_expected_as_bits_where_anything_moves),

@@ -101,9 +101,9 @@ static int load_config(const plan_request *request, plan_work *work)
     }
     if (request->budget != NULL) {
         uint64_t bytes;
-        if (!cli_parse_bytes(request->budget, &bytes) || bytes == 0 || bytes > INT64_MAX) {
-            return cli_usage_error("plan", "--budget %s: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB",
-                                   request->budget);
+        int status = cli_parse_budget("plan", request->budget, 1, &bytes);
+        if (status != CLI_OK) {
+            return status;
         }
         work->config.memory_budget_bytes = bytes;
     }
@@ -112,20 +112,20 @@ static int load_config(const plan_request *request, plan_work *work)
 
 /* ---- answers -------------------------------------------------------------------------- */
 
-/* Entry of the layer that `text` names: a module's name, else its number among layers. */
-static int64_t find_layer(const ms_plan *plan, const char *text)
+/* Node of the layer that `text` names: a module's name, else its number among layers. */
+static int64_t find_layer(const ms_graph *graph, const char *text)
 {
     char *end;
     unsigned long long wanted = strtoull(text, &end, 10);
     bool number = *text >= '0' && *text <= '9' && *end == '\0';
     unsigned long long layer = 0;
-    for (uint32_t i = 0; i < plan->entry_count; i++) {
-        if (plan->entries[i].name[0] != '\0' && strcmp(plan->entries[i].name, text) == 0) {
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        if (graph->nodes[i].name[0] != '\0' && strcmp(graph->nodes[i].name, text) == 0) {
             return i;
         }
     }
-    for (uint32_t i = 0; number && i < plan->entry_count; i++) {
-        if (plan->entries[i].name[0] != '\0' && layer++ == wanted) {
+    for (uint32_t i = 0; number && i < graph->node_count; i++) {
+        if (graph->nodes[i].name[0] != '\0' && layer++ == wanted) {
             return i;
         }
     }
@@ -134,13 +134,8 @@ static int64_t find_layer(const ms_plan *plan, const char *text)
 
 static int show(const plan_request *request, const plan_work *work)
 {
-    int64_t entry = -1;
-    if (request->explain != NULL) {
-        entry = find_layer(work->plan, request->explain);
-        if (entry < 0) {
-            return cli_usage_error("plan", "--explain %s: the plan has no such layer", request->explain);
-        }
-    }
+    /* A plan has an entry for each node, in order. */
+    int64_t entry = request->explain != NULL ? find_layer(work->graph, request->explain) : -1;
     bool explains = request->explain_all || request->explain != NULL;
     char *text = request->as_json ? ms_plan_to_json(work->plan)
                  : explains       ? ms_plan_explain(work->plan, entry)
@@ -191,6 +186,9 @@ static int sweep(const plan_request *request, const plan_work *work)
 static int make_plan(const plan_request *request, plan_work *work)
 {
     int status = load_graph(request->graph_path, work);
+    if (status == CLI_OK && request->explain != NULL && find_layer(work->graph, request->explain) < 0) {
+        status = cli_usage_error("plan", "--explain %s: the graph has no such layer", request->explain);
+    }
     if (status == CLI_OK) {
         status = load_config(request, work);
     }
@@ -223,11 +221,8 @@ static int solve_chain(const plan_request *request)
     if (request->budget == NULL) {
         return cli_usage_error("plan", "--chain needs --budget BYTES");
     }
-    if (!cli_parse_bytes(request->budget, &bytes)) {
-        return cli_usage_error("plan", "--budget %s: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB",
-                               request->budget);
-    }
-    return cli_plan_chain(request->chain_path, bytes, request->as_json);
+    int status = cli_parse_budget("plan", request->budget, 0, &bytes);
+    return status == CLI_OK ? cli_plan_chain(request->chain_path, bytes, request->as_json) : status;
 }
 
 /* A bare --explain takes no value: it becomes an option of its own. */

@@ -2,6 +2,7 @@
  * `memscale predict`: from a Hugging Face configuration to what a training step needs, the
  * plan for it and the smallest budget, without Python, torch or weights.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,12 +55,14 @@ typedef struct predict_work {
 
 /* ---- the request ---------------------------------------------------------------- */
 
+enum { COUNT_MOST = 999999999 };
+
 static bool parse_count(const char *text, uint64_t *count)
 {
     char *end;
     unsigned long long value = strtoull(text, &end, 10);
     *count = value;
-    return *text >= '0' && *text <= '9' && *end == '\0' && strlen(text) < 10 && value > 0;
+    return *text >= '0' && *text <= '9' && *end == '\0' && value > 0 && value <= COUNT_MOST;
 }
 
 static int check_request(predict_request *request)
@@ -68,20 +71,16 @@ static int check_request(predict_request *request)
         return cli_usage_error("predict", "--hf FILE, --batch B and --seq S are needed");
     }
     if (!parse_count(request->batch, &request->batch_size)) {
-        return cli_usage_error("predict", "--batch %s: give a number of sequences, at least 1", request->batch);
+        return cli_usage_error("predict", "--batch %s: give a number of sequences, 1 to %d", request->batch,
+                               COUNT_MOST);
     }
     if (!parse_count(request->seq, &request->seq_length)) {
-        return cli_usage_error("predict", "--seq %s: give a number of tokens, at least 1", request->seq);
+        return cli_usage_error("predict", "--seq %s: give a number of tokens, 1 to %d", request->seq, COUNT_MOST);
     }
     if (request->as_json && request->as_graph) {
         return cli_usage_error("predict", "--json excludes --graph");
     }
-    if (request->budget != NULL && (!cli_parse_bytes(request->budget, &request->budget_bytes) ||
-                                    request->budget_bytes == 0 || request->budget_bytes > INT64_MAX)) {
-        return cli_usage_error("predict", "--budget %s: give bytes, or a number with kB, MB, GB, KiB, MiB or GiB",
-                               request->budget);
-    }
-    return CLI_OK;
+    return request->budget != NULL ? cli_parse_budget("predict", request->budget, 1, &request->budget_bytes) : CLI_OK;
 }
 
 static int load_graph(const predict_request *request, predict_work *work)
@@ -95,6 +94,9 @@ static int load_graph(const predict_request *request, predict_work *work)
     ms_free(text);
     if (rc == MS_OK) {
         return CLI_OK;
+    }
+    if (err.system_errno == EISDIR) {
+        return cli_usage_error("predict", "--hf %s: that is a folder; name the config.json in it", request->hf_path);
     }
     return rc == MS_ENOMEM ? cli_fail(&err) : cli_file_error("predict: --hf %s: %s", request->hf_path, err.text);
 }

@@ -4,9 +4,12 @@
  */
 #include "inputs.h"
 
+#include <inttypes.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/os/file.h"
+#include "base/units.h"
 #include "common.h"
 
 enum { FILE_MOST_BYTES = 1 << 30 };
@@ -18,13 +21,13 @@ static bool unit_of(const char *text, uint64_t *unit)
         uint64_t bytes;
     } units[] = {
         {"", 1},           {"B", 1},
-        {"kB", 1000},      {"KB", 1000},       {"MB", 1000000},
+        {"kB", 1000},      {"MB", 1000000},
         {"GB", 1000000000}, {"TB", 1000000000000},
         {"KiB", 1 << 10},  {"MiB", 1 << 20},   {"GiB", 1 << 30},
         {"TiB", (uint64_t)1 << 40},
     };
     for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
-        if (strcmp(text, units[i].name) == 0) {
+        if (strcasecmp(text, units[i].name) == 0) {
             *unit = units[i].bytes;
             return true;
         }
@@ -32,14 +35,13 @@ static bool unit_of(const char *text, uint64_t *unit)
     return false;
 }
 
-bool cli_parse_bytes(const char *text, uint64_t *bytes)
+/* A number of bytes; one beyond 64 bits gives UINT64_MAX. False: it is none. */
+static bool parse_bytes(const char *text, uint64_t *bytes)
 {
     uint64_t whole = 0, fraction = 0, scale = 1, unit = 0;
     const char *at = text;
     for (; *at >= '0' && *at <= '9'; at++) {
-        if (__builtin_mul_overflow(whole, 10, &whole) || __builtin_add_overflow(whole, (uint64_t)(*at - '0'), &whole)) {
-            return false;
-        }
+        whole = ms__add_sat(ms__mul_sat(whole, 10), (uint64_t)(*at - '0'));
     }
     bool digits = at > text;
     if (*at == '.') {
@@ -55,10 +57,25 @@ bool cli_parse_bytes(const char *text, uint64_t *bytes)
     while (*at == ' ') {
         at++;
     }
-    if (!digits || !unit_of(at, &unit) || __builtin_mul_overflow(whole, unit, &whole)) {
+    if (!digits || !unit_of(at, &unit)) {
         return false;
     }
-    return !__builtin_add_overflow(whole, fraction * (unit / scale) + fraction * (unit % scale) / scale, bytes);
+    *bytes = ms__add_sat(ms__mul_sat(whole, unit), fraction * (unit / scale) + fraction * (unit % scale) / scale);
+    return true;
+}
+
+int cli_parse_budget(const char *command, const char *text, uint64_t least, uint64_t *bytes)
+{
+    if (!parse_bytes(text, bytes)) {
+        return cli_usage_error(command, "--budget %s: give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB",
+                               text);
+    }
+    if (*bytes < least) {
+        return cli_usage_error(command, "--budget %s: give at least %" PRIu64 " byte", text, least);
+    }
+    return *bytes <= INT64_MAX
+               ? CLI_OK
+               : cli_usage_error(command, "--budget %s: give at most %" PRId64 " bytes", text, INT64_MAX);
 }
 
 int cli_read_text(const char *path, char **text, ms_error *err)

@@ -6,8 +6,10 @@
 
 #include "memscale/hardware.h"
 
-/* "4000000000", "4.0GB", "3.7 GiB": exact, no floating point. */
-bool cli_parse_bytes(const char *text, uint64_t *bytes);
+/* The bytes that --budget names: digits, or a number with a unit (4000000000, 4.0GB, "3.7 GiB";
+ * capitals or not). CLI_OK, or what cli_usage_error() gives where it is none, below `least` or
+ * beyond INT64_MAX. */
+int cli_parse_budget(const char *command, const char *text, uint64_t least, uint64_t *bytes);
 
 /* The text of a file, to be freed with ms_free(); NULL where it fails. */
 int cli_read_text(const char *path, char **text, ms_error *err);

@@ -24,7 +24,7 @@ static const command commands[] = {
 static void print_help(FILE *to)
 {
     fputs("Usage: memscale <command> [options]\n"
-          "       memscale <command> --help\n"
+          "       memscale <command> --help, or memscale help <command>\n"
           "       memscale --version\n"
           "\n"
           "Plans training steps under a byte budget.\n"
@@ -34,6 +34,32 @@ static void print_help(FILE *to)
     for (const command *c = commands; c->name != NULL; c++) {
         fprintf(to, "  %-10s %s\n", c->name, c->text);
     }
+}
+
+static const command *find_command(const char *word)
+{
+    for (const command *c = commands; c->name != NULL; c++) {
+        if (strcmp(word, c->name) == 0) {
+            return c;
+        }
+    }
+    return NULL;
+}
+
+/* "help": the program's; "help COMMAND": the command's own. */
+static int help_on(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stdout);
+        return CLI_OK;
+    }
+    static char option[] = "--help";
+    char *line[] = {argv[1], option, NULL};
+    const command *found = find_command(argv[1]);
+    if (argc > 2) {
+        return cli_usage_error(NULL, "help: unexpected argument \"%s\"", argv[2]);
+    }
+    return found != NULL ? found->run(2, line) : cli_usage_error(NULL, "help: unknown command \"%s\"", argv[1]);
 }
 
 static int run(int argc, char **argv)
@@ -51,12 +77,14 @@ static int run(int argc, char **argv)
         print_help(stdout);
         return CLI_OK;
     }
-    for (const command *c = commands; c->name != NULL; c++) {
-        if (strcmp(word, c->name) == 0) {
-            return c->run(argc - 1, argv + 1);
-        }
+    if (strcmp(word, "help") == 0) {
+        return help_on(argc - 1, argv + 1);
     }
-    return cli_usage_error(NULL, "unknown %s \"%s\"", word[0] == '-' ? "option" : "command", word);
+    const command *found = find_command(word);
+    if (found == NULL) {
+        return cli_usage_error(NULL, "unknown %s \"%s\"", word[0] == '-' ? "option" : "command", word);
+    }
+    return found->run(argc - 1, argv + 1);
 }
 
 int main(int argc, char **argv)

@@ -148,6 +148,7 @@ typedef struct ms_region {
     PyObject *waiting[MS_EXT_WAITING_MAX]; /* handles whose tensors are sent once they are written */
     size_t waiting_count;
     uint64_t waiting_since; /* the operator that saved them */
+    PyObject *weak_references;
 } ms_region;
 
 extern PyTypeObject *ms_ext_region_type;

@@ -4,6 +4,9 @@
  */
 #include "execute_ext.h"
 
+#include <stddef.h>
+#include <structmember.h>
+
 PyTypeObject *ms_ext_region_type;
 
 ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame)
@@ -17,6 +20,7 @@ ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame)
     region->payload = NULL;
     region->caller = NULL;
     region->waiting_count = 0;
+    region->weak_references = NULL;
     region->frame = frame;
     ms_frame_hold(frame);
     return region;
@@ -28,6 +32,9 @@ static void region_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject *error_type, *error_value, *error_traceback;
     PyErr_Fetch(&error_type, &error_value, &error_traceback);
+    if (region->weak_references != NULL) {
+        PyObject_ClearWeakRefs(self);
+    }
     Py_CLEAR(region->payload);
     Py_CLEAR(region->caller);
     while (region->waiting_count > 0) {
@@ -94,6 +101,18 @@ static PyObject *get_technique(PyObject *self, void *closure)
     return PyUnicode_FromString(ms_technique_name(ms_frame_technique(region_of(self)->frame)));
 }
 
+static PyObject *get_nesting(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLong(ms_technique_nesting(ms_frame_technique(region_of(self)->frame)));
+}
+
+static PyObject *get_is_joined(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyBool_FromLong(ms_technique_is_joined(ms_frame_technique(region_of(self)->frame)));
+}
+
 static PyObject *get_missing(PyObject *self, void *closure)
 {
     (void)closure;
@@ -127,13 +146,16 @@ static int set_payload(PyObject *self, PyObject *value, void *closure)
 
 /* ---- replay ---------------------------------------------------------------------- */
 
-static PyObject *begin_replay(PyObject *self, PyObject *args)
+static PyObject *begin_replay(PyObject *self, PyObject *whole)
 {
-    (void)args;
     ms_region *region = region_of(self);
+    int is_whole = PyObject_IsTrue(whole);
+    if (is_whole < 0) {
+        return NULL;
+    }
     ms_execute *execute = region->execution->execute;
     ms_error err;
-    if (ms_ext_check(ms_frame_replay_begin(execute, region->frame, &err), &err) != 0) {
+    if (ms_ext_check(ms_frame_replay_begin(execute, region->frame, is_whole != 0, &err), &err) != 0) {
         return NULL;
     }
     if (ms_ext_push_hooks(region, true) != 0) {
@@ -192,7 +214,8 @@ static PyObject *offload_input(PyObject *self, PyObject *tensor)
 /* ---- type --------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
-    {"begin_replay", begin_replay, METH_NOARGS, "Starts capturing what the layer saves."},
+    {"begin_replay", begin_replay, METH_O,
+     "begin_replay(whole): starts capturing what the layer saves; whole: ReplayStop is not to end it early."},
     {"end_replay", end_replay, METH_O,
      "end_replay(failed): stops capturing; raises IntegrationError where the layer saved too little."},
     {"offload_input", offload_input, METH_O,
@@ -204,6 +227,8 @@ static PyGetSetDef attributes[] = {
     {"layer", get_layer, NULL, "Qualified name of the layer; \"\" for the root's own work.", NULL},
     {"call", get_call, NULL, "Number of this call in its forward, from 0.", NULL},
     {"technique", get_technique, NULL, "Name of the technique in force.", NULL},
+    {"nesting", get_nesting, NULL, "In which run inside a run its first argument is made again; 0: in none.", NULL},
+    {"is_joined", get_is_joined, NULL, "Whether the layer before runs again with it, as one.", NULL},
     {"missing", get_missing, NULL, "Saved tensors that a replay would have to make.", NULL},
     {"is_running", get_is_running, NULL, "Whether the layer's call is still under way.", NULL},
     {"payload", get_payload, set_payload, "What the replay needs; any object.", NULL},
@@ -212,8 +237,13 @@ static PyGetSetDef attributes[] = {
 
 int ms_ext_region_init_type(PyObject *module)
 {
+    static PyMemberDef members[] = {
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(ms_region, weak_references), READONLY, NULL},
+        {NULL, 0, 0, 0, NULL},
+    };
     static PyType_Slot slots[] = {
         {Py_tp_dealloc, MS_EXT_SLOT(region_dealloc)},
+        {Py_tp_members, members},
         {Py_tp_methods, methods},
         {Py_tp_getset, attributes},
         {0, NULL},

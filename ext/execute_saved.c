@@ -378,7 +378,10 @@ static PyMethodDef *pack_of(const ms_region *region, bool is_capture)
     switch (ms_frame_technique(region->frame)) {
     case MS_TECHNIQUE_RECOMPUTE:
     case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
+    case MS_TECHNIQUE_RECOMPUTE_JOINED:
     case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
+    case MS_TECHNIQUE_RECOMPUTE_NESTED_2:
+    case MS_TECHNIQUE_RECOMPUTE_NESTED_3:
         return &pack_slot_def;
     case MS_TECHNIQUE_KEEP:
         return &pack_kept_def;

@@ -30,25 +30,28 @@ static int need_of(const ms_graph *graph, const ms_hardware *hardware, uint64_t 
     return rc;
 }
 
+/* Those that cost another forward. */
 static void hold_segments_back(ms_admission *admissions, uint32_t count)
 {
-    const uint32_t segment = 1u << MS_TECHNIQUE_RECOMPUTE_SEGMENT;
     for (uint32_t i = 0; i < count; i++) {
-        if (admissions[i].under_pressure & segment) {
-            admissions[i].rule[MS_TECHNIQUE_RECOMPUTE_SEGMENT] = MS_RULE_LAST_RESORT;
+        for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
+            uint32_t bit = 1u << technique;
+            if (ms_technique_nesting((ms_technique)technique) == 0 || (admissions[i].under_pressure & bit) == 0) {
+                continue;
+            }
+            admissions[i].rule[technique] = MS_RULE_LAST_RESORT;
+            admissions[i].techniques &= ~bit;
+            admissions[i].under_pressure &= ~bit;
         }
-        admissions[i].techniques &= ~segment;
-        admissions[i].under_pressure &= ~segment;
     }
 }
 
-static ms__limits limits_of(bool last_resort, bool exact_only)
+static ms__limits limits_of(bool segments, bool exact_only)
 {
-    return (ms__limits){.most_ns = UINT64_MAX, .segments = last_resort, .exact_only = exact_only};
+    return (ms__limits){.most_ns = UINT64_MAX, .segments = segments, .exact_only = exact_only};
 }
 
-/* The rules and the solver at a known pressure. Segments cost another forward: they are for
- * budgets that nothing else fits. */
+/* The rules and the solver at a known pressure. */
 static int plan_at(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                    const ms_pressure *pressure, ms__limits *limits, ms_plan **plan, ms_error *err)
 {
@@ -124,18 +127,17 @@ static int plan_assuming(const ms_graph *graph, const ms_hardware *hardware, con
  * fit; two steps later the truth is known. For the sake of a choice that is monotone in
  * the budget, the time at which the least careful assumption meets its smallest budget
  * bounds the more careful ones, and theirs bounds the less careful ones from below.
+ *
+ * Segments that cost another forward are chosen among in the least careful assumption alone:
+ * a step that is slower for the sake of a loop that may not be there is what a user would see.
  */
 static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                            bool exact_only, ms_plan **plan, ms_error *err)
 {
     const int last = ASSUMPTIONS - 1;
-    ms__limits limits = limits_of(false, exact_only);
+    ms__limits open = limits_of(true, exact_only), careful = limits_of(false, exact_only);
     ms_plan *fallback = NULL;
-    int rc = plan_assuming(graph, hardware, config, last, &limits, &fallback, err);
-    if (rc == MS_EINFEASIBLE) {
-        limits = limits_of(true, exact_only);
-        return plan_assuming(graph, hardware, config, last, &limits, plan, err);
-    }
+    int rc = plan_assuming(graph, hardware, config, last, &open, &fallback, err);
     if (fallback == NULL) {
         return rc;
     }
@@ -143,21 +145,27 @@ static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, c
         *plan = fallback;
         return MS_OK;
     }
-    limits.most_ns = limits.slowest_ns;
+    careful.most_ns = open.slowest_ns;
     for (int i = 0; i < last; i++) {
-        rc = plan_assuming(graph, hardware, config, i, &limits, plan, err);
+        rc = plan_assuming(graph, hardware, config, i, &careful, plan, err);
+        if (rc == MS_OK) {
+            /* What the least careful one meets is what would be accepted. */
+            (*plan)->smallest_budget_bytes = fallback->smallest_budget_bytes;
+        }
         if (rc != MS_EINFEASIBLE) {
             ms_plan_free(fallback);
             return rc;
         }
-        limits.least_ns = ms__max_u64(limits.least_ns, limits.slowest_ns);
+        careful.least_ns = ms__max_u64(careful.least_ns, careful.slowest_ns);
     }
-    if (fallback->replay.step_ns >= limits.least_ns) {
+    if (fallback->replay.step_ns >= careful.least_ns) {
         *plan = fallback;
         return MS_OK;
     }
     ms_plan_free(fallback);
-    return plan_assuming(graph, hardware, config, last, &limits, plan, err);
+    open.most_ns = open.slowest_ns;
+    open.least_ns = careful.least_ns;
+    return plan_assuming(graph, hardware, config, last, &open, plan, err);
 }
 
 /* ---- what would help ------------------------------------------------------------------- */
@@ -176,13 +184,24 @@ static int plan_in_class(const ms_graph *graph, const ms_hardware *hardware, con
         return plan_unobserved(graph, hardware, config, exact_only, plan, err);
     }
     ms_graph careful = graph->loop.observed ? *graph : assume(graph, 0);
-    ms__limits limits = limits_of(false, exact_only);
-    int rc = plan_at(&careful, hardware, config, pressure, &limits, plan, err);
-    if (rc == MS_EINFEASIBLE) {
-        limits = limits_of(true, exact_only);
-        rc = plan_at(&careful, hardware, config, pressure, &limits, plan, err);
+    ms__limits limits = limits_of(!pressure->forced, exact_only);
+    return plan_at(&careful, hardware, config, pressure, &limits, plan, err);
+}
+
+/* Names the smallest budget that is accepted, in what class ever, in a plan of the exact one. */
+static int name_smallest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan *exact,
+                         ms_error *err)
+{
+    ms_plan *least = NULL;
+    ms__limits limits = limits_of(true, false);
+    ms_graph assumed = graph->loop.observed ? *graph : assume(graph, ASSUMPTIONS - 1);
+    ms_pressure pressure = exact->pressure;
+    int rc = plan_at(&assumed, hardware, config, &pressure, &limits, &least, err);
+    if (rc == MS_OK) {
+        exact->smallest_budget_bytes = ms__min_u64(exact->smallest_budget_bytes, least->smallest_budget_bytes);
     }
-    return rc;
+    ms_plan_free(least);
+    return rc == MS_EINFEASIBLE ? MS_OK : rc;
 }
 
 /* What rounds otherwise is for what nothing exact fits, in no loop and with no last resort. */
@@ -202,11 +221,15 @@ static int plan_any(const ms_graph *graph, const ms_hardware *hardware, const ms
         ms_plan_free(exact);
         exact = NULL;
         rc = plan_in_class(graph, hardware, config, &pressure, false, &exact, err);
+    } else if (may_round && rc == MS_OK) {
+        rc = name_smallest(graph, hardware, config, exact, err);
     }
-    if (rc == MS_OK) {
-        *plan = exact;
+    if (rc != MS_OK) {
+        ms_plan_free(exact);
+        return rc;
     }
-    return rc;
+    *plan = exact;
+    return MS_OK;
 }
 
 static void append(ms_error *err, const char *text)

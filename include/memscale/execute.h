@@ -216,8 +216,9 @@ typedef enum ms_capture {
 } ms_capture;
 
 /* MS_ESTATE if the frame is being replayed. It may still be open: a layer may
- * differentiate in its own forward. */
-MS_API int ms_frame_replay_begin(ms_execute *execute, ms_frame *frame, ms_error *err);
+ * differentiate in its own forward. With `whole` the replay is not to be stopped: the layer's
+ * result is wanted too. */
+MS_API int ms_frame_replay_begin(ms_execute *execute, ms_frame *frame, bool whole, ms_error *err);
 /* The replay saves its next tensor. MS_EREPLAY, naming layer and both shapes, where
  * it is not what the forward saved there. */
 MS_API int ms_frame_replay_save(ms_execute *execute, ms_frame *frame, const ms_record *record,

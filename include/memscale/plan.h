@@ -212,7 +212,8 @@ typedef struct ms_plan {
     uint64_t slab_bytes;         /* for the offload engine; 0 when nothing is moved */
     uint64_t disk_cap_bytes;     /* of the disk tier; 0: it is not used */
     uint64_t host_cap_bytes;     /* of the host tier; 0: it is not used */
-    uint64_t smallest_budget_bytes; /* that some plan meets in this loop; 0: not searched (skipped) */
+    uint64_t smallest_budget_bytes; /* that a plan would be made for; 0: not searched (skipped). A forced
+                                     * plan's: that some plan meets in this loop */
     bool skipped;                /* nothing to do: a comfortable fit */
     bool over_target;            /* a default target that could not be met */
     char *decision_source;       /* "user_config" until a policy chose */

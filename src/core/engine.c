@@ -44,13 +44,25 @@ ms_technique ms_technique_rest(ms_technique technique)
 bool ms_technique_replays(ms_technique technique)
 {
     return technique == MS_TECHNIQUE_RECOMPUTE || technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT ||
-           technique == MS_TECHNIQUE_RECOMPUTE_SEGMENT;
+           ms_technique_is_joined(technique) || ms_technique_nesting(technique) > 0;
+}
+
+bool ms_technique_is_joined(ms_technique technique)
+{
+    return technique == MS_TECHNIQUE_RECOMPUTE_JOINED;
+}
+
+uint32_t ms_technique_nesting(ms_technique technique)
+{
+    bool nests = technique >= MS_TECHNIQUE_RECOMPUTE_SEGMENT && technique <= MS_TECHNIQUE_RECOMPUTE_NESTED_3;
+    return nests ? (uint32_t)(technique - MS_TECHNIQUE_RECOMPUTE_SEGMENT) + 1 : 0;
 }
 
 bool ms_technique_moves(ms_technique technique)
 {
     ms_technique rest = ms_technique_rest(technique);
-    return rest != MS_TECHNIQUE_KEEP && rest != MS_TECHNIQUE_RECOMPUTE && rest != MS_TECHNIQUE_RECOMPUTE_SEGMENT;
+    return rest == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT || rest == MS_TECHNIQUE_OFFLOAD_HOST ||
+           rest == MS_TECHNIQUE_OFFLOAD_DISK;
 }
 
 const char *ms_technique_name(ms_technique technique)
@@ -220,7 +232,10 @@ static uint32_t judge_technique(const case_facts *facts, const ms_node *node, co
     switch (technique) {
     case MS_TECHNIQUE_RECOMPUTE:
         return judge_recompute(facts, node, admission);
+    case MS_TECHNIQUE_RECOMPUTE_JOINED:
     case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
+    case MS_TECHNIQUE_RECOMPUTE_NESTED_2:
+    case MS_TECHNIQUE_RECOMPUTE_NESTED_3:
         return judge_segment(facts, node, admission);
     case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT: {
         ms_technique tier = facts->hardware->device < 0 ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_OFFLOAD_HOST;

@@ -78,6 +78,7 @@ struct ms_frame {
     uint8_t technique;
     bool is_open;
     bool is_replaying;
+    bool is_whole;       /* the replay is not to be stopped early */
     uint32_t holds;      /* references of the host's, and of calls under way */
     uint32_t pins;       /* full slots are not to be let go of */
     uint32_t live_slots; /* EMPTY or FULL */

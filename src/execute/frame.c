@@ -211,7 +211,10 @@ static ms_technique feasible(const ms_execute *execute, ms_technique planned, bo
 {
     bool can_move = ms__tier_usable(execute);
     switch (planned) {
+    case MS_TECHNIQUE_RECOMPUTE_JOINED:
     case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
+    case MS_TECHNIQUE_RECOMPUTE_NESTED_2:
+    case MS_TECHNIQUE_RECOMPUTE_NESTED_3:
         if (replayable) {
             return planned;
         }

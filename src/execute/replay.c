@@ -8,7 +8,7 @@
 
 #include "execute/execute_internal.h"
 
-int ms_frame_replay_begin(ms_execute *execute, ms_frame *frame, ms_error *err)
+int ms_frame_replay_begin(ms_execute *execute, ms_frame *frame, bool whole, ms_error *err)
 {
     const char *name = ms_execute_layer_name(execute, frame->layer);
     if (frame->is_replaying) {
@@ -16,6 +16,7 @@ int ms_frame_replay_begin(ms_execute *execute, ms_frame *frame, ms_error *err)
     }
     execute->backward_begun = true;
     frame->is_replaying = true;
+    frame->is_whole = whole;
     frame->cursor = 0;
     frame->missing = ms_frame_missing(frame);
     ms_frame_pin(frame);
@@ -90,7 +91,7 @@ int ms_frame_replay_save(ms_execute *execute, ms_frame *frame, const ms_record *
     *capture = MS_CAPTURE_IGNORE;
     if (item->state == MS__SLOT_EMPTY && frame->missing > 0) {
         frame->missing--;
-        *capture = frame->missing == 0 ? MS_CAPTURE_LAST : MS_CAPTURE_PUT;
+        *capture = frame->missing == 0 && !frame->is_whole ? MS_CAPTURE_LAST : MS_CAPTURE_PUT;
     }
     return MS_OK;
 }

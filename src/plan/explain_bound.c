@@ -185,8 +185,9 @@ static void lower_segments(const bound *b)
 {
     for (uint32_t i = 0; i < b->search->node_count; i++) {
         offer *offers = &b->offers[(size_t)i * MS_TECHNIQUE_COUNT];
-        uint64_t least = offers[MS_TECHNIQUE_RECOMPUTE].ns;
-        offers[MS_TECHNIQUE_RECOMPUTE_SEGMENT].ns = ms__min_u64(offers[MS_TECHNIQUE_RECOMPUTE_SEGMENT].ns, least);
+        for (int t = MS_TECHNIQUE_RECOMPUTE_JOINED; t <= MS_TECHNIQUE_RECOMPUTE_NESTED_3; t++) {
+            offers[t].ns = ms__min_u64(offers[t].ns, offers[MS_TECHNIQUE_RECOMPUTE].ns);
+        }
     }
 }
 

@@ -102,7 +102,7 @@ static void claim_slots(const ms__sim *sim, census *c, ms__slot_state state, ms_
             bool is_save = s < profile->save_count;
             uint32_t storage = is_save ? profile->saved[s] : profile->inputs[s - profile->save_count];
             bool made = state == MS__SLOT_REBUILT && profile->made[storage];
-            uint32_t instance = made ? sim->replay_base + storage : instance_of(node, storage);
+            uint32_t instance = made ? node->first_replay + storage : instance_of(node, storage);
             if (sim->slots[node->first_slot + s].state == state) {
                 claim(c, instance, is_save ? saved : argument, i);
             }

@@ -119,7 +119,7 @@ void ms__families_everywhere(ms__search *search, ms_technique technique)
 void ms__families_uniform(ms__search *search)
 {
     for (int technique = 0; technique < MS_TECHNIQUE_SELECTIVE_1; technique++) {
-        if (technique == MS_TECHNIQUE_RECOMPUTE_SEGMENT) {
+        if ((MS__SEGMENTS & 1u << technique) != 0) {
             continue; /* families_segment.c's */
         }
         ms__families_everywhere(search, (ms_technique)technique);

@@ -20,7 +20,7 @@ ms_plan *ms__plan_new(const ms_graph *graph);
 typedef struct ms__limits {
     uint64_t least_ns, most_ns;
     uint64_t slowest_ns;
-    bool segments;   /* RECOMPUTE_SEGMENT is offered */
+    bool segments;   /* those that cost another forward are offered */
     bool exact_only; /* options of the step that are not exact are not admitted */
 } ms__limits;
 

@@ -86,8 +86,8 @@ static void find_movable(ms__search *search, const ms_graph *graph)
         if (graph->nodes[i].kind == MS_NODE_LAYER && mask != 0) {
             search->layers[search->layer_count++] = i;
             search->layer_techniques |= mask & MS__WHOLE_TECHNIQUES;
-            search->selective_techniques |= mask & ~MS__WHOLE_TECHNIQUES & ~MS__SEGMENT;
-            search->has_segments |= (mask & MS__SEGMENT) != 0;
+            search->selective_techniques |= mask & ~MS__WHOLE_TECHNIQUES & ~MS__SEGMENTS;
+            search->segment_techniques |= mask & MS__SEGMENTS;
         } else if ((mask & moves) != 0) {
             search->roots[search->root_count++] = i;
             root_techniques |= mask;

@@ -12,8 +12,12 @@
 enum { MS__WINDOW_COUNT = 3, MS__STEPS_MOST = 32 };
 
 /* Admission bits of the techniques that treat all of a layer alike. */
-#define MS__SEGMENT (1u << MS_TECHNIQUE_RECOMPUTE_SEGMENT)
-#define MS__WHOLE_TECHNIQUES (((1u << MS_TECHNIQUE_SELECTIVE_1) - 1) & ~MS__SEGMENT)
+#define MS__JOINED (1u << MS_TECHNIQUE_RECOMPUTE_JOINED)
+#define MS__NESTED                                                                                \
+    (1u << MS_TECHNIQUE_RECOMPUTE_SEGMENT | 1u << MS_TECHNIQUE_RECOMPUTE_NESTED_2 |               \
+     1u << MS_TECHNIQUE_RECOMPUTE_NESTED_3)
+#define MS__SEGMENTS (MS__JOINED | MS__NESTED)
+#define MS__WHOLE_TECHNIQUES (((1u << MS_TECHNIQUE_SELECTIVE_1) - 1) & ~MS__SEGMENTS)
 
 typedef struct ms__window {
     uint64_t write_bytes, read_bytes;
@@ -56,7 +60,7 @@ typedef struct ms__search {
     uint32_t root_count;
     uint32_t layer_techniques; /* union of what the layers may use, the selective ones aside */
     uint32_t selective_techniques; /* union of those */
-    bool has_segments;         /* a layer may be run again from the one before it */
+    uint32_t segment_techniques; /* union of those that need the layer before */
     uint32_t offered;          /* techniques that single nodes are changed to */
     uint32_t root_technique;   /* the tier for root work */
     uint64_t replays_left;
@@ -125,7 +129,8 @@ void ms__families_everywhere(ms__search *search, ms_technique technique);
 /* families_selective.c: the same with selective sets; from then on single nodes are changed
  * to these as well. */
 void ms__families_selective(ms__search *search);
-/* families_segment.c: segments of one length, layers after the last one kept. */
+/* families_segment.c: segments, nested ones, layers that run again as one; beside other
+ * techniques. */
 void ms__families_segment(ms__search *search);
 /* Neighbours of the candidates that nothing else dominates in time and peak. */
 void ms__families_refine(ms__search *search);

@@ -311,7 +311,7 @@ static void settle_operands(ms__sim *sim, const ms__sim_node *node, uint32_t ind
             ms__sim_hold_remade(sim, node, storage);
         }
         if (sim->last_reader[storage] <= index + 1) {
-            ms__sim_end_remade(sim, storage);
+            ms__sim_end_remade(sim, node, storage);
             sim->last_reader[storage] = 0;
         }
     }

@@ -119,6 +119,7 @@ typedef struct ms__sim_node {
     const uint32_t *externals;
     uint32_t first_local; /* instance of local number external_count */
     uint32_t first_slot;  /* slots of SAVEs, then of arguments */
+    uint32_t first_replay; /* instance of storage 0 when the node runs again */
     bool is_root;
     const struct ms__sim_node *before; /* the layer that makes argument 0 ... */
     uint32_t link;                     /* ... as this local number; NULL and 0: none does */
@@ -241,7 +242,8 @@ typedef struct ms__sim {
     uint64_t loss_bytes;
     uint64_t optimizer_ns;
     uint32_t profile_count, node_count, instance_count, slot_count, class_count;
-    uint32_t replay_base;      /* first of the instances that a replay uses */
+    uint32_t replay_base;      /* first of the instances that replays use: of their own where
+                                * layers may run again as one, else the same for all nodes */
     uint64_t *class_bytes;     /* [class_count] */
     uint64_t *class_fault_ns;
     ms__sim_profile *profiles;
@@ -370,7 +372,7 @@ bool ms__sim_has(const ms__sim *sim, const ms__sim_node *node, uint32_t storage)
 void ms__sim_fetch(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
 void ms__sim_begin_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
 void ms__sim_hold_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
-void ms__sim_end_remade(ms__sim *sim, uint32_t storage);
+void ms__sim_end_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
 
 /* selective.c */
 /* Makers and sets of a profile, whose saves are numbered already; MS_ENOMEM. */

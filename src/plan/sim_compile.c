@@ -211,6 +211,23 @@ static int compile_profiles(ms__sim *sim)
 
 /* ---- instances ------------------------------------------------------------------ */
 
+/* Layers of a chain may run again as one: what their replays make lies side by side, from `next`
+ * on. All others share a place. Returns how many instances there are then. */
+static uint64_t place_replays(ms__sim *sim, uint64_t shared, uint64_t next)
+{
+    for (uint32_t i = 0; i < sim->node_count; i++) {
+        if (sim->nodes[i].before != NULL) {
+            sim->nodes[i].first_replay = sim->nodes[sim->nodes[i].before - sim->nodes].first_replay = 1;
+        }
+    }
+    for (uint32_t i = 0; i < sim->node_count; i++) {
+        bool is_chained = sim->nodes[i].first_replay != 0;
+        sim->nodes[i].first_replay = (uint32_t)(is_chained ? next : shared);
+        next += is_chained ? sim->nodes[i].profile->storage_count : 0;
+    }
+    return next;
+}
+
 /* Gives every storage of every node its instance, every saved storage and argument
  * its slot. The instances of a replay come last. */
 static int compile_nodes(ms__sim *sim)
@@ -235,11 +252,13 @@ static int compile_nodes(ms__sim *sim)
         slots += (uint64_t)profile->save_count + profile->input_count;
         sim->event_count += (uint64_t)profile->forward_count + profile->backward_count;
     }
+    uint64_t shared = instances;
     instances += sim->replay_base;
+    instances = place_replays(sim, shared, instances);
     if (instances >= UINT32_MAX || slots >= UINT32_MAX) {
         return MS_EOVERFLOW;
     }
-    sim->replay_base = (uint32_t)instances - sim->replay_base;
+    sim->replay_base = (uint32_t)shared;
     sim->instance_count = (uint32_t)instances;
     sim->slot_count = (uint32_t)slots;
     return MS_OK;

@@ -53,9 +53,9 @@ static inline void ms__sim_begin_life(ms__sim *sim, uint32_t instance)
 /* ---- slots ---------------------------------------------------------------------- */
 
 /* The storage as the replay sees it: a fresh one where the layer makes it. */
-static inline uint32_t ms__sim_replay_instance(const ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+static inline uint32_t ms__sim_replay_instance(const ms__sim_node *node, uint32_t storage)
 {
-    return node->profile->made[storage] ? sim->replay_base + storage : ms__sim_instance_of(node, storage);
+    return node->profile->made[storage] ? node->first_replay + storage : ms__sim_instance_of(node, storage);
 }
 
 static inline void ms__sim_hold_slot(ms__sim *sim, ms__slot *slot, uint32_t instance, ms__slot_state state)

@@ -38,7 +38,7 @@ static void drop(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__s
         ms__sim_release(sim, ms__sim_instance_of(node, storage));
         break;
     case MS__SLOT_REBUILT:
-        ms__sim_release(sim, ms__sim_replay_instance(sim, node, storage));
+        ms__sim_release(sim, ms__sim_replay_instance(node, storage));
         break;
     case MS__SLOT_UNPACKED:
         ms__sim_release(sim, ms__sim_instance_of(node, storage));
@@ -111,7 +111,10 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
     switch (ms_technique_rest(technique)) {
     case MS_TECHNIQUE_RECOMPUTE:
     case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
+    case MS_TECHNIQUE_RECOMPUTE_JOINED:
     case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
+    case MS_TECHNIQUE_RECOMPUTE_NESTED_2:
+    case MS_TECHNIQUE_RECOMPUTE_NESTED_3:
         slot->state = MS__SLOT_LOST;
         return;
     case MS_TECHNIQUE_OFFLOAD_HOST:
@@ -125,10 +128,9 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
 }
 
 /* Whether the node's first argument is made again by the layer before it. */
-static bool is_joined(const ms__sim *sim, const ms__sim_node *node)
+static bool does_without(const ms__sim *sim, const ms__sim_node *node, ms_technique technique)
 {
-    uint32_t index = (uint32_t)(node - sim->nodes);
-    return node->before != NULL && ms__sim_technique_of(sim, index) == MS_TECHNIQUE_RECOMPUTE_SEGMENT &&
+    return node->before != NULL && (ms_technique_is_joined(technique) || ms_technique_nesting(technique) > 0) &&
            ms_technique_replays(ms__sim_technique_of(sim, (uint32_t)(node->before - sim->nodes)));
 }
 
@@ -138,7 +140,7 @@ static void keep_arguments(ms__sim *sim, const ms__sim_node *node, ms_technique 
     ms__slot *slots = &sim->slots[node->first_slot + node->profile->save_count];
     for (uint32_t i = 0; i < node->profile->input_count; i++) {
         uint32_t instance = ms__sim_instance_of(node, node->profile->inputs[i]);
-        if (i == 0 && is_joined(sim, node)) {
+        if (i == 0 && does_without(sim, node, technique)) {
             slots[i].state = MS__SLOT_LOST;
         } else if (technique != MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT) {
             ms__sim_hold_slot(sim, &slots[i], instance, MS__SLOT_HELD);

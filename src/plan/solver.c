@@ -8,8 +8,8 @@
 #include "base/units.h"
 #include "plan/explain_internal.h"
 
-enum { FRONT_MOST = 24, UNIFORM_MOST = 128, FINALISTS_MOST = 4 * FRONT_MOST + UNIFORM_MOST };
-enum { SELECTIVE_PART = 4, SEGMENT_REPLAYS = 96 };
+enum { FRONT_MOST = 48, UNIFORM_MOST = 128, FINALISTS_MOST = 4 * FRONT_MOST + UNIFORM_MOST };
+enum { SELECTIVE_PART = 4, SEGMENT_PART = 4, SEGMENT_REPLAYS_LEAST = 96 };
 
 static size_t add_finalist(size_t *finalists, size_t count, size_t candidate)
 {
@@ -121,13 +121,21 @@ static void propose_selective(ms__search *search, const uint32_t *steps, uint32_
     ms__families_refine(search);
 }
 
+/* Likewise, and last of all. */
 static void propose_segments(ms__search *search, const uint32_t *steps, uint32_t count)
 {
-    for (uint32_t i = 0; search->has_segments && i < count; i++) {
-        search->replays_left = SEGMENT_REPLAYS;
+    if (search->segment_techniques == 0) {
+        return;
+    }
+    uint64_t share = ms__max_u64(search->replays_most / SEGMENT_PART / (count + 1), SEGMENT_REPLAYS_LEAST);
+    for (uint32_t i = 0; i < count; i++) {
+        search->replays_left = share;
         ms__search_use(search, steps[i]);
         ms__families_segment(search);
     }
+    search->replays_left = share;
+    search->offered |= search->segment_techniques;
+    ms__families_refine(search);
 }
 
 static void propose(ms__search *search)
@@ -150,8 +158,8 @@ static void propose(ms__search *search)
         search->replays_left += kept;
     }
     ms__families_refine(search);
-    propose_segments(search, steps, count);
     propose_selective(search, steps, count);
+    propose_segments(search, steps, count);
 }
 
 /* At low pressure candidates that are not light must fit the budget where low pressure

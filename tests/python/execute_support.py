@@ -20,7 +20,7 @@ from models import Case, loss_of
 from memscale.core.executor import Executor
 from memscale.core.layers import find_layers
 
-TECHNIQUES = ("recompute", "recompute_segment", "offload_disk", "recompute_offload_input", "mixed")
+TECHNIQUES = ("recompute", "recompute_joined", "recompute_segment", "offload_disk", "recompute_offload_input", "mixed")
 
 _REPLAY = (
     "peak_bytes", "peak_live_bytes", "first_step_peak_bytes", "small_peak_bytes", "step_ns", "compute_ns",

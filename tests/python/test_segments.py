@@ -1,6 +1,7 @@
 """Segments: of layers chained by identity only the first keeps its arguments, the others'
-are made again by the layers before them. To the bit what a plain run gives; where the chain
-is broken arguments are kept; the peak is the one that the simulator foretells."""
+are made again by the layers before them, in one run, in runs inside runs, or as one with them.
+To the bit what a plain run gives; where the chain is broken arguments are kept; the peak is the
+one that the simulator foretells."""
 
 from __future__ import annotations
 
@@ -31,6 +32,8 @@ from memscale.errors import IntegrationError
 
 CHAINED = ("gpt2", "bert", "llama", "vit", "mlp", "resnet")
 SEGMENT, RECOMPUTE = "recompute_segment", "recompute"
+JOINED, NESTED_2, NESTED_3 = "recompute_joined", "recompute_nested_2", "recompute_nested_3"
+SEGMENTS = (JOINED, SEGMENT, NESTED_2, NESTED_3)
 
 
 def techniques_plan(model, techniques):
@@ -48,7 +51,10 @@ def count_calls(model):
     return calls
 
 
-@pytest.mark.parametrize("techniques", [[SEGMENT], [RECOMPUTE, SEGMENT], ["keep", RECOMPUTE, SEGMENT, SEGMENT]])
+@pytest.mark.parametrize(
+    "techniques",
+    [[SEGMENT], ["keep", RECOMPUTE, SEGMENT, SEGMENT], [RECOMPUTE, JOINED], [RECOMPUTE, NESTED_2, SEGMENT]],
+)
 @pytest.mark.parametrize("name", CHAINED)
 def test_segments_are_exact(name, techniques, tmp_path):
     case, twin = twins(MODELS[name])
@@ -70,7 +76,79 @@ def test_a_layer_of_a_segment_runs_once_more_for_all_after_it(name, tmp_path):
     assert [calls[layer] for layer in layers] == [3] * (len(layers) - 1) + [2]
 
 
-@pytest.mark.parametrize("technique", [RECOMPUTE, SEGMENT])
+def deep(name, layers=9):
+    """A Hugging Face model of many layers, which drops out where it can; and its batch."""
+    import transformers
+
+    seed_everything(0)
+    if name == "gpt2":
+        config = transformers.GPT2Config(n_embd=32, n_head=2, n_layer=layers, vocab_size=64, n_positions=16)
+        model = transformers.GPT2LMHeadModel(config)
+    elif name == "bert":
+        config = transformers.BertConfig(
+            hidden_size=32, num_attention_heads=2, num_hidden_layers=layers, intermediate_size=64, vocab_size=64
+        )
+        model = transformers.BertForMaskedLM(config)
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=32,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            num_hidden_layers=layers,
+            intermediate_size=64,
+            vocab_size=64,
+            attention_dropout=0.1,
+        )
+        model = transformers.LlamaForCausalLM(config)
+    tokens = torch.randint(64, (2, 16))
+    return model.train(), {"input_ids": tokens, "labels": tokens}
+
+
+def gradients(model, batch, steps=2):
+    seed_everything(1)
+    losses = []
+    for _ in range(steps):
+        loss = model(**batch).loss
+        loss.backward()
+        losses.append(loss.detach())
+    return [*losses, torch.get_rng_state(), *(p.grad for p in model.parameters())]
+
+
+#: Of nine layers: how often each runs in a step, its forward included.
+SCHEDULES = {
+    "one run": ([RECOMPUTE, *[SEGMENT] * 8], [3] * 8 + [2]),
+    "runs inside a run": ([RECOMPUTE, NESTED_2, NESTED_2, SEGMENT, NESTED_2, NESTED_2], [4, 4, 3, 3, 3, 2, 3, 3, 2]),
+    "three deep": (
+        [RECOMPUTE, NESTED_3, NESTED_2, NESTED_3, SEGMENT, NESTED_3, NESTED_2, NESTED_3, SEGMENT],
+        [5, 4, 4, 3, 5, 4, 4, 3, 2],
+    ),
+    "pairs as one": ([RECOMPUTE, JOINED], [2] * 9),
+    "pairs as one in a run": ([RECOMPUTE, *[JOINED, SEGMENT] * 4], [3] * 8 + [2]),
+    "nothing but deep ones": ([RECOMPUTE, *[NESTED_3] * 8], [3] * 8 + [2]),
+    "beside others": (
+        ["keep", RECOMPUTE, NESTED_2, SEGMENT, "selective_1", RECOMPUTE, JOINED, "offload_disk", SEGMENT],
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+def test_deep_schedules_are_exact_and_run_layers_as_often_as_they_say(name, schedule, tmp_path):
+    techniques, runs = SCHEDULES[schedule]
+    model, batch = deep(name)
+    expected = gradients(model, batch)
+    model, batch = deep(name)
+    calls = count_calls(model)
+    with executing(model, techniques_plan(model, techniques), tmp_path) as executor:
+        found = gradients(model, batch)
+        assert_nothing_left(executor)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    if runs is not None:
+        assert [calls[layer] for layer, _ in find_layers(model)] == [2 * count for count in runs]
+
+
+@pytest.mark.parametrize("technique", [RECOMPUTE, *SEGMENTS])
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
 def test_the_peak_is_the_predicted_one(name, technique, tmp_path):
     assert_peak_as_predicted(MODELS[name], technique, tmp_path)

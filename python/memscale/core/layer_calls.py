@@ -34,7 +34,8 @@ __all__ = ["LayerCalls", "OnThread"]
 # hooks.py lie in between.
 _CALLER = 3
 
-_RECOMPUTE = ("recompute", "recompute_offload_input", "recompute_segment")
+_SEGMENT = ("recompute_joined", "recompute_segment", "recompute_nested_2", "recompute_nested_3")
+_RECOMPUTE = ("recompute", "recompute_offload_input", *_SEGMENT)
 
 
 class OnThread(threading.local):
@@ -154,10 +155,11 @@ class LayerCalls:
 
     def _begin_recompute(self, region: Any, record: ReplayRecord, args: tuple[Any, ...]) -> None:
         region.payload = record
+        record.region = weakref.ref(region)
         if region.technique == "recompute_offload_input":
             record.arguments.offload(region.offload_input)
-        elif region.technique == "recompute_segment":
-            self._join(record, args)
+        elif region.technique in _SEGMENT:
+            self._join(record, args, region.nesting)
         self._thread.record = record
 
     def _begin_tape(self, region: Any) -> None:
@@ -166,7 +168,7 @@ class LayerCalls:
         self._thread.tape = (tape, region)
         tape.begin()
 
-    def _join(self, record: ReplayRecord, args: tuple[Any, ...]) -> None:
+    def _join(self, record: ReplayRecord, args: tuple[Any, ...], nesting: int) -> None:
         """Lets the record do without its first argument, if that is what the layer before gave, the
         same object and not written to, and the layer before can be run again."""
         before, self._thread.before = self._thread.before, None
@@ -179,7 +181,7 @@ class LayerCalls:
         if type(tensor) is not torch.Tensor:  # who knows what its operators are
             return
         if record.arguments.is_first(tensor):
-            record.join(source)
+            record.join(source, nesting)
 
     def _record(
         self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -9,6 +9,7 @@ it has them all.
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +36,18 @@ def is_replaying() -> bool:
 class ReplayRecord:
     """What is needed to make one call of a layer again."""
 
-    __slots__ = ("__weakref__", "arguments", "before", "environment", "lock", "module", "name", "state")
+    __slots__ = (
+        "__weakref__",
+        "arguments",
+        "before",
+        "environment",
+        "lock",
+        "module",
+        "name",
+        "nesting",
+        "region",
+        "state",
+    )
 
     def __init__(
         self,
@@ -51,6 +63,8 @@ class ReplayRecord:
         self.environment = Environment(arguments.tensors())
         self.lock = lock
         self.before: ReplayRecord | None = None  # of the layer that makes the first argument again
+        self.nesting = 0  # in which run inside a run; 0: that layer's own replay gives it
+        self.region: weakref.ref[Any] | None = None  # of this call, once it has one
 
     @classmethod
     def take(
@@ -67,19 +81,51 @@ class ReplayRecord:
             return None
         return cls(layer, module, arguments, lock)
 
-    def join(self, before: ReplayRecord) -> None:
-        """The first argument is what the call of `before` gave: it is let go of."""
+    def join(self, before: ReplayRecord, nesting: int) -> None:
+        """The first argument is what the call of `before` gave: it is let go of. `nesting` as in
+        `Region.nesting`."""
         self.before = before
+        self.nesting = nesting
         self.arguments.drop_first()
 
     def _bring_first(self) -> None:
-        """Makes the first argument again, and those of the layers before that lack theirs. They
-        stay until their layers were run again."""
+        """Makes the first argument again; of layers that run again as one, those of all of them."""
+        joined = [self]
+        while joined[-1].arguments.lacks_first and joined[-1].nesting == 0 and joined[-1].before is not None:
+            joined.append(joined[-1].before)
+        while joined[-1].arguments.lacks_first and joined[-1].before is not None:
+            joined[-1]._run_up_to()
+        for record, before in zip(reversed(joined[:-1]), reversed(joined), strict=False):
+            record.arguments.put_first(before._replayed(), record.name)
+
+    def _run_up_to(self) -> None:
+        """Runs the layers before, from the nearest that has its first argument, up to the last of
+        the least nesting, this one at the latest. Of the arguments made, those of this nesting stay."""
         lacking = [self]
-        while lacking[-1].arguments.lacks_first and lacking[-1].before is not None:
-            lacking.append(lacking[-1].before)
-        for record, before in zip(reversed(lacking[:-1]), reversed(lacking), strict=False):
-            record.arguments.put_first(before.give(), record.name)
+        before = self.before
+        while before is not None and before.arguments.lacks_first and before.before is not None:
+            lacking.append(before)
+            before = before.before
+        nesting = min(record.nesting for record in lacking if record.nesting > 0)
+        while lacking[0].nesting != nesting:
+            del lacking[0]
+        for record in reversed(lacking):
+            source = record.before
+            if source is None:
+                return
+            record.arguments.put_first(source.give(), record.name)
+            if source is not before and source.nesting != nesting:
+                source.arguments.drop_first()
+
+    def _replayed(self) -> torch.Tensor:
+        """Makes the call again to its end, for the saved tensors it lacks and for its first result."""
+        region = self.region() if self.region is not None else None
+        if region is None or region.missing == 0:
+            return self.give()
+        first = first_output(self._call(region, True))
+        if first is None:
+            raise _no_tensor(self.name)
+        return first.detach()
 
     def give(self) -> torch.Tensor:
         """Makes the call again for its first result; nothing else of it stays.
@@ -93,23 +139,33 @@ class ReplayRecord:
         with self.environment.restored(), self.state.rebound(), torch.enable_grad(), _own_graph():
             first = first_output(self.module(*args, **kwargs))
         if first is None:
-            raise IntegrationError(f"layer {self.name}: it gave a tensor in forward and none when it ran again")
+            raise _no_tensor(self.name)
         return first.detach()
 
     def run(self, region: Any) -> None:
         """Makes the call again, for the saved tensors that `region` is missing."""
         self._bring_first()
+        self._call(region, False)
+
+    def _call(self, region: Any, whole: bool) -> Any:
+        """The result, if `whole`; otherwise the call may end as soon as nothing is missing."""
         args, kwargs = self.arguments.thaw(self.name, _fetch)
+        result = None
         with self.environment.restored(), self.state.rebound(), torch.enable_grad():
-            region.begin_replay()
+            region.begin_replay(whole)
             failed = True
             try:
-                self.module(*args, **kwargs)
+                result = self.module(*args, **kwargs)
                 failed = False
             except _core.ReplayStop:
                 failed = False
             finally:
                 region.end_replay(failed)
+        return result
+
+
+def _no_tensor(layer: str) -> IntegrationError:
+    return IntegrationError(f"layer {layer}: it gave a tensor in forward and none when it ran again")
 
 
 def _own_graph() -> Any:

@@ -259,7 +259,7 @@ static uint32_t replay(fixture *f, ms_frame *frame)
     ms_record record = record_2x3();
     uint32_t slot, saves = 0;
     ms_capture capture = MS_CAPTURE_IGNORE;
-    assert_ms_ok(ms_frame_replay_begin(f->execute, frame, &f->err), f->err);
+    assert_ms_ok(ms_frame_replay_begin(f->execute, frame, false, &f->err), f->err);
     while (capture != MS_CAPTURE_LAST) {
         assert_ms_ok(ms_frame_replay_save(f->execute, frame, &record, &slot, &capture, &f->err), f->err);
         assert_int_equal(slot, saves++);
@@ -326,8 +326,8 @@ static void a_replay_that_differs_is_refused(void **state)
     uint32_t slot;
     ms_capture capture;
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        assert_ms_ok(ms_frame_replay_begin(f->execute, frame, &f->err), f->err);
-        assert_ms_fails(ms_frame_replay_begin(f->execute, frame, &f->err), MS_ESTATE, f->err, "replayed already");
+        assert_ms_ok(ms_frame_replay_begin(f->execute, frame, false, &f->err), f->err);
+        assert_ms_fails(ms_frame_replay_begin(f->execute, frame, false, &f->err), MS_ESTATE, f->err, "replayed already");
         assert_ms_ok(ms_frame_replay_save(f->execute, frame, &record, &slot, &capture, &f->err), f->err);
         assert_int_equal(capture, MS_CAPTURE_PUT);
         put(f, frame, slot);
@@ -336,7 +336,7 @@ static void a_replay_that_differs_is_refused(void **state)
         assert_ms_ok(ms_frame_replay_end(f->execute, frame, true, &f->err), f->err);
         assert_int_equal(f->host.live_memories, 0);
     }
-    assert_ms_ok(ms_frame_replay_begin(f->execute, frame, &f->err), f->err);
+    assert_ms_ok(ms_frame_replay_begin(f->execute, frame, false, &f->err), f->err);
     assert_ms_ok(ms_frame_replay_save(f->execute, frame, &record, &slot, &capture, &f->err), f->err);
     put(f, frame, slot);
     assert_ms_fails(ms_frame_replay_end(f->execute, frame, false, &f->err), MS_EREPLAY, f->err,
@@ -352,7 +352,7 @@ static void slots_dropped_during_a_replay_are_not_waited_for(void **state)
     ms_record record = record_2x3();
     uint32_t slot;
     ms_capture capture;
-    assert_ms_ok(ms_frame_replay_begin(f->execute, frame, &f->err), f->err);
+    assert_ms_ok(ms_frame_replay_begin(f->execute, frame, false, &f->err), f->err);
     ms_frame_drop(f->execute, frame, 3);
     ms_frame_drop(f->execute, frame, 0);
     assert_ms_ok(ms_frame_replay_save(f->execute, frame, &record, &slot, &capture, &f->err), f->err);

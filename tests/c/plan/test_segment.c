@@ -8,7 +8,7 @@
 #include "plan/sim.h"
 #include "plan_fixture.h"
 
-enum { LAYERS = 3, NODES = LAYERS + 2, LAYER_NS = 1000000 + MS__OP_NS };
+enum { LAYERS = 3, NODES = LAYERS + 2, LAYERS_MOST = 9, LAYER_NS = 1000000 + MS__OP_NS };
 
 static const fixture_layer layer = {8 * MIB, 4 * MIB, 1000000, MIB, 0, 0};
 
@@ -22,20 +22,28 @@ static void chain_up(ms_graph *graph)
     }
 }
 
-static ms_graph *three_layers(void)
+static ms_graph *layers_in_a_row(uint32_t count)
 {
-    fixture_chain chain = {.layer_count = LAYERS, .layers = &layer, .uniform = true, .activation_bytes = 2 * MIB,
+    fixture_chain chain = {.layer_count = count, .layers = &layer, .uniform = true, .activation_bytes = 2 * MIB,
                            .logits_bytes = 16 * MIB};
     ms_graph *graph = fixture_chain_graph(&chain);
     chain_up(graph);
     return graph;
 }
 
-static ms__outcome replay_layers(ms_technique first, ms_technique second, ms_technique third)
+/* Techniques of the layers, as letters: keep, recompute, joined, and numbers of nesting. */
+static ms__outcome replay_row(const char *row)
 {
-    ms_graph *graph = three_layers();
+    uint8_t techniques[LAYERS_MOST + 2] = {0};
+    uint32_t count = (uint32_t)strlen(row);
+    for (uint32_t i = 0; i < count; i++) {
+        techniques[i + 1] = row[i] == 'k'   ? (uint8_t)MS_TECHNIQUE_KEEP
+                            : row[i] == 'r' ? (uint8_t)MS_TECHNIQUE_RECOMPUTE
+                            : row[i] == 'j' ? (uint8_t)MS_TECHNIQUE_RECOMPUTE_JOINED
+                                            : (uint8_t)(MS_TECHNIQUE_RECOMPUTE_SEGMENT + (row[i] - '1'));
+    }
+    ms_graph *graph = layers_in_a_row(count);
     ms_hardware *hardware = fixture_hardware();
-    const uint8_t techniques[NODES] = {0, (uint8_t)first, (uint8_t)second, (uint8_t)third, 0};
     ms_choices choices = {.technique = techniques, .offload_min_bytes = MIB, .write_window_bytes = 8 * MIB,
                           .read_window_bytes = 16 * MIB};
     ms__sim *sim;
@@ -57,33 +65,79 @@ static ms__outcome replay_layers(ms_technique first, ms_technique second, ms_tec
 static void arguments_inside_a_segment_are_made_again(void **state)
 {
     (void)state;
-    const ms_technique again = MS_TECHNIQUE_RECOMPUTE, joined = MS_TECHNIQUE_RECOMPUTE_SEGMENT;
-    ms__outcome plain = replay_layers(again, again, again), segment = replay_layers(again, joined, joined);
+    ms__outcome plain = replay_row("rrr"), segment = replay_row("r11"), two = replay_row("r1r");
     assert_int_equal(plain.replay.recompute_ns, LAYERS * LAYER_NS);
     assert_int_equal(segment.replay.recompute_ns, (LAYERS + 2 * 2) * LAYER_NS);
     assert_int_equal(plain.boundary_bytes - segment.boundary_bytes, 2 * 2 * MIB);
-    ms__outcome two = replay_layers(again, joined, again);
     assert_int_equal(two.replay.recompute_ns, (LAYERS + 2) * LAYER_NS);
     assert_int_equal(plain.boundary_bytes - two.boundary_bytes, 2 * MIB);
     assert_int_equal(segment.replay.moved_bytes, 0);
 }
 
+/* Runs of whole layers beside each one's own replay, counted by hand. */
+static void nested_runs_cost_what_they_say(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *row;
+        uint32_t runs;
+    } rows[] = {
+        {"r22122", 2 + 2 + 1 + 1 + 1},                    /* 0-4, then 0 and 1 */
+        {"r22222", 5},                                    /* nothing is deeper than the rest */
+        {"r32313231", 3 + 2 + 2 + 1 + 3 + 2 + 2 + 1},     /* 0-7; 4 and 5, 6, 4; 0 and 1, 2, 0 */
+        {"r2r2r", 2},
+        {"r31", 3},                                       /* 0 and 1, then 0 */
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        size_t layers = strlen(rows[i].row);
+        ms__outcome outcome = replay_row(rows[i].row);
+        assert_int_equal(outcome.replay.recompute_ns, (layers + 2 * (size_t)rows[i].runs) * LAYER_NS);
+    }
+    /* As many arguments less between forward and backward, whatever the nesting. */
+    ms__outcome plain = replay_row("rrrrrr"), nested = replay_row("r22122"), flat = replay_row("r11111");
+    assert_int_equal(plain.boundary_bytes - nested.boundary_bytes, 5 * 2 * MIB);
+    assert_int_equal(flat.boundary_bytes, nested.boundary_bytes);
+}
+
+/* In the last layer's backward "r11111" has five arguments made, "r22122" one. */
+static void nested_runs_hold_fewer_arguments(void **state)
+{
+    (void)state;
+    ms__outcome plain = replay_row("r11111111"), nested = replay_row("r22122122");
+    assert_int_equal(plain.boundary_bytes, nested.boundary_bytes);
+    assert_true(plain.activation_peak_bytes >= nested.activation_peak_bytes);
+}
+
+/* The one before runs to its end; otherwise each as often as by itself. */
+static void joined_layers_run_again_once(void **state)
+{
+    (void)state;
+    ms__outcome plain = replay_row("rrr"), joined = replay_row("rjr"), all = replay_row("rjj");
+    assert_int_equal(joined.replay.recompute_ns, (LAYERS + 1) * LAYER_NS);
+    assert_int_equal(all.replay.recompute_ns, (LAYERS + 2) * LAYER_NS);
+    assert_int_equal(plain.boundary_bytes - joined.boundary_bytes, 2 * MIB);
+    assert_int_equal(plain.boundary_bytes - all.boundary_bytes, 2 * 2 * MIB);
+    ms__outcome beside = replay_row("rj1jk"); /* 0 twice, 1 once for the run; 0 and 2 as heads */
+    assert_int_equal(beside.replay.recompute_ns, (4 + 2 + 2 * 2) * LAYER_NS);
+}
+
 static void a_layer_after_one_that_is_not_replayed_keeps_its_argument(void **state)
 {
     (void)state;
-    const ms_technique keep = MS_TECHNIQUE_KEEP, joined = MS_TECHNIQUE_RECOMPUTE_SEGMENT;
-    ms__outcome alone = replay_layers(keep, joined, keep), plain = replay_layers(keep, MS_TECHNIQUE_RECOMPUTE, keep);
-    plain.peak_tick = alone.peak_tick = 0;
-    assert_memory_equal(&alone, &plain, sizeof plain);
-    ms__outcome first = replay_layers(joined, keep, keep);
-    assert_int_equal(first.replay.recompute_ns, LAYER_NS);
+    ms__outcome plain = replay_row("krk");
+    for (const char *row = "1\0002\0003\0j\0"; *row != '\0'; row += 2) {
+        const char alone[] = {'k', *row, 'k', '\0'}, first[] = {*row, 'k', 'k', '\0'};
+        ms__outcome outcome = replay_row(alone);
+        assert_memory_equal(&outcome, &plain, sizeof plain);
+        assert_int_equal(replay_row(first).replay.recompute_ns, LAYER_NS);
+    }
 }
 
 /* ---- the rules ------------------------------------------------------------------------ */
 
 static uint32_t rule_of_second(uint32_t flags_of_first, bool chained)
 {
-    ms_graph *graph = three_layers();
+    ms_graph *graph = layers_in_a_row(LAYERS);
     ms_hardware *hardware = fixture_hardware();
     ms_config config;
     ms_admission admissions[NODES];
@@ -154,7 +208,8 @@ static void segments_reach_budgets_that_nothing_else_does(void **state)
     assert_true(less->replay.peak_bytes + less->reserve_bytes <= smallest - 300 * MIB);
     uint32_t joined = 0;
     for (uint32_t i = 0; i < less->entry_count; i++) {
-        joined += less->entries[i].technique == MS_TECHNIQUE_RECOMPUTE_SEGMENT;
+        ms_technique technique = (ms_technique)less->entries[i].technique;
+        joined += ms_technique_nesting(technique) > 0 || ms_technique_is_joined(technique);
     }
     assert_true(joined > 0);
     ms_plan_free(full);
@@ -162,6 +217,45 @@ static void segments_reach_budgets_that_nothing_else_does(void **state)
     ms_plan_free(less);
     ms_graph_free(plain);
     ms_graph_free(chained);
+}
+
+static uint32_t deepest_of(const ms_plan *plan)
+{
+    uint32_t deepest = 0;
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        uint32_t nesting = ms_technique_nesting((ms_technique)plan->entries[i].technique);
+        deepest = nesting > deepest ? nesting : deepest;
+    }
+    return deepest;
+}
+
+/* Named in every plan that fits; met by one with runs inside runs; and no budget below is met. */
+static void the_smallest_budget_that_is_named_is_the_smallest_accepted(void **state)
+{
+    (void)state;
+    ms_graph *graph = long_chain(true);
+    for (int observed = 0; observed < 2; observed++) {
+        graph->loop.observed = observed != 0;
+        ms_plan *full = plan_of(graph, 1600 * MIB);
+        assert_non_null(full);
+        uint64_t smallest = full->smallest_budget_bytes, slower_ns = UINT64_MAX;
+        ms_plan *least = plan_of(graph, smallest);
+        assert_non_null(least);
+        assert_int_equal(least->smallest_budget_bytes, smallest);
+        assert_true(deepest_of(least) >= 2);
+        assert_null(plan_of(graph, smallest - 1));
+        for (uint64_t budget = smallest; budget < 1600 * MIB; budget += 111 * MIB) {
+            ms_plan *plan = plan_of(graph, budget);
+            assert_non_null(plan);
+            assert_int_equal(plan->smallest_budget_bytes, smallest);
+            assert_true(plan->replay.step_ns <= slower_ns);
+            slower_ns = plan->replay.step_ns;
+            ms_plan_free(plan);
+        }
+        ms_plan_free(full);
+        ms_plan_free(least);
+    }
+    ms_graph_free(graph);
 }
 
 static void segments_on_offer_never_hurt(void **state)
@@ -188,9 +282,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arguments_inside_a_segment_are_made_again),
+        cmocka_unit_test(nested_runs_cost_what_they_say),
+        cmocka_unit_test(nested_runs_hold_fewer_arguments),
+        cmocka_unit_test(joined_layers_run_again_once),
         cmocka_unit_test(a_layer_after_one_that_is_not_replayed_keeps_its_argument),
         cmocka_unit_test(segments_are_offered_along_a_chain_only),
         cmocka_unit_test(segments_reach_budgets_that_nothing_else_does),
+        cmocka_unit_test(the_smallest_budget_that_is_named_is_the_smallest_accepted),
         cmocka_unit_test(segments_on_offer_never_hurt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

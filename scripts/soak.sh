@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$ROOT"
 meson_build test -Dpython=disabled -Dwerror=true
 seconds=${SOAK_SECONDS:-600}
-backends=8
+backends=9
 seed=$(date +%s)
 
 say "schedules, from seed $seed"

@@ -52,6 +52,16 @@ typedef enum ms_disk_io {
                            the kernel forbids it */
 } ms_disk_io;
 
+/* Whether bytes are compressed, losslessly, on their way to the tier. */
+typedef enum ms_compression {
+    MS_COMPRESSION_AUTO,  /* on the disk tier, each piece where its measured ratio, the measured cost
+                             of the codec and the link's rates make it a win; never where the rates
+                             are not known. MEMSCALE_DISK_COMPRESSION=always|never in the
+                             environment decides instead */
+    MS_COMPRESSION_NEVER,
+    MS_COMPRESSION_ALWAYS /* whatever gets smaller, from host memory to any tier */
+} ms_compression;
+
 typedef struct ms_offload_options {
     ms_tier tier;              /* MS_TIER_HOST: the memory backend; MS_TIER_DISK: a file */
     const char *dir;           /* of the spill file, made where it is missing; ignored for the host tier */
@@ -62,6 +72,9 @@ typedef struct ms_offload_options {
                                   io_uring; 0: 3, so that two move while one is hashed */
     uint64_t timeout_ns;       /* on one wait; 0: 120 s */
     ms_disk_io disk_io;
+    ms_compression compression; /* moves faster and takes no less room: extents keep their
+                                   size on the tier. Nothing of a GPU's memory */
+    uint64_t write_bytes_per_s, read_bytes_per_s; /* of the link, measured; 0: not known */
     bool no_direct_io;         /* buffered I/O although direct is possible */
     bool no_verify;            /* no checksums: for measuring what they cost */
 
@@ -155,6 +168,7 @@ typedef struct ms_offload_stats {
     uint64_t live_tickets;
     uint64_t slab_bytes;                      /* resident memory of the engine */
     uint64_t write_ns, read_ns;               /* busy time summed over workers */
+    uint64_t compressed_bytes, compressed_into_bytes; /* cumulative, of what was stored */
 } ms_offload_stats;
 
 MS_API void ms_offload_get_stats(ms_offload *engine, ms_offload_stats *stats);

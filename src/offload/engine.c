@@ -151,6 +151,10 @@ static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_
     if (rc != MS_OK) {
         return rc;
     }
+    rc = ms__compression_open(engine, options, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
     uint32_t worker_count = wanted_depth(options);
     if (worker_count > engine->backend->lane_max) {
         worker_count = engine->backend->lane_max;

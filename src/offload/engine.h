@@ -5,6 +5,7 @@
  *   request.c   the calls: store, fetch, wait, drop, reap, quiesce
  *   transfer.c  which piece is next, and when a transfer has ended
  *   worker.c    the threads that drive the backend's lanes
+ *   compression.c  which pieces are compressed on their way
  *   fork.c      what happens to engines when the process forks or exits
  *
  * Why it always goes on. Four things are scarce: slots, room in lanes, space of the
@@ -48,6 +49,7 @@
 
 #include "base/checksum.h"
 #include "base/thread.h"
+#include "offload/codec.h"
 #include "offload/slots.h"
 #include "offload/tickets.h"
 
@@ -69,6 +71,8 @@ typedef struct ms__job {
     unsigned char *memory;   /* where the piece begins; io.memory moves on */
     unsigned char *bounce;   /* a private slot, for destinations that are not direct */
     uint64_t started_ns;
+    uint64_t moved_bytes;    /* to move in all: padding included, compressed */
+    uint64_t codec_ns;       /* processor time that the codec took for it */
     bool is_hashed;          /* by the caller, who copied it into a slot */
     bool is_running;
 } ms__job;
@@ -78,8 +82,24 @@ typedef struct ms__worker {
     ms__lane *lane;
     ms__job *jobs; /* [backend->lane_depth] */
     uint32_t running_count;
+    ms__codec *codec; /* NULL: the engine compresses nothing */
     ms__thread thread;
 } ms__worker;
+
+/* Bytes that went through the codecs, and what that took. */
+typedef struct ms__codec_cost {
+    uint64_t bytes;
+    uint64_t ns;
+} ms__codec_cost;
+
+typedef struct ms__compression {
+    bool is_on;
+    bool is_always;   /* whatever it costs */
+    uint64_t link_ns; /* that COMPRESSION_UNIT_BYTES take down and up again; 0: not known */
+    /* Guarded by the engine's lock once it is open. */
+    ms__codec_cost down, up;
+    bool is_told;
+} ms__compression;
 
 struct ms_offload {
     ms__backend *backend;
@@ -91,6 +111,7 @@ struct ms_offload {
     ms_tier tier; /* that was asked for */
     ms__checksum_fn checksum; /* NULL: nothing is verified */
     ms__checksum_copy_fn checksum_copy;
+    ms__compression compression;
     char description[MS__DESCRIPTION_MAX];
     ms__link registry_link; /* of fork.c */
     _Atomic size_t ended_count; /* stores that ms_offload_reap() has to tell of */
@@ -162,6 +183,24 @@ int ms__worker_open(ms__worker *worker, ms_offload *engine, uint32_t first_slot,
 void ms__worker_close(ms__worker *worker);
 /* Body of its thread: runs until the engine closes. */
 void ms__worker_run(void *worker);
+
+/* ---- compression.c; without the lock ---- */
+
+/* Decides whether this engine compresses anything, from the link's rates and what the codec
+ * costs here; logs the decision where there was one to make. Before the workers are opened. */
+int ms__compression_open(ms_offload *engine, const ms_offload_options *options, ms_error *err);
+
+/* Before a piece is written: compresses it into the job's bounce slot if that pays. */
+void ms__compression_compress(ms__worker *worker, ms__job *job);
+
+/* After a compressed piece was read: rebuilds it at `to`. False where what was read is not what
+ * was written. */
+bool ms__compression_decompress(ms__worker *worker, ms__job *job, unsigned char *to);
+
+/* A piece that went through the codec has ended. Under the lock; true when the caller is to
+ * tell of it with ms__compression_tell(), without the lock. */
+bool ms__compression_count(ms_offload *engine, const ms__job *job);
+void ms__compression_tell(ms_offload *engine);
 
 /* ---- fork.c ---- */
 

@@ -15,7 +15,9 @@
 /* A stretch of an extent that is moved, hashed and retried as one: a slot's size,
  * the last one shorter. */
 typedef struct ms__piece {
-    uint64_t checksum;
+    uint64_t checksum;            /* of the bytes that were stored */
+    uint64_t compressed_checksum; /* of what the tier has of them, where they are compressed */
+    uint32_t compressed_bytes;    /* 0: they are not */
     uint32_t slot; /* of a copied store, until it is written; else MS__NO_SLOT */
 } ms__piece;
 

@@ -28,6 +28,12 @@ int ms__worker_open(ms__worker *worker, ms_offload *engine, uint32_t first_slot,
         worker->jobs[i].bounce = ms__slot_address(&engine->slots, first_slot + i);
         worker->jobs[i].io.staging = worker->jobs[i].bounce;
     }
+    if (engine->compression.is_on) {
+        int rc = ms__codec_open(&worker->codec, err);
+        if (rc != MS_OK) {
+            return rc;
+        }
+    }
     return backend->ops->lane_open(backend, &worker->lane, err);
 }
 
@@ -36,6 +42,7 @@ void ms__worker_close(ms__worker *worker)
     if (worker->lane != NULL) {
         worker->engine->backend->ops->lane_close(worker->lane);
     }
+    ms__codec_close(worker->codec);
     ms_free(worker->jobs);
 }
 
@@ -54,26 +61,32 @@ static void aim(ms__job *job, const ms_offload *engine)
 {
     const ms__ticket *ticket = job->ticket;
     uint64_t offset = job->piece * engine->slot_bytes;
-    uint32_t slot = ticket->pieces[job->piece].slot;
+    const ms__piece *piece = &ticket->pieces[job->piece];
+    uint32_t slot = piece->slot;
+    bool is_compressed = piece->compressed_bytes != 0;
     job->bytes = ms__piece_bytes(engine, ticket, job->piece);
     job->io.direction = ticket->direction;
     job->io.position = ticket->position + offset;
-    job->io.bytes = ms__align_up(job->bytes, engine->backend->block_bytes);
+    job->io.bytes = ms__align_up(is_compressed ? piece->compressed_bytes : job->bytes,
+                                 engine->backend->block_bytes);
     job->io.payload_bytes = job->bytes;
-    job->io.checksum = ticket->pieces[job->piece].checksum;
+    job->io.checksum = piece->checksum;
     job->io.mark = ticket->mark;
     job->is_hashed = ticket->direction == MS__WRITE && slot != MS__NO_SLOT;
     job->memory = ticket->memory + offset;
     if (job->is_hashed) {
         job->memory = ms__slot_address(&engine->slots, slot);
     } else if (ticket->direction == MS__READ &&
-               !ms__memory_is_direct(engine->backend, job->memory, job->io.bytes,
-                                     ticket->capacity - offset)) {
+               (is_compressed ||
+                !ms__memory_is_direct(engine->backend, job->memory, job->io.bytes,
+                                      ticket->capacity - offset))) {
         job->memory = job->bounce;
     }
     job->io.memory = job->memory;
     job->io.moved_bytes = 0;
     job->io.system_errno = 0;
+    job->moved_bytes = job->io.bytes;
+    job->codec_ns = 0;
     job->stall_count = 0;
 }
 
@@ -115,6 +128,9 @@ static void start_job(ms__worker *worker, ms__job *job)
     job->started_ns = ms_now_ns();
     if (job->io.direction == MS__WRITE && !job->is_hashed && is_hashed_here(engine)) {
         job->ticket->pieces[job->piece].checksum = engine->checksum(job->memory, job->bytes);
+    }
+    if (job->io.direction == MS__WRITE && worker->codec != NULL) {
+        ms__compression_compress(worker, job);
     }
     engine->backend->ops->start(worker->lane, &job->io);
 }
@@ -174,13 +190,20 @@ static bool is_still_wanted(ms_offload *engine, const ms__ticket *ticket)
 
 /* Checks what was read and brings it where it was asked for, both in one pass: what a
  * failed fetch leaves in its destination is not said. */
-static void deliver(ms_offload *engine, ms__job *job, ms__failure *failure)
+static void deliver(ms__worker *worker, ms__job *job, ms__failure *failure)
 {
+    ms_offload *engine = worker->engine;
     ms__ticket *ticket = job->ticket;
     if (engine->backend->device_memory || !is_still_wanted(engine, ticket)) {
         return;
     }
     unsigned char *to = ticket->memory + job->piece * engine->slot_bytes;
+    if (ticket->pieces[job->piece].compressed_bytes != 0) {
+        if (!ms__compression_decompress(worker, job, to)) {
+            *failure = failed(job, engine, MS_ECHECKSUM, 0);
+        }
+        return;
+    }
     if (engine->checksum == NULL) {
         memcpy(to, job->memory, job->memory == job->bounce ? job->bytes : 0);
         return;
@@ -195,18 +218,22 @@ static void deliver(ms_offload *engine, ms__job *job, ms__failure *failure)
 static void report(ms__worker *worker, ms__job *job, const ms__failure *failure)
 {
     ms_offload *engine = worker->engine;
-    uint64_t padded_bytes = ms__align_up(job->bytes, engine->backend->block_bytes);
+    uint64_t moved_bytes = failure->code == MS_OK ? job->moved_bytes : 0;
     uint64_t busy_ns = ms_now_ns() - job->started_ns;
     ms__mutex_lock(&engine->lock);
     if (job->io.direction == MS__WRITE) {
         engine->stats.write_ns += busy_ns;
-        engine->stats.written_bytes += failure->code == MS_OK ? padded_bytes : 0;
+        engine->stats.written_bytes += moved_bytes;
     } else {
         engine->stats.read_ns += busy_ns;
-        engine->stats.read_bytes += failure->code == MS_OK ? padded_bytes : 0;
+        engine->stats.read_bytes += moved_bytes;
     }
+    bool is_to_tell = job->codec_ns > 0 && ms__compression_count(engine, job);
     ms__transfer_piece_ended(engine, job->ticket, job->piece, failure);
     ms__mutex_unlock(&engine->lock);
+    if (is_to_tell) {
+        ms__compression_tell(engine);
+    }
     job->is_running = false;
     worker->running_count--;
 }
@@ -223,7 +250,7 @@ static void finish_one(ms__worker *worker)
         job->ticket->pieces[job->piece].checksum = job->io.checksum;
     }
     if (failure.code == MS_OK && job->io.direction == MS__READ) {
-        deliver(worker->engine, job, &failure);
+        deliver(worker, job, &failure);
     }
     report(worker, job, &failure);
 }

@@ -27,11 +27,14 @@ def open_tier(
     config: Config | None,
     settings: dict[str, Any],
     disk_directory: Callable[[], str],
+    disk: dict[str, Any],
 ) -> None:
     """Opens the tier of `settings`, a plan's ``"settings"``; none where they cap all at zero.
 
     Args:
         disk_directory: asked for the spill directory where the disk is used.
+        disk: what the hardware description says of the disk (``write_bytes_per_s``,
+            ``read_bytes_per_s``); empty where there is none.
 
     Raises:
         OffloadError: the tier can't be opened.
@@ -41,7 +44,14 @@ def open_tier(
     if parameter is not None and parameter.is_cuda:
         _open_device_tier(core, config, settings, disk_directory, parameter.get_device())
     elif to_disk:
-        core.open_tier("disk", dir=disk_directory(), cap_bytes=to_disk, slab_bytes=settings["slab_bytes"])
+        core.open_tier(
+            "disk",
+            dir=disk_directory(),
+            cap_bytes=to_disk,
+            slab_bytes=settings["slab_bytes"],
+            write_bytes_per_s=disk.get("write_bytes_per_s", 0),
+            read_bytes_per_s=disk.get("read_bytes_per_s", 0),
+        )
     elif to_host:
         core.open_tier("host", cap_bytes=to_host, slab_bytes=settings["slab_bytes"])
 

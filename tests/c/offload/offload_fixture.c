@@ -11,14 +11,15 @@ char spill_dir[4096];
 static uint64_t blocks_before;
 
 static const backend_case backends[] = {
-    {"memory", MS_TIER_HOST, false, MS_DISK_IO_AUTO, false, false},
-    {"file", MS_TIER_DISK, false, MS_DISK_IO_THREADS, false, false},
-    {"buffered file", MS_TIER_DISK, true, MS_DISK_IO_THREADS, false, false},
-    {"io_uring", MS_TIER_DISK, false, MS_DISK_IO_URING, false, false},
-    {"buffered io_uring", MS_TIER_DISK, true, MS_DISK_IO_URING, false, false},
-    {"cuda", MS_TIER_HOST, false, MS_DISK_IO_AUTO, true, false},
-    {"cuda, pageable", MS_TIER_HOST, false, MS_DISK_IO_AUTO, true, true},
-    {"cuda and disk", MS_TIER_DISK, false, MS_DISK_IO_AUTO, true, false},
+    {"memory", MS_TIER_HOST, false, MS_DISK_IO_AUTO, false, false, false},
+    {"file", MS_TIER_DISK, false, MS_DISK_IO_THREADS, false, false, false},
+    {"compressed file", MS_TIER_DISK, false, MS_DISK_IO_THREADS, false, false, true},
+    {"buffered file", MS_TIER_DISK, true, MS_DISK_IO_THREADS, false, false, false},
+    {"io_uring", MS_TIER_DISK, false, MS_DISK_IO_URING, false, false, false},
+    {"buffered io_uring", MS_TIER_DISK, true, MS_DISK_IO_URING, false, false, false},
+    {"cuda", MS_TIER_HOST, false, MS_DISK_IO_AUTO, true, false, false},
+    {"cuda, pageable", MS_TIER_HOST, false, MS_DISK_IO_AUTO, true, true, false},
+    {"cuda and disk", MS_TIER_DISK, false, MS_DISK_IO_AUTO, true, false, false},
 };
 
 bool tested_is_uring(void)
@@ -64,6 +65,7 @@ ms_offload_options small_options(void)
         .worker_count = 2,
         .disk_io = tested->disk_io,
         .no_direct_io = tested->no_direct_io,
+        .compression = tested->compresses ? MS_COMPRESSION_ALWAYS : MS_COMPRESSION_NEVER,
     };
 }
 

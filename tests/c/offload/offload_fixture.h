@@ -20,6 +20,7 @@ typedef struct backend_case {
     ms_disk_io disk_io;
     bool from_device; /* pages are the double's device memory */
     bool no_pinning;  /* its driver refuses to register any */
+    bool compresses;  /* whatever gets smaller, which pattern() does */
 } backend_case;
 
 /* The backend that the tests run on now. */

@@ -213,6 +213,11 @@ static void corrupt(ms_offload *engine, ms_ticket ticket, uint64_t offset)
 {
     const ms__ticket *record = ms__tickets_find(&engine->tickets, ticket);
     uint64_t position = tested->from_device ? ms__cuda_offset(record->position) : record->position;
+    uint64_t in_piece = offset % engine->slot_bytes;
+    uint32_t compressed_bytes = record->pieces[offset / engine->slot_bytes].compressed_bytes;
+    if (compressed_bytes != 0 && in_piece >= compressed_bytes) {
+        offset -= in_piece + 1 - compressed_bytes; /* its last byte */
+    }
     if (tested->tier == MS_TIER_HOST) {
         *((unsigned char *)(uintptr_t)position + offset) ^= 1;
         return;

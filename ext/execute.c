@@ -77,15 +77,16 @@ static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {(char *)"tier",           (char *)"dir",          (char *)"cap_bytes",
                             (char *)"slab_bytes",     (char *)"worker_count", (char *)"device",
-                            (char *)"disk_cap_bytes", (char *)"pinned_gb", (char *)"stream_count", NULL};
+                            (char *)"disk_cap_bytes", (char *)"pinned_gb",    (char *)"stream_count",
+                            (char *)"write_bytes_per_s", (char *)"read_bytes_per_s", NULL};
     const char *tier, *dir = NULL;
-    unsigned long long cap_bytes = UINT64_MAX, slab_bytes = 0, disk_cap_bytes = 0;
+    unsigned long long cap_bytes = UINT64_MAX, slab_bytes = 0, disk_cap_bytes = 0, write_rate = 0, read_rate = 0;
     double pinned_gb = 0;
     unsigned int worker_count = 0, stream_count = 0;
     int device = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zKKIiKdI:open_tier", names, &tier, &dir, &cap_bytes,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zKKIiKdIKK:open_tier", names, &tier, &dir, &cap_bytes,
                                      &slab_bytes, &worker_count, &device, &disk_cap_bytes, &pinned_gb,
-                                     &stream_count)) {
+                                     &stream_count, &write_rate, &read_rate)) {
         return NULL;
     }
     ms_offload_options options = {.dir = dir,
@@ -96,7 +97,9 @@ static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
                                   .device = device >= 0 ? (uint32_t)device : 0,
                                   .disk_cap_bytes = disk_cap_bytes,
                                   .pinned_bytes = (uint64_t)(pinned_gb * 1e9), /* a checked field of the config */
-                                  .stream_count = stream_count};
+                                  .stream_count = stream_count,
+                                  .write_bytes_per_s = write_rate,
+                                  .read_bytes_per_s = read_rate};
     if (tier_of(tier, &options.tier) != 0) {
         return NULL;
     }
@@ -387,6 +390,19 @@ static PyObject *backward_ended(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *expect_backward(PyObject *self, PyObject *args)
+{
+    (void)args;
+    return PyBool_FromLong(ms_execute_expect_backward(execution_of(self)->execute));
+}
+
+static PyObject *backward_begins(PyObject *self, PyObject *args)
+{
+    (void)args;
+    ms_execute_backward_begins(execution_of(self)->execute);
+    Py_RETURN_NONE;
+}
+
 static PyObject *boundary(PyObject *object, PyObject *is_optimizer)
 {
     ms_execution *self = execution_of(object);
@@ -506,7 +522,7 @@ static PyObject *set_packing(PyObject *object, PyObject *flag)
 static PyMethodDef methods[] = {
     {"open_tier", MS_EXT_FAST(open_tier), METH_VARARGS | METH_KEYWORDS,
      "open_tier(tier, dir=None, cap_bytes=2**64-1, slab_bytes=0, worker_count=0, device=-1, "
-     "disk_cap_bytes=0, pinned_gb=0, stream_count=0): device >= 0: of that GPU's storages."},
+     "disk_cap_bytes=0, pinned_gb=0, stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0): device >= 0: of that GPU's storages."},
     {"set_overlap", set_overlap, METH_O,
      "set_overlap(wanted): whether a GPU's transfers run beside the computation."},
     {"tier", tier, METH_NOARGS, "One line on the lower tier, or None."},
@@ -529,6 +545,9 @@ static PyMethodDef methods[] = {
      "it has to be left alone."},
     {"leave", leave, METH_O, "leave(caller): the call is over; `caller` is the root's frame, or None."},
     {"backward_ended", backward_ended, METH_NOARGS, "A backward is over."},
+    {"expect_backward", expect_backward, METH_NOARGS,
+     "The forward that has ended will be told of by backward_begins(); False: that is not needed."},
+    {"backward_begins", backward_begins, METH_NOARGS, "A backward begins that no hook of a layer sees."},
     {"boundary", boundary, METH_O, "boundary(is_optimizer) -> dict if a step ended, else None: step, step_ns, and of the process "
      "peak_bytes, peak_held_bytes, resident_bytes, held_bytes where they are known"},
     {"poll", poll, METH_NOARGS, "Lets go of what is no longer needed."},

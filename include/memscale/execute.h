@@ -294,6 +294,12 @@ typedef enum ms_boundary {
 MS_API bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *step,
                                 uint64_t *step_ns);
 
+/* Where no call has a frame, a backward shows nowhere, and a forward counts as a step. A host
+ * that can tell of the backward of the forward that has just ended says so, and tells; then forwards
+ * without a backward (a discriminator's two) are one step. False: nobody needs to be told. */
+MS_API bool ms_execute_expect_backward(ms_execute *execute);
+MS_API void ms_execute_backward_begins(ms_execute *execute);
+
 /* What the process held in a step on a CPU host; UINT64_MAX for what can't be told, which
  * is everything where hostmem does not have the allocator's slots. */
 typedef struct ms_step_memory {

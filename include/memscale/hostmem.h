@@ -49,7 +49,8 @@ MS_API int ms_hostmem_install(const char *library, ms_hostmem_means *means, ms_e
 /* One user less. The last one restores posix_memalign at once, and `free` when the
  * last block that came through the slots is gone; sets the ceiling to 0, which drops
  * the cache; a slot that is no longer ours is left alone. Blocks that tensors still
- * use stay valid and are unmapped when freed. What mallopt was told stays. */
+ * use stay valid and are unmapped when freed. After a fall-back glibc is told the thresholds that
+ * its own adjustment ends at, since that can't be switched on again. */
 MS_API void ms_hostmem_uninstall(void);
 
 typedef struct ms_hostmem_stats {

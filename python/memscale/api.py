@@ -49,6 +49,7 @@ def wrap(
 
     Raises:
         TypeError: `target` is none of the above, or `sample_input` does not fit its forward.
+        ProfileError: the forward takes `sample_input`, but not its shapes or types.
         ConfigError: a field of the configuration is not allowed here.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
         IntegrationError: the model can't be hooked (compiled, already distributed).

@@ -143,7 +143,7 @@ static bool step_has_ended(const ms_execute *execute, ms_boundary boundary)
     if (boundary == MS_BOUNDARY_OPTIMIZER) {
         return true;
     }
-    /* Without hooks a backward can't be seen: a finished forward has to do. */
+    /* Where neither hooks nor the host can see a backward, a finished forward has to do. */
     return !execute->optimizer_seen &&
            (execute->backward_begun || (execute->forward_done && !execute->hooked_in_step));
 }
@@ -176,6 +176,17 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
     ms__threads_purge(execute, false);
     ms__step_memory_end(&execute->watch, &execute->step_memory);
     return true;
+}
+
+bool ms_execute_expect_backward(ms_execute *execute)
+{
+    execute->hooked_in_step = true;
+    return !execute->optimizer_seen;
+}
+
+void ms_execute_backward_begins(ms_execute *execute)
+{
+    execute->backward_begun = true;
 }
 
 ms_step_memory ms_execute_step_memory(const ms_execute *execute)

@@ -234,8 +234,11 @@ void ms__stores_finish(ms_execute *execute);
 /* may wait: until no extent without handles is left in flight. */
 void ms__extents_drain(ms_execute *execute);
 
-/* Enters a new extent into the bookkeeping; false where memory is out. */
-bool ms__extent_enroll(ms_execute *execute, ms_extent *extent);
+/* Room in the bookkeeping for one extent more; false where memory is out. Once it was true,
+ * enrolling can't fail, though others may have come before. */
+bool ms__extents_have_room(ms_execute *execute);
+/* Enters a new extent into the bookkeeping. */
+void ms__extent_enroll(ms_execute *execute, ms_extent *extent);
 
 /* packing.c */
 /* may wait: the host's lock is given up while words are looked at. A new extent as in

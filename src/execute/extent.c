@@ -38,7 +38,7 @@ static size_t bucket_of(const ms_execute *execute, uintptr_t identity)
     return (size_t)(hash >> 32) & (execute->bucket_count - 1);
 }
 
-static bool buckets_grow(ms_execute *execute)
+bool ms__extents_have_room(ms_execute *execute)
 {
     if (execute->live_extents < execute->bucket_count) {
         return true;
@@ -280,18 +280,15 @@ static int store_start(ms_execute *execute, ms_extent *extent, const void *addre
     return rc;
 }
 
-bool ms__extent_enroll(ms_execute *execute, ms_extent *extent)
+void ms__extent_enroll(ms_execute *execute, ms_extent *extent)
 {
-    if (!buckets_grow(execute)) {
-        return false;
-    }
+    (void)ms__extents_have_room(execute); /* others came meanwhile: there are buckets */
     extent->serial = ++execute->clock;
     size_t at = bucket_of(execute, extent->identity);
     extent->next_same = execute->buckets[at];
     execute->buckets[at] = extent;
     saved_append(execute, extent);
     execute->live_extents++;
-    return true;
 }
 
 int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, uint64_t version,
@@ -311,7 +308,9 @@ int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
         ms_counter_add(&execute->counters, MS_COUNTER_TIER_FALLBACKS, 1);
         return MS_OK;
     }
-    ms_extent *made = ms_calloc(1, sizeof *made);
+    /* Nothing but the store itself can fail once it is under way: giving it up would mean
+     * waiting for it. */
+    ms_extent *made = ms__extents_have_room(execute) ? ms_calloc(1, sizeof *made) : NULL;
     if (made == NULL) {
         ms__tier_failed(execute, MS_ENOSPC, "out of memory");
         return MS_OK;
@@ -324,15 +323,13 @@ int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
     made->handles = 1;
     ms_error store_err = {0};
     int rc = store_start(execute, made, address, capacity, &store_err);
-    made->state = MS__EXTENT_STORING;
-    if (rc != MS_OK || !ms__extent_enroll(execute, made)) {
-        if (rc == MS_OK) {
-            ms_offload_drop(execute->tier, made->ticket);
-        }
+    if (rc != MS_OK) {
         ms_free(made);
-        ms__tier_failed(execute, rc != MS_OK ? rc : MS_ENOSPC, rc != MS_OK ? store_err.text : "out of memory");
+        ms__tier_failed(execute, rc, store_err.text);
         return MS_OK;
     }
+    made->state = MS__EXTENT_STORING;
+    ms__extent_enroll(execute, made);
     storing_append(execute, made);
     if (ms_offload_state(execute->tier, made->ticket) != MS_TICKET_STORING) {
         /* Another thread may have reaped the ticket before it was in the list. */

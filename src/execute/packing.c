@@ -33,7 +33,8 @@ ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t
                            uint64_t version, const void *address, uint64_t bytes, void *memory)
 {
     uint64_t frame_serial = frame->serial;
-    if (!execute->is_packing || execute->device >= 0 || !ms__pack_may(address, bytes)) {
+    if (!execute->is_packing || execute->device >= 0 || !ms__pack_may(address, bytes) ||
+        !ms__extents_have_room(execute)) {
         return NULL;
     }
     ms__packed *packed = pack_unlocked(&execute->host, address, bytes);
@@ -45,11 +46,7 @@ ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t
     *made = (ms_extent){.identity = identity, .version = version, .bytes = bytes, .packed = packed,
                         .frame_serial = frame_serial, .source = memory, .handles = 1,
                         .state = MS__EXTENT_STORED};
-    if (!ms__extent_enroll(execute, made)) {
-        ms__packed_free(packed);
-        ms_free(made);
-        return NULL;
-    }
+    ms__extent_enroll(execute, made);
     count_bits(execute, made);
     /* Letting go of the storage may run anything. */
     made->pins++;

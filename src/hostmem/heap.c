@@ -17,7 +17,8 @@ typedef struct heap {
     ms__mutex mutex;
     ms__map_cache cache;
     uint64_t ceiling_bytes;
-    uint64_t live_bytes; /* a block that is being unmapped counts until it is gone */
+    uint64_t live_bytes; /* a block that was freed and is being unmapped counts until it is gone */
+    uint64_t evicted_bytes; /* out of the cache, being unmapped */
     uint64_t peak_live_bytes;
     uint64_t peak_held_bytes;
     uint64_t live_blocks;
@@ -66,11 +67,47 @@ static void *address_of(const ms__map_block *block)
 
 static uint64_t held_bytes(void)
 {
-    return the_heap.live_bytes + the_heap.cache.bytes;
+    return the_heap.live_bytes + the_heap.cache.bytes + the_heap.evicted_bytes;
 }
 
-/* ---- maps: made and dropped under the lock ------------------------------ */
+/* ---- maps on their way out -------------------------------------------------- */
 
+static void join_leaving(ms__map_block *block)
+{
+    block->age_prev = NULL;
+    block->age_next = the_heap.leaving;
+    if (the_heap.leaving != NULL) {
+        the_heap.leaving->age_prev = block;
+    }
+    the_heap.leaving = block;
+}
+
+static void quit_leaving(ms__map_block *block)
+{
+    if (block->age_prev != NULL) {
+        block->age_prev->age_next = block->age_next;
+    } else {
+        the_heap.leaving = block->age_next;
+    }
+    if (block->age_next != NULL) {
+        block->age_next->age_prev = block->age_prev;
+    }
+    *(block->evicted ? &the_heap.evicted_bytes : &the_heap.live_bytes) -= bytes_of(block);
+    block->evicted = false;
+    ms__map_block_free(block);
+}
+
+/* Without the lock: giving back gigabytes takes milliseconds, and others go on meanwhile. The
+ * block is on the list of those that leave, and counts until it is gone. */
+static void unmap_leaving(ms__map_block *block)
+{
+    ms__unmap(address_of(block), bytes_of(block));
+    lock_heap();
+    quit_leaving(block);
+    unlock_heap();
+}
+
+/* Gives the lock up meanwhile. */
 static bool drop_oldest(void)
 {
     ms__map_block *block = ms__map_cache_take_oldest(&the_heap.cache);
@@ -78,12 +115,23 @@ static bool drop_oldest(void)
         return false;
     }
     ms__map_table_remove(block);
-    ms__unmap(address_of(block), bytes_of(block));
-    ms__map_block_free(block);
+    block->evicted = true;
+    the_heap.evicted_bytes += bytes_of(block);
+    join_leaving(block);
+    unlock_heap();
+    unmap_leaving(block);
+    lock_heap();
     return true;
 }
 
-/* Room for `wanted_bytes` more under the ceiling, as far as the cache can give it. */
+static void trim_cache(uint64_t keep_bytes)
+{
+    while (the_heap.cache.bytes > keep_bytes && drop_oldest()) {
+    }
+}
+
+/* Room for `wanted_bytes` more under the ceiling, as far as the cache can give it. Gives the
+ * lock up where blocks go; there is room when it returns with the lock. */
 static void make_room(uint64_t wanted_bytes)
 {
     while (the_heap.cache.bytes > 0 && (held_bytes() > the_heap.ceiling_bytes ||
@@ -91,6 +139,8 @@ static void make_room(uint64_t wanted_bytes)
         drop_oldest();
     }
 }
+
+/* ---- maps: made under the lock ---------------------------------------------- */
 
 /* Exactly `bytes`: with nothing mapped behind the last one, a huge page cannot make
  * more resident than is counted. */
@@ -129,18 +179,6 @@ static ms__map_block *map_block(uint64_t bytes)
     return block;
 }
 
-static ms__map_block *map_block_or_drop_cache(uint64_t bytes)
-{
-    make_room(bytes);
-    ms__map_block *block = map_block(bytes);
-    if (block == NULL) {
-        while (drop_oldest()) {
-        }
-        block = map_block(bytes);
-    }
-    return block;
-}
-
 /* ---- blocks ------------------------------------------------------------- */
 
 static void raise_peaks(void)
@@ -170,6 +208,29 @@ static void take_back(ms__map_block *block)
     the_heap.live_blocks--;
 }
 
+static bool is_served(ms__heap_owner owner)
+{
+    return owner == MS__HEAP_LIBRARY || the_heap.accepts_tensors;
+}
+
+/* Where blocks had to go first, the last user may have detached meanwhile: what is handed out
+ * then would be freed by libc. */
+static ms__map_block *find_or_map(uint64_t bytes, ms__heap_owner owner)
+{
+    ms__map_block *block = ms__map_cache_take(&the_heap.cache, bytes);
+    the_heap.reused_count += block != NULL;
+    if (block != NULL) {
+        return block;
+    }
+    make_room(bytes);
+    block = is_served(owner) ? map_block(bytes) : NULL;
+    if (block == NULL) {
+        trim_cache(0);
+        block = is_served(owner) ? map_block(bytes) : NULL;
+    }
+    return block;
+}
+
 void *ms__heap_alloc(size_t bytes, ms__heap_owner owner)
 {
     if (bytes > SIZE_MAX / 2) {
@@ -179,42 +240,14 @@ void *ms__heap_alloc(size_t bytes, ms__heap_owner owner)
         bytes < MS_HOSTMEM_MIN_BYTES ? MS_HOSTMEM_MIN_BYTES : bytes, ms__page_bytes());
     ms__map_block *block = NULL;
     lock_heap();
-    if (owner == MS__HEAP_LIBRARY || the_heap.accepts_tensors) {
-        block = ms__map_cache_take(&the_heap.cache, whole_bytes);
-        the_heap.reused_count += block != NULL;
-        if (block == NULL) {
-            block = map_block_or_drop_cache(whole_bytes);
-        }
-        if (block != NULL) {
-            hand_out(block, owner);
-        }
+    if (is_served(owner)) {
+        block = find_or_map(whole_bytes, owner);
+    }
+    if (block != NULL) {
+        hand_out(block, owner);
     }
     unlock_heap();
     return block != NULL ? address_of(block) : NULL;
-}
-
-static void join_leaving(ms__map_block *block)
-{
-    block->age_prev = NULL;
-    block->age_next = the_heap.leaving;
-    if (the_heap.leaving != NULL) {
-        the_heap.leaving->age_prev = block;
-    }
-    the_heap.leaving = block;
-}
-
-static void quit_leaving(ms__map_block *block)
-{
-    if (block->age_prev != NULL) {
-        block->age_prev->age_next = block->age_next;
-    } else {
-        the_heap.leaving = block->age_next;
-    }
-    if (block->age_next != NULL) {
-        block->age_next->age_prev = block->age_prev;
-    }
-    the_heap.live_bytes -= bytes_of(block);
-    ms__map_block_free(block);
 }
 
 /* Keeps the block if that stays under the ceiling: freeing moves bytes from live to
@@ -249,11 +282,7 @@ bool ms__heap_free(void *address)
     }
     unlock_heap();
     if (must_unmap) {
-        /* Giving back gigabytes takes milliseconds: others go on meanwhile. */
-        ms__unmap(address, bytes_of(block));
-        lock_heap();
-        quit_leaving(block);
-        unlock_heap();
+        unmap_leaving(block);
     }
     return is_used;
 }
@@ -287,9 +316,7 @@ void ms__heap_set_ceiling(uint64_t ceiling_bytes)
 void ms__heap_trim(uint64_t keep_bytes)
 {
     lock_heap();
-    while (the_heap.cache.bytes > keep_bytes) {
-        drop_oldest();
-    }
+    trim_cache(keep_bytes);
     unlock_heap();
 }
 

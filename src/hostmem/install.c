@@ -227,6 +227,18 @@ static bool tell_glibc(void)
 #endif
 }
 
+/* What glibc had found out by itself cannot be asked for, nor can its own adjustment be
+ * switched on again; where big blocks come and go, that ends at these figures. */
+enum { ADJUSTED_MMAP_THRESHOLD_BYTES = 32 << 20, ADJUSTED_TRIM_THRESHOLD_BYTES = 64 << 20 };
+
+static void tell_glibc_to_go_on(void)
+{
+#if defined(__GLIBC__)
+    (void)mallopt(M_MMAP_THRESHOLD, ADJUSTED_MMAP_THRESHOLD_BYTES);
+    (void)mallopt(M_TRIM_THRESHOLD, ADJUSTED_TRIM_THRESHOLD_BYTES);
+#endif
+}
+
 static ms_hostmem_means fall_back(notice *note)
 {
     char reason[MS__GOT_SLOT_REASON_MAX];
@@ -303,6 +315,8 @@ void ms__uninstall(void)
     if (self->users > 0 && --self->users == 0) {
         if (atomic_load(&self->means) == MS_HOSTMEM_SLOTS) {
             retire();
+        } else if (atomic_load(&self->means) == MS_HOSTMEM_MALLOPT) {
+            tell_glibc_to_go_on();
         }
         ms__heap_set_ceiling(0);
         atomic_store(&self->means, MS_HOSTMEM_NONE);

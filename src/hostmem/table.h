@@ -19,6 +19,7 @@ typedef struct ms__map_block {
     _Atomic uint64_t bytes;  /* whole pages */
     _Atomic uint64_t serial; /* 0 while no one uses the block */
     bool tensor;             /* came through the allocator's slot */
+    bool evicted;            /* leaving: came out of the cache, and is not among the live bytes */
     struct ms__map_block *same_prev, *same_next; /* in the cache: blocks of one bucket */
     struct ms__map_block *age_prev, *age_next;   /* in the cache, or leaving: by time of freeing */
 } ms__map_block;

@@ -381,3 +381,39 @@ def test_the_environment_settles_async_offload(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MEMSCALE_ASYNC_OFFLOAD", "perhaps")
     with pytest.raises(memscale.ConfigError, match="MEMSCALE_ASYNC_OFFLOAD"):
         effective_config(Config(), None, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "sample"),
+    [
+        (_mlp, lambda: torch.randn(8, 100)),
+        (_mlp, lambda: torch.randn(8, 256, dtype=torch.float64)),
+        (lambda: torch.nn.Sequential(torch.nn.Embedding(10, 8)), lambda: torch.randn(4, 3)),
+        (lambda: torch.nn.Conv2d(3, 8, 3), lambda: torch.randn(2, 4, 16, 16)),
+        (lambda: torch.nn.LayerNorm(16), lambda: torch.randn(2, 8)),
+    ],
+)
+def test_a_sample_of_other_shapes_or_types_is_refused_at_once(model, sample) -> None:
+    module = model()
+    before = dict(module.__dict__)
+    with pytest.raises(memscale.errors.ProfileError, match=r"sample_input does not fit \w+: "):
+        memscale.wrap(module, sample_input=sample())
+    assert module.__dict__.keys() == before.keys()
+    memscale.wrap(module)  # without one, real forwards say it themselves
+    with pytest.raises((RuntimeError, ValueError, IndexError)):
+        module(sample())
+    memscale.detach(module)
+
+
+def test_a_model_that_looks_at_values_is_still_profiled_by_real_steps(caplog) -> None:
+    class Branches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(256, 256)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) if float(x.sum()) > 0 else self.layer(-x)
+
+    model = memscale.wrap(Branches(), Config(force_optimize=True), sample_input=torch.randn(8, 256))
+    assert any("real steps are profiled instead" in record.getMessage() for record in caplog.records)
+    memscale.detach(model)

@@ -463,3 +463,19 @@ def test_the_report_is_one_page(tmp_path):
     page = path.read_text()
     assert "recomputed_layers" in page and "<td>recompute</td>" in page
     assert "http" not in page and "src=" not in page
+
+
+# ---- steps that no layer's hook sees -------------------------------------------------------------
+
+
+def test_forwards_without_a_backward_are_one_step_with_those_that_have_one(tmp_path):
+    discriminator = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    with executing(discriminator, None, tmp_path) as executor:
+        for _ in range(3):
+            real, fake = discriminator(torch.randn(4, 8)), discriminator(torch.randn(4, 8))
+            (real.mean() - fake.mean()).backward()
+        assert executor.counters()["steps"] == 2  # the third ends with what comes next
+        assert discriminator[0].weight.grad is not None
+        kept = discriminator(torch.randn(4, 8)).sum()
+        assert executor.counters()["steps"] == 3
+    kept.backward()  # what the graph holds of ours does no harm after the end

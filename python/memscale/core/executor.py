@@ -323,7 +323,8 @@ class Executor:
 
     def _open_tier(self, settings: dict[str, Any]) -> None:
         if self._core.tier() is None and settings["slab_bytes"]:
-            open_tier(self._core, self._alive(), self._config, settings, self._disk_directory)
+            disk = {} if self._planner is None else json.loads(self._planner.hardware_json)["disk"]
+            open_tier(self._core, self._alive(), self._config, settings, self._disk_directory, disk)
 
     def _disk_directory(self) -> str:
         if self._disk_dir is not None:
@@ -388,6 +389,8 @@ class Executor:
         self._core.leave_root(output is None)
         self._thread.caller = None
         self._watch.forward_ended(output)
+        if output is not None and not self._core.is_active():
+            self._watch.expect_backward(output)
         if output is None:
             self._end_profile(False)
         elif (profile := self._layer_calls.own_profile()) is not None:

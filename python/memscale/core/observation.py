@@ -54,6 +54,13 @@ class StepWatch:
         """The root has run; its result goes to the caller."""
         self._outputs = [weakref.ref(tensor) for tensor in plain_tensors(output) if tensor.dim() > 0]
 
+    def expect_backward(self, output: Any) -> None:
+        """Where no layer has hooks, a backward shows at the output it comes from and nowhere else."""
+        functions = [tensor.grad_fn for tensor in plain_tensors(output) if tensor.grad_fn is not None]
+        if functions and self._core.expect_backward():
+            for function in functions:
+                function.register_prehook(_Begins(self))
+
     def backward_ended(self) -> None:
         """A backward is over: outputs that still live are held by the caller."""
         self._look_at_outputs()
@@ -91,6 +98,18 @@ class StepWatch:
             resident = _core.storage_bytes(_state_tensors(optimizer))
             seen["optimizer_state_bytes"] = resident + (moved() if moved is not None else 0)
         return seen
+
+
+class _Begins:
+    """Tells once of the backward of an output, if the model is still wrapped then."""
+
+    def __init__(self, watch: StepWatch) -> None:
+        self._watch = weakref.ref(watch)
+
+    def __call__(self, gradients: Any) -> None:
+        watch = self._watch()
+        if watch is not None:
+            watch._core.backward_begins()
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -18,6 +18,7 @@ from ..observability.logs import drain_core_log
 from ..policy.decision import log_decision, plan_by_policy
 from .execution_plan import ExecutionPlan
 from .host_memory import HostMemory
+from .misfit import misfit_of
 from .profiler import MemoryProfiler
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Session:
         self.decision: dict[str, Any] | None = None
         self._optimizer = optimizer
         self._profiler = MemoryProfiler(config)
+        self._has_sample = False
         self._graphs: dict[str, str] = {}
         self._plans: dict[str, ExecutionPlan] = {}
         self._current: str | None = None
@@ -121,6 +123,21 @@ class Session:
                 return ExecutionPlan(text, self.hardware_json)
             self._remember(signature, graph)
         return self._plan(self._current)
+
+    def plan_sample(
+        self, model: torch.nn.Module, signature: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ExecutionPlan:
+        """`plan_for()` for arguments that no forward will be made with.
+
+        Raises:
+            ProfileError: also where the forward does not take their shapes or types, which a forward
+                would tell by itself.
+        """
+        self._has_sample = True
+        try:
+            return self.plan_for(model, signature, args, kwargs)
+        finally:
+            self._has_sample = False
 
     def plan_traced(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The plan for these arguments from a static trace, as JSON; nothing else will do.
@@ -248,6 +265,9 @@ class Session:
                 raise ProfileError("the model can't be traced: other threads keep running its forward")
             return self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
         except ProfileError as error:
+            misfit = misfit_of(error) if self._has_sample else None
+            if misfit is not None:
+                raise ProfileError(f"sample_input does not fit {type(model).__name__}: {misfit}") from error
             self._is_untraceable = is_alone
             if not self.config.use_empirical_fallback:
                 raise

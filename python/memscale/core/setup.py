@@ -161,7 +161,7 @@ def _wrap_watched(
         if sample is not None:
             args, kwargs = sample
             with session.precision(model, args, kwargs):
-                plan = session.plan_for(model, input_signature(model, args, kwargs), args, kwargs)
+                plan = session.plan_sample(model, input_signature(model, args, kwargs), args, kwargs)
                 if session.applies_at_once:
                     executor.apply(plan)
                     executor.verify(args, kwargs)

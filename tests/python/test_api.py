@@ -387,7 +387,6 @@ def test_the_environment_settles_async_offload(monkeypatch: pytest.MonkeyPatch) 
     ("model", "sample"),
     [
         (_mlp, lambda: torch.randn(8, 100)),
-        (_mlp, lambda: torch.randn(8, 256, dtype=torch.float64)),
         (lambda: torch.nn.Sequential(torch.nn.Embedding(10, 8)), lambda: torch.randn(4, 3)),
         (lambda: torch.nn.Conv2d(3, 8, 3), lambda: torch.randn(2, 4, 16, 16)),
         (lambda: torch.nn.LayerNorm(16), lambda: torch.randn(2, 8)),

@@ -323,7 +323,8 @@ class Executor:
 
     def _open_tier(self, settings: dict[str, Any]) -> None:
         if self._core.tier() is None and settings["slab_bytes"]:
-            disk = {} if self._planner is None else json.loads(self._planner.hardware_json)["disk"]
+            machine = getattr(self._planner, "hardware_json", None)
+            disk = {} if machine is None else json.loads(machine)["disk"]
             open_tier(self._core, self._alive(), self._config, settings, self._disk_directory, disk)
 
     def _disk_directory(self) -> str:

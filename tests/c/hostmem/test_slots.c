@@ -178,6 +178,11 @@ static void a_library_without_slots_gets_mallopt(void **state)
         library.free(blocks[i]);
     }
     ms_hostmem_uninstall();
+    if (!TEST_OWN_ALLOCATOR) { /* and it is undone */
+        blocks[0] = fake_alloc(&library, MIB + 4096);
+        assert_int_equal(((size_t *)blocks[0])[-1] & 2, 0);
+        library.free(blocks[0]);
+    }
 }
 
 static void a_library_that_is_not_loaded_gets_mallopt(void **state)

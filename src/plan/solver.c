@@ -8,7 +8,8 @@
 #include "base/units.h"
 #include "plan/explain_internal.h"
 
-enum { FRONT_MOST = 48, UNIFORM_MOST = 128, FINALISTS_MOST = 4 * FRONT_MOST + UNIFORM_MOST };
+enum { FRONT_MOST = 48, UNIFORM_MOST = 128, SMALLEST_MOST = 8 };
+enum { FINALISTS_MOST = 4 * FRONT_MOST + UNIFORM_MOST + SMALLEST_MOST };
 enum { SELECTIVE_PART = 4, SEGMENT_PART = 4, SEGMENT_REPLAYS_LEAST = 96 };
 
 static size_t add_finalist(size_t *finalists, size_t count, size_t candidate)
@@ -22,8 +23,22 @@ static size_t add_finalist(size_t *finalists, size_t count, size_t candidate)
     return count + 1;
 }
 
+/* Those of the smallest peak: at the smallest budget there is next to no cache, and which of
+ * them is the fastest then, neither front tells. */
+static size_t list_smallest(const ms__search *search, size_t *finalists, size_t count)
+{
+    uint64_t smallest = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
+    size_t most = count + SMALLEST_MOST;
+    for (size_t i = 0; i < search->count && count < most; i++) {
+        if (ms__candidate_peak(&search->items[i]) == smallest) {
+            count = add_finalist(finalists, count, i);
+        }
+    }
+    return count;
+}
+
 /* Candidates worth a closer look whatever the budget: the fronts, with and without a
- * cache, of all and of the light ones, and the uniform plans. */
+ * cache, of all and of the light ones, the uniform plans, and the smallest. */
 static size_t list_finalists(ms__search *search, size_t *finalists)
 {
     size_t front[FRONT_MOST], count = 0;
@@ -41,7 +56,7 @@ static size_t list_finalists(ms__search *search, size_t *finalists)
             uniform++;
         }
     }
-    return count;
+    return list_smallest(search, finalists, count);
 }
 
 /* Where each step's uniform candidates lie among the items. */

@@ -4,7 +4,7 @@
  */
 #include "common.h"
 #include "memscale/hardware.h"
-#include "memscale/graph.h"
+#include "memscale/plan.h"
 #include "rooms.h"
 
 static PyObject *hardware_set_process(PyObject *module, PyObject *args)
@@ -44,13 +44,17 @@ static PyObject *signature_covers(PyObject *module, PyObject *args)
     return PyBool_FromLong(ms_signature_covers(larger, smaller));
 }
 
-static PyObject *graph_adopt_loop(PyObject *module, PyObject *args)
+static int adopt_loop(ms_graph *graph, const ms_graph *other, ms_error *err)
 {
-    (void)module;
-    const char *json, *other_json;
-    if (!PyArg_ParseTuple(args, "ss:graph_adopt_loop", &json, &other_json)) {
-        return NULL;
-    }
+    (void)err;
+    ms_graph_adopt_loop(graph, other);
+    return MS_OK;
+}
+
+/* The first graph as text, after `change` has put something of the second into it. */
+static PyObject *changed_graph(const char *json, const char *other_json,
+                               int (*change)(ms_graph *, const ms_graph *, ms_error *))
+{
     ms_error err;
     ms_graph *graph = NULL, *other = NULL;
     PyObject *answer = NULL;
@@ -58,13 +62,45 @@ static PyObject *graph_adopt_loop(PyObject *module, PyObject *args)
     if (rc == MS_OK) {
         rc = ms_graph_parse(other_json, &other, &err);
     }
+    if (rc == MS_OK) {
+        rc = change(graph, other, &err);
+    }
     if (ms_ext_check(rc, &err) == 0) {
-        ms_graph_adopt_loop(graph, other);
         answer = ms_ext_take_text(ms_graph_to_json(graph));
     }
     ms_graph_free(graph);
     ms_graph_free(other);
     return answer;
+}
+
+static PyObject *graph_adopt_loop(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *json, *other_json;
+    if (!PyArg_ParseTuple(args, "ss:graph_adopt_loop", &json, &other_json)) {
+        return NULL;
+    }
+    return changed_graph(json, other_json, adopt_loop);
+}
+
+static PyObject *graph_add_tiled(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *json, *tiled_json;
+    if (!PyArg_ParseTuple(args, "ss:graph_add_tiled", &json, &tiled_json)) {
+        return NULL;
+    }
+    return changed_graph(json, tiled_json, ms_graph_add_tiled);
+}
+
+static PyObject *tile_rows(PyObject *module, PyObject *rows)
+{
+    (void)module;
+    uint64_t given;
+    if (ms_ext_u64(rows, "tile_rows", &given) != 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(ms_tile_rows(given));
 }
 
 static PyMethodDef methods[] = {
@@ -75,6 +111,10 @@ static PyMethodDef methods[] = {
      "signature_covers(larger, smaller) -> bool: whether a plan for the one serves the other."},
     {"graph_adopt_loop", graph_adopt_loop, METH_VARARGS,
      "graph_adopt_loop(graph, other) -> str: the graph with what the other has seen of the training loop."},
+    {"graph_add_tiled", graph_add_tiled, METH_VARARGS,
+     "graph_add_tiled(graph, tiled) -> str: the graph whose layers also know how they run in tiles, where the "
+     "other, traced in tiles, belongs to it."},
+    {"tile_rows", tile_rows, METH_O, "tile_rows(rows) -> int: rows of a tile where a module gets so many."},
     {NULL, NULL, 0, NULL},
 };
 

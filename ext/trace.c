@@ -499,6 +499,8 @@ static PyType_Spec trace_spec = {
 };
 
 static PyMethodDef functions[] = {
+    {"operator_row_kind", ms_ext_operator_row_kind, METH_VARARGS,
+     "operator_row_kind(name, is_pointwise) -> str: what it does with rows: mix, each, product or seen."},
     {"operator_is_maker", ms_ext_operator_is_maker, METH_VARARGS,
      "operator_is_maker(name, is_pointwise) -> bool: whether it can run again on its own, as far as its name "
      "tells."},

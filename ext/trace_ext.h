@@ -23,5 +23,6 @@ PyObject *ms_ext_trace_op(PyObject *self, PyObject *const *args, Py_ssize_t coun
 PyObject *ms_ext_trace_made(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ms_ext_trace_wrote(PyObject *self, PyObject *key);
 PyObject *ms_ext_operator_is_maker(PyObject *module, PyObject *args);
+PyObject *ms_ext_operator_row_kind(PyObject *module, PyObject *args);
 
 #endif

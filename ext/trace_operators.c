@@ -165,3 +165,16 @@ PyObject *ms_ext_operator_is_maker(PyObject *module, PyObject *args)
     }
     return PyBool_FromLong(ms_operator_is_maker(name, is_pointwise != 0));
 }
+
+PyObject *ms_ext_operator_row_kind(PyObject *module, PyObject *args)
+{
+    static const char *const names[] = {
+        [MS_ROWS_MIX] = "mix", [MS_ROWS_EACH] = "each", [MS_ROWS_PRODUCT] = "product", [MS_ROWS_SEEN] = "seen"};
+    (void)module;
+    const char *name;
+    int is_pointwise;
+    if (!PyArg_ParseTuple(args, "sp:operator_row_kind", &name, &is_pointwise)) {
+        return NULL;
+    }
+    return PyUnicode_FromString(names[ms_operator_row_kind(name, is_pointwise != 0)]);
+}

@@ -106,6 +106,7 @@ MS_API int ms_technique_parse(const char *name, ms_technique *technique);
     X(HOST_ONLY, "host_only", "it works on tensors in host memory only")                          \
     X(OTHER_OPTIMIZER, "other_optimizer", "the optimizer is not known to be memscale.optim's, or does it already") \
     X(NO_PLAIN_HEAD, "no_plain_head", "no cross entropy in the model's forward takes a linear layer's output as it is") \
+    X(NO_TILES, "no_tiles", "no layer holds a module that treats every position by itself, or the step was not traced in tiles") \
     X(EXACT_FITS, "exact_fits", "a plan that keeps every bit fits")
 typedef enum ms_rule {
 #define MS_RULE_ENUM(id, name, text) MS_RULE_##id,

@@ -55,6 +55,10 @@
  * values only (dropout masks): the executor keeps such as bits, an element each, wherever a
  * plan moves tensors. Predictions count on it; a budget has room for both.
  *
+ * Tiles. A layer may have a second profile, `tiled`: the same call with its position-wise
+ * modules (an MLP) computed some rows at a time and again in backward. It binds the same
+ * storages; the planner's option tiled_mlp puts it in the place of the first.
+ *
  * As JSON (docs/formats/graph.schema.json) events are short arrays: ["alloc",3],
  * ["work",flops,bytes] or, of work that draws random numbers or evaluates functions,
  * ["work",flops,bytes,draws,evaluations], the last left out where it is 0.
@@ -145,6 +149,7 @@ typedef struct ms_node {
                             nodes are numbered through as calls of "" */
     uint32_t flags;      /* MS_NODE_... bits */
     uint32_t profile;    /* index into ms_graph.profiles */
+    uint32_t tiled;      /* of a layer: 1 + another such index, of its call in tiles; 0: none */
     uint32_t *externals; /* [profile's external_count]: indices into ms_graph.storages */
 } ms_node;
 
@@ -231,6 +236,13 @@ MS_API bool ms_signature_covers(const char *larger, const char *smaller);
  * on shapes stays.
  */
 MS_API void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other);
+
+/*
+ * Gives the layers of a graph the profiles that they have in `tiled`, the graph of the same step
+ * traced with position-wise modules in tiles, where these are others. Nothing where the two graphs
+ * differ in what crosses nodes: their layers have nothing to do with each other then.
+ */
+MS_API int ms_graph_add_tiled(ms_graph *graph, const ms_graph *tiled, ms_error *err);
 
 /* Index of the node of the `call`-th call of module `name`, or -1. */
 MS_API int64_t ms_graph_find(const ms_graph *graph, const char *name, uint32_t call);

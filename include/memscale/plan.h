@@ -30,13 +30,18 @@ MS_API const char *ms_exactness_name(ms_exactness exactness);
     X(EXACT_LOSS_HEAD, exact_loss_head, EXACT, "the cross entropy keeps one tokens x vocabulary buffer, row by row") \
     X(STATE_ON_DISK, state_on_disk, EXACT, "optimizer state lies on disk and streams through memory in its step") \
     X(GRADIENT_RELEASE, gradient_release, EXACT, "parameters are updated in backward and their gradients freed") \
-    X(CHUNKED_LOSS_HEAD, chunked_loss_head, ROUNDING, "logits of some tokens at a time become loss and gradients, and are dropped")
+    X(CHUNKED_LOSS_HEAD, chunked_loss_head, ROUNDING, "logits of some tokens at a time become loss and gradients, and are dropped") \
+    X(TILED_MLP, tiled_mlp, ROUNDING, "position-wise modules of layers run some rows at a time, and again in backward")
 typedef enum ms_step_option {
 #define MS_STEP_OPTION_ENUM(id, name, exactness, text) MS_STEP_##id,
     MS_STEP_OPTION_TABLE(MS_STEP_OPTION_ENUM)
 #undef MS_STEP_OPTION_ENUM
     MS_STEP_OPTION_COUNT
 } ms_step_option;
+
+/* Rows of a tile where a position-wise module gets `rows`: an eighth of them, but not fewer
+ * than products of matrices want; `rows` where it is not worth cutting. */
+MS_API uint64_t ms_tile_rows(uint64_t rows);
 
 MS_API const char *ms_step_option_name(ms_step_option option);
 MS_API const char *ms_step_option_text(ms_step_option option);

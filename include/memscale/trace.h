@@ -131,6 +131,16 @@ MS_API int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operan
  * an operand are the caller's to leave out. */
 MS_API bool ms_operator_is_maker(const char *name, bool is_pointwise);
 
+/* What an operator does with a tensor whose rows are positions, as far as its name says. */
+typedef enum ms_row_kind {
+    MS_ROWS_MIX,     /* it is not known to leave them apart */
+    MS_ROWS_EACH,    /* element by element: rows of its operands at the same place belong together */
+    MS_ROWS_PRODUCT, /* a matrix product: rows of the left matrix stay rows of the result */
+    MS_ROWS_SEEN     /* a view, a copy, a sum or norm over a row: apart where the result still has
+                      * the rows at their place */
+} ms_row_kind;
+MS_API ms_row_kind ms_operator_row_kind(const char *name, bool is_pointwise);
+
 /* The operator told last is one that can run again: the storages it read and the fresh
  * ones that it made. Only what happens in a layer's forward is noted. */
 MS_API int ms_trace_made(ms_trace *trace, const uint64_t *inputs, size_t input_count, const uint64_t *outputs,

@@ -109,7 +109,7 @@ static void *duplicate(const void *items, size_t count, size_t item_bytes)
     return copy;
 }
 
-static int copy_profile(const ms_profile *from, ms_profile *to)
+int ms__profile_copy(const ms_profile *from, ms_profile *to)
 {
     *to = *from;
     to->storage_bytes = duplicate(from->storage_bytes, from->storage_count, sizeof *from->storage_bytes);
@@ -147,7 +147,7 @@ static int copy_parts(const ms_graph *from, ms_graph *to)
         return MS_ENOMEM;
     }
     for (uint32_t i = 0; i < from->profile_count; i++) {
-        int code = copy_profile(&from->profiles[i], &to->profiles[i]);
+        int code = ms__profile_copy(&from->profiles[i], &to->profiles[i]);
         if (code != MS_OK) {
             return code;
         }

@@ -166,6 +166,49 @@ static uint32_t known_flags(void)
     return all;
 }
 
+static int check_binding(const ms_graph *graph, uint32_t index, const ms_profile *profile, ms_error *err)
+{
+    const ms_node *node = &graph->nodes[index];
+    for (uint32_t i = 0; i < profile->external_count; i++) {
+        uint32_t storage = node->externals[i];
+        if (storage >= graph->storage_count) {
+            return ms_fail(err, MS_EFORMAT, "graph: $.nodes[%u].externals[%u]: there is no storage %u",
+                           (unsigned)index, (unsigned)i, (unsigned)storage);
+        }
+        if (graph->storages[storage].bytes != profile->storage_bytes[i]) {
+            return ms_fail(err, MS_EFORMAT,
+                           "graph: $.nodes[%u].externals[%u]: storage %u has %llu bytes, the profile %llu",
+                           (unsigned)index, (unsigned)i, (unsigned)storage,
+                           (unsigned long long)graph->storages[storage].bytes,
+                           (unsigned long long)profile->storage_bytes[i]);
+        }
+    }
+    return MS_OK;
+}
+
+/* A layer's call in tiles takes the same arguments and binds the same storages. */
+static int check_tiled(const ms_graph *graph, uint32_t index, bool *profile_used, ms_error *err)
+{
+    const ms_node *node = &graph->nodes[index];
+    const ms_profile *profile = &graph->profiles[node->profile];
+    if (node->tiled == 0) {
+        return MS_OK;
+    }
+    const ms_profile *tiled = node->tiled <= graph->profile_count ? &graph->profiles[node->tiled - 1] : NULL;
+    bool fits = node->kind == MS_NODE_LAYER && tiled != NULL && tiled->external_count == profile->external_count &&
+                tiled->input_count == profile->input_count;
+    for (uint32_t i = 0; fits && i < profile->input_count; i++) {
+        fits = tiled->inputs[i] == profile->inputs[i];
+    }
+    if (!fits) {
+        return ms_fail(err, MS_EFORMAT,
+                       "graph: $.nodes[%u].tiled: no such profile, not a layer, or of other inputs and externals",
+                       (unsigned)index);
+    }
+    profile_used[node->tiled - 1] = true;
+    return check_binding(graph, index, tiled, err);
+}
+
 /* `last_seen[s]` is 1 + the last node that listed storage s. */
 static int check_node(const ms_graph *graph, uint32_t index, uint32_t *last_seen,
                       bool *profile_used, ms_error *err)
@@ -180,26 +223,16 @@ static int check_node(const ms_graph *graph, uint32_t index, uint32_t *last_seen
     }
     const ms_profile *profile = &graph->profiles[node->profile];
     profile_used[node->profile] = true;
-    for (uint32_t i = 0; i < profile->external_count; i++) {
+    int rc = check_binding(graph, index, profile, err);
+    for (uint32_t i = 0; rc == MS_OK && i < profile->external_count; i++) {
         uint32_t storage = node->externals[i];
-        if (storage >= graph->storage_count) {
-            return ms_fail(err, MS_EFORMAT, "graph: $.nodes[%u].externals[%u]: there is no storage %u",
-                           (unsigned)index, (unsigned)i, (unsigned)storage);
-        }
         if (last_seen[storage] == index + 1) {
-            return ms_fail(err, MS_EFORMAT, "graph: $.nodes[%u].externals[%u]: storage %u is bound twice",
-                           (unsigned)index, (unsigned)i, (unsigned)storage);
+            rc = ms_fail(err, MS_EFORMAT, "graph: $.nodes[%u].externals[%u]: storage %u is bound twice",
+                         (unsigned)index, (unsigned)i, (unsigned)storage);
         }
         last_seen[storage] = index + 1;
-        if (graph->storages[storage].bytes != profile->storage_bytes[i]) {
-            return ms_fail(err, MS_EFORMAT,
-                           "graph: $.nodes[%u].externals[%u]: storage %u has %llu bytes, the profile %llu",
-                           (unsigned)index, (unsigned)i, (unsigned)storage,
-                           (unsigned long long)graph->storages[storage].bytes,
-                           (unsigned long long)profile->storage_bytes[i]);
-        }
     }
-    return MS_OK;
+    return rc == MS_OK ? check_tiled(graph, index, profile_used, err) : rc;
 }
 
 /* Orders node indices by name, then by place. */
@@ -263,6 +296,30 @@ cleanup:
     return rc;
 }
 
+/* The step with all layers in tiles that can be. */
+static int check_tiled_step(const ms_graph *graph, ms_error *err)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        any |= graph->nodes[i].tiled > 0;
+    }
+    if (!any) {
+        return MS_OK;
+    }
+    ms_graph tiled = *graph;
+    tiled.nodes = ms_calloc(graph->node_count, sizeof *tiled.nodes);
+    if (tiled.nodes == NULL) {
+        return ms_fail(err, MS_ENOMEM, "checking %u nodes", (unsigned)graph->node_count);
+    }
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        tiled.nodes[i] = graph->nodes[i];
+        tiled.nodes[i].profile = graph->nodes[i].tiled > 0 ? graph->nodes[i].tiled - 1 : graph->nodes[i].profile;
+    }
+    int rc = ms__graph_check_step(&tiled, err);
+    ms_free(tiled.nodes);
+    return rc;
+}
+
 int ms_graph_check(const ms_graph *graph, ms_error *err)
 {
     int rc = MS_OK;
@@ -291,5 +348,8 @@ int ms_graph_check(const ms_graph *graph, ms_error *err)
     if (rc == MS_OK) {
         rc = check_calls(graph, err);
     }
-    return rc == MS_OK ? ms__graph_check_step(graph, err) : rc;
+    if (rc == MS_OK) {
+        rc = ms__graph_check_step(graph, err);
+    }
+    return rc == MS_OK ? check_tiled_step(graph, err) : rc;
 }

@@ -21,6 +21,8 @@ bool ms__node_flag_at(size_t index, uint32_t *bit, const char **name);
 
 /* Frees what the profile or node holds, not the struct itself. */
 void ms__profile_clear(ms_profile *profile);
+/* MS_ENOMEM; what was made stays with `to`, for ms__profile_clear(). */
+int ms__profile_copy(const ms_profile *from, ms_profile *to);
 void ms__node_clear(ms_node *node);
 
 /* graph_makers.c: bounds of a profile's makers, and that each output is made once, in

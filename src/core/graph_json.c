@@ -126,6 +126,9 @@ static void put_nodes(ms__json_writer *writer, json_t *tree, const ms_graph *gra
         ms__json_put_u64(writer, item, "call", node->call);
         put_flags(writer, item, node->flags);
         ms__json_put_u64(writer, item, "profile", node->profile);
+        if (node->tiled > 0) {
+            ms__json_put_u64(writer, item, "tiled", node->tiled - 1);
+        }
         put_u32s(writer, item, "externals", node->externals,
                  graph->profiles[node->profile].external_count);
     }
@@ -468,7 +471,7 @@ static int read_flags(const ms__json_at *object, uint32_t *flags)
 
 static int read_node(const ms__json_at *object, const ms_graph *graph, ms_node *node)
 {
-    static const char *const names[] = {"name", "kind", "call", "flags", "profile", "externals"};
+    static const char *const names[] = {"name", "kind", "call", "flags", "profile", "tiled", "externals"};
     static const char *const kinds[] = {[MS_NODE_ROOT] = "root", [MS_NODE_LAYER] = "layer"};
     size_t kind = 0;
     uint32_t external_count = 0;
@@ -488,6 +491,10 @@ static int read_node(const ms__json_at *object, const ms_graph *graph, ms_node *
     }
     if (rc == MS_OK) {
         rc = ms__json_u32(object, "profile", 0, UINT32_MAX, &node->profile);
+    }
+    if (rc == MS_OK && ms__json_has(object, "tiled")) {
+        rc = ms__json_u32(object, "tiled", 0, UINT32_MAX - 1, &node->tiled);
+        node->tiled++;
     }
     if (rc == MS_OK) {
         rc = read_u32s(object, "externals", &node->externals, &external_count);

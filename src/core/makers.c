@@ -63,6 +63,32 @@ static bool bare_name(const char *name, char *bare, size_t size)
     return true;
 }
 
+/* Sorted. What looks at its operand in another way, or at each row by itself. */
+static const char *const seen_names[] = {
+    "_to_copy", "_unsafe_view", "alias", "chunk", "clone", "detach", "expand",
+    "mean", "native_layer_norm", "select", "slice", "split", "split_with_sizes", "squeeze",
+    "sum", "t", "transpose", "unbind", "unsqueeze", "view",
+};
+static const char *const product_names[] = {"addmm", "linear", "mm"};
+
+#define LISTED(bare, list) \
+    (bsearch(bare, list, sizeof list / sizeof list[0], sizeof list[0], compare_name) != NULL)
+
+ms_row_kind ms_operator_row_kind(const char *name, bool is_pointwise)
+{
+    char bare[96];
+    if (!bare_name(name, bare, sizeof bare)) {
+        return MS_ROWS_MIX;
+    }
+    if (LISTED(bare, product_names)) {
+        return MS_ROWS_PRODUCT;
+    }
+    if (LISTED(bare, seen_names)) {
+        return MS_ROWS_SEEN;
+    }
+    return is_pointwise ? MS_ROWS_EACH : MS_ROWS_MIX;
+}
+
 bool ms_operator_is_maker(const char *name, bool is_pointwise)
 {
     char bare[96];

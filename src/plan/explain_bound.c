@@ -222,15 +222,27 @@ static uint64_t bound_of_step(bound *b, uint32_t step, uint64_t allowed_bytes)
     return ms__add_sat(work, least_cost(b, kept.replay.peak_bytes - allowed_bytes));
 }
 
+/* Enough for any step: options may change what layers allocate and save. */
+static void most_of_steps(const ms__search *search, size_t *instances, size_t *slots)
+{
+    *instances = *slots = 1;
+    for (uint32_t step = 0; step < search->step_count; step++) {
+        const ms__sim *sim = search->steps[step].sim;
+        *instances = sim->instance_count > *instances ? sim->instance_count : *instances;
+        *slots = sim->slot_count > *slots ? sim->slot_count : *slots;
+    }
+}
+
 int ms__explain_bound(ms__search *search, const ms__variant *chosen, ms_plan *plan)
 {
     uint64_t allowed = ms__max_u64(plan->pressure.allowed_bytes, chosen->bytes), least = UINT64_MAX;
-    size_t nodes = search->node_count, instances = search->sim->instance_count;
+    size_t nodes = search->node_count, instances, slots;
+    most_of_steps(search, &instances, &slots);
     bound b = {.search = search};
     int rc = MS_ENOMEM;
     b.keepers = ms_calloc(instances, sizeof *b.keepers);
     b.natural = ms_calloc(instances, 1);
-    b.held = ms_calloc((size_t)search->sim->slot_count + 1, 1);
+    b.held = ms_calloc(slots, 1);
     b.again_ns = ms_calloc(nodes, sizeof *b.again_ns);
     b.offers = ms_calloc(nodes * MS_TECHNIQUE_COUNT, sizeof *b.offers);
     b.slices = ms_calloc(nodes * MS_TECHNIQUE_COUNT, sizeof *b.slices);

@@ -71,14 +71,16 @@ static void mark_program(const ms_profile *profile, const ms__sim_node *node, co
     }
 }
 
-/* By the graph as it was traced: step options take the marks away. */
-static void mark_logits(const ms__sim *traced, uint8_t *logits)
+/* By the graph as it was traced: step options take the marks away. They stand in the root's work. */
+static void mark_logits(const ms__sim *traced, const ms__sim *sim, uint8_t *logits)
 {
     const ms_graph *graph = traced->graph;
     for (uint32_t i = 0; i < graph->node_count; i++) {
         const ms_profile *profile = &graph->profiles[graph->nodes[i].profile];
-        mark_program(profile, &traced->nodes[i], profile->forward, profile->forward_count, logits);
-        mark_program(profile, &traced->nodes[i], profile->backward, profile->backward_count, logits);
+        if (sim->nodes[i].is_root) {
+            mark_program(profile, &sim->nodes[i], profile->forward, profile->forward_count, logits);
+            mark_program(profile, &sim->nodes[i], profile->backward, profile->backward_count, logits);
+        }
     }
 }
 
@@ -301,7 +303,7 @@ int ms__explain_peak(ms__search *search, const ms__variant *chosen, ms_plan *pla
         goto cleanup;
     }
     memset(c.kind, MS_PEAK_KIND_COUNT, instances);
-    mark_logits(search->steps[0].sim, logits);
+    mark_logits(search->steps[0].sim, search->sim, logits);
     c.logits = logits;
     take_census(search, chosen, &c, plan);
     rc = list_parts(&c, &plan->why);

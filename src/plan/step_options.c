@@ -73,8 +73,10 @@ ms_exactness ms__step_options_exactness(uint32_t options)
 static int apply_all(const ms_hardware *hardware, uint32_t options, ms__step *step)
 {
     int rc = MS_OK;
-    for (uint32_t i = 0; rc == MS_OK && i < MS_STEP_OPTION_COUNT; i++) {
-        rc = (options & 1u << i) != 0 ? table[i].option->apply(hardware, step) : MS_OK;
+    for (uint32_t k = 0; rc == MS_OK && k < 2 * MS_STEP_OPTION_COUNT; k++) {
+        uint32_t i = k % MS_STEP_OPTION_COUNT;
+        bool its_turn = table[i].option->goes_first == (k < MS_STEP_OPTION_COUNT);
+        rc = its_turn && (options & 1u << i) != 0 ? table[i].option->apply(hardware, step) : MS_OK;
     }
     return rc;
 }

@@ -34,8 +34,9 @@ enum { MS__STEP_ADMITTED = MS_RULE_COUNT };
 
 /*
  * The step that an option changes. Programs, storages and the loop of the graph may be
- * changed, but neither its nodes nor which storages they bind; it need not pass
- * ms_graph_check() any more. Options are applied in the order of their bits, once each.
+ * changed, but neither its nodes (their profile alone, by an option that goes first) nor
+ * which storages they bind; it need not pass ms_graph_check() any more. Options are applied
+ * once each, in the order of their bits among those that go first and among the others.
  */
 typedef struct ms__step {
     ms_graph *graph;         /* a private copy */
@@ -46,6 +47,7 @@ typedef struct ms__step {
 
 typedef struct ms__step_option {
     uint32_t excludes; /* bits of the options that it can't be combined with */
+    bool goes_first;   /* applied before the others: it changes which programs nodes run */
     /* The ms_rule that refuses it, or MS__STEP_ADMITTED. Pure. */
     uint32_t (*judge)(const ms__step_case *facts);
     /* Changes the step; MS_ENOMEM, or MS_OK. Pure: a function of graph and machine. */

@@ -34,6 +34,7 @@ from .observation import StepWatch
 from .profiler import describe_arguments, is_tracing
 from .replay import is_replaying, replay
 from .tier import open_tier
+from .tiles import Tiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +104,10 @@ class Executor:
         self._replay_lock = threading.RLock()
         self._thread = OnThread()
         self._notices = Notices(self._model_name)
-        self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._replay_lock)
+        self._tiles = Tiles(model, lambda thread=self._thread: thread.is_apart)  # type: ignore[misc]
+        self._layer_calls = LayerCalls(
+            self._core, self._thread, self._notices, self._replay_lock, self._tiles
+        )
         # Planning swaps the model's tensors for a moment: no other thread may be in a forward.
         self._planning = threading.Condition(threading.RLock())
         self._forwards: set[int] = set()
@@ -200,6 +204,7 @@ class Executor:
         document = json.loads(text) if text is not None else {}
         chosen = {option["name"] for option in document.get("step_options", ()) if option["chosen"]}
         self._loss_head = next((head for name, head in _LOSS_HEADS.items() if name in chosen), None)
+        self._tiles.set("tiled_mlp" in chosen)
         if document:
             self._open_tier(document["settings"])
         self._hook_layers(self._core.is_active())
@@ -281,6 +286,7 @@ class Executor:
             self._layer_calls.profile = None
         self._end_what_was_broken_off()
         self._loss_head = None
+        self._tiles.set(False)
         self._hook_layers(False)
         if self._root is not None:
             self._root.remove()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .live_profile import LiveProfile
     from .loss_mode import LossMode
     from .notices import Notices
+    from .tiles import Tiles
 
 __all__ = ["LayerCalls", "OnThread"]
 
@@ -75,6 +76,7 @@ class LayerCalls:
         thread: what the calling thread is in the middle of.
         notices: for what the user should know of a call.
         replay_lock: held while a layer runs again.
+        tiles: the modules that may run in tiles.
     """
 
     def __init__(
@@ -83,11 +85,13 @@ class LayerCalls:
         thread: OnThread,
         notices: Notices,
         replay_lock: threading.RLock,
+        tiles: Tiles,
     ) -> None:
         self._core = core
         self._thread = thread
         self._notices = notices
         self._replay_lock = replay_lock
+        self._tiles = tiles
         self._remade = Remade()
         self.profile: LiveProfile | None = None
         """Of the step under way, if it is profiled; set by the executor."""
@@ -195,7 +199,9 @@ class LayerCalls:
                 "the arguments twice; this call is not recomputed",
             )
             return None
-        record = ReplayRecord.take(layer.state, module, args, kwargs, self._replay_lock)
+        record = ReplayRecord.take(
+            layer.state, module, args, kwargs, self._replay_lock, self._tiles if self._tiles.is_on else None
+        )
         if record is None:
             self._notices.say(
                 f"opaque {layer.state.name}",

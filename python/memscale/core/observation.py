@@ -14,6 +14,7 @@ import torch
 
 from .. import _core
 from .arguments import plain_tensors
+from .lazy_logits import LazyLogits
 
 __all__ = ["StepWatch"]
 
@@ -56,7 +57,8 @@ class StepWatch:
 
     def expect_backward(self, output: Any) -> None:
         """Where no layer has hooks, a backward shows at the output it comes from and nowhere else."""
-        functions = [tensor.grad_fn for tensor in plain_tensors(output) if tensor.grad_fn is not None]
+        tensors = [tensor for tensor in plain_tensors(output) if not isinstance(tensor, LazyLogits)]
+        functions = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         if functions and self._core.expect_backward():
             for function in functions:
                 function.register_prehook(_Begins(self))

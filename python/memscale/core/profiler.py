@@ -54,7 +54,7 @@ class MemoryProfiler:
     """Describes the machine and traces training steps.
 
     Args:
-        config: read for `disk_offload_dir`; may be None.
+        config: read for `disk_offload_dir` and `enable_tiling`; may be None.
 
     Raises:
         TypeError: `config` is no `Config`.
@@ -90,6 +90,8 @@ class MemoryProfiler:
         The first attempt lets transformers branch on values (`libraries_branch_on_values`),
         which needs those that decide to be known; the second does not.
 
+        With `enable_tiling` the step is traced a second time, with position-wise modules in tiles.
+
         Returns:
             The graph as JSON (docs/formats/graph.schema.json).
 
@@ -98,11 +100,21 @@ class MemoryProfiler:
                 an operator has no fake kernel, or a module kept hold of a fake tensor.
         """
         kwargs = without_cache(model, sample_args, dict(sample_kwargs or {}))
+        branches = True
         try:
-            return self._trace(model, sample_args, kwargs, optimizer, True)
+            graph = self._trace(model, sample_args, kwargs, optimizer, branches)
         except ProfileError as error:
             _log.debug("%s; tracing as a compiler would", error)
-        return self._trace(model, sample_args, kwargs, optimizer, False)
+            branches = False
+            graph = self._trace(model, sample_args, kwargs, optimizer, branches)
+        if self._config is None or not self._config.enable_tiling:
+            return graph
+        try:
+            tiled = self._trace(model, sample_args, kwargs, optimizer, branches, in_tiles=True)
+        except ProfileError as error:
+            _log.debug("in tiles: %s", error)
+            return graph
+        return _core.graph_add_tiled(graph, tiled)
 
     def _trace(
         self,
@@ -111,10 +123,12 @@ class MemoryProfiler:
         kwargs: dict[str, Any],
         optimizer: torch.optim.Optimizer | None,
         branch_on_values: bool,
+        in_tiles: bool = False,
     ) -> str:
         from .fakes import Twins
         from .isolation import isolated
         from .static_tracer import StaticTracer, libraries_branch_on_values
+        from .tiles import Tiles
 
         name = type(model).__name__
         tracer = StaticTracer(name, describe_arguments(args, kwargs))
@@ -122,6 +136,8 @@ class MemoryProfiler:
         _active.depth = getattr(_active, "depth", 0) + 1
         try:
             with isolated(model) as snapshot, ExitStack() as stack:
+                if in_tiles:
+                    Tiles(model, is_tracing, traced=True).set(True)  # the snapshot takes them off
                 if branch_on_values:
                     stack.enter_context(libraries_branch_on_values())
                 _StaticStep(model, tracer, twins).run(snapshot, args, kwargs, optimizer)

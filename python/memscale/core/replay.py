@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from .tracer import first_output
 
 if TYPE_CHECKING:
     from .module_state import LayerState
+    from .tiles import Tiles
 
 __all__ = ["ReplayRecord", "is_replaying", "replay"]
 
@@ -47,6 +49,7 @@ class ReplayRecord:
         "nesting",
         "region",
         "state",
+        "tiles",
     )
 
     def __init__(
@@ -55,6 +58,7 @@ class ReplayRecord:
         module: torch.nn.Module,
         arguments: Arguments,
         lock: threading.RLock,
+        tiles: Tiles | None,
     ) -> None:
         self.name = layer.name
         self.module = module
@@ -62,6 +66,7 @@ class ReplayRecord:
         self.state = layer.take(module)
         self.environment = Environment(arguments.tensors())
         self.lock = lock
+        self.tiles = tiles
         self.before: ReplayRecord | None = None  # of the layer that makes the first argument again
         self.nesting = 0  # in which run inside a run; 0: that layer's own replay gives it
         self.region: weakref.ref[Any] | None = None  # of this call, once it has one
@@ -74,12 +79,14 @@ class ReplayRecord:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         lock: threading.RLock,
+        tiles: Tiles | None = None,
     ) -> ReplayRecord | None:
-        """The record of a call that is about to be made; None where it can't be repeated."""
+        """The record of a call that is about to be made, with modules in `tiles` if any; None where
+        it can't be repeated."""
         arguments = Arguments.freeze(args, kwargs)
         if arguments is None or not arguments.has_tensors:
             return None
-        return cls(layer, module, arguments, lock)
+        return cls(layer, module, arguments, lock, tiles)
 
     def join(self, before: ReplayRecord, nesting: int) -> None:
         """The first argument is what the call of `before` gave: it is let go of. `nesting` as in
@@ -136,11 +143,14 @@ class ReplayRecord:
         args, kwargs = self.arguments.thaw(self.name, _fetch)
         # With grad, as in forward (without, other kernels may be chosen), and with a graph that
         # holds what it saves: the layer may differentiate inside itself. It goes at once.
-        with self.environment.restored(), self.state.rebound(), torch.enable_grad(), _own_graph():
+        with self.environment.restored(), self.state.rebound(), self._tiled(), torch.enable_grad(), _own_graph():
             first = first_output(self.module(*args, **kwargs))
         if first is None:
             raise _no_tensor(self.name)
         return first.detach()
+
+    def _tiled(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.tiles is None else self.tiles.in_force()
 
     def run(self, region: Any) -> None:
         """Makes the call again, for the saved tensors that `region` is missing."""
@@ -151,7 +161,7 @@ class ReplayRecord:
         """The result, if `whole`; otherwise the call may end as soon as nothing is missing."""
         args, kwargs = self.arguments.thaw(self.name, _fetch)
         result = None
-        with self.environment.restored(), self.state.rebound(), torch.enable_grad():
+        with self.environment.restored(), self.state.rebound(), self._tiled(), torch.enable_grad():
             region.begin_replay(whole)
             failed = True
             try:

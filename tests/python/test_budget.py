@@ -75,6 +75,24 @@ def test_the_budget_that_a_refusal_names_is_accepted_and_held(unmodified: tuple[
     assert [line for line in lines if line.startswith("step")][:2] == unmodified[1]
 
 
+def test_what_torch_loads_for_its_first_trace_is_in_the_first_budget() -> None:
+    code = textwrap.dedent(
+        """
+        import torch, memscale
+        from torch import nn
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4)])
+        for attempt in range(2):
+            try:
+                memscale.wrap(model, memscale.Config(memory_budget_gb=0.001), torch.randn(4096, 256))
+            except memscale.BudgetInfeasibleError as error:
+                print(error.smallest_budget_bytes)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = map(int, done.stdout.split())
+    assert first == second
+
+
 @pytest.mark.parametrize(
     ("share", "options"),
     [

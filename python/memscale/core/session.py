@@ -19,7 +19,7 @@ from ..policy.decision import log_decision, plan_by_policy
 from .execution_plan import ExecutionPlan
 from .host_memory import HostMemory
 from .misfit import misfit_of
-from .profiler import MemoryProfiler
+from .profiler import MemoryProfiler, load_tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +87,7 @@ class Session:
         device = _device_of(model)
         if applies and device.type == "cpu":
             self.host_memory.install()
+        load_tracer()
         self.hardware_json = _with_process(machine, device)
 
     # -- planning ---------------------------------------------------------------------

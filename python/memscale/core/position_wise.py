@@ -19,6 +19,7 @@ from .. import _core
 from .isolation import Snapshot
 from .layers import find_layers
 from .row_mode import RowMode
+from .walk import leaves_of, tensors_of
 
 __all__ = ["find_position_wise", "has_hooked_parts"]
 
@@ -101,28 +102,11 @@ def _passes(module: torch.nn.Module, width: int, like: torch.Tensor) -> bool:
             with _Watch(rows), RowMode(twins, None):
                 made = module.forward(rows)
             # A gradient that does not go by way of the twins would be lost.
-            return _place(made) and _leaves(made) <= {id(rows), *map(id, twins.values())}
+            return _place(made) and {id(leaf) for leaf in leaves_of(made)} <= {id(rows), *map(id, twins.values())}
     except Exception:  # an unfit module may raise whatever it likes
         return False
     finally:
         kept.restore()
-
-
-def _leaves(made: torch.Tensor) -> set[int]:
-    """The tensors that backward would leave gradients on."""
-    found: set[int] = set()
-    seen: set[Any] = set()
-    waiting: list[Any] = [made.grad_fn]
-    while waiting:
-        function = waiting.pop()
-        if function is None or function in seen:
-            continue
-        seen.add(function)
-        leaf = getattr(function, "variable", None)
-        if leaf is not None:
-            found.add(id(leaf))
-        waiting.extend(inner for inner, _ in function.next_functions)
-    return found
 
 
 def _place(value: Any) -> bool:
@@ -151,8 +135,8 @@ class _Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.namespace == "prim":
             return result
-        given = list(_tensors((*args, *(kwargs or {}).values())))
-        made = list(_tensors((result,)))
+        given = list(tensors_of((*args, *(kwargs or {}).values())))
+        made = list(tensors_of((result,)))
         if any(self._is_row(value) for value in given):
             self._check(func, args, given, made)
             for value in made:
@@ -183,11 +167,3 @@ class _Watch(TorchDispatchMode):
             fits = False
         if not fits:
             raise _Mixed(str(func))
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)

@@ -461,20 +461,14 @@ def _refuse_real_leaves(loss: torch.Tensor) -> None:
     it: a fake gradient would be left on it."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    seen: set[Any] = set()
-    waiting: list[Any] = [loss.grad_fn]
-    while waiting:
-        function = waiting.pop()
-        if function is None or function in seen:
-            continue
-        seen.add(function)
-        leaf = getattr(function, "variable", None)
-        if leaf is not None and not isinstance(leaf, FakeTensor):
+    from .walk import leaves_of
+
+    for leaf in leaves_of(loss):
+        if not isinstance(leaf, FakeTensor):
             shape = "x".join(map(str, leaf.shape))
             raise ProfileError(
                 f"a trainable tensor ({shape}) is used that no module holds in the usual way"
             )
-        waiting.extend(inner for inner, _ in function.next_functions)
 
 
 def _refuse_sparse_gradients(parameters: list[torch.nn.Parameter]) -> None:

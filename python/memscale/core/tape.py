@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import (
 
 from ..errors import IntegrationError
 from .tracer import is_maker
+from .walk import tensors_of
 
 __all__ = ["Remade", "Tape"]
 
@@ -209,7 +210,7 @@ class Tape(TorchDispatchMode):
             elif kind == _WRITER:
                 written = [args[place] for place in places if place < len(args)]
                 written.extend(kwargs[name] for name in names if kwargs and name in kwargs)
-                for tensor in _tensors(written):
+                for tensor in tensors_of(written):
                     if tensor.layout is torch.strided:
                         self._value_of(tensor).writes += 1
         return result
@@ -464,14 +465,6 @@ def _learn(func: Any) -> _Kind:
         kind = (_VIEW if func.is_view else _OTHER, (), ())
     _kinds[func] = kind
     return kind
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
 
 
 def _probe(tensor: torch.Tensor) -> torch.Tensor:

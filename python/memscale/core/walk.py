@@ -1,0 +1,34 @@
+"""What hangs on a value: the tensors in an operator's arguments, the leaves under a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["leaves_of", "tensors_of"]
+
+
+def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among values, in lists and tuples too."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_of(value)
+
+
+def leaves_of(result: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that backward from `result` would leave gradients on."""
+    seen: set[Any] = set()
+    waiting: list[Any] = [result.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        leaf = getattr(function, "variable", None)
+        if leaf is not None:
+            yield leaf
+        waiting.extend(inner for inner, _ in function.next_functions)

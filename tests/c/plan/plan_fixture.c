@@ -337,6 +337,16 @@ void fixture_close(fixture_planning *f)
     ms_free(f->hardware);
 }
 
+ms_replay fixture_simulate(const fixture_planning *f, const uint8_t *techniques, uint32_t step_options)
+{
+    ms_choices choices = {.technique = techniques, .step_options = step_options, .offload_min_bytes = MIB,
+                          .write_window_bytes = 64 * MIB, .read_window_bytes = 64 * MIB};
+    ms_replay replay;
+    ms_error err;
+    assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);
+    return replay;
+}
+
 ms_plan *fixture_plan_at(fixture_planning *f, uint64_t budget_bytes)
 {
     ms_plan *plan;

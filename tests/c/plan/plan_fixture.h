@@ -64,6 +64,9 @@ typedef struct fixture_planning {
 fixture_planning fixture_open(ms_graph *graph);
 void fixture_close(fixture_planning *f);
 
+/* The step under `techniques`, one for each node, and these options. */
+ms_replay fixture_simulate(const fixture_planning *f, const uint8_t *techniques, uint32_t step_options);
+
 /* The plan of a budget, which has to be feasible. To be freed by the caller. */
 ms_plan *fixture_plan_at(fixture_planning *f, uint64_t budget_bytes);
 

@@ -13,6 +13,9 @@ enum { LAYERS = 6 };
 static const uint32_t chunked_bit = 1u << MS_STEP_CHUNKED_LOSS_HEAD;
 static const uint32_t exact_bit = 1u << MS_STEP_EXACT_LOSS_HEAD;
 
+/* Techniques: nothing is dropped or moved. */
+static const uint8_t keep[LAYERS + 2];
+
 typedef fixture_planning fixture;
 
 static ms_graph *make_graph(bool marks_head, bool is_half)
@@ -39,10 +42,8 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    fixture *f = *state;
-    ms_graph_free(f->graph);
-    ms_free(f->hardware);
-    free(f);
+    fixture_close(*state);
+    free(*state);
     return 0;
 }
 
@@ -50,17 +51,6 @@ static void use_graph(fixture *f, bool marks_head, bool is_half)
 {
     ms_graph_free(f->graph);
     f->graph = make_graph(marks_head, is_half);
-}
-
-static ms_replay simulate(const fixture *f, uint32_t options)
-{
-    const uint8_t keep[LAYERS + 2] = {0};
-    ms_choices choices = {.technique = keep, .step_options = options, .offload_min_bytes = MIB,
-                          .write_window_bytes = 64 * MIB, .read_window_bytes = 64 * MIB};
-    ms_replay replay;
-    ms_error err;
-    assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);
-    return replay;
 }
 
 static ms_plan *plan_at(const fixture *f, uint64_t budget_bytes)
@@ -94,7 +84,7 @@ static void tokens_by_vocabulary_are_never_there(void **state)
 {
     fixture *f = *state;
     uint64_t with_bytes = 2 * MS__LOSS_CHUNK_BYTES + ACTIVATION + WEIGHT;
-    ms_replay without = simulate(f, 0), with = simulate(f, chunked_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, chunked_bit);
     assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, 3 * LOGITS - with_bytes);
     assert_int_equal(with.peak_node, LAYERS + 1);
     assert_false(with.peak_in_backward);
@@ -108,7 +98,7 @@ static void a_layer_of_16_bits_is_summed_in_32(void **state)
     use_graph(f, true, true);
     uint64_t sums = 2 * (WEIGHT + ACTIVATION), chunk = MS__LOSS_CHUNK_BYTES;
     uint64_t with_bytes = chunk + chunk / 2 + sums + sums / 2 + ACTIVATION + sums;
-    ms_replay without = simulate(f, 0), with = simulate(f, chunked_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, chunked_bit);
     assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, 3 * LOGITS - with_bytes);
 }
 
@@ -116,7 +106,7 @@ static void a_layer_of_16_bits_is_summed_in_32(void **state)
 static void its_work_is_counted(void **state)
 {
     fixture *f = *state;
-    ms_replay without = simulate(f, 0), with = simulate(f, chunked_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, chunked_bit);
     uint64_t chunks = (LOGITS + MS__LOSS_CHUNK_BYTES - 1) / MS__LOSS_CHUNK_BYTES;
     uint64_t moved = 10 * LOGITS + 2 * chunks * WEIGHT;
     uint64_t moved_ns = moved * 1000 / 28;
@@ -190,7 +180,7 @@ static void a_tied_weight_has_two_gradients_and_no_third(void **state)
     fixture *f = *state;
     const uint64_t weight = 2000 * MIB, rest = 120 * MIB + LAYERS * 4 * MIB + ACTIVATION + 4;
     tie(f->graph, weight);
-    ms_replay without = simulate(f, exact_bit), with = simulate(f, chunked_bit);
+    ms_replay without = fixture_simulate(f, keep, exact_bit), with = fixture_simulate(f, keep, chunked_bit);
     assert_int_equal(without.peak_node, 0);
     assert_int_equal(without.peak_live_bytes, rest + 3 * weight);
     assert_int_equal(with.peak_node, 0);
@@ -201,7 +191,7 @@ static void a_tied_weight_has_two_gradients_and_no_third(void **state)
 static void returned_logits_are_gone_too(void **state)
 {
     fixture *f = *state;
-    ms_replay local = simulate(f, chunked_bit);
+    ms_replay local = fixture_simulate(f, keep, chunked_bit);
     ms_profile *head = &f->graph->profiles[2];
     ms_node *node = &f->graph->nodes[LAYERS + 1];
     f->graph->storages = ms_realloc_array(f->graph->storages, f->graph->storage_count + 1, sizeof *f->graph->storages);
@@ -213,7 +203,7 @@ static void returned_logits_are_gone_too(void **state)
     ms_error err;
     assert_ms_ok(ms_graph_check(f->graph, &err), err);
     f->graph->loop.outputs_held = true;
-    ms_replay returned = simulate(f, chunked_bit);
+    ms_replay returned = fixture_simulate(f, keep, chunked_bit);
     assert_in_range(returned.peak_live_bytes, local.peak_live_bytes, local.peak_live_bytes + 4096);
 }
 
@@ -315,7 +305,7 @@ static void without_the_layers_marks_there_is_none(void **state)
     fixture *f = *state;
     use_graph(f, false, false);
     assert_off(f, smallest_budget(f), MS_RULE_NO_PLAIN_HEAD);
-    ms_replay without = simulate(f, 0), with = simulate(f, chunked_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, chunked_bit);
     assert_memory_equal(&without, &with, sizeof with);
 }
 
@@ -325,12 +315,12 @@ static void odd_marks_change_nothing(void **state)
     fixture *f = *state;
     ms_profile *head = &f->graph->profiles[2];
     head->backward[9].storage = 5;
-    ms_replay without = simulate(f, 0), with = simulate(f, chunked_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, chunked_bit);
     assert_memory_equal(&without, &with, sizeof with);
     use_graph(f, true, false);
     f->graph->profiles[2].forward[3].kind = MS_EVENT_LOSS_END;
-    without = simulate(f, 0);
-    with = simulate(f, chunked_bit);
+    without = fixture_simulate(f, keep, 0);
+    with = fixture_simulate(f, keep, chunked_bit);
     assert_memory_equal(&without, &with, sizeof with);
 }
 

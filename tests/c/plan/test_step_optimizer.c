@@ -13,11 +13,7 @@ static const uint32_t disk_bit = 1u << MS_STEP_STATE_ON_DISK;
 static const uint32_t release_bit = 1u << MS_STEP_GRADIENT_RELEASE;
 static const uint8_t keep[NODES];
 
-typedef struct fixture {
-    ms_graph *graph;
-    ms_hardware *hardware;
-    ms_config config;
-} fixture;
+typedef fixture_planning fixture;
 
 /* Gradients are what is large. */
 static int set_up(void **state)
@@ -38,21 +34,9 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    fixture *f = *state;
-    ms_graph_free(f->graph);
-    ms_free(f->hardware);
-    free(f);
+    fixture_close(*state);
+    free(*state);
     return 0;
-}
-
-static ms_replay simulate(const fixture *f, uint32_t options)
-{
-    ms_choices choices = {.technique = keep, .step_options = options, .offload_min_bytes = MIB,
-                          .write_window_bytes = 64 * MIB, .read_window_bytes = 64 * MIB};
-    ms_replay replay;
-    ms_error err;
-    assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);
-    return replay;
 }
 
 /* The rule that judged an option. */
@@ -69,7 +53,7 @@ static uint32_t rule_of(const fixture *f, ms_step_option option)
 static void state_on_disk_frees_the_state_and_takes_the_disks_time(void **state)
 {
     fixture *f = *state;
-    ms_replay without = simulate(f, 0), with = simulate(f, disk_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, disk_bit);
     /* The peak moves from backward to the optimizer, where the buffers are. */
     assert_in_range(without.peak_live_bytes - with.peak_live_bytes, STATE - MS__STREAM_BUFFER_BYTES,
                     STATE - MS__STREAM_BUFFER_BYTES + 4 * MIB);
@@ -81,7 +65,7 @@ static void part_of_the_state_may_stay(void **state)
 {
     fixture *f = *state;
     f->graph->loop.optimizer_stream_bytes = STATE / 2;
-    ms_replay without = simulate(f, 0), with = simulate(f, disk_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, disk_bit);
     assert_in_range(without.peak_live_bytes - with.peak_live_bytes, STATE / 2 - MS__STREAM_BUFFER_BYTES,
                     STATE / 2 - MS__STREAM_BUFFER_BYTES + 4 * MIB);
     assert_int_equal(with.step_ns - without.step_ns, STATE);
@@ -90,7 +74,7 @@ static void part_of_the_state_may_stay(void **state)
 static void release_leaves_one_layers_gradients_at_a_time(void **state)
 {
     fixture *f = *state;
-    ms_replay without = simulate(f, 0), with = simulate(f, release_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, release_bit);
     assert_in_range(without.peak_live_bytes - with.peak_live_bytes, (LAYERS - 1) * GRADIENT - 20 * MIB,
                     (LAYERS - 1) * GRADIENT);
     assert_int_equal(with.step_ns, without.step_ns);
@@ -99,7 +83,7 @@ static void release_leaves_one_layers_gradients_at_a_time(void **state)
 static void with_both_the_buffers_are_there_in_backward(void **state)
 {
     fixture *f = *state;
-    ms_replay release = simulate(f, release_bit), both = simulate(f, release_bit | disk_bit);
+    ms_replay release = fixture_simulate(f, keep, release_bit), both = fixture_simulate(f, keep, release_bit | disk_bit);
     assert_int_equal(release.peak_bytes - both.peak_bytes, STATE - MS__STREAM_BUFFER_BYTES);
 }
 
@@ -112,7 +96,7 @@ static void a_gradient_that_another_node_adds_to_stays_until_then(void **state)
             storage->last_node = 0; /* as if tied to the embedding */
         }
     }
-    ms_replay without = simulate(f, 0), with = simulate(f, release_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, release_bit);
     assert_int_equal(with.peak_live_bytes, without.peak_live_bytes);
 }
 

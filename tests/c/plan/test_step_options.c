@@ -39,21 +39,9 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    fixture *f = *state;
-    ms_graph_free(f->graph);
-    ms_free(f->hardware);
-    free(f);
+    fixture_close(*state);
+    free(*state);
     return 0;
-}
-
-static ms_replay simulate(const fixture *f, const uint8_t *techniques, uint32_t options)
-{
-    ms_choices choices = {.technique = techniques, .step_options = options, .offload_min_bytes = MIB,
-                          .write_window_bytes = 64 * MIB, .read_window_bytes = 64 * MIB};
-    ms_replay replay;
-    ms_error err;
-    assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);
-    return replay;
 }
 
 /* ---- what the head takes off ------------------------------------------------------------------ */
@@ -63,7 +51,7 @@ static void one_buffer_of_three_is_left(void **state)
 {
     fixture *f = *state;
     const uint8_t keep[LAYERS + 2] = {0};
-    ms_replay without = simulate(f, keep, 0), with = simulate(f, keep, head_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, head_bit);
     assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, FREED);
     assert_int_equal(without.peak_node, LAYERS + 1);
 }
@@ -88,7 +76,7 @@ static void returned_logits_are_overwritten_once_dropped(void **state)
     fixture *f = *state;
     const uint8_t keep[LAYERS + 2] = {0};
     return_logits(f->graph);
-    ms_replay without = simulate(f, keep, 0), with = simulate(f, keep, head_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, head_bit);
     assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, FREED);
 }
 
@@ -98,9 +86,9 @@ static void logits_that_the_caller_holds_are_not_overwritten(void **state)
     fixture *f = *state;
     const uint8_t keep[LAYERS + 2] = {0};
     return_logits(f->graph);
-    ms_replay dropped = simulate(f, keep, head_bit);
+    ms_replay dropped = fixture_simulate(f, keep, head_bit);
     f->graph->loop.outputs_held = true;
-    ms_replay without = simulate(f, keep, 0), with = simulate(f, keep, head_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, head_bit);
     assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, FREED);
     assert_int_equal(with.peak_live_bytes - dropped.peak_live_bytes, LOGITS); /* his loss is among what libc keeps */
 }
@@ -110,11 +98,11 @@ static void the_work_of_the_region_is_the_heads(void **state)
 {
     fixture *f = *state;
     const uint8_t keep[LAYERS + 2] = {0};
-    ms_replay without = simulate(f, keep, 0), with = simulate(f, keep, head_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, head_bit);
     uint64_t operators = 3 * 1000000 + 3 * 2000, head = 2 * 2000;
     assert_int_equal(without.step_ns - with.step_ns, operators - head);
     f->hardware->cpu.stream_bytes_per_s = 1000000000;
-    ms_replay moved = simulate(f, keep, head_bit);
+    ms_replay moved = fixture_simulate(f, keep, head_bit);
     assert_true(moved.step_ns - with.step_ns >= 3 * LOGITS);
 }
 
@@ -124,7 +112,7 @@ static void the_heads_logits_do_not_move(void **state)
     fixture *f = *state;
     uint8_t techniques[LAYERS + 2] = {0};
     techniques[LAYERS + 1] = MS_TECHNIQUE_OFFLOAD_DISK;
-    ms_replay without = simulate(f, techniques, 0), with = simulate(f, techniques, head_bit);
+    ms_replay without = fixture_simulate(f, techniques, 0), with = fixture_simulate(f, techniques, head_bit);
     assert_true(without.moved_bytes >= LOGITS);
     assert_true(with.moved_bytes <= 2 * ACTIVATION);
 }
@@ -135,7 +123,7 @@ static void unpaired_marks_change_nothing(void **state)
     fixture *f = *state;
     const uint8_t keep[LAYERS + 2] = {0};
     f->graph->profiles[2].backward[0].storage = 5; /* "loss" of another storage */
-    ms_replay without = simulate(f, keep, 0), with = simulate(f, keep, head_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, head_bit);
     assert_memory_equal(&without, &with, sizeof with);
 }
 

@@ -10,6 +10,9 @@ enum { LAYERS = 6 };
 #define TILE (10 * MIB)
 static const uint32_t tiled_bit = 1u << MS_STEP_TILED_MLP, release_bit = 1u << MS_STEP_GRADIENT_RELEASE;
 
+/* Techniques: nothing is dropped or moved. */
+static const uint8_t keep[LAYERS + 2];
+
 typedef fixture_planning fixture;
 
 static ms_graph *make_graph(uint64_t saved_bytes, uint64_t gradient_bytes)
@@ -44,22 +47,9 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    fixture *f = *state;
-    ms_graph_free(f->graph);
-    ms_free(f->hardware);
-    free(f);
+    fixture_close(*state);
+    free(*state);
     return 0;
-}
-
-static ms_replay simulate(const fixture *f, uint32_t options)
-{
-    const uint8_t keep[LAYERS + 2] = {0};
-    ms_choices choices = {.technique = keep, .step_options = options, .offload_min_bytes = MIB,
-                          .write_window_bytes = 64 * MIB, .read_window_bytes = 64 * MIB};
-    ms_replay replay;
-    ms_error err;
-    assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);
-    return replay;
 }
 
 static ms_plan *plan_at(const fixture *f, uint64_t budget_bytes)
@@ -83,7 +73,7 @@ static uint64_t smallest_budget(const fixture *f, bool tiling)
 static void layers_run_their_second_program(void **state)
 {
     const fixture *f = *state;
-    ms_replay without = simulate(f, 0), with = simulate(f, tiled_bit);
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, tiled_bit);
     assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, LAYERS * (SAVED - TILE));
 }
 
@@ -93,7 +83,7 @@ static void it_goes_before_the_other_options(void **state)
     fixture *f = *state;
     ms_graph_free(f->graph);
     f->graph = make_both(40 * MIB);
-    ms_replay without = simulate(f, tiled_bit), with = simulate(f, tiled_bit | release_bit);
+    ms_replay without = fixture_simulate(f, keep, tiled_bit), with = fixture_simulate(f, keep, tiled_bit | release_bit);
     assert_true(with.peak_live_bytes + 2 * 40 * MIB < without.peak_live_bytes);
 }
 

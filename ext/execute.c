@@ -417,7 +417,8 @@ static PyObject *boundary(PyObject *object, PyObject *is_optimizer)
         Py_RETURN_NONE;
     }
     ms_step_memory memory = ms_execute_step_memory(self->execute);
-    PyObject *ended = Py_BuildValue("{s:K,s:K}", "step", (unsigned long long)step, "step_ns", (unsigned long long)step_ns);
+    PyObject *ended = Py_BuildValue("{s:K,s:K,s:K}", "step", (unsigned long long)step, "step_ns", (unsigned long long)step_ns,
+                                    "plan_steps", (unsigned long long)ms_execute_plan_steps(self->execute));
     const struct {
         const char *name;
         uint64_t bytes;
@@ -548,7 +549,7 @@ static PyMethodDef methods[] = {
     {"expect_backward", expect_backward, METH_NOARGS,
      "The forward that has ended will be told of by backward_begins(); False: that is not needed."},
     {"backward_begins", backward_begins, METH_NOARGS, "A backward begins that no hook of a layer sees."},
-    {"boundary", boundary, METH_O, "boundary(is_optimizer) -> dict if a step ended, else None: step, step_ns, and of the process "
+    {"boundary", boundary, METH_O, "boundary(is_optimizer) -> dict if a step ended, else None: step, step_ns, plan_steps, and of the process "
      "peak_bytes, peak_held_bytes, resident_bytes, held_bytes where they are known"},
     {"poll", poll, METH_NOARGS, "Lets go of what is no longer needed."},
     {"counters", counters, METH_NOARGS, "Counters by name."},

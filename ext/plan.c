@@ -127,7 +127,7 @@ static int read_flag(PyObject *dict, const char *name, bool *out)
 
 static int read_observation(PyObject *dict, ms_observation *seen)
 {
-    uint64_t step;
+    uint64_t step, plan_steps;
     if (!PyDict_Check(dict)) {
         PyErr_SetString(PyExc_TypeError, "plan_observe: the observation must be a dict");
         return -1;
@@ -141,10 +141,12 @@ static int read_observation(PyObject *dict, ms_observation *seen)
         read_flag(dict, "outputs_held", &seen->outputs_held) != 0 ||
         read_flag(dict, "gradients_live_in_forward", &seen->gradients_live_in_forward) != 0 ||
         read_flag(dict, "loop_seen", &seen->loop_seen) != 0 ||
-        read_flag(dict, "smaller_inputs", &seen->smaller_inputs) != 0 || read_number(dict, "step", &step) != 0) {
+        read_flag(dict, "smaller_inputs", &seen->smaller_inputs) != 0 || read_number(dict, "step", &step) != 0 ||
+        read_number(dict, "plan_steps", &plan_steps) != 0) {
         return -1;
     }
     seen->step = step > UINT32_MAX ? UINT32_MAX : (uint32_t)step;
+    seen->plan_steps = plan_steps > UINT32_MAX ? UINT32_MAX : (uint32_t)plan_steps;
     return 0;
 }
 

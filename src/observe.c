@@ -15,6 +15,8 @@ enum {
     TIME_PERMILLE = 50,       /* the same for time, where it can change a choice */
     LATE_TIME_PERMILLE = 150, /* after the first steps: only what is worth a new plan */
     FIRST_TIME_STEP = 3,      /* caches are warm by then */
+    LATE_TIME_STEP = 8,
+    SETTLED_PLAN_STEPS = 2,   /* the first under a new plan faults in what that holds more */
     FIRST_SHRINK_STEP = 3,
     SHRINK_PERMILLE = 20,     /* less than this of the peak is not worth a new plan */
     SHRINK_MARGIN_BYTES = 16 << 20,
@@ -199,12 +201,20 @@ static bool moves(const ms_plan *plan)
     return false;
 }
 
+/* Early, once for each plan, when what it holds is in place; later at rare steps. */
+static bool time_is_early(const ms_observation *seen)
+{
+    return seen->step < LATE_TIME_STEP && seen->plan_steps >= SETTLED_PLAN_STEPS &&
+           (seen->step == FIRST_TIME_STEP || (seen->step > FIRST_TIME_STEP && seen->plan_steps == SETTLED_PLAN_STEPS));
+}
+
 /* The scale of compute matters only beside transfers, which do not scale with it. */
 static bool learn_time(ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
     uint64_t stalls = ms__add_sat(plan->replay.stall_forward_ns, plan->replay.stall_backward_ns);
-    uint64_t permille = seen->step == FIRST_TIME_STEP ? TIME_PERMILLE : LATE_TIME_PERMILLE;
-    bool due = seen->step == FIRST_TIME_STEP || (seen->step >= 8 && rare(seen->step, 8));
+    bool early = time_is_early(seen);
+    uint64_t permille = early ? TIME_PERMILLE : LATE_TIME_PERMILLE;
+    bool due = early || (seen->step >= LATE_TIME_STEP && rare(seen->step, LATE_TIME_STEP));
     if (plan->skipped || !due || seen->step_ns == MS_UNSET || seen->step_ns == 0 || plan->replay.step_ns <= stalls ||
         !moves(plan) || !off_by(seen->step_ns, plan->replay.step_ns, permille)) {
         return false;

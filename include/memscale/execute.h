@@ -294,6 +294,9 @@ typedef enum ms_boundary {
 MS_API bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *step,
                                 uint64_t *step_ns);
 
+/* How many steps have ended under the plan in force. */
+MS_API uint64_t ms_execute_plan_steps(const ms_execute *execute);
+
 /* Where no call has a frame, a backward shows nowhere, and a forward counts as a step. A host
  * that can tell of the backward of the forward that has just ended says so, and tells; then forwards
  * without a backward (a discriminator's two) are one step. False: nobody needs to be told. */

@@ -91,6 +91,7 @@ typedef struct ms_observation {
     bool loop_seen;                  /* the two above are observations */
     bool smaller_inputs;             /* than the plan was made for: it may take less memory and time */
     uint32_t step;                   /* 1 for the first after wrap */
+    uint32_t plan_steps;             /* how many of them ran under the plan, this one included */
 } ms_observation;
 
 /* Why a replan is due. */

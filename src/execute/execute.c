@@ -178,6 +178,11 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
     return true;
 }
 
+uint64_t ms_execute_plan_steps(const ms_execute *execute)
+{
+    return execute->steps - execute->steps_before_plan;
+}
+
 bool ms_execute_expect_backward(ms_execute *execute)
 {
     execute->hooked_in_step = true;

@@ -187,6 +187,7 @@ struct ms_execute {
     bool backward_begun;
     bool optimizer_seen;
     uint64_t steps;
+    uint64_t steps_before_plan; /* that had ended when the plan in force was given */
     uint64_t step_started_ns; /* 0: no forward since the last boundary */
     ms__step_watch watch;
     ms_step_memory step_memory;

@@ -135,6 +135,7 @@ static bool plan_moves(const ms_plan *plan)
 int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_error *err)
 {
     ms__table_clear(execute);
+    execute->steps_before_plan = execute->steps;
     if (plan == NULL) {
         return MS_OK;
     }

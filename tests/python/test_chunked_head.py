@@ -6,8 +6,6 @@ from __future__ import annotations
 import copy
 import io
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -16,6 +14,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import models  # noqa: E402
+import planned_steps  # noqa: E402
 import test_loss_mode as heads  # noqa: E402
 
 import memscale  # noqa: E402
@@ -336,69 +335,32 @@ def test_the_graph_marks_the_layer_that_makes_the_logits():
     assert all(event[0] != "head" for p in graph["profiles"] for event in p["forward"] + p["backward"])
 
 
-# The allocator counts tensors of 1 MiB and more.
 _MEASURE = textwrap.dedent(
     """
-    import json, os
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import torch, transformers, memscale
-    from memscale import _core
-    from memscale.core.executor import Executor
-    from memscale.core.profiler import MemoryProfiler
-    from memscale.core.session import Session
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    _core.hostmem_install()
+    import planned_steps
+    planned_steps.start()
+    import contextlib, torch, transformers, memscale
     x = torch.randint(0, 40000, (4, 384))
     config = memscale.Config(force_optimize=True, enable_tiling=True, enable_logging=False)
-
-    def step(model, hold):
-        output = model(input_ids=x, labels=x)
-        loss = output.loss
-        if not hold:
-            del output
-        loss.backward()
-        model.zero_grad()
-
-    def measure(dtype, autocast, hold):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-            hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=40000,
-            tie_word_embeddings=True,
-        )).to(dtype).train()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            graph = json.loads(MemoryProfiler().trace(model, (), {"input_ids": x, "labels": x}))
-            graph["loop"].update(outputs_held=hold, gradients_live_in_forward=False, observed=True,
-                                 optimizer_state_bytes=0, optimizer_transient_bytes=0)
-            graph = json.dumps(graph)
-            session = Session(model, config)
-            plan = json.loads(_core.plan_uniform(graph, session.hardware_json, session.config_json, "keep"))
-            plan["settings"]["ceiling_bytes"] = 0
-            for option in plan["step_options"]:
-                option["chosen"] = option["name"] == "chunked_loss_head"
-            text = json.dumps(plan)
-            replay = _core.plan_simulate(graph, session.hardware_json, text)
-            predicted = replay["peak_live_bytes"] - plan["predicted"]["small_peak_bytes"]
-            executor = Executor(model, config)
-            executor.attach()
-            executor.apply(text)
-            for _ in range(2):
-                _core.hostmem_reset_peak()
-                step(model, hold)
-            print(dtype, autocast, hold, predicted, _core.hostmem_stats()["peak_live_bytes"], flush=True)
-            executor.detach()
-
     for dtype, autocast in ((torch.float32, False), (torch.bfloat16, False), (torch.float32, True)):
         for hold in (False, True):
-            measure(dtype, autocast, hold)
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+                hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=40000,
+                tie_word_embeddings=True,
+            )).to(dtype)
+            print(*planned_steps.compare(
+                model, x, config, options=("chunked_loss_head",), hold=hold,
+                precision=torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+            ), flush=True)
+            del model
     """
 )
 
 
 def test_tokens_by_vocabulary_are_never_in_memory_and_the_peak_is_predicted():
-    done = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True)
-    rows = [line.split() for line in done.stdout.splitlines()]
+    rows = planned_steps.rows_of(_MEASURE)
     assert len(rows) == 6
     logits = 4 * 384 * 40000 * 4
-    for *_, predicted, measured in rows:
-        assert int(measured) < 0.4 * logits, rows
-        assert int(predicted) == pytest.approx(int(measured), rel=0.03), rows
+    for predicted, measured in rows:
+        assert measured < 0.4 * logits, rows
+        assert predicted == pytest.approx(measured, rel=0.03), rows

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -15,6 +13,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import models  # noqa: E402
+import planned_steps  # noqa: E402
 from models import Case, _ids, _lm  # noqa: E402
 
 import memscale  # noqa: E402
@@ -353,69 +352,32 @@ def test_a_real_step_is_marked_as_a_traced_one():
         assert [event[0] for event in profile[program] if event[0].startswith("loss")] == ["loss", "loss_end"]
 
 
-# Tensors below 1 MiB are not counted by the allocator: the model has hardly any others than logits.
+# The model has hardly any tensors of 1 MiB and more but its logits.
 _MEASURE = textwrap.dedent(
     """
-    import json, os
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    import planned_steps
+    planned_steps.start()
     import torch, transformers, memscale
-    from memscale import _core
-    from memscale.core.executor import Executor
-    from memscale.core.profiler import MemoryProfiler
-    from memscale.core.session import Session
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    _core.hostmem_install()
     x = torch.randint(0, 40000, (4, 128))
     config = memscale.Config(force_optimize=True, enable_logging=False)
-
-    def step(model, hold):
-        output = model(input_ids=x, labels=x)
-        loss = output.loss
-        if not hold:
-            del output
-        loss.backward()
-        model.zero_grad()
-
-    def measure(dtype, hold):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-            hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=40000,
-            tie_word_embeddings=True,
-        )).to(dtype).train()
-        graph = json.loads(MemoryProfiler().trace(model, (), {"input_ids": x, "labels": x}))
-        graph["loop"].update(outputs_held=hold, gradients_live_in_forward=False, observed=True,
-                             optimizer_state_bytes=0, optimizer_transient_bytes=0)
-        graph = json.dumps(graph)
-        session = Session(model, config)
-        plan = json.loads(_core.plan_uniform(graph, session.hardware_json, session.config_json, "keep"))
-        plan["settings"]["ceiling_bytes"] = 0
-        for chosen in (False, True):
-            for option in plan["step_options"]:
-                option["chosen"] = chosen and option["name"] == "exact_loss_head"
-            text = json.dumps(plan)
-            predicted = _core.plan_simulate(graph, session.hardware_json, text)["peak_live_bytes"]
-            executor = Executor(model, config)
-            executor.attach()
-            executor.apply(text)
-            for _ in range(2):
-                _core.hostmem_reset_peak()
-                step(model, hold)
-            print(dtype, hold, chosen, predicted, _core.hostmem_stats()["peak_live_bytes"], flush=True)
-            executor.detach()
-
     for dtype in (torch.float32, torch.bfloat16):
         for hold in (False, True):
-            measure(dtype, hold)
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+                hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=40000,
+                tie_word_embeddings=True,
+            )).to(dtype)
+            for options in ((), ("exact_loss_head",)):
+                print(*planned_steps.compare(model, x, config, options=options, hold=hold), flush=True)
+            del model
     """
 )
 
 
 def test_the_peak_is_predicted_with_the_head_and_without():
-    done = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True)
-    rows = [line.split() for line in done.stdout.splitlines()]
+    rows = planned_steps.rows_of(_MEASURE)
     assert len(rows) == 8
-    for *_, predicted, measured in rows:
-        assert int(predicted) == pytest.approx(int(measured), rel=0.03), rows
+    for predicted, measured in rows:
+        assert predicted == pytest.approx(measured, rel=0.03), rows
     logits = 512 * 40000 * 4
     for without, with_head in zip(rows[::2], rows[1::2], strict=True):
-        assert int(without[-1]) - int(with_head[-1]) > 1.45 * logits, rows
+        assert without[-1] - with_head[-1] > 1.45 * logits, rows

@@ -6,8 +6,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -16,6 +14,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import models  # noqa: E402
+import planned_steps  # noqa: E402
 import test_loss_mode as heads  # noqa: E402
 
 import memscale  # noqa: E402
@@ -291,64 +290,27 @@ def test_the_plan_takes_tiles_only_where_nothing_exact_fits_and_is_below_with_th
         assert option["rule"] == ("pressure" if chosen else "exact_fits")
 
 
-# The allocator counts tensors of 1 MiB and more.
 _MEASURE = textwrap.dedent(
     """
-    import json, os
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    import planned_steps
+    planned_steps.start()
     import torch, transformers, memscale
-    from memscale import _core
-    from memscale.core.executor import Executor
-    from memscale.core.profiler import MemoryProfiler
-    from memscale.core.session import Session
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    _core.hostmem_install()
     x = torch.randint(0, 64, (4, 512))
     config = memscale.Config(force_optimize=True, enable_tiling=True, enable_logging=False)
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         hidden_size=128, intermediate_size=4096, num_hidden_layers=3, num_attention_heads=2, vocab_size=64))
     gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(
         n_embd=128, n_inner=4096, n_layer=3, n_head=2, vocab_size=64, n_positions=512))
-
-    def measure(model, technique, tiled):
-        model.train()
-        graph = json.loads(MemoryProfiler(config).trace(model, (), {"input_ids": x, "labels": x}))
-        graph["loop"].update(outputs_held=False, gradients_live_in_forward=False, observed=True,
-                             optimizer_state_bytes=0, optimizer_transient_bytes=0)
-        graph = json.dumps(graph)
-        session = Session(model, config)
-        plan = json.loads(_core.plan_uniform(graph, session.hardware_json, session.config_json, technique))
-        plan["settings"]["ceiling_bytes"] = 0
-        for option in plan["step_options"]:
-            option["chosen"] = tiled and option["name"] == "tiled_mlp"
-        text = json.dumps(plan)
-        replay = _core.plan_simulate(graph, session.hardware_json, text)
-        executor = Executor(model, config)
-        executor.attach()
-        executor.apply(text)
-        for _ in range(2):
-            _core.hostmem_reset_peak()
-            before = _core.hostmem_stats()["live_bytes"]
-            model(input_ids=x, labels=x).loss.backward()
-            model.zero_grad()
-        residents = json.loads(graph)["residents"]
-        fixed = residents["parameter_bytes"] + residents["buffer_bytes"] + residents["batch_bytes"]
-        print(replay["peak_live_bytes"] - fixed - plan["predicted"]["small_peak_bytes"],
-              _core.hostmem_stats()["peak_live_bytes"] - before, flush=True)
-        executor.detach()
-
     for model in (llama, gpt2):
         for technique in ("keep", "recompute"):
-            for tiled in (False, True):
-                measure(model, technique, tiled)
+            for options in ((), ("tiled_mlp",)):
+                print(*planned_steps.compare(model, x, config, technique=technique, options=options), flush=True)
     """
 )
 
 
 def test_measured_peaks_are_lower_and_as_predicted():
-    done = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True)
-    rows = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    rows = planned_steps.rows_of(_MEASURE)
     assert len(rows) == 8
     for predicted, measured in rows:
         assert predicted == pytest.approx(measured, rel=0.05), rows

@@ -1,0 +1,102 @@
+"""The peak of a step under a plan whose options a test chooses: predicted, and as the allocator measured it.
+
+Allocations are counted for the whole process, so a test measures in a process of its own:
+`rows_of` runs its script there, which calls `start` before it makes a model and `compare`
+for each plan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import memscale
+
+
+def rows_of(script: str) -> list[list[int]]:
+    """What `script` printed, a list of numbers for each line."""
+    folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = dict(os.environ, HF_HUB_OFFLINE="1", PYTHONPATH=os.pathsep.join(folders))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+
+
+def start() -> None:
+    """To be called before the first tensor: the allocator counts those of 1 MiB and more from here on."""
+    import torch
+    import transformers
+
+    from memscale import _core
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    _core.hostmem_install()
+
+
+def _step(model: Any, ids: Any, hold: bool) -> None:
+    output = model(input_ids=ids, labels=ids)
+    loss = output.loss
+    if not hold:
+        del output
+    loss.backward()
+    model.zero_grad()
+
+
+def compare(
+    model: Any,
+    ids: Any,
+    config: memscale.Config,
+    *,
+    technique: str = "keep",
+    options: tuple[str, ...] = (),
+    hold: bool = False,
+    precision: AbstractContextManager[Any] | None = None,
+) -> tuple[int, int]:
+    """Bytes that a step takes at its peak beside parameters and batch, predicted and measured.
+
+    Every layer does `technique`, exactly `options` are chosen for the step, and nothing is cached.
+
+    Args:
+        model: takes `input_ids` and `labels`, both `ids`, and returns an output with a `loss`.
+        hold: whether the loop holds the output until backward has ended.
+        precision: what to trace under, autocast for example.
+    """
+    from memscale import _core
+    from memscale.core.executor import Executor
+    from memscale.core.profiler import MemoryProfiler
+    from memscale.core.session import Session
+
+    with precision or nullcontext():
+        graph = json.loads(MemoryProfiler(config).trace(model.train(), (), {"input_ids": ids, "labels": ids}))
+        graph["loop"].update(
+            outputs_held=hold,
+            gradients_live_in_forward=False,
+            observed=True,
+            optimizer_state_bytes=0,
+            optimizer_transient_bytes=0,
+        )
+        text = json.dumps(graph)
+        session = Session(model, config)
+        plan = json.loads(_core.plan_uniform(text, session.hardware_json, session.config_json, technique))
+        plan["settings"]["ceiling_bytes"] = 0
+        for option in plan["step_options"]:
+            option["chosen"] = option["name"] in options
+        replay = _core.plan_simulate(text, session.hardware_json, json.dumps(plan))
+        executor = Executor(model, config)
+        executor.attach()
+        executor.apply(json.dumps(plan))
+        for _ in range(2):
+            before = _core.hostmem_stats()["live_bytes"]
+            _core.hostmem_reset_peak()
+            _step(model, ids, hold)
+        executor.detach()
+    residents = graph["residents"]
+    fixed = residents["parameter_bytes"] + residents["buffer_bytes"] + residents["batch_bytes"]
+    predicted = replay["peak_live_bytes"] - fixed - plan["predicted"]["small_peak_bytes"]
+    return predicted, _core.hostmem_stats()["peak_live_bytes"] - before

@@ -347,26 +347,31 @@ ms_replay fixture_simulate(const fixture_planning *f, const uint8_t *techniques,
     return replay;
 }
 
-ms_plan *fixture_plan_at(fixture_planning *f, uint64_t budget_bytes)
+int fixture_try_plan(const fixture_planning *f, uint64_t budget_bytes, ms_plan **plan, ms_error *err)
+{
+    ms_config config = f->config;
+    config.memory_budget_bytes = budget_bytes;
+    return ms_pipeline_plan(f->graph, f->hardware, &config, plan, err);
+}
+
+ms_plan *fixture_plan_at(const fixture_planning *f, uint64_t budget_bytes)
 {
     ms_plan *plan;
     ms_error err;
-    f->config.memory_budget_bytes = budget_bytes;
-    assert_ms_ok(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), err);
+    assert_ms_ok(fixture_try_plan(f, budget_bytes, &plan, &err), err);
     return plan;
 }
 
-uint64_t fixture_smallest_budget(fixture_planning *f)
+uint64_t fixture_smallest_budget(const fixture_planning *f)
 {
     ms_plan *plan;
     ms_error err = {0};
-    f->config.memory_budget_bytes = 1;
-    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), MS_EINFEASIBLE);
+    assert_int_equal(fixture_try_plan(f, 1, &plan, &err), MS_EINFEASIBLE);
     assert_true(err.hint_bytes > 0);
     return err.hint_bytes;
 }
 
-uint64_t fixture_need(fixture_planning *f)
+uint64_t fixture_need(const fixture_planning *f)
 {
     ms_plan *plan = fixture_plan_at(f, INT64_MAX);
     uint64_t need = plan->pressure.need_bytes;
@@ -377,13 +382,6 @@ uint64_t fixture_need(fixture_planning *f)
 uint64_t fixture_budget(uint64_t smallest, uint64_t need, uint64_t k, uint64_t count)
 {
     return smallest + (need + need / 5 - smallest) * k / (count - 1);
-}
-
-int fixture_try_plan(const fixture_planning *f, uint64_t budget_bytes, ms_plan **plan, ms_error *err)
-{
-    ms_config config = f->config;
-    config.memory_budget_bytes = budget_bytes;
-    return ms_pipeline_plan(f->graph, f->hardware, &config, plan, err);
 }
 
 void fixture_plan_without_memory(const fixture_planning *f, uint64_t budget_bytes)

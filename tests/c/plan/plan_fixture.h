@@ -67,20 +67,20 @@ void fixture_close(fixture_planning *f);
 /* The step under `techniques`, one for each node, and these options. */
 ms_replay fixture_simulate(const fixture_planning *f, const uint8_t *techniques, uint32_t step_options);
 
-/* The plan of a budget, which has to be feasible. To be freed by the caller. */
-ms_plan *fixture_plan_at(fixture_planning *f, uint64_t budget_bytes);
-
-/* As ms_pipeline_plan() at a budget; `f` stays as it is. */
+/* As ms_pipeline_plan() at a budget. */
 int fixture_try_plan(const fixture_planning *f, uint64_t budget_bytes, ms_plan **plan, ms_error *err);
+
+/* The plan of a budget, which has to be feasible. To be freed by the caller. */
+ms_plan *fixture_plan_at(const fixture_planning *f, uint64_t budget_bytes);
 
 /* Planning at a budget gives a plan or MS_ENOMEM, and leaks nothing, whichever allocation fails. */
 void fixture_plan_without_memory(const fixture_planning *f, uint64_t budget_bytes);
 
 /* What a refusal names. */
-uint64_t fixture_smallest_budget(fixture_planning *f);
+uint64_t fixture_smallest_budget(const fixture_planning *f);
 
 /* What an unoptimized step needs. */
-uint64_t fixture_need(fixture_planning *f);
+uint64_t fixture_need(const fixture_planning *f);
 
 /* The k-th of `count` budgets from the smallest to 20% above the need. */
 uint64_t fixture_budget(uint64_t smallest, uint64_t need, uint64_t k, uint64_t count);

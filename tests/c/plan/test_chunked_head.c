@@ -32,9 +32,7 @@ static ms_graph *make_graph(bool marks_head, bool is_half)
 static int set_up(void **state)
 {
     fixture *f = calloc(1, sizeof *f);
-    f->graph = make_graph(true, false);
-    f->hardware = fixture_real_hardware();
-    ms_config_default(&f->config);
+    *f = fixture_open(make_graph(true, false));
     f->config.enable_tiling = true;
     *state = f;
     return 0;
@@ -53,27 +51,11 @@ static void use_graph(fixture *f, bool marks_head, bool is_half)
     f->graph = make_graph(marks_head, is_half);
 }
 
-static ms_plan *plan_at(const fixture *f, uint64_t budget_bytes)
-{
-    ms_plan *plan;
-    ms_error err;
-    assert_ms_ok(fixture_try_plan(f, budget_bytes, &plan, &err), err);
-    return plan;
-}
-
-static uint64_t smallest_budget(const fixture *f)
-{
-    ms_plan *plan;
-    ms_error err;
-    assert_int_equal(fixture_try_plan(f, 1, &plan, &err), MS_EINFEASIBLE);
-    return err.hint_bytes;
-}
-
 static uint64_t smallest_exact_budget(const fixture *f)
 {
     fixture exact = *f;
     exact.config.enable_tiling = false;
-    return smallest_budget(&exact);
+    return fixture_smallest_budget(&exact);
 }
 
 /* ---- what it takes off ------------------------------------------------------------------------- */
@@ -211,7 +193,7 @@ static void returned_logits_are_gone_too(void **state)
 
 static void assert_off(const fixture *f, uint64_t budget_bytes, ms_rule rule)
 {
-    ms_plan *plan = plan_at(f, budget_bytes);
+    ms_plan *plan = fixture_plan_at(f, budget_bytes);
     const ms_plan_option *option = &plan->step_options[MS_STEP_CHUNKED_LOSS_HEAD];
     assert_false(option->chosen);
     assert_string_equal(ms_rule_name((ms_rule)option->rule), ms_rule_name(rule));
@@ -221,9 +203,9 @@ static void assert_off(const fixture *f, uint64_t budget_bytes, ms_rule rule)
 static void it_makes_smaller_budgets_possible(void **state)
 {
     const fixture *f = *state;
-    uint64_t with = smallest_budget(f), without = smallest_exact_budget(f);
+    uint64_t with = fixture_smallest_budget(f), without = smallest_exact_budget(f);
     assert_true(with + LOGITS / 2 < without);
-    ms_plan *plan = plan_at(f, with);
+    ms_plan *plan = fixture_plan_at(f, with);
     assert_true(plan->step_options[MS_STEP_CHUNKED_LOSS_HEAD].chosen);
     assert_false(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].chosen);
     assert_true(plan->replay.peak_bytes <= with);
@@ -237,20 +219,20 @@ static void a_budget_that_fits_without_it_does_not_get_it(void **state)
     fixture *f = *state;
     uint64_t exact = smallest_exact_budget(f);
     for (uint64_t budget = exact; budget < 3 * exact; budget += exact / 7) {
-        ms_plan *with = plan_at(f, budget);
+        ms_plan *with = fixture_plan_at(f, budget);
         assert_false(with->step_options[MS_STEP_CHUNKED_LOSS_HEAD].chosen);
         if (!with->skipped) {
             assert_int_equal(with->step_options[MS_STEP_CHUNKED_LOSS_HEAD].rule, MS_RULE_EXACT_FITS);
         }
         f->config.enable_tiling = false;
-        ms_plan *without = plan_at(f, budget);
+        ms_plan *without = fixture_plan_at(f, budget);
         f->config.enable_tiling = true;
         assert_int_equal(with->replay.step_ns, without->replay.step_ns);
         assert_int_equal(with->replay.peak_bytes, without->replay.peak_bytes);
         ms_plan_free(with);
         ms_plan_free(without);
     }
-    ms_plan *below = plan_at(f, exact - 1);
+    ms_plan *below = fixture_plan_at(f, exact - 1);
     assert_true(below->step_options[MS_STEP_CHUNKED_LOSS_HEAD].chosen);
     ms_plan_free(below);
 }
@@ -266,9 +248,9 @@ static void so_it_is_before_the_loop_is_known(void **state)
 static void within_its_budgets_plans_are_monotone(void **state)
 {
     const fixture *f = *state;
-    uint64_t smallest = smallest_budget(f), exact = smallest_exact_budget(f), slower_ns = UINT64_MAX;
+    uint64_t smallest = fixture_smallest_budget(f), exact = smallest_exact_budget(f), slower_ns = UINT64_MAX;
     for (uint64_t budget = smallest; budget < exact; budget += (exact - smallest) / 9 + 1) {
-        ms_plan *plan = plan_at(f, budget);
+        ms_plan *plan = fixture_plan_at(f, budget);
         assert_true(plan->replay.peak_bytes <= budget);
         assert_true(plan->replay.step_ns <= slower_ns);
         slower_ns = plan->replay.step_ns;
@@ -279,9 +261,9 @@ static void within_its_budgets_plans_are_monotone(void **state)
 static void the_next_larger_budget_is_the_exact_one(void **state)
 {
     const fixture *f = *state;
-    ms_plan *plan = plan_at(f, smallest_exact_budget(f) - 1);
+    ms_plan *plan = fixture_plan_at(f, smallest_exact_budget(f) - 1);
     assert_true(plan->why.known);
-    ms_plan *next = plan_at(f, plan->why.larger.budget_bytes);
+    ms_plan *next = fixture_plan_at(f, plan->why.larger.budget_bytes);
     assert_false(next->step_options[MS_STEP_CHUNKED_LOSS_HEAD].chosen);
     ms_plan_free(next);
     ms_plan_free(plan);
@@ -295,7 +277,7 @@ static void the_flag_and_the_mode_refuse_it(void **state)
     assert_off(f, exact, MS_RULE_FLAG_OFF);
     f->config.enable_tiling = true;
     f->config.mode = MS_MODE_CONSERVATIVE;
-    assert_off(f, smallest_budget(f), MS_RULE_MODE);
+    assert_off(f, fixture_smallest_budget(f), MS_RULE_MODE);
     f->config.mode = MS_MODE_BALANCED;
     assert_off(f, 100000 * MIB, MS_RULE_COMFORTABLE);
 }
@@ -304,7 +286,7 @@ static void without_the_layers_marks_there_is_none(void **state)
 {
     fixture *f = *state;
     use_graph(f, false, false);
-    assert_off(f, smallest_budget(f), MS_RULE_NO_PLAIN_HEAD);
+    assert_off(f, fixture_smallest_budget(f), MS_RULE_NO_PLAIN_HEAD);
     ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, chunked_bit);
     assert_memory_equal(&without, &with, sizeof with);
 }
@@ -328,7 +310,7 @@ static void a_forced_plan_takes_the_smaller_head(void **state)
 {
     fixture *f = *state;
     f->config.force_optimize = true;
-    ms_plan *plan = plan_at(f, MS_UNSET);
+    ms_plan *plan = fixture_plan_at(f, MS_UNSET);
     assert_int_equal(plan->step_options[MS_STEP_CHUNKED_LOSS_HEAD].rule, MS_RULE_FORCED);
     assert_int_equal(ms_plan_step_options(plan), chunked_bit);
     ms_plan_free(plan);
@@ -337,8 +319,8 @@ static void a_forced_plan_takes_the_smaller_head(void **state)
 static void a_target_that_is_missed_takes_it(void **state)
 {
     fixture *f = *state;
-    f->hardware->ram.limit_bytes = smallest_budget(f);
-    ms_plan *plan = plan_at(f, MS_UNSET);
+    f->hardware->ram.limit_bytes = fixture_smallest_budget(f);
+    ms_plan *plan = fixture_plan_at(f, MS_UNSET);
     assert_true(plan->over_target);
     assert_true(plan->step_options[MS_STEP_CHUNKED_LOSS_HEAD].chosen);
     ms_plan_free(plan);
@@ -358,7 +340,7 @@ static void it_is_explained(void **state)
 {
     const fixture *f = *state;
     uint64_t exact = smallest_exact_budget(f);
-    ms_plan *plan = plan_at(f, exact - 1), *read;
+    ms_plan *plan = fixture_plan_at(f, exact - 1), *read;
     assert_contains(ms_plan_explain(plan, -1), "chunked_loss_head is on: ");
     assert_contains(ms_plan_explain(plan, -1), "(rounding; rule pressure)");
     assert_contains(ms_plan_table(plan, f->hardware), "options     chunked_loss_head: frees ");
@@ -369,7 +351,7 @@ static void it_is_explained(void **state)
     ms_free(text);
     ms_plan_free(read);
     ms_plan_free(plan);
-    plan = plan_at(f, exact);
+    plan = fixture_plan_at(f, exact);
     assert_contains(ms_plan_explain(plan, -1), "chunked_loss_head is off: exact_fits - ");
     ms_plan_free(plan);
 }
@@ -387,7 +369,7 @@ static void its_names_are_stable(void **state)
 static void memory_may_run_out(void **state)
 {
     const fixture *f = *state;
-    fixture_plan_without_memory(f, smallest_budget(f));
+    fixture_plan_without_memory(f, fixture_smallest_budget(f));
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)

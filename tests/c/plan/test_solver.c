@@ -83,7 +83,8 @@ static void no_uniform_plan_that_fits_is_faster(void **state)
         fixture_planning f = fixture_open(fixture_graph(which));
         uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
         for (uint64_t k = 0; k < BUDGETS; k += 4) {
-            ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
+            f.config.memory_budget_bytes = budget_number(smallest, need, k);
+            ms_plan *plan = fixture_plan_at(&f, f.config.memory_budget_bytes);
             for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
                 ms_plan *uniform;
                 ms_error err;
@@ -110,8 +111,7 @@ static void a_plan_exists_from_the_smallest_budget_on(void **state)
         assert_int_equal(plan->replay.peak_bytes + plan->reserve_bytes, smallest);
         ms_plan_free(plan);
         ms_error err = {0};
-        f.config.memory_budget_bytes = smallest - 1;
-        assert_ms_fails(ms_pipeline_plan(f.graph, f.hardware, &f.config, &plan, &err), MS_EINFEASIBLE, err,
+        assert_ms_fails(fixture_try_plan(&f, smallest - 1, &plan, &err), MS_EINFEASIBLE, err,
                         "the smallest budget that would fit is");
         assert_int_equal(err.hint_bytes, smallest);
         fixture_close(&f);
@@ -341,10 +341,9 @@ static void it_fails_cleanly_when_memory_is_out(void **state)
     ms_plan *plan = NULL;
     ms_error err;
     int rc;
-    f.config.memory_budget_bytes = budget;
     do {
         ms_fault_arm(MS_FAULT_ALLOC, ++nth, 0);
-        rc = ms_pipeline_plan(f.graph, f.hardware, &f.config, &plan, &err);
+        rc = fixture_try_plan(&f, budget, &plan, &err);
         assert_true(rc == MS_OK || rc == MS_ENOMEM);
         assert_true(rc == MS_OK || ms_memory_live_blocks() == before);
     } while (rc != MS_OK);

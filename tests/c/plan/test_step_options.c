@@ -129,26 +129,10 @@ static void unpaired_marks_change_nothing(void **state)
 
 /* ---- the plan ------------------------------------------------------------------------------------- */
 
-static ms_plan *plan_at(const fixture *f, uint64_t budget_bytes)
-{
-    ms_plan *plan;
-    ms_error err;
-    assert_ms_ok(fixture_try_plan(f, budget_bytes, &plan, &err), err);
-    return plan;
-}
-
-static uint64_t smallest_budget(const fixture *f)
-{
-    ms_plan *plan;
-    ms_error err;
-    assert_int_equal(fixture_try_plan(f, 1, &plan, &err), MS_EINFEASIBLE);
-    return err.hint_bytes;
-}
-
 static void a_budget_that_binds_turns_the_head_on(void **state)
 {
     fixture *f = *state;
-    ms_plan *plan = plan_at(f, smallest_budget(f));
+    ms_plan *plan = fixture_plan_at(f, fixture_smallest_budget(f));
     const ms_plan_option *option = &plan->step_options[MS_STEP_EXACT_LOSS_HEAD];
     assert_true(option->chosen);
     assert_int_equal(option->rule, MS_RULE_PRESSURE);
@@ -175,17 +159,17 @@ static void a_budget_that_binds_turns_the_head_on(void **state)
 static void the_head_lowers_the_smallest_budget(void **state)
 {
     fixture *f = *state;
-    uint64_t with = smallest_budget(f);
+    uint64_t with = fixture_smallest_budget(f);
     ms_graph_free(f->graph);
     f->graph = make_graph(false); /* two buffers in its backward, and nothing marked */
-    uint64_t without = smallest_budget(f);
+    uint64_t without = fixture_smallest_budget(f);
     assert_true(without >= with + LOGITS - ACTIVATION);
 }
 
 static void a_comfortable_fit_leaves_the_head_off(void **state)
 {
     fixture *f = *state;
-    ms_plan *plan = plan_at(f, 100000 * MIB);
+    ms_plan *plan = fixture_plan_at(f, 100000 * MIB);
     assert_true(plan->skipped);
     assert_false(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].chosen);
     assert_int_equal(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].rule, MS_RULE_COMFORTABLE);
@@ -197,7 +181,7 @@ static void without_marks_there_is_no_head(void **state)
     fixture *f = *state;
     ms_graph_free(f->graph);
     f->graph = make_graph(false);
-    ms_plan *plan = plan_at(f, smallest_budget(f));
+    ms_plan *plan = fixture_plan_at(f, fixture_smallest_budget(f));
     assert_false(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].chosen);
     assert_int_equal(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].rule, MS_RULE_NO_LOSS_HEAD);
     ms_plan_free(plan);
@@ -210,7 +194,7 @@ static void on_a_gpu_the_head_is_torchs(void **state)
     f->hardware->gpu_count = 1;
     f->hardware->gpu[0].total_bytes = 64000 * MIB;
     f->config.force_optimize = true;
-    ms_plan *plan = plan_at(f, MS_UNSET);
+    ms_plan *plan = fixture_plan_at(f, MS_UNSET);
     assert_false(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].chosen);
     assert_int_equal(plan->step_options[MS_STEP_EXACT_LOSS_HEAD].rule, MS_RULE_HOST_ONLY);
     ms_plan_free(plan);
@@ -222,9 +206,9 @@ static void plans_stay_monotone(void **state)
     fixture *f = *state;
     ms_free(f->hardware);
     f->hardware = fixture_real_hardware();
-    uint64_t smallest = smallest_budget(f), slower_ns = UINT64_MAX;
+    uint64_t smallest = fixture_smallest_budget(f), slower_ns = UINT64_MAX;
     for (uint64_t budget = smallest; budget < 4 * smallest; budget += smallest / 13) {
-        ms_plan *plan = plan_at(f, budget);
+        ms_plan *plan = fixture_plan_at(f, budget);
         assert_true(plan->replay.peak_bytes + plan->reserve_bytes <= budget);
         assert_true(plan->skipped || plan->replay.step_ns <= slower_ns);
         slower_ns = plan->replay.step_ns;
@@ -245,7 +229,7 @@ static void assert_contains(char *text, const char *part)
 static void table_and_explanation_name_it(void **state)
 {
     fixture *f = *state;
-    ms_plan *plan = plan_at(f, smallest_budget(f));
+    ms_plan *plan = fixture_plan_at(f, fixture_smallest_budget(f));
     assert_contains(ms_plan_table(plan, f->hardware), "options     exact_loss_head: frees ");
     assert_contains(ms_plan_explain(plan, -1), "exact_loss_head is on: ");
     assert_contains(ms_plan_explain(plan, -1), "of the peak and takes ");
@@ -258,7 +242,7 @@ static void table_and_explanation_name_it(void **state)
 static void options_survive_the_round_trip(void **state)
 {
     fixture *f = *state;
-    ms_plan *plan = plan_at(f, smallest_budget(f)), *read;
+    ms_plan *plan = fixture_plan_at(f, fixture_smallest_budget(f)), *read;
     ms_error err;
     char *text = ms_plan_to_json(plan);
     assert_ms_ok(ms_plan_parse(text, &read, &err), err);
@@ -274,7 +258,7 @@ static void options_survive_the_round_trip(void **state)
 /* ms_plan_parse() of a document whose first option was changed. */
 static void refuse_option(const fixture *f, const char *member, json_t *value, const char *place)
 {
-    ms_plan *plan = plan_at(f, smallest_budget(f)), *read;
+    ms_plan *plan = fixture_plan_at(f, fixture_smallest_budget(f)), *read;
     ms_error err;
     char *text = ms_plan_to_json(plan);
     json_t *tree = json_loads(text, 0, NULL);
@@ -300,7 +284,7 @@ static void a_document_of_other_options_is_refused(void **state)
 static void a_document_without_options_is_read(void **state)
 {
     const fixture *f = *state;
-    ms_plan *plan = plan_at(f, smallest_budget(f)), *read;
+    ms_plan *plan = fixture_plan_at(f, fixture_smallest_budget(f)), *read;
     ms_error err;
     char *text = ms_plan_to_json(plan);
     json_t *tree = json_loads(text, 0, NULL);
@@ -337,7 +321,7 @@ static void names_and_classes_are_stable(void **state)
 static void memory_may_run_out(void **state)
 {
     const fixture *f = *state;
-    fixture_plan_without_memory(f, smallest_budget(f));
+    fixture_plan_without_memory(f, fixture_smallest_budget(f));
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)

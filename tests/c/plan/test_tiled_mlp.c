@@ -37,9 +37,7 @@ static ms_graph *make_both(uint64_t gradient_bytes)
 static int set_up(void **state)
 {
     fixture *f = calloc(1, sizeof *f);
-    f->graph = make_both(4 * MIB);
-    f->hardware = fixture_real_hardware();
-    ms_config_default(&f->config);
+    *f = fixture_open(make_both(4 * MIB));
     f->config.enable_tiling = true;
     *state = f;
     return 0;
@@ -52,22 +50,11 @@ static int tear_down(void **state)
     return 0;
 }
 
-static ms_plan *plan_at(const fixture *f, uint64_t budget_bytes)
-{
-    ms_plan *plan;
-    ms_error err;
-    assert_ms_ok(fixture_try_plan(f, budget_bytes, &plan, &err), err);
-    return plan;
-}
-
 static uint64_t smallest_budget(const fixture *f, bool tiling)
 {
     fixture other = *f;
-    ms_plan *plan;
-    ms_error err;
     other.config.enable_tiling = tiling;
-    assert_int_equal(fixture_try_plan(&other, 1, &plan, &err), MS_EINFEASIBLE);
-    return err.hint_bytes;
+    return fixture_smallest_budget(&other);
 }
 
 static void layers_run_their_second_program(void **state)
@@ -92,12 +79,12 @@ static void it_is_for_budgets_that_nothing_exact_fits(void **state)
     const fixture *f = *state;
     uint64_t exact = smallest_budget(f, false), tiled = smallest_budget(f, true);
     assert_true(tiled + SAVED / 2 < exact);
-    ms_plan *plan = plan_at(f, tiled);
+    ms_plan *plan = fixture_plan_at(f, tiled);
     assert_int_equal(ms_plan_step_options(plan), tiled_bit);
     assert_true(plan->replay.peak_bytes + plan->reserve_bytes <= tiled);
     assert_true(plan->why.known && plan->why.lower_bound_ns <= plan->replay.step_ns);
     ms_plan_free(plan);
-    plan = plan_at(f, exact);
+    plan = fixture_plan_at(f, exact);
     assert_int_equal(ms_plan_step_options(plan), 0);
     assert_int_equal(plan->step_options[MS_STEP_TILED_MLP].rule, MS_RULE_EXACT_FITS);
     ms_plan_free(plan);
@@ -105,7 +92,7 @@ static void it_is_for_budgets_that_nothing_exact_fits(void **state)
 
 static void assert_off(const fixture *f, uint64_t budget_bytes, ms_rule rule)
 {
-    ms_plan *plan = plan_at(f, budget_bytes);
+    ms_plan *plan = fixture_plan_at(f, budget_bytes);
     const ms_plan_option *option = &plan->step_options[MS_STEP_TILED_MLP];
     assert_false(option->chosen);
     assert_string_equal(ms_rule_name((ms_rule)option->rule), ms_rule_name(rule));

@@ -86,15 +86,20 @@ def test_predicted_peak_is_the_measured_one(name, expected_gb, tolerance):
 CLOSE = {"lstm": 0.02, "bert": 0.01}
 
 
-@pytest.mark.parametrize("name", TRACEABLE)
-def test_replaying_the_graph_gives_the_live_bytes_of_a_real_step(name):
+def _traced(name):
+    """A case, its batch as a step without a cache takes it, and its graph."""
     torch.manual_seed(0)
     case = MODELS[name]()
     args, kwargs = case.batch(0)
     if getattr(getattr(case.model, "config", None), "use_cache", False):
         kwargs["use_cache"] = False
     with torch.autocast("cpu", case.autocast or torch.bfloat16, enabled=case.autocast is not None):
-        graph = json.loads(MemoryProfiler().trace(case.model, args, kwargs))
+        return case, args, kwargs, json.loads(MemoryProfiler().trace(case.model, args, kwargs))
+
+
+@pytest.mark.parametrize("name", TRACEABLE)
+def test_replaying_the_graph_gives_the_live_bytes_of_a_real_step(name):
+    case, args, kwargs, graph = _traced(name)
     if graph["loop"]["external_loss_bytes"]:
         return  # the loss outside is reserved for, not traced
     for _ in range(2):  # the first real step makes what modules cache
@@ -109,13 +114,7 @@ NOT_IDENTICAL = {"gpt2_autocast", "bert", "lstm"}
 
 @pytest.mark.parametrize("name", TRACEABLE)
 def test_the_static_graph_is_that_of_a_real_step(name):
-    torch.manual_seed(0)
-    case = MODELS[name]()
-    args, kwargs = case.batch(0)
-    if getattr(getattr(case.model, "config", None), "use_cache", False):
-        kwargs["use_cache"] = False
-    with torch.autocast("cpu", case.autocast or torch.bfloat16, enabled=case.autocast is not None):
-        static = json.loads(MemoryProfiler().trace(case.model, args, kwargs))
+    case, args, kwargs, static = _traced(name)
     _core.graph_check(json.dumps(static))
     loss = _loss_of_the_profiler
     trace_live(case.model, args, kwargs, loss, case.autocast)

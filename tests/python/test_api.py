@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import subprocess
 import sys
 import textwrap
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -299,6 +303,30 @@ def test_a_second_model_with_a_budget_is_warned_of(caplog: pytest.LogCaptureFixt
     memscale.wrap(third, config)
     assert "another model of this process" not in caplog.text
     memscale.detach(third)
+
+
+def test_a_model_that_is_garbage_has_no_budget(caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(memory_budget_gb=8.0)
+    with suppress_collection():
+        gone = memscale.wrap(_mlp(), config)
+        gone.found_in = [gone]
+        reference = weakref.ref(gone)
+        del gone
+        assert reference() is not None
+        model = memscale.wrap(_mlp(), config)
+    assert "another model of this process" not in caplog.text
+    memscale.wrap(model, config)  # the same again: the first wrap is replaced
+    assert "another model of this process" not in caplog.text
+    memscale.detach(model)
+
+
+@contextmanager
+def suppress_collection() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def test_a_config_in_the_place_of_a_sample_is_named() -> None:

@@ -1,37 +1,86 @@
 """Tells an input that does not fit a model from a model that can't be traced.
 
-Both end a trace with an exception of torch's, and the second is no fault of the caller's: real
-steps are profiled then. Used where `wrap()` is given a `sample_input`, which no forward would
-complain about. Only what torch says of shapes, sizes and types that do not go together counts.
+Both end a trace with an exception of torch's or of the model's own, in words that change with
+torch's versions, and the second is no fault of the caller's: real steps are profiled then. So it is not the
+words that decide but the model: a trace that failed for a `sample_input`, which no forward would
+complain about, is followed by one forward of the sample for real, without gradients.
 """
 
 from __future__ import annotations
 
-import re
+import copy
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["misfit_of"]
+if TYPE_CHECKING:
+    import torch
 
-_PHRASES = re.compile(
-    r"shapes? cannot be multiplied"
-    r"|must have (the )?same (reduction dim|dtype)"
-    r"|must match the (size|existing size)"
-    r"|(size|shape)s? (mismatch|do(es)? not match)"
-    r"|[Ee]xpected (\w+ )?(input|tensor|index|indices)\b.* to have"
-    r"|[Ee]xpected [^.]*\b(channels|scalar type|\d-?D)\b"
-    r"|[Gg]iven (normalized_shape|groups)\b"
-    r"|is invalid for input of size"
-    r"|[Dd]imension out of range"
-    r"|not broadcastable|could not be broadcast|can('t|not) be expanded"
-)
+__all__ = ["Misfit", "misfit_of"]
 
 
-def misfit_of(error: BaseException) -> str | None:
-    """What torch said, on one line, if the exception that ended a trace says that sizes or types
-    do not go together; else None."""
+class Misfit(TypeError):
+    """An input has a type that an operator does not take; see `operand_types.py`."""
+
+
+def misfit_of(
+    error: BaseException, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """What the model says to these arguments, on one line, if that is why a trace ended with
+    `error`; None where the model takes them. Leaves the model, the arguments and the random states as
+    they were."""
     cause = error.__cause__
-    while cause is not None:
-        text = " ".join(str(cause).split())
-        if isinstance(cause, (RuntimeError, ValueError, IndexError, TypeError)) and _PHRASES.search(text):
-            return text[:300]
-        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, Misfit):
+        return _line(cause)
+    if cause is None or _is_about_fakes(cause) or not _can_run(model, args, kwargs):
+        return None
+    refusal = _refusal(model, args, kwargs)
+    return None if refusal is None else _line(refusal)
+
+
+def _is_about_fakes(cause: BaseException) -> bool:
+    """Whether only a fake tensor can raise it."""
+    from torch._subclasses import fake_tensor
+
+    names = (
+        "DataDependentOutputException",
+        "DynamicOutputShapeException",
+        "UnsupportedFakeTensorException",
+        "UnsupportedOperatorException",
+    )
+    kinds = tuple(kind for kind in (getattr(fake_tensor, name, None) for name in names) if kind is not None)
+    return isinstance(cause, kinds)
+
+
+def _can_run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Not where ranks would have to run it together, nor where the sample has no values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    from .fakes import tensors_in
+    from .shards import has_shards
+
+    return not has_shards(model) and not any(
+        isinstance(tensor, FakeTensor) or tensor.device.type == "meta" for tensor in tensors_in((args, kwargs))
+    )
+
+
+def _refusal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    import torch
+
+    from .isolation import isolated
+    from .profiler import standing_aside
+
+    with standing_aside(), isolated(model), torch.no_grad():
+        model.train()
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.clone()
+        try:
+            copied_args, copied_kwargs = copy.deepcopy((args, kwargs))
+            model(*copied_args, **copied_kwargs)
+        except Exception as error:
+            return error
     return None
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import json
 import logging
 import threading
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..errors import IntegrationError, MemScaleError, ProfileError
 from .caches import without_cache
+from .misfit import Misfit
 
 if TYPE_CHECKING:
     import torch
@@ -38,9 +40,10 @@ if TYPE_CHECKING:
     from ..config import Config
     from .fakes import Twins
     from .isolation import Snapshot
+    from .static_tracer import StaticTracer
     from .tracer import LiveTracer
 
-__all__ = ["MemoryProfiler", "describe_arguments", "is_tracing"]
+__all__ = ["MemoryProfiler", "describe_arguments", "is_tracing", "standing_aside"]
 
 _log = logging.getLogger("memscale")
 _active = threading.local()
@@ -49,6 +52,16 @@ _active = threading.local()
 def is_tracing() -> bool:
     """Whether this thread is inside a static trace: hooks on the model stand aside then."""
     return getattr(_active, "depth", 0) > 0
+
+
+@contextmanager
+def standing_aside() -> Iterator[None]:
+    """Within, hooks on a model that this thread runs stand aside, as in a trace."""
+    _active.depth = getattr(_active, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _active.depth -= 1
 
 
 class MemoryProfiler:
@@ -134,9 +147,8 @@ class MemoryProfiler:
         name = type(model).__name__
         tracer = StaticTracer(name, describe_arguments(args, kwargs))
         twins = Twins()
-        _active.depth = getattr(_active, "depth", 0) + 1
         try:
-            with isolated(model) as snapshot, ExitStack() as stack:
+            with standing_aside(), isolated(model) as snapshot, ExitStack() as stack:
                 if in_tiles:
                     Tiles(model, is_tracing, traced=True).set(True)  # the snapshot takes them off
                 if branch_on_values:
@@ -147,12 +159,13 @@ class MemoryProfiler:
             _take_back_after(error, twins)
             if not isinstance(error, Exception):
                 raise
+            if isinstance(error, Misfit):
+                raise ProfileError(f"the input does not fit {name}: {error}") from error
             kind = "" if isinstance(error, MemScaleError) else f"{type(error).__name__}: "
             raise ProfileError(
                 f"{name} can't be traced without running it: {kind}{_first_line(error)}"
             ) from error
         finally:
-            _active.depth -= 1
             twins.forget()
         _refuse_leftovers(name, tracer, twins)
         return graph
@@ -220,7 +233,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 class _StaticStep:
     """One forward, backward and optimizer step of a model whose tensors are twins."""
 
-    def __init__(self, model: torch.nn.Module, tracer: LiveTracer, twins: Twins) -> None:
+    def __init__(self, model: torch.nn.Module, tracer: StaticTracer, twins: Twins) -> None:
         self._model = model
         self._tracer = tracer
         self._twins = twins
@@ -249,6 +262,8 @@ class _StaticStep:
         args = self._twins.replace(tuple(args))
         kwargs = self._twins.replace(kwargs)
         tracer = self._tracer
+        for name, tensor in _named_tensors(self._model, args, kwargs):
+            tracer.add_input(name, tensor)
         tracer.resident_batch(tensors_in((args, kwargs)))
         parameters = list(self._model.parameters())
         tracer.resident_parameters(parameters)
@@ -413,6 +428,21 @@ class _Token:
 
     def __del__(self) -> None:
         self.tracer.dropped(self.node, self.serial)
+
+
+def _named_tensors(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a forward's arguments under the names that the forward gives them."""
+    from .fakes import tensors_in
+
+    try:
+        named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        named = {**{f"argument {place}": value for place, value in enumerate(args)}, **kwargs}
+    for name, value in named.items():
+        for tensor in tensors_in(value):
+            yield name, tensor
 
 
 # ---- the loss ---------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ..observability.logs import drain_core_log
 from ..policy.decision import log_decision, plan_by_policy
 from .execution_plan import ExecutionPlan
 from .host_memory import HostMemory
-from .misfit import misfit_of
+from .misfit import Misfit, misfit_of
 from .profiler import MemoryProfiler, load_tracer
 
 if TYPE_CHECKING:
@@ -266,9 +266,12 @@ class Session:
                 raise ProfileError("the model can't be traced: other threads keep running its forward")
             return self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
         except ProfileError as error:
-            misfit = misfit_of(error) if self._has_sample else None
+            misfit = misfit_of(error, model, args, kwargs) if self._has_sample else None
             if misfit is not None:
                 raise ProfileError(f"sample_input does not fit {type(model).__name__}: {misfit}") from error
+            if isinstance(error.__cause__, Misfit):  # the forward is about to say so itself
+                _log.debug("%s", error)
+                return None
             self._is_untraceable = is_alone
             if not self.config.use_empirical_fallback:
                 raise

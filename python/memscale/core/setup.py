@@ -8,6 +8,7 @@ before the plan, and the peak counter of the process is reset last.
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import logging
 import os
@@ -177,12 +178,20 @@ def _warn_of_several_budgets(executor: Executor, config: Config) -> None:
     """A budget is the process's, and a plan knows of no other's."""
     if config.memory_budget_gb is None:
         return
-    if any(other.is_attached for other in _with_budgets):
+    if _others_have_budgets():
         _log.warning(
             "wrap: another model of this process has a budget too; each plan counts the other's parameters, but not "
             "what it saves for backward nor its gradients: leave room for these in both budgets"
         )
     _with_budgets.add(executor)
+
+
+def _others_have_budgets() -> bool:
+    """A model that nobody holds any more may live on in a cycle, and its executor with it, until it is collected."""
+    if not any(other.is_attached for other in _with_budgets):
+        return False
+    gc.collect()
+    return any(other.is_attached for other in _with_budgets)
 
 
 def _check_optimizer(optimizer: Any) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .tracer import LiveTracer
+from .operand_types import OperandTypes
+from .tracer import LiveTracer, tensors_of
 
 __all__ = ["StaticTracer", "know", "libraries_branch_on_values"]
 
@@ -38,6 +39,11 @@ class StaticTracer(LiveTracer):
 
     def __init__(self, model: str, signature: str) -> None:
         super().__init__(model, signature, "static", _kernels())
+        self._types = OperandTypes()
+
+    def add_input(self, name: str, tensor: torch.Tensor) -> None:
+        """Says which argument of the caller's a fake tensor stands for."""
+        self._types.add_input(name, tensor)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -49,7 +55,14 @@ class StaticTracer(LiveTracer):
         # Asked for thousands of times a step; no need to bother the fake mode with it.
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            if self.is_forward and func not in self._kernels:
+                self._types.check(func, args, kwargs or {}, ())
+            raise
+        if self.is_forward and func not in self._kernels:
+            self._types.check(func, args, kwargs or {}, tensors_of(result))
         if type(result) is FakeTensor and not result.dtype.is_floating_point:
             _follow(func, args, kwargs or {}, result)
         return result

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import _core
 from .arguments import Arguments, plain_tensors
 
-__all__ = ["NO_NODE", "LiveTracer", "first_output", "is_maker", "plain_leaves"]
+__all__ = ["NO_NODE", "LiveTracer", "first_output", "is_maker", "plain_leaves", "tensors_of"]
 
 NO_NODE = 0xFFFFFFFF
 """What `saved()` gives as node while the tracer is not listening."""
@@ -141,6 +141,11 @@ class LiveTracer(TorchDispatchMode):
         """Ends it; must be the innermost dispatch mode, as after `start()`."""
         self.__exit__(None, None, None)
 
+    @property
+    def is_forward(self) -> bool:
+        """Whether operators that run now are of the model's forward, and reported."""
+        return self._phase == "forward" and not self._paused
+
     def pause(self) -> None:
         """Operators and layers are not reported until `resume()`; deaths are. Nests."""
         self._paused += 1
@@ -167,7 +172,7 @@ class LiveTracer(TorchDispatchMode):
         made = []
         is_new = False
         all_new = True
-        for tensor in _tensors(result):
+        for tensor in tensors_of(result):
             for storage in _storages(tensor):
                 new = self._see(storage, operator.mutable)
                 is_new |= new
@@ -176,9 +181,9 @@ class LiveTracer(TorchDispatchMode):
             outputs.append((tensor.shape, _bytes(tensor)))
         if not is_new and not operator.mutable:
             return  # a view by another name
-        operands = [(tensor.shape, _bytes(tensor)) for tensor in _tensors(args)]
+        operands = [(tensor.shape, _bytes(tensor)) for tensor in tensors_of(args)]
         if kwargs:
-            operands.extend((tensor.shape, _bytes(tensor)) for tensor in _tensors(kwargs.values()))
+            operands.extend((tensor.shape, _bytes(tensor)) for tensor in tensors_of(kwargs.values()))
         workspace = operator.convolves and _in_default_layout(args)
         self._trace.op(_name_of(operator, kwargs), tuple(operands), tuple(outputs), workspace)
         if self._frame is not None:
@@ -194,7 +199,7 @@ class LiveTracer(TorchDispatchMode):
     ) -> None:
         written = [args[place] for place in operator.written if place < len(args)]
         written.extend(kwargs[name] for name in operator.written_names if kwargs and name in kwargs)
-        for tensor in _tensors(written):
+        for tensor in tensors_of(written):
             for storage in _storages(tensor):
                 self._trace.wrote(storage._cdata)
 
@@ -418,7 +423,7 @@ def _bytes(tensor: torch.Tensor) -> int:
     return sum(storage.nbytes() for storage in _storages(tensor))
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
+def tensors_of(values: Any) -> Iterator[torch.Tensor]:
     """Tensors among an operator's arguments or results: they nest two deep at most."""
     if isinstance(values, torch.Tensor):
         yield values
@@ -429,14 +434,14 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            yield from tensors_of(value)
 
 
 def _keys(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, ...]:
     """The storages of an operator's tensor arguments."""
-    found = [storage._cdata for tensor in _tensors(args) for storage in _storages(tensor)]
+    found = [storage._cdata for tensor in tensors_of(args) for storage in _storages(tensor)]
     if kwargs:
-        found.extend(storage._cdata for tensor in _tensors(kwargs.values()) for storage in _storages(tensor))
+        found.extend(storage._cdata for tensor in tensors_of(kwargs.values()) for storage in _storages(tensor))
     return tuple(found)
 
 

@@ -13,6 +13,14 @@
  * answer is the best replay among their schedules. In both cases a larger budget never
  * gives a slower schedule, and the same chain and budget give the same answer whatever
  * the number of threads. What is infeasible is decided in bytes, never in buckets.
+ *
+ * Links. A store begins when its layer's forward has ended; compute then waits until no
+ * more than the write window's bytes are on their way. Fetches are issued before each
+ * operation, in the order of the backwards, while no more than the read window's bytes
+ * have come ahead of them; a backward waits for its own. What is on its way is in memory.
+ * With options over links an answer is the best of many replays, and `exact` only where no
+ * schedule can be faster; never slower than compute that waits for every transfer, as it
+ * does in chains of more than 300 layers.
  */
 #ifndef MEMSCALE_CHAIN_H
 #define MEMSCALE_CHAIN_H
@@ -30,8 +38,14 @@ enum {
     MS_CHAIN_BUCKETS = 500 /* of a table; short chains get more, long ones may get fewer */
 };
 
-/* One way to run a layer so that its backward can follow. Where the option moves bytes
- * over a link, the times include the transfers, of which nothing is taken to be hidden. */
+/* What options move bytes over, down after a forward and back for its backward: one
+ * transfer at a time, whichever way. */
+typedef struct ms_chain_link {
+    char *name;           /* may be NULL */
+    uint64_t bytes_per_s; /* at least 1 */
+} ms_chain_link;
+
+/* One way to run a layer so that its backward can follow. */
 typedef struct ms_chain_option {
     char *kind;                  /* a free label; may be NULL */
     uint64_t saved_bytes;        /* stored from forward to backward: the output included, the input not */
@@ -39,6 +53,9 @@ typedef struct ms_chain_option {
     uint64_t bwd_ns;
     uint64_t fwd_tmp_bytes;      /* beside what is saved, during the forward */
     uint64_t bwd_tmp_bytes;      /* the same in backward; includes the gradient of the input */
+    uint32_t link;               /* index of the link that it uses, plus 1; 0: none */
+    uint64_t link_bytes;         /* moved each way; during the layer's own forward and backward
+                                  * they are part of its transients */
 } ms_chain_option;
 
 typedef struct ms_chain_layer {
@@ -54,6 +71,8 @@ typedef struct ms_chain {
     uint64_t input_bytes;        /* x_0 */
     uint32_t layer_count;        /* 1 to MS_CHAIN_LAYERS_MOST */
     ms_chain_layer *layers;
+    uint32_t link_count;         /* up to MS_CHAIN_LINKS_MOST */
+    ms_chain_link *links;
 } ms_chain;
 
 typedef enum ms_chain_op_kind {
@@ -75,11 +94,14 @@ typedef struct ms_chain_answer {
     bool exact;                     /* the optimum of the recurrence */
     uint64_t smallest_budget_bytes; /* the least budget that is feasible; of a chain of more than
                                      * 1000 layers, one that is. UINT64_MAX: none is */
-    uint64_t lower_bound_ns;        /* the sum of every layer's fastest option */
+    uint64_t lower_bound_ns;        /* the sum of every layer's fastest option, transfers not counted;
+                                     * where options use links, what a relaxation shows if that is more */
     uint32_t buckets;               /* of a table that was or would be solved */
     uint32_t group_layers;          /* layers that its tables take for one: 1 but for long chains */
     uint64_t makespan_ns;           /* the rest: where feasible */
     uint64_t peak_bytes;            /* x_0 and, from the first operation on, the gradient of x_L included */
+    uint64_t write_window_bytes;    /* transfers beside the compute, see below; both 0: it waits for */
+    uint64_t read_window_bytes;     /* every transfer. UINT64_MAX: no limit */
     size_t op_count;
     ms_chain_op *ops;
 } ms_chain_answer;

@@ -5,8 +5,8 @@
  * there are levels, budgets that halve (where tables are cheap, in two steps) from what the
  * fastest schedule takes down to the least, and at last the largest budget whose buckets are one unit. The levels depend on
  * the chain alone; a budget is answered by the best replay among the schedules of the
- * first level that is not below it and all smaller ones, so what a smaller budget can
- * choose from, a larger one can too.
+ * first level of which the next is not large enough for it (a table reaches a quarter beyond
+ * its level) and all smaller ones, so what a smaller budget can choose from, a larger one can too.
  *
  * Most levels need not be solved: a schedule in the table of a small level takes no more
  * than that level's memory and its rounding; a table already solved, with its own rounding
@@ -35,7 +35,7 @@ enum {
 /* Splits times buckets. A chain gets more buckets than usual while a table costs no more
  * than the first (or, if it is long, the second), and fewer so that it costs no more than
  * the third. Levels lie close while a table costs no more than the last. */
-static const uint64_t cheap_work = 40000000, cheap_long_work = 600000000, dear_work = 3000000000;
+static const uint64_t cheap_work = 1000000, cheap_long_work = 600000000, dear_work = 3000000000;
 static const uint64_t fine_work = 200000000;
 
 /* Times of the whole chain in a table that was solved. */
@@ -98,13 +98,24 @@ static uint64_t entry_ns(const solving *s, uint32_t shift, uint32_t time)
     return ms__add_sat(s->fastest_ns, (uint64_t)time << shift);
 }
 
+/* A schedule that fits the budget takes no more than this beside x_0 when it is rounded. */
+static uint64_t reach_of(const solving *s, uint64_t bucket)
+{
+    uint64_t units = ms__sub_sat(s->budget, s->model.sizes[0]);
+    return ms__add_sat(units, ms__chain_rounding(&s->model, bucket, units, true));
+}
+
 /* Schedules of every time that the table has, the fastest first, until none can be better
  * than what was found. Each from the least memory that gives its time. */
-static int offer_table(solving *s, const ms__chain_table *table, ms_error *err)
+static int offer_table(solving *s, const ms__chain_table *table, uint64_t reach, ms_error *err)
 {
     const ms__chain_row *row = ms__chain_whole(table);
+    uint64_t fits = reach / table->bucket;
     int rc = MS_OK;
     for (uint32_t i = row->length; rc == MS_OK && i-- > 0;) {
+        if (row->first + i > fits) {
+            continue;
+        }
         bool first_of_time = i == 0 || row->times[i - 1] != row->times[i];
         if (s->found && entry_ns(s, table->shift, row->times[i]) > s->best.makespan_ns) {
             break;
@@ -116,11 +127,10 @@ static int offer_table(solving *s, const ms__chain_table *table, ms_error *err)
 
 /* ---- what a level can give ------------------------------------------------------------ */
 
-/* No schedule that takes `units` beside x_0 is faster, as far as the table knows. */
-static uint64_t bound_of(const solving *s, const level *known, uint64_t units)
+/* No schedule that takes `units` beside x_0 when it is rounded is faster than this. */
+static uint64_t bound_at(const solving *s, const level *known, uint64_t units)
 {
-    uint64_t rounded = ms__add_sat(units, ms__chain_rounding(&s->model, known->bucket, units, true));
-    uint64_t m = rounded / known->bucket;
+    uint64_t m = units / known->bucket;
     uint32_t first = known->row.first, length = known->row.length;
     if (m > known->top) {
         return s->fastest_ns;
@@ -132,15 +142,30 @@ static uint64_t bound_of(const solving *s, const level *known, uint64_t units)
     return entry_ns(s, known->shift, known->row.times[i]);
 }
 
+/* Whether the table shows that no schedule of up to `units` is faster than what was found. Rounding
+ * is looked at only where it decides. */
+static bool excludes(const solving *s, const level *known, uint64_t units)
+{
+    if (bound_at(s, known, units) < s->best.makespan_ns) {
+        return false;
+    }
+    uint64_t rounding = ms__chain_rounding(&s->model, known->bucket, units, true);
+    return bound_at(s, known, ms__add_sat(units, rounding)) >= s->best.makespan_ns;
+}
+
 /* Whether a table over `units` could hold a schedule better than what was found. */
 static bool may_help(const solving *s, uint64_t bucket, uint64_t units)
 {
-    uint64_t reach = ms__add_sat(units, ms__chain_rounding(&s->model, bucket, units, false));
-    uint64_t bound = 0;
-    for (uint32_t i = 0; s->found && i < s->level_count; i++) {
-        bound = ms__max_u64(bound, bound_of(s, &s->levels[i], reach));
+    if (!s->found || s->level_count == 0) {
+        return true;
     }
-    return !s->found || bound < s->best.makespan_ns;
+    uint64_t reach = ms__add_sat(units, ms__chain_rounding(&s->model, bucket, units, false));
+    for (uint32_t i = 0; i < s->level_count; i++) {
+        if (excludes(s, &s->levels[i], reach)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* ---- tables --------------------------------------------------------------------------------- */
@@ -164,11 +189,12 @@ static int remember(solving *s, const ms__chain_table *table)
 static int solve_table(solving *s, uint64_t bucket, uint64_t units, ms_error *err)
 {
     ms__chain_table table;
-    int rc = ms__chain_table_make(&s->model, bucket, units, s->threads, &table);
+    uint64_t reach = reach_of(s, bucket);
+    int rc = ms__chain_table_make(&s->model, bucket, ms__min_u64(units, reach), s->threads, &table);
     if (rc != MS_OK) {
         return ms_fail(err, rc, "chain: out of memory for %u classes of segments", s->model.class_count);
     }
-    rc = offer_table(s, &table, err);
+    rc = offer_table(s, &table, reach, err);
     if (rc == MS_OK && remember(s, &table) != MS_OK) {
         rc = ms_fail(err, MS_ENOMEM, "chain: out of memory");
     }
@@ -213,7 +239,9 @@ static int solve_levels(solving *s, uint64_t most, uint64_t least, ms_error *err
         if (units < least || units <= one_unit) {
             break;
         }
-        rc = below >= s->budget ? MS_OK : solve_level(s, units, err);
+        bool next_is_one = below >= least && below > one_unit;
+        bool next_serves = (next_is_one ? ms__add_sat(below, below / 8) : below) >= s->budget;
+        rc = next_serves ? MS_OK : solve_level(s, units, err);
     }
     bool exact = s->exact;
     if (rc == MS_OK && least <= one_unit) {
@@ -223,7 +251,7 @@ static int solve_levels(solving *s, uint64_t most, uint64_t least, ms_error *err
     return rc;
 }
 
-static uint32_t choose_buckets(const ms__chain_model *model)
+uint32_t ms__chain_choose_buckets(const ms__chain_model *model)
 {
     uint64_t work = ms__max_u64(model->work, 1);
     uint64_t cheap = model->count > LONG_CHAIN ? cheap_long_work : cheap_work;
@@ -304,7 +332,7 @@ static int solve_model(const ms_chain *chain, uint32_t per_group, solving *s, ms
         return ms_fail(err, rc, "chain: out of memory for %u layers", s->chain->layer_count);
     }
     s->budget = s->budget_bytes / s->model.unit_bytes;
-    s->buckets = choose_buckets(&s->model);
+    s->buckets = ms__chain_choose_buckets(&s->model);
     rc = search(s, answer, err);
     answer->buckets = s->buckets;
     answer->group_layers = per_group;
@@ -371,6 +399,19 @@ static int try_coarser(const ms_chain *chain, uint32_t per_group, uint64_t budge
     return rc;
 }
 
+static int check_links(const ms_chain *chain, ms_error *err)
+{
+    if (chain->link_count > MS_CHAIN_LINKS_MOST) {
+        return ms_fail(err, MS_EINVAL, "chain: %u links, more than %d", chain->link_count, MS_CHAIN_LINKS_MOST);
+    }
+    for (uint32_t i = 0; i < chain->link_count; i++) {
+        if (chain->links[i].bytes_per_s == 0) {
+            return ms_fail(err, MS_EINVAL, "chain: link %u moves nothing", i);
+        }
+    }
+    return MS_OK;
+}
+
 static int check(const ms_chain *chain, ms_error *err)
 {
     if (chain->layer_count == 0 || chain->layer_count > MS_CHAIN_LAYERS_MOST) {
@@ -386,9 +427,13 @@ static int check(const ms_chain *chain, ms_error *err)
             if (layer->options[k].saved_bytes < layer->output_bytes) {
                 return ms_fail(err, MS_EINVAL, "chain: layer %u saves less than its output with option %u", i, k);
             }
+            if (layer->options[k].link > chain->link_count) {
+                return ms_fail(err, MS_EINVAL, "chain: layer %u has an option over link %u of %u", i,
+                               layer->options[k].link, chain->link_count);
+            }
         }
     }
-    return MS_OK;
+    return check_links(chain, err);
 }
 
 static uint32_t usable_processors(void)
@@ -398,16 +443,40 @@ static uint32_t usable_processors(void)
     return count < 1 ? 1 : count > THREADS_MOST ? THREADS_MOST : (uint32_t)count;
 }
 
+/* A chain without links. */
+static int solve_chain(const ms_chain *chain, uint64_t budget_bytes, uint32_t threads, ms_chain_answer *answer,
+                       ms_error *err)
+{
+    uint32_t per_group = (uint32_t)ms__div_up(chain->layer_count, MS__CHAIN_GROUPS_MOST);
+    int rc = solve_groups(chain, per_group, budget_bytes, threads, answer, err);
+    if (rc == MS_OK && !answer->exact && chain->layer_count > LONG_CHAIN) {
+        rc = try_coarser(chain, COARSER * per_group, budget_bytes, threads, answer, err);
+    }
+    return rc;
+}
+
+static int solve_with_links(const ms_chain *chain, uint64_t budget_bytes, uint32_t threads, ms_chain_answer *answer,
+                            ms_error *err)
+{
+    ms_chain *priced = NULL;
+    int rc = ms__chain_priced(chain, NULL, &priced);
+    if (rc != MS_OK) {
+        return ms_fail(err, rc, "chain: out of memory for %u layers", chain->layer_count);
+    }
+    rc = solve_chain(priced, budget_bytes, threads, answer, err);
+    ms_chain_free(priced);
+    return rc != MS_OK ? rc : ms__chain_links_improve(chain, budget_bytes, threads, answer, err);
+}
+
 int ms_chain_solve(const ms_chain *chain, uint64_t budget_bytes, uint32_t threads, ms_chain_answer *answer,
                    ms_error *err)
 {
-    uint32_t per_group = (uint32_t)ms__div_up(chain->layer_count, MS__CHAIN_GROUPS_MOST);
     ms_chain_answer made = {0};
     int rc = check(chain, err);
     threads = threads != 0 ? threads : usable_processors();
-    rc = rc != MS_OK ? rc : solve_groups(chain, per_group, budget_bytes, threads, &made, err);
-    if (rc == MS_OK && !made.exact && chain->layer_count > LONG_CHAIN) {
-        rc = try_coarser(chain, COARSER * per_group, budget_bytes, threads, &made, err);
+    if (rc == MS_OK) {
+        rc = ms__chain_has_transfers(chain) ? solve_with_links(chain, budget_bytes, threads, &made, err)
+                                            : solve_chain(chain, budget_bytes, threads, &made, err);
     }
     if (rc != MS_OK) {
         ms_chain_answer_clear(&made);

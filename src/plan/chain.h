@@ -12,6 +12,8 @@
  *   chain_kernel.c    its inner loops, once per instruction set
  *   chain_unfold.c    the schedule behind an entry of a table
  *   chain_replay.c    a schedule replayed in bytes and nanoseconds
+ *   chain_links.c     options over links, by prices
+ *   chain_overlap.c   a schedule replayed with transfers beside the compute
  *
  * In a segment s..t with m bytes, x_s is held outside m and the gradient of x_{t+1}
  * inside. Source of the recurrence: Beaumont et al., "Optimal memory-aware
@@ -188,6 +190,35 @@ typedef struct ms__chain_kernels {
 } ms__chain_kernels;
 
 const ms__chain_kernels *ms__chain_kernels_select(void);
+
+/* ---- links ------------------------------------------------------------------------------ */
+
+enum { MS__CHAIN_PRICE_ONE = 16 /* a price of 1: a transfer costs the time that it takes */ };
+
+typedef struct ms__chain_windows {
+    uint64_t write_bytes, read_bytes;
+} ms__chain_windows;
+
+/* Whether any option uses a link. */
+bool ms__chain_has_transfers(const ms_chain *chain);
+/* Of one transfer, one way; 0 without a link. */
+uint64_t ms__chain_transfer_ns(const ms_chain *chain, const ms_chain_option *option);
+
+/* The same chain without links: transfers are added to the options' times, each at the
+ * price of its link (in sixteenths; NULL: all 1). Free with ms_chain_free(). MS_ENOMEM. */
+int ms__chain_priced(const ms_chain *chain, const uint32_t *prices, ms_chain **priced);
+
+/* What an accepted schedule takes with its transfers beside the compute. MS_ENOMEM. */
+int ms__chain_overlap(const ms_chain *chain, const ms__chain_schedule *schedule, const ms__chain_windows *windows,
+                      uint64_t *makespan_ns, uint64_t *peak_bytes);
+
+/* Replaces an answer in which compute waits for every transfer by a better one, and its
+ * lower bound. */
+int ms__chain_links_improve(const ms_chain *chain, uint64_t budget_bytes, uint32_t threads, ms_chain_answer *answer,
+                            ms_error *err);
+
+/* Buckets that a table of the model has. */
+uint32_t ms__chain_choose_buckets(const ms__chain_model *model);
 
 /* ---- groups --------------------------------------------------------------------------- */
 

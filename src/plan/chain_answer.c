@@ -40,6 +40,12 @@ static bool coarser(const ms_chain_answer *answer)
     return answer->group_layers > 1 || answer->buckets < MS_CHAIN_BUCKETS;
 }
 
+/* Whether transfers run beside the compute. */
+static bool overlaps(const ms_chain_answer *answer)
+{
+    return answer->write_window_bytes > 0 || answer->read_window_bytes > 0;
+}
+
 char *ms_chain_answer_to_json(const ms_chain_answer *answer)
 {
     ms__text text = {0};
@@ -48,6 +54,10 @@ char *ms_chain_answer_to_json(const ms_chain_answer *answer)
         ms__text_add(&text, ",\n  \"makespan_ns\": %" PRIu64, answer->makespan_ns);
         ms__text_add(&text, ",\n  \"peak_bytes\": %" PRIu64, answer->peak_bytes);
         ms__text_add(&text, ",\n  \"lower_bound_ns\": %" PRIu64, answer->lower_bound_ns);
+        if (overlaps(answer)) {
+            ms__text_add(&text, ",\n  \"write_window_bytes\": %" PRIu64, answer->write_window_bytes);
+            ms__text_add(&text, ",\n  \"read_window_bytes\": %" PRIu64, answer->read_window_bytes);
+        }
         add_schedule(&text, answer);
     } else {
         ms__text_add(&text, ",\n  \"smallest_budget_bytes\": %" PRIu64, answer->smallest_budget_bytes);
@@ -82,6 +92,10 @@ char *ms_chain_answer_table(const ms_chain *chain, const ms_chain_answer *answer
     ms__text_add(&text, "  peak        %s\n", ms__text_bytes(answer->peak_bytes).text);
     ms__text_add(&text, "  schedule    %zu forwards that save, %zu that don't, %zu backwards\n",
                  count[MS_CHAIN_FWD_SAVE], count[MS_CHAIN_FWD_CKPT] + count[MS_CHAIN_FWD_DROP], count[MS_CHAIN_BWD]);
+    if (overlaps(answer)) {
+        ms__text_add(&text, "  transfers   up to %s on their way out, %s back ahead\n",
+                     ms__text_bytes(answer->write_window_bytes).text, ms__text_bytes(answer->read_window_bytes).text);
+    }
     ms__text_add(&text, "  found       %s\n",
                  answer->exact ? "the optimum of the recurrence" : "the best of the candidates replayed");
     if (coarser(answer)) {

@@ -5,13 +5,11 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "base/units.h"
 #include "memscale/chain.h"
 
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
 
 enum { VALUES_MOST = 8 << 20 };
-static const uint64_t ns_per_s = 1000000000;
 
 void ms_chain_free(ms_chain *chain)
 {
@@ -25,6 +23,10 @@ void ms_chain_free(ms_chain *chain)
         ms_free(chain->layers[i].options);
         ms_free(chain->layers[i].name);
     }
+    for (uint32_t i = 0; i < chain->link_count; i++) {
+        ms_free(chain->links[i].name);
+    }
+    ms_free(chain->links);
     ms_free(chain->layers);
     ms_free(chain);
 }
@@ -41,43 +43,33 @@ static int read_text(const ms__json_at *object, const char *name, char **out)
 
 /* ---- links --------------------------------------------------------------------------- */
 
-typedef struct link_rate {
-    const char *name; /* the document's */
-    uint64_t bytes_per_s;
-} link_rate;
-
-typedef struct link_rates {
-    link_rate items[MS_CHAIN_LINKS_MOST];
-    size_t count;
-} link_rates;
-
-static const link_rate *find_link(const link_rates *links, const char *name)
+/* The link's index plus 1, or 0. */
+static uint32_t find_link(const ms_chain *chain, const char *name)
 {
-    for (size_t i = 0; i < links->count; i++) {
-        if (strcmp(links->items[i].name, name) == 0) {
-            return &links->items[i];
-        }
+    uint32_t i = 0;
+    while (i < chain->link_count && (chain->links[i].name == NULL || strcmp(chain->links[i].name, name) != 0)) {
+        i++;
     }
-    return NULL;
+    return i < chain->link_count ? i + 1 : 0;
 }
 
-static int read_link(const ms__json_at *at, link_rates *links)
+static int read_link(const ms__json_at *at, ms_chain *chain)
 {
     static const char *const names[] = {"name", "bytes_per_s"};
-    link_rate link = {0};
+    const char *name;
     int rc = ms__json_only(at, names, COUNT(names));
-    rc = rc != MS_OK ? rc : ms__json_string(at, "name", &link.name);
-    rc = rc != MS_OK ? rc : ms__json_u64(at, "bytes_per_s", 1, INT64_MAX, &link.bytes_per_s);
-    if (rc == MS_OK && find_link(links, link.name) != NULL) {
-        return ms__json_fail(at, MS_EFORMAT, "there are two links \"%.64s\"", link.name);
+    rc = rc != MS_OK ? rc : ms__json_string(at, "name", &name);
+    if (rc == MS_OK && find_link(chain, name) != 0) {
+        return ms__json_fail(at, MS_EFORMAT, "there are two links \"%.64s\"", name);
     }
-    if (rc == MS_OK) {
-        links->items[links->count++] = link;
-    }
+    ms_chain_link *link = &chain->links[chain->link_count];
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "bytes_per_s", 1, INT64_MAX, &link->bytes_per_s);
+    rc = rc != MS_OK ? rc : read_text(at, "name", &link->name);
+    chain->link_count += rc == MS_OK;
     return rc;
 }
 
-static int read_links(const ms__json_at *root, link_rates *links)
+static int read_links(const ms__json_at *root, ms_chain *chain)
 {
     ms__json_at list, item;
     if (!ms__json_has(root, "links")) {
@@ -88,38 +80,33 @@ static int read_links(const ms__json_at *root, link_rates *links)
     if (count > MS_CHAIN_LINKS_MOST) {
         return ms__json_fail(&list, MS_EFORMAT, "has %zu links, more than %d", count, MS_CHAIN_LINKS_MOST);
     }
+    if (count > 0 && (chain->links = ms_calloc(count, sizeof *chain->links)) == NULL) {
+        return ms__json_fail(&list, MS_ENOMEM, "out of memory");
+    }
     for (size_t i = 0; rc == MS_OK && i < count; i++) {
         rc = ms__json_item_object(&list, i, &item);
-        rc = rc != MS_OK ? rc : read_link(&item, links);
+        rc = rc != MS_OK ? rc : read_link(&item, chain);
     }
     return rc;
 }
 
-/* An option over a link: its transfers are charged in full, down and back. */
-static int read_transfer(const ms__json_at *at, const link_rates *links, ms_chain_option *option)
+static int read_transfer(const ms__json_at *at, const ms_chain *chain, ms_chain_option *option)
 {
     const char *name = NULL;
-    const link_rate *link = NULL;
-    uint64_t bytes = 0;
     if (!ms__json_has(at, "link") && !ms__json_has(at, "link_bytes")) {
         return MS_OK;
     }
     int rc = ms__json_string(at, "link", &name);
-    rc = rc != MS_OK ? rc : ms__json_u64(at, "link_bytes", 0, INT64_MAX, &bytes);
-    if (rc == MS_OK && (link = find_link(links, name)) == NULL) {
+    rc = rc != MS_OK ? rc : ms__json_u64(at, "link_bytes", 0, INT64_MAX, &option->link_bytes);
+    if (rc == MS_OK && (option->link = find_link(chain, name)) == 0) {
         rc = ms__json_fail(at, MS_EFORMAT, "there is no link \"%.64s\"", name);
-    }
-    if (rc == MS_OK) {
-        uint64_t ns = ms__mul_div_up(bytes, ns_per_s, link->bytes_per_s);
-        option->fwd_ns = ms__add_sat(option->fwd_ns, ns);
-        option->bwd_ns = ms__add_sat(option->bwd_ns, ns);
     }
     return rc;
 }
 
 /* ---- layers ----------------------------------------------------------------------------- */
 
-static int read_option(const ms__json_at *at, const link_rates *links, uint64_t output_bytes,
+static int read_option(const ms__json_at *at, const ms_chain *chain, uint64_t output_bytes,
                        ms_chain_option *option)
 {
     static const char *const names[] = {"kind",          "saved_bytes",   "fwd_ns", "bwd_ns",
@@ -134,10 +121,10 @@ static int read_option(const ms__json_at *at, const link_rates *links, uint64_t 
     if (rc == MS_OK && option->saved_bytes < output_bytes) {
         return ms__json_fail(at, MS_EFORMAT, "saved_bytes is below the layer's output_bytes, which it includes");
     }
-    return rc != MS_OK ? rc : read_transfer(at, links, option);
+    return rc != MS_OK ? rc : read_transfer(at, chain, option);
 }
 
-static int read_options(const ms__json_at *at, const link_rates *links, ms_chain_layer *layer)
+static int read_options(const ms__json_at *at, const ms_chain *chain, ms_chain_layer *layer)
 {
     ms__json_at list, item;
     int rc = ms__json_array(at, "options", &list);
@@ -155,12 +142,12 @@ static int read_options(const ms__json_at *at, const link_rates *links, ms_chain
     layer->option_count = (uint32_t)count;
     for (size_t i = 0; rc == MS_OK && i < count; i++) {
         rc = ms__json_item_object(&list, i, &item);
-        rc = rc != MS_OK ? rc : read_option(&item, links, layer->output_bytes, &layer->options[i]);
+        rc = rc != MS_OK ? rc : read_option(&item, chain, layer->output_bytes, &layer->options[i]);
     }
     return rc;
 }
 
-static int read_layer(const ms__json_at *at, const link_rates *links, ms_chain_layer *layer)
+static int read_layer(const ms__json_at *at, const ms_chain *chain, ms_chain_layer *layer)
 {
     static const char *const names[] = {"name", "output_bytes", "fwd_ns", "fwd_tmp_bytes", "options"};
     int rc = ms__json_only(at, names, COUNT(names));
@@ -168,10 +155,10 @@ static int read_layer(const ms__json_at *at, const link_rates *links, ms_chain_l
     rc = rc != MS_OK ? rc : ms__json_u64(at, "output_bytes", 0, INT64_MAX, &layer->output_bytes);
     rc = rc != MS_OK ? rc : ms__json_u64(at, "fwd_ns", 0, INT64_MAX, &layer->fwd_ns);
     rc = rc != MS_OK ? rc : ms__json_u64(at, "fwd_tmp_bytes", 0, INT64_MAX, &layer->fwd_tmp_bytes);
-    return rc != MS_OK ? rc : read_options(at, links, layer);
+    return rc != MS_OK ? rc : read_options(at, chain, layer);
 }
 
-static int read_layers(const ms__json_at *root, const link_rates *links, ms_chain *chain)
+static int read_layers(const ms__json_at *root, ms_chain *chain)
 {
     ms__json_at list, item;
     int rc = ms__json_array(root, "layers", &list);
@@ -189,7 +176,7 @@ static int read_layers(const ms__json_at *root, const link_rates *links, ms_chai
     chain->layer_count = (uint32_t)count;
     for (size_t i = 0; rc == MS_OK && i < count; i++) {
         rc = ms__json_item_object(&list, i, &item);
-        rc = rc != MS_OK ? rc : read_layer(&item, links, &chain->layers[i]);
+        rc = rc != MS_OK ? rc : read_layer(&item, chain, &chain->layers[i]);
     }
     return rc;
 }
@@ -197,12 +184,11 @@ static int read_layers(const ms__json_at *root, const link_rates *links, ms_chai
 static int read_chain(const ms__json_at *root, ms_chain *chain)
 {
     static const char *const names[] = {"version", "input_bytes", "layers", "links"};
-    link_rates links = {0};
     int rc = ms__json_version(root, 1, 1, NULL);
     rc = rc != MS_OK ? rc : ms__json_only(root, names, COUNT(names));
     rc = rc != MS_OK ? rc : ms__json_u64(root, "input_bytes", 0, INT64_MAX, &chain->input_bytes);
-    rc = rc != MS_OK ? rc : read_links(root, &links);
-    return rc != MS_OK ? rc : read_layers(root, &links, chain);
+    rc = rc != MS_OK ? rc : read_links(root, chain);
+    return rc != MS_OK ? rc : read_layers(root, chain);
 }
 
 /* ---- the document ------------------------------------------------------------------------ */

@@ -24,6 +24,7 @@
 enum {
     THREADS_MOST = 8,
     STRIP_LAYERS = 4, /* first layers that a thread takes at a time */
+    CACHED_ENTRIES = 1 << 19, /* a table of no more is in the processor's cache */
     QUEUE_BLOCKS = 16 /* about what a miss of the cache takes to be answered */
 };
 /* Entries of a table that are worth a second thread. */
@@ -86,6 +87,7 @@ ms__chain_move ms__chain_split_move(const ms__chain_table *table, uint32_t class
 typedef struct solving {
     ms__chain_table *table;
     const ms__chain_kernels *kernels;
+    uint32_t *sizes;         /* [layers + 1] x_i in buckets */
     uint32_t *flats;         /* [classes] no entry behind this one differs; at most top */
     uint32_t *order;         /* classes by length */
     uint32_t *lengths;       /* [layers + 2] where a length begins in `order` */
@@ -93,6 +95,7 @@ typedef struct solving {
                               * differ, the next strip and how far each strip is */
     _Atomic size_t used, ends_used; /* of the pools */
     uint32_t *scratch;       /* [threads][top + 1] */
+    size_t entries;          /* of all rows, at most */
     uint32_t threads;
     ms__mutex lock;
     ms__cond moved_on;
@@ -153,6 +156,7 @@ typedef struct sum_block {
 typedef struct queue {
     sum_block blocks[QUEUE_BLOCKS];
     uint32_t next;
+    bool waits; /* the table is larger than a cache */
 } queue;
 
 static void run_block(const ms__chain_kernels *kernels, sum_block *one)
@@ -181,6 +185,10 @@ static void fetch(const uint32_t *times, uint32_t count)
 
 static void queue_block(const ms__chain_kernels *kernels, queue *waiting, sum_block one)
 {
+    if (!waiting->waits) {
+        run_block(kernels, &one);
+        return;
+    }
     sum_block *place = &waiting->blocks[waiting->next++ % QUEUE_BLOCKS];
     run_block(kernels, place);
     *place = one;
@@ -274,7 +282,12 @@ static uint32_t apply_splits(const solving *w, uint32_t id, uint32_t *row, uint3
     const ms__chain_table *table = w->table;
     uint32_t s = table->model->starts[id], t = table->model->ends[id], hi = end, passes = 0;
     uint32_t none = ms__chain_buckets(table, table->model->none[id]);
-    queue waiting = {.next = 0};
+    queue waiting;
+    waiting.waits = w->entries > CACHED_ENTRIES;
+    if (waiting.waits) {
+        memset(&waiting.blocks, 0, sizeof waiting.blocks);
+        waiting.next = 0;
+    }
     for (uint32_t j = s + 1; j <= t; j++) {
         passes += ms__chain_pass_time(table, j - 1);
         while (hi > none && row[hi - 1] <= passes) {
@@ -288,14 +301,16 @@ static uint32_t apply_splits(const solving *w, uint32_t id, uint32_t *row, uint3
         if (left->length == 0 || right->length == 0) {
             continue;
         }
-        uint32_t taken = ms__chain_buckets(table, table->model->sizes[j]);
+        uint32_t taken = w->sizes[j];
         span at = {row, larger(larger(none, right->first), taken + left->first), hi};
         if (at.lo < hi) {
             first = at.lo < first ? at.lo : first;
             apply_both(w->kernels, &waiting, at, left, taken, right, passes);
         }
     }
-    run_queue(w->kernels, &waiting);
+    if (waiting.waits) {
+        run_queue(w->kernels, &waiting);
+    }
     return first;
 }
 
@@ -489,20 +504,25 @@ static int solve(ms__chain_table *table, solving *w, uint32_t threads)
     threads = work < parallel_work_least ? 1 : threads < THREADS_MOST ? threads : THREADS_MOST;
     w->table = table;
     w->kernels = ms__chain_kernels_select();
+    w->sizes = ms_calloc((size_t)model->count + 1, sizeof *w->sizes);
     w->flats = ms_calloc(model->class_count, sizeof *w->flats);
     w->order = ms_calloc(model->class_count, sizeof *w->order);
     w->lengths = ms_calloc((size_t)model->count + 2, sizeof *w->lengths);
     w->next = ms_calloc((size_t)model->count + 2, sizeof *w->next);
     w->scratch = ms_calloc(threads, ((size_t)table->top + 1) * sizeof *w->scratch);
     table->rows = ms_calloc(model->class_count, sizeof *table->rows);
-    if (w->flats == NULL || w->order == NULL || w->lengths == NULL || w->next == NULL || w->scratch == NULL ||
+    if (w->sizes == NULL || w->flats == NULL || w->order == NULL || w->lengths == NULL || w->next == NULL || w->scratch == NULL ||
         table->rows == NULL) {
         return MS_ENOMEM;
     }
-    size_t entries, blocks;
-    find_flats(table, w->flats, &entries, &blocks);
-    table->pool = ms_calloc(entries, sizeof *table->pool);
-    table->end_pool = ms_calloc(blocks, sizeof *table->end_pool);
+    for (uint32_t i = 0; i <= model->count; i++) {
+        w->sizes[i] = ms__chain_buckets(table, model->sizes[i]);
+    }
+    size_t blocks;
+    find_flats(table, w->flats, &w->entries, &blocks);
+    /* Each entry is written before it is read: zeroing them would cost more than short chains. */
+    table->pool = ms_realloc_array(NULL, w->entries, sizeof *table->pool);
+    table->end_pool = ms_realloc_array(NULL, blocks, sizeof *table->end_pool);
     if (table->pool == NULL || table->end_pool == NULL) {
         return MS_ENOMEM;
     }
@@ -520,6 +540,7 @@ int ms__chain_table_make(const ms__chain_model *model, uint64_t bucket, uint64_t
     *table = (ms__chain_table){.model = model, .bucket = bucket, .top = (uint32_t)(units / bucket)};
     table->shift = choose_shift(model);
     int rc = solve(table, &w, threads);
+    ms_free(w.sizes);
     ms_free(w.flats);
     ms_free(w.order);
     ms_free(w.lengths);

@@ -52,7 +52,7 @@ def test_schedules_replay_and_smallest_budgets_are_smallest(layers):
     assert solve(chain, 100 * least)["makespan_ns"] == sum(fastest(chain))
 
 
-def test_transfers_over_a_link_are_charged_in_full():
+def test_transfers_of_a_layer_alone_hide_under_nothing():
     chain = json.loads((CORPUS / "links.json").read_text())
     chain["layers"] = chain["layers"][:1]
     keep, offload = chain["layers"][0]["options"]
@@ -60,6 +60,19 @@ def test_transfers_over_a_link_are_charged_in_full():
     few, many = solve(chain, 95), solve(chain, 1000)
     assert many["makespan_ns"] == keep["fwd_ns"] + keep["bwd_ns"]
     assert few["makespan_ns"] == offload["fwd_ns"] + offload["bwd_ns"] + 2 * 40
+    assert offload["fwd_ns"] + offload["bwd_ns"] <= few["lower_bound_ns"] < few["makespan_ns"]
+
+
+def test_transfers_hide_under_compute_where_there_is_room():
+    option = {"kind": "offload", "saved_bytes": 1, "fwd_ns": 100, "bwd_ns": 200, "fwd_tmp_bytes": 50}
+    option |= {"bwd_tmp_bytes": 51, "link": "disk", "link_bytes": 50}
+    layer = {"name": "h", "output_bytes": 1, "fwd_ns": 100, "fwd_tmp_bytes": 0, "options": [option]}
+    chain = {"version": 1, "input_bytes": 1, "layers": [layer] * 12}
+    chain["links"] = [{"name": "disk", "bytes_per_s": 10**9}]
+    tight, room = solve(chain, 1 + 12 + 1 + 51), solve(chain, 10**4)
+    assert tight["makespan_ns"] == 12 * (300 + 2 * 50) and "write_window_bytes" not in tight
+    assert 12 * 300 < room["makespan_ns"] <= 12 * 300 + 2 * 50
+    assert room["write_window_bytes"] > 0 < room["read_window_bytes"]
 
 
 def test_a_million_layers_are_refused_in_one_line(tmp_path):

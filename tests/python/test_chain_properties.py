@@ -9,6 +9,7 @@ from chain_support import (
     MOST_BYTES,
     Program,
     answer_text,
+    charged_in_full,
     fastest,
     random_chain,
     smallest_budget,
@@ -66,6 +67,35 @@ def test_every_schedule_fits_and_more_room_is_never_slower(chain, percents):
     assert times == sorted(times, reverse=True)
 
 
+@st.composite
+def linked_chains(draw, most_layers=8, most=10**6):
+    """The same with options that move bytes over one of two links."""
+    chain = draw(chains(most_layers, most))
+    rate = st.integers(1, 10**10)
+    chain["links"] = [{"name": name, "bytes_per_s": draw(rate)} for name in ("host", "disk")]
+    for layer in chain["layers"]:
+        kept = draw(st.sampled_from(layer["options"]))
+        moved = {**kept, "saved_bytes": layer["output_bytes"], "link": draw(st.sampled_from(["host", "disk"]))}
+        moved["link_bytes"] = kept["saved_bytes"] - layer["output_bytes"]
+        for name in ("fwd_tmp_bytes", "bwd_tmp_bytes"):
+            moved[name] = min(moved[name] + moved["link_bytes"], MOST_BYTES)
+        layer["options"].append(moved)
+    return chain
+
+
+@SETTINGS
+@given(linked_chains(), st.lists(st.integers(0, 300), min_size=2, max_size=4))
+def test_transfers_replay_fit_and_more_room_is_never_slower(chain, percents):
+    least = smallest_budget(chain)
+    budgets = [least + least * percent // 100 for percent in sorted(percents)]
+    answers = [solve(chain, budget) for budget in [least, *budgets]]  # solve() replays
+    times = [answer["makespan_ns"] for answer in answers]
+    assert times == sorted(times, reverse=True)
+    for budget, answer in zip(budgets, answers[1:], strict=True):
+        in_full = solve(charged_in_full(chain), budget)
+        assert answer["makespan_ns"] <= in_full["makespan_ns"]
+
+
 @SETTINGS
 @given(chains(most_layers=6, most=MOST_BYTES))
 def test_sizes_near_2_to_the_63_neither_overflow_nor_pass_the_budget(chain):
@@ -76,7 +106,7 @@ def test_sizes_near_2_to_the_63_neither_overflow_nor_pass_the_budget(chain):
 
 
 @settings(SETTINGS, max_examples=25)
-@given(chains(most_layers=40), st.integers(0, 200))
+@given(st.one_of(chains(most_layers=40), linked_chains(most_layers=20)), st.integers(0, 200))
 def test_the_answer_does_not_depend_on_processors_or_on_the_run(chain, percent):
     budget = smallest_budget(chain) * (100 + percent) // 100
     every = os.sched_getaffinity(0)

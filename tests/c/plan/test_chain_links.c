@@ -342,7 +342,7 @@ static void close_to_every_schedule(void **state)
 {
     (void)state;
     uint64_t ours = 0, best = 0, alone = 0, behind = 0, count = 0;
-    for (uint64_t seed = 1; seed <= 70; seed++) {
+    for (uint64_t seed = 1; seed <= 28; seed++) {
         ms_chain *chain = small_chain(seed), *charged = without_links(chain, true);
         uint64_t least = least_of(chain);
         for (uint64_t step = 0; step < 4; step++) {

@@ -252,6 +252,12 @@ static PyObject *stats(PyObject *self, PyObject *args)
         "stall_ns", (unsigned long long)s.stall_ns);
 }
 
+static PyObject *is_inherited(PyObject *self, PyObject *args)
+{
+    (void)args;
+    return PyBool_FromLong(ms_optimizer_stream_is_inherited(stream_of(self)));
+}
+
 static PyObject *directory(PyObject *self, PyObject *args)
 {
     (void)args;
@@ -296,6 +302,8 @@ static PyMethodDef stream_methods[] = {
     {"stats", stats, METH_NOARGS,
      "stats() -> dict: disk_bytes, resident_bytes, peak_resident_bytes, written_bytes, read_bytes, "
      "stall_ns."},
+    {"is_inherited", is_inherited, METH_NOARGS,
+     "is_inherited() -> bool: the process that made it forked this one, where it can't be used."},
     {"dir", directory, METH_NOARGS, "dir() -> str: where the file is."},
     {"description", description, METH_NOARGS, "description() -> str: one line on the file."},
     {NULL, NULL, 0, NULL},

@@ -171,12 +171,12 @@ static PyObject *loss_outside(PyObject *self, PyObject *unused)
 static PyObject *own_optimizer(PyObject *self, PyObject *args)
 {
     unsigned long long stream_bytes;
-    int releases;
+    int released, streamed;
     ms_error err;
-    if (!PyArg_ParseTuple(args, "Kp:own_optimizer", &stream_bytes, &releases)) {
+    if (!PyArg_ParseTuple(args, "Kpp:own_optimizer", &stream_bytes, &released, &streamed)) {
         return NULL;
     }
-    int rc = ms_trace_own_optimizer(trace_of(self), stream_bytes, releases != 0, &err);
+    int rc = ms_trace_own_optimizer(trace_of(self), stream_bytes, released != 0, streamed != 0, &err);
     return ms_ext_none_or_raise(rc, &err);
 }
 
@@ -442,7 +442,7 @@ static PyMethodDef trace_methods[] = {
     {"phase", phase, METH_O, "phase(name): forward, loss, backward, optimizer or done begins."},
     {"loss_outside", loss_outside, METH_NOARGS, "loss_outside(): the loss is not the model's."},
     {"own_optimizer", own_optimizer, METH_VARARGS,
-     "own_optimizer(stream_bytes, releases): what memscale's own optimizer can do."},
+     "own_optimizer(stream_bytes, released, streamed): what memscale's own optimizer can do, and does."},
     {"loss", loss, METH_O, "loss(key) -> int: a cross entropy of these logits begins; 0 where it is not marked."},
     {"loss_end", loss_end, METH_O, "loss_end(head): it ends."},
     {"loss_backward", loss_backward, METH_O, "loss_backward(head): its backward begins."},

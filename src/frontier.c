@@ -4,6 +4,7 @@
 #include "memscale/frontier.h"
 
 #include "base/units.h"
+#include "pipeline_internal.h"
 #include "plan/plan_internal.h"
 
 void ms_frontier_free(ms_frontier *frontier)
@@ -22,7 +23,7 @@ static int smallest_budget(const ms_graph *graph, const ms_hardware *hardware, m
     ms_error refusal = {0};
     ms_plan *plan = NULL;
     config.memory_budget_bytes = 1;
-    int rc = ms_pipeline_plan(graph, hardware, &config, &plan, &refusal);
+    int rc = ms__pipeline_plan(graph, hardware, &config, &plan, &refusal);
     if (rc == MS_EINFEASIBLE) {
         *bytes = refusal.hint_bytes;
         return MS_OK;
@@ -66,7 +67,7 @@ static int plan_point(const ms_graph *graph, const ms_hardware *hardware, ms_con
                       ms_plan **plan, ms_error *err)
 {
     config.memory_budget_bytes = budget_bytes;
-    return ms_pipeline_plan(graph, hardware, &config, plan, err);
+    return ms__pipeline_plan(graph, hardware, &config, plan, err);
 }
 
 static int fill(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint32_t count,

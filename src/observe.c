@@ -28,7 +28,7 @@ static const struct {
 } drifts[] = {
     [MS_DRIFT_NONE] = {"none", "as planned"},
     [MS_DRIFT_LOOP] = {"loop", "the training loop holds other tensors than was assumed"},
-    [MS_DRIFT_OPTIMIZER] = {"optimizer", "the optimizer's state is not what was reserved"},
+    [MS_DRIFT_OPTIMIZER] = {"optimizer", "the optimizer's state, or what it does with gradients, is not what was assumed"},
     [MS_DRIFT_PEAK] = {"peak", "the peak is not what was predicted"},
     [MS_DRIFT_TIME] = {"time", "the step time is not what was predicted"},
     [MS_DRIFT_RESERVE] = {"reserve", "what lies beside the tensors is now known better"},
@@ -82,7 +82,14 @@ static bool learn_loop(ms_loop *loop, const ms_plan *plan, const ms_observation 
            seen->gradients_live_in_forward != plan->assumed_gradients_live || seen->gradients_live_in_forward;
 }
 
-static bool learn_optimizer(ms_loop *loop, const ms_observation *seen)
+static bool learn_release(ms_loop *loop, const ms_observation *seen)
+{
+    bool is_new = seen->gradients_released && !loop->gradients_released;
+    loop->gradients_released |= is_new;
+    return is_new;
+}
+
+static bool learn_state(ms_loop *loop, const ms_observation *seen)
 {
     uint64_t state = seen->optimizer_state_bytes;
     if (state == MS_UNSET || difference(state, loop->optimizer_state_bytes) <= ((uint64_t)1 << 20)) {
@@ -266,7 +273,8 @@ static ms_drift learn(ms_graph *graph, ms_hardware *hardware, const ms_plan *pla
 {
     /* What belongs together is learnt from one step; the first names the reason. */
     bool loop = learn_loop(&graph->loop, plan, seen);
-    bool optimizer = learn_optimizer(&graph->loop, seen);
+    bool optimizer = learn_state(&graph->loop, seen);
+    optimizer |= learn_release(&graph->loop, seen);
     bool planned = plan->entry_count > 0;
     if (loop || optimizer) {
         if (planned) {

@@ -96,7 +96,7 @@ static int plan_it(const ms_graph *graph, const ms_hardware *hardware, const ms_
     ms_error refusal = {0};
     ms_plan *plan = NULL;
     budgeted.memory_budget_bytes = ms__min_u64(outlook->capacity_bytes, INT64_MAX);
-    int rc = ms_pipeline_plan(graph, hardware, &budgeted, &plan, &refusal);
+    int rc = ms__pipeline_plan(graph, hardware, &budgeted, &plan, &refusal);
     if (rc == MS_EINFEASIBLE) {
         outlook->smallest_budget_bytes = refusal.hint_bytes;
         outlook->planned_risk = MS_RISK_CERTAIN;

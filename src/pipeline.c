@@ -5,9 +5,6 @@
  */
 #include "memscale/pipeline.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #include "base/units.h"
 #include "pipeline_internal.h"
 #include "plan/plan_internal.h"
@@ -232,49 +229,44 @@ static int plan_any(const ms_graph *graph, const ms_hardware *hardware, const ms
     return MS_OK;
 }
 
-static void append(ms_error *err, const char *text)
+int ms__pipeline_smallest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                          uint64_t *bytes, ms_error *err)
 {
-    size_t length = strlen(err->text);
-    snprintf(err->text + length, sizeof err->text - length, "%s", text);
+    ms_graph assumed = graph->loop.observed ? *graph : assume(graph, ASSUMPTIONS - 1);
+    ms_config tight = *config;
+    ms_pressure pressure;
+    ms_plan *plan = NULL;
+    ms_error refusal = {0};
+    ms__limits limits = limits_of(true, false);
+    tight.memory_budget_bytes = 1;
+    int rc = pressure_of(&assumed, hardware, &tight, &pressure, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = plan_at(&assumed, hardware, &tight, &pressure, &limits, &plan, &refusal);
+    ms_plan_free(plan);
+    if (rc == MS_OK || rc == MS_EINFEASIBLE) {
+        *bytes = rc == MS_OK ? 1 : refusal.hint_bytes;
+        return MS_OK;
+    }
+    return ms_fail(err, rc, "%s", refusal.text);
 }
 
-/* Adds to a refusal what the configuration leaves unused, if that would help. */
-static void suggest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_error *err)
+int ms__pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
+                      ms_error *err)
 {
-    ms_config open = *config;
-    open.mode = config->mode == MS_MODE_CONSERVATIVE ? MS_MODE_BALANCED : config->mode;
-    open.enable_checkpointing = open.enable_offloading = true;
-    bool same = open.mode == config->mode && config->enable_checkpointing && config->enable_offloading;
-    if (!same) {
-        ms_plan *plan = NULL;
-        ms_error tried = {0};
-        char text[200];
-        int rc = plan_any(graph, hardware, &open, &plan, &tried);
-        uint64_t bytes = rc == MS_OK ? plan->smallest_budget_bytes : tried.hint_bytes;
-        ms_plan_free(plan);
-        if ((rc == MS_OK || rc == MS_EINFEASIBLE) && bytes < err->hint_bytes) {
-            snprintf(text, sizeof text, "; with%s%s%s it would be %s",
-                     open.mode != config->mode ? " mode=\"balanced\"" : "",
-                     !config->enable_checkpointing ? " enable_checkpointing=True" : "",
-                     !config->enable_offloading ? " enable_offloading=True" : "", ms__text_bytes(bytes).text);
-            append(err, text);
-        }
+    if (graph->node_count == 0) {
+        return ms_fail(err, MS_EINVAL, "pipeline: the graph has no nodes");
     }
-    bool moves = config->enable_offloading && config->mode != MS_MODE_CONSERVATIVE;
-    if (moves && ms_engine_disk_cap(hardware, config) == 0) {
-        append(err, "; there is no disk tier here (disk_offload_dir)");
-    }
+    return plan_any(graph, hardware, config, plan, err);
 }
 
 int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                      ms_plan **plan, ms_error *err)
 {
-    if (graph->node_count == 0) {
-        return ms_fail(err, MS_EINVAL, "pipeline: the graph has no nodes");
-    }
-    int rc = plan_any(graph, hardware, config, plan, err);
+    int rc = ms__pipeline_plan(graph, hardware, config, plan, err);
     if (rc == MS_EINFEASIBLE && err != NULL) {
-        suggest(graph, hardware, config, err);
+        ms__pipeline_suggest(graph, hardware, config, err);
     }
     return rc;
 }

@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/units.h"
-#include "memscale/pipeline.h"
+#include "pipeline_internal.h"
 
 enum { TIGHTEN_SHARE = 8, RESCUES_MAX = 3 };
 
@@ -13,7 +13,7 @@ static int plan_within(const ms_graph *graph, const ms_hardware *hardware, ms_co
                        ms_plan **plan, ms_error *err)
 {
     config->memory_budget_bytes = room_bytes;
-    return ms_pipeline_plan(graph, hardware, config, plan, err);
+    return ms__pipeline_plan(graph, hardware, config, plan, err);
 }
 
 int ms_pipeline_tighten(const ms_graph *graph, const ms_hardware *hardware, ms_config *config, const ms_plan *plan,

@@ -185,6 +185,9 @@ typedef struct ms_loop {
     uint64_t optimizer_stream_bytes;     /* part of the state that can lie on disk: 0 unless the
                                             optimizer is memscale's and known */
     bool gradients_releasable;           /* the optimizer can update parameters in backward */
+    bool gradients_released;             /* it does, whatever the plan: its owner wants it */
+    bool state_streamed;                 /* its state lies on disk, whatever the plan, and is none of
+                                            the bytes above */
 } ms_loop;
 
 typedef struct ms_residents {

@@ -173,6 +173,9 @@ typedef struct ms_offload_stats {
 
 MS_API void ms_offload_get_stats(ms_offload *engine, ms_offload_stats *stats);
 
+/* Whether this is a child's copy of an engine that the parent process opened. Takes no lock. */
+MS_API bool ms_offload_is_inherited(const ms_offload *engine);
+
 /* The backend in use ("memory", "file", "io_uring", "cuda") and one line on how: directory, direct I/O, cap. */
 MS_API const char *ms_offload_backend(const ms_offload *engine);
 MS_API const char *ms_offload_description(const ms_offload *engine);

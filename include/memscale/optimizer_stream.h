@@ -19,6 +19,9 @@
  *
  * Files have no name and are gone with the process. Any thread may call; calls wait for
  * each other.
+ *
+ * fork(): the parent goes on, in the middle of an update too. In the child the stream can't be
+ * used (MS_ESTATE); closing it there gives back what the child inherited and waits for nothing.
  */
 #ifndef MEMSCALE_OPTIMIZER_STREAM_H
 #define MEMSCALE_OPTIMIZER_STREAM_H
@@ -79,6 +82,9 @@ MS_API void ms_optimizer_stream_close(ms_optimizer_stream *stream);
 MS_API int ms_optimizer_stream_add(ms_optimizer_stream *stream, const ms_optimizer_form *form,
                                    uint64_t *id, ms_error *err);
 MS_API void ms_optimizer_stream_remove(ms_optimizer_stream *stream, uint64_t id);
+
+/* Whether this is a child's copy of a stream that the parent process opened. */
+MS_API bool ms_optimizer_stream_is_inherited(const ms_optimizer_stream *stream);
 
 /* Bytes of each array of the whole state; 0 for those it does not have. */
 MS_API int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t id,

@@ -89,6 +89,7 @@ typedef struct ms_observation {
     bool outputs_held;
     bool gradients_live_in_forward;
     bool loop_seen;                  /* the two above are observations */
+    bool gradients_released;         /* by that optimizer in backward, at its owner's wish */
     bool smaller_inputs;             /* than the plan was made for: it may take less memory and time */
     uint32_t step;                   /* 1 for the first after wrap */
     uint32_t plan_steps;             /* how many of them ran under the plan, this one included */
@@ -98,7 +99,7 @@ typedef struct ms_observation {
 typedef enum ms_drift {
     MS_DRIFT_NONE,
     MS_DRIFT_LOOP,      /* the caller's loop is not what was assumed */
-    MS_DRIFT_OPTIMIZER, /* the optimizer's state is not what was reserved */
+    MS_DRIFT_OPTIMIZER, /* the optimizer's state, or its use of gradients, is not what was assumed */
     MS_DRIFT_PEAK,      /* measured peak more than 5% off, or over the budget */
     MS_DRIFT_TIME,      /* measured step time more than 5% off, and it matters for a choice */
     MS_DRIFT_RESERVE    /* less lies beside the tensors than is set aside, or other than expected */

@@ -61,9 +61,11 @@ MS_API int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *e
  * The phase becomes DONE. */
 MS_API int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err);
 
-/* The optimizer is memscale's: this many bytes of its state can lie on disk, and it can
- * update parameters in backward. */
-MS_API int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool releases, ms_error *err);
+/* The optimizer is memscale's: this many bytes of its state can lie on disk, and it can update
+ * parameters in backward. At its owner's wish, and not a plan's: `released`, it does; `streamed`,
+ * state lies on disk. */
+MS_API int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released, bool streamed,
+                                  ms_error *err);
 
 /* The loss was not the model's: what was differentiated stood in for one that the
  * caller computes from the outputs, and whose buffers the trace could not see. */

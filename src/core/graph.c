@@ -190,6 +190,7 @@ void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other)
     graph->loop.outputs_held = other->loop.outputs_held;
     graph->loop.gradients_live_in_forward = other->loop.gradients_live_in_forward;
     graph->loop.optimizer_state_bytes = other->loop.optimizer_state_bytes;
+    graph->loop.gradients_released = other->loop.gradients_released;
 }
 
 int64_t ms_graph_find(const ms_graph *graph, const char *name, uint32_t call)

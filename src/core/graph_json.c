@@ -38,6 +38,12 @@ static void put_loop(ms__json_writer *writer, json_t *tree, const ms_loop *loop)
     if (loop->gradients_releasable) {
         ms__json_put_bool(writer, out, "gradients_releasable", true);
     }
+    if (loop->gradients_released) {
+        ms__json_put_bool(writer, out, "gradients_released", true);
+    }
+    if (loop->state_streamed) {
+        ms__json_put_bool(writer, out, "state_streamed", true);
+    }
 }
 
 static void put_storages(ms__json_writer *writer, json_t *tree, const ms_graph *graph)
@@ -206,12 +212,15 @@ static int read_residents(const ms__json_at *root, ms_residents *residents)
 }
 
 /* What an optimizer of memscale's own can do: documents without one do not speak of it. */
-static int read_own_optimizer(const ms__json_at *object, const char *stream, const char *release, ms_loop *loop)
+static int read_own_optimizer(const ms__json_at *object, const char *const names[4], ms_loop *loop)
 {
-    const u64_field field = {stream, &loop->optimizer_stream_bytes};
-    int rc = ms__json_has(object, stream) ? read_u64_fields(object, &field, 1) : MS_OK;
-    return rc == MS_OK && ms__json_has(object, release) ? ms__json_bool(object, release, &loop->gradients_releasable)
-                                                        : rc;
+    const u64_field field = {names[0], &loop->optimizer_stream_bytes};
+    bool *const switches[] = {&loop->gradients_releasable, &loop->gradients_released, &loop->state_streamed};
+    int rc = ms__json_has(object, names[0]) ? read_u64_fields(object, &field, 1) : MS_OK;
+    for (size_t i = 0; rc == MS_OK && i < COUNT_OF(switches); i++) {
+        rc = ms__json_has(object, names[1 + i]) ? ms__json_bool(object, names[1 + i], switches[i]) : MS_OK;
+    }
+    return rc;
 }
 
 static int read_loop(const ms__json_at *root, ms_loop *loop)
@@ -219,7 +228,8 @@ static int read_loop(const ms__json_at *root, ms_loop *loop)
     static const char *const names[] = {
         "outputs_held",          "gradients_live_in_forward", "observed",
         "optimizer_state_bytes", "optimizer_transient_bytes", "external_loss_bytes",
-        "optimizer_stream_bytes", "gradients_releasable",
+        "optimizer_stream_bytes", "gradients_releasable", "gradients_released",
+        "state_streamed",
     };
     bool *const switches[] = {&loop->outputs_held, &loop->gradients_live_in_forward, &loop->observed};
     const u64_field fields[] = {
@@ -236,7 +246,7 @@ static int read_loop(const ms__json_at *root, ms_loop *loop)
         rc = ms__json_bool(&object, names[i], switches[i]);
     }
     rc = rc == MS_OK ? read_u64_fields(&object, fields, COUNT_OF(fields)) : rc;
-    return rc == MS_OK ? read_own_optimizer(&object, names[6], names[7], loop) : rc;
+    return rc == MS_OK ? read_own_optimizer(&object, &names[6], loop) : rc;
 }
 
 static int read_storage(const ms__json_at *object, ms_storage *storage)

@@ -118,6 +118,8 @@ struct ms_trace {
     uint64_t optimizer_transient_bytes;
     uint64_t optimizer_stream_bytes;
     bool gradients_releasable;
+    bool gradients_released;
+    bool state_streamed;
 };
 
 

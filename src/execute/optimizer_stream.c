@@ -104,6 +104,26 @@ int ms_optimizer_stream_open(const ms_optimizer_stream_options *options,
     return MS_OK;
 }
 
+/*
+ * Takes the lock, in the process that opened the stream. At a fork, a thread that the child does
+ * not have may hold the lock and be changing what it guards: a child's copy never takes it, and
+ * the fork need not wait for an update that lasts seconds.
+ */
+static int enter(ms_optimizer_stream *stream, ms_error *err)
+{
+    if (ms_optimizer_stream_is_inherited(stream)) {
+        return ms_fail(err, MS_ESTATE, "optimizer state on disk in %s belongs to the parent process",
+                       stream->dir);
+    }
+    ms__mutex_lock(&stream->lock);
+    return MS_OK;
+}
+
+static void leave(ms_optimizer_stream *stream)
+{
+    ms__mutex_unlock(&stream->lock);
+}
+
 static void entry_free(entry *e)
 {
     if (e != NULL) {
@@ -117,15 +137,18 @@ void ms_optimizer_stream_close(ms_optimizer_stream *stream)
     if (stream == NULL) {
         return;
     }
+    bool is_inherited = ms_optimizer_stream_is_inherited(stream);
     bool is_hung = ms_offload_quiesce(stream->engine, NULL) == MS_ETIMEDOUT;
     ms_offload_close(stream->engine);
     ms__state_close(&stream->slots, is_hung);
-    for (size_t i = 0; i < stream->entries.count; i++) {
-        entry_free(stream->entries.items[i]);
+    if (!is_inherited) { /* there, the lists may have been half changed when the process forked */
+        for (size_t i = 0; i < stream->entries.count; i++) {
+            entry_free(stream->entries.items[i]);
+        }
+        MS__ARRAY_FREE(&stream->entries);
+        MS__ARRAY_FREE(&stream->hints);
+        ms__mutex_destroy(&stream->lock);
     }
-    MS__ARRAY_FREE(&stream->entries);
-    MS__ARRAY_FREE(&stream->hints);
-    ms__mutex_destroy(&stream->lock);
     ms_free(stream);
 }
 
@@ -182,13 +205,17 @@ int ms_optimizer_stream_add(ms_optimizer_stream *stream, const ms_optimizer_form
         return rc;
     }
     entry *made = entry_new(form);
-    ms__mutex_lock(&stream->lock);
+    rc = enter(stream, err);
+    if (rc != MS_OK) {
+        entry_free(made);
+        return rc;
+    }
     entry **place = made != NULL ? MS__ARRAY_PUSH(&stream->entries) : NULL;
     if (place != NULL) {
         *place = made;
         *id = stream->entries.count;
     }
-    ms__mutex_unlock(&stream->lock);
+    leave(stream);
     if (place == NULL) {
         entry_free(made);
         return ms_fail(err, MS_ENOMEM, "optimizer state: out of memory for %llu elements",
@@ -209,7 +236,9 @@ static entry *find(ms_optimizer_stream *stream, uint64_t id, ms_error *err)
 
 void ms_optimizer_stream_remove(ms_optimizer_stream *stream, uint64_t id)
 {
-    ms__mutex_lock(&stream->lock);
+    if (enter(stream, NULL) != MS_OK) {
+        return;
+    }
     entry *e = find(stream, id, NULL);
     for (uint64_t i = 0; e != NULL && i < e->chunk_count; i++) {
         ms__state_drop(&stream->slots, &e->chunks[i]);
@@ -218,18 +247,21 @@ void ms_optimizer_stream_remove(ms_optimizer_stream *stream, uint64_t id)
         stream->entries.items[id - 1] = NULL;
         entry_free(e);
     }
-    ms__mutex_unlock(&stream->lock);
+    leave(stream);
 }
 
 int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t id,
                                    uint64_t bytes[MS_PART_COUNT], ms_error *err)
 {
-    ms__mutex_lock(&stream->lock);
+    int rc = enter(stream, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
     const entry *e = find(stream, id, err);
     for (int part = 0; e != NULL && part < MS_PART_COUNT; part++) {
         bytes[part] = ms__record_part_bytes(&e->form, (ms_optimizer_part)part, e->form.count);
     }
-    ms__mutex_unlock(&stream->lock);
+    leave(stream);
     return e != NULL ? MS_OK : MS_EINVAL;
 }
 
@@ -308,15 +340,18 @@ int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t *ids, 
                               ms_error *err)
 {
     ms_error cause = {0};
-    ms__mutex_lock(&stream->lock);
+    int rc = enter(stream, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
     stream->failure = (ms_error){0};
-    int rc = set_hints(stream, ids, count, &cause);
+    rc = set_hints(stream, ids, count, &cause);
     rc = rc == MS_OK ? ms__state_save_rest(&stream->slots, &cause) : rc;
     rc = rc == MS_OK ? read_ahead(stream, &cause) : rc;
     stream->in_round = true;
     remember(stream, rc, &cause);
     give_failure(stream, err);
-    ms__mutex_unlock(&stream->lock);
+    leave(stream);
     return rc;
 }
 
@@ -390,17 +425,20 @@ int ms_optimizer_stream_update(ms_optimizer_stream *stream, uint64_t id, const m
                                const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err)
 {
     ms_error cause = {0};
-    ms__mutex_lock(&stream->lock);
+    int rc = enter(stream, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
     if (!stream->in_round) {
-        ms__mutex_unlock(&stream->lock);
+        leave(stream);
         return ms_fail(err, MS_ESTATE, "optimizer state: an update outside a round");
     }
     if (stream->failure.code == MS_OK) {
-        int rc = update(stream, id, group, tensor, threads, &cause);
+        rc = update(stream, id, group, tensor, threads, &cause);
         remember(stream, rc, &cause);
     }
-    int rc = give_failure(stream, err);
-    ms__mutex_unlock(&stream->lock);
+    rc = give_failure(stream, err);
+    leave(stream);
     return rc;
 }
 
@@ -418,9 +456,11 @@ static int rest(ms_optimizer_stream *stream, ms_error *err)
 
 int ms_optimizer_stream_end(ms_optimizer_stream *stream, ms_error *err)
 {
-    ms__mutex_lock(&stream->lock);
-    int rc = rest(stream, err);
-    ms__mutex_unlock(&stream->lock);
+    int rc = enter(stream, err);
+    if (rc == MS_OK) {
+        rc = rest(stream, err);
+        leave(stream);
+    }
     return rc;
 }
 
@@ -452,9 +492,12 @@ static int fail_in_round(ms_error *err)
 int ms_optimizer_stream_put(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_tensor *source,
                             ms_error *err)
 {
-    ms__mutex_lock(&stream->lock);
+    int rc = enter(stream, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
     entry *e = find(stream, id, err);
-    int rc = e == NULL ? MS_EINVAL : stream->in_round ? fail_in_round(err) : MS_OK;
+    rc = e == NULL ? MS_EINVAL : stream->in_round ? fail_in_round(err) : MS_OK;
     if (rc == MS_OK) {
         ms_error cause = {0};
         for (uint64_t i = 0; rc == MS_OK && i < e->chunk_count; i++) {
@@ -462,7 +505,7 @@ int ms_optimizer_stream_put(ms_optimizer_stream *stream, uint64_t id, const ms_a
         }
         rc = rest(stream, err);
     }
-    ms__mutex_unlock(&stream->lock);
+    leave(stream);
     return rc;
 }
 
@@ -525,13 +568,16 @@ int ms_optimizer_stream_export(ms_optimizer_stream *stream, uint64_t id, int fd,
                                const uint64_t offsets[MS_PART_COUNT], ms_error *err)
 {
     ms_error cause = {0};
-    ms__mutex_lock(&stream->lock);
-    int rc = stream->in_round ? fail_in_round(err) : MS_OK;
+    int rc = enter(stream, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = stream->in_round ? fail_in_round(err) : MS_OK;
     if (rc == MS_OK) {
         remember(stream, export(stream, id, fd, offsets, &cause), &cause);
         rc = rest(stream, err);
     }
-    ms__mutex_unlock(&stream->lock);
+    leave(stream);
     return rc;
 }
 
@@ -541,7 +587,7 @@ void ms_optimizer_stream_get_stats(ms_optimizer_stream *stream, ms_optimizer_str
 {
     ms_offload_stats tier;
     ms_offload_get_stats(stream->engine, &tier);
-    ms__mutex_lock(&stream->lock);
+    bool is_entered = enter(stream, NULL) == MS_OK; /* in a child: nothing changes these any more */
     *stats = (ms_optimizer_stream_stats){
         .disk_bytes = tier.tier_bytes,
         .resident_bytes = stream->slots.resident_bytes,
@@ -550,7 +596,14 @@ void ms_optimizer_stream_get_stats(ms_optimizer_stream *stream, ms_optimizer_str
         .read_bytes = tier.read_bytes,
         .stall_ns = stream->slots.stall_ns,
     };
-    ms__mutex_unlock(&stream->lock);
+    if (is_entered) {
+        leave(stream);
+    }
+}
+
+bool ms_optimizer_stream_is_inherited(const ms_optimizer_stream *stream)
+{
+    return ms_offload_is_inherited(stream->engine);
 }
 
 const char *ms_optimizer_stream_dir(const ms_optimizer_stream *stream)

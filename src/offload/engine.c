@@ -315,6 +315,11 @@ void ms_offload_get_stats(ms_offload *engine, ms_offload_stats *stats)
     stats->slab_bytes = ms__slab_resident_bytes(&engine->slab);
 }
 
+bool ms_offload_is_inherited(const ms_offload *engine)
+{
+    return engine->is_forked; /* written in a child before it has a second thread */
+}
+
 const char *ms_offload_backend(const ms_offload *engine)
 {
     return engine->backend->ops->name;

@@ -63,7 +63,9 @@ static void after_fork(bool is_child)
 {
     for (ms__link *link = registry.next; link != &registry; link = link->next) {
         ms_offload *engine = ENGINE_OF(link);
-        engine->is_forked |= is_child; /* once dead, dead in all that descends from here */
+        if (is_child) { /* once dead, dead in all that descends from here; never written otherwise */
+            engine->is_forked = true;
+        }
         engine->is_paused = false;
         if (!engine->is_forked) {
             ms__cond_broadcast(&engine->work_ready);

@@ -2,7 +2,8 @@
  * Gradient release as an option of the step (memscale.optim does it): a gradient ends
  * with the backward of the last node that adds to it, and what the optimizer's step takes
  * beside its state is there during backward. It changes what a training loop may do with
- * gradients, so only the most far-going mode has it.
+ * gradients, so only the most far-going mode has it; what the optimizer's owner has it do
+ * (gradients_released) is part of every step, and no option.
  */
 #include "base/units.h"
 #include "plan/step_options.h"
@@ -12,7 +13,7 @@ static uint32_t judge(const ms__step_case *facts)
     if (facts->hardware->device >= 0) {
         return MS_RULE_HOST_ONLY;
     }
-    if (!facts->graph->loop.gradients_releasable) {
+    if (!facts->graph->loop.gradients_releasable || facts->graph->loop.gradients_released) {
         return MS_RULE_OTHER_OPTIMIZER;
     }
     return facts->config->mode == MS_MODE_AGGRESSIVE ? MS__STEP_ADMITTED : MS_RULE_MODE;

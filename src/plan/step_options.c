@@ -70,6 +70,12 @@ ms_exactness ms__step_options_exactness(uint32_t options)
     return most;
 }
 
+/* What the optimizer does whatever the plan: not among the options, but part of the step. */
+static uint32_t given_options(const ms_loop *loop)
+{
+    return loop->gradients_released ? 1u << MS_STEP_GRADIENT_RELEASE : 0;
+}
+
 static int apply_all(const ms_hardware *hardware, uint32_t options, ms__step *step)
 {
     int rc = MS_OK;
@@ -84,12 +90,17 @@ static int apply_all(const ms_hardware *hardware, uint32_t options, ms__step *st
 int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, ms__sim **sim,
                      ms_error *err)
 {
-    if (options == 0) {
+    options |= given_options(&graph->loop);
+    if (options == 0 && !graph->loop.state_streamed) {
         return ms__sim_new(graph, hardware, sim, err);
     }
     ms__step step = {.optimizer_ns = ms__sim_optimizer_ns(graph, hardware)};
     ms__sim *made = NULL;
     step.graph = ms_graph_copy(graph, err);
+    if (step.graph != NULL && graph->loop.state_streamed) {
+        ms_loop *loop = &step.graph->loop;
+        loop->optimizer_transient_bytes = ms__add_sat(loop->optimizer_transient_bytes, MS__STREAM_BUFFER_BYTES);
+    }
     int rc = step.graph != NULL ? apply_all(hardware, options, &step) : MS_ENOMEM;
     if (rc != MS_OK) {
         ms_graph_free(step.graph);

@@ -4,6 +4,7 @@
  */
 #include "base/units.h"
 #include "plan/explain_internal.h"
+#include "plan/step_options.h"
 
 enum { UNIFORM_MOST = 64 };
 
@@ -100,7 +101,7 @@ static void make_uniform(ms__search *search, ms_technique technique, const ms_pr
 static int need_of(const ms_graph *graph, const ms_hardware *hardware, uint64_t *need_bytes, ms_error *err)
 {
     ms__sim *sim;
-    int rc = ms__sim_new(graph, hardware, &sim, err);
+    int rc = ms__step_sim_new(graph, hardware, 0, &sim, err);
     if (rc == MS_OK) {
         rc = ms__sim_need(sim, need_bytes, err);
         ms__sim_free(sim);

@@ -329,6 +329,83 @@ def memory_file_system(directory):
     return False
 
 
+# ---- fork ------------------------------------------------------------------------------------------
+
+
+def test_a_child_is_told_and_can_load_a_checkpoint(disk, tmp_path):
+    script = """
+        import os, sys, torch, memscale
+        torch.set_num_threads(1)
+        params = [torch.nn.Parameter(torch.ones(s)) for s in [(700, 512), (30,)]]
+        for p in params:
+            p.grad = torch.full_like(p, 0.5)
+        optimizer = memscale.optim.AdamW(params, state="disk", disk_offload_dir=sys.argv[1])
+        optimizer.step()
+        saved = optimizer.state_dict()
+        child = os.fork()
+        if child == 0:
+            before = [p.detach().clone() for p in params]
+            for use in (optimizer.step, optimizer.finish_step, optimizer.state_dict):
+                try:
+                    use()
+                    sys.exit("no error")
+                except memscale.IntegrationError as error:
+                    assert "process that forked" in str(error) and not getattr(error, "__notes__", None), error
+            assert all(torch.equal(p, q) for p, q in zip(params, before))
+            optimizer.load_state_dict(saved)
+            optimizer.step()
+            torch.save(params, sys.argv[2])
+            sys.exit(0)  # the whole way out, destructors and all
+        _, status = os.waitpid(child, 0)
+        assert status == 0, status
+        optimizer.step()
+        assert all(torch.equal(p, q) for p, q in zip(params, torch.load(sys.argv[2], weights_only=False)))
+    """
+    answer = run_python(script, disk["disk_offload_dir"], str(tmp_path / "params.pt"))
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_children_of_a_process_that_steps_come_to_their_end(disk):
+    script = """
+        import os, sys, threading, torch, memscale
+        torch.set_num_threads(1)
+        p, q = (torch.nn.Parameter(torch.ones(1500, 1024)) for _ in range(2))
+        p.grad = torch.ones_like(p)
+        optimizer = memscale.optim.AdamW([p], state="disk", disk_offload_dir=sys.argv[1])
+        optimizer.step()
+        ends = threading.Event()
+        steps = [1]
+        def step_on():
+            while not ends.is_set():
+                optimizer.step()
+                steps[0] += 1
+        thread = threading.Thread(target=step_on)
+        thread.start()
+        data = torch.utils.data.DataLoader(torch.arange(8), num_workers=2, multiprocessing_context="fork")
+        for _ in range(3):
+            assert sorted(int(x) for x in data) == list(range(8))
+        for _ in range(10):
+            child = os.fork()
+            if child == 0:
+                try:
+                    optimizer.step()
+                except memscale.IntegrationError:
+                    del optimizer
+                    os._exit(0)
+                os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
+        ends.set()
+        thread.join()
+        q.grad = torch.ones_like(q)
+        straight = memscale.optim.AdamW([q])
+        for _ in range(steps[0]):
+            straight.step()
+        assert torch.equal(p, q)
+    """
+    answer = run_python(script, disk["disk_offload_dir"])
+    assert answer.returncode == 0, answer.stderr
+
+
 # ---- what is refused ---------------------------------------------------------------------------------
 
 

@@ -98,6 +98,8 @@ class StepWatch:
         if optimizer is not None:
             moved = getattr(optimizer, "_planned_disk_bytes", None)  # what a plan put there counts
             resident = _core.storage_bytes(_state_tensors(optimizer))
+            releases = getattr(optimizer, "_releases_by_itself", None)
+            seen["gradients_released"] = releases is not None and releases()
             seen["optimizer_state_bytes"] = resident + (moved() if moved is not None else 0)
         return seen
 

@@ -139,6 +139,9 @@ class MemoryProfiler:
         branch_on_values: bool,
         in_tiles: bool = False,
     ) -> str:
+        from .torch_names import check_torch
+
+        check_torch()
         from .fakes import Twins
         from .isolation import isolated
         from .static_tracer import StaticTracer, libraries_branch_on_values
@@ -390,9 +393,9 @@ class _StaticStep:
             stepping = _fake_optimizer(optimizer, self._twins)
             stepping.step()
             self._tracer.phase("done")  # while the state is held
-            streamable = getattr(stepping, "_streamable_tensors", None)
-            if streamable is not None:
-                self._tracer.own_optimizer(streamable())
+            own_facts = getattr(stepping, "_facts_for_plan", None)
+            if own_facts is not None:
+                self._tracer.own_optimizer(*own_facts())
         except Exception as error:
             _log.debug("%s: its state is estimated: %s", type(optimizer).__name__, _first_line(error))
             self._tracer.optimizer_unknown()

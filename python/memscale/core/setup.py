@@ -139,6 +139,9 @@ def _wrap_watched(
     optimizer: torch.optim.Optimizer | None,
     watch: RunWatch,
 ) -> Executor:
+    from .torch_names import check_torch
+
+    check_torch()
     from .executor import Executor, input_signature
     from .vector_math import settle_vector_math
 

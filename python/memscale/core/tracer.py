@@ -382,9 +382,10 @@ class LiveTracer(TorchDispatchMode):
         """The loss that was differentiated only stands in for the caller's."""
         self._trace.loss_outside()
 
-    def own_optimizer(self, streamable: list[torch.Tensor]) -> None:
-        """The optimizer is memscale's: these tensors of its state can lie on disk."""
-        self._trace.own_optimizer(_core.storage_bytes(streamable), True)
+    def own_optimizer(self, streamable: list[torch.Tensor], released: bool, streamed: bool) -> None:
+        """The optimizer is memscale's: these tensors of its state can lie on disk. At its owner's
+        wish it releases gradients, or keeps state on disk."""
+        self._trace.own_optimizer(_core.storage_bytes(streamable), released, streamed)
 
     def optimizer_unknown(self) -> None:
         """The optimizer's step could not be followed; as if it had not been tried."""

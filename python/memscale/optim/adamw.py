@@ -134,7 +134,8 @@ class AdamW(ReleaseUpdates):
 
         Raises:
             IntegrationError: a gradient is sparse, or of another dtype or device than its
-                parameter (nothing has been updated); or an earlier step was interrupted.
+                parameter (nothing has been updated); an earlier step was interrupted; or the
+                process was forked from one that keeps this optimizer's state on disk.
             OffloadError: state on disk could not be read or written. Some parameters are updated
                 then and others are not, each with its state: `finish_step()`, or load a
                 checkpoint.
@@ -162,6 +163,7 @@ class AdamW(ReleaseUpdates):
             IntegrationError: it failed inside backward (`release_gradients`), so that gradients
                 are missing: load a checkpoint.
         """
+        self._refuse_inherited()
         if self._release is not None and self._release.failed_in_backward:
             self._refuse_interrupted()
         if self._interrupted is not None:
@@ -258,6 +260,8 @@ class AdamW(ReleaseUpdates):
         self.__dict__.setdefault("_planned_release", False)
         state = dict(state)
         releases = state.pop("_releases", False)
+        if self._disk is not None and self._disk.is_inherited:
+            self._disk = None  # what is loaded now takes its place
         given = state.get("state", {})
         shown = {p: value for p, value in given.items() if not isinstance(value, _state.Hidden)}
         super().__setstate__({**state, "state": _state.new_state(shown)})

@@ -53,6 +53,11 @@ class DiskState:
         """Bytes on disk and in buffers, bytes moved, time waited for them."""
         return self._stream.stats()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether another process made it and forked this one, which can't reach the states."""
+        return self._stream.is_inherited()
+
     # ---- states ------------------------------------------------------------------------
 
     def add(self, p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> None:

@@ -51,7 +51,7 @@ class DiskUpdates(MemoryUpdates):
         )
 
     def _disk_state(self) -> DiskState:
-        if self._disk is None:
+        if self._disk is None or self._disk.is_inherited:
             self._disk = DiskState(*(self._disk_options or (None, None)))
         return self._disk
 
@@ -164,7 +164,15 @@ class DiskUpdates(MemoryUpdates):
             f"state. {way_out}model and optimizer from a checkpoint."
         )
 
+    def _refuse_inherited(self) -> None:
+        if self._disk is not None and self._disk and self._disk.is_inherited:
+            raise IntegrationError(
+                "AdamW: its state on disk belongs to the process that forked this one, and is out of reach here. "
+                "Make the optimizer in the process that trains, or load a checkpoint here with load_state_dict()"
+            )
+
     def _refuse_interrupted(self) -> None:
+        self._refuse_inherited()
         if self._interrupted is not None:
             raise IntegrationError(
                 "AdamW: a step was interrupted: some parameters are updated and others not. Call "
@@ -192,6 +200,8 @@ class DiskUpdates(MemoryUpdates):
         return self._disk.stats()["disk_bytes"] if on_disk and self._disk is not None else 0
 
     def _arrange_disk(self, on_disk: bool, directory: Any, cap_gb: float | None) -> None:
+        if self._disk is not None and self._disk.is_inherited:
+            return  # nothing can be moved; what needs the states says so
         if on_disk != self._planned_disk and (self._planned_disk or self._disk_options is None):
             self._planned_disk = on_disk
             self._disk_options = disk_options("disk", directory, cap_gb) if on_disk else None

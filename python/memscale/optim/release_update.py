@@ -55,6 +55,14 @@ class ReleaseUpdates(DiskUpdates):
         self._release = GradientRelease(self)
         self._release.attach()
 
+    def _facts_for_plan(self) -> tuple[list[torch.Tensor], bool, bool]:
+        """What could lie on disk; whether its owner has it release gradients, or keep state there."""
+        streams = self._disk_options is not None and not self._planned_disk
+        return self._streamable_tensors(), self._releases_by_itself(), streams
+
+    def _releases_by_itself(self) -> bool:
+        return self._release is not None and not self._planned_release
+
     def _arrange(
         self, on_disk: bool, releases: bool, directory: Any = None, cap_gb: float | None = None
     ) -> None:

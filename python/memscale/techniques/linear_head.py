@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _core
-from .loss_head import _check_labels, check_tensors
+from .loss_head import _check_labels, check_tensors, keeps_graph
 
 __all__ = ["linear_cross_entropy"]
 
@@ -171,7 +171,7 @@ class _Chunks(torch.autograd.Function):
                 "linear_cross_entropy: backward ran a second time and the gradients are gone; "
                 "use retain_graph=True the first time"
             )
-        keeps = torch._C._autograd._get_current_graph_task_keep_graph()
+        keeps = keeps_graph()
         if not keeps:
             ctx.gradients = None
         scaled = [_scaled(gradient, by_loss, keeps) for gradient in gradients]

@@ -179,7 +179,7 @@ class _Rows(torch.autograd.Function):
                 "cross_entropy: the logits have been modified by an inplace operation since the loss was "
                 "computed; clone them before you change them"
             )
-        is_last = not torch._C._autograd._get_current_graph_task_keep_graph()
+        is_last = not keeps_graph()
         # Contiguous in any case: operators that write rows elsewhere do not all mind strides.
         gradient = logits if is_last and _is_sole_owner(ctx) else logits.new_empty(logits.shape)
         if ctx.in_c:
@@ -287,6 +287,8 @@ def _backward_by_operators(
 
 def _is_sole_owner(ctx: Any) -> bool:
     """Whether nothing but the context's tensor holds its memory, so that it may be overwritten."""
+    if not hasattr(torch._C, "_storage_Use_Count"):
+        return False
     return ctx.logits.is_contiguous() and _holders(ctx.logits) == _holders(torch.empty(1))
 
 
@@ -294,6 +296,12 @@ def _holders(tensor: torch.Tensor) -> tuple[int, int]:
     """Tensors that hold this one's memory, and references to the one Python object of it."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward under way may be run again; True where this torch does not tell."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return ask is None or ask()
 
 
 def _chunks(logits: torch.Tensor) -> list[tuple[int, int]]:

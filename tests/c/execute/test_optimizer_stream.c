@@ -4,9 +4,11 @@
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "memscale/optimizer_stream.h"
 #include "test_common.h"
 
@@ -420,6 +422,97 @@ static void a_killed_process_leaves_no_file(void **state)
     assert_non_null(mkdtemp(strcpy(strrchr(spill_dir, '-'), "-XXXXXX") - strlen("/var/tmp/memscale-stream")));
 }
 
+/* ---- fork --------------------------------------------------------------------------------- */
+
+/* A thread that updates without end: at any fork it most likely holds the stream's lock. */
+typedef struct updating {
+    ms_optimizer_stream *stream;
+    twin twins[TENSORS];
+    atomic_bool ends;
+    atomic_uint steps;
+    int rc;
+} updating;
+
+static void update_on(void *argument)
+{
+    updating *u = argument;
+    while (u->rc == MS_OK && !atomic_load(&u->ends)) {
+        ms_error err = {0};
+        unsigned step = atomic_load(&u->steps) + 1;
+        for (int i = 0; i < TENSORS; i++) {
+            u->twins[i].disk.step = step;
+        }
+        u->rc = step_disk(u->stream, u->twins, TENSORS, &err);
+        atomic_store(&u->steps, step);
+    }
+}
+
+/* In the child: every call says whose the stream is and waits for nothing. */
+static int use_in_child(updating *u)
+{
+    ms_error err = {0};
+    ms_optimizer_stream_stats stats;
+    ms_optimizer_form form = plain(SMALL);
+    uint64_t id = u->twins[0].id, made = 0, bytes[MS_PART_COUNT];
+    const uint64_t nowhere[MS_PART_COUNT] = {UINT64_MAX};
+    int wrong = 0;
+    alarm(60); /* for hangs, not for busy machines */
+    wrong += !ms_optimizer_stream_is_inherited(u->stream);
+    wrong += ms_optimizer_stream_begin(u->stream, &id, 1, &err) != MS_ESTATE;
+    wrong += strstr(err.text, "parent process") == NULL || strstr(err.text, spill_dir) == NULL;
+    wrong += ms_optimizer_stream_update(u->stream, id, &group, &u->twins[0].disk, 1, &err) != MS_ESTATE;
+    wrong += ms_optimizer_stream_end(u->stream, &err) != MS_ESTATE;
+    wrong += ms_optimizer_stream_put(u->stream, id, &u->twins[0].disk, &err) != MS_ESTATE;
+    wrong += ms_optimizer_stream_export(u->stream, id, 1, nowhere, &err) != MS_ESTATE;
+    wrong += ms_optimizer_stream_part_bytes(u->stream, id, bytes, &err) != MS_ESTATE;
+    wrong += ms_optimizer_stream_add(u->stream, &form, &made, &err) != MS_ESTATE || made != 0;
+    ms_optimizer_stream_remove(u->stream, id);
+    ms_optimizer_stream_get_stats(u->stream, &stats);
+    ms_optimizer_stream *own = open_stream(UINT64_MAX); /* the child's own is none of this */
+    twin t;
+    twin_open(&t, own, form, 1);
+    step_memory(&t, 1);
+    wrong += ms_optimizer_stream_is_inherited(own) || step_disk(own, &t, 1, &err) != MS_OK;
+    ms_optimizer_stream_close(own);
+    ms_optimizer_stream_close(u->stream);
+    return wrong;
+}
+
+static void a_child_is_refused_and_ends_and_the_parent_goes_on(void **state)
+{
+    (void)state;
+    updating u = {.stream = open_stream(UINT64_MAX)};
+    open_three(u.twins, u.stream, 1);
+    for (int i = 0; i < TENSORS; i++) {
+        fill(&u.twins[i], u.twins[i].disk.gradient, 5);
+    }
+    ms__thread thread = {0};
+    ms_error err = {0};
+    assert_ms_ok(ms__thread_start(&thread, "updating", update_on, &u, &err), err);
+    for (int k = 0; k < 30; k++) {
+        pid_t child = fork();
+        if (child == 0) {
+            _exit(use_in_child(&u));
+        }
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(status, 0); /* ended by itself, with nothing wrong */
+    }
+    atomic_store(&u.ends, true);
+    ms__thread_join(&thread);
+    assert_int_equal(u.rc, MS_OK);
+    assert_false(ms_optimizer_stream_is_inherited(u.stream));
+    for (int i = 0; i < TENSORS; i++) {
+        for (unsigned step = 1; step <= atomic_load(&u.steps); step++) {
+            u.twins[i].memory.step = step;
+            assert_ms_ok(ms_adamw_step(&group, &u.twins[i].memory, 1, 1, &err), err);
+        }
+        assert_same_parameters(&u.twins[i]);
+        assert_same_state(u.stream, &u.twins[i]);
+    }
+    close_three(u.twins, u.stream);
+}
+
 /* ---- what is refused ---------------------------------------------------------------------- */
 
 static void bad_calls_are_refused_and_change_nothing(void **state)
@@ -471,6 +564,7 @@ int main(void)
         TEST(a_full_disk_is_told_and_the_step_finished_later),
         TEST(closing_in_the_middle_leaves_nothing),
         TEST(a_killed_process_leaves_no_file),
+        TEST(a_child_is_refused_and_ends_and_the_parent_goes_on),
         TEST(bad_calls_are_refused_and_change_nothing),
     };
     if (mkdtemp(spill_dir) == NULL) {

@@ -2,7 +2,10 @@
  * Options of the step that are the optimizer's: state on disk and gradient release take the
  * right bytes off the peak, cost the right time, and are refused with the right rule.
  */
+#include <math.h>
+
 #include "memscale/optimizer_stream.h"
+#include "memscale/pipeline.h"
 #include "plan/step_options.h"
 #include "plan_fixture.h"
 
@@ -140,8 +143,101 @@ static void what_the_optimizer_can_do_survives_the_documents(void **state)
     assert_ms_ok(ms_graph_parse(text, &read, &err), err);
     assert_int_equal(read->loop.optimizer_stream_bytes, STATE);
     assert_true(read->loop.gradients_releasable);
+    assert_false(read->loop.gradients_released || read->loop.state_streamed);
     ms_graph_free(read);
     ms_free(text);
+    f->graph->loop.gradients_released = f->graph->loop.state_streamed = true;
+    text = ms_graph_to_json(f->graph);
+    assert_ms_ok(ms_graph_parse(text, &read, &err), err);
+    assert_true(read->loop.gradients_released && read->loop.state_streamed);
+    ms_graph_free(read);
+    ms_free(text);
+}
+
+/* At its owner's wish the optimizer does it in every plan's step, and no plan has it as an option. */
+static void what_the_owner_wants_is_part_of_every_step(void **state)
+{
+    fixture *f = *state;
+    ms_replay plain = fixture_simulate(f, keep, 0), chosen = fixture_simulate(f, keep, release_bit);
+    f->graph->loop.gradients_released = true;
+    ms_replay given = fixture_simulate(f, keep, 0);
+    assert_true(given.peak_bytes < plain.peak_bytes);
+    assert_int_equal(given.peak_bytes, chosen.peak_bytes);
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_OTHER_OPTIMIZER);
+    f->graph->loop.state_streamed = true; /* its updates, and the buffers, are in backward */
+    assert_int_equal(fixture_simulate(f, keep, 0).peak_bytes - given.peak_bytes, MS__STREAM_BUFFER_BYTES);
+    f->graph->loop.gradients_released = false;
+    f->graph->loop.optimizer_state_bytes = 0;
+    ms_replay streamed = fixture_simulate(f, keep, 0);
+    f->graph->loop.state_streamed = false;
+    f->graph->loop.optimizer_transient_bytes += MS__STREAM_BUFFER_BYTES;
+    assert_int_equal(streamed.peak_bytes, fixture_simulate(f, keep, 0).peak_bytes);
+}
+
+/* ---- what a refusal says of optimizers ----------------------------------------------------- */
+
+/* The figure behind `what` in a refusal, in GB; 0 where it is not named. */
+static double named(const char *text, const char *what)
+{
+    const char *at = strstr(text, what);
+    at = at != NULL ? at + strlen(what) : NULL;
+    at = at != NULL && strncmp(at, " it would be", 12) == 0 ? at + 12 : at;
+    char *unit = NULL;
+    double value = at != NULL ? strtod(at, &unit) : 0.0;
+    return unit != NULL && strncmp(unit, " MB", 3) == 0 ? value / 1000 : value;
+}
+
+static double smallest_gb(const fixture *f, const ms_config *config)
+{
+    ms_config tight = *config;
+    ms_error err = {0};
+    ms_plan *none;
+    tight.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &tight, &none, &err), MS_EINFEASIBLE);
+    return (double)err.hint_bytes / 1e9;
+}
+
+static void a_refusal_names_optimizers_and_what_each_would_allow(void **state)
+{
+    fixture *f = *state;
+    ms_loop *loop = &f->graph->loop;
+    ms_error err = {0};
+    ms_plan *none;
+    loop->optimizer_state_bytes = 2 * LAYERS * GRADIENT; /* what an Adam has */
+    loop->optimizer_transient_bytes = loop->optimizer_stream_bytes = 0;
+    loop->gradients_releasable = false;
+    f->config.mode = MS_MODE_BALANCED;
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    double own = named(err.text, "with memscale.optim.AdamW (state on disk)");
+    assert_null(strstr(err.text, "use_8bit_optimizer")); /* on disk, it takes no less memory */
+    double all = named(err.text, "with all that keeps 32 bits and mode=\"aggressive\"");
+    assert_true(own > 0 && all > 0);
+    assert_true(all < own);
+    assert_null(strstr(err.text, "enable_tiling")); /* it would not help */
+
+    loop->optimizer_stream_bytes = loop->optimizer_state_bytes;
+    loop->gradients_releasable = true;
+    assert_true(fabs(smallest_gb(f, &f->config) - own) < 0.006);
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    double released = named(err.text, "with mode=\"aggressive\" (gradients released)");
+    assert_true(fabs(released - all) < 0.006);
+    assert_null(strstr(err.text, "memscale.optim.AdamW"));
+
+    f->hardware->disk.dir[0] = '\0';
+    loop->optimizer_stream_bytes = 0;
+    loop->gradients_releasable = false;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    double small = named(err.text, "with use_8bit_optimizer=True");
+    assert_true(small > 0);
+    uint64_t elements = GRADIENT / 4;
+    loop->optimizer_state_bytes = LAYERS * 2 * (elements + 4 * (elements / 256));
+    assert_true(fabs(smallest_gb(f, &f->config) - small) < 0.006);
+
+    loop->optimizer_state_bytes = 5 * MIB; /* of no Adam */
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    assert_null(strstr(err.text, "optimizer="));
+    assert_null(strstr(err.text, "AdamW"));
 }
 
 int main(void)
@@ -156,6 +252,8 @@ int main(void)
         TEST(the_buffers_are_the_streams),
         TEST(rules_say_why_not),
         TEST(what_the_optimizer_can_do_survives_the_documents),
+        TEST(what_the_owner_wants_is_part_of_every_step),
+        TEST(a_refusal_names_optimizers_and_what_each_would_allow),
     };
     return cmocka_run_group_tests_name("options of the optimizer", tests, NULL, NULL);
 }

@@ -1,0 +1,81 @@
+"""Names inside torch: all that the sources use are looked for before anything is done, and a
+torch that lacks one is refused by that name, or served without it."""
+
+import pathlib
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import memscale  # noqa: E402
+from memscale.core import torch_names  # noqa: E402
+from memscale.techniques import cross_entropy  # noqa: E402
+
+PACKAGE = pathlib.Path(memscale.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def asked_anew():
+    torch_names.check_torch.cache_clear()
+    yield
+    torch_names.check_torch.cache_clear()
+
+
+def names():
+    return {name for group in torch_names._REQUIRED.values() for name in group} | torch_names._OPTIONAL.keys()
+
+
+def test_this_torch_has_them_all(caplog):
+    torch_names.check_torch()
+    assert not caplog.records and all(torch_names.torch_has(name) for name in names())
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"), [(torch._C, "_DisableAutocast"), (torch.overrides, "_push_mode"), (torch.Tensor, "_version")]
+)
+def test_a_missing_one_is_named_before_anything_is_done(monkeypatch, holder, name):
+    model = torch.nn.Linear(3, 3)
+    before = dict(model.__dict__)
+    monkeypatch.setattr(holder, name, None)
+    for use in (lambda: memscale.wrap(model), lambda: memscale.trace(model, torch.zeros(2, 3))):
+        with pytest.raises(memscale.IntegrationError, match=f"{name}.*version of torch") as caught:
+            use()
+        assert torch.__version__ in str(caught.value)
+    assert model.__dict__ == before
+
+
+@pytest.mark.parametrize("name", ["_C._storage_Use_Count", "_C._autograd._get_current_graph_task_keep_graph"])
+def test_what_can_be_done_without_has_a_notice_and_the_same_bits(monkeypatch, caplog, name):
+    logits = torch.randn(40, 300, requires_grad=True)
+    labels = torch.randint(0, 300, (40,))
+    torch.nn.functional.cross_entropy(logits, labels).backward()
+    expected, logits.grad = logits.grad, None
+    holder = torch._C if name.count(".") == 1 else torch._C._autograd
+    monkeypatch.delattr(holder, name.rsplit(".", 1)[1])
+    torch_names.check_torch()
+    assert f"has no torch.{name}: the exact loss head" in caplog.text
+    cross_entropy(logits * 1, labels).backward()
+    assert torch.equal(logits.grad, expected)
+
+
+def test_the_sources_use_no_other():
+    private = re.compile(r"\btorch((?:\.\w+)*\.(?:_C|overrides|_python_dispatch|_subclasses\.fake_tensor)\.[\w.]+)")
+    used = {found[1:] for path in PACKAGE.rglob("*.py") for found in private.findall(path.read_text())}
+    listed = names()
+    unlisted = {name for name in used if not any(name == one or name.startswith(one + ".") for one in listed)}
+    # Classes and parts that others of the list contain, and public names.
+    public = {"overrides.TorchFunctionMode", "_C._autograd"}
+    assert {name for name in unlisted if name not in public and not name.startswith("overrides.Torch")} == set()
+
+
+def test_an_optimizer_of_ours_may_be_the_first_to_be_traced():
+    import subprocess
+    import sys
+
+    script = (
+        "import torch, memscale; m = torch.nn.Linear(8, 8); "
+        "memscale.trace(m, torch.zeros(2, 8), memscale.optim.AdamW(m.parameters()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -32,6 +32,10 @@ int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_
 /* The numbers of the chosen variant, which may use `room_bytes` of the device in all (0:
  * no more than it requires); of the same step unoptimized; the entries' techniques. */
 void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan);
+/* What an unoptimized run would hold with an unbounded cache: keeping all is the first candidate. */
+uint64_t ms__plan_most(const ms__search *search);
+/* What a plan may take of `allowed_bytes`: no more than that, with a margin for the cache. */
+uint64_t ms__plan_room(const ms__search *search, uint64_t allowed_bytes);
 /* What a variant takes of the device at most where it may use `room_bytes` in all. */
 uint64_t ms__plan_peak(const ms__search *search, const ms__variant *variant, uint64_t room_bytes);
 /* What is expected of it then, `peak` being ms__plan_peak(): the two peaks of `expected`,

@@ -190,12 +190,6 @@ static ms__bounds bounds_at(const ms__search *search, uint64_t need_bytes, uint6
                         .most_ns = limits->most_ns};
 }
 
-/* What an unoptimized run would hold with an unbounded cache: keeping all comes first. */
-static uint64_t most_bytes(const ms__search *search)
-{
-    return ms__add_sat(search->items[0].fixed_bytes, search->items[0].held_most_bytes);
-}
-
 /* "recompute on 12 nodes, offload_disk on 3 nodes, exact_loss_head". */
 static void describe_use(const ms__search *search, const uint8_t *techniques, uint32_t step, char *text, size_t size)
 {
@@ -280,7 +274,7 @@ static int choose_fastest(ms__search *search, ms__limits *limits, ms_plan *plan,
     size_t finalists[FINALISTS_MOST];
     ms__variants variants;
     size_t count = list_finalists(search, finalists);
-    if (search->out_of_memory || ms__variants_make(search, finalists, count, most_bytes(search), &variants) != MS_OK) {
+    if (search->out_of_memory || ms__variants_make(search, finalists, count, ms__plan_most(search), &variants) != MS_OK) {
         search->out_of_memory = true;
         return MS_ENOMEM;
     }
@@ -288,10 +282,10 @@ static int choose_fastest(ms__search *search, ms__limits *limits, ms_plan *plan,
     const ms__variant *found = ms__select(search, &variants, &bounds);
     made->fits = found != NULL;
     made->variant = found != NULL ? *found : ms__variant_of(search, ms__select_smallest_peak(search), 0);
-    made->room_bytes = found != NULL ? ms__min_u64(pressure->allowed_bytes, most_bytes(search)) : 0;
+    made->room_bytes = found != NULL ? ms__plan_room(search, pressure->allowed_bytes) : 0;
     ms__variant_replay(search, &made->variant);
     limits->slowest_ns = slowest(search, &variants, pressure, limits);
-    ms__explain_neighbours(search, &variants, &bounds, &made->variant, most_bytes(search), plan);
+    ms__explain_neighbours(search, &variants, &bounds, &made->variant, ms__plan_most(search), plan);
     ms__variants_free(&variants);
     return MS_OK;
 }
@@ -362,7 +356,7 @@ static int skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, 
     ms__variant kept = ms__variant_of(search, 0, 0);
     ms__plan_fill_unoptimized(search, plan);
     kept.replay = plan->unoptimized;
-    uint64_t room_bytes = pressure->budget_given ? ms__min_u64(pressure->allowed_bytes, most_bytes(search)) : 0;
+    uint64_t room_bytes = pressure->budget_given ? ms__plan_room(search, pressure->allowed_bytes) : 0;
     ms__plan_fill(search, &kept, room_bytes, plan);
     leave_room_in_cache(search, pressure, plan);
     plan->skipped = true;

@@ -58,12 +58,11 @@ static void choose_uniform(ms__search *search, ms_technique technique, const ms_
     if (search->out_of_memory) {
         return;
     }
-    uint64_t most = ms__add_sat(search->items[0].fixed_bytes, search->items[0].held_most_bytes);
     /* Where the technique is admitted nowhere, keeping all is what it comes to. */
     for (size_t i = search->count > 1 ? 1 : 0; i < search->count && count < UNIFORM_MOST; i++) {
         finalists[count++] = i;
     }
-    if (ms__variants_make(search, finalists, count, most, &variants) != MS_OK) {
+    if (ms__variants_make(search, finalists, count, ms__plan_most(search), &variants) != MS_OK) {
         search->out_of_memory = true;
         return;
     }
@@ -73,7 +72,7 @@ static void choose_uniform(ms__search *search, ms_technique technique, const ms_
         found = ms__select(search, &variants, &bounds);
     }
     *chosen = found != NULL ? *found : ms__variant_of(search, ms__select_smallest_peak(search), 0);
-    *room_bytes = found != NULL ? ms__min_u64(pressure->allowed_bytes, most) : 0;
+    *room_bytes = found != NULL ? ms__plan_room(search, pressure->allowed_bytes) : 0;
     ms__variant_replay(search, chosen);
     ms__variants_free(&variants);
 }

@@ -2,6 +2,7 @@
  * The pipeline: what it assumes of a loop that nobody has seen, and what a finished
  * step teaches it, without swinging.
  */
+#include "base/units.h"
 #include "plan/sim.h"
 #include "plan_fixture.h"
 
@@ -22,6 +23,15 @@ static ms_plan *make_plan(fixture *f)
 }
 
 /* A wrapped process: 1 GB before the first step, and a budget that binds. */
+/* Live and cached maps at their most in a step that takes what its plan expects. */
+static uint64_t held_as_planned(const fixture *f)
+{
+    const ms_process *process = &f->hardware->process;
+    uint64_t beside = process->baseline_bytes + process->scratch_bytes - process->reserve_bytes;
+    beside += ms__slab_expected(f->plan->slab_bytes, f->plan->offload_min_bytes);
+    return f->plan->replay.peak_bytes - beside - f->plan->replay.small_peak_bytes - f->graph->residents.batch_bytes;
+}
+
 static int set_up(void **state)
 {
     fixture *f = calloc(1, sizeof *f);
@@ -34,7 +44,7 @@ static int set_up(void **state)
     f->plan = make_plan(f);
     /* A step that went exactly as planned. */
     f->seen = (ms_observation){.peak_bytes = f->plan->replay.peak_bytes,
-                               .peak_held_bytes = f->plan->ceiling_bytes,
+                               .peak_held_bytes = held_as_planned(f),
                                .resident_bytes = MS_UNSET,
                                .held_bytes = MS_UNSET,
                                .step_ns = f->plan->replay.step_ns,
@@ -283,7 +293,7 @@ static void a_peak_over_the_plan_grows_scratch(void **state)
     assert_true(f->plan->ceiling_bytes + 290 * MIB <= ceiling);
     /* The same scratch again is as planned. */
     f->seen.peak_bytes = f->plan->replay.peak_bytes;
-    f->seen.peak_held_bytes = f->plan->ceiling_bytes;
+    f->seen.peak_held_bytes = held_as_planned(f);
     f->seen.step_ns = f->plan->replay.step_ns;
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
@@ -307,9 +317,9 @@ static void scratch_is_learnt_beside_a_new_loop(void **state)
 {
     fixture *f = *state;
     f->seen.optimizer_state_bytes = 250 * MIB;
-    f->seen.peak_held_bytes = f->plan->ceiling_bytes;
+    f->seen.peak_held_bytes = held_as_planned(f);
     f->seen.peak_bytes = 1000 * MIB + f->plan->replay.small_peak_bytes +
-                         f->graph->residents.batch_bytes + f->plan->ceiling_bytes + 180 * MIB;
+                         f->graph->residents.batch_bytes + held_as_planned(f) + 180 * MIB;
     assert_int_equal(observe(f), MS_DRIFT_OPTIMIZER);
     assert_int_equal(f->hardware->process.scratch_bytes, 180 * MIB);
 }
@@ -428,6 +438,49 @@ static void masks_as_bits_stay_within_what_a_budget_covers(void **state)
     }
 }
 
+/* The plan's choices replayed with a cache of any size. */
+static void replay_unbounded(const fixture_planning *f, const ms_plan *plan, ms__outcome *outcome)
+{
+    uint8_t techniques[128] = {0};
+    assert_true(plan->entry_count <= sizeof techniques);
+    ms_choices choices = {.technique = techniques,
+                          .step_options = ms_plan_step_options(plan),
+                          .offload_min_bytes = plan->offload_min_bytes,
+                          .write_window_bytes = plan->write_window_bytes,
+                          .read_window_bytes = plan->read_window_bytes,
+                          .ceiling_bytes = UINT64_MAX};
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        techniques[i] = (uint8_t)plan->entries[i].technique;
+    }
+    ms__sim *sim;
+    ms_error err;
+    assert_ms_ok(ms__sim_new(f->graph, f->hardware, &sim, &err), err);
+    ms__sim_run(sim, &choices, outcome, NULL);
+    ms__sim_free(sim);
+}
+
+/* A cache that falls short of what a step holds by a little faults in much more than that. */
+static void the_cache_gets_a_margin_where_the_budget_has_room(void **state)
+{
+    (void)state;
+    for (int which = 0; which < FIXTURE_GRAPHS; which++) {
+        fixture_planning f = fixture_open(fixture_graph(which));
+        uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
+        for (uint64_t k = 0; k <= 4; k++) {
+            uint64_t budget = smallest + (need - smallest) * k / 4;
+            ms_plan *plan = fixture_plan_at(&f, budget);
+            ms__outcome most;
+            replay_unbounded(&f, plan, &most);
+            uint64_t wanted = most.held_most_bytes + most.held_most_bytes / 17;
+            uint64_t small = ms__max_u64(plan->replay.small_peak_bytes, most.replay.small_peak_bytes);
+            assert_true(plan->ceiling_bytes + small >= ms__min_u64(wanted, budget - most.fixed_bytes));
+            assert_true(plan->skipped || plan->ceiling_bytes + most.fixed_bytes <= budget);
+            ms_plan_free(plan);
+        }
+        fixture_close(&f);
+    }
+}
+
 /* What was measured is what is expected from then on: at a rare step, and once. */
 static void what_is_expected_is_learnt(void **state)
 {
@@ -436,8 +489,8 @@ static void what_is_expected_is_learnt(void **state)
     replan(f);
     for (f->seen.step = 2; f->seen.step < 40; f->seen.step++) {
         uint64_t fixed = 1000 * MIB + f->plan->replay.small_peak_bytes;
-        f->seen.peak_held_bytes = f->plan->ceiling_bytes;
-        f->seen.peak_bytes = fixed + f->plan->ceiling_bytes + f->graph->residents.batch_bytes + 75 * MIB;
+        f->seen.peak_held_bytes = held_as_planned(f);
+        f->seen.peak_bytes = fixed + held_as_planned(f) + f->graph->residents.batch_bytes + 75 * MIB;
         f->seen.step_ns = f->plan->replay.step_ns;
         ms_drift drift = observe(f);
         assert_int_equal(drift, f->seen.step == 3 ? MS_DRIFT_RESERVE : MS_DRIFT_NONE);
@@ -462,8 +515,8 @@ static void scratch_shrinks_rarely_and_does_not_swing(void **state)
     for (uint32_t step = 2; step < 100; step++) {
         uint64_t fixed = 1000 * MIB + f->plan->replay.small_peak_bytes;
         f->seen.step = step;
-        f->seen.peak_held_bytes = f->plan->ceiling_bytes;
-        f->seen.peak_bytes = fixed + f->plan->ceiling_bytes + true_scratch + (step % 3) * 5 * MIB;
+        f->seen.peak_held_bytes = held_as_planned(f);
+        f->seen.peak_bytes = fixed + held_as_planned(f) + true_scratch + (step % 3) * 5 * MIB;
         f->seen.step_ns = f->plan->replay.step_ns;
         ms_drift drift = observe(f);
         assert_true(drift == MS_DRIFT_NONE || (drift == MS_DRIFT_RESERVE && step == 3));
@@ -488,7 +541,7 @@ static void time_is_learnt_early_and_then_rarely(void **state)
         f->seen.plan_steps = step - planned_after;
         f->seen.step_ns = true_ns + (step % 5) * 1000000;
         f->seen.peak_bytes = f->plan->replay.peak_bytes;
-        f->seen.peak_held_bytes = f->plan->ceiling_bytes;
+        f->seen.peak_held_bytes = held_as_planned(f);
         ms_drift drift = observe(f);
         assert_true(drift == MS_DRIFT_NONE || drift == MS_DRIFT_TIME);
         assert_true(step != 3 || drift == MS_DRIFT_TIME);
@@ -553,6 +606,7 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_reserve_is_left_free_and_not_predicted, set_up, tear_down),
         cmocka_unit_test_setup_teardown(masks_change_what_is_predicted_and_no_choice, set_up, tear_down),
+        cmocka_unit_test(the_cache_gets_a_margin_where_the_budget_has_room),
         cmocka_unit_test(masks_as_bits_stay_within_what_a_budget_covers),
         cmocka_unit_test_setup_teardown(what_is_expected_is_learnt, set_up, tear_down),
         cmocka_unit_test_setup_teardown(scratch_is_learnt_beside_a_new_loop, set_up, tear_down),

@@ -38,9 +38,14 @@ _PUBLIC = {
 # Parts that are usable alone, as `memscale.optim.AdamW`.
 _PACKAGES = ("optim", "policy", "techniques")
 
+# Reached as attributes too; what they hold is listed above or in their own documents.
+_MODULES = ("errors", "integrations")
+
 __all__ = [*_PUBLIC, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
+    from . import errors as errors
+    from . import integrations as integrations
     from . import optim as optim
     from . import policy as policy
     from . import techniques as techniques
@@ -81,7 +86,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("._core", __name__).version()
-    if name in _PACKAGES:
+    if name in _PACKAGES or name in _MODULES:
         return import_module(f".{name}", __name__)
     module = _PUBLIC.get(name)
     if module is None:

@@ -366,6 +366,11 @@ def test_import_does_not_load_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_modules_of_errors_and_integrations_are_attributes():
+    code = "import memscale, sys; memscale.errors.ConfigError; memscale.integrations; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 _CALLS_SEEN = textwrap.dedent(
     """
     calls = []

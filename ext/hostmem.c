@@ -99,6 +99,16 @@ static PyObject *hostmem_find(PyObject *module, PyObject *given)
                          (unsigned long long)block.bytes, (unsigned long long)block.serial);
 }
 
+static PyObject *hostmem_untouched(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long address, bytes;
+    if (!PyArg_ParseTuple(args, "KK:hostmem_untouched", &address, &bytes)) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(ms_hostmem_untouched((const void *)(uintptr_t)address, (size_t)bytes));
+}
+
 static PyMethodDef methods[] = {
     {"hostmem_install", MS_EXT_FAST(hostmem_install), METH_VARARGS | METH_KEYWORDS,
      "hostmem_install(library=None) -> str: takes the slots of the loaded library (None: torch's "
@@ -116,6 +126,8 @@ static PyMethodDef methods[] = {
      "glibc holds free."},
     {"hostmem_reset_peak", hostmem_reset_peak, METH_NOARGS,
      "hostmem_reset_peak() -> None: both peaks start again from what is held now."},
+    {"hostmem_untouched", hostmem_untouched, METH_VARARGS,
+     "hostmem_untouched(address, bytes) -> int: bytes of whole pages in there that are not resident."},
     {"hostmem_find", hostmem_find, METH_O,
      "hostmem_find(address) -> tuple[int, int, int] | None: start, bytes in whole pages and serial "
      "of the live block that holds the address."},

@@ -140,6 +140,26 @@ static PyObject *died(PyObject *self, PyObject *key)
     return ms_ext_none_or_raise(ms_trace_died(trace_of(self), number, &err), &err);
 }
 
+static PyObject *adds(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t numbers[2];
+    if (read_numbers("adds", args, count, 2, numbers) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return ms_ext_none_or_raise(ms_trace_adds(trace_of(self), numbers[0], numbers[1], &err), &err);
+}
+
+static PyObject *untouched(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t numbers[2];
+    if (read_numbers("untouched", args, count, 2, numbers) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return ms_ext_none_or_raise(ms_trace_untouched(trace_of(self), numbers[0], numbers[1], &err), &err);
+}
+
 static PyObject *give_role(PyObject *self, PyObject *const *args, Py_ssize_t count,
                            const char *function, ms_storage_role role)
 {
@@ -463,6 +483,10 @@ static PyMethodDef trace_methods[] = {
     {"flag", MS_EXT_FAST(flag), METH_FASTCALL, "flag(node, name): a fact about a node."},
     {"born", MS_EXT_FAST(born), METH_FASTCALL, "born(key, bytes): a storage comes to life."},
     {"died", died, METH_O, "died(key): a storage, or a copy given to unpacked(), is gone."},
+    {"adds", MS_EXT_FAST(adds), METH_FASTCALL,
+     "adds(key, other): the storage born next is the engine's sum of these gradients."},
+    {"untouched", MS_EXT_FAST(untouched), METH_FASTCALL,
+     "untouched(key, bytes): what made the storage left so much of it untouched."},
     {"output", MS_EXT_FAST(output), METH_FASTCALL, "output(key, bytes): the root returned it."},
     {"gradient", MS_EXT_FAST(gradient), METH_FASTCALL, "gradient(key, bytes): of a parameter."},
     {"op", MS_EXT_FAST(ms_ext_trace_op), METH_FASTCALL,

@@ -55,6 +55,10 @@
  * values only (dropout masks): the executor keeps such as bits, an element each, wherever a
  * plan moves tensors. Predictions count on it; a budget has room for both.
  *
+ * Untouched bytes. A profile also lists storages of which an operator touches a part only
+ * (the workspace of oneDNN's recurrent layers). An unmodified run is predicted without what is
+ * untouched; what fits a budget, and a planned run, whose maps are used again, count it.
+ *
  * Tiles. A layer may have a second profile, `tiled`: the same call with its position-wise
  * modules (an MLP) computed some rows at a time and again in backward. It binds the same
  * storages; the planner's option tiled_mlp puts it in the place of the first.
@@ -107,6 +111,13 @@ typedef struct ms_two_valued {
     uint32_t value_bytes; /* of an element: 1, 2, 4 or 8 */
 } ms_two_valued;
 
+/* Bytes of a storage of the node's own that are never touched by what makes it: fresh pages that
+ * do not become resident. */
+typedef struct ms_untouched {
+    uint32_t storage; /* local number, not external */
+    uint64_t bytes;
+} ms_untouched;
+
 typedef struct ms_profile {
     uint32_t storage_count;  /* local storages, externals first */
     uint32_t external_count;
@@ -123,6 +134,8 @@ typedef struct ms_profile {
     uint32_t *operands;      /* [operand_count] of all makers, one after the other */
     uint32_t two_valued_count;
     ms_two_valued *two_valued; /* by storage, ascending */
+    uint32_t untouched_count;
+    ms_untouched *untouched;   /* by storage, ascending */
 } ms_profile;
 
 typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;

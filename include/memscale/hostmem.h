@@ -92,6 +92,10 @@ typedef struct ms_hostmem_block {
 
 MS_API bool ms_hostmem_find(const void *address, ms_hostmem_block *block);
 
+/* Bytes of the whole pages within a range of mapped memory that are not resident, such as fresh
+ * ones that nothing has touched yet; 0 where that can't be told. */
+MS_API uint64_t ms_hostmem_untouched(const void *address, size_t bytes);
+
 /* Blocks outside torch's allocator, of the same kind and out of the same cache, for
  * buffers of the library's own: at least MS_HOSTMEM_MIN_BYTES, whole pages, of
  * undefined contents. Counted as live, installed or not. NULL when memory is out.

@@ -88,6 +88,16 @@ MS_API int ms_trace_flag(ms_trace *trace, uint32_t node, uint32_t flags, ms_erro
 MS_API int ms_trace_born(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err);
 /* A key that was never born (a resident, a foreign storage) is ignored. */
 MS_API int ms_trace_died(ms_trace *trace, uint64_t key, ms_error *err);
+/*
+ * In backward, autograd's engine is about to add the gradient `other_key` to the gradient `key`,
+ * which is nobody's view. The storage born next is the sum; where `key` has as many bytes and dies
+ * before anything else is told, nobody else held it, and torch, when it is not traced, writes the
+ * sum over it: the graph then has one storage. Other keys are ignored.
+ */
+MS_API int ms_trace_adds(ms_trace *trace, uint64_t key, uint64_t other_key, ms_error *err);
+/* Of a living storage, the operator that made it has left so much untouched (oneDNN asks for more
+ * than it uses). Unknown keys are ignored. */
+MS_API int ms_trace_untouched(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err);
 /* Says what a living storage is: MS_STORAGE_OUTPUT of the root, or a parameter's
  * MS_STORAGE_GRADIENT. A gradient of `bytes` whose key is unknown was there before the
  * step and was added to: it counts as allocated when backward begins. Other unknown

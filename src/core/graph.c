@@ -69,6 +69,7 @@ void ms__profile_clear(ms_profile *profile)
     ms_free(profile->makers);
     ms_free(profile->operands);
     ms_free(profile->two_valued);
+    ms_free(profile->untouched);
     memset(profile, 0, sizeof *profile);
 }
 
@@ -119,8 +120,10 @@ int ms__profile_copy(const ms_profile *from, ms_profile *to)
     to->makers = duplicate(from->makers, from->maker_count, sizeof *from->makers);
     to->operands = duplicate(from->operands, from->operand_count, sizeof *from->operands);
     to->two_valued = duplicate(from->two_valued, from->two_valued_count, sizeof *from->two_valued);
+    to->untouched = duplicate(from->untouched, from->untouched_count, sizeof *from->untouched);
     bool complete = to->storage_bytes != NULL && to->inputs != NULL && to->forward != NULL &&
-                    to->backward != NULL && to->makers != NULL && to->operands != NULL && to->two_valued != NULL;
+                    to->backward != NULL && to->makers != NULL && to->operands != NULL && to->two_valued != NULL &&
+                    to->untouched != NULL;
     return complete ? MS_OK : MS_ENOMEM;
 }
 

@@ -150,7 +150,10 @@ static int check_profile(const ms_graph *graph, uint32_t index, ms_error *err)
     if (rc == MS_OK) {
         rc = ms__makers_check(profile, index, err);
     }
-    return rc == MS_OK ? ms__two_valued_check(profile, index, err) : rc;
+    if (rc == MS_OK) {
+        rc = ms__two_valued_check(profile, index, err);
+    }
+    return rc == MS_OK ? ms__untouched_check(profile, index, err) : rc;
 }
 
 /* ---- nodes ---------------------------------------------------------------- */

@@ -39,6 +39,12 @@ void ms__two_valued_put(ms__json_writer *writer, json_t *profile, const ms_profi
 int ms__two_valued_read(const ms__json_at *object, ms_profile *profile);
 bool ms__two_valued_equal(const ms_profile *a, const ms_profile *b);
 
+/* graph_untouched.c: the same for the optional member "untouched". */
+int ms__untouched_check(const ms_profile *profile, uint32_t index, ms_error *err);
+void ms__untouched_put(ms__json_writer *writer, json_t *profile, const ms_profile *from);
+int ms__untouched_read(const ms__json_at *object, ms_profile *profile);
+bool ms__untouched_equal(const ms_profile *a, const ms_profile *b);
+
 /* The layer whose first output is the node's first argument, the same object; NULL where
  * there is none. `storage`: that output's local number there. */
 const ms_node *ms__chain_before(const ms_graph *graph, const ms_node *node, uint32_t *storage);

@@ -106,6 +106,7 @@ static void put_profiles(ms__json_writer *writer, json_t *tree, const ms_graph *
         put_events(writer, item, "backward", profile->backward, profile->backward_count);
         ms__makers_put(writer, item, profile);
         ms__two_valued_put(writer, item, profile);
+        ms__untouched_put(writer, item, profile);
     }
 }
 
@@ -405,7 +406,7 @@ static int read_sizes(const ms__json_at *object, ms_profile *profile)
 static int read_profile(const ms__json_at *object, ms_profile *profile)
 {
     static const char *const names[] = {"storage_bytes", "external_count", "inputs", "forward",
-                                        "backward", "makers", "two_valued"};
+                                        "backward", "makers", "two_valued", "untouched"};
     int rc = ms__json_only(object, names, COUNT_OF(names));
     if (rc == MS_OK) {
         rc = read_sizes(object, profile);
@@ -428,6 +429,9 @@ static int read_profile(const ms__json_at *object, ms_profile *profile)
     }
     if (rc == MS_OK) {
         rc = ms__two_valued_read(object, profile);
+    }
+    if (rc == MS_OK) {
+        rc = ms__untouched_read(object, profile);
     }
     return rc;
 }

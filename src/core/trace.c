@@ -125,6 +125,9 @@ int ms__trace_push(trace_program *program, ms_event event, ms_error *err)
 /* Files an event under the current node, or the optimizer. */
 int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err)
 {
+    if (event.kind != MS_EVENT_WORK) {
+        ms__trace_sum_ends(trace);
+    }
     if (trace->phase == MS_TRACE_BACKWARD) {
         return ms__trace_push(&trace->nodes.items[trace->backward_node].backward, event, err);
     }
@@ -307,6 +310,7 @@ int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err)
     if (rc != MS_OK) {
         return rc;
     }
+    ms__trace_sum_ends(trace);
     trace->optimizer_seen |= phase == MS_TRACE_OPTIMIZER;
     trace->phase = phase;
     trace->peak_bytes = trace->live_bytes;
@@ -433,7 +437,9 @@ int ms_trace_born(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err)
         rc = ms__trace_record(trace, (ms_event){.kind = MS_EVENT_ALLOC, .storage = index}, err);
     }
     if (rc == MS_OK) {
+        uint64_t peak_before = trace->peak_bytes;
         add_live(trace, bytes);
+        ms__trace_sum_born(trace, key, index, peak_before);
     }
     return rc;
 }
@@ -465,9 +471,24 @@ int ms_trace_died(ms_trace *trace, uint64_t key, ms_error *err)
     if ((value & KEY_KIND) != KEY_LIFE || trace->lives.items[index].role == MS_STORAGE_BATCH) {
         return MS_OK;
     }
+    bool replaced = false;
+    rc = ms__trace_sum_replaces(trace, index, &replaced, err);
+    if (rc != MS_OK || replaced) {
+        return rc;
+    }
     rc = ms__trace_record(trace, (ms_event){.kind = MS_EVENT_FREE, .storage = index}, err);
     trace->lives.items[index].freed = true;
     ms__trace_release_life(trace, index);
+    return rc;
+}
+
+int ms_trace_untouched(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    uint32_t life;
+    if (rc == MS_OK && ms__trace_find_life(trace, key, &life)) {
+        trace->lives.items[life].untouched_bytes = ms__min_u64(bytes, trace->lives.items[life].bytes);
+    }
     return rc;
 }
 

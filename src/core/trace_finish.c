@@ -281,6 +281,21 @@ static int fill_two_valued(const builder *b, const trace_node *node, ms_profile 
     return MS_OK;
 }
 
+static int fill_untouched(const builder *b, ms_profile *profile, ms_error *err)
+{
+    profile->untouched = ms_calloc(profile->storage_count, sizeof *profile->untouched);
+    if (profile->untouched == NULL) {
+        return no_memory(err);
+    }
+    for (uint32_t i = profile->external_count; i < profile->storage_count; i++) {
+        uint64_t bytes = b->trace->lives.items[b->order.items[i]].untouched_bytes;
+        if (bytes > 0) {
+            profile->untouched[profile->untouched_count++] = (ms_untouched){i, bytes};
+        }
+    }
+    return MS_OK;
+}
+
 static int fill_profile(const builder *b, const trace_node *node, uint32_t external_count,
                         ms_profile *profile, ms_error *err)
 {
@@ -332,7 +347,7 @@ static uint64_t hash_of(const ms_profile *profile)
     }
     hash = mix_events(hash, profile->forward, profile->forward_count);
     hash = mix(hash, (uint64_t)profile->maker_count << 32 | profile->operand_count);
-    hash = mix(hash, profile->two_valued_count);
+    hash = mix(hash, (uint64_t)profile->untouched_count << 32 | profile->two_valued_count);
     return mix_events(hash, profile->backward, profile->backward_count);
 }
 
@@ -343,6 +358,7 @@ static bool equal(const ms_profile *a, const ms_profile *b)
     return a->storage_count == b->storage_count && a->external_count == b->external_count &&
            a->input_count == b->input_count && a->forward_count == b->forward_count &&
            a->backward_count == b->backward_count && ms__makers_equal(a, b) && ms__two_valued_equal(a, b) &&
+           ms__untouched_equal(a, b) &&
            memcmp(a->storage_bytes, b->storage_bytes, a->storage_count * sizeof *a->storage_bytes) == 0 &&
            memcmp(a->forward, b->forward, a->forward_count * sizeof *a->forward) == 0 &&
            memcmp(a->backward, b->backward, a->backward_count * sizeof *a->backward) == 0;
@@ -388,6 +404,9 @@ static int make_node(builder *b, uint32_t index, uint32_t *root_calls, ms_error 
     }
     if (rc == MS_OK) {
         rc = fill_two_valued(b, from, &profile, err);
+    }
+    if (rc == MS_OK) {
+        rc = fill_untouched(b, &profile, err);
     }
     if (rc == MS_OK) {
         node->externals = ms_calloc(external_count, sizeof *node->externals);

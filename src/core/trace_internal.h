@@ -25,6 +25,7 @@ typedef struct trace_life {
     uint32_t makers; /* operators that could make it again */
     uint32_t two_valued_at; /* 1 + its writes when it had two values; 0: it never had */
     uint32_t value_bytes;   /* of an element then */
+    uint64_t untouched_bytes;
 } trace_life;
 
 /* What an operator that writes in place leaves of a storage: see trace_values.c. */
@@ -66,6 +67,18 @@ typedef struct trace_head {
     bool used;
 } trace_head;
 
+/* A sum of two gradients that may be written over the first: see trace_sums.c. */
+typedef struct trace_sum {
+    enum { SUM_NONE, SUM_EXPECTED, SUM_MADE } state;
+    uint32_t first; /* life */
+    /* once made: */
+    uint32_t life;
+    uint64_t key;
+    uint64_t peak_bytes; /* before it */
+    uint32_t node;       /* its ALLOC is in backward of this one, ... */
+    size_t index;        /* ... at this place */
+} trace_sum;
+
 /* Events here number lives, not local storages. */
 typedef MS__ARRAY(ms_event) trace_program;
 
@@ -106,6 +119,7 @@ struct ms_trace {
 
     ms_event last_work; /* of the last operator */
     trace_write last_write;
+    trace_sum sum;
 
     uint64_t live_bytes;
     uint64_t peak_bytes;
@@ -155,6 +169,12 @@ bool ms__trace_is_resident(const ms_trace *trace, uint64_t key);
 int ms__trace_put_key(ms_trace *trace, uint64_t key, uint64_t value, ms_error *err);
 /* A life that is freed and that nobody saved is live no longer. */
 void ms__trace_release_life(ms_trace *trace, uint32_t index);
+/* trace_sums.c: a storage was born, whose ALLOC is the last event; an event other than WORK
+ * follows; a life of no holder but autograd dies: *replaced where a sum takes its place, which
+ * then is its storage, and nothing is to be recorded. */
+void ms__trace_sum_born(ms_trace *trace, uint64_t key, uint32_t life, uint64_t peak_before);
+void ms__trace_sum_ends(ms_trace *trace);
+int ms__trace_sum_replaces(ms_trace *trace, uint32_t dying, bool *replaced, ms_error *err);
 /* trace_saved.c: records that the node will not ask for the life again. A DROP stands in the
  * node's own programs: when the node is no longer, or not yet, the current one, at the nearest
  * place there that does not end the storage early in forward. */

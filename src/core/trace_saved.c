@@ -100,6 +100,7 @@ int ms_trace_unpacked(ms_trace *trace, uint32_t node, uint64_t serial, uint64_t 
     if (rc != MS_OK) {
         return rc;
     }
+    ms__trace_sum_ends(trace);
     if (trace->phase == MS_TRACE_BACKWARD && node != TRACE_NO_NODE) {
         trace->backward_node = node;
     }

@@ -6,6 +6,7 @@
 
 #include <malloc.h>
 
+#include "base/os/map.h"
 #include "hostmem/heap.h"
 #include "hostmem/install.h"
 #include "hostmem/table.h"
@@ -73,6 +74,11 @@ bool ms_hostmem_find(const void *address, ms_hostmem_block *block)
         *block = found;
     }
     return true;
+}
+
+uint64_t ms_hostmem_untouched(const void *address, size_t bytes)
+{
+    return ms__map_untouched(address, bytes);
 }
 
 void *ms_hostmem_alloc(size_t bytes)

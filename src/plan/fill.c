@@ -102,7 +102,7 @@ void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan)
     ms__search_use(search, 0);
     memset(search->scratch, MS_TECHNIQUE_KEEP, search->node_count);
     ms_choices choices = ms__search_choices(search, search->scratch, 0, 0);
-    ms__sim_run_expected(search->sim, &choices, &outcome);
+    ms__sim_run_unmodified(search->sim, &choices, &outcome);
     plan->unoptimized = outcome.replay;
     if (search->sim->on_host) {
         choices.ceiling_bytes = UINT64_MAX;

@@ -240,6 +240,8 @@ typedef struct ms__sim {
     uint64_t gradient_bytes, output_bytes;
     uint64_t small_state_bytes; /* optimizer state below MS__MAP_MIN_BYTES a tensor */
     uint64_t loss_bytes;
+    uint32_t step_copies;      /* of a parameter that the optimizer's step takes beside its state; 0:
+                                * it does not go by parameters */
     uint64_t optimizer_ns;
     uint32_t profile_count, node_count, instance_count, slot_count, class_count;
     uint32_t replay_base;      /* first of the instances that replays use: of their own where
@@ -249,6 +251,7 @@ typedef struct ms__sim {
     ms__sim_profile *profiles;
     ms__sim_node *nodes;
     uint64_t *instance_bytes;  /* [instance_count] */
+    uint64_t *instance_untouched; /* [instance_count] part of it that never becomes resident */
     uint32_t *instance_class;
     uint64_t event_count;      /* of one keep replay: what a replay costs */
     bool has_bits;             /* something is saved of two values */
@@ -256,6 +259,7 @@ typedef struct ms__sim {
     bool packs;                /* what is saved of two values becomes bits */
     bool expects;              /* replays what is expected, not all that a budget has to have room
                                 * for: see ms__sim_run_expected() */
+    bool skips_untouched;      /* what is untouched is not counted: see ms__sim_run_unmodified() */
     bool in_full;              /* replays don't use the shorter programs: for a watch, whose ticks
                                 * and events are those of the whole ones */
 
@@ -334,6 +338,10 @@ void ms__sim_run_packed(ms__sim *sim, const ms_choices *choices, ms__outcome *ou
  * touched than what moves through it. The reserve counts here too.
  */
 void ms__sim_run_expected(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome);
+
+/* The same of a run that nothing was done to: its maps are fresh, and what operators leave of them
+ * untouched is not resident. With choices->ceiling_bytes 0. */
+void ms__sim_run_unmodified(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome);
 
 /* `first`: before any optimizer state exists. */
 ms__carried ms__sim_carried(const ms__sim *sim, ms__phase phase, bool first);

@@ -306,10 +306,22 @@ static uint64_t small_state_bytes(const ms__sim *sim, uint64_t small_gradient_by
     return sim->gradient_bytes > 0 ? ms__mul_div(state_bytes, small_gradient_bytes, sim->gradient_bytes) : 0;
 }
 
+/* Whole copies of the largest parameter, of which there are a few; all parameters at once
+ * (foreach) take more. */
+enum { STEP_COPIES_MOST = 4 };
+
+static uint32_t step_copies(const ms__sim *sim, uint64_t largest_bytes)
+{
+    uint64_t transient = sim->graph->loop.optimizer_transient_bytes;
+    uint64_t copies = largest_bytes >= MS__MAP_MIN_BYTES ? transient / largest_bytes : 0;
+    bool whole = copies > 0 && copies <= STEP_COPIES_MOST && transient - copies * largest_bytes < MS__MAP_MIN_BYTES;
+    return whole && sim->on_host ? (uint32_t)copies : 0;
+}
+
 static void size_instances(ms__sim *sim)
 {
     const ms_graph *graph = sim->graph;
-    uint64_t small_gradient_bytes = 0;
+    uint64_t small_gradient_bytes = 0, largest_bytes = 0;
     for (uint32_t i = 0; i < graph->storage_count; i++) {
         const ms_storage *storage = &graph->storages[i];
         /* The batch is part of the residents. */
@@ -318,6 +330,7 @@ static void size_instances(ms__sim *sim)
             bool small = sim->instance_bytes[i] < MS__MAP_MIN_BYTES;
             small_gradient_bytes = ms__add_sat(small_gradient_bytes, small ? sim->instance_bytes[i] : 0);
             sim->gradient_bytes = ms__add_sat(sim->gradient_bytes, sim->instance_bytes[i]);
+            largest_bytes = ms__max_u64(largest_bytes, storage->bytes);
         } else if (storage->role == MS_STORAGE_OUTPUT) {
             sim->output_bytes = ms__add_sat(sim->output_bytes, sim->instance_bytes[i]);
         }
@@ -328,14 +341,22 @@ static void size_instances(ms__sim *sim)
         for (uint32_t s = profile->external_count; s < profile->storage_count; s++) {
             *bytes++ = rounded(sim, profile->storage_bytes[s]);
         }
+        for (uint32_t k = 0; k < profile->untouched_count; k++) {
+            const ms_untouched *one = &profile->untouched[k];
+            uint32_t instance = sim->nodes[i].first_local + (one->storage - profile->external_count);
+            bool is_map = sim->instance_bytes[instance] >= MS__MAP_MIN_BYTES;
+            sim->instance_untouched[instance] = is_map ? one->bytes : 0;
+        }
     }
     sim->small_state_bytes = small_state_bytes(sim, small_gradient_bytes);
+    sim->step_copies = step_copies(sim, largest_bytes);
 }
 
 static int compile_instances(ms__sim *sim)
 {
     size_t instances = sim->instance_count, slots = sim->slot_count;
     sim->instance_bytes = ms_calloc(instances, sizeof *sim->instance_bytes);
+    sim->instance_untouched = ms_calloc(instances, sizeof *sim->instance_untouched);
     sim->instance_class = ms_calloc(instances, sizeof *sim->instance_class);
     sim->class_bytes = ms_calloc(instances, sizeof *sim->class_bytes);
     sim->class_fault_ns = ms_calloc(instances, sizeof *sim->class_fault_ns);
@@ -348,7 +369,7 @@ static int compile_instances(ms__sim *sim)
     sim->fetches = ms_calloc(slots, sizeof *sim->fetches);
     sim->io.writes.transfers = ms_calloc(slots, sizeof *sim->io.writes.transfers);
     sim->io.reads.transfers = ms_calloc(slots, sizeof *sim->io.reads.transfers);
-    bool complete = sim->instance_bytes != NULL && sim->instance_class != NULL && sim->class_bytes != NULL &&
+    bool complete = sim->instance_bytes != NULL && sim->instance_untouched != NULL && sim->instance_class != NULL && sim->class_bytes != NULL &&
                     sim->class_fault_ns != NULL && sim->class_live != NULL && sim->class_peak != NULL &&
                     sim->cache.top != NULL && sim->cache.entries != NULL && sim->instances != NULL &&
                     sim->slots != NULL && sim->fetches != NULL && sim->io.writes.transfers != NULL &&
@@ -412,6 +433,7 @@ void ms__sim_free(ms__sim *sim)
     ms_free(sim->profiles);
     ms_free(sim->nodes);
     ms_free(sim->instance_bytes);
+    ms_free(sim->instance_untouched);
     ms_free(sim->instance_class);
     ms_free(sim->class_bytes);
     ms_free(sim->class_fault_ns);

@@ -53,6 +53,11 @@ static void take_map(ms__sim *sim, uint32_t class_id)
     }
 }
 
+static uint64_t taken_bytes(const ms__sim *sim, uint32_t instance)
+{
+    return sim->instance_bytes[instance] - (sim->skips_untouched ? sim->instance_untouched[instance] : 0);
+}
+
 void ms__sim_take_small(ms__sim *sim, uint64_t bytes)
 {
     take_small(sim, bytes);
@@ -69,7 +74,7 @@ void ms__sim_acquire(ms__sim *sim, uint32_t instance)
     if (sim->instances[instance].holds++ > 0) {
         return;
     }
-    uint64_t bytes = sim->instance_bytes[instance];
+    uint64_t bytes = taken_bytes(sim, instance);
     if (sim->instance_class[instance] != MS__NO_CLASS) {
         take_map(sim, sim->instance_class[instance]);
         sim->live_bytes += bytes;
@@ -87,7 +92,7 @@ void ms__sim_release(ms__sim *sim, uint32_t instance)
     if (held->holds == 0 || --held->holds > 0) {
         return;
     }
-    uint64_t bytes = sim->instance_bytes[instance];
+    uint64_t bytes = taken_bytes(sim, instance);
     uint32_t class_id = sim->instance_class[instance];
     if (class_id == MS__NO_CLASS) {
         *(sim->on_host ? &sim->small_bytes : &sim->live_bytes) -= bytes;

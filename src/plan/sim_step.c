@@ -13,10 +13,18 @@
 
 /* ---- a pass over one step ---------------------------------------------------------- */
 
+static bool steps_in_maps(const ms__sim *sim)
+{
+    return sim->cache.on && sim->step_copies > 0;
+}
+
 static void enter_phase(ms__sim *sim, ms__phase phase, bool first)
 {
     sim->phase = phase;
     sim->extra_bytes = ms__sim_carried_bytes(sim, phase, first);
+    if (phase == MS__OPTIMIZER && steps_in_maps(sim)) {
+        sim->extra_bytes -= ms__sim_carried(sim, phase, first).transient_bytes;
+    }
     sim->peaks[phase].node = sim->current_node;
     sim->current_event = 0;
     ms__sim_note_live(sim);
@@ -24,6 +32,30 @@ static void enter_phase(ms__sim *sim, ms__phase phase, bool first)
         ms__cache_squeeze(sim, 0);
         uint64_t held = ms__sim_resident(sim) + sim->cache.cached_bytes;
         sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);
+    }
+}
+
+/* The optimizer steps one parameter after another, in their order, which is not backward's: what
+ * it takes meanwhile are maps of that parameter's size, out of the cache and back into it. Without
+ * a cache they are bytes of the phase, and part of its peak either way (sim_outcome.c). */
+static void step_parameters(ms__sim *sim)
+{
+    const ms_graph *graph = sim->graph;
+    for (uint32_t i = graph->storage_count; i-- > 0;) {
+        uint32_t class_id = sim->instance_class[i];
+        if (graph->storages[i].role != MS_STORAGE_GRADIENT || class_id == MS__NO_CLASS) {
+            continue;
+        }
+        for (uint32_t k = 0; k < sim->step_copies; k++) {
+            (void)ms__cache_take(sim, class_id);
+            sim->live_bytes += sim->class_bytes[class_id];
+            uint64_t held = ms__sim_resident(sim) + sim->cache.cached_bytes;
+            sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);
+        }
+        for (uint32_t k = 0; k < sim->step_copies; k++) {
+            sim->live_bytes -= sim->class_bytes[class_id];
+            ms__cache_give(sim, class_id);
+        }
     }
 }
 
@@ -159,6 +191,9 @@ static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *
     }
     sim->current_node = sim->node_count;
     enter_phase(sim, MS__OPTIMIZER, first);
+    if (steps_in_maps(sim)) {
+        step_parameters(sim);
+    }
     ms__sim_spend(sim, sim->optimizer_ns);
 }
 
@@ -217,6 +252,13 @@ void ms__sim_run_packed(ms__sim *sim, const ms_choices *choices, ms__outcome *ou
     sim->tries_bits = true;
     ms__sim_run(sim, choices, outcome, NULL);
     sim->tries_bits = false;
+}
+
+void ms__sim_run_unmodified(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome)
+{
+    sim->skips_untouched = sim->on_host;
+    ms__sim_run_expected(sim, choices, outcome);
+    sim->skips_untouched = false;
 }
 
 void ms__sim_run_expected(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome)

@@ -88,7 +88,7 @@ ms__value ms__fresh(ms__tape *tape, ms__shape shape, uint32_t item_bytes)
 {
     uint64_t bytes = ms__mul_sat(ms__shape_items(&shape), item_bytes);
     uint32_t storage = push_storage(tape, bytes, false);
-    ms__value made = push_value(tape, (ms__tensor){shape, item_bytes, storage, MS__NOBODY});
+    ms__value made = push_value(tape, (ms__tensor){shape, item_bytes, storage, MS__NOBODY, false});
     if (tape->rc == MS_OK) {
         ms__fail_tape(tape, ms_trace_born(tape->trace, storage, bytes, tape->err));
     }
@@ -99,7 +99,7 @@ ms__value ms__resident(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms_
 {
     uint64_t bytes = ms__mul_sat(ms__shape_items(&shape), item_bytes);
     uint32_t storage = push_storage(tape, bytes, true);
-    ms__value made = push_value(tape, (ms__tensor){shape, item_bytes, storage, MS__NOBODY});
+    ms__value made = push_value(tape, (ms__tensor){shape, item_bytes, storage, MS__NOBODY, false});
     if (tape->rc == MS_OK) {
         bool trains = role == MS_RESIDENT_PARAMETER;
         ms__fail_tape(tape, ms_trace_resident(tape->trace, storage, bytes, item_bytes, role, trains, tape->err));

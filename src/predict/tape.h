@@ -78,6 +78,7 @@ typedef struct ms__tensor {
     uint32_t item_bytes;
     uint32_t storage;  /* 0: a number, nothing is stored */
     int32_t function;  /* that made it; MS__NOBODY; -2 - n is leaf n */
+    bool is_view;      /* of gradients: another tensor's storage, seen otherwise */
 } ms__tensor;
 
 typedef struct ms__held {

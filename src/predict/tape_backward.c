@@ -24,6 +24,16 @@ static ms__value seen_as(ms__tape *tape, ms__value of, ms__shape shape)
     return seen;
 }
 
+/* A gradient that is another one's view. */
+static ms__value view_of(ms__tape *tape, ms__value of, ms__shape shape)
+{
+    ms__value seen = ms__alias(tape, of, shape);
+    if (seen != 0) {
+        tape->values.items[seen].is_view = true;
+    }
+    return seen;
+}
+
 /* Stands for a saved tensor as an operand: only its bytes count. */
 static ms__value saved_as(ms__tape *tape, ms__value any, const ms__function *function, int edge)
 {
@@ -35,6 +45,18 @@ static ms__value saved_as(ms__tape *tape, ms__value any, const ms__function *fun
 static ms__value *slot_of(ms__tape *tape, int32_t edge, int part)
 {
     return edge <= -2 ? &tape->leaves.items[-2 - edge].gradient : &tape->functions.items[edge].gradients[part];
+}
+
+/* What is there is written over where nothing else holds it, unless it is a view: see
+ * ms_trace_adds(). */
+static ms__value sum_of(ms__tape *tape, ms__value before, ms__value gradient)
+{
+    ms__shape shape = ms__shape_at(tape, gradient);
+    if (tape->rc == MS_OK && !tape->values.items[before].is_view) {
+        uint64_t first = ms__key_of(tape, before), other = ms__key_of(tape, gradient);
+        ms__fail_tape(tape, ms_trace_adds(tape->trace, first, other, tape->err));
+    }
+    return apply(tape, "aten.add.Tensor", shape, seen_as(tape, before, shape), gradient);
 }
 
 /* Hands a gradient on: it is taken over. */
@@ -49,8 +71,7 @@ static void deposit(ms__tape *tape, int32_t edge, int part, ms__value gradient)
     }
     ms__value before = *slot_of(tape, edge, part);
     if (before != 0) {
-        ms__shape shape = ms__shape_at(tape, gradient);
-        ms__value sum = apply(tape, "aten.add.Tensor", shape, seen_as(tape, before, shape), gradient);
+        ms__value sum = sum_of(tape, before, gradient);
         ms__drop(tape, before);
         ms__drop(tape, gradient);
         gradient = sum;
@@ -159,12 +180,12 @@ static void of_linear(task *at)
         if ((step == 0) != biased) {
             ms__value left = seen_as(at->tape, at->g, turned);
             ms__value made = apply(at->tape, "aten.mm.default", MS__SHAPE(x.size[1], g.size[1]), left, rows);
-            at->out[1] = ms__alias(at->tape, made, f->operands[1]);
+            at->out[1] = view_of(at->tape, made, f->operands[1]);
             ms__drop(at->tape, made);
         } else if (wanted(at, 0)) {
             ms__value weight = seen_as(at->tape, at->g, f->operands[1]);
             ms__value made = apply(at->tape, "aten.mm.default", x, rows, weight);
-            at->out[0] = ms__alias(at->tape, made, f->operands[0]);
+            at->out[0] = view_of(at->tape, made, f->operands[0]);
             ms__drop(at->tape, made);
         }
     }
@@ -182,7 +203,7 @@ static void of_product(task *at)
     ms__value right = saved_as(at->tape, at->g, at->function, 1);
     ms__shape made = MS__SHAPE(a->size[0], a->size[1], a->size[3], at->function->shape.size[3]);
     ms__value of_b = apply(at->tape, "aten.bmm.default", made, left, at->g);
-    at->out[1] = ms__alias(at->tape, of_b, at->function->operands[1]);
+    at->out[1] = view_of(at->tape, of_b, at->function->operands[1]);
     ms__drop(at->tape, of_b);
     at->out[0] = apply(at->tape, "aten.bmm.default", *a, at->g, right);
 }
@@ -237,15 +258,31 @@ static void of_loss(task *at)
             integers_like(at->tape, at->g, f->operands[1]), seen_as(at->tape, at->g, number), at->out[0]);
 }
 
+static bool equal_shapes(const ms__shape *a, const ms__shape *b)
+{
+    bool equal = a->rank == b->rank;
+    for (uint32_t i = 0; equal && i < a->rank; i++) {
+        equal = a->size[i] == b->size[i];
+    }
+    return equal;
+}
+
+/* The gradient as it is, or seen in the operand's shape. */
+static void pass_on(task *at)
+{
+    const ms__function *f = at->function;
+    ms__shape shape = ms__shape_at(at->tape, at->g);
+    bool turned = f->kind == MS__D_PASS && f->operands[0].rank > 0 && !equal_shapes(&f->operands[0], &shape);
+    at->out[0] = turned ? view_of(at->tape, at->g, f->operands[0]) : ms__alias(at->tape, at->g, shape);
+}
+
 static void derive(task *at)
 {
     const ms__function *f = at->function;
     switch ((ms__derivative)f->kind) {
     case MS__D_PASS:
     case MS__D_PART:
-        at->out[0] = ms__alias(at->tape, at->g, f->operands[0].rank > 0 && f->kind == MS__D_PASS
-                                                    ? f->operands[0]
-                                                    : ms__shape_at(at->tape, at->g));
+        pass_on(at);
         return;
     case MS__D_COPY:
         at->out[0] = apply(at->tape, "aten.clone.default", f->operands[0], seen_as(at->tape, at->g, f->operands[0]), 0);

@@ -146,16 +146,26 @@ class Replay:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of storages that operators made and that still live."""
+    """Counts the bytes of storages that operators made and that still live. A sum of two gradients
+    whose first dies at once is written over it where no mode is on: both never live."""
 
     def __init__(self, known: list[torch.Tensor]) -> None:
         super().__init__()
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
         self.live = 0
         self.peak = 0
+        self._first: int | None = None  # of a sum, until it dies
+
+    def _settle(self) -> None:
+        self._first = None
+        self.peak = max(self.peak, self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._settle()
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled() and not args[0]._is_view():
+            alike = isinstance(args[1], torch.Tensor) and args[0].untyped_storage().nbytes() == result.nbytes
+            self._first = args[0].untyped_storage()._cdata if alike else None
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor.untyped_storage())
@@ -167,9 +177,13 @@ class LiveBytes(TorchDispatchMode):
             return
         self._seen.add(key)
         self.live += size
-        self.peak = max(self.peak, self.live)
+        if self._first is None:
+            self._settle()
 
         def died() -> None:
+            if key != self._first:
+                self._settle()
+            self._first = None
             self._seen.discard(key)
             self.live -= size
 

@@ -9,6 +9,8 @@ import functools
 import json
 import os
 import random
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -525,6 +527,53 @@ def test_unusual_steps_take_the_bytes_of_the_real_ones(name):
     for _ in range(2):
         peak = measured_peak(model, (x,), {}, lambda loss: loss)
     assert Replay(without_workspaces(graph)).peak == peak
+
+
+class _Residual(nn.Module):
+    """Layers beside which their input goes on, and one that two others read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x).sin() * x.cos())
+        return x.sum()
+
+
+def _backward_births(graph: dict[str, object]) -> int:
+    profiles = [graph["profiles"][node["profile"]] for node in graph["nodes"]]
+    return sum(event[0] == "alloc" for profile in profiles for event in profile["backward"])
+
+
+def test_sums_of_gradients_are_written_over_as_torch_does_without_a_trace(monkeypatch):
+    model, x = _Residual(), torch.randn(3, 16, requires_grad=True)
+    graph = trace(model, x)
+    monkeypatch.setattr("memscale.core.tracer.LiveTracer._tell_sum", lambda *_: None)
+    apart = trace(model, x)
+    loss = model(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        loss.backward()
+    written = sum(event.name == "aten::add_" for event in profile.events())
+    assert written > 4
+    assert _backward_births(apart) - _backward_births(graph) == written
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
+def test_what_a_recurrent_layer_leaves_of_its_workspace_is_told():
+    # In a process of its own: memory that was used before has no untouched pages.
+    code = (
+        "import torch; from memscale.core.profiler import MemoryProfiler\n"
+        "print(MemoryProfiler().trace(torch.nn.LSTM(512, 512), (torch.zeros(128, 16, 512),)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    graph = json.loads(done.stdout)
+    told = [(profile["storage_bytes"][storage], untouched)
+            for profile in graph["profiles"] for storage, untouched in profile.get("untouched", [])]
+    ((workspace, untouched),) = told
+    output = 128 * 16 * 512 * 4
+    assert 4 * output < workspace - untouched < workspace - 2 * output  # gates are saved, and more
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

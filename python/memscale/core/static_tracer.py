@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .. import _core
 from .operand_types import OperandTypes
 from .tracer import LiveTracer, tensors_of
 
@@ -27,6 +28,7 @@ __all__ = ["StaticTracer", "know", "libraries_branch_on_values"]
 _MOST_ELEMENTS = 1 << 20
 _VALUE = "_memscale_value"
 _DEVICE = torch.ops.prim.device.default
+_RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 
 
 def know(twin: torch.Tensor, value: torch.Tensor) -> None:
@@ -63,6 +65,8 @@ class StaticTracer(LiveTracer):
             raise
         if self.is_forward and func not in self._kernels:
             self._types.check(func, args, kwargs or {}, tensors_of(result))
+        if func is _RECURRENT and not self._paused:
+            self._trace.untouched(result[3].untyped_storage()._cdata, _workspace(args)[1])
         if type(result) is FakeTensor and not result.dtype.is_floating_point:
             _follow(func, args, kwargs or {}, result)
         return result
@@ -166,7 +170,7 @@ def _kernels() -> dict[Any, Callable[..., Any]]:
     return {
         aten._local_scalar_dense.default: _scalar_of,
         aten._grouped_mm.default: _grouped_product,
-        aten.mkldnn_rnn_layer.default: _recurrent_layer,
+        _RECURRENT: _recurrent_layer,
     }
 
 
@@ -178,16 +182,16 @@ def _grouped_product(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwar
 
 
 def _recurrent_layer(*args: Any) -> tuple[torch.Tensor, ...]:
-    output, hidden, cell, workspace = torch.ops.aten.mkldnn_rnn_layer.default(*args)
-    return output, hidden, cell, workspace.new_empty(_workspace_bytes(args))
+    output, hidden, cell, workspace = _RECURRENT(*args)
+    return output, hidden, cell, workspace.new_empty(_workspace(args)[0])
 
 
-_workspaces: dict[tuple[Any, ...], int] = {}
+_workspaces: dict[tuple[Any, ...], tuple[int, int]] = {}
 
 
-def _workspace_bytes(args: tuple[Any, ...]) -> int:
-    """Bytes of oneDNN's workspace, which only the library knows: asked by a run on
-    zeros, once per shape."""
+def _workspace(args: tuple[Any, ...]) -> tuple[int, int]:
+    """Bytes of oneDNN's workspace and how many of them it leaves untouched, which only the library
+    knows: asked by a run on zeros, once per shape."""
     tensors = tuple(
         (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None for value in args
     )
@@ -198,5 +202,7 @@ def _workspace_bytes(args: tuple[Any, ...]) -> int:
                 torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
                 for value in args
             ]
-            _workspaces[key] = torch.ops.aten.mkldnn_rnn_layer.default(*real)[3].nbytes
+            workspace = _RECURRENT(*real)[3]
+            untouched = _core.hostmem_untouched(workspace.data_ptr(), workspace.nbytes)
+            _workspaces[key] = (workspace.nbytes, untouched)
     return _workspaces[key]

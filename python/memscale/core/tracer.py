@@ -34,6 +34,7 @@ class _Operator(NamedTuple):
     random: bool
     convolves: bool = False
     maker: bool = False  # it can run again on its own
+    adds: bool = False
     written: tuple[int, ...] = ()  # arguments that it writes to, by position
     written_names: tuple[str, ...] = ()  # and by name
 
@@ -168,6 +169,8 @@ class LiveTracer(TorchDispatchMode):
     def _report(
         self, operator: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
     ) -> None:
+        if operator.adds and self._phase == "backward":
+            self._tell_sum(*args)
         outputs = []
         made = []
         is_new = False
@@ -202,6 +205,14 @@ class LiveTracer(TorchDispatchMode):
         for tensor in tensors_of(written):
             for storage in _storages(tensor):
                 self._trace.wrote(storage._cdata)
+
+    def _tell_sum(self, gradient: Any, other: Any) -> None:
+        """Autograd may be adding up two gradients: it writes the sum over the first, but for a view,
+        which its base holds too, and not at all under a dispatch mode."""
+        if not torch.is_grad_enabled() and isinstance(other, torch.Tensor) and not gradient._is_view():
+            pair = [storage for tensor in (gradient, other) for storage in _storages(tensor)]
+            if len(pair) == 2:
+                self._trace.adds(pair[0]._cdata, pair[1]._cdata)
 
     def _see(self, storage: torch.UntypedStorage, may_resize: bool) -> bool:
         """Reports a storage seen for the first time, or resized; whether it was new."""
@@ -476,6 +487,7 @@ def _describe(func: Any, run: Callable[..., Any]) -> _Operator:
         random=random,
         convolves=str(func).startswith(("aten.convolution.", "aten.convolution_backward.")),
         maker=is_maker(func),
+        adds=str(func) == "aten.add.Tensor",
         written=tuple(place for place, item in written if not item.kwarg_only),
         written_names=tuple(item.name for _, item in written),
     )

@@ -74,6 +74,26 @@ bool ms__map_no_fork(void *address, size_t size_bytes)
     return advise(address, size_bytes, MADV_DONTFORK);
 }
 
+uint64_t ms__map_untouched(const void *address, size_t size_bytes)
+{
+    size_t page_bytes = ms__page_bytes();
+    uintptr_t at = (uintptr_t)ms__align_up((uintptr_t)address, page_bytes);
+    uintptr_t end = (uintptr_t)ms__align_down((uintptr_t)address + size_bytes, page_bytes);
+    uint64_t untouched = 0;
+    unsigned char state[1024];
+    while (at < end) {
+        size_t bytes = (size_t)ms__min_u64(end - at, sizeof state * page_bytes);
+        if (ms__fault(MS_FAULT_MAP, NULL) || mincore((void *)at, bytes, state) != 0) {
+            return 0;
+        }
+        for (size_t i = 0; i < bytes / page_bytes; i++) {
+            untouched += (state[i] & 1) == 0 ? page_bytes : 0;
+        }
+        at += bytes;
+    }
+    return untouched;
+}
+
 int ms__map_protect(void *address, size_t size_bytes, bool writable, ms_error *err)
 {
     size_t page_bytes = ms__page_bytes();

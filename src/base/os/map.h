@@ -26,6 +26,10 @@ bool ms__map_want_huge_pages(void *address, size_t size_bytes);
 /* Children made by fork() do not get the range. */
 bool ms__map_no_fork(void *address, size_t size_bytes);
 
+/* Bytes of the whole pages within [address, address + size) that are not resident; 0 where the
+ * kernel does not tell. */
+uint64_t ms__map_untouched(const void *address, size_t size_bytes);
+
 /* Makes the pages that hold [address, address + size) read-only or writable. */
 MS_NODISCARD int ms__map_protect(void *address, size_t size_bytes, bool writable, ms_error *err);
 

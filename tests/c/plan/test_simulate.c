@@ -40,7 +40,8 @@ static ms_replay replay_layers(ms_technique technique)
     return result;
 }
 
-static uint64_t expected_peak(ms_graph *graph, ms_technique first, ms_technique second)
+static uint64_t peak_of(ms_graph *graph, ms_technique first, ms_technique second,
+                        void (*run)(ms__sim *, const ms_choices *, ms__outcome *))
 {
     ms_hardware *hardware = fixture_hardware();
     const uint8_t techniques[NODES] = {0, (uint8_t)first, (uint8_t)second, 0};
@@ -50,10 +51,15 @@ static uint64_t expected_peak(ms_graph *graph, ms_technique first, ms_technique 
     ms_error err;
     ms__outcome outcome;
     assert_ms_ok(ms__sim_new(graph, hardware, &sim, &err), err);
-    ms__sim_run_expected(sim, &choices, &outcome);
+    run(sim, &choices, &outcome);
     ms__sim_free(sim);
     ms_free(hardware);
     return outcome.replay.peak_bytes;
+}
+
+static uint64_t expected_peak(ms_graph *graph, ms_technique first, ms_technique second)
+{
+    return peak_of(graph, first, second, ms__sim_run_expected);
 }
 
 /* Where anything moves, 8 MiB of two values are 256 KiB in layers that keep and that move. */
@@ -347,6 +353,62 @@ static void the_cache_saves_faults_under_its_ceiling(void **state)
     ms_free(hardware);
 }
 
+/* Of fresh maps what nobody touches is not resident in an unmodified run; elsewhere it counts. */
+static void untouched_bytes_are_not_expected_of_an_unmodified_run(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0};
+    uint64_t all = expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP);
+    uint64_t must_fit = replay(graph, hardware, techniques, 0, 0, NULL).peak_bytes;
+    assert_int_equal(peak_of(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP, ms__sim_run_unmodified), all);
+    for (uint32_t i = 0; i < graph->profile_count; i++) {
+        ms_profile *profile = &graph->profiles[i];
+        if (profile->input_count > 0) {
+            profile->untouched = ms_calloc(1, sizeof *profile->untouched);
+            assert_non_null(profile->untouched);
+            profile->untouched[0] = (ms_untouched){.storage = 5, .bytes = 3 * MIB};
+            profile->untouched_count = 1;
+        }
+    }
+    assert_int_equal(peak_of(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP, ms__sim_run_unmodified),
+                     all - LAYERS * 3 * MIB);
+    assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), all);
+    assert_int_equal(replay(graph, hardware, techniques, 0, 0, NULL).peak_bytes, must_fit);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* Inner results and logits are four maps of 16 MiB at once; of these the two gradients leave two
+ * free, which the optimizer's step takes: nothing beside them. Where nothing is cached it is part
+ * of the peak as ever. */
+static void the_optimizers_step_takes_maps_out_of_the_cache(void **state)
+{
+    (void)state;
+    static const fixture_layer wide = {16 * MIB, 4 * MIB, 1000000, 16 * MIB, 0};
+    fixture_chain chain = {.layer_count = LAYERS, .layers = &wide, .uniform = true, .activation_bytes = 2 * MIB,
+                           .logits_bytes = 16 * MIB};
+    ms_graph *graph = fixture_chain_graph(&chain);
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0};
+    ms_replay bare = replay(graph, hardware, techniques, 0, UINT64_MAX, NULL);
+    ms_replay bare_live = replay(graph, hardware, techniques, 0, 0, NULL);
+    graph->loop.optimizer_transient_bytes = 2 * 16 * MIB;
+    ms_replay stepped = replay(graph, hardware, techniques, 0, UINT64_MAX, NULL);
+    ms_replay stepped_live = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(stepped.peak_bytes, bare.peak_bytes);
+    assert_int_equal(stepped.step_ns, bare.step_ns);
+    assert_true(stepped.peak_live_bytes >= bare_live.peak_live_bytes);
+    assert_int_equal(stepped.peak_live_bytes, stepped_live.peak_live_bytes);
+    /* All parameters at once are no maps of one size. */
+    graph->loop.optimizer_transient_bytes = 5 * 16 * MIB;
+    ms_replay at_once = replay(graph, hardware, techniques, 0, UINT64_MAX, NULL);
+    assert_int_equal(at_once.peak_bytes, bare.peak_bytes + 5 * 16 * MIB);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
 static void the_timeline_shows_every_node_twice(void **state)
 {
     (void)state;
@@ -513,6 +575,8 @@ int main(void)
         cmocka_unit_test(the_loop_is_charged),
         cmocka_unit_test(a_measured_baseline_replaces_the_stated_runtime),
         cmocka_unit_test(the_cache_saves_faults_under_its_ceiling),
+        cmocka_unit_test(untouched_bytes_are_not_expected_of_an_unmodified_run),
+        cmocka_unit_test(the_optimizers_step_takes_maps_out_of_the_cache),
         cmocka_unit_test(the_timeline_shows_every_node_twice),
         cmocka_unit_test(a_gpu_moves_to_host_memory),
         cmocka_unit_test(the_same_documents_give_the_same_replay),

@@ -76,6 +76,39 @@ def counted_items() -> Case:
     return Case(case.model, batch)
 
 
+def last_logits() -> Case:
+    """Logits of the last tokens only."""
+    case = models.gpt2()
+    plain = case.batch
+
+    def batch(seed):
+        args, kwargs = plain(seed)
+        return args, {**kwargs, "labels": kwargs["labels"][:, -5:], "logits_to_keep": 5}
+
+    return Case(case.model, batch)
+
+
+def two_heads() -> Case:
+    """The model slices its logits before the loss, and has a second head."""
+    from transformers import OpenAIGPTConfig, OpenAIGPTDoubleHeadsModel
+
+    config = OpenAIGPTConfig(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=32)
+
+    def batch(seed):
+        ids = _ids(seed, (2, 1, 12), 64)
+        return (), {"input_ids": ids, "labels": ids, "mc_token_ids": torch.tensor([[3], [4]])}
+
+    return Case(OpenAIGPTDoubleHeadsModel(config), batch)
+
+
+def pixels() -> Case:
+    """The model slices its logits, and one class is an input only."""
+    from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
+
+    config = ImageGPTConfig(n_layer=2, n_embd=32, n_head=2, vocab_size=65, n_positions=32)
+    return _lm(ImageGPTForCausalImageModeling(config))
+
+
 class TinyEncoder(torch.nn.Module):
     """A model of nobody's library, whose head has a bias; the loss is its subclass's."""
 
@@ -107,7 +140,7 @@ CASES = {
     "gpt2": models.gpt2, "gpt2_padded_eager": models.gpt2_padded_eager, "gpt2_autocast": models.gpt2_autocast,
     "bert": models.bert, "llama": models.llama, "mixtral": models.mixtral, "t5": models.t5, "opt": opt,
     "gemma2": gemma2, "llama_bf16": llama_bf16, "ignoring": ignoring, "counted_items": counted_items,
-    "own_loss": own_loss,
+    "own_loss": own_loss, "last_logits": last_logits, "two_heads": two_heads, "pixels": pixels,
 }  # fmt: skip
 
 

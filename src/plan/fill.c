@@ -8,7 +8,7 @@
 #include "plan/plan_internal.h"
 #include "plan/selections.h"
 
-enum { CACHE_MARGIN_PART = 16 };
+enum { CACHE_MARGIN_PART = 32 };
 
 static uint64_t cache_margin(const ms__candidate *candidate)
 {

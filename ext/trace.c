@@ -120,14 +120,21 @@ static PyObject *phase(PyObject *self, PyObject *name)
     return ms_ext_none_or_raise(ms_trace_set_phase(trace_of(self), (ms_trace_phase)index, &err), &err);
 }
 
-static PyObject *born(PyObject *self, PyObject *const *args, Py_ssize_t count)
+/* A call that takes two numbers and answers nothing. */
+static PyObject *tell_two(PyObject *self, PyObject *const *args, Py_ssize_t count, const char *name,
+                          int (*tell)(ms_trace *, uint64_t, uint64_t, ms_error *))
 {
     uint64_t numbers[2];
-    if (read_numbers("born", args, count, 2, numbers) != 0) {
+    if (read_numbers(name, args, count, 2, numbers) != 0) {
         return NULL;
     }
     ms_error err;
-    return ms_ext_none_or_raise(ms_trace_born(trace_of(self), numbers[0], numbers[1], &err), &err);
+    return ms_ext_none_or_raise(tell(trace_of(self), numbers[0], numbers[1], &err), &err);
+}
+
+static PyObject *born(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    return tell_two(self, args, count, "born", ms_trace_born);
 }
 
 static PyObject *died(PyObject *self, PyObject *key)
@@ -142,22 +149,12 @@ static PyObject *died(PyObject *self, PyObject *key)
 
 static PyObject *adds(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    uint64_t numbers[2];
-    if (read_numbers("adds", args, count, 2, numbers) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_adds(trace_of(self), numbers[0], numbers[1], &err), &err);
+    return tell_two(self, args, count, "adds", ms_trace_adds);
 }
 
 static PyObject *untouched(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    uint64_t numbers[2];
-    if (read_numbers("untouched", args, count, 2, numbers) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_untouched(trace_of(self), numbers[0], numbers[1], &err), &err);
+    return tell_two(self, args, count, "untouched", ms_trace_untouched);
 }
 
 static PyObject *give_role(PyObject *self, PyObject *const *args, Py_ssize_t count,
@@ -243,13 +240,7 @@ static PyObject *loss_backward(PyObject *self, PyObject *number)
 
 static PyObject *loss_backward_end(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    uint64_t numbers[2];
-    if (read_numbers("loss_backward_end", args, count, 2, numbers) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    int rc = ms_trace_loss_backward_end(trace_of(self), numbers[0], numbers[1], &err);
-    return ms_ext_none_or_raise(rc, &err);
+    return tell_two(self, args, count, "loss_backward_end", ms_trace_loss_backward_end);
 }
 
 static PyObject *head(PyObject *self, PyObject *key)
@@ -266,12 +257,7 @@ static PyObject *head(PyObject *self, PyObject *key)
 
 static PyObject *head_used(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    uint64_t numbers[2];
-    if (read_numbers("head_used", args, count, 2, numbers) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_head_used(trace_of(self), numbers[0], numbers[1], &err), &err);
+    return tell_two(self, args, count, "head_used", ms_trace_head_used);
 }
 
 static PyObject *head_backward(PyObject *self, PyObject *number)
@@ -286,13 +272,7 @@ static PyObject *head_backward(PyObject *self, PyObject *number)
 
 static PyObject *head_backward_end(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    uint64_t numbers[2];
-    if (read_numbers("head_backward_end", args, count, 2, numbers) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    int rc = ms_trace_head_backward_end(trace_of(self), numbers[0], numbers[1], &err);
-    return ms_ext_none_or_raise(rc, &err);
+    return tell_two(self, args, count, "head_backward_end", ms_trace_head_backward_end);
 }
 
 /* ---- nodes ---------------------------------------------------------------- */

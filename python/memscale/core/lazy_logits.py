@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import IntegrationError
+from .walk import mapped
 
 __all__ = ["LazyLogits", "Operands", "can_defer", "deferred", "keeps_rows", "with_values"]
 
@@ -191,13 +192,7 @@ class LazyLogits(torch.Tensor):
 
 def with_values(value: Any, how: Callable[[LazyLogits], torch.Tensor] = LazyLogits.made) -> Any:
     """`value` with the logits themselves wherever a stand-in is, in lists, tuples and dictionaries."""
-    if isinstance(value, LazyLogits):
-        return how(value)
-    if type(value) in (tuple, list):
-        return type(value)(with_values(item, how) for item in value)
-    if type(value) is dict:
-        return {key: with_values(item, how) for key, item in value.items()}
-    return value
+    return mapped(value, LazyLogits, how)
 
 
 class _Stand(torch.autograd.Function):

@@ -8,12 +8,13 @@ static tracer. Nothing is judged by the words of an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from .misfit import Misfit
+from .walk import mapped, tensors_of
 
 __all__ = ["OperandTypes"]
 
@@ -43,7 +44,7 @@ class OperandTypes:
         """
         if not self._names:
             return
-        operands = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
+        operands = list(tensors_of((*args, *kwargs.values())))
         inputs = [value for value in operands if self._is_input(value)]
         if not inputs:
             return
@@ -108,32 +109,12 @@ def _refusal(
             return torch.full(size, fill, dtype=types.get(id(value), value.dtype))
 
         try:
-            func(*_mapped(args, filled), **_mapped(kwargs, filled))
+            func(*mapped(args, torch.Tensor, filled), **mapped(kwargs, torch.Tensor, filled))
         except Exception as error:
             said = said or " ".join(str(error).split())[:200]
         else:
             return None
     return said
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(item, change) for item in value)
-    if type(value) is dict:
-        return {key: _mapped(item, change) for key, item in value.items()}
-    return value
-
-
-def _flat(value: Any) -> Iterable[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, dict):
-        yield from _flat(list(value.values()))
-    else:
-        yield value
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -1,13 +1,13 @@
-"""What hangs on a value: the tensors in an operator's arguments, the leaves under a result."""
+"""What hangs on a value: the tensors in an operator's arguments, others in their place, the leaves under a result."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["leaves_of", "tensors_of"]
+__all__ = ["leaves_of", "mapped", "tensors_of"]
 
 
 def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -17,6 +17,17 @@ def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from tensors_of(value)
+
+
+def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """`value` with what `change` gives wherever it is of `kind`, in lists, tuples and dictionaries too."""
+    if isinstance(value, kind):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(mapped(item, kind, change) for item in value)
+    if type(value) is dict:
+        return {key: mapped(item, kind, change) for key, item in value.items()}
+    return value
 
 
 def leaves_of(result: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -22,7 +22,6 @@ static ms_plan *make_plan(fixture *f)
     return plan;
 }
 
-/* A wrapped process: 1 GB before the first step, and a budget that binds. */
 /* Live and cached maps at their most in a step that takes what its plan expects. */
 static uint64_t held_as_planned(const fixture *f)
 {
@@ -32,6 +31,7 @@ static uint64_t held_as_planned(const fixture *f)
     return f->plan->replay.peak_bytes - beside - f->plan->replay.small_peak_bytes - f->graph->residents.batch_bytes;
 }
 
+/* A wrapped process: 1 GB before the first step, and a budget that binds. */
 static int set_up(void **state)
 {
     fixture *f = calloc(1, sizeof *f);
@@ -401,6 +401,21 @@ static void masks_change_what_is_predicted_and_no_choice(void **state)
     ms_plan_free(without);
 }
 
+enum { PLAN_NODES = 128 };
+
+/* What a plan chose, without options of the step and with nothing cached. */
+static ms_choices choices_of(const ms_plan *plan, uint8_t techniques[PLAN_NODES])
+{
+    assert_true(plan->entry_count <= PLAN_NODES);
+    for (uint32_t i = 0; i < PLAN_NODES; i++) {
+        techniques[i] = i < plan->entry_count ? (uint8_t)plan->entries[i].technique : 0;
+    }
+    return (ms_choices){.technique = techniques,
+                        .offload_min_bytes = plan->offload_min_bytes,
+                        .write_window_bytes = plan->write_window_bytes,
+                        .read_window_bytes = plan->read_window_bytes};
+}
+
 /* Bits need no transfer, so that others run further ahead: what a budget has to have room for
  * is the larger of both replays. */
 static void masks_as_bits_stay_within_what_a_budget_covers(void **state)
@@ -415,15 +430,8 @@ static void masks_as_bits_stay_within_what_a_budget_covers(void **state)
         for (uint64_t k = 0; k < BUDGETS; k++) {
             uint64_t budget = fixture_budget(smallest, need, k, BUDGETS);
             ms_plan *plan = fixture_plan_at(&f, budget);
-            uint8_t techniques[128] = {0};
-            assert_true(plan->entry_count <= sizeof techniques);
-            for (uint32_t i = 0; i < plan->entry_count; i++) {
-                techniques[i] = (uint8_t)plan->entries[i].technique;
-            }
-            ms_choices choices = {.technique = techniques,
-                                  .offload_min_bytes = plan->offload_min_bytes,
-                                  .write_window_bytes = plan->write_window_bytes,
-                                  .read_window_bytes = plan->read_window_bytes};
+            uint8_t techniques[PLAN_NODES];
+            ms_choices choices = choices_of(plan, techniques);
             ms__sim *sim;
             ms__outcome outcome;
             ms_error err;
@@ -441,17 +449,10 @@ static void masks_as_bits_stay_within_what_a_budget_covers(void **state)
 /* The plan's choices replayed with a cache of any size. */
 static void replay_unbounded(const fixture_planning *f, const ms_plan *plan, ms__outcome *outcome)
 {
-    uint8_t techniques[128] = {0};
-    assert_true(plan->entry_count <= sizeof techniques);
-    ms_choices choices = {.technique = techniques,
-                          .step_options = ms_plan_step_options(plan),
-                          .offload_min_bytes = plan->offload_min_bytes,
-                          .write_window_bytes = plan->write_window_bytes,
-                          .read_window_bytes = plan->read_window_bytes,
-                          .ceiling_bytes = UINT64_MAX};
-    for (uint32_t i = 0; i < plan->entry_count; i++) {
-        techniques[i] = (uint8_t)plan->entries[i].technique;
-    }
+    uint8_t techniques[PLAN_NODES];
+    ms_choices choices = choices_of(plan, techniques);
+    choices.step_options = ms_plan_step_options(plan);
+    choices.ceiling_bytes = UINT64_MAX;
     ms__sim *sim;
     ms_error err;
     assert_ms_ok(ms__sim_new(f->graph, f->hardware, &sim, &err), err);

@@ -403,16 +403,18 @@ static PyObject *backward_begins(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *boundary(PyObject *object, PyObject *is_optimizer)
+static PyObject *boundary(PyObject *object, PyObject *args)
 {
     ms_execution *self = execution_of(object);
     uint64_t step, step_ns;
-    int truth = PyObject_IsTrue(is_optimizer);
-    if (truth < 0) {
+    int is_optimizer, is_another = 0;
+    if (!PyArg_ParseTuple(args, "p|p:boundary", &is_optimizer, &is_another)) {
         return NULL;
     }
     self->backward_told = false;
-    ms_boundary kind = truth ? MS_BOUNDARY_OPTIMIZER : MS_BOUNDARY_FORWARD;
+    ms_boundary kind = !is_optimizer ? MS_BOUNDARY_FORWARD
+                       : is_another  ? MS_BOUNDARY_ANOTHER_OPTIMIZER
+                                     : MS_BOUNDARY_OPTIMIZER;
     if (!ms_execute_boundary(self->execute, kind, &step, &step_ns)) {
         Py_RETURN_NONE;
     }
@@ -549,7 +551,7 @@ static PyMethodDef methods[] = {
     {"expect_backward", expect_backward, METH_NOARGS,
      "The forward that has ended will be told of by backward_begins(); False: that is not needed."},
     {"backward_begins", backward_begins, METH_NOARGS, "A backward begins that no hook of a layer sees."},
-    {"boundary", boundary, METH_O, "boundary(is_optimizer) -> dict if a step ended, else None: step, step_ns, plan_steps, and of the process "
+    {"boundary", boundary, METH_VARARGS, "boundary(is_optimizer, is_another=False) -> dict if a step ended, else None: step, step_ns, plan_steps, and of the process "
      "peak_bytes, peak_held_bytes, resident_bytes, held_bytes where they are known"},
     {"poll", poll, METH_NOARGS, "Lets go of what is no longer needed."},
     {"counters", counters, METH_NOARGS, "Counters by name."},

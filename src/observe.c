@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "base/units.h"
+#include "core/process.h"
 #include "memscale/pipeline.h"
 #include "plan/sim.h"
 
@@ -85,8 +86,10 @@ static bool learn_loop(ms_loop *loop, const ms_plan *plan, const ms_observation 
 static bool learn_release(ms_loop *loop, const ms_observation *seen)
 {
     bool is_new = seen->gradients_released && !loop->gradients_released;
+    bool needed = seen->gradients_needed && !loop->gradients_needed;
     loop->gradients_released |= is_new;
-    return is_new;
+    loop->gradients_needed |= needed;
+    return is_new || needed;
 }
 
 static bool learn_state(ms_loop *loop, const ms_observation *seen)
@@ -130,12 +133,6 @@ static uint64_t measured_scratch(const ms_graph *graph, const ms_hardware *hardw
     return ms__sub_sat(seen->peak_bytes, known);
 }
 
-/* `measured` of the scratch is what is expected from now on, where that is known. */
-static void expect(ms_process *process, uint64_t measured)
-{
-    process->reserve_bytes = measured == MS_UNSET ? 0 : ms__sub_sat(process->scratch_bytes, measured);
-}
-
 static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan,
                          const ms_observation *seen)
 {
@@ -151,7 +148,7 @@ static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_
     uint64_t measured = measured_scratch(graph, hardware, plan, seen);
     uint64_t wanted = ms__add_sat(*scratch, missing);
     *scratch = measured == MS_UNSET ? wanted : ms__max_u64(measured, wanted);
-    expect(&hardware->process, measured);
+    ms__process_expect(&hardware->process, measured);
     return true;
 }
 
@@ -163,7 +160,7 @@ static void raise_scratch(const ms_graph *graph, ms_hardware *hardware, const ms
     uint64_t measured = seen->peak_bytes != MS_UNSET ? measured_scratch(graph, hardware, plan, seen) : MS_UNSET;
     if (measured != MS_UNSET) {
         hardware->process.scratch_bytes = ms__max_u64(hardware->process.scratch_bytes, measured);
-        expect(&hardware->process, measured);
+        ms__process_expect(&hardware->process, measured);
     }
 }
 
@@ -183,7 +180,7 @@ static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const m
      * tensors other memory lies. */
     uint64_t wanted = ms__add_sat(known, known / 2 + SHRINK_MARGIN_BYTES);
     uint64_t shrinks = ms__sub_sat(process->scratch_bytes, wanted);
-    uint64_t expected = ms__sub_sat(process->scratch_bytes, process->reserve_bytes);
+    uint64_t expected = ms__sub_sat(process->scratch_bytes, ms__process_reserve(process, graph));
     bool smaller = shrinks > ms__mul_div(allowed, SHRINK_PERMILLE, 1000);
     bool other = measured != MS_UNSET &&
                  difference(measured, expected) > ms__mul_div(allowed, EXPECTED_PERMILLE, 1000);
@@ -191,7 +188,7 @@ static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const m
         return false;
     }
     process->scratch_bytes = smaller ? wanted : ms__max_u64(process->scratch_bytes, known);
-    expect(process, known);
+    ms__process_expect(process, known);
     return true;
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/units.h"
+#include "core/process.h"
 #include "report_chart.h"
 
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
@@ -72,10 +73,11 @@ static int take_samples(page *p, ms_error *err)
                           .write_window_bytes = r->plan->write_window_bytes,
                           .read_window_bytes = r->plan->read_window_bytes,
                           .ceiling_bytes = r->plan->ceiling_bytes};
+    uint64_t reserve_bytes = ms__process_reserve(&r->hardware->process, r->graph);
     int rc = ms_simulate(r->graph, r->hardware, &choices, &replay, p->samples, err);
     p->sample_count = 2 * nodes;
     for (uint32_t i = 0; rc == MS_OK && i < p->sample_count; i++) { /* as in the plan's own peak */
-        p->samples[i].device_bytes = ms__sub_sat(p->samples[i].device_bytes, r->hardware->process.reserve_bytes);
+        p->samples[i].device_bytes = ms__sub_sat(p->samples[i].device_bytes, reserve_bytes);
     }
     ms_free(techniques);
     return rc;

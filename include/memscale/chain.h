@@ -35,7 +35,7 @@ enum {
     MS_CHAIN_LAYERS_MOST = 65536,
     MS_CHAIN_OPTIONS_MOST = 1024, /* of a layer */
     MS_CHAIN_LINKS_MOST = 64,
-    MS_CHAIN_BUCKETS = 500 /* of a table; short chains get more, long ones may get fewer */
+    MS_CHAIN_BUCKETS = 500 /* of a table; longer chains get more while that is cheap, very long ones fewer */
 };
 
 /* What options move bytes over, down after a forward and back for its backward: one

@@ -281,13 +281,15 @@ MS_API void ms_execute_poll(ms_execute *execute);
 MS_API void ms_execute_backward_ended(ms_execute *execute);
 
 typedef enum ms_boundary {
-    MS_BOUNDARY_FORWARD,  /* the root is about to run again */
-    MS_BOUNDARY_OPTIMIZER /* an optimizer that holds our parameters has stepped */
+    MS_BOUNDARY_FORWARD,          /* the root is about to run again */
+    MS_BOUNDARY_OPTIMIZER,        /* an optimizer that holds our parameters has stepped */
+    MS_BOUNDARY_ANOTHER_OPTIMIZER /* and it is not the one whose step ended the step before */
 } ms_boundary;
 
 /*
- * A point between steps. Returns true if a step ended here: at every optimizer step,
- * and, until one was seen, at a forward that follows a backward. Waits (may wait) for
+ * A point between steps. Returns true if a step ended here: at every optimizer step, but for
+ * those of further optimizers after the same backward, which belong to the step that the first
+ * has ended; and, until one was seen, at a forward that follows a backward. Waits (may wait) for
  * transfers nobody needs any more. *step_ns is the time since the boundary before,
  * *step the number of the step that ended, from 1.
  */

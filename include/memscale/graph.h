@@ -105,18 +105,16 @@ typedef struct ms_maker {
     uint32_t output_count;
 } ms_maker;
 
-/* A storage of the layer's own that it saves and whose elements have two values. */
-typedef struct ms_two_valued {
-    uint32_t storage;     /* local number, not external */
-    uint32_t value_bytes; /* of an element: 1, 2, 4 or 8 */
-} ms_two_valued;
-
-/* Bytes of a storage of the node's own that are never touched by what makes it: fresh pages that
- * do not become resident. */
-typedef struct ms_untouched {
+/* A storage of the node's own, and bytes that say something about it. */
+typedef struct ms_storage_bytes {
     uint32_t storage; /* local number, not external */
     uint64_t bytes;
-} ms_untouched;
+} ms_storage_bytes;
+
+typedef struct ms_storage_list {
+    uint32_t count;
+    ms_storage_bytes *items; /* by storage, ascending */
+} ms_storage_list;
 
 typedef struct ms_profile {
     uint32_t storage_count;  /* local storages, externals first */
@@ -132,10 +130,8 @@ typedef struct ms_profile {
     ms_maker *makers;
     uint32_t operand_count;
     uint32_t *operands;      /* [operand_count] of all makers, one after the other */
-    uint32_t two_valued_count;
-    ms_two_valued *two_valued; /* by storage, ascending */
-    uint32_t untouched_count;
-    ms_untouched *untouched;   /* by storage, ascending */
+    ms_storage_list two_valued; /* saved ones whose elements have two values; bytes of an element: 1, 2, 4, 8 */
+    ms_storage_list untouched;  /* bytes that what makes it never touches: fresh pages that do not become resident */
 } ms_profile;
 
 typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;
@@ -199,6 +195,7 @@ typedef struct ms_loop {
                                             optimizer is memscale's and known */
     bool gradients_releasable;           /* the optimizer can update parameters in backward */
     bool gradients_released;             /* it does, whatever the plan: its owner wants it */
+    bool gradients_needed;               /* all of them before one is used: a GradScaler was seen */
     bool state_streamed;                 /* its state lies on disk, whatever the plan, and is none of
                                             the bytes above */
 } ms_loop;
@@ -217,6 +214,7 @@ typedef struct ms_graph {
     char *source;    /* "static" or "empirical" */
     ms_residents residents;
     ms_loop loop;
+    bool small_products; /* no matrix product of the step is large enough to need packing buffers */
     uint32_t storage_count;
     ms_storage *storages;
     uint32_t profile_count;

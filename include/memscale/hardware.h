@@ -77,6 +77,7 @@ typedef struct ms_process {
     uint64_t baseline_bytes; /* resident (CPU) or allocated (GPU) before the first step */
     uint64_t scratch_bytes;  /* what operators and the interpreter may take beside tensors */
     uint64_t reserve_bytes;  /* the part of it that is not expected: budgets leave it free */
+    uint64_t products_bytes; /* the part of it that only large matrix products take; 0 once measured */
 } ms_process;
 
 typedef struct ms_hardware {

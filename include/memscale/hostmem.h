@@ -57,7 +57,7 @@ typedef struct ms_hostmem_stats {
     ms_hostmem_means means;
     uint64_t live_bytes;      /* of maps in use, whole pages */
     uint64_t peak_live_bytes; /* since ms_hostmem_reset_peak() */
-    uint64_t cached_bytes;    /* of freed maps kept, resident */
+    uint64_t cached_bytes;    /* what is resident of freed maps kept */
     uint64_t peak_held_bytes; /* most of live + cached since the reset */
     uint64_t live_blocks;
     uint64_t mapped_count;    /* maps made, cumulative */
@@ -70,12 +70,13 @@ MS_API void ms_hostmem_reset_peak(void);
 /*
  * The ceiling on live + cached bytes. The cache gives way: a freed map is kept only
  * below the ceiling, and before a new map is made, cached maps are released (least
- * recently freed first) until the sum is under it. Live bytes are never refused.
+ * recently freed first) until the sum is under it; the last of them only as far as
+ * needed, whole huge pages from its end. Live bytes are never refused.
  * 0, the start: nothing is cached. Lowering it trims at once.
  */
 MS_API void ms_hostmem_set_ceiling(uint64_t ceiling_bytes);
 
-/* Releases cached maps down to `keep_bytes`, and asks glibc to return what it
+/* Releases cached maps in the same order down to `keep_bytes`, and asks glibc to return what it
  * holds free (malloc_trim) if `trim_libc`. */
 MS_API void ms_hostmem_trim(uint64_t keep_bytes, bool trim_libc);
 

@@ -217,11 +217,21 @@ static int compare_rule(const void *key, const void *item)
     return ms__operator_compare(key, ((const op_rule *)item)->name);
 }
 
+static const op_rule *rule_of(const char *name)
+{
+    return bsearch(name, op_rules, sizeof op_rules / sizeof op_rules[0], sizeof op_rules[0], compare_rule);
+}
+
+bool ms__is_convolution(const char *name)
+{
+    const op_rule *rule = rule_of(name);
+    return rule != NULL && (rule->flops == convolution_flops || rule->flops == convolution_backward_flops);
+}
+
 uint64_t ms__flops(const char *name, const ms_operand *inputs, size_t input_count,
                    const ms_operand *outputs, size_t output_count)
 {
-    const op_rule *rule = bsearch(name, op_rules, sizeof op_rules / sizeof op_rules[0],
-                                  sizeof op_rules[0], compare_rule);
+    const op_rule *rule = rule_of(name);
     if (rule == NULL) {
         return 0;
     }

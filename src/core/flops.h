@@ -15,4 +15,8 @@
 uint64_t ms__flops(const char *name, const ms_operand *inputs, size_t input_count,
                    const ms_operand *outputs, size_t output_count);
 
+/* Whether an operator of the table is a convolution, which has no packing buffers of a
+ * matrix product. */
+bool ms__is_convolution(const char *name);
+
 #endif

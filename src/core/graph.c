@@ -68,8 +68,7 @@ void ms__profile_clear(ms_profile *profile)
     ms_free(profile->backward);
     ms_free(profile->makers);
     ms_free(profile->operands);
-    ms_free(profile->two_valued);
-    ms_free(profile->untouched);
+    ms__pairs_clear(profile);
     memset(profile, 0, sizeof *profile);
 }
 
@@ -119,12 +118,10 @@ int ms__profile_copy(const ms_profile *from, ms_profile *to)
     to->backward = duplicate(from->backward, from->backward_count, sizeof *from->backward);
     to->makers = duplicate(from->makers, from->maker_count, sizeof *from->makers);
     to->operands = duplicate(from->operands, from->operand_count, sizeof *from->operands);
-    to->two_valued = duplicate(from->two_valued, from->two_valued_count, sizeof *from->two_valued);
-    to->untouched = duplicate(from->untouched, from->untouched_count, sizeof *from->untouched);
+    int rc = ms__pairs_copy(from, to);
     bool complete = to->storage_bytes != NULL && to->inputs != NULL && to->forward != NULL &&
-                    to->backward != NULL && to->makers != NULL && to->operands != NULL && to->two_valued != NULL &&
-                    to->untouched != NULL;
-    return complete ? MS_OK : MS_ENOMEM;
+                    to->backward != NULL && to->makers != NULL && to->operands != NULL;
+    return complete ? rc : MS_ENOMEM;
 }
 
 static int copy_node(const ms_graph *graph, const ms_node *from, ms_node *to)
@@ -173,6 +170,7 @@ ms_graph *ms_graph_copy(const ms_graph *graph, ms_error *err)
     }
     copy->residents = graph->residents;
     copy->loop = graph->loop;
+    copy->small_products = graph->small_products;
     copy->storage_count = graph->storage_count;
     copy->profile_count = graph->profile_count;
     copy->node_count = graph->node_count;
@@ -194,6 +192,7 @@ void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other)
     graph->loop.gradients_live_in_forward = other->loop.gradients_live_in_forward;
     graph->loop.optimizer_state_bytes = other->loop.optimizer_state_bytes;
     graph->loop.gradients_released = other->loop.gradients_released;
+    graph->loop.gradients_needed = other->loop.gradients_needed;
 }
 
 int64_t ms_graph_find(const ms_graph *graph, const char *name, uint32_t call)

@@ -150,10 +150,7 @@ static int check_profile(const ms_graph *graph, uint32_t index, ms_error *err)
     if (rc == MS_OK) {
         rc = ms__makers_check(profile, index, err);
     }
-    if (rc == MS_OK) {
-        rc = ms__two_valued_check(profile, index, err);
-    }
-    return rc == MS_OK ? ms__untouched_check(profile, index, err) : rc;
+    return rc == MS_OK ? ms__pairs_check(profile, index, err) : rc;
 }
 
 /* ---- nodes ---------------------------------------------------------------- */

@@ -33,17 +33,13 @@ void ms__makers_put(ms__json_writer *writer, json_t *profile, const ms_profile *
 int ms__makers_read(const ms__json_at *object, ms_profile *profile);
 bool ms__makers_equal(const ms_profile *a, const ms_profile *b);
 
-/* graph_values.c: the same for the optional member "two_valued". */
-int ms__two_valued_check(const ms_profile *profile, uint32_t index, ms_error *err);
-void ms__two_valued_put(ms__json_writer *writer, json_t *profile, const ms_profile *from);
-int ms__two_valued_read(const ms__json_at *object, ms_profile *profile);
-bool ms__two_valued_equal(const ms_profile *a, const ms_profile *b);
-
-/* graph_untouched.c: the same for the optional member "untouched". */
-int ms__untouched_check(const ms_profile *profile, uint32_t index, ms_error *err);
-void ms__untouched_put(ms__json_writer *writer, json_t *profile, const ms_profile *from);
-int ms__untouched_read(const ms__json_at *object, ms_profile *profile);
-bool ms__untouched_equal(const ms_profile *a, const ms_profile *b);
+/* graph_pairs.c: the same for the optional members that are lists of storages with bytes. */
+int ms__pairs_check(const ms_profile *profile, uint32_t index, ms_error *err);
+void ms__pairs_put(ms__json_writer *writer, json_t *profile, const ms_profile *from);
+int ms__pairs_read(const ms__json_at *object, ms_profile *profile);
+bool ms__pairs_equal(const ms_profile *a, const ms_profile *b);
+int ms__pairs_copy(const ms_profile *from, ms_profile *to); /* MS_ENOMEM */
+void ms__pairs_clear(ms_profile *profile);
 
 /* The layer whose first output is the node's first argument, the same object; NULL where
  * there is none. `storage`: that output's local number there. */

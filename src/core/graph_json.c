@@ -41,6 +41,9 @@ static void put_loop(ms__json_writer *writer, json_t *tree, const ms_loop *loop)
     if (loop->gradients_released) {
         ms__json_put_bool(writer, out, "gradients_released", true);
     }
+    if (loop->gradients_needed) {
+        ms__json_put_bool(writer, out, "gradients_needed", true);
+    }
     if (loop->state_streamed) {
         ms__json_put_bool(writer, out, "state_streamed", true);
     }
@@ -105,8 +108,7 @@ static void put_profiles(ms__json_writer *writer, json_t *tree, const ms_graph *
         put_events(writer, item, "forward", profile->forward, profile->forward_count);
         put_events(writer, item, "backward", profile->backward, profile->backward_count);
         ms__makers_put(writer, item, profile);
-        ms__two_valued_put(writer, item, profile);
-        ms__untouched_put(writer, item, profile);
+        ms__pairs_put(writer, item, profile);
     }
 }
 
@@ -151,6 +153,9 @@ char *ms_graph_to_json(const ms_graph *graph)
     ms__json_put_string(&writer, tree, "source", graph->source);
     put_residents(&writer, tree, &graph->residents);
     put_loop(&writer, tree, &graph->loop);
+    if (graph->small_products) {
+        ms__json_put_bool(&writer, tree, "small_products", true);
+    }
     put_storages(&writer, tree, graph);
     put_profiles(&writer, tree, graph);
     put_nodes(&writer, tree, graph);
@@ -213,10 +218,11 @@ static int read_residents(const ms__json_at *root, ms_residents *residents)
 }
 
 /* What an optimizer of memscale's own can do: documents without one do not speak of it. */
-static int read_own_optimizer(const ms__json_at *object, const char *const names[4], ms_loop *loop)
+static int read_own_optimizer(const ms__json_at *object, const char *const names[5], ms_loop *loop)
 {
     const u64_field field = {names[0], &loop->optimizer_stream_bytes};
-    bool *const switches[] = {&loop->gradients_releasable, &loop->gradients_released, &loop->state_streamed};
+    bool *const switches[] = {&loop->gradients_releasable, &loop->gradients_released, &loop->state_streamed,
+                               &loop->gradients_needed};
     int rc = ms__json_has(object, names[0]) ? read_u64_fields(object, &field, 1) : MS_OK;
     for (size_t i = 0; rc == MS_OK && i < COUNT_OF(switches); i++) {
         rc = ms__json_has(object, names[1 + i]) ? ms__json_bool(object, names[1 + i], switches[i]) : MS_OK;
@@ -230,7 +236,7 @@ static int read_loop(const ms__json_at *root, ms_loop *loop)
         "outputs_held",          "gradients_live_in_forward", "observed",
         "optimizer_state_bytes", "optimizer_transient_bytes", "external_loss_bytes",
         "optimizer_stream_bytes", "gradients_releasable", "gradients_released",
-        "state_streamed",
+        "state_streamed",        "gradients_needed",
     };
     bool *const switches[] = {&loop->outputs_held, &loop->gradients_live_in_forward, &loop->observed};
     const u64_field fields[] = {
@@ -427,13 +433,7 @@ static int read_profile(const ms__json_at *object, ms_profile *profile)
     if (rc == MS_OK) {
         rc = ms__makers_read(object, profile);
     }
-    if (rc == MS_OK) {
-        rc = ms__two_valued_read(object, profile);
-    }
-    if (rc == MS_OK) {
-        rc = ms__untouched_read(object, profile);
-    }
-    return rc;
+    return rc == MS_OK ? ms__pairs_read(object, profile) : rc;
 }
 
 static int read_profiles(const ms__json_at *root, ms_graph *graph)
@@ -550,8 +550,8 @@ static int read_nodes(const ms__json_at *root, ms_graph *graph)
 
 static int read_graph(const ms__json_at *root, ms_graph *graph)
 {
-    static const char *const names[] = {"version", "model",    "signature", "source", "residents",
-                                        "loop",    "storages", "profiles",  "nodes"};
+    static const char *const names[] = {"version",  "model",    "signature", "source",        "residents", "loop",
+                                        "storages", "profiles", "nodes",     "small_products"};
     static int (*const parts[])(const ms__json_at *, ms_graph *) = {read_storages, read_profiles,
                                                                     read_nodes};
     int rc = ms__json_version(root, GRAPH_VERSION, GRAPH_VERSION, NULL);
@@ -572,6 +572,9 @@ static int read_graph(const ms__json_at *root, ms_graph *graph)
     }
     if (rc == MS_OK) {
         rc = read_loop(root, &graph->loop);
+    }
+    if (rc == MS_OK && ms__json_has(root, "small_products")) {
+        rc = ms__json_bool(root, "small_products", &graph->small_products);
     }
     for (size_t i = 0; rc == MS_OK && i < COUNT_OF(parts); i++) {
         rc = parts[i](root, graph);

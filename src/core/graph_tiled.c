@@ -123,7 +123,7 @@ static bool equal(const ms_profile *a, const ms_profile *b)
            equal_items(a->inputs, b->inputs, a->input_count, sizeof *a->inputs) &&
            equal_items(a->forward, b->forward, a->forward_count, sizeof *a->forward) &&
            equal_items(a->backward, b->backward, a->backward_count, sizeof *a->backward) && ms__makers_equal(a, b) &&
-           ms__two_valued_equal(a, b) && ms__untouched_equal(a, b);
+           ms__pairs_equal(a, b);
 }
 
 /* Takes the profile over; gives its number among those added, or what it equals. */

@@ -184,7 +184,7 @@ static int read_process(const ms__json_at *root, ms_process *process)
     ms__json_at at;
     int rc = ms__json_object(root, "process", &at);
     if (rc == MS_OK) {
-        rc = ONLY(&at, "baseline_bytes", "scratch_bytes", "reserve_bytes");
+        rc = ONLY(&at, "baseline_bytes", "scratch_bytes", "reserve_bytes", "products_bytes");
     }
     if (rc == MS_OK) {
         rc = READ_BYTES(&at, {"baseline_bytes", &process->baseline_bytes},
@@ -195,6 +195,12 @@ static int read_process(const ms__json_at *root, ms_process *process)
     }
     if (rc == MS_OK && process->reserve_bytes > process->scratch_bytes) {
         rc = ms__json_fail(&at, MS_EFORMAT, "\"reserve_bytes\" is a part of \"scratch_bytes\"");
+    }
+    if (rc == MS_OK && ms__json_has(&at, "products_bytes")) {
+        rc = READ_BYTES(&at, {"products_bytes", &process->products_bytes});
+    }
+    if (rc == MS_OK && process->products_bytes > process->scratch_bytes - process->reserve_bytes) {
+        rc = ms__json_fail(&at, MS_EFORMAT, "\"products_bytes\" is a part of the expected \"scratch_bytes\"");
     }
     return rc;
 }
@@ -367,6 +373,9 @@ static void write_process(ms__json_writer *writer, json_t *root, const ms_proces
     ms__json_put_u64(writer, object, "scratch_bytes", process->scratch_bytes);
     if (process->reserve_bytes > 0) {
         ms__json_put_u64(writer, object, "reserve_bytes", process->reserve_bytes);
+    }
+    if (process->products_bytes > 0) {
+        ms__json_put_u64(writer, object, "products_bytes", process->products_bytes);
     }
 }
 

@@ -7,22 +7,37 @@
 
 #include "base/os/procfs.h"
 #include "base/units.h"
-#include "memscale/hardware.h"
+#include "core/process.h"
 
 /*
  * Library code that the first step pages in, packing buffers of matrix products and the
  * interpreter's own growth. Measured with two threads: 62 to 72 MB on steps of language
  * models, which is what is expected, 100 MB where convolutions come in (CLIP); a budget
  * must hold, so with the reserve the prior is above both. The part per CPU is what the
- * buffers grow by with threads.
+ * buffers grow by with threads. Without large products (ResNet-18) hardly more is taken than
+ * the 2 MB of the first product and the 8 MB of the first convolution.
  */
-enum { SCRATCH_PRIOR_MB = 96, SCRATCH_PRIOR_PER_CPU_MB = 8, EXPECTED_MB = 51 };
+enum { SCRATCH_PRIOR_MB = 96, SCRATCH_PRIOR_PER_CPU_MB = 8, EXPECTED_MB = 51, WITHOUT_PRODUCTS_MB = 12 };
 static const uint64_t MB = 1000000;
 
-static uint64_t scratch_prior_bytes(const ms_hardware *hardware)
+static void assume_scratch(const ms_hardware *hardware, ms_process *process)
 {
     uint64_t per_cpu = ms__mul_sat(hardware->cpu.usable_cpus, SCRATCH_PRIOR_PER_CPU_MB * MB);
-    return ms__add_sat(SCRATCH_PRIOR_MB * MB, per_cpu);
+    process->scratch_bytes = ms__add_sat(SCRATCH_PRIOR_MB * MB, per_cpu);
+    process->reserve_bytes = (SCRATCH_PRIOR_MB - EXPECTED_MB) * MB;
+    process->products_bytes = ms__add_sat((EXPECTED_MB - WITHOUT_PRODUCTS_MB) * MB, per_cpu);
+}
+
+uint64_t ms__process_reserve(const ms_process *process, const ms_graph *graph)
+{
+    uint64_t reserve = ms__add_sat(process->reserve_bytes, graph->small_products ? process->products_bytes : 0);
+    return ms__min_u64(reserve, process->scratch_bytes);
+}
+
+void ms__process_expect(ms_process *process, uint64_t measured_bytes)
+{
+    process->reserve_bytes = ms__sub_sat(process->scratch_bytes, measured_bytes);
+    process->products_bytes = 0;
 }
 
 /*
@@ -60,8 +75,7 @@ int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allo
             return rc;
         }
         process.baseline_bytes = steady_baseline(resident.now_bytes);
-        process.scratch_bytes = scratch_prior_bytes(hardware);
-        process.reserve_bytes = (SCRATCH_PRIOR_MB - EXPECTED_MB) * MB;
+        assume_scratch(hardware, &process);
     }
     hardware->device = device < 0 ? -1 : device;
     hardware->process = process;

@@ -259,6 +259,17 @@ static int fill_makers(const builder *b, trace_node *node, uint32_t index, ms_pr
     return MS_OK;
 }
 
+static bool open_pairs(const ms_profile *profile, ms_storage_list *list)
+{
+    list->items = ms_calloc(profile->storage_count, sizeof *list->items);
+    return list->items != NULL;
+}
+
+static void add_pair(ms_storage_list *list, uint32_t storage, uint64_t bytes)
+{
+    list->items[list->count++] = (ms_storage_bytes){storage, bytes};
+}
+
 /* Of the node's own storages that it saves, those of two values. */
 static int fill_two_valued(const builder *b, const trace_node *node, ms_profile *profile, ms_error *err)
 {
@@ -268,14 +279,13 @@ static int fill_two_valued(const builder *b, const trace_node *node, ms_profile 
             b->needed[node->forward.items[i].storage] = 1;
         }
     }
-    profile->two_valued = ms_calloc(profile->storage_count, sizeof *profile->two_valued);
-    if (profile->two_valued == NULL) {
+    if (!open_pairs(profile, &profile->two_valued)) {
         return no_memory(err);
     }
     for (uint32_t i = profile->external_count; node->kind == MS_NODE_LAYER && i < profile->storage_count; i++) {
         const trace_life *life = &b->trace->lives.items[b->order.items[i]];
         if (b->needed[b->order.items[i]] && ms__trace_is_two_valued(life)) {
-            profile->two_valued[profile->two_valued_count++] = (ms_two_valued){i, life->value_bytes};
+            add_pair(&profile->two_valued, i, life->value_bytes);
         }
     }
     return MS_OK;
@@ -283,14 +293,13 @@ static int fill_two_valued(const builder *b, const trace_node *node, ms_profile 
 
 static int fill_untouched(const builder *b, ms_profile *profile, ms_error *err)
 {
-    profile->untouched = ms_calloc(profile->storage_count, sizeof *profile->untouched);
-    if (profile->untouched == NULL) {
+    if (!open_pairs(profile, &profile->untouched)) {
         return no_memory(err);
     }
     for (uint32_t i = profile->external_count; i < profile->storage_count; i++) {
         uint64_t bytes = b->trace->lives.items[b->order.items[i]].untouched_bytes;
         if (bytes > 0) {
-            profile->untouched[profile->untouched_count++] = (ms_untouched){i, bytes};
+            add_pair(&profile->untouched, i, bytes);
         }
     }
     return MS_OK;
@@ -347,7 +356,7 @@ static uint64_t hash_of(const ms_profile *profile)
     }
     hash = mix_events(hash, profile->forward, profile->forward_count);
     hash = mix(hash, (uint64_t)profile->maker_count << 32 | profile->operand_count);
-    hash = mix(hash, (uint64_t)profile->untouched_count << 32 | profile->two_valued_count);
+    hash = mix(hash, (uint64_t)profile->untouched.count << 32 | profile->two_valued.count);
     return mix_events(hash, profile->backward, profile->backward_count);
 }
 
@@ -357,8 +366,7 @@ static bool equal(const ms_profile *a, const ms_profile *b)
 {
     return a->storage_count == b->storage_count && a->external_count == b->external_count &&
            a->input_count == b->input_count && a->forward_count == b->forward_count &&
-           a->backward_count == b->backward_count && ms__makers_equal(a, b) && ms__two_valued_equal(a, b) &&
-           ms__untouched_equal(a, b) &&
+           a->backward_count == b->backward_count && ms__makers_equal(a, b) && ms__pairs_equal(a, b) &&
            memcmp(a->storage_bytes, b->storage_bytes, a->storage_count * sizeof *a->storage_bytes) == 0 &&
            memcmp(a->forward, b->forward, a->forward_count * sizeof *a->forward) == 0 &&
            memcmp(a->backward, b->backward, a->backward_count * sizeof *a->backward) == 0;
@@ -507,6 +515,7 @@ static int build(builder *b, ms_error *err)
     }
     if (rc == MS_OK) {
         b->graph->residents = trace->residents;
+        b->graph->small_products = !trace->has_large_product;
         assume_loop(trace, b->graph);
     }
     return rc;

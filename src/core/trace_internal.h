@@ -118,6 +118,7 @@ struct ms_trace {
     MS__ARRAY(uint32_t) old_gradients; /* lives that were there before the step */
 
     ms_event last_work; /* of the last operator */
+    bool has_large_product;
     trace_write last_write;
     trace_sum sum;
 

@@ -143,6 +143,9 @@ static bool step_has_ended(const ms_execute *execute, ms_boundary boundary)
     if (boundary == MS_BOUNDARY_OPTIMIZER) {
         return true;
     }
+    if (boundary == MS_BOUNDARY_ANOTHER_OPTIMIZER) {
+        return execute->step_started_ns != 0 || execute->hooked_in_step || execute->backward_begun;
+    }
     /* Where neither hooks nor the host can see a backward, a finished forward has to do. */
     return !execute->optimizer_seen &&
            (execute->backward_begun || (execute->forward_done && !execute->hooked_in_step));
@@ -151,7 +154,7 @@ static bool step_has_ended(const ms_execute *execute, ms_boundary boundary)
 bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *step, uint64_t *step_ns)
 {
     bool has_ended = step_has_ended(execute, boundary);
-    execute->optimizer_seen |= boundary == MS_BOUNDARY_OPTIMIZER;
+    execute->optimizer_seen |= boundary != MS_BOUNDARY_FORWARD;
     if (!has_ended) {
         if (execute->steps == 0 && !execute->forward_done) {
             ms__step_memory_mark(&execute->watch);

@@ -13,9 +13,20 @@ static ms__map_block **bucket_of(ms__map_cache *cache, uint64_t bytes)
     return &cache->buckets[hash >> 54];
 }
 
-static uint64_t bytes_of(ms__map_block *block)
+static uint64_t bytes_of(const ms__map_block *block)
 {
     return atomic_load_explicit(&block->bytes, memory_order_relaxed);
+}
+
+static uint64_t resident_of(const ms__map_block *block)
+{
+    return bytes_of(block) - block->absent_bytes;
+}
+
+void ms__map_cache_shrink(ms__map_cache *cache, ms__map_block *block, uint64_t bytes)
+{
+    cache->bytes -= resident_of(block) - bytes;
+    block->absent_bytes = bytes_of(block) - bytes;
 }
 
 void ms__map_cache_put(ms__map_cache *cache, ms__map_block *block)
@@ -36,7 +47,7 @@ void ms__map_cache_put(ms__map_cache *cache, ms__map_block *block)
         cache->oldest = block;
     }
     cache->newest = block;
-    cache->bytes += bytes_of(block);
+    cache->bytes += resident_of(block);
 }
 
 static void unlink_block(ms__map_cache *cache, ms__map_block *block)
@@ -63,7 +74,7 @@ static void unlink_block(ms__map_cache *cache, ms__map_block *block)
 
     block->same_prev = block->same_next = NULL;
     block->age_prev = block->age_next = NULL;
-    cache->bytes -= bytes_of(block);
+    cache->bytes -= resident_of(block);
 }
 
 ms__map_block *ms__map_cache_take(ms__map_cache *cache, uint64_t bytes)

@@ -31,6 +31,8 @@ typedef struct heap {
     _Atomic uintptr_t forker; /* during a fork, the thread that holds the lock for it; else 0 */
 } heap;
 
+enum { PIECE_BYTES = 8 << 20 }; /* given back at once under the lock */
+
 static heap the_heap = {.mutex = MS__MUTEX_INIT};
 
 /* Fork handlers of others run between ours, in the thread that holds the lock for the
@@ -58,6 +60,12 @@ static void unlock_heap(void)
 static uint64_t bytes_of(const ms__map_block *block)
 {
     return atomic_load_explicit(&block->bytes, memory_order_relaxed);
+}
+
+/* Less than its size for one out of the cache that lost its end there. */
+static uint64_t resident_bytes_of(const ms__map_block *block)
+{
+    return bytes_of(block) - block->absent_bytes;
 }
 
 static void *address_of(const ms__map_block *block)
@@ -92,7 +100,7 @@ static void quit_leaving(ms__map_block *block)
     if (block->age_next != NULL) {
         block->age_next->age_prev = block->age_prev;
     }
-    *(block->evicted ? &the_heap.evicted_bytes : &the_heap.live_bytes) -= bytes_of(block);
+    *(block->evicted ? &the_heap.evicted_bytes : &the_heap.live_bytes) -= resident_bytes_of(block);
     block->evicted = false;
     ms__map_block_free(block);
 }
@@ -107,26 +115,44 @@ static void unmap_leaving(ms__map_block *block)
     unlock_heap();
 }
 
-/* Gives the lock up meanwhile. */
-static bool drop_oldest(void)
+/* One out of the cache. Gives the lock up meanwhile. */
+static void drop_block(ms__map_block *block)
 {
-    ms__map_block *block = ms__map_cache_take_oldest(&the_heap.cache);
-    if (block == NULL) {
-        return false;
-    }
     ms__map_table_remove(block);
     block->evicted = true;
-    the_heap.evicted_bytes += bytes_of(block);
+    the_heap.evicted_bytes += resident_bytes_of(block);
     join_leaving(block);
     unlock_heap();
     unmap_leaving(block);
     lock_heap();
-    return true;
+}
+
+/*
+ * One step on the way to `lack_bytes` less in a cache that holds something: of the oldest block
+ * what is needed goes, at its end and in whole huge pages, or all of it. A block of hundreds of
+ * megabytes that goes for a few is faulted in again, and pushes others out then. It happens under
+ * the lock, in pieces that hold others up for no longer than some page faults take.
+ */
+static void shrink_oldest(uint64_t lack_bytes)
+{
+    ms__map_block *block = the_heap.cache.oldest;
+    uint64_t resident = resident_bytes_of(block);
+    uint64_t keep = ms__align_down(ms__sub_sat(resident, lack_bytes), MS__HUGE_PAGE_BYTES);
+    bool stays = keep > 0;
+    keep = ms__max_u64(keep, ms__align_down(ms__sub_sat(resident, PIECE_BYTES), MS__HUGE_PAGE_BYTES));
+    if (stays && ms__map_empty((char *)address_of(block) + keep, resident - keep)) {
+        ms__map_cache_shrink(&the_heap.cache, block, keep);
+        unlock_heap();
+        lock_heap();
+    } else {
+        drop_block(ms__map_cache_take_oldest(&the_heap.cache));
+    }
 }
 
 static void trim_cache(uint64_t keep_bytes)
 {
-    while (the_heap.cache.bytes > keep_bytes && drop_oldest()) {
+    while (the_heap.cache.bytes > keep_bytes) {
+        shrink_oldest(the_heap.cache.bytes - keep_bytes);
     }
 }
 
@@ -134,9 +160,10 @@ static void trim_cache(uint64_t keep_bytes)
  * lock up where blocks go; there is room when it returns with the lock. */
 static void make_room(uint64_t wanted_bytes)
 {
-    while (the_heap.cache.bytes > 0 && (held_bytes() > the_heap.ceiling_bytes ||
-                                        wanted_bytes > the_heap.ceiling_bytes - held_bytes())) {
-        drop_oldest();
+    uint64_t most_bytes = ms__sub_sat(the_heap.ceiling_bytes, wanted_bytes);
+    while (the_heap.cache.bytes > 0 && held_bytes() > most_bytes) {
+        shrink_oldest(held_bytes() - most_bytes);
+        most_bytes = ms__sub_sat(the_heap.ceiling_bytes, wanted_bytes);
     }
 }
 
@@ -168,6 +195,7 @@ static ms__map_block *map_block(uint64_t bytes)
         ms__map_block_free(block);
         return NULL;
     }
+    block->absent_bytes = 0;
     atomic_store_explicit(&block->address, (uintptr_t)address, memory_order_release);
     atomic_store_explicit(&block->bytes, bytes, memory_order_release);
     if (!ms__map_table_add(block)) {
@@ -213,6 +241,22 @@ static bool is_served(ms__heap_owner owner)
     return owner == MS__HEAP_LIBRARY || the_heap.accepts_tensors;
 }
 
+/* A block out of the cache that lost its end there takes room when that is touched again; what
+ * is resident of it counts meanwhile. NULL where it is not served any more. */
+static ms__map_block *make_whole(ms__map_block *block, ms__heap_owner owner)
+{
+    uint64_t resident_bytes = resident_bytes_of(block);
+    the_heap.evicted_bytes += resident_bytes;
+    make_room(block->absent_bytes);
+    the_heap.evicted_bytes -= resident_bytes;
+    if (!is_served(owner)) {
+        drop_block(block);
+        return NULL;
+    }
+    block->absent_bytes = 0;
+    return block;
+}
+
 /* Where blocks had to go first, the last user may have detached meanwhile: what is handed out
  * then would be freed by libc. */
 static ms__map_block *find_or_map(uint64_t bytes, ms__heap_owner owner)
@@ -220,7 +264,7 @@ static ms__map_block *find_or_map(uint64_t bytes, ms__heap_owner owner)
     ms__map_block *block = ms__map_cache_take(&the_heap.cache, bytes);
     the_heap.reused_count += block != NULL;
     if (block != NULL) {
-        return block;
+        return block->absent_bytes > 0 ? make_whole(block, owner) : block;
     }
     make_room(bytes);
     block = is_served(owner) ? map_block(bytes) : NULL;
@@ -354,6 +398,7 @@ static void settle_child(void)
     while (the_heap.leaving != NULL) {
         quit_leaving(the_heap.leaving);
     }
+    the_heap.evicted_bytes = 0;
     the_heap.ceiling_bytes = 0;
     make_room(0);
 }

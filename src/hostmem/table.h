@@ -18,6 +18,7 @@ typedef struct ms__map_block {
     _Atomic uintptr_t address;
     _Atomic uint64_t bytes;  /* whole pages */
     _Atomic uint64_t serial; /* 0 while no one uses the block */
+    uint64_t absent_bytes;   /* in the cache: at its end, not resident any more */
     bool tensor;             /* came through the allocator's slot */
     bool evicted;            /* leaving: came out of the cache, and is not among the live bytes */
     struct ms__map_block *same_prev, *same_next; /* in the cache: blocks of one bucket */

@@ -19,6 +19,7 @@
 #include "base/os/map.h"
 #include "base/units.h"
 #include "offload/cuda.h"
+#include "offload/slab.h"
 
 /* Two, so that a lane's next copy is on the link while the host looks at the last one. */
 enum { LANE_DEPTH = 2, LANES_MAX = 8, STREAMS_MAX = 64, STALLS_MAX = 8 };
@@ -174,10 +175,15 @@ static int open_streams(cuda_backend *self, const ms__backend_options *options, 
 /* In the context. Copies through memory that is not pinned work too. */
 static void pin_slab(cuda_backend *self, const ms__backend_options *options)
 {
-    if (self->host.has_disk &&
-        MS__CUDA_CALL(&self->cuda, host_register, options->slab, options->slab_bytes,
+    if (!self->host.has_disk) {
+        return;
+    }
+    ms__touch(options->slab, options->slab_bytes); /* as in cuda_host.c */
+    if (MS__CUDA_CALL(&self->cuda, host_register, options->slab, options->slab_bytes,
                       MS__CU_MEMHOSTREGISTER_PORTABLE) == 0) {
         self->slab = options->slab;
+    } else {
+        ms__untouch(options->slab, options->slab_bytes);
     }
 }
 

@@ -62,10 +62,14 @@ static bool pin(ms__cuda_host *host)
         return false;
     }
     while (is_pinned && host->pinned.end_bytes > host->pinned_bytes) {
+        unsigned char *chunk = host->pool + host->pinned_bytes;
         uint64_t bytes = ms__min_u64(CHUNK_BYTES, host->pool_bytes - host->pinned_bytes);
-        is_pinned = MS__CUDA_CALL(cuda, host_register, host->pool + host->pinned_bytes, bytes,
-                                  MS__CU_MEMHOSTREGISTER_PORTABLE) == 0;
+        ms__touch(chunk, bytes); /* the driver would do it with one thread */
+        is_pinned = MS__CUDA_CALL(cuda, host_register, chunk, bytes, MS__CU_MEMHOSTREGISTER_PORTABLE) == 0;
         host->pinned_bytes += is_pinned ? bytes : 0;
+        if (!is_pinned) {
+            ms__untouch(chunk, bytes);
+        }
     }
     ms__cuda_leave(cuda);
     return is_pinned;

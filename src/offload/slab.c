@@ -7,6 +7,7 @@
 
 #include "base/os/map.h"
 #include "base/os/numa.h"
+#include "base/thread.h"
 #include "base/units.h"
 
 void ms__keep_near(void *address, uint64_t bytes, uint32_t node_count, const char *what)
@@ -23,6 +24,53 @@ void ms__keep_near(void *address, uint64_t bytes, uint32_t node_count, const cha
                "takes no wish", what, ms__text_bytes(bytes).text, node_count);
     }
 }
+
+/* ---- pages ---------------------------------------------------------------------- */
+
+enum { TOUCHERS = 4 };
+
+/* A thread costs as much as clearing some hundred kilobytes. */
+#define TOUCHED_LEAST_BYTES ((uint64_t)4 * MS__HUGE_PAGE_BYTES)
+
+typedef struct stretch {
+    volatile unsigned char *begin;
+    uint64_t bytes;
+} stretch;
+
+static void touch_stretch(void *argument)
+{
+    const stretch *own = argument;
+    uint64_t page_bytes = ms__page_bytes();
+    for (uint64_t at = 0; at < own->bytes; at += page_bytes) {
+        own->begin[at] = 0;
+    }
+}
+
+void ms__touch(void *address, uint64_t bytes)
+{
+    ms__thread threads[TOUCHERS] = {{0}};
+    stretch stretches[TOUCHERS];
+    uint64_t count = ms__max_u64(ms__min_u64(bytes / TOUCHED_LEAST_BYTES, TOUCHERS), 1);
+    uint64_t part_bytes = ms__align_up(ms__div_up(bytes, count), MS__HUGE_PAGE_BYTES);
+    for (uint64_t i = 0, at = 0; i < count; i++, at += part_bytes) {
+        uint64_t own_bytes = at < bytes ? ms__min_u64(part_bytes, bytes - at) : 0;
+        stretches[i] = (stretch){(unsigned char *)address + at, own_bytes};
+        if (i + 1 == count ||
+            ms__thread_start(&threads[i], "ms-touch", touch_stretch, &stretches[i], NULL) != MS_OK) {
+            touch_stretch(&stretches[i]);
+        }
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        ms__thread_join(&threads[i]);
+    }
+}
+
+void ms__untouch(void *address, uint64_t bytes)
+{
+    (void)madvise(address, bytes, MADV_DONTNEED);
+}
+
+/* ---- the slab ----------------------------------------------------------------------- */
 
 int ms__slab_open(ms__slab *slab, uint64_t bytes, ms_error *err)
 {

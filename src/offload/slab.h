@@ -21,6 +21,14 @@ int ms__slab_open(ms__slab *slab, uint64_t bytes, ms_error *err);
 /* Asks for the range's pages from the node of the calling thread, where memory has more than
  * one, and logs what came of it. Threads that touch them may run anywhere. */
 void ms__keep_near(void *address, uint64_t bytes, uint32_t node_count, const char *what);
+
+/* Brings every page of a fresh range into memory, by several threads where it is large: one
+ * clears pages hardly faster than a link moves them. Where threads are not to be had, the
+ * caller does it alone. */
+void ms__touch(void *address, uint64_t bytes);
+/* Gives the range's pages back; it reads as zeros again. */
+void ms__untouch(void *address, uint64_t bytes);
+
 void ms__slab_close(ms__slab *slab);
 
 /* In a forked child, where the map does not exist and its addresses may by now

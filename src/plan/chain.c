@@ -2,11 +2,12 @@
  * Which tables are solved for a chain and a budget, and the answer.
  *
  * Levels. Where a bucket is one unit, one table gives the optimum. For larger budgets
- * there are levels, budgets that halve (where tables are cheap, in two steps) from what the
- * fastest schedule takes down to the least, and at last the largest budget whose buckets are one unit. The levels depend on
- * the chain alone; a budget is answered by the best replay among the schedules of the
- * first level of which the next is not large enough for it (a table reaches a quarter beyond
- * its level) and all smaller ones, so what a smaller budget can choose from, a larger one can too.
+ * there are levels, budgets that halve (where tables are cheap, in four steps) from what the
+ * fastest schedule takes down to the least, and at last the largest budget whose buckets are one unit. The levels
+ * depend on the chain alone; a budget is answered by the best replay among the schedules of the
+ * smallest level that holds it and all smaller ones, so what a smaller budget can choose from,
+ * a larger one can too. A table reaches as far as rounding can move a schedule that fits both
+ * the level and the budget; where levels lie far apart, a quarter beyond the level counts too.
  *
  * Most levels need not be solved: a schedule in the table of a small level takes no more
  * than that level's memory and its rounding; a table already solved, with its own rounding
@@ -23,9 +24,12 @@
 #include "plan/chain.h"
 
 enum {
-    LEVELS_MOST = 128,
+    LEVELS_MOST = 256,
+    LEVELS_HALVE = 4, /* levels lie a fourth root of 2 apart */
     BUCKETS_MOST = 1 << 16,
     BUCKETS_LEAST = 8,
+    BUCKETS_FINE = 1500, /* the most that a chain gets for its length, so many for each layer: */
+    BUCKETS_PER_LAYER = 50,
     BUCKETS_OF_USE = 200, /* with fewer only the table of one unit is solved */
     ENTRIES_MOST = 44 << 20, /* of all rows of a table */
     THREADS_MOST = 8,
@@ -34,15 +38,16 @@ enum {
 };
 /* Splits times buckets. A chain gets more buckets than usual while a table costs no more
  * than the first (or, if it is long, the second), and fewer so that it costs no more than
- * the third. Levels lie close while a table costs no more than the last. */
-static const uint64_t cheap_work = 1000000, cheap_long_work = 600000000, dear_work = 3000000000;
-static const uint64_t fine_work = 200000000;
+ * the third. Tables of one unit have more buckets while they cost no more than exact_work. */
+static const uint64_t exact_work = 1000000;
+static const uint64_t fine_work = 300000000, cheap_long_work = 600000000, dear_work = 3000000000;
 
 /* Times of the whole chain in a table that was solved. */
 typedef struct level {
-    ms__chain_row row;
+    ms__chain_times row;
+    uint32_t *times; /* of the row */
     uint64_t bucket;
-    uint32_t top, shift;
+    uint32_t low, top, shift;
 } level;
 
 typedef struct solving {
@@ -50,6 +55,7 @@ typedef struct solving {
     ms__chain_model model;
     uint64_t budget_bytes, budget; /* the second in units */
     uint64_t fastest_ns;
+    uint64_t one_unit; /* up to this budget a bucket is a unit */
     uint32_t buckets, threads;
     level levels[LEVELS_MOST + 1];
     uint32_t level_count;
@@ -98,30 +104,37 @@ static uint64_t entry_ns(const solving *s, uint32_t shift, uint32_t time)
     return ms__add_sat(s->fastest_ns, (uint64_t)time << shift);
 }
 
-/* A schedule that fits the budget takes no more than this beside x_0 when it is rounded. */
-static uint64_t reach_of(const solving *s, uint64_t bucket)
-{
-    uint64_t units = ms__sub_sat(s->budget, s->model.sizes[0]);
-    return ms__add_sat(units, ms__chain_rounding(&s->model, bucket, units, true));
-}
-
 /* Schedules of every time that the table has, the fastest first, until none can be better
  * than what was found. Each from the least memory that gives its time. */
-static int offer_table(solving *s, const ms__chain_table *table, uint64_t reach, ms_error *err)
+static int offer_entries(solving *s, const ms__chain_table *table, uint64_t reach, ms__chain_pending *stack,
+                         ms_error *err)
 {
-    const ms__chain_row *row = ms__chain_whole(table);
-    uint64_t fits = reach / table->bucket;
+    const ms__chain_times row = ms__chain_whole(table);
     int rc = MS_OK;
-    for (uint32_t i = row->length; rc == MS_OK && i-- > 0;) {
-        if (row->first + i > fits) {
-            continue;
-        }
-        bool first_of_time = i == 0 || row->times[i - 1] != row->times[i];
-        if (s->found && entry_ns(s, table->shift, row->times[i]) > s->best.makespan_ns) {
+    for (uint32_t i = row.length; rc == MS_OK && i-- > 0;) {
+        bool first_of_time = i == 0 || row.times[i - 1] != row.times[i], fits = false;
+        if (s->found && entry_ns(s, table->shift, row.times[i]) > s->best.makespan_ns) {
             break;
         }
-        rc = first_of_time ? offer_entry(s, table, row->first + i, err) : MS_OK;
+        if (!first_of_time || ms__mul_sat(row.first + i, table->bucket) > reach) {
+            continue;
+        }
+        rc = ms__chain_fits(table, row.first + i, s->budget, stack, &fits);
+        if (rc != MS_OK) {
+            rc = ms_fail(err, rc, "chain: no schedule at %u buckets", row.first + i);
+        } else if (fits) {
+            rc = offer_entry(s, table, row.first + i, err);
+        }
     }
+    return rc;
+}
+
+static int offer_table(solving *s, const ms__chain_table *table, uint64_t reach, ms_error *err)
+{
+    ms__chain_pending *stack = ms_calloc(ms__chain_stack_size(table->model), sizeof *stack);
+    int rc = stack == NULL ? ms_fail(err, MS_ENOMEM, "chain: out of memory")
+                           : offer_entries(s, table, reach, stack, err);
+    ms_free(stack);
     return rc;
 }
 
@@ -131,15 +144,13 @@ static int offer_table(solving *s, const ms__chain_table *table, uint64_t reach,
 static uint64_t bound_at(const solving *s, const level *known, uint64_t units)
 {
     uint64_t m = units / known->bucket;
-    uint32_t first = known->row.first, length = known->row.length;
+    uint32_t time;
     if (m > known->top) {
         return s->fastest_ns;
     }
-    if (length == 0 || m < first) {
-        return UINT64_MAX;
-    }
-    uint64_t i = ms__min_u64(m - first, length - 1);
-    return entry_ns(s, known->shift, known->row.times[i]);
+    /* Entries below `low` are not known, and no less than that. */
+    bool any = ms__chain_times_at(&known->row, (uint32_t)ms__max_u64(m, known->low), &time);
+    return any ? entry_ns(s, known->shift, time) : UINT64_MAX;
 }
 
 /* Whether the table shows that no schedule of up to `units` is faster than what was found. Rounding
@@ -153,15 +164,14 @@ static bool excludes(const solving *s, const level *known, uint64_t units)
     return bound_at(s, known, ms__add_sat(units, rounding)) >= s->best.makespan_ns;
 }
 
-/* Whether a table over `units` could hold a schedule better than what was found. */
-static bool may_help(const solving *s, uint64_t bucket, uint64_t units)
+/* Whether a schedule of up to `units` could be better than what was found. */
+static bool may_help(const solving *s, uint64_t units)
 {
     if (!s->found || s->level_count == 0) {
         return true;
     }
-    uint64_t reach = ms__add_sat(units, ms__chain_rounding(&s->model, bucket, units, false));
     for (uint32_t i = 0; i < s->level_count; i++) {
-        if (excludes(s, &s->levels[i], reach)) {
+        if (excludes(s, &s->levels[i], units)) {
             return false;
         }
     }
@@ -172,34 +182,58 @@ static bool may_help(const solving *s, uint64_t bucket, uint64_t units)
 
 static int remember(solving *s, const ms__chain_table *table)
 {
-    const ms__chain_row *row = ms__chain_whole(table);
     level *known = &s->levels[s->level_count];
-    *known = (level){.row = *row, .bucket = table->bucket, .top = table->top, .shift = table->shift};
-    known->row.times = ms_calloc(row->length, sizeof *row->times);
-    if (known->row.times == NULL) {
+    *known = (level){.row = ms__chain_whole(table), .bucket = table->bucket, .low = table->low};
+    known->top = table->top;
+    known->shift = table->shift;
+    known->times = ms_realloc_array(NULL, known->row.length, sizeof *known->times);
+    if (known->times == NULL) {
         return MS_ENOMEM;
     }
-    if (row->length > 0) {
-        memcpy(known->row.times, row->times, row->length * sizeof *row->times);
+    if (known->row.length > 0) {
+        memcpy(known->times, known->row.times, known->row.length * sizeof *known->times);
     }
+    known->row.times = known->times;
     s->level_count++;
     return MS_OK;
+}
+
+/* The most that rounding can hide: of each place between two layers, and of one sum. */
+static uint64_t rounding_most(const solving *s, uint64_t bucket)
+{
+    return bucket == 1 ? 0 : ms__mul_sat(s->model.count, ms__div_up(bucket, 2));
+}
+
+/* Whether entries that were left out may give the optimum with less memory. */
+static bool goes_on_below(const solving *s, const ms__chain_table *table)
+{
+    const ms__chain_times row = ms__chain_whole(table);
+    return table->bucket == 1 && table->low > 0 && row.length > 0 && row.first == table->low &&
+           entry_ns(s, table->shift, row.times[0]) <= s->best.makespan_ns;
 }
 
 static int solve_table(solving *s, uint64_t bucket, uint64_t units, ms_error *err)
 {
     ms__chain_table table;
-    uint64_t reach = reach_of(s, bucket);
-    int rc = ms__chain_table_make(&s->model, bucket, ms__min_u64(units, reach), s->threads, &table);
-    if (rc != MS_OK) {
-        return ms_fail(err, rc, "chain: out of memory for %u classes of segments", s->model.class_count);
-    }
-    rc = offer_table(s, &table, reach, err);
-    if (rc == MS_OK && remember(s, &table) != MS_OK) {
-        rc = ms_fail(err, MS_ENOMEM, "chain: out of memory");
-    }
-    s->exact = bucket == 1 && table.shift == 0;
-    ms__chain_table_clear(&table);
+    uint64_t beside = ms__sub_sat(s->budget, s->model.sizes[0]);
+    /* What is below fits, and isn't faster. */
+    uint64_t low = ms__sub_sat(ms__min_u64(beside, units), rounding_most(s, bucket));
+    bool again = false;
+    int rc = MS_OK;
+    do {
+        low = again ? 0 : low;
+        rc = ms__chain_table_make(&s->model, bucket, low, units, s->threads, &table);
+        if (rc != MS_OK) {
+            return ms_fail(err, rc, "chain: out of memory for %u classes of segments", s->model.class_count);
+        }
+        rc = offer_table(s, &table, units, err);
+        again = rc == MS_OK && goes_on_below(s, &table);
+        if (rc == MS_OK && !again && remember(s, &table) != MS_OK) {
+            rc = ms_fail(err, MS_ENOMEM, "chain: out of memory");
+        }
+        s->exact = bucket == 1 && table.shift == 0;
+        ms__chain_table_clear(&table);
+    } while (again);
     return rc;
 }
 
@@ -209,54 +243,79 @@ static uint64_t stretched(uint64_t units)
     return ms__add_sat(units, ms__div_up(units, 4));
 }
 
-static int solve_level(solving *s, uint64_t units, ms_error *err)
+/* Whether few levels are solved, and each as far as its table reaches. */
+static bool dear(const solving *s)
 {
-    uint64_t bucket = ms__max_u64(ms__div_up(stretched(units), s->buckets), 1);
-    uint64_t reach = bucket == 1 ? ms__min_u64(units, s->budget) : stretched(ms__min_u64(units, s->budget));
-    uint64_t beside_input = ms__sub_sat(reach, s->model.sizes[0]);
-    return may_help(s, bucket, beside_input) ? solve_table(s, bucket, beside_input, err) : MS_OK;
+    return ms__mul_sat(s->model.work, s->buckets) > fine_work;
 }
 
-/* Halves of `most`, or where tables are cheap 3/4 and 2/3 of the level before in turn. */
+/* Of the smaller of the level and the budget; what fits it takes no more than the table has when
+ * it is rounded. */
+static int solve_level(solving *s, uint64_t units, bool *may_follow, ms_error *err)
+{
+    uint64_t bucket = units <= s->one_unit ? 1 : ms__max_u64(ms__div_up(stretched(units), s->buckets), 1);
+    uint64_t most = bucket > 1 && dear(s) ? stretched(units) : units;
+    uint64_t beside_input = ms__sub_sat(ms__min_u64(most, s->budget), s->model.sizes[0]);
+    /* If this changes nothing, smaller levels don't either: all of the sum falls with the level. */
+    *may_follow = may_help(s, ms__add_sat(beside_input, ms__mul_sat(2, rounding_most(s, bucket))));
+    if (!*may_follow) {
+        return MS_OK;
+    }
+    uint64_t rounding = ms__chain_rounding(&s->model, bucket, beside_input, true);
+    uint64_t reach = ms__min_u64(ms__add_sat(beside_input, rounding), ms__sub_sat(stretched(units), s->model.sizes[0]));
+    if (s->level_count > 0 && !may_help(s, ms__add_sat(reach, ms__chain_rounding(&s->model, bucket, reach, false)))) {
+        return MS_OK;
+    }
+    return solve_table(s, bucket, reach, err);
+}
+
+/* LEVELS_HALVE of them halve `most`, evenly but for the last bits; or one does. */
 static uint64_t level_units(const solving *s, uint64_t most, uint32_t i)
 {
-    if (ms__mul_sat(s->model.work, s->buckets) > fine_work) {
-        return most >> i;
+    static const uint32_t shares[LEVELS_HALVE] = {1024, 861, 724, 609}; /* 1024 / 2^(i/4) */
+    if (dear(s)) {
+        return i < 64 ? most >> i : 0;
     }
-    uint64_t halved = most >> (i / 2);
-    return i % 2 == 0 ? halved : halved - halved / 4;
+    return ms__mul_div(most >> (i / LEVELS_HALVE), shares[i % LEVELS_HALVE], shares[0]);
 }
 
 static int solve_levels(solving *s, uint64_t most, uint64_t least, ms_error *err)
 {
-    uint64_t one_unit = (uint64_t)s->buckets * 4 / 5;
+    uint64_t one_unit = s->one_unit;
+    bool may_follow = true;
     int rc = MS_OK;
     if (s->budget <= one_unit) {
-        return solve_level(s, s->budget, err);
+        return solve_level(s, s->budget, &may_follow, err);
     }
-    for (uint32_t i = 0; rc == MS_OK && s->buckets >= BUCKETS_OF_USE && i < LEVELS_MOST; i++) {
+    for (uint32_t i = 0; rc == MS_OK && may_follow && s->buckets >= BUCKETS_OF_USE && i < LEVELS_MOST; i++) {
         uint64_t units = level_units(s, most, i), below = level_units(s, most, i + 1);
         if (units < least || units <= one_unit) {
             break;
         }
-        bool next_is_one = below >= least && below > one_unit;
-        bool next_serves = (next_is_one ? ms__add_sat(below, below / 8) : below) >= s->budget;
-        rc = next_serves ? MS_OK : solve_level(s, units, err);
+        rc = below >= s->budget ? MS_OK : solve_level(s, units, &may_follow, err);
     }
     bool exact = s->exact;
     if (rc == MS_OK && least <= one_unit) {
-        rc = solve_level(s, one_unit, err);
+        rc = solve_level(s, one_unit, &may_follow, err);
     }
     s->exact = exact;
     return rc;
 }
 
-uint32_t ms__chain_choose_buckets(const ms__chain_model *model)
+/* What rounding loses grows with what is held, so with the layers. */
+static uint64_t wanted_buckets(const ms__chain_model *model)
 {
-    uint64_t work = ms__max_u64(model->work, 1);
-    uint64_t cheap = model->count > LONG_CHAIN ? cheap_long_work : cheap_work;
-    uint64_t buckets = ms__min_u64(ms__max_u64(cheap / work, MS_CHAIN_BUCKETS), BUCKETS_MOST);
-    buckets = ms__min_u64(buckets, dear_work / work);
+    uint64_t work = ms__max_u64(model->work, 1), by_layers = (uint64_t)model->count * BUCKETS_PER_LAYER;
+    if (model->count > LONG_CHAIN) {
+        return ms__min_u64(ms__max_u64(cheap_long_work / work, MS_CHAIN_BUCKETS), BUCKETS_MOST);
+    }
+    uint64_t most = ms__min_u64(fine_work / work, BUCKETS_FINE);
+    return ms__max_u64(ms__min_u64(by_layers, most), MS_CHAIN_BUCKETS);
+}
+
+static uint32_t choose_buckets(const ms__chain_model *model)
+{
+    uint64_t buckets = ms__min_u64(wanted_buckets(model), dear_work / ms__max_u64(model->work, 1));
     buckets = ms__min_u64(buckets, ENTRIES_MOST / model->class_count);
     return (uint32_t)ms__max_u64(buckets, BUCKETS_LEAST);
 }
@@ -332,7 +391,9 @@ static int solve_model(const ms_chain *chain, uint32_t per_group, solving *s, ms
         return ms_fail(err, rc, "chain: out of memory for %u layers", s->chain->layer_count);
     }
     s->budget = s->budget_bytes / s->model.unit_bytes;
-    s->buckets = ms__chain_choose_buckets(&s->model);
+    s->buckets = choose_buckets(&s->model);
+    s->one_unit = ms__min_u64(exact_work / ms__max_u64(s->model.work, 1), BUCKETS_MOST);
+    s->one_unit = ms__max_u64(s->one_unit, s->buckets) * 4 / 5;
     rc = search(s, answer, err);
     answer->buckets = s->buckets;
     answer->group_layers = per_group;
@@ -341,7 +402,7 @@ static int solve_model(const ms_chain *chain, uint32_t per_group, solving *s, ms
         rc = finish(chain, per_group, s, answer, err);
     }
     for (uint32_t i = 0; i < s->level_count; i++) {
-        ms_free(s->levels[i].row.times);
+        ms_free(s->levels[i].times);
     }
     ms__chain_schedule_clear(&s->best);
     ms__chain_model_clear(&s->model);

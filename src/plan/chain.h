@@ -8,6 +8,7 @@
  *   chain_model.c     the chain in units, types of layers, classes of segments
  *   chain_least.c     the least memory that any schedule takes, in units
  *   chain_table.c     the recurrence over segments and memory, in buckets
+ *   chain_class.c     one class of segments of it
  *   chain_rounding.c  what rounding to buckets can change
  *   chain_kernel.c    its inner loops, once per instruction set
  *   chain_unfold.c    the schedule behind an entry of a table
@@ -24,6 +25,7 @@
 
 #include "base/array.h"
 #include "memscale/chain.h"
+#include "plan/chain_kernel.h"
 
 /* ---- the model ---------------------------------------------------------------------- */
 
@@ -110,33 +112,50 @@ int ms__chain_least(const ms__chain_model *model, uint64_t *units, ms__chain_sch
 
 /* ---- tables ----------------------------------------------------------------------------- */
 
-enum { MS__CHAIN_BLOCK = 32 };
-
-/* Times of a class by memory, from the first entry that is finite to the last that
- * differs from the one before; more memory than that gives the last. */
+/* Times of a class by memory, from the first entry that is finite and wanted. */
 typedef struct ms__chain_row {
-    uint32_t *times; /* beyond the segment's fastest options, in 2^shift ns, rounded down */
-    uint32_t *ends;  /* the least time of each block of memory [i * BLOCK, i * BLOCK + BLOCK) that
-                      * has an entry: the one at its end */
-    uint32_t first, length;
+    uint32_t *times; /* beyond the segment's fastest options, in 2^shift ns, rounded down; points to
+                      * where entry 0 would be */
+    uint32_t *ends;  /* the least time of each block of MS__CHAIN_BLOCK entries: the one at its end */
+    uint32_t first;  /* UINT32_MAX: no entry */
 } ms__chain_row;
 
 typedef struct ms__chain_table {
     const ms__chain_model *model;
-    uint64_t bucket; /* units */
-    uint32_t top;    /* entries are memory 0 .. top, in buckets, x_0 not included */
+    uint64_t bucket;  /* units */
+    uint64_t inverse; /* 2^64 / bucket */
+    uint32_t low, top; /* entries of the whole chain are memory low .. top, in buckets, x_0 not included */
     uint32_t shift;
     ms__chain_row *rows; /* [class_count] */
     uint32_t *pool, *end_pool;
 } ms__chain_table;
 
-/* Solves the table for up to `units` of memory beside x_0. MS_ENOMEM. */
-int ms__chain_table_make(const ms__chain_model *model, uint64_t bucket, uint64_t units, uint32_t threads,
-                         ms__chain_table *table);
+/* Solves the table for up to `units` of memory beside x_0. Of the whole chain, entries of less
+ * than `low_units` may be left out, and of its parts what no other entry is made of. MS_ENOMEM. */
+int ms__chain_table_make(const ms__chain_model *model, uint64_t bucket, uint64_t low_units, uint64_t units,
+                         uint32_t threads, ms__chain_table *table);
 void ms__chain_table_clear(ms__chain_table *table);
 
 /* Time beyond the lower bound; false where no schedule takes m buckets. */
 static inline bool ms__chain_row_at(const ms__chain_row *row, uint32_t m, uint32_t *time)
+{
+    if (m < row->first) {
+        return false;
+    }
+    *time = row->times[m];
+    return true;
+}
+
+/* Times of the whole chain, from the first finite entry to the last that differs from the one
+ * before; more memory than that gives the last. */
+typedef struct ms__chain_times {
+    const uint32_t *times; /* of memory `first` and more */
+    uint32_t first, length;
+} ms__chain_times;
+
+ms__chain_times ms__chain_whole(const ms__chain_table *table);
+
+static inline bool ms__chain_times_at(const ms__chain_times *row, uint32_t m, uint32_t *time)
 {
     if (row->length == 0 || m < row->first) {
         return false;
@@ -146,18 +165,43 @@ static inline bool ms__chain_row_at(const ms__chain_row *row, uint32_t m, uint32
     return true;
 }
 
-static inline const ms__chain_row *ms__chain_whole(const ms__chain_table *table)
+/* A segment to be done in m buckets while `held` units are outside it, x_s among them; or only
+ * the backward of its first layer. */
+typedef struct ms__chain_pending {
+    uint64_t held;
+    uint32_t s, t, m;
+    uint32_t option;
+    bool backward;
+} ms__chain_pending;
+
+/* Items that a walk of a schedule needs of its stack. */
+static inline size_t ms__chain_stack_size(const ms__chain_model *model)
 {
-    return &table->rows[ms__chain_class(table->model, 0, table->model->count - 1)];
+    /* Each layer is in at most one pending segment, or only its backward is. */
+    return (size_t)model->count + 2;
 }
+
+/* Whether the schedule behind a finite entry of the whole chain takes no more than `units`, x_0
+ * included, when nothing is rounded. MS_ESTATE for an entry without a schedule. */
+int ms__chain_fits(const ms__chain_table *table, uint32_t m, uint64_t units, ms__chain_pending *stack, bool *fits);
 
 /* The schedule behind a finite entry of the whole chain. */
 int ms__chain_unfold(const ms__chain_table *table, uint32_t m, ms__chain_schedule *schedule);
 
+static inline uint64_t ms__mul_high(uint64_t a, uint64_t b)
+{
+    __extension__ typedef unsigned __int128 wide;
+    return (uint64_t)((wide)a * b >> 64);
+}
+
 /* Sizes to the nearest bucket; at most top + 1, which no row holds. */
 static inline uint32_t ms__chain_buckets(const ms__chain_table *table, uint64_t units)
 {
-    uint64_t whole = units / table->bucket, rest = units % table->bucket;
+    uint64_t whole = ms__mul_high(units, table->inverse), rest = units - whole * table->bucket;
+    while (rest >= table->bucket) {
+        whole++;
+        rest -= table->bucket;
+    }
     uint64_t buckets = whole + (rest >= table->bucket - rest);
     return buckets > table->top ? table->top + 1 : (uint32_t)buckets;
 }
@@ -169,27 +213,47 @@ static inline uint32_t ms__chain_buckets(const ms__chain_table *table, uint64_t 
 uint64_t ms__chain_rounding(const ms__chain_model *model, uint64_t bucket, uint64_t units, bool up);
 
 /* What a choice asks for in a segment: at least `start` buckets, of which all but
- * `taken` are left to the part that runs beside it; and its own time. */
+ * `taken` are left to the layers behind; and its own time. */
 typedef struct ms__chain_move {
     uint32_t start, taken, time;
 } ms__chain_move;
 
 ms__chain_move ms__chain_save_move(const ms__chain_table *table, uint32_t s, uint32_t t,
                                    const ms__chain_choice *choice);
-ms__chain_move ms__chain_split_move(const ms__chain_table *table, uint32_t class_id, uint32_t j, uint32_t passes);
 
 static inline uint32_t ms__chain_pass_time(const ms__chain_table *table, uint32_t layer)
 {
     return (uint32_t)(table->model->steps[layer].pass_ns >> table->shift);
 }
 
-/* row[i] = min(row[i], left[i] + right[i] + add), and the same without `right`. */
-typedef struct ms__chain_kernels {
-    void (*both)(uint32_t *row, const uint32_t *left, const uint32_t *right, uint32_t add, size_t count);
-    void (*one)(uint32_t *row, const uint32_t *left, uint32_t add, size_t count);
-} ms__chain_kernels;
+typedef void (*ms__chain_filler)(const ms__chain_fill *fill);
 
-const ms__chain_kernels *ms__chain_kernels_select(void);
+ms__chain_filler ms__chain_select_filler(void);
+
+/* ---- a class of segments --------------------------------------------------------------- */
+
+/* A table while it is solved. */
+typedef struct ms__chain_work {
+    ms__chain_table *table;
+    ms__chain_filler fill;
+    uint32_t *sizes;  /* [layers + 1] x_i in buckets */
+    uint32_t *passed; /* [layers + 1] times of passes over the layers before */
+    uint32_t *lows;   /* [layers] less memory than this isn't asked of a segment that begins there */
+    uint32_t *saved;  /* [choices] in buckets */
+    uint32_t *flats;  /* [classes] from this entry on all options are the fastest; at most top + 1 */
+    uint32_t *zeros;  /* [blocks of a row] what is left behind a segment's last layer */
+    uint32_t blocks;  /* of a row that begins at 0 */
+    _Atomic size_t used; /* blocks of the pool */
+} ms__chain_work;
+
+/* What a thread needs beside. */
+typedef struct ms__chain_scratch {
+    ms__chain_rest *rests; /* [the most choices of a layer] */
+    ms__chain_sum *sums;   /* [layers] */
+} ms__chain_scratch;
+
+/* Solves a class whose parts are solved. */
+void ms__chain_solve_class(ms__chain_work *work, uint32_t class_id, const ms__chain_scratch *scratch);
 
 /* ---- links ------------------------------------------------------------------------------ */
 
@@ -216,9 +280,6 @@ int ms__chain_overlap(const ms_chain *chain, const ms__chain_schedule *schedule,
  * lower bound. */
 int ms__chain_links_improve(const ms_chain *chain, uint64_t budget_bytes, uint32_t threads, ms_chain_answer *answer,
                             ms_error *err);
-
-/* Buckets that a table of the model has. */
-uint32_t ms__chain_choose_buckets(const ms__chain_model *model);
 
 /* ---- groups --------------------------------------------------------------------------- */
 

@@ -30,8 +30,9 @@ enum {
 static const uint32_t common_prices[] = {0, MS__CHAIN_PRICE_ONE, 4, 8, 2, 12, 6, 24, 32};
 enum { COMMON_PRICES = sizeof common_prices / sizeof common_prices[0], COMMON_PRICES_LEAST = 2 };
 /* Splits times buckets: of a table, which has fewer buckets then; of the tables of a level while
- * prices are halved in on; of a table that is cheap. */
+ * prices are halved in on; of a table that is cheap; of one that gets more buckets than usual. */
 static const uint64_t table_work_most = 300000000, rounds_work_most = 500000000, cheap_work = 20000000;
+static const uint64_t short_work = 1000000;
 
 /* Write and read windows in multiples of the largest transfer. */
 static const uint32_t window_shapes[][2] = {{0, 0}, {1, 1}, {2, 1}, {2, 2}, {4, 2}, {4, 4}, {16, 8}};
@@ -186,7 +187,7 @@ static int offer_entry(linking *l, const market *of, uint32_t m, ms_error *err)
 }
 
 /* Whether the entry begins a time that is one of those looked at. */
-static bool looked_at(const ms__chain_row *row, uint32_t i, uint32_t stride)
+static bool looked_at(const ms__chain_times *row, uint32_t i, uint32_t stride)
 {
     return (i == 0 || row->times[i - 1] != row->times[i]) && (stride == 1 || i % stride == 0 || i + 1 == row->length);
 }
@@ -194,18 +195,18 @@ static bool looked_at(const ms__chain_row *row, uint32_t i, uint32_t stride)
 /* Schedules of the table, the fastest at its prices first, until none can be faster. */
 static int offer_table(linking *l, const market *of, ms_error *err)
 {
-    const ms__chain_row *row = ms__chain_whole(&of->table);
+    const ms__chain_times row = ms__chain_whole(&of->table);
     uint64_t units = ms__sub_sat(l->budget_bytes / of->model.unit_bytes, of->model.sizes[0]);
     uint64_t reach = ms__add_sat(units, ms__chain_rounding(&of->model, of->table.bucket, units, true));
-    uint32_t stride = (uint32_t)ms__max_u64(row->length / SCHEDULES_MOST, 1);
+    uint32_t stride = (uint32_t)ms__max_u64(row.length / SCHEDULES_MOST, 1);
     int rc = MS_OK;
-    for (uint32_t i = row->length; rc == MS_OK && i-- > 0;) {
-        if (l->found && bound_of(of, entry_ns(of, row->times[i])) > l->best.makespan_ns) {
+    for (uint32_t i = row.length; rc == MS_OK && i-- > 0;) {
+        if (l->found && bound_of(of, entry_ns(of, row.times[i])) > l->best.makespan_ns) {
             break;
         }
-        bool fits = ms__mul_sat(row->first + i, of->table.bucket) <= reach;
-        if (fits && looked_at(row, i, stride)) {
-            rc = offer_entry(l, of, row->first + i, err);
+        bool fits = ms__mul_sat(row.first + i, of->table.bucket) <= reach;
+        if (fits && looked_at(&row, i, stride)) {
+            rc = offer_entry(l, of, row.first + i, err);
         }
     }
     return rc;
@@ -214,12 +215,12 @@ static int offer_table(linking *l, const market *of, ms_error *err)
 /* What the budget allows at these prices bounds every schedule's makespan from below. */
 static void raise_bound(linking *l, const market *of)
 {
-    const ms__chain_row *row = ms__chain_whole(&of->table);
+    const ms__chain_times row = ms__chain_whole(&of->table);
     uint64_t units = ms__sub_sat(l->budget_bytes / of->model.unit_bytes, of->model.sizes[0]);
     uint64_t rounded = ms__add_sat(units, ms__chain_rounding(&of->model, of->table.bucket, units, true));
     uint64_t m = rounded / of->table.bucket, priced = of->fastest_ns;
     uint32_t time;
-    if (m <= of->table.top && ms__chain_row_at(row, (uint32_t)m, &time)) {
+    if (m <= of->table.top && ms__chain_times_at(&row, (uint32_t)m, &time)) {
         priced = entry_ns(of, time);
     }
     l->bound_ns = ms__max_u64(l->bound_ns, bound_of(of, priced));
@@ -258,11 +259,11 @@ static void adjust(const linking *l, const ms__chain_schedule *schedule, price_r
 /* The schedule that has all of the table's memory. */
 static int adjust_by_table(const linking *l, const market *of, price_range *ranges, ms_error *err)
 {
-    const ms__chain_row *row = ms__chain_whole(&of->table);
+    const ms__chain_times row = ms__chain_whole(&of->table);
     ms__chain_schedule schedule = {0};
     int rc = MS_OK;
-    if (row->length > 0) {
-        rc = ms__chain_unfold(&of->table, row->first + row->length - 1, &schedule);
+    if (row.length > 0) {
+        rc = ms__chain_unfold(&of->table, row.first + row.length - 1, &schedule);
         rc = rc != MS_OK ? ms_fail(err, rc, "chain: no schedule") : MS_OK;
     }
     if (rc == MS_OK) {
@@ -309,7 +310,7 @@ static int solve_market(const linking *l, const level *at, market *of)
     rc = rc != MS_OK ? rc : ms__chain_model_make(of->chain, &of->model);
     if (rc == MS_OK) {
         of->fastest_ns = fastest_of(&of->model);
-        rc = ms__chain_table_make(&of->model, at->bucket, ms__sub_sat(at->units, of->model.sizes[0]),
+        rc = ms__chain_table_make(&of->model, at->bucket, 0, ms__sub_sat(at->units, of->model.sizes[0]),
                                   l->threads, &of->table);
     }
     return rc;
@@ -340,7 +341,8 @@ static effort choose_effort(const ms__chain_model *model)
 {
     uint64_t work = ms__max_u64(model->work, 1);
     uint64_t affordable = ms__max_u64(table_work_most / work, BUCKETS_LEAST);
-    uint64_t buckets = ms__min_u64(ms__min_u64(ms__chain_choose_buckets(model), BUCKETS_MOST), affordable);
+    uint64_t buckets = ms__min_u64(ms__max_u64(short_work / work, MS_CHAIN_BUCKETS), BUCKETS_MOST);
+    buckets = ms__min_u64(buckets, affordable);
     work = ms__mul_sat(work, buckets);
     return (effort){.buckets = (uint32_t)buckets,
                     .common = work <= cheap_work ? COMMON_PRICES : COMMON_PRICES_LEAST,

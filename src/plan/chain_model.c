@@ -221,19 +221,64 @@ static void classify(ms__chain_model *model, const places *table)
     }
 }
 
+static bool types_differ(const ms__chain_model *model)
+{
+    for (uint32_t i = 0; i < model->count; i++) {
+        if (model->steps[i].type != i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Every segment is its own class. */
+static void number_segments(ms__chain_model *model)
+{
+    model->class_count = 0;
+    model->work = 0;
+    for (uint32_t s = model->count; s-- > 0;) {
+        uint64_t inner = 0;
+        for (uint32_t t = s; t < model->count; t++) {
+            inner = t > s + 1 ? ms__max_u64(inner, pass_size(model, t - 1)) : inner;
+            model->class_of[model->class_count] = model->class_count;
+            add_class(model, s, t, inner);
+        }
+    }
+}
+
+/* Where few segments are equal, solving them again costs less than their disorder. */
+static int find_classes(ms__chain_model *model)
+{
+    places table = {.mask = 1023};
+    if (!types_differ(model)) {
+        while (table.mask < 2 * segments_of(model)) {
+            table.mask = 2 * table.mask + 1;
+        }
+        table.items = ms_calloc(table.mask + 1, sizeof *table.items);
+        if (table.items == NULL) {
+            return MS_ENOMEM;
+        }
+        classify(model, &table);
+        ms_free(table.items);
+        if (model->class_count <= segments_of(model) / 2) {
+            return MS_OK;
+        }
+        for (uint32_t i = 0; i < model->count; i++) {
+            model->steps[i].type = i;
+        }
+    }
+    number_segments(model);
+    return MS_OK;
+}
+
 /* ---- all of it ----------------------------------------------------------------------------------- */
 
-static bool reserve(const ms_chain *chain, ms__chain_model *model, places *table)
+static bool reserve(const ms_chain *chain, ms__chain_model *model)
 {
-    size_t layers = chain->layer_count, segments = layers * (layers + 1) / 2, options = 0, size = 1024;
+    size_t layers = chain->layer_count, segments = layers * (layers + 1) / 2, options = 0;
     for (size_t i = 0; i < layers; i++) {
         options += chain->layers[i].option_count;
     }
-    while (size < 2 * segments) {
-        size *= 2;
-    }
-    table->mask = size - 1;
-    table->items = ms_calloc(size, sizeof *table->items);
     model->sizes = ms_calloc(layers + 1, sizeof *model->sizes);
     model->steps = ms_calloc(layers, sizeof *model->steps);
     model->choices = ms_calloc(options, sizeof *model->choices);
@@ -241,32 +286,24 @@ static bool reserve(const ms_chain *chain, ms__chain_model *model, places *table
     model->starts = ms_calloc(segments, sizeof *model->starts);
     model->ends = ms_calloc(segments, sizeof *model->ends);
     model->none = ms_calloc(segments, sizeof *model->none);
-    return table->items != NULL && model->sizes != NULL && model->steps != NULL && model->choices != NULL &&
-           model->class_of != NULL && model->starts != NULL && model->ends != NULL && model->none != NULL;
+    return model->sizes != NULL && model->steps != NULL && model->choices != NULL && model->class_of != NULL &&
+           model->starts != NULL && model->ends != NULL && model->none != NULL;
 }
 
 int ms__chain_model_make(const ms_chain *chain, ms__chain_model *model)
 {
-    places table;
     memset(model, 0, sizeof *model);
     model->count = chain->layer_count;
-    bool complete = reserve(chain, model, &table);
-    if (complete) {
+    int rc = reserve(chain, model) ? MS_OK : MS_ENOMEM;
+    if (rc == MS_OK) {
         model->unit_bytes = find_unit(chain);
         read_layers(chain, model);
-        classify(model, &table);
-        /* Where few segments are equal, solving them again costs less than their disorder. */
-        if (model->class_count > segments_of(model) / 2 && !ms__chain_all_differ(model)) {
-            for (uint32_t i = 0; i < model->count; i++) {
-                model->steps[i].type = i;
-            }
-            classify(model, &table);
-        }
-    } else {
+        rc = find_classes(model);
+    }
+    if (rc != MS_OK) {
         ms__chain_model_clear(model);
     }
-    ms_free(table.items);
-    return complete ? MS_OK : MS_ENOMEM;
+    return rc;
 }
 
 void ms__chain_model_clear(ms__chain_model *model)

@@ -62,9 +62,8 @@ void ms__plan_expect(ms__search *search, const ms__variant *variant, uint64_t pe
 
 /*
  * What hostmem may hold. A step holds about 1% more than its replay (libraries' buffers, sizes
- * rounded otherwise), and a cache that is short of 6 MB lets go of the map that was freed longest
- * ago, which may be the logits: the 12-layer Llama of the benchmarks faulted in 0.8 GB a step,
- * 8% of its time, for a ceiling 1% too low. What the budget leaves is there for that.
+ * rounded otherwise), and of a cache that is short of 1% a step faults in 4 times as much, since
+ * the next to be asked for is what gave way. What the budget leaves is there for that.
  */
 static uint64_t ceiling_within(const ms__candidate *candidate, uint64_t peak, uint64_t room_bytes)
 {

@@ -191,6 +191,7 @@ typedef struct ms__cache_entry {
     uint32_t older, newer;       /* among all: least recently freed first */
     uint32_t below;              /* the one freed before it, in its class */
     uint32_t above;
+    uint64_t absent_bytes;       /* of its end, given back */
 } ms__cache_entry;
 
 typedef struct ms__cache {
@@ -415,8 +416,9 @@ static inline uint64_t ms__sim_resident(const ms__sim *sim)
 
 /* sim_cache.c */
 void ms__cache_reset(ms__sim *sim, uint64_t ceiling_bytes);
-/* A map of the class is needed: true where the cache has one. Otherwise makes room. */
-bool ms__cache_take(ms__sim *sim, uint32_t class_id);
+/* A map of the class is needed: bytes of it to fault in, for which there is room then; 0: the
+ * cache has all of one. */
+uint64_t ms__cache_take(ms__sim *sim, uint32_t class_id);
 /* A map of the class was freed. */
 void ms__cache_give(ms__sim *sim, uint32_t class_id);
 /* Gives maps back until `coming_bytes` more fit under the ceiling. */

@@ -1,8 +1,11 @@
 /*
  * The cache of freed maps as hostmem keeps it: by exact size, under a ceiling on
- * live + cached bytes, least recently freed out first. It decides only whether a
- * map has to be faulted in and how much is held at most.
+ * live + cached bytes, least recently freed out first, of the last one only as many
+ * huge pages as are needed. It decides only how much of a map has to be faulted in
+ * and how much is held at most.
  */
+#include "base/os/map.h"
+#include "base/units.h"
 #include "plan/sim.h"
 
 enum { NONE = UINT32_MAX };
@@ -52,27 +55,49 @@ static void unlink_entry(ms__cache *cache, uint32_t index)
     cache->free_entry = index;
 }
 
-void ms__cache_squeeze(ms__sim *sim, uint64_t coming_bytes)
+static uint64_t resident_of(const ms__sim *sim, const ms__cache_entry *entry)
+{
+    return sim->class_bytes[entry->class_id] - entry->absent_bytes;
+}
+
+/* What hostmem's shrink_oldest() comes to. */
+static void shrink_oldest(ms__sim *sim, uint64_t lack_bytes)
 {
     ms__cache *cache = &sim->cache;
-    uint64_t wanted = ms__sim_resident(sim) + coming_bytes;
-    while (cache->oldest != NONE &&
-           (wanted > cache->ceiling_bytes || cache->cached_bytes > cache->ceiling_bytes - wanted)) {
-        cache->cached_bytes -= sim->class_bytes[cache->entries[cache->oldest].class_id];
+    ms__cache_entry *entry = &cache->entries[cache->oldest];
+    uint64_t resident = resident_of(sim, entry);
+    uint64_t keep = ms__align_down(ms__sub_sat(resident, lack_bytes), MS__HUGE_PAGE_BYTES);
+    cache->cached_bytes -= resident - keep;
+    entry->absent_bytes += resident - keep;
+    if (keep == 0) {
         unlink_entry(cache, cache->oldest);
     }
 }
 
-bool ms__cache_take(ms__sim *sim, uint32_t class_id)
+void ms__cache_squeeze(ms__sim *sim, uint64_t coming_bytes)
 {
     ms__cache *cache = &sim->cache;
-    if (cache->top[class_id] == NONE) {
-        ms__cache_squeeze(sim, sim->class_bytes[class_id]);
-        return false;
+    uint64_t most = ms__sub_sat(cache->ceiling_bytes, ms__sim_resident(sim) + coming_bytes);
+    while (cache->oldest != NONE && cache->cached_bytes > most) {
+        shrink_oldest(sim, cache->cached_bytes - most);
     }
-    cache->cached_bytes -= sim->class_bytes[class_id];
-    unlink_entry(cache, cache->top[class_id]);
-    return true;
+}
+
+uint64_t ms__cache_take(ms__sim *sim, uint32_t class_id)
+{
+    ms__cache *cache = &sim->cache;
+    uint64_t bytes = sim->class_bytes[class_id];
+    uint64_t absent = bytes;
+    uint32_t top = cache->top[class_id];
+    if (top != NONE) {
+        absent = cache->entries[top].absent_bytes;
+        cache->cached_bytes -= bytes - absent;
+        unlink_entry(cache, top);
+    }
+    if (absent > 0) {
+        ms__cache_squeeze(sim, bytes);
+    }
+    return absent;
 }
 
 void ms__cache_give(ms__sim *sim, uint32_t class_id)

@@ -8,6 +8,7 @@
 
 #include "base/units.h"
 #include "core/graph_internal.h"
+#include "core/process.h"
 #include "plan/sim.h"
 
 static const uint64_t ns_per_s = 1000000000;
@@ -87,7 +88,7 @@ static void compile_residents(ms__sim *sim)
     uint64_t runtime = sim->on_host ? MS__RUNTIME_BYTES : MS__GPU_RUNTIME_BYTES;
     uint64_t baseline = process->baseline_bytes > 0 ? process->baseline_bytes : ms__add_sat(held, runtime);
     sim->parameter_bytes = held;
-    sim->reserve_bytes = ms__min_u64(process->reserve_bytes, process->scratch_bytes);
+    sim->reserve_bytes = ms__process_reserve(process, sim->graph);
     sim->resident_bytes =
         ms__add_sat(ms__add_sat(baseline, process->scratch_bytes), rounded(sim, residents->batch_bytes));
     sim->loss_bytes = rounded(sim, sim->graph->loop.external_loss_bytes);
@@ -128,9 +129,9 @@ enum { BITS_HEADER_BYTES = 48 };
 
 static void size_bits(const ms_profile *from, const uint32_t *slot_of, ms__sim_profile *to)
 {
-    for (uint32_t i = 0; i < from->two_valued_count; i++) {
-        const ms_two_valued *one = &from->two_valued[i];
-        uint64_t elements = from->storage_bytes[one->storage] / one->value_bytes;
+    for (uint32_t i = 0; i < from->two_valued.count; i++) {
+        const ms_storage_bytes *one = &from->two_valued.items[i];
+        uint64_t elements = from->storage_bytes[one->storage] / one->bytes;
         to->bit_bytes[slot_of[one->storage]] = ms__div_up(elements, 8) + BITS_HEADER_BYTES;
     }
 }
@@ -171,7 +172,7 @@ static int compile_profile(ms__sim *sim, const ms_profile *from, uint32_t *slot_
     }
     number_slots(from, slot_of, to);
     size_bits(from, slot_of, to);
-    sim->has_bits |= from->two_valued_count > 0;
+    sim->has_bits |= from->two_valued.count > 0;
     compile_events(sim, from->forward, from->forward_count, slot_of, to->forward);
     compile_events(sim, from->backward, from->backward_count, slot_of, to->backward);
     uint64_t work_count = 0;
@@ -341,8 +342,8 @@ static void size_instances(ms__sim *sim)
         for (uint32_t s = profile->external_count; s < profile->storage_count; s++) {
             *bytes++ = rounded(sim, profile->storage_bytes[s]);
         }
-        for (uint32_t k = 0; k < profile->untouched_count; k++) {
-            const ms_untouched *one = &profile->untouched[k];
+        for (uint32_t k = 0; k < profile->untouched.count; k++) {
+            const ms_storage_bytes *one = &profile->untouched.items[k];
             uint32_t instance = sim->nodes[i].first_local + (one->storage - profile->external_count);
             bool is_map = sim->instance_bytes[instance] >= MS__MAP_MIN_BYTES;
             sim->instance_untouched[instance] = is_map ? one->bytes : 0;

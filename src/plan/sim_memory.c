@@ -48,9 +48,11 @@ static void take_map(ms__sim *sim, uint32_t class_id)
         sim->class_peak[class_id]++;
         sim->class_peak_bytes += sim->class_bytes[class_id];
     }
-    if (!sim->cache.on || !ms__cache_take(sim, class_id)) {
-        sim->fault_ns += sim->class_fault_ns[class_id];
+    uint64_t fault_ns = sim->class_fault_ns[class_id];
+    if (sim->cache.on) {
+        fault_ns = ms__mul_div(fault_ns, ms__cache_take(sim, class_id), sim->class_bytes[class_id]);
     }
+    sim->fault_ns += fault_ns;
 }
 
 static uint64_t taken_bytes(const ms__sim *sim, uint32_t instance)

@@ -16,6 +16,9 @@ static uint32_t judge(const ms__step_case *facts)
     if (!facts->graph->loop.gradients_releasable || facts->graph->loop.gradients_released) {
         return MS_RULE_OTHER_OPTIMIZER;
     }
+    if (facts->graph->loop.gradients_needed) {
+        return MS_RULE_GRADIENTS_NEEDED;
+    }
     return facts->config->mode == MS_MODE_AGGRESSIVE ? MS__STEP_ADMITTED : MS_RULE_MODE;
 }
 

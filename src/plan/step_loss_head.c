@@ -180,6 +180,15 @@ static int apply(const ms_hardware *hardware, ms__step *step)
     return rc;
 }
 
+/* Of what is needed with everything kept, what a loss outside of the model has to hold to be told of. */
+enum { OUTSIDE_PERMILLE = 20 };
+
+static bool is_outside(const ms__step_case *facts)
+{
+    uint64_t bytes = facts->graph->loop.external_loss_bytes;
+    return bytes > 0 && bytes >= ms__mul_div(facts->pressure->need_bytes, OUTSIDE_PERMILLE, 1000);
+}
+
 static uint32_t judge(const ms__step_case *facts)
 {
     if (facts->hardware->device >= 0) {
@@ -191,7 +200,7 @@ static uint32_t judge(const ms__step_case *facts)
             return MS__STEP_ADMITTED;
         }
     }
-    return MS_RULE_NO_LOSS_HEAD;
+    return is_outside(facts) ? MS_RULE_LOSS_OUTSIDE : MS_RULE_NO_LOSS_HEAD;
 }
 
 const ms__step_option ms__step_exact_loss_head = {.judge = judge, .apply = apply};

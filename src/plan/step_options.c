@@ -73,7 +73,7 @@ ms_exactness ms__step_options_exactness(uint32_t options)
 /* What the optimizer does whatever the plan: not among the options, but part of the step. */
 static uint32_t given_options(const ms_loop *loop)
 {
-    return loop->gradients_released ? 1u << MS_STEP_GRADIENT_RELEASE : 0;
+    return loop->gradients_released && !loop->gradients_needed ? 1u << MS_STEP_GRADIENT_RELEASE : 0;
 }
 
 static int apply_all(const ms_hardware *hardware, uint32_t options, ms__step *step)

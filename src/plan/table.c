@@ -116,6 +116,9 @@ char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
         add_ratio(&text, plan->replay.step_ns, plan->unoptimized.step_ns);
         ms__text_add(&text, "\n");
     }
+    if (plan->step_options[MS_STEP_EXACT_LOSS_HEAD].rule == MS_RULE_LOSS_OUTSIDE) {
+        ms__text_add(&text, "  loss        %s\n", ms_rule_text(MS_RULE_LOSS_OUTSIDE));
+    }
     if (plan->skipped) {
         ms__text_add(&text, "  %s\n", ms_rule_text(MS_RULE_COMFORTABLE));
     }

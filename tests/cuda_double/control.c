@@ -26,7 +26,7 @@ EXPORT void cuda_double_reset(void)
     the.hangs = false;
     the.registered_limit = SIZE_MAX;
     the.copy_engines = 2;
-    the.counts.pinned_copies = the.counts.pageable_copies = 0;
+    the.counts.pinned_copies = the.counts.pageable_copies = the.counts.cold_pages = 0;
     ms__cond_broadcast(&the.changed);
     ms__mutex_unlock(&the.lock);
 }

@@ -42,6 +42,7 @@ typedef struct cuda_double_counts {
     uint64_t streams, events, contexts, registered_ranges; /* in use now */
     uint64_t allocations;                                  /* of device memory */
     uint64_t pinned_copies, pageable_copies;               /* since the last reset */
+    uint64_t cold_pages; /* since the last reset, of what was registered: not in memory yet */
 } cuda_double_counts;
 void cuda_double_count(cuda_double_counts *counts);
 

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "internal.h"
 
@@ -309,6 +311,18 @@ int cuMemFree_v2(unsigned long long pointer)
     return leave(result);
 }
 
+/* Pages that the driver would have to make, with one thread. */
+static uint64_t cold_pages(unsigned char *memory, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *first = memory - (uintptr_t)memory % page, state = 0;
+    uint64_t cold = 0;
+    for (unsigned char *at = first; at < memory + bytes; at += page) {
+        cold += mincore(at, page, &state) == 0 && (state & 1) == 0;
+    }
+    return cold;
+}
+
 int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
 {
     int result = enter_in_context("cuMemHostRegister_v2");
@@ -325,6 +339,7 @@ int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
     if (result == OK) {
         the.registered_bytes += bytes;
         the.counts.registered_ranges++;
+        the.counts.cold_pages += cold_pages(memory, bytes);
     }
     return leave(result);
 }

@@ -74,6 +74,11 @@ bool ms__map_no_fork(void *address, size_t size_bytes)
     return advise(address, size_bytes, MADV_DONTFORK);
 }
 
+bool ms__map_empty(void *address, size_t size_bytes)
+{
+    return advise(address, size_bytes, MADV_DONTNEED);
+}
+
 uint64_t ms__map_untouched(const void *address, size_t size_bytes)
 {
     size_t page_bytes = ms__page_bytes();

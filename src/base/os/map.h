@@ -21,6 +21,10 @@ MS_NODISCARD int ms__map(size_t size_bytes, size_t align_bytes, void **out, ms_e
  * allowed. Never a fault point: what is given back must be gone. */
 void ms__unmap(void *address, size_t size_bytes);
 
+/* Gives the pages of a range back and keeps it mapped: zeroed, not resident. False where the
+ * kernel refuses, which changes nothing. */
+bool ms__map_empty(void *address, size_t size_bytes);
+
 /* Advice; false where the kernel refuses, which changes nothing but speed. */
 bool ms__map_want_huge_pages(void *address, size_t size_bytes);
 /* Children made by fork() do not get the range. */

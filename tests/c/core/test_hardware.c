@@ -116,6 +116,8 @@ static void everything_wrong_is_named_by_its_place(void **state)
         {"\"device\": 0,", "", MS_EFORMAT, "\"device\" must be -1"},
         {"\"time_scale_permille\": 1000", "\"time_scale_permille\": 0", MS_EFORMAT, "$.time_scale"},
         {"\"scratch_bytes\": 96000000", "\"scratch_bytes\": 1, \"reserve_bytes\": 2", MS_EFORMAT, "part of \"scratch_bytes\""},
+        {"\"scratch_bytes\": 96000000", "\"scratch_bytes\": 9, \"reserve_bytes\": 2, \"products_bytes\": 8", MS_EFORMAT,
+         "part of the expected"},
         {"\"process\"", "\"processes\"", MS_EFORMAT, "unknown member \"processes\""},
     };
     ms_error err;
@@ -133,18 +135,21 @@ static void a_reserve_reads_back(void **state)
 {
     (void)state;
     ms_error err;
-    char *text = edited("\"scratch_bytes\": 96000000", "\"scratch_bytes\": 96000000, \"reserve_bytes\": 40000000");
+    char *text = edited("\"scratch_bytes\": 96000000",
+                        "\"scratch_bytes\": 96000000, \"reserve_bytes\": 40000000, \"products_bytes\": 50000000");
     assert_ms_ok(ms_hardware_parse(text, &machine, &err), err);
     assert_int_equal(machine.process.reserve_bytes, 40000000);
     char *written = ms_hardware_to_json(&machine);
     assert_ms_ok(ms_hardware_parse(written, &machine, &err), err);
     assert_int_equal(machine.process.reserve_bytes, 40000000);
+    assert_int_equal(machine.process.products_bytes, 50000000);
     ms_free(written);
     ms_free(text);
     assert_ms_ok(ms_hardware_parse(example, &machine, &err), err);
     assert_int_equal(machine.process.reserve_bytes, 0);
     written = ms_hardware_to_json(&machine);
     assert_null(strstr(written, "reserve"));
+    assert_null(strstr(written, "products"));
     ms_free(written);
 }
 
@@ -344,6 +349,7 @@ static void the_process_is_what_it_holds_now(void **state)
     assert_true(machine.process.baseline_bytes > resident.now_bytes / 2 &&
                 machine.process.baseline_bytes < resident.now_bytes * 2);
     assert_true(machine.process.scratch_bytes > machine.process.reserve_bytes && machine.process.reserve_bytes > 0);
+    assert_in_range(machine.process.products_bytes, 1, machine.process.scratch_bytes - machine.process.reserve_bytes - 1);
     /* On a GPU: what the framework has allocated there. */
     assert_ms_ok(ms_hardware_set_process(&machine, 0, 5, &err), err);
     assert_int_equal(machine.device, 0);

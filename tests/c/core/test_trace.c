@@ -64,7 +64,7 @@ static void a_whole_step_becomes_this_graph_exactly(void **state)
         "\"residents\":{\"parameter_bytes\":100,\"trainable_bytes\":100,\"buffer_bytes\":12,"
         "\"batch_bytes\":16,\"largest_parameter_bytes\":100},"
         "\"loop\":{\"outputs_held\":true,\"gradients_live_in_forward\":true,\"observed\":false,"
-        "\"optimizer_state_bytes\":200,\"optimizer_transient_bytes\":200,\"external_loss_bytes\":0},"
+        "\"optimizer_state_bytes\":200,\"optimizer_transient_bytes\":200,\"external_loss_bytes\":0},\"small_products\":true,"
         "\"storages\":["
         "{\"bytes\":64,\"role\":\"activation\",\"first_node\":0,\"last_node\":1},"
         "{\"bytes\":64,\"role\":\"activation\",\"first_node\":1,\"last_node\":2},"
@@ -381,6 +381,25 @@ static void work_is_what_was_read_and_written(void **state)
     assert_finishes_with("\"forward\":[[\"alloc\",0],[\"work\",192,272]],\"backward\":[]");
 }
 
+/* 2 * 1024 * 512 * 512 operations, and one row less; a convolution counts for none. */
+static void large_products_are_noticed(void **state)
+{
+    (void)state;
+    ms_operand image[] = {shape(4, 64, 64, 56, 56), shape(4, 64, 64, 3, 3)};
+    ms_operand products[][2] = {{shape(2, 1023, 512, 0, 0), shape(2, 512, 512, 0, 0)},
+                                {shape(2, 1024, 512, 0, 0), shape(2, 512, 512, 0, 0)}};
+    ms_operand outputs[] = {shape(2, 1023, 512, 0, 0), shape(2, 1024, 512, 0, 0)};
+    assert_ms_ok(ms_trace_op(trace, "aten.convolution.default", image, 2, image, 1, &err), err);
+    assert_ms_ok(ms_trace_op(trace, "aten.mm.default", products[0], 2, &outputs[0], 1, &err), err);
+    assert_finishes_with("\"small_products\":true");
+    teardown(NULL);
+    assert_int_equal(setup(NULL), 0);
+    assert_ms_ok(ms_trace_op(trace, "aten.mm.default", products[1], 2, &outputs[1], 1, &err), err);
+    char *text = finish();
+    assert_null(strstr(text, "small_products"));
+    ms_free(text);
+}
+
 /* ---- memory ------------------------------------------------------------------ */
 
 /* A step with everything in it, for faults: stops at the first failure. */
@@ -486,6 +505,7 @@ int main(void)
         TEST(an_open_layer_or_optimizer_cannot_be_finished),
         TEST(sizes_that_fit_no_graph_are_a_profile_error),
         TEST(work_is_what_was_read_and_written),
+        TEST(large_products_are_noticed),
         TEST(memory_running_out_anywhere_leaves_nothing_behind),
         TEST(a_long_step_keeps_its_storages_apart),
     };

@@ -387,9 +387,18 @@ static void steps_end_where_they_should(void **state)
     assert_int_equal(step, 2);
     assert_true(step_ns > 0);
     assert_int_equal(ms_execute_plan_steps(f->execute), 2);
+    /* A second optimizer after the same backward ends no step of its own; one after a forward does. */
+    assert_false(ms_execute_boundary(f->execute, MS_BOUNDARY_ANOTHER_OPTIMIZER, &step, &step_ns));
+    enter_root(f, false);
+    ms_execute_leave_root(f->execute, 1, false);
+    assert_true(ms_execute_boundary(f->execute, MS_BOUNDARY_ANOTHER_OPTIMIZER, &step, &step_ns));
+    assert_int_equal(step, 3);
+    /* The same one again: its forward may have been one that nobody was told of. */
+    assert_true(ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns));
+    assert_int_equal(step, 4);
     replay(f, first);
     assert_false(ms_execute_boundary(f->execute, MS_BOUNDARY_FORWARD, &step, &step_ns)); /* accumulation */
-    assert_int_equal(ms_counter_get(ms_execute_counters(f->execute), MS_COUNTER_STEPS), 2);
+    assert_int_equal(ms_counter_get(ms_execute_counters(f->execute), MS_COUNTER_STEPS), 4);
     ms_error err;
     assert_ms_ok(ms_execute_set_plan(f->execute, NULL, &err), err);
     assert_int_equal(ms_execute_plan_steps(f->execute), 0);

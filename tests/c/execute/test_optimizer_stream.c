@@ -260,6 +260,38 @@ static void a_state_that_was_put_goes_on(void **state)
     twin_close(&t);
 }
 
+static uint64_t bytes_read(ms_optimizer_stream *stream)
+{
+    ms_optimizer_stream_stats stats;
+    ms_optimizer_stream_get_stats(stream, &stats);
+    return stats.read_bytes;
+}
+
+/* The next parts are on their way before anybody asks for them, and no more than are wanted. */
+static void reading_runs_ahead_of_updates(void **state)
+{
+    (void)state;
+    enum { MANY = 8 };
+    ms_error err = {0};
+    ms_optimizer_stream *stream = open_stream(0);
+    twin twins[TENSORS];
+    open_three(twins, stream, MANY);
+    for (int i = 0; i < TENSORS; i++) {
+        step_memory(&twins[i], 1);
+    }
+    assert_ms_ok(step_disk(stream, twins, TENSORS, &err), err);
+    const uint64_t ids[] = {twins[0].id, twins[1].id, twins[2].id};
+    uint64_t before = bytes_read(stream), wanted = (MS_OPTIMIZER_CHUNKS_AHEAD - 1) * MS_OPTIMIZER_CHUNK_BYTES;
+    assert_ms_ok(ms_optimizer_stream_begin(stream, ids, TENSORS, &err), err);
+    uint64_t deadline = ms_now_ns() + UINT64_C(20000000000);
+    while (bytes_read(stream) - before < wanted && ms_now_ns() < deadline) {
+        usleep(1000);
+    }
+    assert_in_range(bytes_read(stream) - before, wanted, MS_OPTIMIZER_CHUNKS * MS_OPTIMIZER_CHUNK_BYTES);
+    assert_ms_ok(ms_optimizer_stream_end(stream, &err), err);
+    close_three(twins, stream);
+}
+
 static void space_and_buffers_are_bounded_and_given_back(void **state)
 {
     (void)state;
@@ -558,6 +590,7 @@ int main(void)
         TEST(every_form_has_the_bits_of_memory),
         TEST(updates_may_come_in_another_order_than_expected),
         TEST(a_state_that_was_put_goes_on),
+        TEST(reading_runs_ahead_of_updates),
         TEST(space_and_buffers_are_bounded_and_given_back),
         TEST(faults_change_no_number),
         TEST(out_of_memory_changes_no_number),

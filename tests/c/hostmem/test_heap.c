@@ -172,6 +172,46 @@ static void the_oldest_maps_leave_the_cache_first(void **state)
     assert_true(stats_now().cached_bytes <= 8 * MIB);
 }
 
+/* Of the block freed first, 30 MiB, the 6 MiB go that lack, from its end; whoever gets it again
+ * has room for them. */
+static void a_block_larger_than_the_lack_gives_up_its_end(void **state)
+{
+    (void)state;
+    ms_hostmem_set_ceiling(40 * MIB);
+    ms_hostmem_reset_peak();
+    unsigned char *large = ms_hostmem_alloc(30 * MIB);
+    memset(large, 7, 30 * MIB);
+    ms_hostmem_release(large);
+    void *other = ms_hostmem_alloc(16 * MIB);
+    assert_int_equal(stats_now().cached_bytes, 24 * MIB);
+    assert_int_equal(ms_hostmem_untouched(large, 30 * MIB), 6 * MIB);
+    ms_hostmem_release(other);
+    assert_int_equal(stats_now().cached_bytes, 40 * MIB);
+    uint64_t reused = stats_now().reused_count;
+    assert_ptr_equal(ms_hostmem_alloc(30 * MIB), large);
+    assert_int_equal(stats_now().reused_count, reused + 1);
+    assert_int_equal(stats_now().live_bytes, 30 * MIB);
+    assert_int_equal(stats_now().cached_bytes, 10 * MIB);
+    assert_int_equal(stats_now().peak_held_bytes, 40 * MIB);
+    memset(large, 8, 30 * MIB);
+    ms_hostmem_release(large);
+    ms_hostmem_trim(39 * MIB + 4096, false); /* whole huge pages, and at least what lacks */
+    assert_int_equal(stats_now().cached_bytes, 38 * MIB);
+}
+
+static void a_block_that_cannot_give_up_its_end_goes(void **state)
+{
+    (void)state;
+    ms_hostmem_set_ceiling(40 * MIB);
+    ms_hostmem_release(ms_hostmem_alloc(30 * MIB));
+    ms_fault_arm(MS_FAULT_MAP, 1, ENOMEM);
+    void *other = ms_hostmem_alloc(16 * MIB);
+    assert_non_null(other);
+    assert_int_equal(stats_now().cached_bytes, 0);
+    assert_int_equal(stats_now().live_bytes, 16 * MIB);
+    ms_hostmem_release(other);
+}
+
 static void live_bytes_are_never_refused(void **state)
 {
     (void)state;
@@ -276,7 +316,8 @@ static void live_and_cached_stay_under_the_ceiling_at_every_step(void **state)
             model_release(&self, i);
         } else {
             /* A dozen sizes come back again and again, as in a training step. */
-            model_alloc(&self, i, MIB + (size_t)(next_random(&seed) % 12) * 700001);
+            size_t bytes = MIB + (size_t)(next_random(&seed) % 12) * 700001;
+            model_alloc(&self, i, next_random(&seed) % 8 == 0 ? 5 * bytes : bytes);
         }
         model_check(&self);
     }
@@ -403,6 +444,8 @@ int main(void)
         cmocka_unit_test_teardown(what_is_no_live_block_is_not_released, teardown),
         cmocka_unit_test_teardown(only_the_exact_size_is_served_from_the_cache, teardown),
         cmocka_unit_test_teardown(the_oldest_maps_leave_the_cache_first, teardown),
+        cmocka_unit_test_teardown(a_block_larger_than_the_lack_gives_up_its_end, teardown),
+        cmocka_unit_test_teardown(a_block_that_cannot_give_up_its_end_goes, teardown),
         cmocka_unit_test_teardown(live_bytes_are_never_refused, teardown),
         cmocka_unit_test_teardown(peaks_hold_until_reset, teardown),
         cmocka_unit_test_teardown(live_and_cached_stay_under_the_ceiling_at_every_step, teardown),

@@ -276,6 +276,7 @@ static void more_than_a_chunk_is_pinned_and_comes_back(void **state)
     assert_true(has_pattern(memory, 70 * MIB, 9));
     the_double()->count(&counts);
     assert_int_equal(counts.registered_ranges, 2);
+    assert_int_equal(counts.cold_pages, 0);
     ms_offload_close(engine);
     pages_free(memory, 70 * MIB);
 }

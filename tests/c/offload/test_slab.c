@@ -46,6 +46,41 @@ static void among_several_nodes_the_nearest_is_asked_for(void **state)
     assert_null(slab.address);
 }
 
+/* Whoever may not be started, the pages are there. */
+static void a_large_range_is_touched_by_several_threads(void **state)
+{
+    (void)state;
+    enum { BYTES = 33 << 20, STARTED = 3 };
+    ms_error err = {0};
+    for (uint64_t nth = 1; nth <= STARTED + 1; nth++) {
+        ms__slab slab;
+        assert_ms_ok(ms__slab_open(&slab, BYTES, &err), err);
+        assert_int_equal(ms__slab_resident_bytes(&slab), 0);
+        ms_fault_arm(MS_FAULT_THREAD, nth, 0);
+        ms__touch(slab.address, slab.bytes);
+        assert_int_equal(ms_fault_passed(MS_FAULT_THREAD), STARTED);
+        ms_fault_disarm_all();
+        assert_int_equal(ms__slab_resident_bytes(&slab), BYTES);
+        ms__untouch(slab.address, slab.bytes);
+        assert_int_equal(ms__slab_resident_bytes(&slab), 0);
+        ms__slab_close(&slab);
+    }
+}
+
+static void a_small_range_is_touched_by_the_caller(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    ms__slab slab;
+    assert_ms_ok(ms__slab_open(&slab, 1 << 20, &err), err);
+    ms_fault_arm(MS_FAULT_THREAD, 1, 0);
+    ms__touch(slab.address, slab.bytes);
+    assert_int_equal(ms_fault_passed(MS_FAULT_THREAD), 0);
+    ms_fault_disarm_all();
+    assert_int_equal(ms__slab_resident_bytes(&slab), 1 << 20);
+    ms__slab_close(&slab);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -66,6 +101,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(memory_of_one_node_needs_no_word, setup, teardown),
         cmocka_unit_test_setup_teardown(among_several_nodes_the_nearest_is_asked_for, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_large_range_is_touched_by_several_threads, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_small_range_is_touched_by_the_caller, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

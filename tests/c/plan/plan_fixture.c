@@ -196,15 +196,20 @@ static void make_nodes(ms_graph *graph, const fixture_chain *chain, numbering n)
     graph->nodes[count + 1].call = 1;
 }
 
+void fixture_list_storage(ms_storage_list *list, uint32_t storage, uint64_t bytes)
+{
+    list->items = ms_calloc(1, sizeof *list->items);
+    assert_non_null(list->items);
+    list->items[0] = (ms_storage_bytes){storage, bytes};
+    list->count = 1;
+}
+
 void fixture_mark_masks(ms_graph *graph)
 {
     for (uint32_t i = 0; i < graph->profile_count; i++) {
         ms_profile *profile = &graph->profiles[i];
         if (profile->input_count > 0) {
-            profile->two_valued = ms_calloc(1, sizeof *profile->two_valued);
-            assert_non_null(profile->two_valued);
-            profile->two_valued[0] = (ms_two_valued){.storage = 5, .value_bytes = 4};
-            profile->two_valued_count = 1;
+            fixture_list_storage(&profile->two_valued, 5, 4);
         }
     }
     ms_error err;

@@ -39,6 +39,9 @@ typedef struct fixture_chain {
 
 ms_graph *fixture_chain_graph(const fixture_chain *chain);
 
+/* A list of one storage, with its bytes. */
+void fixture_list_storage(ms_storage_list *list, uint32_t storage, uint64_t bytes);
+
 /* Says that what the layers save of their own has two values, of four bytes each. */
 void fixture_mark_masks(ms_graph *graph);
 

@@ -2,7 +2,10 @@
  * The chunked loss head as an option of the step: tokens x vocabulary is never there, and
  * it is chosen only where it is asked for and nothing exact fits.
  */
+#include <math.h>
+
 #include "memscale/loss.h"
+#include "memscale/pipeline.h"
 #include "plan/step_options.h"
 #include "plan_fixture.h"
 
@@ -282,6 +285,31 @@ static void the_flag_and_the_mode_refuse_it(void **state)
     assert_off(f, 100000 * MIB, MS_RULE_COMFORTABLE);
 }
 
+/* A refusal without the flag says what the flag would allow, and one with it doesn't. */
+static void a_refusal_names_the_flag(void **state)
+{
+    fixture *f = *state;
+    ms_error err = {0};
+    ms_plan *none;
+    double with_gb = (double)fixture_smallest_budget(f) / 1e9;
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    assert_null(strstr(err.text, "enable_tiling"));
+    f->config.enable_tiling = false;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    const char *at = strstr(err.text, "with enable_tiling=True ");
+    assert_non_null(at);
+    char unit[3] = "";
+    double named = 0;
+    at = strstr(at, "it would be ") != NULL ? strstr(at, "it would be ") + strlen("it would be ") : at + 24;
+    assert_int_equal(sscanf(at, "%lf %2s", &named, unit), 2);
+    named = strcmp(unit, "MB") == 0 ? named / 1000 : named;
+    assert_true(fabs(named - with_gb) < 0.006);
+    f->config.mode = MS_MODE_CONSERVATIVE; /* which has no rounding technique */
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    assert_null(strstr(err.text, "with enable_tiling=True"));
+}
+
 static void without_the_layers_marks_there_is_none(void **state)
 {
     fixture *f = *state;
@@ -389,6 +417,7 @@ int main(void)
         TEST(within_its_budgets_plans_are_monotone),
         TEST(the_next_larger_budget_is_the_exact_one),
         TEST(the_flag_and_the_mode_refuse_it),
+        TEST(a_refusal_names_the_flag),
         TEST(without_the_layers_marks_there_is_none),
         TEST(odd_marks_change_nothing),
         TEST(a_forced_plan_takes_the_smaller_head),

@@ -278,6 +278,17 @@ static void the_real_optimizer_is_learnt(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
     f->seen.optimizer_state_bytes = 250 * MIB + 4096; /* a step counter or two */
     assert_int_equal(observe(f), MS_DRIFT_NONE);
+    bool *const marks[] = {&f->seen.gradients_released, &f->seen.gradients_needed};
+    bool *const learnt[] = {&f->graph->loop.gradients_released, &f->graph->loop.gradients_needed};
+    for (size_t i = 0; i < sizeof marks / sizeof marks[0]; i++) {
+        *marks[i] = true;
+        assert_int_equal(observe_line(f, "optimizer"), MS_DRIFT_OPTIMIZER);
+        assert_true(*learnt[i]);
+        replan(f);
+        f->seen.peak_bytes = f->plan->replay.peak_bytes;
+        f->seen.step_ns = f->plan->replay.step_ns;
+        assert_int_equal(observe(f), MS_DRIFT_NONE);
+    }
 }
 
 /* Scratch that was not known of is added, and the next plan leaves room for it. */
@@ -338,6 +349,24 @@ static void a_peak_a_little_off_is_left_alone(void **state)
     f->plan->pressure.allowed_bytes *= 2; /* far from the budget */
     f->seen.peak_bytes += f->seen.peak_bytes * 4 / 100;
     assert_int_equal(observe(f), MS_DRIFT_NONE);
+}
+
+/* What large products take beside tensors is expected of steps that have them, until it is measured. */
+static void packing_buffers_are_expected_of_large_products(void **state)
+{
+    fixture *f = *state;
+    f->hardware->process.products_bytes = 40 * MIB;
+    replan(f);
+    ms_plan *large = make_plan(f);
+    f->graph->small_products = true;
+    replan(f);
+    assert_int_equal(f->plan->reserve_bytes, large->reserve_bytes + 40 * MIB);
+    assert_int_equal(f->plan->replay.peak_bytes + 40 * MIB, large->replay.peak_bytes);
+    assert_int_equal(f->plan->smallest_budget_bytes, large->smallest_budget_bytes);
+    f->seen.peak_bytes = f->config.memory_budget_bytes + 1;
+    assert_int_equal(observe(f), MS_DRIFT_PEAK);
+    assert_int_equal(f->hardware->process.products_bytes, 0);
+    ms_plan_free(large);
 }
 
 /* A reserve changes what is predicted, and nothing of what is done. */
@@ -571,6 +600,8 @@ static void the_first_step_under_a_plan_teaches_no_time(void **state)
     f->seen.step = 5;
     f->seen.plan_steps = 1;
     replan(f);
+    f->seen.peak_bytes = f->plan->replay.peak_bytes;
+    f->seen.peak_held_bytes = held_as_planned(f);
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
@@ -605,6 +636,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_peak_over_the_plan_grows_scratch, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_step_of_smaller_inputs_teaches_only_what_it_took_too_much, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(packing_buffers_are_expected_of_large_products, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_reserve_is_left_free_and_not_predicted, set_up, tear_down),
         cmocka_unit_test_setup_teardown(masks_change_what_is_predicted_and_no_choice, set_up, tear_down),
         cmocka_unit_test(the_cache_gets_a_margin_where_the_budget_has_room),

@@ -366,10 +366,7 @@ static void untouched_bytes_are_not_expected_of_an_unmodified_run(void **state)
     for (uint32_t i = 0; i < graph->profile_count; i++) {
         ms_profile *profile = &graph->profiles[i];
         if (profile->input_count > 0) {
-            profile->untouched = ms_calloc(1, sizeof *profile->untouched);
-            assert_non_null(profile->untouched);
-            profile->untouched[0] = (ms_untouched){.storage = 5, .bytes = 3 * MIB};
-            profile->untouched_count = 1;
+            fixture_list_storage(&profile->untouched, 5, 3 * MIB);
         }
     }
     assert_int_equal(peak_of(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP, ms__sim_run_unmodified),

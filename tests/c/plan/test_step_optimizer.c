@@ -150,6 +150,13 @@ static void what_the_optimizer_can_do_survives_the_documents(void **state)
     text = ms_graph_to_json(f->graph);
     assert_ms_ok(ms_graph_parse(text, &read, &err), err);
     assert_true(read->loop.gradients_released && read->loop.state_streamed);
+    assert_false(read->loop.gradients_needed);
+    ms_graph_free(read);
+    ms_free(text);
+    f->graph->loop.gradients_needed = true;
+    text = ms_graph_to_json(f->graph);
+    assert_ms_ok(ms_graph_parse(text, &read, &err), err);
+    assert_true(read->loop.gradients_needed);
     ms_graph_free(read);
     ms_free(text);
 }
@@ -172,6 +179,17 @@ static void what_the_owner_wants_is_part_of_every_step(void **state)
     f->graph->loop.state_streamed = false;
     f->graph->loop.optimizer_transient_bytes += MS__STREAM_BUFFER_BYTES;
     assert_int_equal(streamed.peak_bytes, fixture_simulate(f, keep, 0).peak_bytes);
+}
+
+/* A GradScaler has to see them first: nothing is released, whoever wanted it. */
+static void gradients_that_are_needed_are_kept(void **state)
+{
+    fixture *f = *state;
+    ms_replay plain = fixture_simulate(f, keep, 0);
+    f->graph->loop.gradients_needed = true;
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_GRADIENTS_NEEDED);
+    f->graph->loop.gradients_released = true;
+    assert_int_equal(fixture_simulate(f, keep, 0).peak_bytes, plain.peak_bytes);
 }
 
 /* ---- what a refusal says of optimizers ----------------------------------------------------- */
@@ -253,6 +271,7 @@ int main(void)
         TEST(rules_say_why_not),
         TEST(what_the_optimizer_can_do_survives_the_documents),
         TEST(what_the_owner_wants_is_part_of_every_step),
+        TEST(gradients_that_are_needed_are_kept),
         TEST(a_refusal_names_optimizers_and_what_each_would_allow),
     };
     return cmocka_run_group_tests_name("options of the optimizer", tests, NULL, NULL);

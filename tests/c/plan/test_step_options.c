@@ -187,6 +187,28 @@ static void without_marks_there_is_no_head(void **state)
     ms_plan_free(plan);
 }
 
+/* Where it would matter, the plan says what the caller's own loop can do. */
+static void a_loss_outside_of_the_model_is_told_of(void **state)
+{
+    fixture *f = *state;
+    ms_graph_free(f->graph);
+    f->graph = make_graph(false);
+    const struct {
+        uint64_t bytes;
+        ms_rule rule;
+    } cases[] = {{4096, MS_RULE_NO_LOSS_HEAD}, {800 * MIB, MS_RULE_LOSS_OUTSIDE}};
+    for (size_t i = 0; i < 2; i++) {
+        f->graph->loop.external_loss_bytes = cases[i].bytes;
+        ms_plan *plan = fixture_plan_at(f, fixture_smallest_budget(f));
+        assert_string_equal(ms_rule_name((ms_rule)plan->step_options[MS_STEP_EXACT_LOSS_HEAD].rule),
+                            ms_rule_name(cases[i].rule));
+        char *table = ms_plan_table(plan, NULL);
+        assert_true((strstr(table, "techniques.cross_entropy") != NULL) == (i == 1));
+        ms_free(table);
+        ms_plan_free(plan);
+    }
+}
+
 static void on_a_gpu_the_head_is_torchs(void **state)
 {
     fixture *f = *state;
@@ -339,6 +361,7 @@ int main(void)
         TEST(the_head_lowers_the_smallest_budget),
         TEST(a_comfortable_fit_leaves_the_head_off),
         TEST(without_marks_there_is_no_head),
+        TEST(a_loss_outside_of_the_model_is_told_of),
         TEST(on_a_gpu_the_head_is_torchs),
         TEST(plans_stay_monotone),
         TEST(table_and_explanation_name_it),

@@ -107,6 +107,26 @@ def test_gradients_are_equal_before_while_and_after() -> None:
     assert all(map(torch.equal, _step(model, batch)[1], expected[1]))
 
 
+def test_several_optimizers_after_one_backward_are_one_step(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))), torch.randn(64, 512)
+    optimizers = [torch.optim.AdamW(model[:4].parameters()), torch.optim.SGD(model[4:].parameters(), momentum=0.9)]
+    memscale.wrap(model, Config(force_optimize=True))
+    executor = model._memscale_executor
+    with caplog.at_level(logging.INFO, logger="memscale"):
+        for step in range(1, 6):
+            model(batch).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            assert executor.counters()["steps"] == step
+            if step == 1:  # two moments of four layers, one of four
+                graph = json.loads(executor._planner.documents[0])
+                assert graph["loop"]["optimizer_state_bytes"] == pytest.approx(12 * 513 * 512 * 4, rel=0.01)
+    changes = [line for line in caplog.messages if "optimizer's state" in line]
+    assert len(changes) == 2, changes  # the first one's state was seen, then that of both; then never again
+    memscale.detach(model)
+
+
 def test_a_sample_input_that_does_not_fit_is_refused_at_once() -> None:
     model = _mlp()
     before = _hooks(model)

@@ -70,3 +70,16 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
     if not torch.cuda.is_available():
         assert "sees no GPU" in _suite("--quick", "--device", "cuda", status=2).stderr
+
+
+def test_optimizers_are_compared_in_one_run_and_missing_peers_are_named() -> None:
+    command = [sys.executable, "-m", "memscale.benchmarks.optimizers", "0.2", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
+    for name in ("plain C loop", "torch fused", "torch default", "memscale", "memscale 8-bit", "memscale on disk"):
+        assert f"\n{name:20} best" in done.stdout, done.stdout
+    for name in ("bitsandbytes", "torchao"):
+        measured = f"\n{name} 8-bit{'':{14 - len(name)}} best" in done.stdout
+        told = f"{name} 8-bit: not installed" in done.stdout or f"{name} 8-bit: does not run here" in done.stdout
+        assert measured != told, done.stdout
+    for claim in ("memscale: of the rate of the plain C loop", "memscale: times as fast as torch fused"):
+        assert claim in done.stdout

@@ -69,6 +69,25 @@ def test_the_fallback_is_taken_when_the_trace_fails(caplog: pytest.LogCaptureFix
     memscale.detach(model)
 
 
+def test_scripted_parts_are_left_to_themselves() -> None:
+    """They take no hooks, and a second run of them saves other tensors than the first."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        scripted = [torch.jit.script(nn.Sequential(nn.Linear(256, 256), nn.GELU())) for _ in range(2)]
+        plain = [nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4)]
+        inside = nn.Sequential(nn.Linear(256, 256), nn.ModuleDict({"scripted": scripted[1]})["scripted"])
+        return nn.Sequential(*plain[:2], scripted[0], inside, *plain[2:])
+
+    expected = _train(model(), 5)
+    wrapped = memscale.wrap(model(), Config(force_optimize=True))
+    assert all(map(torch.equal, expected, _train(wrapped, 5)))
+    executor = wrapped._memscale_executor
+    assert {entry["name"] for entry in executor.plan.entries} - {""} == {"0", "1", "4", "5"}
+    assert executor.counters()["recomputed_layers"] > 0
+    memscale.detach(wrapped)
+
+
 def test_what_can_not_be_traced_is_tried_and_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

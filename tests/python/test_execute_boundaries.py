@@ -29,6 +29,7 @@ from execute_support import (
 from models import MODELS, SharedLayer, loss_of
 from torch import nn
 
+import memscale
 from memscale import _core
 from memscale.core.executor import Executor
 from memscale.errors import IntegrationError, OffloadError
@@ -142,6 +143,41 @@ def test_no_cache_is_collected_while_wrapped(technique, tmp_path, caplog):
         case.model.train()
     assert forward(case, case.model, 0).past_key_values.get_seq_length() == 12
     assert case.model.config.use_cache
+
+
+def test_a_cache_that_layers_compute_with_is_left_on(caplog):
+    """Without it the gradients of linear attention have other last bits."""
+    import transformers
+
+    if not hasattr(transformers, "Qwen3NextConfig"):
+        pytest.skip("transformers has no Qwen3-Next yet")
+    config = transformers.Qwen3NextConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, linear_key_head_dim=32, linear_value_head_dim=32, linear_num_key_heads=4,
+        linear_num_value_heads=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32,
+        shared_expert_intermediate_size=32, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )
+    seed_everything(0)
+    model = transformers.Qwen3NextForCausalLM(config).train()
+    ids = torch.randint(0, 64, (4, 32))
+
+    def run(model, **how):
+        seed_everything(1)
+        model.zero_grad()
+        loss = model(input_ids=ids, labels=ids, **how).loss
+        loss.backward()
+        return [loss.detach(), *gradients(model).values()]
+
+    plain, without = run(model), run(model, use_cache=False)
+    memscale.wrap(model, memscale.Config(force_optimize=True))
+    executor = model._memscale_executor
+    with caplog.at_level(logging.INFO, logger="memscale"):
+        assert all(map(torch.equal, plain, run(model)))
+    assert "computes through the states in its cache" in caplog.text
+    assert executor.counters()["recomputed_layers"] == 0
+    assert all(map(torch.equal, without, run(model, use_cache=False)))
+    assert executor.counters()["recomputed_layers"] > 0
+    memscale.detach(model)
 
 
 @every_technique

@@ -218,6 +218,18 @@ def test_a_loop_that_computes_its_own_loss_is_left_alone():
     memscale.detach(case.model)
 
 
+def test_a_plan_says_what_a_loop_with_its_own_loss_can_do():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=40000
+    )
+    ids = torch.zeros((2, 512), dtype=torch.long)
+    plan = memscale.plan(LlamaForCausalLM(config), {"input_ids": ids}, FORCED)
+    assert plan.step_options["exact_loss_head"]["rule"] == "loss_outside"
+    assert "memscale.techniques.cross_entropy" in str(plan)
+
+
 def test_a_comfortable_fit_leaves_the_loss_to_torch():
     case = models.gpt2()
     memscale.wrap(case.model, memscale.Config(enable_logging=False))

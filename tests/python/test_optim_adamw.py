@@ -333,6 +333,12 @@ def test_states_of_other_optimizers_and_shapes_are_refused_and_nothing_changes()
     momentum.step()
     with pytest.raises(memscale.IntegrationError, match="momentum_buffer.*not a state of AdamW"):
         optimizer.load_state_dict(momentum.state_dict())
+    plain = torch.optim.SGD(other, lr=0.1)  # without momentum it has no state, only groups
+    with pytest.raises(memscale.IntegrationError, match="group 0 of the state has no betas, eps.*not a state of AdamW"):
+        optimizer.load_state_dict(plain.state_dict())
+    for foreign in (torch.nn.Linear(3, 3).state_dict(), [], {"state": {}}):
+        with pytest.raises(memscale.IntegrationError, match="not the state_dict"):
+            optimizer.load_state_dict(foreign)
     wider = parameters([(4,)])
     wrong = AdamW(wider)
     wrong.step()

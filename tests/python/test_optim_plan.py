@@ -76,6 +76,77 @@ def test_both_are_chosen_with_the_same_bits_and_taken_back():
     assert model.layers[0].weight.grad is not None
 
 
+def test_a_grad_scaler_ends_a_planned_release_with_the_same_bits():
+    runs = []
+    for planned in (False, True):
+        model = Wide()
+        optimizer = AdamW(model.parameters(), lr=1e-2)
+        if planned:
+            memscale.apply_all_optimizations(model, optimizer, config(enable_offloading=False))
+        scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+        for step in range(3):
+            torch.manual_seed(step)
+            loss = model(torch.randn(4, 2048))
+            if planned:
+                assert ("gradient_release" in chosen(model)) == (step == 0)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        if planned:
+            assert model._memscale_executor.plan.step_options["gradient_release"]["rule"] == "gradients_needed"
+            memscale.detach(model)
+        runs.append(list(model.parameters()))
+    assert all(torch.equal(p, q) for p, q in zip(*runs, strict=True))
+
+
+_FORKED = textwrap.dedent(
+    """
+    import os, sys, torch, memscale
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4)))
+    before = set(model.__dict__)
+    config = memscale.Config(force_optimize=True, enable_logging=False, disk_offload_dir="/var/tmp")
+    model, optimizer = memscale.apply_all_optimizations(model, memscale.optim.AdamW(model.parameters()), config)
+    x = torch.randn(4, 2048)
+    def step():
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for _ in range(3):
+        step()
+    assert len(optimizer._disk) == 4
+    child = os.fork()
+    if child == 0:
+        memscale.detach(model)
+        assert set(model.__dict__) == before and not any(m._forward_hooks for m in model.modules())
+        model(x).square().mean().backward()
+        assert all(p.grad is not None for p in model.parameters())
+        for use in (optimizer.step, optimizer.state_dict):
+            try:
+                use()
+            except memscale.IntegrationError as error:
+                assert "process that forked" in str(error), error
+            else:
+                sys.exit("no error")
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    step()
+    memscale.detach(model)
+    assert optimizer._disk is None
+    assert all(float(s["step"]) == 4 and "exp_avg" in s for s in optimizer.state.values())
+    """
+)
+
+
+def test_a_child_may_detach_and_the_parents_state_stays_where_it_is():
+    done = subprocess.run([sys.executable, "-c", _FORKED], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_plan_stays_while_it_is_in_force():
     model = Wide()
     model, optimizer = memscale.apply_all_optimizations(model, AdamW(model.parameters()), config(mode="balanced"))

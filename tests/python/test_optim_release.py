@@ -142,6 +142,95 @@ def test_no_two_large_gradients_live_at_the_same_time():
     optimizer.step()
 
 
+@PLACES
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("clips", [False, True])
+def test_under_a_grad_scaler_gradients_are_kept_with_the_same_bits(place, fused, clips, caplog):
+    pair = tied_pair(fused=fused, **place)
+    scales = []
+    for model, optimizer in pair:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1000.0, growth_interval=2)
+        for step in range(4):
+            loss = loss_of(model, step)
+            scaler.scale(loss * float("inf") if step == 1 else loss).backward()
+            assert model.table.weight.grad is not None
+            if clips:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    assert scales[0] == scales[1]
+    assert_same(pair)
+    assert float(pair[1][1].state[pair[1][0].table.weight]["step"]) == 3  # one was skipped
+    assert [record.message for record in caplog.records if "GradScaler" in record.message] == [
+        "release_gradients: a GradScaler looks at all gradients before one is used; they are kept until step(), and "
+        "their memory with them"
+    ]
+    for model, optimizer in pair:  # and without a scaler they are released again
+        loss_of(model, 9).backward()
+        assert (model.table.weight.grad is None) == (optimizer is pair[1][1])
+        optimizer.step()
+    assert_same(pair)
+
+
+def test_a_scaler_that_is_off_changes_nothing():
+    model, optimizer, loss = released_model()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(loss()).backward()
+    assert all(p.grad is None for p in model.parameters())
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("trainer", [False, True])
+def test_accelerate_says_which_micro_step_is_the_last(trainer, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    if trainer:
+        pytest.importorskip("transformers")
+    pair = tied_pair()
+    tokens = [torch.randint(0, 700, (9,), generator=torch.Generator().manual_seed(i)) for i in range(16)]
+    for model, optimizer in pair:
+        released = optimizer is pair[1][1]
+        seen = []
+        if trainer:
+            _train_by_trainer(model, optimizer, tokens, str(tmp_path), seen)
+        else:
+            accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+            prepared, stepping = accelerator.prepare(model, optimizer)
+            for part in range(4):
+                with accelerator.accumulate(prepared):
+                    accelerator.backward(loss_of(prepared, 0, part))
+                    seen.append(model.table.weight.grad is None)
+                    stepping.step()
+                    stepping.zero_grad()
+        assert seen == ([False, True] * 2 if released else [False] * 4)
+    assert_same(pair)
+
+
+def _train_by_trainer(model, optimizer, tokens, directory, seen):
+    from transformers import Trainer, TrainingArguments
+
+    class ForTrainer(Trainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            ids = inputs["ids"]
+            return torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+        def training_step(self, *args, **kwargs):
+            loss = super().training_step(*args, **kwargs)
+            seen.append(model.table.weight.grad is None)
+            return loss
+
+    arguments = TrainingArguments(
+        directory, max_steps=2, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_grad_norm=0.0,
+        use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, remove_unused_columns=False,
+    )  # fmt: skip
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+    data = [{"ids": ids} for ids in tokens]
+    ForTrainer(model, arguments, train_dataset=data, optimizers=(optimizer, scheduler)).train()
+
+
 def test_torch_updates_what_c_does_not_take():
     runs = []
     for release in (False, True):
@@ -244,25 +333,42 @@ def test_clipping_by_a_name_imported_before_is_refused_and_others_may_clip():
     assert other.weight.grad.norm() < 0.1
 
 
+def test_a_norm_without_a_bound_clips_nothing_and_may_be_asked_for():
+    model, optimizer, loss = released_model()
+    loss().backward()
+    params = list(model.parameters())
+    assert torch.nn.utils.clip_grad_norm_(params, float("inf")) == 0.0
+    torch.nn.utils.clip_grad_norm_(parameters=params, max_norm=float("inf"))
+    with pytest.raises(Refused, match="can't be clipped"):
+        torch.nn.utils.clip_grad_norm_(parameters=params, max_norm=1.0)
+    optimizer.step()
+
+
 def test_torchs_functions_are_put_back_with_the_last_optimizer():
     import torch.nn.utils.clip_grad as module
 
     gc.collect()
-    before = (module._clip_grads_with_norm_, module.clip_grad_value_, torch.nn.utils.clip_grad_value_)
+
+    def in_place():
+        scale = torch.amp.GradScaler.scale
+        return module._clip_grads_with_norm_, module.clip_grad_value_, torch.nn.utils.clip_grad_value_, scale
+
+    before = in_place()
     model, optimizer, loss = released_model()
-    assert module._clip_grads_with_norm_ is not before[0]
+    assert all(a is not b for a, b in zip(before, in_place(), strict=True))
     del optimizer
     gc.collect()
-    assert (module._clip_grads_with_norm_, module.clip_grad_value_, torch.nn.utils.clip_grad_value_) == before
+    assert in_place() == before
     loss().backward()
     assert model[0].weight.grad is not None  # and the hooks are gone
 
 
 @pytest.mark.parametrize("unscales", [False, True])
-def test_a_grad_scaler_is_refused_by_name(unscales):
-    _, optimizer, loss = released_model()
+def test_a_grad_scaler_that_scales_unseen_is_refused_by_name(unscales):
     scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(loss()).backward()
+    scale = scaler.scale  # before anything is released
+    _, optimizer, loss = released_model()
+    scale(loss()).backward()
     if unscales:
         scaler.unscale_(optimizer)
     with pytest.raises(Refused, match="GradScaler"):

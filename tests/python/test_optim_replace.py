@@ -1,5 +1,6 @@
 """`apply_all_optimizations`: the model wrapped, the optimizer replaced where the config says so."""
 
+import sys
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ from optim_support import small_task, train  # noqa: E402
 
 import memscale  # noqa: E402
 from memscale.optim import AdamW, AdamW8bit  # noqa: E402
+from memscale.optim.replace import successor_with_8bit_state, take_over  # noqa: E402
 
 
 def config(**kwargs):
@@ -52,6 +54,24 @@ def test_groups_hyperparameters_state_and_schedulers_go_on(task, kind):
         train(model, batch, new, 5)
         scheduler.step()
     assert [group["lr"] for group in new.param_groups] == [5e-4, 2.5e-4]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, AdamW])
+def test_hooks_on_the_step_go_on_and_the_old_optimizer_refuses(task, kind):
+    model, batch = task
+    old = kind(model.parameters(), lr=1e-3)
+    seen = []
+    handle = old.register_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
+    old.register_step_pre_hook(lambda optimizer, *_: seen.append("before"))
+    _, new = memscale.apply_all_optimizations(model, old, config(use_8bit_optimizer=True))
+    train(model, batch, new, 5)
+    assert seen == ["before", new] * 5
+    handle.remove()
+    train(model, batch, new, 5)
+    assert seen[10:] == ["before"] * 5
+    with pytest.raises(memscale.IntegrationError, match="was replaced.*apply_all_optimizations"):
+        old.step()
+    assert not old.state
 
 
 def test_without_the_flag_the_optimizer_stays(task):
@@ -106,3 +126,34 @@ def test_a_profiled_step_makes_the_state_without_memory(kind, per_element):
     values = [v for name, v in optimizer.state[p].items() if name != "step"]
     made = sum(v.numel() * v.element_size() for v in values)
     assert made / p.numel() == pytest.approx(per_element, abs=0.01)
+
+
+# ---- on CUDA: what can be tried without a GPU -------------------------------------------------
+
+
+def on_cuda():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.nn.Parameter(torch.empty(300, 300, device="cuda"))
+
+
+def test_on_cuda_without_bitsandbytes_the_optimizer_stays_with_a_notice(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    old = torch.optim.AdamW([on_cuda()])
+    assert successor_with_8bit_state(old) is old
+    assert "use_8bit_optimizer: bitsandbytes is not installed" in caplog.text and "stays as it is" in caplog.text
+    take_over(old, old)
+    old.step()  # and may go on
+
+
+def test_on_cuda_it_is_bitsandbytes_own():
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    p = on_cuda()
+    old = torch.optim.AdamW([{"params": [p], "lr": 0.5}], betas=(0.7, 0.8))
+    new = successor_with_8bit_state(old)
+    assert type(new) is bitsandbytes.optim.AdamW8bit
+    assert new.param_groups[0]["lr"] == 0.5 and tuple(new.param_groups[0]["betas"]) == (0.7, 0.8)
+    old.state[p]["step"] = torch.tensor(1.0)
+    with pytest.raises(memscale.IntegrationError, match="before the first step"):
+        successor_with_8bit_state(old)

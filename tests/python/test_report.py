@@ -113,7 +113,7 @@ def test_a_report_before_the_first_step_says_so(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_browser_draws_it(page: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    names = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "chrome")
     browser = next(filter(None, map(shutil.which, names)), None)
     if browser is None:
         pytest.skip("no Chromium on the PATH (Debian package chromium); the structure was checked without it")

@@ -3,6 +3,9 @@ torch that lacks one is refused by that name, or served without it."""
 
 import pathlib
 import re
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -69,13 +72,43 @@ def test_the_sources_use_no_other():
     assert {name for name in unlisted if name not in public and not name.startswith("overrides.Torch")} == set()
 
 
-def test_an_optimizer_of_ours_may_be_the_first_to_be_traced():
-    import subprocess
-    import sys
-
-    script = (
-        "import torch, memscale; m = torch.nn.Linear(8, 8); "
-        "memscale.trace(m, torch.zeros(2, 8), memscale.optim.AdamW(m.parameters()))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+def run(script):
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_optimizer_of_ours_may_be_the_first_to_be_traced():
+    run(
+        """
+        import torch, memscale
+        m = torch.nn.Linear(8, 8)
+        memscale.trace(m, torch.zeros(2, 8), memscale.optim.AdamW(m.parameters()))
+        """
+    )
+
+
+def test_optimizer_and_heads_need_no_name_of_tracing():
+    """What can be used alone works with a torch that wrap() refuses."""
+    run(
+        """
+        import torch, torch._subclasses.fake_tensor as fakes
+        m = torch.nn.Linear(300, 300)
+        torch.optim.AdamW(m.parameters())  # torch's own parts that need it are loaded
+        del fakes.FakeTensor
+        import memscale
+        labels = torch.randint(0, 300, (9,))
+        for options in ({}, {"state": "disk", "disk_offload_dir": "/var/tmp"}, {"release_gradients": True}):
+            optimizer = memscale.optim.AdamW(m.parameters(), **options)
+            memscale.techniques.cross_entropy(m(torch.randn(9, 300)), labels).backward()
+            memscale.techniques.linear_cross_entropy(torch.randn(9, 300), m.weight, labels).detach()
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.load_state_dict(optimizer.state_dict())
+        try:
+            memscale.wrap(m)
+        except memscale.IntegrationError as error:
+            assert "fake_tensor.FakeTensor" in str(error)
+        else:
+            raise SystemExit("no error")
+        """
+    )

@@ -21,8 +21,9 @@ else:  # run as a file by an interpreter that has another memscale
     from cases import CASES, batches  # type: ignore[no-redef]
 
 
-VARIANTS = ("plain", "hf", "hf_offload", "memscale", "memscale-all", "closed")
-"""`memscale-all` has memscale's optimizer, whose state and gradients the plan may place too."""
+VARIANTS = ("plain", "hf", "hf_offload", "memscale", "memscale-all", "uniform", "closed")
+"""`memscale-all` has memscale's optimizer, whose state and gradients the plan may place too; `uniform`
+moves what every layer saves to disk, whatever the planner would have chosen."""
 
 
 def _status_bytes(field: str) -> int:
@@ -60,13 +61,15 @@ def _prepare(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
     if arguments.variant == "memscale-all":
         return _prepare_all(arguments, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
-    if arguments.variant not in ("memscale", "closed"):
+    if arguments.variant not in ("memscale", "uniform", "closed"):
         return optimizer, None
     import memscale
 
     if arguments.variant == "closed":
         memscale.wrap(model, memscale.Config(**json.loads(arguments.config)))
         return optimizer, None
+    if arguments.variant == "uniform":
+        _plan_uniformly()
     memscale.wrap(model, _config(arguments))
     return optimizer, model._memscale_executor
 
@@ -78,6 +81,17 @@ def _prepare_all(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
     config = _config(arguments, mode="aggressive")
     model, optimizer = memscale.apply_all_optimizations(model, optimizer, config)
     return optimizer, model._memscale_executor
+
+
+def _plan_uniformly() -> None:
+    """From here on every plan of this process moves all saved tensors of all layers to disk."""
+    from memscale import _core
+    from memscale.core.session import Session
+
+    def make_plan(session: Session, graph: str) -> str:
+        return _core.plan_uniform(graph, session.hardware_json, session.config_json, "offload_disk")
+
+    Session._make_plan = make_plan  # type: ignore[method-assign, assignment]
 
 
 def _config(arguments: argparse.Namespace, **fields: Any) -> Any:

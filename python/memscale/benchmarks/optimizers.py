@@ -1,91 +1,182 @@
-"""AdamW of memscale beside torch's and bitsandbytes', in the same process, step by step in turn.
+"""AdamW of memscale beside a plain loop, torch's, bitsandbytes' and torchao's, step by step in turn.
 
-Run with ``python -m memscale.benchmarks.optimizers [million parameters [rounds]]``. Figures are
-the best and the median of the rounds, and ratios against torch's fused AdamW.
+Run with ``python -m memscale.benchmarks.optimizers [million parameters [rounds]]``; ``make
+bench`` does. All step the same parameters, whose gradients stay as they are, each with a
+state of its own. Figures are the best and the median of the rounds. The plain loop reads
+four streams and writes three of the parameters' size: what any fp32 AdamW has to move.
+bitsandbytes and torchao are measured where they are installed, and named where not.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import shutil
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
 
 SHAPE_ROWS = 2048
+FP32_BYTES = 28
+"""Per element of an fp32 AdamW: parameter and two moments read and written, gradient read."""
+CODES_BYTES = 16
+"""The same with moments of one byte."""
+
+LOOP, FUSED, OURS, OURS_8BIT, THEIRS_8BIT = (
+    "plain C loop", "torch fused", "memscale", "memscale 8-bit", "bitsandbytes 8-bit",
+)  # fmt: skip
+
+_LOOP_SOURCE = """
+void stream(float *restrict a, float *restrict b, float *restrict c, const float *restrict d, long n)
+{
+    for (long i = 0; i < n; i++) {
+        float x = a[i], y = b[i], z = c[i], w = d[i];
+        a[i] = x + w;
+        b[i] = y + w;
+        c[i] = z + w;
+    }
+}
+"""
 
 
-def _parameters(elements: int, dtype: Any) -> list[Any]:
-    """Matrices of a transformer's size and a few vectors."""
+class Contender(NamedTuple):
+    """One that steps: `make` gives the function that does it, over the parameters."""
+
+    make: Callable[[list[Any]], Callable[[], Any]]
+    element_bytes: int | None = None
+    """What a step has to move, where it is one pass."""
+    package: str | None = None
+    """That has to be installed."""
+
+
+def _parameters(elements: int) -> list[Any]:
+    """Matrices of a transformer's size and a few vectors, with gradients."""
     import torch
 
     made = []
     left = elements
     while left > 0:
         rows = max(1, min(SHAPE_ROWS, left // 2048))
-        made += [torch.randn(rows, 2048, dtype=dtype), torch.randn(2048, dtype=dtype)]
+        made += [torch.randn(rows, 2048), torch.randn(2048)]
         left -= (rows + 1) * 2048
     for p in made:
-        p.grad = torch.randn(p.shape).to(dtype) * 1e-3
+        p.grad = torch.randn(p.shape) * 1e-3
     return [p.requires_grad_() for p in made]
 
 
-def _contenders() -> dict[str, Callable[[list[Any]], Any]]:
+def _plain_loop(params: list[Any]) -> Callable[[], Any]:
+    """The loop over four streams of the parameters' size, compiled here."""
+    import torch
+
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise RuntimeError("no C compiler")
+    with tempfile.TemporaryDirectory() as directory:
+        source, library = Path(directory, "stream.c"), Path(directory, "stream.so")
+        source.write_text(_LOOP_SOURCE)
+        subprocess.run(
+            [compiler, "-O3", "-march=native", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
+        )
+        stream = ctypes.CDLL(str(library)).stream
+    stream.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
+    stream.restype = None
+    elements, threads = sum(p.numel() for p in params), torch.get_num_threads()
+    streams = [torch.zeros(elements) for _ in range(4)]
+    share = -(-elements // threads)
+    pool = ThreadPoolExecutor(threads)
+
+    def part(begin: int) -> None:
+        count = min(share, elements - begin)
+        stream(*(tensor.data_ptr() + 4 * begin for tensor in streams), count)
+
+    return lambda: list(pool.map(part, range(0, elements, share)))
+
+
+def _stepping(make: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Callable[[], Any]]:
+    return lambda params: make(params).step
+
+
+def _theirs(package: str, module: str, name: str) -> Contender:
+    """An optimizer of another package."""
+    return Contender(_stepping(lambda ps: getattr(importlib.import_module(module), name)(ps)), package=package)
+
+
+def contenders() -> dict[str, Contender]:
+    """All that are compared, installed or not, by name."""
     import torch
 
     from .. import optim
 
-    contenders: dict[str, Callable[[list[Any]], Any]] = {
-        "torch fused": lambda ps: torch.optim.AdamW(ps, fused=True),
-        "torch default": lambda ps: torch.optim.AdamW(ps),
-        "memscale": lambda ps: optim.AdamW(ps),
-        "memscale 8-bit": lambda ps: optim.AdamW8bit(ps),
-        "memscale on disk": lambda ps: optim.AdamW(ps, state="disk"),
+    return {
+        LOOP: Contender(_plain_loop, FP32_BYTES),
+        FUSED: Contender(_stepping(lambda ps: torch.optim.AdamW(ps, fused=True)), FP32_BYTES),
+        "torch default": Contender(_stepping(lambda ps: torch.optim.AdamW(ps))),
+        OURS: Contender(_stepping(lambda ps: optim.AdamW(ps)), FP32_BYTES),
+        OURS_8BIT: Contender(_stepping(lambda ps: optim.AdamW8bit(ps)), CODES_BYTES),
+        "memscale on disk": Contender(_stepping(lambda ps: optim.AdamW(ps, state="disk"))),
+        THEIRS_8BIT: _theirs("bitsandbytes", "bitsandbytes.optim", "AdamW8bit"),
+        "torchao 8-bit": _theirs("torchao", "torchao.optim", "AdamW8bit"),
     }
-    try:
-        import bitsandbytes
-    except ImportError:
-        return contenders
-    contenders["bitsandbytes 8-bit"] = lambda ps: bitsandbytes.optim.AdamW8bit(ps)
-    return contenders
 
 
 def measure(elements: int, rounds: int) -> dict[str, list[float]]:
     """Seconds of each round's step, by contender; those that can't run are left out, with a line."""
-    import torch
-
-    running = {}
-    for name, make in _contenders().items():
+    running: dict[str, Callable[[], Any]] = {}
+    params = _parameters(elements)
+    for name, contender in contenders().items():
         try:
-            optimizer = make(_parameters(elements, torch.float32))
-            optimizer.step()
-            running[name] = optimizer
+            step = contender.make(params)
+            step()  # makes the state
+            running[name] = step
+        except ModuleNotFoundError as error:
+            print(f"{name}: not installed ({error.name}); pip install {contender.package} to compare", flush=True)
         except Exception as error:  # another package's: whatever it raises
-            print(f"{name}: does not run here ({type(error).__name__}: {error})")
+            print(f"{name}: does not run here ({type(error).__name__}: {error})", flush=True)
     times: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(rounds):
-        for name, optimizer in running.items():
+        for name, step in running.items():
             start = time.perf_counter()
-            optimizer.step()
+            step()
             times[name].append(time.perf_counter() - start)
     return times
 
 
+def _claims(best: dict[str, float]) -> list[tuple[str, float, float]]:
+    """(what is claimed, the ratio measured, the least that it may be), of what ran."""
+    wanted = [
+        (f"{OURS}: of the rate of the {LOOP}", LOOP, OURS, 0.9),
+        (f"{OURS}: times as fast as {FUSED}", FUSED, OURS, 1.0),
+        (f"{OURS_8BIT}: times as fast as {THEIRS_8BIT}", THEIRS_8BIT, OURS_8BIT, 3.0),
+    ]
+    return [(text, best[a] / best[b], least) for text, a, b, least in wanted if a in best and b in best]
+
+
 def main(arguments: list[str]) -> int:
-    """Prints the table."""
+    """Prints the table, and the ratios that are claimed."""
     import torch
 
     elements = int(float(arguments[0]) * 1e6) if arguments else 124_000_000
     rounds = int(arguments[1]) if len(arguments) > 1 else 7
+    threads = torch.get_num_threads()
+    print(f"AdamW, {elements / 1e6:.0f}M fp32 parameters, {threads} threads, {rounds} rounds", flush=True)
     times = measure(elements, rounds)
-    base = min(times["torch fused"])
-    print(f"{elements / 1e6:.0f}M fp32 parameters, {torch.get_num_threads()} threads, {rounds} rounds")
+    best = {name: min(seconds) for name, seconds in times.items()}
+    known = contenders()
     for name, seconds in times.items():
-        best = min(seconds)
+        moved = known[name].element_bytes
+        rate = f"  {moved * elements / best[name] / 1e9:6.1f} GB/s" if moved is not None else ""
         print(
-            f"{name:20} best {best * 1e3:8.1f} ms  median {statistics.median(seconds) * 1e3:8.1f} ms  "
-            f"{best / base:5.2f} of torch fused"
+            f"{name:20} best {best[name] * 1e3:8.1f} ms  median {statistics.median(seconds) * 1e3:8.1f} ms  "
+            f"{best[name] / best[FUSED]:5.2f} of {FUSED}{rate}"
         )
+    for text, ratio, least in _claims(best):
+        print(f"{text}: {ratio:.2f} (at least {least:.2f}: {'held' if ratio >= least else 'NOT HELD'})")
     return 0
 
 

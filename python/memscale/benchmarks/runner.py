@@ -54,6 +54,7 @@ def run(
     steps: int = 4,
     learning_rate: float = 1e-4,
     device: str = "cpu",
+    threads: int = 0,
     interpreter: str | None = None,
     group: Path | None = None,
     on_step: Callable[[dict[str, Any]], None] | None = None,
@@ -62,6 +63,7 @@ def run(
 
     Args:
         device: "cpu" or "cuda".
+        threads: of torch; 0 leaves it to torch.
         interpreter: another Python that runs the child as a file, with the packages it has;
             None is this one.
         group: a memory cgroup's directory that the child joins before it starts Python.
@@ -70,7 +72,8 @@ def run(
     start = [sys.executable, "-m", "memscale.benchmarks.child"]
     if interpreter is not None:
         start = [interpreter, str(Path(__file__).with_name("child.py"))]
-    command = [*start, "--case", case, "--variant", variant, "--steps", str(steps), "--device", device]
+    command = [*start, "--case", case, "--variant", variant, "--steps", str(steps), "--device", device,
+               "--threads", str(threads)]
     command += ["--learning-rate", repr(learning_rate)]
     if budget_gb is not None:
         command += ["--budget-gb", repr(budget_gb)]

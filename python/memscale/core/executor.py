@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .. import _core
 from ..errors import BudgetInfeasibleError, MemScaleError, OffloadError
 from .arguments import plain_tensors
-from .caches import makes_cache, without_cache
+from .caches import computes_with_cache, makes_cache, without_cache
 from .hooks import LayerHooks, RootHooks
 from .layer_calls import LayerCalls, OnThread
 from .layers import find_layers
@@ -362,7 +362,7 @@ class Executor:
         self._thread.is_busy = True
         try:
             with self._planning:
-                self._boundary(False)
+                self._boundary(None)
                 changed = self._without_cache(module, args, kwargs)
                 self._begin_precision(module, args, changed or kwargs)
                 self._ask_for_plan(module, args, changed or kwargs)
@@ -471,6 +471,14 @@ class Executor:
         """`kwargs` with ``use_cache=False`` where the model would make a cache of its own."""
         if not module.training or not makes_cache(module, args, kwargs):
             return None
+        if computes_with_cache(module):
+            self._notices.say(
+                "use_cache of states",
+                logging.INFO,
+                f"{self._model_name} computes through the states in its cache, which is left on: gradients without it "
+                "differ in their last bits. With use_cache=False, from you, its layers can be recomputed",
+            )
+            return None
         self._notices.say(
             "use_cache",
             logging.INFO,
@@ -501,7 +509,7 @@ class Executor:
         # Optimizers that step inside backward, parameter by parameter, end no step.
         if torch._C._current_graph_task_id() != -1 or not self._watch.holds_ours(optimizer, self._model()):
             return
-        self._boundary(True)
+        self._boundary(optimizer)
 
     def _end_profile(self, is_optimizer: bool) -> None:
         """A profiled step is over: the planner may have a plan to go on with."""
@@ -519,23 +527,37 @@ class Executor:
         if plan is not None:
             self.apply(plan)
 
-    def _boundary(self, is_optimizer: bool) -> None:
+    def _boundary(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """A forward is about to begin, or `optimizer` has stepped."""
         with self._planning:
-            self._step_boundary(is_optimizer)
+            self._end_profile(optimizer is not None)
+            if optimizer is None:
+                ended = self._core.boundary(False)
+            else:
+                ended = self._core.boundary(True, self._watch.is_another(optimizer))
+                if self._rescue is not None:
+                    self._rescue.update_ended()
+            if ended is not None:
+                self._step_ended(ended, optimizer)
+            elif self._watch.has_new_optimizer and optimizer is not None:
+                # One more after the same backward: its state belongs to the step that has ended.
+                self._teach(self._watch.observation({"step": self._core.counters()["steps"]}))
 
-    def _step_boundary(self, is_optimizer: bool) -> None:
-        self._end_profile(is_optimizer)
-        ended = self._core.boundary(is_optimizer)
-        if is_optimizer and self._rescue is not None:
-            self._rescue.update_ended()
-        if ended is not None and "peak_bytes" in ended:
+    def _step_ended(self, ended: dict[str, int], optimizer: torch.optim.Optimizer | None) -> None:
+        if optimizer is not None:
+            self._watch.step_ended_by(optimizer)
+        if "peak_bytes" in ended:
             self._peak_bytes = max(ended["peak_bytes"], self._peak_bytes or 0)
-        if ended is None or self._planner is None or self._plan is None:
+        if self._planner is None or self._plan is None:
             return
         seen = self._watch.observation(ended)
         if self.run_watch is not None:
             self.run_watch.step_finished(seen, self._core.stats()["tier_bytes"])
-        plan = self._planner.step_finished(seen)
+        self._teach(seen)
+
+    def _teach(self, seen: dict[str, Any]) -> None:
+        """Tells the planner what was seen, and follows the plan that it gives, if any."""
+        plan = self._planner.step_finished(seen) if self._planner is not None and self._plan is not None else None
         if plan is not None:
             self.apply(plan)
 

@@ -45,8 +45,8 @@ def find_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 
     Returns:
         Pairs of qualified name (as `named_modules()` gives it) and module. No layer
-        contains another, and no module appears twice. Empty where the model has no
-        children: then everything is the root's own work.
+        contains another, and no module appears twice. What is scripted is none. Empty
+        where the model has no children: then everything is the root's own work.
     """
     finder = _Finder()
     layers = _without_leaf_groups(finder.walk("", model))
@@ -174,4 +174,12 @@ def _unique(layers: list[Named]) -> list[Named]:
     inside = {
         id(inner) for _, layer in result for inner in layer.modules() if inner is not layer
     }
-    return [(name, layer) for name, layer in result if id(layer) not in inside]
+    return [(name, layer) for name, layer in result if id(layer) not in inside and not _is_scripted(layer)]
+
+
+def _is_scripted(module: torch.nn.Module) -> bool:
+    """Whether TorchScript is part of the module: scripted modules take no hooks, and save other
+    tensors once the interpreter has optimized them, so that no run of them repeats another."""
+    import torch
+
+    return any(isinstance(inner, torch.jit.ScriptModule) for inner in module.modules())

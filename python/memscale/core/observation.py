@@ -1,5 +1,5 @@
 """What a training step shows from outside: does the caller hold the outputs through the
-backward, are gradients there during the forward, which optimizer steps.
+backward, are gradients there during the forward, which optimizers step.
 
 Kept by the executor and handed to the planner when a step has ended. Everything is
 watched with weak references.
@@ -27,7 +27,9 @@ class StepWatch:
         self._outputs: list[weakref.ref[torch.Tensor]]
         self._outputs_held: bool | None
         self._gradients_live: bool | None
-        self._optimizer: weakref.ref[torch.optim.Optimizer] | None
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer]
+        self._ended_by: weakref.ref[torch.optim.Optimizer] | None
+        self.has_new_optimizer: bool
         self._judged: weakref.WeakKeyDictionary[Any, bool]
         self._forwards: int
         self.forget()
@@ -37,7 +39,9 @@ class StepWatch:
         self._outputs = []
         self._outputs_held = None
         self._gradients_live = None
-        self._optimizer = None
+        self._optimizers = weakref.WeakSet()
+        self._ended_by = None
+        self.has_new_optimizer = False
         self._judged = weakref.WeakKeyDictionary()
         self._forwards = 0
 
@@ -81,9 +85,18 @@ class StepWatch:
             ours = {id(parameter) for parameter in model.parameters()}
             known = any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
             self._judged[optimizer] = known
-        if known:
-            self._optimizer = weakref.ref(optimizer)
+        if known and optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            self.has_new_optimizer = True
         return known
+
+    def is_another(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the last step was ended by an optimizer other than this one."""
+        return self._ended_by is not None and self._ended_by() is not optimizer
+
+    def step_ended_by(self, optimizer: torch.optim.Optimizer) -> None:
+        """`optimizer` has ended a step."""
+        self._ended_by = weakref.ref(optimizer)
 
     def observation(self, ended: dict[str, int]) -> dict[str, Any]:
         """What the step that has ended showed, beside what C saw of it (`ended`: its number,
@@ -94,13 +107,12 @@ class StepWatch:
         seen["loop_seen"] = loop_seen
         seen["outputs_held"] = bool(self._outputs_held)
         seen["gradients_live_in_forward"] = bool(self._gradients_live)
-        optimizer = self._optimizer() if self._optimizer is not None else None
-        if optimizer is not None:
-            moved = getattr(optimizer, "_planned_disk_bytes", None)  # what a plan put there counts
-            resident = _core.storage_bytes(_state_tensors(optimizer))
-            releases = getattr(optimizer, "_releases_by_itself", None)
-            seen["gradients_released"] = releases is not None and releases()
-            seen["optimizer_state_bytes"] = resident + (moved() if moved is not None else 0)
+        optimizers = list(self._optimizers)
+        if optimizers:
+            seen["gradients_released"] = all(_says(optimizer, "_releases_by_itself") for optimizer in optimizers)
+            seen["gradients_needed"] = any(_says(optimizer, "_needed_gradients") for optimizer in optimizers)
+            seen["optimizer_state_bytes"] = sum(map(_state_bytes, optimizers))
+        self.has_new_optimizer = False
         return seen
 
 
@@ -116,5 +128,13 @@ class _Begins:
             watch._core.backward_begins()
 
 
-def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [tensor for state in optimizer.state.values() for tensor in plain_tensors(state)]
+def _says(optimizer: torch.optim.Optimizer, name: str) -> bool:
+    """Whether it is one of memscale's and its method of that name says yes."""
+    method = getattr(optimizer, name, None)
+    return method is not None and method()
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    moved = getattr(optimizer, "_planned_disk_bytes", None)  # what a plan put there counts
+    tensors = [tensor for state in optimizer.state.values() for tensor in plain_tensors(state)]
+    return _core.storage_bytes(tensors) + (moved() if moved is not None else 0)

@@ -54,7 +54,8 @@ class AdamW(ReleaseUpdates):
         max_disk_offload_gb: most space it may take; None for half of what is free.
         release_gradients: update each parameter inside backward, as soon as its gradient is
             final, and free the gradient. `step()` then ends the step; `p.grad` is None. With
-            the bits of a run without. See `accumulate()`; clipping and GradScaler are refused.
+            the bits of a run without. See `accumulate()`; clipping is refused, and under a
+            GradScaler gradients are kept until `step()`.
 
     Raises:
         ConfigError: one of memscale's own arguments is not allowed, or 8 bits with `amsgrad`.

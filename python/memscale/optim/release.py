@@ -2,13 +2,17 @@
 and the gradient is freed.
 
 `GradientRelease` watches the gradients of one `AdamW` and decides nothing about arithmetic. What
-would make the result another one (a second gradient, scaled or clipped gradients, rates changed
-between backward and step) raises.
+would make the result another one (a second gradient, clipped gradients, rates changed between
+backward and step) raises. Where all gradients have to be there first (a GradScaler, which may
+skip the step) or more are to come (accumulation), they are kept until step().
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import math
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,6 +23,10 @@ from ..errors import IntegrationError
 
 if TYPE_CHECKING:
     from .release_update import ReleaseUpdates
+
+_log = logging.getLogger("memscale")
+
+_WITHOUT = 'release_gradients=False (mode="balanced", where a plan chose it)'
 
 # Of torch.nn.utils.clip_grad: what all its functions that clip end in, and that reads gradients.
 _CLIPPING = ("_clip_grads_with_norm_", "clip_grad_value_")
@@ -31,11 +39,15 @@ class GradientRelease:
         self._optimizer = weakref.ref(optimizer)
         self._handles: dict[torch.Tensor, Any] = {}
         self.accumulating = 0
+        self._is_scaled = False  # since the last step, a GradScaler has scaled a loss
+        self.was_scaled = False  # so it was in the last step
         self.released: dict[torch.Tensor, int] = {}  # with the group's index, in order of update
         self._rates: dict[int, tuple[Any, ...]] = {}
         self._failure: str | None = None
+        self._has_said = False
         _live.add(self)
         _guard_clipping()
+        _notice_scaling()
         weakref.finalize(self, _clean_up, self._handles)
 
     def attach(self) -> None:
@@ -61,7 +73,7 @@ class GradientRelease:
     def gradient_is_final(self, p: torch.Tensor) -> None:
         """Updates the parameter and frees its gradient."""
         optimizer = self._optimizer()
-        if optimizer is None or self.accumulating:
+        if optimizer is None or self.accumulating or self._is_scaled or _accelerate_accumulates():
             return
         self._check(optimizer, p)
         index = optimizer._group_index(p)
@@ -77,6 +89,20 @@ class GradientRelease:
         self.released[p] = index
         p.grad = None
 
+    def loss_is_scaled(self) -> None:
+        """A GradScaler is about to scale a loss: until step(), gradients are kept, as without release."""
+        optimizer = self._optimizer()
+        if optimizer is None or self._is_scaled:
+            return
+        if not self._has_said:
+            self._has_said = True
+            _log.warning(
+                "release_gradients: a GradScaler looks at all gradients before one is used; they are kept until "
+                "step(), and their memory with them"
+            )
+        self._is_scaled = True
+        optimizer._step_supports_amp_scaling = bool(optimizer.defaults["fused"])
+
     def _check(self, optimizer: ReleaseUpdates, p: torch.Tensor) -> None:
         optimizer._refuse_interrupted()
         if p in self.released:
@@ -90,14 +116,13 @@ class GradientRelease:
         if gradient is not None and gradient.requires_grad:
             raise IntegrationError(
                 "release_gradients: backward(create_graph=True) needs gradients that stay; use "
-                "torch.autograd.grad or release_gradients=False"
+                f"torch.autograd.grad or {_WITHOUT}"
             )
         distributed = torch.distributed
         is_one = not (distributed.is_available() and distributed.is_initialized())
         if not is_one and distributed.get_world_size() > 1:
             raise IntegrationError(
-                "release_gradients: gradients of several processes are not final in backward; use "
-                "release_gradients=False"
+                f"release_gradients: gradients of several processes are not final in backward; use {_WITHOUT}"
             )
 
     def _check_rates(self, optimizer: ReleaseUpdates, index: int, rates: tuple[Any, ...]) -> None:
@@ -114,12 +139,14 @@ class GradientRelease:
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        if hasattr(optimizer, "found_inf"):  # also where the scaler was told to unscale before
+        # Its scaling was not seen. Also where it was told to unscale before.
+        if self.released and hasattr(optimizer, "found_inf"):
             optimizer.__dict__.pop("grad_scale", None)
             optimizer.__dict__.pop("found_inf")
             raise IntegrationError(
                 "release_gradients: a GradScaler needs all gradients before it unscales them, and they were "
-                "used in backward, still scaled; use release_gradients=False or bf16 without a scaler"
+                "used in backward, still scaled: its scale() was called in a way that can't be seen. Use "
+                f"{_WITHOUT} or bf16 without a scaler"
             )
         for index, rates in self._rates.items():
             self._check_rates(optimizer, index, rates)
@@ -127,7 +154,7 @@ class GradientRelease:
         if late is not None:
             raise IntegrationError(
                 f"release_gradients: {optimizer._name_of(late)} was updated in backward and has a gradient again; "
-                "use release_gradients=False where gradients are set by hand"
+                f"use {_WITHOUT} where gradients are set by hand"
             )
 
     def step_ended(self) -> list[torch.Tensor]:
@@ -135,6 +162,10 @@ class GradientRelease:
         order = list(self.released)
         self.released.clear()
         self._rates.clear()
+        self.was_scaled, self._is_scaled = self._is_scaled, False
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            optimizer._step_supports_amp_scaling = True  # a scaler that was not seen comes to step()
         self.attach()
         return order
 
@@ -155,10 +186,18 @@ def _gradient_is_final(release: weakref.ref[GradientRelease], p: torch.Tensor) -
         watcher.gradient_is_final(p)
 
 
-# ---- clipping --------------------------------------------------------------------------------
+def _accelerate_accumulates() -> bool:
+    """Whether Accelerate, in a Trainer too, says that more micro-steps come before the step."""
+    state = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    shared = getattr(state, "_shared_state", None)
+    return isinstance(shared, dict) and shared.get("sync_gradients") is False
+
+
+# ---- torch's functions that need gradients ------------------------------------------------------
 
 _live: weakref.WeakSet[GradientRelease] = weakref.WeakSet()
 _originals: dict[str, Callable[..., Any]] = {}
+_SCALING = "scale"  # of torch.amp.GradScaler
 
 
 def _guard_clipping() -> None:
@@ -183,6 +222,9 @@ def _clean_up(handles: dict[torch.Tensor, Any]) -> None:
     for handle in handles.values():
         handle.remove()
     if not list(_live):
+        scaling = _originals.pop(_SCALING, None)
+        if scaling is not None and getattr(torch.amp.GradScaler.scale, "__wrapped__", None) is scaling:
+            torch.amp.GradScaler.scale = scaling  # type: ignore[method-assign, assignment]
         while _originals:
             name, original = _originals.popitem()
             _set_everywhere(name, getattr(module, name), original)
@@ -204,11 +246,30 @@ def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         released = {id(p) for release in _live for p in release.released}
-        if any(id(p) in released for p in given):
+        # Without a bound it only asks for the norm, as Trainers do for their log.
+        bound = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
+        if float(bound) < math.inf and any(id(p) in released for p in given):
             raise IntegrationError(
                 "release_gradients: gradients can't be clipped after backward, they were used and freed in it. "
-                "Turn clipping off (Trainer: max_grad_norm=0) or use release_gradients=False"
+                f"Turn clipping off (Trainer: max_grad_norm=0) or use {_WITHOUT}"
             )
         return original(given, *args, **kwargs)
 
     return clip
+
+
+def _notice_scaling() -> None:
+    """From now on, a GradScaler that scales a loss is seen before the backward that follows."""
+    if _SCALING in _originals:
+        return
+    original = torch.amp.GradScaler.scale
+
+    @functools.wraps(original)
+    def scale(self: Any, outputs: Any) -> Any:
+        if self.is_enabled():
+            for release in list(_live):
+                release.loss_is_scaled()
+        return original(self, outputs)
+
+    _originals[_SCALING] = original
+    torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]

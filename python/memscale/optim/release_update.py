@@ -50,7 +50,7 @@ class ReleaseUpdates(DiskUpdates):
             self._release.accumulating -= 1
 
     def _begin_release(self) -> None:
-        # A GradScaler then leaves the gradients to step(), which refuses by name.
+        # A GradScaler whose scaling was not seen leaves the gradients to step(), which refuses by name.
         self._step_supports_amp_scaling = True
         self._release = GradientRelease(self)
         self._release.attach()
@@ -77,6 +77,10 @@ class ReleaseUpdates(DiskUpdates):
             self._release.detach()
             self._release = None
             self._step_supports_amp_scaling = bool(self.defaults["fused"])
+
+    def _needed_gradients(self) -> bool:
+        """Whether the last step's gradients were kept, although they could have been released."""
+        return self._release is not None and self._release.was_scaled
 
     def _group_index(self, p: torch.Tensor) -> int:
         for index, group in enumerate(self.param_groups):

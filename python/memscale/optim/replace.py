@@ -12,6 +12,9 @@ from .adamw import AdamW, AdamW8bit
 
 _log = logging.getLogger("memscale")
 
+# Of torch.optim.Optimizer, which has no other way to hand them on.
+_STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
 
 def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """An optimizer with 8-bit moments and without state that can go on where `optimizer` stands.
@@ -43,7 +46,8 @@ def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer
     """Moves groups and state over.
 
     The groups are the same objects afterwards, so that a scheduler that holds the old
-    optimizer sets the rates of the new one. The old optimizer is left without state.
+    optimizer sets the rates of the new one. Hooks on the old one's step go on with the new
+    one's. The old optimizer is left without state, and refuses to step.
     """
     if successor is optimizer:
         return
@@ -54,11 +58,19 @@ def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer
                 given = optimizer._take_state(p) if isinstance(optimizer, AdamW) else optimizer.state.pop(p)
                 successor._adopt(p, given, group)
     successor.param_groups = optimizer.param_groups
+    for name in _STEP_HOOKS:  # the same objects: handles that remove hooks go on working
+        if hasattr(optimizer, name):
+            setattr(successor, name, getattr(optimizer, name))
 
-    def stepped(*_: Any) -> None:
+    def stepping(which: torch.optim.Optimizer, *_: Any) -> None:
+        if which is optimizer:
+            raise IntegrationError(
+                "use_8bit_optimizer: this optimizer was replaced and has no state any more; step the one that "
+                "apply_all_optimizations() returned"
+            )
         optimizer.__dict__["_opt_called"] = True  # what torch's schedulers look at before they warn
 
-    successor.register_step_post_hook(stepped)
+    successor.register_step_pre_hook(stepping)
 
 
 def _copies(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -7,11 +7,11 @@ torch refuses such a dict instead of reading codes as values.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import _core
 from ..errors import IntegrationError
@@ -63,7 +63,9 @@ def is_ours(p: torch.Tensor, group: dict[str, Any]) -> bool:
 
 def is_traced(p: torch.Tensor) -> bool:
     """Whether it has a shape but no memory: a step is being profiled."""
-    return isinstance(p, FakeTensor)
+    # Not imported: nothing is fake where nobody has asked for that part of torch.
+    kind = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
+    return isinstance(p, kind)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -163,7 +165,9 @@ def addresses(p: torch.Tensor, gradient: torch.Tensor, values: dict[str, Any]) -
 
 def check_dict(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None:
     """Refuses states of other optimizers and of other shapes, by name."""
-    ids = [index for group in state_dict["param_groups"] for index in group["params"]]
+    if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
+        raise IntegrationError("AdamW: this is not the state_dict() of an optimizer, with 'state' and 'param_groups'")
+    ids = [index for group in state_dict["param_groups"] for index in group.get("params", ())]
     params = [p for group in groups for p in group["params"]]
     for index, p in zip(ids, params, strict=False):
         values = state_dict["state"].get(index)
@@ -176,6 +180,13 @@ def check_dict(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None
                 "of AdamW; load it into the optimizer that wrote it"
             )
         _check_shapes(index, p, values)
+    for number, group in enumerate(state_dict["param_groups"]):
+        missing = [name for name in ("params", "lr", "betas", "eps", "weight_decay") if name not in group]
+        if missing:
+            raise IntegrationError(
+                f"AdamW: group {number} of the state has no {', '.join(missing)}, so it is not a state of AdamW; "
+                "load it into the optimizer that wrote it"
+            )
 
 
 def _check_shapes(index: Any, p: torch.Tensor, values: dict[str, Any]) -> None:

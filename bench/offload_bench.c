@@ -1,8 +1,9 @@
 /*
- * How fast the offload engine moves bytes to disk and back, beside a plain loop of
- * pwrite and pread with the same block size and number of threads on the same file
- * system, by threads and by io_uring; what checksums cost; and how long a fetch that
- * somebody waits for takes while stores are queued. Run: offload_bench [directory [gigabytes]].
+ * How fast the offload engine moves bytes to disk and back, beside fio (or dd) and beside a plain
+ * loop of pwrite and pread with the same block size and number of threads on the same file
+ * system, by threads and by io_uring; what checksums cost; what small storages cost; and how long a
+ * fetch that somebody waits for takes while stores are queued. Says which of the engine's targets
+ * hold. Run: offload_bench [directory [gigabytes]].
  *
  * The storages are those of a transformer layer: 6 to 50 MB, 340 MB in all. Each
  * figure is the median of several rounds; the variants of a round run one after the
@@ -18,6 +19,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "disk_yardstick.h"
 #include "memscale/offload.h"
 
 /* Internal: which variants of the checksum there are. */
@@ -38,16 +40,16 @@ static size_t storage_count;
 static uint64_t total_bytes;
 static const char *directory = "/var/tmp";
 
-typedef struct rates {
-    double write_gb, read_gb; /* per second */
-    double cpu;               /* seconds of processor per GB moved */
-} rates;
+/* The engine's targets: a share of what fio reaches, processor time, a call's duration. */
+#define LEAST_OF_FIO 0.95
+#define MOST_CPU_S_PER_GB 0.12
+#define MOST_CALL_US 20.0
 
 /* One way to move the storages. */
 typedef struct variant {
     const char *name;
     int threads;
-    bool is_plain;
+    bool is_plain; /* no engine: by a loop of ours, or, without a name, by the yardstick */
     uint64_t slot_bytes;
     bool no_verify;
     uint64_t shift; /* > 0: memory that is not direct */
@@ -161,9 +163,9 @@ static double plain_pass(plain_loop *loop, bool is_read)
     return (double)total_bytes / (seconds() - start) / 1e9;
 }
 
-static rates run_plain(const variant *v)
+static disk_rates run_plain(const variant *v)
 {
-    rates result = {0};
+    disk_rates result = {0};
     plain_loop loop = {.block_bytes = v->slot_bytes, .threads = v->threads};
     loop.fd = open(directory, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
     if (loop.fd < 0 || fallocate(loop.fd, 0, 0, (off_t)total_bytes) != 0) {
@@ -249,9 +251,9 @@ static void drop_all(ms_offload *engine)
     }
 }
 
-static rates run_engine(const variant *v)
+static disk_rates run_engine(const variant *v)
 {
-    rates result = {0};
+    disk_rates result = {0};
     uint64_t shift = v->shift;
     ms_offload *engine = open_engine(v);
     store_all(engine, shift); /* into fresh blocks: not counted, as for the plain loop */
@@ -312,6 +314,7 @@ static double median(double *values, size_t count)
 }
 
 static const variant variants[] = {
+    {NULL, 3, true, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
     {"plain loop", 2, true, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
     {"plain loop", 3, true, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
     {"threads", 2, false, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
@@ -330,27 +333,95 @@ static const variant variants[] = {
     {"threads, through slots", 3, false, 4 * MIB, false, 64, MS_DISK_IO_THREADS},
     {"io_uring, through slots", 4, false, 4 * MIB, false, 64, MS_DISK_IO_URING},
 };
-enum { VARIANTS = sizeof variants / sizeof variants[0] };
+/* The yardstick, and what is held against it: the default, of direct memory and through slots. */
+enum { YARDSTICK = 0, DIRECT = 4, THROUGH_SLOTS = 16, VARIANTS = sizeof variants / sizeof variants[0] };
+
+static disk_rates measured[VARIANTS][ROUNDS];
+
+static disk_rates run_variant(const variant *v)
+{
+    disk_rates result = {0};
+    if (v->name == NULL) {
+        (void)disk_yardstick_run(directory, total_bytes, v->slot_bytes, v->threads, &result);
+        return result;
+    }
+    return v->is_plain ? run_plain(v) : run_engine(v);
+}
+
+static double median_of(int variant_index, double (*figure)(const disk_rates *of, const disk_rates *than))
+{
+    double values[ROUNDS];
+    for (int round = 0; round < ROUNDS; round++) {
+        values[round] = figure(&measured[variant_index][round], &measured[YARDSTICK][round]);
+    }
+    return median(values, ROUNDS);
+}
+
+static double writes(const disk_rates *of, const disk_rates *than)
+{
+    (void)than;
+    return of->write_gb;
+}
+
+static double reads(const disk_rates *of, const disk_rates *than)
+{
+    (void)than;
+    return of->read_gb;
+}
+
+static double processor(const disk_rates *of, const disk_rates *than)
+{
+    (void)than;
+    return of->cpu;
+}
+
+static double writes_than(const disk_rates *of, const disk_rates *than)
+{
+    return than->write_gb > 0 ? of->write_gb / than->write_gb : 0;
+}
+
+static double reads_than(const disk_rates *of, const disk_rates *than)
+{
+    return than->read_gb > 0 ? of->read_gb / than->read_gb : 0;
+}
+
+static const char *verdict(bool is_held)
+{
+    return is_held ? "held" : "MISSED";
+}
+
+/* Ratios are taken within a round: a slow hour slows both. */
+static void print_targets(int i)
+{
+    double written = median_of(i, writes_than), read = median_of(i, reads_than), cpu = median_of(i, processor);
+    if (written > 0) {
+        printf("%s, %d pieces, against %s: stores %.3f, fetches %.3f (target %.2f: %s)\n", variants[i].name,
+               variants[i].threads, disk_yardstick_name(), written, read, LEAST_OF_FIO,
+               verdict(written >= LEAST_OF_FIO && read >= LEAST_OF_FIO));
+    }
+    printf("%s: %.3f s of processor per GB (target %.2f: %s)\n", variants[i].name, cpu, MOST_CPU_S_PER_GB,
+           verdict(cpu <= MOST_CPU_S_PER_GB));
+}
 
 static void print_bandwidths(void)
 {
-    static double write_gb[VARIANTS][ROUNDS], read_gb[VARIANTS][ROUNDS], cpu[VARIANTS][ROUNDS];
     for (int round = 0; round < ROUNDS; round++) {
         for (int i = 0; i < VARIANTS; i++) {
-            const variant *v = &variants[i];
-            rates r = v->is_plain ? run_plain(v) : run_engine(v);
-            write_gb[i][round] = r.write_gb;
-            read_gb[i][round] = r.read_gb;
-            cpu[i][round] = r.cpu;
+            measured[i][round] = run_variant(&variants[i]);
         }
     }
     printf("%-30s %7s %6s %11s %11s %13s\n", "", "pieces", "block", "write GB/s", "read GB/s",
            "CPU s per GB");
     for (int i = 0; i < VARIANTS; i++) {
-        printf("%-30s %7d %6llu %11.2f %11.2f %13.3f\n", variants[i].name, variants[i].threads,
-               (unsigned long long)(variants[i].slot_bytes / MIB), median(write_gb[i], ROUNDS),
-               median(read_gb[i], ROUNDS), median(cpu[i], ROUNDS));
+        const char *name = variants[i].name != NULL ? variants[i].name : disk_yardstick_name();
+        if (name != NULL) {
+            printf("%-30s %7d %6llu %11.2f %11.2f %13.3f\n", name, variants[i].threads,
+                   (unsigned long long)(variants[i].slot_bytes / MIB), median_of(i, writes), median_of(i, reads),
+                   median_of(i, processor));
+        }
     }
+    print_targets(DIRECT);
+    print_targets(THROUGH_SLOTS);
 }
 
 static void print_urgent(void)
@@ -423,12 +494,52 @@ static void print_looking(void)
     printf("numbers are given up after %.0f ns\n", (seconds() - start) * 1e6);
 }
 
-/* What a store of 4 KiB costs the thread that asks for it, of memory that is direct or has to
- * be copied; and what many tickets leave behind. */
-static void print_calls(ms_tier tier, uint64_t shift)
+/* Storages too small for a slot of their own, which are copied: stored as fast as they are taken,
+ * and fetched in the other direction. */
+static void print_small(uint64_t bytes)
 {
-    enum { CALLS = 100000, LIVE = 64, SLOTS = 4 };
-    static double taken[CALLS];
+    enum { SMALL = 2000 };
+    double walls[ROUNDS], cpus[ROUNDS];
+    ms_error err = {0};
+    const variant v = {"small", 3, false, 4 * MIB, false, 0, MS_DISK_IO_THREADS};
+    ms_offload *engine = open_engine(&v);
+    for (int round = -1; round < ROUNDS; round++) { /* the first into fresh blocks */
+        double cpu = processor_seconds(), start = seconds();
+        for (uint64_t i = 0; i < SMALL; i++) {
+            const unsigned char *source = storages[3].memory + 64 + i * 16384 % (32 * MIB);
+            if (ms_offload_store(engine, source, bytes, bytes, &tickets[i], &err) != MS_OK) {
+                die("a small store", &err);
+            }
+        }
+        if (ms_offload_quiesce(engine, &err) != MS_OK) {
+            die("quiesce", &err);
+        }
+        for (uint64_t i = SMALL; i-- > 0;) {
+            unsigned char *to = storages[4].memory + 64 + i * 16384 % (32 * MIB);
+            if (ms_offload_fetch(engine, tickets[i], to, bytes, &err) != MS_OK) {
+                die("a small fetch", &err);
+            }
+        }
+        if (ms_offload_quiesce(engine, &err) != MS_OK) {
+            die("quiesce", &err);
+        }
+        walls[round < 0 ? 0 : round] = (seconds() - start) / SMALL * 1e6;
+        cpus[round < 0 ? 0 : round] = (processor_seconds() - cpu) / SMALL * 1e6;
+        for (int i = 0; i < SMALL; i++) {
+            ms_offload_drop(engine, tickets[i]);
+        }
+    }
+    printf("storages of %3llu KB: %.1f us each to disk and back, %.1f us of processor\n",
+           (unsigned long long)(bytes / 1000), median(walls, ROUNDS), median(cpus, ROUNDS));
+    ms_offload_close(engine);
+}
+
+/* What a store of 4 KiB costs the thread that asks for it, of memory that is direct or has to
+ * be copied; and what so many tickets leave behind. */
+static void print_calls(ms_tier tier, uint64_t shift, int calls)
+{
+    enum { CALLS_MOST = 1000000, LIVE = 64 };
+    static double taken[CALLS_MOST];
     ms_error err = {0};
     ms_offload *engine = NULL;
     ms_ticket held[LIVE] = {0};
@@ -437,9 +548,9 @@ static void print_calls(ms_tier tier, uint64_t shift)
     if (ms_offload_open(&options, &engine, &err) != MS_OK) {
         die("opening", &err);
     }
-    for (int i = 0; i < CALLS; i++) {
+    for (int i = 0; i < calls; i++) {
         ms_offload_drop(engine, held[i % LIVE]);
-        if (shift > 0 && i % SLOTS == 0) { /* waiting for a slot would be the disk's time */
+        if (shift > 0 && i % 4 == 0) { /* waiting for a slot would be the disk's time */
             (void)ms_offload_quiesce(engine, NULL);
         }
         double start = seconds();
@@ -447,11 +558,13 @@ static void print_calls(ms_tier tier, uint64_t shift)
             die("a store", &err);
         }
         taken[i] = seconds() - start;
-        settled_bytes = i == CALLS / 10 ? ms_memory_live_bytes() : settled_bytes;
+        settled_bytes = i == calls / 10 ? ms_memory_live_bytes() : settled_bytes;
     }
-    printf("a store call to the %s tier%s takes %.2f us (median); %d tickets later the library holds %+lld bytes more\n",
-           ms_tier_name(tier), shift > 0 ? ", copied," : "", median(taken, CALLS) * 1e6,
-           CALLS - CALLS / 10, (long long)(ms_memory_live_bytes() - settled_bytes));
+    double call_us = median(taken, (size_t)calls) * 1e6;
+    long long grown = (long long)(ms_memory_live_bytes() - settled_bytes);
+    printf("a store call to the %s tier%s takes %.2f us (median; target %.0f: %s); %d tickets later the library "
+           "holds %+lld bytes more (target 0: %s)\n", ms_tier_name(tier), shift > 0 ? ", copied," : "", call_us,
+           MOST_CALL_US, verdict(call_us <= MOST_CALL_US), calls - calls / 10, grown, verdict(grown <= 0));
     ms_offload_close(engine);
 }
 
@@ -465,10 +578,13 @@ int main(int argc, char **argv)
     print_packing("floats", 0x3F8E38E4, 4);
     print_packing("bools", 1, 1);
     print_looking();
-    for (uint64_t shift = 0; shift <= 8; shift += 8) {
-        print_calls(MS_TIER_DISK, shift);
-        print_calls(MS_TIER_HOST, shift);
-    }
+    print_calls(MS_TIER_DISK, 0, 100000);
+    print_calls(MS_TIER_HOST, 0, 1000000);
+    print_calls(MS_TIER_DISK, 8, 100000);
+    print_calls(MS_TIER_HOST, 8, 100000);
+    print_small(4096);
+    print_small(16000);
+    print_small(98000);
     print_bandwidths();
     print_urgent();
     return 0;

@@ -161,19 +161,24 @@ def _smallest(memscale: Any, model: Any, inputs: dict[str, Any], fields: dict[st
     raise RuntimeError("a budget of 1 MB was not refused")
 
 
-def child(case: str, budget_bytes: int | None, fields: dict[str, Any]) -> dict[str, Any]:
-    """One run; what was predicted and measured."""
+def _made(case: str) -> tuple[Any, dict[str, Any], Any, Any]:
+    """Model, inputs, loss and optimizer of a case, the same in every process."""
     import torch
     import transformers
-
-    import memscale
 
     transformers.logging.set_verbosity_error()
     torch.exp(torch.zeros(8))
     torch.manual_seed(0)
     model, inputs, criterion = CASES[case]()
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return model, inputs, criterion, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def child(case: str, budget_bytes: int | None, fields: dict[str, Any]) -> dict[str, Any]:
+    """One run; what was predicted and measured."""
+    import memscale
+
+    model, inputs, criterion, optimizer = _made(case)
     result: dict[str, Any] = {"case": case, "budget_bytes": budget_bytes}
     unmodified = budget_bytes is None
     if unmodified:
@@ -207,15 +212,7 @@ def child(case: str, budget_bytes: int | None, fields: dict[str, Any]) -> dict[s
 
 def timed_child(case: str) -> dict[str, Any]:
     """Seconds of an unmodified step, with nothing planned and libc as it is."""
-    import torch
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    torch.exp(torch.zeros(8))
-    torch.manual_seed(0)
-    model, inputs, criterion = CASES[case]()
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, inputs, criterion, optimizer = _made(case)
     held: list[Any] = []
     seconds: list[float] = []
     for _ in range(WARM_STEPS + MEASURED_STEPS):

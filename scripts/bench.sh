@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures: the micro-benchmarks in C, then whole training steps beside the
-# unmodified run and HF checkpointing. Never part of a test.
+# Measures: the micro-benchmarks in C, AdamW beside its peers, then whole training
+# steps beside the unmodified run and HF checkpointing. Never part of a test.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -11,6 +11,8 @@ if [ -n "$(meson introspect build/bench --benchmarks | tr -d '[] \n')" ]; then
     say "micro-benchmarks"
     meson test -C build/bench --benchmark --verbose
 fi
-say "training steps"
 cd build
+say "optimizers"
+python -m memscale.benchmarks.optimizers
+say "training steps"
 python -m memscale.benchmarks "$@"

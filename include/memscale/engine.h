@@ -106,7 +106,7 @@ MS_API int ms_technique_parse(const char *name, ms_technique *technique);
     X(LOSS_OUTSIDE, "loss_outside", "the loss is computed outside of the model's forward; if it is a cross entropy, memscale.techniques.cross_entropy there has torch's bits in a third of the memory") \
     X(HOST_ONLY, "host_only", "it works on tensors in host memory only")                          \
     X(OTHER_OPTIMIZER, "other_optimizer", "the optimizer is not known to be memscale.optim's, or does it already") \
-    X(GRADIENTS_NEEDED, "gradients_needed", "a GradScaler has to see all gradients before one is used") \
+    X(GRADIENTS_NEEDED, "gradients_needed", "all gradients are needed before one is used: a GradScaler, clipping or accumulation, seen or possible") \
     X(NO_PLAIN_HEAD, "no_plain_head", "no cross entropy in the model's forward takes a linear layer's output as it is") \
     X(NO_TILES, "no_tiles", "no layer holds a module that treats every position by itself, or the step was not traced in tiles") \
     X(EXACT_FITS, "exact_fits", "a plan that keeps every bit fits")

@@ -195,7 +195,7 @@ typedef struct ms_loop {
                                             optimizer is memscale's and known */
     bool gradients_releasable;           /* the optimizer can update parameters in backward */
     bool gradients_released;             /* it does, whatever the plan: its owner wants it */
-    bool gradients_needed;               /* all of them before one is used: a GradScaler was seen */
+    bool gradients_needed;               /* before one is used: a GradScaler, clipping or accumulation was seen */
     bool state_streamed;                 /* its state lies on disk, whatever the plan, and is none of
                                             the bytes above */
 } ms_loop;

@@ -90,7 +90,7 @@ typedef struct ms_observation {
     bool gradients_live_in_forward;
     bool loop_seen;                  /* the two above are observations */
     bool gradients_released;         /* by that optimizer in backward, at its owner's wish */
-    bool gradients_needed;           /* it would have, but a GradScaler had to see all of them first */
+    bool gradients_needed;           /* all, before one is used: by a GradScaler, clipping or accumulation */
     bool smaller_inputs;             /* than the plan was made for: it may take less memory and time */
     uint32_t step;                   /* 1 for the first after wrap */
     uint32_t plan_steps;             /* how many of them ran under the plan, this one included */

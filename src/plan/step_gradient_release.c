@@ -8,6 +8,13 @@
 #include "base/units.h"
 #include "plan/step_options.h"
 
+/* A loop that nobody has seen yet may add up the gradients of several backwards: an update in
+ * the first of them can't be undone. */
+static bool needs_all_gradients(const ms_loop *loop)
+{
+    return loop->gradients_needed || (!loop->observed && loop->gradients_live_in_forward);
+}
+
 static uint32_t judge(const ms__step_case *facts)
 {
     if (facts->hardware->device >= 0) {
@@ -16,10 +23,10 @@ static uint32_t judge(const ms__step_case *facts)
     if (!facts->graph->loop.gradients_releasable || facts->graph->loop.gradients_released) {
         return MS_RULE_OTHER_OPTIMIZER;
     }
-    if (facts->graph->loop.gradients_needed) {
-        return MS_RULE_GRADIENTS_NEEDED;
+    if (facts->config->mode != MS_MODE_AGGRESSIVE) {
+        return MS_RULE_MODE;
     }
-    return facts->config->mode == MS_MODE_AGGRESSIVE ? MS__STEP_ADMITTED : MS_RULE_MODE;
+    return needs_all_gradients(&facts->graph->loop) ? MS_RULE_GRADIENTS_NEEDED : MS__STEP_ADMITTED;
 }
 
 /* Whether the gradient that each node of the profile binds here is final in that node. */

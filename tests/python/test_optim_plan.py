@@ -84,22 +84,79 @@ def test_a_grad_scaler_ends_a_planned_release_with_the_same_bits():
         if planned:
             memscale.apply_all_optimizations(model, optimizer, config(enable_offloading=False))
         scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
-        for step in range(3):
+        for step in range(5):
             torch.manual_seed(step)
             loss = model(torch.randn(4, 2048))
-            if planned:
-                assert ("gradient_release" in chosen(model)) == (step == 0)
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-            scaler.step(optimizer)
-            scaler.update()
+            if planned:  # the loop is known after two steps; the scaler comes in the third
+                assert ("gradient_release" in chosen(model)) == (step == 2)
+            if step < 2:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+                scaler.step(optimizer)
+                scaler.update()
             optimizer.zero_grad()
         if planned:
             assert model._memscale_executor.plan.step_options["gradient_release"]["rule"] == "gradients_needed"
             memscale.detach(model)
         runs.append(list(model.parameters()))
     assert all(torch.equal(p, q) for p, q in zip(*runs, strict=True))
+
+
+def accumulate(model, optimizer, scaler):
+    for _ in range(2):
+        model(torch.randn(4, 2048)).backward()
+    optimizer.step()
+
+
+def clip(model, optimizer, scaler):
+    model(torch.randn(4, 2048)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+
+
+def scale(model, optimizer, scaler):
+    scaler.scale(model(torch.randn(4, 2048))).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("loop", [accumulate, clip, scale])
+def test_a_loop_that_needs_its_gradients_keeps_them_from_the_first_step_on(loop):
+    runs = []
+    for planned in (False, True):
+        model = Wide()
+        optimizer = AdamW(model.parameters(), lr=1e-2)
+        if planned:
+            memscale.apply_all_optimizations(model, optimizer, config(enable_offloading=False))
+        scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+        for step in range(4):
+            torch.manual_seed(step)
+            loop(model, optimizer, scaler)
+            optimizer.zero_grad()
+            if planned:
+                options = model._memscale_executor.plan.step_options
+                assert options["gradient_release"]["rule"] == "gradients_needed"
+        if planned:
+            assert model._memscale_executor.counters()["replans"] > 0
+            memscale.detach(model)
+        runs.append(list(model.parameters()))
+    assert all(torch.equal(p, q) for p, q in zip(*runs, strict=True))
+
+
+def test_nothing_of_torch_stays_replaced():
+    from torch.nn.utils import clip_grad_norm_
+
+    scale = torch.amp.GradScaler.scale
+    model = Wide()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    with memscale.optimize(model, optimizer, config(), sample_input=torch.randn(4, 2048)):
+        steps(model, optimizer, 1)
+        assert torch.amp.GradScaler.scale is not scale
+    assert torch.amp.GradScaler.scale is scale and torch.nn.utils.clip_grad_norm_ is clip_grad_norm_
 
 
 _FORKED = textwrap.dedent(
@@ -165,8 +222,8 @@ def test_the_plan_stays_while_it_is_in_force():
     [
         ({"mode": "conservative"}, {"state_on_disk": "mode", "gradient_release": "mode"}),
         ({"mode": "balanced"}, {"state_on_disk": "forced", "gradient_release": "mode"}),
-        ({"enable_offloading": False}, {"state_on_disk": "flag_off", "gradient_release": "forced"}),
-        ({"max_disk_offload_gb": 0.05}, {"state_on_disk": "disk_cap", "gradient_release": "forced"}),
+        ({"enable_offloading": False}, {"state_on_disk": "flag_off", "gradient_release": "gradients_needed"}),
+        ({"max_disk_offload_gb": 0.05}, {"state_on_disk": "disk_cap", "gradient_release": "gradients_needed"}),
     ],
 )
 def test_rules_say_why(kwargs, rules):

@@ -32,6 +32,8 @@ class StepWatch:
         self.has_new_optimizer: bool
         self._judged: weakref.WeakKeyDictionary[Any, bool]
         self._forwards: int
+        self._forwards_since_step: int
+        self._sums: bool
         self.forget()
 
     def forget(self) -> None:
@@ -43,7 +45,8 @@ class StepWatch:
         self._ended_by = None
         self.has_new_optimizer = False
         self._judged = weakref.WeakKeyDictionary()
-        self._forwards = 0
+        self._forwards = self._forwards_since_step = 0
+        self._sums = False
 
     def forward_begins(self, model: torch.nn.Module) -> None:
         """The root is about to run."""
@@ -53,11 +56,15 @@ class StepWatch:
             self._gradients_live = any(
                 parameter.is_leaf and parameter.grad is not None for parameter in model.parameters()
             )
+            self._sums |= self._gradients_live and self._forwards_since_step > 0
         self._forwards += 1
+        self._forwards_since_step += 1
 
     def forward_ended(self, output: Any) -> None:
         """The root has run; its result goes to the caller."""
         self._outputs = [weakref.ref(tensor) for tensor in plain_tensors(output) if tensor.dim() > 0]
+        if not self._outputs and self._outputs_held is None:
+            self._outputs_held = False  # a loss alone: there is nothing to hold
 
     def expect_backward(self, output: Any) -> None:
         """Where no layer has hooks, a backward shows at the output it comes from and nowhere else."""
@@ -96,6 +103,7 @@ class StepWatch:
 
     def step_ended_by(self, optimizer: torch.optim.Optimizer) -> None:
         """`optimizer` has ended a step."""
+        self._forwards_since_step = 0
         self._ended_by = weakref.ref(optimizer)
 
     def observation(self, ended: dict[str, int]) -> dict[str, Any]:
@@ -110,7 +118,9 @@ class StepWatch:
         optimizers = list(self._optimizers)
         if optimizers:
             seen["gradients_released"] = all(_says(optimizer, "_releases_by_itself") for optimizer in optimizers)
-            seen["gradients_needed"] = any(_says(optimizer, "_needed_gradients") for optimizer in optimizers)
+            # Under release it is the optimizer that knows which backward is the last.
+            sums = self._sums and not any(_says(optimizer, "_releases_now") for optimizer in optimizers)
+            seen["gradients_needed"] = sums or any(_says(optimizer, "_needed_gradients") for optimizer in optimizers)
             seen["optimizer_state_bytes"] = sum(map(_state_bytes, optimizers))
         self.has_new_optimizer = False
         return seen

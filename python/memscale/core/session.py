@@ -382,6 +382,7 @@ class Session:
         arrange(
             on_disk="state_on_disk" in chosen,
             releases="gradient_release" in chosen,
+            may_release=plan is not None and self.config.mode == "aggressive",
             directory=self.config.disk_offload_dir,
             cap_gb=self.config.max_disk_offload_gb,
         )

@@ -94,7 +94,7 @@ class AdamW(ReleaseUpdates):
         self._disk = None
         self._interrupted = None
         self._planned_disk = self._planned_release = False
-        self._release = None
+        self._release = self._gradient_use = None
         self._release_order = []
         super().__init__(
             params,
@@ -254,7 +254,7 @@ class AdamW(ReleaseUpdates):
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name in ("_disk", "_interrupted", "_release"):
+        for name in ("_disk", "_interrupted", "_release", "_gradient_use"):
             self.__dict__.setdefault(name, None)
         self.__dict__.setdefault("_release_order", [])
         self.__dict__.setdefault("_planned_disk", False)

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import sys
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import IntegrationError
+from .gradient_use import listen
 
 if TYPE_CHECKING:
     from .release_update import ReleaseUpdates
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("memscale")
 
 _WITHOUT = 'release_gradients=False (mode="balanced", where a plan chose it)'
-
-# Of torch.nn.utils.clip_grad: what all its functions that clip end in, and that reads gradients.
-_CLIPPING = ("_clip_grads_with_norm_", "clip_grad_value_")
 
 
 class GradientRelease:
@@ -45,10 +41,8 @@ class GradientRelease:
         self._rates: dict[int, tuple[Any, ...]] = {}
         self._failure: str | None = None
         self._has_said = False
-        _live.add(self)
-        _guard_clipping()
-        _notice_scaling()
-        weakref.finalize(self, _clean_up, self._handles)
+        listen(self)
+        weakref.finalize(self, _take_away, self._handles)
 
     def attach(self) -> None:
         """Hooks every trainable parameter that has none yet."""
@@ -64,9 +58,7 @@ class GradientRelease:
 
     def detach(self) -> None:
         """Takes the hooks away."""
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
+        _take_away(self._handles)
 
     # ---- backward ----------------------------------------------------------------------
 
@@ -102,6 +94,16 @@ class GradientRelease:
             )
         self._is_scaled = True
         optimizer._step_supports_amp_scaling = bool(optimizer.defaults["fused"])
+
+    def gradients_are_clipped(self, parameters: list[torch.Tensor]) -> None:
+        """Refuses where some are gone: torch's functions skip parameters without gradients, so a run
+        that clips would go on unclipped."""
+        released = set(map(id, self.released))
+        if any(id(p) in released for p in parameters):
+            raise IntegrationError(
+                "release_gradients: gradients can't be clipped after backward, they were used and freed in it. "
+                f"Turn clipping off (Trainer: max_grad_norm=0) or use {_WITHOUT}"
+            )
 
     def _check(self, optimizer: ReleaseUpdates, p: torch.Tensor) -> None:
         optimizer._refuse_interrupted()
@@ -180,6 +182,12 @@ class GradientRelease:
         return self._failure is not None
 
 
+def _take_away(handles: dict[torch.Tensor, Any]) -> None:
+    for handle in handles.values():
+        handle.remove()
+    handles.clear()
+
+
 def _gradient_is_final(release: weakref.ref[GradientRelease], p: torch.Tensor) -> None:
     watcher = release()
     if watcher is not None:
@@ -191,85 +199,3 @@ def _accelerate_accumulates() -> bool:
     state = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     shared = getattr(state, "_shared_state", None)
     return isinstance(shared, dict) and shared.get("sync_gradients") is False
-
-
-# ---- torch's functions that need gradients ------------------------------------------------------
-
-_live: weakref.WeakSet[GradientRelease] = weakref.WeakSet()
-_originals: dict[str, Callable[..., Any]] = {}
-_SCALING = "scale"  # of torch.amp.GradScaler
-
-
-def _guard_clipping() -> None:
-    """From now on, clipping gradients that were released raises instead of doing nothing.
-
-    torch's functions skip parameters without gradients, so a run that clips would go on
-    unclipped. They are put back when no optimizer releases gradients any more.
-    """
-    import torch.nn.utils.clip_grad as module
-
-    for name in _CLIPPING:
-        original = getattr(module, name, None)
-        if original is not None and name not in _originals:
-            _originals[name] = original
-            _set_everywhere(name, original, _guarded(original))
-
-
-def _clean_up(handles: dict[torch.Tensor, Any]) -> None:
-    """An optimizer that released gradients is gone."""
-    import torch.nn.utils.clip_grad as module
-
-    for handle in handles.values():
-        handle.remove()
-    if not list(_live):
-        scaling = _originals.pop(_SCALING, None)
-        if scaling is not None and getattr(torch.amp.GradScaler.scale, "__wrapped__", None) is scaling:
-            torch.amp.GradScaler.scale = scaling  # type: ignore[method-assign, assignment]
-        while _originals:
-            name, original = _originals.popitem()
-            _set_everywhere(name, getattr(module, name), original)
-
-
-def _set_everywhere(name: str, old: Any, new: Any) -> None:
-    """In torch's modules that have the function under this or its public name."""
-    import torch.nn.utils as package
-    import torch.nn.utils.clip_grad as module
-
-    for place in (module, package):
-        for known in (name, name.lstrip("_")):
-            if getattr(place, known, None) is old:
-                setattr(place, known, new)
-
-
-def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        released = {id(p) for release in _live for p in release.released}
-        # Without a bound it only asks for the norm, as Trainers do for their log.
-        bound = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
-        if float(bound) < math.inf and any(id(p) in released for p in given):
-            raise IntegrationError(
-                "release_gradients: gradients can't be clipped after backward, they were used and freed in it. "
-                f"Turn clipping off (Trainer: max_grad_norm=0) or use {_WITHOUT}"
-            )
-        return original(given, *args, **kwargs)
-
-    return clip
-
-
-def _notice_scaling() -> None:
-    """From now on, a GradScaler that scales a loss is seen before the backward that follows."""
-    if _SCALING in _originals:
-        return
-    original = torch.amp.GradScaler.scale
-
-    @functools.wraps(original)
-    def scale(self: Any, outputs: Any) -> Any:
-        if self.is_enabled():
-            for release in list(_live):
-                release.loss_is_scaled()
-        return original(self, outputs)
-
-    _originals[_SCALING] = original
-    torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]

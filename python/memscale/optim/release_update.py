@@ -15,6 +15,7 @@ import torch
 from ..errors import IntegrationError
 from . import state as _state
 from .disk_update import DiskUpdates
+from .gradient_use import GradientUse
 from .memory_update import check_gradient
 from .release import GradientRelease
 
@@ -27,6 +28,7 @@ class ReleaseUpdates(DiskUpdates):
     _release: GradientRelease | None
     _release_order: list[torch.Tensor]
     _planned_release: bool  # at a plan's wish, not the owner's
+    _gradient_use: GradientUse | None  # while a plan may come to want release
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -60,15 +62,28 @@ class ReleaseUpdates(DiskUpdates):
         streams = self._disk_options is not None and not self._planned_disk
         return self._streamable_tensors(), self._releases_by_itself(), streams
 
+    def _releases_now(self) -> bool:
+        return self._release is not None
+
     def _releases_by_itself(self) -> bool:
-        return self._release is not None and not self._planned_release
+        return self._releases_now() and not self._planned_release
 
     def _arrange(
-        self, on_disk: bool, releases: bool, directory: Any = None, cap_gb: float | None = None
+        self,
+        on_disk: bool,
+        releases: bool,
+        may_release: bool = False,
+        directory: Any = None,
+        cap_gb: float | None = None,
     ) -> None:
         """Moves state and begins or ends gradient release as a plan wants; what the optimizer was
-        made with stays as it is. Between steps."""
+        made with stays as it is. Where a later plan `may_release`, it is watched whether the
+        loop needs gradients. Between steps."""
         self._arrange_disk(on_disk, directory, cap_gb)
+        if not may_release:
+            self._gradient_use = None
+        elif self._gradient_use is None:
+            self._gradient_use = GradientUse(self)
         if releases and self._release is None:
             self._planned_release = True
             self._begin_release()
@@ -79,7 +94,9 @@ class ReleaseUpdates(DiskUpdates):
             self._step_supports_amp_scaling = bool(self.defaults["fused"])
 
     def _needed_gradients(self) -> bool:
-        """Whether the last step's gradients were kept, although they could have been released."""
+        """Whether the loop was seen to need all gradients before one is used."""
+        if self._gradient_use is not None and self._gradient_use.needs_all:
+            return True
         return self._release is not None and self._release.was_scaled
 
     def _group_index(self, p: torch.Tensor) -> int:

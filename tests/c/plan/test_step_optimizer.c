@@ -192,6 +192,19 @@ static void gradients_that_are_needed_are_kept(void **state)
     assert_int_equal(fixture_simulate(f, keep, 0).peak_bytes, plain.peak_bytes);
 }
 
+/* Before a loop was seen it may add up the gradients of several backwards. */
+static void a_loop_that_nobody_has_seen_keeps_its_gradients(void **state)
+{
+    fixture *f = *state;
+    f->graph->loop.observed = false;
+    f->graph->loop.gradients_live_in_forward = true;
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_GRADIENTS_NEEDED);
+    f->graph->loop.gradients_live_in_forward = false; /* where no other plan fits */
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_PRESSURE);
+    f->graph->loop.observed = f->graph->loop.gradients_live_in_forward = true; /* zero_grad() after forward */
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_PRESSURE);
+}
+
 /* ---- what a refusal says of optimizers ----------------------------------------------------- */
 
 /* The figure behind `what` in a refusal, in GB; 0 where it is not named. */
@@ -272,6 +285,7 @@ int main(void)
         TEST(what_the_optimizer_can_do_survives_the_documents),
         TEST(what_the_owner_wants_is_part_of_every_step),
         TEST(gradients_that_are_needed_are_kept),
+        TEST(a_loop_that_nobody_has_seen_keeps_its_gradients),
         TEST(a_refusal_names_optimizers_and_what_each_would_allow),
     };
     return cmocka_run_group_tests_name("options of the optimizer", tests, NULL, NULL);

@@ -1,0 +1,118 @@
+"""What a loop does with gradients between backward and the optimizer's step, seen at torch's own
+functions: a GradScaler scales a loss, gradients are clipped.
+
+Functions of torch are replaced while somebody listens, and put back when nobody does any more.
+What a listener raises reaches the loop.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["GradientUse", "Listener", "listen"]
+
+# Of torch.nn.utils.clip_grad: what all its functions that clip end in, and that reads gradients.
+_CLIPPING = ("_clip_grads_with_norm_", "clip_grad_value_")
+_SCALING = "scale"  # of torch.amp.GradScaler
+
+_listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+_originals: dict[str, Callable[..., Any]] = {}
+
+
+class Listener(Protocol):
+    """Who wants to know."""
+
+    def loss_is_scaled(self) -> None:
+        """A GradScaler is about to scale a loss."""
+
+    def gradients_are_clipped(self, parameters: list[torch.Tensor]) -> None:
+        """Gradients of these are about to be clipped, to a finite bound."""
+
+
+class GradientUse:
+    """Whether all gradients of an optimizer were used at once before a step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self.needs_all = False
+        listen(self)
+
+    def loss_is_scaled(self) -> None:
+        self.needs_all = True
+
+    def gradients_are_clipped(self, parameters: list[torch.Tensor]) -> None:
+        optimizer = self._optimizer()
+        if optimizer is not None and not self.needs_all:
+            clipped = set(map(id, parameters))
+            self.needs_all = any(id(p) in clipped for group in optimizer.param_groups for p in group["params"])
+
+
+def listen(listener: Listener) -> None:
+    """Tells `listener` from now on, for as long as it lives."""
+    import torch.nn.utils.clip_grad as module
+
+    _listeners.add(listener)
+    weakref.finalize(listener, _restore_unheard)
+    for name in _CLIPPING:
+        original = getattr(module, name, None)
+        if original is not None and name not in _originals:
+            _originals[name] = original
+            _set_everywhere(name, original, _telling_of_clipping(original))
+    if _SCALING not in _originals:
+        _originals[_SCALING] = torch.amp.GradScaler.scale
+        torch.amp.GradScaler.scale = _telling_of_scaling(torch.amp.GradScaler.scale)  # type: ignore[method-assign]
+
+
+def _restore_unheard() -> None:
+    import torch.nn.utils.clip_grad as module
+
+    if list(_listeners):
+        return
+    scaling = _originals.pop(_SCALING, None)
+    if scaling is not None and getattr(torch.amp.GradScaler.scale, "__wrapped__", None) is scaling:
+        torch.amp.GradScaler.scale = scaling  # type: ignore[method-assign, assignment]
+    while _originals:
+        name, original = _originals.popitem()
+        _set_everywhere(name, getattr(module, name), original)
+
+
+def _set_everywhere(name: str, old: Any, new: Any) -> None:
+    """In torch's modules that have the function under this or its public name."""
+    import torch.nn.utils as package
+    import torch.nn.utils.clip_grad as module
+
+    for place in (module, package):
+        for known in (name, name.lstrip("_")):
+            if getattr(place, known, None) is old:
+                setattr(place, known, new)
+
+
+def _telling_of_clipping(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        # Without a bound it only asks for the norm, as Trainers do for their log.
+        bound = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
+        if float(bound) < math.inf:
+            for listener in list(_listeners):
+                listener.gradients_are_clipped(given)
+        return original(given, *args, **kwargs)
+
+    return clip
+
+
+def _telling_of_scaling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def scale(self: Any, outputs: Any) -> Any:
+        if self.is_enabled():
+            for listener in list(_listeners):
+                listener.loss_is_scaled()
+        return original(self, outputs)
+
+    return scale

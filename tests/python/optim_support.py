@@ -32,7 +32,8 @@ def ulp(values):
 
 
 def off_by(ours, theirs, before):
-    """The largest difference of updated parameters, beyond what the documentation allows."""
+    """The largest difference of updated parameters, beyond what the documentation allows; `before` the
+    step, but with weight decay applied."""
     allowed = torch.maximum(ulp(ours), ulp(theirs)) + 5 * ulp(theirs - before)
     return ((ours - theirs).abs() - allowed).max().item()
 

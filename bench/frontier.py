@@ -1,13 +1,12 @@
 """Frontiers: step time over budget, measured, beside Hugging Face checkpointing and uniform offload.
 
-    python bench/frontier.py [--case NAME]... [--budgets N] [--rounds N] [--output FILE] [--pictures FOLDER]
+    python bench/frontier.py [--case NAME]... [--budgets N] [--steps N] [--output FILE] [--pictures FOLDER]
 
 For each case budgets are laid evenly from what the unoptimized step needs down to 1% above
-the smallest that the planner names. Each run is a process of its own; the first round runs
-everything once, later ones the budgets at which plan and uniform offload came within 5% of each
-other, whichever was ahead: one after the other, so that a drifting machine moves both, and
-compared within a round. A run's step time is the median of its
-last three steps: a plan is made anew after the first ones, when the loop and the optimizer
+the smallest that the planner names. Each run is a process of its own. At each budget the
+planned run and uniform offload take turns, step by step, and are compared by the median of
+the ratios of their last steps: a machine that gets slower or faster moves both. The first
+steps don't count: a plan is made anew after them, when the loop and the optimizer
 have been seen, and its first step faults in what it holds more. Uniform offload is this
 library's executor under a plan that moves every layer's saved tensors to disk, with a cache
 that fills its budget: the yardstick that the planner's choice has to beat.
@@ -20,19 +19,20 @@ most 2% slower. Exit status 1 where one is missed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 NOISE = 1.02
 # Processes differ by a few megabytes before their first step.
 SMALLEST_MARGIN = 1.01
-SETTLED_STEPS = 3
-CLOSE = 0.05
+SETTLED_STEPS = 5
 CASES = ("gpt2", "bert", "llama")
 METHODS = {"plain": "unmodified", "hf": "HF checkpointing", "uniform": "uniform offload", "memscale": "memscale"}
 COLOURS = {"plain": "#333333", "hf": "#b30000", "uniform": "#cc8800", "memscale": "#0b62a4"}
@@ -64,144 +64,129 @@ def limits(case_name: str) -> dict[str, int]:
     return {"need": need, "smallest": smallest, "uniform": json.loads(text)["smallest_budget_bytes"]}
 
 
-def train(arguments: list[str], uniform: bool) -> int:
-    """The child of the benchmark suite; under a uniform plan if asked."""
-    from memscale import _core
-    from memscale.benchmarks import child
-    from memscale.core.session import Session
-
-    if uniform:
-
-        def make_plan(session: Session, graph: str) -> str:
-            return _core.plan_uniform(graph, session.hardware_json, session.config_json, "offload_disk")
-
-        Session._make_plan = make_plan  # type: ignore[method-assign]
-    sys.argv = ["child", *arguments]
-    return child.main()
-
-
 # -- the parent ---------------------------------------------------------------------------------
 
 
-def _child(*arguments: str) -> tuple[list[dict[str, Any]], str]:
-    command = [sys.executable, __file__, *arguments]
-    environment = dict(os.environ, HF_HUB_OFFLINE="1")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return (lines, "") if done.returncode == 0 else ([], done.stderr.strip().rsplit("\n", 1)[-1][:200])
+def _limits_of(case: str) -> dict[str, int]:
+    done = subprocess.run([sys.executable, __file__, "--limits", case], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{case}: {_reason(done.stderr)}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _run(case: str, method: str, budget: int | None, steps: int) -> dict[str, Any]:
-    variant = "memscale" if method == "uniform" else method
-    arguments = ["--case", case, "--variant", variant, "--steps", str(steps)]
-    if budget is not None:
-        arguments += ["--budget-gb", repr(budget / 1e9)]
-    lines, error = _child("--child", method, "--", *arguments)
-    row: dict[str, Any] = {"case": case, "method": method, "budget_bytes": budget}
-    if error:
-        return row | {"error": error}
-    done = lines[-1]
-    steps_seen = [line for line in lines if line["event"] == "step"]
-    bits = [(line["loss"], line["digest"]) for line in steps_seen]
-    seconds = statistics.median(line["seconds"] for line in steps_seen[-SETTLED_STEPS:])
-    return row | {"peak_bytes": done["peak_bytes"], "step_seconds": seconds, "bits": bits,
-                  "predicted_peak_bytes": done.get("predicted_peak_bytes")}
+def _reason(stderr: str) -> str:
+    return stderr.strip().rsplit("\n", 1)[-1][:200]
+
+
+class _Run:
+    """A child of the benchmark suite that takes a step whenever it is told to."""
+
+    def __init__(self, case: str, method: str, budget: int | None, steps: int) -> None:
+        self.row: dict[str, Any] = {"case": case, "method": method, "budget_bytes": budget}
+        command = [sys.executable, "-m", "memscale.benchmarks.child", "--case", case, "--variant", method,
+                   "--steps", str(steps), "--in-turn"]
+        if budget is not None:
+            command += ["--budget-gb", repr(budget / 1e9)]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by end()
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                                       text=True, env=dict(os.environ, HF_HUB_OFFLINE="1"))
+        self._steps: list[dict[str, Any]] = []
+        self._next("ready")
+
+    def _next(self, event: str) -> dict[str, Any]:
+        """The child's next line of that event; empty where it ended before."""
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            told: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
+            if told.get("event") == event:
+                return told
+        return {}
+
+    def step(self) -> None:
+        """Lets the child take a step, and waits for it."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.write("\n")
+            self._child.stdin.flush()
+            if told := self._next("step"):
+                self._steps.append(told)
+
+    def end(self) -> dict[str, Any]:
+        """What was seen of the run."""
+        done = self._next("done")
+        self._child.communicate()
+        with self._errors as errors:
+            if self._child.returncode != 0 or not done:
+                errors.seek(0)
+                return self.row | {"error": _reason(errors.read())}
+        return self.row | {
+            "peak_bytes": done["peak_bytes"],
+            "predicted_peak_bytes": done.get("predicted_peak_bytes"),
+            "step_seconds": statistics.median(step["seconds"] for step in self._steps[-SETTLED_STEPS:]),
+            "seconds": [step["seconds"] for step in self._steps],
+            "bits": [(step["loss"], step["digest"]) for step in self._steps],
+        }
 
 
 def _show(row: dict[str, Any]) -> None:
     budget = "-" if row["budget_bytes"] is None else f"{row['budget_bytes'] / 1e9:.2f}"
     told = row.get("error") or f"peak {row['peak_bytes'] / 1e9:6.2f} GB   step {row['step_seconds']:7.2f} s"
-    print(f"  {METHODS[row['method']]:<18} budget {budget:>6}   {told}", flush=True)
+    ratio = f"   {row['over_uniform']:.3f} of uniform offload's" if "over_uniform" in row else ""
+    print(f"  {METHODS[row['method']]:<18} budget {budget:>6}   {told}{ratio}", flush=True)
 
 
-def measure(case: str, budgets: int, rounds: int, steps: int) -> list[dict[str, Any]]:
-    """All runs of a case, round by round."""
-    found, error = _child("--limits", case)
-    if error:
-        raise RuntimeError(f"{case}: {error}")
-    need, uniform = found[0]["need"], found[0]["uniform"]
-    smallest = int(found[0]["smallest"] * SMALLEST_MARGIN)
-    print(f"\n{case}: {need / 1e9:.2f} GB needed, {smallest / 1e9:.2f} GB the least", flush=True)
-    wanted = [need - (need - smallest) * i // max(budgets - 1, 1) for i in range(budgets)]
-    runs: list[tuple[str, int | None]] = [("plain", None), ("hf", None)]
-    for budget in wanted:
-        runs.append(("memscale", budget))
-        if budget >= uniform:
-            runs.append(("uniform", budget))
-    rows: list[dict[str, Any]] = []
-    for number in range(rounds):
-        close = _close_budgets(rows)
-        for method, budget in runs:
-            if number == 0 or budget in close:
-                rows.append(_run(case, method, budget, steps) | {"round": number})
-                _show(rows[-1])
+def _in_turn(case: str, methods: list[str], budget: int | None, steps: int) -> list[dict[str, Any]]:
+    """Runs of several methods at a budget, a step of each after the other."""
+    runs = [_Run(case, method, budget, steps) for method in methods]
+    for number in range(steps):
+        for run in runs if number % 2 == 0 else runs[::-1]:
+            run.step()
+    rows = [run.end() for run in runs]
+    if len(rows) == 2 and all("seconds" in row for row in rows):
+        pairs = list(zip(*(row["seconds"][-SETTLED_STEPS:] for row in rows), strict=True))
+        rows[0]["over_uniform"] = statistics.median(ours / theirs for ours, theirs in pairs)
+    for row in rows:
+        _show(row)
     return rows
 
 
-def _close_budgets(rows: list[dict[str, Any]]) -> set[int]:
-    """Budgets at which the first round says too little about who is faster."""
-    return {
-        budget
-        for budget in {row["budget_bytes"] for row in rows} - {None}
-        if any(abs(ratio - 1) < CLOSE for ratio in _ratios(rows, budget)[:1])
-    }
-
-
-def _ratios(rows: list[dict[str, Any]], budget: int | None) -> list[float]:
-    """Planned over uniform step time at a budget, one for each round that has both."""
-    seconds = {
-        (row["method"], row["round"]): row["step_seconds"]
-        for row in rows
-        if row["budget_bytes"] == budget and "step_seconds" in row
-    }
-    pairs = [(seconds.get(("memscale", i)), seconds.get(("uniform", i))) for i in range(len(rows))]
-    return [ours / theirs for ours, theirs in pairs if ours and theirs]
-
-
-def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each method and budget: the median step and the highest peak of the rounds."""
-    points: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
-    for row in rows:
-        points.setdefault((row["method"], row["budget_bytes"]), []).append(row)
+def measure(case: str, budgets: int, steps: int) -> list[dict[str, Any]]:
+    """All runs of a case."""
+    found = _limits_of(case)
+    need, uniform = found["need"], found["uniform"]
+    smallest = int(found["smallest"] * SMALLEST_MARGIN)
+    print(f"\n{case}: {need / 1e9:.2f} GB needed, {smallest / 1e9:.2f} GB the least", flush=True)
+    rows = _in_turn(case, ["plain"], None, steps) + _in_turn(case, ["hf"], None, steps)
+    for i in range(budgets):
+        budget = need - (need - smallest) * i // max(budgets - 1, 1)
+        rows += _in_turn(case, ["memscale", "uniform"] if budget >= uniform else ["memscale"], budget, steps)
     plain = next(row["bits"] for row in rows if row["method"] == "plain" and "error" not in row)
-    summary = []
-    for (method, budget), runs in points.items():
-        good = [run for run in runs if "error" not in run]
-        point: dict[str, Any] = {"case": runs[0]["case"], "method": method, "budget_bytes": budget}
-        if len(good) < len(runs):
-            point["error"] = next(run["error"] for run in runs if "error" in run)
-        if good:
-            point["peak_bytes"] = max(run["peak_bytes"] for run in good)
-            point["step_seconds"] = statistics.median(run["step_seconds"] for run in good)
-            point["same_bits"] = all(run["bits"] == plain for run in good)
-            point["rounds"] = len(good)
-        if method == "memscale" and (ratios := _ratios(rows, budget)):
-            point["over_uniform"] = statistics.median(ratios)
-        summary.append(point)
-    return summary
+    for row in rows:
+        row["same_bits"] = row.get("bits") == plain
+    return rows
 
 
-def verdicts(points: list[dict[str, Any]]) -> list[str]:
+def verdicts(rows: list[dict[str, Any]]) -> list[str]:
     """What was missed, in words; empty where everything holds."""
     missed = []
-    ours = [point for point in points if point["method"] == "memscale"]
-    for point in ours:
-        name = f"{point['case']} at {point['budget_bytes'] / 1e9:.2f} GB"
-        if "error" in point or not point["same_bits"]:
-            missed.append(f"{name}: {point.get('error', 'other gradients')}")
+    ours = [row for row in rows if row["method"] == "memscale"]
+    for row in ours:
+        name = f"{row['case']} at {row['budget_bytes'] / 1e9:.2f} GB"
+        if not row["same_bits"]:
+            missed.append(f"{name}: {row.get('error', 'other gradients')}")
             continue
-        if point["peak_bytes"] > point["budget_bytes"]:
-            missed.append(f"{name}: peak {point['peak_bytes'] / 1e9:.2f} GB")
-        for peer in points:
-            fits = peer["method"] in ("hf", "uniform") and peer.get("peak_bytes", 1 << 62) <= point["budget_bytes"]
-            same = peer["method"] == "hf" or peer["budget_bytes"] == point["budget_bytes"]
-            ratio = point["step_seconds"] / peer["step_seconds"] if fits and same else 0.0
+        if row["peak_bytes"] > row["budget_bytes"]:
+            missed.append(f"{name}: peak {row['peak_bytes'] / 1e9:.2f} GB")
+        for peer in rows:
+            fits = peer["method"] in ("hf", "uniform") and peer.get("peak_bytes", 1 << 62) <= row["budget_bytes"]
+            same = peer["method"] == "hf" or peer["budget_bytes"] == row["budget_bytes"]
+            ratio = row["step_seconds"] / peer["step_seconds"] if fits and same else 0.0
             if ratio and peer["method"] == "uniform":
-                ratio = point["over_uniform"]
+                ratio = row["over_uniform"]
             if ratio > NOISE:
                 missed.append(f"{name}: {ratio:.3f} times the step of {METHODS[peer['method']]}")
-    lowest = min((point["peak_bytes"] for point in ours if "peak_bytes" in point), default=None)
-    for peer in points:
+    lowest = min((row["peak_bytes"] for row in ours if "peak_bytes" in row), default=None)
+    for peer in rows:
         if peer["method"] in ("hf", "uniform") and lowest is not None and peer.get("peak_bytes", 1 << 62) < lowest:
             missed.append(f"{peer['case']}: {METHODS[peer['method']]} goes lower")
     return missed
@@ -253,32 +238,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", help=f"a case of the suite (default {', '.join(CASES)})")
     parser.add_argument("--budgets", type=int, default=8, help="budgets of each case (default 8)")
-    parser.add_argument("--rounds", type=int, default=1, help="interleaved rounds (default 1)")
-    parser.add_argument("--steps", type=int, default=5, help="steps of each run (default 5)")
+    parser.add_argument("--steps", type=int, default=9, help=f"of each run; the last {SETTLED_STEPS} count (default 9)")
     parser.add_argument("--output", type=Path, help="write runs and points as JSON")
     parser.add_argument("--pictures", type=Path, help="folder for one frontier-CASE.svg for each case")
     parser.add_argument("--limits", help=argparse.SUPPRESS)
-    parser.add_argument("--child", choices=list(METHODS), help=argparse.SUPPRESS)
-    parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.limits is not None:
         print(json.dumps(limits(arguments.limits)))
         return 0
-    if arguments.child is not None:
-        return train(arguments.rest, arguments.child == "uniform")
     document: dict[str, Any] = {"load_average": os.getloadavg(), "cases": {}, "missed": []}
     missed: list[str] = document["missed"]
     if arguments.pictures is not None:
         arguments.pictures.mkdir(parents=True, exist_ok=True)
     for case in arguments.case or CASES:
-        rows = measure(case, arguments.budgets, arguments.rounds, arguments.steps)
-        points = summarise(rows)
-        missed += verdicts(points)
-        document["cases"][case] = {"runs": rows, "points": points}
+        rows = measure(case, arguments.budgets, arguments.steps)
+        missed += verdicts(rows)
+        document["cases"][case] = rows
         if arguments.output is not None:  # after every case: the next one takes a quarter of an hour
             arguments.output.write_text(json.dumps(document, indent=2) + "\n")
         if arguments.pictures is not None:
-            (arguments.pictures / f"frontier-{case}.svg").write_text(picture(case, points))
+            (arguments.pictures / f"frontier-{case}.svg").write_text(picture(case, rows))
     print("\n" + ("\n".join(missed) if missed else "every verdict holds"))
     return 1 if missed else 0
 

@@ -147,6 +147,7 @@ def main() -> int:
     parser.add_argument("--force", action="store_true")
     parser.add_argument("--config", default="{}")
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--in-turn", action="store_true", help="begin each step when a line comes in")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -170,6 +171,8 @@ def main() -> int:
     seconds = []
     predicted = 0  # the peak is of all steps: so is what their plans predict
     for step, ids in enumerate(data):
+        if arguments.in_turn:
+            sys.stdin.readline()
         start = meter.now()
         with _around_forward(arguments.variant):
             loss = model(input_ids=ids, labels=ids).loss

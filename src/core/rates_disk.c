@@ -27,7 +27,8 @@ void ms__rates_default_disk(ms_disk *disk)
 }
 
 /* One direction over one file; workers take the next block until none is left or
- * the time is over. */
+ * the time is over. The first is taken however late it is: a machine that stood still for
+ * that long has a disk nevertheless. */
 typedef struct transfer {
     const ms__file *file;
     bool is_write;
@@ -49,7 +50,7 @@ static void worker_main(void *argument)
 {
     worker *me = argument;
     transfer *job = me->job;
-    while (me->rc == MS_OK && ms_now_ns() < job->deadline_ns) {
+    while (me->rc == MS_OK && (ms_now_ns() < job->deadline_ns || atomic_load(&job->next_block) == 0)) {
         uint32_t index = atomic_fetch_add(&job->next_block, 1);
         if (index >= job->block_count) {
             return;

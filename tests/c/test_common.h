@@ -17,6 +17,11 @@
 
 #include "memscale/base.h"
 
+/* What takes longer hangs: no busy machine, and none that stands still for seconds, needs as long.
+ * No test says how fast something is. */
+enum { PATIENCE_S = 120 };
+#define PATIENCE_NS ((uint64_t)PATIENCE_S * 1000000000)
+
 /* The call succeeds; `err` is the ms_error it was given. */
 #define assert_ms_ok(call, err)                                                                  \
     do {                                                                                         \

@@ -283,7 +283,7 @@ static void reading_runs_ahead_of_updates(void **state)
     const uint64_t ids[] = {twins[0].id, twins[1].id, twins[2].id};
     uint64_t before = bytes_read(stream), wanted = (MS_OPTIMIZER_CHUNKS_AHEAD - 1) * MS_OPTIMIZER_CHUNK_BYTES;
     assert_ms_ok(ms_optimizer_stream_begin(stream, ids, TENSORS, &err), err);
-    uint64_t deadline = ms_now_ns() + UINT64_C(20000000000);
+    uint64_t deadline = ms_now_ns() + PATIENCE_NS;
     while (bytes_read(stream) - before < wanted && ms_now_ns() < deadline) {
         usleep(1000);
     }
@@ -488,7 +488,7 @@ static int use_in_child(updating *u)
     uint64_t id = u->twins[0].id, made = 0, bytes[MS_PART_COUNT];
     const uint64_t nowhere[MS_PART_COUNT] = {UINT64_MAX};
     int wrong = 0;
-    alarm(60); /* for hangs, not for busy machines */
+    alarm(PATIENCE_S);
     wrong += !ms_optimizer_stream_is_inherited(u->stream);
     wrong += ms_optimizer_stream_begin(u->stream, &id, 1, &err) != MS_ESTATE;
     wrong += strstr(err.text, "parent process") == NULL || strstr(err.text, spill_dir) == NULL;

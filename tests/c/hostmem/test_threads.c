@@ -153,7 +153,7 @@ static void slots_come_and_go(void **state)
  * Its exit status says which promise broke. */
 static int live_as_a_child(workshop *shop, unsigned char *inherited)
 {
-    alarm(60); /* a lock left behind would hang here */
+    alarm(PATIENCE_S); /* a lock left behind would hang here */
     ms_hostmem_stats at_birth = stats_now();
     if (at_birth.cached_bytes != 0 || inherited[0] != 77) {
         return 1;
@@ -272,7 +272,7 @@ static void other_fork_handlers_may_free_blocks(void **state)
     }
     pid_t child = fork();
     if (child == 0) {
-        alarm(60);
+        alarm(PATIENCE_S);
         _exit(stats_now().live_blocks == 1 ? 0 : 1);
     }
     int status = 0;
@@ -299,6 +299,5 @@ int main(void)
     /* Before ours, so that theirs run while ours hold the lock: after it in prepare,
      * before it in the child. */
     pthread_atfork(free_in_prepare, NULL, free_in_child);
-    alarm(300);
     return cmocka_run_group_tests_name("hostmem threads", tests, NULL, NULL);
 }

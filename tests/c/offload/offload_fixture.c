@@ -287,34 +287,57 @@ size_t count_fds(void)
     return count_entries("/proc/self/fd");
 }
 
-/* io_uring moves what would block in threads that the kernel makes and ends as it likes. */
-size_t count_threads_now(void)
+/* io_uring moves what would block in threads that the kernel makes and ends as it likes. Both
+ * marks are the kernel's PF_ flags, the ninth field of a task's stat file. */
+enum { TASK_EXITING = 0x4, TASK_IO_WORKER = 0x10 };
+
+/* True for an entry of /proc/self/task that stands for a thread of the program's. */
+static bool is_thread(const char *entry)
+{
+    char path[300], text[512] = "";
+    unsigned flags = TASK_EXITING; /* one that went while we looked */
+    snprintf(path, sizeof path, "/proc/self/task/%s/stat", entry);
+    FILE *file = entry[0] != '.' ? fopen(path, "r") : NULL;
+    if (file != NULL) {
+        const char *fields = fgets(text, sizeof text, file) != NULL ? strrchr(text, ')') : NULL;
+        if (fields != NULL) {
+            (void)sscanf(fields, ") %*c %*d %*d %*d %*d %*d %u", &flags);
+        }
+        fclose(file);
+    }
+    return (flags & (TASK_EXITING | TASK_IO_WORKER)) == 0;
+}
+
+static size_t count_once(void)
 {
     DIR *stream = opendir("/proc/self/task");
     size_t count = 0;
     assert_non_null(stream);
     for (struct dirent *entry; (entry = readdir(stream)) != NULL;) {
-        char path[300], name[32] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", entry->d_name);
-        FILE *file = entry->d_name[0] != '.' ? fopen(path, "r") : NULL;
-        if (file != NULL) {
-            count += fgets(name, sizeof name, file) != NULL && strncmp(name, "iou-", 4) != 0;
-            fclose(file);
-        }
+        count += is_thread(entry->d_name);
     }
     closedir(stream);
     return count;
 }
 
+/* A listing may end early where a thread goes at the same time: twice the same is right. */
+size_t count_threads_now(void)
+{
+    size_t count = count_once(), before;
+    do {
+        before = count;
+        count = count_once();
+    } while (count != before);
+    return count;
+}
+
 size_t count_threads(size_t expected)
 {
-    size_t count = 0;
-    for (int tries = 0; tries < 100; tries++) {
-        count = count_threads_now();
-        if (count == expected) {
-            break;
-        }
+    uint64_t until_ns = ms_now_ns() + PATIENCE_NS;
+    size_t count = count_threads_now();
+    while (count != expected && ms_now_ns() < until_ns) {
         nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
+        count = count_threads_now();
     }
     return count;
 }

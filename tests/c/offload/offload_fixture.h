@@ -69,9 +69,10 @@ void assert_engine_works(ms_offload *engine);
 
 /* Entries of a directory, "." and ".." aside. */
 size_t count_entries(const char *dir);
-/* Of /proc/self/fd and /proc/self/task, the kernel's own threads aside. A thread's entry goes a little after it was
- * joined: this waits for at most a second for the count to be `expected`. */
+/* Of /proc/self/fd. */
 size_t count_fds(void);
+/* Of /proc/self/task, without the kernel's own threads and those that have ended: an entry goes a
+ * little after its thread was joined. The second waits for the count to be `expected`, but not for ever. */
 size_t count_threads_now(void);
 size_t count_threads(size_t expected);
 

@@ -441,7 +441,7 @@ static void a_device_that_hangs_is_told_and_waited_for_again(void **state)
     ms_ticket ticket = store_on(engine, NULL, memory);
     uint64_t begun_ns = ms_now_ns();
     assert_ms_fails(ms_offload_wait(engine, ticket, &err), MS_ETIMEDOUT, err, "GPU 0");
-    assert_true(ms_now_ns() - begun_ns < UINT64_C(5000000000));
+    assert_true(ms_now_ns() - begun_ns < PATIENCE_NS);
     assert_int_equal(ms_offload_state(engine, ticket), MS_TICKET_STORING); /* the source is in use */
     the_double()->hang(0);
     while (ms_offload_wait(engine, ticket, &err) == MS_ETIMEDOUT) {

@@ -61,7 +61,7 @@ static void begin_hanging(int device, ms_offload *engine)
 /* Answers after all; what is asked for may take as long as a busy machine needs. */
 static void stop_hanging(int device, ms_offload *engine)
 {
-    engine->timeout_ns = UINT64_C(60000000000);
+    engine->timeout_ns = PATIENCE_NS;
     if (device == DOUBLE) {
         the_double()->hang(0);
     } else {
@@ -76,10 +76,10 @@ static ms_offload_options impatient_options(void)
     return options;
 }
 
-/* One wait has its deadline, and a little for a busy machine. */
-static void assert_bounded(uint64_t begun_ns, int waits)
+/* The waits since then had deadlines. */
+static bool were_bounded(uint64_t begun_ns)
 {
-    assert_true(ms_now_ns() - begun_ns < (uint64_t)waits * TIMEOUT_MS * 1000000 + UINT64_C(5000000000));
+    return ms_now_ns() - begun_ns < PATIENCE_NS;
 }
 
 static void a_store_that_hangs_is_told_and_can_be_dropped(void **state)
@@ -104,7 +104,7 @@ static void a_store_that_hangs_is_told_and_can_be_dropped(void **state)
     ms_offload_cancel(engine, ticket);
     assert_int_equal(ms_offload_state(engine, ticket), MS_TICKET_STORING); /* its source is in use */
     ms_offload_drop(engine, ticket);
-    assert_bounded(begun_ns, 3);
+    assert_true(were_bounded(begun_ns));
     ms_offload_stats stats;
     ms_offload_get_stats(engine, &stats);
     assert_int_equal(stats.tier_bytes, 64 * KIB); /* and so is its extent */
@@ -178,8 +178,7 @@ static int close_while_hanging(void)
     }
     uint64_t begun_ns = ms_now_ns();
     ms_offload_close(engine);
-    bool is_bounded = ms_now_ns() - begun_ns < UINT64_C(20000000000);
-    return !is_bounded ? 2 : said_left_behind ? 0 : 3;
+    return !were_bounded(begun_ns) ? 2 : said_left_behind ? 0 : 3;
 }
 
 static ms_offload *exiting_engine;
@@ -221,7 +220,8 @@ static int exit_while_hanging(void)
     ms_ticket ticket = 0;
     unsigned char *pages;
     ms_offload *engine = NULL;
-    ms_offload_options options = small_options(); /* whose own patience is two minutes */
+    ms_offload_options options = small_options();
+    options.timeout_ns = 5 * PATIENCE_NS; /* so that it is not what ends the exit */
     int device = hanging_pages(&pages, 64 * KIB);
     if (device < 0) {
         return CANNOT_HANG;
@@ -250,7 +250,7 @@ static int exit_code_of(const char *mode)
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        alarm(60);
+        alarm(PATIENCE_S);
         execl("/proc/self/exe", "test_hang", mode, number, spill_dir, (char *)NULL);
         _exit(1);
     }
@@ -281,9 +281,7 @@ static void nothing_moves_when_destructors_run(void **state)
 static void a_process_exits_though_its_device_hangs(void **state)
 {
     (void)state;
-    uint64_t begun_ns = ms_now_ns();
     assert_int_equal(exit_code_of("exit-hanging"), 0);
-    assert_true(ms_now_ns() - begun_ns < UINT64_C(30000000000));
 }
 
 int main(int argc, char **argv)

@@ -56,7 +56,7 @@ def run_command(command: str, program: pathlib.Path, folder: str) -> list[str]:
     environment = dict(os.environ, PATH=f"{program.parent}:{os.environ['PATH']}", LC_ALL="C", HOME=folder)
     environment["XDG_CACHE_HOME"] = f"{folder}/cache"
     done = subprocess.run(
-        ["/bin/sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        ["/bin/sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     lines = done.stdout.splitlines()
     lines += [f"! {line}" for line in done.stderr.splitlines()]

@@ -14,6 +14,7 @@ import tempfile
 
 import jsonschema
 from program_support import program_path as program
+from time_limits import HANG_SECONDS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "formats" / "chain.schema.json").read_text())
@@ -29,7 +30,7 @@ def answer_text(chain, budget, processors=None):
         file.flush()
         command = [program(), "plan", "--chain", file.name, "--budget", str(budget), "--json"]
         limit = None if processors is None else functools.partial(os.sched_setaffinity, 0, processors)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, preexec_fn=limit)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, preexec_fn=limit)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -8,12 +8,12 @@ for each plan.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from process_support import environment_of_tests
 
 if TYPE_CHECKING:
     import memscale
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 def rows_of(script: str) -> list[list[int]]:
     """What `script` printed, a list of numbers for each line."""
-    folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = dict(os.environ, HF_HUB_OFFLINE="1", PYTHONPATH=os.pathsep.join(folders))
+    environment = environment_of_tests(HF_HUB_OFFLINE="1")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
 

@@ -13,6 +13,7 @@ import sys
 import pytest
 import torch
 import tuning_support
+from time_limits import HANG_SECONDS
 from torch import nn
 
 import memscale
@@ -36,7 +37,7 @@ def test_no_run_that_is_called_safe_needs_more() -> None:
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(target=tuning_support.measured_peak, args=(name, sender))
         child.start()
-        assert receiver.poll(240), name
+        assert receiver.poll(HANG_SECONDS), name
         predicted, measured = receiver.recv()
         child.join()
         # The capacity that the prediction calls safe: moderate up to 95 percent.
@@ -87,13 +88,14 @@ def test_a_configuration_file_is_judged_as_its_model_is(tmp_path: pathlib.Path) 
     path = tmp_path / "config.json"
     path.write_text(json.dumps(GPT2), encoding="utf-8")
     shape = {"batch": 8, "sequence": 512}
+    config = Config(memory_budget_gb=100.0)  # whatever this machine has
     values = {name: value for name, value in GPT2.items() if name != "model_type"}
-    model = OOMPredictor(transformers.GPT2Config(**values)).predict(**shape)
+    model = OOMPredictor(transformers.GPT2Config(**values), config).predict(**shape)
     # The process that a file stands for holds torch, and what operators take beside tensors
     # within that; this one holds what the tests loaded, some of it given back since.
     apart = 1.15 * abs(430e6 - _status("VmRSS:")) + 300e6
     for given in (GPT2, str(path), path, tmp_path):
-        found = OOMPredictor(given).predict(**shape)
+        found = OOMPredictor(given, config).predict(**shape)
         assert abs(found.need_bytes - model.need_bytes) < apart
         assert found.risk == model.risk
     saved = memscale.estimate_savings(tmp_path, **shape)
@@ -117,7 +119,7 @@ assert found.planned_peak_bytes <= 1.5e9 < found.need_bytes, found
 assert found.smallest_budget_bytes < 1.5e9 and found.advice
 assert not {{"torch", "transformers", "numpy"}} & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=HANG_SECONDS)
 
 
 def _status(field: str) -> int:
@@ -151,7 +153,7 @@ def test_a_shape_is_given_in_one_way() -> None:
 # -- trials -------------------------------------------------------------------------------------
 
 
-def _trial(tmp_path: pathlib.Path, fault: str, limit_bytes: int = 2**32, timeout: float = 300.0) -> dict:
+def _trial(tmp_path: pathlib.Path, fault: str, limit_bytes: int = 2**32, timeout: float = HANG_SECONDS) -> dict:
     file = tmp_path / "payload"
     with file.open("wb") as stream:
         payload.dump((tuning_support.Misbehaves(fault), torch.optim.SGD, {"lr": 0.1}, torch.ones(2, 4), {}), stream)

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from process_support import environment_of_tests
+from time_limits import HANG_SECONDS
 
 from memscale.benchmarks.runner import run
 
@@ -166,7 +168,7 @@ def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
         assert _spill_files(child.pid), "the run did not use the disk tier"
         time.sleep(0.05)
         child.send_signal(number)
-        child.wait(timeout=120)
+        child.wait(timeout=HANG_SECONDS)
         child.stdout.close()
         assert list(tmp_path.iterdir()) == []
 
@@ -176,12 +178,17 @@ def test_detach_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> None:
         f"""
         import os, torch, memscale
         from torch import nn
+        from execute_support import stored
+        from process_support import thread_count
+        from time_limits import comes_true
         model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4)])
         x = torch.randn(2048, 256)
         def step():
-            model(x).square().mean().backward()
+            loss = model(x).square().mean()
+            stored(model)
+            loss.backward()
         step()
-        count = lambda: (len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
+        count = lambda: (thread_count(), len(os.listdir("/proc/self/fd")))
         before = count()
         config = memscale.Config(force_optimize=True, enable_logging=False, enable_checkpointing=False,
                                  disk_offload_dir={str(tmp_path)!r})
@@ -192,10 +199,10 @@ def test_detach_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> None:
             during = count()
             memscale.detach(model)
         assert during > before, (before, during)
-        assert count() == before, (before, count())
+        assert comes_true(lambda: count() == before), (before, count())
         """
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment_of_tests())
 
 
 def test_the_runner_reports_what_a_child_did() -> None:

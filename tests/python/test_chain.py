@@ -7,6 +7,7 @@ import subprocess
 import jsonschema
 import pytest
 from chain_support import ANSWER, ROOT, SCHEMA, fastest, program, random_chain, solve
+from time_limits import HANG_SECONDS
 
 CORPUS = ROOT / "tests" / "fuzz" / "corpus" / "chain"
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -26,7 +27,7 @@ BEYOND_SCHEMA = {
 @pytest.mark.parametrize("path", sorted(CORPUS.iterdir()), ids=lambda path: path.name)
 def test_schema_and_parser_agree(path):
     command = [program(), "plan", "--chain", str(path), "--budget", "1000", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     try:
         document = json.loads(path.read_bytes())
         valid = VALIDATOR.is_valid(document)
@@ -79,7 +80,7 @@ def test_a_million_layers_are_refused_in_one_line(tmp_path):
     path = tmp_path / "long.json"
     path.write_text('{"version": 1, "input_bytes": 0, "layers": [\n' + "{},\n" * 1_000_000 + "{}]}")
     command = [program(), "plan", "--chain", str(path), "--budget", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == f"memscale: plan: --chain {path}: chain: line 65602: more than 65536 layers\n"
 

@@ -18,11 +18,14 @@ from chain_support import (
 )
 
 hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-# The same examples on every run: a test that fails now and then says little.
-SETTINGS = settings(max_examples=60, derandomize=True, deadline=None, database=None)
+# The same examples on every run, and no word about how long it takes to draw them: a test that fails
+# now and then says little.
+SETTINGS = settings(
+    max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @st.composite

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 import torch
-from execute_support import assert_same, executing, train, uniform
+from execute_support import assert_same, executing, stored, train, uniform
 from models import MODELS
 
 import memscale
@@ -47,7 +47,9 @@ def test_the_measured_link_decides_and_the_log_says_so(bytes_per_s, decision, tm
     )
     memscale.wrap(model, config)
     with caplog.at_level(logging.INFO, logger="memscale"):
-        model(torch.randn(512, 256)).sum().backward()
+        loss = model(torch.randn(512, 256)).sum()
+        stored(model)
+        loss.backward()
         moved = model._memscale_executor.counters()["disk_bytes"]
         memscale.detach(model)
     assert moved > 0

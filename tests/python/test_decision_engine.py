@@ -8,6 +8,7 @@ import sys
 
 import jsonschema
 import pytest
+from time_limits import HANG_SECONDS
 
 from memscale import _core
 from memscale.config import Config
@@ -122,7 +123,7 @@ def test_two_processes_give_the_same_bytes():
     )
     data = ROOT / "tests" / "cli" / "data"
     command = [sys.executable, "-c", program, data / "graph_small.json", data / "hardware_disk.json"]
-    runs = [subprocess.run(command, capture_output=True, text=True, check=True, timeout=60) for _ in range(2)]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_SECONDS) for _ in range(2)]
     assert runs[0].stdout == runs[1].stdout == make(0.75).to_json()
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import errno
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from execute_support import (
     few_threads,  # noqa: F401
     gradients,
     seed_everything,
+    stored,
     uniform,
 )
 
@@ -47,14 +47,11 @@ def _model() -> torch.nn.Module:
     )
 
 
-def _step(model: torch.nn.Module, executor: Executor | None = None) -> list[Any]:
+def _step(model: torch.nn.Module) -> list[Any]:
     model.zero_grad()
     torch.manual_seed(2)
     loss = model(torch.randn(300, 64)).square().mean()
-    # A backward that comes before a store has ended uses what is still in memory, and fetches nothing.
-    patience = time.monotonic() + 10
-    while executor is not None and executor.stats()["storing_bytes"] and time.monotonic() < patience:
-        time.sleep(0.0005)
+    stored(model)
     loss.backward()
     return [loss.detach().clone(), gradients(model)]
 
@@ -64,7 +61,7 @@ def _is_right(executor: Executor, model: torch.nn.Module, plan: str, expected: l
     try:
         executor.apply(plan)
         for _ in range(2):
-            assert_same(expected, _step(model, executor))
+            assert_same(expected, _step(model))
     except (MemScaleError, MemoryError):
         return False
     return True
@@ -82,7 +79,7 @@ def _one(
         has_struck = _core.fault_passed(kind) >= nth
         _core.fault_disarm_all()
         executor.apply(plan)
-        assert_same(expected, _step(model, executor))
+        assert_same(expected, _step(model))
         assert_nothing_left(executor)
     finally:
         _core.fault_disarm_all()

@@ -19,6 +19,7 @@ from execute_support import (
     rng_states,
     seed_everything,
     state_of,
+    stored,
     twins,
     uniform,
 )
@@ -420,7 +421,9 @@ def _with_inner_gradient(case, model):
 
 def test_counters_tell_what_happened(tmp_path):
     def run(case, model):
-        loss_of(forward(case, model, 0)).backward()
+        loss = loss_of(forward(case, model, 0))
+        stored(model)
+        loss.backward()
 
     counters = both("gpt2", "recompute", tmp_path, run)
     assert counters["recomputed_layers"] == 3

@@ -15,6 +15,7 @@ from execute_support import (
     gradients,
     plan_json,
     seed_everything,
+    stored,
     twins,
     uniform,
 )
@@ -233,7 +234,9 @@ def test_pieces_of_a_storage_are_stored_as_each_is_finished(tmp_path):
     model.zero_grad()
     entries = [(str(index), 0, "offload_disk") for index in range(3)]
     with executing(model, plan_json(entries), tmp_path) as executor:
-        loss_of(forward(case, model, 0)).backward()
+        loss = loss_of(forward(case, model, 0))
+        stored(model)
+        loss.backward()
         assert executor.counters()["offloaded_bytes"] > 0
     assert_same(expected, gradients(model))
 
@@ -248,8 +251,11 @@ def test_a_tensor_that_is_filled_after_it_was_saved_is_stored_filled(tmp_path):
     model.zero_grad()
     with executing(model, uniform(model, "offload_disk"), tmp_path) as executor:
         seed_everything(1)
-        loss_of(forward(case, model, 0)).backward()
+        loss = loss_of(forward(case, model, 0))
+        stored(model)
+        loss.backward()
         assert executor.counters()["offloaded_bytes"] > 0
+        del loss
         executor._core.backward_ended()
         assert_nothing_left(executor)
     assert_same(expected, gradients(model))

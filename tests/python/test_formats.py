@@ -10,6 +10,7 @@ import subprocess
 import jsonschema
 import pytest
 from program_support import program_path
+from time_limits import HANG_SECONDS
 
 from memscale import _core
 from memscale.config import AsyncOffloadConfig, Config
@@ -50,7 +51,7 @@ def run(program, tmp_path):
         environment.pop("XDG_CACHE_HOME", None)
         command = [program, *map(str, arguments)]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
         )
         assert done.returncode == status, done.stderr
         return done.stdout

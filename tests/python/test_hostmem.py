@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from time_limits import HANG_SECONDS
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -306,7 +307,7 @@ def test_loader_workers_use_what_they_inherit(hostmem):
     hostmem.hostmem_set_ceiling(1 << 30)
     dataset = Blocks()
     loader = torch.utils.data.DataLoader(
-        dataset, batch_size=3, num_workers=2, multiprocessing_context="fork", timeout=60
+        dataset, batch_size=3, num_workers=2, multiprocessing_context="fork", timeout=HANG_SECONDS
     )
     for _ in range(2):
         batches = list(loader)
@@ -323,7 +324,7 @@ def test_a_child_counts_its_own_blocks(hostmem):
     assert hostmem.hostmem_stats()["cached_bytes"] == 20 * MIB
     child = os.fork()
     if child == 0:
-        signal.alarm(30)  # a lock left behind would hang
+        signal.alarm(int(HANG_SECONDS))  # a lock left behind would hang
         own = torch.empty(2 * MIB)
         own[-1] = 1.0  # one thread: OpenMP's do not survive a fork
         good = (
@@ -408,7 +409,7 @@ def run_script(script: str, **environment: str) -> str:
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -3,9 +3,11 @@ stop a training run."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import pathlib
+import random
 import shutil
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import urllib.request
 import jsonschema
 import pytest
 import torch
+from time_limits import HANG_SECONDS
 from torch import nn
 
 import memscale
@@ -56,13 +59,18 @@ def _lines(path: pathlib.Path) -> list[dict]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that is free, as that of rank 3 is, and that the kernel gives to nobody who asks for any."""
+    with contextlib.ExitStack() as probes:
+        for port in random.SystemRandom().sample(range(20000, 32000, 10), 100):
+            with contextlib.suppress(OSError):
+                for address in (port, port + 3):
+                    probes.enter_context(socket.socket()).bind(("127.0.0.1", address))
+                return port
+    raise AssertionError("no port is free")
 
 
 def _scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_SECONDS) as answer:
         return answer.read().decode()
 
 

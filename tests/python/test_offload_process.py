@@ -23,10 +23,16 @@ from execute_support import (
     few_threads,  # noqa: F401
     gradients,
     seed_everything,
+    stored,
     uniform,
 )
+from process_support import environment_of_tests
+from time_limits import HANG_SECONDS
 
 pytestmark = pytest.mark.usefixtures("few_threads")
+
+# A busy machine may have written everything before it goes on with the step: then there was nothing to see.
+TRIES = 50
 
 
 def _load_with_workers() -> None:
@@ -37,7 +43,7 @@ def _load_with_workers() -> None:
         num_workers=1,
         multiprocessing_context="fork",
         generator=torch.Generator().manual_seed(0),
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     rows = [batch for (batch,) in loader]
     assert torch.equal(torch.cat(rows), torch.arange(64.0).reshape(16, 4))
@@ -51,6 +57,7 @@ def _steps(model: torch.nn.Module, in_forward: Callable[[], None]) -> list[Any]:
     for _ in range(3):
         model.zero_grad()
         loss = model(rows).square().mean()
+        stored(model)
         loss.backward()
         seen += [loss.detach().clone(), gradients(model)]
     hook.remove()
@@ -71,11 +78,14 @@ def test_loader_workers_are_forked_while_transfers_are_under_way(technique, tmp_
             in_flight.append(executor.stats()["storing_bytes"])
             _load_with_workers()
 
-        assert_same(expected, _steps(model, fork_now))
+        for _ in range(TRIES):
+            assert_same(expected, _steps(model, fork_now))
+            if max(in_flight) > 0:
+                break
         assert executor.counters()["fetched_bytes"] > 0
         assert executor.counters()["tier_fallbacks"] == 0
         assert_nothing_left(executor)
-    assert len(in_flight) == 3 and max(in_flight) > 0
+    assert max(in_flight) > 0
     assert os.listdir(tmp_path) == []
 
 
@@ -103,7 +113,7 @@ _PROGRAM = """
                 hook.remove()
                 print("under way", flush=True)
                 if sys.argv[2] == "handler":
-                    signal.raise_signal(signal.SIGTERM)  # with bytes in flight, whatever the machine does
+                    signal.raise_signal(signal.SIGTERM)  # with bytes in flight, mostly
 
         hook = model[3].register_forward_hook(tell)
         for _ in range(100000):
@@ -111,23 +121,27 @@ _PROGRAM = """
 """
 
 
-@pytest.mark.parametrize(("reaction", "status"), [("default", -signal.SIGTERM), ("handler", 7)])
-def test_a_signal_to_end_in_the_middle_of_steps_leaves_nothing(reaction, status, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+def _end_in_the_middle(reaction: str, status: int, folder: Path) -> int | None:
+    """The bytes that were in flight when the program's own handler ran; None where it has none."""
     program = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(_PROGRAM), str(tmp_path), reaction],
+        [sys.executable, "-c", textwrap.dedent(_PROGRAM), str(folder), reaction],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=environment_of_tests(),
     )
     try:
         assert program.stdout is not None and program.stdout.readline() == "under way\n"
         if reaction == "default":
             program.send_signal(signal.SIGTERM)
-        _, errors = program.communicate(timeout=120)
+        _, errors = program.communicate(timeout=HANG_SECONDS)
     finally:
         program.kill()
     assert program.returncode == status, errors
-    assert reaction == "default" or int(errors.split("in flight:")[1].split()[0]) > 0
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(folder) == []
+    return None if reaction == "default" else int(errors.split("in flight:")[1].split()[0])
+
+
+@pytest.mark.parametrize(("reaction", "status"), [("default", -signal.SIGTERM), ("handler", 7)])
+def test_a_signal_to_end_in_the_middle_of_steps_leaves_nothing(reaction, status, tmp_path):
+    assert any(_end_in_the_middle(reaction, status, tmp_path) != 0 for _ in range(TRIES))

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from optim_support import off_by  # noqa: E402
 
@@ -18,7 +18,8 @@ import memscale  # noqa: E402
 from memscale.optim import AdamW  # noqa: E402
 
 DISK = {"state": "disk", "disk_offload_dir": "/var/tmp"}
-few = settings(max_examples=60, deadline=None)
+# The same examples on every run, and no word about how long it takes to draw them.
+few = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 fused_multiply_add = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="torch here has no fused multiply-add"
 )
@@ -173,13 +174,13 @@ def test_the_number_of_threads_changes_no_bit(model, form, count):
     assert all(torch.equal(p, q) for p, q in zip(*runs, strict=True))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(few, max_examples=25)
 @given(ours_only, FORMS)
 def test_a_state_on_disk_changes_no_bit(model, form):
     same(of_form(model, form), form, {**form, **DISK})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(few, max_examples=25)
 @given(ours_only, FORMS, st.booleans())
 def test_a_saved_state_goes_on_with_the_bits(model, form, on_disk):
     model = of_form(model, form)
@@ -199,7 +200,7 @@ def test_a_saved_state_goes_on_with_the_bits(model, form, on_disk):
 # ---- refused by name -------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(few, max_examples=25)
 @given(ours_only, st.data())
 def test_one_bad_gradient_is_named_and_nothing_is_updated(model, data):
     params, optimizer = built(model, AdamW)

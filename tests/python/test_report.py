@@ -12,6 +12,7 @@ import subprocess
 
 import pytest
 import torch
+from time_limits import HANG_SECONDS
 from torch import nn
 
 import memscale
@@ -120,11 +121,11 @@ def test_a_browser_draws_it(page: pathlib.Path, tmp_path: pathlib.Path) -> None:
     picture = tmp_path / "report.png"
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
                f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1000,2200", "--dump-dom"]
-    drawn = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=False)
+    drawn = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert drawn.returncode == 0, drawn.stderr[-2000:]
     assert drawn.stdout.count("<svg") >= 2
     command[-1] = f"--screenshot={picture}"
-    subprocess.run([*command, page.as_uri()], capture_output=True, timeout=120, check=True)
+    subprocess.run([*command, page.as_uri()], capture_output=True, timeout=HANG_SECONDS, check=True)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000, "the picture is nearly empty"
 

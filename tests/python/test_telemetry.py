@@ -18,6 +18,7 @@ import time
 import jsonschema
 import pytest
 import torch
+from time_limits import HANG_SECONDS, comes_true
 from torch import nn
 
 import memscale
@@ -76,10 +77,7 @@ class _Receiver:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def wait_for(self, count: int) -> None:
-        until = time.monotonic() + 20
-        while len(self.bodies) < count and time.monotonic() < until:
-            time.sleep(0.01)
-        assert len(self.bodies) >= count
+        assert comes_true(lambda: len(self.bodies) >= count)
 
     def close(self) -> None:
         self.server.shutdown()
@@ -121,7 +119,7 @@ for _ in range(2):
     optimizer.step()
 model._memscale_executor.report(os.devnull)
 memscale.detach(model)
-until = time.monotonic() + 20
+until = time.monotonic() + 600
 while sys.argv[1] == "on" and not os.path.exists(os.environ["CONNECT_LOG"]) and time.monotonic() < until:
     time.sleep(0.01)
 """
@@ -222,9 +220,8 @@ def test_architectures_are_told_by_their_modules() -> None:
 # -- endpoints that are no good -------------------------------------------------------------------
 
 
-def test_no_endpoint_can_break_or_slow_a_run() -> None:
-    _train()
-    plain = min(_train() for _ in range(3))
+def test_no_endpoint_can_break_or_slow_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "_TIMEOUT_SECONDS", 2 * HANG_SECONDS)
     with socket.socket() as silent:  # accepts, never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -233,7 +230,7 @@ def test_no_endpoint_can_break_or_slow_a_run() -> None:
                      "https://127.0.0.1:9/", "http://no.such.host.invalid/"]
         for endpoint in endpoints:
             memscale.enable_telemetry(endpoint)
-            assert min(_train() for _ in range(3)) < plain + 1.0  # timeouts are 3 s each
+            assert _train() < HANG_SECONDS
         failing.close()
 
 

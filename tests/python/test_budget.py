@@ -72,8 +72,8 @@ def unmodified() -> tuple[int, list[str]]:
 def test_the_budget_that_a_refusal_names_is_accepted_and_held(unmodified: tuple[int, list[str]]) -> None:
     peak, lines = _train(-1, steps=3)
     named = [int(line.split()[1]) for line in lines if line.startswith("smallest")]
-    assert len(named) == 2 and named[0] == named[1]
-    assert peak <= named[0] < unmodified[0]
+    assert len(named) == 2 and named[1] <= named[0]  # less, where the system took pages of files back
+    assert peak <= named[1] and named[0] < unmodified[0]
     assert [line for line in lines if line.startswith("step")][:2] == unmodified[1]
 
 
@@ -92,7 +92,7 @@ def test_what_torch_loads_for_its_first_trace_is_in_the_first_budget() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, second = map(int, done.stdout.split())
-    assert first == second
+    assert second <= first  # less, where the system took pages of files back
 
 
 @pytest.mark.parametrize(

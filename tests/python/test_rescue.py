@@ -96,7 +96,7 @@ def test_a_step_of_ones_own_loop_is_made_again_to_the_same_bits(
     assert found == expected
     executor = model._memscale_executor
     assert caplog.text.count("an allocation failed under a plan of") == 1
-    assert {entry["technique"] for entry in executor.plan.entries} != {"keep"}
+    assert executor.counters()["recomputed_layers"] + executor.counters()["offloaded_storages"] > 0
     memscale.detach(model)
 
 
@@ -183,7 +183,7 @@ def test_a_process_whose_memory_is_limited_trains_on() -> None:
         size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + 220_000_000,) * 2)
         print(executor.run_step(step))
-        print(sum(entry["technique"] != "keep" for entry in executor.plan.entries))
+        print(executor.counters()["recomputed_layers"] + executor.counters()["offloaded_storages"])
         """
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,9 +1,11 @@
 /*
  * Holds the lanes of an engine still, the way a fork does, so that a test can look
- * at transfers that are certainly in flight.
+ * at transfers that are certainly in flight; or waits until one is in a lane.
  */
 #ifndef MS_TEST_OFFLOAD_HOLD_H
 #define MS_TEST_OFFLOAD_HOLD_H
+
+#include <time.h>
 
 #include "offload/engine.h"
 
@@ -24,6 +26,17 @@ static inline void release_lanes(ms_offload *engine)
     engine->is_paused = false;
     ms__cond_broadcast(&engine->work_ready);
     ms__mutex_unlock(&engine->lock);
+}
+
+/* Until a lane has taken a piece, which busy machines do later than a short deadline. */
+static inline void wait_for_lane(ms_offload *engine)
+{
+    for (bool is_taken = false; !is_taken;) {
+        ms__mutex_lock(&engine->lock);
+        is_taken = engine->running_count > 0;
+        ms__mutex_unlock(&engine->lock);
+        nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
+    }
 }
 
 #endif

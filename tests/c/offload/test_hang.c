@@ -97,6 +97,7 @@ static void a_store_that_hangs_is_told_and_can_be_dropped(void **state)
     begin_hanging(device, engine);
     uint64_t begun_ns = ms_now_ns();
     assert_ms_ok(ms_offload_store(engine, pages, 64 * KIB, 64 * KIB, &ticket, &err), err);
+    wait_for_lane(engine);
     assert_ms_fails(ms_offload_wait(engine, ticket, &err), MS_ETIMEDOUT, err,
                     "a transfer of 65.54 kB did not end within 60.00 ms");
     assert_non_null(strstr(err.text, tested->tier == MS_TIER_DISK ? spill_dir : "host tier"));
@@ -172,8 +173,11 @@ static int close_while_hanging(void)
     ms_log_set_sink(look_for_line, NULL);
     begin_hanging(device, NULL);
     if (ms_offload_open(&options, &engine, NULL) != MS_OK ||
-        ms_offload_store(engine, pages, 64 * KIB, 64 * KIB, &ticket, NULL) != MS_OK ||
-        ms_offload_wait(engine, ticket, NULL) != MS_ETIMEDOUT) {
+        ms_offload_store(engine, pages, 64 * KIB, 64 * KIB, &ticket, NULL) != MS_OK) {
+        return 1;
+    }
+    wait_for_lane(engine);
+    if (ms_offload_wait(engine, ticket, NULL) != MS_ETIMEDOUT) {
         return 1;
     }
     uint64_t begun_ns = ms_now_ns();
@@ -227,9 +231,12 @@ static int exit_while_hanging(void)
         return CANNOT_HANG;
     }
     begin_hanging(device, NULL);
-    bool is_stored = ms_offload_open(&options, &engine, NULL) == MS_OK &&
-                     ms_offload_store(engine, pages, 64 * KIB, 64 * KIB, &ticket, NULL) == MS_OK;
-    return is_stored ? 0 : 1;
+    if (ms_offload_open(&options, &engine, NULL) != MS_OK ||
+        ms_offload_store(engine, pages, 64 * KIB, 64 * KIB, &ticket, NULL) != MS_OK) {
+        return 1;
+    }
+    wait_for_lane(engine);
+    return 0;
 }
 
 static const struct {

@@ -494,7 +494,7 @@ static void print_looking(void)
     printf("numbers are given up after %.0f ns\n", (seconds() - start) * 1e6);
 }
 
-/* Storages too small for a slot of their own, which are copied: stored as fast as they are taken,
+/* Storages that are copied, many to a slot and to a request: stored as fast as they are taken,
  * and fetched in the other direction. */
 static void print_small(uint64_t bytes)
 {
@@ -529,8 +529,12 @@ static void print_small(uint64_t bytes)
             ms_offload_drop(engine, tickets[i]);
         }
     }
-    printf("storages of %3llu KB: %.1f us each to disk and back, %.1f us of processor\n",
-           (unsigned long long)(bytes / 1000), median(walls, ROUNDS), median(cpus, ROUNDS));
+    ms_offload_stats stats;
+    ms_offload_get_stats(engine, &stats);
+    double moves = (double)SMALL * (ROUNDS + 1);
+    printf("storages of %3llu KB: %.1f us each to disk and back, %.1f us of processor; %.2f writes and %.2f reads\n",
+           (unsigned long long)(bytes / 1000), median(walls, ROUNDS), median(cpus, ROUNDS),
+           (double)stats.write_count / moves, (double)stats.read_count / moves);
     ms_offload_close(engine);
 }
 

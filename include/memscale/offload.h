@@ -18,7 +18,9 @@
  *
  * Order: what somebody waits for, then fetches, then stores, each in the order of the
  * calls. A large transfer is moved in pieces of a slot's size by all workers, and
- * gives way between two pieces.
+ * gives way between two pieces. Small ones that lie side by side on a disk and wait because
+ * all workers are busy are moved by one request; each keeps its ticket, its checksum and its
+ * own end. None is held back for others to come.
  *
  * GPUs. With `from_device`, what is stored and fetched lies in the memory of a CUDA
  * device, and the tier is host memory: pinned as far as `pinned_bytes` and the driver allow,
@@ -163,6 +165,7 @@ MS_API int ms_offload_quiesce(ms_offload *engine, ms_error *err);
 typedef struct ms_offload_stats {
     uint64_t stored_bytes, fetched_bytes;     /* cumulative, asked for */
     uint64_t written_bytes, read_bytes;       /* cumulative, moved, padding included */
+    uint64_t write_count, read_count;         /* cumulative, requests that were to move them */
     uint64_t tier_bytes, peak_tier_bytes;     /* extents in use */
     uint64_t storing_bytes, fetching_bytes;   /* in flight now */
     uint64_t live_tickets;

@@ -81,6 +81,8 @@ typedef struct ms__backend {
     uint64_t address_alignment; /* of memory that a transfer may name */
     uint32_t lane_depth;        /* transfers that one lane may have under way; >= 1 */
     uint32_t lane_max;          /* more lanes than this bring nothing */
+    bool joins_neighbours;      /* extents may lie side by side, and one transfer over several of
+                                   them costs less than one for each */
     bool device_memory;         /* addresses of callers are not the CPU's: the engine neither
                                    copies nor hashes; the backend verifies on its own */
     char place[MS__DESCRIPTION_MAX];       /* for errors: "disk tier in /var/tmp" */

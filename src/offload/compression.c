@@ -176,13 +176,18 @@ static bool pays(ms_offload *engine, uint64_t bytes, uint64_t expected_bytes)
     return spent_ns < ms__mul_div(bytes - expected_bytes, compression->link_ns, COMPRESSION_UNIT_BYTES);
 }
 
+bool ms__compression_may(const ms_offload *engine, uint64_t bytes)
+{
+    return engine->compression.is_on && bytes >= PIECE_LEAST_BYTES;
+}
+
 void ms__compression_compress(ms__worker *worker, ms__job *job)
 {
     ms_offload *engine = worker->engine;
     ms__piece *piece = &job->ticket->pieces[job->piece];
     uint64_t block_bytes = engine->backend->block_bytes;
     ms__codec_view view;
-    if (job->bytes < PIECE_LEAST_BYTES) {
+    if (!ms__compression_may(engine, job->bytes)) {
         return;
     }
     uint64_t begun_ns = processor_ns();

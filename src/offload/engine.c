@@ -133,6 +133,9 @@ static int start_threads(ms_offload *engine, ms_error *err)
         if (rc != MS_OK) {
             ms_log(MS_LOG_WARNING, "%s: %u of %u transfer threads: %s", engine->backend->place, i,
                    engine->worker_count, cause.text);
+            ms__mutex_lock(&engine->lock);
+            engine->free_places -= (engine->worker_count - i) * engine->backend->lane_depth;
+            ms__mutex_unlock(&engine->lock);
             return MS_OK;
         }
     }
@@ -164,6 +167,7 @@ static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_
     if (rc != MS_OK) {
         return rc;
     }
+    engine->free_places = private_count;
     rc = open_workers(engine, worker_count, err);
     if (rc != MS_OK) {
         return rc;

@@ -4,6 +4,7 @@
  *   engine.c    open, close, statistics
  *   request.c   the calls: store, fetch, wait, drop, reap, quiesce
  *   transfer.c  which piece is next, and when a transfer has ended
+ *   joining.c   which pieces go in one request
  *   worker.c    the threads that drive the backend's lanes
  *   compression.c  which pieces are compressed on their way
  *   fork.c      what happens to engines when the process forks or exits
@@ -13,16 +14,18 @@
  *
  *   1. A lane's transfers end by themselves: finish() waits for the kernel (or copies)
  *      and for nothing of ours. Bounce slots are a lane's own, one for each transfer it
- *      can have, so a fetch never asks for a slot.
- *   2. A shared slot is held either by a caller that is copying into it, which waits for
- *      nothing, or by a piece that is ready. A ready piece is in a queue or in a lane;
- *      lanes take from the queues whenever they have room, and room comes by 1. So each
- *      slot that was taken comes back, whatever callers do: also where more threads
- *      store at the same time than there are slots, each has pieces ready for all slots
- *      it holds, none waits for a slot while keeping one back, and a store of any size
- *      goes through a single slot.
+ *      can have, so a fetch never asks for a slot. Pieces that go in one request
+ *      (joining.c) were all ready when it was started and end with it: it waits for none.
+ *   2. Room in a shared slot is held either by a caller that is copying into it, which waits
+ *      for nothing, or by a piece that is ready. A ready piece is in a queue or in a lane;
+ *      lanes take from the queues whenever they have room, and room comes by 1. So all
+ *      room that was taken comes back, and a slot with the last room in it, whatever
+ *      callers do: also where more threads store at the same time than there are slots,
+ *      each has pieces ready for all room it holds, none waits for a slot while keeping
+ *      one back, and a store of any size goes through a single slot.
  *   3. Slots are given to whoever wakes first. A caller may be overtaken, but only by
- *      stores, each of which is finite; its wait has a deadline besides.
+ *      stores, each of which is finite; its wait has a deadline besides. Small stores that
+ *      share a slot keep it from a large one until it has been filled once, not longer.
  *   4. Space is never waited for: a full tier refuses the store (MS_ENOSPC) and the
  *      caller keeps its bytes. So no store waits for a drop, which only the caller
  *      could make.
@@ -61,14 +64,14 @@ typedef enum ms__queue {
     MS__QUEUE_COUNT
 } ms__queue;
 
-/* A piece in a lane. */
+/* A request in a lane: a piece, or neighbouring tickets of one piece each. */
 typedef struct ms__job {
     ms__io io; /* first: finish() gives this address back */
-    ms__ticket *ticket;
+    ms__ticket *ticket; /* and those that joined it, in the order of their positions */
     uint32_t piece;
     uint32_t stall_count;    /* answers without progress so far */
-    uint64_t bytes;          /* of the extent's own, without padding */
-    unsigned char *memory;   /* where the piece begins; io.memory moves on */
+    uint64_t bytes;          /* of the piece's own, without padding */
+    unsigned char *memory;   /* where the request begins; io.memory moves on */
     unsigned char *bounce;   /* a private slot, for destinations that are not direct */
     uint64_t started_ns;
     uint64_t moved_bytes;    /* to move in all: padding included, compressed */
@@ -123,7 +126,9 @@ struct ms_offload {
     ms__tickets tickets;
     ms__link queues[MS__QUEUE_COUNT];
     ms__link ended;         /* of those stores, oldest first */
+    uint32_t waiting_count; /* pieces in queues */
     uint32_t running_count; /* pieces in lanes */
+    uint32_t free_places;   /* requests that lanes could start now */
     uint32_t busy_count;    /* tickets storing or fetching */
     uint32_t caller_count;  /* threads that wait in a call */
     bool is_paused;         /* a fork is under way: lanes start nothing */
@@ -134,13 +139,16 @@ struct ms_offload {
 
 /* ---- transfer.c; the caller holds the lock ---- */
 
-/* Lets lanes take the ticket's pieces up to ready_count. */
-void ms__transfer_enqueue(ms_offload *engine, ms__ticket *ticket);
+/* Lets lanes take so many more of the ticket's pieces. */
+void ms__transfer_enqueue(ms_offload *engine, ms__ticket *ticket, uint32_t piece_count);
 
 /* Makes it the next thing to be done. */
 void ms__transfer_promote(ms_offload *engine, ms__ticket *ticket);
 
-/* The next piece to move; false if there is none. */
+/* Whose piece is the next to move; NULL if there is none. */
+ms__ticket *ms__transfer_first(ms_offload *engine);
+
+/* Takes that piece; false if there is none. */
 bool ms__transfer_take(ms_offload *engine, ms__ticket **ticket, uint32_t *piece);
 
 /* A piece that was taken has ended. */
@@ -169,6 +177,12 @@ uint64_t ms__piece_bytes(const ms_offload *engine, const ms__ticket *ticket, uin
 /* Fills `err` with how the ticket's transfer failed and returns the code. */
 int ms__transfer_error(const ms_offload *engine, const ms__ticket *ticket, ms_error *err);
 
+/* ---- joining.c; the caller holds the lock ---- */
+
+/* To a piece that was just taken: takes along those that wait behind it and can go in the
+ * same request, where no lane is left without work for it. */
+void ms__job_take_along(ms_offload *engine, ms__job *job);
+
 /* ---- request.c ---- */
 
 /* Takes an idle ticket out of all lists and ends its number; the caller gives the
@@ -189,6 +203,9 @@ void ms__worker_run(void *worker);
 /* Decides whether this engine compresses anything, from the link's rates and what the codec
  * costs here; logs the decision where there was one to make. Before the workers are opened. */
 int ms__compression_open(ms_offload *engine, const ms_offload_options *options, ms_error *err);
+
+/* Whether a piece of so many bytes may be compressed before it is written. */
+bool ms__compression_may(const ms_offload *engine, uint64_t bytes);
 
 /* Before a piece is written: compresses it into the job's bounce slot if that pays. */
 void ms__compression_compress(ms__worker *worker, ms__job *job);

@@ -103,7 +103,7 @@ static ms__ticket *new_ticket(ms_offload *engine, const store_request *request)
         return NULL;
     }
     for (uint32_t i = 0; i < request->piece_count; i++) {
-        ticket->pieces[i] = (ms__piece){.slot = MS__NO_SLOT};
+        ticket->pieces[i] = (ms__piece){0};
     }
     ticket->bytes = request->bytes;
     ticket->extent_bytes = request->padded_bytes;
@@ -121,16 +121,18 @@ static ms__ticket *new_ticket(ms_offload *engine, const store_request *request)
     return ticket;
 }
 
-static int wait_for_slot(ms_offload *engine, const ms__ticket *ticket, uint64_t deadline_ns,
-                         uint32_t *slot, ms_error *err)
+/* Room for the piece, padding included. */
+static int wait_for_slot(ms_offload *engine, const ms__ticket *ticket, uint32_t piece,
+                         uint64_t deadline_ns, unsigned char **copy, ms_error *err)
 {
+    uint64_t bytes = ms__align_up(ms__piece_bytes(engine, ticket, piece), engine->backend->block_bytes);
     for (;;) {
         if (ticket->is_canceled) {
             return ms_fail(err, MS_ECANCELED, "%s: the engine was closed during a store",
                            engine->backend->place);
         }
-        *slot = ms__slots_take(&engine->slots);
-        if (*slot != MS__NO_SLOT) {
+        *copy = ms__slots_take(&engine->slots, bytes);
+        if (*copy != NULL) {
             return MS_OK;
         }
         if (!wait_for_change(engine, deadline_ns)) {
@@ -144,12 +146,11 @@ static int wait_for_slot(ms_offload *engine, const ms__ticket *ticket, uint64_t 
  * what the slot held before. Returns its checksum: hashed on the way, the piece is read
  * from memory once instead of twice. */
 static uint64_t fill_slot(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece,
-                          uint32_t slot, const unsigned char *source)
+                          unsigned char *to, const unsigned char *source)
 {
     uint64_t bytes = ms__piece_bytes(engine, ticket, piece), checksum = 0;
     uint64_t padded_bytes = ms__align_up(bytes, engine->backend->block_bytes);
     const unsigned char *from = source + piece * engine->slot_bytes;
-    unsigned char *to = ms__slot_address(&engine->slots, slot);
     if (engine->checksum != NULL) {
         checksum = engine->checksum_copy(to, from, bytes);
     } else {
@@ -170,21 +171,20 @@ static int store_through_slots(ms_offload *engine, ms__ticket *ticket, const uns
     ticket->is_filling = true;
     engine->caller_count++;
     for (uint32_t piece = 0; piece < ticket->piece_count; piece++) {
-        uint32_t slot = MS__NO_SLOT;
+        unsigned char *copy = NULL;
         if (ticket->failure.code != MS_OK && !ticket->is_canceled) {
             break; /* the ticket tells of it */
         }
-        rc = wait_for_slot(engine, ticket, deadline_ns, &slot, err);
+        rc = wait_for_slot(engine, ticket, piece, deadline_ns, &copy, err);
         if (rc != MS_OK) {
             break;
         }
         ms__mutex_unlock(&engine->lock);
-        uint64_t checksum = fill_slot(engine, ticket, piece, slot, source);
+        uint64_t checksum = fill_slot(engine, ticket, piece, copy, source);
         ms__mutex_lock(&engine->lock);
         ticket->pieces[piece].checksum = checksum;
-        ticket->pieces[piece].slot = slot;
-        ticket->ready_count = piece + 1;
-        ms__transfer_enqueue(engine, ticket);
+        ticket->pieces[piece].copy = copy;
+        ms__transfer_enqueue(engine, ticket, 1);
     }
     ticket->is_filling = false;
     leave(engine);
@@ -203,8 +203,7 @@ static void store_directly(ms_offload *engine, ms__ticket *ticket, const void *s
     /* Only ever read: the direction says so. */
     ticket->memory = (unsigned char *)(uintptr_t)source;
     ticket->capacity = capacity;
-    ticket->ready_count = ticket->piece_count;
-    ms__transfer_enqueue(engine, ticket);
+    ms__transfer_enqueue(engine, ticket, ticket->piece_count);
 }
 
 /* Notes what the caller's stream has to do before the transfer, where that matters. */

@@ -95,6 +95,7 @@ int ms__spill_open(ms__spill *self, const ms__backend_ops *ops,
      * direct does not depend on the file system. */
     self->base.block_bytes = self->file.align_bytes;
     self->base.address_alignment = self->file.align_bytes;
+    self->base.joins_neighbours = true;
     self->cap_bytes = options->cap_bytes;
     uint64_t limit_bytes = ms__min_u64(options->cap_bytes, POSITION_MAX);
     ms__extents_init(&self->extents, ms__align_down(limit_bytes, self->base.block_bytes));

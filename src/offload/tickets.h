@@ -12,13 +12,13 @@
 #include "offload/backend.h"
 #include "offload/list.h"
 
-/* A stretch of an extent that is moved, hashed and retried as one: a slot's size,
- * the last one shorter. */
+/* A stretch of an extent that is hashed and ends as one: a slot's size, the last one
+ * shorter. */
 typedef struct ms__piece {
     uint64_t checksum;            /* of the bytes that were stored */
     uint64_t compressed_checksum; /* of what the tier has of them, where they are compressed */
     uint32_t compressed_bytes;    /* 0: they are not */
-    uint32_t slot; /* of a copied store, until it is written; else MS__NO_SLOT */
+    unsigned char *copy; /* in a slot: of a copied store, until it is written; else NULL */
 } ms__piece;
 
 /* How a transfer failed; its text is made when somebody asks. */
@@ -61,6 +61,7 @@ typedef struct ms__ticket {
     uint32_t ready_count;   /* pieces that may be taken */
     uint32_t next_piece;    /* first piece not taken */
     uint32_t running_count; /* pieces in lanes */
+    struct ms__ticket *joined; /* in a lane: whose bytes come next in the same request */
     ms__failure failure;
 
     ms__link queue_link;

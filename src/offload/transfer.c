@@ -28,8 +28,10 @@ static void wake_workers(ms_offload *engine, uint32_t piece_count)
     }
 }
 
-void ms__transfer_enqueue(ms_offload *engine, ms__ticket *ticket)
+void ms__transfer_enqueue(ms_offload *engine, ms__ticket *ticket, uint32_t piece_count)
 {
+    ticket->ready_count += piece_count;
+    engine->waiting_count += piece_count;
     if (!ms__list_linked(&ticket->queue_link)) {
         ms__queue queue = ticket->is_urgent              ? MS__QUEUE_URGENT
                           : ticket->direction == MS__READ ? MS__QUEUE_FETCH
@@ -48,33 +50,38 @@ void ms__transfer_promote(ms_offload *engine, ms__ticket *ticket)
     }
 }
 
+ms__ticket *ms__transfer_first(ms_offload *engine)
+{
+    for (int queue = 0; queue < MS__QUEUE_COUNT && !engine->is_paused; queue++) {
+        if (!ms__list_empty(&engine->queues[queue])) {
+            return TICKET_OF_QUEUE(engine->queues[queue].next);
+        }
+    }
+    return NULL;
+}
+
 bool ms__transfer_take(ms_offload *engine, ms__ticket **ticket, uint32_t *piece)
 {
-    if (engine->is_paused) {
+    ms__ticket *first = ms__transfer_first(engine);
+    if (first == NULL) {
         return false;
     }
-    for (int queue = 0; queue < MS__QUEUE_COUNT; queue++) {
-        if (ms__list_empty(&engine->queues[queue])) {
-            continue;
-        }
-        ms__ticket *first = TICKET_OF_QUEUE(engine->queues[queue].next);
-        *ticket = first;
-        *piece = first->next_piece++;
-        if (first->next_piece == first->ready_count) {
-            ms__list_remove(&first->queue_link);
-        }
-        first->running_count++;
-        engine->running_count++;
-        return true;
+    *ticket = first;
+    *piece = first->next_piece++;
+    if (first->next_piece == first->ready_count) {
+        ms__list_remove(&first->queue_link);
     }
-    return false;
+    first->running_count++;
+    engine->running_count++;
+    engine->waiting_count--;
+    return true;
 }
 
 static void give_slot_back(ms_offload *engine, ms__piece *piece)
 {
-    if (piece->slot != MS__NO_SLOT) {
-        ms__slots_give(&engine->slots, piece->slot);
-        piece->slot = MS__NO_SLOT;
+    if (piece->copy != NULL) {
+        ms__slots_give(&engine->slots, piece->copy);
+        piece->copy = NULL;
         ms__cond_broadcast(&engine->changed);
     }
 }
@@ -82,6 +89,7 @@ static void give_slot_back(ms_offload *engine, ms__piece *piece)
 static void abandon_waiting_pieces(ms_offload *engine, ms__ticket *ticket)
 {
     ms__list_remove(&ticket->queue_link);
+    engine->waiting_count -= ticket->ready_count - ticket->next_piece;
     for (; ticket->next_piece < ticket->ready_count; ticket->next_piece++) {
         give_slot_back(engine, &ticket->pieces[ticket->next_piece]);
     }
@@ -149,6 +157,7 @@ void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t p
                               const ms__failure *failure)
 {
     ticket->running_count--;
+    ticket->joined = NULL;
     engine->running_count--;
     if (ticket->direction == MS__WRITE) {
         give_slot_back(engine, &ticket->pieces[piece]);
@@ -185,13 +194,13 @@ void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned c
     ticket->direction = MS__READ;
     ticket->memory = memory;
     ticket->capacity = capacity;
-    ticket->ready_count = ticket->piece_count;
+    ticket->ready_count = 0;
     ticket->next_piece = 0;
     ticket->failure = (ms__failure){0};
     engine->busy_count++;
     engine->stats.fetching_bytes += ticket->bytes;
     engine->stats.fetched_bytes += ticket->bytes;
-    ms__transfer_enqueue(engine, ticket);
+    ms__transfer_enqueue(engine, ticket, ticket->piece_count);
 }
 
 int ms__transfer_error(const ms_offload *engine, const ms__ticket *ticket, ms_error *err)

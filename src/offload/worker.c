@@ -56,28 +56,40 @@ static ms__job *free_job(ms__worker *worker)
     return NULL;
 }
 
-/* Where the piece is moved from or to. Under the lock: a slot's number changes there. */
+/* All that joined ticket's, padding included. */
+static uint64_t joined_bytes(const ms__ticket *ticket)
+{
+    uint64_t bytes = 0;
+    for (; ticket != NULL; ticket = ticket->joined) {
+        bytes += ticket->extent_bytes;
+    }
+    return bytes;
+}
+
+/* Where the request is moved from or to. Under the lock: what a piece has of a slot changes
+ * there. */
 static void aim(ms__job *job, const ms_offload *engine)
 {
     const ms__ticket *ticket = job->ticket;
     uint64_t offset = job->piece * engine->slot_bytes;
     const ms__piece *piece = &ticket->pieces[job->piece];
-    uint32_t slot = piece->slot;
     bool is_compressed = piece->compressed_bytes != 0;
     job->bytes = ms__piece_bytes(engine, ticket, job->piece);
     job->io.direction = ticket->direction;
     job->io.position = ticket->position + offset;
-    job->io.bytes = ms__align_up(is_compressed ? piece->compressed_bytes : job->bytes,
-                                 engine->backend->block_bytes);
+    job->io.bytes = ticket->joined != NULL
+                        ? joined_bytes(ticket)
+                        : ms__align_up(is_compressed ? piece->compressed_bytes : job->bytes,
+                                       engine->backend->block_bytes);
     job->io.payload_bytes = job->bytes;
     job->io.checksum = piece->checksum;
     job->io.mark = ticket->mark;
-    job->is_hashed = ticket->direction == MS__WRITE && slot != MS__NO_SLOT;
+    job->is_hashed = ticket->direction == MS__WRITE && piece->copy != NULL;
     job->memory = ticket->memory + offset;
     if (job->is_hashed) {
-        job->memory = ms__slot_address(&engine->slots, slot);
+        job->memory = piece->copy;
     } else if (ticket->direction == MS__READ &&
-               (is_compressed ||
+               (is_compressed || ticket->joined != NULL ||
                 !ms__memory_is_direct(engine->backend, job->memory, job->io.bytes,
                                       ticket->capacity - offset))) {
         job->memory = job->bounce;
@@ -90,7 +102,7 @@ static void aim(ms__job *job, const ms_offload *engine)
     job->stall_count = 0;
 }
 
-/* The next piece for this lane. Waits for one only if the lane is empty; NULL if it
+/* The next request for this lane. Waits for one only if the lane is empty; NULL if it
  * is not and there is none, or if the engine closes. */
 static ms__job *next_job(ms__worker *worker)
 {
@@ -109,6 +121,8 @@ static ms__job *next_job(ms__worker *worker)
         ms__cond_wait(&engine->work_ready, &engine->lock);
     }
     if (is_taken) {
+        engine->free_places--;
+        ms__job_take_along(engine, job);
         aim(job, engine);
     }
     ms__mutex_unlock(&engine->lock);
@@ -145,9 +159,9 @@ static ms__failure failed(const ms__job *job, const ms_offload *engine, int code
     };
 }
 
-/* Looks at what finish() gave back. True: `*failure` says how the piece ended.
+/* Looks at what finish() gave back. True: `*failure` says how the request ended.
  * False: some of it was left and has been started again. */
-static bool piece_has_ended(ms__worker *worker, ms__job *job, ms__failure *failure)
+static bool request_has_ended(ms__worker *worker, ms__job *job, ms__failure *failure)
 {
     ms_offload *engine = worker->engine;
     ms__io *io = &job->io;
@@ -188,12 +202,14 @@ static bool is_still_wanted(ms_offload *engine, const ms__ticket *ticket)
     return is_wanted;
 }
 
-/* Checks what was read and brings it where it was asked for, both in one pass: what a
- * failed fetch leaves in its destination is not said. */
-static void deliver(ms__worker *worker, ms__job *job, ms__failure *failure)
+/* Checks what was read of a ticket, at `from`, and brings it where it was asked for, both in one
+ * pass: what a failed fetch leaves in its destination is not said. */
+static void deliver(ms__worker *worker, ms__job *job, const ms__ticket *ticket,
+                    const unsigned char *from, ms__failure *failure)
 {
     ms_offload *engine = worker->engine;
-    ms__ticket *ticket = job->ticket;
+    uint64_t bytes = ms__piece_bytes(engine, ticket, job->piece);
+    bool is_to_copy = job->memory == job->bounce;
     if (engine->backend->device_memory || !is_still_wanted(engine, ticket)) {
         return;
     }
@@ -205,54 +221,75 @@ static void deliver(ms__worker *worker, ms__job *job, ms__failure *failure)
         return;
     }
     if (engine->checksum == NULL) {
-        memcpy(to, job->memory, job->memory == job->bounce ? job->bytes : 0);
+        memcpy(to, from, is_to_copy ? bytes : 0);
         return;
     }
-    uint64_t found = job->memory == job->bounce ? engine->checksum_copy(to, job->bounce, job->bytes)
-                                                : engine->checksum(job->memory, job->bytes);
+    uint64_t found = is_to_copy ? engine->checksum_copy(to, from, bytes) : engine->checksum(from, bytes);
     if (found != ticket->pieces[job->piece].checksum) {
         *failure = failed(job, engine, MS_ECHECKSUM, 0);
     }
 }
 
-static void report(ms__worker *worker, ms__job *job, const ms__failure *failure)
+/* The request has ended, with its last piece. Under the lock; true where compression has
+ * something to tell. */
+static bool count(ms_offload *engine, const ms__job *job, bool is_moved)
 {
-    ms_offload *engine = worker->engine;
-    uint64_t moved_bytes = failure->code == MS_OK ? job->moved_bytes : 0;
+    uint64_t moved_bytes = is_moved ? job->moved_bytes : 0;
     uint64_t busy_ns = ms_now_ns() - job->started_ns;
-    ms__mutex_lock(&engine->lock);
+    engine->free_places++;
     if (job->io.direction == MS__WRITE) {
+        engine->stats.write_count++;
         engine->stats.write_ns += busy_ns;
         engine->stats.written_bytes += moved_bytes;
     } else {
+        engine->stats.read_count++;
         engine->stats.read_ns += busy_ns;
         engine->stats.read_bytes += moved_bytes;
     }
-    bool is_to_tell = job->codec_ns > 0 && ms__compression_count(engine, job);
-    ms__transfer_piece_ended(engine, job->ticket, job->piece, failure);
+    return job->codec_ns > 0 && ms__compression_count(engine, job);
+}
+
+/* What was asked for of one ticket has ended with the request, at `memory`. */
+static void end_piece(ms__worker *worker, ms__job *job, ms__ticket *ticket, const unsigned char *memory,
+                      const ms__failure *request_failure, bool is_last)
+{
+    ms_offload *engine = worker->engine;
+    ms__failure failure = *request_failure;
+    bool is_to_tell = false;
+    if (failure.code == MS_OK && job->io.direction == MS__READ) {
+        deliver(worker, job, ticket, memory, &failure);
+    }
+    ms__mutex_lock(&engine->lock);
+    if (is_last) {
+        is_to_tell = count(engine, job, request_failure->code == MS_OK);
+    }
+    ms__transfer_piece_ended(engine, ticket, job->piece, &failure);
     ms__mutex_unlock(&engine->lock);
     if (is_to_tell) {
         ms__compression_tell(engine);
     }
-    job->is_running = false;
-    worker->running_count--;
 }
 
 static void finish_one(ms__worker *worker)
 {
     ms__job *job = (ms__job *)worker->engine->backend->ops->finish(worker->lane);
     ms__failure failure;
-    if (!piece_has_ended(worker, job, &failure)) {
+    if (!request_has_ended(worker, job, &failure)) {
         return;
     }
     if (worker->engine->backend->device_memory && job->io.direction == MS__WRITE) {
-        /* Read again only by a fetch, which comes after report(). */
+        /* Read again only by a fetch, which comes after end_piece(). */
         job->ticket->pieces[job->piece].checksum = job->io.checksum;
     }
-    if (failure.code == MS_OK && job->io.direction == MS__READ) {
-        deliver(worker, job, &failure);
+    const unsigned char *memory = job->memory;
+    for (ms__ticket *ticket = job->ticket, *next; ticket != NULL; ticket = next) {
+        uint64_t extent_bytes = ticket->extent_bytes; /* once ended, it may be another's */
+        next = ticket->joined;
+        end_piece(worker, job, ticket, memory, &failure, next == NULL);
+        memory += extent_bytes;
     }
-    report(worker, job, &failure);
+    job->is_running = false;
+    worker->running_count--;
 }
 
 void ms__worker_run(void *argument)

@@ -1,0 +1,106 @@
+/* Slots: what is small shares one, and a slot is free again when all of it came back. */
+#include "offload/slots.h"
+#include "test_common.h"
+
+#define PAGE ((uint64_t)4096)
+enum { SLOTS = 3, PRIVATE = 1, PAGES_PER_SLOT = 4 };
+
+static ms__slab slab;
+static ms__slots slots;
+
+static int setup(void **state)
+{
+    (void)state;
+    ms_error err = {0};
+    assert_ms_ok(ms__slab_open(&slab, SLOTS * PAGES_PER_SLOT * PAGE, &err), err);
+    assert_ms_ok(ms__slots_open(&slots, &slab, PAGES_PER_SLOT * PAGE, PRIVATE, &err), err);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    ms__slots_close(&slots);
+    ms__slab_close(&slab);
+    return 0;
+}
+
+static void what_is_small_lies_side_by_side_in_one_slot(void **state)
+{
+    (void)state;
+    unsigned char *first = ms__slots_take(&slots, PAGE);
+    assert_ptr_equal(first, ms__slot_address(&slots, PRIVATE));
+    assert_ptr_equal(ms__slots_take(&slots, 2 * PAGE), first + PAGE);
+    assert_ptr_equal(ms__slots_take(&slots, PAGE), first + 3 * PAGE);
+    assert_int_equal(slots.free_count, 1);
+    assert_ptr_equal(ms__slots_take(&slots, PAGE), ms__slot_address(&slots, PRIVATE + 1));
+    assert_int_equal(slots.free_count, 0);
+}
+
+static void what_is_large_has_a_slot_of_its_own(void **state)
+{
+    (void)state;
+    unsigned char *small = ms__slots_take(&slots, PAGE);
+    unsigned char *large = ms__slots_take(&slots, 3 * PAGE);
+    assert_ptr_equal(large, ms__slot_address(&slots, PRIVATE + 1));
+    assert_ptr_equal(ms__slots_take(&slots, PAGE), small + PAGE); /* not behind the large one */
+    assert_null(ms__slots_take(&slots, 3 * PAGE));
+    ms__slots_give(&slots, large);
+    assert_ptr_equal(ms__slots_take(&slots, 4 * PAGE), large);
+}
+
+static void a_slot_is_free_when_all_of_it_came_back(void **state)
+{
+    (void)state;
+    unsigned char *parts[PAGES_PER_SLOT];
+    for (int i = 0; i < PAGES_PER_SLOT; i++) {
+        parts[i] = ms__slots_take(&slots, PAGE);
+    }
+    for (int i = 0; i < PAGES_PER_SLOT; i++) {
+        assert_int_equal(slots.free_count, 1);
+        ms__slots_give(&slots, parts[(i + 2) % PAGES_PER_SLOT]);
+    }
+    assert_int_equal(slots.free_count, 2);
+    assert_ptr_equal(ms__slots_take(&slots, PAGE), parts[0]); /* and is filled from its start */
+}
+
+/* Or small stores that overlap one another would keep it from a large one for ever. */
+static void what_came_back_of_a_slot_is_not_used_while_others_are_in_it(void **state)
+{
+    (void)state;
+    unsigned char *held = ms__slots_take(&slots, PAGE);
+    for (int i = 1; i < PAGES_PER_SLOT; i++) {
+        unsigned char *next = ms__slots_take(&slots, PAGE);
+        assert_ptr_equal(next, held + PAGE);
+        ms__slots_give(&slots, held);
+        held = next;
+    }
+    assert_ptr_not_equal(ms__slots_take(&slots, PAGE), held - 3 * PAGE);
+    ms__slots_give(&slots, held);
+    assert_non_null(ms__slots_take(&slots, 4 * PAGE));
+}
+
+static void without_memory_there_are_no_slots(void **state)
+{
+    (void)state;
+    for (uint64_t nth = 1; nth <= 2; nth++) {
+        ms_error err = {0};
+        ms__slots none;
+        ms_fault_arm(MS_FAULT_ALLOC, nth, 0);
+        assert_ms_fails(ms__slots_open(&none, &slab, PAGE, PRIVATE, &err), MS_ENOMEM, err, "slots");
+        ms_fault_disarm_all();
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(what_is_small_lies_side_by_side_in_one_slot, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_is_large_has_a_slot_of_its_own, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_slot_is_free_when_all_of_it_came_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_came_back_of_a_slot_is_not_used_while_others_are_in_it, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(without_memory_there_are_no_slots, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -11,8 +11,9 @@
  * What it promises to those who wait: nothing is held back for company. A store wakes a worker
  * and is started by it whether or not neighbours are about to come. Only where more
  * pieces wait than lanes have places for does whoever takes one take its neighbours along,
- * which would have waited, in the order of the queues, leaving a piece for each place.
- * What a caller waits for goes alone.
+ * which would have waited, in the order of the queues, leaving a piece for each place. The
+ * first of them ends with the others: later than alone by what it takes to move and check
+ * REQUEST_BYTES_MAX at most. What a caller waits for goes alone.
  */
 #include "base/units.h"
 #include "offload/engine.h"
@@ -58,7 +59,7 @@ void ms__job_take_along(ms_offload *engine, ms__job *job)
             return;
         }
         bool is_behind = is_followed_by(last, next);
-        if (!is_behind && !is_followed_by(next, job->ticket)) { /* as backward asks for them */
+        if (!is_behind && !is_followed_by(next, job->ticket)) { /* backward asks for the last first */
             return;
         }
         (void)ms__transfer_take(engine, &next, &piece);

@@ -56,7 +56,7 @@ static ms__job *free_job(ms__worker *worker)
     return NULL;
 }
 
-/* All that joined ticket's, padding included. */
+/* Of a ticket and those that joined it, padding included. */
 static uint64_t joined_bytes(const ms__ticket *ticket)
 {
     uint64_t bytes = 0;

@@ -494,7 +494,7 @@ static void print_looking(void)
     printf("numbers are given up after %.0f ns\n", (seconds() - start) * 1e6);
 }
 
-/* Storages that are copied, many to a slot and to a request: stored as fast as they are taken,
+/* Storages that are copied, side by side in slots and requests: stored as fast as they are taken,
  * and fetched in the other direction. */
 static void print_small(uint64_t bytes)
 {

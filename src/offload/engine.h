@@ -16,16 +16,16 @@
  *      and for nothing of ours. Bounce slots are a lane's own, one for each transfer it
  *      can have, so a fetch never asks for a slot. Pieces that go in one request
  *      (joining.c) were all ready when it was started and end with it: it waits for none.
- *   2. Room in a shared slot is held either by a caller that is copying into it, which waits
- *      for nothing, or by a piece that is ready. A ready piece is in a queue or in a lane;
- *      lanes take from the queues whenever they have room, and room comes by 1. So all
- *      room that was taken comes back, and a slot with the last room in it, whatever
- *      callers do: also where more threads store at the same time than there are slots,
- *      each has pieces ready for all room it holds, none waits for a slot while keeping
- *      one back, and a store of any size goes through a single slot.
+ *   2. A shared slot, or room in one, is held either by a caller that is copying into it,
+ *      which waits for nothing, or by a piece that is ready. A ready piece is in a queue or
+ *      in a lane; lanes take from the queues whenever they have room, and room comes by 1.
+ *      So all that was taken comes back, whatever callers do: also where more threads
+ *      store at the same time than there are slots, each has pieces ready for all slots
+ *      it holds, none waits for a slot while keeping one back, and a store of any size
+ *      goes through a single slot. Those who share a slot count as if each had its own, so
+ *      they keep none from others.
  *   3. Slots are given to whoever wakes first. A caller may be overtaken, but only by
- *      stores, each of which is finite; its wait has a deadline besides. Small stores that
- *      share a slot keep it from a large one until it has been filled once, not longer.
+ *      stores, each of which is finite; its wait has a deadline besides.
  *   4. Space is never waited for: a full tier refuses the store (MS_ENOSPC) and the
  *      caller keeps its bytes. So no store waits for a drop, which only the caller
  *      could make.

@@ -46,16 +46,17 @@ unsigned char *ms__slots_take(ms__slots *slots, uint64_t bytes)
 {
     bool is_sharer = bytes <= slots->slot_bytes / 2;
     bool fits_behind = slots->shared != MS__NO_SLOT && bytes <= slots->slot_bytes - slots->shared_bytes;
+    if (slots->taker_count == slots->count - slots->private_count) {
+        return NULL;
+    }
+    slots->taker_count++;
     if (is_sharer && fits_behind) {
         unsigned char *memory = ms__slot_address(slots, slots->shared) + slots->shared_bytes;
         slots->shared_bytes += bytes;
         slots->user_counts[slots->shared]++;
         return memory;
     }
-    if (slots->free_count == 0) {
-        return NULL;
-    }
-    uint32_t slot = slots->free_list[--slots->free_count];
+    uint32_t slot = slots->free_list[--slots->free_count]; /* takers have one each, or less */
     slots->user_counts[slot] = 1;
     if (is_sharer) {
         slots->shared = slot;
@@ -67,6 +68,7 @@ unsigned char *ms__slots_take(ms__slots *slots, uint64_t bytes)
 void ms__slots_give(ms__slots *slots, const unsigned char *memory)
 {
     uint32_t slot = (uint32_t)((uint64_t)(memory - slots->base) / slots->slot_bytes);
+    slots->taker_count--;
     if (--slots->user_counts[slot] > 0) {
         return;
     }

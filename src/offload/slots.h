@@ -7,9 +7,10 @@
  * that a lane never has to wait for a slot.
  *
  * What takes at most half of a slot shares one: it lies behind what was taken before it, so
- * that what is stored one after the other can be written at once. A slot is free again when
- * all that was taken of it has been given back; until then, what came back of it stays unused, so
- * that sharers cannot keep a slot for ever from those who need a whole one.
+ * that what is stored one after the other can be written at once. Sharing is for that alone: there
+ * are never more takers than slots. A caller that ran further ahead of the tier would come
+ * back to its bytes before they are stored. So whoever may take finds a slot, whoever shares. One is
+ * free again when all that was taken of it has been given back.
  */
 #ifndef MS_OFFLOAD_SLOTS_H
 #define MS_OFFLOAD_SLOTS_H
@@ -24,6 +25,7 @@ typedef struct ms__slots {
     uint32_t count;
     uint32_t private_count;
     uint32_t free_count;
+    uint32_t taker_count; /* of room that was not given back; at most count - private_count */
     uint32_t *free_list; /* a stack: the slot freed last is the warmest */
     uint32_t *user_counts; /* [count] how often room in it was taken and not given back */
     uint32_t shared;       /* the slot that has room for sharers, or MS__NO_SLOT ... */

@@ -35,6 +35,7 @@ static const char *const world_names[] = {"memory", "file", "cuda pinned", "cuda
 
 typedef struct holding {
     unsigned char *memory; /* host or device, for the whole run */
+    unsigned char *landing;
     ms_ticket ticket;
     uint64_t bytes;
     uint64_t seed;
@@ -45,7 +46,6 @@ typedef struct caller {
     ms_offload *engine;
     void *stream;
     holding held[HELD];
-    unsigned char *landing;
     uint64_t random;
     ms__thread thread;
 } caller;
@@ -205,28 +205,31 @@ static void overwrite(caller *self, holding *held)
     }
 }
 
-static void bring_back(caller *self, holding *held)
+static int ask_back(caller *self, holding *held)
 {
-    touch(self, self->landing, held->bytes, held->seed + 2, make_bytes);
-    int rc = is_device() ? ms_offload_fetch_on(self->engine, self->stream, held->ticket, self->landing,
-                                               held->bytes, NULL)
-                         : ms_offload_fetch(self->engine, held->ticket, self->landing,
-                                            held->bytes + next_random(&self->random) % 2 * PAGE, NULL);
+    touch(self, held->landing, held->bytes, held->seed + 2, make_bytes);
+    return is_device() ? ms_offload_fetch_on(self->engine, self->stream, held->ticket, held->landing,
+                                             held->bytes, NULL)
+                       : ms_offload_fetch(self->engine, held->ticket, held->landing,
+                                          held->bytes + next_random(&self->random) % 2 * PAGE, NULL);
+}
+
+/* After ask_back(), which said `rc`. */
+static void take_back(caller *self, holding *held, int rc)
+{
     if (rc == MS_OK) {
         rc = ms_offload_wait(self->engine, held->ticket, NULL);
     }
     expect(held, rc, "a fetch fails");
     if (rc == MS_OK) {
         delivered++;
-        touch(self, self->landing, held->bytes, held->seed, check_bytes);
+        touch(self, held->landing, held->bytes, held->seed, check_bytes);
     }
 }
 
-static void end(caller *self, holding *held)
+static void bring_back(caller *self, holding *held)
 {
-    ms_offload_drop(self->engine, held->ticket);
-    touch(self, held->memory, held->bytes, held->seed + 3, make_bytes); /* nobody reads it now */
-    held->ticket = 0;
+    take_back(self, held, ask_back(self, held));
 }
 
 /* Whether a lane moves several tickets by one request now. */
@@ -241,6 +244,33 @@ static bool sees_joined(const ms_offload *engine)
     return false;
 }
 
+/* Stores what it does not hold yet, then brings all of it back: much waits at a time. */
+static void move_all(caller *self)
+{
+    int rc[HELD] = {0};
+    for (int i = 0; i < HELD; i++) {
+        if (self->held[i].ticket == 0) {
+            begin(self, &self->held[i]);
+        }
+    }
+    for (int i = HELD; i-- > 0;) {
+        rc[i] = self->held[i].ticket != 0 ? ask_back(self, &self->held[i]) : MS_OK;
+    }
+    joined += sees_joined(self->engine);
+    for (int i = HELD; i-- > 0;) {
+        if (self->held[i].ticket != 0) {
+            take_back(self, &self->held[i], rc[i]);
+        }
+    }
+}
+
+static void end(caller *self, holding *held)
+{
+    ms_offload_drop(self->engine, held->ticket);
+    touch(self, held->memory, held->bytes, held->seed + 3, make_bytes); /* nobody reads it now */
+    held->ticket = 0;
+}
+
 static void step(caller *self)
 {
     joined += sees_joined(self->engine);
@@ -250,7 +280,7 @@ static void step(caller *self)
         begin(self, held);
         return;
     }
-    switch (next_random(&self->random) % 9) {
+    switch (next_random(&self->random) % 10) {
     case 0:
         end(self, held);
         break;
@@ -269,6 +299,9 @@ static void step(caller *self)
         break;
     case 5:
         overwrite(self, held);
+        break;
+    case 6:
+        move_all(self);
         break;
     default:
         bring_back(self, held);
@@ -325,10 +358,10 @@ static void arm(uint64_t *random)
 
 static void give_memory(caller *self)
 {
-    for (int i = 0; i <= HELD; i++) {
+    for (int i = 0; i < 2 * HELD; i++) {
         unsigned long long pointer = 0;
-        unsigned char **place = i < HELD ? &self->held[i].memory : &self->landing;
-        static unsigned char *pool[2][CALLERS_MAX][HELD + 1];
+        unsigned char **place = i < HELD ? &self->held[i].memory : &self->held[i - HELD].landing;
+        static unsigned char *pool[2][CALLERS_MAX][2 * HELD];
         unsigned char **pooled = &pool[is_device()][self - callers][i];
         if (*pooled == NULL && is_device()) {
             (void)cuMemAlloc_v2(&pointer, AREA);
@@ -427,7 +460,7 @@ static void warm_up(void)
             give_memory(&callers[j]);
         }
     }
-    touch(&callers[0], callers[0].landing, AREA, 1, make_bytes);
+    touch(&callers[0], callers[0].held[0].landing, AREA, 1, make_bytes);
     (void)cuStreamSynchronize(NULL);
 }
 

@@ -157,8 +157,10 @@ void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t p
                               const ms__failure *failure)
 {
     ticket->running_count--;
-    ticket->joined = NULL;
     engine->running_count--;
+    if (ticket->joined != NULL) { /* it has one piece: no other lane looks at this */
+        ticket->joined = NULL;
+    }
     if (ticket->direction == MS__WRITE) {
         give_slot_back(engine, &ticket->pieces[piece]);
     }

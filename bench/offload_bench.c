@@ -24,7 +24,7 @@
 
 /* Internal: which variants of the checksum there are. */
 #include "base/checksum.h"
-#include "offload/pack.h"
+#include "base/pack.h"
 
 #define MIB ((uint64_t)1 << 20)
 

@@ -59,6 +59,10 @@ static void print_cpu(const ms_cpu *cpu)
         printf(", functions %.2f G/s", (double)cpu->evaluations_per_s / 1e9);
     }
     printf("\n        ");
+    if (cpu->pack_bytes_per_s > 0) {
+        print_rate("masks to bits", cpu->pack_bytes_per_s, ", ");
+        print_rate("and back", cpu->unpack_bytes_per_s, ", ");
+    }
     print_rate("fresh pages", cpu->fault_bytes_per_s, ", ");
     print_rate("checksums", cpu->checksum_bytes_per_s, "\n");
 }

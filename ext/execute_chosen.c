@@ -44,7 +44,7 @@ static PyObject *drop_later(ms_region *region, PyObject *tensor, const ms_movabl
 static PyObject *hold(ms_region *region, PyObject *tensor, const ms_movable *what)
 {
     ms_technique rest = ms_technique_rest(ms_frame_technique(region->frame));
-    bool moves = rest != MS_TECHNIQUE_KEEP || ms_execute_packs_kept(region->execution->execute);
+    bool moves = rest != MS_TECHNIQUE_KEEP || ms_frame_packs(region->frame);
     if (!moves) {
         ms_execute_kept(region->execution->execute);
     }

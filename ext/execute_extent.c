@@ -112,12 +112,27 @@ PyObject *ms_ext_offload(ms_region *region, PyObject *tensor, ms_movable *what)
     return saved;
 }
 
+/* Selective frames have asked already; in the others nothing is dropped, but the plan may say
+ * what becomes bits. */
+static int tell_choice(ms_region *region, const ms_movable *what)
+{
+    ms_error err;
+    bool is_dropped;
+    return ms_ext_check(ms_frame_choose(region->execution->execute, region->frame, what->identity, what->bytes,
+                                        &is_dropped, &err),
+                        &err);
+}
+
 PyObject *ms_ext_save_extent(ms_region *region, PyObject *tensor)
 {
     ms_movable what;
     PyObject *saved = NULL;
     ms_ext_send_settled(region);
     if (ms_ext_region_is_running(region) && ms_ext_is_movable(region->execution, tensor, &what)) {
+        if (tell_choice(region, &what) != 0) {
+            Py_DECREF(what.storage);
+            return NULL;
+        }
         if (ms_ext_must_wait(region, tensor)) {
             Py_DECREF(what.storage);
             return ms_ext_save_waiting(region, tensor);

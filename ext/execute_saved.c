@@ -298,7 +298,7 @@ static PyObject *pack_extent(PyObject *self, PyObject *tensor)
 static PyObject *pack_kept(PyObject *self, PyObject *tensor)
 {
     ms_region *region = (ms_region *)self;
-    if (ms_execute_packs_kept(region->execution->execute)) {
+    if (ms_frame_packs(region->frame)) {
         return observed(region->execution, tensor, ms_ext_save_extent(region, tensor));
     }
     ms_execute_kept(region->execution->execute);

@@ -280,27 +280,27 @@ static PyObject *timeline_of(const ms_sample *samples, uint32_t count)
 static PyObject *replay_of(const ms_replay *replay, const ms_sample *samples, uint32_t count)
 {
     return Py_BuildValue(
-        "{sKsKsKsIsOsKsKsKsKsKsKsKsKsKsN}", "peak_bytes", (unsigned long long)replay->peak_bytes, "peak_live_bytes",
+        "{sKsKsKsIsOsKsKsKsKsKsKsKsKsKsKsKsN}", "peak_bytes", (unsigned long long)replay->peak_bytes, "peak_live_bytes",
         (unsigned long long)replay->peak_live_bytes, "first_step_peak_bytes",
         (unsigned long long)replay->first_step_peak_bytes, "peak_node", replay->peak_node, "peak_in_backward",
         replay->peak_in_backward ? Py_True : Py_False, "step_ns", (unsigned long long)replay->step_ns, "compute_ns",
         (unsigned long long)replay->compute_ns, "recompute_ns", (unsigned long long)replay->recompute_ns, "fault_ns",
         (unsigned long long)replay->fault_ns, "stall_forward_ns", (unsigned long long)replay->stall_forward_ns,
         "stall_backward_ns", (unsigned long long)replay->stall_backward_ns, "moved_bytes",
-        (unsigned long long)replay->moved_bytes, "host_peak_bytes", (unsigned long long)replay->tier_peak_bytes[1],
+        (unsigned long long)replay->moved_bytes, "packed_bytes", (unsigned long long)replay->packed_bytes, "packing_ns",
+        (unsigned long long)replay->packing_ns, "host_peak_bytes", (unsigned long long)replay->tier_peak_bytes[1],
         "disk_peak_bytes", (unsigned long long)replay->tier_peak_bytes[2], "timeline", timeline_of(samples, count));
 }
 
-/* The plan's entries name nodes of this very graph. */
+/* The plan's entries name nodes of this very graph. `techniques` has room for two rows: what
+ * becomes bits comes second. */
 static int techniques_of(const ms_ext_documents *d, uint8_t *techniques, ms_error *err)
 {
     if (d->plan->entry_count != d->graph->node_count) {
         return ms_fail(err, MS_EINVAL, "plan_simulate: the plan has %u entries, the graph %u nodes",
                        d->plan->entry_count, d->graph->node_count);
     }
-    for (uint32_t i = 0; i < d->graph->node_count; i++) {
-        techniques[i] = (uint8_t)d->plan->entries[i].technique;
-    }
+    ms_plan_copy_choices(d->plan, techniques, techniques + d->graph->node_count);
     return MS_OK;
 }
 
@@ -319,13 +319,14 @@ static PyObject *plan_simulate(PyObject *module, PyObject *args)
     PyObject *answer = NULL;
     int rc = ms_ext_documents_parse(&d, graph, hardware, NULL, plan, &err);
     if (rc == MS_OK) {
-        techniques = ms_calloc(d.graph->node_count, 1);
+        techniques = ms_calloc(d.graph->node_count, 2);
         samples = ms_calloc(d.graph->node_count, 2 * sizeof *samples);
         rc = techniques == NULL || samples == NULL ? ms_fail(&err, MS_ENOMEM, "out of memory")
                                                    : techniques_of(&d, techniques, &err);
     }
     if (rc == MS_OK) {
         ms_choices choices = {.technique = techniques,
+                              .packed = techniques + d.graph->node_count,
                               .step_options = ms_plan_step_options(d.plan),
                               .offload_min_bytes = d.plan->offload_min_bytes,
                               .write_window_bytes = d.plan->write_window_bytes,

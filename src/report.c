@@ -59,16 +59,15 @@ static int take_samples(page *p, ms_error *err)
     }
     uint32_t nodes = r->graph->node_count;
     ms_replay replay;
-    uint8_t *techniques = ms_calloc(nodes, 1);
+    uint8_t *techniques = ms_calloc(nodes, 2); /* and, for each node, what becomes bits */
     p->samples = ms_calloc(nodes, 2 * sizeof *p->samples);
     if (techniques == NULL || p->samples == NULL) {
         ms_free(techniques);
         return ms_fail(err, MS_ENOMEM, "report: out of memory for %u nodes", nodes);
     }
-    for (uint32_t i = 0; i < nodes; i++) {
-        techniques[i] = (uint8_t)r->plan->entries[i].technique;
-    }
+    ms_plan_copy_choices(r->plan, techniques, techniques + nodes);
     ms_choices choices = {.technique = techniques,
+                          .packed = techniques + nodes,
                           .offload_min_bytes = r->plan->offload_min_bytes,
                           .write_window_bytes = r->plan->write_window_bytes,
                           .read_window_bytes = r->plan->read_window_bytes,

@@ -151,6 +151,8 @@ typedef struct ms_admission {
     uint32_t rule[MS_TECHNIQUE_COUNT];    /* ms_rule that admitted or refused it */
     uint64_t saved_bytes;                 /* what the node holds between forward and backward if kept */
     uint64_t offload_bytes;               /* of those, in storages large enough to move */
+    bool packs;                           /* its storages of two values may be kept as bits ... */
+    uint32_t packing_rule;                /* ... by this ms_rule, or may not */
 } ms_admission;
 
 /*

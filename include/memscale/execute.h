@@ -107,14 +107,11 @@ MS_API bool ms_execute_is_active(const ms_execute *execute);
  * host sees every saved tensor: for profiling real steps. */
 MS_API void ms_execute_set_watched(ms_execute *execute, bool is_watched);
 
-/* Whether storages whose words have two values only become bits in memory instead of
- * going to the lower tier (true at first). They are found by looking, when they are saved;
- * the bytes come back exactly. */
+/* Whether storages whose words have two values only become bits in memory, instead of staying as
+ * they are or going to the lower tier (true at first); the bytes come back exactly. Those that the
+ * plan knows (ms_selection.two_valued) do where it says so, and nowhere else. Others are found by
+ * looking, when they are saved, under a plan that moves anything. */
 MS_API void ms_execute_set_packing(ms_execute *execute, bool is_packing);
-
-/* Whether that is done in layers that the plan keeps as well: where it moves anything,
- * memory is scarce. Such calls have frames of technique KEEP. */
-MS_API bool ms_execute_packs_kept(const ms_execute *execute);
 
 /* ---- forward ------------------------------------------------------------------- */
 
@@ -139,8 +136,7 @@ MS_API ms_technique ms_execute_peek(const ms_execute *execute, uint64_t thread, 
  * A layer's call begins (MS_ROOT_LAYER: a stretch of the root's own work begins).
  * Counts the call, looks up its technique, and turns it into one that can be done
  * now: recompute needs replayable arguments, offloading a tier that works. *frame is
- * NULL where the technique is KEEP, nothing is watched and ms_execute_packs_kept() is not
- * asked of a layer. A frame still open on this thread is closed:
+ * NULL where the technique is KEEP, nothing is watched and nothing of it may become bits. A frame still open on this thread is closed:
  * frames do not nest. Works without enter_root(): a step opens by itself.
  */
 MS_API int ms_execute_enter(ms_execute *execute, uint64_t thread, uint32_t layer,
@@ -153,6 +149,8 @@ MS_API void ms_execute_leave(ms_execute *execute, uint64_t thread);
 MS_API ms_frame *ms_execute_current(const ms_execute *execute, uint64_t thread);
 
 MS_API ms_technique ms_frame_technique(const ms_frame *frame);
+/* Whether what it keeps may become bits: ms_extent_store() is to be asked. */
+MS_API bool ms_frame_packs(const ms_frame *frame);
 MS_API uint32_t ms_frame_layer(const ms_frame *frame);
 MS_API uint32_t ms_frame_call(const ms_frame *frame);
 MS_API bool ms_frame_is_open(const ms_frame *frame);
@@ -196,8 +194,10 @@ MS_API int ms_frame_save(ms_execute *execute, ms_frame *frame, const ms_record *
 MS_API void *ms_frame_take(ms_execute *execute, ms_frame *frame, uint32_t slot);
 
 /*
- * Autograd saves a tensor in a frame of a selective technique, whose storage has this
- * identity: whether the plan has it dropped, once the call has ended, to be made again by
+ * Autograd saves a tensor in a frame, whose storage has this identity. What is told here, in the
+ * order of saving, is what ms_extent_store() knows of storages that become bits; those below
+ * ms_execute_min_bytes() may be left out where the technique is not selective. Where it is:
+ * whether the plan has it dropped, once the call has ended, to be made again by
  * the operators that made it (what the host finds that it can't make stays). Without a
  * selection in the plan every storage is. Parameters, buffers and the batch are not asked
  * about.

@@ -38,6 +38,9 @@ typedef struct ms_cpu {
     uint64_t checksum_bytes_per_s; /* XXH3, one thread */
     uint64_t evaluations_per_s;    /* elementary functions, all usable CPUs; 0: not known, and taken to
                                       be in proportion to matmul_flops_per_s */
+    uint64_t pack_bytes_per_s;     /* of a tensor of two values as it becomes bits, one thread; and ... */
+    uint64_t unpack_bytes_per_s;   /* ... as it becomes itself again. 0: not known, and taken to be in
+                                      proportion to stream_bytes_per_s */
 } ms_cpu;
 
 typedef struct ms_ram {

@@ -51,6 +51,8 @@ MS_API ms_exactness ms_step_option_exactness(ms_step_option option);
 
 typedef struct ms_choices {
     const uint8_t *technique;    /* [node_count] ms_technique */
+    const uint8_t *packed;       /* [node_count] how many of the storages of two values that a node saves
+                                  * become bits, in the order of what a byte less costs; NULL: none */
     uint32_t step_options;       /* a bit for each ms_step_option in force */
     uint64_t offload_min_bytes;  /* storages below stay */
     uint64_t write_window_bytes; /* stores in flight; forward waits beyond it */
@@ -75,6 +77,8 @@ typedef struct ms_replay {
     uint64_t stall_backward_ns;
     uint64_t tier_peak_bytes[3]; /* by ms_tier: bytes of ours on host and disk */
     uint64_t moved_bytes;      /* stored + fetched per step */
+    uint64_t packed_bytes;     /* of storages of two values that become bits, per step */
+    uint64_t packing_ns;       /* part of compute_ns: making bits of them, and them of bits */
 } ms_replay;
 
 /* One point of the timeline, for reports: after each node of forward and backward. */
@@ -97,19 +101,33 @@ MS_API int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const
 
 /* ---- plan ----------------------------------------------------------------- */
 
+/* What was decided on the storages of two values that an entry saves (ms_profile.two_valued). Of
+ * an entry that runs again, or has none, all of it is 0. */
+typedef struct ms_plan_packing {
+    uint32_t tensors;      /* how many there are */
+    uint32_t packed;       /* of those, how many become bits: see the entry's selection */
+    uint32_t rule;         /* ms_rule that admitted or refused it */
+    uint64_t saved_bytes;  /* between forward and backward, by those that become bits here */
+    uint64_t cost_ns;      /* what that adds to the step */
+    uint32_t runner_up;    /* the other way: none of them, or all; `packed` where it is not admitted */
+    uint64_t runner_up_ns; /* predicted step time with that here instead */
+    uint64_t runner_up_peak_bytes; /* what that would take of a budget, nothing cached */
+} ms_plan_packing;
+
 typedef struct ms_plan_entry {
     char *name;            /* of the node's module; "" for the root's own work */
     uint32_t node;         /* index in the graph */
     uint32_t call;
     uint32_t technique;    /* ms_technique */
     uint32_t rule;         /* ms_rule that admitted it */
-    uint32_t selection;    /* of a selective technique: 1 + index of what is dropped; else 0 */
+    uint32_t selection;    /* 1 + index of what is dropped and what becomes bits; 0: nothing is known of it */
     uint64_t kept_bytes;   /* what keeping would hold between forward and backward */
     uint64_t saved_bytes;  /* of those, what the choice frees */
     uint64_t cost_ns;      /* what it adds to the step, overlap considered */
     uint32_t runner_up;    /* ms_technique; equal to `technique` when there was no other */
     uint64_t runner_up_ns; /* predicted step time with the runner-up here instead */
     uint64_t runner_up_peak_bytes; /* what that would take of a budget, nothing cached */
+    ms_plan_packing packing;
 } ms_plan_entry;
 
 /* What was decided on one option for the whole step. */
@@ -187,8 +205,18 @@ typedef struct ms_explanation {
     ms_neighbour smaller;     /* ... and the most smaller one; a plan of more cache alone is no other */
 } ms_explanation;
 
+/* A saved storage that surely has two values: whether it is kept as bits, what that frees, and
+ * what it takes in forward and backward together. */
+typedef struct ms_two_valued {
+    uint32_t slot;
+    bool packed;
+    uint64_t saved_bytes;
+    uint64_t cost_ns;
+} ms_two_valued;
+
 /*
- * What a selective technique drops of a layer's saved storages. Slots are the distinct
+ * What becomes of single ones of a layer's saved storages: what a selective technique drops, and
+ * which of those that have two values become bits. Slots are the distinct
  * storages that a call saves, in order of their first save, parameters, buffers and the
  * batch left out. A dropped one is made again by the operators that made it when backward
  * asks for it. One that does not have these bytes in the call, that somebody writes to, or
@@ -198,6 +226,8 @@ typedef struct ms_selection {
     uint32_t slot_count;
     uint64_t *slot_bytes; /* [slot_count] */
     uint8_t *dropped;     /* [slot_count] 1: dropped */
+    uint32_t two_valued_count;
+    ms_two_valued *two_valued; /* [two_valued_count], slots ascending; those not listed may have any values */
 } ms_selection;
 
 typedef struct ms_plan {
@@ -268,6 +298,9 @@ MS_API int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, c
 /* The technique for a call of a module; for a module or call that the plan does not
  * know, `fallback` (pass plan->fallback unless you know better). */
 MS_API ms_technique ms_plan_lookup(const ms_plan *plan, const char *name, uint32_t call, ms_technique fallback);
+
+/* What a replay of the plan needs of its entries: both arrays have room for entry_count. */
+MS_API void ms_plan_copy_choices(const ms_plan *plan, uint8_t *techniques, uint8_t *packed);
 
 /* The options for the step that were chosen, as a mask of ms_step_option. */
 MS_API uint32_t ms_plan_step_options(const ms_plan *plan);

@@ -266,6 +266,28 @@ static uint32_t judge(const case_facts *facts, const ms_node *node, const ms_adm
     return rule == ADMITTED ? judge_technique(facts, node, admission, technique) : rule;
 }
 
+/* Bits stay where they are, but it is the same engine that makes them: whoever switches offloading
+ * off, by flag or mode, has none. They are no reason to touch a layer less, so that low pressure
+ * does not hold them back. */
+static void admit_packing(const case_facts *facts, const ms_node *node, ms_admission *admission)
+{
+    uint32_t rule = judge_mode(facts, true, false);
+    if (facts->hardware->device >= 0) {
+        rule = MS_RULE_HOST_ONLY;
+    }
+    if (node->kind == MS_NODE_ROOT || (node->flags & MS_NODE_UNHOOKABLE)) {
+        rule = node->kind == MS_NODE_ROOT ? MS_RULE_ROOT_WORK : MS_RULE_UNHOOKABLE;
+    }
+    if (facts->pressure->comfortable) {
+        rule = MS_RULE_COMFORTABLE;
+    }
+    admission->packs = rule == ADMITTED;
+    if (rule == ADMITTED) {
+        rule = facts->pressure->forced ? MS_RULE_FORCED : MS_RULE_PRESSURE;
+    }
+    admission->packing_rule = rule;
+}
+
 /* Little is missing: nodes that save much less than the largest are left alone. */
 static bool light(const case_facts *facts, const ms_admission *admission)
 {
@@ -313,6 +335,7 @@ int ms_engine_admit(const ms_graph *graph, const ms_hardware *hardware, const ms
     }
     for (uint32_t i = 0; i < graph->node_count; i++) {
         admit_node(&facts, &graph->nodes[i], &admissions[i]);
+        admit_packing(&facts, &graph->nodes[i], &admissions[i]);
     }
     return MS_OK;
 }

@@ -133,6 +133,8 @@ static void find_cpu_rates(const rate_store *store, const ms_ram *ram, ms_cpu *c
         {"fault_bytes_per_s", &cpu->fault_bytes_per_s},
         {"checksum_bytes_per_s", &cpu->checksum_bytes_per_s},
         {"evaluations_per_s", &cpu->evaluations_per_s},
+        {"pack_bytes_per_s", &cpu->pack_bytes_per_s},
+        {"unpack_bytes_per_s", &cpu->unpack_bytes_per_s},
     };
     size_t count = sizeof rates / sizeof rates[0];
     key_text key = cpu_key(cpu);

@@ -99,7 +99,8 @@ static int read_cpu(const ms__json_at *root, ms_cpu *cpu)
     int rc = ms__json_object(root, "cpu", &at);
     if (rc == MS_OK) {
         rc = ONLY(&at, "name", "usable_cpus", "isa", "matmul_flops_per_s", "stream_bytes_per_s",
-                  "fault_bytes_per_s", "checksum_bytes_per_s", "evaluations_per_s");
+                  "fault_bytes_per_s", "checksum_bytes_per_s", "evaluations_per_s", "pack_bytes_per_s",
+                  "unpack_bytes_per_s");
     }
     if (rc == MS_OK) {
         rc = read_text(&at, "name", cpu->name, sizeof cpu->name);
@@ -118,6 +119,10 @@ static int read_cpu(const ms__json_at *root, ms_cpu *cpu)
     }
     if (rc == MS_OK && ms__json_has(&at, "evaluations_per_s")) {
         rc = READ_RATES(&at, {"evaluations_per_s", &cpu->evaluations_per_s});
+    }
+    if (rc == MS_OK && (ms__json_has(&at, "pack_bytes_per_s") || ms__json_has(&at, "unpack_bytes_per_s"))) {
+        rc = READ_RATES(&at, {"pack_bytes_per_s", &cpu->pack_bytes_per_s},
+                        {"unpack_bytes_per_s", &cpu->unpack_bytes_per_s});
     }
     return rc;
 }
@@ -340,6 +345,10 @@ static void write_cpu(ms__json_writer *writer, json_t *root, const ms_cpu *cpu)
     ms__json_put_u64(writer, object, "checksum_bytes_per_s", cpu->checksum_bytes_per_s);
     if (cpu->evaluations_per_s > 0) {
         ms__json_put_u64(writer, object, "evaluations_per_s", cpu->evaluations_per_s);
+    }
+    if (cpu->pack_bytes_per_s > 0 && cpu->unpack_bytes_per_s > 0) {
+        ms__json_put_u64(writer, object, "pack_bytes_per_s", cpu->pack_bytes_per_s);
+        ms__json_put_u64(writer, object, "unpack_bytes_per_s", cpu->unpack_bytes_per_s);
     }
 }
 

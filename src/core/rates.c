@@ -12,6 +12,7 @@
 
 #include "base/checksum.h"
 #include "base/os/map.h"
+#include "base/pack.h"
 #include "base/thread.h"
 #include "base/units.h"
 #include "core/evaluate_kernel.h"
@@ -40,6 +41,8 @@ enum {
     THREADS_MOST = 512,
     STREAM_BLOCK_BYTES = 4 << 20,
     CHECKSUM_BYTES = 64 << 20,
+    PACK_TRIES = 3,
+    PACK_BYTES = 16 << 20,
     MEMORY_LEAST_BYTES = 16 << 20,
 };
 
@@ -259,6 +262,44 @@ static uint64_t measure_checksum(const char *memory, size_t bytes)
     return best;
 }
 
+/* ---- tensors of two values as bits ------------------------------------------ */
+
+/* A mask as dropout makes one: floats, about one in eight of them 0. */
+static void draw_mask(char *memory, size_t bytes)
+{
+    static const float values[] = {1.125f, 0.0f};
+    uint64_t state = 1;
+    for (size_t at = 0; at + sizeof values[0] <= bytes; at += sizeof values[0]) {
+        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        memcpy(memory + at, &values[state >> 61 == 0], sizeof values[0]);
+    }
+}
+
+/* What is written is fresh every time for the bits, as in a step, and warm for the tensor, whose
+ * pages the plan counts by themselves. */
+static int measure_packing(char *memory, size_t bytes, ms_cpu *cpu, ms_error *err)
+{
+    size_t part_bytes = (size_t)ms__align_down(ms__min_u64(bytes, PACK_BYTES), sizeof(float));
+    uint64_t pack_rate = 0, unpack_rate = 0;
+    draw_mask(memory, part_bytes);
+    for (int i = 0; i < PACK_TRIES; i++) {
+        uint64_t begun_ns = ms_now_ns();
+        ms__packed *packed = ms__pack_may(memory, part_bytes) ? ms__pack(memory, part_bytes) : NULL;
+        uint64_t packed_ns = ms_now_ns();
+        if (packed == NULL) {
+            return ms_fail(err, MS_ENOMEM, "measuring rates: out of memory");
+        }
+        ms__unpack(packed, memory);
+        uint64_t unpacked_ns = ms_now_ns();
+        ms__packed_free(packed);
+        pack_rate = ms__max_u64(pack_rate, per_second(part_bytes, packed_ns - begun_ns));
+        unpack_rate = ms__max_u64(unpack_rate, per_second(part_bytes, unpacked_ns - packed_ns));
+    }
+    cpu->pack_bytes_per_s = pack_rate;
+    cpu->unpack_bytes_per_s = unpack_rate;
+    return MS_OK;
+}
+
 /* ---- all of them -------------------------------------------------------- */
 
 int ms__rates_measure_cpu(ms_cpu *cpu, uint64_t memory_bytes, ms_error *err)
@@ -289,6 +330,9 @@ int ms__rates_measure_cpu(ms_cpu *cpu, uint64_t memory_bytes, ms_error *err)
     }
     if (rc == MS_OK) {
         measure_faults_again(&t, &found.fault_bytes_per_s);
+    }
+    if (rc == MS_OK) {
+        rc = measure_packing(t.memory, t.memory_bytes, &found, err);
     }
     if (rc == MS_OK) {
         found.matmul_flops_per_s =

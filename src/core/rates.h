@@ -13,7 +13,7 @@ void ms__rates_default_cpu(ms_cpu *cpu);
 void ms__rates_default_disk(ms_disk *disk);
 
 /*
- * Measures the five rates of `cpu`, whose `usable_cpus` and `isa` are set, with
+ * Measures the rates of `cpu`, whose `usable_cpus` and `isa` are set, with
  * that many threads and about `memory_bytes` of memory (given back before the
  * return). Each rate is the best of several tries: what disturbs a measurement
  * only slows it.

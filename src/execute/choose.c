@@ -1,8 +1,8 @@
 /*
- * Which of the storages that a call saves are dropped under a selective technique: the
- * plan's slots, found again by order and bytes. A call that saves something else than the
- * traced one loses the thread for a few slots at most; what is not recognised is kept.
- * Called for each tensor that autograd saves in such a call.
+ * What the plan says of single ones of the storages that a call saves: which are dropped under a
+ * selective technique, which become bits. They are the plan's slots, found again by order and
+ * bytes. A call that saves something else than the traced one loses the thread for a few slots at
+ * most; what is not recognised is kept. Called for each tensor that autograd saves in such a call.
  */
 #include "execute/execute_internal.h"
 
@@ -14,6 +14,7 @@ static void clear_selection(ms_selection *selection)
 {
     ms_free(selection->slot_bytes);
     ms_free(selection->dropped);
+    ms_free(selection->two_valued);
     memset(selection, 0, sizeof *selection);
 }
 
@@ -21,7 +22,8 @@ static int copy_selection(const ms_selection *from, ms_selection *to)
 {
     to->slot_bytes = ms_calloc(from->slot_count, sizeof *to->slot_bytes);
     to->dropped = ms_calloc(from->slot_count, 1);
-    if (to->slot_bytes == NULL || to->dropped == NULL) {
+    to->two_valued = ms_calloc(from->two_valued_count, sizeof *to->two_valued);
+    if (to->slot_bytes == NULL || to->dropped == NULL || to->two_valued == NULL) {
         clear_selection(to);
         return MS_ENOMEM;
     }
@@ -29,6 +31,10 @@ static int copy_selection(const ms_selection *from, ms_selection *to)
     if (from->slot_count > 0) {
         memcpy(to->slot_bytes, from->slot_bytes, from->slot_count * sizeof *to->slot_bytes);
         memcpy(to->dropped, from->dropped, from->slot_count);
+    }
+    to->two_valued_count = from->two_valued_count;
+    if (from->two_valued_count > 0) {
+        memcpy(to->two_valued, from->two_valued, from->two_valued_count * sizeof *to->two_valued);
     }
     return MS_OK;
 }
@@ -76,38 +82,78 @@ void ms__choice_end(ms__choice *choice)
     MS__ARRAY_FREE(&choice->seen);
 }
 
-/* Whether the next storage, of these bytes, is one of those to be dropped. */
-static bool next_is_dropped(ms__choice *choice, uint64_t bytes)
+bool ms__selection_packs(const ms_execute *execute, uint32_t selection)
 {
-    const ms_selection *selection = choice->selection;
-    if (selection == NULL) {
-        return true;
+    if (selection == 0 || selection > execute->selection_count) {
+        return false;
     }
-    for (uint32_t i = choice->next_slot; i < selection->slot_count && i < choice->next_slot + LOOK_AHEAD; i++) {
-        if (selection->slot_bytes[i] == bytes) {
-            choice->next_slot = i + 1;
-            return selection->dropped[i] != 0;
+    const ms_selection *named = &execute->selections[selection - 1];
+    for (uint32_t i = 0; i < named->two_valued_count; i++) {
+        if (named->two_valued[i].packed) {
+            return true;
         }
     }
     return false;
+}
+
+/* The slot of the next storage, of these bytes; UINT32_MAX: none. The host may leave out those
+ * below `least_bytes`. */
+static uint32_t next_slot(ms__choice *choice, uint64_t bytes, uint64_t least_bytes)
+{
+    const ms_selection *selection = choice->selection;
+    uint32_t looked = 0;
+    for (uint32_t i = choice->next_slot; selection != NULL && i < selection->slot_count && looked < LOOK_AHEAD; i++) {
+        if (selection->slot_bytes[i] == bytes) {
+            choice->next_slot = i + 1;
+            return i;
+        }
+        looked += selection->slot_bytes[i] >= least_bytes;
+    }
+    return UINT32_MAX;
+}
+
+static const ms__seen *find_seen(const ms__choice *choice, uintptr_t identity)
+{
+    for (size_t i = choice->seen.count; i-- > 0;) {
+        if (choice->seen.items[i].identity == identity) {
+            return &choice->seen.items[i];
+        }
+    }
+    return NULL;
 }
 
 int ms_frame_choose(ms_execute *execute, ms_frame *frame, uintptr_t identity, uint64_t bytes, bool *is_dropped,
                     ms_error *err)
 {
     ms__choice *choice = &frame->choice;
+    bool is_selective = ms_technique_set((ms_technique)frame->technique) != 0;
     *is_dropped = false;
-    for (size_t i = choice->seen.count; i-- > 0;) {
-        if ((choice->seen.items[i] & ~(uintptr_t)1) == (identity & ~(uintptr_t)1)) {
-            *is_dropped = (choice->seen.items[i] & 1) != 0;
-            return MS_OK;
+    if (choice->selection == NULL && !is_selective) {
+        return MS_OK;
+    }
+    const ms__seen *seen = find_seen(choice, identity);
+    if (seen == NULL) {
+        ms__seen *made = MS__ARRAY_PUSH(&choice->seen);
+        if (made == NULL) {
+            return ms_fail(err, MS_ENOMEM, "layer %s: out of memory", ms_execute_layer_name(execute, frame->layer));
+        }
+        made->identity = identity;
+        made->slot = next_slot(choice, bytes, is_selective ? 0 : execute->min_bytes);
+        seen = made;
+    }
+    bool all = is_selective && choice->selection == NULL;
+    *is_dropped = all || (is_selective && seen->slot != UINT32_MAX && choice->selection->dropped[seen->slot] != 0);
+    return MS_OK;
+}
+
+ms__bits ms__choice_bits(const ms__choice *choice, uintptr_t identity)
+{
+    const ms__seen *seen = choice->selection != NULL ? find_seen(choice, identity) : NULL;
+    for (uint32_t i = 0; seen != NULL && i < choice->selection->two_valued_count; i++) {
+        const ms_two_valued *one = &choice->selection->two_valued[i];
+        if (one->slot == seen->slot) {
+            return one->packed ? MS__BITS_PACKED : MS__BITS_STAYS;
         }
     }
-    uintptr_t *slot = MS__ARRAY_PUSH(&choice->seen);
-    if (slot == NULL) {
-        return ms_fail(err, MS_ENOMEM, "layer %s: out of memory", ms_execute_layer_name(execute, frame->layer));
-    }
-    *is_dropped = next_is_dropped(choice, bytes);
-    *slot = (identity & ~(uintptr_t)1) | *is_dropped;
-    return MS_OK;
+    return MS__BITS_UNKNOWN;
 }

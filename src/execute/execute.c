@@ -87,8 +87,8 @@ void ms_execute_close(ms_execute *execute)
     if (execute == NULL) {
         return;
     }
+    ms__fetched_release_all(execute);
     if (execute->tier != NULL) {
-        ms__fetched_release_all(execute);
         ms__extents_drain(execute);
         tier_close(execute, execute->tier);
     }
@@ -132,9 +132,7 @@ void ms_execute_backward_ended(ms_execute *execute)
         frame = execute->first_full;
     }
     execute->current_frame = 0;
-    if (execute->tier != NULL) {
-        ms__fetched_release_all(execute);
-    }
+    ms__fetched_release_all(execute); /* bits need no tier */
     ms_execute_poll(execute);
 }
 

@@ -19,7 +19,7 @@
 
 #include "base/array.h"
 #include "memscale/execute.h"
-#include "offload/pack.h"
+#include "base/pack.h"
 
 /* ---- plan ---------------------------------------------------------------- */
 
@@ -30,12 +30,20 @@ typedef struct ms__call_plan {
     uint32_t selection; /* as in ms_plan_entry */
 } ms__call_plan;
 
-/* What a frame of a selective technique knows of the storages it saves. */
+/* A storage that a frame saves: which of the selection's slots it is, or none. */
+typedef struct ms__seen {
+    uintptr_t identity;
+    uint32_t slot; /* UINT32_MAX: none */
+} ms__seen;
+
+/* What a frame knows of the storages it saves: one of a selective technique, or whose plan says
+ * what becomes bits. */
 typedef struct ms__choice {
-    const ms_selection *selection; /* while the frame is open; NULL: all are dropped */
+    const ms_selection *selection; /* while the frame is open; NULL: of a selective technique, all
+                                    * are dropped */
     ms_selection own;              /* the plan may be replaced meanwhile */
     uint32_t next_slot;
-    MS__ARRAY(uintptr_t) seen;     /* identities; 1 in the low bit: dropped */
+    MS__ARRAY(ms__seen) seen;
 } ms__choice;
 
 typedef struct ms__layer {
@@ -79,6 +87,7 @@ struct ms_frame {
     bool is_open;
     bool is_replaying;
     bool is_whole;       /* the replay is not to be stopped early */
+    bool packs;          /* what it keeps may become bits */
     uint32_t holds;      /* references of the host's, and of calls under way */
     uint32_t pins;       /* full slots are not to be let go of */
     uint32_t live_slots; /* EMPTY or FULL */
@@ -156,8 +165,8 @@ struct ms_execute {
     ms_technique fallback;
     bool is_active;
     bool is_watched;
-    bool is_packing;   /* two-valued storages become bits ... */
-    bool packs_kept;   /* ... also of layers that the plan keeps */
+    bool is_packing;   /* storages may become bits: as the plan says, and ... */
+    bool packs_found;  /* ... those that it says nothing of, where two values are found */
     bool packing_told; /* logged */
     uint64_t packed_bytes; /* bits held now */
     uint64_t min_bytes;
@@ -215,6 +224,13 @@ void ms__selections_drop(ms_execute *execute);
 /* The frame follows selection number `selection` (0: none). */
 int ms__choice_begin(const ms_execute *execute, uint32_t selection, ms__choice *choice);
 void ms__choice_end(ms__choice *choice);
+/* Whether selection number `selection` has anything become bits. */
+bool ms__selection_packs(const ms_execute *execute, uint32_t selection);
+
+/* What a plan says of a storage of two values. */
+typedef enum ms__bits { MS__BITS_UNKNOWN, MS__BITS_STAYS, MS__BITS_PACKED } ms__bits;
+/* Of one that ms_frame_choose() was told of. */
+ms__bits ms__choice_bits(const ms__choice *choice, uintptr_t identity);
 
 /* frame.c */
 void ms__frame_fill(ms_execute *execute, ms_frame *frame, ms__slot *slot, void *memory);
@@ -249,6 +265,8 @@ ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t
 /* may wait, as above: rebuilds the bytes. */
 void ms__extent_unpack(ms_execute *execute, const ms_extent *extent, void *address);
 void ms__extent_forget_bits(ms_execute *execute, ms_extent *extent);
+/* Whether anything that a call keeps may become bits. */
+bool ms__call_packs(const ms_execute *execute, uint32_t selection);
 void ms__packing_tell(ms_execute *execute);
 
 /* fetch.c */

@@ -239,8 +239,7 @@ static int frame_open(ms_execute *execute, ms__thread_state *thread, uint32_t la
                       ms_technique technique, uint32_t selection, ms_error *err)
 {
     ms_frame *frame = ms_calloc(1, sizeof *frame);
-    if (frame != NULL && ms_technique_set(technique) != 0 &&
-        ms__choice_begin(execute, selection, &frame->choice) != MS_OK) {
+    if (frame != NULL && ms__choice_begin(execute, selection, &frame->choice) != MS_OK) {
         ms_free(frame);
         frame = NULL;
     }
@@ -251,6 +250,7 @@ static int frame_open(ms_execute *execute, ms__thread_state *thread, uint32_t la
     frame->layer = layer;
     frame->call = call;
     frame->technique = (uint8_t)technique;
+    frame->packs = layer != MS_ROOT_LAYER && ms__call_packs(execute, selection);
     frame->is_open = true;
     thread->open = frame;
     execute->open_frames++;
@@ -284,7 +284,7 @@ int ms_execute_enter(ms_execute *execute, uint64_t thread_key, uint32_t layer, c
         thread->after = found.after;
     }
     ms_technique technique = feasible(execute, planned, facts->replayable);
-    bool packs = layer != MS_ROOT_LAYER && ms_execute_packs_kept(execute);
+    bool packs = layer != MS_ROOT_LAYER && ms__call_packs(execute, selection);
     if (technique == MS_TECHNIQUE_KEEP && !execute->is_watched && !packs) {
         *frame = NULL;
         return MS_OK;

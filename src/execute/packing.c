@@ -1,9 +1,9 @@
 /*
  * Two-valued storages on their way to a lower tier, or simply saved: they stay in memory
- * as bits, an eighth to a sixty-fourth of their size, and no transfer is made. Which
- * storages these are shows only when they are saved, so what fits a budget does not count on
- * it: it is a gain on top, in bytes and in time of the disk. Predicted peaks count on those
- * that the trace knows (graph.h).
+ * as bits, an eighth to a sixty-fourth of their size, and no transfer is made. Of those that
+ * the trace knows (graph.h) the plan says which: its peak and time count on it. Others show only
+ * when they are saved; where the plan moves anything they are looked for, a gain on top that
+ * nothing counts on.
  */
 #include "execute/execute_internal.h"
 
@@ -29,12 +29,19 @@ static void count_bits(ms_execute *execute, const ms_extent *extent)
     ms_counter_add(&execute->counters, MS_COUNTER_PACKED_INTO_BYTES, packed_bytes);
 }
 
+static bool is_wanted(const ms_execute *execute, const ms_frame *frame, uintptr_t identity)
+{
+    ms__bits said = ms__choice_bits(&frame->choice, identity);
+    bool is_kept = ms_technique_rest((ms_technique)frame->technique) == MS_TECHNIQUE_KEEP;
+    return said == MS__BITS_UNKNOWN ? execute->packs_found || !is_kept : said == MS__BITS_PACKED;
+}
+
 ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t identity,
                            uint64_t version, const void *address, uint64_t bytes, void *memory)
 {
     uint64_t frame_serial = frame->serial;
-    if (!execute->is_packing || execute->device >= 0 || !ms__pack_may(address, bytes) ||
-        !ms__extents_have_room(execute)) {
+    if (!execute->is_packing || execute->device >= 0 || !is_wanted(execute, frame, identity) ||
+        !ms__pack_may(address, bytes) || !ms__extents_have_room(execute)) {
         return NULL;
     }
     ms__packed *packed = pack_unlocked(&execute->host, address, bytes);
@@ -93,7 +100,12 @@ void ms_execute_set_packing(ms_execute *execute, bool is_packing)
     execute->is_packing = is_packing;
 }
 
-bool ms_execute_packs_kept(const ms_execute *execute)
+bool ms__call_packs(const ms_execute *execute, uint32_t selection)
 {
-    return execute->is_packing && execute->packs_kept;
+    return execute->is_packing && (execute->packs_found || ms__selection_packs(execute, selection));
+}
+
+bool ms_frame_packs(const ms_frame *frame)
+{
+    return frame->packs;
 }

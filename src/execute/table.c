@@ -43,7 +43,7 @@ void ms__table_clear(ms_execute *execute)
     memset(&execute->root_start, 0, sizeof execute->root_start);
     execute->fallback = MS_TECHNIQUE_KEEP;
     execute->is_active = false;
-    execute->packs_kept = false;
+    execute->packs_found = false;
     execute->min_bytes = MS_OFFLOAD_MIN_BYTES;
     execute->write_window_bytes = 0;
     execute->read_window_bytes = 0;
@@ -113,7 +113,7 @@ static int table_fill(ms_execute *execute, const ms_plan *plan, ms_error *err)
         if (rc != MS_OK) {
             return rc;
         }
-        execute->is_active |= entry->technique != MS_TECHNIQUE_KEEP;
+        execute->is_active |= entry->technique != MS_TECHNIQUE_KEEP || ms__selection_packs(execute, entry->selection);
     }
     return MS_OK;
 }
@@ -152,7 +152,7 @@ int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_error *err)
     }
     execute->fallback = (ms_technique)plan->fallback;
     execute->is_active |= plan->fallback != MS_TECHNIQUE_KEEP;
-    execute->packs_kept = plan_moves(plan);
+    execute->packs_found = plan_moves(plan);
     execute->min_bytes = plan->offload_min_bytes;
     execute->write_window_bytes = plan->write_window_bytes;
     execute->read_window_bytes = plan->read_window_bytes;

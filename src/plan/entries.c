@@ -20,13 +20,13 @@ typedef struct alternatives {
     ms_plan *plan;
 } alternatives;
 
-/* Replays the plan with another technique in one node, first without a cache for what
+/* Replays the plan with another value in one place of its row, first without a cache for what
  * it needs, then with the cache that the plan's own bytes leave it. */
-static ms__outcome replay_with(const alternatives *a, uint32_t node, uint32_t technique)
+static ms__outcome replay_with(const alternatives *a, uint32_t place, uint32_t value)
 {
     ms__outcome outcome, cached;
-    uint8_t original = a->search->scratch[node];
-    a->search->scratch[node] = (uint8_t)technique;
+    uint8_t original = a->search->scratch[place];
+    a->search->scratch[place] = (uint8_t)value;
     ms_choices choices = ms__search_choices(a->search, a->search->scratch, a->chosen->window, 0);
     ms__sim_run(a->search->sim, &choices, &outcome, NULL);
     if (a->search->sim->on_host) {
@@ -35,7 +35,7 @@ static ms__outcome replay_with(const alternatives *a, uint32_t node, uint32_t te
         ms__sim_run(a->search->sim, &choices, &cached, NULL);
         outcome.replay.step_ns = cached.replay.step_ns;
     }
-    a->search->scratch[node] = original;
+    a->search->scratch[place] = original;
     return outcome;
 }
 
@@ -66,10 +66,30 @@ static void judge_node(const alternatives *a, ms_plan_entry *entry)
     }
 }
 
+/* The storages of two values: none of them as bits, or all, whichever the plan does not have. */
+static void judge_packing(const alternatives *a, ms_plan_entry *entry)
+{
+    ms_plan_packing *packing = &entry->packing;
+    packing->runner_up = packing->packed;
+    packing->runner_up_ns = a->plan->replay.step_ns;
+    packing->runner_up_peak_bytes = ms__add_sat(a->plan->replay.peak_bytes, a->plan->reserve_bytes);
+    if (packing->tensors == 0 || !a->search->admissions[entry->node].packs) {
+        return;
+    }
+    packing->runner_up = packing->packed > 0 ? 0 : packing->tensors;
+    ms__outcome outcome = replay_with(a, a->search->node_count + entry->node, packing->runner_up);
+    packing->runner_up_ns = outcome.replay.step_ns;
+    packing->runner_up_peak_bytes = outcome.replay.peak_bytes;
+    if (packing->packed > 0) {
+        packing->saved_bytes = ms__sub_sat(outcome.boundary_bytes, a->chosen->boundary_bytes);
+        packing->cost_ns = ms__sub_sat(a->plan->replay.step_ns, outcome.replay.step_ns);
+    }
+}
+
 static bool alike(const alternatives *a, const ms_plan_entry *left, const ms_plan_entry *right)
 {
     const ms_graph *graph = a->search->sim->graph;
-    return left->technique == right->technique &&
+    return left->technique == right->technique && left->packing.packed == right->packing.packed &&
            graph->nodes[left->node].profile == graph->nodes[right->node].profile &&
            a->search->admissions[left->node].under_pressure == a->search->admissions[right->node].under_pressure;
 }
@@ -81,6 +101,7 @@ static void copy_judgement(const ms_plan_entry *from, ms_plan_entry *to)
     to->runner_up = from->runner_up;
     to->runner_up_ns = from->runner_up_ns;
     to->runner_up_peak_bytes = from->runner_up_peak_bytes;
+    to->packing = from->packing;
 }
 
 void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan)
@@ -89,13 +110,13 @@ void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64
                       chosen->bytes, plan};
     uint32_t stride = (uint32_t)ms__div_up(ms__max_u64(plan->entry_count, 1), JUDGED_MOST);
     const ms_plan_entry *last = NULL;
-    ms__search_use(search, a.chosen->step);
-    memcpy(search->scratch, ms__candidate_techniques(search, chosen->candidate), search->node_count);
+    ms__search_load(search, chosen->candidate);
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         ms_plan_entry *entry = &plan->entries[i];
         const ms_admission *admission = &search->admissions[i];
         entry->kept_bytes = admission->saved_bytes;
         entry->rule = admission->rule[entry->technique];
+        entry->packing.rule = entry->packing.tensors > 0 ? admission->packing_rule : 0;
         entry->runner_up = entry->technique;
         entry->runner_up_ns = plan->replay.step_ns;
         entry->runner_up_peak_bytes = ms__add_sat(plan->replay.peak_bytes, plan->reserve_bytes);
@@ -103,6 +124,7 @@ void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64
             copy_judgement(last, entry);
         } else {
             judge_node(&a, entry);
+            judge_packing(&a, entry);
             last = entry;
         }
     }
@@ -126,8 +148,7 @@ void ms__plan_fill_options(ms__search *search, const ms__variant *chosen, ms_pla
 {
     alternatives a = {search, &search->items[chosen->candidate], chosen->bytes, chosen->bytes, plan};
     uint32_t options = search->steps[a.chosen->step].options;
-    memcpy(search->scratch, ms__candidate_techniques(search, chosen->candidate), search->node_count);
-    ms__search_use(search, a.chosen->step);
+    ms__search_load(search, chosen->candidate);
     ms__outcome mine = replay_with(&a, 0, search->scratch[0]);
     for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
         ms_plan_option *option = &plan->step_options[i];

@@ -52,6 +52,26 @@ static void add_runner_up(ms__text *text, const ms_plan *plan, const ms_plan_ent
                  over ? ", which does not fit" : "");
 }
 
+/* Of the saved tensors of two values: what was decided, and the other way. */
+static void add_packing(ms__text *text, const ms_plan *plan, const ms_plan_packing *packing)
+{
+    if (packing->tensors == 0) {
+        return;
+    }
+    ms__text_add(text, "  masks      %u of %u saved tensors of two values become bits (rule %s): frees %s", packing->packed,
+                 packing->tensors, ms_rule_name((ms_rule)packing->rule), ms__text_bytes(packing->saved_bytes).text);
+    ms__text_add(text, ", adds %s\n", ms__text_ns(packing->cost_ns).text);
+    if (packing->runner_up == packing->packed) {
+        return;
+    }
+    bool over = packing->runner_up_peak_bytes > plan->pressure.allowed_bytes;
+    ms__text_add(text, "             with %s as bits the step would take %s, ", packing->runner_up > 0 ? "all" : "none",
+                 ms__text_ns(packing->runner_up_ns).text);
+    add_difference(text, packing->runner_up_ns, plan->replay.step_ns);
+    ms__text_add(text, ", and peak at %s%s\n", ms__text_bytes(packing->runner_up_peak_bytes).text,
+                 over ? ", which does not fit" : "");
+}
+
 static void explain_entry(ms__text *text, const ms_plan *plan, const ms_plan_entry *entry)
 {
     ms_technique technique = (ms_technique)entry->technique;
@@ -63,6 +83,7 @@ static void explain_entry(ms__text *text, const ms_plan *plan, const ms_plan_ent
     ms__text_add(text, "  time       adds %s to a step of %s\n", ms__text_ns(entry->cost_ns).text,
                  ms__text_ns(plan->replay.step_ns).text);
     add_runner_up(text, plan, entry);
+    add_packing(text, plan, &entry->packing);
 }
 
 /* ---- the whole plan -------------------------------------------------------------- */
@@ -208,6 +229,16 @@ static void explain_options(ms__text *text, const ms_plan *plan)
     }
 }
 
+static void explain_packing(ms__text *text, const ms_plan *plan)
+{
+    uint32_t tensors, packed = ms__plan_packed(plan, &tensors);
+    if (tensors > 0) {
+        ms__text_add(text, "  masks      %u of %u saved tensors of two values become bits: %s of them", packed, tensors,
+                     ms__text_bytes(plan->replay.packed_bytes).text);
+        ms__text_add(text, ", which takes %s a step\n", ms__text_ns(plan->replay.packing_ns).text);
+    }
+}
+
 static void explain_plan(ms__text *text, const ms_plan *plan)
 {
     uint32_t counts[MS_TECHNIQUE_COUNT];
@@ -231,6 +262,7 @@ static void explain_plan(ms__text *text, const ms_plan *plan)
     }
     ms__text_add(text, "\n");
     explain_options(text, plan);
+    explain_packing(text, plan);
     ms__text_add(text, "  moved      %s a step", ms__text_bytes(plan->replay.moved_bytes).text);
     ms__text_add(text, ", at most %s on disk and %s in host memory\n",
                  ms__text_bytes(plan->replay.tier_peak_bytes[MS__DISK_TIER]).text,

@@ -7,7 +7,8 @@
  * gave up at least the excess over the budget. A storage is gone only when every node that
  * keeps it gave it up, hence a node is credited with its share (bytes / keepers). Work is
  * never less than with everything kept, and giving up costs at least the time of running
- * again, or the handling of the transfers. Each node's cost over bytes is replaced by its
+ * again, the handling of the transfers, or the making of bits, which a node may do beside any
+ * other. Each node's cost over bytes is replaced by its
  * lower convex hull and all are filled cheapest first: the relaxation of the choice. Of
  * the sets of step options the smallest bound counts.
  */
@@ -31,7 +32,7 @@ typedef struct bound {
     uint8_t *held;       /* [slot_count] 1: the slot holds its storage at the event */
     uint64_t *again_ns;  /* [node_count] */
     offer *offers;       /* [node_count][MS_TECHNIQUE_COUNT], of no bytes where there is none */
-    offer *slices;       /* [node_count * MS_TECHNIQUE_COUNT] pieces of the hulls */
+    offer *slices;       /* [node_count * MS_TECHNIQUE_COUNT + slot_count] pieces of the hulls, and bits */
 } bound;
 
 static uint32_t slot_instance(const ms__sim_node *node, uint32_t slot)
@@ -163,6 +164,24 @@ static size_t cut_hull(const offer *offers, offer *slices)
     }
 }
 
+/* What becoming bits gives up, of each storage of two values by itself. */
+static size_t cut_bits(const bound *b, uint32_t index, offer *slices)
+{
+    const ms__sim *sim = b->search->sim;
+    const ms__sim_node *node = &sim->nodes[index];
+    size_t made = 0;
+    for (uint32_t s = 0; ms__search_packs(b->search, index) > 0 && s < node->profile->save_count; s++) {
+        const ms__sim_bits *bits = &node->profile->bits[s];
+        uint32_t instance = slot_instance(node, s);
+        if (bits->rank > 0 && b->held[node->first_slot + s] && !b->natural[instance]) {
+            uint64_t keepers = b->keepers[instance];
+            slices[made++] = (offer){ms__div_up(sim->instance_bytes[instance], keepers),
+                                     (bits->pack_ns + bits->unpack_ns) / keepers};
+        }
+    }
+    return made;
+}
+
 /* The least time for giving up `excess` bytes; UINT64_MAX where there is not so much. */
 static uint64_t least_cost(bound *b, uint64_t excess)
 {
@@ -170,6 +189,7 @@ static uint64_t least_cost(bound *b, uint64_t excess)
     uint64_t ns = 0;
     for (uint32_t i = 0; i < b->search->node_count; i++) {
         count += cut_hull(&b->offers[(size_t)i * MS_TECHNIQUE_COUNT], &b->slices[count]);
+        count += cut_bits(b, i, &b->slices[count]);
     }
     qsort(b->slices, count, sizeof *b->slices, by_rate);
     for (size_t i = 0; i < count && excess > 0; i++) {
@@ -199,7 +219,7 @@ static uint64_t bound_of_step(bound *b, uint32_t step, uint64_t allowed_bytes)
     ms__search_use(search, step);
     ms__sim *sim = search->sim;
     ms__outcome kept, again;
-    memset(search->scratch, MS_TECHNIQUE_KEEP, search->node_count);
+    ms__search_keep_all(search);
     memset(b->keepers, 0, sim->instance_count * sizeof *b->keepers);
     memset(b->held, 0, sim->slot_count);
     memset(b->offers, 0, (size_t)search->node_count * MS_TECHNIQUE_COUNT * sizeof *b->offers);
@@ -245,7 +265,7 @@ int ms__explain_bound(ms__search *search, const ms__variant *chosen, ms_plan *pl
     b.held = ms_calloc(slots, 1);
     b.again_ns = ms_calloc(nodes, sizeof *b.again_ns);
     b.offers = ms_calloc(nodes * MS_TECHNIQUE_COUNT, sizeof *b.offers);
-    b.slices = ms_calloc(nodes * MS_TECHNIQUE_COUNT, sizeof *b.slices);
+    b.slices = ms_calloc(nodes * MS_TECHNIQUE_COUNT + slots, sizeof *b.slices);
     if (b.keepers == NULL || b.natural == NULL || b.held == NULL || b.again_ns == NULL || b.offers == NULL ||
         b.slices == NULL) {
         goto cleanup;

@@ -77,10 +77,10 @@ static uint64_t comfortable_bytes(const ms_pressure *pressure)
 
 static bool keeps_all(const ms__search *search, const ms__variant *variant)
 {
-    const uint8_t *techniques = ms__candidate_techniques(search, variant->candidate);
+    const uint8_t *row = ms__candidate_row(search, variant->candidate);
     bool changed = search->steps[search->items[variant->candidate].step].options != 0;
-    for (uint32_t i = 0; i < search->node_count; i++) {
-        changed = changed || techniques[i] != MS_TECHNIQUE_KEEP;
+    for (uint32_t i = 0; i < search->row_bytes; i++) { /* as it is: KEEP, and 0 that become bits */
+        changed = changed || row[i] != MS_TECHNIQUE_KEEP;
     }
     return !changed;
 }

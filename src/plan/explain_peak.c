@@ -149,8 +149,8 @@ static uint64_t add_bits(const ms__sim *sim, census *c)
         for (uint32_t s = 0; s < node->profile->save_count; s++) {
             uint32_t state = sim->slots[node->first_slot + s].state;
             if (state == MS__SLOT_BITS || state == MS__SLOT_UNPACKED) {
-                add_part(c, MS_PEAK_SAVED, i, 1, node->profile->bit_bytes[s]);
-                sum += node->profile->bit_bytes[s];
+                add_part(c, MS_PEAK_SAVED, i, 1, node->profile->bits[s].bytes);
+                sum += node->profile->bits[s].bytes;
             }
         }
     }
@@ -267,8 +267,8 @@ static void take_census(ms__search *search, const ms__variant *chosen, census *c
 {
     ms__sim *sim = search->sim;
     const ms__candidate *candidate = &search->items[chosen->candidate];
-    const uint8_t *techniques = ms__candidate_techniques(search, chosen->candidate);
-    ms_choices choices = ms__search_choices(search, techniques, candidate->window, 0);
+    const uint8_t *row = ms__candidate_row(search, chosen->candidate);
+    ms_choices choices = ms__search_choices(search, row, candidate->window, 0);
     ms__outcome outcome;
     sim->in_full = true;
     ms__sim_run_expected(sim, &choices, &outcome);

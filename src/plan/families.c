@@ -43,11 +43,6 @@ static int part_of(layout where, uint32_t i, uint32_t count, uint32_t keep, uint
     }
 }
 
-static void keep_all(ms__search *search)
-{
-    memset(search->scratch, MS_TECHNIQUE_KEEP, search->node_count);
-}
-
 static void set_roots(ms__search *search, bool moved)
 {
     for (uint32_t i = 0; i < search->root_count; i++) {
@@ -87,7 +82,7 @@ static bool layers_may(const ms__search *search, int technique)
 /* Root work can only move: a technique that makes layers run again leaves it alone. */
 void ms__families_one(ms__search *search, ms_technique technique)
 {
-    keep_all(search);
+    ms__search_keep_all(search);
     for (uint32_t i = 0; i < search->node_count; i++) {
         search->scratch[i] = ms__search_pick(search, i, technique, MS_TECHNIQUE_KEEP);
     }
@@ -136,7 +131,7 @@ void ms__families_split_one(ms__search *search, ms_technique technique, ms_techn
     for (uint32_t keep = 0; keep <= count; keep += step) {
         for (layout where = KEEP_LAST; where <= SPREAD; where++) {
             for (int roots = 0; roots < (search->root_count > 0 && where == KEEP_LAST ? 2 : 1); roots++) {
-                keep_all(search);
+                ms__search_keep_all(search);
                 set_layers(search, where, keep, count - keep, technique, second);
                 set_roots(search, roots == 1);
                 add_windows(search, false);
@@ -148,7 +143,7 @@ void ms__families_split_one(ms__search *search, ms_technique technique, ms_techn
 void ms__families_split(ms__search *search)
 {
     if (search->layer_count == 0) {
-        keep_all(search);
+        ms__search_keep_all(search);
         set_roots(search, true);
         add_windows(search, true);
         return;
@@ -171,7 +166,7 @@ void ms__families_mix_two(ms__search *search, ms_technique one, ms_technique two
     for (uint32_t keep = 0; keep < count; keep += step) {
         for (uint32_t first = step; first < count - keep; first += step) {
             for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
-                keep_all(search);
+                ms__search_keep_all(search);
                 set_layers(search, layouts[i], keep, first, one, two);
                 ms__search_add(search, 0, false);
                 ms__search_add(search, 1, false);
@@ -238,7 +233,7 @@ static void sort_steps(step *steps, size_t count, bool (*before)(const step *, c
 static size_t measure_steps(ms__search *search, step *steps)
 {
     ms__outcome kept, outcome;
-    keep_all(search);
+    ms__search_keep_all(search);
     ms_choices choices = ms__search_choices(search, search->scratch, 1, 0);
     ms__sim_run(search->sim, &choices, &kept, NULL);
     size_t count = 0;
@@ -267,7 +262,7 @@ static void take_steps(ms__search *search, const step *steps, size_t count, int 
 {
     size_t stride = ms__div_up(count, (size_t)8 * GRID_FINE);
     size_t taken = 0;
-    keep_all(search);
+    ms__search_keep_all(search);
     for (size_t i = 0; i < count; i++) {
         bool free_node = search->scratch[steps[i].node] == MS_TECHNIQUE_KEEP;
         if (!free_node || (technique != 0 && steps[i].technique != technique)) {
@@ -330,13 +325,18 @@ static void change_one(ms__search *search, uint32_t node, uint32_t window)
         }
     }
     search->scratch[node] = original;
+    if (search->packing_offered && ms__search_packs(search, node) > 0) {
+        uint8_t *packed = &search->scratch[search->node_count + node], before = *packed;
+        *packed = before > 0 ? 0 : (uint8_t)ms__search_packs(search, node);
+        ms__search_add(search, window, false);
+        *packed = before;
+    }
 }
 
 static void refine_one(ms__search *search, size_t index, uint32_t round)
 {
     uint32_t window = search->items[index].window;
-    ms__search_use(search, search->items[index].step);
-    memcpy(search->scratch, ms__candidate_techniques(search, index), search->node_count);
+    ms__search_load(search, index);
     add_windows(search, false);
     uint32_t stride = (uint32_t)ms__div_up(ms__max_u64(search->layer_count, 1), REFINE_NODES);
     for (uint32_t i = round % stride; i < search->layer_count; i += stride) {

@@ -34,7 +34,7 @@ static ms_technique wanted_at(const shape *how, uint32_t i, ms_technique first)
 /* The last `others` layers get `rest`, those before them the shape. */
 static void set_segments(ms__search *search, const shape *how, ms_technique first, uint32_t others, ms_technique rest)
 {
-    memset(search->scratch, MS_TECHNIQUE_KEEP, search->node_count);
+    ms__search_keep_all(search);
     for (uint32_t i = 0; i < search->layer_count; i++) {
         uint32_t node = search->layers[i];
         bool is_other = i + others >= search->layer_count;

@@ -44,10 +44,10 @@ static void leave_out_reserve(const ms__search *search, ms_replay *replay)
 void ms__plan_expect(ms__search *search, const ms__variant *variant, uint64_t peak, ms_replay *expected)
 {
     const ms__candidate *candidate = &search->items[variant->candidate];
-    const uint8_t *techniques = ms__candidate_techniques(search, variant->candidate);
+    const uint8_t *row = ms__candidate_row(search, variant->candidate);
     ms__search_use(search, candidate->step);
     uint64_t ceiling = search->sim->on_host ? peak - candidate->fixed_bytes : 0;
-    ms_choices choices = ms__search_choices(search, techniques, candidate->window, ceiling);
+    ms_choices choices = ms__search_choices(search, row, candidate->window, ceiling);
     ms__outcome outcome;
     ms__sim_run_expected(search->sim, &choices, &outcome);
     const ms_replay *found = &outcome.replay;
@@ -76,7 +76,7 @@ void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_
 {
     const ms__candidate *candidate = &search->items[chosen->candidate];
     ms__search_use(search, candidate->step);
-    bool moves = ms__search_moves(search, ms__candidate_techniques(search, chosen->candidate));
+    bool moves = ms__search_moves(search, ms__candidate_row(search, chosen->candidate));
     plan->replay = chosen->replay;
     plan->offload_min_bytes = search->offload_min_bytes;
     plan->write_window_bytes = search->windows[candidate->window].write_bytes;
@@ -99,7 +99,7 @@ void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan)
 {
     ms__outcome outcome;
     ms__search_use(search, 0);
-    memset(search->scratch, MS_TECHNIQUE_KEEP, search->node_count);
+    ms__search_keep_all(search);
     ms_choices choices = ms__search_choices(search, search->scratch, 0, 0);
     ms__sim_run_unmodified(search->sim, &choices, &outcome);
     plan->unoptimized = outcome.replay;
@@ -112,11 +112,24 @@ void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan)
     }
 }
 
+/* Of a layer that runs again nothing is saved that could become bits. */
+static void apply_packing(const ms__search *search, const uint8_t *packed, ms_plan_entry *entry)
+{
+    const ms__sim_node *node = &search->sim->nodes[entry->node];
+    entry->packing = (ms_plan_packing){0};
+    if (node->is_root || packed == NULL || !ms__bits_possible((ms_technique)entry->technique)) {
+        return;
+    }
+    entry->packing.tensors = node->profile->bits_count;
+    entry->packing.packed = packed[entry->node];
+}
+
 int ms__plan_apply(const ms__search *search, const ms__variant *chosen, ms_plan *plan)
 {
-    const uint8_t *techniques = ms__candidate_techniques(search, chosen->candidate);
+    const uint8_t *row = ms__candidate_row(search, chosen->candidate);
     for (uint32_t i = 0; i < search->node_count; i++) {
-        plan->entries[i].technique = techniques[i];
+        plan->entries[i].technique = row[i];
+        apply_packing(search, ms__row_packed(search, row), &plan->entries[i]);
     }
     return ms__selections_fill(search->sim, plan);
 }

@@ -88,6 +88,25 @@ uint32_t ms_plan_step_options(const ms_plan *plan)
     return mask;
 }
 
+uint32_t ms__plan_packed(const ms_plan *plan, uint32_t *tensors)
+{
+    uint32_t packed = 0;
+    *tensors = 0;
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        packed += plan->entries[i].packing.packed;
+        *tensors += plan->entries[i].packing.tensors;
+    }
+    return packed;
+}
+
+void ms_plan_copy_choices(const ms_plan *plan, uint8_t *techniques, uint8_t *packed)
+{
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        techniques[i] = (uint8_t)plan->entries[i].technique;
+        packed[i] = (uint8_t)plan->entries[i].packing.packed;
+    }
+}
+
 void ms__plan_count(const ms_plan *plan, uint32_t counts[MS_TECHNIQUE_COUNT])
 {
     memset(counts, 0, MS_TECHNIQUE_COUNT * sizeof *counts);

@@ -53,6 +53,9 @@ void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64
  * differs from the plan in this option alone. */
 void ms__plan_fill_options(ms__search *search, const ms__variant *chosen, ms_plan *plan);
 
+/* How many saved tensors of two values become bits, and how many of them there are. */
+uint32_t ms__plan_packed(const ms_plan *plan, uint32_t *tensors);
+
 /* How many layers (nodes that are not the root's) use each technique. */
 void ms__plan_count(const ms_plan *plan, uint32_t counts[MS_TECHNIQUE_COUNT]);
 

@@ -31,6 +31,9 @@ static const number replay_numbers[] = {
     {"disk_peak_bytes", offsetof(ms_replay, tier_peak_bytes) + MS__DISK_TIER * sizeof(uint64_t)},
 };
 
+/* Left out where it is 0, as in plans made before it was there. */
+static const number replay_packing[] = {REPLAY(packed_bytes), REPLAY(packing_ns)};
+
 #define PLAN(member) {#member, offsetof(ms_plan, member)}
 static const number setting_numbers[] = {
     PLAN(offload_min_bytes), PLAN(write_window_bytes), PLAN(read_window_bytes), PLAN(ceiling_bytes),
@@ -45,6 +48,11 @@ static const number pressure_numbers[] = {
 #define ENTRY(member) {#member, offsetof(ms_plan_entry, member)}
 static const number entry_numbers[] = {
     ENTRY(kept_bytes), ENTRY(saved_bytes), ENTRY(cost_ns), ENTRY(runner_up_ns), ENTRY(runner_up_peak_bytes),
+};
+
+#define PACKING(member) {#member, offsetof(ms_plan_packing, member)}
+static const number packing_numbers[] = {
+    PACKING(saved_bytes), PACKING(cost_ns), PACKING(runner_up_ns), PACKING(runner_up_peak_bytes),
 };
 
 #define OPTION(member) {#member, offsetof(ms_plan_option, member)}
@@ -74,6 +82,9 @@ static void put_replay(ms__json_writer *writer, json_t *plan, const char *name, 
 {
     json_t *object = ms__json_put_object(writer, plan, name);
     put_numbers(writer, object, replay_numbers, COUNT(replay_numbers), replay);
+    if (replay->packed_bytes > 0) {
+        put_numbers(writer, object, replay_packing, COUNT(replay_packing), replay);
+    }
     put_number(writer, object, "peak_node", replay->peak_node);
     ms__json_put_bool(writer, object, "peak_in_backward", replay->peak_in_backward);
 }
@@ -85,6 +96,19 @@ static void put_pressure(ms__json_writer *writer, json_t *plan, const ms_pressur
     ms__json_put_bool(writer, object, "budget_given", pressure->budget_given);
     ms__json_put_bool(writer, object, "comfortable", pressure->comfortable);
     ms__json_put_bool(writer, object, "forced", pressure->forced);
+}
+
+static void put_packing(ms__json_writer *writer, json_t *entry, const ms_plan_packing *packing)
+{
+    if (packing->tensors == 0) {
+        return;
+    }
+    json_t *object = ms__json_put_object(writer, entry, "packing");
+    put_number(writer, object, "tensors", packing->tensors);
+    put_number(writer, object, "packed", packing->packed);
+    ms__json_put_string(writer, object, "rule", ms_rule_name((ms_rule)packing->rule));
+    put_number(writer, object, "runner_up", packing->runner_up);
+    put_numbers(writer, object, packing_numbers, COUNT(packing_numbers), packing);
 }
 
 static void add_entry(ms__json_writer *writer, json_t *entries, const ms_plan_entry *entry)
@@ -100,6 +124,7 @@ static void add_entry(ms__json_writer *writer, json_t *entries, const ms_plan_en
     if (entry->selection != 0) {
         put_number(writer, object, "selection", entry->selection - 1);
     }
+    put_packing(writer, object, &entry->packing);
 }
 
 static void add_option(ms__json_writer *writer, json_t *options, ms_step_option which, const ms_plan_option *option)
@@ -208,7 +233,9 @@ static int read_replay(const ms__json_at *root, const char *name, ms_replay *rep
     rc = rc != MS_OK ? rc : read_numbers(&at, replay_numbers, COUNT(replay_numbers), replay);
     rc = rc != MS_OK ? rc : ms__json_u32(&at, "peak_node", 0, UINT32_MAX, &replay->peak_node);
     rc = rc != MS_OK ? rc : ms__json_bool(&at, "peak_in_backward", &replay->peak_in_backward);
-    if (rc == MS_OK && ms__json_count(&at) != COUNT(replay_numbers) + 2) {
+    bool packs = rc == MS_OK && ms__json_has(&at, replay_packing[0].name);
+    rc = packs ? read_numbers(&at, replay_packing, COUNT(replay_packing), replay) : rc;
+    if (rc == MS_OK && ms__json_count(&at) != COUNT(replay_numbers) + 2 + (packs ? COUNT(replay_packing) : 0)) {
         rc = ms__json_fail(&at, MS_EFORMAT, "has members that are not known");
     }
     return rc;
@@ -249,6 +276,24 @@ static int read_assumed(const ms__json_at *root, ms_plan *plan)
     return rc != MS_OK ? rc : ms__json_bool(&at, names[1], &plan->assumed_gradients_live);
 }
 
+static int read_packing(const ms__json_at *entry, ms_plan_packing *packing)
+{
+    ms__json_at at;
+    if (!ms__json_has(entry, "packing")) {
+        return MS_OK;
+    }
+    int rc = ms__json_object(entry, "packing", &at);
+    rc = rc != MS_OK ? rc : ms__json_u32(&at, "tensors", 1, MS__BITS_MOST, &packing->tensors);
+    rc = rc != MS_OK ? rc : ms__json_u32(&at, "packed", 0, packing->tensors, &packing->packed);
+    rc = rc != MS_OK ? rc : read_rule(&at, &packing->rule);
+    rc = rc != MS_OK ? rc : ms__json_u32(&at, "runner_up", 0, packing->tensors, &packing->runner_up);
+    rc = rc != MS_OK ? rc : read_numbers(&at, packing_numbers, COUNT(packing_numbers), packing);
+    if (rc == MS_OK && ms__json_count(&at) != COUNT(packing_numbers) + 4) {
+        rc = ms__json_fail(&at, MS_EFORMAT, "has members that are not known");
+    }
+    return rc;
+}
+
 static int read_entry(const ms__json_at *at, const ms_plan *plan, ms_plan_entry *entry)
 {
     int rc = ms__json_string_copy(at, "name", &entry->name);
@@ -259,7 +304,9 @@ static int read_entry(const ms__json_at *at, const ms_plan *plan, ms_plan_entry 
     rc = rc != MS_OK ? rc : read_technique(at, "runner_up", &entry->runner_up);
     rc = rc != MS_OK ? rc : read_numbers(at, entry_numbers, COUNT(entry_numbers), entry);
     rc = rc != MS_OK ? rc : ms__selections_read_entry(at, plan, entry);
-    if (rc == MS_OK && ms__json_count(at) != COUNT(entry_numbers) + 6 + (entry->selection != 0)) {
+    rc = rc != MS_OK ? rc : read_packing(at, &entry->packing);
+    size_t optional = (entry->selection != 0) + (entry->packing.tensors != 0);
+    if (rc == MS_OK && ms__json_count(at) != COUNT(entry_numbers) + 6 + optional) {
         rc = ms__json_fail(at, MS_EFORMAT, "has members that are not known");
     }
     return rc;

@@ -129,6 +129,15 @@ uint32_t ms__search_find_step(const ms__search *search, uint32_t options)
     return step;
 }
 
+static bool any_bits(const ms__search *search)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < search->step_count; i++) {
+        any |= search->steps[i].sim->has_bits;
+    }
+    return any;
+}
+
 int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                     const ms_admission *admissions, bool forced, uint32_t options, ms__search *search, ms_error *err)
 {
@@ -147,7 +156,8 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
     search->tier_cap_bytes[MS__DISK_TIER] = ms_engine_disk_cap(hardware, config);
     search->layers = ms_calloc(graph->node_count, sizeof *search->layers);
     search->roots = ms_calloc(graph->node_count, sizeof *search->roots);
-    search->scratch = ms_calloc(graph->node_count, sizeof *search->scratch);
+    search->row_bytes = graph->node_count * (any_bits(search) ? 2 : 1);
+    search->scratch = ms_calloc(search->row_bytes, sizeof *search->scratch);
     search->table_size = 1024;
     search->table = ms_calloc(search->table_size, sizeof *search->table);
     if (search->layers == NULL || search->roots == NULL || search->scratch == NULL || search->table == NULL ||
@@ -174,16 +184,32 @@ void ms__search_close(ms__search *search)
     ms_free(search->scratch);
     ms_free(search->table);
     ms_free(search->items);
-    ms_free(search->techniques);
+    ms_free(search->rows);
     memset(search, 0, sizeof *search);
+}
+
+void ms__search_keep_all(ms__search *search)
+{
+    memset(search->scratch, MS_TECHNIQUE_KEEP, search->row_bytes);
+}
+
+void ms__search_load(ms__search *search, size_t index)
+{
+    ms__search_use(search, search->items[index].step);
+    memcpy(search->scratch, ms__candidate_row(search, index), search->row_bytes);
+}
+
+uint32_t ms__search_packs(const ms__search *search, uint32_t node)
+{
+    return search->admissions[node].packs ? search->sim->nodes[node].profile->bits_count : 0;
 }
 
 /* ---- candidates ----------------------------------------------------------------- */
 
-ms_choices ms__search_choices(const ms__search *search, const uint8_t *techniques, uint32_t window,
-                              uint64_t ceiling_bytes)
+ms_choices ms__search_choices(const ms__search *search, const uint8_t *row, uint32_t window, uint64_t ceiling_bytes)
 {
-    return (ms_choices){.technique = techniques,
+    return (ms_choices){.technique = row,
+                        .packed = ms__row_packed(search, row),
                         .step_options = search->steps[search->step].options,
                         .offload_min_bytes = search->offload_min_bytes,
                         .write_window_bytes = search->windows[window].write_bytes,
@@ -220,25 +246,25 @@ static bool is_light(const ms__search *search, const uint8_t *techniques)
     return true;
 }
 
-/* FNV-1a over techniques, window and step. */
-static uint64_t hash_of(const uint8_t *techniques, uint32_t count, uint32_t window, uint32_t step)
+/* FNV-1a over row, window and step. */
+static uint64_t hash_of(const uint8_t *row, uint32_t count, uint32_t window, uint32_t step)
 {
     uint64_t hash = 14695981039346656037u ^ window ^ (uint64_t)step << 32;
     for (uint32_t i = 0; i < count; i++) {
-        hash = (hash ^ techniques[i]) * 1099511628211u;
+        hash = (hash ^ row[i]) * 1099511628211u;
     }
     return hash ^ hash >> 29;
 }
 
 /* Where the assignment is in the table, or the empty place for it. */
-static size_t find_place(const ms__search *search, const uint8_t *techniques, uint32_t window, uint32_t step)
+static size_t find_place(const ms__search *search, const uint8_t *row, uint32_t window, uint32_t step)
 {
     size_t mask = search->table_size - 1;
-    size_t place = hash_of(techniques, search->node_count, window, step) & mask;
+    size_t place = hash_of(row, search->row_bytes, window, step) & mask;
     while (search->table[place] != 0) {
         size_t index = search->table[place] - 1;
         if (search->items[index].window == window && search->items[index].step == step &&
-            memcmp(ms__candidate_techniques(search, index), techniques, search->node_count) == 0) {
+            memcmp(ms__candidate_row(search, index), row, search->row_bytes) == 0) {
             break;
         }
         place = (place + 1) & mask;
@@ -257,7 +283,7 @@ static int grow_table(ms__search *search)
     search->table = table;
     search->table_size = size;
     for (size_t i = 0; i < search->count; i++) {
-        size_t place = find_place(search, ms__candidate_techniques(search, i), search->items[i].window,
+        size_t place = find_place(search, ms__candidate_row(search, i), search->items[i].window,
                                   search->items[i].step);
         search->table[place] = (uint32_t)i + 1;
     }
@@ -274,7 +300,7 @@ static int reserve_one(ms__search *search)
     int rc = ms__array_reserve(&search->items, &capacity, wanted, sizeof *search->items);
     if (rc == MS_OK) {
         size_t rows = search->capacity;
-        rc = ms__array_reserve(&search->techniques, &rows, wanted, search->node_count);
+        rc = ms__array_reserve(&search->rows, &rows, wanted, search->row_bytes);
     }
     if (rc == MS_OK) {
         search->capacity = wanted;
@@ -302,19 +328,6 @@ static bool tiers_hold(const ms__search *search, const ms_replay *replay)
            replay->tier_peak_bytes[MS__DISK_TIER] <= search->tier_cap_bytes[MS__DISK_TIER];
 }
 
-/* A storage of two values may become bits or not: both have to fit. */
-static void run_both(ms__search *search, const ms_choices *choices, ms__outcome *outcome)
-{
-    ms__sim *sim = search->sim;
-    ms__sim_run(sim, choices, outcome, NULL);
-    if (sim->has_bits && ms__search_moves(search, choices->technique)) {
-        ms__outcome packed;
-        ms__sim_run_packed(sim, choices, &packed);
-        outcome->live_peak_bytes = ms__max_u64(outcome->live_peak_bytes, packed.live_peak_bytes);
-        outcome->held_most_bytes = ms__max_u64(outcome->held_most_bytes, outcome->live_peak_bytes);
-    }
-}
-
 void ms__search_add(ms__search *search, uint32_t window, bool must)
 {
     window = ms__search_moves(search, search->scratch) ? window : 0;
@@ -331,7 +344,7 @@ void ms__search_add(ms__search *search, uint32_t window, bool must)
     }
     ms_choices choices = ms__search_choices(search, search->scratch, window, 0);
     ms__outcome outcome;
-    run_both(search, &choices, &outcome);
+    ms__sim_run(search->sim, &choices, &outcome, NULL);
     search->replays_left -= search->replays_left > 0;
     if (!tiers_hold(search, &outcome.replay)) {
         return;
@@ -339,7 +352,7 @@ void ms__search_add(ms__search *search, uint32_t window, bool must)
     ms__candidate *candidate = &search->items[search->count];
     *candidate = (ms__candidate){.window = window, .step = search->step, .light = is_light(search, search->scratch)};
     fill(candidate, &outcome);
-    memcpy(&search->techniques[search->count * search->node_count], search->scratch, search->node_count);
+    memcpy(&search->rows[search->count * search->row_bytes], search->scratch, search->row_bytes);
     search->table[place] = (uint32_t)++search->count;
 }
 
@@ -365,8 +378,7 @@ static int compare(const ms__search *search, size_t left, size_t right, ms__fron
     if (a->held_most_bytes != b->held_most_bytes) {
         return a->held_most_bytes < b->held_most_bytes ? -1 : 1;
     }
-    int order = memcmp(ms__candidate_techniques(search, left), ms__candidate_techniques(search, right),
-                       search->node_count);
+    int order = memcmp(ms__candidate_row(search, left), ms__candidate_row(search, right), search->row_bytes);
     order = order != 0 ? order : (a->step > b->step) - (a->step < b->step);
     return order != 0 ? order : (a->window > b->window) - (a->window < b->window);
 }

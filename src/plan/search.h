@@ -65,13 +65,16 @@ typedef struct ms__search {
     uint32_t root_technique;   /* the tier for root work */
     uint64_t replays_left;
     uint64_t replays_most;     /* what they were at first */
+    bool packing_offered;      /* single nodes' storages of two values are turned to bits, and back */
     bool forced;
     ms__candidate *items;
-    uint8_t *techniques;       /* [capacity][node_count] */
+    uint32_t row_bytes;        /* of an assignment: a technique for each node and then, where anything
+                                * has two values, for each node how many of those become bits */
+    uint8_t *rows;             /* [capacity][row_bytes] */
     size_t count, capacity;
     uint32_t *table;           /* open addressing over items, 1-based; 0 is empty */
     size_t table_size;         /* a power of two */
-    uint8_t *scratch;          /* [node_count] for the families */
+    uint8_t *scratch;          /* [row_bytes] for the families */
     bool out_of_memory;
 } ms__search;
 
@@ -80,11 +83,22 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
                     const ms_admission *admissions, bool forced, uint32_t options, ms__search *search, ms_error *err);
 void ms__search_close(ms__search *search);
 
-/* Techniques of candidate `index`. */
-static inline const uint8_t *ms__candidate_techniques(const ms__search *search, size_t index)
+/* The row of candidate `index`: its techniques come first. */
+static inline const uint8_t *ms__candidate_row(const ms__search *search, size_t index)
 {
-    return &search->techniques[index * search->node_count];
+    return &search->rows[index * search->row_bytes];
 }
+
+/* A row's numbers of storages that become bits; NULL where nothing has two values. */
+static inline const uint8_t *ms__row_packed(const ms__search *search, const uint8_t *row)
+{
+    return search->row_bytes > search->node_count ? row + search->node_count : NULL;
+}
+
+/* The scratch keeps everything, as it is. */
+void ms__search_keep_all(ms__search *search);
+/* The scratch is a candidate's row, and its step the one that is replayed. */
+void ms__search_load(ms__search *search, size_t index);
 
 static inline uint64_t ms__candidate_peak(const ms__candidate *candidate)
 {
@@ -99,7 +113,7 @@ void ms__search_use(ms__search *search, uint32_t step);
 /* The step with exactly these options, or step_count. */
 uint32_t ms__search_find_step(const ms__search *search, uint32_t options);
 
-ms_choices ms__search_choices(const ms__search *search, const uint8_t *techniques, uint32_t window,
+ms_choices ms__search_choices(const ms__search *search, const uint8_t *row, uint32_t window,
                               uint64_t ceiling_bytes);
 
 /* Replays search->scratch under the window unless it was seen or replays have run out
@@ -132,6 +146,13 @@ void ms__families_selective(ms__search *search);
 /* families_segment.c: segments, nested ones, layers that run again as one; beside other
  * techniques. */
 void ms__families_segment(ms__search *search);
+/* families_packing.c: storages of two values as bits, in the best of what was found without. */
+void ms__families_packing(ms__search *search);
+/* The same on all candidates there are that move anything, and wholly. */
+void ms__families_packing_moves(ms__search *search);
+/* How many of a node's storages may become bits in the step that is replayed: 0 where the rules
+ * refuse it. */
+uint32_t ms__search_packs(const ms__search *search, uint32_t node);
 /* Neighbours of the candidates that nothing else dominates in time and peak. */
 void ms__families_refine(ms__search *search);
 /* Neighbours of one candidate. */
@@ -144,7 +165,7 @@ typedef enum ms__front_kind { MS__FRONT_UNCACHED, MS__FRONT_CACHED } ms__front_k
  * dominates in time and peak, fastest first; light ones only if `light`. At most `most`, spread evenly. Returns how many. */
 size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, size_t *indices, size_t most);
 
-/* (time, peak, techniques, window): a total order. */
+/* (time, peak, row, window): a total order. */
 int ms__candidate_compare(const ms__search *search, size_t left, size_t right);
 
 #endif

@@ -36,8 +36,8 @@ void ms__variant_replay(ms__search *search, ms__variant *variant)
     const ms__candidate *candidate = &search->items[variant->candidate];
     ms__search_use(search, candidate->step);
     uint64_t ceiling = search->sim->on_host ? ms__add_sat(candidate->live_peak_bytes, variant->slack_bytes) : 0;
-    ms_choices choices =
-        ms__search_choices(search, ms__candidate_techniques(search, variant->candidate), candidate->window, ceiling);
+    const uint8_t *row = ms__candidate_row(search, variant->candidate);
+    ms_choices choices = ms__search_choices(search, row, candidate->window, ceiling);
     ms__outcome outcome;
     ms__sim_run(search->sim, &choices, &outcome, NULL);
     variant->replay = outcome.replay;

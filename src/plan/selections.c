@@ -1,11 +1,12 @@
 /*
- * A plan's selections: for each layer with a selective technique, which of its saved
- * storages are dropped, told apart by their order and bytes, so that the executor needs no
- * graph. Filled when a plan is made, written with it and read back.
+ * A plan's selections: for each layer with a selective technique, or with saved storages of two
+ * values, which of its saved storages are dropped and which become bits, told apart by their
+ * order and bytes, so that the executor needs no graph. Filled when a plan is made, written with it and read back.
  */
 #include <string.h>
 
 #include "base/json.h"
+#include "base/units.h"
 #include "plan/plan_internal.h"
 #include "plan/selections.h"
 
@@ -16,6 +17,7 @@ void ms__selections_clear(ms_plan *plan)
     for (uint32_t i = 0; i < plan->selection_count; i++) {
         ms_free(plan->selections[i].slot_bytes);
         ms_free(plan->selections[i].dropped);
+        ms_free(plan->selections[i].two_valued);
     }
     ms_free(plan->selections);
     plan->selections = NULL;
@@ -37,11 +39,20 @@ static uint32_t set_of(const ms_plan_entry *entry)
     return ms_technique_set((ms_technique)entry->technique);
 }
 
-/* An earlier entry with the same profile and set. */
+/* Nothing is to be told of a layer that drops nothing and has nothing of two values. */
+static bool is_told(const ms__sim *sim, const ms_plan_entry *entry)
+{
+    const ms__sim_profile *profile = sim->nodes[entry->node].profile;
+    return ms__selective_set(profile, (ms_technique)entry->technique) != NULL || entry->packing.tensors > 0;
+}
+
+/* An earlier entry with the same profile, set and bits. */
 static uint32_t find_equal(const ms_graph *graph, const ms_plan *plan, uint32_t index)
 {
     for (uint32_t i = 0; i < index; i++) {
         if (plan->entries[i].selection != 0 && set_of(&plan->entries[i]) == set_of(&plan->entries[index]) &&
+            plan->entries[i].packing.packed == plan->entries[index].packing.packed &&
+            plan->entries[i].packing.tensors == plan->entries[index].packing.tensors &&
             graph->nodes[i].profile == graph->nodes[index].profile) {
             return plan->entries[i].selection;
         }
@@ -49,47 +60,80 @@ static uint32_t find_equal(const ms_graph *graph, const ms_plan *plan, uint32_t 
     return 0;
 }
 
-static int fill_one(const ms__sim_profile *profile, const ms_profile *from, const uint8_t *set,
-                    ms_selection *selection)
+/* Those too small to be looked at are kept as they are whatever is said of them. */
+static int fill_two_valued(const ms__sim_profile *profile, const ms_plan_packing *packing, uint64_t least_bytes,
+                           ms_selection *selection)
 {
+    selection->two_valued = ms_calloc(profile->bits_count, sizeof *selection->two_valued);
+    if (selection->two_valued == NULL) {
+        return MS_ENOMEM;
+    }
+    for (uint32_t slot = 0; packing->tensors > 0 && slot < profile->save_count; slot++) {
+        const ms__sim_bits *bits = &profile->bits[slot];
+        if (bits->rank > 0 && selection->slot_bytes[slot] >= least_bytes) {
+            selection->two_valued[selection->two_valued_count++] =
+                (ms_two_valued){slot, bits->rank <= packing->packed, bits->saved_bytes, bits->pack_ns + bits->unpack_ns};
+        }
+    }
+    return MS_OK;
+}
+
+static int fill_one(const ms__sim *sim, const ms_plan *plan, const ms_plan_entry *entry, ms_selection *selection)
+{
+    const ms__sim_profile *profile = sim->nodes[entry->node].profile;
+    const ms_profile *from = &sim->graph->profiles[sim->graph->nodes[entry->node].profile];
+    const uint8_t *set = ms__selective_set(profile, (ms_technique)entry->technique);
     if (make_arrays(selection, profile->save_count) != MS_OK) {
         return MS_ENOMEM;
     }
     for (uint32_t slot = 0; slot < profile->save_count; slot++) {
         selection->slot_bytes[slot] = from->storage_bytes[profile->saved[slot]];
-        selection->dropped[slot] = set[slot];
+        selection->dropped[slot] = set != NULL && set[slot];
     }
-    return MS_OK;
+    return fill_two_valued(profile, &entry->packing, plan->offload_min_bytes, selection);
 }
 
 int ms__selections_fill(const ms__sim *sim, ms_plan *plan)
 {
-    const ms_graph *graph = sim->graph;
     plan->selections = ms_calloc(plan->entry_count, sizeof *plan->selections);
     if (plan->selections == NULL) {
         return MS_ENOMEM;
     }
     for (uint32_t i = 0; i < plan->entry_count; i++) {
-        const ms__sim_profile *profile = sim->nodes[i].profile;
-        const uint8_t *set = ms__selective_set(profile, (ms_technique)plan->entries[i].technique);
-        plan->entries[i].selection = 0;
-        if (set == NULL) {
+        ms_plan_entry *entry = &plan->entries[i];
+        entry->selection = 0;
+        if (!is_told(sim, entry)) {
             continue;
         }
-        uint32_t known = find_equal(graph, plan, i);
+        uint32_t known = find_equal(sim->graph, plan, i);
         if (known == 0) {
-            ms_selection *selection = &plan->selections[plan->selection_count++];
-            if (fill_one(profile, &graph->profiles[graph->nodes[i].profile], set, selection) != MS_OK) {
+            if (fill_one(sim, plan, entry, &plan->selections[plan->selection_count++]) != MS_OK) {
                 return MS_ENOMEM;
             }
             known = plan->selection_count;
         }
-        plan->entries[i].selection = known;
+        entry->selection = known;
     }
     return MS_OK;
 }
 
 /* ---- writing -------------------------------------------------------------------- */
+
+static void put_two_valued(ms__json_writer *writer, json_t *item, const ms_selection *selection)
+{
+    if (selection->two_valued_count == 0) {
+        return;
+    }
+    json_t *list = ms__json_put_array(writer, item, "two_valued");
+    for (uint32_t i = 0; i < selection->two_valued_count; i++) {
+        const ms_two_valued *one = &selection->two_valued[i];
+        json_t *object = ms__json_add_object(writer, list);
+        ms__json_put_u64(writer, object, "slot", one->slot);
+        ms__json_put_bool(writer, object, "packed", one->packed);
+        ms__json_put_u64(writer, object, "saved_bytes", one->saved_bytes);
+        ms__json_put_u64(writer, object, "cost_ns", ms__min_u64(one->cost_ns, INT64_MAX));
+    }
+}
 
 void ms__selections_put(ms__json_writer *writer, json_t *root, const ms_plan *plan)
 {
@@ -108,6 +152,7 @@ void ms__selections_put(ms__json_writer *writer, json_t *root, const ms_plan *pl
                 ms__json_add_u64(writer, dropped, slot);
             }
         }
+        put_two_valued(writer, item, selection);
     }
 }
 
@@ -132,9 +177,48 @@ static int read_dropped(const ms__json_at *list, ms_selection *selection)
     return rc;
 }
 
+static int read_one_two_valued(const ms__json_at *list, size_t index, ms_selection *selection)
+{
+    static const char *const names[] = {"slot", "packed", "saved_bytes", "cost_ns"};
+    ms_two_valued *one = &selection->two_valued[index];
+    ms__json_at at;
+    int rc = ms__json_item_object(list, index, &at);
+    rc = rc != MS_OK ? rc : ms__json_only(&at, names, sizeof names / sizeof names[0]);
+    rc = rc != MS_OK ? rc : ms__json_u32(&at, names[0], 0, selection->slot_count - 1, &one->slot);
+    rc = rc != MS_OK ? rc : ms__json_bool(&at, names[1], &one->packed);
+    rc = rc != MS_OK ? rc : ms__json_u64(&at, names[2], 0, INT64_MAX, &one->saved_bytes);
+    rc = rc != MS_OK ? rc : ms__json_u64(&at, names[3], 0, INT64_MAX, &one->cost_ns);
+    if (rc == MS_OK && index > 0 && one->slot <= one[-1].slot) {
+        rc = ms__json_fail(&at, MS_EFORMAT, "slots do not ascend");
+    }
+    return rc;
+}
+
+static int read_two_valued(const ms__json_at *item, ms_selection *selection)
+{
+    ms__json_at list;
+    if (!ms__json_has(item, "two_valued")) {
+        return MS_OK;
+    }
+    int rc = ms__json_array(item, "two_valued", &list);
+    size_t count = rc == MS_OK ? ms__json_count(&list) : 0;
+    if (count > selection->slot_count) {
+        return ms__json_fail(&list, MS_EFORMAT, "more than the %u slots", selection->slot_count);
+    }
+    selection->two_valued = ms_calloc(count, sizeof *selection->two_valued);
+    if (rc == MS_OK && selection->two_valued == NULL) {
+        return ms__json_fail(&list, MS_ENOMEM, "out of memory");
+    }
+    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+        selection->two_valued_count = (uint32_t)i + 1;
+        rc = read_one_two_valued(&list, i, selection);
+    }
+    return rc;
+}
+
 static int read_selection(const ms__json_at *item, ms_selection *selection)
 {
-    static const char *const names[] = {"slot_bytes", "dropped"};
+    static const char *const names[] = {"slot_bytes", "dropped", "two_valued"};
     ms__json_at bytes, dropped;
     int rc = ms__json_only(item, names, sizeof names / sizeof names[0]);
     rc = rc != MS_OK ? rc : ms__json_array(item, names[0], &bytes);
@@ -148,7 +232,8 @@ static int read_selection(const ms__json_at *item, ms_selection *selection)
     for (uint32_t i = 0; rc == MS_OK && i < selection->slot_count; i++) {
         rc = ms__json_item_u64(&bytes, i, 0, INT64_MAX, &selection->slot_bytes[i]);
     }
-    return rc != MS_OK ? rc : read_dropped(&dropped, selection);
+    rc = rc != MS_OK ? rc : read_dropped(&dropped, selection);
+    return rc != MS_OK ? rc : read_two_valued(item, selection);
 }
 
 int ms__selections_read(const ms__json_at *root, ms_plan *plan)

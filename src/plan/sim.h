@@ -50,6 +50,7 @@ enum {
     MS__HANDLING_NS = 15000, /* bookkeeping of one transfer: pack, queue, reap */
     MS__NOTE_NS = 50000,     /* noting one operator of a selective layer's forward, its views included */
     MS__MAKER_NS = 40000,    /* running one such operator again, beside its work */
+    MS__BITS_MOST = UINT8_MAX, /* storages of two values of one node that are told apart */
     MS__NO_CLASS = UINT32_MAX
 };
 
@@ -83,6 +84,15 @@ typedef struct ms__sim_maker {
     uint32_t first, input_count, output_count;
 } ms__sim_maker;
 
+/* A saved storage of two values, as bits. */
+typedef struct ms__sim_bits {
+    uint64_t bytes;      /* of the bits; the storage's own are more */
+    uint64_t pack_ns;    /* when it is saved */
+    uint64_t unpack_ns;  /* when backward asks for it */
+    uint64_t saved_bytes;
+    uint32_t rank;       /* from 1, among the profile's, by what a byte less costs; 0: it is none */
+} ms__sim_bits;
+
 typedef struct ms__sim_profile {
     uint32_t storage_count;
     uint32_t external_count;
@@ -94,7 +104,8 @@ typedef struct ms__sim_profile {
     const uint32_t *inputs;
     uint8_t *made;      /* [storage_count] allocated by the forward program */
     uint32_t *saved;    /* [save_count] local number of each slot */
-    uint64_t *bit_bytes; /* [save_count] what a two-valued one takes as bits; 0: it is none */
+    uint32_t bits_count; /* saved storages of two values; 0 on a GPU, where none become bits */
+    ms__sim_bits *bits;  /* [save_count]; sim_bits.c */
     ms__op *forward;
     ms__op *backward;
     /* sim_stretch.c: the same programs in fewer events, for replays without a cache */
@@ -256,8 +267,6 @@ typedef struct ms__sim {
     uint32_t *instance_class;
     uint64_t event_count;      /* of one keep replay: what a replay costs */
     bool has_bits;             /* something is saved of two values */
-    bool tries_bits;           /* replays count on bits: see ms__sim_run_packed() */
-    bool packs;                /* what is saved of two values becomes bits */
     bool expects;              /* replays what is expected, not all that a budget has to have room
                                 * for: see ms__sim_run_expected() */
     bool skips_untouched;      /* what is untouched is not counted: see ms__sim_run_unmodified() */
@@ -290,6 +299,7 @@ typedef struct ms__sim {
     ms__peak peaks[MS__PHASE_COUNT];
     uint64_t boundary_bytes;   /* live between forward and backward */
     uint64_t recompute_ns, fault_ns, stall_forward_ns, stall_backward_ns;
+    uint64_t packing_ns, packed_bytes;
     uint32_t adding_gradient;  /* under accumulation: the new one that is being added */
     uint8_t *maker_marks;      /* [most makers of a profile] of a remake */
     uint32_t *last_reader;     /* [most storages of a profile] of a remake: 1 + maker; else zeros */
@@ -326,17 +336,9 @@ uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware
 void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, ms_sample *samples);
 
 /*
- * The same where saved storages of two values are kept as bits, if anything moves. Bits need no
- * transfer, so that others run further ahead and more may be alive at once: what has to fit is
- * the larger of both. Without such storages it is ms__sim_run().
- */
-void ms__sim_run_packed(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome);
-
-/*
  * The same as it will most likely be: a loss outside the model is a cross entropy, which
- * holds the log-softmax in forward and until its backward has made the gradients; and where
- * anything moves, saved storages of two values are kept as bits, and of the slab no more is
- * touched than what moves through it. The reserve counts here too.
+ * holds the log-softmax in forward and until its backward has made the gradients; and of the
+ * slab no more is touched than what moves through it. The reserve counts here too.
  */
 void ms__sim_run_expected(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome);
 
@@ -382,6 +384,18 @@ void ms__sim_fetch(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
 void ms__sim_begin_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
 void ms__sim_hold_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
 void ms__sim_end_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
+
+/* sim_bits.c */
+/* Which of a profile's saves, numbered already, may become bits, and what that takes; MS_ENOMEM. */
+int ms__bits_compile(const ms__sim *sim, const ms_profile *from, const uint32_t *slot_of, ms__sim_profile *to);
+/* Whether techniques leave a node's saved storages to be packed: they stay, or move to the disk. */
+bool ms__bits_possible(ms_technique technique);
+/* Whether a saved storage becomes bits under the choices; it does at once. */
+bool ms__bits_made(ms__sim *sim, const ms__sim_node *node, uint32_t index, ms__slot *slot);
+/* Backward asks for a slot: what is bits becomes a storage again. */
+void ms__bits_unpack(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__slot *slot);
+/* Backward is done with a slot that was packed: its bits go. */
+void ms__bits_drop(ms__sim *sim, const ms__sim_node *node, const ms__slot *slot);
 
 /* selective.c */
 /* Makers and sets of a profile, whose saves are numbered already; MS_ENOMEM. */

@@ -252,7 +252,7 @@ void ms__sim_fetch(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
 {
     uint32_t slot = node->profile->slot_of[storage];
     if (slot != UINT32_MAX) {
-        ms__sim_unpack(sim, node, storage, &sim->slots[node->first_slot + slot]);
+        ms__bits_unpack(sim, node, storage, &sim->slots[node->first_slot + slot]);
     }
     if (slot != UINT32_MAX && sim->slots[node->first_slot + slot].state == MS__SLOT_AWAY) {
         ms__io_need(sim, sim->slots[node->first_slot + slot].entry);

@@ -124,18 +124,6 @@ static void compile_events(const ms__sim *sim, const ms_event *events, uint32_t 
     }
 }
 
-/* Bits are kept in one block with a few words that say what they stand for. */
-enum { BITS_HEADER_BYTES = 48 };
-
-static void size_bits(const ms_profile *from, const uint32_t *slot_of, ms__sim_profile *to)
-{
-    for (uint32_t i = 0; i < from->two_valued.count; i++) {
-        const ms_storage_bytes *one = &from->two_valued.items[i];
-        uint64_t elements = from->storage_bytes[one->storage] / one->bytes;
-        to->bit_bytes[slot_of[one->storage]] = ms__div_up(elements, 8) + BITS_HEADER_BYTES;
-    }
-}
-
 /* Numbers the storages that are saved, in order of their first SAVE. */
 static void number_slots(const ms_profile *from, uint32_t *slot_of, ms__sim_profile *to)
 {
@@ -164,15 +152,16 @@ static int compile_profile(ms__sim *sim, const ms_profile *from, uint32_t *slot_
     to->backward_count = from->backward_count;
     to->made = ms_calloc(from->storage_count, sizeof *to->made);
     to->saved = ms_calloc(from->storage_count, sizeof *to->saved);
-    to->bit_bytes = ms_calloc(from->storage_count, sizeof *to->bit_bytes);
     to->forward = ms_calloc(from->forward_count, sizeof *to->forward);
     to->backward = ms_calloc(from->backward_count, sizeof *to->backward);
-    if (to->made == NULL || to->saved == NULL || to->bit_bytes == NULL || to->forward == NULL || to->backward == NULL) {
+    if (to->made == NULL || to->saved == NULL || to->forward == NULL || to->backward == NULL) {
         return MS_ENOMEM;
     }
     number_slots(from, slot_of, to);
-    size_bits(from, slot_of, to);
-    sim->has_bits |= from->two_valued.count > 0;
+    if (ms__bits_compile(sim, from, slot_of, to) != MS_OK) {
+        return MS_ENOMEM;
+    }
+    sim->has_bits |= to->bits_count > 0;
     compile_events(sim, from->forward, from->forward_count, slot_of, to->forward);
     compile_events(sim, from->backward, from->backward_count, slot_of, to->backward);
     uint64_t work_count = 0;
@@ -423,7 +412,7 @@ void ms__sim_free(ms__sim *sim)
     for (uint32_t i = 0; i < sim->profile_count; i++) {
         ms_free(sim->profiles[i].made);
         ms_free(sim->profiles[i].saved);
-        ms_free(sim->profiles[i].bit_bytes);
+        ms_free(sim->profiles[i].bits);
         ms_free(sim->profiles[i].forward);
         ms_free(sim->profiles[i].backward);
         ms__stretches_clear(&sim->profiles[i]);

@@ -64,13 +64,6 @@ static inline void ms__sim_hold_slot(ms__sim *sim, ms__slot *slot, uint32_t inst
     ms__sim_acquire(sim, instance);
 }
 
-static inline void ms__sim_unpack(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__slot *slot)
-{
-    if (slot->state == MS__SLOT_BITS) {
-        ms__sim_hold_slot(sim, slot, ms__sim_instance_of(node, storage), MS__SLOT_UNPACKED);
-    }
-}
-
 /* Which program is run: with a cache it matters what is freed when. */
 static inline bool ms__sim_runs_short(const ms__sim *sim)
 {

@@ -81,6 +81,8 @@ static void read_times(const ms__sim *sim, ms__outcome *out)
         replay->tier_peak_bytes[tier] = ms__add_sat(sim->io.tier_peak_bytes[tier], sim->held_tier_bytes[tier]);
     }
     replay->moved_bytes = sim->io.moved_bytes;
+    replay->packed_bytes = sim->packed_bytes;
+    replay->packing_ns = sim->packing_ns;
     replay->fault_ns = sim->fault_ns;
     replay->small_peak_bytes = ms__add_sat(sim->small_peak_bytes, sim->small_state_bytes);
 }

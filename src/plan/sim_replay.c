@@ -24,13 +24,6 @@ static void free_natural(ms__sim *sim, uint32_t instance)
 
 /* ---- what backward counts on --------------------------------------------------- */
 
-/* Arguments never become bits. */
-static uint64_t bits_of(const ms__sim *sim, const ms__sim_node *node, const ms__slot *slot)
-{
-    size_t index = (size_t)(slot - &sim->slots[node->first_slot]);
-    return index < node->profile->save_count ? node->profile->bit_bytes[index] : 0;
-}
-
 static void drop(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__slot *slot)
 {
     switch ((ms__slot_state)slot->state) {
@@ -42,10 +35,10 @@ static void drop(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__s
         break;
     case MS__SLOT_UNPACKED:
         ms__sim_release(sim, ms__sim_instance_of(node, storage));
-        ms__sim_give_small(sim, bits_of(sim, node, slot));
+        ms__bits_drop(sim, node, slot);
         break;
     case MS__SLOT_BITS:
-        ms__sim_give_small(sim, bits_of(sim, node, slot));
+        ms__bits_drop(sim, node, slot);
         break;
     case MS__SLOT_AWAY:
         ms__io_drop(sim, slot->entry);
@@ -81,16 +74,6 @@ static void store_slot(ms__sim *sim, ms__slot *slot, uint32_t instance, uint32_t
     slot->entry = ms__io_store(sim, instance, tier);
 }
 
-/* The executor looks at what stays or moves, not at what runs again nor at the root's work. */
-static bool becomes_bits(const ms__sim *sim, const ms__sim_node *node, ms_technique technique, const ms__slot *slot,
-                         uint32_t instance)
-{
-    ms_technique rest = ms_technique_rest(technique);
-    bool looked_at = rest == MS_TECHNIQUE_KEEP || rest == MS_TECHNIQUE_OFFLOAD_DISK;
-    return sim->packs && looked_at && !node->is_root && bits_of(sim, node, slot) > 0 &&
-           sim->instance_bytes[instance] >= ms__max_u64(sim->choices->offload_min_bytes, 1);
-}
-
 static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique, const ms__op *op)
 {
     ms__slot *slot = &sim->slots[node->first_slot + op->value];
@@ -103,9 +86,7 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
         ms__sim_hold_slot(sim, slot, instance, MS__SLOT_HELD); /* until the layer has ended */
         return;
     }
-    if (becomes_bits(sim, node, technique, slot, instance)) {
-        slot->state = MS__SLOT_BITS;
-        ms__sim_take_small(sim, bits_of(sim, node, slot));
+    if (ms__bits_made(sim, node, (uint32_t)op->value, slot)) {
         return;
     }
     switch (ms_technique_rest(technique)) {
@@ -225,7 +206,7 @@ static void need(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
     } else if (slot->state == MS__SLOT_AWAY) {
         ms__io_need(sim, slot->entry);
     }
-    ms__sim_unpack(sim, node, op->storage, slot);
+    ms__bits_unpack(sim, node, op->storage, slot);
 }
 
 void ms__sim_leave_loss(ms__sim *sim)

@@ -146,6 +146,8 @@ static void begin_step(ms__sim *sim)
     sim->now_ns = 0;
     sim->fault_ns = 0;
     sim->recompute_ns = 0;
+    sim->packing_ns = 0;
+    sim->packed_bytes = 0;
     sim->stall_forward_ns = 0;
     sim->stall_backward_ns = 0;
     sim->current_node = 0;
@@ -216,7 +218,6 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
         return;
     }
     sim->choices = choices;
-    sim->packs = (sim->expects || sim->tries_bits) && sim->has_bits && sim->on_host && moves_anything(sim);
     /* A GPU's slab lies in host memory. */
     uint64_t slab = sim->on_host && moves_anything(sim) ? MS__SLAB_BYTES : 0;
     slab = sim->expects ? ms__slab_expected(slab, choices->offload_min_bytes) : slab;
@@ -245,13 +246,6 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
         outcome->replay.first_step_peak_bytes = ms__add_sat(outcome->fixed_bytes, first_held);
     }
     end_step(sim);
-}
-
-void ms__sim_run_packed(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome)
-{
-    sim->tries_bits = true;
-    ms__sim_run(sim, choices, outcome, NULL);
-    sim->tries_bits = false;
 }
 
 void ms__sim_run_unmodified(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome)

@@ -11,6 +11,7 @@
 enum { FRONT_MOST = 48, UNIFORM_MOST = 128, SMALLEST_MOST = 8 };
 enum { FINALISTS_MOST = 4 * FRONT_MOST + UNIFORM_MOST + SMALLEST_MOST };
 enum { SELECTIVE_PART = 4, SEGMENT_PART = 4, SEGMENT_REPLAYS_LEAST = 96 };
+enum { PACKING_PART = 3, PACKING_REPLAYS_LEAST = 160 };
 
 static size_t add_finalist(size_t *finalists, size_t count, size_t candidate)
 {
@@ -86,8 +87,7 @@ static bool beaten_by(const ms__search *search, const uniforms *made, uint32_t a
             const ms__candidate *other = &search->items[k];
             covered = other->window == mine->window && other->step_ns <= mine->step_ns &&
                       other->work_ns <= mine->work_ns && ms__candidate_peak(other) <= ms__candidate_peak(mine) &&
-                      memcmp(ms__candidate_techniques(search, i), ms__candidate_techniques(search, k),
-                             search->node_count) == 0;
+                      memcmp(ms__candidate_row(search, i), ms__candidate_row(search, k), search->row_bytes) == 0;
             alike = alike && (!covered || (other->step_ns == mine->step_ns && other->work_ns == mine->work_ns &&
                                            ms__candidate_peak(other) == ms__candidate_peak(mine)));
         }
@@ -153,6 +153,20 @@ static void propose_segments(ms__search *search, const uint32_t *steps, uint32_t
     ms__families_refine(search);
 }
 
+/* On the best of all that was found without, and beside it. */
+static void propose_packing(ms__search *search, uint32_t count)
+{
+    if (search->row_bytes == search->node_count) {
+        return; /* nothing has two values */
+    }
+    uint64_t share = ms__max_u64(search->replays_most / PACKING_PART / (count + 1), PACKING_REPLAYS_LEAST);
+    search->replays_left = share * count;
+    ms__families_packing(search);
+    search->packing_offered = true;
+    search->replays_left = share;
+    ms__families_refine(search);
+}
+
 static void propose(ms__search *search)
 {
     uniforms made;
@@ -175,6 +189,7 @@ static void propose(ms__search *search)
     ms__families_refine(search);
     propose_selective(search, steps, count);
     propose_segments(search, steps, count);
+    propose_packing(search, count);
 }
 
 /* At low pressure candidates that are not light must fit the budget where low pressure
@@ -191,14 +206,17 @@ static ms__bounds bounds_at(const ms__search *search, uint64_t need_bytes, uint6
 }
 
 /* "recompute on 12 nodes, offload_disk on 3 nodes, exact_loss_head". */
-static void describe_use(const ms__search *search, const uint8_t *techniques, uint32_t step, char *text, size_t size)
+static void describe_use(const ms__search *search, const uint8_t *row, uint32_t step, char *text, size_t size)
 {
     uint32_t used[MS_TECHNIQUE_COUNT] = {0};
     uint32_t options = search->steps[step].options;
+    const uint8_t *packed = ms__row_packed(search, row);
+    uint32_t packing = 0;
     size_t length = 0;
     snprintf(text, size, "no technique: none that mode and flags admit saves more");
     for (uint32_t i = 0; i < search->node_count; i++) {
-        used[techniques[i]]++;
+        used[row[i]]++;
+        packing += packed != NULL && packed[i] > 0;
     }
     for (int i = 1; i < MS_TECHNIQUE_COUNT; i++) {
         if (used[i] > 0 && length < size) {
@@ -206,6 +224,10 @@ static void describe_use(const ms__search *search, const uint8_t *techniques, ui
                                  ms_technique_name((ms_technique)i), used[i]);
             length += wrote > 0 ? (size_t)wrote : 0;
         }
+    }
+    if (packing > 0 && length < size) {
+        int wrote = snprintf(text + length, size - length, "%smasks as bits on %u nodes", length > 0 ? ", " : "", packing);
+        length += wrote > 0 ? (size_t)wrote : 0;
     }
     for (int i = 0; i < MS_STEP_OPTION_COUNT; i++) {
         if ((options & 1u << i) != 0 && length < size) {
@@ -221,7 +243,7 @@ static int refuse(const ms__search *search, const ms_pressure *pressure, ms_erro
     size_t best = ms__select_smallest_peak(search);
     uint64_t smallest = ms__candidate_peak(&search->items[best]);
     char use[240];
-    describe_use(search, ms__candidate_techniques(search, best), search->items[best].step, use, sizeof use);
+    describe_use(search, ms__candidate_row(search, best), search->items[best].step, use, sizeof use);
     int code = ms_fail(err, MS_EINFEASIBLE,
                        "memory_budget_gb: no plan fits %s; the smallest budget that would fit is %s "
                        "(%llu bytes), which takes %s; everything kept needs %s",
@@ -348,7 +370,7 @@ static void leave_room_in_cache(const ms__search *search, const ms_pressure *pre
 /* A comfortable fit: nothing is done. A budget that was given is still kept by hostmem. */
 static int skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, ms_error *err)
 {
-    memset(search->scratch, MS_TECHNIQUE_KEEP, search->node_count);
+    ms__search_keep_all(search);
     ms__search_add(search, 0, true);
     if (search->out_of_memory) {
         return ms_fail(err, MS_ENOMEM, "solver: out of memory");

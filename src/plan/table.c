@@ -72,6 +72,16 @@ static void add_options(ms__text *text, const ms_plan *plan)
     ms__text_add(text, any ? "\n" : "");
 }
 
+static void add_packing(ms__text *text, const ms_plan *plan)
+{
+    uint32_t tensors, packed = ms__plan_packed(plan, &tensors);
+    if (packed > 0) {
+        ms__text_add(text, "  masks       %u of %u as bits: %s of them", packed, tensors,
+                     ms__text_bytes(plan->replay.packed_bytes).text);
+        ms__text_add(text, ", costs %s\n", ms__text_ns(plan->replay.packing_ns).text);
+    }
+}
+
 /* Step time against the unoptimized one, in percent with a sign. */
 static void add_ratio(ms__text *text, uint64_t step_ns, uint64_t base_ns)
 {
@@ -104,6 +114,7 @@ char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
     }
     add_layers(&text, plan);
     add_options(&text, plan);
+    add_packing(&text, plan);
     if (plan->entry_count > 0) {
         ms__text_add(&text, "  peak        %s predicted, tensors %s of it%s\n",
                      ms__text_bytes(plan->replay.peak_bytes).text, ms__text_bytes(plan->replay.peak_live_bytes).text,

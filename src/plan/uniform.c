@@ -55,6 +55,7 @@ static void choose_uniform(ms__search *search, ms_technique technique, const ms_
     } else {
         ms__families_uniform(search);
     }
+    ms__families_packing_moves(search);
     if (search->out_of_memory) {
         return;
     }

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
+from typing import Any
 
 import pytest
 import torch
 from execute_support import assert_nothing_left, assert_same, executing, plan_json, train, twins, uniform
+from graph_support import trace
 from models import MODELS, Case, _lm
+from planned_support import HARDWARE
 
 import memscale
+from memscale import _core
 
 BITS_PER_FLOAT = 32
 
@@ -178,3 +183,76 @@ def test_models_with_other_masks(name, tmp_path):
     with executing(case.model, uniform(case.model, "offload_disk", min_bytes=64), tmp_path) as executor:
         assert_same(expected, train(case, case.model))
         assert_nothing_left(executor)
+
+
+# -- what a plan chooses --------------------------------------------------------------------
+
+MASK_BYTES = 8 * 4 * 256 * 256 * 4  # of one block's attention; its other masks are too small
+STEPS = 2
+
+
+def masked_case() -> tuple[Case, torch.nn.Module, dict[str, Any]]:
+    """A model, its twin, and its graph in a loop that was seen."""
+    case = _lm(gpt2_with_dropout(), shape=(8, 256))
+    twin = copy.deepcopy(case.model)
+    args, kwargs = case.batch(0)
+    graph = trace(case.model, *args, **kwargs)
+    graph["loop"].update(outputs_held=True, gradients_live_in_forward=False, observed=True, optimizer_state_bytes=0,
+                         optimizer_transient_bytes=0)
+    return case, twin, graph
+
+
+def plan_at(graph: dict[str, Any], budget_bytes: int) -> str:
+    """A plan on a machine without a disk, where layers run again at a high price and packing is quick."""
+    hardware = copy.deepcopy(HARDWARE)
+    hardware["disk"]["dir"] = ""
+    hardware["cpu"].update(pack_bytes_per_s=10**10, unpack_bytes_per_s=10**10, matmul_flops_per_s=10**10)
+    config = memscale.Config(memory_budget_gb=budget_bytes / 1e9)
+    return _core.plan_make(json.dumps(graph), json.dumps(hardware), config.to_json())
+
+
+@pytest.mark.parametrize("missing", [-1000, 1, 2, 3])
+def test_what_a_plan_has_become_bits_does_and_nothing_else(missing, tmp_path):
+    case, twin, graph = masked_case()
+    need = json.loads(plan_at(graph, 10**12))["pressure"]["need_bytes"]
+    # Less the masks that are missing, and something for the bits.
+    text = plan_at(graph, need - missing * (MASK_BYTES - MASK_BYTES // 16))
+    plan = json.loads(text)
+    named = [entry for entry in plan["entries"] if entry.get("packing", {}).get("packed", 0) > 0]
+    promised = plan["predicted"].get("packed_bytes", 0)
+    assert promised == len(named) * MASK_BYTES
+    assert len(named) == max(missing, 0)
+    expected = train(case, twin, STEPS)
+    with executing(case.model, text, tmp_path) as executor:
+        found = train(case, case.model, STEPS)
+        counters = executor.counters()
+        assert_nothing_left(executor)
+    assert_same(expected, found)
+    assert counters["packed_bytes"] == STEPS * promised
+    for index, entry in enumerate(plan["entries"]):
+        said = "saved tensors of two values become bits" in _core.plan_explain(text, index)
+        assert said == ("packing" in entry)
+    explained = _core.plan_explain(text, -1)
+    assert f"{sum(entry['packing']['packed'] for entry in named)} of" in explained
+
+
+def test_the_replay_of_a_plan_has_its_bits():
+    _, _, graph = masked_case()
+    hardware = copy.deepcopy(HARDWARE)
+    need = json.loads(plan_at(graph, 10**12))["pressure"]["need_bytes"]
+    text = plan_at(graph, need - 2 * MASK_BYTES)
+    plan = json.loads(text)
+    replay = _core.plan_simulate(json.dumps(graph), json.dumps(hardware), text)
+    assert replay["packed_bytes"] == plan["predicted"]["packed_bytes"] > 0
+    assert replay["packing_ns"] > 0
+    # A plan of before: nothing is said of masks, and a replay has none of them as bits.
+    for entry in plan["entries"]:
+        entry.pop("packing", None)
+        entry.pop("selection", None)
+    plan.pop("selections")
+    for member in ("packed_bytes", "packing_ns"):
+        plan["predicted"].pop(member)
+    old = _core.plan_simulate(json.dumps(graph), json.dumps(hardware), json.dumps(plan))
+    assert old["packed_bytes"] == old["packing_ns"] == 0
+    assert old["peak_live_bytes"] > replay["peak_live_bytes"]
+    assert old["step_ns"] < replay["step_ns"]

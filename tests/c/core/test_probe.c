@@ -336,6 +336,8 @@ static void rates_are_measured_once_and_kept(void **state)
     assert_two_digits(machine.cpu.fault_bytes_per_s);
     assert_two_digits(machine.cpu.checksum_bytes_per_s);
     assert_two_digits(machine.cpu.evaluations_per_s);
+    assert_two_digits(machine.cpu.pack_bytes_per_s);
+    assert_two_digits(machine.cpu.unpack_bytes_per_s);
     assert_two_digits(machine.disk.write_bytes_per_s);
     assert_two_digits(machine.disk.read_bytes_per_s);
     assert_non_null(cache_file("cpu"));

@@ -217,9 +217,103 @@ static void a_plan_that_moves_nothing_packs_nothing(void **state)
     ms_plan plan = {.entries = &entry, .entry_count = 1, .fallback = MS_TECHNIQUE_KEEP};
     ms_execute_leave(f->execute, 1);
     assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
-    assert_false(ms_execute_packs_kept(f->execute));
     open_frame(f, "kept");
     assert_null(f->frame);
+}
+
+/* ---- what a plan says of storages that it knows ----------------------------------------- */
+
+enum { KNOWN_SLOTS = 3 };
+
+/* The layer "layer" saves three storages of BYTES: slot 1 has two values and becomes bits, or
+ * not; slot 2 has two and does not. */
+static void say_of_known(fixture *f, ms_technique technique, bool packed)
+{
+    char name[] = "layer";
+    uint64_t bytes[KNOWN_SLOTS] = {BYTES, BYTES, BYTES};
+    uint8_t dropped[KNOWN_SLOTS] = {0};
+    ms_two_valued known[] = {{.slot = 1, .packed = packed}, {.slot = 2}};
+    ms_selection selection = {.slot_count = KNOWN_SLOTS, .slot_bytes = bytes, .dropped = dropped,
+                              .two_valued_count = 2, .two_valued = known};
+    ms_plan_entry entry = {.name = name, .technique = technique, .selection = 1};
+    ms_plan plan = {.entries = &entry, .entry_count = 1, .fallback = MS_TECHNIQUE_KEEP, .selections = &selection,
+                    .selection_count = 1, .offload_min_bytes = 1, .write_window_bytes = 1 << 20,
+                    .read_window_bytes = 1 << 20};
+    ms_execute_leave(f->execute, 1);
+    assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
+    open_frame(f, "layer");
+}
+
+/* As autograd saves it: the frame is told, in order. */
+static ms_extent *save(fixture *f, storage *item)
+{
+    bool is_dropped;
+    assert_ms_ok(ms_frame_choose(f->execute, f->frame, (uintptr_t)item, BYTES, &is_dropped, &f->err), f->err);
+    assert_false(is_dropped);
+    return send_away(f, item);
+}
+
+static void a_plan_that_moves_nothing_packs_what_it_names(void **state)
+{
+    fixture *f = *state;
+    say_of_known(f, MS_TECHNIQUE_KEEP, true);
+    assert_true(ms_execute_is_active(f->execute));
+    assert_non_null(f->frame);
+    assert_true(ms_frame_packs(f->frame));
+    assert_null(save(f, mask_new(f))); /* slot 0: nothing is said of it, and nothing is moved */
+    ms_extent *named = save(f, mask_new(f));
+    assert_true(ms_extent_is_packed(named));
+    assert_null(save(f, mask_new(f)));
+    assert_int_equal(counter(f, MS_COUNTER_PACKED_BYTES), BYTES);
+    assert_comes_back(f, named);
+    ms_extent_drop(f->execute, named, f->mark);
+}
+
+static void a_plan_that_moves_packs_what_it_names_and_what_it_does_not_know(void **state)
+{
+    fixture *f = *state;
+    for (int packed = 0; packed < 2; packed++) {
+        say_of_known(f, MS_TECHNIQUE_OFFLOAD_DISK, packed);
+        ms_extent *unknown = save(f, mask_new(f)), *named = save(f, mask_new(f)), *stays = save(f, mask_new(f));
+        assert_true(ms_extent_is_packed(unknown));
+        assert_int_equal(ms_extent_is_packed(named), packed);
+        assert_false(ms_extent_is_packed(stays));
+        assert_comes_back(f, stays);
+        ms_extent_drop(f->execute, stays, f->mark);
+        f->mark = 0;
+        ms_extent_drop(f->execute, named, 0);
+        ms_extent_drop(f->execute, unknown, 0);
+    }
+}
+
+static void a_plan_that_has_nothing_become_bits_leaves_a_kept_layer_alone(void **state)
+{
+    fixture *f = *state;
+    say_of_known(f, MS_TECHNIQUE_KEEP, false);
+    assert_false(ms_execute_is_active(f->execute));
+    assert_null(f->frame);
+}
+
+static void without_memory_a_plan_that_names_bits_is_refused_whole(void **state)
+{
+    fixture *f = *state;
+    char name[] = "layer";
+    uint64_t bytes = BYTES;
+    uint8_t dropped = 0;
+    ms_two_valued known = {.packed = true};
+    ms_selection selection = {.slot_count = 1, .slot_bytes = &bytes, .dropped = &dropped, .two_valued_count = 1,
+                              .two_valued = &known};
+    ms_plan_entry entry = {.name = name, .selection = 1};
+    ms_plan plan = {.entries = &entry, .entry_count = 1, .selections = &selection, .selection_count = 1};
+    bool reached = true;
+    for (uint64_t nth = 1; reached; nth++) {
+        ms_fault_arm(MS_FAULT_ALLOC, nth, 1);
+        int rc = ms_execute_set_plan(f->execute, &plan, &f->err);
+        reached = ms_fault_passed(MS_FAULT_ALLOC) >= nth;
+        ms_fault_disarm_all();
+        assert_int_equal(rc, reached ? MS_ENOMEM : MS_OK);
+        assert_int_equal(ms_execute_is_active(f->execute), !reached);
+    }
 }
 
 static void what_is_not_a_mask_or_not_to_be_packed_goes_to_the_tier(void **state)
@@ -295,6 +389,10 @@ int main(void)
         PACKING_TEST(handles_share_the_bits),
         PACKING_TEST(layers_that_are_kept_pack_masks_and_keep_the_rest),
         PACKING_TEST(a_plan_that_moves_nothing_packs_nothing),
+        PACKING_TEST(a_plan_that_moves_nothing_packs_what_it_names),
+        PACKING_TEST(a_plan_that_moves_packs_what_it_names_and_what_it_does_not_know),
+        PACKING_TEST(a_plan_that_has_nothing_become_bits_leaves_a_kept_layer_alone),
+        PACKING_TEST(without_memory_a_plan_that_names_bits_is_refused_whole),
         PACKING_TEST(what_is_not_a_mask_or_not_to_be_packed_goes_to_the_tier),
         PACKING_TEST(a_tier_that_fails_does_not_matter_to_bits),
         PACKING_TEST(without_memory_a_mask_goes_to_the_tier_or_stays),

@@ -62,28 +62,6 @@ static uint64_t expected_peak(ms_graph *graph, ms_technique first, ms_technique 
     return peak_of(graph, first, second, ms__sim_run_expected);
 }
 
-/* Where anything moves, 8 MiB of two values are 256 KiB in layers that keep and that move. */
-static void masks_are_expected_as_bits_where_anything_moves(void **state)
-{
-    (void)state;
-    ms_graph *graph = two_layers();
-    uint64_t kept = expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP);
-    uint64_t moved = expected_peak(graph, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_KEEP);
-    fixture_mark_masks(graph);
-    assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), kept);
-    uint64_t bits = expected_peak(graph, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_KEEP);
-    /* Of the layer that keeps, and of the other, whose transfer the next allocation did not wait for. */
-    assert_in_range(moved - bits, 15 * MIB, 16 * MIB);
-    uint64_t recomputed = expected_peak(graph, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_RECOMPUTE);
-    assert_true(recomputed <= bits);
-    /* What a budget has to have does not count on it, nor on a slab that nothing goes through. */
-    ms_hardware *hardware = fixture_hardware();
-    const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_KEEP, 0};
-    assert_int_equal(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).peak_bytes, moved + MS__SLAB_BYTES);
-    ms_free(hardware);
-    ms_graph_free(graph);
-}
-
 /* A loss outside holds 20 MiB, of which half in forward, where outputs of 40 MiB are held,
  * and those of the step before. */
 static void a_loss_outside_is_expected_to_be_a_cross_entropy(void **state)
@@ -559,7 +537,6 @@ int main(void)
         cmocka_unit_test(functions_take_their_time_on_a_cpu),
         cmocka_unit_test(random_numbers_take_their_time_on_a_cpu),
         cmocka_unit_test(keep_holds_every_saved_tensor),
-        cmocka_unit_test(masks_are_expected_as_bits_where_anything_moves),
         cmocka_unit_test(a_loss_outside_is_expected_to_be_a_cross_entropy),
         cmocka_unit_test(recompute_holds_arguments_and_runs_again),
         cmocka_unit_test(offload_stalls_on_a_slow_disk),

@@ -3,7 +3,7 @@
  * widths and what is left at the end by the reference. Nothing else belongs in this
  * file: its flags would reach it.
  */
-#include "offload/pack.h"
+#include "base/pack.h"
 
 #include <immintrin.h>
 #include <string.h>

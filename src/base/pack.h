@@ -3,10 +3,11 @@
  * often kept as floats, comparisons, constants) as one bit per element, rebuilt bit
  * for bit. Elements are words of 8, 4, 2 or 1 bytes, found out by looking: no type is
  * asked for, and no value is interpreted, so zeros of either sign and NaNs are words
- * like any other. Used by the executor on its way to a lower tier; takes no lock.
+ * like any other. Used by the executor for saved tensors, and by the hardware probe for how
+ * fast it is; takes no lock.
  */
-#ifndef MS_OFFLOAD_PACK_H
-#define MS_OFFLOAD_PACK_H
+#ifndef MS_BASE_PACK_H
+#define MS_BASE_PACK_H
 
 #include "memscale/base.h"
 

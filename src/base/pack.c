@@ -2,7 +2,7 @@
  * Two-valued storages as bits: which two values, the reference kernels, and the choice
  * between kernels.
  */
-#include "offload/pack.h"
+#include "base/pack.h"
 
 #include <string.h>
 

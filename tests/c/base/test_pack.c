@@ -2,7 +2,7 @@
  * taken for one; and the kernels of this processor agree with the reference. */
 #include "test_common.h"
 
-#include "offload/pack.h"
+#include "base/pack.h"
 
 enum { BYTES = 70000 };
 

@@ -13,7 +13,9 @@
 
 __extension__ typedef unsigned __int128 wide;
 
-enum { BASES_MOST = 32, PARTS = 8 };
+/* All of them first: should replays run out, it is the finer parts that are missed. */
+static const uint32_t parts[] = {8, 4, 2, 6, 1, 3, 5, 7};
+enum { BASES_MOST = 32, PARTS = sizeof parts / sizeof parts[0] };
 
 typedef struct item {
     uint32_t node;
@@ -96,10 +98,9 @@ void ms__families_packing(ms__search *search)
     }
     size_t count = ms__search_front(search, MS__FRONT_UNCACHED, false, bases, BASES_MOST);
     count += ms__search_front(search, MS__FRONT_CACHED, false, bases + count, BASES_MOST);
-    /* All of them first: should replays run out, it is the parts that are missed. */
-    for (uint32_t part = PARTS; part > 0; part--) {
+    for (size_t p = 0; p < PARTS; p++) {
         for (size_t i = 0; i < count; i++) {
-            pack_part(search, bases[i], &found, part);
+            pack_part(search, bases[i], &found, parts[p]);
         }
     }
     ms__search_keep_all(search);

@@ -118,6 +118,8 @@ static void everything_wrong_is_named_by_its_place(void **state)
         {"\"scratch_bytes\": 96000000", "\"scratch_bytes\": 1, \"reserve_bytes\": 2", MS_EFORMAT, "part of \"scratch_bytes\""},
         {"\"scratch_bytes\": 96000000", "\"scratch_bytes\": 9, \"reserve_bytes\": 2, \"products_bytes\": 8", MS_EFORMAT,
          "part of the expected"},
+        {"6100000000", "6100000000, \"pack_bytes_per_s\": 3800000000", MS_EFORMAT, "$.cpu.unpack_bytes_per_s: missing"},
+        {"6100000000", "6100000000, \"unpack_bytes_per_s\": 3800000000", MS_EFORMAT, "$.cpu.pack_bytes_per_s: missing"},
         {"\"process\"", "\"processes\"", MS_EFORMAT, "unknown member \"processes\""},
     };
     ms_error err;
@@ -128,6 +130,26 @@ static void everything_wrong_is_named_by_its_place(void **state)
         assert_int_equal(machine.device, 0x5a5a5a5a);
         ms_free(text);
     }
+}
+
+/* Descriptions of before do not have them, and say the same again. */
+static void rates_of_packing_read_back(void **state)
+{
+    (void)state;
+    ms_error err;
+    char *text = edited("6100000000", "6100000000, \"pack_bytes_per_s\": 3800000000, \"unpack_bytes_per_s\": 2500000000");
+    assert_ms_ok(ms_hardware_parse(text, &machine, &err), err);
+    assert_int_equal(machine.cpu.pack_bytes_per_s, 3800000000);
+    assert_int_equal(machine.cpu.unpack_bytes_per_s, 2500000000);
+    char *written = ms_hardware_to_json(&machine);
+    memset(&machine.cpu, 0, sizeof machine.cpu);
+    assert_ms_ok(ms_hardware_parse(written, &machine, &err), err);
+    assert_int_equal(machine.cpu.pack_bytes_per_s, 3800000000);
+    assert_int_equal(machine.cpu.unpack_bytes_per_s, 2500000000);
+    ms_free(written);
+    ms_free(text);
+    assert_ms_ok(ms_hardware_parse(example, &machine, &err), err);
+    assert_int_equal(machine.cpu.pack_bytes_per_s, 0);
 }
 
 /* Not expected to be taken, so written only where there is any. */
@@ -370,6 +392,7 @@ int main(void)
         cmocka_unit_test(a_saved_description_reads_back_byte_for_byte),
         cmocka_unit_test(the_device_bounds_the_bytes_of_training),
         cmocka_unit_test(everything_wrong_is_named_by_its_place),
+        cmocka_unit_test(rates_of_packing_read_back),
         cmocka_unit_test(a_reserve_reads_back),
         cmocka_unit_test(texts_that_are_too_long_are_refused),
         cmocka_unit_test(no_more_gpus_than_there_is_room_for),

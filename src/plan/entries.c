@@ -73,10 +73,11 @@ static void judge_packing(const alternatives *a, ms_plan_entry *entry)
     packing->runner_up = packing->packed;
     packing->runner_up_ns = a->plan->replay.step_ns;
     packing->runner_up_peak_bytes = ms__add_sat(a->plan->replay.peak_bytes, a->plan->reserve_bytes);
-    if (packing->tensors == 0 || !a->search->admissions[entry->node].packs) {
+    uint32_t most = packing->tensors > 0 ? ms__search_packs(a->search, entry->node) : 0;
+    if (most == 0) {
         return;
     }
-    packing->runner_up = packing->packed > 0 ? 0 : packing->tensors;
+    packing->runner_up = packing->packed > 0 ? 0 : most;
     ms__outcome outcome = replay_with(a, a->search->node_count + entry->node, packing->runner_up);
     packing->runner_up_ns = outcome.replay.step_ns;
     packing->runner_up_peak_bytes = outcome.replay.peak_bytes;

@@ -170,7 +170,8 @@ static size_t cut_bits(const bound *b, uint32_t index, offer *slices)
     const ms__sim *sim = b->search->sim;
     const ms__sim_node *node = &sim->nodes[index];
     size_t made = 0;
-    for (uint32_t s = 0; ms__search_packs(b->search, index) > 0 && s < node->profile->save_count; s++) {
+    bool may = ms__search_packs(b->search, index) > 0;
+    for (uint32_t s = 0; may && s < node->profile->save_count; s++) {
         const ms__sim_bits *bits = &node->profile->bits[s];
         uint32_t instance = slot_instance(node, s);
         if (bits->rank > 0 && b->held[node->first_slot + s] && !b->natural[instance]) {

@@ -359,7 +359,7 @@ void ms__families_refine(ms__search *search)
     size_t front[REFINE_FRONT];
     for (uint32_t round = 0; round < REFINE_ROUNDS && search->replays_left > 0; round++) {
         ms__front_kind kind = round % 2 == 0 ? MS__FRONT_UNCACHED : MS__FRONT_CACHED;
-        size_t count = ms__search_front(search, kind, false, front, REFINE_FRONT);
+        size_t count = ms__search_front(search, kind, false, search->count, front, REFINE_FRONT);
         /* From both ends: should replays run out, the middle is what is missed. */
         for (size_t i = 0; i < count; i++) {
             refine_one(search, front[i % 2 == 0 ? count - 1 - i / 2 : i / 2], round);

@@ -96,8 +96,8 @@ void ms__families_packing(ms__search *search)
         search->out_of_memory = true;
         return;
     }
-    size_t count = ms__search_front(search, MS__FRONT_UNCACHED, false, bases, BASES_MOST);
-    count += ms__search_front(search, MS__FRONT_CACHED, false, bases + count, BASES_MOST);
+    size_t count = ms__search_front(search, MS__FRONT_UNCACHED, false, search->count, bases, BASES_MOST);
+    count += ms__search_front(search, MS__FRONT_CACHED, false, search->count, bases + count, BASES_MOST);
     for (size_t p = 0; p < PARTS; p++) {
         for (size_t i = 0; i < count; i++) {
             pack_part(search, bases[i], &found, parts[p]);

@@ -201,7 +201,14 @@ void ms__search_load(ms__search *search, size_t index)
 
 uint32_t ms__search_packs(const ms__search *search, uint32_t node)
 {
-    return search->admissions[node].packs ? search->sim->nodes[node].profile->bits_count : 0;
+    const ms__sim_profile *profile = search->sim->nodes[node].profile;
+    uint32_t last = 0;
+    for (uint32_t s = 0; search->admissions[node].packs && s < profile->save_count; s++) {
+        const ms__sim_bits *bits = &profile->bits[s];
+        bool counts = bits->rank > last && bits->saved_bytes + bits->bytes >= search->offload_min_bytes;
+        last = counts ? bits->rank : last;
+    }
+    return last;
 }
 
 /* ---- candidates ----------------------------------------------------------------- */
@@ -435,15 +442,16 @@ ms_exactness ms__candidate_exactness(const ms__search *search, size_t candidate)
     return ms__step_options_exactness(search->steps[search->items[candidate].step].options);
 }
 
-size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, size_t *indices, size_t most)
+size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, size_t among, size_t *indices,
+                        size_t most)
 {
-    size_t *all = ms_calloc(search->count, sizeof *all);
+    size_t *all = ms_calloc(among, sizeof *all);
     if (all == NULL) {
         search->out_of_memory = true;
         return 0;
     }
     size_t count = 0, kept = 0;
-    for (size_t i = 0; i < search->count; i++) {
+    for (size_t i = 0; i < among; i++) {
         if (!light || search->items[i].light) {
             all[count++] = i;
         }

@@ -65,6 +65,7 @@ typedef struct ms__search {
     uint32_t root_technique;   /* the tier for root work */
     uint64_t replays_left;
     uint64_t replays_most;     /* what they were at first */
+    size_t plain_count;        /* candidates that were made before any that packs */
     bool packing_offered;      /* single nodes' storages of two values are turned to bits, and back */
     bool forced;
     ms__candidate *items;
@@ -150,8 +151,8 @@ void ms__families_segment(ms__search *search);
 void ms__families_packing(ms__search *search);
 /* The same on all candidates there are that move anything, and wholly. */
 void ms__families_packing_moves(ms__search *search);
-/* How many of a node's storages may become bits in the step that is replayed: 0 where the rules
- * refuse it. */
+/* How many of a node's storages, in their order, may become bits in the step that is replayed, down
+ * to the last that is large enough; 0 where the rules refuse it. */
 uint32_t ms__search_packs(const ms__search *search, uint32_t node);
 /* Neighbours of the candidates that nothing else dominates in time and peak. */
 void ms__families_refine(ms__search *search);
@@ -162,8 +163,10 @@ void ms__families_around(ms__search *search, size_t index);
 typedef enum ms__front_kind { MS__FRONT_UNCACHED, MS__FRONT_CACHED } ms__front_kind;
 
 /* Indices of the candidates that no other of their class, or of one that changes less,
- * dominates in time and peak, fastest first; light ones only if `light`. At most `most`, spread evenly. Returns how many. */
-size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, size_t *indices, size_t most);
+ * dominates in time and peak, fastest first; light ones only if `light`; of the first `among`.
+ * At most `most`, spread evenly. Returns how many. */
+size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, size_t among, size_t *indices,
+                        size_t most);
 
 /* (time, peak, row, window): a total order. */
 int ms__candidate_compare(const ms__search *search, size_t left, size_t right);

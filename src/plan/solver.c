@@ -9,7 +9,7 @@
 #include "plan/explain_internal.h"
 
 enum { FRONT_MOST = 48, UNIFORM_MOST = 128, SMALLEST_MOST = 8 };
-enum { FINALISTS_MOST = 4 * FRONT_MOST + UNIFORM_MOST + SMALLEST_MOST };
+enum { FINALISTS_MOST = 8 * FRONT_MOST + UNIFORM_MOST + SMALLEST_MOST };
 enum { SELECTIVE_PART = 4, SEGMENT_PART = 4, SEGMENT_REPLAYS_LEAST = 96 };
 enum { PACKING_PART = 3, PACKING_REPLAYS_LEAST = 160 };
 
@@ -39,13 +39,15 @@ static size_t list_smallest(const ms__search *search, size_t *finalists, size_t 
 }
 
 /* Candidates worth a closer look whatever the budget: the fronts, with and without a
- * cache, of all and of the light ones, the uniform plans, and the smallest. */
+ * cache, of all and of the light ones, the uniform plans, and the smallest. Those that pack
+ * push none of the others out: theirs are fronts of their own. */
 static size_t list_finalists(ms__search *search, size_t *finalists)
 {
     size_t front[FRONT_MOST], count = 0;
-    for (int i = 0; i < 4; i++) {
-        ms__front_kind kind = i < 2 ? MS__FRONT_UNCACHED : MS__FRONT_CACHED;
-        size_t found = ms__search_front(search, kind, i % 2 == 1, front, FRONT_MOST);
+    for (int i = 0; i < (search->plain_count < search->count ? 8 : 4); i++) {
+        ms__front_kind kind = i % 4 < 2 ? MS__FRONT_UNCACHED : MS__FRONT_CACHED;
+        size_t among = i < 4 ? search->plain_count : search->count;
+        size_t found = ms__search_front(search, kind, i % 2 == 1, among, front, FRONT_MOST);
         for (size_t f = 0; f < found; f++) {
             count = add_finalist(finalists, count, front[f]);
         }
@@ -156,6 +158,7 @@ static void propose_segments(ms__search *search, const uint32_t *steps, uint32_t
 /* On the best of all that was found without, and beside it. */
 static void propose_packing(ms__search *search, uint32_t count)
 {
+    search->plain_count = search->count;
     if (search->row_bytes == search->node_count) {
         return; /* nothing has two values */
     }

@@ -244,45 +244,56 @@ static void say_of_known(fixture *f, ms_technique technique, bool packed)
     open_frame(f, "layer");
 }
 
-/* As autograd saves it: the frame is told, in order. */
-static ms_extent *save(fixture *f, storage *item)
+/* As autograd saves them: the frame is told, in order. Identities are those of storages that live. */
+static void save_all(fixture *f, ms_extent *extents[KNOWN_SLOTS])
 {
-    bool is_dropped;
-    assert_ms_ok(ms_frame_choose(f->execute, f->frame, (uintptr_t)item, BYTES, &is_dropped, &f->err), f->err);
-    assert_false(is_dropped);
-    return send_away(f, item);
+    storage *items[KNOWN_SLOTS];
+    for (int i = 0; i < KNOWN_SLOTS; i++) {
+        items[i] = mask_new(f);
+    }
+    for (int i = 0; i < KNOWN_SLOTS; i++) {
+        bool is_dropped;
+        assert_ms_ok(ms_frame_choose(f->execute, f->frame, (uintptr_t)items[i], BYTES, &is_dropped, &f->err), f->err);
+        assert_false(is_dropped);
+    }
+    for (int i = KNOWN_SLOTS; i-- > 0;) { /* what waits is sent later, in any order */
+        extents[i] = send_away(f, items[i]);
+    }
 }
 
 static void a_plan_that_moves_nothing_packs_what_it_names(void **state)
 {
     fixture *f = *state;
+    ms_extent *saved[KNOWN_SLOTS];
     say_of_known(f, MS_TECHNIQUE_KEEP, true);
     assert_true(ms_execute_is_active(f->execute));
     assert_non_null(f->frame);
     assert_true(ms_frame_packs(f->frame));
-    assert_null(save(f, mask_new(f))); /* slot 0: nothing is said of it, and nothing is moved */
-    ms_extent *named = save(f, mask_new(f));
-    assert_true(ms_extent_is_packed(named));
-    assert_null(save(f, mask_new(f)));
+    save_all(f, saved);
+    /* Nothing is said of the first, and nothing is moved; the last is to stay. */
+    assert_null(saved[0]);
+    assert_null(saved[2]);
+    assert_true(ms_extent_is_packed(saved[1]));
     assert_int_equal(counter(f, MS_COUNTER_PACKED_BYTES), BYTES);
-    assert_comes_back(f, named);
-    ms_extent_drop(f->execute, named, f->mark);
+    assert_comes_back(f, saved[1]);
+    ms_extent_drop(f->execute, saved[1], f->mark);
 }
 
 static void a_plan_that_moves_packs_what_it_names_and_what_it_does_not_know(void **state)
 {
     fixture *f = *state;
     for (int packed = 0; packed < 2; packed++) {
+        ms_extent *saved[KNOWN_SLOTS];
         say_of_known(f, MS_TECHNIQUE_OFFLOAD_DISK, packed);
-        ms_extent *unknown = save(f, mask_new(f)), *named = save(f, mask_new(f)), *stays = save(f, mask_new(f));
-        assert_true(ms_extent_is_packed(unknown));
-        assert_int_equal(ms_extent_is_packed(named), packed);
-        assert_false(ms_extent_is_packed(stays));
-        assert_comes_back(f, stays);
-        ms_extent_drop(f->execute, stays, f->mark);
+        save_all(f, saved);
+        assert_true(ms_extent_is_packed(saved[0]));
+        assert_int_equal(ms_extent_is_packed(saved[1]), packed);
+        assert_false(ms_extent_is_packed(saved[2]));
         f->mark = 0;
-        ms_extent_drop(f->execute, named, 0);
-        ms_extent_drop(f->execute, unknown, 0);
+        assert_comes_back(f, saved[2]);
+        ms_extent_drop(f->execute, saved[2], f->mark);
+        ms_extent_drop(f->execute, saved[1], 0);
+        ms_extent_drop(f->execute, saved[0], 0);
     }
 }
 

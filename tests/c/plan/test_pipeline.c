@@ -407,6 +407,7 @@ static void masks_as_bits_meet_budgets_that_nothing_else_does(void **state)
     fixture *f = *state;
     ms_free(f->hardware);
     f->hardware = fixture_real_hardware();
+    f->hardware->disk.dir[0] = '\0';
     f->config.enable_checkpointing = false;
     ms_error err = {0};
     ms_plan *none;

@@ -42,7 +42,7 @@ enum {
     STREAM_BLOCK_BYTES = 4 << 20,
     CHECKSUM_BYTES = 64 << 20,
     PACK_TRIES = 3,
-    PACK_BYTES = 16 << 20,
+    PACK_BYTES = 64 << 20,
     MEMORY_LEAST_BYTES = 16 << 20,
 };
 

@@ -13,8 +13,9 @@ __extension__ typedef unsigned __int128 wide;
 /* Bits are kept in one block with a few words that say what they stand for. */
 enum { HEADER_BYTES = 48 };
 
-/* What a description without the rates is taken to have, of its element-wise work: one thread packs
- * at 3.6 to 3.9 GB/s and unpacks at 2.2 to 2.7 where two move 28 (docs/results). */
+/* What a description without the rates is taken to have, of its element-wise work: on the slow side,
+ * as on a loaded machine, where one thread packs at 3.6 to 3.9 GB/s and unpacks at 2.2 to 2.7
+ * (docs/results). */
 enum { PACK_PART_OF_STREAM = 8, UNPACK_PART_OF_STREAM = 12 };
 
 /* ---- compiling ------------------------------------------------------------------------ */

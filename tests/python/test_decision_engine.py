@@ -27,7 +27,9 @@ TECHNIQUES = ["keep", "recompute", "recompute_offload_input", "offload_host", "o
 
 # Refused by the parser for what a schema can't say.
 # 1e9 is an integer to a schema; an index into another member is any.
-BEYOND_SCHEMA = {"float.json", "packing_order.json", "packing_slot.json", "selection_bound.json", "selections_slot.json"}
+BEYOND_SCHEMA = {
+    "float.json", "packing_order.json", "packing_slot.json", "selection_bound.json", "selections_slot.json"
+}  # fmt: skip
 
 
 def make(budget_gb=None, graph=GRAPH, **fields):

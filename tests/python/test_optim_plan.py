@@ -76,14 +76,19 @@ def test_both_are_chosen_with_the_same_bits_and_taken_back():
     assert model.layers[0].weight.grad is not None
 
 
+def with_scaler(planned):
+    """A model, its optimizer, which a plan may have release gradients, and a GradScaler."""
+    model = Wide()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    if planned:
+        memscale.apply_all_optimizations(model, optimizer, config(enable_offloading=False))
+    return model, optimizer, torch.amp.GradScaler("cpu", init_scale=512.0)
+
+
 def test_a_grad_scaler_ends_a_planned_release_with_the_same_bits():
     runs = []
     for planned in (False, True):
-        model = Wide()
-        optimizer = AdamW(model.parameters(), lr=1e-2)
-        if planned:
-            memscale.apply_all_optimizations(model, optimizer, config(enable_offloading=False))
-        scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+        model, optimizer, scaler = with_scaler(planned)
         for step in range(5):
             torch.manual_seed(step)
             loss = model(torch.randn(4, 2048))
@@ -128,11 +133,7 @@ def scale(model, optimizer, scaler):
 def test_a_loop_that_needs_its_gradients_keeps_them_from_the_first_step_on(loop):
     runs = []
     for planned in (False, True):
-        model = Wide()
-        optimizer = AdamW(model.parameters(), lr=1e-2)
-        if planned:
-            memscale.apply_all_optimizations(model, optimizer, config(enable_offloading=False))
-        scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+        model, optimizer, scaler = with_scaler(planned)
         for step in range(4):
             torch.manual_seed(step)
             loop(model, optimizer, scaler)

@@ -47,7 +47,7 @@ static void list_items(const ms__search *search, items *found)
         bool may = ms__search_packs(search, i) > 0 && ms__bits_possible((ms_technique)search->scratch[i]);
         for (uint32_t s = 0; may && s < profile->save_count; s++) {
             const ms__sim_bits *bits = &profile->bits[s];
-            if (bits->rank > 0 && bits->saved_bytes + bits->bytes >= search->offload_min_bytes) {
+            if (bits->rank > 0 && ms__search_may_pack(search, bits)) {
                 found->list[found->count++] = (item){i, bits->rank, bits->pack_ns + bits->unpack_ns, bits->saved_bytes};
             }
         }

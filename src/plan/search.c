@@ -205,8 +205,7 @@ uint32_t ms__search_packs(const ms__search *search, uint32_t node)
     uint32_t last = 0;
     for (uint32_t s = 0; search->admissions[node].packs && s < profile->save_count; s++) {
         const ms__sim_bits *bits = &profile->bits[s];
-        bool counts = bits->rank > last && bits->saved_bytes + bits->bytes >= search->offload_min_bytes;
-        last = counts ? bits->rank : last;
+        last = bits->rank > last && ms__search_may_pack(search, bits) ? bits->rank : last;
     }
     return last;
 }

@@ -151,6 +151,12 @@ void ms__families_segment(ms__search *search);
 void ms__families_packing(ms__search *search);
 /* The same on all candidates there are that move anything, and wholly. */
 void ms__families_packing_moves(ms__search *search);
+/* Whether a storage of two values is large enough for the executor to look at it. */
+static inline bool ms__search_may_pack(const ms__search *search, const ms__sim_bits *bits)
+{
+    return bits->saved_bytes + bits->bytes >= search->offload_min_bytes;
+}
+
 /* How many of a node's storages, in their order, may become bits in the step that is replayed, down
  * to the last that is large enough; 0 where the rules refuse it. */
 uint32_t ms__search_packs(const ms__search *search, uint32_t node);

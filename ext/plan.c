@@ -208,12 +208,13 @@ static PyObject *plan_precision(PyObject *module, PyObject *args)
 {
     (void)module;
     const char *plain, *half, *hardware;
-    if (!PyArg_ParseTuple(args, "zzs:plan_precision", &plain, &half, &hardware)) {
+    int has_fp16_parameters;
+    if (!PyArg_ParseTuple(args, "zzsp:plan_precision", &plain, &half, &hardware, &has_fp16_parameters)) {
         return NULL;
     }
     ms_ext_documents first = {0}, second = {0};
     ms_error err;
-    bool chosen = false;
+    ms_precision chosen = MS_PRECISION_AS_IS;
     char *line = NULL;
     PyObject *answer = NULL;
     int rc = ms_ext_documents_parse(&first, plain, hardware, NULL, NULL, &err);
@@ -221,15 +222,38 @@ static PyObject *plan_precision(PyObject *module, PyObject *args)
         rc = ms_graph_parse(half, &second.graph, &err);
     }
     if (rc == MS_OK) {
-        rc = ms_pipeline_precision(first.graph, second.graph, first.hardware, &chosen, &line, &err);
+        rc = ms_pipeline_precision(first.graph, second.graph, has_fp16_parameters, first.hardware, &chosen, &line, &err);
     }
     if (ms_ext_check(rc, &err) == 0) {
-        answer = Py_BuildValue("(ONN)", chosen ? Py_True : Py_False, ms_ext_take_text(line),
+        answer = Py_BuildValue("(sNN)", ms_precision_name(chosen), ms_ext_take_text(line),
                                ms_ext_take_text(ms_hardware_to_json(first.hardware)));
     }
     ms_ext_documents_free(&first);
     ms_ext_documents_free(&second);
     return answer;
+}
+
+static PyObject *loss_scale_default(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    ms_loss_scale scale;
+    ms_loss_scale_default(&scale);
+    return Py_BuildValue("(dI)", scale.scale, (unsigned int)scale.finite_steps);
+}
+
+static PyObject *loss_scale_update(PyObject *module, PyObject *args)
+{
+    (void)module;
+    double scale;
+    unsigned int finite_steps;
+    int is_finite;
+    if (!PyArg_ParseTuple(args, "dIp:loss_scale_update", &scale, &finite_steps, &is_finite)) {
+        return NULL;
+    }
+    ms_loss_scale after = {.scale = scale, .finite_steps = finite_steps};
+    ms_loss_scale_update(&after, is_finite);
+    return Py_BuildValue("(dI)", after.scale, (unsigned int)after.finite_steps);
 }
 
 static PyObject *plan_tighten(PyObject *module, PyObject *args)
@@ -364,8 +388,12 @@ static PyMethodDef methods[] = {
      "plan_tighten(graph, hardware, config, plan, attempt) -> (plan, config, line): the plan to try after an "
      "allocation failed; BudgetInfeasibleError where there is none."},
     {"plan_precision", plan_precision, METH_VARARGS,
-     "plan_precision(plain, half, hardware) -> (chosen, line, hardware): whether forwards run under autocast to BF16, "
-     "by the graphs without and with it or None, and the description to plan with then."},
+     "plan_precision(plain, half, hardware, has_fp16_parameters) -> (dtype, line, hardware): what forwards run under "
+     "autocast to, by the graphs without and with BF16 or None, and the description to plan with then."},
+    {"loss_scale_default", loss_scale_default, METH_NOARGS,
+     "loss_scale_default() -> (scale, finite_steps): what scaling of a loss begins with."},
+    {"loss_scale_update", loss_scale_update, METH_VARARGS,
+     "loss_scale_update(scale, finite_steps, is_finite) -> (scale, finite_steps): after an optimizer's step."},
     {"plan_simulate", plan_simulate, METH_VARARGS,
      "plan_simulate(graph, hardware, plan) -> dict: the plan replayed, with its timeline."},
     {NULL, NULL, 0, NULL},

@@ -1,7 +1,7 @@
 /*
- * Whether a wrapped forward runs under autocast to BF16 (`use_mixed_precision`): decided
- * once, from the step traced as it is and traced under autocast. Part of the pipeline;
- * entering autocast is the caller's.
+ * Whether a wrapped forward runs under autocast to BF16 or FP16 (`use_mixed_precision`):
+ * decided once, on a CPU from the step traced as it is and traced under autocast. Part of
+ * the pipeline; entering autocast is the caller's.
  */
 #include <stdio.h>
 
@@ -39,31 +39,45 @@ static int say(const char *text, char **line, ms_error *err)
     return *line != NULL ? MS_OK : ms_fail(err, MS_ENOMEM, "precision: out of memory");
 }
 
-static int on_gpu(const ms_hardware *hardware, bool *chosen, char **line, ms_error *err)
+const char *ms_precision_name(ms_precision precision)
+{
+    return precision == MS_PRECISION_BF16 ? "bfloat16" : precision == MS_PRECISION_FP16 ? "float16" : "";
+}
+
+static int on_gpu(const ms_hardware *hardware, bool has_fp16_parameters, ms_precision *chosen, char **line, ms_error *err)
 {
     uint32_t index = (uint32_t)hardware->device;
-    bool known = index < hardware->gpu_count && index < MS_GPU_MAX;
-    *chosen = known && hardware->gpu[index].compute_major >= GPU_WITH_BF16;
-    return say(*chosen ? "use_mixed_precision: forwards run under autocast to BF16, which this GPU computes"
-                       : "use_mixed_precision: not used: this GPU does not compute BF16, and FP16 needs the loss to be "
-                         "scaled in your loop; use torch.autocast and torch.amp.GradScaler there",
+    if (index >= hardware->gpu_count || index >= MS_GPU_MAX) {
+        *chosen = MS_PRECISION_AS_IS;
+        return say("use_mixed_precision: not used: nothing is known of this GPU", line, err);
+    }
+    if (hardware->gpu[index].compute_major >= GPU_WITH_BF16) {
+        *chosen = MS_PRECISION_BF16;
+        return say("use_mixed_precision: forwards run under autocast to BF16, which this GPU computes", line, err);
+    }
+    *chosen = has_fp16_parameters ? MS_PRECISION_AS_IS : MS_PRECISION_FP16;
+    return say(has_fp16_parameters
+                   ? "use_mixed_precision: not used: this GPU does not compute BF16, and FP16 needs parameters in FP32, in "
+                     "whose gradients nothing is lost when the loss is scaled; some are in FP16: call model.float() first"
+                   : "use_mixed_precision: forwards run under autocast to FP16, because this GPU does not compute BF16; "
+                     "backward scales the loss, and a step whose gradients overflow is left out",
                line, err);
 }
 
-int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, ms_hardware *hardware, bool *chosen,
-                          char **line, ms_error *err)
+int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, bool has_fp16_parameters, ms_hardware *hardware,
+                          ms_precision *chosen, char **line, ms_error *err)
 {
     if (hardware->device >= 0) {
-        return on_gpu(hardware, chosen, line, err);
+        return on_gpu(hardware, has_fp16_parameters, chosen, line, err);
     }
     uint64_t permille = matmul_permille(hardware->cpu.isa);
     if (permille == 0) {
-        *chosen = false;
+        *chosen = MS_PRECISION_AS_IS;
         return say("use_mixed_precision: not used: this processor has no instructions for BF16, and emulates it "
                    "slower than it computes fp32", line, err);
     }
     if (plain == NULL || half == NULL) {
-        *chosen = false;
+        *chosen = MS_PRECISION_AS_IS;
         return say("use_mixed_precision: not used: the step can't be traced in both precisions, so that nothing is "
                    "known to be gained", line, err);
     }
@@ -87,7 +101,7 @@ int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, ms_hardwa
              ms__text_bytes(before.peak_bytes).text);
     rc = say(text, line, err);
     if (rc == MS_OK) {
-        *chosen = used;
+        *chosen = used ? MS_PRECISION_BF16 : MS_PRECISION_AS_IS;
         hardware->cpu.matmul_flops_per_s = used ? faster.cpu.matmul_flops_per_s : hardware->cpu.matmul_flops_per_s;
     }
     return rc;

@@ -10,6 +10,7 @@
 
 #include "memscale/plan.h"
 #include "memscale/policy.h"
+#include "memscale/precision.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -36,14 +37,15 @@ MS_API int ms_pipeline_plan_by_policy(const ms_graph *graph, const ms_hardware *
                                       ms_config *effective, ms_plan **plan, ms_error *err);
 
 /*
- * Whether forwards should run under autocast to BF16, from the step traced as it is
- * (`plain`) and under autocast (`half`); NULL for what could not be traced. On a CPU *chosen
- * is true only where it has the instructions and the step is predicted to be faster, or
- * smaller and not slower; the description's rate of matrix products is then that of BF16.
- * On a GPU, where it computes BF16. *line says why or why not, to be freed.
+ * What forwards should compute in, from the step traced as it is (`plain`) and under autocast
+ * to BF16 (`half`); NULL for what could not be traced. On a CPU *chosen is BF16 only where it
+ * has the instructions and the step is predicted to be faster, or smaller and not slower; the
+ * description's rate of matrix products is then that of BF16. On a GPU BF16 where it computes
+ * that, else FP16, unless there are parameters of that type. *line says why or why not, to be
+ * freed.
  */
-MS_API int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, ms_hardware *hardware, bool *chosen,
-                                 char **line, ms_error *err);
+MS_API int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, bool has_fp16_parameters,
+                                 ms_hardware *hardware, ms_precision *chosen, char **line, ms_error *err);
 
 /*
  * For comparing a step under `plan` with one that keeps everything, on the inputs that

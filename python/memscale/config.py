@@ -105,7 +105,8 @@ class Config:
             to a lower tier: from GPU to host RAM, from host RAM to disk.
         enable_tiling: compute the loss head in tiles where nothing exact fits. Sums run in
             another order, so results are rounded differently.
-        use_mixed_precision: run forwards under autocast to BF16 where the machine gains by it.
+        use_mixed_precision: run forwards under autocast to BF16 where the machine gains by it, or to FP16
+            with a scaled loss on a GPU that has no BF16.
         use_8bit_optimizer: (*) keep optimizer state in 8 bits; `apply_all_optimizations()` acts on it.
         max_cpu_offload_gb: cap on host RAM used for offloading, 0 or more; None:
             what is available.

@@ -120,8 +120,8 @@ class RankedSession(Session):
         return self._wanted
 
     def precision(self, *_: Any) -> AbstractContextManager[Any]:
-        if self.config.use_mixed_precision and self._is_half is None:
-            self._is_half = False
+        if self.config.use_mixed_precision and self._precision is None:
+            self._precision = ""
             _log.warning(
                 "use_mixed_precision: not used on several ranks, which would have to agree; put the forward under "
                 "torch.autocast(...) yourself"

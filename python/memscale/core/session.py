@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..observability.watch import RunWatch
     from .executor import Executor
+    from .loss_scaling import LossScaling
 
 _log = logging.getLogger("memscale")
 
@@ -80,7 +81,10 @@ class Session:
         self._profiled_steps = 0
         self._refused_steps = 0
         self._is_untraceable = False
-        self._is_half: bool | None = None  # whether forwards run under autocast; None: not decided
+        self._precision: str | None = None  # dtype that forwards run under autocast to, or ""; None: not decided
+        self._loss_scaling: LossScaling | None = None  # where that is FP16, or may be
+        if applies and config.use_mixed_precision:
+            self._scale_losses(model)
         self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
         machine = probe_machine(config)
@@ -163,7 +167,7 @@ class Session:
         kwargs: dict[str, Any],
         wait_until_alone: Callable[[], bool] = lambda: True,
     ) -> AbstractContextManager[Any]:
-        """What a training forward with these arguments runs under: autocast to BF16 where
+        """What a training forward with these arguments runs under: autocast to BF16 or FP16 where
         `use_mixed_precision` is set and C has decided for it, at the first forward; else nothing."""
         import torch
 
@@ -171,13 +175,28 @@ class Session:
         if not self.config.use_mixed_precision:
             return nullcontext()
         if torch.is_autocast_enabled(device):
-            if self._is_half is None:
+            if self._precision is None:
                 _log.info("use_mixed_precision: the forward runs under your own autocast, which is left as it is")
-                self._is_half = False
+                self._precision = ""
             return nullcontext()
-        if self._is_half is None:
-            self._is_half = self._decide_precision(model, device, args, kwargs, wait_until_alone)
-        return torch.autocast(device, torch.bfloat16) if self._is_half else nullcontext()
+        if self._precision is None:
+            self._precision = self._decide_precision(model, device, args, kwargs, wait_until_alone)
+        if self._precision == "float16":
+            return self._scale_losses(model).autocast(device)
+        self._leave_losses()
+        return torch.autocast(device, getattr(torch, self._precision)) if self._precision else nullcontext()
+
+    def _scale_losses(self, model: torch.nn.Module) -> LossScaling:
+        if self._loss_scaling is None:
+            from .loss_scaling import LossScaling
+
+            self._loss_scaling = LossScaling(model)
+        return self._loss_scaling
+
+    def _leave_losses(self) -> None:
+        if self._loss_scaling is not None:
+            self._loss_scaling.close()
+            self._loss_scaling = None
 
     def _decide_precision(
         self,
@@ -186,7 +205,7 @@ class Session:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         wait_until_alone: Callable[[], bool],
-    ) -> bool:
+    ) -> str:
         import torch
 
         graphs: list[str | None] = [None, None]
@@ -196,7 +215,8 @@ class Session:
                     graphs[which] = self._profiler.trace(model, args, kwargs, optimizer=self._optimizer)
         except ProfileError as error:
             _log.debug("%s", error)
-        chosen, line, self.hardware_json = _core.plan_precision(*graphs, self.hardware_json)
+        is_fp16 = any(p.dtype is torch.float16 for p in model.parameters())
+        chosen, line, self.hardware_json = _core.plan_precision(*graphs, self.hardware_json, is_fp16)
         _log.info("%s", line)
         return chosen
 
@@ -390,6 +410,7 @@ class Session:
     def close(self) -> None:
         """Gives the process's memory back and forgets graphs and plans."""
         self.arrange_optimizer(None)
+        self._leave_losses()
         self.host_memory.uninstall()
         self._graphs.clear()
         self._plans.clear()

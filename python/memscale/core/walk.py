@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["leaves_of", "mapped", "tensors_of"]
+__all__ = ["functions_of", "leaves_of", "mapped", "tensors_of"]
 
 
 def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -30,8 +30,8 @@ def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def leaves_of(result: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that backward from `result` would leave gradients on."""
+def functions_of(result: torch.Tensor) -> Iterator[Any]:
+    """The autograd functions that backward from `result` would call, each once."""
     seen: set[Any] = set()
     waiting: list[Any] = [result.grad_fn]
     while waiting:
@@ -39,7 +39,13 @@ def leaves_of(result: torch.Tensor) -> Iterator[torch.Tensor]:
         if function is None or function in seen:
             continue
         seen.add(function)
+        yield function
+        waiting.extend(inner for inner, _ in function.next_functions)
+
+
+def leaves_of(result: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that backward from `result` would leave gradients on."""
+    for function in functions_of(result):
         leaf = getattr(function, "variable", None)
         if leaf is not None:
             yield leaf
-        waiting.extend(inner for inner, _ in function.next_functions)

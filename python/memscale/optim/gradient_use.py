@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["GradientUse", "Listener", "listen"]
+__all__ = ["GradientUse", "Listener", "listen", "tell_of_scaling"]
 
 # Of torch.nn.utils.clip_grad: what all its functions that clip end in, and that reads gradients.
 _CLIPPING = ("_clip_grads_with_norm_", "clip_grad_value_")
@@ -29,7 +29,7 @@ class Listener(Protocol):
     """Who wants to know."""
 
     def loss_is_scaled(self) -> None:
-        """A GradScaler is about to scale a loss."""
+        """A loss is about to be scaled, by a GradScaler or for one of our own FP16 forwards."""
 
     def gradients_are_clipped(self, parameters: list[torch.Tensor]) -> None:
         """Gradients of these are about to be clipped, to a finite bound."""
@@ -67,6 +67,13 @@ def listen(listener: Listener) -> None:
     if _SCALING not in _originals:
         _originals[_SCALING] = torch.amp.GradScaler.scale
         torch.amp.GradScaler.scale = _telling_of_scaling(torch.amp.GradScaler.scale)  # type: ignore[method-assign]
+
+
+def tell_of_scaling(by: Listener | None = None) -> None:
+    """A loss is about to be scaled; whoever does it need not be told."""
+    for listener in list(_listeners):
+        if listener is not by:
+            listener.loss_is_scaled()
 
 
 def _restore_unheard() -> None:
@@ -111,8 +118,7 @@ def _telling_of_scaling(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def scale(self: Any, outputs: Any) -> Any:
         if self.is_enabled():
-            for listener in list(_listeners):
-                listener.loss_is_scaled()
+            tell_of_scaling()
         return original(self, outputs)
 
     return scale

@@ -141,6 +141,7 @@ class _Chunks(torch.autograd.Function):
         options: _Options,
     ) -> torch.Tensor:
         wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
+        is_fp16 = hidden.dtype is torch.float16
         items = torch.as_tensor(items, device=hidden.device).to(wide)
         # Without any token that counts the loss is not a number, and the gradients are zero.
         scale = torch.where(items == 0, torch.zeros_like(items), 1 / items)
@@ -156,9 +157,13 @@ class _Chunks(torch.autograd.Function):
             logits = torch.nn.functional.linear(hidden[part], weight, bias).to(wide)
             losses[part] = _turn_into_gradient(logits, classes[part], counts[part], options)
             if any(gradient is not None for gradient in gradients):
-                _add_gradients(logits.mul_(scale).to(weight.dtype), hidden[part], weight, gradients, part)
+                # Of a mean over many tokens most are below what FP16 has: it divides in backward, where the
+                # gradient that arrives is scaled up.
+                divided = logits if is_fp16 else logits.mul_(scale)
+                _add_gradients(divided.to(weight.dtype), hidden[part], weight, gradients, part)
             del logits  # before the next are made
         ctx.gradients = gradients
+        ctx.scale = scale if is_fp16 else None
         ctx.dtypes = (weight.dtype, bias.dtype if bias is not None else None)
         return losses.sum() / items
 
@@ -174,6 +179,8 @@ class _Chunks(torch.autograd.Function):
         keeps = keeps_graph()
         if not keeps:
             ctx.gradients = None
+        if ctx.scale is not None:
+            by_loss = by_loss * ctx.scale
         scaled = [_scaled(gradient, by_loss, keeps) for gradient in gradients]
         for index, dtype in enumerate(ctx.dtypes, 1):
             gradient = scaled[index]

@@ -1,12 +1,13 @@
 /*
- * Autocast to BF16: where the machine has the instructions and the step gains by it, and
- * the log says why or why not.
+ * Autocast to BF16 or FP16: where the machine has the instructions and the step gains by it,
+ * and the log says why or why not; and the scale of a loss under FP16.
  */
 #include "plan_fixture.h"
 
 typedef struct fixture {
     ms_graph *plain, *half;
     ms_hardware *hardware;
+    bool has_fp16_parameters;
 } fixture;
 
 static int set_up(void **state)
@@ -31,13 +32,13 @@ static int tear_down(void **state)
 }
 
 /* Decides; the line must contain `words`, and the rate must be what it says. */
-static bool decide(const fixture *f, const ms_graph *half, uint64_t permille, const char *words)
+static ms_precision decide(const fixture *f, const ms_graph *half, uint64_t permille, const char *words)
 {
     ms_error err;
-    bool chosen = false;
+    ms_precision chosen = MS_PRECISION_FP16;
     char *line = NULL;
     uint64_t rate = f->hardware->cpu.matmul_flops_per_s;
-    assert_ms_ok(ms_pipeline_precision(f->plain, half, f->hardware, &chosen, &line, &err), err);
+    assert_ms_ok(ms_pipeline_precision(f->plain, half, f->has_fp16_parameters, f->hardware, &chosen, &line, &err), err);
     if (strstr(line, words) == NULL) {
         fail_msg("\"%s\" is not in: %s", words, line);
     }
@@ -49,10 +50,10 @@ static bool decide(const fixture *f, const ms_graph *half, uint64_t permille, co
 static void a_faster_step_is_taken(void **state)
 {
     fixture *f = *state;
-    assert_true(decide(f, f->half, 1500, "forwards run under autocast"));
+    assert_int_equal(decide(f, f->half, 1500, "forwards run under autocast"), MS_PRECISION_BF16);
     f->hardware->cpu.matmul_flops_per_s = 1000000000;
     f->hardware->cpu.isa |= MS_ISA_AMX_BF16;
-    assert_true(decide(f, f->half, 4000, "forwards run under autocast"));
+    assert_int_equal(decide(f, f->half, 4000, "forwards run under autocast"), MS_PRECISION_BF16);
 }
 
 /* Casts without products to make up for them. */
@@ -60,7 +61,7 @@ static void a_step_that_gains_nothing_is_not(void **state)
 {
     fixture *f = *state;
     f->hardware->cpu.matmul_flops_per_s = UINT64_C(1) << 50;
-    assert_false(decide(f, f->half, 1000, "not used: under autocast"));
+    assert_int_equal(decide(f, f->half, 1000, "not used: under autocast"), MS_PRECISION_AS_IS);
 }
 
 /* As fast, and smaller. */
@@ -75,20 +76,20 @@ static void a_smaller_step_is_taken(void **state)
     for (uint32_t i = layer->external_count; i < layer->storage_count; i++) {
         layer->storage_bytes[i] /= 2;
     }
-    assert_true(decide(f, f->half, 1500, "forwards run under autocast"));
+    assert_int_equal(decide(f, f->half, 1500, "forwards run under autocast"), MS_PRECISION_BF16);
 }
 
 static void without_instructions_it_is_not_used(void **state)
 {
     fixture *f = *state;
     f->hardware->cpu.isa = MS_ISA_AVX2 | MS_ISA_AVX512F | MS_ISA_AVX512_VNNI;
-    assert_false(decide(f, f->half, 1000, "no instructions for BF16"));
+    assert_int_equal(decide(f, f->half, 1000, "no instructions for BF16"), MS_PRECISION_AS_IS);
 }
 
 static void without_a_trace_it_is_not_used(void **state)
 {
     fixture *f = *state;
-    assert_false(decide(f, NULL, 1000, "can't be traced in both precisions"));
+    assert_int_equal(decide(f, NULL, 1000, "can't be traced in both precisions"), MS_PRECISION_AS_IS);
 }
 
 static void on_a_gpu_the_generation_decides(void **state)
@@ -97,11 +98,47 @@ static void on_a_gpu_the_generation_decides(void **state)
     f->hardware->device = 0;
     f->hardware->gpu_count = 1;
     f->hardware->gpu[0].compute_major = 8;
-    assert_true(decide(f, NULL, 1000, "which this GPU computes"));
+    assert_int_equal(decide(f, NULL, 1000, "to BF16, which this GPU computes"), MS_PRECISION_BF16);
     f->hardware->gpu[0].compute_major = 7;
-    assert_false(decide(f, f->half, 1000, "torch.amp.GradScaler"));
+    assert_int_equal(decide(f, f->half, 1000, "backward scales the loss"), MS_PRECISION_FP16);
+    f->has_fp16_parameters = true;
+    assert_int_equal(decide(f, f->half, 1000, "call model.float() first"), MS_PRECISION_AS_IS);
+    f->hardware->gpu[0].compute_major = 9;
+    assert_int_equal(decide(f, f->half, 1000, "to BF16"), MS_PRECISION_BF16);
     f->hardware->device = 1;
-    assert_false(decide(f, f->half, 1000, "torch.amp.GradScaler"));
+    assert_int_equal(decide(f, f->half, 1000, "nothing is known of this GPU"), MS_PRECISION_AS_IS);
+}
+
+static void a_scale_halves_at_once_and_doubles_after_many_steps(void **state)
+{
+    (void)state;
+    ms_loss_scale scale;
+    ms_loss_scale_default(&scale);
+    assert_true(scale.scale == 65536 && scale.finite_steps == 0);
+    for (int i = 0; i < 1999; i++) {
+        ms_loss_scale_update(&scale, true);
+    }
+    assert_true(scale.scale == 65536);
+    ms_loss_scale_update(&scale, true);
+    assert_true(scale.scale == 131072 && scale.finite_steps == 0);
+    ms_loss_scale_update(&scale, true);
+    ms_loss_scale_update(&scale, false);
+    assert_true(scale.scale == 65536 && scale.finite_steps == 0);
+}
+
+static void a_scale_has_bounds(void **state)
+{
+    (void)state;
+    ms_loss_scale scale;
+    ms_loss_scale_default(&scale);
+    for (int i = 0; i < 40; i++) {
+        ms_loss_scale_update(&scale, false);
+    }
+    assert_true(scale.scale == 1);
+    for (int i = 0; i < 2000 * 50; i++) {
+        ms_loss_scale_update(&scale, true);
+    }
+    assert_true(scale.scale == 0x1p40);
 }
 
 static void memory_may_run_out(void **state)
@@ -110,10 +147,10 @@ static void memory_may_run_out(void **state)
     uint64_t blocks = ms_memory_live_blocks(), rate = f->hardware->cpu.matmul_flops_per_s;
     for (uint64_t nth = 1; nth < 10000; nth++) {
         ms_error err;
-        bool chosen = false;
+        ms_precision chosen = MS_PRECISION_AS_IS;
         char *line = NULL;
         ms_fault_arm(MS_FAULT_ALLOC, nth, 12);
-        int rc = ms_pipeline_precision(f->plain, f->half, f->hardware, &chosen, &line, &err);
+        int rc = ms_pipeline_precision(f->plain, f->half, false, f->hardware, &chosen, &line, &err);
         bool reached = ms_fault_passed(MS_FAULT_ALLOC) >= nth;
         ms_fault_disarm_all();
         ms_free(line);
@@ -139,6 +176,8 @@ int main(void)
         TEST(without_instructions_it_is_not_used),
         TEST(without_a_trace_it_is_not_used),
         TEST(on_a_gpu_the_generation_decides),
+        cmocka_unit_test(a_scale_halves_at_once_and_doubles_after_many_steps),
+        cmocka_unit_test(a_scale_has_bounds),
         TEST(memory_may_run_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

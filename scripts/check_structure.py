@@ -47,6 +47,7 @@ HEADER_ROOMS = {
     "chain": "plan",
     "outlook": "top",
     "pipeline": "top",
+    "precision": "top",
     "report": "top",
     "telemetry": "top",
 }

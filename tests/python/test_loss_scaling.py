@@ -11,10 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 import memscale  # noqa: E402
 from memscale import _core  # noqa: E402
 from memscale.core import session as sessions  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 STEPS = 6
 BACKWARD = torch.autograd.backward
@@ -285,7 +286,7 @@ def test_two_models_share_the_scale():
         out = references[1](references[0](batch))
     (out.pow(2).mean() * 1e-7 * 2.0**16).backward()
     for model, reference in zip((first, second), references, strict=True):
-        assert all(torch.equal(p.grad * 2.0**16, q.grad) for p, q in zip(model.parameters(), reference.parameters(), strict=True))
+        assert_same([q.grad for q in reference.parameters()], [p.grad * 2.0**16 for p in model.parameters()])
         memscale.detach(model)
 
 

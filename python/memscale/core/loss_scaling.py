@@ -98,11 +98,11 @@ class _Process:
         self._has_scaled = False  # a backward, since an optimizer's step found everything in order
         self._user_scales = False  # the loss of the next backward
         self._has_said = False
-        self._backward: Callable[..., Any] | None = None
+        self._backward: Any = None  # torch's own
         self._optimizer_hook: Any = None
 
     def join(self, member: LossScaling) -> None:
-        if not self._members:
+        if self._backward is None:
             self._begin()
             self._backward = torch.autograd.backward
             torch.autograd.backward = self._scaling(torch.autograd.backward)
@@ -120,7 +120,7 @@ class _Process:
             return
         # Whoever has replaced it since has ours under his own, which then only passes on.
         if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
-            torch.autograd.backward = self._backward
+            torch.autograd.backward = self._backward  # type: ignore[assignment]
         self._optimizer_hook.remove()
         self._backward = None
 
@@ -188,7 +188,7 @@ class _Process:
 
     def _say(self, before: float, was_finite: bool) -> None:
         if self._scale != before:
-            why = "2000 steps in a row were finite" if was_finite else "gradients overflowed in FP16, the step was left out"
+            why = "many finite steps in a row" if was_finite else "gradients overflowed in FP16, the step was left out"
             _log.info("use_mixed_precision: %s; the loss is scaled by %g from here on", why, self._scale)
         elif not was_finite and not self._has_said:
             self._has_said = True

@@ -274,7 +274,9 @@ void ms__packing_tell(ms_execute *execute);
 void ms__extent_let_go(ms_execute *execute, ms_extent *extent, bool forget);
 void ms__fetched_retire(ms_execute *execute, uint64_t current_frame);
 void ms__fetched_release_all(ms_execute *execute);
-void ms__prefetch_before(ms_execute *execute, uint64_t serial);
+/* Of what was saved before `serial` or in the frame `frame_serial`, the last first, as far as
+ * the window goes. */
+void ms__prefetch_before(ms_execute *execute, uint64_t serial, uint64_t frame_serial);
 /* Looks after transfers that ended without anyone waiting. */
 void ms__fetches_poll(ms_execute *execute);
 /* Waits for one transfer with the host's lock given up; the extent is pinned meanwhile, so

@@ -201,9 +201,12 @@ static bool is_alive(ms_execute *execute, ms_extent *extent)
 
 /* Fetches one extent, which is pinned, ahead if that is due. False where the window has
  * no room. */
-static bool prefetch_one(ms_execute *execute, ms_extent *extent, uint64_t serial)
+static bool prefetch_one(ms_execute *execute, ms_extent *extent, uint64_t serial, uint64_t frame_serial)
 {
-    bool is_due = extent->serial < serial && extent->state == MS__EXTENT_STORED && extent->handles > 0 &&
+    /* A layer's backward asks for what was saved first at first: the rest of its own comes before
+     * other layers'. */
+    bool is_ahead = extent->serial < serial || extent->frame_serial == frame_serial;
+    bool is_due = is_ahead && extent->state == MS__EXTENT_STORED && extent->handles > 0 &&
                   extent->packed == NULL; /* bits take no time on their way */
     if (!is_due || is_alive(execute, extent)) {
         return true;
@@ -220,7 +223,7 @@ static bool prefetch_one(ms_execute *execute, ms_extent *extent, uint64_t serial
     return rc == MS_OK;
 }
 
-void ms__prefetch_before(ms_execute *execute, uint64_t serial)
+void ms__prefetch_before(ms_execute *execute, uint64_t serial, uint64_t frame_serial)
 {
     if (execute->read_window_bytes == 0 || (execute->device >= 0 && execute->is_in_step)) {
         return;
@@ -230,7 +233,7 @@ void ms__prefetch_before(ms_execute *execute, uint64_t serial)
     for (uint32_t looked = 0; goes_on && extent != NULL && looked < PREFETCH_LOOK_MAX; looked++) {
         /* Making memory may let other threads in: the way back through the list is held. */
         extent->pins++;
-        goes_on = execute->ahead_bytes < execute->read_window_bytes && prefetch_one(execute, extent, serial);
+        goes_on = execute->ahead_bytes < execute->read_window_bytes && prefetch_one(execute, extent, serial, frame_serial);
         ms_extent *before = extent->previous;
         if (before != NULL) {
             before->pins++;
@@ -300,7 +303,7 @@ int ms_extent_take(ms_execute *execute, ms_extent *extent, void **memory, ms_err
         rc = fetch_start(execute, extent, err);
     }
     if (rc == MS_OK) {
-        ms__prefetch_before(execute, extent->serial);
+        ms__prefetch_before(execute, extent->serial, extent->frame_serial);
     }
     /* Nothing lets another thread in between the find that succeeds and the return. */
     void *found = NULL;

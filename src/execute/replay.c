@@ -20,7 +20,7 @@ int ms_frame_replay_begin(ms_execute *execute, ms_frame *frame, bool whole, ms_e
     frame->cursor = 0;
     frame->missing = ms_frame_missing(frame);
     ms_frame_pin(frame);
-    ms__prefetch_before(execute, frame->serial);
+    ms__prefetch_before(execute, frame->serial, frame->serial);
     return MS_OK;
 }
 

@@ -9,7 +9,8 @@
 
 /* Runs body(argument) in the calling thread and in up to `threads` - 1 others, and
  * returns when all have. The system may give fewer: the body shares out the work
- * through `argument`, so that every piece is taken by somebody. Cannot fail. */
+ * through `argument`, so that every piece is taken by somebody. The others are those of
+ * the process's OpenMP team where it has one, else new ones named `name`. Cannot fail. */
 void ms__crew_run(uint32_t threads, const char *name, ms__thread_body body, void *argument);
 
 #endif

@@ -247,6 +247,35 @@ static void fetches_run_ahead_in_reverse_within_their_window(void **state)
     assert_int_equal(f->host.obtained, 8);
 }
 
+/* Autograd unpacks what an operator saved in the order of saving. */
+static void the_rest_of_a_layers_own_comes_before_other_layers(void **state)
+{
+    fixture *f = *state;
+    ms_extent *extents[5];
+    for (unsigned i = 0; i < 5; i++) {
+        if (i == 2) {
+            ms_execute_leave(f->execute, 1);
+            open_frame(f);
+        }
+        storage *item = storage_new(&f->host, BYTES, i);
+        extents[i] = store(f, item, 0);
+        storage_let_go(&f->host, item);
+    }
+    settle(f);
+    set_windows(f, 1 << 20, 2 * BYTES);
+    uint64_t marks[5] = {0};
+    assert_true(take(f, extents[2], &marks[2], 2));
+    assert_int_not_equal(extents[4]->state, MS__EXTENT_STORED);
+    assert_int_not_equal(extents[3]->state, MS__EXTENT_STORED);
+    assert_int_equal(extents[1]->state, MS__EXTENT_STORED);
+    assert_true(take(f, extents[4], &marks[4], 4));
+    assert_true(take(f, extents[3], &marks[3], 3));
+    assert_int_not_equal(extents[1]->state, MS__EXTENT_STORED);
+    for (unsigned i = 0; i < 5; i++) {
+        ms_extent_drop(f->execute, extents[i], marks[i]);
+    }
+}
+
 static void fetches_ahead_that_nobody_wants_are_let_go(void **state)
 {
     fixture *f = *state;
@@ -504,6 +533,7 @@ int main(void)
         TEST(a_retained_graph_fetches_again),
         TEST(the_write_window_bounds_what_is_held),
         TEST(fetches_run_ahead_in_reverse_within_their_window),
+        TEST(the_rest_of_a_layers_own_comes_before_other_layers),
         TEST(fetches_ahead_that_nobody_wants_are_let_go),
         TEST(handles_may_go_at_any_time),
         TEST(a_full_tier_keeps_tensors_until_the_next_step),

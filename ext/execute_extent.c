@@ -6,9 +6,10 @@
 #include "execute_saved.h"
 
 /* An extent that holds these very bytes already, with one more handle. */
-static ms_extent *find_same(ms_execution *execution, const ms_movable *what, uint64_t version)
+static ms_extent *find_same(ms_region *region, const ms_movable *what, uint64_t version)
 {
-    ms_extent *extent = ms_extent_find(execution->execute, what->identity, version);
+    ms_execute *execute = region->execution->execute;
+    ms_extent *extent = ms_extent_find(execute, region->frame, what->identity, version);
     if (extent == NULL) {
         return NULL;
     }
@@ -18,7 +19,7 @@ static ms_extent *find_same(ms_execution *execution, const ms_movable *what, uin
         return extent;
     }
     PyErr_Clear();
-    ms_extent_drop(execution->execute, extent, 0);
+    ms_extent_drop(execute, extent, 0);
     return NULL;
 }
 
@@ -80,7 +81,7 @@ static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *sourc
         Py_DECREF((PyObject *)saved);
         return NULL;
     }
-    saved->extent = find_same(execution, what, saved->version);
+    saved->extent = find_same(region, what, saved->version);
     if (saved->extent != NULL && is_kept(region) && !ms_extent_is_packed(saved->extent)) {
         /* Another layer sent it away; here it is to stay. */
         ms_extent_drop(execution->execute, saved->extent, 0);

@@ -235,9 +235,9 @@ MS_API int ms_frame_replay_end(ms_execute *execute, ms_frame *frame, bool failed
 MS_API uint64_t ms_execute_min_bytes(const ms_execute *execute);
 
 /* The newest extent of the storage with this identity, if its version is the same:
- * with one more handle. The host compares what else it knows (ms_extent_source())
+ * with one more handle, of `frame`. The host compares what else it knows (ms_extent_source())
  * and drops it again if that differs. NULL where there is none. */
-MS_API ms_extent *ms_extent_find(ms_execute *execute, uintptr_t identity, uint64_t version);
+MS_API ms_extent *ms_extent_find(ms_execute *execute, const ms_frame *frame, uintptr_t identity, uint64_t version);
 
 /*
  * Starts storing a storage: a new extent with one handle. Takes over the strong

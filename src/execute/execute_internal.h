@@ -117,6 +117,7 @@ struct ms_extent {
     uint64_t bytes;
     uint64_t serial;
     uint64_t frame_serial;
+    uint64_t last_serial, last_frame_serial; /* of the handle that came last, which backward takes first */
     uint64_t epoch;    /* counts fetches: a handle whose mark differs has not taken since */
     ms_ticket ticket;  /* 0 once HELD, and where there are bits instead */
     ms__packed *packed; /* its bytes as bits in memory; then it is STORED from the start */

@@ -69,7 +69,7 @@ static void bucket_remove(ms_execute *execute, ms_extent *extent)
     *link = extent->next_same;
 }
 
-ms_extent *ms_extent_find(ms_execute *execute, uintptr_t identity, uint64_t version)
+ms_extent *ms_extent_find(ms_execute *execute, const ms_frame *frame, uintptr_t identity, uint64_t version)
 {
     if (execute->bucket_count == 0) {
         return NULL;
@@ -82,6 +82,8 @@ ms_extent *ms_extent_find(ms_execute *execute, uintptr_t identity, uint64_t vers
         return NULL;
     }
     extent->handles++;
+    extent->last_serial = ++execute->clock;
+    extent->last_frame_serial = frame->serial;
     extent->pending += extent->state == MS__EXTENT_FETCHING || extent->state == MS__EXTENT_FETCHED;
     return extent;
 }
@@ -283,7 +285,8 @@ static int store_start(ms_execute *execute, ms_extent *extent, const void *addre
 void ms__extent_enroll(ms_execute *execute, ms_extent *extent)
 {
     (void)ms__extents_have_room(execute); /* others came meanwhile: there are buckets */
-    extent->serial = ++execute->clock;
+    extent->serial = extent->last_serial = ++execute->clock;
+    extent->last_frame_serial = extent->frame_serial;
     size_t at = bucket_of(execute, extent->identity);
     extent->next_same = execute->buckets[at];
     execute->buckets[at] = extent;

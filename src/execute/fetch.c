@@ -303,7 +303,7 @@ int ms_extent_take(ms_execute *execute, ms_extent *extent, void **memory, ms_err
         rc = fetch_start(execute, extent, err);
     }
     if (rc == MS_OK) {
-        ms__prefetch_before(execute, extent->serial, extent->frame_serial);
+        ms__prefetch_before(execute, extent->last_serial, extent->last_frame_serial);
     }
     /* Nothing lets another thread in between the find that succeeds and the return. */
     void *found = NULL;

@@ -164,13 +164,13 @@ static void one_extent_serves_every_handle_of_a_version(void **state)
     fixture *f = *state;
     storage *item = storage_new(&f->host, BYTES, 5);
     ms_extent *extent = store(f, item, 7);
-    assert_null(ms_extent_find(f->execute, (uintptr_t)item, 6));
-    assert_null(ms_extent_find(f->execute, (uintptr_t)item + 1, 7));
-    assert_ptr_equal(ms_extent_find(f->execute, (uintptr_t)item, 7), extent);
+    assert_null(ms_extent_find(f->execute, f->frame, (uintptr_t)item, 6));
+    assert_null(ms_extent_find(f->execute, f->frame, (uintptr_t)item + 1, 7));
+    assert_ptr_equal(ms_extent_find(f->execute, f->frame, (uintptr_t)item, 7), extent);
     ms_extent *changed = store(f, item, 8);
     assert_ptr_not_equal(changed, extent);
-    assert_ptr_equal(ms_extent_find(f->execute, (uintptr_t)item, 8), changed);
-    assert_null(ms_extent_find(f->execute, (uintptr_t)item, 7));
+    assert_ptr_equal(ms_extent_find(f->execute, f->frame, (uintptr_t)item, 8), changed);
+    assert_null(ms_extent_find(f->execute, f->frame, (uintptr_t)item, 7));
     storage_let_go(&f->host, item);
     settle(f);
     uint64_t first = 0, second = 0;
@@ -247,32 +247,43 @@ static void fetches_run_ahead_in_reverse_within_their_window(void **state)
     assert_int_equal(f->host.obtained, 8);
 }
 
-/* Autograd unpacks what an operator saved in the order of saving. */
+/* Autograd unpacks what an operator saved in the order of saving, its input at first: the output
+ * of the layer before, which that one may have saved too. */
 static void the_rest_of_a_layers_own_comes_before_other_layers(void **state)
 {
     fixture *f = *state;
-    ms_extent *extents[5];
-    for (unsigned i = 0; i < 5; i++) {
-        if (i == 2) {
+    enum { OTHER, BEFORE, SHARED, OWN, OWN_TOO, COUNT };
+    ms_extent *extents[COUNT];
+    storage *shared = NULL;
+    for (unsigned i = 0; i < COUNT; i++) {
+        if (i == OWN) {
             ms_execute_leave(f->execute, 1);
             open_frame(f);
+            assert_ptr_equal(ms_extent_find(f->execute, f->frame, (uintptr_t)shared, 0), extents[SHARED]);
+            storage_let_go(&f->host, shared);
         }
         storage *item = storage_new(&f->host, BYTES, i);
         extents[i] = store(f, item, 0);
-        storage_let_go(&f->host, item);
+        if (i == SHARED) {
+            shared = item;
+        } else {
+            storage_let_go(&f->host, item);
+        }
     }
     settle(f);
     set_windows(f, 1 << 20, 2 * BYTES);
-    uint64_t marks[5] = {0};
-    assert_true(take(f, extents[2], &marks[2], 2));
-    assert_int_not_equal(extents[4]->state, MS__EXTENT_STORED);
-    assert_int_not_equal(extents[3]->state, MS__EXTENT_STORED);
-    assert_int_equal(extents[1]->state, MS__EXTENT_STORED);
-    assert_true(take(f, extents[4], &marks[4], 4));
-    assert_true(take(f, extents[3], &marks[3], 3));
-    assert_int_not_equal(extents[1]->state, MS__EXTENT_STORED);
-    for (unsigned i = 0; i < 5; i++) {
-        ms_extent_drop(f->execute, extents[i], marks[i]);
+    uint64_t marks[COUNT + 1] = {0};
+    assert_true(take(f, extents[SHARED], &marks[SHARED], SHARED));
+    assert_int_not_equal(extents[OWN]->state, MS__EXTENT_STORED);
+    assert_int_not_equal(extents[OWN_TOO]->state, MS__EXTENT_STORED);
+    assert_int_equal(extents[BEFORE]->state, MS__EXTENT_STORED);
+    assert_true(take(f, extents[OWN], &marks[OWN], OWN));
+    assert_true(take(f, extents[OWN_TOO], &marks[OWN_TOO], OWN_TOO));
+    assert_int_not_equal(extents[BEFORE]->state, MS__EXTENT_STORED);
+    assert_int_equal(extents[OTHER]->state, MS__EXTENT_STORED);
+    ms_extent_drop(f->execute, extents[SHARED], marks[SHARED]);
+    for (unsigned i = 0; i < COUNT; i++) {
+        ms_extent_drop(f->execute, extents[i], i == SHARED ? marks[COUNT] : marks[i]);
     }
 }
 
@@ -489,7 +500,7 @@ static void a_store_that_nobody_wants_any_more_is_not_made(void **state)
     ms_execute_poll(f->execute);
     assert_int_equal(f->host.live_memories, 0); /* without a wait for any transfer */
     /* The same storage may be saved again at once. */
-    assert_null(ms_extent_find(f->execute, (uintptr_t)item, 0));
+    assert_null(ms_extent_find(f->execute, f->frame, (uintptr_t)item, 0));
     ms_extent *again = store(f, item, 0);
     storage_let_go(&f->host, item);
     hold(f, false);

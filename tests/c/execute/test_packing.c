@@ -185,7 +185,7 @@ static void handles_share_the_bits(void **state)
     fixture *f = *state;
     storage *item = mask_new(f);
     ms_extent *extent = send_away(f, item);
-    assert_ptr_equal(ms_extent_find(f->execute, (uintptr_t)item, 0), extent);
+    assert_ptr_equal(ms_extent_find(f->execute, f->frame, (uintptr_t)item, 0), extent);
     assert_comes_back(f, extent);
     ms_extent_drop(f->execute, extent, f->mark);
     f->mark = 0;

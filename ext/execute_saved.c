@@ -375,14 +375,11 @@ static PyMethodDef *pack_of(const ms_region *region, bool is_capture)
     if (is_capture) {
         return &pack_capture_def;
     }
-    switch (ms_frame_technique(region->frame)) {
-    case MS_TECHNIQUE_RECOMPUTE:
-    case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
-    case MS_TECHNIQUE_RECOMPUTE_JOINED:
-    case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
-    case MS_TECHNIQUE_RECOMPUTE_NESTED_2:
-    case MS_TECHNIQUE_RECOMPUTE_NESTED_3:
+    ms_technique technique = ms_frame_technique(region->frame);
+    if (ms_technique_replays(technique)) {
         return &pack_slot_def;
+    }
+    switch (technique) {
     case MS_TECHNIQUE_KEEP:
         return &pack_kept_def;
     case MS_TECHNIQUE_OFFLOAD_HOST:

@@ -97,6 +97,12 @@ MS_NODISCARD int ms__json_u64_or(const ms__json_at *object, const char *name, ui
 /* Items of the array at the cursor, members of the object at it, else 0. */
 size_t ms__json_count(const ms__json_at *at);
 
+/* Room for what the required array `name` lists: zeros, `item_bytes` for each of its items,
+ * `*count` of them, to be freed with ms_free(). NULL, and the code in `*rc`, where there is no
+ * such array or it has more than `most` items (MS_EFORMAT), or memory is out. */
+MS_NODISCARD void *ms__json_items(const ms__json_at *object, const char *name, uint32_t most,
+                                  size_t item_bytes, ms__json_at *array, uint32_t *count, int *rc);
+
 /* Item `index` (< ms__json_count) of the array at the cursor. */
 MS_NODISCARD int ms__json_item_u64(const ms__json_at *array, size_t index, uint64_t least,
                                    uint64_t most, uint64_t *out);

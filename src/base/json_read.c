@@ -332,6 +332,27 @@ int ms__json_u64_or(const ms__json_at *object, const char *name, uint64_t least,
 
 /* ---- items -------------------------------------------------------------- */
 
+void *ms__json_items(const ms__json_at *object, const char *name, uint32_t most, size_t item_bytes,
+                     ms__json_at *array, uint32_t *count, int *rc)
+{
+    *count = 0;
+    *rc = ms__json_array(object, name, array);
+    size_t found = *rc == MS_OK ? ms__json_count(array) : 0;
+    if (found > most) {
+        *rc = ms__json_fail(array, MS_EFORMAT, "has %zu items, more than %u", found, most);
+    }
+    if (*rc != MS_OK) {
+        return NULL;
+    }
+    void *items = ms_calloc(found, item_bytes);
+    if (items == NULL) {
+        *rc = ms__json_fail(array, MS_ENOMEM, "out of memory");
+        return NULL;
+    }
+    *count = (uint32_t)found;
+    return items;
+}
+
 int ms__json_item_u64(const ms__json_at *array, size_t index, uint64_t least, uint64_t most,
                       uint64_t *out)
 {

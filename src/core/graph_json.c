@@ -168,22 +168,8 @@ char *ms_graph_to_json(const ms_graph *graph)
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-static int no_memory(const ms__json_at *at)
-{
-    return ms__json_fail(at, MS_ENOMEM, "out of memory");
-}
-
-/* The array's length as 32 bits. UINT32_MAX itself is refused, so that counts can
- * be stepped over. */
-static int count_u32(const ms__json_at *array, uint32_t *count)
-{
-    size_t items = ms__json_count(array);
-    if (items >= UINT32_MAX) {
-        return ms__json_fail(array, MS_EFORMAT, "too many items");
-    }
-    *count = (uint32_t)items;
-    return MS_OK;
-}
+/* UINT32_MAX itself is refused, so that counts can be stepped over. */
+#define ITEMS_MOST (UINT32_MAX - 1)
 
 /* Reads `count` bytes members of an object in a table, so that each has one line. */
 typedef struct u64_field {
@@ -285,17 +271,10 @@ static int read_storage(const ms__json_at *object, ms_storage *storage)
 static int read_storages(const ms__json_at *root, ms_graph *graph)
 {
     ms__json_at array;
-    uint32_t count = 0;
-    int rc = ms__json_array(root, "storages", &array);
-    if (rc != MS_OK || (rc = count_u32(&array, &count)) != MS_OK) {
-        return rc;
-    }
-    graph->storages = ms_calloc(count, sizeof *graph->storages);
-    if (graph->storages == NULL) {
-        return no_memory(&array);
-    }
-    graph->storage_count = count;
-    for (uint32_t i = 0; rc == MS_OK && i < count; i++) {
+    int rc;
+    graph->storages = ms__json_items(root, "storages", ITEMS_MOST, sizeof *graph->storages, &array,
+                                     &graph->storage_count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < graph->storage_count; i++) {
         ms__json_at item;
         rc = ms__json_item_object(&array, i, &item);
         if (rc == MS_OK) {
@@ -349,17 +328,9 @@ static int read_event(const ms__json_at *item, ms_event *event)
 static int read_events(const ms__json_at *profile, const char *name, ms_event **events, uint32_t *count)
 {
     ms__json_at array;
-    uint32_t items = 0;
-    int rc = ms__json_array(profile, name, &array);
-    if (rc != MS_OK || (rc = count_u32(&array, &items)) != MS_OK) {
-        return rc;
-    }
-    *events = ms_calloc(items, sizeof **events);
-    if (*events == NULL) {
-        return no_memory(&array);
-    }
-    *count = items;
-    for (uint32_t i = 0; rc == MS_OK && i < items; i++) {
+    int rc;
+    *events = ms__json_items(profile, name, ITEMS_MOST, sizeof **events, &array, count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < *count; i++) {
         ms__json_at item;
         rc = ms__json_item_array(&array, i, &item);
         if (rc == MS_OK) {
@@ -372,17 +343,9 @@ static int read_events(const ms__json_at *profile, const char *name, ms_event **
 static int read_u32s(const ms__json_at *object, const char *name, uint32_t **values, uint32_t *count)
 {
     ms__json_at array;
-    uint32_t items = 0;
-    int rc = ms__json_array(object, name, &array);
-    if (rc != MS_OK || (rc = count_u32(&array, &items)) != MS_OK) {
-        return rc;
-    }
-    *values = ms_calloc(items, sizeof **values);
-    if (*values == NULL) {
-        return no_memory(&array);
-    }
-    *count = items;
-    for (uint32_t i = 0; rc == MS_OK && i < items; i++) {
+    int rc;
+    *values = ms__json_items(object, name, ITEMS_MOST, sizeof **values, &array, count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < *count; i++) {
         uint64_t value = 0;
         rc = ms__json_item_u64(&array, i, 0, UINT32_MAX, &value);
         (*values)[i] = (uint32_t)value;
@@ -393,17 +356,10 @@ static int read_u32s(const ms__json_at *object, const char *name, uint32_t **val
 static int read_sizes(const ms__json_at *object, ms_profile *profile)
 {
     ms__json_at array;
-    uint32_t count = 0;
-    int rc = ms__json_array(object, "storage_bytes", &array);
-    if (rc != MS_OK || (rc = count_u32(&array, &count)) != MS_OK) {
-        return rc;
-    }
-    profile->storage_bytes = ms_calloc(count, sizeof *profile->storage_bytes);
-    if (profile->storage_bytes == NULL) {
-        return no_memory(&array);
-    }
-    profile->storage_count = count;
-    for (uint32_t i = 0; rc == MS_OK && i < count; i++) {
+    int rc;
+    profile->storage_bytes = ms__json_items(object, "storage_bytes", ITEMS_MOST, sizeof *profile->storage_bytes,
+                                            &array, &profile->storage_count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < profile->storage_count; i++) {
         rc = ms__json_item_u64(&array, i, 0, MS__GRAPH_NUMBER_MAX, &profile->storage_bytes[i]);
     }
     return rc;
@@ -439,17 +395,10 @@ static int read_profile(const ms__json_at *object, ms_profile *profile)
 static int read_profiles(const ms__json_at *root, ms_graph *graph)
 {
     ms__json_at array;
-    uint32_t count = 0;
-    int rc = ms__json_array(root, "profiles", &array);
-    if (rc != MS_OK || (rc = count_u32(&array, &count)) != MS_OK) {
-        return rc;
-    }
-    graph->profiles = ms_calloc(count, sizeof *graph->profiles);
-    if (graph->profiles == NULL) {
-        return no_memory(&array);
-    }
-    graph->profile_count = count;
-    for (uint32_t i = 0; rc == MS_OK && i < count; i++) {
+    int rc;
+    graph->profiles = ms__json_items(root, "profiles", ITEMS_MOST, sizeof *graph->profiles, &array,
+                                     &graph->profile_count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < graph->profile_count; i++) {
         ms__json_at item;
         rc = ms__json_item_object(&array, i, &item);
         if (rc == MS_OK) {
@@ -528,17 +477,10 @@ static int read_node(const ms__json_at *object, const ms_graph *graph, ms_node *
 static int read_nodes(const ms__json_at *root, ms_graph *graph)
 {
     ms__json_at array;
-    uint32_t count = 0;
-    int rc = ms__json_array(root, "nodes", &array);
-    if (rc != MS_OK || (rc = count_u32(&array, &count)) != MS_OK) {
-        return rc;
-    }
-    graph->nodes = ms_calloc(count, sizeof *graph->nodes);
-    if (graph->nodes == NULL) {
-        return no_memory(&array);
-    }
-    graph->node_count = count;
-    for (uint32_t i = 0; rc == MS_OK && i < count; i++) {
+    int rc;
+    graph->nodes =
+        ms__json_items(root, "nodes", ITEMS_MOST, sizeof *graph->nodes, &array, &graph->node_count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < graph->node_count; i++) {
         ms__json_at item;
         rc = ms__json_item_object(&array, i, &item);
         if (rc == MS_OK) {
@@ -592,7 +534,7 @@ int ms_graph_parse(const char *json, ms_graph **graph, ms_error *err)
     }
     ms_graph *read = ms_calloc(1, sizeof *read);
     if (read == NULL) {
-        rc = no_memory(&root);
+        rc = ms__json_fail(&root, MS_ENOMEM, "out of memory");
         goto cleanup;
     }
     rc = read_graph(&root, read);

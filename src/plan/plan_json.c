@@ -350,20 +350,10 @@ static int read_options(const ms__json_at *root, ms_plan *plan)
 static int read_entries(const ms__json_at *root, ms_plan *plan)
 {
     ms__json_at list, item;
-    int rc = ms__json_array(root, "entries", &list);
-    if (rc != MS_OK) {
-        return rc;
-    }
-    size_t count = ms__json_count(&list);
-    if (count > ENTRIES_MOST) {
-        return ms__json_fail(&list, MS_EFORMAT, "more than %d entries", ENTRIES_MOST);
-    }
-    plan->entries = ms_calloc(count, sizeof *plan->entries);
-    if (plan->entries == NULL) {
-        return ms__json_fail(&list, MS_ENOMEM, "out of memory for %zu entries", count);
-    }
-    for (size_t i = 0; rc == MS_OK && i < count; i++) {
-        plan->entry_count = (uint32_t)i + 1;
+    int rc;
+    plan->entries =
+        ms__json_items(root, "entries", ENTRIES_MOST, sizeof *plan->entries, &list, &plan->entry_count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < plan->entry_count; i++) {
         rc = ms__json_item_object(&list, i, &item);
         rc = rc != MS_OK ? rc : read_entry(&item, plan, &plan->entries[i]);
     }

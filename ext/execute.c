@@ -209,6 +209,14 @@ static PyObject *backward_begins(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static int add_number(PyObject *dict, const char *name, uint64_t value)
+{
+    PyObject *number = PyLong_FromUnsignedLongLong(value);
+    int rc = number != NULL ? PyDict_SetItemString(dict, name, number) : -1;
+    Py_XDECREF(number);
+    return rc;
+}
+
 static PyObject *boundary(PyObject *object, PyObject *args)
 {
     ms_execution *self = ms_ext_execution_of(object);
@@ -235,11 +243,9 @@ static PyObject *boundary(PyObject *object, PyObject *args)
                 {"resident_bytes", memory.resident_bytes},
                 {"held_bytes", memory.held_bytes}};
     for (size_t i = 0; ended != NULL && i < sizeof seen / sizeof seen[0]; i++) {
-        PyObject *number = seen[i].bytes != UINT64_MAX ? PyLong_FromUnsignedLongLong(seen[i].bytes) : NULL;
-        if (seen[i].bytes != UINT64_MAX && (number == NULL || PyDict_SetItemString(ended, seen[i].name, number) != 0)) {
+        if (seen[i].bytes != UINT64_MAX && add_number(ended, seen[i].name, seen[i].bytes) != 0) {
             Py_CLEAR(ended);
         }
-        Py_XDECREF(number);
     }
     return ended;
 }
@@ -249,14 +255,6 @@ static PyObject *poll(PyObject *self, PyObject *args)
     (void)args;
     ms_execute_poll(ms_ext_execution_of(self)->execute);
     Py_RETURN_NONE;
-}
-
-static int add_number(PyObject *dict, const char *name, uint64_t value)
-{
-    PyObject *number = PyLong_FromUnsignedLongLong(value);
-    int rc = number != NULL ? PyDict_SetItemString(dict, name, number) : -1;
-    Py_XDECREF(number);
-    return rc;
 }
 
 static PyObject *counters(PyObject *self, PyObject *args)

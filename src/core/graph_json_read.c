@@ -12,26 +12,16 @@
 /* UINT32_MAX itself is refused, so that counts can be stepped over. */
 #define ITEMS_MOST (UINT32_MAX - 1)
 
-/* Reads `count` bytes members of an object in a table, so that each has one line. */
-typedef struct u64_field {
-    const char *name;
-    uint64_t *out;
-} u64_field;
-
-static int read_u64_fields(const ms__json_at *object, const u64_field *fields, size_t count)
+static int read_numbers(const ms__json_at *object, const ms__json_u64_member *members, size_t count)
 {
-    int rc = MS_OK;
-    for (size_t i = 0; rc == MS_OK && i < count; i++) {
-        rc = ms__json_u64(object, fields[i].name, 0, MS__GRAPH_NUMBER_MAX, fields[i].out);
-    }
-    return rc;
+    return ms__json_u64s(object, 0, MS__GRAPH_NUMBER_MAX, members, count);
 }
 
 static int read_residents(const ms__json_at *root, ms_residents *residents)
 {
     static const char *const names[] = {"parameter_bytes", "trainable_bytes", "buffer_bytes",
                                         "batch_bytes", "largest_parameter_bytes"};
-    const u64_field fields[] = {
+    const ms__json_u64_member fields[] = {
         {names[0], &residents->parameter_bytes}, {names[1], &residents->trainable_bytes},
         {names[2], &residents->buffer_bytes},    {names[3], &residents->batch_bytes},
         {names[4], &residents->largest_parameter_bytes},
@@ -41,16 +31,16 @@ static int read_residents(const ms__json_at *root, ms_residents *residents)
     if (rc == MS_OK) {
         rc = ms__json_only(&object, names, COUNT_OF(names));
     }
-    return rc == MS_OK ? read_u64_fields(&object, fields, COUNT_OF(fields)) : rc;
+    return rc == MS_OK ? read_numbers(&object, fields, COUNT_OF(fields)) : rc;
 }
 
 /* What an optimizer of memscale's own can do: documents without one do not speak of it. */
 static int read_own_optimizer(const ms__json_at *object, const char *const names[5], ms_loop *loop)
 {
-    const u64_field field = {names[0], &loop->optimizer_stream_bytes};
+    const ms__json_u64_member field = {names[0], &loop->optimizer_stream_bytes};
     bool *const switches[] = {&loop->gradients_releasable, &loop->gradients_released, &loop->state_streamed,
                                &loop->gradients_needed};
-    int rc = ms__json_has(object, names[0]) ? read_u64_fields(object, &field, 1) : MS_OK;
+    int rc = ms__json_has(object, names[0]) ? read_numbers(object, &field, 1) : MS_OK;
     for (size_t i = 0; rc == MS_OK && i < COUNT_OF(switches); i++) {
         rc = ms__json_has(object, names[1 + i]) ? ms__json_bool(object, names[1 + i], switches[i]) : MS_OK;
     }
@@ -66,7 +56,7 @@ static int read_loop(const ms__json_at *root, ms_loop *loop)
         "state_streamed",        "gradients_needed",
     };
     bool *const switches[] = {&loop->outputs_held, &loop->gradients_live_in_forward, &loop->observed};
-    const u64_field fields[] = {
+    const ms__json_u64_member fields[] = {
         {names[3], &loop->optimizer_state_bytes},
         {names[4], &loop->optimizer_transient_bytes},
         {names[5], &loop->external_loss_bytes},
@@ -79,7 +69,7 @@ static int read_loop(const ms__json_at *root, ms_loop *loop)
     for (size_t i = 0; rc == MS_OK && i < COUNT_OF(switches); i++) {
         rc = ms__json_bool(&object, names[i], switches[i]);
     }
-    rc = rc == MS_OK ? read_u64_fields(&object, fields, COUNT_OF(fields)) : rc;
+    rc = rc == MS_OK ? read_numbers(&object, fields, COUNT_OF(fields)) : rc;
     return rc == MS_OK ? read_own_optimizer(&object, &names[6], loop) : rc;
 }
 

@@ -7,8 +7,6 @@
 #include "execute_ext.h"
 #include "rooms.h"
 
-PyTypeObject *ms_ext_execution_type;
-
 /* ---- making and freeing ------------------------------------------------------ */
 
 static PyObject *execution_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -396,13 +394,7 @@ static int add_execution_type(PyObject *module)
         .flags = Py_TPFLAGS_DEFAULT,
         .slots = slots,
     };
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObjectRef(module, "Execution", type) != 0) {
-        Py_XDECREF(type);
-        return -1;
-    }
-    ms_ext_execution_type = (PyTypeObject *)type;
-    return 0;
+    return ms_ext_add_type(module, &spec, NULL);
 }
 
 int ms_ext_add_execute(PyObject *module)

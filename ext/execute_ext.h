@@ -113,8 +113,6 @@ typedef struct ms_execution {
     ms_identity_set residents;
 } ms_execution;
 
-extern PyTypeObject *ms_ext_execution_type;
-
 static inline ms_execution *ms_ext_execution_of(PyObject *self)
 {
     return (ms_execution *)self;

@@ -426,12 +426,9 @@ int ms_ext_saved_init_type(PyObject *module)
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
         .slots = slots,
     };
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObjectRef(module, "Saved", type) != 0) {
-        Py_XDECREF(type);
+    if (ms_ext_add_type(module, &spec, &saved_type) != 0) {
         return -1;
     }
-    saved_type = (PyTypeObject *)type;
     ms_ext_replay_stop = PyErr_NewExceptionWithDoc(
         "memscale._core.ReplayStop", "Ends a replay early: everything that backward needs exists.", NULL, NULL);
     return ms_ext_replay_stop != NULL && PyModule_AddObjectRef(module, "ReplayStop", ms_ext_replay_stop) == 0

@@ -515,12 +515,5 @@ static PyMethodDef functions[] = {
 
 int ms_ext_add_trace(PyObject *module)
 {
-    PyObject *type = PyType_FromSpec(&trace_spec);
-    if (type == NULL || PyModule_AddFunctions(module, functions) != 0) {
-        Py_XDECREF(type);
-        return -1;
-    }
-    int rc = PyModule_AddObjectRef(module, "Trace", type);
-    Py_DECREF(type);
-    return rc;
+    return PyModule_AddFunctions(module, functions) == 0 ? ms_ext_add_type(module, &trace_spec, NULL) : -1;
 }

@@ -173,3 +173,18 @@ int ms_ext_arity(const char *function, Py_ssize_t count, Py_ssize_t least, Py_ss
     }
     return -1;
 }
+
+int ms_ext_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
+{
+    PyObject *made = PyType_FromSpec(spec);
+    if (made == NULL || PyModule_AddObjectRef(module, strrchr(spec->name, '.') + 1, made) != 0) {
+        Py_XDECREF(made);
+        return -1;
+    }
+    if (type != NULL) {
+        *type = (PyTypeObject *)made;
+    } else {
+        Py_DECREF(made);
+    }
+    return 0;
+}

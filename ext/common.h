@@ -47,6 +47,10 @@ int ms_ext_u32(PyObject *object, const char *what, uint32_t *out);
  * METH_FASTCALL functions. */
 int ms_ext_arity(const char *function, Py_ssize_t count, Py_ssize_t least, Py_ssize_t most);
 
+/* Makes a type and puts it into the module under the last part of its name. `*type` gets a
+ * reference that is never given back, for the objects that C makes; may be NULL. */
+int ms_ext_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
+
 /* Runs a statement without the interpreter lock; it may touch no Python object:
  *
  *     MS_EXT_UNLOCKED(rc = ms_hardware_probe(path, &hardware, &err));

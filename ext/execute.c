@@ -1,22 +1,11 @@
 /*
- * Execution: the library's executor for Python. Hooks call enter and leave; plans,
- * counters and questions go through here. Made by memscale.core.executor; handles of
- * saved tensors keep it alive until the last graph is gone.
+ * Execution: the library's executor for Python. Plans, counters and questions go through
+ * here; entering and leaving calls is execute_hooks.c's. Made by memscale.core.executor;
+ * handles of saved tensors keep it alive until the last graph is gone. Everything runs under
+ * the interpreter lock.
  */
 #include "execute_ext.h"
 #include "rooms.h"
-
-PyTypeObject *ms_ext_execution_type;
-
-static ms_execution *execution_of(PyObject *self)
-{
-    return (ms_execution *)self;
-}
-
-static uint64_t this_thread(void)
-{
-    return (uint64_t)PyThread_get_thread_ident();
-}
 
 /* ---- making and freeing ------------------------------------------------------ */
 
@@ -44,7 +33,7 @@ static PyObject *execution_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 
 static void execution_dealloc(PyObject *object)
 {
-    ms_execution *self = execution_of(object);
+    ms_execution *self = ms_ext_execution_of(object);
     PyTypeObject *type = Py_TYPE(object);
     PyObject *error_type, *error_value, *error_traceback;
     PyErr_Fetch(&error_type, &error_value, &error_traceback);
@@ -103,7 +92,7 @@ static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
     if (tier_of(tier, &options.tier) != 0) {
         return NULL;
     }
-    ms_execution *execution = execution_of(self);
+    ms_execution *execution = ms_ext_execution_of(self);
     if (device >= 0 && ms_ext_device_open(execution, device) != 0) {
         return NULL;
     }
@@ -121,14 +110,14 @@ static PyObject *set_overlap(PyObject *self, PyObject *wanted)
     if (overlaps < 0) {
         return NULL;
     }
-    ms_execute_set_overlap(execution_of(self)->execute, overlaps != 0);
+    ms_execute_set_overlap(ms_ext_execution_of(self)->execute, overlaps != 0);
     Py_RETURN_NONE;
 }
 
 static PyObject *tier(PyObject *self, PyObject *args)
 {
     (void)args;
-    const ms_execute *execute = execution_of(self)->execute;
+    const ms_execute *execute = ms_ext_execution_of(self)->execute;
     if (!ms_execute_has_tier(execute)) {
         Py_RETURN_NONE;
     }
@@ -141,7 +130,7 @@ static PyObject *add_layer(PyObject *self, PyObject *name)
     uint32_t layer;
     ms_error err;
     if (text == NULL ||
-        ms_ext_check(ms_execute_add_layer(execution_of(self)->execute, text, &layer, &err), &err) != 0) {
+        ms_ext_check(ms_execute_add_layer(ms_ext_execution_of(self)->execute, text, &layer, &err), &err) != 0) {
         return NULL;
     }
     return PyLong_FromUnsignedLong(layer);
@@ -157,7 +146,7 @@ static PyObject *set_plan(PyObject *self, PyObject *json)
     }
     int rc = text != NULL ? ms_plan_parse(text, &plan, &err) : MS_OK;
     if (rc == MS_OK) {
-        rc = ms_execute_set_plan(execution_of(self)->execute, plan, &err);
+        rc = ms_execute_set_plan(ms_ext_execution_of(self)->execute, plan, &err);
     }
     ms_plan_free(plan);
     return ms_ext_none_or_raise(rc, &err);
@@ -166,7 +155,7 @@ static PyObject *set_plan(PyObject *self, PyObject *json)
 static PyObject *is_active(PyObject *self, PyObject *args)
 {
     (void)args;
-    return PyBool_FromLong(ms_execute_is_active(execution_of(self)->execute));
+    return PyBool_FromLong(ms_execute_is_active(ms_ext_execution_of(self)->execute));
 }
 
 /* ---- residents -------------------------------------------------------------------- */
@@ -185,199 +174,14 @@ static PyObject *set_residents(PyObject *self, PyObject *tensors)
     for (Py_ssize_t i = 0; i < count; i++) {
         ms_ext_identity_add(&set, PyList_GetItem(tensors, i));
     }
-    ms_free(execution_of(self)->residents.items);
-    execution_of(self)->residents = set;
+    ms_free(ms_ext_execution_of(self)->residents.items);
+    ms_ext_execution_of(self)->residents = set;
     Py_RETURN_NONE;
 }
 
 static PyObject *is_resident(PyObject *self, PyObject *tensor)
 {
-    return PyBool_FromLong(ms_ext_identity_has_tensor(&execution_of(self)->residents, tensor));
-}
-
-/* ---- hooks ---------------------------------------------------------------------------- */
-
-/* TOP_OTHER: of another execution, whose model this one's lies in. */
-typedef enum top_hook { TOP_NONE, TOP_OURS, TOP_OTHER, TOP_FOREIGN, TOP_FAILED } top_hook;
-
-/* *region becomes the region on top where that is of an execution, borrowed. */
-static top_hook look_at_top(const ms_execution *self, ms_region **region)
-{
-    PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
-    if (top == NULL) {
-        return TOP_FAILED;
-    }
-    top_hook found = TOP_NONE;
-    if (top != Py_None) {
-        PyObject *pack = PyTuple_GetItem(top, 0);
-        *region = pack != NULL ? ms_ext_region_of_hook(pack) : NULL;
-        found = *region == NULL ? TOP_FOREIGN : (*region)->execution == self ? TOP_OURS : TOP_OTHER;
-    }
-    Py_DECREF(top);
-    return found;
-}
-
-/* Takes our hooks off this thread's stack, as far as they lie on top. */
-static top_hook unwind(const ms_execution *self)
-{
-    top_hook top;
-    ms_region *region = NULL;
-    while ((top = look_at_top(self, &region)) == TOP_OURS) {
-        ms_ext_send_waiting(region);
-        Py_CLEAR(region->caller);
-        if (ms_ext_pop_hooks() != 0) {
-            return TOP_FAILED;
-        }
-    }
-    return top;
-}
-
-/* Opens the frame of a call and pushes its hooks. A new reference, or None where the
- * call is to be left alone; NULL with an exception. */
-static PyObject *enter_frame(ms_execution *self, uint32_t layer, bool is_replayable, PyObject *caller)
-{
-    ms_call_facts facts = {.replayable = is_replayable};
-    ms_frame *frame;
-    ms_error err;
-    int rc = ms_execute_enter(self->execute, this_thread(), layer, &facts, &frame, &err);
-    if (ms_ext_check(rc, &err) != 0) {
-        return NULL;
-    }
-    if (frame == NULL) {
-        Py_RETURN_NONE;
-    }
-    ms_region *region = ms_ext_region_new(self, frame);
-    if (region == NULL || ms_ext_push_hooks(region, false) != 0) {
-        ms_execute_leave(self->execute, this_thread());
-        Py_XDECREF((PyObject *)region);
-        return NULL;
-    }
-    if (caller != Py_None) {
-        Py_INCREF(caller);
-        region->caller = caller;
-    }
-    return (PyObject *)region;
-}
-
-static int enter_root_work(ms_execution *self, PyObject *caller)
-{
-    PyObject *region = enter_frame(self, MS_ROOT_LAYER, false, caller);
-    Py_XDECREF(region); /* the hooks hold it */
-    return region != NULL ? 0 : -1;
-}
-
-/* Why no hooks can be pushed on this thread, after ours are off: a new str, None where
- * they can, NULL with an exception. */
-static PyObject *obstacle(top_hook top)
-{
-    int is_enabled = top == TOP_FAILED ? -1 : ms_ext_ask(ms_ext_torch()->hooks_enabled, NULL);
-    if (is_enabled < 0) {
-        return NULL;
-    }
-    if (is_enabled == 0) {
-        return PyUnicode_FromString("disabled");
-    }
-    if (top == TOP_FOREIGN || top == TOP_OTHER) {
-        return PyUnicode_FromString(top == TOP_FOREIGN ? "foreign" : "wrapped");
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *hooks_in_the_way(PyObject *self, PyObject *args)
-{
-    (void)args;
-    return obstacle(unwind(execution_of(self)));
-}
-
-static PyObject *enter_root(PyObject *object, PyObject *caller)
-{
-    ms_execution *self = execution_of(object);
-    bool stale;
-    ms_error err;
-    if (ms_ext_check(ms_execute_enter_root(self->execute, this_thread(), &stale, &err), &err) != 0) {
-        return NULL;
-    }
-    self->backward_told = false;
-    if (enter_root_work(self, caller) != 0) {
-        ms_execute_leave_root(self->execute, this_thread(), true);
-        return NULL;
-    }
-    return PyBool_FromLong(stale);
-}
-
-static PyObject *leave_root(PyObject *object, PyObject *failed)
-{
-    ms_execution *self = execution_of(object);
-    int has_failed = PyObject_IsTrue(failed);
-    top_hook top = unwind(self);
-    ms_execute_leave_root(self->execute, this_thread(), has_failed != 0);
-    if (has_failed < 0 || top == TOP_FAILED) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *in_root(PyObject *self, PyObject *args)
-{
-    (void)args;
-    return PyBool_FromLong(ms_execute_in_root(execution_of(self)->execute, this_thread()));
-}
-
-static int layer_number(PyObject *number, uint32_t *layer)
-{
-    return ms_ext_u32(number, "layer", layer);
-}
-
-static PyObject *peek(PyObject *self, PyObject *number)
-{
-    uint32_t layer;
-    if (layer_number(number, &layer) != 0) {
-        return NULL;
-    }
-    ms_technique technique = ms_execute_peek(execution_of(self)->execute, this_thread(), layer);
-    return PyUnicode_FromString(ms_technique_name(technique));
-}
-
-static PyObject *enter(PyObject *object, PyObject *args)
-{
-    ms_execution *self = execution_of(object);
-    unsigned int layer;
-    int is_replayable;
-    PyObject *caller;
-    if (!PyArg_ParseTuple(args, "IpO:enter", &layer, &is_replayable, &caller)) {
-        return NULL;
-    }
-    PyObject *why_not = obstacle(unwind(self));
-    if (why_not != Py_None) {
-        return why_not;
-    }
-    Py_DECREF(why_not);
-    return enter_frame(self, layer, is_replayable, caller);
-}
-
-static PyObject *leave(PyObject *object, PyObject *caller)
-{
-    ms_execution *self = execution_of(object);
-    PyObject *why_not = obstacle(unwind(self));
-    if (why_not == NULL) {
-        return NULL;
-    }
-    bool can_push = why_not == Py_None;
-    Py_DECREF(why_not);
-    if (!can_push) {
-        Py_RETURN_NONE; /* the layer was left alone, and what is open lies below */
-    }
-    ms_execute_leave(self->execute, this_thread());
-    if (ms_execute_in_root(self->execute, this_thread()) && enter_root_work(self, caller) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *unpack_input(PyObject *module, PyObject *handle)
-{
-    (void)module;
-    return ms_ext_saved_unpack(handle);
+    return PyBool_FromLong(ms_ext_identity_has_tensor(&ms_ext_execution_of(self)->residents, tensor));
 }
 
 /* ---- between steps ------------------------------------------------------------------------ */
@@ -385,27 +189,35 @@ static PyObject *unpack_input(PyObject *module, PyObject *handle)
 static PyObject *backward_ended(PyObject *object, PyObject *args)
 {
     (void)args;
-    execution_of(object)->backward_told = false;
-    ms_execute_backward_ended(execution_of(object)->execute);
+    ms_ext_execution_of(object)->backward_told = false;
+    ms_execute_backward_ended(ms_ext_execution_of(object)->execute);
     Py_RETURN_NONE;
 }
 
 static PyObject *expect_backward(PyObject *self, PyObject *args)
 {
     (void)args;
-    return PyBool_FromLong(ms_execute_expect_backward(execution_of(self)->execute));
+    return PyBool_FromLong(ms_execute_expect_backward(ms_ext_execution_of(self)->execute));
 }
 
 static PyObject *backward_begins(PyObject *self, PyObject *args)
 {
     (void)args;
-    ms_execute_backward_begins(execution_of(self)->execute);
+    ms_execute_backward_begins(ms_ext_execution_of(self)->execute);
     Py_RETURN_NONE;
+}
+
+static int add_number(PyObject *dict, const char *name, uint64_t value)
+{
+    PyObject *number = PyLong_FromUnsignedLongLong(value);
+    int rc = number != NULL ? PyDict_SetItemString(dict, name, number) : -1;
+    Py_XDECREF(number);
+    return rc;
 }
 
 static PyObject *boundary(PyObject *object, PyObject *args)
 {
-    ms_execution *self = execution_of(object);
+    ms_execution *self = ms_ext_execution_of(object);
     uint64_t step, step_ns;
     int is_optimizer, is_another = 0;
     if (!PyArg_ParseTuple(args, "p|p:boundary", &is_optimizer, &is_another)) {
@@ -429,11 +241,9 @@ static PyObject *boundary(PyObject *object, PyObject *args)
                 {"resident_bytes", memory.resident_bytes},
                 {"held_bytes", memory.held_bytes}};
     for (size_t i = 0; ended != NULL && i < sizeof seen / sizeof seen[0]; i++) {
-        PyObject *number = seen[i].bytes != UINT64_MAX ? PyLong_FromUnsignedLongLong(seen[i].bytes) : NULL;
-        if (seen[i].bytes != UINT64_MAX && (number == NULL || PyDict_SetItemString(ended, seen[i].name, number) != 0)) {
+        if (seen[i].bytes != UINT64_MAX && add_number(ended, seen[i].name, seen[i].bytes) != 0) {
             Py_CLEAR(ended);
         }
-        Py_XDECREF(number);
     }
     return ended;
 }
@@ -441,22 +251,14 @@ static PyObject *boundary(PyObject *object, PyObject *args)
 static PyObject *poll(PyObject *self, PyObject *args)
 {
     (void)args;
-    ms_execute_poll(execution_of(self)->execute);
+    ms_execute_poll(ms_ext_execution_of(self)->execute);
     Py_RETURN_NONE;
-}
-
-static int add_number(PyObject *dict, const char *name, uint64_t value)
-{
-    PyObject *number = PyLong_FromUnsignedLongLong(value);
-    int rc = number != NULL ? PyDict_SetItemString(dict, name, number) : -1;
-    Py_XDECREF(number);
-    return rc;
 }
 
 static PyObject *counters(PyObject *self, PyObject *args)
 {
     (void)args;
-    const ms_counters *set = ms_execute_counters(execution_of(self)->execute);
+    const ms_counters *set = ms_execute_counters(ms_ext_execution_of(self)->execute);
     PyObject *dict = PyDict_New();
     for (int i = 0; dict != NULL && i < MS_COUNTER_COUNT; i++) {
         if (add_number(dict, ms_counter_name((ms_counter)i), ms_counter_get(set, (ms_counter)i)) != 0) {
@@ -469,7 +271,7 @@ static PyObject *counters(PyObject *self, PyObject *args)
 static PyObject *count_replan(PyObject *self, PyObject *args)
 {
     (void)args;
-    ms_counter_add(ms_execute_counters(execution_of(self)->execute), MS_COUNTER_REPLANS, 1);
+    ms_counter_add(ms_execute_counters(ms_ext_execution_of(self)->execute), MS_COUNTER_REPLANS, 1);
     Py_RETURN_NONE;
 }
 
@@ -477,7 +279,7 @@ static PyObject *stats(PyObject *self, PyObject *args)
 {
     (void)args;
     ms_execute_stats found;
-    ms_execute_get_stats(execution_of(self)->execute, &found);
+    ms_execute_get_stats(ms_ext_execution_of(self)->execute, &found);
     return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N,s:N}", "open_frames",
                          (unsigned long long)found.open_frames, "live_frames",
                          (unsigned long long)found.live_frames, "live_slots",
@@ -501,13 +303,13 @@ static PyObject *set_callable(PyObject **field, PyObject *callable)
 
 static PyObject *set_began(PyObject *object, PyObject *callable)
 {
-    return set_callable(&execution_of(object)->began, callable);
+    return set_callable(&ms_ext_execution_of(object)->began, callable);
 }
 
 static PyObject *set_observer(PyObject *object, PyObject *callable)
 {
-    ms_execute_set_watched(execution_of(object)->execute, callable != Py_None);
-    return set_callable(&execution_of(object)->observer, callable);
+    ms_execute_set_watched(ms_ext_execution_of(object)->execute, callable != Py_None);
+    return set_callable(&ms_ext_execution_of(object)->observer, callable);
 }
 
 static PyObject *set_packing(PyObject *object, PyObject *flag)
@@ -516,7 +318,7 @@ static PyObject *set_packing(PyObject *object, PyObject *flag)
     if (is_packing < 0) {
         return NULL;
     }
-    ms_execute_set_packing(execution_of(object)->execute, is_packing == 1);
+    ms_execute_set_packing(ms_ext_execution_of(object)->execute, is_packing == 1);
     Py_RETURN_NONE;
 }
 
@@ -534,19 +336,19 @@ static PyMethodDef methods[] = {
     {"is_active", is_active, METH_NOARGS, "Whether the plan does anything."},
     {"set_residents", set_residents, METH_O, "set_residents(list): tensors whose storages never move."},
     {"is_resident", is_resident, METH_O, "is_resident(tensor): whether its storage is one of those."},
-    {"hooks_in_the_way", hooks_in_the_way, METH_NOARGS,
+    {"hooks_in_the_way", ms_ext_hooks_in_the_way, METH_NOARGS,
      "Removes stale hooks of ours; why hooks can't be pushed: \"foreign\", \"wrapped\" (those of an execution "
      "around this one) or \"disabled\"; None where they can."},
-    {"enter_root", enter_root, METH_O,
+    {"enter_root", ms_ext_enter_root, METH_O,
      "enter_root(caller): a forward begins, made by this Python frame (or None); True if one was broken off "
      "before."},
-    {"leave_root", leave_root, METH_O, "leave_root(failed): the forward is over."},
-    {"in_root", in_root, METH_NOARGS, "Whether this thread is in a forward."},
-    {"peek", peek, METH_O, "peek(layer): technique of its next call."},
-    {"enter", enter, METH_VARARGS,
+    {"leave_root", ms_ext_leave_root, METH_O, "leave_root(failed): the forward is over."},
+    {"in_root", ms_ext_in_root, METH_NOARGS, "Whether this thread is in a forward."},
+    {"peek", ms_ext_peek, METH_O, "peek(layer): technique of its next call."},
+    {"enter", ms_ext_enter, METH_VARARGS,
      "enter(layer, is_replayable, caller) -> Region; None: it is kept; a str, as hooks_in_the_way() gives it: "
      "it has to be left alone."},
-    {"leave", leave, METH_O, "leave(caller): the call is over; `caller` is the root's frame, or None."},
+    {"leave", ms_ext_leave, METH_O, "leave(caller): the call is over; `caller` is the root's frame, or None."},
     {"backward_ended", backward_ended, METH_NOARGS, "A backward is over."},
     {"expect_backward", expect_backward, METH_NOARGS,
      "The forward that has ended will be told of by backward_begins(); False: that is not needed."},
@@ -565,6 +367,12 @@ static PyMethodDef methods[] = {
      "unpacked() called at every unpack and dies with the handle."},
     {NULL, NULL, 0, NULL},
 };
+
+static PyObject *unpack_input(PyObject *module, PyObject *handle)
+{
+    (void)module;
+    return ms_ext_saved_unpack(handle);
+}
 
 static PyMethodDef functions[] = {
     {"storage_bytes", ms_ext_storage_bytes, METH_O, "storage_bytes(list): bytes of the tensors' distinct storages."},
@@ -586,13 +394,7 @@ static int add_execution_type(PyObject *module)
         .flags = Py_TPFLAGS_DEFAULT,
         .slots = slots,
     };
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObjectRef(module, "Execution", type) != 0) {
-        Py_XDECREF(type);
-        return -1;
-    }
-    ms_ext_execution_type = (PyTypeObject *)type;
-    return 0;
+    return ms_ext_add_type(module, &spec, NULL);
 }
 
 int ms_ext_add_execute(PyObject *module)

@@ -11,7 +11,8 @@
  *   execute_waiting.c handles that wait for their bytes to be written
  *   execute_chosen.c  saved tensors that single operators make again
  *   execute_region.c  one hooked call of a layer
- *   execute.c         the Execution type: plan, hooks, questions
+ *   execute_hooks.c   entering and leaving the root and layers
+ *   execute.c         the Execution type: plan, steps, questions
  *
  * All references to torch objects are held here; every choice is the library's.
  * Everything runs under the interpreter lock.
@@ -112,7 +113,20 @@ typedef struct ms_execution {
     ms_identity_set residents;
 } ms_execution;
 
-extern PyTypeObject *ms_ext_execution_type;
+static inline ms_execution *ms_ext_execution_of(PyObject *self)
+{
+    return (ms_execution *)self;
+}
+
+/* execute_hooks.c: methods of it; execute.c has their texts. */
+PyObject *ms_ext_hooks_in_the_way(PyObject *self, PyObject *args);
+PyObject *ms_ext_enter_root(PyObject *self, PyObject *caller);
+PyObject *ms_ext_leave_root(PyObject *self, PyObject *failed);
+PyObject *ms_ext_in_root(PyObject *self, PyObject *args);
+PyObject *ms_ext_peek(PyObject *self, PyObject *number);
+PyObject *ms_ext_enter(PyObject *self, PyObject *args);
+PyObject *ms_ext_leave(PyObject *self, PyObject *caller);
+
 bool ms_ext_identity_has(const ms_identity_set *set, uintptr_t identity);
 /* The same for the storage of a tensor; false where it has none. */
 bool ms_ext_identity_has_tensor(const ms_identity_set *set, PyObject *tensor);

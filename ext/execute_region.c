@@ -254,11 +254,5 @@ int ms_ext_region_init_type(PyObject *module)
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
         .slots = slots,
     };
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObjectRef(module, "Region", type) != 0) {
-        Py_XDECREF(type);
-        return -1;
-    }
-    ms_ext_region_type = (PyTypeObject *)type;
-    return 0;
+    return ms_ext_add_type(module, &spec, &ms_ext_region_type);
 }

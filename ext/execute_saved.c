@@ -375,14 +375,11 @@ static PyMethodDef *pack_of(const ms_region *region, bool is_capture)
     if (is_capture) {
         return &pack_capture_def;
     }
-    switch (ms_frame_technique(region->frame)) {
-    case MS_TECHNIQUE_RECOMPUTE:
-    case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
-    case MS_TECHNIQUE_RECOMPUTE_JOINED:
-    case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
-    case MS_TECHNIQUE_RECOMPUTE_NESTED_2:
-    case MS_TECHNIQUE_RECOMPUTE_NESTED_3:
+    ms_technique technique = ms_frame_technique(region->frame);
+    if (ms_technique_replays(technique)) {
         return &pack_slot_def;
+    }
+    switch (technique) {
     case MS_TECHNIQUE_KEEP:
         return &pack_kept_def;
     case MS_TECHNIQUE_OFFLOAD_HOST:
@@ -429,12 +426,9 @@ int ms_ext_saved_init_type(PyObject *module)
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
         .slots = slots,
     };
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObjectRef(module, "Saved", type) != 0) {
-        Py_XDECREF(type);
+    if (ms_ext_add_type(module, &spec, &saved_type) != 0) {
         return -1;
     }
-    saved_type = (PyTypeObject *)type;
     ms_ext_replay_stop = PyErr_NewExceptionWithDoc(
         "memscale._core.ReplayStop", "Ends a replay early: everything that backward needs exists.", NULL, NULL);
     return ms_ext_replay_stop != NULL && PyModule_AddObjectRef(module, "ReplayStop", ms_ext_replay_stop) == 0

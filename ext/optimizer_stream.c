@@ -336,12 +336,5 @@ static PyMethodDef functions[] = {
 
 int ms_ext_add_optimizer_stream(PyObject *module)
 {
-    PyObject *type = PyType_FromSpec(&stream_spec);
-    if (type == NULL || PyModule_AddFunctions(module, functions) != 0) {
-        Py_XDECREF(type);
-        return -1;
-    }
-    int rc = PyModule_AddObjectRef(module, "OptimizerStream", type);
-    Py_DECREF(type);
-    return rc;
+    return PyModule_AddFunctions(module, functions) == 0 ? ms_ext_add_type(module, &stream_spec, NULL) : -1;
 }

@@ -120,16 +120,33 @@ static PyObject *phase(PyObject *self, PyObject *name)
     return ms_ext_none_or_raise(ms_trace_set_phase(trace_of(self), (ms_trace_phase)index, &err), &err);
 }
 
-/* A call that takes two numbers and answers nothing. */
+/* Calls that answer nothing, and take nothing, a number or two. `what` is named where that is none. */
+static PyObject *tell(PyObject *self, int (*told)(ms_trace *, ms_error *))
+{
+    ms_error err;
+    return ms_ext_none_or_raise(told(trace_of(self), &err), &err);
+}
+
+static PyObject *tell_one(PyObject *self, PyObject *given, const char *what,
+                          int (*told)(ms_trace *, uint64_t, ms_error *))
+{
+    uint64_t number;
+    if (ms_ext_u64(given, what, &number) != 0) {
+        return NULL;
+    }
+    ms_error err;
+    return ms_ext_none_or_raise(told(trace_of(self), number, &err), &err);
+}
+
 static PyObject *tell_two(PyObject *self, PyObject *const *args, Py_ssize_t count, const char *name,
-                          int (*tell)(ms_trace *, uint64_t, uint64_t, ms_error *))
+                          int (*told)(ms_trace *, uint64_t, uint64_t, ms_error *))
 {
     uint64_t numbers[2];
     if (read_numbers(name, args, count, 2, numbers) != 0) {
         return NULL;
     }
     ms_error err;
-    return ms_ext_none_or_raise(tell(trace_of(self), numbers[0], numbers[1], &err), &err);
+    return ms_ext_none_or_raise(told(trace_of(self), numbers[0], numbers[1], &err), &err);
 }
 
 static PyObject *born(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -139,12 +156,7 @@ static PyObject *born(PyObject *self, PyObject *const *args, Py_ssize_t count)
 
 static PyObject *died(PyObject *self, PyObject *key)
 {
-    uint64_t number;
-    if (ms_ext_u64(key, "died", &number) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_died(trace_of(self), number, &err), &err);
+    return tell_one(self, key, "died", ms_trace_died);
 }
 
 static PyObject *adds(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -181,8 +193,7 @@ static PyObject *gradient(PyObject *self, PyObject *const *args, Py_ssize_t coun
 static PyObject *loss_outside(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_loss_outside(trace_of(self), &err), &err);
+    return tell(self, ms_trace_loss_outside);
 }
 
 static PyObject *own_optimizer(PyObject *self, PyObject *args)
@@ -200,42 +211,36 @@ static PyObject *own_optimizer(PyObject *self, PyObject *args)
 static PyObject *optimizer_unknown(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_optimizer_unknown(trace_of(self), &err), &err);
+    return tell(self, ms_trace_optimizer_unknown);
 }
 
 /* ---- the model's own cross entropy ------------------------------------------ */
 
-static PyObject *loss(PyObject *self, PyObject *key)
+/* The number that the library gives to what is told of this storage. */
+static PyObject *ask_one(PyObject *self, PyObject *key, int (*asked)(ms_trace *, uint64_t, uint64_t *, ms_error *))
 {
-    uint64_t storage;
-    uint64_t head;
+    uint64_t storage, number;
     if (ms_ext_u64(key, "key", &storage) != 0) {
         return NULL;
     }
     ms_error err;
-    int rc = ms_trace_loss(trace_of(self), storage, &head, &err);
-    return ms_ext_check(rc, &err) != 0 ? NULL : PyLong_FromUnsignedLongLong(head);
+    int rc = asked(trace_of(self), storage, &number, &err);
+    return ms_ext_check(rc, &err) != 0 ? NULL : PyLong_FromUnsignedLongLong(number);
+}
+
+static PyObject *loss(PyObject *self, PyObject *key)
+{
+    return ask_one(self, key, ms_trace_loss);
 }
 
 static PyObject *loss_end(PyObject *self, PyObject *number)
 {
-    uint64_t head;
-    if (ms_ext_u64(number, "head", &head) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_loss_end(trace_of(self), head, &err), &err);
+    return tell_one(self, number, "head", ms_trace_loss_end);
 }
 
 static PyObject *loss_backward(PyObject *self, PyObject *number)
 {
-    uint64_t head;
-    if (ms_ext_u64(number, "head", &head) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_loss_backward(trace_of(self), head, &err), &err);
+    return tell_one(self, number, "head", ms_trace_loss_backward);
 }
 
 static PyObject *loss_backward_end(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -245,14 +250,7 @@ static PyObject *loss_backward_end(PyObject *self, PyObject *const *args, Py_ssi
 
 static PyObject *head(PyObject *self, PyObject *key)
 {
-    uint64_t storage;
-    uint64_t number;
-    if (ms_ext_u64(key, "key", &storage) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    int rc = ms_trace_head(trace_of(self), storage, &number, &err);
-    return ms_ext_check(rc, &err) != 0 ? NULL : PyLong_FromUnsignedLongLong(number);
+    return ask_one(self, key, ms_trace_head);
 }
 
 static PyObject *head_used(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -262,12 +260,7 @@ static PyObject *head_used(PyObject *self, PyObject *const *args, Py_ssize_t cou
 
 static PyObject *head_backward(PyObject *self, PyObject *number)
 {
-    uint64_t which;
-    if (ms_ext_u64(number, "head", &which) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_head_backward(trace_of(self), which, &err), &err);
+    return tell_one(self, number, "head", ms_trace_head_backward);
 }
 
 static PyObject *head_backward_end(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -296,8 +289,7 @@ static PyObject *enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
 static PyObject *leave(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_leave(trace_of(self), &err), &err);
+    return tell(self, ms_trace_leave);
 }
 
 static PyObject *current(PyObject *self, PyObject *unused)
@@ -308,12 +300,7 @@ static PyObject *current(PyObject *self, PyObject *unused)
 
 static PyObject *input(PyObject *self, PyObject *key)
 {
-    uint64_t number;
-    if (ms_ext_u64(key, "input", &number) != 0) {
-        return NULL;
-    }
-    ms_error err;
-    return ms_ext_none_or_raise(ms_trace_input(trace_of(self), number, &err), &err);
+    return tell_one(self, key, "input", ms_trace_input);
 }
 
 static int flag_bit(const char *name, uint32_t *bit)
@@ -515,12 +502,5 @@ static PyMethodDef functions[] = {
 
 int ms_ext_add_trace(PyObject *module)
 {
-    PyObject *type = PyType_FromSpec(&trace_spec);
-    if (type == NULL || PyModule_AddFunctions(module, functions) != 0) {
-        Py_XDECREF(type);
-        return -1;
-    }
-    int rc = PyModule_AddObjectRef(module, "Trace", type);
-    Py_DECREF(type);
-    return rc;
+    return PyModule_AddFunctions(module, functions) == 0 ? ms_ext_add_type(module, &trace_spec, NULL) : -1;
 }

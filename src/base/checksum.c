@@ -24,7 +24,7 @@ uint64_t ms__checksum_copy_plain(void *to, const void *from, size_t bytes)
  * limits), and wider registers may lower the clock under the training's feet. */
 ms__checksum_fn ms__checksum_select(void)
 {
-#ifdef MS_CHECKSUM_X86
+#ifdef MS_BASE_X86
     if (__builtin_cpu_supports("avx2")) {
         return ms__checksum_avx2;
     }
@@ -34,7 +34,7 @@ ms__checksum_fn ms__checksum_select(void)
 
 ms__checksum_copy_fn ms__checksum_copy_select(void)
 {
-#ifdef MS_CHECKSUM_X86
+#ifdef MS_BASE_X86
     if (__builtin_cpu_supports("avx2")) {
         return ms__checksum_copy_avx2;
     }

@@ -18,7 +18,7 @@ typedef uint64_t (*ms__checksum_fn)(const void *data, size_t bytes);
 /* With the instructions that every processor of this build's family has. */
 uint64_t ms__checksum_plain(const void *data, size_t bytes);
 
-#ifdef MS_CHECKSUM_X86
+#ifdef MS_BASE_X86
 /* Call only where the processor has AVX2. */
 uint64_t ms__checksum_avx2(const void *data, size_t bytes);
 #endif
@@ -31,7 +31,7 @@ ms__checksum_fn ms__checksum_select(void);
 typedef uint64_t (*ms__checksum_copy_fn)(void *to, const void *from, size_t bytes);
 
 uint64_t ms__checksum_copy_plain(void *to, const void *from, size_t bytes);
-#ifdef MS_CHECKSUM_X86
+#ifdef MS_BASE_X86
 uint64_t ms__checksum_copy_avx2(void *to, const void *from, size_t bytes);
 #endif
 ms__checksum_copy_fn ms__checksum_copy_select(void);

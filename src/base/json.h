@@ -75,6 +75,13 @@ MS_NODISCARD int ms__json_u64(const ms__json_at *object, const char *name, uint6
                               uint64_t most, uint64_t *out);
 MS_NODISCARD int ms__json_u32(const ms__json_at *object, const char *name, uint32_t least,
                               uint32_t most, uint32_t *out);
+/* Several of the same bounds: the first failure. */
+typedef struct ms__json_u64_member {
+    const char *name;
+    uint64_t *out;
+} ms__json_u64_member;
+MS_NODISCARD int ms__json_u64s(const ms__json_at *object, uint64_t least, uint64_t most,
+                               const ms__json_u64_member *members, size_t count);
 /* Any JSON number, integer or not. */
 MS_NODISCARD int ms__json_f64(const ms__json_at *object, const char *name, double least, double most,
                               double *out);
@@ -96,6 +103,12 @@ MS_NODISCARD int ms__json_u64_or(const ms__json_at *object, const char *name, ui
 
 /* Items of the array at the cursor, members of the object at it, else 0. */
 size_t ms__json_count(const ms__json_at *at);
+
+/* Room for what the required array `name` lists: zeros, `item_bytes` for each of its items,
+ * `*count` of them, to be freed with ms_free(). NULL, and the code in `*rc`, where there is no
+ * such array or it has more than `most` items (MS_EFORMAT), or memory is out. */
+MS_NODISCARD void *ms__json_items(const ms__json_at *object, const char *name, uint32_t most,
+                                  size_t item_bytes, ms__json_at *array, uint32_t *count, int *rc);
 
 /* Item `index` (< ms__json_count) of the array at the cursor. */
 MS_NODISCARD int ms__json_item_u64(const ms__json_at *array, size_t index, uint64_t least,

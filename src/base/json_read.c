@@ -248,6 +248,16 @@ int ms__json_u32(const ms__json_at *object, const char *name, uint32_t least, ui
     return rc;
 }
 
+int ms__json_u64s(const ms__json_at *object, uint64_t least, uint64_t most, const ms__json_u64_member *members,
+                  size_t count)
+{
+    int rc = MS_OK;
+    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+        rc = ms__json_u64(object, members[i].name, least, most, members[i].out);
+    }
+    return rc;
+}
+
 int ms__json_f64(const ms__json_at *object, const char *name, double least, double most,
                  double *out)
 {
@@ -331,6 +341,27 @@ int ms__json_u64_or(const ms__json_at *object, const char *name, uint64_t least,
 }
 
 /* ---- items -------------------------------------------------------------- */
+
+void *ms__json_items(const ms__json_at *object, const char *name, uint32_t most, size_t item_bytes,
+                     ms__json_at *array, uint32_t *count, int *rc)
+{
+    *count = 0;
+    *rc = ms__json_array(object, name, array);
+    size_t found = *rc == MS_OK ? ms__json_count(array) : 0;
+    if (found > most) {
+        *rc = ms__json_fail(array, MS_EFORMAT, "has %zu items, more than %u", found, most);
+    }
+    if (*rc != MS_OK) {
+        return NULL;
+    }
+    void *items = ms_calloc(found, item_bytes);
+    if (items == NULL) {
+        *rc = ms__json_fail(array, MS_ENOMEM, "out of memory");
+        return NULL;
+    }
+    *count = (uint32_t)found;
+    return items;
+}
 
 int ms__json_item_u64(const ms__json_at *array, size_t index, uint64_t least, uint64_t most,
                       uint64_t *out)

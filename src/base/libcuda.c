@@ -1,21 +1,14 @@
 /*
- * The loader of libcuda.h: dlopen and one row per function.
+ * The driver library's functions, one row each; library.c loads them.
  */
-#include <dlfcn.h>
+#include "base/libcuda.h"
+
 #include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/fault.h"
-#include "base/libcuda.h"
-#include "base/thread.h"
+#include "base/library.h"
 
-typedef struct function_row {
-    const char *symbol;
-    size_t offset; /* of the pointer in ms__libcuda */
-} function_row;
-
-static const function_row function_rows[] = {
+static const ms__library_function function_rows[] = {
     {"cuInit", offsetof(ms__libcuda, init)},
     {"cuDeviceGetCount", offsetof(ms__libcuda, device_get_count)},
     {"cuDeviceGet", offsetof(ms__libcuda, device_get)},
@@ -40,9 +33,15 @@ static const function_row function_rows[] = {
     {"cuMemHostUnregister", offsetof(ms__libcuda, host_unregister)},
 };
 
-static ms__mutex load_lock = MS__MUTEX_INIT;
 static ms__libcuda functions;
-static bool is_loaded;
+
+static ms__library library = {
+    .what = "CUDA driver",
+    .functions = function_rows,
+    .count = sizeof function_rows / sizeof function_rows[0],
+    .table = &functions,
+    .lock = MS__MUTEX_INIT,
+};
 
 static const char *library_path(void)
 {
@@ -50,44 +49,9 @@ static const char *library_path(void)
     return chosen != NULL && chosen[0] != '\0' ? chosen : "libcuda.so.1";
 }
 
-static int resolve_all(void *library, const char *path, ms_error *err)
-{
-    ms__libcuda found;
-    for (size_t i = 0; i < sizeof function_rows / sizeof function_rows[0]; i++) {
-        void *address = dlsym(library, function_rows[i].symbol);
-        if (address == NULL) {
-            return ms_fail(err, MS_ENOTSUP, "%s has no %s", path, function_rows[i].symbol);
-        }
-        memcpy((char *)&found + function_rows[i].offset, &address, sizeof address);
-    }
-    functions = found;
-    return MS_OK;
-}
-
-static int load(ms_error *err)
-{
-    const char *path = library_path();
-    if (ms__fault(MS_FAULT_DRIVER, NULL)) {
-        return ms_fail(err, MS_ENOTSUP, "loading %s failed as a test asked", path);
-    }
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (library == NULL) {
-        return ms_fail(err, MS_ENOTSUP, "no CUDA driver: %s", dlerror());
-    }
-    int rc = resolve_all(library, path, err);
-    if (rc == MS_OK) {
-        is_loaded = true;
-    } else {
-        dlclose(library);
-    }
-    return rc;
-}
-
 int ms__libcuda_get(const ms__libcuda **out, ms_error *err)
 {
-    ms__mutex_lock(&load_lock);
-    int rc = is_loaded ? MS_OK : load(err);
-    ms__mutex_unlock(&load_lock);
+    int rc = ms__library_load(&library, library_path(), err);
     if (rc == MS_OK) {
         *out = &functions;
     }

@@ -55,7 +55,7 @@ const ms__pack_kernels ms__pack_plain = {.pack = pack_plain, .unpack = unpack_pl
 
 const ms__pack_kernels *ms__pack_select(void)
 {
-#ifdef MS_PACK_X86
+#ifdef MS_BASE_X86
     if (__builtin_cpu_supports("avx2")) {
         return &ms__pack_avx2;
     }

@@ -41,7 +41,7 @@ typedef struct ms__pack_kernels {
 
 /* The reference, for every processor. */
 extern const ms__pack_kernels ms__pack_plain;
-#ifdef MS_PACK_X86
+#ifdef MS_BASE_X86
 /* Call only where the processor has AVX2. The same results. */
 extern const ms__pack_kernels ms__pack_avx2;
 #endif

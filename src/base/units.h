@@ -63,6 +63,14 @@ static inline uint64_t ms__align_down(uint64_t value, uint64_t alignment)
     return value - value % alignment;
 }
 
+/* a / b against c / d without rounding: below 0, 0 or above 0, as for qsort(). */
+static inline int ms__compare_quotients(uint64_t a, uint64_t b, uint64_t c, uint64_t d)
+{
+    __extension__ typedef unsigned __int128 wide;
+    wide left = (wide)a * d, right = (wide)c * b;
+    return (left > right) - (left < right);
+}
+
 static inline uint64_t ms__min_u64(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;

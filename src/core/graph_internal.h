@@ -1,5 +1,5 @@
 /*
- * What graph.c, graph_check.c, graph_json.c and the tracer share about graphs.
+ * What graph.c, graph_check.c, graph_json*.c and the tracer share about graphs.
  * Nothing outside src/core includes this.
  */
 #ifndef MS_CORE_GRAPH_INTERNAL_H
@@ -10,6 +10,7 @@
 
 /* The largest number a document may hold: JSON integers are signed. */
 #define MS__GRAPH_NUMBER_MAX ((uint64_t)INT64_MAX)
+enum { MS__GRAPH_VERSION = 1 /* of the document */ };
 
 /* Name of an enumerator as documents write it; NULL out of range. */
 const char *ms__event_name(uint32_t kind);

@@ -114,22 +114,14 @@ static int read_pair(const ms__json_at *array, size_t index, const pair_list *wh
 static int read_list(const ms__json_at *object, const pair_list *which, ms_profile *profile)
 {
     ms__json_at array;
-    bool given = ms__json_has(object, which->name);
-    int rc = given ? ms__json_array(object, which->name, &array) : MS_OK;
-    size_t count = given && rc == MS_OK ? ms__json_count(&array) : 0;
-    if (rc == MS_OK && count > profile->storage_count) {
-        rc = ms__json_fail(&array, MS_EFORMAT, "more than there are storages");
-    }
-    if (rc != MS_OK) {
-        return rc;
-    }
     ms_storage_list *list = list_in(profile, which);
-    list->items = ms_calloc(count, sizeof *list->items);
-    if (list->items == NULL) {
-        return ms__json_fail(object, MS_ENOMEM, "out of memory");
+    int rc;
+    if (!ms__json_has(object, which->name)) {
+        return MS_OK;
     }
-    list->count = (uint32_t)count;
-    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+    list->items = ms__json_items(object, which->name, profile->storage_count, sizeof *list->items, &array,
+                                 &list->count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < list->count; i++) {
         rc = read_pair(&array, i, which, &list->items[i]);
     }
     return rc;

@@ -14,28 +14,12 @@ enum { CPUS_MOST = 65536, COPY_ENGINES_MOST = 64, COMPUTE_MOST = 1000, TIME_SCAL
 
 /* ---- members of more than one object ------------------------------------ */
 
-typedef struct u64_member {
-    const char *name;
-    uint64_t *target;
-} u64_member;
-
-static int read_all(const ms__json_at *object, uint64_t least, const u64_member *members,
-                    size_t count)
-{
-    int rc = MS_OK;
-    for (size_t i = 0; i < count && rc == MS_OK; i++) {
-        rc = ms__json_u64(object, members[i].name, least, INT64_MAX, members[i].target);
-    }
-    return rc;
-}
-
-#define READ_BYTES(object, ...)                                                                    \
-    read_all(object, 0, (const u64_member[]){__VA_ARGS__},                                         \
-             sizeof((const u64_member[]){__VA_ARGS__}) / sizeof(u64_member))
+#define READ_ALL(object, least, ...)                                                               \
+    ms__json_u64s(object, least, INT64_MAX, (const ms__json_u64_member[]){__VA_ARGS__},            \
+                  sizeof((const ms__json_u64_member[]){__VA_ARGS__}) / sizeof(ms__json_u64_member))
+#define READ_BYTES(object, ...) READ_ALL(object, 0, __VA_ARGS__)
 /* A rate is never 0: everybody divides by it. */
-#define READ_RATES(object, ...)                                                                    \
-    read_all(object, 1, (const u64_member[]){__VA_ARGS__},                                         \
-             sizeof((const u64_member[]){__VA_ARGS__}) / sizeof(u64_member))
+#define READ_RATES(object, ...) READ_ALL(object, 1, __VA_ARGS__)
 
 #define ONLY(object, ...)                                                                          \
     ms__json_only(object, (const char *const[]){__VA_ARGS__},                                      \

@@ -1,5 +1,5 @@
 /*
- * The tracer's state: recorded by trace.c, turned into a graph by trace_finish.c.
+ * The tracer's state: recorded by trace.c and its neighbours, turned into a graph by trace_finish.c.
  * Nothing else includes this.
  */
 #ifndef MS_CORE_TRACE_INTERNAL_H
@@ -103,7 +103,7 @@ struct ms_trace {
     bool finished;
     bool loss_outside;
 
-    ms__keymap keys;    /* address -> what it is now, see trace.c */
+    ms__keymap keys;    /* address -> what it is now, see below */
     ms__keymap save_of; /* node << 32 | life -> index into saves */
     MS__ARRAY(trace_life) lives;
     MS__ARRAY(trace_save) saves;
@@ -164,7 +164,7 @@ int ms__trace_forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node,
 int ms__trace_push(trace_program *program, ms_event event, ms_error *err);
 /* Files an event under the current node, or the optimizer. */
 int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err);
-/* trace.c: what an address is now. */
+/* trace_storages.c: what an address is now. */
 bool ms__trace_find_life(const ms_trace *trace, uint64_t key, uint32_t *life);
 bool ms__trace_is_resident(const ms_trace *trace, uint64_t key);
 int ms__trace_put_key(ms_trace *trace, uint64_t key, uint64_t value, ms_error *err);

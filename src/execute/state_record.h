@@ -1,6 +1,6 @@
 /*
  * state_record.h - how a chunk of optimizer state lies in memory and on disk: its arrays
- * one after the other. Used by optimizer_stream.c; knows nothing of files or threads.
+ * one after the other. Used by state_tensor.c and optimizer_stream.c; knows nothing of files or threads.
  */
 #ifndef MS_EXECUTE_STATE_RECORD_H
 #define MS_EXECUTE_STATE_RECORD_H

@@ -1,7 +1,7 @@
 /*
  * state_slots.h - the few buffers through which optimizer state passes, and what each
  * holds: being read ahead, being computed, being written, or kept because it could not
- * be written. Between optimizer_stream.c, which knows tensors, and the offload engine,
+ * be written. Between state_tensor.h, which knows tensors, and the offload engine,
  * which knows bytes. The stream's lock is held.
  */
 #ifndef MS_EXECUTE_STATE_SLOTS_H

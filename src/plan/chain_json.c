@@ -31,16 +31,6 @@ void ms_chain_free(ms_chain *chain)
     ms_free(chain);
 }
 
-static int read_text(const ms__json_at *object, const char *name, char **out)
-{
-    const char *text;
-    int rc = ms__json_string(object, name, &text);
-    if (rc == MS_OK && (*out = ms_strdup(text)) == NULL) {
-        rc = ms__json_fail(object, MS_ENOMEM, "out of memory");
-    }
-    return rc;
-}
-
 /* ---- links --------------------------------------------------------------------------- */
 
 /* The link's index plus 1, or 0. */
@@ -64,7 +54,7 @@ static int read_link(const ms__json_at *at, ms_chain *chain)
     }
     ms_chain_link *link = &chain->links[chain->link_count];
     rc = rc != MS_OK ? rc : ms__json_u64(at, "bytes_per_s", 1, INT64_MAX, &link->bytes_per_s);
-    rc = rc != MS_OK ? rc : read_text(at, "name", &link->name);
+    rc = rc != MS_OK ? rc : ms__json_string_copy(at, "name", &link->name);
     chain->link_count += rc == MS_OK;
     return rc;
 }
@@ -75,15 +65,10 @@ static int read_links(const ms__json_at *root, ms_chain *chain)
     if (!ms__json_has(root, "links")) {
         return MS_OK;
     }
-    int rc = ms__json_array(root, "links", &list);
-    size_t count = rc == MS_OK ? ms__json_count(&list) : 0;
-    if (count > MS_CHAIN_LINKS_MOST) {
-        return ms__json_fail(&list, MS_EFORMAT, "has %zu links, more than %d", count, MS_CHAIN_LINKS_MOST);
-    }
-    if (count > 0 && (chain->links = ms_calloc(count, sizeof *chain->links)) == NULL) {
-        return ms__json_fail(&list, MS_ENOMEM, "out of memory");
-    }
-    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+    uint32_t count;
+    int rc;
+    chain->links = ms__json_items(root, "links", MS_CHAIN_LINKS_MOST, sizeof *chain->links, &list, &count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < count; i++) {
         rc = ms__json_item_object(&list, i, &item);
         rc = rc != MS_OK ? rc : read_link(&item, chain);
     }
@@ -112,7 +97,7 @@ static int read_option(const ms__json_at *at, const ms_chain *chain, uint64_t ou
     static const char *const names[] = {"kind",          "saved_bytes",   "fwd_ns", "bwd_ns",
                                         "fwd_tmp_bytes", "bwd_tmp_bytes", "link",   "link_bytes"};
     int rc = ms__json_only(at, names, COUNT(names));
-    rc = rc != MS_OK ? rc : read_text(at, "kind", &option->kind);
+    rc = rc != MS_OK ? rc : ms__json_string_copy(at, "kind", &option->kind);
     rc = rc != MS_OK ? rc : ms__json_u64(at, "saved_bytes", 0, INT64_MAX, &option->saved_bytes);
     rc = rc != MS_OK ? rc : ms__json_u64(at, "fwd_ns", 0, INT64_MAX, &option->fwd_ns);
     rc = rc != MS_OK ? rc : ms__json_u64(at, "bwd_ns", 0, INT64_MAX, &option->bwd_ns);
@@ -127,20 +112,13 @@ static int read_option(const ms__json_at *at, const ms_chain *chain, uint64_t ou
 static int read_options(const ms__json_at *at, const ms_chain *chain, ms_chain_layer *layer)
 {
     ms__json_at list, item;
-    int rc = ms__json_array(at, "options", &list);
-    if (rc != MS_OK) {
-        return rc;
+    int rc;
+    layer->options = ms__json_items(at, "options", MS_CHAIN_OPTIONS_MOST, sizeof *layer->options, &list,
+                                    &layer->option_count, &rc);
+    if (rc == MS_OK && layer->option_count == 0) {
+        rc = ms__json_fail(&list, MS_EFORMAT, "there are no options");
     }
-    size_t count = ms__json_count(&list);
-    if (count == 0 || count > MS_CHAIN_OPTIONS_MOST) {
-        return ms__json_fail(&list, MS_EFORMAT, "has %zu options, not 1 to %d", count, MS_CHAIN_OPTIONS_MOST);
-    }
-    layer->options = ms_calloc(count, sizeof *layer->options);
-    if (layer->options == NULL) {
-        return ms__json_fail(&list, MS_ENOMEM, "out of memory");
-    }
-    layer->option_count = (uint32_t)count;
-    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+    for (uint32_t i = 0; rc == MS_OK && i < layer->option_count; i++) {
         rc = ms__json_item_object(&list, i, &item);
         rc = rc != MS_OK ? rc : read_option(&item, chain, layer->output_bytes, &layer->options[i]);
     }
@@ -151,7 +129,7 @@ static int read_layer(const ms__json_at *at, const ms_chain *chain, ms_chain_lay
 {
     static const char *const names[] = {"name", "output_bytes", "fwd_ns", "fwd_tmp_bytes", "options"};
     int rc = ms__json_only(at, names, COUNT(names));
-    rc = rc != MS_OK ? rc : read_text(at, "name", &layer->name);
+    rc = rc != MS_OK ? rc : ms__json_string_copy(at, "name", &layer->name);
     rc = rc != MS_OK ? rc : ms__json_u64(at, "output_bytes", 0, INT64_MAX, &layer->output_bytes);
     rc = rc != MS_OK ? rc : ms__json_u64(at, "fwd_ns", 0, INT64_MAX, &layer->fwd_ns);
     rc = rc != MS_OK ? rc : ms__json_u64(at, "fwd_tmp_bytes", 0, INT64_MAX, &layer->fwd_tmp_bytes);
@@ -161,20 +139,13 @@ static int read_layer(const ms__json_at *at, const ms_chain *chain, ms_chain_lay
 static int read_layers(const ms__json_at *root, ms_chain *chain)
 {
     ms__json_at list, item;
-    int rc = ms__json_array(root, "layers", &list);
-    if (rc != MS_OK) {
-        return rc;
+    int rc;
+    chain->layers = ms__json_items(root, "layers", MS_CHAIN_LAYERS_MOST, sizeof *chain->layers, &list,
+                                   &chain->layer_count, &rc);
+    if (rc == MS_OK && chain->layer_count == 0) {
+        rc = ms__json_fail(&list, MS_EFORMAT, "there are no layers");
     }
-    size_t count = ms__json_count(&list);
-    if (count == 0 || count > MS_CHAIN_LAYERS_MOST) {
-        return ms__json_fail(&list, MS_EFORMAT, "has %zu layers, not 1 to %d", count, MS_CHAIN_LAYERS_MOST);
-    }
-    chain->layers = ms_calloc(count, sizeof *chain->layers);
-    if (chain->layers == NULL) {
-        return ms__json_fail(&list, MS_ENOMEM, "out of memory for %zu layers", count);
-    }
-    chain->layer_count = (uint32_t)count;
-    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+    for (uint32_t i = 0; rc == MS_OK && i < chain->layer_count; i++) {
         rc = ms__json_item_object(&list, i, &item);
         rc = rc != MS_OK ? rc : read_layer(&item, chain, &chain->layers[i]);
     }

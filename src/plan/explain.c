@@ -6,7 +6,6 @@
 
 #include "base/units.h"
 #include "plan/plan_internal.h"
-#include "plan/text.h"
 
 /* "layer h.3", "layer h.3 (call 2)", "root work 1". */
 static void add_node(ms__text *text, const ms_plan_entry *entry)
@@ -231,11 +230,10 @@ static void explain_options(ms__text *text, const ms_plan *plan)
 
 static void explain_packing(ms__text *text, const ms_plan *plan)
 {
-    uint32_t tensors, packed = ms__plan_packed(plan, &tensors);
+    uint32_t tensors;
+    (void)ms__plan_packed(plan, &tensors);
     if (tensors > 0) {
-        ms__text_add(text, "  masks      %u of %u saved tensors of two values become bits: %s of them", packed, tensors,
-                     ms__text_bytes(plan->replay.packed_bytes).text);
-        ms__text_add(text, ", which takes %s a step\n", ms__text_ns(plan->replay.packing_ns).text);
+        ms__plan_add_packed(text, "  masks      ", plan);
     }
 }
 

@@ -18,8 +18,6 @@
 #include "base/units.h"
 #include "plan/explain_internal.h"
 
-__extension__ typedef unsigned __int128 wide;
-
 /* What a node can give up at most with a technique, and what that costs at least. */
 typedef struct offer {
     uint64_t bytes, ns;
@@ -125,16 +123,16 @@ static void collect_offers(bound *b, uint32_t technique)
 
 /* ---- the relaxation ---------------------------------------------------------------------------- */
 
-/* a.ns / a.bytes < b.ns / b.bytes, in 128 bits. */
 static bool cheaper(const offer *a, const offer *b)
 {
-    return (wide)a->ns * b->bytes < (wide)b->ns * a->bytes;
+    return ms__compare_quotients(a->ns, a->bytes, b->ns, b->bytes) < 0;
 }
 
 static int by_rate(const void *left, const void *right)
 {
     const offer *a = left, *b = right;
-    return cheaper(a, b) ? -1 : cheaper(b, a) ? 1 : (a->bytes > b->bytes) - (a->bytes < b->bytes);
+    int order = ms__compare_quotients(a->ns, a->bytes, b->ns, b->bytes);
+    return order != 0 ? order : (a->bytes > b->bytes) - (a->bytes < b->bytes);
 }
 
 /* Cuts a node's lower convex hull from {0, 0} on into slices, each dearer per byte than

@@ -96,20 +96,9 @@ static int read_part(const ms__json_at *at, ms_peak_part *part)
 static int read_parts(const ms__json_at *peak, ms_explanation *why)
 {
     ms__json_at list, item;
-    int rc = ms__json_array(peak, "parts", &list);
-    size_t count = rc == MS_OK ? ms__json_count(&list) : 0;
-    if (rc == MS_OK && count > PARTS_MOST) {
-        rc = ms__json_fail(&list, MS_EFORMAT, "more than %d parts", PARTS_MOST);
-    }
-    if (rc != MS_OK) {
-        return rc;
-    }
-    why->parts = ms_calloc(count > 0 ? count : 1, sizeof *why->parts);
-    if (why->parts == NULL) {
-        return ms__json_fail(&list, MS_ENOMEM, "out of memory for %zu parts", count);
-    }
-    why->part_count = (uint32_t)count;
-    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+    int rc;
+    why->parts = ms__json_items(peak, "parts", PARTS_MOST, sizeof *why->parts, &list, &why->part_count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < why->part_count; i++) {
         rc = ms__json_item_object(&list, i, &item);
         rc = rc != MS_OK ? rc : read_part(&item, &why->parts[i]);
     }

@@ -196,15 +196,12 @@ typedef struct step {
     uint64_t cost_ns;
 } step;
 
-__extension__ typedef unsigned __int128 wide;
-
 /* Is a better than b: more bytes for each nanosecond? Ties: the earlier node. */
 static bool cheaper(const step *a, const step *b)
 {
-    wide left = (wide)a->freed_bytes * (b->cost_ns + 1);
-    wide right = (wide)b->freed_bytes * (a->cost_ns + 1);
-    if (left != right) {
-        return left > right;
+    int order = ms__compare_quotients(a->freed_bytes, a->cost_ns + 1, b->freed_bytes, b->cost_ns + 1);
+    if (order != 0) {
+        return order > 0;
     }
     return a->node != b->node ? a->node < b->node : a->technique < b->technique;
 }

@@ -11,8 +11,6 @@
 #include "base/units.h"
 #include "plan/search.h"
 
-__extension__ typedef unsigned __int128 wide;
-
 /* All of them first: should replays run out, it is the finer parts that are missed. */
 static const uint32_t parts[] = {8, 4, 2, 6, 1, 3, 5, 7};
 enum { BASES_MOST = 32, PARTS = sizeof parts / sizeof parts[0] };
@@ -31,9 +29,9 @@ typedef struct items {
 static int by_price(const void *left, const void *right)
 {
     const item *a = left, *b = right;
-    wide mine = (wide)a->ns * b->saved_bytes, others = (wide)b->ns * a->saved_bytes;
-    if (mine != others) {
-        return mine < others ? -1 : 1;
+    int order = ms__compare_quotients(a->ns, a->saved_bytes, b->ns, b->saved_bytes);
+    if (order != 0) {
+        return order;
     }
     return a->node != b->node ? (a->node > b->node) - (a->node < b->node) : (a->rank > b->rank) - (a->rank < b->rank);
 }

@@ -6,6 +6,7 @@
 #define MS_PLAN_PLAN_INTERNAL_H
 
 #include "plan/select.h"
+#include "plan/text.h"
 
 /* A plan of the graph's model and shapes with entries of zeros, KEEP everywhere; NULL
  * when memory is out. Graph may be NULL. */
@@ -55,6 +56,8 @@ void ms__plan_fill_options(ms__search *search, const ms__variant *chosen, ms_pla
 
 /* How many saved tensors of two values become bits, and how many of them there are. */
 uint32_t ms__plan_packed(const ms_plan *plan, uint32_t *tensors);
+/* The line that says so, with the bytes and what it takes (table.c). */
+void ms__plan_add_packed(ms__text *text, const char *label, const ms_plan *plan);
 
 /* How many layers (nodes that are not the root's) use each technique. */
 void ms__plan_count(const ms_plan *plan, uint32_t counts[MS_TECHNIQUE_COUNT]);

@@ -177,6 +177,13 @@ char *ms_plan_to_json(const ms_plan *plan)
 
 /* ---- reading ------------------------------------------------------------------------- */
 
+/* All members were read: there are no others where there are as many. */
+static int check_count(const ms__json_at *object, size_t count)
+{
+    return ms__json_count(object) == count ? MS_OK
+                                           : ms__json_fail(object, MS_EFORMAT, "has members that are not known");
+}
+
 static int read_numbers(const ms__json_at *object, const number *table, size_t count, void *base)
 {
     for (size_t i = 0; i < count; i++) {
@@ -235,10 +242,7 @@ static int read_replay(const ms__json_at *root, const char *name, ms_replay *rep
     rc = rc != MS_OK ? rc : ms__json_bool(&at, "peak_in_backward", &replay->peak_in_backward);
     bool packs = rc == MS_OK && ms__json_has(&at, replay_packing[0].name);
     rc = packs ? read_numbers(&at, replay_packing, COUNT(replay_packing), replay) : rc;
-    if (rc == MS_OK && ms__json_count(&at) != COUNT(replay_numbers) + 2 + (packs ? COUNT(replay_packing) : 0)) {
-        rc = ms__json_fail(&at, MS_EFORMAT, "has members that are not known");
-    }
-    return rc;
+    return rc != MS_OK ? rc : check_count(&at, COUNT(replay_numbers) + 2 + (packs ? COUNT(replay_packing) : 0));
 }
 
 static int read_pressure(const ms__json_at *root, ms_pressure *pressure)
@@ -249,10 +253,7 @@ static int read_pressure(const ms__json_at *root, ms_pressure *pressure)
     rc = rc != MS_OK ? rc : ms__json_bool(&at, "budget_given", &pressure->budget_given);
     rc = rc != MS_OK ? rc : ms__json_bool(&at, "comfortable", &pressure->comfortable);
     rc = rc != MS_OK ? rc : ms__json_bool(&at, "forced", &pressure->forced);
-    if (rc == MS_OK && ms__json_count(&at) != COUNT(pressure_numbers) + 3) {
-        rc = ms__json_fail(&at, MS_EFORMAT, "has members that are not known");
-    }
-    return rc;
+    return rc != MS_OK ? rc : check_count(&at, COUNT(pressure_numbers) + 3);
 }
 
 static int read_settings(const ms__json_at *root, ms_plan *plan)
@@ -260,10 +261,7 @@ static int read_settings(const ms__json_at *root, ms_plan *plan)
     ms__json_at at;
     int rc = ms__json_object(root, "settings", &at);
     rc = rc != MS_OK ? rc : read_numbers(&at, setting_numbers, COUNT(setting_numbers), plan);
-    if (rc == MS_OK && ms__json_count(&at) != COUNT(setting_numbers)) {
-        rc = ms__json_fail(&at, MS_EFORMAT, "has members that are not known");
-    }
-    return rc;
+    return rc != MS_OK ? rc : check_count(&at, COUNT(setting_numbers));
 }
 
 static int read_assumed(const ms__json_at *root, ms_plan *plan)
@@ -288,10 +286,7 @@ static int read_packing(const ms__json_at *entry, ms_plan_packing *packing)
     rc = rc != MS_OK ? rc : read_rule(&at, &packing->rule);
     rc = rc != MS_OK ? rc : ms__json_u32(&at, "runner_up", 0, packing->tensors, &packing->runner_up);
     rc = rc != MS_OK ? rc : read_numbers(&at, packing_numbers, COUNT(packing_numbers), packing);
-    if (rc == MS_OK && ms__json_count(&at) != COUNT(packing_numbers) + 4) {
-        rc = ms__json_fail(&at, MS_EFORMAT, "has members that are not known");
-    }
-    return rc;
+    return rc != MS_OK ? rc : check_count(&at, COUNT(packing_numbers) + 4);
 }
 
 static int read_entry(const ms__json_at *at, const ms_plan *plan, ms_plan_entry *entry)
@@ -306,10 +301,7 @@ static int read_entry(const ms__json_at *at, const ms_plan *plan, ms_plan_entry 
     rc = rc != MS_OK ? rc : ms__selections_read_entry(at, plan, entry);
     rc = rc != MS_OK ? rc : read_packing(at, &entry->packing);
     size_t optional = (entry->selection != 0) + (entry->packing.tensors != 0);
-    if (rc == MS_OK && ms__json_count(at) != COUNT(entry_numbers) + 6 + optional) {
-        rc = ms__json_fail(at, MS_EFORMAT, "has members that are not known");
-    }
-    return rc;
+    return rc != MS_OK ? rc : check_count(at, COUNT(entry_numbers) + 6 + optional);
 }
 
 static int read_option(const ms__json_at *at, ms_step_option which, ms_plan_option *option)
@@ -321,10 +313,7 @@ static int read_option(const ms__json_at *at, ms_step_option which, ms_plan_opti
     rc = rc != MS_OK ? rc : ms__json_enum(at, "exactness", &class_name, 1, &only);
     rc = rc != MS_OK ? rc : read_rule(at, &option->rule);
     rc = rc != MS_OK ? rc : read_numbers(at, option_numbers, COUNT(option_numbers), option);
-    if (rc == MS_OK && ms__json_count(at) != COUNT(option_numbers) + 4) {
-        rc = ms__json_fail(at, MS_EFORMAT, "has members that are not known");
-    }
-    return rc;
+    return rc != MS_OK ? rc : check_count(at, COUNT(option_numbers) + 4);
 }
 
 /* The options in their order, or the first of them: a plan made before an option existed
@@ -350,20 +339,10 @@ static int read_options(const ms__json_at *root, ms_plan *plan)
 static int read_entries(const ms__json_at *root, ms_plan *plan)
 {
     ms__json_at list, item;
-    int rc = ms__json_array(root, "entries", &list);
-    if (rc != MS_OK) {
-        return rc;
-    }
-    size_t count = ms__json_count(&list);
-    if (count > ENTRIES_MOST) {
-        return ms__json_fail(&list, MS_EFORMAT, "more than %d entries", ENTRIES_MOST);
-    }
-    plan->entries = ms_calloc(count, sizeof *plan->entries);
-    if (plan->entries == NULL) {
-        return ms__json_fail(&list, MS_ENOMEM, "out of memory for %zu entries", count);
-    }
-    for (size_t i = 0; rc == MS_OK && i < count; i++) {
-        plan->entry_count = (uint32_t)i + 1;
+    int rc;
+    plan->entries =
+        ms__json_items(root, "entries", ENTRIES_MOST, sizeof *plan->entries, &list, &plan->entry_count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < plan->entry_count; i++) {
         rc = ms__json_item_object(&list, i, &item);
         rc = rc != MS_OK ? rc : read_entry(&item, plan, &plan->entries[i]);
     }

@@ -200,17 +200,10 @@ static int read_two_valued(const ms__json_at *item, ms_selection *selection)
     if (!ms__json_has(item, "two_valued")) {
         return MS_OK;
     }
-    int rc = ms__json_array(item, "two_valued", &list);
-    size_t count = rc == MS_OK ? ms__json_count(&list) : 0;
-    if (count > selection->slot_count) {
-        return ms__json_fail(&list, MS_EFORMAT, "more than the %u slots", selection->slot_count);
-    }
-    selection->two_valued = ms_calloc(count, sizeof *selection->two_valued);
-    if (rc == MS_OK && selection->two_valued == NULL) {
-        return ms__json_fail(&list, MS_ENOMEM, "out of memory");
-    }
-    for (size_t i = 0; rc == MS_OK && i < count; i++) {
-        selection->two_valued_count = (uint32_t)i + 1;
+    int rc;
+    selection->two_valued = ms__json_items(item, "two_valued", selection->slot_count, sizeof *selection->two_valued,
+                                           &list, &selection->two_valued_count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < selection->two_valued_count; i++) {
         rc = read_one_two_valued(&list, i, selection);
     }
     return rc;
@@ -242,19 +235,10 @@ int ms__selections_read(const ms__json_at *root, ms_plan *plan)
     if (!ms__json_has(root, "selections")) {
         return MS_OK;
     }
-    int rc = ms__json_array(root, "selections", &list);
-    if (rc == MS_OK && ms__json_count(&list) > SELECTIONS_MOST) {
-        rc = ms__json_fail(&list, MS_EFORMAT, "more than %d selections", SELECTIONS_MOST);
-    }
-    if (rc != MS_OK) {
-        return rc;
-    }
-    plan->selections = ms_calloc(ms__json_count(&list), sizeof *plan->selections);
-    if (plan->selections == NULL) {
-        return ms__json_fail(&list, MS_ENOMEM, "out of memory");
-    }
-    for (size_t i = 0; rc == MS_OK && i < ms__json_count(&list); i++) {
-        plan->selection_count = (uint32_t)i + 1;
+    int rc;
+    plan->selections = ms__json_items(root, "selections", SELECTIONS_MOST, sizeof *plan->selections, &list,
+                                      &plan->selection_count, &rc);
+    for (uint32_t i = 0; rc == MS_OK && i < plan->selection_count; i++) {
         rc = ms__json_item_object(&list, i, &item);
         rc = rc != MS_OK ? rc : read_selection(&item, &plan->selections[i]);
     }

@@ -428,6 +428,13 @@ static inline uint64_t ms__sim_resident(const ms__sim *sim)
     return sim->live_bytes + sim->small_peak_bytes + sim->extra_bytes;
 }
 
+/* What is live and cached now counts towards the most that was; only where there is a cache. */
+static inline void ms__cache_note_held(ms__sim *sim)
+{
+    uint64_t held = ms__sim_resident(sim) + sim->cache.cached_bytes;
+    sim->cache.held_peak_bytes = held > sim->cache.held_peak_bytes ? held : sim->cache.held_peak_bytes;
+}
+
 /* sim_cache.c */
 void ms__cache_reset(ms__sim *sim, uint64_t ceiling_bytes);
 /* A map of the class is needed: bytes of it to fault in, for which there is room then; 0: the

@@ -8,8 +8,6 @@
 #include "base/units.h"
 #include "plan/sim_nodes.h"
 
-__extension__ typedef unsigned __int128 wide;
-
 /* Bits are kept in one block with a few words that say what they stand for. */
 enum { HEADER_BYTES = 48 };
 
@@ -42,7 +40,8 @@ static ms__sim_bits measure(const ms__sim *sim, uint64_t storage_bytes, uint64_t
 /* Whether a byte less costs less by `a` than by `b`. */
 static bool is_cheaper(const ms__sim_bits *a, const ms__sim_bits *b)
 {
-    return (wide)(a->pack_ns + a->unpack_ns) * b->saved_bytes < (wide)(b->pack_ns + b->unpack_ns) * a->saved_bytes;
+    return ms__compare_quotients(a->pack_ns + a->unpack_ns, a->saved_bytes, b->pack_ns + b->unpack_ns,
+                                 b->saved_bytes) < 0;
 }
 
 /* Of those that cost the same, the one that is saved first comes first. Node programs list a

@@ -22,8 +22,7 @@ static void note_peak(ms__sim *sim)
 {
     ms__sim_note_live(sim);
     if (sim->cache.on) {
-        uint64_t held = ms__sim_resident(sim) + sim->cache.cached_bytes;
-        sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);
+        ms__cache_note_held(sim);
     }
 }
 

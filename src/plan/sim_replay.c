@@ -62,6 +62,32 @@ static void drop_all(ms__sim *sim, const ms__sim_node *node)
     }
 }
 
+/* ---- either way ------------------------------------------------------------------ */
+
+/* What an event does in forward as in backward. */
+static void run_op(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
+{
+    switch (op->kind) {
+    case MS_EVENT_ALLOC:
+        ms__sim_begin_life(sim, ms__sim_instance_of(node, op->storage));
+        break;
+    case MS_EVENT_FREE:
+        free_natural(sim, ms__sim_instance_of(node, op->storage));
+        break;
+    case MS_EVENT_DROP:
+        drop(sim, node, op->storage, &sim->slots[node->first_slot + op->value]);
+        break;
+    case MS_EVENT_WORK:
+        ms__sim_spend(sim, op->value);
+        break;
+    case MS__OP_STRETCH:
+        ms__sim_stretch(sim, node->profile, &node->profile->stretches[op->value]);
+        break;
+    default:
+        break;
+    }
+}
+
 /* ---- forward -------------------------------------------------------------------- */
 
 static void store_slot(ms__sim *sim, ms__slot *slot, uint32_t instance, uint32_t tier)
@@ -89,22 +115,12 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
     if (ms__bits_made(sim, node, (uint32_t)op->value, slot)) {
         return;
     }
-    switch (ms_technique_rest(technique)) {
-    case MS_TECHNIQUE_RECOMPUTE:
-    case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
-    case MS_TECHNIQUE_RECOMPUTE_JOINED:
-    case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
-    case MS_TECHNIQUE_RECOMPUTE_NESTED_2:
-    case MS_TECHNIQUE_RECOMPUTE_NESTED_3:
+    if (ms_technique_replays(technique)) {
         slot->state = MS__SLOT_LOST;
-        return;
-    case MS_TECHNIQUE_OFFLOAD_HOST:
-    case MS_TECHNIQUE_OFFLOAD_DISK:
+    } else if (ms_technique_moves(technique)) {
         store_slot(sim, slot, instance, tier_of(sim, technique));
-        return;
-    default:
+    } else {
         ms__sim_hold_slot(sim, slot, instance, MS__SLOT_HELD);
-        return;
     }
 }
 
@@ -164,27 +180,10 @@ void ms__sim_run_forward(ms__sim *sim, uint32_t index)
     for (uint32_t i = 0; i < count; i++) {
         const ms__op *op = &ops[i];
         sim->current_event = i;
-        switch (op->kind) {
-        case MS_EVENT_ALLOC:
-            ms__sim_begin_life(sim, ms__sim_instance_of(node, op->storage));
-            break;
-        case MS_EVENT_FREE:
-            free_natural(sim, ms__sim_instance_of(node, op->storage));
-            break;
-        case MS_EVENT_SAVE:
+        if (op->kind == MS_EVENT_SAVE) {
             save(sim, node, technique, op);
-            break;
-        case MS_EVENT_DROP:
-            drop(sim, node, op->storage, &sim->slots[node->first_slot + op->value]);
-            break;
-        case MS_EVENT_WORK:
-            ms__sim_spend(sim, op->value);
-            break;
-        case MS__OP_STRETCH:
-            ms__sim_stretch(sim, node->profile, &node->profile->stretches[op->value]);
-            break;
-        default:
-            break;
+        } else {
+            run_op(sim, node, op);
         }
     }
     let_go_of_set(sim, node, technique);
@@ -225,30 +224,13 @@ void ms__sim_run_backward(ms__sim *sim, uint32_t index)
     for (uint32_t i = 0; i < count; i++) {
         const ms__op *op = &ops[i];
         sim->current_event = i;
-        switch (op->kind) {
-        case MS_EVENT_ALLOC:
-            ms__sim_begin_life(sim, ms__sim_instance_of(node, op->storage));
-            if (sim->expects) {
-                ms__sim_leave_loss(sim);
-            }
-            break;
-        case MS_EVENT_FREE:
-            free_natural(sim, ms__sim_instance_of(node, op->storage));
-            break;
-        case MS_EVENT_NEED:
+        if (op->kind == MS_EVENT_NEED) {
             need(sim, node, op);
-            break;
-        case MS_EVENT_DROP:
-            drop(sim, node, op->storage, &sim->slots[node->first_slot + op->value]);
-            break;
-        case MS_EVENT_WORK:
-            ms__sim_spend(sim, op->value);
-            break;
-        case MS__OP_STRETCH:
-            ms__sim_stretch(sim, node->profile, &node->profile->stretches[op->value]);
-            break;
-        default:
-            break;
+        } else {
+            run_op(sim, node, op);
+        }
+        if (sim->expects && op->kind == MS_EVENT_ALLOC) {
+            ms__sim_leave_loss(sim);
         }
     }
     drop_all(sim, node);

@@ -18,6 +18,16 @@ static bool steps_in_maps(const ms__sim *sim)
     return sim->cache.on && sim->step_copies > 0;
 }
 
+/* More is live than before, without an allocation that would have told. */
+static void note_more(ms__sim *sim)
+{
+    ms__sim_note_live(sim);
+    if (sim->cache.on) {
+        ms__cache_squeeze(sim, 0);
+        ms__cache_note_held(sim);
+    }
+}
+
 static void enter_phase(ms__sim *sim, ms__phase phase, bool first)
 {
     sim->phase = phase;
@@ -27,12 +37,7 @@ static void enter_phase(ms__sim *sim, ms__phase phase, bool first)
     }
     sim->peaks[phase].node = sim->current_node;
     sim->current_event = 0;
-    ms__sim_note_live(sim);
-    if (sim->cache.on) {
-        ms__cache_squeeze(sim, 0);
-        uint64_t held = ms__sim_resident(sim) + sim->cache.cached_bytes;
-        sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);
-    }
+    note_more(sim);
 }
 
 /* The optimizer steps one parameter after another, in their order, which is not backward's: what
@@ -49,8 +54,7 @@ static void step_parameters(ms__sim *sim)
         for (uint32_t k = 0; k < sim->step_copies; k++) {
             (void)ms__cache_take(sim, class_id);
             sim->live_bytes += sim->class_bytes[class_id];
-            uint64_t held = ms__sim_resident(sim) + sim->cache.cached_bytes;
-            sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);
+            ms__cache_note_held(sim);
         }
         for (uint32_t k = 0; k < sim->step_copies; k++) {
             sim->live_bytes -= sim->class_bytes[class_id];
@@ -77,12 +81,7 @@ static void note_sample(const ms__sim *sim, uint64_t fixed_bytes, ms_sample **sa
 static void hold_bytes(ms__sim *sim, uint64_t bytes)
 {
     sim->live_bytes += bytes;
-    ms__sim_note_live(sim);
-    if (sim->cache.on) {
-        ms__cache_squeeze(sim, 0);
-        uint64_t held = ms__sim_resident(sim) + sim->cache.cached_bytes;
-        sim->cache.held_peak_bytes = ms__max_u64(sim->cache.held_peak_bytes, held);
-    }
+    note_more(sim);
 }
 
 /* A loss outside the model: what it may hold is alive from the end of forward until the

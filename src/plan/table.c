@@ -6,7 +6,6 @@
 
 #include "base/units.h"
 #include "plan/plan_internal.h"
-#include "plan/text.h"
 
 static void add_machine(ms__text *text, const ms_hardware *hardware)
 {
@@ -72,13 +71,19 @@ static void add_options(ms__text *text, const ms_plan *plan)
     ms__text_add(text, any ? "\n" : "");
 }
 
-static void add_packing(ms__text *text, const ms_plan *plan)
+void ms__plan_add_packed(ms__text *text, const char *label, const ms_plan *plan)
 {
     uint32_t tensors, packed = ms__plan_packed(plan, &tensors);
-    if (packed > 0) {
-        ms__text_add(text, "  masks       %u of %u as bits: %s of them", packed, tensors,
-                     ms__text_bytes(plan->replay.packed_bytes).text);
-        ms__text_add(text, ", costs %s\n", ms__text_ns(plan->replay.packing_ns).text);
+    ms__text_add(text, "%s%u of %u saved tensors of two values become bits: %s of them", label, packed, tensors,
+                 ms__text_bytes(plan->replay.packed_bytes).text);
+    ms__text_add(text, ", which takes %s a step\n", ms__text_ns(plan->replay.packing_ns).text);
+}
+
+static void add_packing(ms__text *text, const ms_plan *plan)
+{
+    uint32_t tensors;
+    if (ms__plan_packed(plan, &tensors) > 0) {
+        ms__plan_add_packed(text, "  masks       ", plan);
     }
 }
 

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .lazy_logits import LazyLogits, can_defer, deferred, keeps_rows, with_values
+from .modes import leave
 
 if TYPE_CHECKING:
     from .tracer import LiveTracer
@@ -50,17 +51,12 @@ class LossMode(TorchFunctionMode):
 
     def start(self) -> None:
         """Begins to look."""
-        torch.overrides._push_mode(self)
+        self.__enter__()
 
     def stop(self) -> None:
         """Ends it; modes that were begun later stay on. Nothing happens a second time."""
-        above = []
-        if not any(mode is self for mode in torch.overrides._get_current_function_mode_stack()):
-            return
-        while (mode := torch.overrides._pop_mode()) is not self:
-            above.append(mode)
-        for mode in reversed(above):
-            torch.overrides._push_mode(mode)
+        modes = torch.overrides
+        leave(self, modes._get_current_function_mode_stack, modes._pop_mode, modes._push_mode)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -21,7 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import _core
 from .operand_types import OperandTypes
-from .tracer import LiveTracer, tensors_of
+from .tracer import LiveTracer
+from .walk import tensors_of
 
 __all__ = ["StaticTracer", "know", "libraries_branch_on_values"]
 

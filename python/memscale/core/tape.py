@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
-    _get_current_dispatch_mode,
     _get_current_dispatch_mode_stack,
     _pop_mode,
     _push_mode,
 )
 
 from ..errors import IntegrationError
+from .modes import leave
 from .tracer import is_maker
 from .walk import tensors_of
 
@@ -162,19 +162,9 @@ class Tape(TorchDispatchMode):
         """The call is over, well or not: what can be made again is dropped now. Modes that
         were begun later stay on."""
         self._is_noting = False
-        self._leave()
+        leave(self, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
         self._settle()
         self._forget()
-
-    def _leave(self) -> None:
-        if not any(mode is self for mode in _get_current_dispatch_mode_stack()):
-            return
-        above = []
-        while _get_current_dispatch_mode() is not self:
-            above.append(_pop_mode())
-        self.__exit__(None, None, None)
-        for mode in reversed(above):
-            _push_mode(mode)
 
     def _forget(self) -> None:
         self._values = {}

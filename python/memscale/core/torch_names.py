@@ -42,7 +42,6 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
         "_C._DisableAutocast",
         "_C._SetExcludeDispatchKeyGuard",
         "_C.DispatchKey.ADInplaceOrView",
-        "utils._python_dispatch._get_current_dispatch_mode",
         "utils._python_dispatch._get_current_dispatch_mode_stack",
         "utils._python_dispatch._pop_mode",
         "utils._python_dispatch._push_mode",

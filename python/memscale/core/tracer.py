@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _core
 from .arguments import Arguments, plain_tensors
+from .walk import tensors_of
 
-__all__ = ["NO_NODE", "LiveTracer", "first_output", "is_maker", "plain_leaves", "tensors_of"]
+__all__ = ["NO_NODE", "LiveTracer", "first_output", "is_maker", "plain_leaves"]
 
 NO_NODE = 0xFFFFFFFF
 """What `saved()` gives as node while the tracer is not listening."""
@@ -433,20 +434,6 @@ def _bytes(tensor: torch.Tensor) -> int:
     if tensor.layout is torch.strided:
         return tensor.nbytes
     return sum(storage.nbytes() for storage in _storages(tensor))
-
-
-def tensors_of(values: Any) -> Iterator[torch.Tensor]:
-    """Tensors among an operator's arguments or results: they nest two deep at most."""
-    if isinstance(values, torch.Tensor):
-        yield values
-        return
-    if not isinstance(values, Iterable) or isinstance(values, str):
-        return
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from tensors_of(value)
 
 
 def _keys(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, ...]:

@@ -10,8 +10,13 @@ import torch
 __all__ = ["functions_of", "leaves_of", "mapped", "tensors_of"]
 
 
-def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among values, in lists and tuples too."""
+def tensors_of(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among an operator's arguments or results, in lists and tuples too; a single one is itself."""
+    if isinstance(values, torch.Tensor):
+        yield values
+        return
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        return
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

@@ -106,6 +106,37 @@ static void errors_name_the_place(void **state)
     json_decref(tree);
 }
 
+static void a_list_gets_room_for_its_items(void **state)
+{
+    (void)state;
+    parse_well("{\"three\": [1, 2, 3], \"none\": [], \"number\": 3}");
+    ms__json_at array;
+    uint32_t count = 9;
+    int rc;
+    uint64_t *items = ms__json_items(&root, "three", 3, sizeof *items, &array, &count, &rc);
+    assert_ms_ok(rc, err);
+    assert_int_equal(count, 3);
+    assert_int_equal(items[0] | items[1] | items[2], 0);
+    assert_int_equal(ms__json_count(&array), 3);
+    ms_free(items);
+    items = ms__json_items(&root, "none", 0, sizeof *items, &array, &count, &rc);
+    assert_ms_ok(rc, err);
+    assert_int_equal(count, 0);
+    assert_non_null(items);
+    ms_free(items);
+    assert_null(ms__json_items(&root, "three", 2, sizeof *items, &array, &count, &rc));
+    assert_ms_fails(rc, MS_EFORMAT, err, "$.three: has 3 items, more than 2");
+    assert_int_equal(count, 0);
+    assert_null(ms__json_items(&root, "number", 9, sizeof *items, &array, &count, &rc));
+    assert_ms_fails(rc, MS_EFORMAT, err, "$.number: expected an array");
+    ms_fault_arm(MS_FAULT_ALLOC, 1, ENOMEM);
+    assert_null(ms__json_items(&root, "three", 3, sizeof *items, &array, &count, &rc));
+    ms_fault_disarm_all();
+    assert_ms_fails(rc, MS_ENOMEM, err, "$.three: out of memory");
+    assert_int_equal(count, 0);
+    json_decref(tree);
+}
+
 static void wrong_types_and_ranges_are_refused(void **state)
 {
     (void)state;
@@ -410,6 +441,7 @@ int main(void)
         cmocka_unit_test(values_of_every_type_are_read),
         cmocka_unit_test(absent_and_null_members_take_the_fallback),
         cmocka_unit_test(errors_name_the_place),
+        cmocka_unit_test(a_list_gets_room_for_its_items),
         cmocka_unit_test(wrong_types_and_ranges_are_refused),
         cmocka_unit_test(versions_outside_the_range_are_refused),
         cmocka_unit_test(unknown_members_are_refused_where_asked),

@@ -39,6 +39,18 @@ static void scaling_uses_128_bits(void **state)
     assert_int_equal(ms__mul_div_up(1, 1, 0), UINT64_MAX);
 }
 
+static void quotients_are_compared_without_rounding(void **state)
+{
+    (void)state;
+    assert_true(ms__compare_quotients(1, 3, 1, 2) < 0);
+    assert_true(ms__compare_quotients(1, 2, 1, 3) > 0);
+    assert_int_equal(ms__compare_quotients(2, 4, 1, 2), 0);
+    /* Products above 64 bits, a quotient's difference far below that of two doubles. */
+    assert_true(ms__compare_quotients(UINT64_MAX - 1, UINT64_MAX, UINT64_MAX - 2, UINT64_MAX - 1) > 0);
+    assert_int_equal(ms__compare_quotients(UINT64_MAX, UINT64_MAX, 1, 1), 0);
+    assert_int_equal(ms__compare_quotients(0, 5, 0, 7), 0);
+}
+
 static void alignment_goes_to_multiples(void **state)
 {
     (void)state;
@@ -93,6 +105,7 @@ int main(void)
         cmocka_unit_test(sums_and_products_saturate),
         cmocka_unit_test(the_checked_product_leaves_the_result_alone_on_overflow),
         cmocka_unit_test(scaling_uses_128_bits),
+        cmocka_unit_test(quotients_are_compared_without_rounding),
         cmocka_unit_test(alignment_goes_to_multiples),
         cmocka_unit_test(texts_of_bytes_have_two_decimals),
         cmocka_unit_test(texts_of_times_have_two_decimals),

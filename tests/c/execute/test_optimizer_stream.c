@@ -9,21 +9,8 @@
 #include <unistd.h>
 
 #include "base/thread.h"
-#include "memscale/optimizer_stream.h"
+#include "state_twins.h"
 #include "test_common.h"
-
-/* A full chunk and a short one of fp32 moments. */
-#define BIG ((uint64_t)512 * 1024 + 777)
-#define SMALL ((uint64_t)20 * 1024 + 3)
-
-enum { TENSORS = 3, THREADS = 2 };
-
-static char spill_dir[] = "/var/tmp/memscale-stream-XXXXXX";
-
-static const ms_adamw_group group = {
-    .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 1.0};
-
-static const uint64_t counts[TENSORS] = {BIG, SMALL, BIG / 2};
 
 static int nothing_left(void **state)
 {
@@ -32,168 +19,14 @@ static int nothing_left(void **state)
     return ms_memory_live_bytes() == 0 ? 0 : -1;
 }
 
-/* ---- twins: the same tensors with state in memory and on disk ------------------------ */
-
-typedef struct twin {
-    ms_optimizer_form form;
-    ms_adamw_tensor memory; /* state and all */
-    ms_adamw_tensor disk;   /* parameter and gradient */
-    uint64_t id;
-    unsigned char *arrays[MS_PART_COUNT];
-} twin;
-
-static size_t width(const ms_optimizer_form *form)
-{
-    return form->weights == MS_ADAMW_FP32 ? 4 : 2;
-}
-
-/* Finite values of the tensor's own type. */
-static void fill(const twin *t, void *values, uint64_t seed)
-{
-    for (uint64_t i = 0; i < t->form.count; i++) {
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        float value = ((float)(seed >> 40) - 0x1p23f) * 0x1p-24f;
-        if (t->form.weights == MS_ADAMW_FP32) {
-            ((float *)values)[i] = value;
-        } else {
-            uint32_t bits;
-            memcpy(&bits, &value, sizeof bits);
-            ((uint16_t *)values)[i] = (uint16_t)(bits >> 16);
-        }
-    }
-}
-
-static void bind_arrays(ms_adamw_tensor *tensor, unsigned char *const arrays[MS_PART_COUNT])
-{
-    tensor->exp_avg = arrays[MS_PART_EXP_AVG];
-    tensor->exp_avg_sq = arrays[MS_PART_EXP_AVG_SQ];
-    tensor->max_exp_avg_sq = (float *)arrays[MS_PART_MAX_EXP_AVG_SQ];
-    tensor->extra = arrays[MS_PART_EXTRA];
-    tensor->exp_avg_absmax = (float *)arrays[MS_PART_EXP_AVG_ABSMAX];
-    tensor->exp_avg_sq_absmax = (float *)arrays[MS_PART_EXP_AVG_SQ_ABSMAX];
-}
-
-static void twin_open(twin *t, ms_optimizer_stream *stream, ms_optimizer_form form, uint64_t seed)
-{
-    ms_error err = {0};
-    uint64_t bytes[MS_PART_COUNT];
-    memset(t, 0, sizeof *t);
-    t->form = form;
-    assert_ms_ok(ms_optimizer_stream_add(stream, &form, &t->id, &err), err);
-    assert_ms_ok(ms_optimizer_stream_part_bytes(stream, t->id, bytes, &err), err);
-    ms_adamw_tensor tensor = {.weights = form.weights, .moments = form.moments, .count = form.count};
-    t->memory = t->disk = tensor;
-    t->memory.parameter = malloc(form.count * width(&form));
-    t->disk.parameter = malloc(form.count * width(&form));
-    t->disk.gradient = t->memory.gradient = malloc(form.count * width(&form));
-    for (int part = 0; part < MS_PART_COUNT; part++) {
-        t->arrays[part] = bytes[part] > 0 ? calloc(1, bytes[part]) : NULL;
-    }
-    if (form.moments == MS_ADAMW_MOMENTS_8BIT) {
-        memset(t->arrays[MS_PART_EXP_AVG], 127, form.count);
-    }
-    bind_arrays(&t->memory, t->arrays);
-    fill(t, t->memory.parameter, seed);
-    memcpy(t->disk.parameter, t->memory.parameter, form.count * width(&form));
-}
-
-static void twin_close(twin *t)
-{
-    free(t->memory.parameter);
-    free(t->disk.parameter);
-    free(t->disk.gradient);
-    for (int part = 0; part < MS_PART_COUNT; part++) {
-        free(t->arrays[part]);
-    }
-}
-
-static void step_memory(twin *t, uint64_t step)
-{
-    ms_error err = {0};
-    fill(t, t->memory.gradient, step * 977);
-    t->memory.step = t->disk.step = step;
-    assert_ms_ok(ms_adamw_step(&group, &t->memory, 1, 1, &err), err);
-}
-
-/* One round over all; the first failure. */
-static int step_disk(ms_optimizer_stream *stream, twin *twins, size_t count, ms_error *err)
-{
-    uint64_t ids[TENSORS];
-    for (size_t i = 0; i < count; i++) {
-        ids[i] = twins[i].id;
-    }
-    int rc = ms_optimizer_stream_begin(stream, ids, count, err);
-    for (size_t i = 0; rc == MS_OK && i < count; i++) {
-        rc = ms_optimizer_stream_update(stream, twins[i].id, &group, &twins[i].disk, THREADS, err);
-    }
-    ms_error later = {0};
-    int ended = ms_optimizer_stream_end(stream, rc == MS_OK ? err : &later);
-    return rc != MS_OK ? rc : ended;
-}
-
-static void assert_same_parameters(const twin *t)
-{
-    assert_memory_equal(t->disk.parameter, t->memory.parameter, t->form.count * width(&t->form));
-}
-
-static void assert_same_state(ms_optimizer_stream *stream, const twin *t)
-{
-    ms_error err = {0};
-    uint64_t bytes[MS_PART_COUNT], offsets[MS_PART_COUNT], all = 0;
-    assert_ms_ok(ms_optimizer_stream_part_bytes(stream, t->id, bytes, &err), err);
-    for (int part = 0; part < MS_PART_COUNT; part++) {
-        offsets[part] = all;
-        all += bytes[part];
-    }
-    FILE *file = tmpfile();
-    assert_non_null(file);
-    assert_ms_ok(ms_optimizer_stream_export(stream, t->id, fileno(file), offsets, &err), err);
-    for (int part = 0; part < MS_PART_COUNT; part++) {
-        unsigned char *read = malloc(bytes[part] + 1);
-        assert_int_equal(pread(fileno(file), read, bytes[part], (off_t)offsets[part]), bytes[part]);
-        assert_memory_equal(read, bytes[part] > 0 ? t->arrays[part] : read, bytes[part]);
-        free(read);
-    }
-    fclose(file);
-}
-
-static ms_optimizer_stream *open_stream(uint64_t cap_bytes)
-{
-    ms_optimizer_stream *stream = NULL;
-    ms_error err = {0};
-    ms_optimizer_stream_options options = {.dir = spill_dir, .cap_bytes = cap_bytes};
-    assert_ms_ok(ms_optimizer_stream_open(&options, &stream, &err), err);
-    return stream;
-}
-
-static ms_optimizer_form plain(uint64_t count)
-{
-    return (ms_optimizer_form){.count = count};
-}
-
-static void open_three(twin twins[TENSORS], ms_optimizer_stream *stream, uint64_t scale)
-{
-    for (uint64_t i = 0; i < TENSORS; i++) {
-        twin_open(&twins[i], stream, plain(counts[i] * scale), i + 1);
-    }
-}
-
-static void close_three(twin twins[TENSORS], ms_optimizer_stream *stream)
-{
-    ms_optimizer_stream_close(stream);
-    for (int i = 0; i < TENSORS; i++) {
-        twin_close(&twins[i]);
-    }
-}
-
 /* ---- the same bits ------------------------------------------------------------------- */
 
 static void every_form_has_the_bits_of_memory(void **state)
 {
     (void)state;
     const ms_optimizer_form forms[] = {
-        plain(BIG),
-        plain(1),
+        twin_plain(BIG),
+        twin_plain(1),
         {.has_max_exp_avg_sq = true, .count = BIG},
         {.weights = MS_ADAMW_BF16_MASTER, .count = BIG},
         {.weights = MS_ADAMW_BF16_SPLIT, .has_max_exp_avg_sq = true, .count = BIG},
@@ -201,15 +34,15 @@ static void every_form_has_the_bits_of_memory(void **state)
         {.weights = MS_ADAMW_BF16_SPLIT, .moments = MS_ADAMW_MOMENTS_8BIT, .count = 3 * BIG + 5},
     };
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
-        ms_optimizer_stream *stream = open_stream(UINT64_MAX);
+        ms_optimizer_stream *stream = twin_stream(UINT64_MAX);
         twin t;
         twin_open(&t, stream, forms[i], i);
         for (uint64_t step = 1; step <= 3; step++) {
             ms_error err = {0};
-            step_memory(&t, step);
-            assert_ms_ok(step_disk(stream, &t, 1, &err), err);
-            assert_same_parameters(&t);
-            assert_same_state(stream, &t);
+            twin_step_memory(&t, step);
+            assert_ms_ok(twins_step_disk(stream, &t, 1, &err), err);
+            twin_assert_parameters(&t);
+            twin_assert_state(stream, &t);
         }
         ms_optimizer_stream_close(stream);
         twin_close(&t);
@@ -220,42 +53,42 @@ static void updates_may_come_in_another_order_than_expected(void **state)
 {
     (void)state;
     ms_error err = {0};
-    ms_optimizer_stream *stream = open_stream(UINT64_MAX);
+    ms_optimizer_stream *stream = twin_stream(UINT64_MAX);
     twin twins[TENSORS];
-    open_three(twins, stream, 1);
+    twins_open(twins, stream, 1);
     for (uint64_t step = 1; step <= 4; step++) {
         const uint64_t ids[] = {twins[0].id, 99, twins[2].id};
         assert_ms_ok(ms_optimizer_stream_begin(stream, ids, 3, &err), err);
         for (int i = TENSORS - 1; i >= 0; i--) {
-            step_memory(&twins[i], step);
-            assert_ms_ok(ms_optimizer_stream_update(stream, twins[i].id, &group, &twins[i].disk, 1,
+            twin_step_memory(&twins[i], step);
+            assert_ms_ok(ms_optimizer_stream_update(stream, twins[i].id, &twin_group, &twins[i].disk, 1,
                                                     &err), err);
         }
         assert_ms_ok(ms_optimizer_stream_end(stream, &err), err);
     }
     for (int i = 0; i < TENSORS; i++) {
-        assert_same_parameters(&twins[i]);
-        assert_same_state(stream, &twins[i]);
+        twin_assert_parameters(&twins[i]);
+        twin_assert_state(stream, &twins[i]);
     }
-    close_three(twins, stream);
+    twins_close(twins, stream);
 }
 
 static void a_state_that_was_put_goes_on(void **state)
 {
     (void)state;
     ms_error err = {0};
-    ms_optimizer_stream *stream = open_stream(UINT64_MAX);
+    ms_optimizer_stream *stream = twin_stream(UINT64_MAX);
     twin t;
-    twin_open(&t, stream, plain(BIG), 7);
-    step_memory(&t, 1);
-    step_memory(&t, 2);
+    twin_open(&t, stream, twin_plain(BIG), 7);
+    twin_step_memory(&t, 1);
+    twin_step_memory(&t, 2);
     memcpy(t.disk.parameter, t.memory.parameter, BIG * 4);
     assert_ms_ok(ms_optimizer_stream_put(stream, t.id, &t.memory, &err), err);
-    assert_same_state(stream, &t);
-    step_memory(&t, 3);
-    assert_ms_ok(step_disk(stream, &t, 1, &err), err);
-    assert_same_parameters(&t);
-    assert_same_state(stream, &t);
+    twin_assert_state(stream, &t);
+    twin_step_memory(&t, 3);
+    assert_ms_ok(twins_step_disk(stream, &t, 1, &err), err);
+    twin_assert_parameters(&t);
+    twin_assert_state(stream, &t);
     ms_optimizer_stream_close(stream);
     twin_close(&t);
 }
@@ -273,13 +106,13 @@ static void reading_runs_ahead_of_updates(void **state)
     (void)state;
     enum { MANY = 8 };
     ms_error err = {0};
-    ms_optimizer_stream *stream = open_stream(0);
+    ms_optimizer_stream *stream = twin_stream(0);
     twin twins[TENSORS];
-    open_three(twins, stream, MANY);
+    twins_open(twins, stream, MANY);
     for (int i = 0; i < TENSORS; i++) {
-        step_memory(&twins[i], 1);
+        twin_step_memory(&twins[i], 1);
     }
-    assert_ms_ok(step_disk(stream, twins, TENSORS, &err), err);
+    assert_ms_ok(twins_step_disk(stream, twins, TENSORS, &err), err);
     const uint64_t ids[] = {twins[0].id, twins[1].id, twins[2].id};
     uint64_t before = bytes_read(stream), wanted = (MS_OPTIMIZER_CHUNKS_AHEAD - 1) * MS_OPTIMIZER_CHUNK_BYTES;
     assert_ms_ok(ms_optimizer_stream_begin(stream, ids, TENSORS, &err), err);
@@ -289,7 +122,7 @@ static void reading_runs_ahead_of_updates(void **state)
     }
     assert_in_range(bytes_read(stream) - before, wanted, MS_OPTIMIZER_CHUNKS * MS_OPTIMIZER_CHUNK_BYTES);
     assert_ms_ok(ms_optimizer_stream_end(stream, &err), err);
-    close_three(twins, stream);
+    twins_close(twins, stream);
 }
 
 static void space_and_buffers_are_bounded_and_given_back(void **state)
@@ -299,16 +132,16 @@ static void space_and_buffers_are_bounded_and_given_back(void **state)
     ms_optimizer_stream_stats stats;
     /* The state and hardly more than the buffers: versions that are out of date go. */
     enum { MANY = 8 }; /* so that more chunks pass than there are buffers */
-    uint64_t bytes = MANY * (counts[0] + counts[1] + counts[2]) * 8;
-    ms_optimizer_stream *stream = open_stream(bytes + (MS_OPTIMIZER_CHUNK_BYTES + (1 << 20)));
+    uint64_t bytes = MANY * (twin_counts[0] + twin_counts[1] + twin_counts[2]) * 8;
+    ms_optimizer_stream *stream = twin_stream(bytes + (MS_OPTIMIZER_CHUNK_BYTES + (1 << 20)));
     twin twins[TENSORS];
-    open_three(twins, stream, MANY);
+    twins_open(twins, stream, MANY);
     for (uint64_t step = 1; step <= 3; step++) {
         for (int i = 0; i < TENSORS; i++) {
-            step_memory(&twins[i], step);
+            twin_step_memory(&twins[i], step);
         }
-        assert_ms_ok(step_disk(stream, twins, TENSORS, &err), err);
-        assert_same_parameters(&twins[0]);
+        assert_ms_ok(twins_step_disk(stream, twins, TENSORS, &err), err);
+        twin_assert_parameters(&twins[0]);
     }
     ms_optimizer_stream_get_stats(stream, &stats);
     assert_int_equal(stats.resident_bytes, 0);
@@ -319,7 +152,7 @@ static void space_and_buffers_are_bounded_and_given_back(void **state)
     }
     ms_optimizer_stream_get_stats(stream, &stats);
     assert_int_equal(stats.disk_bytes, 0);
-    close_three(twins, stream);
+    twins_close(twins, stream);
 }
 
 /* ---- failures -------------------------------------------------------------------------- */
@@ -332,23 +165,23 @@ static void a_fault_changes_no_number(ms_fault kind, int system_errno, int code)
     uint64_t fired = 0, failed = 0;
     for (uint64_t nth = 1; nth == fired + 1; nth++) {
         ms_error err = {0};
-        ms_optimizer_stream *stream = open_stream(UINT64_MAX);
+        ms_optimizer_stream *stream = twin_stream(UINT64_MAX);
         twin twins[TENSORS];
-        open_three(twins, stream, 1);
+        twins_open(twins, stream, 1);
         for (uint64_t step = 1; step <= 3; step++) {
             for (int i = 0; i < TENSORS; i++) {
-                step_memory(&twins[i], step);
+                twin_step_memory(&twins[i], step);
             }
             if (step == 2) {
                 ms_fault_arm(kind, nth, system_errno);
             }
-            int rc = step_disk(stream, twins, TENSORS, &err);
+            int rc = twins_step_disk(stream, twins, TENSORS, &err);
             if (rc != MS_OK) {
                 assert_int_equal(step, 2);
                 assert_int_equal(rc, code);
                 assert_int_equal(err.code, code);
                 failed++;
-                assert_ms_ok(step_disk(stream, twins, TENSORS, &err), err);
+                assert_ms_ok(twins_step_disk(stream, twins, TENSORS, &err), err);
             }
             if (step == 2) {
                 fired += ms_fault_passed(kind) >= nth;
@@ -356,10 +189,10 @@ static void a_fault_changes_no_number(ms_fault kind, int system_errno, int code)
             }
         }
         for (int i = 0; i < TENSORS; i++) {
-            assert_same_parameters(&twins[i]);
-            assert_same_state(stream, &twins[i]);
+            twin_assert_parameters(&twins[i]);
+            twin_assert_state(stream, &twins[i]);
         }
-        close_three(twins, stream);
+        twins_close(twins, stream);
     }
     assert_true(fired > 0);
     assert_int_equal(failed > 0, code != MS_OK);
@@ -386,41 +219,41 @@ static void a_full_disk_is_told_and_the_step_finished_later(void **state)
 {
     (void)state;
     ms_error err = {0};
-    ms_optimizer_stream *stream = open_stream(counts[0] * 8 + MS_OPTIMIZER_CHUNK_BYTES / 2);
+    ms_optimizer_stream *stream = twin_stream(twin_counts[0] * 8 + MS_OPTIMIZER_CHUNK_BYTES / 2);
     twin twins[TENSORS];
-    open_three(twins, stream, 1);
+    twins_open(twins, stream, 1);
     for (int i = 0; i < TENSORS; i++) {
-        step_memory(&twins[i], 1);
+        twin_step_memory(&twins[i], 1);
     }
-    assert_ms_ok(step_disk(stream, twins, 1, &err), err);
+    assert_ms_ok(twins_step_disk(stream, twins, 1, &err), err);
     for (int again = 0; again < 3; again++) {
-        assert_ms_fails(step_disk(stream, twins + 1, 2, &err), MS_ENOSPC, err, "cap");
+        assert_ms_fails(twins_step_disk(stream, twins + 1, 2, &err), MS_ENOSPC, err, "cap");
     }
     ms_optimizer_stream_remove(stream, twins[0].id); /* makes room */
-    assert_ms_ok(step_disk(stream, twins + 1, 2, &err), err);
+    assert_ms_ok(twins_step_disk(stream, twins + 1, 2, &err), err);
     for (int i = 0; i < TENSORS; i++) {
-        assert_same_parameters(&twins[i]);
+        twin_assert_parameters(&twins[i]);
     }
-    assert_same_state(stream, &twins[1]);
-    assert_same_state(stream, &twins[2]);
-    close_three(twins, stream);
+    twin_assert_state(stream, &twins[1]);
+    twin_assert_state(stream, &twins[2]);
+    twins_close(twins, stream);
 }
 
 static void closing_in_the_middle_leaves_nothing(void **state)
 {
     (void)state;
     ms_error err = {0};
-    ms_optimizer_stream *stream = open_stream(UINT64_MAX);
+    ms_optimizer_stream *stream = twin_stream(UINT64_MAX);
     twin twins[TENSORS];
-    open_three(twins, stream, 1);
+    twins_open(twins, stream, 1);
     const uint64_t ids[] = {twins[0].id, twins[1].id, twins[2].id};
     for (uint64_t step = 1; step <= 2; step++) {
         assert_ms_ok(ms_optimizer_stream_begin(stream, ids, 3, &err), err);
-        step_memory(&twins[0], step);
-        assert_ms_ok(ms_optimizer_stream_update(stream, ids[0], &group, &twins[0].disk, 1, &err),
+        twin_step_memory(&twins[0], step);
+        assert_ms_ok(ms_optimizer_stream_update(stream, ids[0], &twin_group, &twins[0].disk, 1, &err),
                      err);
     }
-    close_three(twins, stream);
+    twins_close(twins, stream);
 }
 
 static void a_killed_process_leaves_no_file(void **state)
@@ -430,13 +263,13 @@ static void a_killed_process_leaves_no_file(void **state)
     assert_int_equal(pipe(ready), 0);
     pid_t child = fork();
     if (child == 0) {
-        ms_optimizer_stream *stream = open_stream(UINT64_MAX);
+        ms_optimizer_stream *stream = twin_stream(UINT64_MAX);
         twin t;
-        twin_open(&t, stream, plain(BIG), 1);
+        twin_open(&t, stream, twin_plain(BIG), 1);
         for (uint64_t step = 1;; step++) {
             ms_error err = {0};
-            step_memory(&t, step);
-            if (step_disk(stream, &t, 1, &err) != MS_OK || write(ready[1], "x", 1) != 1) {
+            twin_step_memory(&t, step);
+            if (twins_step_disk(stream, &t, 1, &err) != MS_OK || write(ready[1], "x", 1) != 1) {
                 _exit(1);
             }
         }
@@ -450,8 +283,8 @@ static void a_killed_process_leaves_no_file(void **state)
     assert_true(WIFSIGNALED(status));
     close(ready[0]);
     close(ready[1]);
-    assert_int_equal(rmdir(spill_dir), 0); /* only an empty directory can be removed */
-    assert_non_null(mkdtemp(strcpy(strrchr(spill_dir, '-'), "-XXXXXX") - strlen("/var/tmp/memscale-stream")));
+    assert_int_equal(rmdir(twin_spill_dir), 0); /* only an empty directory can be removed */
+    assert_non_null(mkdtemp(strcpy(strrchr(twin_spill_dir, '-'), "-XXXXXX") - strlen("/var/tmp/memscale-stream")));
 }
 
 /* ---- fork --------------------------------------------------------------------------------- */
@@ -474,7 +307,7 @@ static void update_on(void *argument)
         for (int i = 0; i < TENSORS; i++) {
             u->twins[i].disk.step = step;
         }
-        u->rc = step_disk(u->stream, u->twins, TENSORS, &err);
+        u->rc = twins_step_disk(u->stream, u->twins, TENSORS, &err);
         atomic_store(&u->steps, step);
     }
 }
@@ -484,15 +317,15 @@ static int use_in_child(updating *u)
 {
     ms_error err = {0};
     ms_optimizer_stream_stats stats;
-    ms_optimizer_form form = plain(SMALL);
+    ms_optimizer_form form = twin_plain(SMALL);
     uint64_t id = u->twins[0].id, made = 0, bytes[MS_PART_COUNT];
     const uint64_t nowhere[MS_PART_COUNT] = {UINT64_MAX};
     int wrong = 0;
     alarm(PATIENCE_S);
     wrong += !ms_optimizer_stream_is_inherited(u->stream);
     wrong += ms_optimizer_stream_begin(u->stream, &id, 1, &err) != MS_ESTATE;
-    wrong += strstr(err.text, "parent process") == NULL || strstr(err.text, spill_dir) == NULL;
-    wrong += ms_optimizer_stream_update(u->stream, id, &group, &u->twins[0].disk, 1, &err) != MS_ESTATE;
+    wrong += strstr(err.text, "parent process") == NULL || strstr(err.text, twin_spill_dir) == NULL;
+    wrong += ms_optimizer_stream_update(u->stream, id, &twin_group, &u->twins[0].disk, 1, &err) != MS_ESTATE;
     wrong += ms_optimizer_stream_end(u->stream, &err) != MS_ESTATE;
     wrong += ms_optimizer_stream_put(u->stream, id, &u->twins[0].disk, &err) != MS_ESTATE;
     wrong += ms_optimizer_stream_export(u->stream, id, 1, nowhere, &err) != MS_ESTATE;
@@ -500,11 +333,11 @@ static int use_in_child(updating *u)
     wrong += ms_optimizer_stream_add(u->stream, &form, &made, &err) != MS_ESTATE || made != 0;
     ms_optimizer_stream_remove(u->stream, id);
     ms_optimizer_stream_get_stats(u->stream, &stats);
-    ms_optimizer_stream *own = open_stream(UINT64_MAX); /* the child's own is none of this */
+    ms_optimizer_stream *own = twin_stream(UINT64_MAX); /* the child's own is none of this */
     twin t;
     twin_open(&t, own, form, 1);
-    step_memory(&t, 1);
-    wrong += ms_optimizer_stream_is_inherited(own) || step_disk(own, &t, 1, &err) != MS_OK;
+    twin_step_memory(&t, 1);
+    wrong += ms_optimizer_stream_is_inherited(own) || twins_step_disk(own, &t, 1, &err) != MS_OK;
     ms_optimizer_stream_close(own);
     ms_optimizer_stream_close(u->stream);
     return wrong;
@@ -513,10 +346,10 @@ static int use_in_child(updating *u)
 static void a_child_is_refused_and_ends_and_the_parent_goes_on(void **state)
 {
     (void)state;
-    updating u = {.stream = open_stream(UINT64_MAX)};
-    open_three(u.twins, u.stream, 1);
+    updating u = {.stream = twin_stream(UINT64_MAX)};
+    twins_open(u.twins, u.stream, 1);
     for (int i = 0; i < TENSORS; i++) {
-        fill(&u.twins[i], u.twins[i].disk.gradient, 5);
+        twin_fill(&u.twins[i], u.twins[i].disk.gradient, 5);
     }
     ms__thread thread = {0};
     ms_error err = {0};
@@ -537,12 +370,12 @@ static void a_child_is_refused_and_ends_and_the_parent_goes_on(void **state)
     for (int i = 0; i < TENSORS; i++) {
         for (unsigned step = 1; step <= atomic_load(&u.steps); step++) {
             u.twins[i].memory.step = step;
-            assert_ms_ok(ms_adamw_step(&group, &u.twins[i].memory, 1, 1, &err), err);
+            assert_ms_ok(ms_adamw_step(&twin_group, &u.twins[i].memory, 1, 1, &err), err);
         }
-        assert_same_parameters(&u.twins[i]);
-        assert_same_state(u.stream, &u.twins[i]);
+        twin_assert_parameters(&u.twins[i]);
+        twin_assert_state(u.stream, &u.twins[i]);
     }
-    close_three(u.twins, u.stream);
+    twins_close(u.twins, u.stream);
 }
 
 /* ---- what is refused ---------------------------------------------------------------------- */
@@ -551,31 +384,31 @@ static void bad_calls_are_refused_and_change_nothing(void **state)
 {
     (void)state;
     ms_error err = {0};
-    ms_optimizer_stream *stream = open_stream(UINT64_MAX);
+    ms_optimizer_stream *stream = twin_stream(UINT64_MAX);
     twin t;
-    twin_open(&t, stream, plain(SMALL), 1);
-    step_memory(&t, 1);
+    twin_open(&t, stream, twin_plain(SMALL), 1);
+    twin_step_memory(&t, 1);
     t.disk.step = 1;
     const uint64_t nowhere[MS_PART_COUNT] = {UINT64_MAX};
-    assert_ms_fails(ms_optimizer_stream_update(stream, t.id, &group, &t.disk, 1, &err), MS_ESTATE, err,
+    assert_ms_fails(ms_optimizer_stream_update(stream, t.id, &twin_group, &t.disk, 1, &err), MS_ESTATE, err,
                     "outside a round");
     ms_adamw_tensor other = t.disk;
     other.count--;
     assert_ms_ok(ms_optimizer_stream_begin(stream, NULL, 0, &err), err);
     assert_ms_fails(ms_optimizer_stream_put(stream, t.id, &t.memory, &err), MS_ESTATE, err, "round");
     assert_ms_fails(ms_optimizer_stream_export(stream, t.id, 1, nowhere, &err), MS_ESTATE, err, "round");
-    assert_ms_fails(ms_optimizer_stream_update(stream, t.id, &group, &other, 1, &err), MS_EINVAL, err,
+    assert_ms_fails(ms_optimizer_stream_update(stream, t.id, &twin_group, &other, 1, &err), MS_EINVAL, err,
                     "another form");
     assert_ms_fails(ms_optimizer_stream_end(stream, &err), MS_EINVAL, err, "another form");
     t.disk.step = 3;
-    assert_ms_fails(step_disk(stream, &t, 1, &err), MS_ESTATE, err, "update 3 was asked for after update 0");
+    assert_ms_fails(twins_step_disk(stream, &t, 1, &err), MS_ESTATE, err, "update 3 was asked for after update 0");
     t.disk.step = 1;
-    assert_ms_ok(step_disk(stream, &t, 1, &err), err);
-    assert_same_parameters(&t);
+    assert_ms_ok(twins_step_disk(stream, &t, 1, &err), err);
+    twin_assert_parameters(&t);
     ms_optimizer_form bad = {.moments = MS_ADAMW_MOMENTS_8BIT, .has_max_exp_avg_sq = true, .count = 1};
     uint64_t id;
     assert_ms_fails(ms_optimizer_stream_add(stream, &bad, &id, &err), MS_EINVAL, err, "amsgrad");
-    bad = plain(0);
+    bad = twin_plain(0);
     assert_ms_fails(ms_optimizer_stream_add(stream, &bad, &id, &err), MS_EINVAL, err, "0 elements");
     ms_optimizer_stream_close(stream);
     twin_close(&t);
@@ -600,10 +433,10 @@ int main(void)
         TEST(a_child_is_refused_and_ends_and_the_parent_goes_on),
         TEST(bad_calls_are_refused_and_change_nothing),
     };
-    if (mkdtemp(spill_dir) == NULL) {
+    if (mkdtemp(twin_spill_dir) == NULL) {
         return 1;
     }
     int failures = cmocka_run_group_tests_name("optimizer stream", tests, NULL, NULL);
-    rmdir(spill_dir);
+    rmdir(twin_spill_dir);
     return failures;
 }

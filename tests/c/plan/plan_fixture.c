@@ -410,3 +410,11 @@ void fixture_plan_without_memory(const fixture_planning *f, uint64_t budget_byte
     }
     fail_msg("planning never ran to its end");
 }
+
+void fixture_assert_says(char *text, const char *part)
+{
+    if (text == NULL || strstr(text, part) == NULL) {
+        fail_msg("\"%s\" is not in: %s", part, text != NULL ? text : "nothing");
+    }
+    ms_free(text);
+}

@@ -88,4 +88,7 @@ uint64_t fixture_need(const fixture_planning *f);
 /* The k-th of `count` budgets from the smallest to 20% above the need. */
 uint64_t fixture_budget(uint64_t smallest, uint64_t need, uint64_t k, uint64_t count);
 
+/* What a library function printed has `part` in it; the text is freed. */
+void fixture_assert_says(char *text, const char *part);
+
 #endif

@@ -240,21 +240,13 @@ static void plans_stay_monotone(void **state)
 
 /* ---- how it is told --------------------------------------------------------------------------------- */
 
-static void assert_contains(char *text, const char *part)
-{
-    if (text == NULL || strstr(text, part) == NULL) {
-        fail_msg("\"%s\" is not in: %s", part, text != NULL ? text : "nothing");
-    }
-    ms_free(text);
-}
-
 static void table_and_explanation_name_it(void **state)
 {
     fixture *f = *state;
     ms_plan *plan = fixture_plan_at(f, fixture_smallest_budget(f));
-    assert_contains(ms_plan_table(plan, f->hardware), "options     exact_loss_head: frees ");
-    assert_contains(ms_plan_explain(plan, -1), "exact_loss_head is on: ");
-    assert_contains(ms_plan_explain(plan, -1), "of the peak and takes ");
+    fixture_assert_says(ms_plan_table(plan, f->hardware), "options     exact_loss_head: frees ");
+    fixture_assert_says(ms_plan_explain(plan, -1), "exact_loss_head is on: ");
+    fixture_assert_says(ms_plan_explain(plan, -1), "of the peak and takes ");
     ms_plan_free(plan);
     ms_error err;
     assert_int_equal(fixture_try_plan(f, 1, &plan, &err), MS_EINFEASIBLE);

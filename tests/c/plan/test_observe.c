@@ -1,0 +1,334 @@
+/*
+ * What a finished step teaches the pipeline, without swinging.
+ */
+#include "pipeline_fixture.h"
+
+static ms_drift observe_line(pipeline *f, const char *part)
+{
+    ms_drift drift;
+    char *line;
+    ms_error err;
+    assert_ms_ok(ms_pipeline_observe(f->graph, f->hardware, &f->config, f->plan, &f->seen, &drift, &line, &err), err);
+    if (part != NULL && strstr(line, part) == NULL) {
+        fail_msg("\"%s\" is not in: %s", part, line);
+    }
+    ms_free(line);
+    return drift;
+}
+
+static ms_drift observe(pipeline *f)
+{
+    return observe_line(f, NULL);
+}
+
+static void a_step_as_planned_changes_nothing(void **state)
+{
+    pipeline *f = *state;
+    char *graph = ms_graph_to_json(f->graph), *hardware = ms_hardware_to_json(f->hardware);
+    for (f->seen.step = 1; f->seen.step < 70; f->seen.step++) {
+        const ms_replay *expected = &f->plan->replay;
+        f->seen.peak_bytes = f->seen.step == 1 ? expected->first_step_peak_bytes : expected->peak_bytes;
+        assert_int_equal(observe_line(f, "as planned"), MS_DRIFT_NONE);
+    }
+    char *graph_after = ms_graph_to_json(f->graph), *hardware_after = ms_hardware_to_json(f->hardware);
+    assert_string_equal(graph, graph_after);
+    assert_string_equal(hardware, hardware_after);
+    ms_free(graph);
+    ms_free(hardware);
+    ms_free(graph_after);
+    ms_free(hardware_after);
+}
+
+static void what_was_not_seen_changes_nothing(void **state)
+{
+    pipeline *f = *state;
+    f->seen = (ms_observation){.peak_bytes = MS_UNSET, .peak_held_bytes = MS_UNSET, .step_ns = MS_UNSET,
+                               .optimizer_state_bytes = MS_UNSET, .step = 3};
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+}
+
+static void the_loop_is_learnt_once_and_then_only_grows(void **state)
+{
+    pipeline *f = *state;
+    pipeline_return_logits(f);
+    pipeline_replan(f);
+    assert_int_equal(observe_line(f, "loop"), MS_DRIFT_LOOP); /* assumed held, seen dropped */
+    assert_true(f->graph->loop.observed);
+    assert_false(f->graph->loop.outputs_held);
+    pipeline_replan(f);
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.outputs_held = true;
+    assert_int_equal(observe(f), MS_DRIFT_LOOP);
+    pipeline_replan(f);
+    f->seen.outputs_held = false; /* now and then it is dropped: no reason to plan again */
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    assert_true(f->graph->loop.outputs_held);
+}
+
+static void the_real_optimizer_is_learnt(void **state)
+{
+    pipeline *f = *state;
+    f->seen.optimizer_state_bytes = 250 * MIB;
+    assert_int_equal(observe_line(f, "optimizer"), MS_DRIFT_OPTIMIZER);
+    assert_int_equal(f->graph->loop.optimizer_state_bytes, 250 * MIB);
+    pipeline_replan(f);
+    f->seen.peak_bytes = f->plan->replay.peak_bytes;
+    f->seen.step_ns = f->plan->replay.step_ns;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.optimizer_state_bytes = 250 * MIB + 4096; /* a step counter or two */
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    bool *const marks[] = {&f->seen.gradients_released, &f->seen.gradients_needed};
+    bool *const learnt[] = {&f->graph->loop.gradients_released, &f->graph->loop.gradients_needed};
+    for (size_t i = 0; i < sizeof marks / sizeof marks[0]; i++) {
+        *marks[i] = true;
+        assert_int_equal(observe_line(f, "optimizer"), MS_DRIFT_OPTIMIZER);
+        assert_true(*learnt[i]);
+        pipeline_replan(f);
+        f->seen.peak_bytes = f->plan->replay.peak_bytes;
+        f->seen.step_ns = f->plan->replay.step_ns;
+        assert_int_equal(observe(f), MS_DRIFT_NONE);
+    }
+}
+
+/* Scratch that was not known of is added, and the next plan leaves room for it. */
+static void a_peak_over_the_plan_grows_scratch(void **state)
+{
+    pipeline *f = *state;
+    f->seen.peak_bytes += 300 * MIB;
+    assert_int_equal(observe_line(f, "peak"), MS_DRIFT_PEAK);
+    assert_in_range(f->hardware->process.scratch_bytes, 400 * MIB, 401 * MIB);
+    uint64_t ceiling = f->plan->ceiling_bytes;
+    pipeline_replan(f);
+    assert_true(f->plan->replay.peak_bytes <= f->config.memory_budget_bytes);
+    assert_true(f->plan->ceiling_bytes + 290 * MIB <= ceiling);
+    /* The same scratch again is as planned. */
+    f->seen.peak_bytes = f->plan->replay.peak_bytes;
+    f->seen.peak_held_bytes = pipeline_held(f);
+    f->seen.step_ns = f->plan->replay.step_ns;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+}
+
+/* It may be over the plan, and nothing else is learnt from it. */
+static void a_step_of_smaller_inputs_teaches_only_what_it_took_too_much(void **state)
+{
+    pipeline *f = *state;
+    f->seen.smaller_inputs = true;
+    f->seen.peak_bytes -= 100 * MIB;
+    f->seen.step_ns /= 3;
+    for (f->seen.step = 1; f->seen.step < 70; f->seen.step++) {
+        assert_int_equal(observe_line(f, "of smaller inputs"), MS_DRIFT_NONE);
+    }
+    f->seen.peak_bytes += 400 * MIB;
+    assert_int_equal(observe_line(f, "peak"), MS_DRIFT_PEAK);
+}
+
+/* A step that shows another loop also tells what lay beside its tensors. */
+static void scratch_is_learnt_beside_a_new_loop(void **state)
+{
+    pipeline *f = *state;
+    f->seen.optimizer_state_bytes = 250 * MIB;
+    f->seen.peak_held_bytes = pipeline_held(f);
+    f->seen.peak_bytes = 1000 * MIB + f->plan->replay.small_peak_bytes +
+                         f->graph->residents.batch_bytes + pipeline_held(f) + 180 * MIB;
+    assert_int_equal(observe(f), MS_DRIFT_OPTIMIZER);
+    assert_int_equal(f->hardware->process.scratch_bytes, 180 * MIB);
+}
+
+static void a_peak_over_the_budget_is_never_left_alone(void **state)
+{
+    pipeline *f = *state;
+    f->seen.peak_bytes = f->config.memory_budget_bytes + 4 * MIB; /* less than 5% */
+    assert_int_equal(observe(f), MS_DRIFT_PEAK);
+    assert_true(f->hardware->process.scratch_bytes > 100 * MIB);
+}
+
+static void a_peak_a_little_off_is_left_alone(void **state)
+{
+    pipeline *f = *state;
+    f->plan->pressure.allowed_bytes *= 2; /* far from the budget */
+    f->seen.peak_bytes += f->seen.peak_bytes * 4 / 100;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+}
+
+/* What large products take beside tensors is expected of steps that have them, until it is measured. */
+static void packing_buffers_are_expected_of_large_products(void **state)
+{
+    pipeline *f = *state;
+    f->hardware->process.products_bytes = 40 * MIB;
+    pipeline_replan(f);
+    ms_plan *large = pipeline_plan(f);
+    f->graph->small_products = true;
+    pipeline_replan(f);
+    assert_int_equal(f->plan->reserve_bytes, large->reserve_bytes + 40 * MIB);
+    assert_int_equal(f->plan->replay.peak_bytes + 40 * MIB, large->replay.peak_bytes);
+    assert_int_equal(f->plan->smallest_budget_bytes, large->smallest_budget_bytes);
+    f->seen.peak_bytes = f->config.memory_budget_bytes + 1;
+    assert_int_equal(observe(f), MS_DRIFT_PEAK);
+    assert_int_equal(f->hardware->process.products_bytes, 0);
+    ms_plan_free(large);
+}
+
+/* A reserve changes what is predicted, and nothing of what is done. */
+static void a_reserve_is_left_free_and_not_predicted(void **state)
+{
+    pipeline *f = *state;
+    ms_plan *without = pipeline_plan(f);
+    f->hardware->process.reserve_bytes = 60 * MIB;
+    pipeline_replan(f);
+    assert_int_equal(f->plan->reserve_bytes, without->reserve_bytes + 60 * MIB);
+    assert_int_equal(f->plan->replay.peak_bytes + 60 * MIB, without->replay.peak_bytes);
+    assert_int_equal(f->plan->replay.first_step_peak_bytes + 60 * MIB, without->replay.first_step_peak_bytes);
+    assert_int_equal(f->plan->unoptimized.peak_bytes + 60 * MIB, without->unoptimized.peak_bytes);
+    assert_int_equal(f->plan->pressure.need_bytes, without->pressure.need_bytes);
+    assert_int_equal(f->plan->smallest_budget_bytes, without->smallest_budget_bytes);
+    assert_int_equal(f->plan->ceiling_bytes, without->ceiling_bytes);
+    for (uint32_t i = 0; i < f->plan->entry_count; i++) {
+        assert_int_equal(f->plan->entries[i].technique, without->entries[i].technique);
+    }
+    char *text = ms_plan_to_json(f->plan);
+    ms_plan *read;
+    ms_error err;
+    assert_ms_ok(ms_plan_parse(text, &read, &err), err);
+    assert_int_equal(read->reserve_bytes, f->plan->reserve_bytes);
+    ms_plan_free(read);
+    ms_free(text);
+    /* A step that took it all is as planned; one over the budget is not. */
+    f->seen.peak_bytes = f->plan->replay.peak_bytes + f->plan->reserve_bytes;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.peak_bytes = f->config.memory_budget_bytes + 1;
+    assert_int_equal(observe(f), MS_DRIFT_PEAK);
+    ms_plan_free(without);
+}
+
+/* What was measured is what is expected from then on: at a rare step, and once. */
+static void what_is_expected_is_learnt(void **state)
+{
+    pipeline *f = *state;
+    f->hardware->process.reserve_bytes = 90 * MIB;
+    pipeline_replan(f);
+    for (f->seen.step = 2; f->seen.step < 40; f->seen.step++) {
+        uint64_t fixed = 1000 * MIB + f->plan->replay.small_peak_bytes;
+        f->seen.peak_held_bytes = pipeline_held(f);
+        f->seen.peak_bytes = fixed + pipeline_held(f) + f->graph->residents.batch_bytes + 75 * MIB;
+        f->seen.step_ns = f->plan->replay.step_ns;
+        ms_drift drift = observe(f);
+        assert_int_equal(drift, f->seen.step == 3 ? MS_DRIFT_RESERVE : MS_DRIFT_NONE);
+        if (drift != MS_DRIFT_NONE) {
+            pipeline_replan(f);
+            assert_int_equal(f->hardware->process.scratch_bytes, 100 * MIB);
+            assert_int_equal(f->hardware->process.reserve_bytes, 25 * MIB);
+            assert_in_range(f->plan->replay.peak_bytes, f->seen.peak_bytes - MIB, f->seen.peak_bytes + MIB);
+        }
+    }
+}
+
+/* Too much scratch is given back at rare steps only, and not so much that it is asked
+ * for again. */
+static void scratch_shrinks_rarely_and_does_not_swing(void **state)
+{
+    pipeline *f = *state;
+    f->hardware->process.scratch_bytes = 900 * MIB;
+    pipeline_replan(f);
+    uint64_t true_scratch = 120 * MIB;
+    uint32_t replans = 0;
+    for (uint32_t step = 2; step < 100; step++) {
+        uint64_t fixed = 1000 * MIB + f->plan->replay.small_peak_bytes;
+        f->seen.step = step;
+        f->seen.peak_held_bytes = pipeline_held(f);
+        f->seen.peak_bytes = fixed + pipeline_held(f) + true_scratch + (step % 3) * 5 * MIB;
+        f->seen.step_ns = f->plan->replay.step_ns;
+        ms_drift drift = observe(f);
+        assert_true(drift == MS_DRIFT_NONE || (drift == MS_DRIFT_RESERVE && step == 3));
+        if (drift != MS_DRIFT_NONE) {
+            replans++;
+            pipeline_replan(f);
+        }
+    }
+    assert_int_equal(replans, 1);
+    assert_in_range(f->hardware->process.scratch_bytes, true_scratch, 2 * true_scratch);
+}
+
+/* Compute slower than predicted hides more transfers: learnt at step 3, then left alone
+ * unless it is far off at a rare step. */
+static void time_is_learnt_early_and_then_rarely(void **state)
+{
+    pipeline *f = *state;
+    uint32_t replans = 0, planned_after = 0;
+    uint64_t true_ns = f->plan->unoptimized.step_ns * 2;
+    for (uint32_t step = 2; step < 100; step++) {
+        f->seen.step = step;
+        f->seen.plan_steps = step - planned_after;
+        f->seen.step_ns = true_ns + (step % 5) * 1000000;
+        f->seen.peak_bytes = f->plan->replay.peak_bytes;
+        f->seen.peak_held_bytes = pipeline_held(f);
+        ms_drift drift = observe(f);
+        assert_true(drift == MS_DRIFT_NONE || drift == MS_DRIFT_TIME);
+        assert_true(step != 3 || drift == MS_DRIFT_TIME);
+        if (drift == MS_DRIFT_TIME) {
+            assert_true(step == 3 || step >= 8);
+            replans++;
+            planned_after = step;
+            pipeline_replan(f);
+        }
+    }
+    assert_in_range(replans, 1, 3);
+    assert_in_range(f->hardware->time_scale_permille, 1500, 2500);
+}
+
+/* What a new plan holds more is faulted in by its first step, whose time tells nothing. */
+static void the_first_step_under_a_plan_teaches_no_time(void **state)
+{
+    pipeline *f = *state;
+    f->seen.step_ns = f->plan->replay.step_ns * 2;
+    f->seen.step = 3;
+    f->seen.plan_steps = 1;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.step = 4;
+    f->seen.plan_steps = 2;
+    assert_int_equal(observe(f), MS_DRIFT_TIME);
+    f->seen.step = 5;
+    f->seen.plan_steps = 1;
+    pipeline_replan(f);
+    f->seen.peak_bytes = f->plan->replay.peak_bytes;
+    f->seen.peak_held_bytes = pipeline_held(f);
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+}
+
+static void nothing_is_learnt_when_memory_is_out(void **state)
+{
+    pipeline *f = *state;
+    ms_drift drift;
+    char *line;
+    ms_error err;
+    f->seen.optimizer_state_bytes = 1;
+    uint64_t before = f->graph->loop.optimizer_state_bytes;
+    ms_fault_arm(MS_FAULT_ALLOC, 1, 0);
+    assert_int_equal(
+        ms_pipeline_observe(f->graph, f->hardware, &f->config, f->plan, &f->seen, &drift, &line, &err), MS_ENOMEM);
+    ms_fault_disarm_all();
+    assert_int_equal(f->graph->loop.optimizer_state_bytes, before);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_step_as_planned_changes_nothing, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(what_was_not_seen_changes_nothing, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(the_loop_is_learnt_once_and_then_only_grows, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(the_real_optimizer_is_learnt, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_peak_over_the_plan_grows_scratch, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_step_of_smaller_inputs_teaches_only_what_it_took_too_much, pipeline_open,
+                                        pipeline_close),
+        cmocka_unit_test_setup_teardown(packing_buffers_are_expected_of_large_products, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_reserve_is_left_free_and_not_predicted, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(what_is_expected_is_learnt, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(scratch_is_learnt_beside_a_new_loop, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_peak_over_the_budget_is_never_left_alone, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_peak_a_little_off_is_left_alone, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(scratch_shrinks_rarely_and_does_not_swing, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(time_is_learnt_early_and_then_rarely, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(the_first_step_under_a_plan_teaches_no_time, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(nothing_is_learnt_when_memory_is_out, pipeline_open, pipeline_close),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

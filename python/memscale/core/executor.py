@@ -356,6 +356,8 @@ class Executor:
         if self._thread.stands_aside:
             return None
         obstacle = self._core.hooks_in_the_way()
+        if obstacle is None and self._thread.is_transformed:
+            obstacle = "transformed"
         if obstacle is not None:
             self._notices.say_obstacle(obstacle)
             return None

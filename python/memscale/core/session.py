@@ -42,6 +42,9 @@ _GRAPHS_MOST = 64
 # Profiled steps in a row that could not be followed, after which no more are profiled.
 _REFUSED_STEPS = 3
 
+# What the derivatives of torch.func say where they meet saved-tensor hooks.
+_NO_HOOKS = "don't yet support saved tensor hooks"
+
 
 class Session:
     """Plans for one model, from `wrap()` to `detach()`.
@@ -80,6 +83,7 @@ class Session:
         self._profiled_steps = 0
         self._refused_steps = 0
         self._is_untraceable = False
+        self._takes_no_hooks = False
         self._is_half: bool | None = None  # whether forwards run under autocast; None: not decided
         self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
@@ -120,7 +124,8 @@ class Session:
             self._current = signature
             graph = self._trace(model, args, kwargs, wait_until_alone)
             if graph is None:
-                text = _core.plan_uniform(None, self.hardware_json, self.config_json, None)
+                technique = "keep" if self._takes_no_hooks else None
+                text = _core.plan_uniform(None, self.hardware_json, self.config_json, technique)
                 return ExecutionPlan(text, self.hardware_json)
             self._remember(signature, graph)
         return self._plan(self._current)
@@ -273,6 +278,13 @@ class Session:
                 _log.debug("%s", error)
                 return None
             self._is_untraceable = is_alone
+            if _NO_HOOKS in str(error.__cause__):
+                self._takes_no_hooks = True
+                _log.warning(
+                    "the forward takes derivatives by torch.func, which allows no saved-tensor hooks around it: the "
+                    "model is left alone, and a budget is not kept; torch.autograd.grad in a forward can be planned for"
+                )
+                return None
             if not self.config.use_empirical_fallback:
                 raise
             _log.warning("%s; %d real steps are profiled instead", error, self.config.warmup_steps)
@@ -319,6 +331,7 @@ class Session:
         return (
             self._current is not None
             and self._current not in self._graphs
+            and not self._takes_no_hooks
             and self._refused_steps < _REFUSED_STEPS
         )
 

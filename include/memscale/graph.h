@@ -244,6 +244,19 @@ MS_API char *ms_graph_to_json(const ms_graph *graph);
 MS_API bool ms_signature_covers(const char *larger, const char *smaller);
 
 /*
+ * Writes '#' over every number that stands as the value of an argument, in place: "beta=0.25,x:float32[4]"
+ * becomes "beta=#,x:float32[4]". Sizes, texts, True, False and None stay. For models whose step was
+ * seen not to depend on such numbers (ms_graph_same_step()).
+ */
+MS_API void ms_signature_drop_numbers(char *signature);
+
+/*
+ * Are two graphs of one model the same step, whatever their signatures say and whatever was seen of the
+ * loop? False too where memory is out.
+ */
+MS_API bool ms_graph_same_step(const ms_graph *graph, const ms_graph *other);
+
+/*
  * Takes over what another graph of the same training has seen of the caller's loop: what it
  * holds, and the state of its optimizer. Nothing where `other` has seen nothing. What depends
  * on shapes stays.

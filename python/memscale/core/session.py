@@ -84,6 +84,8 @@ class Session:
         self._refused_steps = 0
         self._is_untraceable = False
         self._takes_no_hooks = False
+        self._ignores_numbers: bool | None = None  # numbers among the arguments; None: not known
+        self._traced: dict[str, str] = {}  # until then: graphs by signature without numbers
         self._is_half: bool | None = None  # whether forwards run under autocast; None: not decided
         self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
@@ -118,17 +120,40 @@ class Session:
             BudgetInfeasibleError: the budget fits no plan.
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
+        if self._ignores_numbers or self._is_untraceable or not self.config.use_static_profiling:
+            signature = _core.signature_without_numbers(signature)
         self._current = self._known(signature)
         self._serves_smaller = self._current not in (None, signature)
         if self._current is None:
             self._current = signature
             graph = self._trace(model, args, kwargs, wait_until_alone)
             if graph is None:
+                self._current = _core.signature_without_numbers(signature)
                 technique = "keep" if self._takes_no_hooks else None
                 text = _core.plan_uniform(None, self.hardware_json, self.config_json, technique)
                 return ExecutionPlan(text, self.hardware_json)
             self._remember(signature, graph)
+            self._compare_with_last(signature, graph)
         return self._plan(self._current)
+
+    def _compare_with_last(self, signature: str, graph: str) -> None:
+        """A step that was traced twice, for other numbers among the arguments (a weight that is
+        annealed, the number of the step), and was the same: from now on they do not count."""
+        shape = _core.signature_without_numbers(signature)
+        if shape == signature or self._ignores_numbers is not None:
+            return
+        last = self._traced.setdefault(shape, graph)
+        if last is graph:
+            if len(self._traced) > _GRAPHS_MOST:
+                self._traced = {shape: graph}
+            return
+        self._traced.clear()
+        self._ignores_numbers = _core.graph_same_step(graph, last)
+        if not self._ignores_numbers:
+            return
+        self._graphs = {_core.signature_without_numbers(key): value for key, value in self._graphs.items()}
+        self._plans.clear()
+        self._current = shape
 
     def plan_sample(
         self, model: torch.nn.Module, signature: str, args: tuple[Any, ...], kwargs: dict[str, Any]

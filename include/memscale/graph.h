@@ -138,7 +138,7 @@ typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;
 /* Facts about a node that rule techniques out or allow them. */
 #define MS_NODE_FLAG_TABLE(X)                                                                  \
     X(CHAINED, 0, "chained")             /* its first output is the next layer's argument 0, the same object */ \
-    X(MUTATES_INPUT, 1, "mutates_input") /* changes an argument in place: can't be replayed */ \
+    X(MUTATES_INPUT, 1, "mutates_input") /* changes an argument or parameter: no replay */     \
     X(OPAQUE_ARGUMENT, 2, "opaque_argument") /* gets an object that is not plain data, such as a cache */ \
     X(UPDATES_BUFFERS, 3, "updates_buffers") /* its buffers change in forward */               \
     X(USES_RNG, 4, "uses_rng")                                                                 \

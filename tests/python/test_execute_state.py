@@ -104,6 +104,27 @@ class _Drawing(_Layer):
         return [self.python.random(), self.numpys[0].random(), self.numpys[1].rand()]
 
 
+class _Clamped(_Layer):
+    """A parameter that forward writes to: such a layer can't be run again, and is not."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.linear.weight.mul_(0.9).clamp_(-0.2, 0.2)
+        return x + self.other(torch.tanh(self.linear(x)))
+
+
+class _Normed(_Layer):
+    """A parameter whose data forward sets."""
+
+    def forward(self, x):
+        self.linear.weight.data = self.linear.weight.data * 0.9
+        self.other.weight.data.mul_(0.9)
+        return x + self.other(torch.tanh(self.linear(x)))
+
+    def state(self):
+        return [self.linear.weight, self.other.weight]
+
+
 KINDS = (_Statistics, _Bank, _Containers, _Drawing)
 
 
@@ -137,7 +158,7 @@ def test_a_replay_sees_the_state_of_its_call_and_leaves_none(kind, technique, tm
     assert_same(_run(kind, lambda model: executing(model, uniform(model, technique), tmp_path)), _run(kind, _Plain))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, _Clamped, _Normed))
 def test_a_planned_step_is_the_plain_one(kind):
     """The trace draws no number and leaves nothing either."""
     config = memscale.Config(force_optimize=True, mode="aggressive")

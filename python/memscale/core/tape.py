@@ -283,6 +283,9 @@ class Tape(TorchDispatchMode):
     # -- the end of the call --------------------------------------------------------------
 
     def _settle(self) -> None:
+        for value in self._values.values():
+            if value.probe is not None and value.writes:  # by the layer itself: later writes count
+                value.version = value.probe._version
         for value, handles in self._pending.items():
             if value.maker is None:
                 _stay(value, handles)

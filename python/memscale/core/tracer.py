@@ -48,14 +48,16 @@ class _Watch(weakref.ref):
 
 
 class _Frame:
-    """What is remembered of a layer's arguments and buffers while it runs."""
+    """What is remembered of a layer's arguments, parameters and buffers while it runs."""
 
-    __slots__ = ("buffers", "leaves", "node", "versions")
+    __slots__ = ("buffers", "leaves", "node", "parameter_keys", "parameters", "versions")
 
-    def __init__(self, node: int, leaves: list[Any], buffers: list[_Buffer]) -> None:
+    def __init__(self, node: int, leaves: list[Any], module: torch.nn.Module, buffers: list[_Buffer]) -> None:
         self.node = node
         self.leaves = leaves
         self.versions = [_version(leaf) for leaf in leaves]
+        self.parameters = [(parameter, _state_of(parameter)) for parameter in module.parameters()]
+        self.parameter_keys = {key for _, (_, keys) in self.parameters for key in keys}
         self.buffers = [(buffer, buffer.value(), _version(buffer.value())) for buffer in buffers]
 
 
@@ -205,6 +207,8 @@ class LiveTracer(TorchDispatchMode):
         for tensor in tensors_of(written):
             for storage in _storages(tensor):
                 self._trace.wrote(storage._cdata)
+                if self._frame is not None and storage._cdata in self._frame.parameter_keys:
+                    self._trace.flag(self._frame.node, "mutates_input")  # through .data, which no version shows
 
     def _tell_sum(self, gradient: Any, other: Any) -> None:
         """Autograd may be adding up two gradients: it writes the sum over the first, but for a view,
@@ -280,7 +284,7 @@ class LiveTracer(TorchDispatchMode):
         if args and self._previous is not None and self._previous[1]() is args[0]:
             self._trace.flag(self._previous[0], "chained")
         self._previous = None
-        self._frame = _Frame(node, leaves, self._buffers(module))
+        self._frame = _Frame(node, leaves, module, self._buffers(module))
         if any(_updates_statistics(submodule) for submodule in module.modules()):
             self._trace.flag(node, "updates_buffers")
         return node
@@ -292,7 +296,8 @@ class LiveTracer(TorchDispatchMode):
         if self._nesting or frame is None:
             return
         self._frame = None
-        if _changed(frame, list(plain_leaves((args, kwargs)))):
+        wrote = any(_state_of(parameter) != before for parameter, before in frame.parameters)
+        if wrote or _changed(frame, list(plain_leaves((args, kwargs)))):
             self._trace.flag(frame.node, "mutates_input")
         for buffer, value, version in frame.buffers:
             if buffer.value() is not value or _version(value) != version:
@@ -525,6 +530,11 @@ def _version(value: Any) -> int | None:
     if not isinstance(value, torch.Tensor) or value.is_inference():
         return None
     return value._version
+
+
+def _state_of(parameter: torch.Tensor) -> tuple[int | None, tuple[int, ...]]:
+    """What is another one after a parameter was written to, or its `data` set."""
+    return _version(parameter), tuple(storage._cdata for storage in _storages(parameter))
 
 
 def _changed(frame: _Frame, leaves: list[Any]) -> bool:

@@ -382,6 +382,17 @@ def test_a_forward_with_derivatives_by_torch_func_is_left_alone(caplog):
     memscale.detach(model)
 
 
+def test_where_real_steps_are_profiled_such_a_forward_fails_once_and_says_why():
+    model = memscale.wrap(_Differentiating(), memscale.Config(force_optimize=True, use_static_profiling=False))
+    x = torch.randn(4, 12)
+    with pytest.raises(RuntimeError, match="saved tensor hooks") as caught:
+        model(x)
+    assert "From the next forward on" in caught.value.__notes__[0]
+    model(x).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    memscale.detach(model)
+
+
 @every_technique
 def test_forwards_on_two_threads(technique, tmp_path):
     case, twin = twins(MODELS["mlp"])

@@ -303,17 +303,26 @@ class Session:
                 _log.debug("%s", error)
                 return None
             self._is_untraceable = is_alone
-            if _NO_HOOKS in str(error.__cause__):
-                self._takes_no_hooks = True
-                _log.warning(
-                    "the forward takes derivatives by torch.func, which allows no saved-tensor hooks around it: the "
-                    "model is left alone, and a budget is not kept; torch.autograd.grad in a forward can be planned for"
-                )
+            if self.refuses_hooks(error.__cause__):
                 return None
             if not self.config.use_empirical_fallback:
                 raise
             _log.warning("%s; %d real steps are profiled instead", error, self.config.warmup_steps)
             return None
+
+    def refuses_hooks(self, error: BaseException | None) -> bool:
+        """Whether a forward failed because it allows no saved-tensor hooks around it: the plan is
+        to leave it alone, from the next forward on."""
+        if _NO_HOOKS not in str(error):
+            return False
+        self._takes_no_hooks = self._is_untraceable = True
+        self._graphs.clear()
+        self._plans.clear()
+        _log.warning(
+            "the forward takes derivatives by torch.func, which allows no saved-tensor hooks around it: the "
+            "model is left alone, and a budget is not kept; torch.autograd.grad in a forward can be planned for"
+        )
+        return True
 
     def tighten(self, attempt: int) -> ExecutionPlan:
         """The plan to make a step again under, after an allocation failed in it for the

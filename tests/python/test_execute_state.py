@@ -165,6 +165,15 @@ def test_a_planned_step_is_the_plain_one(kind):
     assert_same(_run(kind, lambda model: memscale.optimize(model, config=config)), _run(kind, _Plain))
 
 
+def test_a_part_that_was_put_into_a_layer_later_updates_its_statistics_once(tmp_path):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)))
+    with executing(model, uniform(model, "recompute"), tmp_path) as executor:
+        model[1][1] = nn.BatchNorm1d(WIDTH)
+        model(torch.randn(4, WIDTH, requires_grad=True)).sum().backward()
+        assert executor.counters()["recomputed_layers"] == 2
+        assert model[1][1].num_batches_tracked == 1
+
+
 def test_buffers_that_were_made_in_inference_mode_do_no_harm(tmp_path):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)))
     with torch.inference_mode():

@@ -323,7 +323,7 @@ class Executor:
             self._layers = []
             return
         self._layers = [
-            LayerHooks(module, self._core.add_layer(name), LayerState(name, module), self._layer_calls)
+            LayerHooks(module, self._core.add_layer(name), LayerState(name), self._layer_calls)
             for name, module in find_layers(model)
         ]
 

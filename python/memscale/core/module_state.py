@@ -51,15 +51,14 @@ _MODULES_OWN = frozenset(torch.nn.Module().__dict__)
 class LayerState:
     """What is known of one layer's modules across calls."""
 
-    def __init__(self, name: str, module: torch.nn.Module) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._modules = list(module.modules())
         self._copies: dict[tuple[int, str], torch.Tensor] = {}
         self._constant: dict[tuple[int, str], tuple[torch.Tensor, int]] = {}
 
     def take(self, module: torch.nn.Module) -> ModuleState:
         """The state before a call of `module` (the layer, or a replica of it)."""
-        modules = self._modules if self._modules[0] is module else list(module.modules())
+        modules = list(module.modules())  # at every call: parts may have been put in since
         parameters = [
             _Parameter(inner, name, parameter)
             for inner in modules

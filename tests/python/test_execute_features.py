@@ -393,6 +393,17 @@ def test_where_real_steps_are_profiled_such_a_forward_fails_once_and_says_why():
     memscale.detach(model)
 
 
+def test_a_wrapped_model_is_exported_as_without(tmp_path):
+    """By torch.jit.trace, with gradients on, as users do before they deploy."""
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.Tanh()) for _ in range(3)))
+    x = torch.randn(4, 12)
+    plain = str(torch.jit.trace(model, x).inlined_graph)
+    with executing(model, uniform(model, "recompute"), tmp_path):
+        traced = torch.jit.trace(model, x)
+        assert str(traced.inlined_graph) == plain
+        assert torch.equal(traced(x), model(x))
+
+
 @every_technique
 def test_forwards_on_two_threads(technique, tmp_path):
     case, twin = twins(MODELS["mlp"])

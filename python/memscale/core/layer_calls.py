@@ -59,8 +59,10 @@ class OnThread(threading.local):
 
     @property
     def stands_aside(self) -> bool:
-        """Whether a forward on this thread is none of ours: a replay, a trace, one without gradients."""
-        return self.is_apart or torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        """Whether a forward on this thread is none of ours: a replay, a trace of ours or of torch's,
+        one without gradients."""
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        return self.is_apart or is_traced or not torch.is_grad_enabled()
 
     @property
     def is_transformed(self) -> bool:

@@ -125,6 +125,20 @@ class _Normed(_Layer):
         return [self.linear.weight, self.other.weight]
 
 
+class _Cached(_Layer):
+    """Tables that were made in inference mode, by an evaluation before training."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.inference_mode():
+            self.register_buffer("table", torch.linspace(0.1, 1.0, WIDTH))
+            self.other_table = torch.linspace(1.0, 2.0, WIDTH)
+
+    def forward(self, x):
+        scaled = torch.sin(self.linear(x) * self.table.clone()) * self.other_table.clone()
+        return x + self.other(torch.tanh(scaled))
+
+
 KINDS = (_Statistics, _Bank, _Containers, _Drawing)
 
 
@@ -158,7 +172,7 @@ def test_a_replay_sees_the_state_of_its_call_and_leaves_none(kind, technique, tm
     assert_same(_run(kind, lambda model: executing(model, uniform(model, technique), tmp_path)), _run(kind, _Plain))
 
 
-@pytest.mark.parametrize("kind", (*KINDS, _Clamped, _Normed))
+@pytest.mark.parametrize("kind", (*KINDS, _Clamped, _Normed, _Cached))
 def test_a_planned_step_is_the_plain_one(kind):
     """The trace draws no number and leaves nothing either."""
     config = memscale.Config(force_optimize=True, mode="aggressive")

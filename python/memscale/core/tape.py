@@ -269,7 +269,7 @@ class Tape(TorchDispatchMode):
         if known is not None and known.reference() is storage:
             return known
         value = self._values[storage._cdata] = _Value(storage)
-        if self._is_resident(tensor):
+        if self._is_resident(tensor) and not tensor.is_inference():  # whose writes nobody could see
             value.probe = _probe(tensor)
             value.version = value.probe._version
         return value

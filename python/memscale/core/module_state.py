@@ -24,6 +24,7 @@ import torch
 
 from ..errors import IntegrationError
 from .isolation import generators_of
+from .walk import version_of
 
 __all__ = ["LayerState", "ModuleState"]
 
@@ -92,7 +93,7 @@ class LayerState:
 
     def _copy_of(self, key: tuple[int, str], buffer: torch.Tensor) -> _Buffer:
         if buffer.nbytes > _SMALL_BYTES:
-            version = _version_of(buffer)
+            version = version_of(buffer)
             constant = self._constant.get(key)
             if constant is not None and constant[0] is buffer and constant[1] == version:
                 return _Buffer(key, buffer, version, None)
@@ -100,7 +101,7 @@ class LayerState:
         copy = self._copies.get(key)
         if copy is None or buffer.device.type != "cpu" or not _equal(copy, buffer):
             copy = self._copies[key] = buffer.detach().clone()
-        return _Buffer(key, buffer, _version_of(buffer), copy)
+        return _Buffer(key, buffer, version_of(buffer), copy)
 
     def settle(self, state: ModuleState) -> None:
         """After the call: large buffers that it left alone need no copy any more."""
@@ -108,7 +109,7 @@ class LayerState:
             if buffer.copy is None or buffer.tensor.nbytes <= _SMALL_BYTES:
                 continue
             now = holder.get(name)
-            if now is buffer.tensor and buffer.version is not None and _version_of(now) == buffer.version:
+            if now is buffer.tensor and buffer.version is not None and version_of(now) == buffer.version:
                 self._constant[buffer.key] = (now, buffer.version)
                 buffer.copy = None
             else:
@@ -123,7 +124,7 @@ class _Parameter:
     def __init__(self, module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
         self.module = module
         self.name = name
-        self.version = _version_of(tensor)
+        self.version = version_of(tensor)
         # A result of the caller's graph: what holds it here must not hold that graph.
         self.tensor = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
 
@@ -248,11 +249,6 @@ def _containers(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, 
             items = value.values() if type(value) in _MAPPINGS else value
             if not any(isinstance(item, _OPAQUE) and not _is_small_state(item) for item in items):
                 yield attributes, name, value, value.copy()
-
-
-def _version_of(tensor: torch.Tensor) -> int | None:
-    """None where there is no counter."""
-    return None if tensor.is_inference() else tensor._version
 
 
 def _is_gathered(module: torch.nn.Module) -> bool:

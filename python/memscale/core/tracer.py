@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _core
 from .arguments import Arguments, plain_tensors
+from .walk import version_of
 
 __all__ = ["NO_NODE", "LiveTracer", "first_output", "is_maker", "plain_leaves", "tensors_of"]
 
@@ -55,10 +56,10 @@ class _Frame:
     def __init__(self, node: int, leaves: list[Any], module: torch.nn.Module, buffers: list[_Buffer]) -> None:
         self.node = node
         self.leaves = leaves
-        self.versions = [_version(leaf) for leaf in leaves]
+        self.versions = [version_of(leaf) for leaf in leaves]
         self.parameters = [(parameter, _state_of(parameter)) for parameter in module.parameters()]
         self.parameter_keys = {key for _, (_, keys) in self.parameters for key in keys}
-        self.buffers = [(buffer, buffer.value(), _version(buffer.value())) for buffer in buffers]
+        self.buffers = [(buffer, buffer.value(), version_of(buffer.value())) for buffer in buffers]
 
 
 class _Buffer(NamedTuple):
@@ -300,7 +301,7 @@ class LiveTracer(TorchDispatchMode):
         if wrote or _changed(frame, list(plain_leaves((args, kwargs)))):
             self._trace.flag(frame.node, "mutates_input")
         for buffer, value, version in frame.buffers:
-            if buffer.value() is not value or _version(value) != version:
+            if buffer.value() is not value or version_of(value) != version:
                 self._trace.flag(frame.node, "updates_buffers")
         self._trace.leave()
         first = first_output(output)
@@ -525,16 +526,9 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=layout)
 
 
-def _version(value: Any) -> int | None:
-    """A tensor's version; None where it has none (inference tensors, other objects)."""
-    if not isinstance(value, torch.Tensor) or value.is_inference():
-        return None
-    return value._version
-
-
 def _state_of(parameter: torch.Tensor) -> tuple[int | None, tuple[int, ...]]:
     """What is another one after a parameter was written to, or its `data` set."""
-    return _version(parameter), tuple(storage._cdata for storage in _storages(parameter))
+    return version_of(parameter), tuple(storage._cdata for storage in _storages(parameter))
 
 
 def _changed(frame: _Frame, leaves: list[Any]) -> bool:
@@ -542,7 +536,7 @@ def _changed(frame: _Frame, leaves: list[Any]) -> bool:
     if len(leaves) != len(frame.leaves):
         return True
     return any(
-        leaf is not before or _version(before) != version
+        leaf is not before or version_of(before) != version
         for leaf, before, version in zip(leaves, frame.leaves, frame.versions, strict=True)
     )
 

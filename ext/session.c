@@ -44,6 +44,40 @@ static PyObject *signature_covers(PyObject *module, PyObject *args)
     return PyBool_FromLong(ms_signature_covers(larger, smaller));
 }
 
+static PyObject *signature_without_numbers(PyObject *module, PyObject *signature)
+{
+    (void)module;
+    const char *given = ms_ext_utf8(signature, "signature", NULL);
+    char *text = given != NULL ? ms_strdup(given) : NULL;
+    if (text == NULL) {
+        return given != NULL ? PyErr_NoMemory() : NULL;
+    }
+    ms_signature_drop_numbers(text);
+    return ms_ext_take_text(text);
+}
+
+static PyObject *graph_same_step(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *json, *other_json;
+    ms_error err;
+    ms_graph *graph = NULL, *other = NULL;
+    if (!PyArg_ParseTuple(args, "ss:graph_same_step", &json, &other_json)) {
+        return NULL;
+    }
+    int rc = ms_graph_parse(json, &graph, &err);
+    if (rc == MS_OK) {
+        rc = ms_graph_parse(other_json, &other, &err);
+    }
+    PyObject *answer = NULL;
+    if (ms_ext_check(rc, &err) == 0) {
+        answer = PyBool_FromLong(ms_graph_same_step(graph, other));
+    }
+    ms_graph_free(graph);
+    ms_graph_free(other);
+    return answer;
+}
+
 static int adopt_loop(ms_graph *graph, const ms_graph *other, ms_error *err)
 {
     (void)err;
@@ -109,6 +143,10 @@ static PyMethodDef methods[] = {
      "process's baseline; device -1 is the CPU, whose resident memory is measured."},
     {"signature_covers", signature_covers, METH_VARARGS,
      "signature_covers(larger, smaller) -> bool: whether a plan for the one serves the other."},
+    {"signature_without_numbers", signature_without_numbers, METH_O,
+     "signature_without_numbers(signature) -> str: with '#' for numbers that are values of arguments."},
+    {"graph_same_step", graph_same_step, METH_VARARGS,
+     "graph_same_step(graph, other) -> bool: whether they differ in signature and loop alone."},
     {"graph_adopt_loop", graph_adopt_loop, METH_VARARGS,
      "graph_adopt_loop(graph, other) -> str: the graph with what the other has seen of the training loop."},
     {"graph_add_tiled", graph_add_tiled, METH_VARARGS,

@@ -90,7 +90,7 @@ MS_API int ms_technique_parse(const char *name, ms_technique *technique);
     X(MODE, "mode", "the mode does not go this far")                                              \
     X(FLAG_OFF, "flag_off", "the flag for this technique is off")                                 \
     X(ROOT_WORK, "root_work", "work outside a layer can't be run again on its own")               \
-    X(MUTATES_INPUT, "mutates_input", "the layer changes its input in place: running it again would change it twice") \
+    X(MUTATES_INPUT, "mutates_input", "the layer changes its input or a parameter in place: run again, it would twice") \
     X(OPAQUE_ARGUMENT, "opaque_argument", "the layer gets an object whose state running it again could change") \
     X(NO_TENSOR_INPUT, "no_tensor_input", "the layer has no tensor argument to run again from")   \
     X(UNHOOKABLE, "unhookable", "the module must be left alone")                                  \

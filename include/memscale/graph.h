@@ -138,7 +138,7 @@ typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;
 /* Facts about a node that rule techniques out or allow them. */
 #define MS_NODE_FLAG_TABLE(X)                                                                  \
     X(CHAINED, 0, "chained")             /* its first output is the next layer's argument 0, the same object */ \
-    X(MUTATES_INPUT, 1, "mutates_input") /* changes an argument in place: can't be replayed */ \
+    X(MUTATES_INPUT, 1, "mutates_input") /* changes an argument or parameter: no replay */     \
     X(OPAQUE_ARGUMENT, 2, "opaque_argument") /* gets an object that is not plain data, such as a cache */ \
     X(UPDATES_BUFFERS, 3, "updates_buffers") /* its buffers change in forward */               \
     X(USES_RNG, 4, "uses_rng")                                                                 \
@@ -242,6 +242,19 @@ MS_API char *ms_graph_to_json(const ms_graph *graph);
  * they are equal but for sizes, and no size of `smaller` exceeds the one at its place.
  */
 MS_API bool ms_signature_covers(const char *larger, const char *smaller);
+
+/*
+ * Writes '#' over every number that stands as the value of an argument, in place: "beta=0.25,x:float32[4]"
+ * becomes "beta=#,x:float32[4]". Sizes, texts, True, False and None stay. For models whose step was
+ * seen not to depend on such numbers (ms_graph_same_step()).
+ */
+MS_API void ms_signature_drop_numbers(char *signature);
+
+/*
+ * Are two graphs of one model the same step, whatever their signatures say and whatever was seen of the
+ * loop? False too where memory is out.
+ */
+MS_API bool ms_graph_same_step(const ms_graph *graph, const ms_graph *other);
 
 /*
  * Takes over what another graph of the same training has seen of the caller's loop: what it

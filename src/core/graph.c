@@ -195,6 +195,26 @@ void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other)
     graph->loop.gradients_needed = other->loop.gradients_needed;
 }
 
+bool ms_graph_same_step(const ms_graph *graph, const ms_graph *other)
+{
+    ms_error err;
+    bool is_same = false;
+    char *text = NULL, *other_text = NULL;
+    ms_graph *twin = ms_graph_copy(graph, &err);
+    if (twin != NULL) {
+        ms_free(twin->signature);
+        twin->signature = ms_strdup(other->signature);
+        twin->loop = other->loop;
+        text = twin->signature != NULL ? ms_graph_to_json(twin) : NULL;
+        other_text = ms_graph_to_json(other);
+        is_same = text != NULL && other_text != NULL && strcmp(text, other_text) == 0;
+    }
+    ms_free(text);
+    ms_free(other_text);
+    ms_graph_free(twin);
+    return is_same;
+}
+
 int64_t ms_graph_find(const ms_graph *graph, const char *name, uint32_t call)
 {
     for (uint32_t i = 0; i < graph->node_count; i++) {

@@ -3,6 +3,7 @@
  * training forward sees new shapes.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "memscale/graph.h"
 
@@ -38,4 +39,34 @@ bool ms_signature_covers(const char *larger, const char *smaller)
         smaller++;
     }
     return *larger == *smaller;
+}
+
+/* Length of the number at `text` if that is a whole value, else 0. */
+static size_t number_length(const char *text)
+{
+    size_t length = 0;
+    if (!is_digit(text[0]) && !(text[0] == '-' && is_digit(text[1]))) {
+        return 0;
+    }
+    while (text[length] != '\0' && strchr("0123456789.eE+-", text[length]) != NULL) {
+        length++;
+    }
+    return text[length] == ',' || text[length] == '\0' ? length : 0;
+}
+
+void ms_signature_drop_numbers(char *signature)
+{
+    char *to = signature;
+    bool in_text = false;
+    for (const char *from = signature; *from != '\0';) {
+        in_text ^= *from == '\'';
+        bool is_value = *from == '=' && !in_text;
+        *to++ = *from++;
+        size_t length = is_value ? number_length(from) : 0;
+        if (length > 0) {
+            *to++ = '#';
+            from += length;
+        }
+    }
+    *to = '\0';
 }

@@ -286,6 +286,55 @@ def test_a_new_shape_is_planned_and_a_smaller_one_is_served() -> None:
     memscale.detach(model)
 
 
+class _Weighted(nn.Module):
+    """Takes numbers: one that only scales, and the number of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, weight: float = 1.0, depth: int = 4) -> torch.Tensor:
+        for layer in self.layers[:depth]:
+            x = layer(x) * weight
+        return x
+
+
+def _traces_of(
+    arguments: list[dict[str, float]],
+    monkeypatch: pytest.MonkeyPatch,
+    rows: tuple[int, ...] = (8, 7, 6),
+    **config: bool,
+) -> int:
+    from memscale.core.profiler import MemoryProfiler
+
+    count = []
+    trace = MemoryProfiler.trace
+    monkeypatch.setattr(MemoryProfiler, "trace", lambda *args, **kwargs: count.append(1) or trace(*args, **kwargs))
+    model, twin = _Weighted(), _Weighted()
+    twin.load_state_dict(model.state_dict())
+    memscale.wrap(model, Config(force_optimize=True, **config))
+    before = len(count)
+    for step, given in enumerate(arguments):
+        x = torch.randn(rows[step % len(rows)], 64)
+        for each in (model, twin):
+            each.zero_grad()
+            each(x, **given).sum().backward()
+        pairs = zip(model.parameters(), twin.parameters(), strict=True)
+        assert all(a.grad is b.grad or torch.equal(a.grad, b.grad) for a, b in pairs)
+    memscale.detach(model)
+    return len(count) - before
+
+
+def test_a_number_that_changes_nothing_is_not_traced_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    annealed = [{"weight": 1.0 - 0.05 * step} for step in range(8)]
+    assert _traces_of(annealed, monkeypatch) == 4  # three shapes, and the first of them once more
+    assert _traces_of(annealed, monkeypatch, use_static_profiling=False) == 0
+
+
+def test_a_number_that_changes_the_step_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _traces_of([{"depth": depth} for depth in (4, 3, 2, 4, 3, 2)], monkeypatch, rows=(8,)) == 3
+
+
 def test_the_loss_outside_the_model_works() -> None:
     case = MODELS["mlp"]()
     model = case.model

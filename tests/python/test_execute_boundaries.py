@@ -81,6 +81,37 @@ def test_copies_come_out_unwrapped(make, tmp_path):
         assert_nothing_left(executor)
 
 
+def test_modules_that_copy_themselves_come_out_unwrapped(tmp_path):
+    """Parametrized modules and those of torch.fx copy the dictionary of the instance."""
+    seed_everything(1)
+    parametrized = nn.Sequential(*(_normed(12) for _ in range(3)), nn.Linear(12, 2))
+    for model in (parametrized, torch.fx.symbolic_trace(nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2)))):
+        x = torch.randn(4, 12)
+        before = hook_tables(model)
+        with executing(model, uniform(model, "recompute"), tmp_path) as executor:
+            model(x).sum().backward()
+            recomputed = executor.counters()["recomputed_layers"]
+            other = copy.deepcopy(model)
+            assert hook_tables(other) == hook_tables(copy.deepcopy(other))
+            assert not any(_OURS & set(module.__dict__) for module in other.modules())
+            assert not any(module._forward_hooks or module._forward_pre_hooks for module in other.modules())
+            other(x).sum().backward()
+            assert executor.counters()["recomputed_layers"] == recomputed
+            assert all(a is not b for a, b in zip(model.parameters(), other.parameters(), strict=True))
+            if model is not parametrized:  # those refuse to be pickled, wrapped or not
+                loaded = _by_torch_save(model)
+                assert not any(_OURS & set(module.__dict__) for module in loaded.modules())
+                assert torch.equal(loaded(x), other(x))
+        assert hook_tables(model) == before
+
+
+_OURS = {"_memscale_executor", "__getstate__", "__deepcopy__", "__reduce_ex__"}
+
+
+def _normed(width):
+    return nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(width, width)), nn.Tanh())
+
+
 class _UserHook:
     def __init__(self, calls):
         self.calls = calls

@@ -26,6 +26,8 @@ from execute_support import (
 from models import MODELS, loss_of
 from torch.utils.checkpoint import checkpoint
 
+import memscale
+
 SOME = ("gpt2", "resnet", "albert", "multi_output", "lstm")
 
 every_technique = pytest.mark.parametrize("technique", TECHNIQUES)
@@ -334,6 +336,72 @@ def test_functional_transforms_are_left_alone(technique, tmp_path, caplog):
 
     both("mlp", technique, tmp_path, run)
     assert any("saved-tensor hooks are disabled" in record.message for record in caplog.records)
+
+
+@every_technique
+def test_a_forward_over_a_batch_of_models_is_left_alone(technique, tmp_path):
+    """An ensemble: `torch.func.vmap` over the parameters, and the derivative of it all."""
+
+    def run(case, model):
+        (x,), _ = case.batch(0)
+        model.eval()
+        many = {name: torch.stack([p.detach(), p.detach() * 0.5]) for name, p in model.named_parameters()}
+        for tensor in many.values():
+            tensor.requires_grad_()
+        out = torch.func.vmap(lambda tensors: torch.func.functional_call(model, tensors, (x,)))(many)
+        out.square().sum().backward()
+        model.train()
+        loss_of(forward(case, model, 0)).backward()
+        return [tensor.grad for tensor in many.values()]
+
+    both("mlp", technique, tmp_path, run)
+
+
+class _Differentiating(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.func.vmap(torch.func.grad(lambda row, layer=layer: torch.tanh(layer(row)).sum()))(x)
+        return x
+
+
+def test_a_forward_with_derivatives_by_torch_func_is_left_alone(caplog):
+    model = _Differentiating()
+    x = torch.randn(4, 12)
+    model(x).square().sum().backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    memscale.wrap(model, memscale.Config(force_optimize=True))
+    for _ in range(2):
+        model.zero_grad()
+        model(x).square().sum().backward()
+        assert all(torch.equal(p.grad, gradient) for p, gradient in zip(model.parameters(), plain, strict=True))
+    assert sum("derivatives by torch.func" in record.message for record in caplog.records) == 1
+    memscale.detach(model)
+
+
+def test_where_real_steps_are_profiled_such_a_forward_fails_once_and_says_why():
+    model = memscale.wrap(_Differentiating(), memscale.Config(force_optimize=True, use_static_profiling=False))
+    x = torch.randn(4, 12)
+    with pytest.raises(RuntimeError, match="saved tensor hooks") as caught:
+        model(x)
+    assert "From the next forward on" in caught.value.__notes__[0]
+    model(x).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    memscale.detach(model)
+
+
+def test_a_wrapped_model_is_exported_as_without(tmp_path):
+    """By torch.jit.trace, with gradients on, as users do before they deploy."""
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.Tanh()) for _ in range(3)))
+    x = torch.randn(4, 12)
+    plain = str(torch.jit.trace(model, x).inlined_graph)
+    with executing(model, uniform(model, "recompute"), tmp_path):
+        traced = torch.jit.trace(model, x)
+        assert str(traced.inlined_graph) == plain
+        assert torch.equal(traced(x), model(x))
 
 
 @every_technique

@@ -4,6 +4,7 @@ import os
 
 import pytest
 from torch import nn
+from torch.nn.utils import parametrizations
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -59,6 +60,15 @@ class Towers(Forwarding):
         self.query, self.document = Experts(), Experts()
 
 
+class Normed(Forwarding):
+    """Weights that are computed: what computes them is no layer."""
+
+    def __init__(self):
+        super().__init__()
+        norm = parametrizations.weight_norm
+        self.first, self.second, self.head = norm(nn.Linear(8, 8)), norm(nn.Linear(8, 8)), nn.Linear(8, 2)
+
+
 class Recurrent(Forwarding):
     def __init__(self):
         super().__init__()
@@ -112,6 +122,7 @@ def names(model):
     ("model", "expected"),
     [
         (Attributes, ["block1", "block2", "block3"]),
+        (Normed, ["first", "second", "head"]),
         (Experts, ["layers.0", "layers.1"]),
         (Towers, ["query.layers.0", "query.layers.1", "document.layers.0", "document.layers.1"]),
         (Recurrent, ["embed", "lstm", "head"]),

@@ -161,6 +161,21 @@ def test_what_it_does_not_do_itself_is_torchs():
     assert torch.equal(cross_entropy(logits, probabilities), F.cross_entropy(logits, probabilities))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_classes_are_the_last_dimension_for_torchs_own_function_too(reduction):
+    logits, labels = made(9, 3)  # torch alone would take the second dimension, which fits
+    weight = torch.tensor([0.2, 1.0, 3.0])
+    whole = cross_entropy(logits, labels, weight, reduction=reduction)
+    cube = logits.view(3, 3, 3)
+    assert torch.equal(cross_entropy(cube, labels.view(3, 3), weight, reduction=reduction).view(whole.shape), whole)
+    probabilities = torch.softmax(logits, 1)
+    whole = cross_entropy(logits, probabilities, reduction=reduction)
+    given = cross_entropy(cube, probabilities.view(3, 3, 3), reduction=reduction)
+    assert torch.equal(given.view(whole.shape), whole)
+    with pytest.raises(ValueError, match="need labels of shape"):
+        cross_entropy(cube, labels, weight)
+
+
 # ---- whose memory it is ---------------------------------------------------------------------------
 
 

@@ -164,6 +164,25 @@ assert logger.level == logging.ERROR
 # -- metrics ---------------------------------------------------------------------------
 
 
+def test_logging_that_is_set_up_after_the_first_wrap_writes_each_line_once() -> None:
+    script = (
+        "import io, logging, sys, memscale, torch\n"
+        "log = logging.getLogger('memscale')\n"
+        "model = memscale.wrap(torch.nn.Linear(2, 2))\n"
+        "log.info('first')\n"
+        "sys.stderr = io.StringIO()\n"  # as notebooks and test runners do
+        "log.info('second')\n"
+        "print(sys.stderr.getvalue())\n"
+        "logging.basicConfig(level=logging.INFO, stream=sys.stdout, format='%(message)s')\n"
+        "log.info('third')\n"
+        "sys.stderr = sys.__stderr__\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert "memscale: first" in done.stderr and "second" not in done.stderr and "third" not in done.stderr
+    assert "memscale: second" in done.stdout and done.stdout.count("third") == 1
+
+
 def test_metrics_are_the_counters_in_base_units() -> None:
     port = _free_port()
     model = memscale.wrap(_model(), Config(force_optimize=True, observability_port=port))

@@ -203,6 +203,18 @@ def test_a_grad_scaler_unscales_and_skips(fused):
         torch.testing.assert_close(mine, theirs)
 
 
+def test_a_differentiable_step_is_part_of_the_graph():
+    gradients = []
+    for kind in (torch.optim.AdamW, AdamW):
+        start, rate = torch.ones(3, requires_grad=True), torch.tensor(0.1, requires_grad=True)
+        weights = start.clone()
+        weights.grad = torch.tensor([1.0, -2.0, 3.0])
+        kind([weights], lr=rate, differentiable=True, foreach=False).step()
+        weights.square().sum().backward()
+        gradients.append((start.grad, rate.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
 def test_hooks_run_around_the_step():
     calls = []
     optimizer = AdamW(parameters([(3,)]))

@@ -50,6 +50,25 @@ class Rebinding(Buffered):
         return self.linear(x)
 
 
+class Clamping(Plain):
+    def forward(self, x):
+        with torch.no_grad():
+            self.linear.weight.clamp_(-1, 1)
+        return self.linear(x)
+
+
+class ClampingData(Plain):
+    def forward(self, x):
+        self.linear.weight.data.clamp_(-1, 1)
+        return self.linear(x)
+
+
+class SettingData(Plain):
+    def forward(self, x):
+        self.linear.weight.data = torch.nn.functional.normalize(self.linear.weight.data)
+        return self.linear(x)
+
+
 class Sourceless(Plain):
     def forward(self):
         return self.linear.weight * 2
@@ -67,6 +86,9 @@ FLAGS = {
     "plain data": (lambda layers, x: layers[1](layers[0](x), (1, [None], {"a": "b"})), Plain, "", True),
     "in place": (lambda layers, x: chain(layers, x * 1), Mutating, "mutates_input", True),
     "list grows": (lambda layers, x: layers[1](layers[0](x, []), []), Mutating, "mutates_input", True),
+    "parameter written": (chain, Clamping, "mutates_input", True),
+    "parameter written by its data": (chain, ClampingData, "mutates_input", True),
+    "parameter's data set": (chain, SettingData, "mutates_input", True),
     "buffer written": (chain, Buffered, "updates_buffers", True),
     "buffer rebound": (chain, Rebinding, "updates_buffers", True),
     "no tensors": (lambda layers, x: x @ (layers[0]() + layers[1]()), Sourceless, "no_tensor_input", False),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import IntegrationError
+from .walk import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,7 @@ class _Tensor:
         # its own leaf. Anything else is detached, so that no frame holds another's graph.
         self.is_passed_on = not tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)
         self.tensor: torch.Tensor | None = tensor if self.is_passed_on else tensor.detach()
-        self.version = None if tensor.is_inference() else tensor._version
+        self.version = version_of(tensor)
         self.handle: Any = None
         self.is_copy = False
         self.layout: Any = None  # of one that was let go of

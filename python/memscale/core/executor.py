@@ -323,7 +323,7 @@ class Executor:
             self._layers = []
             return
         self._layers = [
-            LayerHooks(module, self._core.add_layer(name), LayerState(name, module), self._layer_calls)
+            LayerHooks(module, self._core.add_layer(name), LayerState(name), self._layer_calls)
             for name, module in find_layers(model)
         ]
 
@@ -356,6 +356,8 @@ class Executor:
         if self._thread.stands_aside:
             return None
         obstacle = self._core.hooks_in_the_way()
+        if obstacle is None and self._thread.is_transformed:
+            obstacle = "transformed"
         if obstacle is not None:
             self._notices.say_obstacle(obstacle)
             return None
@@ -399,9 +401,17 @@ class Executor:
         if output is not None and not self._core.is_active():
             self._watch.expect_backward(output)
         if output is None:
+            self._forward_failed(sys.exc_info()[1])
             self._end_profile(False)
         elif (profile := self._layer_calls.own_profile()) is not None:
             profile.forward_ended(output)
+
+    def _forward_failed(self, error: BaseException | None) -> None:
+        """The root's forward has raised `error`; None where it only gave nothing."""
+        refuses_hooks = getattr(self._planner, "refuses_hooks", None)
+        if error is not None and refuses_hooks is not None and refuses_hooks(error):
+            self._signature = None  # ask again
+            error.add_note("memscale: its hooks stood in the way. From the next forward on it leaves this model alone")
 
     def _begin_precision(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """From here to the end of the root's forward, autocast is on if the planner says so."""

@@ -6,6 +6,7 @@ names the executor. Copies and pickles of a hooked module come out without them.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["LayerHooks", "RootHooks"]
 
 EXECUTOR_ATTRIBUTE = "_memscale_executor"
+
+# What lies in the dictionary of a hooked module's instance.
+_COPYING = ("__getstate__", "__deepcopy__", "__reduce_ex__")
+_OURS = (EXECUTOR_ATTRIBUTE, *_COPYING)
 
 _HOOK_DICTS = {
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
@@ -57,20 +62,66 @@ class _HookedModule:
             module.register_forward_pre_hook(_Hook(before), prepend=True, with_kwargs=True),
             module.register_forward_hook(_Hook(after), with_kwargs=True, always_call=True),
         ]
-        # An attribute of the instance: copy and pickle ask the instance for its state.
+        # Attributes of the instance: copy and pickle ask the instance for its state, and for a way
+        # to copy or reduce it.
         module.__dict__["__getstate__"] = self._state
+        module.__dict__["__deepcopy__"] = self._copied
+        module.__dict__["__reduce_ex__"] = self._reduced
 
     def _state(self) -> Any:
         module = self._module()
         return _without_hooks(type(module).__getstate__(module)) if module is not None else None
+
+    def _copied(self, memo: dict[int, Any]) -> Any:
+        """A deep copy as the module makes it unhooked."""
+        module = self._module()
+        own: Any = getattr(type(module), "__deepcopy__", None)
+        if module is None:
+            return None
+        if own is None:
+            return self._copied_by_state(module, memo)
+        # A class that copies by itself (parametrized modules, those of torch.fx) copies the
+        # instance's dictionary: what is ours goes along as it is, and is taken out of the copy.
+        attributes: dict[str, Any] = module.__dict__
+        memo.update((id(attributes[name]), attributes[name]) for name in _OURS if name in attributes)
+        made = own(module, memo)
+        if made is not module and type(getattr(made, "__dict__", None)) is dict:
+            clean = _without_hooks(made.__dict__)
+            for name in _OURS:
+                made.__dict__.pop(name, None)
+            made.__dict__.update(clean)
+        return made
+
+    def _copied_by_state(self, module: torch.nn.Module, memo: dict[int, Any]) -> Any:
+        """The usual way, which asks for the state."""
+        del module.__dict__["__deepcopy__"]
+        try:
+            return copy.deepcopy(module, memo)
+        finally:
+            module.__dict__["__deepcopy__"] = self._copied
+
+    def _reduced(self, protocol: int) -> Any:
+        """What pickle is given: by the state, or by the class, which may hand on the dictionary."""
+        module = self._module()
+        kind: Any = type(module)
+        if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
+            return object.__reduce_ex__(module, protocol)
+        attributes: dict[str, Any] = module.__dict__ if module is not None else {}
+        ours = {name: attributes.pop(name) for name in _OURS if name in attributes}
+        try:
+            return kind.__reduce_ex__(module, protocol)
+        finally:
+            attributes.update(ours)
 
     def remove(self) -> None:
         """Everything is as before."""
         for handle in self._handles:
             handle.remove()
         module = self._module()
-        if module is not None and getattr(module.__dict__.get("__getstate__"), "__self__", None) is self:
-            del module.__dict__["__getstate__"]
+        attributes: dict[str, Any] = module.__dict__ if module is not None else {}
+        for name in _COPYING:
+            if getattr(attributes.get(name), "__self__", None) is self:
+                del attributes[name]
 
 
 class RootHooks(_HookedModule):
@@ -124,7 +175,7 @@ def _without_hooks(state: Any) -> Any:
         return (_without_hooks(state[0]), state[1])
     if not isinstance(state, dict):
         return state
-    clean = {key: value for key, value in state.items() if key not in (EXECUTOR_ATTRIBUTE, "__getstate__")}
+    clean = {key: value for key, value in state.items() if key not in _OURS}
     for name, companions in _HOOK_DICTS.items():
         hooks = clean.get(name)
         ours = {key for key, hook in hooks.items() if isinstance(hook, _Hook)} if hooks else set()

@@ -14,13 +14,13 @@ import random
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["Snapshot", "isolated"]
+__all__ = ["Snapshot", "generators_of", "isolated"]
 
 _DEPTH = 4
 """How deep containers below a module's attributes are followed."""
@@ -32,6 +32,14 @@ _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, deque)
 _OPAQUE = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
 _OURS = __name__.partition(".")[0]
+
+_GENERATOR_HOLDERS = (list, dict, tuple)
+
+_FEW_ITEMS = 16
+"""Longer containers are not searched for generators."""
+
+_State = tuple[Callable[[], Any], Callable[[Any], Any]]
+"""How a generator's state is read, and put back."""
 
 
 class Snapshot:
@@ -105,6 +113,38 @@ def _refill(container: Any, content: Any) -> None:
         container.extend(content)
 
 
+def generators_of(module: torch.nn.Module) -> Iterator[_State]:
+    """The random number generators of torch, Python and NumPy among a module's attributes and in
+    plain containers there."""
+    for value in module.__dict__.values():
+        items: Any = (value,)
+        if type(value) in _GENERATOR_HOLDERS and 0 < len(value) <= _FEW_ITEMS:
+            items = value.values() if type(value) is dict else value
+        for item in items:
+            found = _generator_state(item)
+            if found is not None:
+                yield found
+
+
+def _generator_state(value: Any) -> _State | None:
+    kind = type(value)
+    if kind is torch.Generator:
+        return value.get_state, value.set_state
+    if kind is random.Random:
+        return value.getstate, value.setstate
+    if kind.__module__ not in _NUMPYS:
+        return None
+    if kind.__name__ == "RandomState":
+        return value.get_state, value.set_state
+    if kind.__name__ == "Generator":
+        bits = value.bit_generator
+        return lambda: bits.state, lambda state: setattr(bits, "state", state)
+    return None
+
+
+_NUMPYS = ("numpy.random.mtrand", "numpy.random._generator")  # it may not be there, so types are known by name
+
+
 @contextmanager
 def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
     """Everything a trace could disturb, put back at the end, exception or not.
@@ -117,6 +157,7 @@ def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
     torch_log = logging.getLogger("torch._subclasses.fake_tensor")
     was_silent, torch_log.disabled = torch_log.disabled, True  # what fails is raised and reported once
     generators = _generator_states()
+    own = [(put_back, read()) for module in model.modules() for read, put_back in generators_of(module)]
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -126,6 +167,8 @@ def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
         snapshot.restore()
         torch_log.disabled = was_silent
         _restore_generators(generators)
+        for put_back, state in own:
+            put_back(state)
         torch.clear_autocast_cache()  # holds casts of the trace's parameters
         if collecting:
             gc.enable()

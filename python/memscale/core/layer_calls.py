@@ -59,8 +59,16 @@ class OnThread(threading.local):
 
     @property
     def stands_aside(self) -> bool:
-        """Whether a forward on this thread is none of ours: a replay, a trace, one without gradients."""
-        return self.is_apart or torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        """Whether a forward on this thread is none of ours: a replay, a trace of ours or of torch's,
+        one without gradients."""
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        return self.is_apart or is_traced or not torch.is_grad_enabled()
+
+    @property
+    def is_transformed(self) -> bool:
+        """Whether tensors stand for others here, of a transform of `torch.func`: what is saved of
+        them has no storage that could move, and no layer can be run again from them."""
+        return torch._C._functorch.maybe_current_level() is not None
 
     @property
     def is_apart(self) -> bool:
@@ -101,7 +109,7 @@ class LayerCalls:
     ) -> None:
         """`layer` is about to be called."""
         thread = self._thread
-        if thread.stands_aside:
+        if thread.stands_aside or thread.is_transformed:
             return
         thread.layer_depth += 1
         self.end_tape()  # of a call that was broken off, or that this one lies in
@@ -126,7 +134,7 @@ class LayerCalls:
     ) -> None:
         """The call of `layer` has given `output`, None where it raised."""
         thread = self._thread
-        if thread.stands_aside:
+        if thread.stands_aside or thread.is_transformed:
             return
         thread.layer_depth = max(0, thread.layer_depth - 1)
         profile = self.own_profile()

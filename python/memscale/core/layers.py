@@ -58,7 +58,7 @@ def find_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     if not layers:
         layers = [
             (name, child)
-            for name, child in model.named_children()
+            for name, child in _children("", model)
             if _is_callable(child) and any(True for _ in child.parameters())
         ]
     return _unique(layers)
@@ -102,7 +102,7 @@ class _Finder:
         """Whether equal composite children hold more than half of the parameters."""
         total = _parameter_count(module)
         groups: dict[tuple[Any, ...], list[int]] = {}
-        for _, child in module.named_children():
+        for _, child in _children("", module):
             if _is_composite(child) and _is_callable(child):
                 groups.setdefault(self.signature(child), []).append(_parameter_count(child))
         return any(len(group) > 1 and 2 * sum(group) > total > 0 for group in groups.values())
@@ -121,8 +121,12 @@ class _Finder:
 
 
 def _children(name: str, module: torch.nn.Module) -> list[Named]:
+    """What a module is made of, but for what computes its parameters (weight norm and the like)."""
+    from torch.nn.utils.parametrize import is_parametrized
+
     prefix = f"{name}." if name else ""
-    return [(prefix + child_name, child) for child_name, child in module.named_children()]
+    skipped = module.parametrizations if is_parametrized(module) else None
+    return [(prefix + child_name, child) for child_name, child in module.named_children() if child is not skipped]
 
 
 def _is_container(module: torch.nn.Module) -> bool:
@@ -142,7 +146,7 @@ def _is_callable(module: torch.nn.Module) -> bool:
 
 
 def _is_composite(module: torch.nn.Module) -> bool:
-    return any(True for _ in module.children())
+    return bool(_children("", module))
 
 
 def _alike(layers: list[Named]) -> bool:

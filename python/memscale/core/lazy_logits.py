@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import IntegrationError
-from .walk import mapped
+from .walk import mapped, version_of
 
 __all__ = ["LazyLogits", "Operands", "can_defer", "deferred", "keeps_rows", "with_values"]
 
@@ -84,7 +84,7 @@ class _Product:
     def __init__(self, operands: Operands) -> None:
         self.operands: Operands | None = operands
         self.autocast = _autocast_of(operands.hidden.device.type)
-        self._versions = [_version(value) for value in operands]
+        self._versions = [version_of(value) for value in operands]
         self._value: torch.Tensor | None = None
 
     @property
@@ -98,7 +98,7 @@ class _Product:
             IntegrationError: somebody has.
         """
         operands = self.operands
-        if operands is None or self._versions != [_version(value) for value in operands]:
+        if operands is None or self._versions != [version_of(value) for value in operands]:
             raise IntegrationError(
                 "the logits were not kept, as the chunked loss head needs none, and what they are made of has "
                 "changed since: look at them before optimizer.step(), or set enable_tiling=False"
@@ -116,10 +116,6 @@ class _Product:
 
 def _detached(operands: Operands) -> list[Any]:
     return [value.detach() if value is not None else None for value in operands]
-
-
-def _version(value: torch.Tensor | None) -> int | None:
-    return None if value is None or value.is_inference() else value._version
 
 
 def _autocast_of(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:

@@ -14,6 +14,8 @@ _OBSTACLES = {
     "wrapped": "memscale has wrapped this {model} and also a module around or inside it; saved-tensor "
     "hooks do not stack, so in the inner one only one of the two plans acts: detach one of them",
     "disabled": "saved-tensor hooks are disabled here (torch.func transforms do that); memscale stands aside",
+    "transformed": "{model} runs inside a transform of torch.func (vmap, jvp), over tensors that stand for others; "
+    "memscale stands aside",
 }
 
 

@@ -18,6 +18,7 @@ import torch
 
 from ..errors import BudgetInfeasibleError
 from .isolation import _generator_states, _restore_generators
+from .walk import version_of
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -49,7 +50,7 @@ class StepRescue:
         self._executor = executor
         self._model = model
         self._calls: list[tuple[Callable[[], Any], dict[str, Any]]] = []
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor | None, int]] | None = None
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor | None, int | None]] | None = None
 
     def run(self, call: Callable[[], Result]) -> Result:
         """Calls `call`, which makes a forward and a backward; again, a bounded number of times,
@@ -110,9 +111,9 @@ class StepRescue:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _copy_buffers(self) -> list[tuple[torch.Tensor, torch.Tensor | None, int]]:
+    def _copy_buffers(self) -> list[tuple[torch.Tensor, torch.Tensor | None, int | None]]:
         return [
-            (buffer, buffer.detach().clone() if buffer.nbytes <= _SMALL_BYTES else None, buffer._version)
+            (buffer, buffer.detach().clone() if buffer.nbytes <= _SMALL_BYTES else None, version_of(buffer))
             for buffer in self._model.buffers()
         ]
 
@@ -121,6 +122,6 @@ class StepRescue:
             for buffer, copy, version in self._buffers or ():
                 if copy is not None:
                     buffer.copy_(copy)  # whatever its version says: batch norms write without counting
-                elif buffer._version != version:
+                elif version_of(buffer) != version:
                     failure.add_note("memscale: the step changed a large buffer and can't be made again")
                     raise failure

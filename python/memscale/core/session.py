@@ -43,6 +43,9 @@ _GRAPHS_MOST = 64
 # Profiled steps in a row that could not be followed, after which no more are profiled.
 _REFUSED_STEPS = 3
 
+# What the derivatives of torch.func say where they meet saved-tensor hooks.
+_NO_HOOKS = "don't yet support saved tensor hooks"
+
 
 class Session:
     """Plans for one model, from `wrap()` to `detach()`.
@@ -81,6 +84,9 @@ class Session:
         self._profiled_steps = 0
         self._refused_steps = 0
         self._is_untraceable = False
+        self._takes_no_hooks = False
+        self._ignores_numbers: bool | None = None  # numbers among the arguments; None: not known
+        self._traced: dict[str, str] = {}  # until then: graphs by signature without numbers
         self._precision: str | None = None  # dtype that forwards run under autocast to, or ""; None: not decided
         self._loss_scaling: LossScaling | None = None  # where that is FP16, or may be
         if applies and config.use_mixed_precision:
@@ -118,16 +124,40 @@ class Session:
             BudgetInfeasibleError: the budget fits no plan.
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
+        if self._ignores_numbers or self._is_untraceable or not self.config.use_static_profiling:
+            signature = _core.signature_without_numbers(signature)
         self._current = self._known(signature)
         self._serves_smaller = self._current not in (None, signature)
         if self._current is None:
             self._current = signature
             graph = self._trace(model, args, kwargs, wait_until_alone)
             if graph is None:
-                text = _core.plan_uniform(None, self.hardware_json, self.config_json, None)
+                self._current = _core.signature_without_numbers(signature)
+                technique = "keep" if self._takes_no_hooks else None
+                text = _core.plan_uniform(None, self.hardware_json, self.config_json, technique)
                 return ExecutionPlan(text, self.hardware_json)
             self._remember(signature, graph)
+            self._compare_with_last(signature, graph)
         return self._plan(self._current)
+
+    def _compare_with_last(self, signature: str, graph: str) -> None:
+        """A step that was traced twice, for other numbers among the arguments (a weight that is
+        annealed, the number of the step), and was the same: from now on they do not count."""
+        shape = _core.signature_without_numbers(signature)
+        if shape == signature or self._ignores_numbers is not None:
+            return
+        last = self._traced.setdefault(shape, graph)
+        if last is graph:
+            if len(self._traced) > _GRAPHS_MOST:
+                self._traced = {shape: graph}
+            return
+        self._traced.clear()
+        self._ignores_numbers = _core.graph_same_step(graph, last)
+        if not self._ignores_numbers:
+            return
+        self._graphs = {_core.signature_without_numbers(key): value for key, value in self._graphs.items()}
+        self._plans.clear()
+        self._current = shape
 
     def plan_sample(
         self, model: torch.nn.Module, signature: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -293,10 +323,26 @@ class Session:
                 _log.debug("%s", error)
                 return None
             self._is_untraceable = is_alone
+            if self.refuses_hooks(error.__cause__):
+                return None
             if not self.config.use_empirical_fallback:
                 raise
             _log.warning("%s; %d real steps are profiled instead", error, self.config.warmup_steps)
             return None
+
+    def refuses_hooks(self, error: BaseException | None) -> bool:
+        """Whether a forward failed because it allows no saved-tensor hooks around it: the plan is
+        to leave it alone, from the next forward on."""
+        if _NO_HOOKS not in str(error):
+            return False
+        self._takes_no_hooks = self._is_untraceable = True
+        self._graphs.clear()
+        self._plans.clear()
+        _log.warning(
+            "the forward takes derivatives by torch.func, which allows no saved-tensor hooks around it: the "
+            "model is left alone, and a budget is not kept; torch.autograd.grad in a forward can be planned for"
+        )
+        return True
 
     def tighten(self, attempt: int) -> ExecutionPlan:
         """The plan to make a step again under, after an allocation failed in it for the
@@ -339,6 +385,7 @@ class Session:
         return (
             self._current is not None
             and self._current not in self._graphs
+            and not self._takes_no_hooks
             and self._refused_steps < _REFUSED_STEPS
         )
 

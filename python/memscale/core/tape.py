@@ -259,7 +259,7 @@ class Tape(TorchDispatchMode):
         if known is not None and known.reference() is storage:
             return known
         value = self._values[storage._cdata] = _Value(storage)
-        if self._is_resident(tensor):
+        if self._is_resident(tensor) and not tensor.is_inference():  # whose writes nobody could see
             value.probe = _probe(tensor)
             value.version = value.probe._version
         return value
@@ -273,6 +273,9 @@ class Tape(TorchDispatchMode):
     # -- the end of the call --------------------------------------------------------------
 
     def _settle(self) -> None:
+        for value in self._values.values():
+            if value.probe is not None and value.writes:  # by the layer itself: later writes count
+                value.version = value.probe._version
         for value, handles in self._pending.items():
             if value.maker is None:
                 _stay(value, handles)

@@ -21,6 +21,7 @@ _log = logging.getLogger("memscale")
 # By what needs them; names below `torch`. Those that C asks for are in ext/execute_torch.c.
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "following a step": (
+        "_C._functorch.maybe_current_level",
         "_C._current_graph_task_id",
         "autograd.Variable._execution_engine.queue_callback",
         "Tensor._version",

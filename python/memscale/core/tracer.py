@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _core
 from .arguments import Arguments, plain_tensors
-from .walk import tensors_of
+from .walk import tensors_of, version_of
 
 __all__ = ["NO_NODE", "LiveTracer", "first_output", "is_maker", "plain_leaves"]
 
@@ -49,15 +49,17 @@ class _Watch(weakref.ref):
 
 
 class _Frame:
-    """What is remembered of a layer's arguments and buffers while it runs."""
+    """What is remembered of a layer's arguments, parameters and buffers while it runs."""
 
-    __slots__ = ("buffers", "leaves", "node", "versions")
+    __slots__ = ("buffers", "leaves", "node", "parameter_keys", "parameters", "versions")
 
-    def __init__(self, node: int, leaves: list[Any], buffers: list[_Buffer]) -> None:
+    def __init__(self, node: int, leaves: list[Any], module: torch.nn.Module, buffers: list[_Buffer]) -> None:
         self.node = node
         self.leaves = leaves
-        self.versions = [_version(leaf) for leaf in leaves]
-        self.buffers = [(buffer, buffer.value(), _version(buffer.value())) for buffer in buffers]
+        self.versions = [version_of(leaf) for leaf in leaves]
+        self.parameters = [(parameter, _state_of(parameter)) for parameter in module.parameters()]
+        self.parameter_keys = {key for _, (_, keys) in self.parameters for key in keys}
+        self.buffers = [(buffer, buffer.value(), version_of(buffer.value())) for buffer in buffers]
 
 
 class _Buffer(NamedTuple):
@@ -206,6 +208,8 @@ class LiveTracer(TorchDispatchMode):
         for tensor in tensors_of(written):
             for storage in _storages(tensor):
                 self._trace.wrote(storage._cdata)
+                if self._frame is not None and storage._cdata in self._frame.parameter_keys:
+                    self._trace.flag(self._frame.node, "mutates_input")  # through .data, which no version shows
 
     def _tell_sum(self, gradient: Any, other: Any) -> None:
         """Autograd may be adding up two gradients: it writes the sum over the first, but for a view,
@@ -281,7 +285,7 @@ class LiveTracer(TorchDispatchMode):
         if args and self._previous is not None and self._previous[1]() is args[0]:
             self._trace.flag(self._previous[0], "chained")
         self._previous = None
-        self._frame = _Frame(node, leaves, self._buffers(module))
+        self._frame = _Frame(node, leaves, module, self._buffers(module))
         if any(_updates_statistics(submodule) for submodule in module.modules()):
             self._trace.flag(node, "updates_buffers")
         return node
@@ -293,10 +297,11 @@ class LiveTracer(TorchDispatchMode):
         if self._nesting or frame is None:
             return
         self._frame = None
-        if _changed(frame, list(plain_leaves((args, kwargs)))):
+        wrote = any(_state_of(parameter) != before for parameter, before in frame.parameters)
+        if wrote or _changed(frame, list(plain_leaves((args, kwargs)))):
             self._trace.flag(frame.node, "mutates_input")
         for buffer, value, version in frame.buffers:
-            if buffer.value() is not value or _version(value) != version:
+            if buffer.value() is not value or version_of(value) != version:
                 self._trace.flag(frame.node, "updates_buffers")
         self._trace.leave()
         first = first_output(output)
@@ -507,11 +512,9 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=layout)
 
 
-def _version(value: Any) -> int | None:
-    """A tensor's version; None where it has none (inference tensors, other objects)."""
-    if not isinstance(value, torch.Tensor) or value.is_inference():
-        return None
-    return value._version
+def _state_of(parameter: torch.Tensor) -> tuple[int | None, tuple[int, ...]]:
+    """What is another one after a parameter was written to, or its `data` set."""
+    return version_of(parameter), tuple(storage._cdata for storage in _storages(parameter))
 
 
 def _changed(frame: _Frame, leaves: list[Any]) -> bool:
@@ -519,7 +522,7 @@ def _changed(frame: _Frame, leaves: list[Any]) -> bool:
     if len(leaves) != len(frame.leaves):
         return True
     return any(
-        leaf is not before or _version(before) != version
+        leaf is not before or version_of(before) != version
         for leaf, before, version in zip(leaves, frame.leaves, frame.versions, strict=True)
     )
 

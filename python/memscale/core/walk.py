@@ -1,4 +1,5 @@
-"""What hangs on a value: the tensors in an operator's arguments, others in their place, the leaves under a result."""
+"""What hangs on a value: the tensors in an operator's arguments, others in their place, the leaves under a result,
+the version of one."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["functions_of", "leaves_of", "mapped", "tensors_of"]
+__all__ = ["functions_of", "leaves_of", "mapped", "tensors_of", "version_of"]
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
@@ -54,3 +55,10 @@ def leaves_of(result: torch.Tensor) -> Iterator[torch.Tensor]:
         leaf = getattr(function, "variable", None)
         if leaf is not None:
             yield leaf
+
+
+def version_of(value: Any) -> int | None:
+    """A tensor's version; None where it has none (inference tensors, other objects)."""
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return None
+    return value._version

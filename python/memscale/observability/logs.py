@@ -13,6 +13,7 @@ import json
 import logging
 import logging.handlers
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -55,10 +56,31 @@ def open_log(config: Config) -> LogShare:
     logger = logging.getLogger("memscale")
     _set_level(logger, config.enable_logging)
     if not logger.hasHandlers():
-        handler: logging.Handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("memscale: %(message)s"))
-        logger.addHandler(handler)
+        logger.addHandler(_LastResort())
     return LogShare(None if config.log_file is None else _open_file(logger, str(config.log_file)))
+
+
+class _LastResort(logging.Handler):
+    """Writes to standard error as long as nobody else does anything with the lines: an application
+    may set up logging after the first wrap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("memscale: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger = logging.getLogger("memscale")
+        others = [*logger.handlers, *(logging.getLogger().handlers if logger.propagate else ())]
+        if any(not isinstance(other, (_LastResort, JsonLinesHandler)) for other in others):
+            return
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")  # where that is now
+            sys.stderr.flush()
+        except Exception:  # a closed stream, or none
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A line that nobody reads is no reason to say anything."""
 
 
 # The level that we gave the logger; one that the application gave is left alone.

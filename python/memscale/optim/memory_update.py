@@ -50,28 +50,30 @@ class MemoryUpdates(torch.optim.AdamW):
         has_complex = self._init_group(group, *lists)
         params, gradients, averages, squares, largest_squares, steps = lists
         beta1, beta2 = group["betas"]
-        adamw(
-            params,
-            gradients,
-            averages,
-            squares,
-            largest_squares,
-            steps,
-            foreach=group["foreach"],
-            capturable=group["capturable"],
-            differentiable=group["differentiable"],
-            fused=group["fused"],
-            grad_scale=getattr(self, "grad_scale", None),
-            found_inf=getattr(self, "found_inf", None),
-            has_complex=has_complex,
-            amsgrad=group["amsgrad"],
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
-        )
+        # As torch's step does: with `differentiable` the update is part of the caller's graph.
+        with torch.set_grad_enabled(bool(group["differentiable"])):
+            adamw(
+                params,
+                gradients,
+                averages,
+                squares,
+                largest_squares,
+                steps,
+                foreach=group["foreach"],
+                capturable=group["capturable"],
+                differentiable=group["differentiable"],
+                fused=group["fused"],
+                grad_scale=getattr(self, "grad_scale", None),
+                found_inf=getattr(self, "found_inf", None),
+                has_complex=has_complex,
+                amsgrad=group["amsgrad"],
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=group["maximize"],
+            )
 
     def _grad_scale(self) -> float:
         scale = getattr(self, "grad_scale", None)

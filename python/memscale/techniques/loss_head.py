@@ -47,8 +47,8 @@ def cross_entropy(
         logits: shape (..., vocabulary), floating point. Not to be changed in place before
             backward.
         labels: integers of shape (...), each a class or `ignore_index`.
-        weight: as torch; with it, for labels that are probabilities, and on other devices
-            than the CPU, torch's own function is called.
+        weight: as torch; with it, for labels that are probabilities (of the shape of the
+            logits), and on other devices than the CPU, torch's own function is called.
         ignore_index, reduction, label_smoothing: as `F.cross_entropy`.
         num_items_in_batch: divide the sum by this instead of taking the mean; what Hugging
             Face passes when gradients are accumulated. `reduction` is then not looked at.
@@ -77,16 +77,33 @@ def cross_entropy(
         raise ValueError(f"cross_entropy: reduction is {reduction!r}; allowed are {', '.join(REDUCTIONS)}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"cross_entropy: label_smoothing is {label_smoothing}; allowed is 0 to 1")
-    if weight is not None or labels.is_floating_point() or logits.device.type != "cpu":
-        return F.cross_entropy(
-            logits, labels, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
-        )
-    if logits.dim() == 0 or labels.shape != logits.shape[:-1]:
+    is_torchs = weight is not None or labels.is_floating_point() or logits.device.type != "cpu"
+    expected = logits.shape if labels.is_floating_point() else logits.shape[:-1]
+    if logits.dim() == 0 or labels.shape != expected:
         raise ValueError(
             f"cross_entropy: logits of shape {tuple(logits.shape)} need labels of shape "
-            f"{tuple(logits.shape[:-1])}, not {tuple(labels.shape)}"
+            f"{tuple(expected)}, not {tuple(labels.shape)}"
         )
+    if is_torchs:
+        return _by_torch(logits, labels, weight, ignore_index, reduction, label_smoothing)
     return _reduced(_cast_as_torch(logits), labels, ignore_index, reduction, label_smoothing)
+
+
+def _by_torch(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> torch.Tensor:
+    """torch's own function, for which classes are the second dimension and not the last."""
+    rows = logits.reshape(-1, logits.shape[-1])
+    flat = labels.reshape(rows.shape if labels.is_floating_point() else -1)
+    loss = F.cross_entropy(
+        rows, flat, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
+    return loss.reshape(logits.shape[:-1]) if reduction == "none" else loss
 
 
 def check_tensors(caller: str, **values: object) -> None:

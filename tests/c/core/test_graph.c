@@ -456,10 +456,28 @@ static void a_loop_that_was_seen_is_taken_over(void **state)
     ms_graph_free(other);
 }
 
+static void graphs_are_the_same_step_whatever_their_signatures_and_loops(void **state)
+{
+    (void)state;
+    ms_graph *graph = parse_sound(), *other = parse_sound();
+    other->signature[0] = 'y';
+    other->loop.optimizer_state_bytes = 1;
+    assert_true(ms_graph_same_step(graph, other));
+    other->storages[1].bytes++;
+    assert_false(ms_graph_same_step(graph, other));
+    other->storages[1].bytes--;
+    ms_fault_arm(MS_FAULT_ALLOC, 1, ENOMEM);
+    assert_false(ms_graph_same_step(graph, other));
+    ms_fault_disarm_all();
+    ms_graph_free(graph);
+    ms_graph_free(other);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_loop_that_was_seen_is_taken_over),
+        TEST(graphs_are_the_same_step_whatever_their_signatures_and_loops),
         TEST(a_document_is_read_and_written_byte_for_byte),
         TEST(every_member_is_where_it_belongs),
         TEST(spaces_and_order_of_members_do_not_matter),

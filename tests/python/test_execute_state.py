@@ -1,0 +1,199 @@
+"""What a layer keeps beside parameters and buffers is, in a replay and after it, what it would be without."""
+
+import random
+from collections import Counter, defaultdict, deque
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import numpy  # noqa: E402
+from execute_support import TECHNIQUES, assert_same, executing, seed_everything, uniform  # noqa: E402
+from torch import nn  # noqa: E402
+
+import memscale  # noqa: E402
+
+WIDTH = 12
+
+
+class _Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.other = nn.Linear(WIDTH, WIDTH)
+
+    def state(self):
+        return []
+
+
+class _Statistics(_Layer):
+    """Tensors that are plain attributes, rebound and written to, and used."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = None
+        self.count = torch.zeros(1)
+
+    def forward(self, x):
+        y = self.linear(x)
+        now = y.detach().std(0) + 0.1
+        self.scale = now if self.scale is None else 0.5 * self.scale + 0.5 * now
+        self.count += 1
+        return x + self.other(torch.tanh(y / self.scale) * self.count)
+
+    def state(self):
+        return [self.scale, self.count]
+
+
+class _Bank(_Layer):
+    """A list of earlier results that later calls use."""
+
+    def __init__(self):
+        super().__init__()
+        self.bank = []
+
+    def forward(self, x):
+        y = torch.tanh(self.linear(x))
+        self.bank.append(y.detach().mean(0))
+        self.bank = self.bank[-3:]
+        return x + self.other(y * torch.stack(self.bank).sum(0))
+
+    def state(self):
+        return list(self.bank)
+
+
+class _Meter:
+    def __init__(self):
+        self.count = 0
+
+
+class _Containers(_Layer):
+    """Containers of every kind, in each other and in an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.recent = deque(maxlen=3)
+        self.seen = {"calls": []}
+        self.counts, self.sums, self.meter = Counter(), defaultdict(int), _Meter()
+
+    def forward(self, x):
+        y = torch.tanh(self.linear(x))
+        self.recent.append(float(y.detach().mean()))
+        self.seen["calls"].append(1)
+        self.counts["calls"] += 1
+        self.sums["calls"] += 2
+        self.meter.count += 1
+        return torch.sigmoid(self.other(y * self.sums["calls"]))  # saves a tensor at its end
+
+    def state(self):
+        return [list(self.recent), self.seen["calls"], self.counts["calls"], self.sums["calls"], self.meter.count]
+
+
+class _Drawing(_Layer):
+    """Random numbers of generators of Python and NumPy that the layer keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.python = random.Random(3)
+        self.numpys = [numpy.random.default_rng(4), numpy.random.RandomState(5)]
+
+    def forward(self, x):
+        noise = torch.from_numpy(self.numpys[0].random(WIDTH)).float() * self.python.random()
+        return x + self.other(torch.tanh(self.linear(x)) * noise) * float(self.numpys[1].rand())
+
+    def state(self):
+        return [self.python.random(), self.numpys[0].random(), self.numpys[1].rand()]
+
+
+class _Clamped(_Layer):
+    """A parameter that forward writes to: such a layer can't be run again, and is not."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.linear.weight.mul_(0.9).clamp_(-0.2, 0.2)
+        return x + self.other(torch.tanh(self.linear(x)))
+
+
+class _Normed(_Layer):
+    """A parameter whose data forward sets."""
+
+    def forward(self, x):
+        self.linear.weight.data = self.linear.weight.data * 0.9
+        self.other.weight.data.mul_(0.9)
+        return x + self.other(torch.tanh(self.linear(x)))
+
+    def state(self):
+        return [self.linear.weight, self.other.weight]
+
+
+class _Cached(_Layer):
+    """Tables that were made in inference mode, by an evaluation before training."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.inference_mode():
+            self.register_buffer("table", torch.linspace(0.1, 1.0, WIDTH))
+            self.other_table = torch.linspace(1.0, 2.0, WIDTH)
+
+    def forward(self, x):
+        scaled = torch.sin(self.linear(x) * self.table.clone()) * self.other_table.clone()
+        return x + self.other(torch.tanh(scaled))
+
+
+KINDS = (_Statistics, _Bank, _Containers, _Drawing)
+
+
+def _run(kind, start):
+    seed_everything(1)
+    model = nn.Sequential(*(kind() for _ in range(3)), nn.Linear(WIDTH, 2))
+    seen = []
+    with start(model):
+        for step in range(3):
+            loss = model(torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(step))).square().sum()
+            loss.backward()
+            seen.append([loss.detach(), *(p.grad for p in model.parameters())])
+            model.zero_grad()
+    return [*seen, [layer.state() for layer in model[:3]]]
+
+
+class _Plain:
+    def __init__(self, model):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replay_sees_the_state_of_its_call_and_leaves_none(kind, technique, tmp_path):
+    assert_same(_run(kind, lambda model: executing(model, uniform(model, technique), tmp_path)), _run(kind, _Plain))
+
+
+@pytest.mark.parametrize("kind", (*KINDS, _Clamped, _Normed, _Cached))
+def test_a_planned_step_is_the_plain_one(kind):
+    """The trace draws no number and leaves nothing either."""
+    config = memscale.Config(force_optimize=True, mode="aggressive")
+    assert_same(_run(kind, lambda model: memscale.optimize(model, config=config)), _run(kind, _Plain))
+
+
+def test_a_part_that_was_put_into_a_layer_later_updates_its_statistics_once(tmp_path):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)))
+    with executing(model, uniform(model, "recompute"), tmp_path) as executor:
+        model[1][1] = nn.BatchNorm1d(WIDTH)
+        model(torch.randn(4, WIDTH, requires_grad=True)).sum().backward()
+        assert executor.counters()["recomputed_layers"] == 2
+        assert model[1][1].num_batches_tracked == 1
+
+
+def test_buffers_that_were_made_in_inference_mode_do_no_harm(tmp_path):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)))
+    with torch.inference_mode():
+        for layer in model:
+            layer.register_buffer("cache", torch.ones(3))
+            layer.table = torch.ones(3)
+    with executing(model, uniform(model, "recompute"), tmp_path) as executor:
+        model(torch.randn(4, WIDTH, requires_grad=True)).sum().backward()
+        assert executor.counters()["recomputed_layers"] == 2

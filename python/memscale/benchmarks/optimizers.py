@@ -2,8 +2,9 @@
 
 Run with ``python -m memscale.benchmarks.optimizers [million parameters [rounds]]``; ``make
 bench`` does. All step the same parameters, whose gradients stay as they are, each with a
-state of its own. Figures are the best and the median of the rounds, and ratios those within a round. The plain loop reads
-four streams and writes three of the parameters' size: what any fp32 AdamW has to move.
+state of its own. Figures are the best and the median of the rounds, claims the median of the
+ratios within a round. The plain loop reads four streams and writes three of the parameters'
+size: what any fp32 AdamW has to move.
 bitsandbytes and torchao are measured where they are installed, and named where not.
 """
 

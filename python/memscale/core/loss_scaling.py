@@ -85,6 +85,24 @@ class LossScaling:
         return self._is_forward_open and is_tracing()
 
 
+class _UsersScaling:
+    """Whether a GradScaler of the loop's own has scaled a loss, as a listener of gradient_use."""
+
+    def __init__(self) -> None:
+        self._has_scaled = False
+
+    def loss_is_scaled(self) -> None:
+        self._has_scaled = True
+
+    def gradients_are_clipped(self, parameters: list[torch.Tensor]) -> None:
+        """They have their usual size."""
+
+    def take(self) -> bool:
+        """Whether it has, since this was asked last: by the backward before."""
+        has_scaled, self._has_scaled = self._has_scaled, False
+        return has_scaled
+
+
 class _Process:
     """The scale, and what is replaced in torch while somebody has joined."""
 
@@ -96,7 +114,7 @@ class _Process:
         self._scale, self._finite_steps = _core.loss_scale_default()
         self._is_finite: bool | None = None  # of the optimizers' steps since the last scaled backward; None: no step
         self._has_scaled = False  # a backward, since an optimizer's step found everything in order
-        self._user_scales = False  # the loss of the next backward
+        self._user: _UsersScaling | None = None
         self._has_said = False
         self._backward: Any = None  # torch's own
         self._optimizer_hook: Any = None
@@ -107,7 +125,8 @@ class _Process:
             self._backward = torch.autograd.backward
             torch.autograd.backward = self._scaling(torch.autograd.backward)
             self._optimizer_hook = register_optimizer_step_pre_hook(self._before_step)
-            listen(self)
+            self._user = _UsersScaling()
+            listen(self._user)
         self._members.add(member)
         weakref.finalize(member, self._end_if_alone)
 
@@ -122,16 +141,7 @@ class _Process:
         if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
             torch.autograd.backward = self._backward  # type: ignore[assignment]
         self._optimizer_hook.remove()
-        self._backward = None
-
-    # -- as a listener of gradient_use --------------------------------------------------
-
-    def loss_is_scaled(self) -> None:
-        """By a GradScaler of the loop's own."""
-        self._user_scales = bool(self._members)
-
-    def gradients_are_clipped(self, parameters: list[torch.Tensor]) -> None:
-        """They have their usual size."""
+        self._backward = self._user = None
 
     # -- backward -----------------------------------------------------------------------
 
@@ -157,7 +167,7 @@ class _Process:
         """All that this backward may leave gradients on; none where it is not to be scaled."""
         if torch._C._current_graph_task_id() >= 0:
             return []  # inside another backward, which is scaled or not
-        user_scales, self._user_scales = self._user_scales, False
+        user_scales = self._user is not None and self._user.take()
         members = [member for member in self._members if member.is_used]
         if not members or user_scales or any(not tensor.is_leaf for tensor in inputs):
             return []
@@ -184,7 +194,7 @@ class _Process:
             self._say(before, self._is_finite)
             self._is_finite = None
         self._has_scaled = True
-        tell_of_scaling(self)
+        tell_of_scaling(self._user)
 
     def _say(self, before: float, was_finite: bool) -> None:
         if self._scale != before:

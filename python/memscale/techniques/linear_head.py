@@ -141,6 +141,8 @@ class _Chunks(torch.autograd.Function):
         options: _Options,
     ) -> torch.Tensor:
         wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
+        # Of a mean over many tokens most gradients are below what FP16 has: it is divided in backward,
+        # where the gradient that arrives is scaled up.
         is_fp16 = hidden.dtype is torch.float16
         items = torch.as_tensor(items, device=hidden.device).to(wide)
         # Without any token that counts the loss is not a number, and the gradients are zero.
@@ -157,10 +159,9 @@ class _Chunks(torch.autograd.Function):
             logits = torch.nn.functional.linear(hidden[part], weight, bias).to(wide)
             losses[part] = _turn_into_gradient(logits, classes[part], counts[part], options)
             if any(gradient is not None for gradient in gradients):
-                # Of a mean over many tokens most are below what FP16 has: it divides in backward, where the
-                # gradient that arrives is scaled up.
-                divided = logits if is_fp16 else logits.mul_(scale)
-                _add_gradients(divided.to(weight.dtype), hidden[part], weight, gradients, part)
+                if not is_fp16:
+                    logits.mul_(scale)
+                _add_gradients(logits.to(weight.dtype), hidden[part], weight, gradients, part)
             del logits  # before the next are made
         ctx.gradients = gradients
         ctx.scale = scale if is_fp16 else None

@@ -141,7 +141,7 @@ class _Chunks(torch.autograd.Function):
         options: _Options,
     ) -> torch.Tensor:
         wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
-        items = torch.as_tensor(items, device=hidden.device).to(wide)
+        items = torch.as_tensor(items, dtype=wide, device=hidden.device)
         # Without any token that counts the loss is not a number, and the gradients are zero.
         scale = torch.where(items == 0, torch.zeros_like(items), 1 / items)
         gradients = _Gradients(

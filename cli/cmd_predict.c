@@ -140,18 +140,6 @@ static uint64_t saved_bytes(const ms_graph *graph, uint32_t node)
     return sum;
 }
 
-/* ms__text_add() takes short pieces. */
-static void add_long(ms__text *text, const char *long_text)
-{
-    enum { PIECE = 256 };
-    for (size_t left = strlen(long_text); left > 0;) {
-        int piece = left < PIECE ? (int)left : PIECE;
-        ms__text_add(text, "%.*s", piece, long_text);
-        long_text += piece;
-        left -= (size_t)piece;
-    }
-}
-
 static void add_layers(ms__text *text, const ms_graph *graph)
 {
     bool first = true;
@@ -179,9 +167,7 @@ static char *json_of(const predict_work *work)
     ms__text_add(&text, "  \"need_bytes\": %" PRIu64 ",\n", work->plan->pressure.need_bytes);
     ms__text_add(&text, "  \"smallest_budget_bytes\": %" PRIu64 ",\n  \"layers\": [", work->smallest_bytes);
     add_layers(&text, graph);
-    ms__text_add(&text, "\n  ],\n  \"plan\": ");
-    add_long(&text, plan);
-    ms__text_add(&text, "\n}\n");
+    ms__text_add(&text, "\n  ],\n  \"plan\": %s\n}\n", plan);
     ms_free(plan);
     return ms__text_take(&text);
 }
@@ -200,7 +186,7 @@ static char *table_of(const predict_work *work)
                  ms__text_bytes(graph->loop.optimizer_state_bytes).text);
     ms__text_add(&text, "  smallest    %s (%" PRIu64 " bytes) is the smallest budget that a plan fits\n",
                  ms__text_bytes(work->smallest_bytes).text, work->smallest_bytes);
-    add_long(&text, plan);
+    ms__text_add(&text, "%s", plan);
     ms_free(plan);
     return ms__text_take(&text);
 }

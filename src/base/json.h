@@ -47,6 +47,17 @@ typedef struct ms__json_at {
 MS_NODISCARD int ms__json_parse(const char *text, size_t length, const char *name, json_t **tree,
                                 ms__json_at *root, ms_error *err);
 
+/* How long a document may be: objects in the list that the root has as `member`, and values in all. */
+typedef struct ms__json_extent {
+    const char *member;
+    size_t items, values;
+} ms__json_extent;
+
+/* MS_EFORMAT with the line where the text is longer: to be asked before ms__json_parse(), whose tree
+ * takes many times the text. */
+MS_NODISCARD int ms__json_check_extent(const char *json, const char *name, const ms__json_extent *most,
+                                       ms_error *err);
+
 /* MS_EFORMAT where the document at the root is evidently of another kind than its name
  * says; see json_kind.c. */
 MS_NODISCARD int ms__json_check_kind(const ms__json_at *root);

@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "core/graph_internal.h"
 
-enum { GRAPH_VERSION = 1 };
+enum { GRAPH_VERSION = 1, VALUES_MOST = 32 << 20 };
 
 /* ---- writing -------------------------------------------------------------- */
 
@@ -533,6 +533,9 @@ static int read_nodes(const ms__json_at *root, ms_graph *graph)
     if (rc != MS_OK || (rc = count_u32(&array, &count)) != MS_OK) {
         return rc;
     }
+    if (count > MS_GRAPH_NODES_MOST) {
+        return ms__json_fail(&array, MS_EFORMAT, "has %u nodes, more than %d", (unsigned)count, MS_GRAPH_NODES_MOST);
+    }
     graph->nodes = ms_calloc(count, sizeof *graph->nodes);
     if (graph->nodes == NULL) {
         return no_memory(&array);
@@ -586,7 +589,9 @@ int ms_graph_parse(const char *json, ms_graph **graph, ms_error *err)
 {
     json_t *tree;
     ms__json_at root;
-    int rc = ms__json_parse(json, strlen(json), "graph", &tree, &root, err);
+    const ms__json_extent most = {"nodes", MS_GRAPH_NODES_MOST, VALUES_MOST};
+    int rc = ms__json_check_extent(json, "graph", &most, err);
+    rc = rc != MS_OK ? rc : ms__json_parse(json, strlen(json), "graph", &tree, &root, err);
     if (rc != MS_OK) {
         return rc;
     }

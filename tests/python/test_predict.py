@@ -110,6 +110,20 @@ def test_what_a_configuration_lacks_has_the_defaults_of_transformers():
     assert json.loads(_core.predict_hf_graph(json.dumps(config), 2, 8)) == traced
 
 
+@pytest.mark.parametrize("name, heads, nulls", [("Qwen2", 64, True), ("Qwen3", 32, True), ("Mistral", 16, False)])
+def test_key_heads_that_are_not_named_are_the_familys_and_null_is_one_a_head(name, heads, nulls):
+    values = {"model_type": name.lower(), **SMALL, "hidden_size": 8 * heads, "head_dim": 8}
+    values["num_attention_heads"] = heads
+    for left_out in (True, False) if nulls else (True,):
+        config = values if left_out else {**values, "num_key_value_heads": None}
+        model_class = getattr(transformers, f"{name}ForCausalLM")
+        given = {key: value for key, value in config.items() if key != "model_type"}
+        model = model_class(model_class.config_class(**given))
+        predicted = json.loads(_core.predict_hf_graph(json.dumps(config), 1, 8))
+        expected = sum(p.numel() * 4 for p in model.parameters())
+        assert predicted["residents"]["parameter_bytes"] == expected
+
+
 @pytest.mark.parametrize(
     "config, message",
     [

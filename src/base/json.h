@@ -131,6 +131,8 @@ json_t *ms__json_new(ms__json_writer *writer);
  * the writer has failed already or `object` is NULL. Sizes above INT64_MAX and
  * numbers that are not finite fail with MS_EOVERFLOW and MS_EINVAL. */
 void ms__json_put_u64(ms__json_writer *writer, json_t *object, const char *name, uint64_t value);
+/* JSON integers are signed here: a number that saturated above INT64_MAX is written as that. */
+void ms__json_put_saturated(ms__json_writer *writer, json_t *object, const char *name, uint64_t value);
 /* null where the value is `none` (for "no limit", "not known"). */
 void ms__json_put_u64_or_null(ms__json_writer *writer, json_t *object, const char *name,
                               uint64_t value, uint64_t none);

@@ -201,8 +201,8 @@ __extension__ typedef unsigned __int128 wide;
 /* Is a better than b: more bytes for each nanosecond? Ties: the earlier node. */
 static bool cheaper(const step *a, const step *b)
 {
-    wide left = (wide)a->freed_bytes * (b->cost_ns + 1);
-    wide right = (wide)b->freed_bytes * (a->cost_ns + 1);
+    wide left = a->freed_bytes * ((wide)b->cost_ns + 1);
+    wide right = b->freed_bytes * ((wide)a->cost_ns + 1);
     if (left != right) {
         return left > right;
     }

@@ -42,7 +42,7 @@ static ms__sim_bits measure(const ms__sim *sim, uint64_t storage_bytes, uint64_t
 /* Whether a byte less costs less by `a` than by `b`. */
 static bool is_cheaper(const ms__sim_bits *a, const ms__sim_bits *b)
 {
-    return (wide)(a->pack_ns + a->unpack_ns) * b->saved_bytes < (wide)(b->pack_ns + b->unpack_ns) * a->saved_bytes;
+    return ((wide)a->pack_ns + a->unpack_ns) * b->saved_bytes < ((wide)b->pack_ns + b->unpack_ns) * a->saved_bytes;
 }
 
 /* Of those that cost the same, the one that is saved first comes first. Node programs list a
@@ -96,7 +96,7 @@ bool ms__bits_possible(ms_technique technique)
 
 static void spend(ms__sim *sim, uint64_t ns)
 {
-    sim->packing_ns += ns;
+    sim->packing_ns = ms__add_sat(sim->packing_ns, ns);
     ms__sim_spend(sim, ns);
 }
 

@@ -64,8 +64,11 @@ CASES = {
         16,
     ),
     "gpt2_untied": ("GPT2LMHeadModel", {**GPT2, "tie_word_embeddings": False, "attn_pdrop": 0.0}, 2, 16),
+    "gpt2_one_sample": ("GPT2LMHeadModel", GPT2, 1, 32),
     "gpt2_one_token": ("GPT2LMHeadModel", GPT2, 1, 1),
     "bert": ("BertForMaskedLM", SMALL, 2, 32),
+    "bert_one_sample": ("BertForMaskedLM", SMALL, 1, 32),
+    "bert_one_token": ("BertForMaskedLM", SMALL, 1, 1),
     "bert_fused_attention": ("BertForMaskedLM", {**SMALL, "attention_probs_dropout_prob": 0.0}, 1, 20),
     "bert_relu_untied": (
         "BertForMaskedLM",

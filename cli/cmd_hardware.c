@@ -5,15 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/os/file.h"
 #include "base/units.h"
 #include "commands.h"
 #include "common.h"
 #include "core/isa.h"
+#include "inputs.h"
 #include "memscale/hardware.h"
 #include "options.h"
-
-enum { FROM_MOST_BYTES = 16 << 20 };
 
 static const char help[] =
     "Usage: memscale hardware [--json] [--disk-dir DIR] [--no-cache]\n"
@@ -132,20 +130,11 @@ static void print_table(const ms_hardware *hardware)
 static int load(const char *path, ms_hardware *hardware)
 {
     ms_error err;
-    char *text = NULL;
-    size_t length;
-    int rc = ms__file_read_text(path, FROM_MOST_BYTES, &text, &length, &err);
-    if (rc == MS_OK && strlen(text) != length) {
-        rc = ms_fail(&err, MS_EFORMAT, "hardware: the file holds a null byte");
-    }
-    if (rc == MS_OK) {
-        rc = ms_hardware_parse(text, hardware, &err);
-    }
+    char *text;
+    int rc = cli_read_text(path, &text, &err);
+    rc = rc != MS_OK ? rc : ms_hardware_parse(text, hardware, &err);
     ms_free(text);
-    if (rc != MS_OK) {
-        return cli_usage_error("hardware", "--from %s: %s", path, err.text);
-    }
-    return CLI_OK;
+    return cli_file_status("hardware", "--from", path, rc, &err);
 }
 
 static int probe(const ms_hardware_options *options, ms_hardware *hardware)

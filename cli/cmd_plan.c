@@ -47,8 +47,8 @@ static const char help[] =
     "  memscale plan --chain chain.json --budget 2.5GB --json\n"
     "\n"
     "Exit status: 0 with a plan, 1 where no plan fits the budget (the smallest that\n"
-    "would is printed), 2 for a wrong option or file. A chain's answer, feasible or not,\n"
-    "is status 0.\n";
+    "would is printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}),\n"
+    "2 for a wrong option or file. A chain's answer, feasible or not, is status 0.\n";
 
 /* What the command line asked for. */
 typedef struct plan_request {
@@ -67,21 +67,14 @@ typedef struct plan_work {
 
 /* ---- documents --------------------------------------------------------------------- */
 
-static int parsed(int rc, const char *option, const char *path, const ms_error *err)
-{
-    return rc == MS_OK ? CLI_OK : cli_usage_error("plan", "%s %s: %s", option, path, err->text);
-}
-
 static int load_graph(const char *path, plan_work *work)
 {
     ms_error err;
-    char *text = cli_read_file("plan", "--graph", path);
-    if (text == NULL) {
-        return CLI_USAGE;
-    }
-    int status = parsed(ms_graph_parse(text, &work->graph, &err), "--graph", path, &err);
+    char *text;
+    int rc = cli_read_text(path, &text, &err);
+    rc = rc != MS_OK ? rc : ms_graph_parse(text, &work->graph, &err);
     ms_free(text);
-    return status;
+    return cli_file_status("plan", "--graph", path, rc, &err);
 }
 
 static int load_config(const plan_request *request, plan_work *work)
@@ -89,12 +82,11 @@ static int load_config(const plan_request *request, plan_work *work)
     ms_error err;
     ms_config_default(&work->config);
     if (request->config_path != NULL) {
-        char *text = cli_read_file("plan", "--config", request->config_path);
-        if (text == NULL) {
-            return CLI_USAGE;
-        }
-        int status = parsed(ms_config_parse(text, &work->config, &err), "--config", request->config_path, &err);
+        char *text;
+        int rc = cli_read_text(request->config_path, &text, &err);
+        rc = rc != MS_OK ? rc : ms_config_parse(text, &work->config, &err);
         ms_free(text);
+        int status = cli_file_status("plan", "--config", request->config_path, rc, &err);
         if (status != CLI_OK) {
             return status;
         }
@@ -150,7 +142,7 @@ static int write_plot(const char *path, const ms_frontier *frontier)
     int rc = picture == NULL ? ms_fail(&err, MS_ENOMEM, "out of memory")
                              : ms__file_write_text(path, picture, strlen(picture), &err);
     ms_free(picture);
-    return rc == MS_OK ? CLI_OK : cli_usage_error("plan", "--plot %s: %s", path, err.text);
+    return cli_file_status("plan", "--plot", path, rc, &err);
 }
 
 static int show_sweep(const plan_request *request, const ms_frontier *frontier)
@@ -167,16 +159,22 @@ static int show_sweep(const plan_request *request, const ms_frontier *frontier)
     return cli_print_made(text);
 }
 
+/* A graph that is sound but can't be planned for, or a budget that nothing fits. */
+static int not_planned(const plan_request *request, int rc, const ms_error *err)
+{
+    if (rc == MS_EINFEASIBLE) {
+        return cli_infeasible(err, request->as_json);
+    }
+    return rc == MS_EINVAL ? cli_file_status("plan", "--graph", request->graph_path, rc, err) : cli_fail(err);
+}
+
 static int sweep(const plan_request *request, const plan_work *work)
 {
     ms_error err;
     ms_frontier *frontier = NULL;
     int rc = ms_frontier_make(work->graph, work->hardware, &work->config, request->sweep_points, &frontier, &err);
-    if (rc == MS_EINVAL) {
-        return cli_usage_error("plan", "--graph %s: %s", request->graph_path, err.text);
-    }
     if (rc != MS_OK) {
-        return cli_fail(&err);
+        return not_planned(request, rc, &err);
     }
     int status = show_sweep(request, frontier);
     ms_frontier_free(frontier);
@@ -203,10 +201,7 @@ static int make_plan(const plan_request *request, plan_work *work)
     }
     ms_error err;
     int rc = ms_pipeline_plan(work->graph, work->hardware, &work->config, &work->plan, &err);
-    if (rc == MS_EINVAL) {
-        return cli_usage_error("plan", "--graph %s: %s", request->graph_path, err.text);
-    }
-    return rc == MS_OK ? show(request, work) : cli_fail(&err);
+    return rc == MS_OK ? show(request, work) : not_planned(request, rc, &err);
 }
 
 /* Any number of bytes is a budget here: what is infeasible is an answer. */

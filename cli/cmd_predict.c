@@ -38,7 +38,8 @@ static const char help[] =
     "  memscale predict --hf config.json --batch 4 --seq 512 --budget 4.0GB\n"
     "\n"
     "Exit status: 0 with a plan, 1 where none fits the budget (the smallest that would is\n"
-    "printed), 2 for a wrong option or file.\n";
+    "printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}), 2 for a\n"
+    "wrong option or file.\n";
 
 typedef struct predict_request {
     const char *hf_path, *batch, *seq, *budget, *hardware_path;
@@ -92,13 +93,10 @@ static int load_graph(const predict_request *request, predict_work *work)
         rc = ms_predict_hf_graph(text, request->batch_size, request->seq_length, &work->graph, &err);
     }
     ms_free(text);
-    if (rc == MS_OK) {
-        return CLI_OK;
-    }
-    if (err.system_errno == EISDIR) {
+    if (rc != MS_OK && err.system_errno == EISDIR) {
         return cli_usage_error("predict", "--hf %s: that is a folder; name the config.json in it", request->hf_path);
     }
-    return rc == MS_ENOMEM ? cli_fail(&err) : cli_file_error("predict: --hf %s: %s", request->hf_path, err.text);
+    return cli_file_status("predict", "--hf", request->hf_path, rc, &err);
 }
 
 /* ---- answers -------------------------------------------------------------------------- */
@@ -126,6 +124,9 @@ static int make_plan(const predict_request *request, predict_work *work)
     if (rc == MS_OK) {
         rc = ms_pipeline_plan(work->graph, work->hardware, &config, &work->plan, &err);
     }
+    if (rc == MS_EINFEASIBLE) {
+        return cli_infeasible(&err, request->as_json);
+    }
     return rc == MS_OK ? CLI_OK : cli_fail(&err);
 }
 
@@ -138,18 +139,6 @@ static uint64_t saved_bytes(const ms_graph *graph, uint32_t node)
         sum += event->kind == MS_EVENT_SAVE ? profile->storage_bytes[event->storage] : 0;
     }
     return sum;
-}
-
-/* ms__text_add() takes short pieces. */
-static void add_long(ms__text *text, const char *long_text)
-{
-    enum { PIECE = 256 };
-    for (size_t left = strlen(long_text); left > 0;) {
-        int piece = left < PIECE ? (int)left : PIECE;
-        ms__text_add(text, "%.*s", piece, long_text);
-        long_text += piece;
-        left -= (size_t)piece;
-    }
 }
 
 static void add_layers(ms__text *text, const ms_graph *graph)
@@ -176,12 +165,10 @@ static char *json_of(const predict_work *work)
                  graph->signature);
     ms__text_add(&text, "  \"parameter_bytes\": %" PRIu64 ",\n", graph->residents.parameter_bytes);
     ms__text_add(&text, "  \"optimizer_state_bytes\": %" PRIu64 ",\n", graph->loop.optimizer_state_bytes);
-    ms__text_add(&text, "  \"need_bytes\": %" PRIu64 ",\n", work->plan->pressure.need_bytes);
+    ms__text_add(&text, "  \"need_bytes\": %" PRIu64 ",\n", ms__min_u64(work->plan->pressure.need_bytes, INT64_MAX));
     ms__text_add(&text, "  \"smallest_budget_bytes\": %" PRIu64 ",\n  \"layers\": [", work->smallest_bytes);
     add_layers(&text, graph);
-    ms__text_add(&text, "\n  ],\n  \"plan\": ");
-    add_long(&text, plan);
-    ms__text_add(&text, "\n}\n");
+    ms__text_add(&text, "\n  ],\n  \"plan\": %s\n}\n", plan);
     ms_free(plan);
     return ms__text_take(&text);
 }
@@ -200,7 +187,7 @@ static char *table_of(const predict_work *work)
                  ms__text_bytes(graph->loop.optimizer_state_bytes).text);
     ms__text_add(&text, "  smallest    %s (%" PRIu64 " bytes) is the smallest budget that a plan fits\n",
                  ms__text_bytes(work->smallest_bytes).text, work->smallest_bytes);
-    add_long(&text, plan);
+    ms__text_add(&text, "%s", plan);
     ms_free(plan);
     return ms__text_take(&text);
 }

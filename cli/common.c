@@ -1,6 +1,7 @@
 /* Messages and output of the commands; see common.h. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,6 +44,15 @@ int cli_file_error(const char *fmt, ...)
     fputc('\n', stderr);
     va_end(args);
     return CLI_USAGE;
+}
+
+int cli_infeasible(const ms_error *err, bool as_json)
+{
+    if (as_json) {
+        printf("{\n  \"version\": 1,\n  \"feasible\": false,\n  \"smallest_budget_bytes\": %" PRIu64 "\n}\n",
+               err->hint_bytes);
+    }
+    return cli_fail(err);
 }
 
 /* Of the first write of the output that failed; 0: none has. A later one may succeed,

@@ -27,6 +27,10 @@ int cli_file_error(const char *fmt, ...) MS_PRINTF(1, 2);
  * only look: they make no directory from a name that may be misspelt. */
 int cli_check_directory(const char *path, ms_error *err);
 
+/* The same for a budget that no plan fits, with the smallest that one does as a JSON document on
+ * standard output where that was asked for. */
+int cli_infeasible(const ms_error *err, bool as_json);
+
 /* Writes all of `text` to stdout; CLI_FAILED where that fails. cli_finish() tells. */
 int cli_print(const char *text);
 

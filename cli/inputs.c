@@ -84,7 +84,7 @@ int cli_read_text(const char *path, char **text, ms_error *err)
     *text = NULL;
     int rc = ms__file_read_text(path, FILE_MOST_BYTES, text, &length, err);
     if (rc == MS_OK && strlen(*text) != length) {
-        rc = ms_fail(err, MS_EFORMAT, "the file holds a null byte");
+        rc = ms_fail(err, MS_EFORMAT, "byte %zu is a null byte", strlen(*text));
     }
     if (rc != MS_OK) {
         ms_free(*text);
@@ -93,14 +93,12 @@ int cli_read_text(const char *path, char **text, ms_error *err)
     return rc;
 }
 
-char *cli_read_file(const char *command, const char *option, const char *path)
+int cli_file_status(const char *command, const char *option, const char *path, int rc, const ms_error *err)
 {
-    ms_error err;
-    char *text;
-    if (cli_read_text(path, &text, &err) != MS_OK) {
-        cli_usage_error(command, "%s %s: %s", option, path, err.text);
+    if (rc == MS_OK) {
+        return CLI_OK;
     }
-    return text;
+    return rc == MS_ENOMEM ? cli_fail(err) : cli_file_error("%s: %s %s: %s", command, option, path, err->text);
 }
 
 int cli_load_hardware(const char *command, const char *path, ms_hardware **hardware)
@@ -115,11 +113,9 @@ int cli_load_hardware(const char *command, const char *path, ms_hardware **hardw
         ms_hardware_options options = {0};
         return ms_hardware_probe(&options, *hardware, &err) == MS_OK ? CLI_OK : cli_fail(&err);
     }
-    char *text = cli_read_file(command, "--hardware", path);
-    if (text == NULL) {
-        return CLI_USAGE;
-    }
-    int rc = ms_hardware_parse(text, *hardware, &err);
+    char *text;
+    int rc = cli_read_text(path, &text, &err);
+    rc = rc != MS_OK ? rc : ms_hardware_parse(text, *hardware, &err);
     ms_free(text);
-    return rc == MS_OK ? CLI_OK : cli_usage_error(command, "--hardware %s: %s", path, err.text);
+    return cli_file_status(command, "--hardware", path, rc, &err);
 }

@@ -69,15 +69,15 @@ char *ms_frontier_json(const ms_frontier *frontier)
     ms__json_put_u64(&writer, root, "version", 1);
     ms__json_put_string(&writer, root, "model", frontier->model);
     ms__json_put_string(&writer, root, "signature", frontier->signature);
-    ms__json_put_u64(&writer, root, "need_bytes", frontier->need_bytes);
-    ms__json_put_u64(&writer, root, "unoptimized_ns", frontier->unoptimized_ns);
+    ms__json_put_saturated(&writer, root, "need_bytes", frontier->need_bytes);
+    ms__json_put_saturated(&writer, root, "unoptimized_ns", frontier->unoptimized_ns);
     json_t *points = ms__json_put_array(&writer, root, "points");
     for (uint32_t i = 0; i < frontier->point_count; i++) {
         const ms_frontier_point *point = &frontier->points[i];
         json_t *item = ms__json_add_object(&writer, points);
-        ms__json_put_u64(&writer, item, "budget_bytes", point->budget_bytes);
-        ms__json_put_u64(&writer, item, "peak_bytes", point->peak_bytes);
-        ms__json_put_u64(&writer, item, "step_ns", point->step_ns);
+        ms__json_put_saturated(&writer, item, "budget_bytes", point->budget_bytes);
+        ms__json_put_saturated(&writer, item, "peak_bytes", point->peak_bytes);
+        ms__json_put_saturated(&writer, item, "step_ns", point->step_ns);
         json_t *layers = ms__json_put_object(&writer, item, "layers");
         for (int k = 0; k < MS_TECHNIQUE_COUNT; k++) {
             ms__json_put_u64(&writer, layers, ms_technique_name((ms_technique)k), point->layers[k]);

@@ -207,6 +207,9 @@ typedef struct ms_residents {
     uint64_t largest_parameter_bytes;
 } ms_residents;
 
+/* Of a document; longer ones are refused. */
+enum { MS_GRAPH_NODES_MOST = 1 << 18 };
+
 typedef struct ms_graph {
     char *model;     /* class name of the root module */
     char *signature; /* input shapes and dtypes the step was traced with */

@@ -47,6 +47,17 @@ typedef struct ms__json_at {
 MS_NODISCARD int ms__json_parse(const char *text, size_t length, const char *name, json_t **tree,
                                 ms__json_at *root, ms_error *err);
 
+/* How long a document may be: objects in the list that the root has as `member`, and values in all. */
+typedef struct ms__json_extent {
+    const char *member;
+    size_t items, values;
+} ms__json_extent;
+
+/* MS_EFORMAT with the line where the text is longer: to be asked before ms__json_parse(), whose tree
+ * takes many times the text. */
+MS_NODISCARD int ms__json_check_extent(const char *json, const char *name, const ms__json_extent *most,
+                                       ms_error *err);
+
 /* MS_EFORMAT where the document at the root is evidently of another kind than its name
  * says; see json_kind.c. */
 MS_NODISCARD int ms__json_check_kind(const ms__json_at *root);
@@ -133,6 +144,8 @@ json_t *ms__json_new(ms__json_writer *writer);
  * the writer has failed already or `object` is NULL. Sizes above INT64_MAX and
  * numbers that are not finite fail with MS_EOVERFLOW and MS_EINVAL. */
 void ms__json_put_u64(ms__json_writer *writer, json_t *object, const char *name, uint64_t value);
+/* JSON integers are signed here: a number that saturated above INT64_MAX is written as that. */
+void ms__json_put_saturated(ms__json_writer *writer, json_t *object, const char *name, uint64_t value);
 /* null where the value is `none` (for "no limit", "not known"). */
 void ms__json_put_u64_or_null(ms__json_writer *writer, json_t *object, const char *name,
                               uint64_t value, uint64_t none);

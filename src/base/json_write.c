@@ -147,6 +147,11 @@ void ms__json_put_u64(ms__json_writer *writer, json_t *object, const char *name,
     ms__json_put_value(writer, object, name, new_u64(writer, name, value));
 }
 
+void ms__json_put_saturated(ms__json_writer *writer, json_t *object, const char *name, uint64_t value)
+{
+    ms__json_put_u64(writer, object, name, value < INT64_MAX ? value : INT64_MAX);
+}
+
 void ms__json_put_u64_or_null(ms__json_writer *writer, json_t *object, const char *name,
                               uint64_t value, uint64_t none)
 {

@@ -12,6 +12,9 @@
 /* UINT32_MAX itself is refused, so that counts can be stepped over. */
 #define ITEMS_MOST (UINT32_MAX - 1)
 
+/* Of a whole document, looked at before a tree is made of it. */
+enum { VALUES_MOST = 32 << 20 };
+
 static int read_numbers(const ms__json_at *object, const ms__json_u64_member *members, size_t count)
 {
     return ms__json_u64s(object, 0, MS__GRAPH_NUMBER_MAX, members, count);
@@ -310,7 +313,7 @@ static int read_nodes(const ms__json_at *root, ms_graph *graph)
     ms__json_at array;
     int rc;
     graph->nodes =
-        ms__json_items(root, "nodes", ITEMS_MOST, sizeof *graph->nodes, &array, &graph->node_count, &rc);
+        ms__json_items(root, "nodes", MS_GRAPH_NODES_MOST, sizeof *graph->nodes, &array, &graph->node_count, &rc);
     for (uint32_t i = 0; rc == MS_OK && i < graph->node_count; i++) {
         ms__json_at item;
         rc = ms__json_item_object(&array, i, &item);
@@ -359,7 +362,9 @@ int ms_graph_parse(const char *json, ms_graph **graph, ms_error *err)
 {
     json_t *tree;
     ms__json_at root;
-    int rc = ms__json_parse(json, strlen(json), "graph", &tree, &root, err);
+    const ms__json_extent most = {"nodes", MS_GRAPH_NODES_MOST, VALUES_MOST};
+    int rc = ms__json_check_extent(json, "graph", &most, err);
+    rc = rc != MS_OK ? rc : ms__json_parse(json, strlen(json), "graph", &tree, &root, err);
     if (rc != MS_OK) {
         return rc;
     }

@@ -164,41 +164,12 @@ static int read_chain(const ms__json_at *root, ms_chain *chain)
 
 /* ---- the document ------------------------------------------------------------------------ */
 
-/*
- * Counts objects in the arrays of the root and values before a tree is made of them: the
- * tree of a document that is refused for its length anyway would take gigabytes.
- */
-static int check_extent(const char *json, ms_error *err)
-{
-    size_t depth = 0, objects = 0, commas = 0, line = 1;
-    bool in_string = false;
-    for (const char *at = json; *at != '\0'; at++) {
-        line += *at == '\n';
-        if (in_string) {
-            in_string = *at != '"';
-            at += *at == '\\' && at[1] != '\0';
-            continue;
-        }
-        in_string = *at == '"';
-        objects += *at == '{' && depth == 2;
-        commas += *at == ',';
-        depth += *at == '{' || *at == '[';
-        depth -= depth > 0 && (*at == '}' || *at == ']');
-        if (objects > MS_CHAIN_LAYERS_MOST + MS_CHAIN_LINKS_MOST) {
-            return ms_fail(err, MS_EFORMAT, "chain: line %zu: more than %d layers", line, MS_CHAIN_LAYERS_MOST);
-        }
-        if (commas > VALUES_MOST) {
-            return ms_fail(err, MS_EFORMAT, "chain: line %zu: more than %d values", line, VALUES_MOST);
-        }
-    }
-    return MS_OK;
-}
-
 int ms_chain_parse(const char *json, ms_chain **chain, ms_error *err)
 {
+    const ms__json_extent most = {"layers", MS_CHAIN_LAYERS_MOST, VALUES_MOST};
     json_t *tree;
     ms__json_at root;
-    int rc = check_extent(json, err);
+    int rc = ms__json_check_extent(json, "chain", &most, err);
     rc = rc != MS_OK ? rc : ms__json_parse(json, strlen(json), "chain", &tree, &root, err);
     if (rc != MS_OK) {
         return rc;

@@ -175,7 +175,7 @@ static size_t cut_bits(const bound *b, uint32_t index, offer *slices)
         if (bits->rank > 0 && b->held[node->first_slot + s] && !b->natural[instance]) {
             uint64_t keepers = b->keepers[instance];
             slices[made++] = (offer){ms__div_up(sim->instance_bytes[instance], keepers),
-                                     (bits->pack_ns + bits->unpack_ns) / keepers};
+                                     ms__add_sat(bits->pack_ns, bits->unpack_ns) / keepers};
         }
     }
     return made;
@@ -193,7 +193,7 @@ static uint64_t least_cost(bound *b, uint64_t excess)
     qsort(b->slices, count, sizeof *b->slices, by_rate);
     for (size_t i = 0; i < count && excess > 0; i++) {
         uint64_t bytes = ms__min_u64(excess, b->slices[i].bytes);
-        ns += ms__mul_div(b->slices[i].ns, bytes, b->slices[i].bytes);
+        ns = ms__add_sat(ns, ms__mul_div(b->slices[i].ns, bytes, b->slices[i].bytes));
         excess -= bytes;
     }
     return excess > 0 ? UINT64_MAX : ns;

@@ -10,11 +10,6 @@ enum { PARTS_MOST = 1 << 24 };
 
 /* ---- writing ------------------------------------------------------------------------- */
 
-static void put_number(ms__json_writer *writer, json_t *object, const char *name, uint64_t value)
-{
-    ms__json_put_u64(writer, object, name, ms__min_u64(value, INT64_MAX));
-}
-
 static void put_neighbour(ms__json_writer *writer, json_t *object, const char *name, const ms_neighbour *neighbour)
 {
     if (neighbour->budget_bytes == 0) {
@@ -22,9 +17,9 @@ static void put_neighbour(ms__json_writer *writer, json_t *object, const char *n
         return;
     }
     json_t *item = ms__json_put_object(writer, object, name);
-    put_number(writer, item, "budget_bytes", neighbour->budget_bytes);
-    put_number(writer, item, "peak_bytes", neighbour->peak_bytes);
-    put_number(writer, item, "step_ns", neighbour->step_ns);
+    ms__json_put_saturated(writer, item, "budget_bytes", neighbour->budget_bytes);
+    ms__json_put_saturated(writer, item, "peak_bytes", neighbour->peak_bytes);
+    ms__json_put_saturated(writer, item, "step_ns", neighbour->step_ns);
 }
 
 static void put_parts(ms__json_writer *writer, json_t *peak, const ms_explanation *why)
@@ -35,8 +30,8 @@ static void put_parts(ms__json_writer *writer, json_t *peak, const ms_explanatio
         json_t *item = ms__json_add_object(writer, parts);
         ms__json_put_string(writer, item, "kind", ms_peak_kind_name((ms_peak_kind)part->kind));
         ms__json_put_u64_or_null(writer, item, "node", part->node, MS_NO_NODE);
-        put_number(writer, item, "storages", part->storages);
-        put_number(writer, item, "bytes", part->bytes);
+        ms__json_put_saturated(writer, item, "storages", part->storages);
+        ms__json_put_saturated(writer, item, "bytes", part->bytes);
     }
 }
 
@@ -49,10 +44,10 @@ void ms__explanation_put(ms__json_writer *writer, json_t *root, const ms_plan *p
     json_t *object = ms__json_put_object(writer, root, "explanation");
     json_t *peak = ms__json_put_object(writer, object, "peak");
     ms__json_put_string(writer, peak, "phase", ms_step_phase_name((ms_step_phase)why->peak_phase));
-    put_number(writer, peak, "event", why->peak_event);
+    ms__json_put_saturated(writer, peak, "event", why->peak_event);
     ms__json_put_bool(writer, peak, "again", why->peak_again);
     put_parts(writer, peak, why);
-    put_number(writer, object, "timed_bytes", why->timed_bytes);
+    ms__json_put_saturated(writer, object, "timed_bytes", why->timed_bytes);
     ms__json_put_u64_or_null(writer, object, "lower_bound_ns", ms__min_u64(why->lower_bound_ns, INT64_MAX), 0);
     put_neighbour(writer, object, "larger_budget", &why->larger);
     put_neighbour(writer, object, "smaller_budget", &why->smaller);

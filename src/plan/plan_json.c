@@ -62,19 +62,13 @@ static const number option_numbers[] = {OPTION(saved_bytes), OPTION(cost_ns), OP
 
 /* ---- writing ----------------------------------------------------------------------- */
 
-/* JSON integers are signed: what saturated above them is written as the largest. */
-static void put_number(ms__json_writer *writer, json_t *object, const char *name, uint64_t value)
-{
-    ms__json_put_u64(writer, object, name, ms__min_u64(value, INT64_MAX));
-}
-
 static void put_numbers(ms__json_writer *writer, json_t *object, const number *table, size_t count,
                         const void *base)
 {
     for (size_t i = 0; i < count; i++) {
         uint64_t value;
         memcpy(&value, (const char *)base + table[i].offset, sizeof value);
-        put_number(writer, object, table[i].name, value);
+        ms__json_put_saturated(writer, object, table[i].name, value);
     }
 }
 
@@ -85,7 +79,7 @@ static void put_replay(ms__json_writer *writer, json_t *plan, const char *name, 
     if (replay->packed_bytes > 0) {
         put_numbers(writer, object, replay_packing, COUNT(replay_packing), replay);
     }
-    put_number(writer, object, "peak_node", replay->peak_node);
+    ms__json_put_saturated(writer, object, "peak_node", replay->peak_node);
     ms__json_put_bool(writer, object, "peak_in_backward", replay->peak_in_backward);
 }
 
@@ -104,10 +98,10 @@ static void put_packing(ms__json_writer *writer, json_t *entry, const ms_plan_pa
         return;
     }
     json_t *object = ms__json_put_object(writer, entry, "packing");
-    put_number(writer, object, "tensors", packing->tensors);
-    put_number(writer, object, "packed", packing->packed);
+    ms__json_put_saturated(writer, object, "tensors", packing->tensors);
+    ms__json_put_saturated(writer, object, "packed", packing->packed);
     ms__json_put_string(writer, object, "rule", ms_rule_name((ms_rule)packing->rule));
-    put_number(writer, object, "runner_up", packing->runner_up);
+    ms__json_put_saturated(writer, object, "runner_up", packing->runner_up);
     put_numbers(writer, object, packing_numbers, COUNT(packing_numbers), packing);
 }
 
@@ -115,14 +109,14 @@ static void add_entry(ms__json_writer *writer, json_t *entries, const ms_plan_en
 {
     json_t *object = ms__json_add_object(writer, entries);
     ms__json_put_string(writer, object, "name", entry->name);
-    put_number(writer, object, "node", entry->node);
-    put_number(writer, object, "call", entry->call);
+    ms__json_put_saturated(writer, object, "node", entry->node);
+    ms__json_put_saturated(writer, object, "call", entry->call);
     ms__json_put_string(writer, object, "technique", ms_technique_name((ms_technique)entry->technique));
     ms__json_put_string(writer, object, "rule", ms_rule_name((ms_rule)entry->rule));
     ms__json_put_string(writer, object, "runner_up", ms_technique_name((ms_technique)entry->runner_up));
     put_numbers(writer, object, entry_numbers, COUNT(entry_numbers), entry);
     if (entry->selection != 0) {
-        put_number(writer, object, "selection", entry->selection - 1);
+        ms__json_put_saturated(writer, object, "selection", entry->selection - 1);
     }
     put_packing(writer, object, &entry->packing);
 }
@@ -141,7 +135,7 @@ char *ms_plan_to_json(const ms_plan *plan)
 {
     ms__json_writer writer = {0};
     json_t *root = ms__json_new(&writer);
-    put_number(&writer, root, "version", 1);
+    ms__json_put_saturated(&writer, root, "version", 1);
     ms__json_put_string(&writer, root, "model", plan->model);
     ms__json_put_string(&writer, root, "signature", plan->signature);
     ms__json_put_string(&writer, root, "decision_source", plan->decision_source);
@@ -154,7 +148,7 @@ char *ms_plan_to_json(const ms_plan *plan)
     put_replay(&writer, root, "predicted", &plan->replay);
     put_replay(&writer, root, "unoptimized", &plan->unoptimized);
     if (plan->reserve_bytes > 0) {
-        put_number(&writer, root, "reserve_bytes", plan->reserve_bytes);
+        ms__json_put_saturated(&writer, root, "reserve_bytes", plan->reserve_bytes);
     }
     json_t *settings = ms__json_put_object(&writer, root, "settings");
     put_numbers(&writer, settings, setting_numbers, COUNT(setting_numbers), plan);

@@ -333,7 +333,7 @@ void ms__selective_remake(ms__sim *sim, const ms__sim_node *node, uint32_t wante
         for (uint32_t k = 0; k < maker->output_count; k++) {
             ms__sim_begin_remade(sim, node, profile->operands[maker->first + maker->input_count + k]);
         }
-        sim->recompute_ns += maker->ns;
+        sim->recompute_ns = ms__add_sat(sim->recompute_ns, maker->ns);
         ms__sim_spend(sim, maker->ns);
         settle_operands(sim, node, i);
     }

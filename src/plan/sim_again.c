@@ -3,6 +3,7 @@
  * before it for its first argument, where they are one segment; or single operators
  * of a selective layer (selective.c says which). sim_replay.c calls it.
  */
+#include "base/units.h"
 #include "plan/sim_nodes.h"
 
 /* ---- running a node again --------------------------------------------------------- */
@@ -45,11 +46,11 @@ static void run_op_again(ms__sim *sim, const ms__sim_node *node, const ms__op *o
         }
         break;
     case MS_EVENT_WORK:
-        sim->recompute_ns += op->value;
+        sim->recompute_ns = ms__add_sat(sim->recompute_ns, op->value);
         ms__sim_spend(sim, op->value);
         break;
     case MS__OP_STRETCH:
-        sim->recompute_ns += node->profile->stretches[op->value].ns;
+        sim->recompute_ns = ms__add_sat(sim->recompute_ns, node->profile->stretches[op->value].ns);
         ms__sim_stretch(sim, node->profile, &node->profile->stretches[op->value]);
         break;
     default:

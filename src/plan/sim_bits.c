@@ -40,8 +40,8 @@ static ms__sim_bits measure(const ms__sim *sim, uint64_t storage_bytes, uint64_t
 /* Whether a byte less costs less by `a` than by `b`. */
 static bool is_cheaper(const ms__sim_bits *a, const ms__sim_bits *b)
 {
-    return ms__compare_quotients(a->pack_ns + a->unpack_ns, a->saved_bytes, b->pack_ns + b->unpack_ns,
-                                 b->saved_bytes) < 0;
+    return ms__compare_quotients(ms__add_sat(a->pack_ns, a->unpack_ns), a->saved_bytes,
+                                 ms__add_sat(b->pack_ns, b->unpack_ns), b->saved_bytes) < 0;
 }
 
 /* Of those that cost the same, the one that is saved first comes first. Node programs list a
@@ -95,7 +95,7 @@ bool ms__bits_possible(ms_technique technique)
 
 static void spend(ms__sim *sim, uint64_t ns)
 {
-    sim->packing_ns += ns;
+    sim->packing_ns = ms__add_sat(sim->packing_ns, ns);
     ms__sim_spend(sim, ns);
 }
 

@@ -33,7 +33,7 @@ static uint64_t handling_ns(const ms__sim *sim, uint64_t bytes)
         uint64_t cpus = ms__max_u64(sim->hardware->cpu.usable_cpus, 1);
         checksum = ms__rate_ns(bytes, ms__mul_sat(sim->hardware->cpu.checksum_bytes_per_s, cpus));
     }
-    return MS__HANDLING_NS + checksum;
+    return ms__add_sat(MS__HANDLING_NS, checksum);
 }
 
 void ms__io_reset(ms__sim *sim)
@@ -88,21 +88,22 @@ static void finish_read(ms__sim *sim)
     start_next(&sim->io.reads);
 }
 
-/* Plays until the next completion, but at most up to `until_ns`. */
+/* Plays until the next completion, but at most up to `until_ns`. Times end at UINT64_MAX, what is in
+ * the queues then doesn't: each completion comes, all at that time. */
 static void play(ms__sim *sim, uint64_t until_ns)
 {
     ms__io *io = &sim->io;
     bool writes = busy(&io->writes), reads = busy(&io->reads);
     uint64_t per_ns = writes && reads && io->shared ? 1 : 2;
-    uint64_t step = until_ns - io->at_ns;
+    uint64_t step = until_ns == UINT64_MAX ? UINT64_MAX : until_ns - io->at_ns;
     step = writes ? ms__min_u64(step, ms__div_up(io->writes.left, per_ns)) : step;
     step = reads ? ms__min_u64(step, ms__div_up(io->reads.left, per_ns)) : step;
-    io->at_ns += step;
+    io->at_ns = ms__add_sat(io->at_ns, step);
     if (writes) {
-        io->writes.left = ms__sub_sat(io->writes.left, step * per_ns);
+        io->writes.left = ms__sub_sat(io->writes.left, ms__mul_sat(step, per_ns));
     }
     if (reads) {
-        io->reads.left = ms__sub_sat(io->reads.left, step * per_ns);
+        io->reads.left = ms__sub_sat(io->reads.left, ms__mul_sat(step, per_ns));
     }
     if (writes && io->writes.left == 0) {
         finish_write(sim);
@@ -154,7 +155,7 @@ static void start_store(ms__sim *sim, uint32_t instance, uint32_t tier)
     ms__sim_spend(sim, handling_ns(sim, bytes));
     ms__io_poll(sim);
     while (busy(&io->writes) && io->in_flight_bytes + bytes > sim->choices->write_window_bytes) {
-        sim->stall_forward_ns += stall(sim);
+        sim->stall_forward_ns = ms__add_sat(sim->stall_forward_ns, stall(sim));
         ms__io_poll(sim);
     }
     ms__sim_acquire(sim, instance);
@@ -238,7 +239,7 @@ void ms__io_need(ms__sim *sim, uint32_t entry)
     ms__io_prefetch(sim);
     ms__io_advance(sim);
     while (sim->instances[fetch->instance].fetching && busy(&sim->io.reads)) {
-        sim->stall_backward_ns += stall(sim);
+        sim->stall_backward_ns = ms__add_sat(sim->stall_backward_ns, stall(sim));
     }
     if (fetch->state == MS__FETCH_ISSUED) {
         fetch->state = MS__FETCH_USED;

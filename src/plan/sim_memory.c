@@ -51,7 +51,7 @@ static void take_map(ms__sim *sim, uint32_t class_id)
     if (sim->cache.on) {
         fault_ns = ms__mul_div(fault_ns, ms__cache_take(sim, class_id), sim->class_bytes[class_id]);
     }
-    sim->fault_ns += fault_ns;
+    sim->fault_ns = ms__add_sat(sim->fault_ns, fault_ns);
 }
 
 static uint64_t taken_bytes(const ms__sim *sim, uint32_t instance)
@@ -108,7 +108,7 @@ void ms__sim_release(ms__sim *sim, uint32_t instance)
 
 void ms__sim_spend(ms__sim *sim, uint64_t ns)
 {
-    sim->now_ns += ns;
+    sim->now_ns = ms__add_sat(sim->now_ns, ns);
     ms__io_advance(sim);
 }
 
@@ -132,6 +132,6 @@ void ms__sim_stretch(ms__sim *sim, const ms__sim_profile *profile, const ms__str
         }
         *live += (uint32_t)change->after;
     }
-    sim->fault_ns += stretch->fault_ns;
+    sim->fault_ns = ms__add_sat(sim->fault_ns, stretch->fault_ns);
     ms__sim_spend(sim, stretch->ns);
 }

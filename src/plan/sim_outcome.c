@@ -75,8 +75,8 @@ static void read_times(const ms__sim *sim, ms__outcome *out)
     replay->recompute_ns = sim->recompute_ns;
     replay->stall_forward_ns = sim->stall_forward_ns;
     replay->stall_backward_ns = sim->stall_backward_ns;
-    replay->compute_ns = replay->step_ns - replay->recompute_ns - replay->stall_forward_ns -
-                         replay->stall_backward_ns;
+    uint64_t stalls_ns = ms__add_sat(sim->stall_forward_ns, sim->stall_backward_ns);
+    replay->compute_ns = ms__sub_sat(replay->step_ns, ms__add_sat(sim->recompute_ns, stalls_ns));
     for (int tier = 0; tier < MS__TIER_COUNT; tier++) {
         replay->tier_peak_bytes[tier] = ms__add_sat(sim->io.tier_peak_bytes[tier], sim->held_tier_bytes[tier]);
     }

@@ -125,7 +125,7 @@ static void add_life(builder *b, ms__stretch *stretch, const ms__op *op)
     ms__class_change *change = change_of(b, stretch, class_id);
     change->after += sign;
     change->most = change->after > change->most ? change->after : change->most;
-    stretch->fault_ns += sign > 0 ? b->sim->class_fault_ns[class_id] : 0;
+    stretch->fault_ns = ms__add_sat(stretch->fault_ns, sign > 0 ? b->sim->class_fault_ns[class_id] : 0);
 }
 
 /* Whether the event goes into a stretch. */
@@ -163,7 +163,7 @@ static uint32_t shorten(builder *b, const ms__op *ops, uint32_t count, ms__op *o
         b->event_count++;
         ms__stretch *stretch = &profile->stretches[b->stretch_count - 1];
         if (ops[i].kind == MS_EVENT_WORK) {
-            stretch->ns += ops[i].value;
+            stretch->ns = ms__add_sat(stretch->ns, ops[i].value);
         } else {
             add_life(b, stretch, &ops[i]);
         }

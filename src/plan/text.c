@@ -10,19 +10,25 @@
 
 void ms__text_add(ms__text *text, const char *fmt, ...)
 {
-    char line[1024];
+    char line[512]; /* most are short; names from documents may have any length */
     va_list args;
+    line[0] = '\0';
     va_start(args, fmt);
     int wrote = vsnprintf(line, sizeof line, fmt, args);
     va_end(args);
-    size_t added = wrote < 0 ? 0 : (size_t)wrote < sizeof line ? (size_t)wrote : sizeof line - 1;
+    size_t added = wrote < 0 ? 0 : (size_t)wrote;
     if (text->failed || ms__array_reserve(&text->bytes, &text->capacity, text->length + added + 1, 1) != MS_OK) {
         text->failed = true;
         return;
     }
-    memcpy(text->bytes + text->length, line, added);
+    if (added < sizeof line) {
+        memcpy(text->bytes + text->length, line, added + 1);
+    } else {
+        va_start(args, fmt);
+        vsnprintf(text->bytes + text->length, added + 1, fmt, args);
+        va_end(args);
+    }
     text->length += added;
-    text->bytes[text->length] = '\0';
 }
 
 char *ms__text_take(ms__text *text)

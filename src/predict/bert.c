@@ -40,10 +40,10 @@ static layer_weights make_weights(ms__tape *tape, const ms__model *m)
     return w;
 }
 
-static ms__value project(ms__tape *tape, const ms__model *m, affine with, ms__value x)
+static ms__value project(ms__tape *tape, const ms__model *m, affine with, ms__value x, bool copied_back)
 {
     ms__value flat = ms__linear(tape, x, with.weight, with.bias, m->width);
-    ms__value heads = ms__heads(tape, flat, m->heads, m->drops_attention);
+    ms__value heads = ms__heads(tape, flat, m->heads, copied_back);
     ms__drop(tape, flat);
     return heads;
 }
@@ -62,7 +62,10 @@ static ms__value finish_part(ms__tape *tape, const ms__model *m, affine with, af
 
 static ms__value run_layer(ms__tape *tape, const ms__model *m, const layer_weights *w, ms__value x)
 {
-    ms__value q = project(tape, m, w->q, x), k = project(tape, m, w->k, x), v = project(tape, m, w->v, x);
+    /* The keys' gradient comes turned: of a single sample it is a matrix as it lies. */
+    bool copied = m->drops_attention;
+    ms__value q = project(tape, m, w->q, x, copied), k = project(tape, m, w->k, x, copied && m->batch > 1);
+    ms__value v = project(tape, m, w->v, x, copied);
     ms__value mixed = m->drops_attention ? ms__attention_with_dropout(tape, q, k, v, false) : ms__attention(tape, q, k, v);
     ms__drop(tape, q);
     ms__drop(tape, k);

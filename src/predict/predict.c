@@ -178,10 +178,13 @@ static int check_window(const ms__json_at *at, ms__model *m)
     return rc;
 }
 
+/* `key_heads`: where the configuration doesn't speak of them; 0, or null there: one for each head. */
 static int read_heads(const ms__json_at *at, uint64_t key_heads, uint64_t head_width, ms__model *m)
 {
+    bool is_null = json_is_null(json_object_get(at->value, "num_key_value_heads"));
     int rc = read_size(at, "num_attention_heads", &m->heads);
-    rc = rc != MS_OK ? rc : read_size_or(at, "num_key_value_heads", key_heads != 0 ? key_heads : m->heads, &m->key_heads);
+    uint64_t otherwise = key_heads == 0 || is_null ? m->heads : key_heads;
+    rc = rc != MS_OK ? rc : read_size_or(at, "num_key_value_heads", otherwise, &m->key_heads);
     if (rc != MS_OK) {
         return rc;
     }
@@ -198,11 +201,12 @@ static int read_heads(const ms__json_at *at, uint64_t key_heads, uint64_t head_w
 
 static int read_decoder(const ms__json_at *at, ms__model *m)
 {
+    static const uint64_t key_heads[MS__FAMILIES] = {[MS__MISTRAL] = 8, [MS__QWEN2] = 32, [MS__QWEN3] = 32};
     bool drops = false, biased = false;
     int rc = read_size(at, "hidden_size", &m->width);
     rc = rc != MS_OK ? rc : read_size(at, "intermediate_size", &m->inner);
     rc = rc != MS_OK ? rc : ms__json_u64(at, "num_hidden_layers", 1, LAYERS_MOST, &m->layers);
-    rc = rc != MS_OK ? rc : read_heads(at, m->family == MS__MISTRAL ? 8 : 0, m->family == MS__QWEN3 ? 128 : 0, m);
+    rc = rc != MS_OK ? rc : read_heads(at, key_heads[m->family], m->family == MS__QWEN3 ? 128 : 0, m);
     rc = rc != MS_OK ? rc : read_activation(at, "hidden_act", MS__SILU, &m->activation);
     rc = rc != MS_OK ? rc : read_flag(at, "attention_bias", false, &biased);
     rc = rc != MS_OK ? rc : read_flag(at, "mlp_bias", false, &m->mlp_bias);

@@ -28,6 +28,13 @@ static bool moves(uint64_t length, uint64_t heads)
     return length > 1 && heads > 1;
 }
 
+/* Whether heads that were turned have to be copied to be one batch of matrices: of a single sample
+ * they are that as they lie. */
+static bool batches(const ms__shape *heads)
+{
+    return heads->size[0] > 1 && moves(heads->size[2], heads->size[1]);
+}
+
 /* [b, h, s, d] as it is wanted row by row: a copy where it does not lie so. */
 static ms__value laid_out(ms__tape *tape, ms__value a, bool copies, bool copied_back)
 {
@@ -389,7 +396,7 @@ static ms__value causal_mask(ms__tape *tape, uint64_t length)
 static ms__value scores_of(ms__tape *tape, ms__value scaled, ms__value k)
 {
     ms__shape shape = ms__shape_at(tape, k);
-    bool copies = moves(shape.size[2], shape.size[1]);
+    bool copies = batches(&shape);
     ms__value keys = ms__scale(tape, k);
     ms__value left = laid_out(tape, scaled, copies, false), right = laid_out(tape, keys, copies, false);
     ms__value scores = product(tape, left, right, shape.size[2]);
@@ -414,13 +421,14 @@ ms__value ms__attention_with_dropout(ms__tape *tape, ms__value q, ms__value k, m
     ms__drop(tape, scores);
     ms__value kept = ms__dropout(tape, shares, true);
     ms__drop(tape, shares);
-    ms__value values = laid_out(tape, v, copies, false);
+    ms__shape shape = ms__shape_at(tape, q);
+    ms__value values = laid_out(tape, v, batches(&shape), false);
     ms__value out = product(tape, kept, values, ms__shape_at(tape, v).size[3]);
     ms__drop(tape, values);
     ms__drop(tape, scaled);
     ms__drop(tape, mask);
     ms__drop(tape, kept);
-    ms__value lying = laid_out(tape, out, copies, true);
+    ms__value lying = laid_out(tape, out, copies, batches(&shape));
     ms__drop(tape, out);
     return joined_heads(tape, lying);
 }

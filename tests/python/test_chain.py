@@ -82,7 +82,7 @@ def test_a_million_layers_are_refused_in_one_line(tmp_path):
     command = [program(), "plan", "--chain", str(path), "--budget", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == f"memscale: plan: --chain {path}: chain: line 65602: more than 65536 layers\n"
+    assert done.stderr == f"memscale: plan: --chain {path}: chain: line 65538: more than 65536 layers\n"
 
 
 @pytest.mark.parametrize("layers", [2, 5, 12, 20])

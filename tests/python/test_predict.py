@@ -64,8 +64,11 @@ CASES = {
         16,
     ),
     "gpt2_untied": ("GPT2LMHeadModel", {**GPT2, "tie_word_embeddings": False, "attn_pdrop": 0.0}, 2, 16),
+    "gpt2_one_sample": ("GPT2LMHeadModel", GPT2, 1, 32),
     "gpt2_one_token": ("GPT2LMHeadModel", GPT2, 1, 1),
     "bert": ("BertForMaskedLM", SMALL, 2, 32),
+    "bert_one_sample": ("BertForMaskedLM", SMALL, 1, 32),
+    "bert_one_token": ("BertForMaskedLM", SMALL, 1, 1),
     "bert_fused_attention": ("BertForMaskedLM", {**SMALL, "attention_probs_dropout_prob": 0.0}, 1, 20),
     "bert_relu_untied": (
         "BertForMaskedLM",
@@ -108,6 +111,20 @@ def test_what_a_configuration_lacks_has_the_defaults_of_transformers():
     config = {"model_type": "gpt2", **GPT2}
     _, traced = trace("GPT2LMHeadModel", GPT2, 2, 8)
     assert json.loads(_core.predict_hf_graph(json.dumps(config), 2, 8)) == traced
+
+
+@pytest.mark.parametrize("name, heads, nulls", [("Qwen2", 64, True), ("Qwen3", 32, True), ("Mistral", 16, False)])
+def test_key_heads_that_are_not_named_are_the_familys_and_null_is_one_a_head(name, heads, nulls):
+    values = {"model_type": name.lower(), **SMALL, "hidden_size": 8 * heads, "head_dim": 8}
+    values["num_attention_heads"] = heads
+    for left_out in (True, False) if nulls else (True,):
+        config = values if left_out else {**values, "num_key_value_heads": None}
+        model_class = getattr(transformers, f"{name}ForCausalLM")
+        given = {key: value for key, value in config.items() if key != "model_type"}
+        model = model_class(model_class.config_class(**given))
+        predicted = json.loads(_core.predict_hf_graph(json.dumps(config), 1, 8))
+        expected = sum(p.numel() * 4 for p in model.parameters())
+        assert predicted["residents"]["parameter_bytes"] == expected
 
 
 @pytest.mark.parametrize(

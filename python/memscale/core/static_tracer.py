@@ -200,7 +200,7 @@ def _workspace(args: tuple[Any, ...]) -> tuple[int, int]:
     if key not in _workspaces:
         with torch._C._DisableTorchDispatch():
             real = [
-                torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+                torch.zeros(value.shape, dtype=value.dtype, device="cpu") if isinstance(value, torch.Tensor) else value
                 for value in args
             ]
             workspace = _RECURRENT(*real)[3]

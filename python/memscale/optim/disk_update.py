@@ -139,7 +139,7 @@ class DiskUpdates(MemoryUpdates):
 
     def _make_disk_state(self, group: dict[str, Any], p: torch.Tensor) -> None:
         if not self.state[p]:
-            self.state[p]["step"] = torch.tensor(0.0)
+            self.state[p]["step"] = _state.step_tensor(0)
             if not _state.is_traced(p):
                 self._disk_state().add(p, group["amsgrad"], *self._settings(group))
 

@@ -108,13 +108,13 @@ def _empty_as(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def fresh(p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> dict[str, Any]:
     """The state before the first step."""
-    values: dict[str, Any] = {"step": torch.tensor(0.0)}
+    values: dict[str, Any] = {"step": step_tensor(0)}
     is_8bit = _core.adamw_moments_bits(p.numel(), state_bits) == 8
     for name, is_signed in MOMENTS.items():
         if is_8bit:
             zero = 127 if is_signed else 0
             values[f"{name}_8bit"] = _empty_as(p, torch.uint8).fill_(zero)
-            values[f"{name}_absmax"] = torch.zeros(-(-p.numel() // BLOCK))
+            values[f"{name}_absmax"] = _new_scales(p).zero_()
         else:
             values[name] = _empty_as(p, torch.float32).zero_()
     if amsgrad:
@@ -223,12 +223,12 @@ def adapt(
     full = full_precision(given)
     if not is_ours(p, group):
         return {name: _as_torch(p, name, value, group) for name, value in full.items()}
-    values: dict[str, Any] = {"step": _step_tensor(full["step"])}
+    values: dict[str, Any] = {"step": step_tensor(full["step"])}
     is_8bit = _core.adamw_moments_bits(p.numel(), state_bits) == 8
     for name, is_signed in MOMENTS.items():
         if is_8bit and f"{name}_8bit" in given and given[f"{name}_8bit"].stride() == p.stride():
             values[f"{name}_8bit"] = held(torch.uint8, given[f"{name}_8bit"])
-            values[f"{name}_absmax"] = given[f"{name}_absmax"].detach().clone()
+            values[f"{name}_absmax"] = _scales(given, name).clone()
         else:
             moment = held(torch.float32, full[name])
             values.update(_quantized(name, moment, is_signed) if is_8bit else {name: moment})
@@ -251,15 +251,17 @@ def _adapt_precision(values: dict[str, Any], p: torch.Tensor, full: dict[str, An
         _add_precision(values, p, bf16)
 
 
-def _step_tensor(step: Any) -> torch.Tensor:
-    return torch.tensor(float(step))
+def step_tensor(step: Any) -> torch.Tensor:
+    """The count of updates as torch's optimizers hold it: of 32 bits or more, whatever the default dtype."""
+    wide = torch.get_default_dtype() is torch.float64
+    return torch.tensor(float(step), dtype=torch.float64 if wide else torch.float32, device="cpu")
 
 
 def _as_torch(p: torch.Tensor, name: str, value: Any, group: dict[str, Any]) -> Any:
     """As `torch.optim.AdamW` would have loaded it."""
     if name == "step":
         on_device = group["capturable"] or group["fused"]
-        return _step_tensor(value).to(p.device if on_device else "cpu")
+        return step_tensor(value).to(p.device if on_device else "cpu")
     if not torch.is_tensor(value):
         return value
     return value.detach().to(device=p.device, dtype=p.dtype if p.is_floating_point() else None, copy=True)
@@ -268,19 +270,29 @@ def _as_torch(p: torch.Tensor, name: str, value: Any, group: dict[str, Any]) -> 
 # ---- 8 bits -----------------------------------------------------------------------------------
 
 
+def _new_scales(tensor: torch.Tensor) -> torch.Tensor:
+    """Room for what C writes per block: floats in host memory, whatever the defaults of torch are."""
+    return torch.empty(-(-tensor.numel() // BLOCK), dtype=torch.float32, device="cpu")
+
+
 def _quantized(name: str, moment: torch.Tensor, is_signed: bool) -> dict[str, torch.Tensor]:
     codes = _empty_as(moment, torch.uint8)
-    absmax = torch.empty(-(-moment.numel() // BLOCK))
+    absmax = _new_scales(moment)
     _core.adamw_quantize(
         moment.data_ptr(), codes.data_ptr(), absmax.data_ptr(), moment.numel(), is_signed
     )
     return {f"{name}_8bit": codes, f"{name}_absmax": absmax}
 
 
+def _scales(values: dict[str, Any], name: str) -> torch.Tensor:
+    """The scales of a moment's blocks as C reads them, wherever and in whatever dtype they were loaded."""
+    return values[f"{name}_absmax"].detach().to("cpu", torch.float32).contiguous()
+
+
 def _dequantized(values: dict[str, Any], name: str, is_signed: bool) -> torch.Tensor:
     # Blocks run through memory: the codes must lie as they were written.
-    codes = values[f"{name}_8bit"].cpu()
-    absmax = values[f"{name}_absmax"].cpu().float().contiguous()
+    codes = values[f"{name}_8bit"].to("cpu", torch.uint8)
+    absmax = _scales(values, name)
     moment = _empty_as(codes, torch.float32)
     _core.adamw_dequantize(
         moment.data_ptr(), codes.data_ptr(), absmax.data_ptr(), codes.numel(), is_signed

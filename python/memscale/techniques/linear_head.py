@@ -144,7 +144,7 @@ class _Chunks(torch.autograd.Function):
         # Of a mean over many tokens most gradients are below what FP16 has: it is divided in backward,
         # where the gradient that arrives is scaled up.
         is_fp16 = hidden.dtype is torch.float16
-        items = torch.as_tensor(items, device=hidden.device).to(wide)
+        items = torch.as_tensor(items, dtype=wide, device=hidden.device)
         # Without any token that counts the loss is not a number, and the gradients are zero.
         scale = torch.where(items == 0, torch.zeros_like(items), 1 / items)
         gradients = _Gradients(

@@ -117,8 +117,8 @@ def _cast_as_torch(logits: torch.Tensor) -> torch.Tensor:
     """What autocast makes of the logits on their way into `F.cross_entropy`."""
     if not torch.is_autocast_enabled("cpu"):
         return logits
-    probe = torch.zeros((1, 1), dtype=logits.dtype)
-    return logits.to(F.cross_entropy(probe, torch.zeros(1, dtype=torch.long)).dtype)
+    probe = torch.zeros((1, 1), dtype=logits.dtype, device="cpu")
+    return logits.to(F.cross_entropy(probe, torch.zeros(1, dtype=torch.long, device="cpu")).dtype)
 
 
 def _reduced(
@@ -239,15 +239,22 @@ def _c_agrees() -> bool:
 
     Another build may have other kernels than those that `src/techniques/loss.c` follows.
     """
-    scale = torch.tensor([[0.1], [1.0], [5.0], [40.0]])
-    logits = scale * torch.linspace(-3.0, 3.0, 4 * 2053).sin().view(4, 2053) * torch.arange(2053).cos()
+    with torch.device("cpu"):  # C is given addresses: torch's defaults may be others
+        return _c_agrees_on_rows()
+
+
+def _c_agrees_on_rows() -> bool:
+    dtype = torch.float32
+    scale = torch.tensor([[0.1], [1.0], [5.0], [40.0]], dtype=dtype)
+    waves = torch.linspace(-3.0, 3.0, 4 * 2053, dtype=dtype).sin().view(4, 2053)
+    logits = scale * waves * torch.arange(2053, dtype=dtype).cos()
     classes = torch.tensor([0, 7, 2052, 1024])
     rows = _Probe(logits, classes)
     lanes = _core.loss_lanes(torch.backends.cpu.get_cpu_capability(), 2053)
     if lanes == 0:
         return False
-    picked = torch.empty(4)
-    by_picked = torch.tensor([-0.25, 0.5, -3.0, 0.0])
+    picked = torch.empty(4, dtype=dtype)
+    by_picked = torch.tensor([-0.25, 0.5, -3.0, 0.0], dtype=dtype)
     _core.loss_forward(*_row_arguments(rows), picked.data_ptr(), 0)
     gradient = torch.empty_like(logits)
     _core.loss_backward(*_row_arguments(rows), by_picked.data_ptr(), gradient.data_ptr())
@@ -263,7 +270,7 @@ class _Probe:
     def __init__(self, logits: torch.Tensor, classes: torch.Tensor) -> None:
         self.logits = logits
         self.classes = classes
-        self.largest, self.log_sum = torch.empty(len(logits)), torch.empty(len(logits))
+        self.largest, self.log_sum = logits.new_empty(len(logits)), logits.new_empty(len(logits))
 
 
 # ---- rows by torch's operators -----------------------------------------------------------------

@@ -61,7 +61,7 @@ MS_NODISCARD int ms__file_read_text(const char *path, size_t most_bytes, char **
 bool ms__file_read_small(const char *path, char *out, size_t size);
 
 /* Replaces the file as a whole (mode 0644 less the umask): a reader sees the old
- * or the new text, never a part. */
+ * or the new text, never a part. A device, a pipe or a link stays and is written to. */
 MS_NODISCARD int ms__file_write_text(const char *path, const char *text, size_t length,
                                      ms_error *err);
 

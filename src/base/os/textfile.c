@@ -138,8 +138,45 @@ static int open_beside(const char *path, char *temporary, size_t size)
     return -EEXIST;
 }
 
+/* Whether the name is to stand for a new file: devices, pipes and what a link leads to stay. */
+static bool is_replaced(const char *path)
+{
+    struct stat info;
+    return lstat(path, &info) != 0 || S_ISREG(info.st_mode) || (S_ISLNK(info.st_mode) && stat(path, &info) != 0);
+}
+
+/* 0 or the number of the failure. */
+static int write_all(int fd, const char *text, size_t length)
+{
+    for (size_t done = 0; done < length;) {
+        int failure = 0;
+        if (ms__fault(MS_FAULT_WRITE, &failure)) {
+            return failure != 0 ? failure : EIO;
+        }
+        ssize_t moved = write(fd, text + done, length - done);
+        if (moved < 0 && errno != EINTR) {
+            return errno;
+        }
+        done += moved > 0 ? (size_t)moved : 0;
+    }
+    return 0;
+}
+
+static int write_into(const char *path, const char *text, size_t length, ms_error *err)
+{
+    int fd = open_checked(path, O_WRONLY | O_TRUNC);
+    int failure = fd >= 0 ? write_all(fd, text, length) : -fd;
+    if (fd >= 0 && close(fd) != 0 && failure == 0) {
+        failure = errno;
+    }
+    return failure == 0 ? MS_OK : ms_fail_errno(err, MS_ESYSTEM, failure, "writing %s", path);
+}
+
 int ms__file_write_text(const char *path, const char *text, size_t length, ms_error *err)
 {
+    if (!is_replaced(path)) {
+        return write_into(path, text, length, err);
+    }
     char temporary[PATH_MAX];
     int fd = open_beside(path, temporary, sizeof temporary);
     if (fd < 0) {

@@ -248,6 +248,40 @@ static void texts_are_replaced_whole(void **state)
     assert_int_equal(ms_memory_live_blocks(), blocks);
 }
 
+/* A pipe is not replaced by a file, and of a link the file that it leads to is written. */
+static void what_is_no_file_is_written_to(void **state)
+{
+    (void)state;
+    char path[128], target[128], back[16] = "";
+    char *text;
+    size_t length;
+    struct stat info;
+    snprintf(path, sizeof path, "%s/pipe", directory);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_ms_ok(ms__file_write_text(path, "picture", 7, &err), err);
+    assert_int_equal(read(fd, back, sizeof back), 7);
+    assert_string_equal(back, "picture");
+    ms_fault_arm(MS_FAULT_WRITE, 1, ENOSPC);
+    assert_ms_fails(ms__file_write_text(path, "second", 6, &err), MS_ENOSPC, err, "writing");
+    ms_fault_disarm_all();
+    assert_int_equal(lstat(path, &info), 0);
+    assert_true(S_ISFIFO(info.st_mode));
+    close(fd);
+    snprintf(target, sizeof target, "%s/target", directory);
+    snprintf(path, sizeof path, "%s/link", directory);
+    assert_ms_ok(ms__file_write_text(target, "a longer text", 13, &err), err);
+    assert_int_equal(symlink("target", path), 0);
+    assert_ms_ok(ms__file_write_text(path, "new", 3, &err), err);
+    assert_ms_ok(ms__file_read_text(target, 100, &text, &length, &err), err);
+    assert_string_equal(text, "new");
+    ms_free(text);
+    assert_int_equal(lstat(path, &info), 0);
+    assert_true(S_ISLNK(info.st_mode));
+    assert_int_equal(entries_in(directory), 3);
+}
+
 static void long_texts_are_read_whole(void **state)
 {
     (void)state;
@@ -323,6 +357,7 @@ int main(void)
         IN_DIRECTORY(failing_moves_are_errors),
         IN_DIRECTORY(a_flipped_bit_changes_exactly_one_bit),
         IN_DIRECTORY(texts_are_replaced_whole),
+        IN_DIRECTORY(what_is_no_file_is_written_to),
         IN_DIRECTORY(long_texts_are_read_whole),
         IN_DIRECTORY(directories_are_made_with_their_parents),
         IN_DIRECTORY(file_systems_tell_what_they_are),

@@ -30,6 +30,29 @@ static void parse_well(const char *text)
 
 /* ---- reading ------------------------------------------------------------ */
 
+/* Only objects of the member's own list count, whatever stands in texts and in other lists. */
+static void long_documents_are_refused_before_they_are_read(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"x\": [{}, {}, {}], \"s\": \"nodes\",\n \"t\": \"[{\\\"nodes\\\": [{},{},{}\",\n"
+                               " \"nodes\": [{\"nodes\": [{}, {}, {}]},\n {}]}";
+    const ms__json_extent fits = {"nodes", 2, 13}, few = {"nodes", 1, 13}, few_values = {"nodes", 2, 7};
+    assert_ms_ok(ms__json_check_extent(text, "graph", &fits, &err), err);
+    assert_ms_fails(ms__json_check_extent(text, "graph", &few, &err), MS_EFORMAT, err,
+                    "graph: line 4: more than 1 nodes");
+    assert_ms_fails(ms__json_check_extent(text, "graph", &few_values, &err), MS_EFORMAT, err,
+                    "graph: line 3: more than 7 values");
+    for (size_t i = 0; i < sizeof text; i++) { /* cut off anywhere */
+        char *cut = strndup(text, i);
+        assert_ms_ok(ms__json_check_extent(cut, "graph", &fits, &err), err);
+        free(cut);
+    }
+    static const char *const odd[] = {"", "\"", "\"\\", "]]]]", "[[[[", "{\"nodes\"", "\"nodes\": [{}, {}, {}]"};
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+        assert_ms_ok(ms__json_check_extent(odd[i], "graph", &fits, &err), err);
+    }
+}
+
 static void values_of_every_type_are_read(void **state)
 {
     (void)state;
@@ -439,6 +462,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_of_every_type_are_read),
+        cmocka_unit_test(long_documents_are_refused_before_they_are_read),
         cmocka_unit_test(absent_and_null_members_take_the_fallback),
         cmocka_unit_test(errors_name_the_place),
         cmocka_unit_test(a_list_gets_room_for_its_items),

@@ -531,6 +531,31 @@ static void functions_take_their_time_on_a_cpu(void **state)
     ms_free(hardware);
 }
 
+/* 2^58 bytes at a byte a second take 2^88 ns. Times end at UINT64_MAX, replays end as well. */
+static void times_beyond_64_bits_saturate(void **state)
+{
+    (void)state;
+    static const ms_technique tried[] = {MS_TECHNIQUE_KEEP, MS_TECHNIQUE_RECOMPUTE, MS_TECHNIQUE_OFFLOAD_DISK,
+                                         MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT};
+    const fixture_layer huge = {UINT64_C(1) << 58, 4 * MIB, INT64_MAX / 16, MIB, 0, 0};
+    fixture_chain chain = {.layer_count = LAYERS, .layers = &huge, .uniform = true,
+                           .activation_bytes = UINT64_C(1) << 56, .logits_bytes = 16 * MIB};
+    ms_graph *graph = fixture_chain_graph(&chain);
+    ms_hardware *hardware = fixture_hardware();
+    hardware->disk.write_bytes_per_s = hardware->disk.read_bytes_per_s = 1;
+    hardware->cpu.fault_bytes_per_s = hardware->cpu.checksum_bytes_per_s = 1;
+    for (size_t i = 0; i < sizeof tried / sizeof tried[0]; i++) {
+        const uint8_t techniques[NODES] = {0, (uint8_t)tried[i], (uint8_t)tried[i], 0};
+        for (uint64_t window = MIB; window != 0; window = window == MIB ? UINT64_C(1) << 60 : 0) {
+            ms_replay found = replay(graph, hardware, techniques, window, 0, NULL);
+            assert_true(found.step_ns == UINT64_MAX);
+            assert_true(found.compute_ns <= found.step_ns);
+        }
+    }
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -555,6 +580,7 @@ int main(void)
         cmocka_unit_test(a_gpu_moves_to_host_memory),
         cmocka_unit_test(the_same_documents_give_the_same_replay),
         cmocka_unit_test(it_fails_only_when_memory_is_out),
+        cmocka_unit_test(times_beyond_64_bits_saturate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

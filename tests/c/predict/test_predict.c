@@ -14,7 +14,7 @@
 static const char *const configs[] = {
     "{\"model_type\":\"llama\",\"intermediate_size\":96," SIZES "}",
     "{\"model_type\":\"mistral\",\"intermediate_size\":96,\"num_key_value_heads\":2," SIZES "}",
-    "{\"model_type\":\"qwen2\",\"intermediate_size\":96,\"tie_word_embeddings\":true," SIZES "}",
+    "{\"model_type\":\"qwen2\",\"intermediate_size\":96,\"num_key_value_heads\":2,\"tie_word_embeddings\":true," SIZES "}",
     "{\"model_type\":\"qwen3\",\"intermediate_size\":96,\"num_key_value_heads\":1," SIZES "}",
     "{\"model_type\":\"bert\",\"intermediate_size\":96," SIZES "}",
     "{\"model_type\":\"gpt2\",\"n_embd\":64,\"n_layer\":3,\"n_head\":4,\"vocab_size\":100}",

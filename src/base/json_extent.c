@@ -1,0 +1,51 @@
+/*
+ * Documents that are refused for their length anyway, before a tree is made of them: that would
+ * take gigabytes. Called by the readers of documents that may be long; looks at brackets, commas
+ * and names, and leaves everything else to the parser.
+ */
+#include <string.h>
+
+#include "base/json.h"
+
+/* The closing quote of the string that begins at `at`, or the end of the text. */
+static const char *string_end(const char *at)
+{
+    while (*at != '\0' && *at != '"') {
+        at += *at == '\\' && at[1] != '\0' ? 2 : 1;
+    }
+    return at;
+}
+
+static bool is_text(const char *begin, const char *end, const char *text)
+{
+    size_t length = strlen(text);
+    return (size_t)(end - begin) == length && memcmp(begin, text, length) == 0;
+}
+
+int ms__json_check_extent(const char *json, const char *name, const ms__json_extent *most, ms_error *err)
+{
+    size_t depth = 0, items = 0, values = 0, line = 1;
+    bool is_named = false, is_in_list = false; /* the last text was the member's name; its list is open */
+    for (const char *at = json; *at != '\0'; at++) {
+        if (*at == '"') {
+            const char *end = string_end(at + 1);
+            is_named = depth == 1 && is_text(at + 1, end, most->member);
+            at = *end != '\0' ? end : end - 1;
+        } else if (*at == '[' || *at == '{') {
+            is_in_list = depth == 1 ? is_named && *at == '[' : is_in_list;
+            items += *at == '{' && depth == 2 && is_in_list;
+            depth++;
+        } else {
+            depth -= depth > 0 && (*at == ']' || *at == '}');
+            values += *at == ',';
+            line += *at == '\n';
+        }
+        if (items > most->items) {
+            return ms_fail(err, MS_EFORMAT, "%s: line %zu: more than %zu %s", name, line, most->items, most->member);
+        }
+        if (values > most->values) {
+            return ms_fail(err, MS_EFORMAT, "%s: line %zu: more than %zu values", name, line, most->values);
+        }
+    }
+    return MS_OK;
+}

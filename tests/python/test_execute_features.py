@@ -397,10 +397,10 @@ def test_a_wrapped_model_is_exported_as_without(tmp_path):
     """By torch.jit.trace, with gradients on, as users do before they deploy."""
     model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.Tanh()) for _ in range(3)))
     x = torch.randn(4, 12)
-    plain = str(torch.jit.trace(model, x).inlined_graph)
+    plain = [node.kind() for node in torch.jit.trace(model, x).inlined_graph.nodes()]
     with executing(model, uniform(model, "recompute"), tmp_path):
         traced = torch.jit.trace(model, x)
-        assert str(traced.inlined_graph) == plain
+        assert [node.kind() for node in traced.inlined_graph.nodes()] == plain
         assert torch.equal(traced(x), model(x))
 
 

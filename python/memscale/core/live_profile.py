@@ -190,6 +190,8 @@ class LiveProfile:
                 self._tracer.optimizer_unknown()
             self._advance("done")
             graph = self._tracer.finish()
+            if self.refused is not None:  # at its very end, which gives no graph
+                return None
             _core.graph_check(graph)
             return graph
         except MemScaleError:

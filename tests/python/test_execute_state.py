@@ -77,11 +77,11 @@ class _Containers(_Layer):
 
     def forward(self, x):
         y = torch.tanh(self.linear(x))
-        self.recent.append(float(y.detach().mean()))
         self.seen["calls"].append(1)
         self.counts["calls"] += 1
         self.sums["calls"] += 2
         self.meter.count += 1
+        self.recent.append(float(y.detach().mean()))  # where a trace ends
         return torch.sigmoid(self.other(y * self.sums["calls"]))  # saves a tensor at its end
 
     def state(self):

@@ -151,6 +151,15 @@ def test_autocast_is_that_of_a_linear_layer():
         ({"labels": torch.zeros(4)}, ValueError, "integers"),
         ({"label_smoothing": 2.0}, ValueError, "label_smoothing"),
         ({"softcap": 0.0}, ValueError, "softcap"),
+        ({"softcap": float("nan")}, ValueError, "softcap"),
+        ({"softcap": "20"}, TypeError, "softcap must be a number, not str"),
+        ({"z_loss": "1"}, TypeError, "z_loss must be a number, not str"),
+        ({"ignore_index": None}, TypeError, "ignore_index must be a number, not NoneType"),
+        (
+            {"hidden": torch.zeros(4, 2, dtype=torch.cfloat), "weight": torch.zeros(6, 2, dtype=torch.cfloat)},
+            TypeError, "hidden is torch.complex64",
+        ),
+        ({"hidden": torch.zeros(4, 2, dtype=torch.long)}, TypeError, "floating point"),
         ({"labels": torch.tensor([0, 1, 6, 2])}, IndexError, "out of bounds"),
     ],
 )

@@ -415,6 +415,8 @@ def test_children_of_a_process_that_steps_come_to_their_end(disk):
         ({"state": "ssd"}, "state: 'ssd' is not allowed; allowed are 'memory' and 'disk'"),
         ({"disk_offload_dir": "/var/tmp"}, "need state='disk'"),
         ({"state": "disk", "max_disk_offload_gb": -1.0}, "max_disk_offload_gb: -1.0 is not allowed"),
+        ({"state": "disk", "max_disk_offload_gb": "4"}, "max_disk_offload_gb: '4' is not allowed"),
+        ({"state": "disk", "disk_offload_dir": 3}, "disk_offload_dir: 3 is not allowed; give a path"),
         ({"state": "disk", "disk_offload_dir": "/proc/nowhere"}, "disk_offload_dir: /proc/nowhere"),
     ],
 )

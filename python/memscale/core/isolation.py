@@ -13,7 +13,7 @@ import logging
 import random
 import sys
 import types
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +28,7 @@ _DEPTH = 4
 _LARGE = 4096
 """Containers with more items are left alone: data sets, vocabularies."""
 
-_MAPPINGS = (dict, OrderedDict, defaultdict)
+_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque)
 _OPAQUE = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
 _OURS = __name__.partition(".")[0]

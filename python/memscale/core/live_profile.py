@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _core
-from ..errors import MemScaleError
+from ..errors import MemScaleError, ProfileError
 from .arguments import plain_tensors
 from .loss_mode import marking
 from .profiler import describe_arguments
@@ -43,6 +43,8 @@ class _Events:
                     return report(*values)
                 except MemScaleError as error:
                     self.error = error
+                except Exception as error:  # of a tensor that is like no other: sizes that are no numbers
+                    self.error = ProfileError(f"{type(error).__name__}: {error}")
             return (NO_NODE, 0) if name == "saved" else NO_NODE
 
         self.__dict__[name] = guarded
@@ -60,6 +62,13 @@ class _StepTracer(LiveTracer):
     def refused(self) -> MemScaleError | None:
         """Why the step could not be followed."""
         return self._trace.error
+
+    def _report(self, *operator: Any) -> None:
+        if self._trace.error is None:
+            try:
+                super()._report(*operator)
+            except Exception as error:  # the step is the user's, and goes on
+                self._trace.error = ProfileError(f"{type(error).__name__}: {error}")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -190,6 +199,8 @@ class LiveProfile:
                 self._tracer.optimizer_unknown()
             self._advance("done")
             graph = self._tracer.finish()
+            if self.refused is not None:  # at its very end, which gives no graph
+                return None
             _core.graph_check(graph)
             return graph
         except MemScaleError:

@@ -7,6 +7,7 @@ and what an interrupted step leaves.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -229,9 +230,11 @@ def disk_options(
 ) -> tuple[str | None, float | None] | None:
     """What `DiskState` takes; None for state in memory."""
     if state == "disk":
+        if directory is not None and not isinstance(directory, (str, os.PathLike)):
+            raise ConfigError(f"disk_offload_dir: {directory!r} is not allowed; give a path or None")
         if directory is not None:
             _core.disk_probe(str(directory))  # raises ConfigError
-        if cap_gb is not None and not cap_gb > 0:
+        if cap_gb is not None and not (isinstance(cap_gb, (int, float)) and cap_gb > 0):
             raise ConfigError(f"max_disk_offload_gb: {cap_gb!r} is not allowed; allowed are numbers above 0")
         return (None if directory is None else str(directory)), cap_gb
     if state != "memory":

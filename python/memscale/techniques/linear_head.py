@@ -57,7 +57,7 @@ def linear_cross_entropy(
         A scalar, fp32; float64 for float64 operands.
 
     Raises:
-        TypeError: an operand is no tensor, or `num_items_in_batch` neither that nor a number.
+        TypeError: an operand is no tensor of floating point, or an option no number.
         ValueError: shapes do not belong together, or an argument is not allowed.
         IndexError: a label is neither a class nor `ignore_index`.
         RuntimeError: in backward, a second derivative is asked for.
@@ -68,6 +68,7 @@ def linear_cross_entropy(
         >>> loss.backward()
     """
     _check(hidden, weight, labels, bias, label_smoothing, softcap)
+    _check_numbers(ignore_index=ignore_index, z_loss=z_loss)
     if num_items_in_batch is not None and not isinstance(num_items_in_batch, (int, float, torch.Tensor)):
         kind = type(num_items_in_batch).__qualname__
         raise TypeError(f"linear_cross_entropy: num_items_in_batch must be a number or a tensor, not {kind}")
@@ -93,6 +94,10 @@ def _check(
     check_tensors("linear_cross_entropy", hidden=hidden, weight=weight, labels=labels)
     if bias is not None:
         check_tensors("linear_cross_entropy", bias=bias)
+    _check_numbers(label_smoothing=label_smoothing, softcap=0.0 if softcap is None else softcap)
+    if not (hidden.is_floating_point() and weight.is_floating_point()):
+        kinds = f"hidden is {hidden.dtype}, weight {weight.dtype}"
+        raise TypeError(f"linear_cross_entropy: hidden and weight must be floating point; {kinds}")
     shapes = f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)}, labels {tuple(labels.shape)}"
     fits = hidden.dim() > 0 and weight.dim() == 2 and hidden.shape[-1] == weight.shape[1]
     if not fits or labels.shape != hidden.shape[:-1]:
@@ -103,8 +108,14 @@ def _check(
         raise ValueError("linear_cross_entropy: labels must be integers")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"linear_cross_entropy: label_smoothing is {label_smoothing}; allowed is 0 to 1")
-    if softcap is not None and softcap <= 0:
+    if softcap is not None and not softcap > 0:
         raise ValueError(f"linear_cross_entropy: softcap is {softcap}; it must be above 0")
+
+
+def _check_numbers(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"linear_cross_entropy: {name} must be a number, not {type(value).__qualname__}")
 
 
 def _cast_as_torch(

@@ -86,7 +86,7 @@ void twin_step_memory(twin *t, uint64_t step)
 
 int twins_step_disk(ms_optimizer_stream *stream, twin *twins, size_t count, ms_error *err)
 {
-    uint64_t ids[TENSORS];
+    uint64_t ids[TENSORS] = {0};
     for (size_t i = 0; i < count; i++) {
         ids[i] = twins[i].id;
     }

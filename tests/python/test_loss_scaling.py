@@ -223,6 +223,23 @@ def test_hooks_on_parameters_see_gradients_of_the_usual_size():
     memscale.detach(model)
 
 
+class _Remembers(torch.autograd.Function):
+    """A function of somebody's own whose notes look like a leaf's."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.variable = "x"
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def test_notes_of_custom_functions_are_no_leaves():
+    assert_same_runs(loss_of=lambda model, out: _Remembers.apply(out).pow(2).mean() * 1e-7)
+
+
 def test_a_closure_is_checked_after_its_backward():
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -32,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .. import _core
 from ..optim.gradient_use import listen, tell_of_scaling
 from .profiler import is_tracing
-from .walk import functions_of
+from .walk import functions_of, is_accumulation
 
 __all__ = ["LossScaling"]
 
@@ -172,7 +172,7 @@ class _Process:
         if not members or user_scales or any(not tensor.is_leaf for tensor in inputs):
             return []
         functions = [function for root in roots for function in functions_of(root)]
-        leaves = [function.variable for function in functions if hasattr(function, "variable")]
+        leaves = [function.variable for function in functions if is_accumulation(function)]
         if is_tracing():
             return leaves if any(member.is_traced for member in members) else []
         own = {id(p): p for member in members for p in member.parameters()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["functions_of", "leaves_of", "mapped", "tensors_of", "version_of"]
+__all__ = ["functions_of", "is_accumulation", "leaves_of", "mapped", "tensors_of", "version_of"]
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
@@ -49,12 +49,17 @@ def functions_of(result: torch.Tensor) -> Iterator[Any]:
         waiting.extend(inner for inner, _ in function.next_functions)
 
 
+def is_accumulation(function: Any) -> bool:
+    """Whether an autograd function adds to the gradient of a leaf, its `variable`; those of a user's own may
+    have an attribute of that name too."""
+    return type(function).__name__ == "AccumulateGrad"
+
+
 def leaves_of(result: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors that backward from `result` would leave gradients on."""
     for function in functions_of(result):
-        leaf = getattr(function, "variable", None)
-        if leaf is not None:
-            yield leaf
+        if is_accumulation(function):
+            yield function.variable
 
 
 def version_of(value: Any) -> int | None:

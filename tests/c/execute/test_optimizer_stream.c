@@ -343,6 +343,14 @@ static int use_in_child(updating *u)
     return wrong;
 }
 
+/* The address sanitizer's allocator has locks that a child inherits locked where another thread is in
+ * it: there the parent rests while it forks. */
+#if defined(__SANITIZE_ADDRESS__)
+enum { UPDATES_MEANWHILE = 0 };
+#else
+enum { UPDATES_MEANWHILE = 1 };
+#endif
+
 static void a_child_is_refused_and_ends_and_the_parent_goes_on(void **state)
 {
     (void)state;
@@ -353,7 +361,9 @@ static void a_child_is_refused_and_ends_and_the_parent_goes_on(void **state)
     }
     ms__thread thread = {0};
     ms_error err = {0};
-    assert_ms_ok(ms__thread_start(&thread, "updating", update_on, &u, &err), err);
+    if (UPDATES_MEANWHILE) {
+        assert_ms_ok(ms__thread_start(&thread, "updating", update_on, &u, &err), err);
+    }
     for (int k = 0; k < 30; k++) {
         pid_t child = fork();
         if (child == 0) {

@@ -278,6 +278,15 @@ def test_a_loop_with_a_grad_scaler_is_left_to_it():
     memscale.detach(model)
 
 
+def test_backward_is_torchs_own_where_the_loop_chose_its_precision():
+    model = make()
+    wrapped(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(batches(1)[0])
+    assert torch.autograd.backward is BACKWARD
+    memscale.detach(model)
+
+
 def test_models_that_are_not_wrapped_are_left_alone():
     model, other, alone = make(), make(), make()
     wrapped(model)

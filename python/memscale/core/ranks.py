@@ -122,6 +122,7 @@ class RankedSession(Session):
     def precision(self, *_: Any) -> AbstractContextManager[Any]:
         if self.config.use_mixed_precision and self._precision is None:
             self._precision = ""
+            self._leave_losses()
             _log.warning(
                 "use_mixed_precision: not used on several ranks, which would have to agree; put the forward under "
                 "torch.autocast(...) yourself"

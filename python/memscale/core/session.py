@@ -208,12 +208,14 @@ class Session:
             if self._precision is None:
                 _log.info("use_mixed_precision: the forward runs under your own autocast, which is left as it is")
                 self._precision = ""
+                self._leave_losses()
             return nullcontext()
         if self._precision is None:
             self._precision = self._decide_precision(model, device, args, kwargs, wait_until_alone)
+            if self._precision != "float16":
+                self._leave_losses()
         if self._precision == "float16":
             return self._scale_losses(model).autocast(device)
-        self._leave_losses()
         return torch.autocast(device, getattr(torch, self._precision)) if self._precision else nullcontext()
 
     def _scale_losses(self, model: torch.nn.Module) -> LossScaling:

@@ -57,8 +57,7 @@ typedef struct solving {
     uint64_t fastest_ns;
     uint64_t one_unit; /* up to this budget a bucket is a unit */
     uint32_t buckets, threads;
-    level levels[LEVELS_MOST + 1];
-    uint32_t level_count;
+    MS__ARRAY(level) levels;
     ms__chain_schedule best; /* fits the budget */
     bool found, exact;
 } solving;
@@ -167,11 +166,11 @@ static bool excludes(const solving *s, const level *known, uint64_t units)
 /* Whether a schedule of up to `units` could be better than what was found. */
 static bool may_help(const solving *s, uint64_t units)
 {
-    if (!s->found || s->level_count == 0) {
+    if (!s->found || s->levels.count == 0) {
         return true;
     }
-    for (uint32_t i = 0; i < s->level_count; i++) {
-        if (excludes(s, &s->levels[i], units)) {
+    for (size_t i = 0; i < s->levels.count; i++) {
+        if (excludes(s, &s->levels.items[i], units)) {
             return false;
         }
     }
@@ -182,26 +181,23 @@ static bool may_help(const solving *s, uint64_t units)
 
 static int remember(solving *s, const ms__chain_table *table)
 {
-    level *known = &s->levels[s->level_count];
+    level *known = MS__ARRAY_PUSH(&s->levels);
+    if (known == NULL) {
+        return MS_ENOMEM;
+    }
     *known = (level){.row = ms__chain_whole(table), .bucket = table->bucket, .low = table->low};
     known->top = table->top;
     known->shift = table->shift;
     known->times = ms_realloc_array(NULL, known->row.length, sizeof *known->times);
     if (known->times == NULL) {
+        s->levels.count--;
         return MS_ENOMEM;
     }
     if (known->row.length > 0) {
         memcpy(known->times, known->row.times, known->row.length * sizeof *known->times);
     }
     known->row.times = known->times;
-    s->level_count++;
     return MS_OK;
-}
-
-/* The most that rounding can hide: of each place between two layers, and of one sum. */
-static uint64_t rounding_most(const solving *s, uint64_t bucket)
-{
-    return bucket == 1 ? 0 : ms__mul_sat(s->model.count, ms__div_up(bucket, 2));
 }
 
 /* Whether entries that were left out may give the optimum with less memory. */
@@ -217,7 +213,7 @@ static int solve_table(solving *s, uint64_t bucket, uint64_t units, ms_error *er
     ms__chain_table table;
     uint64_t beside = ms__sub_sat(s->budget, s->model.sizes[0]);
     /* What is below fits, and isn't faster. */
-    uint64_t low = ms__sub_sat(ms__min_u64(beside, units), rounding_most(s, bucket));
+    uint64_t low = ms__sub_sat(ms__min_u64(beside, units), ms__chain_rounding_most(&s->model, bucket));
     bool again = false;
     int rc = MS_OK;
     do {
@@ -257,13 +253,13 @@ static int solve_level(solving *s, uint64_t units, bool *may_follow, ms_error *e
     uint64_t most = bucket > 1 && dear(s) ? stretched(units) : units;
     uint64_t beside_input = ms__sub_sat(ms__min_u64(most, s->budget), s->model.sizes[0]);
     /* If this changes nothing, smaller levels don't either: all of the sum falls with the level. */
-    *may_follow = may_help(s, ms__add_sat(beside_input, ms__mul_sat(2, rounding_most(s, bucket))));
+    *may_follow = may_help(s, ms__add_sat(beside_input, ms__mul_sat(2, ms__chain_rounding_most(&s->model, bucket))));
     if (!*may_follow) {
         return MS_OK;
     }
     uint64_t rounding = ms__chain_rounding(&s->model, bucket, beside_input, true);
     uint64_t reach = ms__min_u64(ms__add_sat(beside_input, rounding), ms__sub_sat(stretched(units), s->model.sizes[0]));
-    if (s->level_count > 0 && !may_help(s, ms__add_sat(reach, ms__chain_rounding(&s->model, bucket, reach, false)))) {
+    if (s->levels.count > 0 && !may_help(s, ms__add_sat(reach, ms__chain_rounding(&s->model, bucket, reach, false)))) {
         return MS_OK;
     }
     return solve_table(s, bucket, reach, err);
@@ -401,9 +397,10 @@ static int solve_model(const ms_chain *chain, uint32_t per_group, solving *s, ms
     if (rc == MS_OK && s->found) {
         rc = finish(chain, per_group, s, answer, err);
     }
-    for (uint32_t i = 0; i < s->level_count; i++) {
-        ms_free(s->levels[i].times);
+    for (size_t i = 0; i < s->levels.count; i++) {
+        ms_free(s->levels.items[i].times);
     }
+    MS__ARRAY_FREE(&s->levels);
     ms__chain_schedule_clear(&s->best);
     ms__chain_model_clear(&s->model);
     return rc;
@@ -415,17 +412,12 @@ static int solve_groups(const ms_chain *chain, uint32_t per_group, uint64_t budg
 {
     ms_chain *groups = NULL;
     ms_chain_answer made = {0};
-    solving *s = ms_calloc(1, sizeof *s);
-    int rc = s == NULL ? MS_ENOMEM : per_group > 1 ? ms__chain_group(chain, per_group, &groups) : MS_OK;
+    int rc = per_group > 1 ? ms__chain_group(chain, per_group, &groups) : MS_OK;
     if (rc != MS_OK) {
-        ms_free(s);
         return ms_fail(err, rc, "chain: out of memory for %u layers", chain->layer_count);
     }
-    s->chain = groups != NULL ? groups : chain;
-    s->budget_bytes = budget_bytes;
-    s->threads = threads;
-    rc = solve_model(chain, per_group, s, &made, err);
-    ms_free(s);
+    solving s = {.chain = groups != NULL ? groups : chain, .budget_bytes = budget_bytes, .threads = threads};
+    rc = solve_model(chain, per_group, &s, &made, err);
     ms_chain_free(groups);
     if (rc != MS_OK) {
         ms_chain_answer_clear(&made);

@@ -24,6 +24,7 @@
 #define MS_PLAN_CHAIN_H
 
 #include "base/array.h"
+#include "base/units.h"
 #include "memscale/chain.h"
 #include "plan/chain_kernel.h"
 
@@ -63,6 +64,7 @@ typedef struct ms__chain_model {
     uint32_t *starts, *ends; /* [class_count] a segment of the class */
     uint64_t *none;      /* [class_count] what a forward over it that stores nothing takes */
     uint64_t work;       /* splits over all classes: what a table costs per bucket */
+    void *block;         /* all arrays */
 } ms__chain_model;
 
 int ms__chain_model_make(const ms_chain *chain, ms__chain_model *model);
@@ -86,7 +88,13 @@ static inline uint32_t ms__chain_class(const ms__chain_model *model, uint32_t s,
 }
 
 /* max(x_{t+1} + saved + f, x_{s+1} + saved + b): what layer s with a choice takes in s..t. */
-uint64_t ms__chain_all(const ms__chain_model *model, uint32_t s, uint32_t t, const ms__chain_choice *choice);
+static inline uint64_t ms__chain_all(const ms__chain_model *model, uint32_t s, uint32_t t,
+                                     const ms__chain_choice *choice)
+{
+    uint64_t forward = ms__add_sat(ms__add_sat(model->sizes[t + 1], choice->saved), choice->fwd_tmp);
+    uint64_t backward = ms__add_sat(ms__add_sat(model->sizes[s + 1], choice->saved), choice->bwd_tmp);
+    return ms__max_u64(forward, backward);
+}
 
 /* ---- schedules ------------------------------------------------------------------------ */
 
@@ -204,6 +212,13 @@ static inline uint32_t ms__chain_buckets(const ms__chain_table *table, uint64_t 
     }
     uint64_t buckets = whole + (rest >= table->bucket - rest);
     return buckets > table->top ? table->top + 1 : (uint32_t)buckets;
+}
+
+/* The most that rounding can hide, whatever is held: of each place between two layers, and of
+ * one sum. */
+static inline uint64_t ms__chain_rounding_most(const ms__chain_model *model, uint64_t bucket)
+{
+    return bucket == 1 ? 0 : ms__mul_sat(model->count, ms__div_up(bucket, 2));
 }
 
 /*

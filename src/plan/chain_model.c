@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "base/parts.h"
 #include "base/units.h"
 #include "plan/chain.h"
 
@@ -140,13 +141,6 @@ static void read_layers(const ms_chain *chain, ms__chain_model *model)
 
 /* ---- sizes of segments ------------------------------------------------------------------------ */
 
-uint64_t ms__chain_all(const ms__chain_model *model, uint32_t s, uint32_t t, const ms__chain_choice *choice)
-{
-    uint64_t forward = ms__add_sat(ms__add_sat(model->sizes[t + 1], choice->saved), choice->fwd_tmp);
-    uint64_t backward = ms__add_sat(ms__add_sat(model->sizes[s + 1], choice->saved), choice->bwd_tmp);
-    return ms__max_u64(forward, backward);
-}
-
 /* x_{t+1} + max(x_{s+1} + f_s, inner), where inner is the most of x_j + x_{j+1} + f_j between. */
 static uint64_t none_of(const ms__chain_model *model, uint32_t s, uint32_t t, uint64_t inner)
 {
@@ -273,21 +267,31 @@ static int find_classes(ms__chain_model *model)
 
 /* ---- all of it ----------------------------------------------------------------------------------- */
 
-static bool reserve(const ms_chain *chain, ms__chain_model *model)
+static void lay_out(const ms_chain *chain, ms__chain_model *model, ms__parts *parts)
 {
     size_t layers = chain->layer_count, segments = layers * (layers + 1) / 2, options = 0;
     for (size_t i = 0; i < layers; i++) {
         options += chain->layers[i].option_count;
     }
-    model->sizes = ms_calloc(layers + 1, sizeof *model->sizes);
-    model->steps = ms_calloc(layers, sizeof *model->steps);
-    model->choices = ms_calloc(options, sizeof *model->choices);
-    model->class_of = ms_calloc(segments, sizeof *model->class_of);
-    model->starts = ms_calloc(segments, sizeof *model->starts);
-    model->ends = ms_calloc(segments, sizeof *model->ends);
-    model->none = ms_calloc(segments, sizeof *model->none);
-    return model->sizes != NULL && model->steps != NULL && model->choices != NULL && model->class_of != NULL &&
-           model->starts != NULL && model->ends != NULL && model->none != NULL;
+    model->sizes = MS__PART(parts, model->sizes, layers + 1);
+    model->steps = MS__PART(parts, model->steps, layers);
+    model->choices = MS__PART(parts, model->choices, options);
+    model->class_of = MS__PART(parts, model->class_of, segments);
+    model->starts = MS__PART(parts, model->starts, segments);
+    model->ends = MS__PART(parts, model->ends, segments);
+    model->none = MS__PART(parts, model->none, segments);
+    model->block = parts->block;
+}
+
+static bool reserve(const ms_chain *chain, ms__chain_model *model)
+{
+    ms__parts parts = {0};
+    lay_out(chain, model, &parts);
+    if (!ms__parts_allocate(&parts)) {
+        return false;
+    }
+    lay_out(chain, model, &parts);
+    return true;
 }
 
 int ms__chain_model_make(const ms_chain *chain, ms__chain_model *model)
@@ -308,12 +312,6 @@ int ms__chain_model_make(const ms_chain *chain, ms__chain_model *model)
 
 void ms__chain_model_clear(ms__chain_model *model)
 {
-    ms_free(model->sizes);
-    ms_free(model->steps);
-    ms_free(model->choices);
-    ms_free(model->class_of);
-    ms_free(model->starts);
-    ms_free(model->ends);
-    ms_free(model->none);
+    ms_free(model->block);
     memset(model, 0, sizeof *model);
 }

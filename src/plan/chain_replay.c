@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "base/units.h"
+#include "base/parts.h"
 #include "plan/chain.h"
 
 /* Sums of 64-bit sizes over a schedule never pass 128 bits. */
@@ -141,17 +141,25 @@ static int replay_ops(memory *m, const ms__chain_schedule *schedule, ms_error *e
     return m->backward == 0 ? MS_OK : ms_fail(err, MS_ESTATE, "chain: %u layers have no backward", m->backward);
 }
 
+static void lay_out(memory *m, ms__parts *parts)
+{
+    m->alone = MS__PART(parts, m->alone, (size_t)m->chain->layer_count + 1);
+    m->saved = MS__PART(parts, m->saved, m->chain->layer_count);
+}
+
 int ms__chain_replay(const ms_chain *chain, ms__chain_schedule *schedule, ms_error *err)
 {
     memory m = {.chain = chain, .backward = chain->layer_count};
-    m.alone = ms_calloc((size_t)chain->layer_count + 1, sizeof *m.alone);
-    m.saved = ms_calloc(chain->layer_count, sizeof *m.saved);
-    int rc = m.alone == NULL || m.saved == NULL ? ms_fail(err, MS_ENOMEM, "chain: out of memory")
-                                                : replay_ops(&m, schedule, err);
+    ms__parts parts = {0};
+    lay_out(&m, &parts);
+    int rc = ms__parts_allocate(&parts) ? MS_OK : ms_fail(err, MS_ENOMEM, "chain: out of memory");
+    if (rc == MS_OK) {
+        lay_out(&m, &parts);
+        rc = replay_ops(&m, schedule, err);
+    }
     schedule->makespan_ns = narrow(m.ns);
     schedule->peak_bytes = narrow(m.peak);
-    ms_free(m.alone);
-    ms_free(m.saved);
+    ms_free(parts.block);
     return rc;
 }
 
@@ -175,7 +183,7 @@ static uint32_t fastest_option(const ms_chain_layer *layer)
 int ms__chain_fastest(const ms_chain *chain, ms__chain_schedule *schedule, uint64_t *lower_bound_ns)
 {
     wide ns = 0;
-    int rc = MS_OK;
+    int rc = MS__ARRAY_RESERVE(&schedule->ops, 2 * (size_t)chain->layer_count);
     for (uint32_t i = 0; rc == MS_OK && i < chain->layer_count; i++) {
         uint32_t k = fastest_option(&chain->layers[i]);
         ns += (wide)chain->layers[i].options[k].fwd_ns + chain->layers[i].options[k].bwd_ns;

@@ -7,6 +7,9 @@
 #include "base/units.h"
 #include "plan/chain.h"
 
+/* Where half a bucket at every place is less than this part of the units, that will do. */
+enum { FEW = 64 };
+
 typedef struct rounded {
     uint64_t weight; /* of the thing, in what limits the schedule */
     uint64_t change;
@@ -92,8 +95,9 @@ static uint64_t at_price(const places *at, uint32_t places_count, uint64_t units
 
 uint64_t ms__chain_rounding(const ms__chain_model *model, uint64_t bucket, uint64_t units, bool up)
 {
-    if (bucket == 1) {
-        return 0;
+    uint64_t plain = ms__chain_rounding_most(model, bucket);
+    if (plain <= units / FEW) {
+        return plain;
     }
     places at = {0};
     uint64_t least = UINT64_MAX;

@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/parts.h"
 #include "base/thread.h"
 #include "base/units.h"
 #include "plan/chain.h"
@@ -79,6 +80,7 @@ typedef struct solving {
                               * differ, the next strip and how far each strip is */
     ms__chain_rest *rests;   /* [threads][the most choices of a layer] */
     ms__chain_sum *sums;     /* [threads][layers] */
+    void *block;             /* all of these arrays, and those of `work` */
     uint32_t rests_most;
     uint32_t threads;
     ms__mutex lock;
@@ -222,35 +224,60 @@ static void sort_by_length(const ms__chain_model *model, solving *w)
 
 /* ---- all of it ------------------------------------------------------------------------------ */
 
-static bool reserve(solving *w, uint32_t threads)
+static void lay_out(solving *w, uint32_t threads, size_t choices, ms__parts *parts)
 {
     ms__chain_work *work = &w->work;
-    ms__chain_table *table = work->table;
-    const ms__chain_model *model = table->model;
-    size_t layers = model->count, choices = 0;
-    for (uint32_t i = 0; i < layers; i++) {
+    const ms__chain_model *model = work->table->model;
+    size_t layers = model->count;
+    bool by_length = !ms__chain_all_differ(model);
+    work->sizes = MS__PART(parts, work->sizes, layers + 1);
+    work->passed = MS__PART(parts, work->passed, layers + 1);
+    work->lows = MS__PART(parts, work->lows, layers);
+    work->saved = MS__PART(parts, work->saved, choices);
+    work->flats = MS__PART(parts, work->flats, model->class_count);
+    work->zeros = MS__PART(parts, work->zeros, (size_t)work->blocks * MS__CHAIN_BLOCK);
+    w->rests = MS__PART(parts, w->rests, (size_t)threads * w->rests_most);
+    w->sums = MS__PART(parts, w->sums, threads * layers);
+    w->next = MS__PART(parts, w->next, layers + 2);
+    w->order = MS__PART(parts, w->order, by_length ? model->class_count : 0);
+    w->lengths = MS__PART(parts, w->lengths, by_length ? layers + 2 : 0);
+    w->block = parts->block;
+}
+
+static bool reserve_work(solving *w, uint32_t threads)
+{
+    const ms__chain_model *model = w->work.table->model;
+    size_t choices = 0;
+    ms__parts parts = {0};
+    for (uint32_t i = 0; i < model->count; i++) {
         uint32_t count = model->steps[i].end - model->steps[i].first;
         w->rests_most = count > w->rests_most ? count : w->rests_most;
         choices = model->steps[i].end > choices ? model->steps[i].end : choices;
     }
-    work->blocks = table->top / MS__CHAIN_BLOCK + 1;
+    w->work.blocks = w->work.table->top / MS__CHAIN_BLOCK + 1;
+    lay_out(w, threads, choices, &parts);
+    if (!ms__parts_allocate(&parts)) {
+        return false;
+    }
+    lay_out(w, threads, choices, &parts);
+    return true;
+}
+
+static bool reserve(solving *w, uint32_t threads)
+{
+    ms__chain_work *work = &w->work;
+    ms__chain_table *table = work->table;
+    if (!reserve_work(w, threads)) {
+        return false;
+    }
     /* Pointers to entry 0 of a row, and to what another moves it by, stay inside the pool. */
     work->used = 2 * ((size_t)work->blocks + 1);
-    size_t blocks = work->used + (size_t)model->class_count * work->blocks;
-    work->sizes = ms_calloc(3 * layers + 2, sizeof *work->sizes);
-    work->saved = ms_calloc(choices, sizeof *work->saved);
-    work->flats = ms_calloc(model->class_count, sizeof *work->flats);
-    work->zeros = ms_calloc(work->blocks, MS__CHAIN_BLOCK * sizeof *work->zeros);
-    w->rests = ms_calloc((size_t)threads * w->rests_most, sizeof *w->rests);
-    w->sums = ms_calloc(threads * layers, sizeof *w->sums);
-    w->next = ms_calloc(layers + 2, sizeof *w->next);
-    table->rows = ms_calloc(model->class_count, sizeof *table->rows);
+    size_t blocks = work->used + (size_t)table->model->class_count * work->blocks;
+    table->rows = ms_realloc_array(NULL, table->model->class_count, sizeof *table->rows);
     /* Each entry is written before it is read: zeroing them would cost more than short chains. */
     table->pool = ms_realloc_array(NULL, blocks, MS__CHAIN_BLOCK * sizeof *table->pool);
     table->end_pool = ms_realloc_array(NULL, blocks, sizeof *table->end_pool);
-    return work->sizes != NULL && work->saved != NULL && work->flats != NULL && work->zeros != NULL &&
-           w->rests != NULL && w->sums != NULL && w->next != NULL && table->rows != NULL && table->pool != NULL &&
-           table->end_pool != NULL;
+    return table->rows != NULL && table->pool != NULL && table->end_pool != NULL;
 }
 
 /* What each layer can save at most is what those behind it may have to do without. Where a class
@@ -274,8 +301,6 @@ static void prepare(ms__chain_work *work)
     ms__chain_table *table = work->table;
     const ms__chain_model *model = table->model;
     work->fill = ms__chain_select_filler();
-    work->passed = work->sizes + model->count + 1;
-    work->lows = work->passed + model->count + 1;
     for (uint32_t i = 0; i <= model->count; i++) {
         work->sizes[i] = ms__chain_buckets(table, model->sizes[i]);
     }
@@ -288,7 +313,7 @@ static void prepare(ms__chain_work *work)
     }
     find_lows(work);
     for (uint32_t id = 0; id < model->class_count; id++) {
-        table->rows[id].first = UINT32_MAX;
+        table->rows[id] = (ms__chain_row){.first = UINT32_MAX};
     }
 }
 
@@ -302,11 +327,6 @@ static int solve(solving *w, uint32_t threads)
     }
     prepare(&w->work);
     if (!ms__chain_all_differ(model)) {
-        w->order = ms_calloc(model->class_count, sizeof *w->order);
-        w->lengths = ms_calloc((size_t)model->count + 2, sizeof *w->lengths);
-        if (w->order == NULL || w->lengths == NULL) {
-            return MS_ENOMEM;
-        }
         sort_by_length(model, w);
     }
     solve_all(w, threads);
@@ -323,15 +343,7 @@ int ms__chain_table_make(const ms__chain_model *model, uint64_t bucket, uint64_t
     table->shift = choose_shift(model);
     w.work.table = table;
     int rc = solve(&w, threads);
-    ms_free(w.work.sizes);
-    ms_free(w.work.saved);
-    ms_free(w.work.flats);
-    ms_free(w.work.zeros);
-    ms_free(w.rests);
-    ms_free(w.sums);
-    ms_free(w.order);
-    ms_free(w.lengths);
-    ms_free(w.next);
+    ms_free(w.block);
     if (rc != MS_OK) {
         ms__chain_table_clear(table);
     }

@@ -53,7 +53,7 @@ static void advise_plan(ms_outlook *outlook)
     char text[MS_ADVICE_TEXT_MAX];
     if (!outlook->is_plannable) {
         snprintf(text, sizeof text, "no plan of this configuration fits: the smallest budget is %s; lower the batch or "
-                 "the sequence, or allow more techniques", ms__text_bytes(outlook->smallest_budget_bytes).text);
+                 "the sequence, or allow more techniques", ms__text_bytes_up(outlook->smallest_budget_bytes).text);
         advise(outlook, text);
         return;
     }

@@ -48,7 +48,7 @@ static uint64_t name(refusal *r, const ms_graph *graph, const ms_config *config,
     }
     bool is_first = r->named_count == 0;
     snprintf(text, sizeof text, "%s with %s%s %s", is_first ? ";" : ",", what, is_first ? " it would be" : "",
-             ms__text_bytes(bytes).text);
+             ms__text_bytes_up(bytes).text);
     if (append(r->err, text)) {
         r->smallest_bytes = ms__min_u64(r->smallest_bytes, bytes);
         r->named_count++;

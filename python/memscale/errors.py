@@ -82,7 +82,11 @@ class BudgetInfeasibleError(MemScaleError):
 
     @property
     def smallest_budget_bytes(self) -> int:
-        """The smallest budget, in bytes, for which a plan exists; 0 where unknown."""
+        """The smallest budget, in bytes, for which a plan exists; 0 where unknown.
+
+        On a CPU host 4 MB more than that, since the next run begins with a little more
+        or less than this one.
+        """
         return self.hint_bytes
 
 

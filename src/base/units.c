@@ -54,6 +54,15 @@ ms__unit_text ms__text_bytes(uint64_t bytes)
     return text_in_units(bytes, names, sizeof names / sizeof names[0]);
 }
 
+ms__unit_text ms__text_bytes_up(uint64_t bytes)
+{
+    uint64_t hundredth = 1;
+    for (uint64_t unit = 1000; unit <= bytes && unit <= UINT64_C(1000000000000); unit *= 1000) {
+        hundredth = unit / 100;
+    }
+    return ms__text_bytes(ms__align_up(bytes, hundredth));
+}
+
 ms__unit_text ms__text_ns(uint64_t ns)
 {
     static const char *const names[] = {"ns", "us", "ms", "s"};

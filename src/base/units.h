@@ -90,6 +90,9 @@ typedef struct ms__unit_text {
  * the same in every locale. */
 ms__unit_text ms__text_bytes(uint64_t bytes);
 
+/* The same, never less than `bytes`: for the least that will do. */
+ms__unit_text ms__text_bytes_up(uint64_t bytes);
+
 /* "850 ns", "12.00 us", "1.50 ms", "2.05 s". */
 ms__unit_text ms__text_ns(uint64_t ns);
 

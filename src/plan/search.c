@@ -16,6 +16,10 @@
 enum { REPLAYS_LEAST = 300, REPLAYS_MOST = 3000 };
 static const uint64_t events_most = 40000000;
 
+/* Two runs of one script begin with up to 0.2 MB more or less; one of a mixture of experts was seen
+ * to with 1.2 MB. */
+static const uint64_t runs_differ_bytes = 4000000;
+
 /* ---- set-up ------------------------------------------------------------------- */
 
 /* The largest single storage that a layer saves: a window below it would let nothing
@@ -151,6 +155,7 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
     search->node_count = graph->node_count;
     search->forced = forced;
     search->offered = MS__WHOLE_TECHNIQUES;
+    search->runs_differ_bytes = hardware->device < 0 && hardware->process.baseline_bytes > 0 ? runs_differ_bytes : 0;
     search->offload_min_bytes = forced ? 1 : MS_OFFLOAD_MIN_BYTES;
     search->tier_cap_bytes[MS__HOST_TIER] = ms_engine_host_cap(hardware, config);
     search->tier_cap_bytes[MS__DISK_TIER] = ms_engine_disk_cap(hardware, config);

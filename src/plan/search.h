@@ -52,6 +52,7 @@ typedef struct ms__search {
     ms_admission *admissions;  /* the rules', less the sets that a node does not have */
     uint32_t node_count;
     uint64_t offload_min_bytes;
+    uint64_t runs_differ_bytes; /* what another run of the script may hold beyond this one's baseline */
     uint64_t tier_cap_bytes[MS__TIER_COUNT];
     ms__window windows[MS__WINDOW_COUNT];
     uint32_t *layers;          /* nodes that run again or move, the root's work aside */

@@ -77,6 +77,13 @@ def test_the_budget_that_a_refusal_names_is_accepted_and_held(unmodified: tuple[
     assert [line for line in lines if line.startswith("step")][:2] == unmodified[1]
 
 
+def test_the_budget_that_a_refusal_names_does_for_the_next_run(unmodified: tuple[int, list[str]]) -> None:
+    """Which begins with a little more or less than the one that was refused."""
+    named = int(_train(-1, steps=0)[1][0].split()[1])
+    peak, lines = _train(named / 1e9, steps=3)
+    assert peak <= named and lines[:2] == unmodified[1]
+
+
 def test_what_torch_loads_for_its_first_trace_is_in_the_first_budget() -> None:
     code = textwrap.dedent(
         """

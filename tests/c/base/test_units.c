@@ -89,6 +89,20 @@ static void texts_of_bytes_have_two_decimals(void **state)
     }
 }
 
+static void texts_of_the_least_that_will_do_are_rounded_up(void **state)
+{
+    (void)state;
+    assert_string_equal(ms__text_bytes_up(0).text, "0 B");
+    assert_string_equal(ms__text_bytes_up(999).text, "999 B");
+    assert_string_equal(ms__text_bytes_up(1001).text, "1.01 kB");
+    assert_string_equal(ms__text_bytes_up(775640001).text, "775.65 MB");
+    assert_string_equal(ms__text_bytes_up(1001000000).text, "1.01 GB");
+    assert_string_equal(ms__text_bytes_up(1010000000).text, "1.01 GB");
+    assert_string_equal(ms__text_bytes_up(999999999).text, "1.00 GB");
+    assert_string_equal(ms__text_bytes_up(UINT64_C(2500000000000001)).text, "2500.01 TB");
+    assert_string_equal(ms__text_bytes_up(UINT64_MAX).text, ms__text_bytes(UINT64_MAX).text);
+}
+
 static void texts_of_times_have_two_decimals(void **state)
 {
     (void)state;
@@ -108,6 +122,7 @@ int main(void)
         cmocka_unit_test(quotients_are_compared_without_rounding),
         cmocka_unit_test(alignment_goes_to_multiples),
         cmocka_unit_test(texts_of_bytes_have_two_decimals),
+        cmocka_unit_test(texts_of_the_least_that_will_do_are_rounded_up),
         cmocka_unit_test(texts_of_times_have_two_decimals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,7 @@ leaves nothing behind."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -444,6 +445,19 @@ def test_a_wrapped_model_is_exported_as_without(tmp_path):
         traced = torch.jit.trace(model, x)
         assert [node.kind() for node in traced.inlined_graph.nodes()] == plain
         assert torch.equal(traced(x), model(x))
+
+
+def test_a_wrapped_model_is_scripted_from_its_copy(tmp_path):
+    """TorchScript compiles a module's hooks: the refusal names a way, which works."""
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.Tanh()) for _ in range(3)))
+    x, around = torch.randn(4, 12), torch.nn.Sequential(model)
+    with executing(model, uniform(model, "recompute"), tmp_path):
+        for scripted in (model, model[1], around):
+            with pytest.raises(memscale.IntegrationError, match=r"script copy.deepcopy\(model\)"):
+                torch.jit.script(scripted)
+        assert torch.equal(torch.jit.script(copy.deepcopy(model))(x), model(x))
+        assert torch.equal(torch.jit.script(copy.deepcopy(around))(x), model(x))
+    assert torch.equal(torch.jit.script(model)(x), model(x))
 
 
 @every_technique

@@ -161,6 +161,8 @@ int ms__trace_check_open(const ms_trace *trace, ms_error *err);
 /* The node that an event of forward belongs to. Between layers the first event that is
  * not the end of something opens a root node. */
 int ms__trace_forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node, ms_error *err);
+/* Opens a root node where there is no node at all. */
+int ms__trace_have_node(ms_trace *trace, ms_error *err);
 int ms__trace_push(trace_program *program, ms_event event, ms_error *err);
 /* Files an event under the current node, or the optimizer. */
 int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err);

@@ -255,6 +255,22 @@ def test_a_model_without_parameters_is_wrapped_with_a_warning(caplog: pytest.Log
     memscale.detach(model)
 
 
+@pytest.mark.parametrize("config", [Config(), Config(force_optimize=True), Config(memory_budget_gb=4.0)])
+@pytest.mark.parametrize("model", [nn.Identity(), nn.Sequential(nn.Flatten(), nn.Dropout(0.0))])
+def test_a_model_that_makes_nothing_has_a_plan_that_says_so(model, config, tmp_path) -> None:
+    """No operator of it saves a tensor, and no input of it wants a gradient."""
+    batch = torch.randn(4, 8)
+    memscale.wrap(model, config)
+    for _ in range(3):
+        assert torch.equal(model(batch), batch)
+        model(batch.clone().requires_grad_()).sum().backward()
+    executor = model._memscale_executor
+    assert "nothing to plan: none holds anything between forward and backward" in str(executor.plan)
+    executor.report(tmp_path / "r.html")
+    memscale.detach(model)
+    assert "nothing to plan" in str(memscale.plan(model, batch, config))
+
+
 def test_meta_parameters_are_refused() -> None:
     with pytest.raises(memscale.IntegrationError, match="meta"):
         memscale.wrap(nn.Linear(4, 4, device="meta"))

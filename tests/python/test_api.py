@@ -351,6 +351,46 @@ def test_a_number_that_changes_the_step_is_traced(monkeypatch: pytest.MonkeyPatc
     assert _traces_of([{"depth": depth} for depth in (4, 3, 2, 4, 3, 2)], monkeypatch, rows=(8,)) == 3
 
 
+def test_a_number_that_changes_nothing_leaves_others_to_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [{"weight": 1.0 - 0.05 * step, "depth": (4, 4, 4, 2, 2, 3, 4, 2)[step]} for step in range(8)]
+    assert _traces_of(given, monkeypatch, (8,)) == 4  # twice to learn of the weight, then the new depths
+
+
+class _Phases(nn.Module):
+    """Its first steps are alike; later ones use other layers, more often, and other operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+        first = self.layers[0](x)
+        if step < 3:
+            return first
+        x = first * torch.sigmoid(x) if step % 2 else first.exp().log1p()
+        for layer in (*self.layers[1:], *self.layers) if step % 3 else self.layers[::-1]:
+            x = x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize("mode", ["conservative", "balanced", "aggressive"])
+def test_a_number_that_changes_the_step_after_all_changes_no_bit(mode: str) -> None:
+    """What was planned for is another step by then."""
+    model, twin = _Phases(), _Phases()
+    twin.load_state_dict(model.state_dict())
+    memscale.wrap(model, Config(force_optimize=True, mode=mode, enable_tiling=True))
+    optimizers = [torch.optim.Adam(each.parameters(), 1e-2) for each in (model, twin)]
+    for step in range(10):
+        x = torch.randn(8, 64)
+        for each, optimizer in zip((model, twin), optimizers, strict=True):
+            optimizer.zero_grad()
+            each(x, step).square().mean().backward()
+            optimizer.step()
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert model._memscale_executor._planner._idle_numbers.endswith(",1=#")
+    memscale.detach(model)
+
+
 def test_the_loss_outside_the_model_works() -> None:
     case = MODELS["mlp"]()
     model = case.model

@@ -154,7 +154,9 @@ class Session:
             return
         self._current = _core.signature_without_different(signature, last[0])
         self._idle_numbers += f",{self._current}"
-        self._graphs = {_core.signature_without_numbers(key, self._idle_numbers): self._graphs[key] for key in self._graphs}
+        self._graphs = {
+            _core.signature_without_numbers(key, self._idle_numbers): known for key, known in self._graphs.items()
+        }
         self._traced = {shape: (self._current, graph)}
         self._plans.clear()
 

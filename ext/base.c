@@ -41,6 +41,13 @@ static PyObject *memory_live(PyObject *module, PyObject *args)
                          (unsigned long long)ms_memory_live_blocks());
 }
 
+static PyObject *team_threads(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    return PyLong_FromUnsignedLong(ms_team_threads());
+}
+
 static PyObject *now_ns(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -109,6 +116,8 @@ static PyMethodDef methods[] = {
      "error_table() -> list[tuple[int, str, str, str]]: code, name, exception class, text."},
     {"memory_live", memory_live, METH_NOARGS,
      "memory_live() -> tuple[int, int]: bytes and blocks that the library holds."},
+    {"team_threads", team_threads, METH_NOARGS,
+     "team_threads() -> int: threads that OpenMP would take in this thread, 0 without it."},
     {"now_ns", now_ns, METH_NOARGS, "now_ns() -> int: the library's clock, in nanoseconds."},
     {"fault_arm", fault_arm, METH_VARARGS,
      "fault_arm(kind, nth, errno=0): makes the nth call from now on fail, for tests. Kinds: alloc, "

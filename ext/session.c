@@ -44,15 +44,33 @@ static PyObject *signature_covers(PyObject *module, PyObject *args)
     return PyBool_FromLong(ms_signature_covers(larger, smaller));
 }
 
-static PyObject *signature_without_numbers(PyObject *module, PyObject *signature)
+static PyObject *signature_without_numbers(PyObject *module, PyObject *args)
 {
     (void)module;
-    const char *given = ms_ext_utf8(signature, "signature", NULL);
-    char *text = given != NULL ? ms_strdup(given) : NULL;
-    if (text == NULL) {
-        return given != NULL ? PyErr_NoMemory() : NULL;
+    const char *given, *dropped = NULL;
+    if (!PyArg_ParseTuple(args, "s|z:signature_without_numbers", &given, &dropped)) {
+        return NULL;
     }
-    ms_signature_drop_numbers(text);
+    char *text = ms_strdup(given);
+    if (text == NULL) {
+        return PyErr_NoMemory();
+    }
+    ms_signature_drop_numbers(text, dropped);
+    return ms_ext_take_text(text);
+}
+
+static PyObject *signature_without_different(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *given, *other;
+    if (!PyArg_ParseTuple(args, "ss:signature_without_different", &given, &other)) {
+        return NULL;
+    }
+    char *text = ms_strdup(given);
+    if (text == NULL) {
+        return PyErr_NoMemory();
+    }
+    ms_signature_drop_different(text, other);
     return ms_ext_take_text(text);
 }
 
@@ -143,8 +161,11 @@ static PyMethodDef methods[] = {
      "process's baseline; device -1 is the CPU, whose resident memory is measured."},
     {"signature_covers", signature_covers, METH_VARARGS,
      "signature_covers(larger, smaller) -> bool: whether a plan for the one serves the other."},
-    {"signature_without_numbers", signature_without_numbers, METH_O,
-     "signature_without_numbers(signature) -> str: with '#' for numbers that are values of arguments."},
+    {"signature_without_numbers", signature_without_numbers, METH_VARARGS,
+     "signature_without_numbers(signature, dropped=None) -> str: with '#' for numbers that are values of arguments, "
+     "all or those that have it in `dropped`."},
+    {"signature_without_different", signature_without_different, METH_VARARGS,
+     "signature_without_different(signature, other) -> str: with '#' for such numbers that `other` has otherwise."},
     {"graph_same_step", graph_same_step, METH_VARARGS,
      "graph_same_step(graph, other) -> bool: whether they differ in signature and loop alone."},
     {"graph_adopt_loop", graph_adopt_loop, METH_VARARGS,

@@ -205,6 +205,13 @@ MS_API uint64_t ms_counter_get(const ms_counters *set, ms_counter id);
 /* Nanoseconds of a clock that only moves forward. */
 MS_API uint64_t ms_now_ns(void);
 
+/* ---- threads ------------------------------------------------------------ */
+
+/* How many threads OpenMP would compute with if the calling thread divided work now; 0 where the
+ * process has no OpenMP. A thread that torch has not yet given the number of set_num_threads() has
+ * another: asking torch would give it that. */
+MS_API uint32_t ms_team_threads(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -247,11 +247,18 @@ MS_API char *ms_graph_to_json(const ms_graph *graph);
 MS_API bool ms_signature_covers(const char *larger, const char *smaller);
 
 /*
- * Writes '#' over every number that stands as the value of an argument, in place: "beta=0.25,x:float32[4]"
- * becomes "beta=#,x:float32[4]". Sizes, texts, True, False and None stay. For models whose step was
- * seen not to depend on such numbers (ms_graph_same_step()).
+ * Writes '#' over numbers that stand as values of arguments, in place: "beta=0.25,x:float32[4]"
+ * becomes "beta=#,x:float32[4]". Sizes, texts, True, False and None stay. Which numbers: with
+ * `dropped` NULL, every one; else those of arguments that have '#' in `dropped`, one or several such signatures
+ * with commas between. For arguments that the model's step was seen not to depend on.
  */
-MS_API void ms_signature_drop_numbers(char *signature);
+MS_API void ms_signature_drop_numbers(char *signature, const char *dropped);
+
+/*
+ * The same for numbers that differ in the signature `other`: of two steps that are the same
+ * (ms_graph_same_step()), these change nothing.
+ */
+MS_API void ms_signature_drop_different(char *signature, const char *other);
 
 /*
  * Are two graphs of one model the same step, whatever their signatures say and whatever was seen of the

@@ -48,7 +48,7 @@ def wrap(
         model, for a Hugging Face Trainer).
 
     Raises:
-        TypeError: `target` is none of the above, or `sample_input` does not fit its forward.
+        TypeError: `target` or `sample_input` is none of the above, or the sample does not fit the forward.
         ProfileError: the forward takes `sample_input`, but not its shapes or types.
         ConfigError: a field of the configuration is not allowed here.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
@@ -173,7 +173,7 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
         The execution plan: ``print(plan)``, ``plan.to_json()``, ``plan.explain(layer)``.
 
     Raises:
-        TypeError: `sample_input` does not fit the model's forward.
+        TypeError: `sample_input` is none of these, or does not fit the model's forward.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
         ProfileError: the model can't be traced without running it. `wrap()` can plan for such
             a model all the same, from real steps.
@@ -205,8 +205,7 @@ def trace(
         ``graph.to_json()`` is its text. Sizes in it are bytes.
 
     Raises:
-        TypeError: `sample_input` does not fit the model's forward, or one of the others is
-            of another type.
+        TypeError: an argument is of another type, or `sample_input` does not fit the model's forward.
         ProfileError: the model can't be traced without running it.
 
     Example:

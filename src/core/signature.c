@@ -54,19 +54,68 @@ static size_t number_length(const char *text)
     return text[length] == ',' || text[length] == '\0' ? length : 0;
 }
 
-void ms_signature_drop_numbers(char *signature)
+/* An argument's name and '=', at `text`, or 0. */
+static size_t name_length(const char *text)
+{
+    size_t length = strcspn(text, ",=:'");
+    return text[length] == '=' ? length + 1 : 0;
+}
+
+/* Whether `signature` has an argument of this name (with its '=') and value. */
+static bool has_value(const char *signature, const char *name, size_t name_size, const char *value, size_t value_size)
+{
+    bool in_text = false;
+    bool is_start = true;
+    for (const char *at = signature; *at != '\0'; at++) {
+        if (is_start && strncmp(at, name, name_size) == 0 && strncmp(at + name_size, value, value_size) == 0 &&
+            (at[name_size + value_size] == ',' || at[name_size + value_size] == '\0')) {
+            return true;
+        }
+        in_text ^= *at == '\'';
+        is_start = !in_text && (*at == ',' || *at == ' ');
+    }
+    return false;
+}
+
+/* Which numbers go: all where `other` is NULL, else those that it has '#' for, or another value. */
+static bool goes(const char *other, bool different, const char *name, size_t name_size, size_t value_size)
+{
+    if (other == NULL) {
+        return true;
+    }
+    return different ? !has_value(other, name, name_size, name + name_size, value_size)
+                     : has_value(other, name, name_size, "#", 1);
+}
+
+static void drop_numbers(char *signature, const char *other, bool different)
 {
     char *to = signature;
     bool in_text = false;
+    bool is_start = true;
     for (const char *from = signature; *from != '\0';) {
-        in_text ^= *from == '\'';
-        bool is_value = *from == '=' && !in_text;
-        *to++ = *from++;
-        size_t length = is_value ? number_length(from) : 0;
-        if (length > 0) {
+        size_t name_size = is_start ? name_length(from) : 0;
+        size_t value_size = name_size > 0 ? number_length(from + name_size) : 0;
+        if (value_size > 0 && goes(other, different, from, name_size, value_size)) {
+            memmove(to, from, name_size);
+            to += name_size;
             *to++ = '#';
-            from += length;
+            from += name_size + value_size;
+            is_start = false;
+            continue;
         }
+        in_text ^= *from == '\'';
+        is_start = !in_text && (*from == ',' || *from == ' ');
+        *to++ = *from++;
     }
     *to = '\0';
+}
+
+void ms_signature_drop_numbers(char *signature, const char *dropped)
+{
+    drop_numbers(signature, dropped, false);
+}
+
+void ms_signature_drop_different(char *signature, const char *other)
+{
+    drop_numbers(signature, other, true);
 }

@@ -275,11 +275,16 @@ int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released
     return rc;
 }
 
-static int begin_backward(ms_trace *trace, ms_error *err)
+int ms__trace_have_node(ms_trace *trace, ms_error *err)
 {
     uint32_t node = 0;
+    return trace->nodes.count > 0 ? MS_OK : ms__trace_forward_node(trace, MS_EVENT_WORK, &node, err);
+}
+
+static int begin_backward(ms_trace *trace, ms_error *err)
+{
     /* A step without any event of forward still needs a place for backward's. */
-    int rc = trace->nodes.count > 0 ? MS_OK : ms__trace_forward_node(trace, MS_EVENT_WORK, &node, err);
+    int rc = ms__trace_have_node(trace, err);
     if (rc == MS_OK) {
         trace->backward_from = trace->backward_node = ms__trace_last_node(trace);
     }

@@ -88,6 +88,9 @@ static int choose_nodes(builder *b, ms_error *err)
             b->kept[b->graph->node_count++] = i;
         }
     }
+    if (b->graph->node_count == 0) {
+        b->graph->node_count = 1; /* the first, which does nothing: plans are made of nodes */
+    }
     return MS_OK;
 }
 
@@ -497,7 +500,8 @@ static int build(builder *b, ms_error *err)
         return ms_fail(err, MS_ESTATE, "trace: layer %s was not left",
                        trace->nodes.items[trace->nodes.count - 1].name);
     }
-    int rc = place_old_gradients(trace, err);
+    int rc = ms__trace_have_node(trace, err);
+    rc = rc == MS_OK ? place_old_gradients(trace, err) : rc;
     b->infos = ms_calloc(trace->lives.count, sizeof *b->infos);
     b->needed = ms_calloc(trace->lives.count, 1);
     if (rc == MS_OK && (b->infos == NULL || b->needed == NULL)) {

@@ -140,7 +140,9 @@ struct ms_trace {
 
 /* What an address is now: the two top bits of its value in `keys`, an index below. */
 #define KEY_LIFE (0ULL << 62)
-#define KEY_RESIDENT (1ULL << 62) /* parameter or buffer; 1 in the low bit if trainable */
+#define KEY_RESIDENT (1ULL << 62) /* parameter or buffer; with these bits below: */
+#define RESIDENT_TRAINABLE 1ULL
+#define RESIDENT_WRITTEN 2ULL     /* to, by an operator of the step */
 #define KEY_COPY (2ULL << 62)     /* stands for a save in backward */
 #define KEY_KIND (3ULL << 62)
 #define KEY_INDEX (~KEY_KIND)
@@ -161,12 +163,16 @@ int ms__trace_check_open(const ms_trace *trace, ms_error *err);
 /* The node that an event of forward belongs to. Between layers the first event that is
  * not the end of something opens a root node. */
 int ms__trace_forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node, ms_error *err);
+/* Opens a root node where there is no node at all. */
+int ms__trace_have_node(ms_trace *trace, ms_error *err);
 int ms__trace_push(trace_program *program, ms_event event, ms_error *err);
 /* Files an event under the current node, or the optimizer. */
 int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err);
 /* trace_storages.c: what an address is now. */
 bool ms__trace_find_life(const ms_trace *trace, uint64_t key, uint32_t *life);
-bool ms__trace_is_resident(const ms_trace *trace, uint64_t key);
+/* A parameter or buffer: true, with whether the step has written to it so far. */
+bool ms__trace_is_resident(const ms_trace *trace, uint64_t key, bool *written);
+int ms__trace_resident_written(ms_trace *trace, uint64_t key, ms_error *err);
 int ms__trace_put_key(ms_trace *trace, uint64_t key, uint64_t value, ms_error *err);
 /* A life that is freed and that nobody saved is live no longer. */
 void ms__trace_release_life(ms_trace *trace, uint32_t index);

@@ -25,16 +25,21 @@ int ms_trace_wrote(ms_trace *trace, uint64_t key, ms_error *err)
     if (ms__trace_find_life(trace, key, &life)) {
         trace->lives.items[life].writes++;
         ms__trace_note_write(&trace->lives.items[life], &trace->last_write);
+        return MS_OK;
     }
-    return MS_OK;
+    bool written;
+    bool unseen = ms__trace_is_resident(trace, key, &written) && !written;
+    return unseen ? ms__trace_resident_written(trace, key, err) : MS_OK;
 }
 
-/* What an operand is: true, with *life TRACE_NO_LIFE where it needs no account. */
+/* What an operand is: true, with *life TRACE_NO_LIFE where it needs no account. A buffer that the
+ * step writes to may have been written to again when somebody asks. */
 static bool know_operand(const ms_trace *trace, uint64_t key, uint32_t *life)
 {
+    bool written;
     *life = TRACE_NO_LIFE;
-    if (ms__trace_is_resident(trace, key)) {
-        return true;
+    if (ms__trace_is_resident(trace, key, &written)) {
+        return !written;
     }
     if (!ms__trace_find_life(trace, key, life)) {
         return false;

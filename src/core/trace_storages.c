@@ -54,11 +54,11 @@ int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t it
     uint64_t known = 0;
     bool is_new = !ms__keymap_get(&trace->keys, key, &known);
     bool is_parameter = role == MS_RESIDENT_PARAMETER;
-    bool was_trainable = !is_new && (known & 1) != 0;
+    bool was_trainable = !is_new && (known & RESIDENT_TRAINABLE) != 0;
     if (!is_new && (known & KEY_KIND) != KEY_RESIDENT) {
         return MS_OK; /* of the batch too, which came first */
     }
-    uint64_t value = KEY_RESIDENT | (was_trainable || (is_parameter && trainable));
+    uint64_t value = KEY_RESIDENT | (was_trainable || (is_parameter && trainable) ? RESIDENT_TRAINABLE : 0);
     if (role == MS_RESIDENT_BATCH && is_new) {
         uint32_t index = 0;
         rc = push_life(trace, bytes, &index, err);
@@ -227,10 +227,19 @@ bool ms__trace_find_life(const ms_trace *trace, uint64_t key, uint32_t *life)
     return true;
 }
 
-bool ms__trace_is_resident(const ms_trace *trace, uint64_t key)
+bool ms__trace_is_resident(const ms_trace *trace, uint64_t key, bool *written)
 {
-    uint64_t value;
-    return ms__keymap_get(&trace->keys, key, &value) && (value & KEY_KIND) == KEY_RESIDENT;
+    uint64_t value = 0;
+    bool known = ms__keymap_get(&trace->keys, key, &value) && (value & KEY_KIND) == KEY_RESIDENT;
+    *written = known && (value & RESIDENT_WRITTEN) != 0;
+    return known;
+}
+
+int ms__trace_resident_written(ms_trace *trace, uint64_t key, ms_error *err)
+{
+    uint64_t value = 0;
+    ms__keymap_get(&trace->keys, key, &value);
+    return ms__trace_put_key(trace, key, value | RESIDENT_WRITTEN, err);
 }
 
 /* ---- questions --------------------------------------------------------------- */

@@ -38,6 +38,17 @@ static void add_pressure(ms__text *text, const ms_plan *plan)
                  pressure->forced ? ", forced to the smallest peak" : "");
 }
 
+/* Whether no node holds a byte between forward and backward. */
+static bool holds_nothing(const ms_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        if (plan->entries[i].kept_bytes > 0) {
+            return false;
+        }
+    }
+    return plan->entry_count > 0;
+}
+
 static void add_layers(ms__text *text, const ms_plan *plan)
 {
     uint32_t counts[MS_TECHNIQUE_COUNT];
@@ -49,6 +60,10 @@ static void add_layers(ms__text *text, const ms_plan *plan)
             ms__text_add(text, "%s%u %s", any ? ", " : "", counts[i], ms_technique_name((ms_technique)i));
             any = true;
         }
+    }
+    if (holds_nothing(plan)) {
+        ms__text_add(text, "%snothing to plan: none holds anything between forward and backward\n", any ? "; " : "");
+        return;
     }
     ms__text_add(text, any ? "\n" : "none known yet: %s\n", ms_technique_name((ms_technique)plan->fallback));
 }

@@ -255,6 +255,22 @@ def test_a_model_without_parameters_is_wrapped_with_a_warning(caplog: pytest.Log
     memscale.detach(model)
 
 
+@pytest.mark.parametrize("config", [Config(), Config(force_optimize=True), Config(memory_budget_gb=4.0)])
+@pytest.mark.parametrize("model", [nn.Identity(), nn.Sequential(nn.Flatten(), nn.Dropout(0.0))])
+def test_a_model_that_makes_nothing_has_a_plan_that_says_so(model, config, tmp_path) -> None:
+    """No operator of it saves a tensor, and no input of it wants a gradient."""
+    batch = torch.randn(4, 8)
+    memscale.wrap(model, config)
+    for _ in range(3):
+        assert torch.equal(model(batch), batch)
+        model(batch.clone().requires_grad_()).sum().backward()
+    executor = model._memscale_executor
+    assert "nothing to plan: none holds anything between forward and backward" in str(executor.plan)
+    executor.report(tmp_path / "r.html")
+    memscale.detach(model)
+    assert "nothing to plan" in str(memscale.plan(model, batch, config))
+
+
 def test_meta_parameters_are_refused() -> None:
     with pytest.raises(memscale.IntegrationError, match="meta"):
         memscale.wrap(nn.Linear(4, 4, device="meta"))
@@ -333,6 +349,46 @@ def test_a_number_that_changes_nothing_is_not_traced_at_every_step(monkeypatch: 
 
 def test_a_number_that_changes_the_step_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _traces_of([{"depth": depth} for depth in (4, 3, 2, 4, 3, 2)], monkeypatch, rows=(8,)) == 3
+
+
+def test_a_number_that_changes_nothing_leaves_others_to_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [{"weight": 1.0 - 0.05 * step, "depth": (4, 4, 4, 2, 2, 3, 4, 2)[step]} for step in range(8)]
+    assert _traces_of(given, monkeypatch, (8,)) == 4  # twice to learn of the weight, then the new depths
+
+
+class _Phases(nn.Module):
+    """Its first steps are alike; later ones use other layers, more often, and other operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+        first = self.layers[0](x)
+        if step < 3:
+            return first
+        x = first * torch.sigmoid(x) if step % 2 else first.exp().log1p()
+        for layer in (*self.layers[1:], *self.layers) if step % 3 else self.layers[::-1]:
+            x = x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize("mode", ["conservative", "balanced", "aggressive"])
+def test_a_number_that_changes_the_step_after_all_changes_no_bit(mode: str) -> None:
+    """What was planned for is another step by then."""
+    model, twin = _Phases(), _Phases()
+    twin.load_state_dict(model.state_dict())
+    memscale.wrap(model, Config(force_optimize=True, mode=mode, enable_tiling=True))
+    optimizers = [torch.optim.Adam(each.parameters(), 1e-2) for each in (model, twin)]
+    for step in range(10):
+        x = torch.randn(8, 64)
+        for each, optimizer in zip((model, twin), optimizers, strict=True):
+            optimizer.zero_grad()
+            each(x, step).square().mean().backward()
+            optimizer.step()
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert model._memscale_executor._planner._idle_numbers.endswith(",1=#")
+    memscale.detach(model)
 
 
 def test_the_loss_outside_the_model_works() -> None:

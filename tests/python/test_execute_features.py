@@ -3,6 +3,7 @@ leaves nothing behind."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -444,6 +445,57 @@ def test_a_wrapped_model_is_exported_as_without(tmp_path):
         traced = torch.jit.trace(model, x)
         assert [node.kind() for node in traced.inlined_graph.nodes()] == plain
         assert torch.equal(traced(x), model(x))
+
+
+class _Divided(torch.nn.Module):
+    """Products whose last bits depend on the number of threads, around an operator that torch divides."""
+
+    def __init__(self, norm):
+        super().__init__()
+        parts = [torch.nn.Linear(700, 100), torch.nn.GELU(), *norm, torch.nn.Linear(100, 700)]
+        self.layers = torch.nn.ModuleList(torch.nn.Sequential(*copy.deepcopy(parts)) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("norm", [[], [torch.nn.LayerNorm(100)]], ids=["undivided", "divided"])
+@every_technique
+def test_a_fresh_thread_keeps_the_number_of_threads_that_torch_has_there(norm, technique, tmp_path):
+    """After `set_num_threads()` elsewhere, until its first divided operator, which may lie inside a layer."""
+    plain, x = _Divided(norm), torch.randn(5, 700)
+    model = copy.deepcopy(plain)
+    found = []
+
+    def work(each):
+        for _ in range(3):
+            each.zero_grad()
+            loss = each(x)
+            loss.backward()
+            found.append([loss.detach(), *(parameter.grad.clone() for parameter in each.parameters())])
+
+    torch.set_num_threads(1)
+    with executing(model, uniform(model, technique), tmp_path):
+        for each in (plain, model):
+            thread = threading.Thread(target=work, args=(each,))
+            thread.start()
+            thread.join()
+    assert_same(found[3:], found[:3])
+
+
+def test_a_wrapped_model_is_scripted_from_its_copy(tmp_path):
+    """TorchScript compiles a module's hooks: the refusal names a way, which works."""
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.Tanh()) for _ in range(3)))
+    x, around = torch.randn(4, 12), torch.nn.Sequential(model)
+    with executing(model, uniform(model, "recompute"), tmp_path):
+        for scripted in (model, model[1], around):
+            with pytest.raises(memscale.IntegrationError, match=r"script copy.deepcopy\(model\)"):
+                torch.jit.script(scripted)
+        assert torch.equal(torch.jit.script(copy.deepcopy(model))(x), model(x))
+        assert torch.equal(torch.jit.script(copy.deepcopy(around))(x), model(x))
+    assert torch.equal(torch.jit.script(model)(x), model(x))
 
 
 @every_technique

@@ -1,5 +1,7 @@
 """What a layer keeps beside parameters and buffers is, in a replay and after it, what it would be without."""
 
+import contextlib
+import copy
 import random
 from collections import Counter, defaultdict, deque
 
@@ -9,6 +11,7 @@ torch = pytest.importorskip("torch")
 import numpy  # noqa: E402
 from execute_support import TECHNIQUES, assert_same, executing, seed_everything, uniform  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.nn.utils import parametrizations, parametrize  # noqa: E402
 
 import memscale  # noqa: E402
 
@@ -197,3 +200,65 @@ def test_buffers_that_were_made_in_inference_mode_do_no_harm(tmp_path):
     with executing(model, uniform(model, "recompute"), tmp_path) as executor:
         model(torch.randn(4, WIDTH, requires_grad=True)).sum().backward()
         assert executor.counters()["recomputed_layers"] == 2
+
+
+class _Parametrized(nn.Module):
+    """Layers of weight- and spectral-normed modules, each called twice."""
+
+    def __init__(self):
+        super().__init__()
+        norms = (parametrizations.weight_norm, parametrizations.spectral_norm)
+        self.layers = nn.ModuleList(
+            nn.Sequential(norms[index % 2](nn.Linear(WIDTH, WIDTH)), nn.Tanh()) for index in range(4)
+        )
+
+    def forward(self, x):
+        for layer in (*self.layers, *self.layers):
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def _cached_steps(model):
+    """Steps whose forward, backward or both lie under `parametrize.cached()`, or whose weights are used before."""
+    results = []
+    for step in range(8):
+        x = torch.randn(6, WIDTH)
+        in_forward, in_backward, used_before = step % 4 in (0, 1, 3), step % 4 in (1, 2, 3), step % 4 == 3
+        with parametrize.cached() if in_forward else contextlib.nullcontext():
+            penalty = model.layers[1][0].weight.square().sum() if used_before else 0.0
+            loss = model(x) + penalty
+            if in_forward and in_backward:
+                loss.backward()
+        if not in_forward:
+            with parametrize.cached():
+                loss.backward()
+        elif not in_backward:
+            loss.backward()
+        results.append([loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+        model.zero_grad()
+    return results + [[buffer.clone() for buffer in model.buffers()]]
+
+
+@pytest.mark.parametrize("technique", [*TECHNIQUES, "selective_4"])
+def test_weights_that_a_context_caches_are_those_of_the_call(technique, tmp_path):
+    """Also where a layer's second call writes to the buffers that its first has read."""
+    plain = _Parametrized()
+    model = copy.deepcopy(plain)
+    seed_everything(3)
+    expected = _cached_steps(plain)
+    with executing(model, uniform(model, technique), tmp_path):
+        seed_everything(3)
+        assert_same(_cached_steps(model), expected)
+    assert parametrize._cache_enabled == 0 and not parametrize._cache
+
+
+def test_a_step_under_cached_weights_can_be_traced_and_verified():
+    plain = _Parametrized()
+    model = memscale.wrap(copy.deepcopy(plain), memscale.Config(force_optimize=True, verify_correctness=True))
+    seed_everything(3)
+    expected = _cached_steps(plain)
+    seed_everything(3)
+    assert_same(_cached_steps(model), expected)
+    assert model._memscale_executor._planner.documents[0] is not None
+    assert not model._memscale_executor._planner._is_untraceable
+    memscale.detach(model)

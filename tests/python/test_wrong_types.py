@@ -132,7 +132,7 @@ CALLS: dict[str, Call] = {
                  "steps": 1, "timeout_seconds": 10.0},
         config="None", optimizer="None", optimizer_arguments="None dict", effective_batch="None int", max_batch="int",
         max_trials="int", steps="int", timeout_seconds="int float",
-        sample_input="None int float str bytes list object class dtype nan",  # any one argument of that forward
+        sample_input="list",  # of the arguments of that forward
     ),
     "optim.AdamW": Call(
         optim.AdamW,
@@ -244,3 +244,21 @@ def test_wrong_types_are_told_and_change_nothing(name: str) -> None:
             else:
                 accepted.append(f"{argument}={kind}")
     assert not accepted, f"{name} took {', '.join(accepted)}"
+
+
+_SAMPLED: dict[str, Callable[[Any], Any]] = {
+    "wrap": lambda sample: memscale.wrap(_net(), Config(), sample),
+    "optimize": lambda sample: _optimize(model=_net(), sample_input=sample),
+    "plan": lambda sample: memscale.plan(_net(), sample),
+    "trace": lambda sample: memscale.trace(_net(), sample),
+    "predict": lambda sample: OOMPredictor(_net()).predict(sample),
+    "estimate_savings": lambda sample: estimate_savings(_net(), sample),
+    "AutoTuner": lambda sample: AutoTuner(_net(), sample),
+}
+
+
+@pytest.mark.parametrize("name", _SAMPLED)
+@pytest.mark.parametrize("kind", ["int", "float", "str", "bytes", "object", "class", "dtype"])
+def test_a_sample_that_is_no_tensor_tuple_or_dict_is_a_type_error(name: str, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"sample_input must be a tensor.*not {type(_WRONG[kind]).__qualname__}"):
+        _SAMPLED[name](_WRONG[kind])

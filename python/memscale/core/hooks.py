@@ -10,6 +10,8 @@ import copy
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from ..errors import IntegrationError
+
 if TYPE_CHECKING:
     import torch
 
@@ -21,9 +23,9 @@ __all__ = ["LayerHooks", "RootHooks"]
 
 EXECUTOR_ATTRIBUTE = "_memscale_executor"
 
-# What lies in the dictionary of a hooked module's instance.
-_COPYING = ("__getstate__", "__deepcopy__", "__reduce_ex__")
-_OURS = (EXECUTOR_ATTRIBUTE, *_COPYING)
+# What lies in the dictionary of a hooked module's instance: torch.jit.script asks for the last.
+_ASKED_FOR = ("__getstate__", "__deepcopy__", "__reduce_ex__", "__prepare_scriptable__")
+_OURS = (EXECUTOR_ATTRIBUTE, *_ASKED_FOR)
 
 _HOOK_DICTS = {
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
@@ -67,6 +69,7 @@ class _HookedModule:
         module.__dict__["__getstate__"] = self._state
         module.__dict__["__deepcopy__"] = self._copied
         module.__dict__["__reduce_ex__"] = self._reduced
+        module.__dict__["__prepare_scriptable__"] = self._refuse_script
 
     def _state(self) -> Any:
         module = self._module()
@@ -113,13 +116,25 @@ class _HookedModule:
         finally:
             attributes.update(ours)
 
+    def _refuse_script(self) -> Any:
+        """TorchScript compiles hooks too, and ours can't be. A module without them in this one's place
+        would be put into the caller's model, which torch rewrites as it goes.
+
+        Raises:
+            IntegrationError: always.
+        """
+        raise IntegrationError(
+            f"torch.jit.script: {type(self._module()).__name__} is wrapped by memscale, whose hooks can't be compiled; "
+            "script copy.deepcopy(model), which comes without them, or memscale.detach(model) first"
+        )
+
     def remove(self) -> None:
         """Everything is as before."""
         for handle in self._handles:
             handle.remove()
         module = self._module()
         attributes: dict[str, Any] = module.__dict__ if module is not None else {}
-        for name in _COPYING:
+        for name in _ASKED_FOR:
             if getattr(attributes.get(name), "__self__", None) is self:
                 del attributes[name]
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from .parametrized import without_cached_weights
+
 __all__ = ["Snapshot", "generators_of", "isolated"]
 
 _DEPTH = 4
@@ -161,7 +163,12 @@ def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with torch.enable_grad(), torch.inference_mode(False), torch.autograd.set_detect_anomaly(False):
+        with (
+            torch.enable_grad(),
+            torch.inference_mode(False),
+            torch.autograd.set_detect_anomaly(False),
+            without_cached_weights(),
+        ):
             yield snapshot
     finally:
         snapshot.restore()

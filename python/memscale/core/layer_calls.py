@@ -6,6 +6,7 @@ again, is taken before it and handed to C, which decides what becomes of each te
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -14,15 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import _core
 from .profiler import is_tracing
 from .replay import ReplayRecord, is_replaying
 from .tape import Remade, Tape
 from .tracer import first_output
 
 if TYPE_CHECKING:
-    import contextlib
-
-    from .. import _core
     from .hooks import LayerHooks
     from .live_profile import LiveProfile
     from .loss_mode import LossMode
@@ -37,6 +36,7 @@ _CALLER = 3
 
 _SEGMENT = ("recompute_joined", "recompute_segment", "recompute_nested_2", "recompute_nested_3")
 _RECOMPUTE = ("recompute", "recompute_offload_input", *_SEGMENT)
+_MOVED_OR_KEPT = ("keep", "offload_host", "offload_disk")
 
 
 class OnThread(threading.local):
@@ -56,6 +56,23 @@ class OnThread(threading.local):
     before: tuple[Any, int, Any] | None = None
     """Of the recomputed layer that ended last: its first output (weakly), the version of that,
     and its record (weakly)."""
+
+    _has_number = False
+
+    @property
+    def has_number(self) -> bool:
+        """Whether torch computes on this thread with the number of threads that `set_num_threads()` named.
+        A thread takes that over at its first operator that torch divides; products before it are
+        made with another number, and have other last bits. What is made in such a moment can't be made
+        again, and asking torch here would end it: a helper asks."""
+        if not self._has_number:
+            asked: list[int] = []
+            helper = threading.Thread(target=lambda: asked.append(torch.get_num_threads()), daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread to be had
+                helper.start()
+                helper.join()
+            self._has_number = _core.team_threads() in (0, *asked)
+        return self._has_number
 
     @property
     def stands_aside(self) -> bool:
@@ -114,7 +131,9 @@ class LayerCalls:
         thread.layer_depth += 1
         self.end_tape()  # of a call that was broken off, or that this one lies in
         record = None
-        if self._core.peek(layer.number) in _RECOMPUTE:
+        technique = self._core.peek(layer.number)
+        can_run_again = technique in _MOVED_OR_KEPT or self._can_run_again(layer)
+        if can_run_again and technique in _RECOMPUTE:
             record = self._record(layer, module, args, kwargs)
         profile = self.own_profile()
         if profile is not None:
@@ -126,7 +145,7 @@ class LayerCalls:
             self._notices.say_obstacle(region)
         elif region is not None and record is not None and region.technique in _RECOMPUTE:
             self._begin_recompute(region, record, args)
-        elif region is not None and region.technique.startswith("selective"):
+        elif region is not None and can_run_again and region.technique.startswith("selective"):
             self._begin_tape(region)
 
     def after(
@@ -194,6 +213,18 @@ class LayerCalls:
             return
         if record.arguments.is_first(tensor):
             record.join(source, nesting)
+
+    def _can_run_again(self, layer: LayerHooks) -> bool:
+        if self._thread.has_number:
+            return True
+        self._notices.say(
+            "threads",
+            logging.INFO,
+            f"layer {layer.state.name}: torch computes on this thread with another number of threads than "
+            "set_num_threads() named, until the first operator that it divides; what is called before that is not "
+            "computed again",
+        )
+        return False
 
     def _record(
         self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -8,7 +8,7 @@ and plain containers among the attributes, which hold such statistics too, as lo
 belong to no graph: a record must not keep one alive. Other attributes that a forward sets
 (counters, caches) are put back, and so are the states of random number generators
 that a module keeps. Parameters are those of the call: a functional call swaps others in
-for its duration. Used by `memscale.core.replay`.
+for its duration; weights that `parametrize.cached()` keeps are those of the call, too. Used by `memscale.core.replay`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 
 from ..errors import IntegrationError
 from .isolation import generators_of
+from .parametrized import CachedWeights
 from .walk import version_of
 
 __all__ = ["LayerState", "ModuleState"]
@@ -169,7 +170,9 @@ class _Buffer:
 class ModuleState:
     """The state before one call."""
 
-    __slots__ = ("_containers", "_generators", "_layer", "_modules", "_parameters", "_scalars", "tensors")
+    __slots__ = (
+        "_cached_weights", "_containers", "_generators", "_layer", "_modules", "_parameters", "_scalars", "tensors"
+    )
 
     def __init__(
         self,
@@ -183,6 +186,7 @@ class ModuleState:
     ) -> None:
         self._layer = layer
         self._modules = modules
+        self._cached_weights = CachedWeights()
         self._parameters = parameters
         self.tensors = tensors
         self._scalars = scalars
@@ -213,7 +217,8 @@ class ModuleState:
                     if module.__dict__.get(name, _MISSING) is not value:
                         module.__dict__[name] = value
             self._bind_containers()
-            yield
+            with self._cached_weights.restored():
+                yield
         finally:
             for put_back, state in generators:
                 put_back(state)

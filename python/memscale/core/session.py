@@ -85,8 +85,8 @@ class Session:
         self._refused_steps = 0
         self._is_untraceable = False
         self._takes_no_hooks = False
-        self._ignores_numbers: bool | None = None  # numbers among the arguments; None: not known
-        self._traced: dict[str, str] = {}  # until then: graphs by signature without numbers
+        self._idle_numbers = ""  # signatures with '#' for numbers among the arguments that change nothing
+        self._traced: dict[str, tuple[str, str]] = {}  # by signature without numbers: the last, and its graph
         self._precision: str | None = None  # dtype that forwards run under autocast to, or ""; None: not decided
         self._loss_scaling: LossScaling | None = None  # where that is FP16, or may be
         if applies and config.use_mixed_precision:
@@ -124,8 +124,8 @@ class Session:
             BudgetInfeasibleError: the budget fits no plan.
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
-        if self._ignores_numbers or self._is_untraceable or not self.config.use_static_profiling:
-            signature = _core.signature_without_numbers(signature)
+        is_traced = self.config.use_static_profiling and not self._is_untraceable
+        signature = _core.signature_without_numbers(signature, self._idle_numbers if is_traced else None)
         self._current = self._known(signature)
         self._serves_smaller = self._current not in (None, signature)
         if self._current is None:
@@ -142,22 +142,23 @@ class Session:
 
     def _compare_with_last(self, signature: str, graph: str) -> None:
         """A step that was traced twice, for other numbers among the arguments (a weight that is
-        annealed, the number of the step), and was the same: from now on they do not count."""
+        annealed, the number of the step), and was the same: from now on these do not count."""
         shape = _core.signature_without_numbers(signature)
-        if shape == signature or self._ignores_numbers is not None:
+        if shape == signature:
             return
-        last = self._traced.setdefault(shape, graph)
-        if last is graph:
-            if len(self._traced) > _GRAPHS_MOST:
-                self._traced = {shape: graph}
+        last = self._traced.pop(shape, None)
+        if last is None or not _core.graph_same_step(graph, last[1]):
+            while len(self._traced) >= _GRAPHS_MOST:
+                del self._traced[next(iter(self._traced))]
+            self._traced[shape] = signature, graph
             return
-        self._traced.clear()
-        self._ignores_numbers = _core.graph_same_step(graph, last)
-        if not self._ignores_numbers:
-            return
-        self._graphs = {_core.signature_without_numbers(key): value for key, value in self._graphs.items()}
+        self._current = _core.signature_without_different(signature, last[0])
+        self._idle_numbers += f",{self._current}"
+        self._graphs = {
+            _core.signature_without_numbers(key, self._idle_numbers): known for key, known in self._graphs.items()
+        }
+        self._traced = {shape: (self._current, graph)}
         self._plans.clear()
-        self._current = shape
 
     def plan_sample(
         self, model: torch.nn.Module, signature: str, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -89,18 +89,25 @@ def sample_arguments(
     """Positional and keyword arguments from a tensor, tuple, list or mapping.
 
     Raises:
-        TypeError: the model's forward does not take them.
+        TypeError: it is none of these, or the model's forward does not take them.
     """
+    import torch
+
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if isinstance(sample_input, Config):
         raise TypeError("sample_input is what a training forward is given, not a Config; pass config=...")
-    if isinstance(sample_input, Mapping):
+    if isinstance(sample_input, torch.Tensor):
+        args = (sample_input,)
+    elif isinstance(sample_input, Mapping):
         kwargs = dict(sample_input)
     elif isinstance(sample_input, (tuple, list)):
         args = tuple(sample_input)
     else:
-        args = (sample_input,)
+        raise TypeError(
+            "sample_input must be a tensor, a tuple of positional arguments or a dict of keyword arguments, not "
+            f"{type(sample_input).__qualname__}; a forward of one other argument is given it as (argument,)"
+        )
     signature = inspect.signature(model.forward)
     try:
         signature.bind(*args, **kwargs)

@@ -273,9 +273,6 @@ class Tape(TorchDispatchMode):
     # -- the end of the call --------------------------------------------------------------
 
     def _settle(self) -> None:
-        for value in self._values.values():
-            if value.probe is not None and value.writes:  # by the layer itself: later writes count
-                value.version = value.probe._version
         for value, handles in self._pending.items():
             if value.maker is None:
                 _stay(value, handles)
@@ -309,7 +306,7 @@ def _is_there(operand: _Operand) -> bool:
     if value.writes != operand.writes:
         return False
     if value.probe is not None:
-        return True
+        return value.writes == 0  # who writes to a buffer in a call does so in the next: spectral norm's vectors
     if value.held is not None:
         return value.held_writes == operand.writes
     return _can_be_made(value)

@@ -39,6 +39,10 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
         "nn.modules.module._global_backward_hooks",
         "nn.modules.module._global_backward_pre_hooks",
     ),
+    "weights that parametrize.cached() keeps": (
+        "nn.utils.parametrize._cache",
+        "nn.utils.parametrize._cache_enabled",
+    ),
     "making single results again": (
         "_C._DisableAutocast",
         "_C._SetExcludeDispatchKeyGuard",

@@ -84,6 +84,24 @@ static void a_parameter_is_there_anyway(void **state)
     assert_finishes_with("\"makers\":[[0,64,[],[1]]]");
 }
 
+static void a_buffer_that_the_step_writes_to_makes_nothing(void **state)
+{
+    (void)state;
+    resident(9, 64, MS_RESIDENT_BUFFER, false);
+    born(1, 64);
+    enter("h.0", 0);
+    input(1);
+    assert_ms_ok(ms_trace_wrote(trace, 9, &err), err); /* the layer's next call may do so again */
+    assert_ms_ok(ms_trace_wrote(trace, 9, &err), err);
+    born(2, 64);
+    made(9, 2);
+    token y = saved(2);
+    end_layer(y);
+    char *text = finish();
+    assert_null(strstr(text, "makers"));
+    ms_free(text);
+}
+
 static void unknown_storages_make_an_operator_unknown(void **state)
 {
     (void)state;
@@ -106,6 +124,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(what_leads_to_a_saved_tensor_is_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(what_was_written_to_is_not_made_again, setup, teardown),
         cmocka_unit_test_setup_teardown(a_parameter_is_there_anyway, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_buffer_that_the_step_writes_to_makes_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(unknown_storages_make_an_operator_unknown, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

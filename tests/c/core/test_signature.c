@@ -50,8 +50,42 @@ static void numbers_that_are_values_are_dropped_and_nothing_else(void **state)
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
         char text[64];
         snprintf(text, sizeof text, "%s", pairs[i][0]);
-        ms_signature_drop_numbers(text);
+        ms_signature_drop_numbers(text, NULL);
         assert_string_equal(text, pairs[i][1]);
+    }
+}
+
+static void numbers_are_dropped_by_name(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {
+        {"train: beta=2,depth=3", "train: beta=#,depth=1", "train: beta=#,depth=3"},
+        {"train: 0:float32[4,5],beta=2,step=7", "x=1,step=#", "train: 0:float32[4,5],beta=2,step=#"},
+        {"beta=2", "a.beta=#,mode='q,beta=#'", "beta=2"},
+        {"a.beta=2,b=1", "beta=#,a.beta=3,x,a.beta=#", "a.beta=#,b=1"},
+        {"beta=2", "", "beta=2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "%s", cases[i][0]);
+        ms_signature_drop_numbers(text, cases[i][1]);
+        assert_string_equal(text, cases[i][2]);
+    }
+}
+
+static void numbers_that_differ_are_dropped(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {
+        {"beta=2,depth=3", "beta=1,depth=3", "beta=#,depth=3"},
+        {"beta=2,depth=3", "beta=2,depth=3", "beta=2,depth=3"},
+        {"beta=#,depth=31,x:int64[3]", "beta=#,depth=3,x:int64[2]", "beta=#,depth=#,x:int64[3]"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "%s", cases[i][0]);
+        ms_signature_drop_different(text, cases[i][1]);
+        assert_string_equal(text, cases[i][2]);
     }
 }
 
@@ -63,6 +97,8 @@ int main(void)
         cmocka_unit_test(anything_but_sizes_must_be_equal),
         cmocka_unit_test(sizes_beyond_64_bits_do_not_wrap),
         cmocka_unit_test(numbers_that_are_values_are_dropped_and_nothing_else),
+        cmocka_unit_test(numbers_are_dropped_by_name),
+        cmocka_unit_test(numbers_that_differ_are_dropped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

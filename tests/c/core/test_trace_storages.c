@@ -74,7 +74,7 @@ static void storages_of_no_bytes_and_foreign_ones_are_ignored(void **state)
     died(11);
     dropped(saved(12));
     role(13, 8, MS_STORAGE_OUTPUT);
-    assert_finishes_with("\"storages\":[],\"profiles\":[],\"nodes\":[]");
+    assert_finishes_with("\"storages\":[],\"profiles\":[{\"storage_bytes\":[]");
 }
 
 static void a_gradient_from_before_the_step_counts_from_the_start_of_backward(void **state)

@@ -86,9 +86,26 @@ static void one_thread_is_the_callers(void **state)
     assert_true(pthread_equal(present.members[THREADS - 1], pthread_self()));
 }
 
+static void the_number_of_a_thread_is_read(void **state)
+{
+    (void)state;
+    void *library = dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL);
+    if (library == NULL) {
+        skip();
+    }
+    void (*set)(int);
+    void *found = dlsym(library, "omp_set_num_threads");
+    memcpy(&set, &found, sizeof found);
+    set(3);
+    assert_int_equal(ms_team_threads(), 3);
+    set(2);
+    assert_int_equal(ms_team_threads(), 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_number_of_a_thread_is_read),
         cmocka_unit_test(the_team_stays_from_call_to_call),
         cmocka_unit_test(a_forked_child_has_threads_of_its_own),
         cmocka_unit_test(one_thread_is_the_callers),

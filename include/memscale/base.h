@@ -130,7 +130,7 @@ MS_API uint64_t ms_memory_live_blocks(void);
  */
 typedef enum ms_fault {
     MS_FAULT_ALLOC,  /* ms_malloc and its kin */
-    MS_FAULT_MAP,    /* mmap, mprotect, mremap, madvise */
+    MS_FAULT_MAP,    /* mmap, mprotect, mremap, madvise, mincore */
     MS_FAULT_OPEN,   /* open, ftruncate, fallocate, stat */
     MS_FAULT_WRITE,  /* pwrite or a submitted write */
     MS_FAULT_READ,   /* pread or a submitted read */
@@ -139,6 +139,9 @@ typedef enum ms_fault {
     MS_FAULT_THREAD, /* pthread_create */
     MS_FAULT_DRIVER, /* a call into libcuda or a system library opened by name */
     MS_FAULT_URING,  /* io_uring_setup, io_uring_register, io_uring_enter */
+    MS_FAULT_SYSTEM, /* any other call of the system: unlink, rename, fcntl, statx, getrlimit, getcpu,
+                      * pthread_atfork, atexit. None for those that give something back (close, munmap,
+                      * pthread_join) and those that can't fail. */
     MS_FAULT_COUNT
 } ms_fault;
 

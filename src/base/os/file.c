@@ -47,6 +47,23 @@ static int open_tmpfile(const char *directory)
     return fd >= 0 ? fd : -errno;
 }
 
+static int remove_once(const char *path)
+{
+    int failure = injected(MS_FAULT_SYSTEM, EIO);
+    return failure != 0 || unlink(path) == 0 ? failure : errno;
+}
+
+/* 0 or the number of the failure. What can't be removed would be left behind for good, so it is
+ * tried twice: a network may have been away for a moment. */
+static int remove_name(const char *path)
+{
+    int failure = remove_once(path);
+    if (failure != 0) {
+        failure = remove_once(path);
+    }
+    return failure == ENOENT ? 0 : failure; /* somebody was tidier */
+}
+
 static int open_and_unlink(const char *directory)
 {
     int failure = injected(MS_FAULT_OPEN, EIO);
@@ -62,8 +79,8 @@ static int open_and_unlink(const char *directory)
     if (fd < 0) {
         return -errno;
     }
-    if (unlink(path) != 0) {
-        failure = errno;
+    failure = remove_name(path);
+    if (failure != 0) {
         close(fd);
         return -failure;
     }
@@ -78,8 +95,8 @@ static bool means_no_tmpfile(int failure)
 
 static bool turn_direct_on(int fd)
 {
-    int flags = fcntl(fd, F_GETFL);
-    return flags >= 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
+    int flags = injected(MS_FAULT_SYSTEM, EIO) == 0 ? fcntl(fd, F_GETFL) : -1;
+    return flags >= 0 && injected(MS_FAULT_SYSTEM, EIO) == 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
 }
 
 /* What the file system says that direct I/O must be aligned to, at least 4096. */
@@ -88,7 +105,8 @@ static size_t direct_alignment(int fd)
     size_t align_bytes = DIRECT_ALIGN_BYTES;
 #ifdef STATX_DIOALIGN
     struct statx info;
-    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+    if (injected(MS_FAULT_SYSTEM, EIO) == 0 &&
+        statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
         (info.stx_mask & STATX_DIOALIGN) != 0) {
         align_bytes = ms__max_u64(align_bytes, info.stx_dio_offset_align);
         align_bytes = ms__max_u64(align_bytes, info.stx_dio_mem_align);

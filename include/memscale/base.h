@@ -99,7 +99,7 @@ MS_API const char *ms_error_exception(int code);
 
 /* Fills `err` (may be NULL) and returns `code`, so that a failing function can
  * `return ms_fail(err, MS_EINVAL, "layer %u: ...", i)`. ms_fail_errno() adds
- * ": strerror (errno N)" and keeps the number; it picks MS_ENOSPC for ENOSPC and
+ * ": strerror (errno N)" and keeps the number; it picks MS_ENOSPC for ENOSPC, EFBIG and
  * EDQUOT and MS_ENOMEM for ENOMEM whatever `code` is. */
 MS_API int ms_fail(ms_error *err, int code, const char *fmt, ...) MS_PRINTF(3, 4);
 MS_API int ms_fail_errno(ms_error *err, int code, int system_errno, const char *fmt, ...) MS_PRINTF(4, 5);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
@@ -32,6 +33,15 @@ static int injected(ms_fault kind, int otherwise)
         return 0;
     }
     return system_errno != 0 ? system_errno : otherwise;
+}
+
+/* What a file may grow to. Who goes beyond is sent a signal that kills (SIGXFSZ), so it is not
+ * tried: a caller's thread need not have blocked it. */
+static uint64_t file_limit_bytes(void)
+{
+    struct rlimit limit;
+    bool is_known = injected(MS_FAULT_SYSTEM, EIO) == 0 && getrlimit(RLIMIT_FSIZE, &limit) == 0;
+    return is_known ? limit.rlim_cur : UINT64_MAX;
 }
 
 /* ---- opening ------------------------------------------------------------ */
@@ -145,6 +155,9 @@ void ms__file_close(ms__file *file)
 static int set_size(int fd, uint64_t size_bytes, bool with_blocks)
 {
     int failure = injected(MS_FAULT_OPEN, ENOSPC);
+    if (failure == 0 && size_bytes > file_limit_bytes()) {
+        failure = EFBIG;
+    }
     if (failure != 0) {
         return failure;
     }
@@ -192,6 +205,9 @@ static bool shorten(size_t *size_bytes)
 ssize_t ms__os_pwrite(int fd, const void *from, size_t size_bytes, uint64_t offset_bytes)
 {
     int failure = injected(MS_FAULT_WRITE, EIO);
+    if (failure == 0 && offset_bytes >= file_limit_bytes()) {
+        failure = EFBIG; /* what begins below is cut short by the kernel, without a signal */
+    }
     if (failure != 0) {
         return -failure;
     }

@@ -5,7 +5,6 @@
 
 #include "offload/cuda.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -366,18 +365,6 @@ static void each_resource_may_be_missing_when_an_engine_opens(void **state)
     assert_true(refusals > (tested->from_device ? 12 : 8));
 }
 
-static size_t names_in(const char *path)
-{
-    size_t count = 0;
-    DIR *listing = opendir(path);
-    assert_non_null(listing);
-    while (readdir(listing) != NULL) {
-        count++;
-    }
-    closedir(listing);
-    return count - 2; /* "." and ".." */
-}
-
 /* Where the file system has no unnamed files: each call around the one with a name for a moment. */
 static void a_spill_file_that_had_a_name_leaves_none(void **state)
 {
@@ -385,7 +372,7 @@ static void a_spill_file_that_had_a_name_leaves_none(void **state)
     if (tested->tier != MS_TIER_DISK) {
         skip();
     }
-    size_t fds = count_fds(), names = names_in(spill_dir);
+    size_t fds = count_fds(), names = count_entries(spill_dir);
     bool fired = true;
     uint64_t nth = 1;
     for (; fired; nth++) {
@@ -398,7 +385,7 @@ static void a_spill_file_that_had_a_name_leaves_none(void **state)
         fired = ms_fault_passed(MS_FAULT_SYSTEM) >= nth;
         ms_fault_disarm_all();
         assert_ms_ok(rc, err); /* the name is removed at the second attempt, and the rest is not needed */
-        assert_int_equal(names_in(spill_dir), names);
+        assert_int_equal(count_entries(spill_dir), names);
         assert_engine_works(engine);
         ms_offload_close(engine);
         assert_int_equal(count_fds(), fds);

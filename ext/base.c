@@ -62,6 +62,7 @@ static const char *const fault_names[MS_FAULT_COUNT] = {
     [MS_FAULT_WRITE] = "write",   [MS_FAULT_READ] = "read",   [MS_FAULT_SHORT] = "short",
     [MS_FAULT_FLIP] = "flip",     [MS_FAULT_THREAD] = "thread", [MS_FAULT_DRIVER] = "driver",
     [MS_FAULT_URING] = "uring",
+    [MS_FAULT_SYSTEM] = "system",
 };
 
 static int fault_kind(const char *name, ms_fault *out)

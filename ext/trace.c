@@ -457,10 +457,11 @@ static PyMethodDef trace_methods[] = {
     {"output", MS_EXT_FAST(output), METH_FASTCALL, "output(key, bytes): the root returned it."},
     {"gradient", MS_EXT_FAST(gradient), METH_FASTCALL, "gradient(key, bytes): of a parameter."},
     {"op", MS_EXT_FAST(ms_ext_trace_op), METH_FASTCALL,
-     "op(name, inputs, outputs, takes_workspace=False): an operator ran; operands are pairs (shape, "
-     "bytes). It may have taken memory of its own if it ran on a CPU over the default layout."},
+     "op(name, inputs, outputs, takes_workspace=False): an operator ran; operands are tuples (shape, "
+     "bytes[, is_bool]). It may have taken memory of its own if it ran on a CPU over the default layout."},
     {"made", MS_EXT_FAST(ms_ext_trace_made), METH_FASTCALL,
-     "made(inputs, outputs): the operator told last can run again; tuples of storage keys."},
+     "made(inputs, outputs, runs_again): of the operator told last; tuples of storage keys, and whether "
+     "it is one that can run again."},
     {"wrote", ms_ext_trace_wrote, METH_O, "wrote(key): an operator wrote to a storage that was there."},
     {"saved", saved, METH_O, "saved(key) -> (node, serial): autograd keeps a tensor."},
     {"unpacked", MS_EXT_FAST(unpacked), METH_FASTCALL,

@@ -5,18 +5,24 @@
 #include "base/units.h"
 #include "trace_ext.h"
 
-/* (shape, bytes) as an operand. Dimensions beyond the eighth are multiplied into the
- * first: no operator that the tables know has as many. */
-static int read_operand(PyObject *pair, ms_operand *operand)
+/* (shape, bytes) as an operand, or (shape, bytes, whether it is of type bool). Dimensions beyond
+ * the eighth are multiplied into the first: no operator that the tables know has as many. */
+static int read_operand(PyObject *tuple, ms_operand *operand)
 {
-    PyObject *shape = PyTuple_Check(pair) && PyTuple_Size(pair) == 2 ? PyTuple_GetItem(pair, 0) : NULL;
+    Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
+    PyObject *shape = count == 2 || count == 3 ? PyTuple_GetItem(tuple, 0) : NULL;
     if (shape == NULL || !PyTuple_Check(shape)) {
-        PyErr_SetString(PyExc_TypeError, "op: an operand is a pair (shape, bytes)");
+        PyErr_SetString(PyExc_TypeError, "op: an operand is a tuple (shape, bytes[, is_bool])");
         return -1;
     }
-    if (ms_ext_u64(PyTuple_GetItem(pair, 1), "bytes", &operand->bytes) != 0) {
+    if (ms_ext_u64(PyTuple_GetItem(tuple, 1), "bytes", &operand->bytes) != 0) {
         return -1;
     }
+    int truths = count == 3 ? PyObject_IsTrue(PyTuple_GetItem(tuple, 2)) : 0;
+    if (truths < 0) {
+        return -1;
+    }
+    operand->are_truths = truths != 0;
     Py_ssize_t rank = PyTuple_Size(shape);
     const Py_ssize_t most = (Py_ssize_t)(sizeof operand->size / sizeof operand->size[0]);
     Py_ssize_t folded = rank > most ? rank - most : 0;
@@ -38,15 +44,15 @@ static int read_operand(PyObject *pair, ms_operand *operand)
 
 enum { OPERANDS_ON_STACK = 16 };
 
-/* Operands of a tuple of pairs; `*operands` is `room` or, for longer tuples, to be
+/* Operands of a tuple of them; `*operands` is `room` or, for longer tuples, to be
  * freed with PyMem_Free. */
-static int read_operands(PyObject *pairs, ms_operand *room, ms_operand **operands, size_t *count)
+static int read_operands(PyObject *tuples, ms_operand *room, ms_operand **operands, size_t *count)
 {
-    if (!PyTuple_Check(pairs)) {
-        PyErr_SetString(PyExc_TypeError, "op: operands come as a tuple of pairs (shape, bytes)");
+    if (!PyTuple_Check(tuples)) {
+        PyErr_SetString(PyExc_TypeError, "op: operands come as a tuple of tuples (shape, bytes[, is_bool])");
         return -1;
     }
-    size_t items = (size_t)PyTuple_Size(pairs);
+    size_t items = (size_t)PyTuple_Size(tuples);
     ms_operand *read = room;
     if (items > OPERANDS_ON_STACK) {
         read = PyMem_Malloc(items * sizeof *read);
@@ -56,7 +62,7 @@ static int read_operands(PyObject *pairs, ms_operand *room, ms_operand **operand
         }
     }
     for (size_t i = 0; i < items; i++) {
-        if (read_operand(PyTuple_GetItem(pairs, (Py_ssize_t)i), &read[i]) != 0) {
+        if (read_operand(PyTuple_GetItem(tuples, (Py_ssize_t)i), &read[i]) != 0) {
             if (read != room) {
                 PyMem_Free(read);
             }
@@ -129,15 +135,20 @@ static uint64_t *read_keys(PyObject *keys, size_t *count)
 PyObject *ms_ext_trace_made(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     size_t input_count = 0, output_count = 0;
-    if (ms_ext_arity("made", count, 2, 2) != 0) {
+    if (ms_ext_arity("made", count, 3, 3) != 0) {
         return NULL;
     }
     PyObject *result = NULL;
+    int runs_again = PyObject_IsTrue(args[2]);
+    if (runs_again < 0) {
+        return NULL;
+    }
     uint64_t *inputs = read_keys(args[0], &input_count);
     uint64_t *outputs = inputs != NULL ? read_keys(args[1], &output_count) : NULL;
     if (outputs != NULL) {
         ms_error err;
-        int rc = ms_trace_made(trace_of(self), inputs, input_count, outputs, output_count, &err);
+        int rc = ms_trace_made(trace_of(self), inputs, input_count, outputs, output_count,
+                               runs_again != 0, &err);
         result = ms_ext_none_or_raise(rc, &err);
     }
     PyMem_Free(inputs);

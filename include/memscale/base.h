@@ -99,7 +99,7 @@ MS_API const char *ms_error_exception(int code);
 
 /* Fills `err` (may be NULL) and returns `code`, so that a failing function can
  * `return ms_fail(err, MS_EINVAL, "layer %u: ...", i)`. ms_fail_errno() adds
- * ": strerror (errno N)" and keeps the number; it picks MS_ENOSPC for ENOSPC and
+ * ": strerror (errno N)" and keeps the number; it picks MS_ENOSPC for ENOSPC, EFBIG and
  * EDQUOT and MS_ENOMEM for ENOMEM whatever `code` is. */
 MS_API int ms_fail(ms_error *err, int code, const char *fmt, ...) MS_PRINTF(3, 4);
 MS_API int ms_fail_errno(ms_error *err, int code, int system_errno, const char *fmt, ...) MS_PRINTF(4, 5);
@@ -130,7 +130,7 @@ MS_API uint64_t ms_memory_live_blocks(void);
  */
 typedef enum ms_fault {
     MS_FAULT_ALLOC,  /* ms_malloc and its kin */
-    MS_FAULT_MAP,    /* mmap, mprotect, mremap, madvise */
+    MS_FAULT_MAP,    /* mmap, mprotect, mremap, madvise, mincore */
     MS_FAULT_OPEN,   /* open, ftruncate, fallocate, stat */
     MS_FAULT_WRITE,  /* pwrite or a submitted write */
     MS_FAULT_READ,   /* pread or a submitted read */
@@ -139,6 +139,9 @@ typedef enum ms_fault {
     MS_FAULT_THREAD, /* pthread_create */
     MS_FAULT_DRIVER, /* a call into libcuda or a system library opened by name */
     MS_FAULT_URING,  /* io_uring_setup, io_uring_register, io_uring_enter */
+    MS_FAULT_SYSTEM, /* any other call of the system: unlink, rename, fcntl, statx, getrlimit, getcpu,
+                      * pthread_atfork, atexit. None for those that give something back (close, munmap,
+                      * pthread_join) and those that can't fail. */
     MS_FAULT_COUNT
 } ms_fault;
 

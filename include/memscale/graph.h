@@ -52,7 +52,7 @@
  * Makers stand in order of execution; only those are listed that lead to a saved storage.
  *
  * Two-valued storages. A layer's profile also lists what it saves and what surely has two
- * values only (dropout masks): a plan may have such kept as bits, an element each.
+ * values only (masks): a plan may have such kept as bits, an element each.
  *
  * Untouched bytes. A profile also lists storages of which an operator touches a part only
  * (the workspace of oneDNN's recurrent layers). An unmodified run is predicted without what is

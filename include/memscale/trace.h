@@ -40,6 +40,7 @@ typedef struct ms_operand {
     uint32_t rank;
     uint64_t size[8];
     uint64_t bytes;
+    bool are_truths; /* of results: elements of torch's bool */
 } ms_operand;
 
 MS_API int ms_trace_new(const char *model, const char *signature, const char *source, ms_trace **trace,
@@ -153,10 +154,10 @@ typedef enum ms_row_kind {
 } ms_row_kind;
 MS_API ms_row_kind ms_operator_row_kind(const char *name, bool is_pointwise);
 
-/* The operator told last is one that can run again: the storages it read and the fresh
- * ones that it made. Only what happens in a layer's forward is noted. */
+/* The storages that the operator told last read, and the fresh ones that it made; `runs_again`:
+ * it is one that can. Only what happens in a layer's forward is noted. */
 MS_API int ms_trace_made(ms_trace *trace, const uint64_t *inputs, size_t input_count, const uint64_t *outputs,
-                         size_t output_count, ms_error *err);
+                         size_t output_count, bool runs_again, ms_error *err);
 /* An operator wrote to a storage that was there before it ran. */
 MS_API int ms_trace_wrote(ms_trace *trace, uint64_t key, ms_error *err);
 

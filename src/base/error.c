@@ -86,7 +86,7 @@ int ms_fail(ms_error *err, int code, const char *fmt, ...)
 
 static int code_for_errno(int code, int system_errno)
 {
-    if (system_errno == ENOSPC || system_errno == EDQUOT) {
+    if (system_errno == ENOSPC || system_errno == EDQUOT || system_errno == EFBIG) {
         return MS_ENOSPC;
     }
     return system_errno == ENOMEM ? MS_ENOMEM : code;

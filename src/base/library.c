@@ -12,7 +12,7 @@ static int resolve_all(const ms__library *library, void *handle, const char *pat
 {
     for (size_t i = 0; i < library->count; i++) {
         const ms__library_function *wanted = &library->functions[i];
-        void *address = dlsym(handle, wanted->symbol);
+        void *address = ms__fault(MS_FAULT_DRIVER, NULL) ? NULL : dlsym(handle, wanted->symbol);
         if (address == NULL) {
             return ms_fail(err, MS_ENOTSUP, "%s has no %s", path, wanted->symbol);
         }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/forks.h"
 #include "base/log.h"
 
 /* Writers first: among threads that log without a pause, one would wait for ever. */
@@ -23,7 +24,6 @@
 #define FORK_WAIT_NS 200000000L
 
 static pthread_rwlock_t sink_lock = SINK_LOCK_INIT;
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static ms_log_sink sink_function;
 static void *sink_context;
 static atomic_bool sink_is_set;
@@ -59,14 +59,21 @@ static void after_fork_in_child(void)
     sink_lock = fresh;
 }
 
+/* Until it succeeds: without it a child could find the lock taken for ever. */
 static void cover_fork(void)
 {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static bool is_covered;
+    pthread_mutex_lock(&lock);
+    if (!is_covered) {
+        is_covered = ms__hear_of_forks(before_fork, after_fork_in_parent, after_fork_in_child);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 void ms_log_set_sink(ms_log_sink sink, void *context)
 {
-    pthread_once(&fork_once, cover_fork);
+    cover_fork();
     pthread_rwlock_wrlock(&sink_lock);
     sink_function = sink;
     sink_context = context;

@@ -23,16 +23,22 @@ typedef struct trace_life {
     bool in_step;    /* it has an ALLOC, or is of the batch */
     uint32_t writes; /* by operators that write in place */
     uint32_t makers; /* operators that could make it again */
-    uint32_t two_valued_at; /* 1 + its writes when it had two values; 0: it never had */
-    uint32_t value_bytes;   /* of an element then */
+    uint32_t values_at;   /* 1 + its writes when it had few values; 0: it never had */
+    uint32_t values;      /* then: 1 or 2, ... */
+    uint32_t value_bytes; /* ... of elements of so many bytes, ... */
+    bool are_truths;      /* ... of torch's bool */
     uint64_t untouched_bytes;
 } trace_life;
 
-/* What an operator that writes in place leaves of a storage: see trace_values.c. */
+/* What an operator leaves in the storage that it makes or writes to: see trace_values.c. */
 typedef struct trace_write {
-    enum { WRITE_ANYTHING, WRITE_TWO_VALUES, WRITE_MAPS_VALUES } kind;
-    uint64_t bytes;       /* that it writes */
-    uint32_t value_bytes; /* of an element */
+    /* numbers; one; two; a function of its first operand; that operand with one value more */
+    enum { WRITE_ANYTHING, WRITE_ONE_VALUE, WRITE_TWO_VALUES, WRITE_MAPS_VALUES, WRITE_ADDS_VALUE } kind;
+    bool in_place;
+    bool are_truths;           /* of torch's bool: two values, whatever was read */
+    uint64_t bytes;            /* that it writes */
+    uint32_t value_bytes;      /* of an element */
+    uint32_t read_value_bytes; /* of one of its first operand */
 } trace_write;
 
 /* An operand of an operator that can run again, and how often it was written before. */
@@ -187,10 +193,12 @@ int ms__trace_sum_replaces(ms_trace *trace, uint32_t dying, bool *replaced, ms_e
  * place there that does not end the storage early in forward. */
 int ms__trace_drop_save(ms_trace *trace, uint32_t index, ms_error *err);
 /* trace_values.c: what an operator writes, by its name and operands; that a life was
- * written to, which is counted already; whether it has two values now. */
+ * written to, which is counted already; that the operator told last made it, of `source` (NULL: of
+ * nothing that is known); whether it has two values at most now. */
 trace_write ms__trace_write_of(const char *name, const ms_operand *inputs, size_t input_count,
                                const ms_operand *outputs, size_t output_count);
 void ms__trace_note_write(trace_life *life, const trace_write *write);
+void ms__trace_note_result(const ms_trace *trace, const trace_life *source, trace_life *made);
 bool ms__trace_is_two_valued(const trace_life *life);
 /* trace_makers.c: leaves the makers that lead to what the node saves and whose operands
  * nobody wrote to. `needed` has a zero for each life, and is left in disorder. */

@@ -76,15 +76,9 @@ static int push_operands(ms_trace *trace, trace_node *node, const uint64_t *keys
     return rc;
 }
 
-int ms_trace_made(ms_trace *trace, const uint64_t *inputs, size_t input_count, const uint64_t *outputs,
-                  size_t output_count, ms_error *err)
+static int file_maker(ms_trace *trace, const uint64_t *inputs, size_t input_count, const uint64_t *outputs,
+                      size_t output_count, ms_error *err)
 {
-    if (trace->finished) {
-        return ms_fail(err, MS_ESTATE, "trace: it is finished");
-    }
-    if (!trace->layer_open || output_count == 0 || trace->phase > MS_TRACE_LOSS) {
-        return MS_OK;
-    }
     trace_node *node = &trace->nodes.items[trace->nodes.count - 1];
     size_t first = node->operands.count;
     bool known = true;
@@ -111,6 +105,30 @@ int ms_trace_made(ms_trace *trace, const uint64_t *inputs, size_t input_count, c
     maker->input_count = (uint32_t)(middle - first);
     maker->output_count = (uint32_t)(node->operands.count - middle);
     return MS_OK;
+}
+
+static void note_values(ms_trace *trace, const uint64_t *inputs, size_t input_count, const uint64_t *outputs,
+                        size_t output_count)
+{
+    uint32_t made, source;
+    if (output_count != 1 || !ms__trace_find_life(trace, outputs[0], &made)) {
+        return;
+    }
+    bool known = input_count > 0 && ms__trace_find_life(trace, inputs[0], &source);
+    ms__trace_note_result(trace, known ? &trace->lives.items[source] : NULL, &trace->lives.items[made]);
+}
+
+int ms_trace_made(ms_trace *trace, const uint64_t *inputs, size_t input_count, const uint64_t *outputs,
+                  size_t output_count, bool runs_again, ms_error *err)
+{
+    if (trace->finished) {
+        return ms_fail(err, MS_ESTATE, "trace: it is finished");
+    }
+    if (!trace->layer_open || output_count == 0 || trace->phase > MS_TRACE_LOSS) {
+        return MS_OK;
+    }
+    note_values(trace, inputs, input_count, outputs, output_count);
+    return runs_again ? file_maker(trace, inputs, input_count, outputs, output_count, err) : MS_OK;
 }
 
 /* ---- thinning out --------------------------------------------------------- */

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/forks.h"
 #include "base/os/map.h"
 #include "base/thread.h"
 #include "hostmem/heap.h"
@@ -353,7 +354,7 @@ static void after_fork_in_child(void)
 
 static void cover_fork(void)
 {
-    is_fork_covered = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+    is_fork_covered = ms__hear_of_forks(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 bool ms__install_cover_fork(void)

@@ -212,6 +212,9 @@ static void destroy(ms_offload *engine)
 int ms_offload_open(const ms_offload_options *options, ms_offload **engine, ms_error *err)
 {
     int rc = check_options(options, err);
+    if (rc == MS_OK) {
+        rc = ms__fork_prepare(err);
+    }
     if (rc != MS_OK) {
         return rc;
     }

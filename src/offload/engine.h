@@ -221,6 +221,9 @@ void ms__compression_tell(ms_offload *engine);
 
 /* ---- fork.c ---- */
 
+/* Before the first engine of a process: one that a fork could not bring to rest would have reads
+ * land in its child's pages. Fails only without memory. */
+int ms__fork_prepare(ms_error *err);
 /* From register to unregister the engine is quiet across forks and dead in children. */
 void ms__fork_register(ms_offload *engine);
 void ms__fork_unregister(ms_offload *engine);

@@ -13,10 +13,11 @@
  */
 #include <stdlib.h>
 
+#include "base/fault.h"
+#include "base/forks.h"
 #include "base/units.h"
 #include "offload/engine.h"
 
-static ms__once handlers_once = MS__ONCE_INIT;
 static ms__mutex registry_lock = MS__MUTEX_INIT;
 static ms__link registry = {&registry, &registry};
 
@@ -85,16 +86,28 @@ static void in_child(void)
     after_fork(true);
 }
 
-static void install_handlers(void)
+/* Each once, and again by the next engine where there was no memory for it. */
+static bool install_handlers(void)
 {
-    /* Fails only without memory; engines then work, but not across a fork. */
-    (void)pthread_atfork(before_fork, in_parent, in_child);
-    (void)atexit(before_exit);
+    static bool hears_of_forks, hears_of_exit;
+    hears_of_forks = hears_of_forks || ms__hear_of_forks(before_fork, in_parent, in_child);
+    hears_of_exit = hears_of_exit ||
+                    (hears_of_forks && !ms__fault(MS_FAULT_SYSTEM, NULL) && atexit(before_exit) == 0);
+    return hears_of_exit;
+}
+
+int ms__fork_prepare(ms_error *err)
+{
+    /* Not the registry's, which a fork takes while the system holds its list of handlers. */
+    static ms__mutex lock = MS__MUTEX_INIT;
+    ms__mutex_lock(&lock);
+    bool is_told = install_handlers();
+    ms__mutex_unlock(&lock);
+    return is_told ? MS_OK : ms_fail(err, MS_ENOMEM, "no memory to be told of forks and of the process's exit");
 }
 
 void ms__fork_register(ms_offload *engine)
 {
-    ms__once_run(&handlers_once, install_handlers);
     ms__mutex_lock(&registry_lock);
     ms__list_append(&registry, &engine->registry_link);
     ms__mutex_unlock(&registry_lock);

@@ -3,8 +3,6 @@
  */
 #include "offload/slab.h"
 
-#include <sys/mman.h>
-
 #include "base/os/map.h"
 #include "base/os/numa.h"
 #include "base/thread.h"
@@ -67,7 +65,7 @@ void ms__touch(void *address, uint64_t bytes)
 
 void ms__untouch(void *address, uint64_t bytes)
 {
-    (void)madvise(address, bytes, MADV_DONTNEED);
+    (void)ms__map_empty(address, bytes); /* refused: it stays touched */
 }
 
 /* ---- the slab ----------------------------------------------------------------------- */
@@ -104,19 +102,5 @@ void ms__slab_forget(ms__slab *slab)
 
 uint64_t ms__slab_resident_bytes(const ms__slab *slab)
 {
-    uint64_t page_bytes = ms__page_bytes();
-    uint64_t resident_pages = 0;
-    unsigned char state[512];
-    for (uint64_t at = 0; at < slab->bytes;) {
-        uint64_t bytes = ms__min_u64(slab->bytes - at, sizeof state * page_bytes);
-        if (mincore(slab->address + at, bytes, state) != 0) {
-            return slab->bytes;
-        }
-        uint64_t pages = ms__div_up(bytes, page_bytes);
-        for (uint64_t i = 0; i < pages; i++) {
-            resident_pages += state[i] & 1;
-        }
-        at += bytes;
-    }
-    return resident_pages * page_bytes;
+    return slab->bytes - ms__map_untouched(slab->address, slab->bytes);
 }

@@ -22,6 +22,9 @@ static const uint64_t runs_differ_bytes = 4000000;
 
 /* ---- set-up ------------------------------------------------------------------- */
 
+/* Below this a store waits for the one before it longer than its bytes are worth. */
+enum { FORCED_WRITE_BYTES_LEAST = 1 << 20 };
+
 /* The largest single storage that a layer saves: a window below it would let nothing
  * be fetched ahead. Where the smallest peak is wanted, it is the first window. */
 static uint64_t largest_saved(const ms__search *search, const ms_graph *graph)
@@ -58,7 +61,7 @@ static void choose_windows(ms__search *search, const ms_graph *graph, const ms_c
         search->windows[i].read_bytes = ms__max_u64(read, single);
     }
     if (search->forced) {
-        search->windows[0] = (ms__window){single, single};
+        search->windows[0] = (ms__window){ms__max_u64(single, FORCED_WRITE_BYTES_LEAST), single};
     }
 }
 

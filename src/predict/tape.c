@@ -174,16 +174,15 @@ static void report_maker(ms__tape *tape, const char *name, size_t inputs, size_t
     }
     /* Tagged as random, with dropout or without. */
     bool draws = strcmp(name, "aten._scaled_dot_product_flash_attention_for_cpu.default") == 0;
-    if (draws || !ms_operator_is_maker(name, is_pointwise(name))) {
-        return;
-    }
+    bool runs_again = !draws && ms_operator_is_maker(name, is_pointwise(name));
     for (size_t i = 0; i < inputs + outputs; i++) {
         if (operands[i] != 0) {
             keys[given++] = ms__key_of(tape, operands[i]);
             taken += i < inputs;
         }
     }
-    ms__fail_tape(tape, ms_trace_made(tape->trace, keys, taken, keys + taken, given - taken, tape->err));
+    ms__fail_tape(tape, ms_trace_made(tape->trace, keys, taken, keys + taken, given - taken, runs_again,
+                                           tape->err));
 }
 
 void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, const ms__value *operands)

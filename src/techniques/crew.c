@@ -8,9 +8,10 @@
 #include "techniques/crew.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+
+#include "base/forks.h"
 
 enum { HELPERS_MAX = 255 };
 
@@ -30,7 +31,7 @@ static void after_fork_in_child(void)
 static void find_team(void)
 {
     void *found = dlsym(RTLD_DEFAULT, "GOMP_parallel");
-    if (found != NULL && pthread_atfork(NULL, NULL, after_fork_in_child) == 0) {
+    if (found != NULL && ms__hear_of_forks(NULL, NULL, after_fork_in_child)) {
         memcpy(&run_on_team, &found, sizeof found);
     }
 }

@@ -257,3 +257,94 @@ def test_the_replay_of_a_plan_has_its_bits():
     assert old["packed_bytes"] == old["packing_ns"] == 0
     assert old["peak_live_bytes"] > replay["peak_live_bytes"]
     assert old["step_ns"] < replay["step_ns"]
+
+
+# -- comparisons ----------------------------------------------------------------------------
+
+WIDTH = 512
+ROWS = 4 * WIDTH  # masks of as many rows as columns are small beside the others
+
+
+class _Compares(torch.nn.Module):
+    """A layer that saves a mask of truth values, as many of them as its output has elements."""
+
+    item_bytes = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return x + self.masked(y)
+
+    def masked(self, y: torch.Tensor) -> torch.Tensor:
+        return y * (y > 0)
+
+
+class _Chooses(_Compares):
+    def masked(self, y: torch.Tensor) -> torch.Tensor:
+        return torch.where((y > 0.1) & ~torch.isnan(y), y, -0.5 * y)
+
+
+class _Fills(_Compares):
+    def masked(self, y: torch.Tensor) -> torch.Tensor:
+        return y.masked_fill(y.detach().abs() > 1, 0.25)
+
+
+class _FillsTriangle(_Compares):
+    """A causal mask made anew in each forward, by writes to a part of it."""
+
+    def masked(self, y: torch.Tensor) -> torch.Tensor:
+        hidden = torch.ones(y.shape[-2:], dtype=torch.bool).triu(1)
+        hidden[0] = False
+        return y.masked_fill(hidden, 0.0)
+
+
+class _Multiplies(_Compares):
+    item_bytes = 4
+
+    def masked(self, y: torch.Tensor) -> torch.Tensor:
+        return y * ((y.detach() > 0).to(y.dtype) * 1.25)
+
+
+class _AddsMask(_Compares):
+    """A mask of zeros and one number, as attention takes it."""
+
+    item_bytes = 4
+
+    def masked(self, y: torch.Tensor) -> torch.Tensor:
+        return y * torch.zeros_like(y).masked_fill_(y.detach() < 0, -2.0)
+
+
+def comparing_case(layer: type[_Compares]) -> tuple[Case, torch.nn.Module, dict[str, Any]]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Sequential(*(layer() for _ in range(4))))
+    batch = torch.randn(ROWS, WIDTH)
+    case = Case(model, lambda step: ((batch * (step + 1),), {}))
+    args, kwargs = case.batch(0)
+    graph = trace(case.model, *args, **kwargs)
+    graph["loop"].update(outputs_held=True, gradients_live_in_forward=False, observed=True, optimizer_state_bytes=0,
+                         optimizer_transient_bytes=0)
+    return case, copy.deepcopy(model), graph
+
+
+@pytest.mark.parametrize("layer", [_Compares, _Chooses, _Fills, _FillsTriangle, _Multiplies, _AddsMask])
+def test_a_plan_counts_on_the_masks_of_comparisons_that_become_bits(layer, tmp_path):
+    case, twin, graph = comparing_case(layer)
+    mask_bytes = ROWS * WIDTH * layer.item_bytes
+    need = json.loads(plan_at(graph, 10**12))["pressure"]["need_bytes"]
+    text = plan_at(graph, need - 3 * (mask_bytes - mask_bytes // 6))
+    plan = json.loads(text)
+    promised = plan["predicted"].get("packed_bytes", 0)
+    assert promised >= 3 * mask_bytes
+    saved = sum(entry.get("packing", {}).get("saved_bytes", 0) for entry in plan["entries"])
+    assert saved >= promised - promised // (8 * layer.item_bytes) - 4 * 64
+    expected = train(case, twin, STEPS)
+    with executing(case.model, text, tmp_path) as executor:
+        found = train(case, case.model, STEPS)
+        counters = executor.counters()
+        assert_nothing_left(executor)
+    assert_same(expected, found)
+    assert counters["packed_bytes"] == STEPS * promised
+    assert counters["packed_into_bytes"] <= STEPS * (promised // (8 * layer.item_bytes) + 4 * 64)

@@ -184,7 +184,7 @@ class LiveTracer(TorchDispatchMode):
                 is_new |= new
                 all_new &= new
                 made.append(storage._cdata)
-            outputs.append((tensor.shape, _bytes(tensor)))
+            outputs.append((tensor.shape, _bytes(tensor), tensor.dtype is torch.bool))
         if not is_new and not operator.mutable:
             return  # a view by another name
         operands = [(tensor.shape, _bytes(tensor)) for tensor in tensors_of(args)]
@@ -193,10 +193,10 @@ class LiveTracer(TorchDispatchMode):
         workspace = operator.convolves and _in_default_layout(args)
         self._trace.op(_name_of(operator, kwargs), tuple(operands), tuple(outputs), workspace)
         if self._frame is not None:
-            if operator.maker and all_new:
-                self._trace.made(_keys(args, kwargs), tuple(made))
-            elif operator.mutable:
+            if operator.mutable:
                 self._tell_written(operator, args, kwargs)
+            elif all_new:
+                self._trace.made(_keys(args, kwargs), tuple(made), operator.maker)
         if operator.random and self._phase == "forward":
             self._trace.flag(self._trace.current(), "uses_rng")
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
@@ -34,6 +35,15 @@ static int injected(ms_fault kind, int otherwise)
     return system_errno != 0 ? system_errno : otherwise;
 }
 
+/* What a file may grow to. Who goes beyond is sent a signal that kills (SIGXFSZ), so it is not
+ * tried: a caller's thread need not have blocked it. */
+static uint64_t file_limit_bytes(void)
+{
+    struct rlimit limit;
+    bool is_known = injected(MS_FAULT_SYSTEM, EIO) == 0 && getrlimit(RLIMIT_FSIZE, &limit) == 0;
+    return is_known ? limit.rlim_cur : UINT64_MAX;
+}
+
 /* ---- opening ------------------------------------------------------------ */
 
 /* Negative errno or a descriptor. */
@@ -45,6 +55,23 @@ static int open_tmpfile(const char *directory)
     }
     int fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     return fd >= 0 ? fd : -errno;
+}
+
+static int remove_once(const char *path)
+{
+    int failure = injected(MS_FAULT_SYSTEM, EIO);
+    return failure != 0 || unlink(path) == 0 ? failure : errno;
+}
+
+/* 0 or the number of the failure. What can't be removed would be left behind for good, so it is
+ * tried twice: a network may have been away for a moment. */
+static int remove_name(const char *path)
+{
+    int failure = remove_once(path);
+    if (failure != 0) {
+        failure = remove_once(path);
+    }
+    return failure == ENOENT ? 0 : failure; /* somebody was tidier */
 }
 
 static int open_and_unlink(const char *directory)
@@ -62,8 +89,8 @@ static int open_and_unlink(const char *directory)
     if (fd < 0) {
         return -errno;
     }
-    if (unlink(path) != 0) {
-        failure = errno;
+    failure = remove_name(path);
+    if (failure != 0) {
         close(fd);
         return -failure;
     }
@@ -78,8 +105,8 @@ static bool means_no_tmpfile(int failure)
 
 static bool turn_direct_on(int fd)
 {
-    int flags = fcntl(fd, F_GETFL);
-    return flags >= 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
+    int flags = injected(MS_FAULT_SYSTEM, EIO) == 0 ? fcntl(fd, F_GETFL) : -1;
+    return flags >= 0 && injected(MS_FAULT_SYSTEM, EIO) == 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
 }
 
 /* What the file system says that direct I/O must be aligned to, at least 4096. */
@@ -88,7 +115,8 @@ static size_t direct_alignment(int fd)
     size_t align_bytes = DIRECT_ALIGN_BYTES;
 #ifdef STATX_DIOALIGN
     struct statx info;
-    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+    if (injected(MS_FAULT_SYSTEM, EIO) == 0 &&
+        statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
         (info.stx_mask & STATX_DIOALIGN) != 0) {
         align_bytes = ms__max_u64(align_bytes, info.stx_dio_offset_align);
         align_bytes = ms__max_u64(align_bytes, info.stx_dio_mem_align);
@@ -127,6 +155,9 @@ void ms__file_close(ms__file *file)
 static int set_size(int fd, uint64_t size_bytes, bool with_blocks)
 {
     int failure = injected(MS_FAULT_OPEN, ENOSPC);
+    if (failure == 0 && size_bytes > file_limit_bytes()) {
+        failure = EFBIG;
+    }
     if (failure != 0) {
         return failure;
     }
@@ -174,6 +205,9 @@ static bool shorten(size_t *size_bytes)
 ssize_t ms__os_pwrite(int fd, const void *from, size_t size_bytes, uint64_t offset_bytes)
 {
     int failure = injected(MS_FAULT_WRITE, EIO);
+    if (failure == 0 && offset_bytes >= file_limit_bytes()) {
+        failure = EFBIG; /* what begins below is cut short by the kernel, without a signal */
+    }
     if (failure != 0) {
         return -failure;
     }

@@ -49,6 +49,9 @@ uint32_t ms__numa_node_count(const char *root)
 int ms__numa_current_node(void)
 {
     unsigned cpu, node;
+    if (ms__fault(MS_FAULT_SYSTEM, NULL)) {
+        return -1;
+    }
     return syscall(SYS_getcpu, &cpu, &node, NULL) == 0 && node < NODES_MOST ? (int)node : -1;
 }
 

@@ -82,7 +82,7 @@ int ms__machine_memory_read(const char *root, ms__machine_memory *out, ms_error 
 uint64_t ms__memlock_limit_bytes(void)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) {
+    if (ms__fault(MS_FAULT_SYSTEM, NULL) || getrlimit(RLIMIT_MEMLOCK, &limit) != 0) {
         return 0;
     }
     /* More than documents can hold is no limit either. */

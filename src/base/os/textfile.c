@@ -162,6 +162,16 @@ static int write_all(int fd, const char *text, size_t length)
     return 0;
 }
 
+/* 0 or the number of the failure. */
+static int rename_checked(const char *from, const char *to)
+{
+    int failure = 0;
+    if (ms__fault(MS_FAULT_SYSTEM, &failure)) {
+        return failure != 0 ? failure : EIO;
+    }
+    return rename(from, to) == 0 ? 0 : errno;
+}
+
 static int write_into(const char *path, const char *text, size_t length, ms_error *err)
 {
     int fd = open_checked(path, O_WRONLY | O_TRUNC);
@@ -188,8 +198,9 @@ int ms__file_write_text(const char *path, const char *text, size_t length, ms_er
     if (close(fd) != 0 && rc == MS_OK) {
         rc = ms_fail_errno(err, MS_ESYSTEM, errno, "writing %s", path);
     }
-    if (rc == MS_OK && rename(temporary, path) != 0) {
-        rc = ms_fail_errno(err, MS_ESYSTEM, errno, "writing %s", path);
+    int failure = rc == MS_OK ? rename_checked(temporary, path) : 0;
+    if (failure != 0) {
+        rc = ms_fail_errno(err, MS_ESYSTEM, failure, "writing %s", path);
     }
     if (rc != MS_OK) {
         unlink(temporary);

@@ -107,6 +107,7 @@ static void fail_errno_tells_the_reason_and_picks_the_code(void **state)
     assert_string_equal(err.text, "opening a: Permission denied (errno 13)");
     assert_int_equal(ms_fail_errno(&err, MS_EIO, ENOSPC, "w"), MS_ENOSPC);
     assert_int_equal(ms_fail_errno(&err, MS_EIO, EDQUOT, "w"), MS_ENOSPC);
+    assert_int_equal(ms_fail_errno(&err, MS_EIO, EFBIG, "w"), MS_ENOSPC);
     assert_int_equal(ms_fail_errno(&err, MS_EIO, ENOMEM, "w"), MS_ENOMEM);
     assert_int_equal(err.code, MS_ENOMEM);
 }

@@ -21,7 +21,7 @@ static void names_tell_what_can_run_again(void **state)
 static void made(uint64_t from, uint64_t key)
 {
     work(64);
-    assert_ms_ok(ms_trace_made(trace, &from, 1, &key, 1, &err), err);
+    assert_ms_ok(ms_trace_made(trace, &from, 1, &key, 1, true, &err), err);
 }
 
 /* x -> y -> z, all but y saved. */

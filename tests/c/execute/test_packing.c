@@ -297,6 +297,27 @@ static void a_plan_that_moves_packs_what_it_names_and_what_it_does_not_know(void
     }
 }
 
+static void what_a_plan_has_become_bits_and_has_a_third_value_is_as_if_nothing_was_said(void **state)
+{
+    fixture *f = *state;
+    static const ms_technique techniques[] = {MS_TECHNIQUE_KEEP, MS_TECHNIQUE_OFFLOAD_DISK};
+    for (int i = 0; i < 2; i++) {
+        bool is_dropped;
+        say_of_known(f, techniques[i], true);
+        storage *items[] = {mask_new(f), storage_new(&f->host, BYTES, 5)};
+        for (int k = 0; k < 2; k++) {
+            assert_ms_ok(ms_frame_choose(f->execute, f->frame, (uintptr_t)items[k], BYTES, &is_dropped, &f->err), f->err);
+        }
+        ms_extent *extent = send_away(f, items[1]);
+        assert_int_equal(extent != NULL, techniques[i] == MS_TECHNIQUE_OFFLOAD_DISK);
+        assert_int_equal(counter(f, MS_COUNTER_PACKED_BYTES), 0);
+        if (extent != NULL) {
+            ms_extent_drop(f->execute, extent, 0);
+        }
+        storage_let_go(&f->host, items[0]);
+    }
+}
+
 static void a_plan_that_has_nothing_become_bits_leaves_a_kept_layer_alone(void **state)
 {
     fixture *f = *state;
@@ -402,6 +423,7 @@ int main(void)
         PACKING_TEST(a_plan_that_moves_nothing_packs_nothing),
         PACKING_TEST(a_plan_that_moves_nothing_packs_what_it_names),
         PACKING_TEST(a_plan_that_moves_packs_what_it_names_and_what_it_does_not_know),
+        PACKING_TEST(what_a_plan_has_become_bits_and_has_a_third_value_is_as_if_nothing_was_said),
         PACKING_TEST(a_plan_that_has_nothing_become_bits_leaves_a_kept_layer_alone),
         PACKING_TEST(without_memory_a_plan_that_names_bits_is_refused_whole),
         PACKING_TEST(what_is_not_a_mask_or_not_to_be_packed_goes_to_the_tier),

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -75,6 +76,11 @@ ms_offload *open_engine(const ms_offload_options *options)
     ms_offload *engine = NULL;
     assert_ms_ok(ms_offload_open(options, &engine, &err), err);
     return engine;
+}
+
+void refuse_unnamed_files(void)
+{
+    ms_fault_arm(MS_FAULT_OPEN, 2, EOPNOTSUPP); /* the first asks for the memory nodes */
 }
 
 /* ---- device memory ------------------------------------------------------------ */

@@ -52,6 +52,8 @@ uint64_t tested_private_slots(uint32_t pieces);
  * a time. */
 ms_offload_options small_options(void);
 
+/* For the next engine that opens: its file system has no O_TMPFILE. */
+void refuse_unnamed_files(void);
 ms_offload *open_engine(const ms_offload_options *options);
 
 /* Page-aligned memory of whole pages, of the device where the backend is a GPU's: only

@@ -330,9 +330,9 @@ static void interrupted_transfers_are_tried_again(void **state)
 static void each_resource_may_be_missing_when_an_engine_opens(void **state)
 {
     (void)state;
-    const ms_fault kinds[] = {MS_FAULT_ALLOC, MS_FAULT_MAP,    MS_FAULT_OPEN,
-                              MS_FAULT_WRITE, MS_FAULT_THREAD, MS_FAULT_DRIVER};
-    const int numbers[] = {ENOMEM, ENOMEM, EMFILE, EIO, EAGAIN, 0};
+    const ms_fault kinds[] = {MS_FAULT_ALLOC, MS_FAULT_MAP,    MS_FAULT_OPEN,  MS_FAULT_WRITE,
+                              MS_FAULT_READ,  MS_FAULT_THREAD, MS_FAULT_DRIVER, MS_FAULT_SYSTEM};
+    const int numbers[] = {ENOMEM, ENOMEM, EMFILE, EIO, EIO, EAGAIN, 0, EIO};
     size_t fds = count_fds();
     size_t threads = count_threads_now();
     uint64_t blocks = ms_memory_live_blocks();
@@ -363,6 +363,34 @@ static void each_resource_may_be_missing_when_an_engine_opens(void **state)
         }
     }
     assert_true(refusals > (tested->from_device ? 12 : 8));
+}
+
+/* Where the file system has no unnamed files: each call around the one with a name for a moment. */
+static void a_spill_file_that_had_a_name_leaves_none(void **state)
+{
+    (void)state;
+    if (tested->tier != MS_TIER_DISK) {
+        skip();
+    }
+    size_t fds = count_fds(), names = count_entries(spill_dir);
+    bool fired = true;
+    uint64_t nth = 1;
+    for (; fired; nth++) {
+        ms_error err = {0};
+        ms_offload *engine = NULL;
+        ms_offload_options options = small_options();
+        refuse_unnamed_files();
+        ms_fault_arm(MS_FAULT_SYSTEM, nth, EIO);
+        int rc = ms_offload_open(&options, &engine, &err);
+        fired = ms_fault_passed(MS_FAULT_SYSTEM) >= nth;
+        ms_fault_disarm_all();
+        assert_ms_ok(rc, err); /* the name is removed at the second attempt, and the rest is not needed */
+        assert_int_equal(count_entries(spill_dir), names);
+        assert_engine_works(engine);
+        ms_offload_close(engine);
+        assert_int_equal(count_fds(), fds);
+    }
+    assert_true(nth > (tested->no_direct_io ? 3 : 5)); /* unlink, statx, and fcntl twice for direct I/O */
 }
 
 static void an_engine_works_with_fewer_threads_but_not_with_none(void **state)
@@ -407,8 +435,29 @@ static void a_store_fails_cleanly_without_memory_or_room(void **state)
     }
 }
 
+/* The first engine of a process: an engine that forks and the exit could not bring to rest is none. */
+static void without_memory_for_handlers_of_forks_and_exit_no_engine_opens(void **state)
+{
+    (void)state;
+    const ms_offload_options options = {.tier = MS_TIER_HOST, .cap_bytes = UINT64_MAX};
+    ms_error err = {0};
+    ms_offload *engine = NULL;
+    /* The first, then, once that is there, the second. */
+    for (uint64_t nth = 1; nth <= 2; nth++) {
+        ms_fault_arm(MS_FAULT_SYSTEM, nth, 0);
+        assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_ENOMEM, err, "to be told of forks");
+        assert_null(engine);
+    }
+    ms_fault_disarm_all();
+    assert_ms_ok(ms_offload_open(&options, &engine, &err), err);
+    ms_offload_close(engine);
+}
+
 int main(void)
 {
+    const struct CMUnitTest first[] = {
+        cmocka_unit_test(without_memory_for_handlers_of_forks_and_exit_no_engine_opens),
+    };
     const struct CMUnitTest tests[] = {
         OFFLOAD_TEST(a_write_error_fails_its_own_store_only),
         OFFLOAD_TEST(a_disk_that_fills_fails_its_own_store_only),
@@ -419,8 +468,10 @@ int main(void)
         OFFLOAD_TEST(short_transfers_are_resumed),
         OFFLOAD_TEST(interrupted_transfers_are_tried_again),
         OFFLOAD_TEST(each_resource_may_be_missing_when_an_engine_opens),
+        OFFLOAD_TEST(a_spill_file_that_had_a_name_leaves_none),
         OFFLOAD_TEST(an_engine_works_with_fewer_threads_but_not_with_none),
         OFFLOAD_TEST(a_store_fails_cleanly_without_memory_or_room),
     };
-    return run_on_every_backend("faults", tests, sizeof tests / sizeof tests[0]);
+    int failures = cmocka_run_group_tests_name("faults, first engine", first, NULL, NULL);
+    return failures + run_on_every_backend("faults", tests, sizeof tests / sizeof tests[0]);
 }

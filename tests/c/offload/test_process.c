@@ -162,13 +162,17 @@ static void the_spill_file_has_no_name_and_one_reader(void **state)
         skip();
     }
     mode_t mask = umask(0);
+    uint64_t calls[2];
     for (int with_tmpfile = 0; with_tmpfile < 2; with_tmpfile++) {
         struct stat info;
         ms_offload_options options = small_options();
         if (!with_tmpfile) {
-            ms_fault_arm(MS_FAULT_OPEN, 1, EOPNOTSUPP); /* mkostemp() and unlink() instead */
+            refuse_unnamed_files(); /* mkostemp() and unlink() instead */
         }
+        ms_fault_arm(MS_FAULT_SYSTEM, UINT64_MAX, 0);
         ms_offload *engine = open_engine(&options);
+        calls[with_tmpfile] = ms_fault_passed(MS_FAULT_SYSTEM);
+        ms_fault_disarm_all();
         assert_engine_works(engine);
         assert_int_equal(count_entries(spill_dir), 0);
         assert_true(stat_spill_file(&info));
@@ -177,6 +181,7 @@ static void the_spill_file_has_no_name_and_one_reader(void **state)
         ms_offload_close(engine);
         assert_false(stat_spill_file(&info));
     }
+    assert_int_equal(calls[0], calls[1] + 1); /* unlink() */
     umask(mask);
 }
 

@@ -130,7 +130,11 @@ static void the_cheaper_tensor_comes_first(void **state)
         for (uint32_t slot = 0; slot < profile->save_count; slot++) {
             uint32_t storage = profile->saved[slot];
             uint32_t expected = storage == 0 ? 1 + (first_bytes == 1) : storage == 5 ? 1 + (first_bytes == 4) : 0;
+            uint64_t value_bytes = storage == 0 ? first_bytes : 5 - first_bytes;
             assert_int_equal(profile->bits[slot].rank, expected);
+            if (expected > 0) { /* floats 32 : 1, truth values 8 : 1 */
+                assert_int_equal(profile->bits[slot].bytes, layer->storage_bytes[storage] / value_bytes / 8 + HEADER_BYTES);
+            }
         }
         ms__sim_free(sim);
     }

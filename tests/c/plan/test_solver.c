@@ -247,6 +247,10 @@ static void a_forced_run_presses_on_tiny_layers_too(void **state)
         /* The slab alone is larger than these tensors: only where nothing else is admitted. */
         assert_int_equal(plan->slab_bytes > 0, admitted == OFFLOAD);
         assert_int_equal(plan->replay.peak_bytes > plan->unoptimized.peak_bytes, admitted == OFFLOAD);
+        /* Each of them waits for the one before only where they are worth waiting for. */
+        if (admitted == OFFLOAD) {
+            assert_int_equal(plan->write_window_bytes, MIB);
+        }
         char *table = ms_plan_table(plan, f.hardware);
         assert_int_equal(strstr(table, "above everything kept") != NULL, admitted == OFFLOAD);
         ms_free(table);

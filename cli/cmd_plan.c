@@ -35,9 +35,9 @@ static const char help[] =
     "  --csv             print the sweep as CSV (--json: docs/formats/frontier.schema.json)\n"
     "  --plot FILE       also write the sweep as an SVG picture\n"
     "  --chain FILE      solve a chain of layers alone (docs/formats/chain.schema.json):\n"
-    "                    the fastest memory-persistent schedule within the budget. An\n"
-    "                    option that moves bytes over a link is charged for the whole\n"
-    "                    transfer, down and back; nothing of it is taken to be hidden\n"
+    "                    the fastest memory-persistent schedule within the budget. Bytes\n"
+    "                    that options move over links go beside the compute; in chains of\n"
+    "                    more than 300 layers it waits for every transfer\n"
     "\n"
     "Examples:\n"
     "  memscale plan --graph gpt2.json --budget 4.0GB\n"
@@ -220,18 +220,6 @@ static int solve_chain(const plan_request *request)
     return status == CLI_OK ? cli_plan_chain(request->chain_path, bytes, request->as_json) : status;
 }
 
-/* A bare --explain takes no value: it becomes an option of its own. */
-static void mark_bare_explain(int argc, char **argv)
-{
-    static char whole[] = "--explain-plan";
-    for (int i = 1; i < argc; i++) {
-        bool bare = i + 1 == argc || strncmp(argv[i + 1], "--", 2) == 0;
-        if (strcmp(argv[i], "--explain") == 0 && bare) {
-            argv[i] = whole;
-        }
-    }
-}
-
 /* Options that exclude or need each other. */
 static int check_request(plan_request *request)
 {
@@ -265,12 +253,11 @@ int cmd_plan(int argc, char **argv)
     const cli_option table[] = {
         {"--graph", NULL, &request.graph_path},     {"--hardware", NULL, &request.hardware_path},
         {"--config", NULL, &request.config_path},   {"--budget", NULL, &request.budget},
-        {"--json", &request.as_json, NULL},         {"--explain", NULL, &request.explain},
-        {"--explain-plan", &request.explain_all, NULL}, {"--sweep", NULL, &request.sweep},
+        {"--json", &request.as_json, NULL},         {"--explain", &request.explain_all, &request.explain},
+        {"--sweep", NULL, &request.sweep},
         {"--csv", &request.as_csv, NULL},           {"--plot", NULL, &request.plot_path},
         {"--chain", NULL, &request.chain_path},
     };
-    mark_bare_explain(argc, argv);
     int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
     if (status != CLI_GO_ON) {
         return status;

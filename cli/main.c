@@ -69,11 +69,15 @@ static int run(int argc, char **argv)
         return CLI_USAGE;
     }
     const char *word = argv[1];
-    if (strcmp(word, "--version") == 0) {
+    bool is_version = strcmp(word, "--version") == 0, is_help = strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+    if ((is_version || is_help) && argc > 2) {
+        return cli_usage_error(NULL, "%s: unexpected argument \"%s\"", word, argv[2]);
+    }
+    if (is_version) {
         printf("memscale %s\n", ms_version());
         return CLI_OK;
     }
-    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+    if (is_help) {
         print_help(stdout);
         return CLI_OK;
     }

@@ -21,7 +21,7 @@ static int set_flag(const char *command, const cli_option *option, const char *v
     if (value != NULL) {
         return cli_usage_error(command, "%s takes no value", option->name);
     }
-    if (*option->flag) {
+    if (*option->flag || (option->value != NULL && *option->value != NULL)) {
         return cli_usage_error(command, "%s is given twice", option->name);
     }
     *option->flag = true;
@@ -33,11 +33,17 @@ static int set_value(const char *command, const cli_option *option, const char *
     if (value == NULL || value[0] == '\0') {
         return cli_usage_error(command, "%s needs a value", option->name);
     }
-    if (*option->value != NULL) {
+    if (*option->value != NULL || (option->flag != NULL && *option->flag)) {
         return cli_usage_error(command, "%s is given twice", option->name);
     }
     *option->value = value;
     return CLI_GO_ON;
+}
+
+/* Whether the option at `i` stands without its value, which it may. */
+static bool is_bare(const cli_option *option, int argc, char **argv, int i)
+{
+    return option->flag != NULL && (i + 1 == argc || strncmp(argv[i + 1], "--", 2) == 0);
 }
 
 int cli_parse(int argc, char **argv, const cli_option *options, size_t count, const char *help)
@@ -58,7 +64,7 @@ int cli_parse(int argc, char **argv, const cli_option *options, size_t count, co
         if (option == NULL) {
             return cli_usage_error(command, "unknown option %.*s", (int)length, word);
         }
-        if (option->flag != NULL) {
+        if (option->value == NULL || (value == NULL && is_bare(option, argc, argv, i))) {
             status = set_flag(command, option, value);
         } else {
             if (value == NULL && i + 1 < argc) {

@@ -8,7 +8,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Exactly one of `flag` and `value` is set. */
+/* One of `flag` and `value` is set, or both for an option whose value may be left out: then
+ * the flag tells that it was. */
 typedef struct cli_option {
     const char *name; /* with its dashes: "--json" */
     bool *flag;
@@ -21,7 +22,7 @@ enum { CLI_GO_ON = -1 };
 
 /*
  * Reads "--flag", "--name VALUE" and "--name=VALUE" of a command, whose name is
- * argv[0]. "--help" prints `help` and ends it. An unknown option, a missing or
+ * argv[0]. A value that may be left out is, where the line ends or "--" follows. "--help" prints `help` and ends it. An unknown option, a missing or
  * empty value, a value given to a flag, an option given twice and anything that
  * is no option are errors of usage, named in the message.
  */

@@ -22,8 +22,8 @@ extern "C" {
  * are not looked at, those that it lacks have transformers' defaults, but for the sizes:
  * hidden size, layers, heads, vocabulary. MS_EFORMAT with the place for a malformed
  * document, an unknown "model_type", sizes that do not go together, and what is not
- * modelled (a sliding window that the sequence reaches, attention dropout of decoders,
- * cross-attention); MS_EINVAL for a batch or sequence that the model can't take; MS_ENOMEM.
+ * modelled (attention dropout of decoders, cross-attention, rotary positions that change
+ * with the sequence's length); MS_EINVAL for a batch or sequence that the model can't take; MS_ENOMEM.
  * Free the graph with ms_graph_free(). Safe from any thread.
  */
 MS_API int ms_predict_hf_graph(const char *config_json, uint64_t batch, uint64_t seq, ms_graph **graph, ms_error *err);

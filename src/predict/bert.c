@@ -40,10 +40,11 @@ static layer_weights make_weights(ms__tape *tape, const ms__model *m)
     return w;
 }
 
-static ms__value project(ms__tape *tape, const ms__model *m, affine with, ms__value x, bool copied_back)
+static ms__value project(ms__tape *tape, const ms__model *m, affine with, ms__value x, bool is_key)
 {
     ms__value flat = ms__linear(tape, x, with.weight, with.bias, m->width);
-    ms__value heads = ms__heads(tape, flat, m->heads, copied_back);
+    ms__value heads = is_key && m->drops_attention ? ms__turned_heads(tape, flat, m->heads)
+                                                   : ms__heads(tape, flat, m->heads, m->drops_attention);
     ms__drop(tape, flat);
     return heads;
 }
@@ -62,11 +63,9 @@ static ms__value finish_part(ms__tape *tape, const ms__model *m, affine with, af
 
 static ms__value run_layer(ms__tape *tape, const ms__model *m, const layer_weights *w, ms__value x)
 {
-    /* The keys' gradient comes turned: of a single sample it is a matrix as it lies. */
-    bool copied = m->drops_attention;
-    ms__value q = project(tape, m, w->q, x, copied), k = project(tape, m, w->k, x, copied && m->batch > 1);
-    ms__value v = project(tape, m, w->v, x, copied);
-    ms__value mixed = m->drops_attention ? ms__attention_with_dropout(tape, q, k, v, false) : ms__attention(tape, q, k, v);
+    ms__value q = project(tape, m, w->q, x, false), k = project(tape, m, w->k, x, true);
+    ms__value v = project(tape, m, w->v, x, false);
+    ms__value mixed = m->drops_attention ? ms__attention_with_dropout(tape, q, k, v, false) : ms__attention(tape, q, k, v, 0);
     ms__drop(tape, q);
     ms__drop(tape, k);
     ms__drop(tape, v);
@@ -89,7 +88,7 @@ static ms__value embed(ms__tape *tape, const ms__model *m, ms__value input, ms__
     affine norm = make_norm(tape, m->width);
     ms__value positions = ms__resident(tape, buffer, 8, MS_RESIDENT_BUFFER);
     ms__value type_buffer = ms__resident(tape, buffer, 8, MS_RESIDENT_BUFFER);
-    ms__value used = ms__alias(tape, positions, MS__SHAPE(m->seq));
+    ms__value used = ms__alias(tape, positions, MS__SHAPE(1, m->seq));
     ms__value row = ms__constant(tape, MS__SHAPE(1, m->seq), 8, type_buffer, used), kinds = ms__alias(tape, row, ids);
     ms__drop(tape, row);
     ms__value of_words = ms__embedding(tape, words, input), of_types = ms__embedding(tape, types, kinds);

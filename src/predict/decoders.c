@@ -10,6 +10,12 @@ typedef struct layer_weights {
     ms__value mlp_norm, gate, gate_bias, up, up_bias, down, down_bias;
 } layer_weights;
 
+/* What layers share. */
+typedef struct frame {
+    ms__value positions, cos, sin;
+    ms__value mask; /* of what a window shows, for layers that see through it; 0: none is needed */
+} frame;
+
 /* A weight (out, in) and its bias, where there is one. */
 static ms__value weight(ms__tape *tape, uint64_t out, uint64_t in, bool biased, ms__value *bias)
 {
@@ -68,18 +74,18 @@ static ms__value rotate(ms__tape *tape, ms__value x, ms__value cos, ms__value si
     return out;
 }
 
-static ms__value attend(ms__tape *tape, const ms__model *m, const layer_weights *w, ms__value x, ms__value cos,
-                        ms__value sin)
+static ms__value attend(ms__tape *tape, const ms__model *m, const layer_weights *w, ms__value x, const frame *at)
 {
     ms__value q = project(tape, m, x, w->q, w->q_bias, m->heads, w->q_norm);
     ms__value k = project(tape, m, x, w->k, w->k_bias, m->key_heads, w->k_norm);
     ms__value flat = ms__linear(tape, x, w->v, w->v_bias, m->key_heads * m->head_width);
-    ms__value v = ms__heads(tape, flat, m->key_heads, false);
+    /* Where heads are repeated, the sum of their gradients lies by heads. */
+    ms__value v = ms__heads(tape, flat, m->key_heads, at->mask != 0 && m->heads != m->key_heads);
     ms__drop(tape, flat);
-    ms__value q_turned = rotate(tape, q, cos, sin), k_turned = rotate(tape, k, cos, sin);
+    ms__value q_turned = rotate(tape, q, at->cos, at->sin), k_turned = rotate(tape, k, at->cos, at->sin);
     ms__drop(tape, q);
     ms__drop(tape, k);
-    ms__value mixed = ms__attention(tape, q_turned, k_turned, v);
+    ms__value mixed = ms__attention(tape, q_turned, k_turned, v, at->mask);
     ms__value out = ms__linear(tape, mixed, w->o, w->o_bias, m->width);
     ms__drop(tape, mixed);
     ms__drop(tape, q_turned);
@@ -101,11 +107,10 @@ static ms__value feed_forward(ms__tape *tape, const ms__model *m, const layer_we
     return out;
 }
 
-static ms__value run_layer(ms__tape *tape, const ms__model *m, const layer_weights *w, ms__value x, ms__value cos,
-                           ms__value sin)
+static ms__value run_layer(ms__tape *tape, const ms__model *m, const layer_weights *w, ms__value x, const frame *at)
 {
     ms__value normal = ms__rms_norm(tape, x, w->norm);
-    ms__value mixed = attend(tape, m, w, normal, cos, sin);
+    ms__value mixed = attend(tape, m, w, normal, at);
     ms__drop(tape, normal);
     ms__value middle = ms__add(tape, x, mixed);
     ms__drop(tape, mixed);
@@ -119,36 +124,118 @@ static ms__value run_layer(ms__tape *tape, const ms__model *m, const layer_weigh
 }
 
 /* Cosines and sines of all positions. */
-static void make_rotations(ms__tape *tape, const ms__model *m, ms__value positions, ms__value frequencies, ms__value *cos,
-                           ms__value *sin)
+static void make_rotations(ms__tape *tape, const ms__model *m, ms__value frequencies, frame *at)
 {
     ms__shape half = MS__SHAPE(m->seq, m->head_width / 2), whole = MS__SHAPE(m->seq, m->head_width);
-    ms__value as_floats = ms__constant(tape, MS__SHAPE(m->seq), 4, positions, 0);
+    ms__value as_floats = ms__constant(tape, MS__SHAPE(m->seq), 4, at->positions, 0);
     ms__value angles = ms__constant(tape, half, 4, as_floats, frequencies);
     ms__drop(tape, as_floats);
     ms__value twice = ms__constant(tape, whole, 4, angles, angles), bare = ms__constant(tape, whole, 4, twice, 0);
-    *cos = ms__constant(tape, whole, 4, bare, 0);
+    at->cos = ms__constant(tape, whole, 4, bare, 0);
     ms__drop(tape, bare);
     bare = ms__constant(tape, whole, 4, twice, 0);
-    *sin = ms__constant(tape, whole, 4, bare, 0);
+    at->sin = ms__constant(tape, whole, 4, bare, 0);
     ms__drop(tape, bare);
     ms__drop(tape, angles);
     ms__drop(tape, twice);
 }
 
-static ms__value run_layers(ms__tape *tape, const ms__model *m, ms__value embedded, ms__value positions, ms__value cos,
-                            ms__value sin)
+/* The last position is looked at, and compared with the longest and the first length. */
+static void look_at_length(ms__tape *tape, ms__value positions)
+{
+    ms__shape number = {.rank = 0};
+    ms__value last = ms__constant(tape, number, 8, positions, 0), length = ms__constant(tape, number, 8, last, 0);
+    ms__drop(tape, last);
+    for (int i = 0; i < 2; i++) {
+        ms__drop(tape, ms__constant(tape, number, 1, length, 0));
+    }
+    ms__drop(tape, length);
+}
+
+/* ---- windows ------------------------------------------------------------------------------ */
+
+static bool has_windows(const ms__model *m)
+{
+    bool any = false;
+    for (uint64_t i = 0; i < m->layers; i++) {
+        any |= m->windowed[i];
+    }
+    return any;
+}
+
+/* 0, 1, ... with an offset added. */
+static ms__value count_from(ms__tape *tape, uint64_t length)
+{
+    ms__value counted = ms__constant(tape, MS__SHAPE(length), 8, 0, 0);
+    ms__value made = ms__constant(tape, MS__SHAPE(length), 8, counted, 0);
+    ms__drop(tape, counted);
+    return made;
+}
+
+/* Which keys each query sees, of one sample: others see the same. */
+static ms__value make_mask(ms__tape *tape, const ms__model *m)
+{
+    ms__shape square = MS__SHAPE(m->seq, m->seq), number = {.rank = 0};
+    ms__value samples = ms__constant(tape, MS__SHAPE(m->batch), 8, 0, 0);
+    ms__value head = ms__constant(tape, MS__SHAPE(1), 8, 0, 0);
+    ms__value queries = count_from(tape, m->seq), keys = count_from(tape, m->seq);
+    ms__value all = ms__constant(tape, number, 1, queries, 0);
+    ms__value first = ms__constant(tape, MS__SHAPE(m->seq), 8, queries, 0);
+    ms__value near = ms__constant(tape, square, 1, keys, first);
+    ms__drop(tape, first);
+    ms__value inside = ms__constant(tape, square, 1, all, near);
+    ms__drop(tape, near);
+    ms__drop(tape, all);
+    ms__value before = ms__constant(tape, square, 1, keys, queries);
+    ms__value seen = ms__constant(tape, square, 1, inside, before);
+    const ms__value ended[] = {before, inside, samples, head, queries, keys};
+    for (size_t i = 0; i < sizeof ended / sizeof ended[0]; i++) {
+        ms__drop(tape, ended[i]);
+    }
+    return seen;
+}
+
+/* Qwen asks for each kind of mask that its layers need, Mistral for its only one. */
+static ms__value look_for_mask(ms__tape *tape, const ms__model *m, ms__value positions)
+{
+    bool windowed = has_windows(m);
+    for (int i = 0; i < (windowed && m->family != MS__MISTRAL ? 2 : 1); i++) {
+        ms__look_for_packing(tape, m, positions);
+    }
+    return windowed && m->seq >= m->window ? make_mask(tape, m) : 0;
+}
+
+/* ---- the model ------------------------------------------------------------------------------ */
+
+/* What the layer is called with, in the order of its family's arguments. */
+static void enter_layer(ms__tape *tape, const ms__model *m, uint64_t index, ms__value x, const frame *at)
+{
+    ms__value inputs[5] = {x};
+    size_t count = 1;
+    bool positions_first = m->family == MS__MISTRAL;
+    if (at->mask != 0) {
+        inputs[count++] = at->mask;
+    }
+    if (positions_first) {
+        inputs[count++] = at->positions;
+    }
+    inputs[count++] = at->cos;
+    inputs[count++] = at->sin;
+    if (!positions_first) {
+        inputs[count++] = at->positions;
+    }
+    ms__enter_layer(tape, "model.layers.", index, count, inputs);
+}
+
+static ms__value run_layers(ms__tape *tape, const ms__model *m, ms__value embedded, const frame *shared)
 {
     ms__value x = embedded;
-    const ms__value as_given[] = {0, cos, sin, positions}, mistral[] = {0, positions, cos, sin};
     for (uint64_t i = 0; i < m->layers && tape->rc == MS_OK; i++) {
-        ms__value inputs[4];
-        for (int k = 0; k < 4; k++) {
-            inputs[k] = k == 0 ? x : m->family == MS__MISTRAL ? mistral[k] : as_given[k];
-        }
+        frame at = *shared;
+        at.mask = m->windowed[i] ? shared->mask : 0;
         layer_weights w = make_weights(tape, m);
-        ms__enter_layer(tape, "model.layers.", i, 4, inputs);
-        ms__value next = run_layer(tape, m, &w, x, cos, sin);
+        enter_layer(tape, m, i, x, &at);
+        ms__value next = run_layer(tape, m, &w, x, &at);
         ms__leave_layer(tape, i + 1 == m->layers);
         if (x != embedded) {
             ms__drop(tape, x);
@@ -158,6 +245,17 @@ static ms__value run_layers(ms__tape *tape, const ms__model *m, ms__value embedd
     return x;
 }
 
+/* In the order in which the model's own variables end. */
+static void drop_frame(ms__tape *tape, const ms__model *m, ms__value x, ms__value embedded, const frame *at)
+{
+    bool qwen = m->family == MS__QWEN2 || m->family == MS__QWEN3;
+    const ms__value held[] = {x, at->mask, embedded, at->positions, at->sin, at->cos};
+    const ms__value given[] = {x, at->positions, embedded, at->mask, at->sin, at->cos};
+    for (size_t i = 0; i < sizeof held / sizeof held[0]; i++) {
+        ms__drop(tape, qwen ? held[i] : given[i]);
+    }
+}
+
 void ms__write_decoder(ms__tape *tape, const ms__model *m)
 {
     ms__shape ids = MS__SHAPE(m->batch, m->seq), frequencies_of = MS__SHAPE(m->head_width / 2);
@@ -165,21 +263,18 @@ void ms__write_decoder(ms__tape *tape, const ms__model *m)
     ms__value embedding = ms__parameter(tape, MS__SHAPE(m->vocabulary, m->width));
     ms__value norm = ms__parameter(tape, MS__SHAPE(m->width));
     ms__value head = m->tied ? embedding : ms__parameter(tape, MS__SHAPE(m->vocabulary, m->width));
-    ms__value frequencies = ms__resident(tape, frequencies_of, 4, MS_RESIDENT_BUFFER), cos = 0, sin = 0;
+    ms__value frequencies = ms__resident(tape, frequencies_of, 4, MS_RESIDENT_BUFFER);
     ms__resident(tape, frequencies_of, 4, MS_RESIDENT_BUFFER);
     ms__value embedded = ms__embedding(tape, embedding, input);
-    ms__value counted = ms__constant(tape, MS__SHAPE(m->seq), 8, 0, 0);
-    ms__value positions = ms__constant(tape, MS__SHAPE(m->seq), 8, counted, 0);
-    ms__drop(tape, counted);
-    ms__look_for_packing(tape, m, positions);
-    make_rotations(tape, m, positions, frequencies, &cos, &sin);
-    ms__value x = run_layers(tape, m, embedded, positions, cos, sin);
-    ms__value normal = ms__rms_norm(tape, x, norm);
-    bool qwen = m->family == MS__QWEN2 || m->family == MS__QWEN3;
-    const ms__value ended[] = {x, qwen ? embedded : positions, qwen ? positions : embedded, sin, cos};
-    for (size_t i = 0; i < sizeof ended / sizeof ended[0]; i++) {
-        ms__drop(tape, ended[i]);
+    frame shared = {.positions = count_from(tape, m->seq)};
+    shared.mask = look_for_mask(tape, m, shared.positions);
+    if (m->dynamic_rope) {
+        look_at_length(tape, shared.positions);
     }
+    make_rotations(tape, m, frequencies, &shared);
+    ms__value x = run_layers(tape, m, embedded, &shared);
+    ms__value normal = ms__rms_norm(tape, x, norm);
+    drop_frame(tape, m, x, embedded, &shared);
     ms__value logits = ms__logits(tape, normal, head, 0, m->vocabulary);
     ms__value loss = ms__loss(tape, logits, labels, true);
     ms__drop(tape, normal);

@@ -41,7 +41,7 @@ static ms__value attend(ms__tape *tape, const ms__model *m, const block_weights 
     for (int i = 0; i < 3; i++) {
         ms__drop(tape, parts[i]);
     }
-    ms__value mixed = m->drops_attention ? ms__attention_with_dropout(tape, q, k, v, true) : ms__attention(tape, q, k, v);
+    ms__value mixed = m->drops_attention ? ms__attention_with_dropout(tape, q, k, v, true) : ms__attention(tape, q, k, v, 0);
     ms__value projected = ms__linear(tape, mixed, w->out, w->out_bias, m->width);
     ms__drop(tape, mixed);
     ms__value out = ms__dropout(tape, projected, m->drops_residuals);
@@ -100,8 +100,8 @@ void ms__write_gpt2(ms__tape *tape, const ms__model *m)
     ms__value norm = ms__parameter(tape, wide), norm_bias = ms__parameter(tape, wide);
     ms__value head = m->tied ? words : ms__parameter(tape, MS__SHAPE(m->vocabulary, m->width));
     ms__value embedded = ms__embedding(tape, words, input);
-    ms__value counted = ms__constant(tape, MS__SHAPE(m->seq), 8, 0, 0);
-    ms__value positions = ms__constant(tape, MS__SHAPE(m->seq), 8, counted, 0);
+    ms__value counted = ms__constant(tape, MS__SHAPE(1, m->seq), 8, 0, 0);
+    ms__value positions = ms__constant(tape, MS__SHAPE(1, m->seq), 8, counted, 0);
     ms__drop(tape, counted);
     ms__value placed = ms__embedding(tape, places, positions), sum = ms__add(tape, embedded, placed);
     ms__look_for_packing(tape, m, positions);

@@ -1,13 +1,16 @@
 /*
- * A configuration as the families need it, and the families. Between predict.c, which
- * reads it, and decoders.c, gpt2.c and bert.c, which write the model down.
+ * A configuration as the families need it, and the families. Between config.c, which
+ * reads it, predict.c, and decoders.c, gpt2.c and bert.c, which write the model down.
  */
 #ifndef MS_PREDICT_MODELS_H
 #define MS_PREDICT_MODELS_H
 
+#include "base/json.h"
 #include "predict/tape.h"
 
 typedef enum ms__family { MS__LLAMA, MS__MISTRAL, MS__QWEN2, MS__QWEN3, MS__GPT2, MS__BERT, MS__FAMILIES } ms__family;
+
+enum { MS__LAYERS_MOST = 4096 };
 
 typedef struct ms__model {
     ms__family family;
@@ -16,7 +19,14 @@ typedef struct ms__model {
     ms__activation activation;
     bool attention_bias, output_bias, mlp_bias, tied;
     bool drops_embeddings, drops_attention, drops_residuals;
+    bool uses_cache;   /* which memscale runs it without */
+    bool dynamic_rope; /* looks at the sequence's length */
+    uint64_t window;   /* tokens that a token sees; 0: all before it */
+    bool windowed[MS__LAYERS_MOST]; /* which layers see through it */
 } ms__model;
+
+/* `batch` and `seq` are given. MS_EFORMAT with the place, MS_EINVAL. */
+int ms__read_model(const ms__json_at *config, ms__model *model);
 
 /* The step of one family: forward with the loss, and backward. */
 void ms__write_decoder(ms__tape *tape, const ms__model *model);

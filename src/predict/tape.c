@@ -7,7 +7,7 @@
 #include "base/units.h"
 #include "predict/tape.h"
 
-enum { OPERANDS_MOST = 9 };
+enum { OPERANDS_MOST = 11 };
 
 void ms__fail_tape(ms__tape *tape, int rc)
 {
@@ -152,7 +152,7 @@ uint64_t ms__key_of(const ms__tape *tape, ms__value value)
 /* Element-wise as torch tags them, of those that are used here. */
 static bool is_pointwise(const char *name)
 {
-    static const char *const names[] = {"aten.add.", "aten.gelu.", "aten.mul.",  "aten.pow.", "aten.relu.",
+    static const char *const names[] = {"aten.add.", "aten.gelu.", "aten.gelu_tanh.", "aten.mul.", "aten.pow.", "aten.relu.",
                                         "aten.rsqrt.", "aten.silu.", "aten.tanh.", "aten.where."};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strncmp(name, names[i], strlen(names[i])) == 0) {

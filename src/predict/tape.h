@@ -3,7 +3,8 @@
  * step written down operator by operator, as torch would run it on a CPU, and reported to
  * ms_trace as the profiler would report the real one. Nothing is computed but sizes.
  *
- *   predict.c         the configuration read, and which family it is
+ *   config.c          the configuration read
+ *   predict.c         which family writes it down, and the graph
  *   decoders.c        Llama, Mistral, Qwen2 and Qwen3 as calls of operators
  *   gpt2.c, bert.c    the other families
  *   models.h          between these
@@ -20,7 +21,7 @@
 #include "base/array.h"
 #include "memscale/trace.h"
 
-enum { MS__RANK = 4, MS__SAVES = 5, MS__EDGES = 3, MS__NOBODY = -1 };
+enum { MS__RANK = 4, MS__SAVES = 6, MS__EDGES = 3, MS__NOBODY = -1 };
 
 typedef struct ms__shape {
     uint32_t rank;
@@ -39,6 +40,7 @@ typedef enum ms__derivative {
     MS__D_POWER,
     MS__D_MEAN,
     MS__D_RSQRT,
+    MS__D_REPEAT,    /* heads that several see: their gradients' sum */
     MS__D_HALF,      /* a slice of the last dimension */
     MS__D_JOIN,      /* the two halves joined */
     MS__D_UNARY,     /* one operator over the gradient and what was saved: tanh, silu, gelu, softmax */
@@ -127,7 +129,7 @@ void ms__drop(ms__tape *tape, ms__value value);
 ms__shape ms__shape_at(const ms__tape *tape, ms__value value);
 uint64_t ms__key_of(const ms__tape *tape, ms__value value);
 
-/* An operator ran; operands may be 0. Up to nine in all. */
+/* An operator ran; operands may be 0. Up to eleven in all. */
 void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, const ms__value *operands);
 #define MS__RAN(tape, name, inputs, outputs, ...) \
     ms__ran(tape, name, inputs, outputs, (const ms__value[]){__VA_ARGS__})
@@ -146,7 +148,7 @@ void ms__fail_tape(ms__tape *tape, int rc);
 
 /* ---- operators (tape_forward.c); each gives a new value ---------------------------------- */
 
-typedef enum ms__activation { MS__GELU_NEW, MS__GELU, MS__SILU, MS__RELU } ms__activation;
+typedef enum ms__activation { MS__GELU_NEW, MS__GELU, MS__GELU_TANH, MS__SILU, MS__RELU } ms__activation;
 
 /* A result that nothing differentiates, such as masks and positions, of up to two operands. */
 ms__value ms__constant(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms__value a, ms__value b);
@@ -168,11 +170,15 @@ ms__value ms__logits(ms__tape *tape, ms__value a, ms__value weight, ms__value bi
 ms__value ms__split_heads(ms__tape *tape, ms__value a, uint64_t heads);
 /* [b, s, width] as heads [b, h, s, d]; in backward the gradient is copied where it asks for it. */
 ms__value ms__heads(ms__tape *tape, ms__value a, uint64_t heads, bool copied_back);
+/* The same of keys that are multiplied by single operators: their gradient comes as turned matrices,
+ * and is copied even of one head. Of a single sample it lies as it should. */
+ms__value ms__turned_heads(ms__tape *tape, ms__value a, uint64_t heads);
 /* A third of the last dimension; parts of one value share `split`. */
 int32_t ms__split(ms__tape *tape, ms__value a);
 ms__value ms__part(ms__tape *tape, ms__value a, int32_t split, int index);
-/* Fused attention; [b, s, width] comes out. */
-ms__value ms__attention(ms__tape *tape, ms__value q, ms__value k, ms__value v);
+/* Fused attention; [b, s, width] comes out. `mask`: bytes of [s, s] that say what is seen, or 0 for a
+ * kernel that knows; with one, heads of keys and values are repeated to those of the queries. */
+ms__value ms__attention(ms__tape *tape, ms__value q, ms__value k, ms__value v, ms__value mask);
 /* The same by single operators, as it is where attention has dropout. */
 ms__value ms__attention_with_dropout(ms__tape *tape, ms__value q, ms__value k, ms__value v, bool causal);
 /* `a` itself where nothing is dropped: then a second holder of it. */

@@ -81,11 +81,20 @@ static void deposit(ms__tape *tape, int32_t edge, int part, ms__value gradient)
     }
 }
 
-/* What is broadcast gets the sum. */
+static bool equal_shapes(const ms__shape *a, const ms__shape *b)
+{
+    bool equal = a->rank == b->rank;
+    for (uint32_t i = 0; equal && i < a->rank; i++) {
+        equal = a->size[i] == b->size[i];
+    }
+    return equal;
+}
+
+/* What is broadcast gets the sum; so does what has fewer dimensions, be they all 1. */
 static void sum_to(ms__tape *tape, ms__value *gradient, const ms__shape *shape)
 {
     ms__shape full = ms__shape_at(tape, *gradient);
-    if (*gradient == 0 || ms__shape_items(&full) == ms__shape_items(shape)) {
+    if (*gradient == 0 || equal_shapes(&full, shape)) {
         return;
     }
     ms__value sum = apply(tape, "aten.sum.dim_IntList", *shape, *gradient, 0);
@@ -226,13 +235,17 @@ static void of_norm(task *at)
 static void of_attention(task *at)
 {
     const ms__function *f = at->function;
-    ms__shape sums = MS__SHAPE(f->shape.size[0], f->shape.size[1], f->shape.size[2]);
+    uint64_t length = f->shape.size[2];
+    ms__shape sums = MS__SHAPE(f->shape.size[0], f->shape.size[1], length);
+    ms__shape square = MS__SHAPE(f->shape.size[0], 1, length, length);
+    bool masked = f->save_count > 5; /* keys, queries, values, sums, output */
     for (int i = 0; i < 3; i++) {
         at->out[i] = ms__fresh(at->tape, f->operands[i], FLOAT);
     }
-    MS__RAN(at->tape, "aten._scaled_dot_product_flash_attention_for_cpu_backward.default", 6, 3, at->g,
+    MS__RAN(at->tape, "aten._scaled_dot_product_flash_attention_for_cpu_backward.default", 7, 3, at->g,
             saved_as(at->tape, at->g, f, 0), saved_as(at->tape, at->g, f, 1), saved_as(at->tape, at->g, f, 2),
-            seen_as(at->tape, at->g, f->shape), seen_as(at->tape, at->g, sums), at->out[0], at->out[1], at->out[2]);
+            seen_as(at->tape, at->g, f->shape), seen_as(at->tape, at->g, sums),
+            masked ? seen_as(at->tape, at->g, square) : 0, at->out[0], at->out[1], at->out[2]);
 }
 
 static void of_split(task *at)
@@ -258,15 +271,6 @@ static void of_loss(task *at)
             integers_like(at->tape, at->g, f->operands[1]), seen_as(at->tape, at->g, number), at->out[0]);
 }
 
-static bool equal_shapes(const ms__shape *a, const ms__shape *b)
-{
-    bool equal = a->rank == b->rank;
-    for (uint32_t i = 0; equal && i < a->rank; i++) {
-        equal = a->size[i] == b->size[i];
-    }
-    return equal;
-}
-
 /* The gradient as it is, or seen in the operand's shape. */
 static void pass_on(task *at)
 {
@@ -289,6 +293,9 @@ static void derive(task *at)
         return;
     case MS__D_SCALE:
         at->out[0] = apply(at->tape, "aten.mul.Scalar", f->shape, at->g, 0);
+        return;
+    case MS__D_REPEAT:
+        at->out[0] = apply(at->tape, "aten.sum.dim_IntList", f->operands[0], at->g, 0);
         return;
     case MS__D_HALF:
         at->out[0] = apply(at->tape, "aten.slice_backward.default", f->operands[0], at->g, 0);

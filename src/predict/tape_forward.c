@@ -58,10 +58,12 @@ ms__value ms__embedding(ms__tape *tape, ms__value weight, ms__value index)
     return out;
 }
 
+/* What two operands are broadcast to. Of as many elements, the one of more dimensions. */
 static ms__shape larger_of(const ms__tape *tape, ms__value a, ms__value b)
 {
     ms__shape left = ms__shape_at(tape, a), right = ms__shape_at(tape, b);
-    return ms__shape_items(&right) > ms__shape_items(&left) ? right : left;
+    uint64_t items = ms__shape_items(&left), others = ms__shape_items(&right);
+    return others > items || (others == items && right.rank > left.rank) ? right : left;
 }
 
 ms__value ms__add(ms__tape *tape, ms__value a, ms__value b)
@@ -200,6 +202,9 @@ static const char *derivative_of(const char *name)
     if (strcmp(name, "aten.gelu.default") == 0) {
         return "aten.gelu_backward.default";
     }
+    if (strcmp(name, "aten.gelu_tanh.default") == 0) {
+        return "aten.gelu_tanh_backward.default";
+    }
     if (strcmp(name, "aten._log_softmax.default") == 0) {
         return "aten._log_softmax_backward_data.default";
     }
@@ -249,6 +254,8 @@ ms__value ms__activate(ms__tape *tape, ms__value a, ms__activation kind)
         return gelu_new(tape, a);
     case MS__RELU:
         return unary(tape, a, "aten.relu.default", true);
+    case MS__GELU_TANH:
+        return unary(tape, a, "aten.gelu_tanh.default", false);
     default:
         return unary(tape, a, kind == MS__SILU ? "aten.silu.default" : "aten.gelu.default", false);
     }
@@ -309,12 +316,23 @@ ms__value ms__split_heads(ms__tape *tape, ms__value a, uint64_t heads)
 }
 
 /* [b, s, width] as [b, h, s, d]. */
-ms__value ms__heads(ms__tape *tape, ms__value a, uint64_t heads, bool copied_back)
+static ms__value heads_of(ms__tape *tape, ms__value a, uint64_t heads, bool copied_back)
 {
     ms__shape shape = ms__shape_at(tape, a);
     uint64_t width = shape.rank == 4 ? shape.size[2] * shape.size[3] : shape.size[2];
-    return view(tape, a, MS__SHAPE(shape.size[0], heads, shape.size[1], width / heads),
-                copied_back && moves(shape.size[1], heads));
+    return view(tape, a, MS__SHAPE(shape.size[0], heads, shape.size[1], width / heads), copied_back);
+}
+
+ms__value ms__heads(ms__tape *tape, ms__value a, uint64_t heads, bool copied_back)
+{
+    return heads_of(tape, a, heads, copied_back && moves(ms__shape_at(tape, a).size[1], heads));
+}
+
+ms__value ms__turned_heads(ms__tape *tape, ms__value a, uint64_t heads)
+{
+    ms__shape shape = ms__shape_at(tape, a);
+    bool several = shape.size[0] > 1 && shape.size[1] > 1, wide = shape.size[2] > 1;
+    return heads_of(tape, a, heads, several && wide);
 }
 
 int32_t ms__split(ms__tape *tape, ms__value a)
@@ -348,22 +366,70 @@ static ms__value joined_heads(ms__tape *tape, ms__value a)
     return out;
 }
 
-ms__value ms__attention(ms__tape *tape, ms__value q, ms__value k, ms__value v)
+/* Heads of keys or values, each seen by several queries' heads: a copy, unless there is one head alone. */
+static ms__value repeated(ms__tape *tape, ms__value a, uint64_t heads)
+{
+    ms__shape shape = ms__shape_at(tape, a), wide = shape;
+    if (shape.size[1] == heads) {
+        return ms__alias(tape, a, shape);
+    }
+    wide.size[1] = heads;
+    int32_t f = MS__OPEN(tape, MS__D_REPEAT, a);
+    ms__value seen = ms__alias(tape, a, wide);
+    ms__value out = shape.size[1] > 1 ? apply(tape, "aten.clone.default", wide, seen, 0, 0) : ms__alias(tape, a, wide);
+    ms__drop(tape, seen);
+    ms__close(tape, f, out);
+    return out;
+}
+
+/* Floats: by a mask of bytes, nothing or what hides a score. */
+static ms__value chosen(ms__tape *tape, ms__value mask, ms__shape shape)
+{
+    ms__shape number = {.rank = 0};
+    ms__value least = ms__constant(tape, number, FLOAT, 0, 0), zero = ms__constant(tape, number, FLOAT, 0, 0);
+    ms__value made = ms__fresh(tape, shape, FLOAT);
+    MS__RAN(tape, "aten.where.self", 3, 1, mask, zero, least, made);
+    ms__drop(tape, zero);
+    ms__drop(tape, least);
+    return made;
+}
+
+static ms__value fused(ms__tape *tape, ms__value q, ms__value k, ms__value v, ms__value mask)
 {
     ms__shape shape = ms__shape_at(tape, q);
     int32_t f = MS__OPEN(tape, MS__D_ATTENTION, q, k, v);
+    if (mask != 0) {
+        ms__save(tape, f, mask);
+    }
     ms__save(tape, f, k);
     ms__save(tape, f, q);
     ms__save(tape, f, v);
     ms__value out = ms__fresh(tape, shape, FLOAT);
     ms__value sums = ms__fresh(tape, MS__SHAPE(shape.size[0], shape.size[2], shape.size[1]), FLOAT);
-    MS__RAN(tape, "aten._scaled_dot_product_flash_attention_for_cpu.default", 3, 2, q, k, v, out, sums);
+    MS__RAN(tape, "aten._scaled_dot_product_flash_attention_for_cpu.default", 4, 2, q, k, v, mask, out, sums);
     ms__random(tape);
     ms__close(tape, f, out);
     ms__save(tape, f, sums);
     ms__save(tape, f, out);
     ms__drop(tape, sums);
     return joined_heads(tape, out);
+}
+
+ms__value ms__attention(ms__tape *tape, ms__value q, ms__value k, ms__value v, ms__value mask)
+{
+    ms__shape shape = ms__shape_at(tape, q);
+    if (mask == 0) {
+        return fused(tape, q, k, v, 0);
+    }
+    ms__value keys = repeated(tape, k, shape.size[1]), values = repeated(tape, v, shape.size[1]);
+    ms__shape square = MS__SHAPE(shape.size[0], 1, shape.size[2], shape.size[2]);
+    ms__value of_all = ms__alias(tape, mask, square), added = chosen(tape, of_all, square);
+    ms__value out = fused(tape, q, keys, values, added);
+    ms__drop(tape, of_all);
+    ms__drop(tape, added);
+    ms__drop(tape, keys);
+    ms__drop(tape, values);
+    return out;
 }
 
 static ms__value product(ms__tape *tape, ms__value a, ms__value b, uint64_t width)
@@ -381,14 +447,10 @@ static ms__value product(ms__tape *tape, ms__value a, ms__value b, uint64_t widt
 /* A float mask of what a causal model may see. */
 static ms__value causal_mask(ms__tape *tape, uint64_t length)
 {
-    ms__shape square = MS__SHAPE(length, length), number = {.rank = 0};
+    ms__shape square = MS__SHAPE(length, length);
     ms__value ones = ms__constant(tape, square, 1, 0, 0), lower = ms__constant(tape, square, 1, ones, 0);
     ms__drop(tape, ones);
-    ms__value zero = ms__constant(tape, number, FLOAT, 0, 0), least = ms__constant(tape, number, FLOAT, 0, 0);
-    ms__value mask = ms__fresh(tape, square, FLOAT);
-    MS__RAN(tape, "aten.where.self", 3, 1, lower, zero, least, mask);
-    ms__drop(tape, least);
-    ms__drop(tape, zero);
+    ms__value mask = chosen(tape, lower, square);
     ms__drop(tape, lower);
     return mask;
 }
@@ -422,7 +484,9 @@ ms__value ms__attention_with_dropout(ms__tape *tape, ms__value q, ms__value k, m
     ms__value kept = ms__dropout(tape, shares, true);
     ms__drop(tape, shares);
     ms__shape shape = ms__shape_at(tape, q);
-    ms__value values = laid_out(tape, v, batches(&shape), false);
+    /* Of a causal model, values are a third of wider rows, which lie apart though each is one token. */
+    bool apart = causal && shape.size[0] > 1 && shape.size[1] > 1;
+    ms__value values = laid_out(tape, v, apart || batches(&shape), false);
     ms__value out = product(tape, kept, values, ms__shape_at(tape, v).size[3]);
     ms__drop(tape, values);
     ms__drop(tape, scaled);

@@ -36,6 +36,7 @@ _CALLER = 3
 
 _SEGMENT = ("recompute_joined", "recompute_segment", "recompute_nested_2", "recompute_nested_3")
 _RECOMPUTE = ("recompute", "recompute_offload_input", *_SEGMENT)
+_ASKED_MOST = 64
 _MOVED_OR_KEPT = ("keep", "offload_host", "offload_disk")
 
 
@@ -58,21 +59,24 @@ class OnThread(threading.local):
     and its record (weakly)."""
 
     _has_number = False
+    _asked = 0
 
     @property
     def has_number(self) -> bool:
         """Whether torch computes on this thread with the number of threads that `set_num_threads()` named.
         A thread takes that over at its first operator that torch divides; products before it are
         made with another number, and have other last bits. What is made in such a moment can't be made
-        again, and asking torch here would end it: a helper asks."""
-        if not self._has_number:
+        again, and asking torch here would end it: a helper asks. Not for ever: who sets OpenMP's number
+        beside torch's, as threadpoolctl does, leaves them different."""
+        if not self._has_number and self._asked < _ASKED_MOST:
+            self._asked += 1
             asked: list[int] = []
             helper = threading.Thread(target=lambda: asked.append(torch.get_num_threads()), daemon=True)
             with contextlib.suppress(RuntimeError):  # no thread to be had
                 helper.start()
                 helper.join()
             self._has_number = _core.team_threads() in (0, *asked)
-        return self._has_number
+        return self._has_number or self._asked == _ASKED_MOST
 
     @property
     def stands_aside(self) -> bool:

@@ -162,6 +162,7 @@ typedef struct ms_region {
     PyObject *waiting[MS_EXT_WAITING_MAX]; /* handles whose tensors are sent once they are written */
     size_t waiting_count;
     uint64_t waiting_since; /* the operator that saved them */
+    uint64_t last_operator; /* 1 + the one after which a replay has all it needs; 0: not reached */
     PyObject *weak_references;
 } ms_region;
 

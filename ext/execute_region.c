@@ -20,6 +20,7 @@ ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame)
     region->payload = NULL;
     region->caller = NULL;
     region->waiting_count = 0;
+    region->last_operator = 0;
     region->weak_references = NULL;
     region->frame = frame;
     ms_frame_hold(frame);
@@ -158,6 +159,7 @@ static PyObject *begin_replay(PyObject *self, PyObject *whole)
     if (ms_ext_check(ms_frame_replay_begin(execute, region->frame, is_whole != 0, &err), &err) != 0) {
         return NULL;
     }
+    region->last_operator = 0;
     if (ms_ext_push_hooks(region, true) != 0) {
         ms_frame_replay_end(execute, region->frame, true, NULL);
         return NULL;

@@ -225,6 +225,12 @@ static int capture(ms_region *region, uint32_t slot, PyObject *tensor, uint64_t 
     return 0;
 }
 
+static PyObject *stop_replay(void)
+{
+    PyErr_SetString(ms_ext_replay_stop, "everything that backward needs has been recomputed");
+    return NULL;
+}
+
 static PyObject *pack_capture(PyObject *self, PyObject *tensor)
 {
     ms_region *region = (ms_region *)self;
@@ -233,6 +239,9 @@ static PyObject *pack_capture(PyObject *self, PyObject *tensor)
     ms_error err;
     ms_capture what;
     uint32_t slot;
+    if (region->last_operator != 0 && region->last_operator != ms_ext_operator_now() + 1) {
+        return stop_replay();
+    }
     if (ms_ext_record_of(tensor, sizes, &record) != 0 ||
         ms_ext_check(ms_frame_replay_save(region->execution->execute, region->frame, &record, &slot, &what, &err),
                      &err)) {
@@ -244,14 +253,17 @@ static PyObject *pack_capture(PyObject *self, PyObject *tensor)
         return kept;
     }
     ms_saved *saved = (ms_saved *)kept;
+    if (what == MS_CAPTURE_LAST && ms_ext_may_be_unwritten(saved->tensor)) {
+        region->last_operator = ms_ext_operator_now() + 1; /* which has to run: it may fill the tensor */
+        what = MS_CAPTURE_PUT;
+    }
     if (capture(region, slot, saved->tensor, saved->version) != 0) {
         Py_DECREF(kept);
         return NULL;
     }
     if (what == MS_CAPTURE_LAST) {
         Py_DECREF(kept);
-        PyErr_SetString(ms_ext_replay_stop, "everything that backward needs has been recomputed");
-        return NULL;
+        return stop_replay();
     }
     return kept;
 }

@@ -52,6 +52,10 @@ PyObject *ms_ext_unpack_extent(ms_saved *saved);
 void ms_ext_send_settled(ms_region *region);
 /* Whether the tensor may still be filled, and there is room to wait. */
 bool ms_ext_must_wait(const ms_region *region, PyObject *tensor);
+/* The number of the operator that autograd is recording. */
+uint64_t ms_ext_operator_now(void);
+/* Whether an operator may save this tensor now and fill it afterwards. */
+bool ms_ext_may_be_unwritten(PyObject *tensor);
 /* A handle that holds the tensor until it can be sent. */
 PyObject *ms_ext_save_waiting(ms_region *region, PyObject *tensor);
 

@@ -5,7 +5,7 @@
 #include "execute_saved.h"
 
 /* The number of the operator that autograd is recording. */
-static uint64_t operator_now(void)
+uint64_t ms_ext_operator_now(void)
 {
     PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->sequence_number, NULL);
     uint64_t now = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
@@ -16,7 +16,7 @@ static uint64_t operator_now(void)
 
 /* Whether an operator may save this tensor now and fill it afterwards, as the one behind
  * RReLU does with its noise: nobody computed it under autograd, and nobody wrote to it. */
-static bool may_be_unwritten(PyObject *tensor)
+bool ms_ext_may_be_unwritten(PyObject *tensor)
 {
     bool may_be = ms_ext_version_or_none(tensor) == 0 && ms_ext_flag(tensor, ms_ext_torch()->n_requires_grad) == 0;
     PyErr_Clear();
@@ -74,21 +74,21 @@ void ms_ext_send_waiting(ms_region *region)
 
 void ms_ext_send_settled(ms_region *region)
 {
-    if (region->waiting_count > 0 && operator_now() != region->waiting_since) {
+    if (region->waiting_count > 0 && ms_ext_operator_now() != region->waiting_since) {
         ms_ext_send_waiting(region);
     }
 }
 
 bool ms_ext_must_wait(const ms_region *region, PyObject *tensor)
 {
-    return region->waiting_count < MS_EXT_WAITING_MAX && may_be_unwritten(tensor);
+    return region->waiting_count < MS_EXT_WAITING_MAX && ms_ext_may_be_unwritten(tensor);
 }
 
 PyObject *ms_ext_save_waiting(ms_region *region, PyObject *tensor)
 {
     PyObject *saved = ms_ext_keep(region->execution, tensor);
     if (saved != NULL) {
-        region->waiting_since = operator_now();
+        region->waiting_since = ms_ext_operator_now();
         region->waiting[region->waiting_count++] = saved;
         Py_INCREF(saved);
     }

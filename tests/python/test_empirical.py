@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
@@ -130,4 +131,18 @@ def test_a_failing_step_ends_the_profile() -> None:
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
     _train(model, 4)
     assert len(model._memscale_executor.plan) == 4
+    memscale.detach(model)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_profiled_step_may_lie_inside_a_checkpoint(use_reentrant):
+    """Which runs the model in backward, and takes off what it finds on the thread."""
+    plain = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(24, 24), torch.nn.Tanh()) for _ in range(3)))
+    model = memscale.wrap(copy.deepcopy(plain), memscale.Config(force_optimize=True, use_static_profiling=False))
+    for _ in range(6):
+        x = torch.randn(5, 24, requires_grad=True)
+        for each in (plain, model):
+            each.zero_grad()
+            torch.utils.checkpoint.checkpoint(each, x, use_reentrant=use_reentrant).square().mean().backward()
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
     memscale.detach(model)

@@ -14,10 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from .. import _core
 from .arguments import Arguments, plain_tensors
+from .modes import leave
 from .walk import tensors_of, version_of
 
 __all__ = ["NO_NODE", "LiveTracer", "first_output", "is_maker", "plain_leaves"]
@@ -142,8 +148,8 @@ class LiveTracer(TorchDispatchMode):
         self.__enter__()
 
     def stop(self) -> None:
-        """Ends it; must be the innermost dispatch mode, as after `start()`."""
-        self.__exit__(None, None, None)
+        """Ends it; modes that were begun later stay on, and one that somebody took off is not missed."""
+        leave(self, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
 
     @property
     def is_forward(self) -> bool:

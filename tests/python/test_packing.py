@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import pathlib
 from typing import Any
 
 import pytest
@@ -211,6 +212,17 @@ def plan_at(graph: dict[str, Any], budget_bytes: int) -> str:
     return _core.plan_make(json.dumps(graph), json.dumps(hardware), config.to_json())
 
 
+def counters_of_the_same_run(case: Case, twin: torch.nn.Module, plan: str, directory: pathlib.Path) -> dict[str, int]:
+    """Of steps under the plan, which give the twin's losses and gradients and leave nothing."""
+    expected = train(case, twin, STEPS)
+    with executing(case.model, plan, directory) as executor:
+        found = train(case, case.model, STEPS)
+        counters = executor.counters()
+        assert_nothing_left(executor)
+    assert_same(expected, found)
+    return counters
+
+
 @pytest.mark.parametrize("missing", [-1000, 1, 2, 3])
 def test_what_a_plan_has_become_bits_does_and_nothing_else(missing, tmp_path):
     case, twin, graph = masked_case()
@@ -223,12 +235,7 @@ def test_what_a_plan_has_become_bits_does_and_nothing_else(missing, tmp_path):
     assert promised == len(named) * MASK_BYTES
     # One mask is missing: one is packed, not all of them. Further on other ways have their turn too.
     assert len(named) == missing if missing == 1 else (len(named) > 0) == (missing > 0)
-    expected = train(case, twin, STEPS)
-    with executing(case.model, text, tmp_path) as executor:
-        found = train(case, case.model, STEPS)
-        counters = executor.counters()
-        assert_nothing_left(executor)
-    assert_same(expected, found)
+    counters = counters_of_the_same_run(case, twin, text, tmp_path)
     assert counters["packed_bytes"] == STEPS * promised
     for index, entry in enumerate(plan["entries"]):
         said = "saved tensors of two values become bits" in _core.plan_explain(text, index)
@@ -340,11 +347,6 @@ def test_a_plan_counts_on_the_masks_of_comparisons_that_become_bits(layer, tmp_p
     assert promised >= 3 * mask_bytes
     saved = sum(entry.get("packing", {}).get("saved_bytes", 0) for entry in plan["entries"])
     assert saved >= promised - promised // (8 * layer.item_bytes) - 4 * 64
-    expected = train(case, twin, STEPS)
-    with executing(case.model, text, tmp_path) as executor:
-        found = train(case, case.model, STEPS)
-        counters = executor.counters()
-        assert_nothing_left(executor)
-    assert_same(expected, found)
+    counters = counters_of_the_same_run(case, twin, text, tmp_path)
     assert counters["packed_bytes"] == STEPS * promised
     assert counters["packed_into_bytes"] <= STEPS * (promised // (8 * layer.item_bytes) + 4 * 64)

@@ -103,15 +103,23 @@ static uint64_t entry_ns(const solving *s, uint32_t shift, uint32_t time)
     return ms__add_sat(s->fastest_ns, (uint64_t)time << shift);
 }
 
+/* Whether the first entry's time begins below what was made of the table. */
+static bool is_cut(const ms__chain_table *table, const ms__chain_times *row)
+{
+    return table->low > 0 && row->length > 0 && row->first == table->low;
+}
+
 /* Schedules of every time that the table has, the fastest first, until none can be better
- * than what was found. Each from the least memory that gives its time. */
+ * than what was found. Each from the least memory that gives its time: where times are rounded,
+ * schedules of one time differ, and which is looked at must not depend on the budget. */
 static int offer_entries(solving *s, const ms__chain_table *table, uint64_t reach, ms__chain_pending *stack,
                          ms_error *err)
 {
     const ms__chain_times row = ms__chain_whole(table);
+    bool rounded = table->shift > 0;
     int rc = MS_OK;
     for (uint32_t i = row.length; rc == MS_OK && i-- > 0;) {
-        bool first_of_time = i == 0 || row.times[i - 1] != row.times[i], fits = false;
+        bool first_of_time = i == 0 ? !rounded || !is_cut(table, &row) : row.times[i - 1] != row.times[i], fits = false;
         if (s->found && entry_ns(s, table->shift, row.times[i]) > s->best.makespan_ns) {
             break;
         }
@@ -200,12 +208,13 @@ static int remember(solving *s, const ms__chain_table *table)
     return MS_OK;
 }
 
-/* Whether entries that were left out may give the optimum with less memory. */
+/* Whether entries that were left out may give the optimum with less memory, or where times are
+ * rounded what is faster by less than that. */
 static bool goes_on_below(const solving *s, const ms__chain_table *table)
 {
     const ms__chain_times row = ms__chain_whole(table);
-    return table->bucket == 1 && table->low > 0 && row.length > 0 && row.first == table->low &&
-           entry_ns(s, table->shift, row.times[0]) <= s->best.makespan_ns;
+    return (table->bucket == 1 || table->shift > 0) && is_cut(table, &row) &&
+           (!s->found || entry_ns(s, table->shift, row.times[0]) <= s->best.makespan_ns);
 }
 
 static int solve_table(solving *s, uint64_t bucket, uint64_t units, ms_error *err)

@@ -216,6 +216,43 @@ static void monotone_in_small_steps(void **state)
     }
 }
 
+/* Times from nanoseconds to hours in one chain: tables round them, and schedules that differ by
+ * a few nanoseconds look the same there. */
+static void mix_magnitudes(ms_chain *chain, uint64_t *state)
+{
+    static const uint64_t scales[] = {1, 1000, 100000000, UINT64_C(10000000000), UINT64_C(100000000000)};
+    for (uint32_t i = 0; i < chain->layer_count; i++) {
+        ms_chain_layer *layer = &chain->layers[i];
+        layer->fwd_ns *= scales[chain_between(state, 0, 4)];
+        for (uint32_t k = 0; k < layer->option_count; k++) {
+            layer->options[k].fwd_ns = layer->fwd_ns;
+            layer->options[k].bwd_ns *= scales[chain_between(state, 0, 4)];
+        }
+    }
+}
+
+static void monotone_where_times_are_rounded(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 150; seed++) {
+        uint64_t dice = seed;
+        chain_recipe recipe = {.layers = 3 + seed % 4, .options = 3, .size_most = 10, .unit = 1, .time_most = 9};
+        ms_chain *chain = chain_make(&recipe, seed);
+        ms_chain_answer answer;
+        mix_magnitudes(chain, &dice);
+        chain_solve(chain, 0, 1, &answer);
+        uint64_t least = answer.smallest_budget_bytes, time = UINT64_MAX;
+        ms_chain_answer_clear(&answer);
+        for (uint64_t budget = least; budget < 4 * least; budget++) {
+            chain_solve(chain, budget, 1, &answer);
+            assert_true(answer.feasible && answer.makespan_ns <= time);
+            time = answer.makespan_ns;
+            ms_chain_answer_clear(&answer);
+        }
+        ms_chain_free(chain);
+    }
+}
+
 /* ---- ends of the range ------------------------------------------------------------------- */
 
 static void one_layer(void **state)
@@ -394,6 +431,7 @@ int main(void)
         cmocka_unit_test(never_worse_than_rotor),
         cmocka_unit_test(monotone_and_the_same_for_any_threads),
         cmocka_unit_test(monotone_in_small_steps),
+        cmocka_unit_test(monotone_where_times_are_rounded),
         cmocka_unit_test(one_layer),
         cmocka_unit_test(zero_bytes_fit_into_nothing),
         cmocka_unit_test(huge_sizes_and_times_saturate),

@@ -146,8 +146,14 @@ static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_
     uint64_t missing = ms__sub_sat(seen->peak_bytes, over_budget ? ms__min_u64(allowed, plan->pressure.allowed_bytes)
                                                                  : allowed);
     uint64_t measured = measured_scratch(graph, hardware, plan, seen);
-    uint64_t wanted = ms__add_sat(*scratch, missing);
-    *scratch = measured == MS_UNSET ? wanted : ms__max_u64(measured, wanted);
+    /* What is missing was added when the next plan was refused: adding it at every step would
+     * name ever larger budgets. */
+    uint64_t wanted = seen->replan_refused ? *scratch : ms__add_sat(*scratch, missing);
+    wanted = measured == MS_UNSET ? wanted : ms__max_u64(measured, wanted);
+    if (seen->replan_refused && !off_by(wanted, *scratch, EXPECTED_PERMILLE)) {
+        return false;
+    }
+    *scratch = wanted;
     ms__process_expect(&hardware->process, measured);
     return true;
 }
@@ -260,7 +266,8 @@ static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drif
         length += snprintf(line + length, sizeof line - (size_t)length, " time %s measured, %s predicted (%s);",
                            ms__text_ns(seen->step_ns).text, ms__text_ns(plan->replay.step_ns).text, percent);
     }
-    snprintf(line + length, sizeof line - (size_t)length, " %s%s%s", ms_drift_text(drift),
+    bool stays = seen->replan_refused && drift == MS_DRIFT_NONE;
+    snprintf(line + length, sizeof line - (size_t)length, " %s%s%s", stays ? "no other plan fits" : ms_drift_text(drift),
              seen->smaller_inputs ? ", of smaller inputs than planned for" : "",
              drift == MS_DRIFT_NONE ? "" : ": planning again");
     return ms_strdup(line);
@@ -282,7 +289,7 @@ static ms_drift learn(ms_graph *graph, ms_hardware *hardware, const ms_plan *pla
     if (!planned) {
         return MS_DRIFT_NONE;
     }
-    bool own = !seen->smaller_inputs;
+    bool own = !seen->smaller_inputs && !seen->replan_refused;
     bool measured = seen->peak_bytes != MS_UNSET;
     bool peak = measured && grow_scratch(graph, hardware, plan, seen);
     bool reserve = measured && own && !peak && shrink_scratch(graph, hardware, plan, seen);

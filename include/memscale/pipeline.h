@@ -94,6 +94,8 @@ typedef struct ms_observation {
     bool gradients_released;         /* by that optimizer in backward, at its owner's wish */
     bool gradients_needed;           /* all, before one is used: by a GradScaler, clipping or accumulation */
     bool smaller_inputs;             /* than the plan was made for: it may take less memory and time */
+    bool replan_refused;             /* what was learnt under this plan left no plan that fits: it goes on, and
+                                      * its peak was made from other documents than these */
     uint32_t step;                   /* 1 for the first after wrap */
     uint32_t plan_steps;             /* how many of them ran under the plan, this one included */
 } ms_observation;

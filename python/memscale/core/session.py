@@ -85,6 +85,7 @@ class Session:
         self._refused_steps = 0
         self._is_untraceable = False
         self._takes_no_hooks = False
+        self._replan_refused: str | None = None  # the step whose plan goes on for want of another
         self._idle_numbers = ""  # signatures with '#' for numbers among the arguments that change nothing
         self._traced: dict[str, tuple[str, str]] = {}  # by signature without numbers: the last, and its graph
         self._precision: str | None = None  # dtype that forwards run under autocast to, or ""; None: not decided
@@ -421,7 +422,11 @@ class Session:
             self.hardware_json,
             self._planned_for,
             self._plans[signature].to_json(),
-            {**observation, "smaller_inputs": self._serves_smaller},
+            {
+                **observation,
+                "smaller_inputs": self._serves_smaller,
+                "replan_refused": signature == self._replan_refused,
+            },
         )
         chatty = drift != "none" or observation["step"] <= _CHATTY_STEPS
         _log.log(logging.INFO if chatty else logging.DEBUG, "%s", line)
@@ -435,10 +440,12 @@ class Session:
         old = self._plans.pop(signature)
         # Plans for other shapes were made from the old description: made anew when asked for.
         self._plans.clear()
+        self._replan_refused = None
         try:
             return self._plan(signature)
         except BudgetInfeasibleError as error:
             self._plans[signature] = old
+            self._replan_refused = signature
             _log.warning("%s; the run goes on with the plan it has", error)
             return None
 

@@ -108,6 +108,25 @@ static void a_peak_over_the_plan_grows_scratch(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
+/* Where no plan fits, the one in force goes on: the same peak again is nothing new. */
+static void a_peak_is_added_once_where_the_plan_goes_on(void **state)
+{
+    pipeline *f = *state;
+    f->seen.peak_bytes = f->config.memory_budget_bytes + 300 * MIB;
+    assert_int_equal(observe_line(f, "peak"), MS_DRIFT_PEAK);
+    uint64_t scratch = f->hardware->process.scratch_bytes;
+    f->seen.replan_refused = true;
+    for (f->seen.step = 2; f->seen.step < 70; f->seen.step++) {
+        assert_int_equal(observe_line(f, "no other plan fits"), MS_DRIFT_NONE);
+    }
+    assert_int_equal(f->hardware->process.scratch_bytes, scratch);
+    /* What lay beside the tensors is still learnt. */
+    f->seen.peak_held_bytes = 0;
+    f->seen.peak_bytes += 2000 * MIB;
+    assert_int_equal(observe_line(f, "peak"), MS_DRIFT_PEAK);
+    assert_true(f->hardware->process.scratch_bytes > scratch);
+}
+
 /* It may be over the plan, and nothing else is learnt from it. */
 static void a_step_of_smaller_inputs_teaches_only_what_it_took_too_much(void **state)
 {
@@ -317,6 +336,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_loop_is_learnt_once_and_then_only_grows, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(the_real_optimizer_is_learnt, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_peak_over_the_plan_grows_scratch, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_peak_is_added_once_where_the_plan_goes_on, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_step_of_smaller_inputs_teaches_only_what_it_took_too_much, pipeline_open,
                                         pipeline_close),
         cmocka_unit_test_setup_teardown(packing_buffers_are_expected_of_large_products, pipeline_open, pipeline_close),

@@ -23,13 +23,14 @@ def _launch(case: str, folder: Path, timeout: float = 900) -> tuple[int, dict[st
     """Exit status, and for each thing that was told the values of rank 0 and of rank 1."""
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(_CASE), case]
     done = subprocess.run([*run, str(folder)], capture_output=True, text=True, timeout=timeout, check=False)
+    sys.stderr.write(done.stderr[-4000:])  # shown where a test fails
     told: dict[str, list[list[Any]]] = {}
     for rank in range(2):
         file = folder / str(rank)
         for line in file.read_text().splitlines() if file.exists() else ():
             entry = json.loads(line)
             told.setdefault(entry["what"], [[], []])[rank].append(entry["value"])
-    assert told or case == "dies", done.stderr[-4000:]
+    assert told or case == "dies"
     return done.returncode, told
 
 

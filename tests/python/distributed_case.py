@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import time
 from typing import Any
 
 import torch
@@ -161,6 +162,9 @@ def main() -> None:
         refused()
     else:
         dies()
+    # Gloo's threads drop the Python objects of the last collectives (torch.autograd leaves its context
+    # with them), for which they need the interpreter: where that is ending, torch aborts.
+    time.sleep(1)
     dist.destroy_process_group()
 
 

@@ -102,8 +102,8 @@ static void stream_all(void)
 static void step(ms_adamw_weights weights, ms_adamw_moments moments)
 {
     static uint64_t number;
-    const ms_adamw_group group = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
-                                  .weight_decay = 0.01, .grad_scale = 1.0};
+    const ms_adamw_group group = {
+        .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .grad_scale = 1.0};
     bool is_fp32 = weights == MS_ADAMW_FP32;
     bool is_8bit = moments == MS_ADAMW_MOMENTS_8BIT;
     const ms_adamw_tensor tensor = {
@@ -148,8 +148,13 @@ static uint8_t cached_codes[CACHED];
 
 static void call_update(const ms__adamw_kernels *k)
 {
-    const ms__adamw_constants c = {.decay = 1.0f, .sign = 1.0f, .lerp = 0.1f, .beta2 = 0.999f,
-                                   .one_minus_beta2 = 0.001f, .root_scale = 1.0f, .eps = 1e-8f,
+    const ms__adamw_constants c = {.decay = 1.0f,
+                                   .sign = 1.0f,
+                                   .lerp = 0.1f,
+                                   .beta2 = 0.999f,
+                                   .one_minus_beta2 = 0.001f,
+                                   .root_scale = 1.0f,
+                                   .eps = 1e-8f,
                                    .minus_step_size = -1e-3f};
     k->update(p, g, m, v, NULL, CACHED, &c);
 }
@@ -196,9 +201,9 @@ static void show_kernels(void)
     };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
         if (tables[i] != NULL) {
-            printf("%-8s update %6.3f  quantize %6.3f  dequantize %6.3f ns per element\n",
-                   tables[i]->name, best_ns(call_update, tables[i]),
-                   best_ns(call_quantize, tables[i]), best_ns(call_dequantize, tables[i]));
+            printf("%-8s update %6.3f  quantize %6.3f  dequantize %6.3f ns per element\n", tables[i]->name,
+                   best_ns(call_update, tables[i]), best_ns(call_quantize, tables[i]),
+                   best_ns(call_dequantize, tables[i]));
         }
     }
 }
@@ -239,8 +244,8 @@ int main(int argc, char **argv)
         }
     }
     double stream_gb = 28e-9 * (double)elements / stream_s;
-    printf("%zu elements, %u threads\n%-30s %7.1f ms  %6.1f GB/s\n", elements, threads,
-           "plain loop, 4 read 3 written", stream_s * 1e3, stream_gb);
+    printf("%zu elements, %u threads\n%-30s %7.1f ms  %6.1f GB/s\n", elements, threads, "plain loop, 4 read 3 written",
+           stream_s * 1e3, stream_gb);
     for (size_t i = 0; i < VARIANTS; i++) {
         double gb = variants[i].bytes * 1e-9 * (double)elements / variants[i].best_s;
         printf("%-30s %7.1f ms  %6.1f GB/s  %.2f of the plain loop's rate\n", variants[i].name,

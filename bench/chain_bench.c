@@ -22,11 +22,16 @@ typedef struct shape {
 } shape;
 
 static const shape shapes[] = {
-    {"7, all differ", 7, 7, false},          {"30, all differ", 30, 30, false},
-    {"100, all differ", 100, 100, false},    {"100, 1 kind", 100, 1, false},
-    {"300, all differ", 300, 300, false},    {"300, 8 kinds in turn", 300, 8, false},
-    {"1000, 1 kind", 1000, 1, false},        {"1000, 8 kinds in turn", 1000, 8, false},
-    {"1000, 8 kinds in runs", 1000, 8, true}, {"1000, all differ", 1000, 1000, false},
+    {"7, all differ", 7, 7, false},
+    {"30, all differ", 30, 30, false},
+    {"100, all differ", 100, 100, false},
+    {"100, 1 kind", 100, 1, false},
+    {"300, all differ", 300, 300, false},
+    {"300, 8 kinds in turn", 300, 8, false},
+    {"1000, 1 kind", 1000, 1, false},
+    {"1000, 8 kinds in turn", 1000, 8, false},
+    {"1000, 8 kinds in runs", 1000, 8, true},
+    {"1000, all differ", 1000, 1000, false},
     {"65536, 8 kinds in turn", 65536, 8, false},
 };
 
@@ -133,8 +138,7 @@ static void measure(const shape *of, const ms_chain *chain, uint64_t least, uint
     double wall = (double)(ms_now_ns() - start) * 1e-6;
     cpu = processor_ms() - cpu;
     printf("%-24s %5u%% %7u %9.1f %9.1f %9.1f %8.2f%% %8.3f\n", of->name, percent, answer.buckets, wall, cpu,
-           peak_resident_mb(false),
-           100 * ((double)answer.makespan_ns / (double)answer.lower_bound_ns - 1),
+           peak_resident_mb(false), 100 * ((double)answer.makespan_ns / (double)answer.lower_bound_ns - 1),
            (double)answer.peak_bytes / (double)budget_bytes);
     ms_chain_answer_clear(&answer);
 }

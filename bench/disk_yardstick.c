@@ -84,11 +84,12 @@ static double run_dd(const job *j, bool is_read)
     size_t length = 0;
     for (int i = 0; i < j->depth; i++) {
         unsigned long long first = (uint64_t)i * j->blocks;
-        length += (size_t)snprintf(command + length, sizeof command - length,
-                                   is_read ? "dd if=%s of=/dev/null bs=%llu count=%llu skip=%llu iflag=direct status=none & "
-                                           : "dd of=%s if=/dev/zero bs=%llu count=%llu seek=%llu oflag=direct "
-                                             "conv=notrunc status=none & ",
-                                   j->path, (unsigned long long)j->block_bytes, (unsigned long long)j->blocks, first);
+        length +=
+            (size_t)snprintf(command + length, sizeof command - length,
+                             is_read ? "dd if=%s of=/dev/null bs=%llu count=%llu skip=%llu iflag=direct status=none & "
+                                     : "dd of=%s if=/dev/zero bs=%llu count=%llu seek=%llu oflag=direct "
+                                       "conv=notrunc status=none & ",
+                             j->path, (unsigned long long)j->block_bytes, (unsigned long long)j->blocks, first);
         if (length >= sizeof command) {
             return 0;
         }

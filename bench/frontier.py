@@ -83,13 +83,29 @@ class _Run:
 
     def __init__(self, case: str, method: str, budget: int | None, steps: int) -> None:
         self.row: dict[str, Any] = {"case": case, "method": method, "budget_bytes": budget}
-        command = [sys.executable, "-m", "memscale.benchmarks.child", "--case", case, "--variant", method,
-                   "--steps", str(steps), "--in-turn"]
+        command = [
+            sys.executable,
+            "-m",
+            "memscale.benchmarks.child",
+            "--case",
+            case,
+            "--variant",
+            method,
+            "--steps",
+            str(steps),
+            "--in-turn",
+        ]
         if budget is not None:
             command += ["--budget-gb", repr(budget / 1e9)]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by end()
-        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                                       text=True, env=dict(os.environ, HF_HUB_OFFLINE="1"))
+        self._child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=dict(os.environ, HF_HUB_OFFLINE="1"),
+        )
         self._steps: list[dict[str, Any]] = []
         self._next("ready")
 

@@ -113,8 +113,7 @@ typedef struct plain_loop {
 } plain_loop;
 
 /* The n-th block of all storages and where it lies in the file. */
-static bool find_block(const plain_loop *loop, size_t n, unsigned char **memory, uint64_t *bytes,
-                       uint64_t *position)
+static bool find_block(const plain_loop *loop, size_t n, unsigned char **memory, uint64_t *bytes, uint64_t *position)
 {
     uint64_t start = 0;
     for (size_t i = 0; i < storage_count; i++) {
@@ -214,8 +213,7 @@ static double store_all(ms_offload *engine, uint64_t shift)
     double start = seconds();
     for (size_t i = 0; i < storage_count; i++) {
         uint64_t bytes = storages[i].bytes - shift;
-        if (ms_offload_store(engine, storages[i].memory + shift, bytes, bytes, &tickets[i],
-            &err) != MS_OK) {
+        if (ms_offload_store(engine, storages[i].memory + shift, bytes, bytes, &tickets[i], &err) != MS_OK) {
             die("store", &err);
         }
     }
@@ -231,8 +229,7 @@ static double fetch_all(ms_offload *engine, uint64_t shift)
     double start = seconds();
     for (size_t i = storage_count; i-- > 0;) {
         uint64_t bytes = storages[i].bytes - shift;
-        if (ms_offload_fetch(engine, tickets[i], storages[i].memory + shift, bytes,
-            &err) != MS_OK) {
+        if (ms_offload_fetch(engine, tickets[i], storages[i].memory + shift, bytes, &err) != MS_OK) {
             die("fetch", &err);
         }
     }
@@ -282,9 +279,8 @@ static double urgent_fetch_ms(const variant *v)
         die("store", &err);
     }
     for (size_t i = 9; i < storage_count; i++) {
-        if (ms_offload_store(engine, storages[i].memory, storages[i].bytes, storages[i].bytes,
-            &tickets[i],
-                             &err) != MS_OK) {
+        if (ms_offload_store(engine, storages[i].memory, storages[i].bytes, storages[i].bytes, &tickets[i], &err) !=
+            MS_OK) {
             die("store", &err);
         }
     }
@@ -410,8 +406,7 @@ static void print_bandwidths(void)
             measured[i][round] = run_variant(&variants[i]);
         }
     }
-    printf("%-30s %7s %6s %11s %11s %13s\n", "", "pieces", "block", "write GB/s", "read GB/s",
-           "CPU s per GB");
+    printf("%-30s %7s %6s %11s %11s %13s\n", "", "pieces", "block", "write GB/s", "read GB/s", "CPU s per GB");
     for (int i = 0; i < VARIANTS; i++) {
         const char *name = variants[i].name != NULL ? variants[i].name : disk_yardstick_name();
         if (name != NULL) {
@@ -567,8 +562,9 @@ static void print_calls(ms_tier tier, uint64_t shift, int calls)
     double call_us = median(taken, (size_t)calls) * 1e6;
     long long grown = (long long)(ms_memory_live_bytes() - settled_bytes);
     printf("a store call to the %s tier%s takes %.2f us (median; target %.0f: %s); %d tickets later the library "
-           "holds %+lld bytes more (target 0: %s)\n", ms_tier_name(tier), shift > 0 ? ", copied," : "", call_us,
-           MOST_CALL_US, verdict(call_us <= MOST_CALL_US), calls - calls / 10, grown, verdict(grown <= 0));
+           "holds %+lld bytes more (target 0: %s)\n",
+           ms_tier_name(tier), shift > 0 ? ", copied," : "", call_us, MOST_CALL_US, verdict(call_us <= MOST_CALL_US),
+           calls - calls / 10, grown, verdict(grown <= 0));
     ms_offload_close(engine);
 }
 

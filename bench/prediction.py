@@ -102,12 +102,21 @@ def _lstm(batch: int, sequence: int) -> Callable[[], Any]:
 
 
 _GPT2 = {"n_layer": 6, "n_embd": 512, "n_head": 8, "vocab_size": 16384}
-_BERT = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048,
-         "vocab_size": 16384}
-_LLAMA = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 1408,
-          "vocab_size": 16384}
-_T5 = {"num_layers": 4, "d_model": 512, "num_heads": 8, "d_ff": 1408, "vocab_size": 16384,
-       "decoder_start_token_id": 0}
+_BERT = {
+    "num_hidden_layers": 6,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+    "vocab_size": 16384,
+}
+_LLAMA = {
+    "num_hidden_layers": 6,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "intermediate_size": 1408,
+    "vocab_size": 16384,
+}
+_T5 = {"num_layers": 4, "d_model": 512, "num_heads": 8, "d_ff": 1408, "vocab_size": 16384, "decoder_start_token_id": 0}
 _VIT = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
 
 CASES: dict[str, Callable[[], Any]] = {
@@ -119,8 +128,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "T5 8x128": _language("T5/T5ForConditionalGeneration", 8, 128, **_T5),
     "ViT 16x224": _image("ViT", 16, 224, **_VIT),
     "ConvNeXt 8x224": _image("ConvNext", 8, 224, depths=[2, 2, 6, 2], hidden_sizes=[64, 128, 256, 512]),
-    "ResNet-18 24x224": _image("ResNet", 24, 224, embedding_size=64, hidden_sizes=[64, 128, 256, 512],
-                               depths=[2, 2, 2, 2], layer_type="basic"),
+    "ResNet-18 24x224": _image(
+        "ResNet", 24, 224, embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic"
+    ),
     "LSTM 16x128": _lstm(16, 128),
 }
 
@@ -226,8 +236,13 @@ def timed_child(case: str) -> dict[str, Any]:
 
 
 def _in_child(told: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, __file__, "--child", json.dumps(told)], capture_output=True, text=True,
-                          check=False, env=dict(os.environ, HF_HUB_OFFLINE="1", **environment))
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", json.dumps(told)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ, HF_HUB_OFFLINE="1", **environment),
+    )
     if done.returncode != 0:
         return {"error": done.stderr.strip().rsplit("\n", 1)[-1][:300]}
     return json.loads(done.stdout.rsplit("\n", 2)[-2])
@@ -250,16 +265,21 @@ def _line(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['case']:<18}{row['run']:<16} {row['error']}"
     budget = "-" if row["budget_bytes"] is None else f"{row['budget_bytes'] / 1e9:.3f}"
-    return (f"{row['case']:<18}{row['run']:<16}{budget:>8}{row['peak_bytes'] / 1e9:>9.3f}"
-            f"{row['predicted_peak_bytes'] / 1e9:>9.3f}{row['peak_off'] * 100:>+7.1f}%"
-            f"{row['seconds']:>8.2f}{row['predicted_seconds']:>8.2f}{row['time_off'] * 100:>+7.0f}%")
+    return (
+        f"{row['case']:<18}{row['run']:<16}{budget:>8}{row['peak_bytes'] / 1e9:>9.3f}"
+        f"{row['predicted_peak_bytes'] / 1e9:>9.3f}{row['peak_off'] * 100:>+7.1f}%"
+        f"{row['seconds']:>8.2f}{row['predicted_seconds']:>8.2f}{row['time_off'] * 100:>+7.0f}%"
+    )
 
 
 def measure(cases: list[str]) -> list[dict[str, Any]]:
     """All runs of these cases, printed as they come."""
     rows = []
-    print(f"{'case':<18}{'run':<16}{'budget':>8}{'peak GB':>9}{'predicted':>9}{'off':>8}{'step s':>8}{'pred.':>8}"
-          f"{'off':>8}", flush=True)
+    print(
+        f"{'case':<18}{'run':<16}{'budget':>8}{'peak GB':>9}{'predicted':>9}{'off':>8}{'step s':>8}{'pred.':>8}"
+        f"{'off':>8}",
+        flush=True,
+    )
     for case in cases:
         rows.append(_run(case, "unmodified", None, {}))
         print(_line(rows[-1]), flush=True)
@@ -279,9 +299,13 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, Any]:
     peaks, times = ([abs(row[key]) for row in good] for key in ("peak_off", "time_off"))
     over = [row for row in good if row["budget_bytes"] is not None and row["peak_bytes"] > row["budget_bytes"]]
     return {
-        "combinations": len(good), "failed": len(rows) - len(good), "over_budget": len(over),
-        "median_peak_off": statistics.median(peaks), "worst_peak_off": max(peaks),
-        "median_time_off": statistics.median(times), "worst_time_off": max(times),
+        "combinations": len(good),
+        "failed": len(rows) - len(good),
+        "over_budget": len(over),
+        "median_peak_off": statistics.median(peaks),
+        "worst_peak_off": max(peaks),
+        "median_time_off": statistics.median(times),
+        "worst_time_off": max(times),
     }
 
 
@@ -312,7 +336,8 @@ def markdown(rows: list[dict[str, Any]], summary: dict[str, Any]) -> str:
         lines.append(
             f"| {row['case']} | {row['run']} | {budget} | {row['peak_bytes'] / 1e9:.3f} | "
             f"{row['predicted_peak_bytes'] / 1e9:.3f} | {row['peak_off'] * 100:+.1f}% | {row['seconds']:.2f} | "
-            f"{row['predicted_seconds']:.2f} | {row['time_off'] * 100:+.0f}% |")
+            f"{row['predicted_seconds']:.2f} | {row['time_off'] * 100:+.0f}% |"
+        )
     return "\n".join(lines) + "\n"
 
 

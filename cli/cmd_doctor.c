@@ -25,21 +25,20 @@
 #include "memscale/hardware.h"
 #include "options.h"
 
-static const char help[] =
-    "Usage: memscale doctor [--json] [--disk-dir DIR]\n"
-    "\n"
-    "Checks what memscale needs or can use on this machine. Each line says ok, warn\n"
-    "(it works, but slower or with a part switched off) or fail, and what to do.\n"
-    "\n"
-    "  --json          print a JSON document (docs/formats/doctor.schema.json)\n"
-    "  --disk-dir DIR  check this directory for the disk tier, not a chosen one; it must\n"
-    "                  be there\n"
-    "\n"
-    "Examples:\n"
-    "  memscale doctor\n"
-    "  memscale doctor --disk-dir /scratch\n"
-    "\n"
-    "Exit status: 0, 1 where a check fails, 2 for a wrong option.\n";
+static const char help[] = "Usage: memscale doctor [--json] [--disk-dir DIR]\n"
+                           "\n"
+                           "Checks what memscale needs or can use on this machine. Each line says ok, warn\n"
+                           "(it works, but slower or with a part switched off) or fail, and what to do.\n"
+                           "\n"
+                           "  --json          print a JSON document (docs/formats/doctor.schema.json)\n"
+                           "  --disk-dir DIR  check this directory for the disk tier, not a chosen one; it must\n"
+                           "                  be there\n"
+                           "\n"
+                           "Examples:\n"
+                           "  memscale doctor\n"
+                           "  memscale doctor --disk-dir /scratch\n"
+                           "\n"
+                           "Exit status: 0, 1 where a check fails, 2 for a wrong option.\n";
 
 /* ---- results ------------------------------------------------------------ */
 
@@ -81,10 +80,9 @@ static void check_memory(const patient *p, check_result *result)
 {
     const ms_ram *ram = &p->machine->ram;
     doctor_say(result, "%s, %s available", ms__text_bytes(ram->total_bytes).text,
-        ms__text_bytes(ram->available_bytes).text);
+               ms__text_bytes(ram->available_bytes).text);
     if (ram->limit_bytes != UINT64_MAX) {
-        doctor_say(result, ", limited to %s by %s", ms__text_bytes(ram->limit_bytes).text,
-            ram->limit_source);
+        doctor_say(result, ", limited to %s by %s", ms__text_bytes(ram->limit_bytes).text, ram->limit_source);
     } else {
         doctor_say(result, ", no control group limit");
     }
@@ -117,8 +115,7 @@ static void check_huge_pages(const patient *p, check_result *result)
     text[strcspn(text, "\n")] = '\0';
     doctor_say(result, "transparent huge pages: %s", text);
     if (strstr(text, "[never]") != NULL) {
-        doctor_advise(result, CHECK_WARN,
-               "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+        doctor_advise(result, CHECK_WARN, "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
     }
 }
 
@@ -133,8 +130,8 @@ static void check_memlock(const patient *p, check_result *result)
     doctor_say(result, "%s may be locked", ms__text_bytes(limit).text);
     if (limit < USEFUL_BYTES) {
         doctor_advise(result, CHECK_WARN,
-               "buffers will not be registered with the kernel; raise it with ulimit -l or in "
-               "/etc/security/limits.conf");
+                      "buffers will not be registered with the kernel; raise it with ulimit -l or in "
+                      "/etc/security/limits.conf");
     }
 }
 
@@ -147,14 +144,12 @@ static void check_disk(const patient *p, check_result *result)
         doctor_advise(result, CHECK_WARN, "name a directory on a disk with Config(disk_offload_dir=...)");
         return;
     }
-    doctor_say(result, "%s (%s): %s free, ", disk->dir, disk->filesystem,
-        ms__text_bytes(disk->free_bytes).text);
+    doctor_say(result, "%s (%s): %s free, ", disk->dir, disk->filesystem, ms__text_bytes(disk->free_bytes).text);
     doctor_say(result, "write %s/s, read %s/s", ms__text_bytes(disk->write_bytes_per_s).text,
-        ms__text_bytes(disk->read_bytes_per_s).text);
+               ms__text_bytes(disk->read_bytes_per_s).text);
     if (!disk->direct_io) {
         doctor_say(result, ", no direct I/O");
-        doctor_advise(result, CHECK_WARN,
-               "spilled bytes pass through the page cache; ext4 and xfs have direct I/O");
+        doctor_advise(result, CHECK_WARN, "spilled bytes pass through the page cache; ext4 and xfs have direct I/O");
     } else if (disk->write_bytes_per_s < SLOW_BYTES_PER_S) {
         doctor_advise(result, CHECK_WARN, "slow: plans will mostly recompute; name a faster disk");
     }
@@ -172,8 +167,9 @@ static void check_io_uring(const patient *p, check_result *result)
         return;
     }
     doctor_say(result, "io_uring is not allowed (%s)", strerror(errno));
-    doctor_advise(result, CHECK_WARN, "worker threads read and write instead; see the sysctl "
-                               "kernel.io_uring_disabled and the container's seccomp profile");
+    doctor_advise(result, CHECK_WARN,
+                  "worker threads read and write instead; see the sysctl "
+                  "kernel.io_uring_disabled and the container's seccomp profile");
 }
 
 static void check_gpu(const patient *p, check_result *result)
@@ -188,7 +184,7 @@ static void check_gpu(const patient *p, check_result *result)
     }
     for (uint32_t i = 0; i < p->machine->gpu_count; i++) {
         doctor_say(result, "%s%s, %s", i > 0 ? "; " : "", p->machine->gpu[i].name,
-            ms__text_bytes(p->machine->gpu[i].total_bytes).text);
+                   ms__text_bytes(p->machine->gpu[i].total_bytes).text);
     }
 }
 
@@ -203,8 +199,7 @@ static void check_cache(const patient *p, check_result *result)
         doctor_advise(result, CHECK_WARN, "rates are measured again in every process; set HOME");
         return;
     }
-    if (ms__directory_make(dir, &err) != MS_OK ||
-        ms__file_open_unnamed(dir, false, &file, &err) != MS_OK) {
+    if (ms__directory_make(dir, &err) != MS_OK || ms__file_open_unnamed(dir, false, &file, &err) != MS_OK) {
         doctor_say(result, "%s can't be written (%s)", dir, strerror(err.system_errno));
         doctor_advise(result, CHECK_WARN, "rates are measured again in every process; set XDG_CACHE_HOME");
         return;
@@ -253,8 +248,7 @@ static void run_check(const check *c, const patient *p, check_result *result)
 static void print_lines(const check_result *results)
 {
     for (size_t i = 0; i < CHECK_COUNT; i++) {
-        printf("%-4s  %-10s  %s\n", status_names[results[i].status], checks[i].name,
-               results[i].text);
+        printf("%-4s  %-10s  %s\n", status_names[results[i].status], checks[i].name, results[i].text);
         if (results[i].advice[0] != '\0') {
             printf("                  -> %s\n", results[i].advice);
         }

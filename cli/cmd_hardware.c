@@ -13,28 +13,27 @@
 #include "memscale/hardware.h"
 #include "options.h"
 
-static const char help[] =
-    "Usage: memscale hardware [--json] [--disk-dir DIR] [--no-cache]\n"
-    "       memscale hardware [--json] --from FILE\n"
-    "\n"
-    "Shows the machine as plans see it: processors, memory and what limits it, the\n"
-    "disk tier, GPUs. Rates are measured once (about a second, a temporary file of\n"
-    "256 MB), rounded to two digits and kept in $XDG_CACHE_HOME/memscale or\n"
-    "~/.cache/memscale.\n"
-    "\n"
-    "  --json          print the JSON document (docs/formats/hardware.schema.json)\n"
-    "  --disk-dir DIR  the directory of the disk tier, which must be there; chosen if not\n"
-    "                  given\n"
-    "  --no-cache      measure again, and keep the new rates\n"
-    "  --from FILE     show a saved description instead of this machine\n"
-    "\n"
-    "Examples:\n"
-    "  memscale hardware\n"
-    "  memscale hardware --disk-dir /scratch --json > machine.json\n"
-    "  memscale hardware --from machine.json\n"
-    "\n"
-    "Exit status: 0, 1 where the machine can't be described, 2 for a wrong option,\n"
-    "directory or file.\n";
+static const char help[] = "Usage: memscale hardware [--json] [--disk-dir DIR] [--no-cache]\n"
+                           "       memscale hardware [--json] --from FILE\n"
+                           "\n"
+                           "Shows the machine as plans see it: processors, memory and what limits it, the\n"
+                           "disk tier, GPUs. Rates are measured once (about a second, a temporary file of\n"
+                           "256 MB), rounded to two digits and kept in $XDG_CACHE_HOME/memscale or\n"
+                           "~/.cache/memscale.\n"
+                           "\n"
+                           "  --json          print the JSON document (docs/formats/hardware.schema.json)\n"
+                           "  --disk-dir DIR  the directory of the disk tier, which must be there; chosen if not\n"
+                           "                  given\n"
+                           "  --no-cache      measure again, and keep the new rates\n"
+                           "  --from FILE     show a saved description instead of this machine\n"
+                           "\n"
+                           "Examples:\n"
+                           "  memscale hardware\n"
+                           "  memscale hardware --disk-dir /scratch --json > machine.json\n"
+                           "  memscale hardware --from machine.json\n"
+                           "\n"
+                           "Exit status: 0, 1 where the machine can't be described, 2 for a wrong option,\n"
+                           "directory or file.\n";
 
 /* ---- the table ---------------------------------------------------------- */
 
@@ -72,8 +71,7 @@ static void print_ram(const ms_ram *ram)
     if (ram->limit_bytes == UINT64_MAX) {
         printf("        no control group limit, ");
     } else {
-        printf("        limit %s by %s,\n        ", ms__text_bytes(ram->limit_bytes).text,
-               ram->limit_source);
+        printf("        limit %s by %s,\n        ", ms__text_bytes(ram->limit_bytes).text, ram->limit_source);
     }
     if (ram->memlock_bytes == UINT64_MAX) {
         printf("any amount may be locked\n");
@@ -102,8 +100,8 @@ static void print_gpus(const ms_hardware *hardware)
     for (uint32_t i = 0; i < hardware->gpu_count; i++) {
         const ms_gpu *gpu = &hardware->gpu[i];
         printf("GPU %-2u  %s, %s, compute %u.%u, %u copy engines\n        ", (unsigned)i, gpu->name,
-               ms__text_bytes(gpu->total_bytes).text, (unsigned)gpu->compute_major,
-               (unsigned)gpu->compute_minor, (unsigned)gpu->copy_engines);
+               ms__text_bytes(gpu->total_bytes).text, (unsigned)gpu->compute_major, (unsigned)gpu->compute_minor,
+               (unsigned)gpu->copy_engines);
         printf("matrix products %.1f GFLOP/s, ", (double)gpu->matmul_flops_per_s / 1e9);
         print_rate("memory", gpu->stream_bytes_per_s, "\n        ");
         print_rate("to host", gpu->to_host_bytes_per_s, ", ");

@@ -14,41 +14,40 @@
 #include "options.h"
 #include "plan_chain.h"
 
-static const char help[] =
-    "Usage: memscale plan --graph FILE [--hardware FILE] [--config FILE]\n"
-    "                     [--budget BYTES] [--json | --explain [LAYER]]\n"
-    "       memscale plan --graph FILE --sweep N [--json | --csv] [--plot FILE] [...]\n"
-    "       memscale plan --chain FILE --budget BYTES [--json]\n"
-    "\n"
-    "Makes the plan for a graph: which layers are kept, run again or moved to a lower\n"
-    "tier, the predicted peak and step time, and why.\n"
-    "\n"
-    "  --graph FILE      the graph (docs/formats/graph.schema.json)\n"
-    "  --hardware FILE   a saved machine; this one if not given\n"
-    "  --config FILE     a configuration; the defaults if not given\n"
-    "  --budget BYTES    replaces the configuration's budget: 4000000000, 4.0GB, 3.7GiB\n"
-    "  --json            print the JSON document (docs/formats/plan.schema.json)\n"
-    "  --explain [LAYER] why a layer is treated as it is (a module's name or its number\n"
-    "                    in the list of layers), or the whole plan\n"
-    "  --sweep N         what N budgets would buy, from the need of the unoptimized step\n"
-    "                    down to the smallest that fits\n"
-    "  --csv             print the sweep as CSV (--json: docs/formats/frontier.schema.json)\n"
-    "  --plot FILE       also write the sweep as an SVG picture\n"
-    "  --chain FILE      solve a chain of layers alone (docs/formats/chain.schema.json):\n"
-    "                    the fastest memory-persistent schedule within the budget. Bytes\n"
-    "                    that options move over links go beside the compute; in chains of\n"
-    "                    more than 300 layers it waits for every transfer\n"
-    "\n"
-    "Examples:\n"
-    "  memscale plan --graph gpt2.json --budget 4.0GB\n"
-    "  memscale plan --graph gpt2.json --hardware machine.json --json > plan.json\n"
-    "  memscale plan --graph gpt2.json --budget 4.0GB --explain transformer.h.0\n"
-    "  memscale plan --graph gpt2.json --sweep 8 --plot gpt2.svg\n"
-    "  memscale plan --chain chain.json --budget 2.5GB --json\n"
-    "\n"
-    "Exit status: 0 with a plan, 1 where no plan fits the budget (the smallest that\n"
-    "would is printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}),\n"
-    "2 for a wrong option or file. A chain's answer, feasible or not, is status 0.\n";
+static const char help[] = "Usage: memscale plan --graph FILE [--hardware FILE] [--config FILE]\n"
+                           "                     [--budget BYTES] [--json | --explain [LAYER]]\n"
+                           "       memscale plan --graph FILE --sweep N [--json | --csv] [--plot FILE] [...]\n"
+                           "       memscale plan --chain FILE --budget BYTES [--json]\n"
+                           "\n"
+                           "Makes the plan for a graph: which layers are kept, run again or moved to a lower\n"
+                           "tier, the predicted peak and step time, and why.\n"
+                           "\n"
+                           "  --graph FILE      the graph (docs/formats/graph.schema.json)\n"
+                           "  --hardware FILE   a saved machine; this one if not given\n"
+                           "  --config FILE     a configuration; the defaults if not given\n"
+                           "  --budget BYTES    replaces the configuration's budget: 4000000000, 4.0GB, 3.7GiB\n"
+                           "  --json            print the JSON document (docs/formats/plan.schema.json)\n"
+                           "  --explain [LAYER] why a layer is treated as it is (a module's name or its number\n"
+                           "                    in the list of layers), or the whole plan\n"
+                           "  --sweep N         what N budgets would buy, from the need of the unoptimized step\n"
+                           "                    down to the smallest that fits\n"
+                           "  --csv             print the sweep as CSV (--json: docs/formats/frontier.schema.json)\n"
+                           "  --plot FILE       also write the sweep as an SVG picture\n"
+                           "  --chain FILE      solve a chain of layers alone (docs/formats/chain.schema.json):\n"
+                           "                    the fastest memory-persistent schedule within the budget. Bytes\n"
+                           "                    that options move over links go beside the compute; in chains of\n"
+                           "                    more than 300 layers it waits for every transfer\n"
+                           "\n"
+                           "Examples:\n"
+                           "  memscale plan --graph gpt2.json --budget 4.0GB\n"
+                           "  memscale plan --graph gpt2.json --hardware machine.json --json > plan.json\n"
+                           "  memscale plan --graph gpt2.json --budget 4.0GB --explain transformer.h.0\n"
+                           "  memscale plan --graph gpt2.json --sweep 8 --plot gpt2.svg\n"
+                           "  memscale plan --chain chain.json --budget 2.5GB --json\n"
+                           "\n"
+                           "Exit status: 0 with a plan, 1 where no plan fits the budget (the smallest that\n"
+                           "would is printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}),\n"
+                           "2 for a wrong option or file. A chain's answer, feasible or not, is status 0.\n";
 
 /* What the command line asked for. */
 typedef struct plan_request {
@@ -236,7 +235,8 @@ static int check_request(plan_request *request)
     }
     char *end;
     unsigned long count = strtoul(request->sweep, &end, 10);
-    if (*request->sweep < '0' || *request->sweep > '9' || *end != '\0' || count < 1 || count > MS_FRONTIER_MOST_POINTS) {
+    if (*request->sweep < '0' || *request->sweep > '9' || *end != '\0' || count < 1 ||
+        count > MS_FRONTIER_MOST_POINTS) {
         return cli_usage_error("plan", "--sweep %s: give a number of budgets, 1 to %d", request->sweep,
                                MS_FRONTIER_MOST_POINTS);
     }
@@ -251,12 +251,11 @@ int cmd_plan(int argc, char **argv)
 {
     plan_request request = {0};
     const cli_option table[] = {
-        {"--graph", NULL, &request.graph_path},     {"--hardware", NULL, &request.hardware_path},
-        {"--config", NULL, &request.config_path},   {"--budget", NULL, &request.budget},
-        {"--json", &request.as_json, NULL},         {"--explain", &request.explain_all, &request.explain},
-        {"--sweep", NULL, &request.sweep},
-        {"--csv", &request.as_csv, NULL},           {"--plot", NULL, &request.plot_path},
-        {"--chain", NULL, &request.chain_path},
+        {"--graph", NULL, &request.graph_path},   {"--hardware", NULL, &request.hardware_path},
+        {"--config", NULL, &request.config_path}, {"--budget", NULL, &request.budget},
+        {"--json", &request.as_json, NULL},       {"--explain", &request.explain_all, &request.explain},
+        {"--sweep", NULL, &request.sweep},        {"--csv", &request.as_csv, NULL},
+        {"--plot", NULL, &request.plot_path},     {"--chain", NULL, &request.chain_path},
     };
     int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
     if (status != CLI_GO_ON) {

@@ -16,30 +16,29 @@
 #include "options.h"
 #include "plan/text.h"
 
-static const char help[] =
-    "Usage: memscale predict --hf FILE --batch B --seq S [--budget BYTES]\n"
-    "                        [--hardware FILE] [--json | --graph]\n"
-    "\n"
-    "Says what a training step of a Hugging Face model would need: everything kept, with\n"
-    "the plan for this machine or a budget, and at the least. Reads the configuration\n"
-    "only; neither torch nor weights are needed.\n"
-    "\n"
-    "  --hf FILE         the model's config.json. Families (\"model_type\"): llama, mistral,\n"
-    "                    qwen2, qwen3, gpt2, bert; their causal (bert: masked) language\n"
-    "                    model, trained in float32 with AdamW\n"
-    "  --batch B         sequences in a batch\n"
-    "  --seq S           tokens in a sequence\n"
-    "  --budget BYTES    plan for this budget: 4000000000, 4.0GB, 3.7GiB\n"
-    "  --hardware FILE   a saved machine; this one if not given\n"
-    "  --json            print the JSON document (docs/formats/predict.schema.json)\n"
-    "  --graph           print the step's graph, for memscale plan --graph\n"
-    "\n"
-    "Example:\n"
-    "  memscale predict --hf config.json --batch 4 --seq 512 --budget 4.0GB\n"
-    "\n"
-    "Exit status: 0 with a plan, 1 where none fits the budget (the smallest that would is\n"
-    "printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}), 2 for a\n"
-    "wrong option or file.\n";
+static const char help[] = "Usage: memscale predict --hf FILE --batch B --seq S [--budget BYTES]\n"
+                           "                        [--hardware FILE] [--json | --graph]\n"
+                           "\n"
+                           "Says what a training step of a Hugging Face model would need: everything kept, with\n"
+                           "the plan for this machine or a budget, and at the least. Reads the configuration\n"
+                           "only; neither torch nor weights are needed.\n"
+                           "\n"
+                           "  --hf FILE         the model's config.json. Families (\"model_type\"): llama, mistral,\n"
+                           "                    qwen2, qwen3, gpt2, bert; their causal (bert: masked) language\n"
+                           "                    model, trained in float32 with AdamW\n"
+                           "  --batch B         sequences in a batch\n"
+                           "  --seq S           tokens in a sequence\n"
+                           "  --budget BYTES    plan for this budget: 4000000000, 4.0GB, 3.7GiB\n"
+                           "  --hardware FILE   a saved machine; this one if not given\n"
+                           "  --json            print the JSON document (docs/formats/predict.schema.json)\n"
+                           "  --graph           print the step's graph, for memscale plan --graph\n"
+                           "\n"
+                           "Example:\n"
+                           "  memscale predict --hf config.json --batch 4 --seq 512 --budget 4.0GB\n"
+                           "\n"
+                           "Exit status: 0 with a plan, 1 where none fits the budget (the smallest that would is\n"
+                           "printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}), 2 for a\n"
+                           "wrong option or file.\n";
 
 typedef struct predict_request {
     const char *hf_path, *batch, *seq, *budget, *hardware_path;
@@ -194,9 +193,7 @@ static char *table_of(const predict_work *work)
 
 static int show(const predict_request *request, const predict_work *work)
 {
-    char *text = request->as_graph  ? ms_graph_to_json(work->graph)
-                 : request->as_json ? json_of(work)
-                                    : table_of(work);
+    char *text = request->as_graph ? ms_graph_to_json(work->graph) : request->as_json ? json_of(work) : table_of(work);
     return cli_print_made(text);
 }
 
@@ -204,9 +201,12 @@ int cmd_predict(int argc, char **argv)
 {
     predict_request request = {0};
     const cli_option table[] = {
-        {"--hf", NULL, &request.hf_path},          {"--batch", NULL, &request.batch},
-        {"--seq", NULL, &request.seq},             {"--budget", NULL, &request.budget},
-        {"--hardware", NULL, &request.hardware_path}, {"--json", &request.as_json, NULL},
+        {"--hf", NULL, &request.hf_path},
+        {"--batch", NULL, &request.batch},
+        {"--seq", NULL, &request.seq},
+        {"--budget", NULL, &request.budget},
+        {"--hardware", NULL, &request.hardware_path},
+        {"--json", &request.as_json, NULL},
         {"--graph", &request.as_graph, NULL},
     };
     int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);

@@ -6,9 +6,9 @@
 #ifndef MS_CLI_COMMANDS_H
 #define MS_CLI_COMMANDS_H
 
-#define CLI_COMMANDS(X)                                        \
-    X(hardware, "show this machine as plans see it")           \
-    X(plan, "make and explain the plan for a graph")           \
+#define CLI_COMMANDS(X) \
+    X(hardware, "show this machine as plans see it") \
+    X(plan, "make and explain the plan for a graph") \
     X(predict, "what a Hugging Face model would need, without torch") \
     X(doctor, "check what memscale needs or can use here")
 

@@ -96,8 +96,7 @@ int cli_finish(int status)
 void cli_begin(void)
 {
     for (int fd = 0; fd <= 2; fd++) {
-        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
-            open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) {
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) {
             _exit(CLI_FAILED); /* nobody can be told */
         }
     }

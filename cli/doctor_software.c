@@ -80,7 +80,8 @@ void doctor_check_packages(const patient *p, check_result *result)
     (void)p;
     if (!find_site(site, sizeof site)) {
         doctor_say(result, "no Python packages beside this program or in an active environment");
-        doctor_advise(result, CHECK_WARN, "plans can be made from saved graphs; to train, install memscale beside PyTorch");
+        doctor_advise(result, CHECK_WARN,
+                      "plans can be made from saved graphs; to train, install memscale beside PyTorch");
         return;
     }
     bool has_torch = false, has_any = false;

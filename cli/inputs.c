@@ -20,10 +20,15 @@ static bool unit_of(const char *text, uint64_t *unit)
         const char *name;
         uint64_t bytes;
     } units[] = {
-        {"", 1},           {"B", 1},
-        {"kB", 1000},      {"MB", 1000000},
-        {"GB", 1000000000}, {"TB", 1000000000000},
-        {"KiB", 1 << 10},  {"MiB", 1 << 20},   {"GiB", 1 << 30},
+        {"", 1},
+        {"B", 1},
+        {"kB", 1000},
+        {"MB", 1000000},
+        {"GB", 1000000000},
+        {"TB", 1000000000000},
+        {"KiB", 1 << 10},
+        {"MiB", 1 << 20},
+        {"GiB", 1 << 30},
         {"TiB", (uint64_t)1 << 40},
     };
     for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
@@ -67,8 +72,8 @@ static bool parse_bytes(const char *text, uint64_t *bytes)
 int cli_parse_budget(const char *command, const char *text, uint64_t least, uint64_t *bytes)
 {
     if (!parse_bytes(text, bytes)) {
-        return cli_usage_error(command, "--budget %s: give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB",
-                               text);
+        return cli_usage_error(command,
+                               "--budget %s: give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB", text);
     }
     if (*bytes < least) {
         return cli_usage_error(command, "--budget %s: give at least %" PRIu64 " byte", text, least);

@@ -18,7 +18,7 @@ static const command commands[] = {
 #define COMMAND_ROW(name, text) {#name, text, cmd_##name},
     CLI_COMMANDS(COMMAND_ROW)
 #undef COMMAND_ROW
-    {NULL, NULL, NULL},
+        {NULL, NULL, NULL},
 };
 
 static void print_help(FILE *to)

@@ -5,8 +5,7 @@
 
 #include "common.h"
 
-static const cli_option *find_option(const cli_option *options, size_t count, const char *word,
-                                     size_t length)
+static const cli_option *find_option(const cli_option *options, size_t count, const char *word, size_t length)
 {
     for (size_t i = 0; i < count; i++) {
         if (strlen(options[i].name) == length && strncmp(options[i].name, word, length) == 0) {

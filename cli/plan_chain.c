@@ -2,10 +2,10 @@
  * `memscale plan --chain`: the chain solver alone, from a chain document to a schedule.
  * Whatever is wrong with the file is one line: file, place, reason.
  */
+#include "plan_chain.h"
 #include "common.h"
 #include "inputs.h"
 #include "memscale/chain.h"
-#include "plan_chain.h"
 
 static int load(const char *path, ms_chain **chain)
 {

@@ -131,13 +131,13 @@ static PyObject *trial_limits(PyObject *module, PyObject *budget)
 }
 
 static PyMethodDef methods[] = {
-    {"outlook", outlook, METH_VARARGS,
-     "outlook(graph, hardware, config, is_absent) -> str: will it fit, as JSON."},
+    {"outlook", outlook, METH_VARARGS, "outlook(graph, hardware, config, is_absent) -> str: will it fit, as JSON."},
     {"savings", savings, METH_VARARGS,
      "savings(graph, hardware, config, is_absent) -> str: what each mode can save, as JSON."},
     {"batch_search_new", batch_search_new, METH_VARARGS,
      "batch_search_new(most, effective or 0, guess, trials) -> a search for the largest batch that fits."},
-    {"batch_search_next", batch_search_next, METH_O, "batch_search_next(search) -> int: the batch to try; 0 is the end."},
+    {"batch_search_next", batch_search_next, METH_O,
+     "batch_search_next(search) -> int: the batch to try; 0 is the end."},
     {"batch_search_report", batch_search_report, METH_VARARGS, "batch_search_report(search, fits)"},
     {"batch_search_best", batch_search_best, METH_O,
      "batch_search_best(search) -> (batch, accumulation): the largest that fitted, 0 where none did."},

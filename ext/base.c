@@ -23,8 +23,8 @@ static PyObject *error_table(PyObject *module, PyObject *args)
     };
     PyObject *rows = PyList_New(0);
     for (size_t i = 0; rows != NULL && i < sizeof codes / sizeof codes[0]; i++) {
-        PyObject *row = Py_BuildValue("(isss)", codes[i], ms_error_name(codes[i]),
-                                      ms_error_exception(codes[i]), ms_error_text(codes[i]));
+        PyObject *row = Py_BuildValue("(isss)", codes[i], ms_error_name(codes[i]), ms_error_exception(codes[i]),
+                                      ms_error_text(codes[i]));
         if (row == NULL || PyList_Append(rows, row) != 0) {
             Py_CLEAR(rows);
         }
@@ -58,11 +58,10 @@ static PyObject *now_ns(PyObject *module, PyObject *args)
 /* ---- fault points ------------------------------------------------------- */
 
 static const char *const fault_names[MS_FAULT_COUNT] = {
-    [MS_FAULT_ALLOC] = "alloc",   [MS_FAULT_MAP] = "map",     [MS_FAULT_OPEN] = "open",
-    [MS_FAULT_WRITE] = "write",   [MS_FAULT_READ] = "read",   [MS_FAULT_SHORT] = "short",
-    [MS_FAULT_FLIP] = "flip",     [MS_FAULT_THREAD] = "thread", [MS_FAULT_DRIVER] = "driver",
-    [MS_FAULT_URING] = "uring",
-    [MS_FAULT_SYSTEM] = "system",
+    [MS_FAULT_ALLOC] = "alloc", [MS_FAULT_MAP] = "map",       [MS_FAULT_OPEN] = "open",
+    [MS_FAULT_WRITE] = "write", [MS_FAULT_READ] = "read",     [MS_FAULT_SHORT] = "short",
+    [MS_FAULT_FLIP] = "flip",   [MS_FAULT_THREAD] = "thread", [MS_FAULT_DRIVER] = "driver",
+    [MS_FAULT_URING] = "uring", [MS_FAULT_SYSTEM] = "system",
 };
 
 static int fault_kind(const char *name, ms_fault *out)
@@ -84,8 +83,7 @@ static PyObject *fault_arm(PyObject *module, PyObject *args)
     unsigned long long nth;
     int system_errno = 0;
     ms_fault kind;
-    if (!PyArg_ParseTuple(args, "sK|i:fault_arm", &name, &nth, &system_errno) ||
-        fault_kind(name, &kind) != 0) {
+    if (!PyArg_ParseTuple(args, "sK|i:fault_arm", &name, &nth, &system_errno) || fault_kind(name, &kind) != 0) {
         return NULL;
     }
     ms_fault_arm(kind, nth, system_errno);
@@ -124,8 +122,7 @@ static PyMethodDef methods[] = {
      "fault_arm(kind, nth, errno=0): makes the nth call from now on fail, for tests. Kinds: alloc, "
      "map, open, write, read, short, flip, thread, driver."},
     {"fault_disarm_all", fault_disarm_all, METH_NOARGS, "fault_disarm_all(): ends all of them."},
-    {"fault_passed", fault_passed, METH_VARARGS,
-     "fault_passed(kind) -> int: calls of this kind since it was armed."},
+    {"fault_passed", fault_passed, METH_VARARGS, "fault_passed(kind) -> int: calls of this kind since it was armed."},
     {NULL, NULL, 0, NULL},
 };
 

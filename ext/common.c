@@ -27,8 +27,8 @@ PyObject *ms_ext_raise(const ms_error *err)
         goto cleanup;
     }
     args = PyTuple_Pack(1, text);
-    keywords = Py_BuildValue("{s:i,s:i,s:K}", "code", err->code, "system_errno", err->system_errno,
-                             "hint_bytes", (unsigned long long)err->hint_bytes);
+    keywords = Py_BuildValue("{s:i,s:i,s:K}", "code", err->code, "system_errno", err->system_errno, "hint_bytes",
+                             (unsigned long long)err->hint_bytes);
     if (args == NULL || keywords == NULL) {
         goto cleanup;
     }
@@ -137,8 +137,7 @@ int ms_ext_u64(PyObject *object, const char *what, uint64_t *out)
     unsigned long long value = PyLong_AsUnsignedLongLong(object);
     if (value == (unsigned long long)-1 && PyErr_Occurred()) {
         PyErr_Clear();
-        PyErr_Format(PyExc_OverflowError, "%s must lie between 0 and 2**64 - 1, not %S", what,
-                     object);
+        PyErr_Format(PyExc_OverflowError, "%s must lie between 0 and 2**64 - 1, not %S", what, object);
         return -1;
     }
     *out = value;
@@ -152,8 +151,7 @@ int ms_ext_u32(PyObject *object, const char *what, uint32_t *out)
         return -1;
     }
     if (wide > UINT32_MAX) {
-        PyErr_Format(PyExc_OverflowError, "%s must lie between 0 and 2**32 - 1, not %S", what,
-                     object);
+        PyErr_Format(PyExc_OverflowError, "%s must lie between 0 and 2**32 - 1, not %S", what, object);
         return -1;
     }
     *out = (uint32_t)wide;
@@ -168,8 +166,7 @@ int ms_ext_arity(const char *function, Py_ssize_t count, Py_ssize_t least, Py_ss
     if (least == most) {
         PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments, not %zd", function, least, count);
     } else {
-        PyErr_Format(PyExc_TypeError, "%s() takes %zd to %zd arguments, not %zd", function, least,
-                     most, count);
+        PyErr_Format(PyExc_TypeError, "%s() takes %zd to %zd arguments, not %zd", function, least, most, count);
     }
     return -1;
 }

@@ -55,11 +55,11 @@ int ms_ext_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
  *
  *     MS_EXT_UNLOCKED(rc = ms_hardware_probe(path, &hardware, &err));
  */
-#define MS_EXT_UNLOCKED(statement)                                                               \
-    do {                                                                                         \
-        PyThreadState *ms_ext_thread = PyEval_SaveThread();                                      \
-        statement;                                                                               \
-        PyEval_RestoreThread(ms_ext_thread);                                                     \
+#define MS_EXT_UNLOCKED(statement) \
+    do { \
+        PyThreadState *ms_ext_thread = PyEval_SaveThread(); \
+        statement; \
+        PyEval_RestoreThread(ms_ext_thread); \
     } while (0)
 
 /* A function pointer of any signature as METH_FASTCALL wants it in a table. */

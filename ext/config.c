@@ -2,8 +2,8 @@
  * The configuration for Python: `Config` sends its JSON here and gets it back
  * checked and complete. Used by memscale.config.
  */
-#include "common.h"
 #include "memscale/config.h"
+#include "common.h"
 #include "rooms.h"
 
 static PyObject *config_text(const ms_config *config)

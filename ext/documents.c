@@ -3,8 +3,8 @@
  */
 #include "documents.h"
 
-int ms_ext_documents_parse(ms_ext_documents *documents, const char *graph, const char *hardware,
-                           const char *config, const char *plan, ms_error *err)
+int ms_ext_documents_parse(ms_ext_documents *documents, const char *graph, const char *hardware, const char *config,
+                           const char *plan, ms_error *err)
 {
     int rc = graph != NULL ? ms_graph_parse(graph, &documents->graph, err) : MS_OK;
     if (rc == MS_OK && hardware != NULL) {

@@ -17,8 +17,8 @@ typedef struct ms_ext_documents {
 
 /* Parses the texts that are not NULL; on failure too, what was parsed is to be freed. May
  * run without the interpreter lock. */
-int ms_ext_documents_parse(ms_ext_documents *documents, const char *graph, const char *hardware,
-                           const char *config, const char *plan, ms_error *err);
+int ms_ext_documents_parse(ms_ext_documents *documents, const char *graph, const char *hardware, const char *config,
+                           const char *plan, ms_error *err);
 void ms_ext_documents_free(ms_ext_documents *documents);
 
 #endif

@@ -64,18 +64,26 @@ static int tier_of(const char *name, ms_tier *tier)
 
 static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {(char *)"tier",           (char *)"dir",          (char *)"cap_bytes",
-                            (char *)"slab_bytes",     (char *)"worker_count", (char *)"device",
-                            (char *)"disk_cap_bytes", (char *)"pinned_gb",    (char *)"stream_count",
-                            (char *)"write_bytes_per_s", (char *)"read_bytes_per_s", NULL};
+    static char *names[] = {(char *)"tier",
+                            (char *)"dir",
+                            (char *)"cap_bytes",
+                            (char *)"slab_bytes",
+                            (char *)"worker_count",
+                            (char *)"device",
+                            (char *)"disk_cap_bytes",
+                            (char *)"pinned_gb",
+                            (char *)"stream_count",
+                            (char *)"write_bytes_per_s",
+                            (char *)"read_bytes_per_s",
+                            NULL};
     const char *tier, *dir = NULL;
     unsigned long long cap_bytes = UINT64_MAX, slab_bytes = 0, disk_cap_bytes = 0, write_rate = 0, read_rate = 0;
     double pinned_gb = 0;
     unsigned int worker_count = 0, stream_count = 0;
     int device = -1;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zKKIiKdIKK:open_tier", names, &tier, &dir, &cap_bytes,
-                                     &slab_bytes, &worker_count, &device, &disk_cap_bytes, &pinned_gb,
-                                     &stream_count, &write_rate, &read_rate)) {
+                                     &slab_bytes, &worker_count, &device, &disk_cap_bytes, &pinned_gb, &stream_count,
+                                     &write_rate, &read_rate)) {
         return NULL;
     }
     ms_offload_options options = {.dir = dir,
@@ -231,8 +239,9 @@ static PyObject *boundary(PyObject *object, PyObject *args)
         Py_RETURN_NONE;
     }
     ms_step_memory memory = ms_execute_step_memory(self->execute);
-    PyObject *ended = Py_BuildValue("{s:K,s:K,s:K}", "step", (unsigned long long)step, "step_ns", (unsigned long long)step_ns,
-                                    "plan_steps", (unsigned long long)ms_execute_plan_steps(self->execute));
+    PyObject *ended =
+        Py_BuildValue("{s:K,s:K,s:K}", "step", (unsigned long long)step, "step_ns", (unsigned long long)step_ns,
+                      "plan_steps", (unsigned long long)ms_execute_plan_steps(self->execute));
     const struct {
         const char *name;
         uint64_t bytes;
@@ -280,15 +289,12 @@ static PyObject *stats(PyObject *self, PyObject *args)
     (void)args;
     ms_execute_stats found;
     ms_execute_get_stats(ms_ext_execution_of(self)->execute, &found);
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N,s:N}", "open_frames",
-                         (unsigned long long)found.open_frames, "live_frames",
-                         (unsigned long long)found.live_frames, "live_slots",
-                         (unsigned long long)found.live_slots, "live_extents",
-                         (unsigned long long)found.live_extents, "storing_bytes",
-                         (unsigned long long)found.storing_bytes, "fetched_bytes",
-                         (unsigned long long)found.fetched_bytes, "tier_bytes",
-                         (unsigned long long)found.tier_bytes, "backward_begun",
-                         PyBool_FromLong(found.backward_begun), "optimizer_seen",
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N,s:N}", "open_frames", (unsigned long long)found.open_frames,
+                         "live_frames", (unsigned long long)found.live_frames, "live_slots",
+                         (unsigned long long)found.live_slots, "live_extents", (unsigned long long)found.live_extents,
+                         "storing_bytes", (unsigned long long)found.storing_bytes, "fetched_bytes",
+                         (unsigned long long)found.fetched_bytes, "tier_bytes", (unsigned long long)found.tier_bytes,
+                         "backward_begun", PyBool_FromLong(found.backward_begun), "optimizer_seen",
                          PyBool_FromLong(found.optimizer_seen));
 }
 
@@ -327,9 +333,9 @@ static PyObject *set_packing(PyObject *object, PyObject *flag)
 static PyMethodDef methods[] = {
     {"open_tier", MS_EXT_FAST(open_tier), METH_VARARGS | METH_KEYWORDS,
      "open_tier(tier, dir=None, cap_bytes=2**64-1, slab_bytes=0, worker_count=0, device=-1, "
-     "disk_cap_bytes=0, pinned_gb=0, stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0): device >= 0: of that GPU's storages."},
-    {"set_overlap", set_overlap, METH_O,
-     "set_overlap(wanted): whether a GPU's transfers run beside the computation."},
+     "disk_cap_bytes=0, pinned_gb=0, stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0): device >= 0: of that "
+     "GPU's storages."},
+    {"set_overlap", set_overlap, METH_O, "set_overlap(wanted): whether a GPU's transfers run beside the computation."},
     {"tier", tier, METH_NOARGS, "One line on the lower tier, or None."},
     {"add_layer", add_layer, METH_O, "add_layer(name) -> number"},
     {"set_plan", set_plan, METH_O, "set_plan(json or None): None keeps everything."},
@@ -353,7 +359,9 @@ static PyMethodDef methods[] = {
     {"expect_backward", expect_backward, METH_NOARGS,
      "The forward that has ended will be told of by backward_begins(); False: that is not needed."},
     {"backward_begins", backward_begins, METH_NOARGS, "A backward begins that no hook of a layer sees."},
-    {"boundary", boundary, METH_VARARGS, "boundary(is_optimizer, is_another=False) -> dict if a step ended, else None: step, step_ns, plan_steps, and of the process "
+    {"boundary", boundary, METH_VARARGS,
+     "boundary(is_optimizer, is_another=False) -> dict if a step ended, else None: step, step_ns, plan_steps, and of "
+     "the process "
      "peak_bytes, peak_held_bytes, resident_bytes, held_bytes where they are known"},
     {"poll", poll, METH_NOARGS, "Lets go of what is no longer needed."},
     {"counters", counters, METH_NOARGS, "Counters by name."},

@@ -92,8 +92,7 @@ PyObject *ms_ext_unpack_dropped(ms_saved *saved)
         return NULL;
     }
     ms_counter_add(ms_execute_counters(saved->execution->execute), MS_COUNTER_REMADE_TENSORS, 1);
-    return PyObject_CallMethod(saved->ticket, "give", "OOOO", saved->dtype, saved->size, saved->stride,
-                               saved->offset);
+    return PyObject_CallMethod(saved->ticket, "give", "OOOO", saved->dtype, saved->size, saved->stride, saved->offset);
 }
 
 /* drop(ticket): the bytes go; the version is still watched. */

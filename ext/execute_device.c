@@ -20,9 +20,8 @@ int ms_ext_device_open(ms_execution *execution, int index)
     Py_XDECREF(cuda);
     device->number = PyLong_FromLong(index);
     device->name = PyUnicode_FromFormat("cuda:%d", index);
-    device->bytes_kwargs = device->name != NULL
-                               ? Py_BuildValue("{s:O,s:O}", "dtype", t->uint8, "device", device->name)
-                               : NULL;
+    device->bytes_kwargs =
+        device->name != NULL ? Py_BuildValue("{s:O,s:O}", "dtype", t->uint8, "device", device->name) : NULL;
     device->empty_tensor =
         device->bytes_kwargs != NULL ? PyObject_Call(t->empty, t->zero_args, device->bytes_kwargs) : NULL;
     if (device->raw_stream == NULL || device->number == NULL || device->empty_tensor == NULL) {
@@ -47,8 +46,7 @@ void *ms_ext_device_stream(const ms_execution *execution)
 {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    PyObject *handle =
-        PyObject_CallFunctionObjArgs(execution->device.raw_stream, execution->device.number, NULL);
+    PyObject *handle = PyObject_CallFunctionObjArgs(execution->device.raw_stream, execution->device.number, NULL);
     void *stream = handle != NULL ? PyLong_AsVoidPtr(handle) : NULL;
     Py_XDECREF(handle);
     PyErr_Clear();
@@ -71,8 +69,7 @@ int ms_ext_device_lend(const ms_execution *execution, const ms_memory *memory, P
         return 0;
     }
     PyObject *cuda = PyImport_ImportModule("torch.cuda");
-    PyObject *stream = cuda != NULL ? PyObject_CallMethod(cuda, "current_stream", "O", execution->device.number)
-                                    : NULL;
+    PyObject *stream = cuda != NULL ? PyObject_CallMethod(cuda, "current_stream", "O", execution->device.number) : NULL;
     PyObject *done = stream != NULL ? PyObject_CallMethod(view, "record_stream", "O", stream) : NULL;
     Py_XDECREF(cuda);
     Py_XDECREF(stream);

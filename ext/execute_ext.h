@@ -37,8 +37,8 @@ typedef struct ms_torch {
     PyObject *empty, *uint8, *empty_tensor;
     PyObject *zero_args, *empty_bytes_kwargs;
     /* attribute names */
-    PyObject *n_version, *n_shape, *n_dtype, *n_device, *n_is_leaf, *n_requires_grad, *n_is_cpu, *n_cdata,
-        *n_data, *n_is_quantized, *n_f_back, *n_base, *n_nbytes;
+    PyObject *n_version, *n_shape, *n_dtype, *n_device, *n_is_leaf, *n_requires_grad, *n_is_cpu, *n_cdata, *n_data,
+        *n_is_quantized, *n_f_back, *n_base, *n_nbytes;
 } ms_torch;
 
 /* NULL with an exception where torch lacks something. */
@@ -103,8 +103,7 @@ typedef struct ms_ext_device {
 } ms_ext_device;
 
 typedef struct ms_execution {
-    PyObject_HEAD
-    ms_execute *execute;
+    PyObject_HEAD ms_execute *execute;
     ms_ext_device device;
     PyObject *replay;       /* replay(region) */
     PyObject *began;        /* called at the first unpack of a backward, or NULL */
@@ -154,8 +153,7 @@ enum { MS_EXT_WAITING_MAX = 4 };
 
 /* One hooked call. Holds the frame as long as a handle or a hook holds it. */
 typedef struct ms_region {
-    PyObject_HEAD
-    ms_execution *execution;
+    PyObject_HEAD ms_execution *execution;
     ms_frame *frame;
     PyObject *payload; /* what a replay needs; Python's */
     PyObject *caller;  /* the Python frame that makes the call, while it runs; may be NULL */

@@ -40,8 +40,8 @@ static ms_extent *store_new(ms_region *region, const ms_movable *what, PyObject 
     memory->version = version;
     ms_error err;
     ms_extent *extent;
-    int rc = ms_extent_store(region->execution->execute, region->frame, what->identity, version, address,
-                             what->bytes, ms_ext_capacity_behind(address, what->bytes), memory, &extent, &err);
+    int rc = ms_extent_store(region->execution->execute, region->frame, what->identity, version, address, what->bytes,
+                             ms_ext_capacity_behind(address, what->bytes), memory, &extent, &err);
     if (ms_ext_check(rc, &err) != 0 || extent == NULL) {
         ms_ext_memory_free(memory);
         return NULL;
@@ -56,8 +56,7 @@ int ms_ext_remember_view(ms_saved *saved, PyObject *tensor)
     saved->size = PyObject_GetAttr(tensor, t->n_shape);
     saved->stride = PyObject_CallFunctionObjArgs(t->stride, tensor, NULL);
     saved->offset = PyObject_CallFunctionObjArgs(t->storage_offset, tensor, NULL);
-    bool is_complete =
-        saved->dtype != NULL && saved->size != NULL && saved->stride != NULL && saved->offset != NULL;
+    bool is_complete = saved->dtype != NULL && saved->size != NULL && saved->stride != NULL && saved->offset != NULL;
     return is_complete ? 0 : -1;
 }
 
@@ -119,9 +118,9 @@ static int tell_choice(ms_region *region, const ms_movable *what)
 {
     ms_error err;
     bool is_dropped;
-    return ms_ext_check(ms_frame_choose(region->execution->execute, region->frame, what->identity, what->bytes,
-                                        &is_dropped, &err),
-                        &err);
+    return ms_ext_check(
+        ms_frame_choose(region->execution->execute, region->frame, what->identity, what->bytes, &is_dropped, &err),
+        &err);
 }
 
 PyObject *ms_ext_save_extent(ms_region *region, PyObject *tensor)
@@ -203,8 +202,8 @@ PyObject *ms_ext_unpack_extent(ms_saved *saved)
     PyObject *storage = ((ms_memory *)reference)->strong;
     Py_INCREF(storage);
     PyObject *tensor = empty_of(saved->execution, saved->dtype);
-    PyObject *view = tensor != NULL ? PyObject_CallFunctionObjArgs(t->set_, tensor, storage, saved->offset,
-                                                                   saved->size, saved->stride, NULL)
+    PyObject *view = tensor != NULL ? PyObject_CallFunctionObjArgs(t->set_, tensor, storage, saved->offset, saved->size,
+                                                                   saved->stride, NULL)
                                     : NULL;
     Py_XDECREF(tensor);
     Py_DECREF(storage);

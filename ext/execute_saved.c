@@ -137,8 +137,7 @@ bool ms_ext_stays(ms_execution *execution, PyObject *tensor)
     if (ms_ext_identity_has_tensor(&execution->residents, tensor)) {
         return true;
     }
-    bool is_leaf_with_gradient =
-        ms_ext_flag(tensor, t->n_is_leaf) == 1 && ms_ext_flag(tensor, t->n_requires_grad) == 1;
+    bool is_leaf_with_gradient = ms_ext_flag(tensor, t->n_is_leaf) == 1 && ms_ext_flag(tensor, t->n_requires_grad) == 1;
     PyErr_Clear();
     return is_leaf_with_gradient;
 }
@@ -443,7 +442,5 @@ int ms_ext_saved_init_type(PyObject *module)
     }
     ms_ext_replay_stop = PyErr_NewExceptionWithDoc(
         "memscale._core.ReplayStop", "Ends a replay early: everything that backward needs exists.", NULL, NULL);
-    return ms_ext_replay_stop != NULL && PyModule_AddObjectRef(module, "ReplayStop", ms_ext_replay_stop) == 0
-               ? 0
-               : -1;
+    return ms_ext_replay_stop != NULL && PyModule_AddObjectRef(module, "ReplayStop", ms_ext_replay_stop) == 0 ? 0 : -1;
 }

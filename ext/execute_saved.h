@@ -10,8 +10,7 @@
 typedef enum ms_saved_kind { SAVED_KEPT, SAVED_SLOT, SAVED_EXTENT, SAVED_DROPPED } ms_saved_kind;
 
 typedef struct ms_saved {
-    PyObject_HEAD
-    ms_saved_kind kind;
+    PyObject_HEAD ms_saved_kind kind;
     uint32_t slot;
     uint64_t version;
     uint64_t mark;             /* EXTENT: see ms_extent_taken() */

@@ -3,17 +3,16 @@
  * directory for the disk tier, resident memory of this process. Used by the
  * profiler and by wrap().
  */
+#include "memscale/hardware.h"
 #include "base/json.h"
 #include "base/os/procfs.h"
 #include "common.h"
-#include "memscale/hardware.h"
 #include "rooms.h"
 
 static PyObject *hardware_probe(PyObject *module, PyObject *args, PyObject *keywords)
 {
     (void)module;
-    static char *names[] = {(char *)"disk_dir", (char *)"cache_dir", (char *)"no_cache",
-                            (char *)"no_measure", NULL};
+    static char *names[] = {(char *)"disk_dir", (char *)"cache_dir", (char *)"no_cache", (char *)"no_measure", NULL};
     PyObject *disk_dir = Py_None;
     PyObject *cache_dir = Py_None;
     int no_cache = 0;
@@ -21,8 +20,8 @@ static PyObject *hardware_probe(PyObject *module, PyObject *args, PyObject *keyw
     ms_hardware_options options = {0};
     ms_error err;
     int rc;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|OOpp:hardware_probe", names, &disk_dir,
-                                     &cache_dir, &no_cache, &no_measure) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|OOpp:hardware_probe", names, &disk_dir, &cache_dir, &no_cache,
+                                     &no_measure) ||
         ms_ext_utf8_or_none(disk_dir, "disk_dir", &options.disk_dir) != 0 ||
         ms_ext_utf8_or_none(cache_dir, "cache_dir", &options.cache_dir) != 0) {
         return NULL;
@@ -103,8 +102,8 @@ static PyObject *process_memory(PyObject *module, PyObject *args)
     if (ms_ext_check(ms__resident_read(&resident, &err), &err) != 0) {
         return NULL;
     }
-    return Py_BuildValue("{s:K,s:K}", "rss_bytes", (unsigned long long)resident.now_bytes,
-                         "peak_rss_bytes", (unsigned long long)resident.peak_bytes);
+    return Py_BuildValue("{s:K,s:K}", "rss_bytes", (unsigned long long)resident.now_bytes, "peak_rss_bytes",
+                         (unsigned long long)resident.peak_bytes);
 }
 
 static PyObject *reset_peak_rss(PyObject *module, PyObject *args)

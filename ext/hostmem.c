@@ -3,8 +3,8 @@
  * the ceiling, exact live and peak bytes. Used by the session of a wrap and by the
  * executor's step boundaries; decides nothing.
  */
-#include "common.h"
 #include "memscale/hostmem.h"
+#include "common.h"
 #include "rooms.h"
 
 static PyObject *hostmem_install(PyObject *module, PyObject *args, PyObject *keywords)
@@ -39,14 +39,11 @@ static PyObject *hostmem_stats(PyObject *module, PyObject *args)
     ms_hostmem_stats stats;
     ms_hostmem_get_stats(&stats);
     return Py_BuildValue(
-        "{s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "means", ms_hostmem_means_name(stats.means),
-        "live_bytes", (unsigned long long)stats.live_bytes, "peak_live_bytes",
-        (unsigned long long)stats.peak_live_bytes, "cached_bytes",
-        (unsigned long long)stats.cached_bytes, "peak_held_bytes",
-        (unsigned long long)stats.peak_held_bytes, "live_blocks",
-        (unsigned long long)stats.live_blocks, "mapped_count",
-        (unsigned long long)stats.mapped_count, "reused_count",
-        (unsigned long long)stats.reused_count);
+        "{s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "means", ms_hostmem_means_name(stats.means), "live_bytes",
+        (unsigned long long)stats.live_bytes, "peak_live_bytes", (unsigned long long)stats.peak_live_bytes,
+        "cached_bytes", (unsigned long long)stats.cached_bytes, "peak_held_bytes",
+        (unsigned long long)stats.peak_held_bytes, "live_blocks", (unsigned long long)stats.live_blocks, "mapped_count",
+        (unsigned long long)stats.mapped_count, "reused_count", (unsigned long long)stats.reused_count);
 }
 
 static PyObject *hostmem_set_ceiling(PyObject *module, PyObject *given)
@@ -67,8 +64,7 @@ static PyObject *hostmem_trim(PyObject *module, PyObject *args, PyObject *keywor
     PyObject *given = NULL;
     uint64_t keep_bytes = 0;
     int trim_libc = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|Op:hostmem_trim", names, &given,
-                                     &trim_libc) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|Op:hostmem_trim", names, &given, &trim_libc) ||
         (given != NULL && ms_ext_u64(given, "keep", &keep_bytes) != 0)) {
         return NULL;
     }
@@ -95,8 +91,8 @@ static PyObject *hostmem_find(PyObject *module, PyObject *given)
     if (address > UINTPTR_MAX || !ms_hostmem_find((const void *)(uintptr_t)address, &block)) {
         Py_RETURN_NONE;
     }
-    return Py_BuildValue("(KKK)", (unsigned long long)block.address,
-                         (unsigned long long)block.bytes, (unsigned long long)block.serial);
+    return Py_BuildValue("(KKK)", (unsigned long long)block.address, (unsigned long long)block.bytes,
+                         (unsigned long long)block.serial);
 }
 
 static PyObject *hostmem_untouched(PyObject *module, PyObject *args)

@@ -2,8 +2,8 @@
  * The row-wise loss head for Python: its rows as addresses, and the size of chunks.
  * Used by memscale.techniques, which keeps the tensors alive; decides nothing.
  */
-#include "common.h"
 #include "memscale/loss.h"
+#include "common.h"
 #include "rooms.h"
 
 static PyObject *loss_chunk_rows(PyObject *module, PyObject *const *args, Py_ssize_t given)
@@ -11,15 +11,12 @@ static PyObject *loss_chunk_rows(PyObject *module, PyObject *const *args, Py_ssi
     (void)module;
     uint64_t tokens, vocabulary, item_bytes;
     uint32_t threads;
-    if (ms_ext_arity("loss_chunk_rows", given, 4, 4) != 0 ||
-        ms_ext_u64(args[0], "tokens", &tokens) != 0 ||
-        ms_ext_u64(args[1], "vocabulary", &vocabulary) != 0 ||
-        ms_ext_u64(args[2], "item_bytes", &item_bytes) != 0 ||
+    if (ms_ext_arity("loss_chunk_rows", given, 4, 4) != 0 || ms_ext_u64(args[0], "tokens", &tokens) != 0 ||
+        ms_ext_u64(args[1], "vocabulary", &vocabulary) != 0 || ms_ext_u64(args[2], "item_bytes", &item_bytes) != 0 ||
         ms_ext_u32(args[3], "threads", &threads) != 0) {
         return NULL;
     }
-    return PyLong_FromUnsignedLongLong(
-        ms_loss_chunk_rows(tokens, vocabulary, item_bytes, threads));
+    return PyLong_FromUnsignedLongLong(ms_loss_chunk_rows(tokens, vocabulary, item_bytes, threads));
 }
 
 static PyObject *loss_lanes(PyObject *module, PyObject *const *args, Py_ssize_t given)
@@ -42,8 +39,8 @@ enum { ROW_NUMBERS = 10 };
 
 /* (logits, rows, vocabulary, classes, largest, log_sum, lanes, threads) and the two
  * addresses that forward and backward have of their own, all int. */
-static int read_rows(const char *function, PyObject *const *args, Py_ssize_t given,
-                     ms_loss_rows *rows, uint64_t *number)
+static int read_rows(const char *function, PyObject *const *args, Py_ssize_t given, ms_loss_rows *rows,
+                     uint64_t *number)
 {
     if (ms_ext_arity(function, given, ROW_NUMBERS, ROW_NUMBERS) != 0) {
         return -1;
@@ -92,8 +89,7 @@ static PyObject *loss_backward(PyObject *module, PyObject *const *args, Py_ssize
     float *gradient = (float *)(uintptr_t)number[9];
     ms_error err;
     int rc;
-    MS_EXT_UNLOCKED(
-        rc = ms_loss_backward(&rows, by_picked, gradient, (uint32_t)number[7], &err));
+    MS_EXT_UNLOCKED(rc = ms_loss_backward(&rows, by_picked, gradient, (uint32_t)number[7], &err));
     return ms_ext_none_or_raise(rc, &err);
 }
 

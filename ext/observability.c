@@ -3,8 +3,8 @@
  * observability/logs.py drains it into the standard logging tree when it holds the
  * interpreter lock anyway.
  */
-#include "common.h"
 #include "memscale/observability.h"
+#include "common.h"
 #include "rooms.h"
 
 /* One per process, because the library's sink is; made at import, never freed. */

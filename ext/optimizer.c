@@ -86,9 +86,8 @@ static PyObject *adamw_step(PyObject *module, PyObject *args)
     ms_adamw_group group;
     unsigned int threads;
     int maximize;
-    if (!PyArg_ParseTuple(args, "OddddddpI:adamw_step", &list, &group.lr, &group.beta1,
-                          &group.beta2, &group.eps, &group.weight_decay, &group.grad_scale,
-                          &maximize, &threads)) {
+    if (!PyArg_ParseTuple(args, "OddddddpI:adamw_step", &list, &group.lr, &group.beta1, &group.beta2, &group.eps,
+                          &group.weight_decay, &group.grad_scale, &maximize, &threads)) {
         return NULL;
     }
     group.maximize = maximize != 0;
@@ -111,8 +110,7 @@ static PyObject *adamw_moments_bits(PyObject *module, PyObject *const *args, Py_
     uint32_t bits;
     ms_adamw_moments moments;
     ms_error err;
-    if (ms_ext_arity("adamw_moments_bits", given, 2, 2) != 0 ||
-        ms_ext_u64(args[0], "elements", &elements) != 0 ||
+    if (ms_ext_arity("adamw_moments_bits", given, 2, 2) != 0 || ms_ext_u64(args[0], "elements", &elements) != 0 ||
         ms_ext_u32(args[1], "bits", &bits) != 0 ||
         ms_ext_check(ms_adamw_choose_moments(elements, bits, &moments, &err), &err) != 0) {
         return NULL;
@@ -163,8 +161,7 @@ static PyObject *adamw_dequantize(PyObject *module, PyObject *args)
     if (read_code_call(args, &c) != 0) {
         return NULL;
     }
-    MS_EXT_UNLOCKED(
-        rc = ms_adamw_dequantize(c.codes, c.absmax, c.count, c.is_signed, c.values, &err));
+    MS_EXT_UNLOCKED(rc = ms_adamw_dequantize(c.codes, c.absmax, c.count, c.is_signed, c.values, &err));
     return ms_ext_none_or_raise(rc, &err);
 }
 
@@ -196,8 +193,7 @@ static PyMethodDef methods[] = {
      "and of where codes and the scales of blocks go."},
     {"adamw_dequantize", adamw_dequantize, METH_VARARGS,
      "adamw_dequantize(values, codes, absmax, count, is_signed) -> None: the way back."},
-    {"adamw_map", adamw_map, METH_O,
-     "adamw_map(is_signed) -> list[float]: the 256 values that codes stand for."},
+    {"adamw_map", adamw_map, METH_O, "adamw_map(is_signed) -> list[float]: the 256 values that codes stand for."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,8 +9,7 @@
 #include "rooms.h"
 
 typedef struct stream_object {
-    PyObject_HEAD
-    ms_optimizer_stream *stream;
+    PyObject_HEAD ms_optimizer_stream *stream;
 } stream_object;
 
 static ms_optimizer_stream *stream_of(PyObject *self)
@@ -38,8 +37,10 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *keywor
             return NULL;
         }
         if (!(gigabytes > 0.0) || gigabytes > 1e9) {
-            ms_fail(&err, MS_ECONFIG, "max_disk_offload_gb: %g is not allowed; allowed are numbers "
-                                      "above 0", gigabytes);
+            ms_fail(&err, MS_ECONFIG,
+                    "max_disk_offload_gb: %g is not allowed; allowed are numbers "
+                    "above 0",
+                    gigabytes);
             return ms_ext_raise(&err);
         }
         options.cap_bytes = (uint64_t)(gigabytes * 1e9);
@@ -126,8 +127,7 @@ static PyObject *put(PyObject *self, PyObject *args)
     ms_adamw_tensor source;
     ms_error err;
     int rc;
-    if (!PyArg_ParseTuple(args, "KO:put", &id, &fields) ||
-        ms_ext_read_adamw_tensor(fields, &source) != 0) {
+    if (!PyArg_ParseTuple(args, "KO:put", &id, &fields) || ms_ext_read_adamw_tensor(fields, &source) != 0) {
         return NULL;
     }
     MS_EXT_UNLOCKED(rc = ms_optimizer_stream_put(stream_of(self), id, &source, &err));
@@ -159,8 +159,7 @@ static PyObject *export_state(PyObject *self, PyObject *args)
     uint64_t offsets[MS_PART_COUNT];
     ms_error err;
     int rc;
-    if (!PyArg_ParseTuple(args, "KiO:export", &id, &fd, &tuple) ||
-        read_offsets(tuple, offsets) != 0) {
+    if (!PyArg_ParseTuple(args, "KiO:export", &id, &fd, &tuple) || read_offsets(tuple, offsets) != 0) {
         return NULL;
     }
     MS_EXT_UNLOCKED(rc = ms_optimizer_stream_export(stream_of(self), id, fd, offsets, &err));
@@ -216,15 +215,13 @@ static PyObject *update(PyObject *self, PyObject *args)
     int maximize;
     ms_error err;
     int rc;
-    if (!PyArg_ParseTuple(args, "KOddddddpI:update", &id, &fields, &group.lr, &group.beta1,
-                          &group.beta2, &group.eps, &group.weight_decay, &group.grad_scale,
-                          &maximize, &threads) ||
+    if (!PyArg_ParseTuple(args, "KOddddddpI:update", &id, &fields, &group.lr, &group.beta1, &group.beta2, &group.eps,
+                          &group.weight_decay, &group.grad_scale, &maximize, &threads) ||
         ms_ext_read_adamw_tensor(fields, &tensor) != 0) {
         return NULL;
     }
     group.maximize = maximize != 0;
-    MS_EXT_UNLOCKED(
-        rc = ms_optimizer_stream_update(stream_of(self), id, &group, &tensor, threads, &err));
+    MS_EXT_UNLOCKED(rc = ms_optimizer_stream_update(stream_of(self), id, &group, &tensor, threads, &err));
     return ms_ext_none_or_raise(rc, &err);
 }
 
@@ -244,12 +241,11 @@ static PyObject *stats(PyObject *self, PyObject *args)
     (void)args;
     ms_optimizer_stream_stats s;
     ms_optimizer_stream_get_stats(stream_of(self), &s);
-    return Py_BuildValue(
-        "{s:K,s:K,s:K,s:K,s:K,s:K}", "disk_bytes", (unsigned long long)s.disk_bytes,
-        "resident_bytes", (unsigned long long)s.resident_bytes, "peak_resident_bytes",
-        (unsigned long long)s.peak_resident_bytes, "written_bytes",
-        (unsigned long long)s.written_bytes, "read_bytes", (unsigned long long)s.read_bytes,
-        "stall_ns", (unsigned long long)s.stall_ns);
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K}", "disk_bytes", (unsigned long long)s.disk_bytes, "resident_bytes",
+                         (unsigned long long)s.resident_bytes, "peak_resident_bytes",
+                         (unsigned long long)s.peak_resident_bytes, "written_bytes",
+                         (unsigned long long)s.written_bytes, "read_bytes", (unsigned long long)s.read_bytes,
+                         "stall_ns", (unsigned long long)s.stall_ns);
 }
 
 static PyObject *is_inherited(PyObject *self, PyObject *args)
@@ -283,14 +279,12 @@ static PyObject *takes(PyObject *module, PyObject *number)
 /* ---- tables --------------------------------------------------------------------- */
 
 static PyMethodDef stream_methods[] = {
-    {"add", add, METH_VARARGS,
-     "add(weights, moments, has_max_exp_avg_sq, count) -> int: a new state; its id."},
+    {"add", add, METH_VARARGS, "add(weights, moments, has_max_exp_avg_sq, count) -> int: a new state; its id."},
     {"remove", remove_state, METH_O, "remove(id): the state is gone."},
     {"part_bytes", part_bytes, METH_O,
      "part_bytes(id) -> tuple[int, ...]: bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, "
      "exp_avg_absmax, exp_avg_sq_absmax; 0 for those it has not."},
-    {"put", put, METH_VARARGS,
-     "put(id, tensor): replaces the state by one in memory; `tensor` as for adamw_step."},
+    {"put", put, METH_VARARGS, "put(id, tensor): replaces the state by one in memory; `tensor` as for adamw_step."},
     {"export", export_state, METH_VARARGS,
      "export(id, fd, offsets): writes the arrays into a file; offsets as part_bytes(), None: not "
      "this one."},

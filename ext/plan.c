@@ -135,8 +135,7 @@ static int read_observation(PyObject *dict, ms_observation *seen)
     if (read_number(dict, "peak_bytes", &seen->peak_bytes) != 0 ||
         read_number(dict, "peak_held_bytes", &seen->peak_held_bytes) != 0 ||
         read_number(dict, "resident_bytes", &seen->resident_bytes) != 0 ||
-        read_number(dict, "held_bytes", &seen->held_bytes) != 0 ||
-        read_number(dict, "step_ns", &seen->step_ns) != 0 ||
+        read_number(dict, "held_bytes", &seen->held_bytes) != 0 || read_number(dict, "step_ns", &seen->step_ns) != 0 ||
         read_number(dict, "optimizer_state_bytes", &seen->optimizer_state_bytes) != 0 ||
         read_flag(dict, "outputs_held", &seen->outputs_held) != 0 ||
         read_flag(dict, "gradients_live_in_forward", &seen->gradients_live_in_forward) != 0 ||
@@ -223,7 +222,8 @@ static PyObject *plan_precision(PyObject *module, PyObject *args)
         rc = ms_graph_parse(half, &second.graph, &err);
     }
     if (rc == MS_OK) {
-        rc = ms_pipeline_precision(first.graph, second.graph, has_fp16_parameters, first.hardware, &chosen, &line, &err);
+        rc =
+            ms_pipeline_precision(first.graph, second.graph, has_fp16_parameters, first.hardware, &chosen, &line, &err);
     }
     if (ms_ext_check(rc, &err) == 0) {
         answer = Py_BuildValue("(sNN)", ms_precision_name(chosen), ms_ext_take_text(line),
@@ -289,11 +289,10 @@ static PyObject *timeline_of(const ms_sample *samples, uint32_t count)
 {
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list != NULL && i < count; i++) {
-        PyObject *point = Py_BuildValue(
-            "{sKsKsKsIsO}", "at_ns", (unsigned long long)samples[i].at_ns, "device_bytes",
-            (unsigned long long)samples[i].device_bytes, "lower_tier_bytes",
-            (unsigned long long)samples[i].lower_tier_bytes, "node", samples[i].node, "in_backward",
-            samples[i].in_backward ? Py_True : Py_False);
+        PyObject *point = Py_BuildValue("{sKsKsKsIsO}", "at_ns", (unsigned long long)samples[i].at_ns, "device_bytes",
+                                        (unsigned long long)samples[i].device_bytes, "lower_tier_bytes",
+                                        (unsigned long long)samples[i].lower_tier_bytes, "node", samples[i].node,
+                                        "in_backward", samples[i].in_backward ? Py_True : Py_False);
         if (point == NULL || PyList_Append(list, point) != 0) {
             Py_CLEAR(list);
         }

@@ -9,8 +9,23 @@
 #include <Python.h>
 
 #define MS_EXT_ROOMS(X) \
-    X(autotuning) X(base) X(config) X(execute) X(hardware) X(hostmem) X(loss) X(observability) X(optimizer) \
-    X(optimizer_stream) X(plan) X(policy) X(predict) X(ranks) X(report) X(session) X(trace)
+    X(autotuning) \
+    X(base) \
+    X(config) \
+    X(execute) \
+    X(hardware) \
+    X(hostmem) \
+    X(loss) \
+    X(observability) \
+    X(optimizer) \
+    X(optimizer_stream) \
+    X(plan) \
+    X(policy) \
+    X(predict) \
+    X(ranks) \
+    X(report) \
+    X(session) \
+    X(trace)
 
 #define MS_EXT_DECLARE(room) int ms_ext_add_##room(PyObject *module);
 MS_EXT_ROOMS(MS_EXT_DECLARE)

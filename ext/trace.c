@@ -100,8 +100,7 @@ static PyObject *resident(PyObject *self, PyObject *args)
         return NULL;
     }
     ms_error err;
-    int rc = ms_trace_resident(trace_of(self), key, bytes, item_bytes, (ms_resident_role)index,
-                               trainable != 0, &err);
+    int rc = ms_trace_resident(trace_of(self), key, bytes, item_bytes, (ms_resident_role)index, trainable != 0, &err);
     return ms_ext_none_or_raise(rc, &err);
 }
 
@@ -169,8 +168,8 @@ static PyObject *untouched(PyObject *self, PyObject *const *args, Py_ssize_t cou
     return tell_two(self, args, count, "untouched", ms_trace_untouched);
 }
 
-static PyObject *give_role(PyObject *self, PyObject *const *args, Py_ssize_t count,
-                           const char *function, ms_storage_role role)
+static PyObject *give_role(PyObject *self, PyObject *const *args, Py_ssize_t count, const char *function,
+                           ms_storage_role role)
 {
     uint64_t numbers[2];
     if (read_numbers(function, args, count, 2, numbers) != 0) {
@@ -435,7 +434,8 @@ static PyMethodDef trace_methods[] = {
     {"loss_backward", loss_backward, METH_O, "loss_backward(head): its backward begins."},
     {"loss_backward_end", MS_EXT_FAST(loss_backward_end), METH_FASTCALL,
      "loss_backward_end(head, key): it has made the logits' gradient."},
-    {"head", head, METH_O, "head(key) -> int: a linear layer has made this, which may be logits; 0 where it is not marked."},
+    {"head", head, METH_O,
+     "head(key) -> int: a linear layer has made this, which may be logits; 0 where it is not marked."},
     {"head_used", MS_EXT_FAST(head_used), METH_FASTCALL,
      "head_used(head, loss): nothing but that cross entropy looks at them."},
     {"head_backward", head_backward, METH_O, "head_backward(head): the gradient of what it made is there."},

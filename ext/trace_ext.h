@@ -10,8 +10,7 @@
 #include "memscale/trace.h"
 
 typedef struct trace_object {
-    PyObject_HEAD
-    ms_trace *trace;
+    PyObject_HEAD ms_trace *trace;
 } trace_object;
 
 static inline ms_trace *trace_of(PyObject *self)

@@ -147,8 +147,7 @@ PyObject *ms_ext_trace_made(PyObject *self, PyObject *const *args, Py_ssize_t co
     uint64_t *outputs = inputs != NULL ? read_keys(args[1], &output_count) : NULL;
     if (outputs != NULL) {
         ms_error err;
-        int rc = ms_trace_made(trace_of(self), inputs, input_count, outputs, output_count,
-                               runs_again != 0, &err);
+        int rc = ms_trace_made(trace_of(self), inputs, input_count, outputs, output_count, runs_again != 0, &err);
         result = ms_ext_none_or_raise(rc, &err);
     }
     PyMem_Free(inputs);

@@ -202,9 +202,7 @@ def signature(name: str, parts: list[str], result: str = "") -> str:
 def parameters(function: Function, is_method: bool) -> list[str]:
     """A function's parameters as they are written, `self` left out."""
     arguments = function.args
-    bare = ast.arguments(
-        posonlyargs=[], args=[], vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=None, defaults=[]
-    )
+    bare = ast.arguments(posonlyargs=[], args=[], vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=None, defaults=[])
     given = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(given) - len(arguments.defaults))
     defaults += arguments.defaults
@@ -429,7 +427,7 @@ def c_reference(root: pathlib.Path = ROOT) -> str:
         "# C reference",
         GENERATED,
         "The public headers of libmemscale: every declaration and what it promises. Conventions that all of them "
-        "share stand first, in base.h. `#include \"memscale/pipeline.h\"` and link with `-lmemscale`.",
+        'share stand first, in base.h. `#include "memscale/pipeline.h"` and link with `-lmemscale`.',
         links,
     ]
     for path in headers:

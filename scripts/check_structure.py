@@ -193,9 +193,7 @@ def tracked_files() -> list[pathlib.Path]:
     for folder in [*CODE_FOLDERS, "docs", ".ci"]:
         files += [p for p in (ROOT / folder).rglob("*") if p.is_file()]
     return sorted(
-        p
-        for p in files
-        if p.suffix in TEXT_SUFFIXES and "__pycache__" not in p.parts and "corpus" not in p.parts
+        p for p in files if p.suffix in TEXT_SUFFIXES and "__pycache__" not in p.parts and "corpus" not in p.parts
     )
 
 

@@ -22,13 +22,15 @@ else
         -Dc_args=-fanalyzer
 fi
 
-if ! python -m ruff --version >/dev/null 2>&1 || ! python -m mypy --version >/dev/null 2>&1; then
-    quietly python -m pip install ruff mypy || {
-        say "skipped: ruff and mypy could not be installed"
-        exit 0
-    }
-fi
+# Formatters are pinned: another version lays lines out otherwise.
+quietly python -m pip install -r scripts/requirements-lint.txt || {
+    say "skipped: ruff, mypy and clang-format could not be installed"
+    exit 0
+}
+say "layout of C and Python"
+git ls-files '*.c' '*.h' | xargs clang-format --dry-run --Werror
+python -m ruff format --check python tests scripts bench
 say "ruff"
-python -m ruff check python tests scripts
+python -m ruff check python tests scripts bench
 say "mypy"
 MYPYPATH=python python -m mypy --python-executable "$VENV/bin/python" --exclude tests python/memscale

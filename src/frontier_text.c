@@ -138,7 +138,8 @@ static void add_line(ms__text *text, const plot_axes *axes, const ms_frontier *f
     for (uint32_t i = 0; i < frontier->point_count; i++) {
         const ms_frontier_point *point = &frontier->points[i];
         int x = x_of(axes, point->budget_bytes), y = y_of(axes, point->step_ns);
-        ms__text_add(text, i == 0 ? "<path fill=\"none\" stroke=\"#0b62a4\" stroke-width=\"2\" d=\"M%d %d" : "H%dV%d", x, y);
+        ms__text_add(text, i == 0 ? "<path fill=\"none\" stroke=\"#0b62a4\" stroke-width=\"2\" d=\"M%d %d" : "H%dV%d",
+                     x, y);
     }
     ms__text_add(text, "\"/>\n");
     for (uint32_t i = 0; i < frontier->point_count; i++) {
@@ -155,9 +156,15 @@ static void add_escaped(ms__text *text, const char *name)
 {
     for (; *name != '\0'; name++) {
         switch (*name) {
-        case '<': ms__text_add(text, "&lt;"); break;
-        case '&': ms__text_add(text, "&amp;"); break;
-        default: ms__text_add(text, "%c", (unsigned char)*name < ' ' ? ' ' : *name); break;
+        case '<':
+            ms__text_add(text, "&lt;");
+            break;
+        case '&':
+            ms__text_add(text, "&amp;");
+            break;
+        default:
+            ms__text_add(text, "%c", (unsigned char)*name < ' ' ? ' ' : *name);
+            break;
         }
     }
 }
@@ -167,9 +174,11 @@ char *ms_frontier_svg(const ms_frontier *frontier)
     ms__text text = {0};
     plot_axes axes = axes_of(frontier);
     int unoptimized_y = y_of(&axes, frontier->unoptimized_ns);
-    ms__text_add(&text, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
-                 "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
-                 WIDTH, HEIGHT, WIDTH, HEIGHT);
+    ms__text_add(
+        &text,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
+        "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
+        WIDTH, HEIGHT, WIDTH, HEIGHT);
     ms__text_add(&text, "<text x=\"%d\" y=\"24\" font-size=\"15\">Predicted step time over budget: ", LEFT);
     add_escaped(&text, frontier->model);
     ms__text_add(&text, "</text>\n");
@@ -177,7 +186,8 @@ char *ms_frontier_svg(const ms_frontier *frontier)
     ms__text_add(&text, "<path fill=\"none\" stroke=\"#333\" d=\"M%d %dV%dH%d\"/>\n", LEFT, TOP, BOTTOM, RIGHT);
     ms__text_add(&text, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">memory budget</text>\n", (LEFT + RIGHT) / 2,
                  BOTTOM + 42);
-    ms__text_add(&text, "<path stroke=\"#b30000\" stroke-dasharray=\"6 4\" d=\"M%d %dH%d\"/>\n"
+    ms__text_add(&text,
+                 "<path stroke=\"#b30000\" stroke-dasharray=\"6 4\" d=\"M%d %dH%d\"/>\n"
                  "<text x=\"%d\" y=\"%d\" fill=\"#b30000\" text-anchor=\"end\">unoptimized, %s</text>\n",
                  LEFT, unoptimized_y, RIGHT, RIGHT, unoptimized_y + 16, ms__text_bytes(frontier->need_bytes).text);
     add_line(&text, &axes, frontier);

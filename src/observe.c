@@ -29,7 +29,8 @@ static const struct {
 } drifts[] = {
     [MS_DRIFT_NONE] = {"none", "as planned"},
     [MS_DRIFT_LOOP] = {"loop", "the training loop holds other tensors than was assumed"},
-    [MS_DRIFT_OPTIMIZER] = {"optimizer", "the optimizer's state, or what it does with gradients, is not what was assumed"},
+    [MS_DRIFT_OPTIMIZER] = {"optimizer",
+                            "the optimizer's state, or what it does with gradients, is not what was assumed"},
     [MS_DRIFT_PEAK] = {"peak", "the peak is not what was predicted"},
     [MS_DRIFT_TIME] = {"time", "the step time is not what was predicted"},
     [MS_DRIFT_RESERVE] = {"reserve", "what lies beside the tensors is now known better"},
@@ -133,8 +134,7 @@ static uint64_t measured_scratch(const ms_graph *graph, const ms_hardware *hardw
     return ms__sub_sat(seen->peak_bytes, known);
 }
 
-static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan,
-                         const ms_observation *seen)
+static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
     uint64_t allowed = allowed_peak(plan, seen);
     bool over_budget = plan->pressure.budget_given && seen->peak_bytes > plan->pressure.allowed_bytes;
@@ -143,8 +143,8 @@ static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_
         return false;
     }
     uint64_t *scratch = &hardware->process.scratch_bytes;
-    uint64_t missing = ms__sub_sat(seen->peak_bytes, over_budget ? ms__min_u64(allowed, plan->pressure.allowed_bytes)
-                                                                 : allowed);
+    uint64_t missing =
+        ms__sub_sat(seen->peak_bytes, over_budget ? ms__min_u64(allowed, plan->pressure.allowed_bytes) : allowed);
     uint64_t measured = measured_scratch(graph, hardware, plan, seen);
     /* What is missing was added when the next plan was refused: adding it at every step would
      * name ever larger budgets. */
@@ -160,8 +160,7 @@ static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_
 
 /* A loop other than assumed makes the predicted peak moot; what the process was measured
  * to take beside its tensors holds in any loop. */
-static void raise_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan,
-                          const ms_observation *seen)
+static void raise_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
     uint64_t measured = seen->peak_bytes != MS_UNSET ? measured_scratch(graph, hardware, plan, seen) : MS_UNSET;
     if (measured != MS_UNSET) {
@@ -188,8 +187,7 @@ static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const m
     uint64_t shrinks = ms__sub_sat(process->scratch_bytes, wanted);
     uint64_t expected = ms__sub_sat(process->scratch_bytes, ms__process_reserve(process, graph));
     bool smaller = shrinks > ms__mul_div(allowed, SHRINK_PERMILLE, 1000);
-    bool other = measured != MS_UNSET &&
-                 difference(measured, expected) > ms__mul_div(allowed, EXPECTED_PERMILLE, 1000);
+    bool other = measured != MS_UNSET && difference(measured, expected) > ms__mul_div(allowed, EXPECTED_PERMILLE, 1000);
     if (!smaller && !other) {
         return false;
     }
@@ -267,7 +265,8 @@ static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drif
                            ms__text_ns(seen->step_ns).text, ms__text_ns(plan->replay.step_ns).text, percent);
     }
     bool stays = seen->replan_refused && drift == MS_DRIFT_NONE;
-    snprintf(line + length, sizeof line - (size_t)length, " %s%s%s", stays ? "no other plan fits" : ms_drift_text(drift),
+    snprintf(line + length, sizeof line - (size_t)length, " %s%s%s",
+             stays ? "no other plan fits" : ms_drift_text(drift),
              seen->smaller_inputs ? ", of smaller inputs than planned for" : "",
              drift == MS_DRIFT_NONE ? "" : ": planning again");
     return ms_strdup(line);

@@ -52,16 +52,20 @@ static void advise_plan(ms_outlook *outlook)
 {
     char text[MS_ADVICE_TEXT_MAX];
     if (!outlook->is_plannable) {
-        snprintf(text, sizeof text, "no plan of this configuration fits: the smallest budget is %s; lower the batch or "
-                 "the sequence, or allow more techniques", ms__text_bytes_up(outlook->smallest_budget_bytes).text);
+        snprintf(text, sizeof text,
+                 "no plan of this configuration fits: the smallest budget is %s; lower the batch or "
+                 "the sequence, or allow more techniques",
+                 ms__text_bytes_up(outlook->smallest_budget_bytes).text);
         advise(outlook, text);
         return;
     }
     uint64_t more = ms__sub_sat(outlook->planned_ns, outlook->unoptimized_ns);
     uint64_t permille = ms__mul_div(more, 1000, ms__max_u64(outlook->unoptimized_ns, 1));
     ms__unit_text capacity = ms__text_bytes(outlook->capacity_bytes);
-    snprintf(text, sizeof text, "memscale.wrap() with memory_budget_gb=%llu.%02llu: a peak of %s within %s for %llu.%llu%% "
-             "more time", (unsigned long long)(outlook->capacity_bytes / 1000000000),
+    snprintf(text, sizeof text,
+             "memscale.wrap() with memory_budget_gb=%llu.%02llu: a peak of %s within %s for %llu.%llu%% "
+             "more time",
+             (unsigned long long)(outlook->capacity_bytes / 1000000000),
              (unsigned long long)(outlook->capacity_bytes / 10000000 % 100),
              ms__text_bytes(outlook->planned_peak_bytes).text, capacity.text, (unsigned long long)(permille / 10),
              (unsigned long long)(permille % 10));
@@ -73,8 +77,10 @@ static void advise_changes(const ms_graph *graph, ms_outlook *outlook, uint64_t 
     char text[MS_ADVICE_TEXT_MAX];
     uint64_t state = graph->loop.optimizer_state_bytes;
     if (outlook->batch_permille > 0 && outlook->batch_permille < 1000) {
-        snprintf(text, sizeof text, "unmodified, about %llu%% of this batch would fit; accumulate gradients to keep the "
-                 "effective batch", (unsigned long long)(outlook->batch_permille / 10));
+        snprintf(text, sizeof text,
+                 "unmodified, about %llu%% of this batch would fit; accumulate gradients to keep the "
+                 "effective batch",
+                 (unsigned long long)(outlook->batch_permille / 10));
         advise(outlook, text);
     } else if (outlook->batch_permille == 0 && fixed < UINT64_MAX) {
         snprintf(text, sizeof text, "%s are taken before the first activation: a smaller batch alone will not do",
@@ -164,8 +170,8 @@ int ms_outlook_of(const ms_graph *graph, const ms_hardware *hardware, const ms_c
     if (loaded == NULL) {
         return MS_ENOMEM;
     }
-    made.capacity_bytes = config->memory_budget_bytes != MS_UNSET ? config->memory_budget_bytes
-                                                                  : ms_hardware_device_bytes(loaded);
+    made.capacity_bytes =
+        config->memory_budget_bytes != MS_UNSET ? config->memory_budget_bytes : ms_hardware_device_bytes(loaded);
     int rc = ms__pipeline_pressure(graph, loaded, config, &pressure, err);
     if (rc == MS_OK) {
         judge(graph, loaded, &pressure, &made);
@@ -193,7 +199,8 @@ char *ms_outlook_to_json(const ms_outlook *outlook)
     ms__json_put_string(&writer, root, "risk", ms_risk_name(outlook->risk));
     ms__json_put_u64_or_null(&writer, root, "planned_peak_bytes",
                              outlook->is_plannable ? outlook->planned_peak_bytes : none, none);
-    ms__json_put_u64_or_null(&writer, root, "planned_step_ns", outlook->is_plannable ? outlook->planned_ns : none, none);
+    ms__json_put_u64_or_null(&writer, root, "planned_step_ns", outlook->is_plannable ? outlook->planned_ns : none,
+                             none);
     ms__json_put_string(&writer, root, "planned_risk", ms_risk_name(outlook->planned_risk));
     ms__json_put_u64_or_null(&writer, root, "smallest_budget_bytes", outlook->smallest_budget_bytes, 0);
     json_t *advice = ms__json_put_array(&writer, root, "advice");

@@ -128,8 +128,8 @@ static int plan_assuming(const ms_graph *graph, const ms_hardware *hardware, con
  * Segments that cost another forward are chosen among in the least careful assumption alone:
  * a step that is slower for the sake of a loop that may not be there is what a user would see.
  */
-static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                           bool exact_only, ms_plan **plan, ms_error *err)
+static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, bool exact_only,
+                           ms_plan **plan, ms_error *err)
 {
     const int last = ASSUMPTIONS - 1;
     ms__limits open = limits_of(true, exact_only), careful = limits_of(false, exact_only);
@@ -229,8 +229,8 @@ static int plan_any(const ms_graph *graph, const ms_hardware *hardware, const ms
     return MS_OK;
 }
 
-int ms__pipeline_smallest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                          uint64_t *bytes, ms_error *err)
+int ms__pipeline_smallest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint64_t *bytes,
+                          ms_error *err)
 {
     ms_graph assumed = graph->loop.observed ? *graph : assume(graph, ASSUMPTIONS - 1);
     ms_config tight = *config;
@@ -261,8 +261,8 @@ int ms__pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const 
     return plan_any(graph, hardware, config, plan, err);
 }
 
-int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                     ms_plan **plan, ms_error *err)
+int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
+                     ms_error *err)
 {
     int rc = ms__pipeline_plan(graph, hardware, config, plan, err);
     if (rc == MS_EINFEASIBLE && err != NULL) {

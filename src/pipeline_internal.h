@@ -16,8 +16,8 @@ int ms__pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const 
                       ms_error *err);
 
 /* The smallest budget that is accepted, whatever the configuration's; one search of the solver. */
-int ms__pipeline_smallest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                          uint64_t *bytes, ms_error *err);
+int ms__pipeline_smallest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint64_t *bytes,
+                          ms_error *err);
 
 /* Adds to a refusal what the user leaves unused and the smallest budget that it would allow;
  * err->hint_bytes is the smallest without. */

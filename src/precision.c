@@ -44,7 +44,8 @@ const char *ms_precision_name(ms_precision precision)
     return precision == MS_PRECISION_BF16 ? "bfloat16" : precision == MS_PRECISION_FP16 ? "float16" : "";
 }
 
-static int on_gpu(const ms_hardware *hardware, bool has_fp16_parameters, ms_precision *chosen, char **line, ms_error *err)
+static int on_gpu(const ms_hardware *hardware, bool has_fp16_parameters, ms_precision *chosen, char **line,
+                  ms_error *err)
 {
     uint32_t index = (uint32_t)hardware->device;
     if (index >= hardware->gpu_count || index >= MS_GPU_MAX) {
@@ -56,12 +57,13 @@ static int on_gpu(const ms_hardware *hardware, bool has_fp16_parameters, ms_prec
         return say("use_mixed_precision: forwards run under autocast to BF16, which this GPU computes", line, err);
     }
     *chosen = has_fp16_parameters ? MS_PRECISION_AS_IS : MS_PRECISION_FP16;
-    return say(has_fp16_parameters
-                   ? "use_mixed_precision: not used: this GPU does not compute BF16, and FP16 needs parameters in FP32, in "
-                     "whose gradients nothing is lost when the loss is scaled; some are in FP16: call model.float() first"
-                   : "use_mixed_precision: forwards run under autocast to FP16, because this GPU does not compute BF16; "
-                     "backward scales the loss, and a step whose gradients overflow is left out",
-               line, err);
+    return say(
+        has_fp16_parameters
+            ? "use_mixed_precision: not used: this GPU does not compute BF16, and FP16 needs parameters in FP32, in "
+              "whose gradients nothing is lost when the loss is scaled; some are in FP16: call model.float() first"
+            : "use_mixed_precision: forwards run under autocast to FP16, because this GPU does not compute BF16; "
+              "backward scales the loss, and a step whose gradients overflow is left out",
+        line, err);
 }
 
 int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, bool has_fp16_parameters, ms_hardware *hardware,
@@ -74,12 +76,14 @@ int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, bool has_
     if (permille == 0) {
         *chosen = MS_PRECISION_AS_IS;
         return say("use_mixed_precision: not used: this processor has no instructions for BF16, and emulates it "
-                   "slower than it computes fp32", line, err);
+                   "slower than it computes fp32",
+                   line, err);
     }
     if (plain == NULL || half == NULL) {
         *chosen = MS_PRECISION_AS_IS;
         return say("use_mixed_precision: not used: the step can't be traced in both precisions, so that nothing is "
-                   "known to be gained", line, err);
+                   "known to be gained",
+                   line, err);
     }
     ms_hardware faster = *hardware;
     faster.cpu.matmul_flops_per_s = ms__mul_div(hardware->cpu.matmul_flops_per_s, permille, 1000);
@@ -93,12 +97,13 @@ int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, bool has_
     bool is_smaller = after.peak_bytes <= ms__mul_div(before.peak_bytes, SMALLER_PERMILLE, 1000);
     bool used = is_faster || (is_smaller && after.step_ns <= before.step_ns);
     char text[LINE_MOST];
-    snprintf(text, sizeof text,
-             "use_mixed_precision: %s: under autocast to BF16 a step with everything kept is predicted to take %s, not %s, "
-             "and to need %s, not %s",
-             used ? "forwards run under autocast" : "not used", ms__text_ns(after.step_ns).text,
-             ms__text_ns(before.step_ns).text, ms__text_bytes(after.peak_bytes).text,
-             ms__text_bytes(before.peak_bytes).text);
+    snprintf(
+        text, sizeof text,
+        "use_mixed_precision: %s: under autocast to BF16 a step with everything kept is predicted to take %s, not %s, "
+        "and to need %s, not %s",
+        used ? "forwards run under autocast" : "not used", ms__text_ns(after.step_ns).text,
+        ms__text_ns(before.step_ns).text, ms__text_bytes(after.peak_bytes).text,
+        ms__text_bytes(before.peak_bytes).text);
     rc = say(text, line, err);
     if (rc == MS_OK) {
         *chosen = used ? MS_PRECISION_BF16 : MS_PRECISION_AS_IS;

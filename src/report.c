@@ -95,7 +95,8 @@ static int take_records(page *p, ms_error *err)
     if (p->records == NULL) {
         return ms_fail(err, MS_ENOMEM, "report: out of memory for %zu steps", room);
     }
-    while (p->record_count < room && ms_history_get(p->report->history, p->record_count, &p->records[p->record_count])) {
+    while (p->record_count < room &&
+           ms_history_get(p->report->history, p->record_count, &p->records[p->record_count])) {
         p->record_count++;
     }
     return MS_OK;
@@ -177,7 +178,7 @@ static void add_comparison(page *p)
 {
     const ms_plan *plan = p->report->plan;
     ms__text_add(&p->text, "<h2>Predicted against measured</h2>\n<table><tr><th></th><th>predicted</th>"
-                 "<th>measured</th><th>difference</th></tr>\n");
+                           "<th>measured</th><th>difference</th></tr>\n");
     compare(p, "peak", plan->replay.peak_bytes, measured_peak(p), false);
     compare(p, "step", plan->replay.step_ns, measured_step_ns(p), true);
     compare(p, "moved per step", plan->replay.moved_bytes, measured_moved(p), false);
@@ -228,7 +229,8 @@ static void add_run_memory(page *p)
         {"predicted peak", predicted_colour, true, false, 1, NULL, &plan->replay.peak_bytes},
         {"budget or target", budget_colour, true, false, 1, NULL, &plan->pressure.allowed_bytes},
     };
-    ms__chart_add(&p->text, &(ms__chart){"Memory over the run, as measured", "step", false, false, COUNT(series), series});
+    ms__chart_add(&p->text,
+                  &(ms__chart){"Memory over the run, as measured", "step", false, false, COUNT(series), series});
 }
 
 /* ---- layers and transfers -------------------------------------------------------------- */
@@ -269,7 +271,7 @@ static void add_entries(page *p)
 {
     const ms_plan *plan = p->report->plan;
     ms__text_add(&p->text, "<details><summary>Every layer</summary><table><tr><th>layer</th><th>call</th>"
-                 "<th>technique</th><th>rule</th><th>kept if kept</th><th>freed</th><th>cost</th></tr>\n");
+                           "<th>technique</th><th>rule</th><th>kept if kept</th><th>freed</th><th>cost</th></tr>\n");
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         const ms_plan_entry *entry = &plan->entries[i];
         ms__text_add(&p->text, "<tr><td>");
@@ -339,14 +341,16 @@ static void add_pre(page *p, char *plain)
 static void add_head(page *p)
 {
     ms__text_add(&p->text, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-                 "<meta name=\"viewport\" content=\"width=device-width\"><title>memscale: ");
+                           "<meta name=\"viewport\" content=\"width=device-width\"><title>memscale: ");
     ms__html_escape(&p->text, p->report->model);
-    ms__text_add(&p->text, "</title>\n<style>body{font:14px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;"
-                 "padding:0 1em;color:#222;background:#fff}table{border-collapse:collapse;margin:1em 0}"
-                 "td,th{border:1px solid #ccc;padding:.25em .6em;text-align:right}"
-                 "td:first-child,th:first-child,td.text{text-align:left}"
-                 "pre{background:#f5f5f5;padding:1em;overflow:auto}svg{width:100%%;height:auto}"
-                 ".strip{display:flex;height:3em}.strip i{flex:1;margin-right:1px}</style></head>\n<body><h1>memscale: ");
+    ms__text_add(
+        &p->text,
+        "</title>\n<style>body{font:14px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;"
+        "padding:0 1em;color:#222;background:#fff}table{border-collapse:collapse;margin:1em 0}"
+        "td,th{border:1px solid #ccc;padding:.25em .6em;text-align:right}"
+        "td:first-child,th:first-child,td.text{text-align:left}"
+        "pre{background:#f5f5f5;padding:1em;overflow:auto}svg{width:100%%;height:auto}"
+        ".strip{display:flex;height:3em}.strip i{flex:1;margin-right:1px}</style></head>\n<body><h1>memscale: ");
     ms__html_escape(&p->text, p->report->model);
     ms__text_add(&p->text, "</h1>\n");
 }
@@ -412,7 +416,8 @@ char *ms_progress_line(const ms_step_record *record)
     ms__text_add(&text, " of %s", text_of(record->budget_bytes, false).text);
     ms__text_add(&text, "  moved %s",
                  ms__text_bytes(ms__add_sat(ms_counter_get(&record->total, MS_COUNTER_OFFLOADED_BYTES),
-                                            ms_counter_get(&record->total, MS_COUNTER_FETCHED_BYTES))).text);
+                                            ms_counter_get(&record->total, MS_COUNTER_FETCHED_BYTES)))
+                     .text);
     ms__text_add(&text, "  recomputed %" PRIu64, ms_counter_get(&record->total, MS_COUNTER_RECOMPUTED_LAYERS));
     return ms__text_take(&text);
 }

@@ -8,7 +8,17 @@
 #include "base/units.h"
 
 /* The plot's frame in the picture, in pixels. */
-enum { WIDTH = 900, HEIGHT = 320, LEFT = 90, RIGHT = 880, TOP = 40, BOTTOM = 260, TICKS = 5, LEGEND_STEP = 160, FAR = 3 };
+enum {
+    WIDTH = 900,
+    HEIGHT = 320,
+    LEFT = 90,
+    RIGHT = 880,
+    TOP = 40,
+    BOTTOM = 260,
+    TICKS = 5,
+    LEGEND_STEP = 160,
+    FAR = 3
+};
 
 typedef struct axes {
     uint64_t least_x, most_x, most_y;
@@ -18,12 +28,24 @@ void ms__html_escape(ms__text *text, const char *plain)
 {
     for (const char *c = plain; *c != '\0'; c++) {
         switch (*c) {
-        case '<': ms__text_add(text, "&lt;"); break;
-        case '>': ms__text_add(text, "&gt;"); break;
-        case '&': ms__text_add(text, "&amp;"); break;
-        case '"': ms__text_add(text, "&quot;"); break;
-        case '\n': ms__text_add(text, "\n"); break;
-        default: ms__text_add(text, "%c", (unsigned char)*c < ' ' ? ' ' : *c); break;
+        case '<':
+            ms__text_add(text, "&lt;");
+            break;
+        case '>':
+            ms__text_add(text, "&gt;");
+            break;
+        case '&':
+            ms__text_add(text, "&amp;");
+            break;
+        case '"':
+            ms__text_add(text, "&quot;");
+            break;
+        case '\n':
+            ms__text_add(text, "\n");
+            break;
+        default:
+            ms__text_add(text, "%c", (unsigned char)*c < ' ' ? ' ' : *c);
+            break;
         }
     }
 }
@@ -142,7 +164,8 @@ static void add_legend(ms__text *text, const ms__chart *chart, const axes *a)
 void ms__chart_add(ms__text *text, const ms__chart *chart)
 {
     axes a = axes_of(chart);
-    ms__text_add(text, "<svg viewBox=\"0 0 %d %d\" role=\"img\" font-size=\"12\" font-family=\"sans-serif\">"
+    ms__text_add(text,
+                 "<svg viewBox=\"0 0 %d %d\" role=\"img\" font-size=\"12\" font-family=\"sans-serif\">"
                  "<title>%s</title>\n<text x=\"%d\" y=\"22\" font-size=\"15\">%s</text>\n",
                  WIDTH, HEIGHT, chart->title, LEFT, chart->title);
     add_ticks(text, chart, &a);

@@ -32,9 +32,10 @@ int ms_pipeline_tighten(const ms_graph *graph, const ms_hardware *hardware, ms_c
         return rc;
     }
     char text[256];
-    snprintf(text, sizeof text, "an allocation failed under a plan of %s; the step is made again under one of %s (%u of %d)",
-             ms__text_bytes(plan->replay.peak_bytes).text, ms__text_bytes((*tighter)->replay.peak_bytes).text, attempt + 1,
-             RESCUES_MAX);
+    snprintf(text, sizeof text,
+             "an allocation failed under a plan of %s; the step is made again under one of %s (%u of %d)",
+             ms__text_bytes(plan->replay.peak_bytes).text, ms__text_bytes((*tighter)->replay.peak_bytes).text,
+             attempt + 1, RESCUES_MAX);
     *line = ms_strdup(text);
     if (*line == NULL) {
         ms_plan_free(*tighter);

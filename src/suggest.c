@@ -101,7 +101,8 @@ static state_bytes measure(const ms_graph *graph)
         }
         uint64_t elements = graph->storages[i].bytes / ELEMENT_BYTES;
         uint64_t full = ms__mul_sat(MOMENTS * ELEMENT_BYTES, elements);
-        uint64_t small = elements < LEAST_8BIT_ELEMENTS ? full
+        uint64_t small = elements < LEAST_8BIT_ELEMENTS
+                             ? full
                              : MOMENTS * (elements + ELEMENT_BYTES * ms__div_up(elements, BLOCK_ELEMENTS));
         bool streams = ms_optimizer_stream_takes(elements);
         bytes.full = ms__add_sat(bytes.full, full);
@@ -170,8 +171,7 @@ static void name_all(refusal *r)
 
 void ms__pipeline_suggest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_error *err)
 {
-    refusal r = {.graph = graph, .hardware = hardware, .config = config, .err = err,
-                 .smallest_bytes = err->hint_bytes};
+    refusal r = {.graph = graph, .hardware = hardware, .config = config, .err = err, .smallest_bytes = err->hint_bytes};
     name_techniques(&r);
     name_tiling(&r);
     name_optimizers(&r);

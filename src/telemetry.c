@@ -45,8 +45,8 @@ static const char *bucket_of(uint64_t value, const bucket *list, size_t count)
 #define BUCKET(value, list) bucket_of((value), (list), COUNT(list))
 
 static const char *const events[] = {"wrap", "finish"};
-static const char *const architectures[] = {"decoder",       "encoder",   "encoder_decoder", "attention",
-                                            "convolutional", "recurrent"};
+static const char *const architectures[] = {"decoder",   "encoder",       "encoder_decoder",
+                                            "attention", "convolutional", "recurrent"};
 static const char *const outcomes[] = {"planned", "skipped", "over_target", "infeasible", "error", "finished"};
 static const char *const modes[] = {"conservative", "balanced", "aggressive"};
 static const char *const sources[] = {"user_config", "ml", "rule_fallback", "rule"};

@@ -35,9 +35,7 @@ def make(name: str) -> tuple[Any, dict[str, Any]]:
         model = tf.BertForMaskedLM(tf.BertConfig())
     elif name == "llama":
         model = tf.LlamaForCausalLM(
-            tf.LlamaConfig(
-                hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12
-            )
+            tf.LlamaConfig(hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12)
         )
     elif name == "vit":
         model = tf.ViTForImageClassification(tf.ViTConfig(num_labels=10))

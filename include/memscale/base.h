@@ -51,25 +51,25 @@ MS_API const char *ms_version(void);
  * The one table of error codes: name, value, the Python exception class that
  * the extension raises for it, and its text.
  */
-#define MS_ERROR_TABLE(X)                                                                        \
-    X(MS_ENOMEM, -1, "MemScaleError", "out of memory")                                           \
-    X(MS_EINVAL, -2, "MemScaleError", "invalid argument")                                        \
-    X(MS_ESTATE, -3, "MemScaleError", "the call is not allowed in this state")                   \
-    X(MS_EOVERFLOW, -4, "MemScaleError", "a size does not fit its type")                         \
-    X(MS_ECONFIG, -5, "ConfigError", "a configuration value is not allowed")                     \
-    X(MS_EFORMAT, -6, "MemScaleError", "a document is malformed")                                \
-    X(MS_EVERSION, -7, "MemScaleError", "a document has an unknown version")                     \
-    X(MS_EPROFILE, -8, "ProfileError", "the training step could not be profiled")                \
-    X(MS_EINFEASIBLE, -9, "BudgetInfeasibleError", "no plan fits the budget")                    \
-    X(MS_EIO, -10, "OffloadError", "a transfer to or from a tier failed")                        \
-    X(MS_ENOSPC, -11, "OffloadError", "a tier is full")                                          \
-    X(MS_ECHECKSUM, -12, "OffloadError", "an extent read back differs from what was written")    \
-    X(MS_ETIMEDOUT, -13, "OffloadError", "a transfer did not finish in time")                    \
-    X(MS_ECANCELED, -14, "OffloadError", "the operation was cancelled")                          \
-    X(MS_ENOTSUP, -15, "MemScaleError", "this machine or build does not support it")             \
-    X(MS_EREPLAY, -16, "IntegrationError", "a recomputed layer differs from its first forward")  \
-    X(MS_EINTEGRATION, -17, "IntegrationError", "another user of the same mechanism is active")  \
-    X(MS_ESYSTEM, -18, "MemScaleError", "a system call failed")                                  \
+#define MS_ERROR_TABLE(X) \
+    X(MS_ENOMEM, -1, "MemScaleError", "out of memory") \
+    X(MS_EINVAL, -2, "MemScaleError", "invalid argument") \
+    X(MS_ESTATE, -3, "MemScaleError", "the call is not allowed in this state") \
+    X(MS_EOVERFLOW, -4, "MemScaleError", "a size does not fit its type") \
+    X(MS_ECONFIG, -5, "ConfigError", "a configuration value is not allowed") \
+    X(MS_EFORMAT, -6, "MemScaleError", "a document is malformed") \
+    X(MS_EVERSION, -7, "MemScaleError", "a document has an unknown version") \
+    X(MS_EPROFILE, -8, "ProfileError", "the training step could not be profiled") \
+    X(MS_EINFEASIBLE, -9, "BudgetInfeasibleError", "no plan fits the budget") \
+    X(MS_EIO, -10, "OffloadError", "a transfer to or from a tier failed") \
+    X(MS_ENOSPC, -11, "OffloadError", "a tier is full") \
+    X(MS_ECHECKSUM, -12, "OffloadError", "an extent read back differs from what was written") \
+    X(MS_ETIMEDOUT, -13, "OffloadError", "a transfer did not finish in time") \
+    X(MS_ECANCELED, -14, "OffloadError", "the operation was cancelled") \
+    X(MS_ENOTSUP, -15, "MemScaleError", "this machine or build does not support it") \
+    X(MS_EREPLAY, -16, "IntegrationError", "a recomputed layer differs from its first forward") \
+    X(MS_EINTEGRATION, -17, "IntegrationError", "another user of the same mechanism is active") \
+    X(MS_ESYSTEM, -18, "MemScaleError", "a system call failed") \
     X(MS_EFALLBACK, -19, "PolicyFallbackNeeded", "the trained policy is not available")
 
 enum {
@@ -171,27 +171,27 @@ MS_API void ms_log(ms_log_level level, const char *fmt, ...) MS_PRINTF(2, 3);
  * cumulative, start at 0 and never fall. A set belongs to one executor;
  * adding is atomic and safe from any thread.
  */
-#define MS_COUNTER_TABLE(X)                                                            \
-    X(STEPS, "steps", "training steps finished")                                       \
-    X(RECOMPUTED_LAYERS, "recomputed_layers", "layer forwards replayed in backward")   \
+#define MS_COUNTER_TABLE(X) \
+    X(STEPS, "steps", "training steps finished") \
+    X(RECOMPUTED_LAYERS, "recomputed_layers", "layer forwards replayed in backward") \
     X(REMADE_TENSORS, "remade_tensors", "saved tensors given back as single operators made them again") \
     X(OFFLOADED_BYTES, "offloaded_bytes", "bytes of saved tensors sent to a lower tier") \
-    X(FETCHED_BYTES, "fetched_bytes", "bytes of saved tensors brought back")           \
-    X(DISK_BYTES, "disk_bytes", "bytes written to the disk tier")                      \
+    X(FETCHED_BYTES, "fetched_bytes", "bytes of saved tensors brought back") \
+    X(DISK_BYTES, "disk_bytes", "bytes written to the disk tier") \
     X(PACKED_BYTES, "packed_bytes", "bytes of saved tensors of two values that were kept as bits") \
-    X(PACKED_INTO_BYTES, "packed_into_bytes", "what those bits took")                  \
-    X(KEPT_TENSORS, "kept_tensors", "saved tensors left where they were")              \
-    X(OFFLOADED_STORAGES, "offloaded_storages", "storages sent to a lower tier")       \
-    X(FORWARD_STALL_NS, "forward_stall_ns", "time that forward waited for writes")     \
-    X(BACKWARD_STALL_NS, "backward_stall_ns", "time that backward waited for reads")   \
-    X(TIER_FALLBACKS, "tier_fallbacks", "tensors kept because a tier failed")          \
+    X(PACKED_INTO_BYTES, "packed_into_bytes", "what those bits took") \
+    X(KEPT_TENSORS, "kept_tensors", "saved tensors left where they were") \
+    X(OFFLOADED_STORAGES, "offloaded_storages", "storages sent to a lower tier") \
+    X(FORWARD_STALL_NS, "forward_stall_ns", "time that forward waited for writes") \
+    X(BACKWARD_STALL_NS, "backward_stall_ns", "time that backward waited for reads") \
+    X(TIER_FALLBACKS, "tier_fallbacks", "tensors kept because a tier failed") \
     X(REPLANS, "replans", "plans made after the first")
 
 typedef enum ms_counter {
 #define MS_COUNTER_ENUM(id, name, text) MS_COUNTER_##id,
     MS_COUNTER_TABLE(MS_COUNTER_ENUM)
 #undef MS_COUNTER_ENUM
-    MS_COUNTER_COUNT
+        MS_COUNTER_COUNT
 } ms_counter;
 
 typedef struct ms_counters {

@@ -23,29 +23,36 @@ extern "C" {
  * each drops one set of saved tensors (which, depends on the layer: see selection in
  * plan.h), and what is not in the set stays or moves.
  */
-#define MS_SELECTIVE_TABLE(X, id, name, rest)                                                     \
-    X(SELECTIVE_1##id, "selective_1" name, "set 1 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
-    X(SELECTIVE_2##id, "selective_2" name, "set 2 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
-    X(SELECTIVE_3##id, "selective_3" name, "set 3 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
-    X(SELECTIVE_4##id, "selective_4" name, "set 4 of the saved tensors, cheapest per byte first, is made again by its operators; " rest)
-#define MS_TECHNIQUE_TABLE(X)                                                                     \
-    X(KEEP, "keep", "saved tensors stay where they are")                                          \
-    X(RECOMPUTE, "recompute", "only the arguments stay; the layer runs again in backward")        \
+#define MS_SELECTIVE_TABLE(X, id, name, rest) \
+    X(SELECTIVE_1##id, "selective_1" name, \
+      "set 1 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
+    X(SELECTIVE_2##id, "selective_2" name, \
+      "set 2 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
+    X(SELECTIVE_3##id, "selective_3" name, \
+      "set 3 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
+    X(SELECTIVE_4##id, "selective_4" name, \
+      "set 4 of the saved tensors, cheapest per byte first, is made again by its operators; " rest)
+#define MS_TECHNIQUE_TABLE(X) \
+    X(KEEP, "keep", "saved tensors stay where they are") \
+    X(RECOMPUTE, "recompute", "only the arguments stay; the layer runs again in backward") \
     X(RECOMPUTE_OFFLOAD_INPUT, "recompute_offload_input", "as recompute, with the arguments on a lower tier") \
-    X(RECOMPUTE_JOINED, "recompute_joined", "as recompute, but the layer before runs again with it, as one, and gives it its argument") \
-    X(RECOMPUTE_SEGMENT, "recompute_segment", "as recompute, but the argument that the layer before makes is made again, not kept") \
+    X(RECOMPUTE_JOINED, "recompute_joined", \
+      "as recompute, but the layer before runs again with it, as one, and gives it its argument") \
+    X(RECOMPUTE_SEGMENT, "recompute_segment", \
+      "as recompute, but the argument that the layer before makes is made again, not kept") \
     X(RECOMPUTE_NESTED_2, "recompute_nested_2", "as recompute_segment, in a run inside the run that serves a segment") \
-    X(RECOMPUTE_NESTED_3, "recompute_nested_3", "as recompute_segment, in a run inside the run that serves a recompute_nested_2") \
-    X(OFFLOAD_HOST, "offload_host", "saved tensors go to host memory and come back in backward")  \
-    X(OFFLOAD_DISK, "offload_disk", "saved tensors go to disk and come back in backward")         \
-    MS_SELECTIVE_TABLE(X, , "", "the rest stays")                                                 \
-    MS_SELECTIVE_TABLE(X, _HOST, "_offload_host", "the rest goes to host memory")                 \
+    X(RECOMPUTE_NESTED_3, "recompute_nested_3", \
+      "as recompute_segment, in a run inside the run that serves a recompute_nested_2") \
+    X(OFFLOAD_HOST, "offload_host", "saved tensors go to host memory and come back in backward") \
+    X(OFFLOAD_DISK, "offload_disk", "saved tensors go to disk and come back in backward") \
+    MS_SELECTIVE_TABLE(X, , "", "the rest stays") \
+    MS_SELECTIVE_TABLE(X, _HOST, "_offload_host", "the rest goes to host memory") \
     MS_SELECTIVE_TABLE(X, _DISK, "_offload_disk", "the rest goes to disk")
 typedef enum ms_technique {
 #define MS_TECHNIQUE_ENUM(id, name, text) MS_TECHNIQUE_##id,
     MS_TECHNIQUE_TABLE(MS_TECHNIQUE_ENUM)
 #undef MS_TECHNIQUE_ENUM
-    MS_TECHNIQUE_COUNT
+        MS_TECHNIQUE_COUNT
 } ms_technique;
 
 enum { MS_SELECTIVE_SETS = 4 };
@@ -81,40 +88,46 @@ MS_API const char *ms_technique_text(ms_technique technique);
 MS_API int ms_technique_parse(const char *name, ms_technique *technique);
 
 /* The rules by name, with the sentence that an explanation prints. */
-#define MS_RULE_TABLE(X)                                                                          \
-    X(COMFORTABLE, "comfortable_fit", "the run fits comfortably: nothing is done")                \
-    X(KEEP_ALWAYS, "keep_always", "keeping costs no time")                                        \
-    X(PRESSURE, "pressure", "the run does not fit comfortably")                                   \
-    X(FORCED, "forced", "force_optimize plans for the smallest peak")                             \
-    X(LOW_PRESSURE, "low_pressure", "little is missing: only the larger layers are touched")      \
-    X(MODE, "mode", "the mode does not go this far")                                              \
-    X(FLAG_OFF, "flag_off", "the flag for this technique is off")                                 \
-    X(ROOT_WORK, "root_work", "work outside a layer can't be run again on its own")               \
-    X(MUTATES_INPUT, "mutates_input", "the layer changes its input or a parameter in place: run again, it would twice") \
+#define MS_RULE_TABLE(X) \
+    X(COMFORTABLE, "comfortable_fit", "the run fits comfortably: nothing is done") \
+    X(KEEP_ALWAYS, "keep_always", "keeping costs no time") \
+    X(PRESSURE, "pressure", "the run does not fit comfortably") \
+    X(FORCED, "forced", "force_optimize plans for the smallest peak") \
+    X(LOW_PRESSURE, "low_pressure", "little is missing: only the larger layers are touched") \
+    X(MODE, "mode", "the mode does not go this far") \
+    X(FLAG_OFF, "flag_off", "the flag for this technique is off") \
+    X(ROOT_WORK, "root_work", "work outside a layer can't be run again on its own") \
+    X(MUTATES_INPUT, "mutates_input", \
+      "the layer changes its input or a parameter in place: run again, it would twice") \
     X(OPAQUE_ARGUMENT, "opaque_argument", "the layer gets an object whose state running it again could change") \
-    X(NO_TENSOR_INPUT, "no_tensor_input", "the layer has no tensor argument to run again from")   \
-    X(UNHOOKABLE, "unhookable", "the module must be left alone")                                  \
+    X(NO_TENSOR_INPUT, "no_tensor_input", "the layer has no tensor argument to run again from") \
+    X(UNHOOKABLE, "unhookable", "the module must be left alone") \
     X(NOT_CHAINED, "not_chained", "its first argument is not what the layer before gave, or that can't be run again") \
     X(LAST_RESORT, "last_resort", "held back for budgets that nothing else fits: it costs another forward") \
     X(NO_MAKERS, "no_makers", "nothing that the layer saves can be made again by its operators alone") \
-    X(TOO_SMALL, "too_small", "too few saved bytes to be worth a transfer")                       \
-    X(NO_DISK, "no_disk", "there is no usable disk directory")                                    \
-    X(DISK_CAP, "disk_cap", "the disk cap leaves no room")                                        \
+    X(TOO_SMALL, "too_small", "too few saved bytes to be worth a transfer") \
+    X(NO_DISK, "no_disk", "there is no usable disk directory") \
+    X(DISK_CAP, "disk_cap", "the disk cap leaves no room") \
     X(HOST_IS_DEVICE, "host_is_device", "training runs in host memory: moving there frees nothing") \
-    X(HOST_CAP, "host_cap", "the host cap leaves no room")                                        \
-    X(NO_LOSS_HEAD, "no_loss_head", "the model computes no cross entropy in its own forward")     \
-    X(LOSS_OUTSIDE, "loss_outside", "the loss is computed outside of the model's forward; if it is a cross entropy, memscale.techniques.cross_entropy there has torch's bits in a third of the memory") \
-    X(HOST_ONLY, "host_only", "it works on tensors in host memory only")                          \
+    X(HOST_CAP, "host_cap", "the host cap leaves no room") \
+    X(NO_LOSS_HEAD, "no_loss_head", "the model computes no cross entropy in its own forward") \
+    X(LOSS_OUTSIDE, "loss_outside", \
+      "the loss is computed outside of the model's forward; if it is a cross entropy, " \
+      "memscale.techniques.cross_entropy there has torch's bits in a third of the memory") \
+    X(HOST_ONLY, "host_only", "it works on tensors in host memory only") \
     X(OTHER_OPTIMIZER, "other_optimizer", "the optimizer is not known to be memscale.optim's, or does it already") \
-    X(GRADIENTS_NEEDED, "gradients_needed", "all gradients are needed before one is used: a GradScaler, clipping or accumulation, seen or possible") \
-    X(NO_PLAIN_HEAD, "no_plain_head", "no cross entropy in the model's forward takes a linear layer's output as it is") \
-    X(NO_TILES, "no_tiles", "no layer holds a module that treats every position by itself, or the step was not traced in tiles") \
+    X(GRADIENTS_NEEDED, "gradients_needed", \
+      "all gradients are needed before one is used: a GradScaler, clipping or accumulation, seen or possible") \
+    X(NO_PLAIN_HEAD, "no_plain_head", \
+      "no cross entropy in the model's forward takes a linear layer's output as it is") \
+    X(NO_TILES, "no_tiles", \
+      "no layer holds a module that treats every position by itself, or the step was not traced in tiles") \
     X(EXACT_FITS, "exact_fits", "a plan that keeps every bit fits")
 typedef enum ms_rule {
 #define MS_RULE_ENUM(id, name, text) MS_RULE_##id,
     MS_RULE_TABLE(MS_RULE_ENUM)
 #undef MS_RULE_ENUM
-    MS_RULE_COUNT
+        MS_RULE_COUNT
 } ms_rule;
 
 MS_API const char *ms_rule_name(ms_rule rule);

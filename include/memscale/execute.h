@@ -58,8 +58,7 @@ typedef struct ms_execute_host {
     void (*release)(void *context, void *memory);
     /* A new storage of `bytes` to fetch into: a strong reference, its address, and
      * up to where memory behind it may be written. */
-    int (*obtain)(void *context, uint64_t bytes, void **memory, void **address, uint64_t *capacity,
-                  ms_error *err);
+    int (*obtain)(void *context, uint64_t bytes, void **memory, void **address, uint64_t *capacity, ms_error *err);
     /* The stream that the calling thread works on, on the device whose memory the tier
      * takes (ms_execute_device()). Called for such a tier only; NULL: the legacy default. */
     void *(*stream)(void *context);
@@ -71,8 +70,8 @@ typedef struct ms_execute_host {
 /* ---- open and close -------------------------------------------------------- */
 
 /* `tier` NULL: there is no lower tier (yet). */
-MS_API int ms_execute_open(const ms_execute_host *host, const ms_offload_options *tier,
-                           ms_execute **execute, ms_error *err);
+MS_API int ms_execute_open(const ms_execute_host *host, const ms_offload_options *tier, ms_execute **execute,
+                           ms_error *err);
 
 /* Waits for transfers (bounded), closes the tier. Every frame must be closed and
  * every handle dropped before: the host counts them through its own references. */
@@ -139,8 +138,8 @@ MS_API ms_technique ms_execute_peek(const ms_execute *execute, uint64_t thread, 
  * NULL where the technique is KEEP, nothing is watched and nothing of it may become bits. A frame still open on this thread is closed:
  * frames do not nest. Works without enter_root(): a step opens by itself.
  */
-MS_API int ms_execute_enter(ms_execute *execute, uint64_t thread, uint32_t layer,
-                            const ms_call_facts *facts, ms_frame **frame, ms_error *err);
+MS_API int ms_execute_enter(ms_execute *execute, uint64_t thread, uint32_t layer, const ms_call_facts *facts,
+                            ms_frame **frame, ms_error *err);
 
 /* The call is over, well or not: the frame open on this thread, if any, is closed. It
  * lives on while it has handles. May wait where ms_execute_set_overlap() says so. */
@@ -185,8 +184,8 @@ typedef struct ms_record {
 
 /* Autograd saves a tensor in a recomputed frame: the next slot, and one handle.
  * With `kept` the tensor is held by the host (a parameter): the slot only counts. */
-MS_API int ms_frame_save(ms_execute *execute, ms_frame *frame, const ms_record *record, bool kept,
-                         uint32_t *slot, ms_error *err);
+MS_API int ms_frame_save(ms_execute *execute, ms_frame *frame, const ms_record *record, bool kept, uint32_t *slot,
+                         ms_error *err);
 
 /* The strong memory in a slot, or NULL: then the frame has to be replayed first.
  * Marks backward as begun, the slot as taken, and lets go of what earlier frames
@@ -202,8 +201,8 @@ MS_API void *ms_frame_take(ms_execute *execute, ms_frame *frame, uint32_t slot);
  * selection in the plan every storage is. Parameters, buffers and the batch are not asked
  * about.
  */
-MS_API int ms_frame_choose(ms_execute *execute, ms_frame *frame, uintptr_t identity, uint64_t bytes,
-                           bool *is_dropped, ms_error *err);
+MS_API int ms_frame_choose(ms_execute *execute, ms_frame *frame, uintptr_t identity, uint64_t bytes, bool *is_dropped,
+                           ms_error *err);
 
 /* Autograd gave the handle up. */
 MS_API void ms_frame_drop(ms_execute *execute, ms_frame *frame, uint32_t slot);
@@ -221,8 +220,8 @@ typedef enum ms_capture {
 MS_API int ms_frame_replay_begin(ms_execute *execute, ms_frame *frame, bool whole, ms_error *err);
 /* The replay saves its next tensor. MS_EREPLAY, naming layer and both shapes, where
  * it is not what the forward saved there. */
-MS_API int ms_frame_replay_save(ms_execute *execute, ms_frame *frame, const ms_record *record,
-                                uint32_t *slot, ms_capture *capture, ms_error *err);
+MS_API int ms_frame_replay_save(ms_execute *execute, ms_frame *frame, const ms_record *record, uint32_t *slot,
+                                ms_capture *capture, ms_error *err);
 /* Gives a slot its tensor; the reference is the frame's from now on. */
 MS_API void ms_frame_put(ms_execute *execute, ms_frame *frame, uint32_t slot, void *memory);
 /* The replay ended. With `failed`, for a reason of the host's: everything it made is
@@ -247,8 +246,8 @@ MS_API ms_extent *ms_extent_find(ms_execute *execute, const ms_frame *frame, uin
  * technique KEEP only storages of two values are taken: NULL for all others.
  */
 MS_API int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, uint64_t version,
-                           const void *address, uint64_t bytes, uint64_t capacity, void *memory,
-                           ms_extent **extent, ms_error *err);
+                           const void *address, uint64_t bytes, uint64_t capacity, void *memory, ms_extent **extent,
+                           ms_error *err);
 
 /* The host's reference to the storage that was saved; weak once it is stored. */
 MS_API void *ms_extent_source(const ms_extent *extent);
@@ -293,8 +292,7 @@ typedef enum ms_boundary {
  * transfers nobody needs any more. *step_ns is the time since the boundary before,
  * *step the number of the step that ended, from 1.
  */
-MS_API bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *step,
-                                uint64_t *step_ns);
+MS_API bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *step, uint64_t *step_ns);
 
 /* How many steps have ended under the plan in force. */
 MS_API uint64_t ms_execute_plan_steps(const ms_execute *execute);

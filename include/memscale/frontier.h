@@ -39,8 +39,8 @@ typedef struct ms_frontier {
  * own budget and `force_optimize` are not looked at. Free with ms_frontier_free().
  * MS_EINVAL for a count out of bounds or a graph without nodes, MS_ENOMEM.
  */
-MS_API int ms_frontier_make(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                            uint32_t count, ms_frontier **frontier, ms_error *err);
+MS_API int ms_frontier_make(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint32_t count,
+                            ms_frontier **frontier, ms_error *err);
 MS_API void ms_frontier_free(ms_frontier *frontier);
 
 /* The frontier as a table for people, as CSV with a line of names, as a JSON document

@@ -76,13 +76,21 @@ extern "C" {
 #endif
 
 #define MS_EVENT_TABLE(X) \
-    X(ALLOC, "alloc") X(FREE, "free") X(SAVE, "save") X(NEED, "need") X(DROP, "drop") X(WORK, "work") \
-    X(LOSS, "loss") X(LOSS_END, "loss_end") X(HEAD, "head") X(HEAD_END, "head_end")
+    X(ALLOC, "alloc") \
+    X(FREE, "free") \
+    X(SAVE, "save") \
+    X(NEED, "need") \
+    X(DROP, "drop") \
+    X(WORK, "work") \
+    X(LOSS, "loss") \
+    X(LOSS_END, "loss_end") \
+    X(HEAD, "head") \
+    X(HEAD_END, "head_end")
 typedef enum ms_event_kind {
 #define MS_EVENT_ENUM(id, name) MS_EVENT_##id,
     MS_EVENT_TABLE(MS_EVENT_ENUM)
 #undef MS_EVENT_ENUM
-    MS_EVENT_COUNT
+        MS_EVENT_COUNT
 } ms_event_kind;
 
 typedef struct ms_event {
@@ -136,13 +144,13 @@ typedef struct ms_profile {
 typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;
 
 /* Facts about a node that rule techniques out or allow them. */
-#define MS_NODE_FLAG_TABLE(X)                                                                  \
+#define MS_NODE_FLAG_TABLE(X) \
     X(CHAINED, 0, "chained")             /* its first output is the next layer's argument 0, the same object */ \
-    X(MUTATES_INPUT, 1, "mutates_input") /* changes an argument or parameter: no replay */     \
+    X(MUTATES_INPUT, 1, "mutates_input") /* changes an argument or parameter: no replay */ \
     X(OPAQUE_ARGUMENT, 2, "opaque_argument") /* gets an object that is not plain data, such as a cache */ \
-    X(UPDATES_BUFFERS, 3, "updates_buffers") /* its buffers change in forward */               \
-    X(USES_RNG, 4, "uses_rng")                                                                 \
-    X(NO_TENSOR_INPUT, 5, "no_tensor_input")                                                   \
+    X(UPDATES_BUFFERS, 3, "updates_buffers") /* its buffers change in forward */ \
+    X(USES_RNG, 4, "uses_rng") \
+    X(NO_TENSOR_INPUT, 5, "no_tensor_input") \
     X(UNHOOKABLE, 6, "unhookable")       /* must be left alone: see the reason in the log */
 enum {
 #define MS_NODE_FLAG_ENUM(id, bit, name) MS_NODE_##id = 1u << (bit),
@@ -162,15 +170,16 @@ typedef struct ms_node {
 } ms_node;
 
 /* A storage that crosses nodes. */
-#define MS_STORAGE_ROLE_TABLE(X)                                                            \
-    X(ACTIVATION, "activation") X(GRADIENT, "gradient") /* of a parameter: stays after backward */ \
+#define MS_STORAGE_ROLE_TABLE(X) \
+    X(ACTIVATION, "activation") \
+    X(GRADIENT, "gradient") /* of a parameter: stays after backward */ \
     X(OUTPUT, "output")                                 /* returned by the root's forward */ \
     X(BATCH, "batch") /* the caller's input: alive all the step, counted in residents.batch_bytes */
 typedef enum ms_storage_role {
 #define MS_STORAGE_ROLE_ENUM(id, name) MS_STORAGE_##id,
     MS_STORAGE_ROLE_TABLE(MS_STORAGE_ROLE_ENUM)
 #undef MS_STORAGE_ROLE_ENUM
-    MS_STORAGE_ROLE_COUNT
+        MS_STORAGE_ROLE_COUNT
 } ms_storage_role;
 
 typedef struct ms_storage {

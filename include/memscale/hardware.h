@@ -19,9 +19,13 @@ extern "C" {
 enum { MS_NAME_MAX = 256, MS_GPU_MAX = 16 };
 
 /* Instruction sets that the kernels know; a bit each. */
-#define MS_ISA_TABLE(X)                                                                       \
-    X(AVX2, 0, "avx2") X(AVX512F, 1, "avx512f") X(AVX512_BF16, 2, "avx512_bf16")              \
-    X(AVX512_VNNI, 3, "avx512_vnni") X(AMX_BF16, 4, "amx_bf16") X(NEON, 5, "neon")
+#define MS_ISA_TABLE(X) \
+    X(AVX2, 0, "avx2") \
+    X(AVX512F, 1, "avx512f") \
+    X(AVX512_BF16, 2, "avx512_bf16") \
+    X(AVX512_VNNI, 3, "avx512_vnni") \
+    X(AMX_BF16, 4, "amx_bf16") \
+    X(NEON, 5, "neon")
 enum {
 #define MS_ISA_ENUM(id, bit, name) MS_ISA_##id = 1u << (bit),
     MS_ISA_TABLE(MS_ISA_ENUM)
@@ -129,8 +133,7 @@ MS_API uint64_t ms_hardware_device_bytes(const ms_hardware *hardware);
  * bytes, and the part of them that is a reserve, are a prior that the first steps replace
  * (ms_pipeline_observe()). Thread-safe.
  */
-MS_API int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes,
-                                   ms_error *err);
+MS_API int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes, ms_error *err);
 
 /* Two significant digits, so that a noisy measurement gives a stable plan. */
 MS_API uint64_t ms_round_2_digits(uint64_t value);

@@ -24,8 +24,7 @@ extern "C" {
  * All chunks but the last have this many rows; the last one is never short of
  * `threads` either.
  */
-MS_API uint64_t ms_loss_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_bytes,
-                                   uint32_t threads);
+MS_API uint64_t ms_loss_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_bytes, uint32_t threads);
 
 /* Lanes for ms_loss_rows where the functions below have torch's bits: `capability` is what
  * torch.backends.cpu.get_cpu_capability() says. 0 where torch's operators must do it. */
@@ -46,13 +45,12 @@ typedef struct ms_loss_rows {
 /* Fills largest, log_sum and `picked`: the log-softmax of each row's class. Up to
  * `threads` threads, whose number changes no bit. MS_ENOTSUP for other lanes or fewer
  * classes, MS_EINVAL for a class out of bounds; nothing has been written then. */
-MS_API int ms_loss_forward(const ms_loss_rows *rows, float *picked, uint32_t threads,
-                           ms_error *err);
+MS_API int ms_loss_forward(const ms_loss_rows *rows, float *picked, uint32_t threads, ms_error *err);
 
 /* The gradient of the logits from the gradient of `picked`, rows x vocabulary. `gradient`
  * may be the logits themselves; they are gone then. */
-MS_API int ms_loss_backward(const ms_loss_rows *rows, const float *by_picked, float *gradient,
-                            uint32_t threads, ms_error *err);
+MS_API int ms_loss_backward(const ms_loss_rows *rows, const float *by_picked, float *gradient, uint32_t threads,
+                            ms_error *err);
 
 #ifdef __cplusplus
 }

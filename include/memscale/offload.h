@@ -122,16 +122,15 @@ MS_API int ms_offload_store(ms_offload *engine, const void *source, uint64_t byt
  * the extent's size and the capacity may be overwritten). May be called again after it
  * finished, well or not. A ticket still STORING is fetched after its store. Where a fetch
  * fails, what is in the destination is not said. */
-MS_API int ms_offload_fetch(ms_offload *engine, ms_ticket ticket, void *destination, uint64_t capacity,
-                            ms_error *err);
+MS_API int ms_offload_fetch(ms_offload *engine, ms_ticket ticket, void *destination, uint64_t capacity, ms_error *err);
 
 /* The same for a GPU's memory (from_device): `stream` is the caller's CUDA stream, on which
  * the bytes were made, or the destination was used before; NULL is the legacy default
  * stream, which the calls above mean. MS_EINVAL for engines of other memory. */
-MS_API int ms_offload_store_on(ms_offload *engine, void *stream, const void *source, uint64_t bytes,
-                               ms_ticket *ticket, ms_error *err);
-MS_API int ms_offload_fetch_on(ms_offload *engine, void *stream, ms_ticket ticket, void *destination,
-                               uint64_t capacity, ms_error *err);
+MS_API int ms_offload_store_on(ms_offload *engine, void *stream, const void *source, uint64_t bytes, ms_ticket *ticket,
+                               ms_error *err);
+MS_API int ms_offload_fetch_on(ms_offload *engine, void *stream, ms_ticket ticket, void *destination, uint64_t capacity,
+                               ms_error *err);
 
 /* Blocks until the ticket is neither STORING nor FETCHING; returns its error. A
  * failed store leaves the source as it was: the caller still has the bytes. */

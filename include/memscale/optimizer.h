@@ -84,13 +84,12 @@ typedef struct ms_adamw_tensor {
  * NaN and infinite gradients go through the formula as in torch. With 8-bit moments
  * they poison their block of 256, not only their element.
  */
-MS_API int ms_adamw_step(const ms_adamw_group *group, const ms_adamw_tensor *tensors, size_t count,
-                         uint32_t threads, ms_error *err);
+MS_API int ms_adamw_step(const ms_adamw_group *group, const ms_adamw_tensor *tensors, size_t count, uint32_t threads,
+                         ms_error *err);
 
 /* Which moments a tensor of `elements` gets where 8 bits (or 32) were asked for.
  * MS_EINVAL for any other number of bits. */
-MS_API int ms_adamw_choose_moments(uint64_t elements, uint32_t bits, ms_adamw_moments *out,
-                                   ms_error *err);
+MS_API int ms_adamw_choose_moments(uint64_t elements, uint32_t bits, ms_adamw_moments *out, ms_error *err);
 
 /*
  * The 8-bit code by itself, for converting states. `is_signed` picks the map: signed
@@ -98,10 +97,10 @@ MS_API int ms_adamw_choose_moments(uint64_t elements, uint32_t bits, ms_adamw_mo
  * map, ties towards zero, except that no positive second moment becomes zero: it
  * would let one step divide by eps alone.
  */
-MS_API int ms_adamw_quantize(const float *values, uint64_t count, bool is_signed, uint8_t *codes,
-                             float *absmax, ms_error *err);
-MS_API int ms_adamw_dequantize(const uint8_t *codes, const float *absmax, uint64_t count,
-                               bool is_signed, float *values, ms_error *err);
+MS_API int ms_adamw_quantize(const float *values, uint64_t count, bool is_signed, uint8_t *codes, float *absmax,
+                             ms_error *err);
+MS_API int ms_adamw_dequantize(const uint8_t *codes, const float *absmax, uint64_t count, bool is_signed, float *values,
+                               ms_error *err);
 
 /* The 256 values of a map, ascending. They live for ever. */
 MS_API const float *ms_adamw_map(bool is_signed);

@@ -73,29 +73,28 @@ typedef struct ms_optimizer_stream ms_optimizer_stream;
 MS_API bool ms_optimizer_stream_takes(uint64_t elements);
 
 /* MS_ECONFIG where the directory is not fit for a disk tier, or none is found. */
-MS_API int ms_optimizer_stream_open(const ms_optimizer_stream_options *options,
-                                    ms_optimizer_stream **stream, ms_error *err);
+MS_API int ms_optimizer_stream_open(const ms_optimizer_stream_options *options, ms_optimizer_stream **stream,
+                                    ms_error *err);
 MS_API void ms_optimizer_stream_close(ms_optimizer_stream *stream);
 
 /* The state before the first step, all zero (the middle code, with signed codes); takes
  * no space yet. *id is never 0 and is not used again. */
-MS_API int ms_optimizer_stream_add(ms_optimizer_stream *stream, const ms_optimizer_form *form,
-                                   uint64_t *id, ms_error *err);
+MS_API int ms_optimizer_stream_add(ms_optimizer_stream *stream, const ms_optimizer_form *form, uint64_t *id,
+                                   ms_error *err);
 MS_API void ms_optimizer_stream_remove(ms_optimizer_stream *stream, uint64_t id);
 
 /* Whether this is a child's copy of a stream that the parent process opened. */
 MS_API bool ms_optimizer_stream_is_inherited(const ms_optimizer_stream *stream);
 
 /* Bytes of each array of the whole state; 0 for those it does not have. */
-MS_API int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t id,
-                                          uint64_t bytes[MS_PART_COUNT], ms_error *err);
+MS_API int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t id, uint64_t bytes[MS_PART_COUNT],
+                                          ms_error *err);
 
 /*
  * One round: begin, one update for each tensor, end. `ids` say in which order updates
  * are expected, so that reading can run ahead; another order costs time only.
  */
-MS_API int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t *ids, size_t count,
-                                     ms_error *err);
+MS_API int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t *ids, size_t count, ms_error *err);
 
 /*
  * Updates one tensor. Of `tensor`, the state's arrays are not looked at; weights,
@@ -104,9 +103,8 @@ MS_API int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t
  * not used any more when the call returns. MS_EIO, MS_ENOSPC, MS_ECHECKSUM, MS_ETIMEDOUT
  * as above; a failed write may be told of by a later call of the round.
  */
-MS_API int ms_optimizer_stream_update(ms_optimizer_stream *stream, uint64_t id,
-                                      const ms_adamw_group *group, const ms_adamw_tensor *tensor,
-                                      uint32_t threads, ms_error *err);
+MS_API int ms_optimizer_stream_update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group *group,
+                                      const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err);
 
 /* Waits for what is being written, gives the buffers back, and returns the first failure
  * of the round. Allowed without a round. */
@@ -117,8 +115,8 @@ MS_API int ms_optimizer_stream_end(ms_optimizer_stream *stream, ms_error *err);
  * become as new. Not within a round (MS_ESTATE). On a failure the state is a mixture:
  * remove it.
  */
-MS_API int ms_optimizer_stream_put(ms_optimizer_stream *stream, uint64_t id,
-                                   const ms_adamw_tensor *source, ms_error *err);
+MS_API int ms_optimizer_stream_put(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_tensor *source,
+                                   ms_error *err);
 
 /* Writes the arrays one chunk after the other into the file `fd`, each from the offset
  * given for it on (UINT64_MAX: not this one). Not within a round, nor while the state is
@@ -134,8 +132,7 @@ typedef struct ms_optimizer_stream_stats {
     uint64_t stall_ns;        /* cumulative time that updates waited for transfers */
 } ms_optimizer_stream_stats;
 
-MS_API void ms_optimizer_stream_get_stats(ms_optimizer_stream *stream,
-                                          ms_optimizer_stream_stats *stats);
+MS_API void ms_optimizer_stream_get_stats(ms_optimizer_stream *stream, ms_optimizer_stream_stats *stats);
 
 /* The directory of the file, and one line on how it is used. They live as long as the
  * stream. */

@@ -13,10 +13,10 @@
 extern "C" {
 #endif
 
-#define MS_RISK_TABLE(X)                                                                         \
-    X(LOW, "low", "fits with room to spare")                                                     \
-    X(MODERATE, "moderate", "fits, with less room than predictions may be wrong by elsewhere")   \
-    X(HIGH, "high", "may fit, within the error of the prediction")                               \
+#define MS_RISK_TABLE(X) \
+    X(LOW, "low", "fits with room to spare") \
+    X(MODERATE, "moderate", "fits, with less room than predictions may be wrong by elsewhere") \
+    X(HIGH, "high", "may fit, within the error of the prediction") \
     X(CERTAIN, "certain", "does not fit")
 typedef enum ms_risk {
 #define MS_RISK_ENUM(id, name, text) MS_RISK_##id,

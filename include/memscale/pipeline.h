@@ -20,8 +20,8 @@ extern "C" {
  * seen the loop (graph->loop.observed), the plan is made for one that holds its outputs
  * and has gradients live in forward, and for less only where nothing fits; the plan says
  * for which (assumed_...). */
-MS_API int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                            ms_plan **plan, ms_error *err);
+MS_API int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
+                            ms_error *err);
 
 /*
  * The same behind stage 1: a policy picks mode and eligible techniques first. `trained` is
@@ -123,9 +123,8 @@ MS_API const char *ms_drift_text(ms_drift drift);
  * whenever a step was over, and shrinks, as the time scale changes, only at rare steps
  * and by what is worth a new plan, never by a step of smaller inputs.
  */
-MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config,
-                               const ms_plan *plan, const ms_observation *observation, ms_drift *drift,
-                               char **line, ms_error *err);
+MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config, const ms_plan *plan,
+                               const ms_observation *observation, ms_drift *drift, char **line, ms_error *err);
 
 #ifdef __cplusplus
 }

@@ -30,13 +30,14 @@ MS_API const char *ms_exactness_name(ms_exactness exactness);
     X(EXACT_LOSS_HEAD, exact_loss_head, EXACT, "the cross entropy keeps one tokens x vocabulary buffer, row by row") \
     X(STATE_ON_DISK, state_on_disk, EXACT, "optimizer state lies on disk and streams through memory in its step") \
     X(GRADIENT_RELEASE, gradient_release, EXACT, "parameters are updated in backward and their gradients freed") \
-    X(CHUNKED_LOSS_HEAD, chunked_loss_head, ROUNDING, "logits of some tokens at a time become loss and gradients, and are dropped") \
+    X(CHUNKED_LOSS_HEAD, chunked_loss_head, ROUNDING, \
+      "logits of some tokens at a time become loss and gradients, and are dropped") \
     X(TILED_MLP, tiled_mlp, ROUNDING, "position-wise modules of layers run some rows at a time, and again in backward")
 typedef enum ms_step_option {
 #define MS_STEP_OPTION_ENUM(id, name, exactness, text) MS_STEP_##id,
     MS_STEP_OPTION_TABLE(MS_STEP_OPTION_ENUM)
 #undef MS_STEP_OPTION_ENUM
-    MS_STEP_OPTION_COUNT
+        MS_STEP_OPTION_COUNT
 } ms_step_option;
 
 /* Rows of a tile where a position-wise module gets `rows`: an eighth of them, but not fewer
@@ -96,8 +97,8 @@ typedef struct ms_sample {
  * second step. Peaks count all of the process's scratch, its reserve included. Fails only
  * when memory is out.
  */
-MS_API int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_choices *choices,
-                       ms_replay *replay, ms_sample *samples, ms_error *err);
+MS_API int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_choices *choices, ms_replay *replay,
+                       ms_sample *samples, ms_error *err);
 
 /* ---- plan ----------------------------------------------------------------- */
 
@@ -142,31 +143,31 @@ typedef struct ms_plan_option {
 /* ---- why the plan is as it is -------------------------------------------------- */
 
 /* What a byte at the peak is. */
-#define MS_PEAK_KIND_TABLE(X)                                                                        \
-    X(RUNTIME, "runtime", "interpreter, libraries and what else the process held")                  \
-    X(PARAMETERS, "parameters", "parameters")                                                       \
-    X(BUFFERS, "buffers", "buffers of the model")                                                   \
-    X(BATCH, "batch", "the batch")                                                                  \
-    X(WORKSPACE, "workspace", "what operators and step options take beside tensors")                \
-    X(SLAB, "slab", "slots for transfers")                                                          \
-    X(OPTIMIZER_STATE, "optimizer_state", "optimizer state")                                        \
-    X(OPTIMIZER_WORK, "optimizer_work", "what the optimizer's step takes beside its state")         \
-    X(GRADIENTS, "gradients", "gradients of parameters")                                            \
-    X(OUTPUTS, "outputs", "outputs of the model")                                                   \
-    X(LOGITS, "logits", "logits and what the cross entropy makes of them")                          \
-    X(OUTER_LOSS, "outer_loss", "what a loss outside the model holds")                              \
-    X(SAVED, "saved", "activations kept for backward")                                              \
-    X(ARGUMENTS, "arguments", "arguments kept to run the layer again")                              \
-    X(REBUILT, "rebuilt", "activations made again")                                                 \
-    X(FETCHED, "fetched", "activations brought back from a lower tier")                             \
-    X(STORING, "storing", "activations on their way to a lower tier")                               \
-    X(WORKING, "working", "tensors of the work that runs, and passed between nodes")                \
+#define MS_PEAK_KIND_TABLE(X) \
+    X(RUNTIME, "runtime", "interpreter, libraries and what else the process held") \
+    X(PARAMETERS, "parameters", "parameters") \
+    X(BUFFERS, "buffers", "buffers of the model") \
+    X(BATCH, "batch", "the batch") \
+    X(WORKSPACE, "workspace", "what operators and step options take beside tensors") \
+    X(SLAB, "slab", "slots for transfers") \
+    X(OPTIMIZER_STATE, "optimizer_state", "optimizer state") \
+    X(OPTIMIZER_WORK, "optimizer_work", "what the optimizer's step takes beside its state") \
+    X(GRADIENTS, "gradients", "gradients of parameters") \
+    X(OUTPUTS, "outputs", "outputs of the model") \
+    X(LOGITS, "logits", "logits and what the cross entropy makes of them") \
+    X(OUTER_LOSS, "outer_loss", "what a loss outside the model holds") \
+    X(SAVED, "saved", "activations kept for backward") \
+    X(ARGUMENTS, "arguments", "arguments kept to run the layer again") \
+    X(REBUILT, "rebuilt", "activations made again") \
+    X(FETCHED, "fetched", "activations brought back from a lower tier") \
+    X(STORING, "storing", "activations on their way to a lower tier") \
+    X(WORKING, "working", "tensors of the work that runs, and passed between nodes") \
     X(CACHE, "cache", "freed memory kept for reuse")
 typedef enum ms_peak_kind {
 #define MS_PEAK_KIND_ENUM(id, name, text) MS_PEAK_##id,
     MS_PEAK_KIND_TABLE(MS_PEAK_KIND_ENUM)
 #undef MS_PEAK_KIND_ENUM
-    MS_PEAK_KIND_COUNT
+        MS_PEAK_KIND_COUNT
 } ms_peak_kind;
 
 MS_API const char *ms_peak_kind_name(ms_peak_kind kind);
@@ -285,8 +286,7 @@ MS_API void ms_plan_free(ms_plan *plan);
  * within a budget that was given; that sum is what a smaller budget never raises.
  */
 MS_API int ms_plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                         const ms_pressure *pressure, const ms_admission *admissions, ms_plan **plan,
-                         ms_error *err);
+                         const ms_pressure *pressure, const ms_admission *admissions, ms_plan **plan, ms_error *err);
 
 /* A plan with one technique wherever mode and flags admit it (else keep), for warm-up
  * steps before a graph exists (graph may then be NULL: entry_count is 0, `fallback` is

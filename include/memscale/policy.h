@@ -18,28 +18,28 @@ extern "C" {
 
 /* The features of a context, by the names that artifacts use. Numbers that are unknown
  * are 0. */
-#define MS_FEATURE_TABLE(X)                                                                       \
-    X(NEED_BYTES, "need_bytes", "predicted peak with everything kept")                            \
-    X(ALLOWED_BYTES, "allowed_bytes", "the budget, or the target share of the device")            \
-    X(PRESSURE_PERMILLE, "pressure_permille", "1000 x need / allowed")                            \
-    X(BUDGET_GIVEN, "budget_given", "1 where the caller named a budget")                          \
-    X(ON_GPU, "on_gpu", "1 where training runs on a GPU")                                         \
-    X(PARAMETER_BYTES, "parameter_bytes", "of all parameters")                                    \
-    X(STATE_BYTES, "state_bytes", "of the optimizer's state")                                     \
-    X(SAVED_BYTES, "saved_bytes", "held between forward and backward if all is kept")             \
-    X(LARGEST_SAVED_BYTES, "largest_saved_bytes", "the same of the layer that saves most")        \
-    X(LAYER_COUNT, "layer_count", "calls of layers in a step")                                    \
-    X(MATMUL_FLOPS_PER_S, "matmul_flops_per_s", "of the training device")                         \
-    X(DISK_ROOM_BYTES, "disk_room_bytes", "what the disk tier may take")                          \
-    X(DISK_WRITE_BYTES_PER_S, "disk_write_bytes_per_s", "of the disk tier")                       \
-    X(DISK_READ_BYTES_PER_S, "disk_read_bytes_per_s", "of the disk tier")                         \
-    X(HOST_ROOM_BYTES, "host_room_bytes", "what the host tier may take")                          \
+#define MS_FEATURE_TABLE(X) \
+    X(NEED_BYTES, "need_bytes", "predicted peak with everything kept") \
+    X(ALLOWED_BYTES, "allowed_bytes", "the budget, or the target share of the device") \
+    X(PRESSURE_PERMILLE, "pressure_permille", "1000 x need / allowed") \
+    X(BUDGET_GIVEN, "budget_given", "1 where the caller named a budget") \
+    X(ON_GPU, "on_gpu", "1 where training runs on a GPU") \
+    X(PARAMETER_BYTES, "parameter_bytes", "of all parameters") \
+    X(STATE_BYTES, "state_bytes", "of the optimizer's state") \
+    X(SAVED_BYTES, "saved_bytes", "held between forward and backward if all is kept") \
+    X(LARGEST_SAVED_BYTES, "largest_saved_bytes", "the same of the layer that saves most") \
+    X(LAYER_COUNT, "layer_count", "calls of layers in a step") \
+    X(MATMUL_FLOPS_PER_S, "matmul_flops_per_s", "of the training device") \
+    X(DISK_ROOM_BYTES, "disk_room_bytes", "what the disk tier may take") \
+    X(DISK_WRITE_BYTES_PER_S, "disk_write_bytes_per_s", "of the disk tier") \
+    X(DISK_READ_BYTES_PER_S, "disk_read_bytes_per_s", "of the disk tier") \
+    X(HOST_ROOM_BYTES, "host_room_bytes", "what the host tier may take") \
     X(TO_HOST_BYTES_PER_S, "to_host_bytes_per_s", "from the GPU")
 typedef enum ms_feature {
 #define MS_FEATURE_ENUM(id, name, text) MS_FEATURE_##id,
     MS_FEATURE_TABLE(MS_FEATURE_ENUM)
 #undef MS_FEATURE_ENUM
-    MS_FEATURE_COUNT
+        MS_FEATURE_COUNT
 } ms_feature;
 
 MS_API const char *ms_feature_name(ms_feature feature);
@@ -59,13 +59,16 @@ typedef struct ms_strategy {
     bool enable_offloading;
 } ms_strategy;
 
-#define MS_DECISION_SOURCE_TABLE(X)                                                              \
-    X(USER_CONFIG, "user_config") X(ML, "ml") X(RULE_FALLBACK, "rule_fallback") X(RULE, "rule")
+#define MS_DECISION_SOURCE_TABLE(X) \
+    X(USER_CONFIG, "user_config") \
+    X(ML, "ml") \
+    X(RULE_FALLBACK, "rule_fallback") \
+    X(RULE, "rule")
 typedef enum ms_decision_source {
 #define MS_DECISION_SOURCE_ENUM(id, name) MS_DECISION_SOURCE_##id,
     MS_DECISION_SOURCE_TABLE(MS_DECISION_SOURCE_ENUM)
 #undef MS_DECISION_SOURCE_ENUM
-    MS_DECISION_SOURCE_COUNT
+        MS_DECISION_SOURCE_COUNT
 } ms_decision_source;
 
 MS_API const char *ms_decision_source_name(ms_decision_source source);
@@ -92,8 +95,7 @@ MS_API ms_strategy ms_strategy_widest(void);
 /* ---- the rule policy ------------------------------------------------------ */
 
 /* Fills strategy and reason from the context. */
-MS_API void ms_policy_rule(const ms_strategy_context *context, const ms_config *config,
-                           ms_strategy_decision *decision);
+MS_API void ms_policy_rule(const ms_strategy_context *context, const ms_config *config, ms_strategy_decision *decision);
 
 /* ---- trained policies ------------------------------------------------------ */
 

@@ -43,16 +43,15 @@ typedef struct ms_operand {
     bool are_truths; /* of results: elements of torch's bool */
 } ms_operand;
 
-MS_API int ms_trace_new(const char *model, const char *signature, const char *source, ms_trace **trace,
-                        ms_error *err);
+MS_API int ms_trace_new(const char *model, const char *signature, const char *source, ms_trace **trace, ms_error *err);
 MS_API void ms_trace_free(ms_trace *trace);
 
 /* A storage that is there before the step and stays. Never part of any event, but a
  * layer's input may be a BATCH storage. `item_bytes` is the size of one element: with
  * it an optimizer's fp32 state follows from a parameter's bytes. A key that is known
  * already (tied weights) is counted once; it is trainable if one of its uses is. */
-MS_API int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t item_bytes,
-                             ms_resident_role role, bool trainable, ms_error *err);
+MS_API int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t item_bytes, ms_resident_role role,
+                             bool trainable, ms_error *err);
 
 /* Phases only move on; LOSS, OPTIMIZER and what follows may be left out, and DONE may be
  * said again. */
@@ -65,8 +64,7 @@ MS_API int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err);
 /* The optimizer is memscale's: this many bytes of its state can lie on disk, and it can update
  * parameters in backward. At its owner's wish, and not a plan's: `released`, it does; `streamed`,
  * state lies on disk. */
-MS_API int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released, bool streamed,
-                                  ms_error *err);
+MS_API int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released, bool streamed, ms_error *err);
 
 /* The loss was not the model's: what was differentiated stood in for one that the
  * caller computes from the outputs, and whose buffers the trace could not see. */
@@ -103,8 +101,7 @@ MS_API int ms_trace_untouched(ms_trace *trace, uint64_t key, uint64_t bytes, ms_
  * MS_STORAGE_GRADIENT. A gradient of `bytes` whose key is unknown was there before the
  * step and was added to: it counts as allocated when backward begins. Other unknown
  * keys are ignored. */
-MS_API int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_storage_role role,
-                         ms_error *err);
+MS_API int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_storage_role role, ms_error *err);
 
 /* An operator ran. `name` is torch's ("aten.addmm.default"); the FLOPs of matrix
  * products, convolutions and attention follow from it and the shapes. */
@@ -171,8 +168,7 @@ MS_API int ms_trace_wrote(ms_trace *trace, uint64_t key, ms_error *err);
  * made none: its death is reported by died(), and DROP waits for it.
  */
 MS_API int ms_trace_saved(ms_trace *trace, uint64_t key, uint32_t *node, uint64_t *serial, ms_error *err);
-MS_API int ms_trace_unpacked(ms_trace *trace, uint32_t node, uint64_t serial, uint64_t copy_key,
-                             ms_error *err);
+MS_API int ms_trace_unpacked(ms_trace *trace, uint32_t node, uint64_t serial, uint64_t copy_key, ms_error *err);
 MS_API int ms_trace_dropped(ms_trace *trace, uint32_t node, uint64_t serial, ms_error *err);
 
 /* Bytes live now, and at most since the phase was set, residents excluded, counting

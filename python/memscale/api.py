@@ -189,9 +189,7 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
         return ExecutionPlan(session.plan_traced(module, *arguments), session.hardware_json)
 
 
-def trace(
-    model: torch.nn.Module, sample_input: Any, optimizer: torch.optim.Optimizer | None = None
-) -> ModelGraph:
+def trace(model: torch.nn.Module, sample_input: Any, optimizer: torch.optim.Optimizer | None = None) -> ModelGraph:
     """The graph of one training step, from which plans are made on any machine.
 
     Args:
@@ -253,6 +251,5 @@ def _as_module(target: Any, caller: str) -> torch.nn.Module:
         return target
     also = " or a Trainer of Hugging Face or Lightning" if caller in ("wrap", "detach") else ""
     raise TypeError(
-        f"memscale.{caller}() takes a torch.nn.Module{also}, "
-        f"not {type(target).__module__}.{type(target).__qualname__}"
+        f"memscale.{caller}() takes a torch.nn.Module{also}, not {type(target).__module__}.{type(target).__qualname__}"
     )

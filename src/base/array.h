@@ -15,36 +15,34 @@
 
 #include "memscale/base.h"
 
-#define MS__ARRAY(type)                                                                          \
-    struct {                                                                                     \
-        type *items;                                                                             \
-        size_t count;                                                                            \
-        size_t capacity;                                                                         \
+#define MS__ARRAY(type) \
+    struct { \
+        type *items; \
+        size_t count; \
+        size_t capacity; \
     }
 
 /* Makes room for `needed` items in all. 0, or MS_ENOMEM with the array as it was;
  * MS_EOVERFLOW where the bytes do not fit a size. `*items` is the array's
  * pointer. */
-MS_NODISCARD int ms__array_reserve(void *items, size_t *capacity, size_t needed,
-                                   size_t item_bytes);
+MS_NODISCARD int ms__array_reserve(void *items, size_t *capacity, size_t needed, size_t item_bytes);
 
 /* Room for `needed` items in all: 0 or an error code. */
-#define MS__ARRAY_RESERVE(array, needed)                                                         \
+#define MS__ARRAY_RESERVE(array, needed) \
     ms__array_reserve(&(array)->items, &(array)->capacity, (needed), sizeof *(array)->items)
 
 /* One more item, zeroed, at the end: its address, or NULL where memory is out. */
-#define MS__ARRAY_PUSH(array)                                                                    \
-    (MS__ARRAY_RESERVE(array, (array)->count + 1) == MS_OK                                       \
-         ? (memset(&(array)->items[(array)->count], 0, sizeof *(array)->items),                  \
-            &(array)->items[(array)->count++])                                                   \
+#define MS__ARRAY_PUSH(array) \
+    (MS__ARRAY_RESERVE(array, (array)->count + 1) == MS_OK \
+         ? (memset(&(array)->items[(array)->count], 0, sizeof *(array)->items), &(array)->items[(array)->count++]) \
          : NULL)
 
-#define MS__ARRAY_FREE(array)                                                                    \
-    do {                                                                                         \
-        ms_free((array)->items);                                                                 \
-        (array)->items = NULL;                                                                   \
-        (array)->count = 0;                                                                      \
-        (array)->capacity = 0;                                                                   \
+#define MS__ARRAY_FREE(array) \
+    do { \
+        ms_free((array)->items); \
+        (array)->items = NULL; \
+        (array)->count = 0; \
+        (array)->capacity = 0; \
     } while (0)
 
 #endif

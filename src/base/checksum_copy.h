@@ -15,8 +15,7 @@
 enum { MS__CHECKSUM_BLOCK_BYTES = 4096 };
 
 static inline uint64_t ms__copy_hashed(unsigned char *to, const unsigned char *from, size_t bytes,
-                                       void (*copy_block)(unsigned char *to, const unsigned char *from,
-                                                          size_t bytes))
+                                       void (*copy_block)(unsigned char *to, const unsigned char *from, size_t bytes))
 {
     XXH3_state_t state;
     XXH3_64bits_reset(&state);

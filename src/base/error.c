@@ -16,10 +16,9 @@ typedef struct error_row {
     const char *text;
 } error_row;
 
-static const error_row error_table[] = {
-    {MS_OK, "MS_OK", "", "no error"},
+static const error_row error_table[] = {{MS_OK, "MS_OK", "", "no error"},
 #define ERROR_ROW(name, value, exception, text) {value, #name, exception, text},
-    MS_ERROR_TABLE(ERROR_ROW)
+                                        MS_ERROR_TABLE(ERROR_ROW)
 #undef ERROR_ROW
 };
 
@@ -104,8 +103,7 @@ int ms_fail_errno(ms_error *err, int code, int system_errno, const char *fmt, ..
         /* The GNU variant: it returns the text, which need not be in the buffer. */
         const char *reason_text = strerror_r(system_errno, reason, sizeof reason);
         size_t used = strlen(err->text);
-        snprintf(err->text + used, sizeof err->text - used, ": %s (errno %d)", reason_text,
-                 system_errno);
+        snprintf(err->text + used, sizeof err->text - used, ": %s (errno %d)", reason_text, system_errno);
     }
     return code;
 }

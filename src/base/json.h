@@ -44,8 +44,8 @@ typedef struct ms__json_at {
  * is that of a kind in docs/formats, a document that is evidently of another kind is
  * refused. MS_EFORMAT with line and column for malformed text (duplicate members
  * included), MS_ENOMEM. */
-MS_NODISCARD int ms__json_parse(const char *text, size_t length, const char *name, json_t **tree,
-                                ms__json_at *root, ms_error *err);
+MS_NODISCARD int ms__json_parse(const char *text, size_t length, const char *name, json_t **tree, ms__json_at *root,
+                                ms_error *err);
 
 /* How long a document may be: objects in the list that the root has as `member`, and values in all. */
 typedef struct ms__json_extent {
@@ -55,8 +55,7 @@ typedef struct ms__json_extent {
 
 /* MS_EFORMAT with the line where the text is longer: to be asked before ms__json_parse(), whose tree
  * takes many times the text. */
-MS_NODISCARD int ms__json_check_extent(const char *json, const char *name, const ms__json_extent *most,
-                                       ms_error *err);
+MS_NODISCARD int ms__json_check_extent(const char *json, const char *name, const ms__json_extent *most, ms_error *err);
 
 /* MS_EFORMAT where the document at the root is evidently of another kind than its name
  * says; see json_kind.c. */
@@ -68,8 +67,7 @@ int ms__json_fail(const ms__json_at *at, int code, const char *fmt, ...) MS_PRIN
 /* Checks that member "version" is an integer in [oldest, newest]: MS_EFORMAT
  * where it is missing or no integer, MS_EVERSION where it is another number.
  * `*version` may be NULL. */
-MS_NODISCARD int ms__json_version(const ms__json_at *object, uint64_t oldest, uint64_t newest,
-                                  uint64_t *version);
+MS_NODISCARD int ms__json_version(const ms__json_at *object, uint64_t oldest, uint64_t newest, uint64_t *version);
 
 /* Fails with MS_EFORMAT on a member that is not among the `count` names. */
 MS_NODISCARD int ms__json_only(const ms__json_at *object, const char *const names[], size_t count);
@@ -82,10 +80,10 @@ bool ms__json_has(const ms__json_at *object, const char *name);
  * lies outside the bounds (bounds included). An integer above INT64_MAX is
  * malformed already for the parser.
  */
-MS_NODISCARD int ms__json_u64(const ms__json_at *object, const char *name, uint64_t least,
-                              uint64_t most, uint64_t *out);
-MS_NODISCARD int ms__json_u32(const ms__json_at *object, const char *name, uint32_t least,
-                              uint32_t most, uint32_t *out);
+MS_NODISCARD int ms__json_u64(const ms__json_at *object, const char *name, uint64_t least, uint64_t most,
+                              uint64_t *out);
+MS_NODISCARD int ms__json_u32(const ms__json_at *object, const char *name, uint32_t least, uint32_t most,
+                              uint32_t *out);
 /* Several of the same bounds: the first failure. */
 typedef struct ms__json_u64_member {
     const char *name;
@@ -94,23 +92,22 @@ typedef struct ms__json_u64_member {
 MS_NODISCARD int ms__json_u64s(const ms__json_at *object, uint64_t least, uint64_t most,
                                const ms__json_u64_member *members, size_t count);
 /* Any JSON number, integer or not. */
-MS_NODISCARD int ms__json_f64(const ms__json_at *object, const char *name, double least, double most,
-                              double *out);
+MS_NODISCARD int ms__json_f64(const ms__json_at *object, const char *name, double least, double most, double *out);
 MS_NODISCARD int ms__json_bool(const ms__json_at *object, const char *name, bool *out);
 /* Borrowed: lives as long as the tree. UTF-8 without NUL. */
 MS_NODISCARD int ms__json_string(const ms__json_at *object, const char *name, const char **out);
 /* A copy, to be freed with ms_free(). MS_ENOMEM. */
 MS_NODISCARD int ms__json_string_copy(const ms__json_at *object, const char *name, char **out);
 /* A string that is one of `names`: its index. The error lists them. */
-MS_NODISCARD int ms__json_enum(const ms__json_at *object, const char *name,
-                               const char *const names[], size_t count, size_t *out);
+MS_NODISCARD int ms__json_enum(const ms__json_at *object, const char *name, const char *const names[], size_t count,
+                               size_t *out);
 MS_NODISCARD int ms__json_array(const ms__json_at *object, const char *name, ms__json_at *out);
 MS_NODISCARD int ms__json_object(const ms__json_at *object, const char *name, ms__json_at *out);
 
 /* An optional member: absent or null gives the fallback; present and wrong fails as
  * above. */
-MS_NODISCARD int ms__json_u64_or(const ms__json_at *object, const char *name, uint64_t least,
-                                 uint64_t most, uint64_t fallback, uint64_t *out);
+MS_NODISCARD int ms__json_u64_or(const ms__json_at *object, const char *name, uint64_t least, uint64_t most,
+                                 uint64_t fallback, uint64_t *out);
 
 /* Items of the array at the cursor, members of the object at it, else 0. */
 size_t ms__json_count(const ms__json_at *at);
@@ -118,12 +115,12 @@ size_t ms__json_count(const ms__json_at *at);
 /* Room for what the required array `name` lists: zeros, `item_bytes` for each of its items,
  * `*count` of them, to be freed with ms_free(). NULL, and the code in `*rc`, where there is no
  * such array or it has more than `most` items (MS_EFORMAT), or memory is out. */
-MS_NODISCARD void *ms__json_items(const ms__json_at *object, const char *name, uint32_t most,
-                                  size_t item_bytes, ms__json_at *array, uint32_t *count, int *rc);
+MS_NODISCARD void *ms__json_items(const ms__json_at *object, const char *name, uint32_t most, size_t item_bytes,
+                                  ms__json_at *array, uint32_t *count, int *rc);
 
 /* Item `index` (< ms__json_count) of the array at the cursor. */
-MS_NODISCARD int ms__json_item_u64(const ms__json_at *array, size_t index, uint64_t least,
-                                   uint64_t most, uint64_t *out);
+MS_NODISCARD int ms__json_item_u64(const ms__json_at *array, size_t index, uint64_t least, uint64_t most,
+                                   uint64_t *out);
 MS_NODISCARD int ms__json_item_string(const ms__json_at *array, size_t index, const char **out);
 MS_NODISCARD int ms__json_item_array(const ms__json_at *array, size_t index, ms__json_at *out);
 MS_NODISCARD int ms__json_item_object(const ms__json_at *array, size_t index, ms__json_at *out);
@@ -147,13 +144,11 @@ void ms__json_put_u64(ms__json_writer *writer, json_t *object, const char *name,
 /* JSON integers are signed here: a number that saturated above INT64_MAX is written as that. */
 void ms__json_put_saturated(ms__json_writer *writer, json_t *object, const char *name, uint64_t value);
 /* null where the value is `none` (for "no limit", "not known"). */
-void ms__json_put_u64_or_null(ms__json_writer *writer, json_t *object, const char *name,
-                              uint64_t value, uint64_t none);
+void ms__json_put_u64_or_null(ms__json_writer *writer, json_t *object, const char *name, uint64_t value, uint64_t none);
 void ms__json_put_f64(ms__json_writer *writer, json_t *object, const char *name, double value);
 void ms__json_put_bool(ms__json_writer *writer, json_t *object, const char *name, bool value);
 /* null where `text` is NULL; bytes that are not UTF-8 are replaced by "?". */
-void ms__json_put_string(ms__json_writer *writer, json_t *object, const char *name,
-                         const char *text);
+void ms__json_put_string(ms__json_writer *writer, json_t *object, const char *name, const char *text);
 void ms__json_put_null(ms__json_writer *writer, json_t *object, const char *name);
 /* The new child, borrowed from `object`; NULL after a failure. */
 json_t *ms__json_put_object(ms__json_writer *writer, json_t *object, const char *name);
@@ -171,8 +166,7 @@ json_t *ms__json_add_array(ms__json_writer *writer, json_t *array);
  * be freed with ms_free(): members in the order they were put, two spaces of
  * indent, a newline at the end, numbers in the fewest digits that read back as
  * the same value. `what` names the document in errors. */
-MS_NODISCARD int ms__json_finish(ms__json_writer *writer, json_t *tree, const char *what,
-                                 char **text, ms_error *err);
+MS_NODISCARD int ms__json_finish(ms__json_writer *writer, json_t *tree, const char *what, char **text, ms_error *err);
 
 /* The text of a value that the caller keeps; `compact` gives one line without
  * spaces and without a newline. NULL where memory is out. */

@@ -28,9 +28,8 @@ static void write_path(const ms__json_at *at, char *out, size_t size)
     size_t used = (size_t)snprintf(out, size, "%s: $", step->name);
     while (count > 0 && used < size) {
         step = steps[--count];
-        int written = step->name != NULL
-                          ? snprintf(out + used, size - used, ".%s", step->name)
-                          : snprintf(out + used, size - used, "[%zu]", step->index);
+        int written = step->name != NULL ? snprintf(out + used, size - used, ".%s", step->name)
+                                         : snprintf(out + used, size - used, "[%zu]", step->index);
         used += written > 0 ? (size_t)written : 0;
     }
 }
@@ -52,8 +51,7 @@ int ms__json_fail(const ms__json_at *at, int code, const char *fmt, ...)
 
 /* ---- parsing ------------------------------------------------------------ */
 
-int ms__json_parse(const char *text, size_t length, const char *name, json_t **tree,
-                   ms__json_at *root, ms_error *err)
+int ms__json_parse(const char *text, size_t length, const char *name, json_t **tree, ms__json_at *root, ms_error *err)
 {
     ms__json_setup();
     (void)ms__json_ran_out_of_memory();
@@ -64,12 +62,10 @@ int ms__json_parse(const char *text, size_t length, const char *name, json_t **t
         return ms_fail(err, MS_ENOMEM, "%s: out of memory while parsing", name);
     }
     if (parsed == NULL) {
-        return ms_fail(err, MS_EFORMAT, "%s: line %d, column %d: %s", name, problem.line,
-                       problem.column, problem.text);
+        return ms_fail(err, MS_EFORMAT, "%s: line %d, column %d: %s", name, problem.line, problem.column, problem.text);
     }
     ms__json_at top = {.value = parsed, .name = name, .err = err};
-    int rc = json_is_object(parsed) ? ms__json_check_kind(&top)
-                                    : ms__json_fail(&top, MS_EFORMAT, "expected an object");
+    int rc = json_is_object(parsed) ? ms__json_check_kind(&top) : ms__json_fail(&top, MS_EFORMAT, "expected an object");
     if (rc != MS_OK) {
         json_decref(parsed);
         return rc;
@@ -140,8 +136,7 @@ int ms__json_version(const ms__json_at *object, uint64_t oldest, uint64_t newest
     if (found < oldest || found > newest) {
         ms__json_at at = member_of(object, "version");
         return ms__json_fail(&at, MS_EVERSION, "%llu is not known here (known: %llu to %llu)",
-                             (unsigned long long)found, (unsigned long long)oldest,
-                             (unsigned long long)newest);
+                             (unsigned long long)found, (unsigned long long)oldest, (unsigned long long)newest);
     }
     if (version != NULL) {
         *version = found;
@@ -167,8 +162,7 @@ static int read_u64(const ms__json_at *at, uint64_t least, uint64_t most, uint64
     uint64_t value = (uint64_t)json_integer_value(at->value);
     if (value < least || value > most) {
         return ms__json_fail(at, MS_EFORMAT, "expected an integer from %llu to %llu, found %llu",
-                             (unsigned long long)least, (unsigned long long)most,
-                             (unsigned long long)value);
+                             (unsigned long long)least, (unsigned long long)most, (unsigned long long)value);
     }
     *out = value;
     return MS_OK;
@@ -184,8 +178,7 @@ static int read_f64(const ms__json_at *at, double least, double most, double *ou
     }
     double value = json_number_value(at->value);
     if (!(value >= least && value <= most)) {
-        return ms__json_fail(at, MS_EFORMAT, "expected a number from %g to %g, found %g", least,
-                             most, value);
+        return ms__json_fail(at, MS_EFORMAT, "expected a number from %g to %g, found %g", least, most, value);
     }
     *out = value;
     return MS_OK;
@@ -230,15 +223,13 @@ static int check_container(const ms__json_at *at, json_type type, ms__json_at *o
 
 /* ---- required members --------------------------------------------------- */
 
-int ms__json_u64(const ms__json_at *object, const char *name, uint64_t least, uint64_t most,
-                 uint64_t *out)
+int ms__json_u64(const ms__json_at *object, const char *name, uint64_t least, uint64_t most, uint64_t *out)
 {
     ms__json_at at = member_of(object, name);
     return read_u64(&at, least, most, out);
 }
 
-int ms__json_u32(const ms__json_at *object, const char *name, uint32_t least, uint32_t most,
-                 uint32_t *out)
+int ms__json_u32(const ms__json_at *object, const char *name, uint32_t least, uint32_t most, uint32_t *out)
 {
     uint64_t wide = 0;
     int rc = ms__json_u64(object, name, least, most, &wide);
@@ -258,8 +249,7 @@ int ms__json_u64s(const ms__json_at *object, uint64_t least, uint64_t most, cons
     return rc;
 }
 
-int ms__json_f64(const ms__json_at *object, const char *name, double least, double most,
-                 double *out)
+int ms__json_f64(const ms__json_at *object, const char *name, double least, double most, double *out)
 {
     ms__json_at at = member_of(object, name);
     return read_f64(&at, least, most, out);
@@ -292,8 +282,7 @@ int ms__json_string_copy(const ms__json_at *object, const char *name, char **out
     return MS_OK;
 }
 
-int ms__json_enum(const ms__json_at *object, const char *name, const char *const names[],
-                  size_t count, size_t *out)
+int ms__json_enum(const ms__json_at *object, const char *name, const char *const names[], size_t count, size_t *out)
 {
     ms__json_at at = member_of(object, name);
     const char *text = "";
@@ -310,8 +299,7 @@ int ms__json_enum(const ms__json_at *object, const char *name, const char *const
     char known[256] = "";
     size_t used = 0;
     for (size_t i = 0; i < count && used < sizeof known; i++) {
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s\"%s\"", i ? ", " : "",
-                                 names[i]);
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s\"%s\"", i ? ", " : "", names[i]);
     }
     return ms__json_fail(&at, MS_EFORMAT, "\"%.64s\" is none of %s", text, known);
 }
@@ -330,8 +318,8 @@ int ms__json_object(const ms__json_at *object, const char *name, ms__json_at *ou
 
 /* ---- optional members --------------------------------------------------- */
 
-int ms__json_u64_or(const ms__json_at *object, const char *name, uint64_t least, uint64_t most,
-                    uint64_t fallback, uint64_t *out)
+int ms__json_u64_or(const ms__json_at *object, const char *name, uint64_t least, uint64_t most, uint64_t fallback,
+                    uint64_t *out)
 {
     if (!ms__json_has(object, name)) {
         *out = fallback;
@@ -342,8 +330,8 @@ int ms__json_u64_or(const ms__json_at *object, const char *name, uint64_t least,
 
 /* ---- items -------------------------------------------------------------- */
 
-void *ms__json_items(const ms__json_at *object, const char *name, uint32_t most, size_t item_bytes,
-                     ms__json_at *array, uint32_t *count, int *rc)
+void *ms__json_items(const ms__json_at *object, const char *name, uint32_t most, size_t item_bytes, ms__json_at *array,
+                     uint32_t *count, int *rc)
 {
     *count = 0;
     *rc = ms__json_array(object, name, array);
@@ -363,8 +351,7 @@ void *ms__json_items(const ms__json_at *object, const char *name, uint32_t most,
     return items;
 }
 
-int ms__json_item_u64(const ms__json_at *array, size_t index, uint64_t least, uint64_t most,
-                      uint64_t *out)
+int ms__json_item_u64(const ms__json_at *array, size_t index, uint64_t least, uint64_t most, uint64_t *out)
 {
     ms__json_at at = item_of(array, index);
     return read_u64(&at, least, most, out);

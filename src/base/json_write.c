@@ -152,8 +152,7 @@ void ms__json_put_saturated(ms__json_writer *writer, json_t *object, const char 
     ms__json_put_u64(writer, object, name, value < INT64_MAX ? value : INT64_MAX);
 }
 
-void ms__json_put_u64_or_null(ms__json_writer *writer, json_t *object, const char *name,
-                              uint64_t value, uint64_t none)
+void ms__json_put_u64_or_null(ms__json_writer *writer, json_t *object, const char *name, uint64_t value, uint64_t none)
 {
     if (value == none) {
         ms__json_put_null(writer, object, name);
@@ -176,8 +175,7 @@ void ms__json_put_bool(ms__json_writer *writer, json_t *object, const char *name
     ms__json_put_value(writer, object, name, json_boolean(value));
 }
 
-void ms__json_put_string(ms__json_writer *writer, json_t *object, const char *name,
-                         const char *text)
+void ms__json_put_string(ms__json_writer *writer, json_t *object, const char *name, const char *text)
 {
     ms__json_put_value(writer, object, name, new_string(text));
 }
@@ -289,8 +287,7 @@ char *ms__json_text(const json_t *value, bool compact)
     return with_newline;
 }
 
-int ms__json_finish(ms__json_writer *writer, json_t *tree, const char *what, char **text,
-                    ms_error *err)
+int ms__json_finish(ms__json_writer *writer, json_t *tree, const char *what, char **text, ms_error *err)
 {
     if (writer->code == MS_OK) {
         char *finished = ms__json_text(tree, false);
@@ -302,8 +299,7 @@ int ms__json_finish(ms__json_writer *writer, json_t *tree, const char *what, cha
     }
     json_decref(tree);
     if (writer->code != MS_OK) {
-        return ms_fail(err, writer->code, "%s: writing \"%s\": %s", what, writer->name,
-                       ms_error_text(writer->code));
+        return ms_fail(err, writer->code, "%s: writing \"%s\": %s", what, writer->name, ms_error_text(writer->code));
     }
     return MS_OK;
 }

@@ -44,8 +44,7 @@ typedef struct ms__libcuda {
     ms__cu_result (*event_record)(ms__cu_event event, ms__cu_stream stream);
     ms__cu_result (*event_synchronize)(ms__cu_event event);
     ms__cu_result (*copy_to_host)(void *to, ms__cu_pointer from, size_t bytes, ms__cu_stream stream);
-    ms__cu_result (*copy_to_device)(ms__cu_pointer to, const void *from, size_t bytes,
-                                    ms__cu_stream stream);
+    ms__cu_result (*copy_to_device)(ms__cu_pointer to, const void *from, size_t bytes, ms__cu_stream stream);
     ms__cu_result (*host_register)(void *memory, size_t bytes, unsigned flags);
     ms__cu_result (*host_unregister)(void *memory);
 } ms__libcuda;

@@ -27,8 +27,8 @@ static uint64_t word_at(const unsigned char *data, uint64_t index, uint32_t widt
     return word;
 }
 
-static bool pack_plain(const unsigned char *data, uint64_t count, uint32_t width,
-                       const uint64_t values[2], unsigned char *bits)
+static bool pack_plain(const unsigned char *data, uint64_t count, uint32_t width, const uint64_t values[2],
+                       unsigned char *bits)
 {
     memset(bits, 0, ms__div_up(count, 8));
     for (uint64_t i = 0; i < count; i++) {
@@ -43,8 +43,8 @@ static bool pack_plain(const unsigned char *data, uint64_t count, uint32_t width
     return true;
 }
 
-static void unpack_plain(const unsigned char *bits, uint64_t count, uint32_t width,
-                         const uint64_t values[2], unsigned char *data)
+static void unpack_plain(const unsigned char *bits, uint64_t count, uint32_t width, const uint64_t values[2],
+                         unsigned char *data)
 {
     for (uint64_t i = 0; i < count; i++) {
         memcpy(data + i * width, &values[bits[i / 8] >> i % 8 & 1], width);
@@ -87,8 +87,7 @@ static uint64_t find_other(const unsigned char *data, uint64_t count, uint32_t w
 
 /* The two values of words of this width, if the words around the first change are of
  * no third. */
-static bool find_values(const unsigned char *data, uint64_t bytes, uint32_t width,
-                        uint64_t values[2])
+static bool find_values(const unsigned char *data, uint64_t bytes, uint32_t width, uint64_t values[2])
 {
     unsigned char bits[PROBE_BYTES / 8];
     if (bytes < width || bytes % width != 0) {
@@ -119,8 +118,7 @@ bool ms__pack_may(const void *data, uint64_t bytes)
 
 /* ---- packing ----------------------------------------------------------------------- */
 
-static ms__packed *pack_words(const unsigned char *data, uint64_t bytes, uint32_t width,
-                              const uint64_t values[2])
+static ms__packed *pack_words(const unsigned char *data, uint64_t bytes, uint32_t width, const uint64_t values[2])
 {
     uint64_t count = bytes / width;
     ms__packed *packed = ms_malloc(sizeof *packed + ms__div_up(count, 8));
@@ -142,9 +140,8 @@ ms__packed *ms__pack(const void *data, uint64_t bytes)
 {
     for (int i = 0; i < WIDTHS; i++) {
         uint64_t values[2];
-        ms__packed *packed = find_values(data, bytes, widths[i], values)
-                                 ? pack_words(data, bytes, widths[i], values)
-                                 : NULL;
+        ms__packed *packed =
+            find_values(data, bytes, widths[i], values) ? pack_words(data, bytes, widths[i], values) : NULL;
         if (packed != NULL) {
             return packed;
         }
@@ -159,8 +156,7 @@ void ms__packed_free(ms__packed *packed)
 
 void ms__unpack(const ms__packed *packed, void *data)
 {
-    ms__pack_select()->unpack(packed->bits, packed->bytes / packed->width, packed->width,
-                              packed->values, data);
+    ms__pack_select()->unpack(packed->bits, packed->bytes / packed->width, packed->width, packed->values, data);
 }
 
 uint64_t ms__packed_bytes(const ms__packed *packed)

@@ -33,10 +33,10 @@ uint64_t ms__packed_bytes(const ms__packed *packed);
  * word i is the second value; bits behind the last word are 0. */
 typedef struct ms__pack_kernels {
     /* False where a word is neither value; `bits` is undefined then. */
-    bool (*pack)(const unsigned char *data, uint64_t count, uint32_t width,
-                 const uint64_t values[2], unsigned char *bits);
-    void (*unpack)(const unsigned char *bits, uint64_t count, uint32_t width,
-                   const uint64_t values[2], unsigned char *data);
+    bool (*pack)(const unsigned char *data, uint64_t count, uint32_t width, const uint64_t values[2],
+                 unsigned char *bits);
+    void (*unpack)(const unsigned char *bits, uint64_t count, uint32_t width, const uint64_t values[2],
+                   unsigned char *data);
 } ms__pack_kernels;
 
 /* The reference, for every processor. */

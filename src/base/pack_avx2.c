@@ -21,8 +21,7 @@ static void store(unsigned char *to, __m256i words)
 /* ---- floats: 8 words to a byte ----------------------------------------------------- */
 
 /* The number of words packed: all whole bytes of them, or up to a third value. */
-static uint64_t pack_floats(const unsigned char *data, uint64_t count, const uint64_t values[2],
-                            unsigned char *bits)
+static uint64_t pack_floats(const unsigned char *data, uint64_t count, const uint64_t values[2], unsigned char *bits)
 {
     const __m256i first = _mm256_set1_epi32((int)values[0]);
     const __m256i second = _mm256_set1_epi32((int)values[1]);
@@ -40,8 +39,7 @@ static uint64_t pack_floats(const unsigned char *data, uint64_t count, const uin
     return done;
 }
 
-static uint64_t unpack_floats(const unsigned char *bits, uint64_t count, const uint64_t values[2],
-                              unsigned char *data)
+static uint64_t unpack_floats(const unsigned char *bits, uint64_t count, const uint64_t values[2], unsigned char *data)
 {
     const __m256i first = _mm256_set1_epi32((int)values[0]);
     const __m256i second = _mm256_set1_epi32((int)values[1]);
@@ -57,8 +55,7 @@ static uint64_t unpack_floats(const unsigned char *bits, uint64_t count, const u
 
 /* ---- bytes: 32 words to four bytes ------------------------------------------------- */
 
-static uint64_t pack_bytes(const unsigned char *data, uint64_t count, const uint64_t values[2],
-                           unsigned char *bits)
+static uint64_t pack_bytes(const unsigned char *data, uint64_t count, const uint64_t values[2], unsigned char *bits)
 {
     const __m256i first = _mm256_set1_epi8((char)values[0]);
     const __m256i second = _mm256_set1_epi8((char)values[1]);
@@ -76,16 +73,15 @@ static uint64_t pack_bytes(const unsigned char *data, uint64_t count, const uint
     return done;
 }
 
-static uint64_t unpack_bytes(const unsigned char *bits, uint64_t count, const uint64_t values[2],
-                             unsigned char *data)
+static uint64_t unpack_bytes(const unsigned char *bits, uint64_t count, const uint64_t values[2], unsigned char *data)
 {
     const __m256i first = _mm256_set1_epi8((char)values[0]);
     const __m256i second = _mm256_set1_epi8((char)values[1]);
     const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201);
     /* Byte i / 8 of the four to byte i: a shuffle stays within its half, and both halves
      * hold the four. */
-    const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2,
-                                            2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+    const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3,
+                                            3, 3, 3, 3, 3, 3, 3);
     uint64_t done = 0;
     for (; done + 32 <= count; done += 32) {
         int mask;
@@ -99,8 +95,8 @@ static uint64_t unpack_bytes(const unsigned char *bits, uint64_t count, const ui
 
 /* ---- the table ------------------------------------------------------------------------ */
 
-static bool pack(const unsigned char *data, uint64_t count, uint32_t width,
-                 const uint64_t values[2], unsigned char *bits)
+static bool pack(const unsigned char *data, uint64_t count, uint32_t width, const uint64_t values[2],
+                 unsigned char *bits)
 {
     uint64_t done = width == 4   ? pack_floats(data, count, values, bits)
                     : width == 1 ? pack_bytes(data, count, values, bits)
@@ -108,8 +104,8 @@ static bool pack(const unsigned char *data, uint64_t count, uint32_t width,
     return ms__pack_plain.pack(data + done * width, count - done, width, values, bits + done / 8);
 }
 
-static void unpack(const unsigned char *bits, uint64_t count, uint32_t width,
-                   const uint64_t values[2], unsigned char *data)
+static void unpack(const unsigned char *bits, uint64_t count, uint32_t width, const uint64_t values[2],
+                   unsigned char *data)
 {
     uint64_t done = width == 4   ? unpack_floats(bits, count, values, data)
                     : width == 1 ? unpack_bytes(bits, count, values, data)

@@ -43,8 +43,7 @@ static int create_without_signals(pthread_t *handle, thread_start *start)
     return failure;
 }
 
-int ms__thread_start(ms__thread *thread, const char *name, ms__thread_body body, void *argument,
-                     ms_error *err)
+int ms__thread_start(ms__thread *thread, const char *name, ms__thread_body body, void *argument, ms_error *err)
 {
     thread_start *start = ms_malloc(sizeof *start);
     if (start == NULL) {

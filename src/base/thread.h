@@ -20,8 +20,8 @@ typedef void (*ms__thread_body)(void *argument);
 /* Runs body(argument) in a new thread that takes no signals, named `name` (15
  * characters are kept). MS_ESYSTEM where the system gives no thread; MS_ENOMEM
  * where memory is out. */
-MS_NODISCARD int ms__thread_start(ms__thread *thread, const char *name, ms__thread_body body,
-                                  void *argument, ms_error *err);
+MS_NODISCARD int ms__thread_start(ms__thread *thread, const char *name, ms__thread_body body, void *argument,
+                                  ms_error *err);
 
 /* Waits for the end of the thread's body. Allowed on a thread that was never
  * started or is already joined. */

@@ -170,8 +170,8 @@ typedef struct place {
 static int refuse(const place *at, const char *allowed)
 {
     value_text value = show(at->value);
-    return ms_fail(at->err, MS_ECONFIG, "%s%s: %s is not allowed; give %s", at->prefix,
-                   at->field->name, value.text, allowed);
+    return ms_fail(at->err, MS_ECONFIG, "%s%s: %s is not allowed; give %s", at->prefix, at->field->name, value.text,
+                   allowed);
 }
 
 /* ---- reading one value -------------------------------------------------- */
@@ -289,8 +289,8 @@ static int read_path(const place *at, char *path)
 
 /* ---- reading the document ----------------------------------------------- */
 
-static int read_fields(const json_t *object, const field *table, size_t count, const char *prefix,
-                       ms_config *config, ms_error *err);
+static int read_fields(const json_t *object, const field *table, size_t count, const char *prefix, ms_config *config,
+                       ms_error *err);
 
 static int read_async(const place *at, ms_config *config)
 {
@@ -300,8 +300,7 @@ static int read_async(const place *at, ms_config *config)
     if (!json_is_object(at->value) || json_object_get(at->value, "__repr__") != NULL) {
         return refuse(at, "an AsyncOffloadConfig or None");
     }
-    return read_fields(at->value, async_fields, COUNT_OF(async_fields), "async_config.", config,
-                       at->err);
+    return read_fields(at->value, async_fields, COUNT_OF(async_fields), "async_config.", config, at->err);
 }
 
 static int read_field(const place *at, ms_config *config)
@@ -356,8 +355,8 @@ static int refuse_name(const char *prefix, const char *name, const field *table,
                    meant != NULL ? "; did you mean " : "", meant != NULL ? meant : "", meant != NULL ? "?" : "");
 }
 
-static int read_fields(const json_t *object, const field *table, size_t count, const char *prefix,
-                       ms_config *config, ms_error *err)
+static int read_fields(const json_t *object, const field *table, size_t count, const char *prefix, ms_config *config,
+                       ms_error *err)
 {
     /* The iterator functions take a pointer to non-const and change nothing. */
     json_t *members = (json_t *)(uintptr_t)object;
@@ -422,8 +421,7 @@ static void write_gb(ms__json_writer *writer, json_t *object, const char *name, 
     }
 }
 
-static void write_field(ms__json_writer *writer, json_t *object, const field *f,
-                        const ms_config *config)
+static void write_field(ms__json_writer *writer, json_t *object, const field *f, const ms_config *config)
 {
     const void *source = const_member(config, f);
     json_t *child;

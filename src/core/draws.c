@@ -7,29 +7,10 @@
 
 /* Sorted by name (strcmp), for bsearch. */
 static const char *const random_operators[] = {
-    "_fused_dropout",
-    "bernoulli",
-    "bernoulli_",
-    "cauchy_",
-    "exponential_",
-    "geometric_",
-    "log_normal_",
-    "native_dropout",
-    "normal",
-    "normal_",
-    "poisson",
-    "rand",
-    "rand_like",
-    "randint",
-    "randint_like",
-    "randn",
-    "randn_like",
-    "random_",
-    "randperm",
-    "rrelu_with_noise",
-    "rrelu_with_noise_",
-    "uniform",
-    "uniform_",
+    "_fused_dropout", "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_",       "log_normal_",
+    "native_dropout", "normal",    "normal_",    "poisson", "rand",         "rand_like",        "randint",
+    "randint_like",   "randn",     "randn_like", "random_", "randperm",     "rrelu_with_noise", "rrelu_with_noise_",
+    "uniform",        "uniform_",
 };
 
 static int compare_name(const void *key, const void *item)

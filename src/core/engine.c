@@ -321,10 +321,13 @@ static void admit_node(const case_facts *facts, const ms_node *node, ms_admissio
 int ms_engine_admit(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                     const ms_pressure *pressure, ms_admission *admissions, ms_error *err)
 {
-    case_facts facts = {.graph = graph, .hardware = hardware, .config = config, .pressure = pressure,
-                   .floor_bytes = pressure->forced ? 1 : MS_OFFLOAD_MIN_BYTES,
-                   .disk_cap_bytes = ms_engine_disk_cap(hardware, config),
-                   .host_cap_bytes = ms_engine_host_cap(hardware, config)};
+    case_facts facts = {.graph = graph,
+                        .hardware = hardware,
+                        .config = config,
+                        .pressure = pressure,
+                        .floor_bytes = pressure->forced ? 1 : MS_OFFLOAD_MIN_BYTES,
+                        .disk_cap_bytes = ms_engine_disk_cap(hardware, config),
+                        .host_cap_bytes = ms_engine_host_cap(hardware, config)};
     for (uint32_t i = 0; i < graph->node_count; i++) {
         if (graph->nodes[i].profile >= graph->profile_count) {
             return ms_fail(err, MS_EINVAL, "engine: node %u has no profile", i);

@@ -7,24 +7,24 @@
 
 #include "core/isa.h"
 
-#define DEFINE_KERNEL(NAME, TARGET, LANES)                                                         \
-    typedef float NAME##_floats __attribute__((vector_size((LANES) * 4)));                         \
-    typedef int32_t NAME##_ints __attribute__((vector_size((LANES) * 4)));                         \
-    TARGET static void NAME(float *values)                                                         \
-    {                                                                                              \
-        NAME##_floats *x = (NAME##_floats *)values;                                                \
-        for (int i = 0; i < MS__EVALUATE_FLOATS / (LANES); i++) {                                  \
-            NAME##_floats scaled = x[i] * -1.4426950f;                                             \
-            NAME##_ints whole = __builtin_convertvector(scaled, NAME##_ints);                      \
-            NAME##_floats rest = scaled - __builtin_convertvector(whole, NAME##_floats);           \
-            NAME##_floats power = rest * 0.0013333558f + 0.0096181291f;                            \
-            power = power * rest + 0.0555041087f;                                                  \
-            power = power * rest + 0.2402265070f;                                                  \
-            power = power * rest + 0.6931471806f;                                                  \
-            power = power * rest + 1.0f;                                                           \
-            NAME##_floats scale = (NAME##_floats)((whole + 127) << 23);                            \
-            x[i] = 1.0f / (1.0f + power * scale);                                                  \
-        }                                                                                          \
+#define DEFINE_KERNEL(NAME, TARGET, LANES) \
+    typedef float NAME##_floats __attribute__((vector_size((LANES) * 4))); \
+    typedef int32_t NAME##_ints __attribute__((vector_size((LANES) * 4))); \
+    TARGET static void NAME(float *values) \
+    { \
+        NAME##_floats *x = (NAME##_floats *)values; \
+        for (int i = 0; i < MS__EVALUATE_FLOATS / (LANES); i++) { \
+            NAME##_floats scaled = x[i] * -1.4426950f; \
+            NAME##_ints whole = __builtin_convertvector(scaled, NAME##_ints); \
+            NAME##_floats rest = scaled - __builtin_convertvector(whole, NAME##_floats); \
+            NAME##_floats power = rest * 0.0013333558f + 0.0096181291f; \
+            power = power * rest + 0.0555041087f; \
+            power = power * rest + 0.2402265070f; \
+            power = power * rest + 0.6931471806f; \
+            power = power * rest + 1.0f; \
+            NAME##_floats scale = (NAME##_floats)((whole + 127) << 23); \
+            x[i] = 1.0f / (1.0f + power * scale); \
+        } \
     }
 
 #if defined(__x86_64__)

@@ -73,11 +73,10 @@ static uint64_t flops_share(const evaluation_rule *rule, const ms_operand *input
     return is_depthwise ? share : rule->per_thousand_flops;
 }
 
-uint64_t ms__evaluations(const char *name, const ms_operand *inputs, size_t input_count,
-                         const ms_operand *outputs, size_t output_count, uint64_t flops)
+uint64_t ms__evaluations(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
+                         size_t output_count, uint64_t flops)
 {
-    const evaluation_rule *rule =
-        bsearch(name, rules, sizeof rules / sizeof rules[0], sizeof rules[0], compare_rule);
+    const evaluation_rule *rule = bsearch(name, rules, sizeof rules / sizeof rules[0], sizeof rules[0], compare_rule);
     if (rule == NULL || output_count == 0) {
         return 0;
     }

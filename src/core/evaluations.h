@@ -11,7 +11,7 @@
 
 /* `name` as torch prints it ("aten.gelu.default") or bare. `flops` are the operator's of
  * ms__flops(). Saturates; 0 for operators that are not in the table. */
-uint64_t ms__evaluations(const char *name, const ms_operand *inputs, size_t input_count,
-                         const ms_operand *outputs, size_t output_count, uint64_t flops);
+uint64_t ms__evaluations(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
+                         size_t output_count, uint64_t flops);
 
 #endif

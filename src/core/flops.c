@@ -45,8 +45,7 @@ static uint64_t vector_flops(const op_call *call)
  * the output's where it shrinks, the input's where it grows. So neither `groups`
  * nor `transposed` is needed.
  */
-static uint64_t weight_use_flops(const ms_operand *input, const ms_operand *weight,
-                                 const ms_operand *output)
+static uint64_t weight_use_flops(const ms_operand *input, const ms_operand *weight, const ms_operand *output)
 {
     uint32_t kernel_rank = weight->rank >= 2 ? weight->rank - 2 : 0;
     if (kernel_rank == 0 || input->rank < kernel_rank || output->rank < kernel_rank) {
@@ -228,8 +227,8 @@ bool ms__is_convolution(const char *name)
     return rule != NULL && (rule->flops == convolution_flops || rule->flops == convolution_backward_flops);
 }
 
-uint64_t ms__flops(const char *name, const ms_operand *inputs, size_t input_count,
-                   const ms_operand *outputs, size_t output_count)
+uint64_t ms__flops(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
+                   size_t output_count)
 {
     const op_rule *rule = rule_of(name);
     if (rule == NULL) {

@@ -12,8 +12,8 @@
 /* `name` as torch prints it ("aten.addmm.default") or bare ("addmm"). A multiply
  * and an add are two operations. Saturates; 0 for operators that are not in the
  * table or whose operands are not what the table expects. */
-uint64_t ms__flops(const char *name, const ms_operand *inputs, size_t input_count,
-                   const ms_operand *outputs, size_t output_count);
+uint64_t ms__flops(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
+                   size_t output_count);
 
 /* Whether an operator of the table is a convolution, which has no packing buffers of a
  * matrix product. */

@@ -119,8 +119,8 @@ int ms__profile_copy(const ms_profile *from, ms_profile *to)
     to->makers = duplicate(from->makers, from->maker_count, sizeof *from->makers);
     to->operands = duplicate(from->operands, from->operand_count, sizeof *from->operands);
     int rc = ms__pairs_copy(from, to);
-    bool complete = to->storage_bytes != NULL && to->inputs != NULL && to->forward != NULL &&
-                    to->backward != NULL && to->makers != NULL && to->operands != NULL;
+    bool complete = to->storage_bytes != NULL && to->inputs != NULL && to->forward != NULL && to->backward != NULL &&
+                    to->makers != NULL && to->operands != NULL;
     return complete ? rc : MS_ENOMEM;
 }
 
@@ -128,8 +128,7 @@ static int copy_node(const ms_graph *graph, const ms_node *from, ms_node *to)
 {
     *to = *from;
     to->name = ms_strdup(from->name);
-    to->externals = duplicate(from->externals, graph->profiles[from->profile].external_count,
-                              sizeof *from->externals);
+    to->externals = duplicate(from->externals, graph->profiles[from->profile].external_count, sizeof *from->externals);
     return to->name != NULL && to->externals != NULL ? MS_OK : MS_ENOMEM;
 }
 

@@ -22,12 +22,12 @@ enum {
 
 /* ---- profiles ------------------------------------------------------------- */
 
-static int event_error(ms_error *err, uint32_t profile, bool backward, uint32_t index,
-                       const ms_event *event, const char *problem)
+static int event_error(ms_error *err, uint32_t profile, bool backward, uint32_t index, const ms_event *event,
+                       const char *problem)
 {
-    return ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u].%s[%u]: \"%s\" of storage %u: %s",
-                   (unsigned)profile, backward ? "backward" : "forward", (unsigned)index,
-                   ms__event_name(event->kind), (unsigned)event->storage, problem);
+    return ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u].%s[%u]: \"%s\" of storage %u: %s", (unsigned)profile,
+                   backward ? "backward" : "forward", (unsigned)index, ms__event_name(event->kind),
+                   (unsigned)event->storage, problem);
 }
 
 /* Why the event may not follow what was `seen` of its storage, or NULL. What only
@@ -71,8 +71,7 @@ static const char *event_problem(const ms_event *event, unsigned seen, bool exte
     }
 }
 
-static int check_events(const ms_profile *profile, uint32_t index, bool backward, uint8_t *seen,
-                        ms_error *err)
+static int check_events(const ms_profile *profile, uint32_t index, bool backward, uint8_t *seen, ms_error *err)
 {
     static const uint8_t marks[MS_EVENT_COUNT] = {
         [MS_EVENT_ALLOC] = SEEN_ALLOC, [MS_EVENT_FREE] = SEEN_FREE, [MS_EVENT_SAVE] = SEEN_SAVE,
@@ -83,9 +82,8 @@ static int check_events(const ms_profile *profile, uint32_t index, bool backward
     for (uint32_t i = 0; i < count; i++) {
         const ms_event *event = &events[i];
         if (event->kind >= MS_EVENT_COUNT) {
-            return ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u].%s[%u]: unknown event kind %u",
-                           (unsigned)index, backward ? "backward" : "forward", (unsigned)i,
-                           (unsigned)event->kind);
+            return ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u].%s[%u]: unknown event kind %u", (unsigned)index,
+                           backward ? "backward" : "forward", (unsigned)i, (unsigned)event->kind);
         }
         if (event->kind == MS_EVENT_WORK) {
             if (event->flops > MS__GRAPH_NUMBER_MAX || event->bytes > MS__GRAPH_NUMBER_MAX ||
@@ -111,9 +109,8 @@ static int check_profile(const ms_graph *graph, uint32_t index, ms_error *err)
 {
     const ms_profile *profile = &graph->profiles[index];
     if (profile->external_count > profile->storage_count) {
-        return ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u]: %u externals among %u storages",
-                       (unsigned)index, (unsigned)profile->external_count,
-                       (unsigned)profile->storage_count);
+        return ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u]: %u externals among %u storages", (unsigned)index,
+                       (unsigned)profile->external_count, (unsigned)profile->storage_count);
     }
     uint8_t *seen = ms_calloc(profile->storage_count, 1);
     if (seen == NULL) {
@@ -123,10 +120,9 @@ static int check_profile(const ms_graph *graph, uint32_t index, ms_error *err)
     for (uint32_t i = 0; rc == MS_OK && i < profile->input_count; i++) {
         uint32_t input = profile->inputs[i];
         if (input >= profile->external_count || seen[input] != 0) {
-            rc = ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u].inputs[%u]: %u is %s",
-                         (unsigned)index, (unsigned)i, (unsigned)input,
-                         input >= profile->external_count ? "not an external storage"
-                                                          : "listed twice");
+            rc =
+                ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u].inputs[%u]: %u is %s", (unsigned)index, (unsigned)i,
+                        (unsigned)input, input >= profile->external_count ? "not an external storage" : "listed twice");
             break;
         }
         seen[input] = 1;
@@ -142,8 +138,8 @@ static int check_profile(const ms_graph *graph, uint32_t index, ms_error *err)
     }
     for (uint32_t i = profile->external_count; rc == MS_OK && i < profile->storage_count; i++) {
         if (!(seen[i] & SEEN_ALLOC)) {
-            rc = ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u]: local storage %u is never allocated",
-                         (unsigned)index, (unsigned)i);
+            rc = ms_fail(err, MS_EFORMAT, "graph: $.profiles[%u]: local storage %u is never allocated", (unsigned)index,
+                         (unsigned)i);
         }
     }
     ms_free(seen);
@@ -172,15 +168,14 @@ static int check_binding(const ms_graph *graph, uint32_t index, const ms_profile
     for (uint32_t i = 0; i < profile->external_count; i++) {
         uint32_t storage = node->externals[i];
         if (storage >= graph->storage_count) {
-            return ms_fail(err, MS_EFORMAT, "graph: $.nodes[%u].externals[%u]: there is no storage %u",
-                           (unsigned)index, (unsigned)i, (unsigned)storage);
+            return ms_fail(err, MS_EFORMAT, "graph: $.nodes[%u].externals[%u]: there is no storage %u", (unsigned)index,
+                           (unsigned)i, (unsigned)storage);
         }
         if (graph->storages[storage].bytes != profile->storage_bytes[i]) {
-            return ms_fail(err, MS_EFORMAT,
-                           "graph: $.nodes[%u].externals[%u]: storage %u has %llu bytes, the profile %llu",
-                           (unsigned)index, (unsigned)i, (unsigned)storage,
-                           (unsigned long long)graph->storages[storage].bytes,
-                           (unsigned long long)profile->storage_bytes[i]);
+            return ms_fail(
+                err, MS_EFORMAT, "graph: $.nodes[%u].externals[%u]: storage %u has %llu bytes, the profile %llu",
+                (unsigned)index, (unsigned)i, (unsigned)storage, (unsigned long long)graph->storages[storage].bytes,
+                (unsigned long long)profile->storage_bytes[i]);
         }
     }
     return MS_OK;
@@ -210,8 +205,7 @@ static int check_tiled(const ms_graph *graph, uint32_t index, bool *profile_used
 }
 
 /* `last_seen[s]` is 1 + the last node that listed storage s. */
-static int check_node(const ms_graph *graph, uint32_t index, uint32_t *last_seen,
-                      bool *profile_used, ms_error *err)
+static int check_node(const ms_graph *graph, uint32_t index, uint32_t *last_seen, bool *profile_used, ms_error *err)
 {
     const ms_node *node = &graph->nodes[index];
     if (node->kind > MS_NODE_LAYER || (node->kind == MS_NODE_ROOT) != (node->name[0] == '\0') ||
@@ -263,8 +257,7 @@ static int check_calls(const ms_graph *graph, ms_error *err)
         const ms_node *later = &graph->nodes[order[i]];
         if (strcmp(earlier->name, later->name) == 0 && earlier->call >= later->call) {
             rc = ms_fail(err, MS_EFORMAT, "graph: $.nodes[%u].call: call %u of \"%s\" after call %u",
-                         (unsigned)order[i], (unsigned)later->call, later->name,
-                         (unsigned)earlier->call);
+                         (unsigned)order[i], (unsigned)later->call, later->name, (unsigned)earlier->call);
         }
     }
     ms_free(order);

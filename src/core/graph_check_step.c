@@ -56,8 +56,7 @@ typedef struct storage_track {
 
 static int storage_error(ms_error *err, uint32_t storage, uint32_t node, const char *problem)
 {
-    return ms_fail(err, MS_EFORMAT, "graph: $.storages[%u]: node %u %s", (unsigned)storage,
-                   (unsigned)node, problem);
+    return ms_fail(err, MS_EFORMAT, "graph: $.storages[%u]: node %u %s", (unsigned)storage, (unsigned)node, problem);
 }
 
 static int track_event(const ms_graph *graph, uint32_t node, const ms_event *event, bool backward,
@@ -95,8 +94,8 @@ static int track_event(const ms_graph *graph, uint32_t node, const ms_event *eve
     return MS_OK;
 }
 
-static int track_node(const ms_graph *graph, const crossing_events *crossing, uint32_t index,
-                      bool backward, storage_track *tracks, ms_error *err)
+static int track_node(const ms_graph *graph, const crossing_events *crossing, uint32_t index, bool backward,
+                      storage_track *tracks, ms_error *err)
 {
     const ms_node *node = &graph->nodes[index];
     const ms_profile *profile = &graph->profiles[node->profile];
@@ -129,8 +128,7 @@ static int check_tracks(const ms_graph *graph, const storage_track *tracks, ms_e
             return ms_fail(err, MS_EFORMAT, "graph: $.storages[%u]: no node touches it", (unsigned)i);
         }
         if (storage->first_node != tracks[i].first || storage->last_node != tracks[i].last) {
-            return ms_fail(err, MS_EFORMAT,
-                           "graph: $.storages[%u]: nodes %u to %u are given, the events say %u to %u",
+            return ms_fail(err, MS_EFORMAT, "graph: $.storages[%u]: nodes %u to %u are given, the events say %u to %u",
                            (unsigned)i, (unsigned)storage->first_node, (unsigned)storage->last_node,
                            (unsigned)tracks[i].first, (unsigned)tracks[i].last);
         }
@@ -200,9 +198,8 @@ static int check_sums(const ms_graph *graph, ms_error *err)
     const ms_residents *residents = &graph->residents;
     const ms_loop *loop = &graph->loop;
     uint64_t parts[] = {
-        residents->parameter_bytes,   residents->trainable_bytes,
-        residents->buffer_bytes,      residents->batch_bytes,
-        residents->largest_parameter_bytes, loop->optimizer_state_bytes,
+        residents->parameter_bytes,      residents->trainable_bytes,         residents->buffer_bytes,
+        residents->batch_bytes,          residents->largest_parameter_bytes, loop->optimizer_state_bytes,
         loop->optimizer_transient_bytes, loop->external_loss_bytes,
     };
     uint64_t bytes = 0;

@@ -55,8 +55,8 @@ static void put_storages(ms__json_writer *writer, json_t *tree, const ms_graph *
     }
 }
 
-static void put_events(ms__json_writer *writer, json_t *profile, const char *name,
-                       const ms_event *events, uint32_t count)
+static void put_events(ms__json_writer *writer, json_t *profile, const char *name, const ms_event *events,
+                       uint32_t count)
 {
     json_t *out = ms__json_put_array(writer, profile, name);
     for (uint32_t i = 0; i < count; i++) {
@@ -77,8 +77,7 @@ static void put_events(ms__json_writer *writer, json_t *profile, const char *nam
     }
 }
 
-static void put_u32s(ms__json_writer *writer, json_t *object, const char *name, const uint32_t *values,
-                     uint32_t count)
+static void put_u32s(ms__json_writer *writer, json_t *object, const char *name, const uint32_t *values, uint32_t count)
 {
     json_t *out = ms__json_put_array(writer, object, name);
     for (uint32_t i = 0; i < count; i++) {
@@ -131,8 +130,7 @@ static void put_nodes(ms__json_writer *writer, json_t *tree, const ms_graph *gra
         if (node->tiled > 0) {
             ms__json_put_u64(writer, item, "tiled", node->tiled - 1);
         }
-        put_u32s(writer, item, "externals", node->externals,
-                 graph->profiles[node->profile].external_count);
+        put_u32s(writer, item, "externals", node->externals, graph->profiles[node->profile].external_count);
     }
 }
 

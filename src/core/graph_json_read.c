@@ -22,11 +22,13 @@ static int read_numbers(const ms__json_at *object, const ms__json_u64_member *me
 
 static int read_residents(const ms__json_at *root, ms_residents *residents)
 {
-    static const char *const names[] = {"parameter_bytes", "trainable_bytes", "buffer_bytes",
-                                        "batch_bytes", "largest_parameter_bytes"};
+    static const char *const names[] = {"parameter_bytes", "trainable_bytes", "buffer_bytes", "batch_bytes",
+                                        "largest_parameter_bytes"};
     const ms__json_u64_member fields[] = {
-        {names[0], &residents->parameter_bytes}, {names[1], &residents->trainable_bytes},
-        {names[2], &residents->buffer_bytes},    {names[3], &residents->batch_bytes},
+        {names[0], &residents->parameter_bytes},
+        {names[1], &residents->trainable_bytes},
+        {names[2], &residents->buffer_bytes},
+        {names[3], &residents->batch_bytes},
         {names[4], &residents->largest_parameter_bytes},
     };
     ms__json_at object;
@@ -42,7 +44,7 @@ static int read_own_optimizer(const ms__json_at *object, const char *const names
 {
     const ms__json_u64_member field = {names[0], &loop->optimizer_stream_bytes};
     bool *const switches[] = {&loop->gradients_releasable, &loop->gradients_released, &loop->state_streamed,
-                               &loop->gradients_needed};
+                              &loop->gradients_needed};
     int rc = ms__json_has(object, names[0]) ? read_numbers(object, &field, 1) : MS_OK;
     for (size_t i = 0; rc == MS_OK && i < COUNT_OF(switches); i++) {
         rc = ms__json_has(object, names[1 + i]) ? ms__json_bool(object, names[1 + i], switches[i]) : MS_OK;
@@ -53,10 +55,10 @@ static int read_own_optimizer(const ms__json_at *object, const char *const names
 static int read_loop(const ms__json_at *root, ms_loop *loop)
 {
     static const char *const names[] = {
-        "outputs_held",          "gradients_live_in_forward", "observed",
-        "optimizer_state_bytes", "optimizer_transient_bytes", "external_loss_bytes",
-        "optimizer_stream_bytes", "gradients_releasable", "gradients_released",
-        "state_streamed",        "gradients_needed",
+        "outputs_held",           "gradients_live_in_forward", "observed",
+        "optimizer_state_bytes",  "optimizer_transient_bytes", "external_loss_bytes",
+        "optimizer_stream_bytes", "gradients_releasable",      "gradients_released",
+        "state_streamed",         "gradients_needed",
     };
     bool *const switches[] = {&loop->outputs_held, &loop->gradients_live_in_forward, &loop->observed};
     const ms__json_u64_member fields[] = {
@@ -106,8 +108,8 @@ static int read_storages(const ms__json_at *root, ms_graph *graph)
 {
     ms__json_at array;
     int rc;
-    graph->storages = ms__json_items(root, "storages", ITEMS_MOST, sizeof *graph->storages, &array,
-                                     &graph->storage_count, &rc);
+    graph->storages =
+        ms__json_items(root, "storages", ITEMS_MOST, sizeof *graph->storages, &array, &graph->storage_count, &rc);
     for (uint32_t i = 0; rc == MS_OK && i < graph->storage_count; i++) {
         ms__json_at item;
         rc = ms__json_item_object(&array, i, &item);
@@ -148,8 +150,7 @@ static int read_event(const ms__json_at *item, ms_event *event)
     uint32_t count = ms__json_count(item);
     bool fits = is_work ? count >= 3 && count <= 5 : count == 2;
     if (event->kind == MS_EVENT_COUNT || !fits) {
-        return ms__json_fail(item, MS_EFORMAT,
-                             "expected [\"work\", flops, bytes] or [\"alloc\", storage] and its kin");
+        return ms__json_fail(item, MS_EFORMAT, "expected [\"work\", flops, bytes] or [\"alloc\", storage] and its kin");
     }
     if (is_work) {
         return read_work(item, count, event);
@@ -191,8 +192,8 @@ static int read_sizes(const ms__json_at *object, ms_profile *profile)
 {
     ms__json_at array;
     int rc;
-    profile->storage_bytes = ms__json_items(object, "storage_bytes", ITEMS_MOST, sizeof *profile->storage_bytes,
-                                            &array, &profile->storage_count, &rc);
+    profile->storage_bytes = ms__json_items(object, "storage_bytes", ITEMS_MOST, sizeof *profile->storage_bytes, &array,
+                                            &profile->storage_count, &rc);
     for (uint32_t i = 0; rc == MS_OK && i < profile->storage_count; i++) {
         rc = ms__json_item_u64(&array, i, 0, MS__GRAPH_NUMBER_MAX, &profile->storage_bytes[i]);
     }
@@ -201,15 +202,14 @@ static int read_sizes(const ms__json_at *object, ms_profile *profile)
 
 static int read_profile(const ms__json_at *object, ms_profile *profile)
 {
-    static const char *const names[] = {"storage_bytes", "external_count", "inputs", "forward",
-                                        "backward", "makers", "two_valued", "untouched"};
+    static const char *const names[] = {"storage_bytes", "external_count", "inputs",     "forward",
+                                        "backward",      "makers",         "two_valued", "untouched"};
     int rc = ms__json_only(object, names, COUNT_OF(names));
     if (rc == MS_OK) {
         rc = read_sizes(object, profile);
     }
     if (rc == MS_OK) {
-        rc = ms__json_u32(object, "external_count", 0, profile->storage_count,
-                          &profile->external_count);
+        rc = ms__json_u32(object, "external_count", 0, profile->storage_count, &profile->external_count);
     }
     if (rc == MS_OK) {
         rc = read_u32s(object, "inputs", &profile->inputs, &profile->input_count);
@@ -230,8 +230,8 @@ static int read_profiles(const ms__json_at *root, ms_graph *graph)
 {
     ms__json_at array;
     int rc;
-    graph->profiles = ms__json_items(root, "profiles", ITEMS_MOST, sizeof *graph->profiles, &array,
-                                     &graph->profile_count, &rc);
+    graph->profiles =
+        ms__json_items(root, "profiles", ITEMS_MOST, sizeof *graph->profiles, &array, &graph->profile_count, &rc);
     for (uint32_t i = 0; rc == MS_OK && i < graph->profile_count; i++) {
         ms__json_at item;
         rc = ms__json_item_object(&array, i, &item);
@@ -299,10 +299,8 @@ static int read_node(const ms__json_at *object, const ms_graph *graph, ms_node *
     if (rc != MS_OK) {
         return rc;
     }
-    if (node->profile >= graph->profile_count ||
-        external_count != graph->profiles[node->profile].external_count) {
-        return ms__json_fail(object, MS_EFORMAT,
-                             "profile %u does not exist or has another number of externals",
+    if (node->profile >= graph->profile_count || external_count != graph->profiles[node->profile].external_count) {
+        return ms__json_fail(object, MS_EFORMAT, "profile %u does not exist or has another number of externals",
                              (unsigned)node->profile);
     }
     return MS_OK;
@@ -326,10 +324,9 @@ static int read_nodes(const ms__json_at *root, ms_graph *graph)
 
 static int read_graph(const ms__json_at *root, ms_graph *graph)
 {
-    static const char *const names[] = {"version",  "model",    "signature", "source",        "residents", "loop",
-                                        "storages", "profiles", "nodes",     "small_products"};
-    static int (*const parts[])(const ms__json_at *, ms_graph *) = {read_storages, read_profiles,
-                                                                    read_nodes};
+    static const char *const names[] = {"version", "model",    "signature", "source", "residents",
+                                        "loop",    "storages", "profiles",  "nodes",  "small_products"};
+    static int (*const parts[])(const ms__json_at *, ms_graph *) = {read_storages, read_profiles, read_nodes};
     int rc = ms__json_version(root, MS__GRAPH_VERSION, MS__GRAPH_VERSION, NULL);
     if (rc == MS_OK) {
         rc = ms__json_only(root, names, COUNT_OF(names));

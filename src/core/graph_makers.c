@@ -154,8 +154,8 @@ static const char *operand_problem(uint8_t seen, bool allocated, bool is_output)
     return seen & MADE ? "made a second time" : seen & READ ? "read before it is made" : NULL;
 }
 
-static int check_maker(const ms_profile *profile, uint32_t index, uint32_t number, const bool *allocated,
-                       uint8_t *seen, ms_error *err)
+static int check_maker(const ms_profile *profile, uint32_t index, uint32_t number, const bool *allocated, uint8_t *seen,
+                       ms_error *err)
 {
     const ms_maker *maker = &profile->makers[number];
     uint64_t end = (uint64_t)maker->first + maker->input_count + maker->output_count;
@@ -186,8 +186,8 @@ int ms__makers_check(const ms_profile *profile, uint32_t index, ms_error *err)
     }
     uint8_t *seen = ms_calloc(profile->storage_count, 1);
     bool *allocated = ms_calloc(profile->storage_count, sizeof *allocated);
-    int rc = seen == NULL || allocated == NULL ? ms_fail(err, MS_ENOMEM, "checking profile %u", (unsigned)index)
-                                               : MS_OK;
+    int rc =
+        seen == NULL || allocated == NULL ? ms_fail(err, MS_ENOMEM, "checking profile %u", (unsigned)index) : MS_OK;
     for (uint32_t i = 0; rc == MS_OK && i < profile->forward_count; i++) {
         if (profile->forward[i].kind == MS_EVENT_ALLOC) {
             allocated[profile->forward[i].storage] = true;
@@ -208,12 +208,11 @@ bool ms__makers_equal(const ms_profile *a, const ms_profile *b)
     }
     for (uint32_t i = 0; i < a->maker_count; i++) {
         const ms_maker *left = &a->makers[i], *right = &b->makers[i];
-        if (left->flops != right->flops || left->bytes != right->bytes ||
-            left->evaluations != right->evaluations || left->first != right->first ||
-            left->input_count != right->input_count || left->output_count != right->output_count) {
+        if (left->flops != right->flops || left->bytes != right->bytes || left->evaluations != right->evaluations ||
+            left->first != right->first || left->input_count != right->input_count ||
+            left->output_count != right->output_count) {
             return false;
         }
     }
-    return a->operand_count == 0 ||
-           memcmp(a->operands, b->operands, a->operand_count * sizeof *a->operands) == 0;
+    return a->operand_count == 0 || memcmp(a->operands, b->operands, a->operand_count * sizeof *a->operands) == 0;
 }

@@ -119,8 +119,8 @@ static int read_list(const ms__json_at *object, const pair_list *which, ms_profi
     if (!ms__json_has(object, which->name)) {
         return MS_OK;
     }
-    list->items = ms__json_items(object, which->name, profile->storage_count, sizeof *list->items, &array,
-                                 &list->count, &rc);
+    list->items =
+        ms__json_items(object, which->name, profile->storage_count, sizeof *list->items, &array, &list->count, &rc);
     for (uint32_t i = 0; rc == MS_OK && i < list->count; i++) {
         rc = read_pair(&array, i, which, &list->items[i]);
     }

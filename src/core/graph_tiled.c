@@ -34,7 +34,8 @@ static int match_storages(const matching *m, bool *complete)
             first_free++;
         }
         uint32_t found = first_free;
-        while (found < m->to->storage_count && (taken[found] || !alike(&m->from->storages[i], &m->to->storages[found]))) {
+        while (found < m->to->storage_count &&
+               (taken[found] || !alike(&m->from->storages[i], &m->to->storages[found]))) {
             found++;
         }
         *complete = found < m->to->storage_count;

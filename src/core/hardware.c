@@ -64,8 +64,8 @@ static key_text machine_key(void)
     }
     machine[strcspn(machine, "\n")] = '\0';
     uname(&system);
-    snprintf(key.text, sizeof key.text, "machine %s kernel %s build %s %s", machine, system.release,
-             ms_version(), BUILD_FLAVOUR);
+    snprintf(key.text, sizeof key.text, "machine %s kernel %s build %s %s", machine, system.release, ms_version(),
+             BUILD_FLAVOUR);
     return key;
 }
 
@@ -73,8 +73,8 @@ static key_text cpu_key(const ms_cpu *cpu)
 {
     key_text machine = machine_key();
     key_text key;
-    snprintf(key.text, sizeof key.text, "%.600s cpus %u isa %x name %s", machine.text,
-             (unsigned)cpu->usable_cpus, (unsigned)cpu->isa, cpu->name);
+    snprintf(key.text, sizeof key.text, "%.600s cpus %u isa %x name %s", machine.text, (unsigned)cpu->usable_cpus,
+             (unsigned)cpu->isa, cpu->name);
     return key;
 }
 
@@ -107,15 +107,13 @@ static void open_store(const ms_hardware_options *options, rate_store *store)
     }
 }
 
-static bool load(const rate_store *store, const char *kind, const char *key, const ms__rate *rates,
-                 size_t count)
+static bool load(const rate_store *store, const char *kind, const char *key, const ms__rate *rates, size_t count)
 {
-    return !store->ignore && store->dir[0] != '\0' &&
-           ms__rate_cache_load(store->dir, kind, key, rates, count);
+    return !store->ignore && store->dir[0] != '\0' && ms__rate_cache_load(store->dir, kind, key, rates, count);
 }
 
-static void round_and_save(const rate_store *store, const char *kind, const char *key,
-                           const ms__rate *rates, size_t count)
+static void round_and_save(const rate_store *store, const char *kind, const char *key, const ms__rate *rates,
+                           size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         *rates[i].value = ms__max_u64(ms_round_2_digits(*rates[i].value), 1);
@@ -128,12 +126,9 @@ static void round_and_save(const rate_store *store, const char *kind, const char
 static void find_cpu_rates(const rate_store *store, const ms_ram *ram, ms_cpu *cpu)
 {
     const ms__rate rates[] = {
-        {"matmul_flops_per_s", &cpu->matmul_flops_per_s},
-        {"stream_bytes_per_s", &cpu->stream_bytes_per_s},
-        {"fault_bytes_per_s", &cpu->fault_bytes_per_s},
-        {"checksum_bytes_per_s", &cpu->checksum_bytes_per_s},
-        {"evaluations_per_s", &cpu->evaluations_per_s},
-        {"pack_bytes_per_s", &cpu->pack_bytes_per_s},
+        {"matmul_flops_per_s", &cpu->matmul_flops_per_s}, {"stream_bytes_per_s", &cpu->stream_bytes_per_s},
+        {"fault_bytes_per_s", &cpu->fault_bytes_per_s},   {"checksum_bytes_per_s", &cpu->checksum_bytes_per_s},
+        {"evaluations_per_s", &cpu->evaluations_per_s},   {"pack_bytes_per_s", &cpu->pack_bytes_per_s},
         {"unpack_bytes_per_s", &cpu->unpack_bytes_per_s},
     };
     size_t count = sizeof rates / sizeof rates[0];
@@ -176,8 +171,7 @@ static void find_disk_rates(const rate_store *store, ms_disk *disk)
     ms_error err;
     if (measure_disk(disk, &err) != MS_OK) {
         ms_log(MS_LOG_WARNING, "the disk tier is off: %s", err.text);
-        snprintf(disk->refusal, sizeof disk->refusal, "%.90s failed a trial: %.140s", disk->dir,
-                 err.text);
+        snprintf(disk->refusal, sizeof disk->refusal, "%.90s failed a trial: %.140s", disk->dir, err.text);
         disk->dir[0] = '\0';
         return;
     }
@@ -194,8 +188,7 @@ static int find_disk(const ms_hardware_options *options, ms_disk *disk, ms_error
     if (options->disk_dir == NULL) {
         ms__disk_choose(!options->no_measure, disk);
     } else if (options->no_measure) {
-        ms__disk_verdict verdict =
-            ms__disk_examine(options->disk_dir, false, disk, reason, sizeof reason);
+        ms__disk_verdict verdict = ms__disk_examine(options->disk_dir, false, disk, reason, sizeof reason);
         if (verdict == MS__DISK_UNFIT) {
             rc = ms_fail(err, MS_ECONFIG, "disk_offload_dir: %s %s", options->disk_dir, reason);
         } else if (verdict == MS__DISK_FULL) {

@@ -14,15 +14,15 @@ enum { CPUS_MOST = 65536, COPY_ENGINES_MOST = 64, COMPUTE_MOST = 1000, TIME_SCAL
 
 /* ---- members of more than one object ------------------------------------ */
 
-#define READ_ALL(object, least, ...)                                                               \
-    ms__json_u64s(object, least, INT64_MAX, (const ms__json_u64_member[]){__VA_ARGS__},            \
+#define READ_ALL(object, least, ...) \
+    ms__json_u64s(object, least, INT64_MAX, (const ms__json_u64_member[]){__VA_ARGS__}, \
                   sizeof((const ms__json_u64_member[]){__VA_ARGS__}) / sizeof(ms__json_u64_member))
 #define READ_BYTES(object, ...) READ_ALL(object, 0, __VA_ARGS__)
 /* A rate is never 0: everybody divides by it. */
 #define READ_RATES(object, ...) READ_ALL(object, 1, __VA_ARGS__)
 
-#define ONLY(object, ...)                                                                          \
-    ms__json_only(object, (const char *const[]){__VA_ARGS__},                                      \
+#define ONLY(object, ...) \
+    ms__json_only(object, (const char *const[]){__VA_ARGS__}, \
                   sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
 
 static int read_text(const ms__json_at *object, const char *name, char *out, size_t size)
@@ -82,9 +82,8 @@ static int read_cpu(const ms__json_at *root, ms_cpu *cpu)
     ms__json_at at;
     int rc = ms__json_object(root, "cpu", &at);
     if (rc == MS_OK) {
-        rc = ONLY(&at, "name", "usable_cpus", "isa", "matmul_flops_per_s", "stream_bytes_per_s",
-                  "fault_bytes_per_s", "checksum_bytes_per_s", "evaluations_per_s", "pack_bytes_per_s",
-                  "unpack_bytes_per_s");
+        rc = ONLY(&at, "name", "usable_cpus", "isa", "matmul_flops_per_s", "stream_bytes_per_s", "fault_bytes_per_s",
+                  "checksum_bytes_per_s", "evaluations_per_s", "pack_bytes_per_s", "unpack_bytes_per_s");
     }
     if (rc == MS_OK) {
         rc = read_text(&at, "name", cpu->name, sizeof cpu->name);
@@ -96,10 +95,9 @@ static int read_cpu(const ms__json_at *root, ms_cpu *cpu)
         rc = read_isa(&at, &cpu->isa);
     }
     if (rc == MS_OK) {
-        rc = READ_RATES(&at, {"matmul_flops_per_s", &cpu->matmul_flops_per_s},
-                        {"stream_bytes_per_s", &cpu->stream_bytes_per_s},
-                        {"fault_bytes_per_s", &cpu->fault_bytes_per_s},
-                        {"checksum_bytes_per_s", &cpu->checksum_bytes_per_s});
+        rc = READ_RATES(
+            &at, {"matmul_flops_per_s", &cpu->matmul_flops_per_s}, {"stream_bytes_per_s", &cpu->stream_bytes_per_s},
+            {"fault_bytes_per_s", &cpu->fault_bytes_per_s}, {"checksum_bytes_per_s", &cpu->checksum_bytes_per_s});
     }
     if (rc == MS_OK && ms__json_has(&at, "evaluations_per_s")) {
         rc = READ_RATES(&at, {"evaluations_per_s", &cpu->evaluations_per_s});
@@ -116,12 +114,10 @@ static int read_ram(const ms__json_at *root, ms_ram *ram)
     ms__json_at at;
     int rc = ms__json_object(root, "ram", &at);
     if (rc == MS_OK) {
-        rc = ONLY(&at, "total_bytes", "available_bytes", "limit_bytes", "memlock_bytes",
-                  "limit_source");
+        rc = ONLY(&at, "total_bytes", "available_bytes", "limit_bytes", "memlock_bytes", "limit_source");
     }
     if (rc == MS_OK) {
-        rc = READ_BYTES(&at, {"total_bytes", &ram->total_bytes},
-                        {"available_bytes", &ram->available_bytes});
+        rc = READ_BYTES(&at, {"total_bytes", &ram->total_bytes}, {"available_bytes", &ram->available_bytes});
     }
     if (rc == MS_OK) {
         rc = read_limit(&at, "limit_bytes", &ram->limit_bytes);
@@ -140,8 +136,8 @@ static int read_disk(const ms__json_at *root, ms_disk *disk)
     ms__json_at at;
     int rc = ms__json_object(root, "disk", &at);
     if (rc == MS_OK) {
-        rc = ONLY(&at, "dir", "filesystem", "is_memory", "direct_io", "free_bytes",
-                  "write_bytes_per_s", "read_bytes_per_s", "refusal");
+        rc = ONLY(&at, "dir", "filesystem", "is_memory", "direct_io", "free_bytes", "write_bytes_per_s",
+                  "read_bytes_per_s", "refusal");
     }
     if (rc == MS_OK) {
         rc = read_text(&at, "dir", disk->dir, sizeof disk->dir);
@@ -176,8 +172,7 @@ static int read_process(const ms__json_at *root, ms_process *process)
         rc = ONLY(&at, "baseline_bytes", "scratch_bytes", "reserve_bytes", "products_bytes");
     }
     if (rc == MS_OK) {
-        rc = READ_BYTES(&at, {"baseline_bytes", &process->baseline_bytes},
-                        {"scratch_bytes", &process->scratch_bytes});
+        rc = READ_BYTES(&at, {"baseline_bytes", &process->baseline_bytes}, {"scratch_bytes", &process->scratch_bytes});
     }
     if (rc == MS_OK && ms__json_has(&at, "reserve_bytes")) {
         rc = READ_BYTES(&at, {"reserve_bytes", &process->reserve_bytes});
@@ -196,9 +191,8 @@ static int read_process(const ms__json_at *root, ms_process *process)
 
 static int read_gpu(const ms__json_at *at, ms_gpu *gpu)
 {
-    int rc = ONLY(at, "name", "total_bytes", "free_bytes", "copy_engines", "compute_major",
-                  "compute_minor", "matmul_flops_per_s", "stream_bytes_per_s",
-                  "to_host_bytes_per_s", "from_host_bytes_per_s");
+    int rc = ONLY(at, "name", "total_bytes", "free_bytes", "copy_engines", "compute_major", "compute_minor",
+                  "matmul_flops_per_s", "stream_bytes_per_s", "to_host_bytes_per_s", "from_host_bytes_per_s");
     if (rc == MS_OK) {
         rc = read_text(at, "name", gpu->name, sizeof gpu->name);
     }
@@ -215,10 +209,9 @@ static int read_gpu(const ms__json_at *at, ms_gpu *gpu)
         rc = ms__json_u32(at, "compute_minor", 0, COMPUTE_MOST, &gpu->compute_minor);
     }
     if (rc == MS_OK) {
-        rc = READ_RATES(at, {"matmul_flops_per_s", &gpu->matmul_flops_per_s},
-                        {"stream_bytes_per_s", &gpu->stream_bytes_per_s},
-                        {"to_host_bytes_per_s", &gpu->to_host_bytes_per_s},
-                        {"from_host_bytes_per_s", &gpu->from_host_bytes_per_s});
+        rc = READ_RATES(
+            at, {"matmul_flops_per_s", &gpu->matmul_flops_per_s}, {"stream_bytes_per_s", &gpu->stream_bytes_per_s},
+            {"to_host_bytes_per_s", &gpu->to_host_bytes_per_s}, {"from_host_bytes_per_s", &gpu->from_host_bytes_per_s});
     }
     return rc;
 }
@@ -251,8 +244,7 @@ static int read_device(const ms__json_at *root, ms_hardware *hardware)
     const json_t *value = json_object_get(root->value, "device");
     json_int_t device = json_integer_value(value);
     if (!json_is_integer(value) || device < -1 || device >= (json_int_t)hardware->gpu_count) {
-        return ms__json_fail(root, MS_EFORMAT,
-                             "\"device\" must be -1 (the CPU) or an index into \"gpus\"");
+        return ms__json_fail(root, MS_EFORMAT, "\"device\" must be -1 (the CPU) or an index into \"gpus\"");
     }
     hardware->device = (int32_t)device;
     return MS_OK;
@@ -262,8 +254,7 @@ static int read_hardware(const ms__json_at *root, ms_hardware *hardware)
 {
     int rc = ms__json_version(root, 1, 1, NULL);
     if (rc == MS_OK) {
-        rc = ONLY(root, "version", "cpu", "ram", "disk", "process", "gpus", "device",
-                  "time_scale_permille");
+        rc = ONLY(root, "version", "cpu", "ram", "disk", "process", "gpus", "device", "time_scale_permille");
     }
     if (rc == MS_OK) {
         rc = read_cpu(root, &hardware->cpu);
@@ -284,8 +275,7 @@ static int read_hardware(const ms__json_at *root, ms_hardware *hardware)
         rc = read_device(root, hardware);
     }
     if (rc == MS_OK) {
-        rc = ms__json_u64(root, "time_scale_permille", 1, TIME_SCALE_MOST,
-                          &hardware->time_scale_permille);
+        rc = ms__json_u64(root, "time_scale_permille", 1, TIME_SCALE_MOST, &hardware->time_scale_permille);
     }
     return rc;
 }

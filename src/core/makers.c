@@ -65,14 +65,30 @@ static bool bare_name(const char *name, char *bare, size_t size)
 
 /* Sorted. What looks at its operand in another way, or at each row by itself. */
 static const char *const seen_names[] = {
-    "_to_copy", "_unsafe_view", "alias", "chunk", "clone", "detach", "expand",
-    "mean", "native_layer_norm", "select", "slice", "split", "split_with_sizes", "squeeze",
-    "sum", "t", "transpose", "unbind", "unsqueeze", "view",
+    "_to_copy",
+    "_unsafe_view",
+    "alias",
+    "chunk",
+    "clone",
+    "detach",
+    "expand",
+    "mean",
+    "native_layer_norm",
+    "select",
+    "slice",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "sum",
+    "t",
+    "transpose",
+    "unbind",
+    "unsqueeze",
+    "view",
 };
 static const char *const product_names[] = {"addmm", "linear", "mm"};
 
-#define LISTED(bare, list) \
-    (bsearch(bare, list, sizeof list / sizeof list[0], sizeof list[0], compare_name) != NULL)
+#define LISTED(bare, list) (bsearch(bare, list, sizeof list / sizeof list[0], sizeof list[0], compare_name) != NULL)
 
 ms_row_kind ms_operator_row_kind(const char *name, bool is_pointwise)
 {
@@ -99,6 +115,5 @@ bool ms_operator_is_maker(const char *name, bool is_pointwise)
     if (strncmp(bare, "empty", 5) == 0 || strncmp(bare, "new_empty", 9) == 0) {
         return false;
     }
-    return is_pointwise ||
-           bsearch(bare, names, sizeof names / sizeof names[0], sizeof names[0], compare_name) != NULL;
+    return is_pointwise || bsearch(bare, names, sizeof names / sizeof names[0], sizeof names[0], compare_name) != NULL;
 }

@@ -15,8 +15,7 @@ static uint64_t allowed_of(const ms_hardware *hardware, const ms_config *config)
     return ms__mul_div(ms_hardware_device_bytes(hardware), config->target_utilization_permille, 1000);
 }
 
-void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_config *config,
-                    ms_pressure *pressure)
+void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_config *config, ms_pressure *pressure)
 {
     memset(pressure, 0, sizeof *pressure);
     pressure->need_bytes = need_bytes;

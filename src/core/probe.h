@@ -34,8 +34,7 @@ typedef enum ms__disk_verdict {
 /* Looks at `dir`, making it if `make` and else at the nearest directory above it
  * that exists. Fills everything but the rates, `refusal` included; `reason` (of
  * `reason_bytes`) gets the refusal without the directory's name. */
-ms__disk_verdict ms__disk_examine(const char *dir, bool make, ms_disk *disk, char *reason,
-                                  size_t reason_bytes);
+ms__disk_verdict ms__disk_examine(const char *dir, bool make, ms_disk *disk, char *reason, size_t reason_bytes);
 
 /* Fills `disk` with the first fit directory of the usual places; with an empty
  * `dir` and a `refusal` where there is none. */
@@ -59,10 +58,9 @@ typedef struct ms__rate {
 /* Measured rates in a file of their own in `dir`, for one `kind` ("cpu", "disk")
  * and `key`, the line that says what was measured. A file that is missing,
  * damaged, or of another key is no answer. */
-MS_NODISCARD bool ms__rate_cache_load(const char *dir, const char *kind, const char *key,
-                                      const ms__rate *rates, size_t count);
+MS_NODISCARD bool ms__rate_cache_load(const char *dir, const char *kind, const char *key, const ms__rate *rates,
+                                      size_t count);
 /* Replaces the file at once. Failing costs only a measurement next time: logged. */
-void ms__rate_cache_save(const char *dir, const char *kind, const char *key, const ms__rate *rates,
-                         size_t count);
+void ms__rate_cache_save(const char *dir, const char *kind, const char *key, const ms__rate *rates, size_t count);
 
 #endif

@@ -88,8 +88,7 @@ cleanup:
 }
 
 /* True where writing to this file system takes memory; `what` says why. */
-static bool is_in_memory(const ms__filesystem *filesystem, const mount_info *mount, char *what,
-                         size_t size)
+static bool is_in_memory(const ms__filesystem *filesystem, const mount_info *mount, char *what, size_t size)
 {
     ms__filesystem upper;
     if (filesystem->is_memory) {
@@ -103,8 +102,7 @@ static bool is_in_memory(const ms__filesystem *filesystem, const mount_info *mou
         snprintf(what, size, "on %.64s", mount->source);
         return true;
     }
-    if (mount->upper[0] != '\0' && ms__filesystem_of(mount->upper, &upper, NULL) == MS_OK &&
-        upper.is_memory) {
+    if (mount->upper[0] != '\0' && ms__filesystem_of(mount->upper, &upper, NULL) == MS_OK && upper.is_memory) {
         snprintf(what, size, "an overlay on a %s", upper.type);
         return true;
     }
@@ -122,8 +120,7 @@ void ms__disk_identity(const char *dir, char *out, size_t size)
         device_minor = minor(info.st_dev);
     }
     find_mount(dir, &mount);
-    snprintf(out, size, "device %u:%u source %s type %s", device_major, device_minor, mount.source,
-             mount.type);
+    snprintf(out, size, "device %u:%u source %s type %s", device_major, device_minor, mount.source, mount.type);
 }
 
 /* ---- one directory ------------------------------------------------------ */
@@ -165,8 +162,7 @@ typedef struct reason_text {
 } reason_text;
 
 /* Writes the reason and hands the verdict back. */
-static ms__disk_verdict refuse(reason_text why, ms__disk_verdict verdict, const char *fmt, ...)
-    MS_PRINTF(3, 4);
+static ms__disk_verdict refuse(reason_text why, ms__disk_verdict verdict, const char *fmt, ...) MS_PRINTF(3, 4);
 
 static ms__disk_verdict refuse(reason_text why, ms__disk_verdict verdict, const char *fmt, ...)
 {
@@ -188,18 +184,15 @@ static ms__disk_verdict examine_filesystem(const char *existing, ms_disk *disk, 
     }
     mount_info *mount = ms_calloc(1, sizeof *mount);
     bool has_mount = mount != NULL && find_mount(existing, mount);
-    snprintf(disk->filesystem, sizeof disk->filesystem, "%s",
-             has_mount ? mount->type : filesystem.type);
+    snprintf(disk->filesystem, sizeof disk->filesystem, "%s", has_mount ? mount->type : filesystem.type);
     disk->is_memory = is_in_memory(&filesystem, has_mount ? mount : NULL, what, sizeof what);
     disk->free_bytes = filesystem.free_bytes;
     ms_free(mount);
     if (disk->is_memory) {
-        return refuse(why, MS__DISK_UNFIT, "is %s, which is memory; name a directory on a disk",
-                      what);
+        return refuse(why, MS__DISK_UNFIT, "is %s, which is memory; name a directory on a disk", what);
     }
     if (filesystem.is_read_only) {
-        return refuse(why, MS__DISK_UNFIT,
-                      "is on a read-only file system; name a directory that can be written");
+        return refuse(why, MS__DISK_UNFIT, "is on a read-only file system; name a directory that can be written");
     }
     return MS__DISK_FIT;
 }
@@ -240,19 +233,16 @@ static ms__disk_verdict examine(bool make, ms_disk *disk, reason_text why)
         return verdict;
     }
     if (make && !is_there && ms__directory_make(disk->dir, &err) != MS_OK) {
-        return refuse(why, MS__DISK_UNFIT, "does not exist and can't be made (%s)",
-                      strerror(err.system_errno));
+        return refuse(why, MS__DISK_UNFIT, "does not exist and can't be made (%s)", strerror(err.system_errno));
     }
     verdict = examine_writing(make ? disk->dir : existing, disk, why);
     if (verdict == MS__DISK_FIT && disk->free_bytes < NAMED_LEAST_BYTES) {
-        verdict = refuse(why, MS__DISK_FULL, "has only %s free",
-                         ms__text_bytes(disk->free_bytes).text);
+        verdict = refuse(why, MS__DISK_FULL, "has only %s free", ms__text_bytes(disk->free_bytes).text);
     }
     return verdict;
 }
 
-ms__disk_verdict ms__disk_examine(const char *dir, bool make, ms_disk *disk, char *reason,
-                                  size_t reason_bytes)
+ms__disk_verdict ms__disk_examine(const char *dir, bool make, ms_disk *disk, char *reason, size_t reason_bytes)
 {
     reason_text why = {reason, reason_bytes};
     ms__disk_verdict verdict;
@@ -268,8 +258,7 @@ ms__disk_verdict ms__disk_examine(const char *dir, bool make, ms_disk *disk, cha
         verdict = examine(make, disk, why);
     }
     if (verdict != MS__DISK_FIT) {
-        snprintf(disk->refusal, sizeof disk->refusal, "%.*s %s", (int)(MS_NAME_MAX - REASON_BYTES),
-                 disk->dir, reason);
+        snprintf(disk->refusal, sizeof disk->refusal, "%.*s %s", (int)(MS_NAME_MAX - REASON_BYTES), disk->dir, reason);
     }
     return verdict;
 }
@@ -297,8 +286,7 @@ int ms_disk_probe(const char *dir, ms_disk *disk, ms_error *err)
 
 /* ---- the usual places --------------------------------------------------- */
 
-static bool cache_below(const char *variable, const char *between, const char *name, char *out,
-                        size_t size)
+static bool cache_below(const char *variable, const char *between, const char *name, char *out, size_t size)
 {
     const char *base = getenv(variable);
     if (base == NULL || base[0] != '/') {
@@ -310,8 +298,7 @@ static bool cache_below(const char *variable, const char *between, const char *n
 
 bool ms__cache_directory(const char *name, char *out, size_t size)
 {
-    return cache_below("XDG_CACHE_HOME", "", name, out, size) ||
-           cache_below("HOME", "/.cache", name, out, size);
+    return cache_below("XDG_CACHE_HOME", "", name, out, size) || cache_below("HOME", "/.cache", name, out, size);
 }
 
 enum { PLACES = 4 };
@@ -344,9 +331,8 @@ void ms__disk_choose(bool make, ms_disk *disk)
         /* First without making anything: a place that is refused stays as it was. */
         ms__disk_verdict verdict = ms__disk_examine(place, false, disk, reason, sizeof reason);
         if (verdict == MS__DISK_FIT && disk->free_bytes < CHOSEN_LEAST_BYTES) {
-            snprintf(disk->refusal, sizeof disk->refusal, "%.*s has only %s free",
-                     (int)(MS_NAME_MAX - REASON_BYTES), disk->dir,
-                     ms__text_bytes(disk->free_bytes).text);
+            snprintf(disk->refusal, sizeof disk->refusal, "%.*s has only %s free", (int)(MS_NAME_MAX - REASON_BYTES),
+                     disk->dir, ms__text_bytes(disk->free_bytes).text);
         } else if (verdict == MS__DISK_FIT && make) {
             verdict = ms__disk_examine(place, true, disk, reason, sizeof reason);
         }
@@ -355,8 +341,8 @@ void ms__disk_choose(bool make, ms_disk *disk)
         }
         all_memory = all_memory && disk->is_memory;
         size_t used = strlen(refusals);
-        snprintf(refusals + used, sizeof refusals - used, "%s%.*s", used > 0 ? "; " : "",
-                 (int)(sizeof refusals - used), disk->refusal);
+        snprintf(refusals + used, sizeof refusals - used, "%s%.*s", used > 0 ? "; " : "", (int)(sizeof refusals - used),
+                 disk->refusal);
     }
     memset(disk, 0, sizeof *disk);
     disk->is_memory = all_memory;

@@ -33,8 +33,7 @@ enum { LANES_64 = 64, LANES_128 = 128, EFFICIENCY_PERCENT = 80 };
 static uint64_t attribute(const ms__libcuda *cuda, ms__cu_device device, int which)
 {
     int value = 0;
-    if (ms__fault(MS_FAULT_DRIVER, NULL) ||
-        cuda->device_get_attribute(&value, which, device) != 0 || value < 0) {
+    if (ms__fault(MS_FAULT_DRIVER, NULL) || cuda->device_get_attribute(&value, which, device) != 0 || value < 0) {
         return 0;
     }
     return (uint64_t)value;
@@ -43,8 +42,7 @@ static uint64_t attribute(const ms__libcuda *cuda, ms__cu_device device, int whi
 static uint64_t estimate_flops(const ms__libcuda *cuda, ms__cu_device device, const ms_gpu *gpu)
 {
     bool narrow = gpu->compute_major == 7 || (gpu->compute_major == 8 && gpu->compute_minor == 0);
-    uint64_t lanes = attribute(cuda, device, ATTRIBUTE_MULTIPROCESSORS) *
-                     (uint64_t)(narrow ? LANES_64 : LANES_128);
+    uint64_t lanes = attribute(cuda, device, ATTRIBUTE_MULTIPROCESSORS) * (uint64_t)(narrow ? LANES_64 : LANES_128);
     uint64_t khz = attribute(cuda, device, ATTRIBUTE_CLOCK_KHZ);
     uint64_t flops = ms__mul_div(ms__mul_sat(2 * lanes, khz * 1000), EFFICIENCY_PERCENT, 100);
     return ms_round_2_digits(flops > 0 ? flops : DEFAULT_FLOPS_PER_S);
@@ -92,8 +90,7 @@ uint32_t ms__probe_gpus(ms_gpu *gpus)
         ms_log(MS_LOG_DEBUG, "%s", err.text);
         return 0;
     }
-    if (ms__fault(MS_FAULT_DRIVER, NULL) || cuda->init(0) != 0 ||
-        cuda->device_get_count(&count) != 0) {
+    if (ms__fault(MS_FAULT_DRIVER, NULL) || cuda->init(0) != 0 || cuda->device_get_count(&count) != 0) {
         ms_log(MS_LOG_DEBUG, "the CUDA driver is there but gives no device");
         return 0;
     }

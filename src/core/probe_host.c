@@ -109,8 +109,7 @@ int ms__probe_ram(ms_ram *ram, ms_error *err)
     ram->memlock_bytes = ms__memlock_limit_bytes();
     ram->limit_source[0] = '\0';
     if (group.limit_bytes != UINT64_MAX) {
-        snprintf(ram->limit_source, sizeof ram->limit_source, "%s/%s", group.directory,
-                 group.limit_file);
+        snprintf(ram->limit_source, sizeof ram->limit_source, "%s/%s", group.directory, group.limit_file);
     }
     return MS_OK;
 }

@@ -59,13 +59,11 @@ static uint64_t steady_baseline(uint64_t now_bytes)
     return now_bytes;
 }
 
-int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes,
-                            ms_error *err)
+int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes, ms_error *err)
 {
     ms_process process = {.baseline_bytes = allocated_bytes};
     if (device >= (int32_t)hardware->gpu_count) {
-        return ms_fail(err, MS_EINVAL, "hardware: there is no GPU %d, only %u", device,
-                       hardware->gpu_count);
+        return ms_fail(err, MS_EINVAL, "hardware: there is no GPU %d, only %u", device, hardware->gpu_count);
     }
     if (device < 0) {
         ms__resident resident;

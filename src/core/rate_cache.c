@@ -25,8 +25,8 @@ static int read_rates(const ms__json_at *root, const char *key, const ms__rate *
     ms__json_at object;
     const char *found_key;
     uint64_t found[RATES_MOST];
-    int rc = count <= RATES_MOST ? ms__json_version(root, 1, 1, NULL)
-                                : ms__json_fail(root, MS_EINVAL, "has too many rates");
+    int rc =
+        count <= RATES_MOST ? ms__json_version(root, 1, 1, NULL) : ms__json_fail(root, MS_EINVAL, "has too many rates");
     if (rc == MS_OK) {
         rc = ms__json_string(root, "key", &found_key);
     }
@@ -45,8 +45,7 @@ static int read_rates(const ms__json_at *root, const char *key, const ms__rate *
     return rc;
 }
 
-bool ms__rate_cache_load(const char *dir, const char *kind, const char *key, const ms__rate *rates,
-                         size_t count)
+bool ms__rate_cache_load(const char *dir, const char *kind, const char *key, const ms__rate *rates, size_t count)
 {
     char path[MS_PATH_MAX];
     char *text = NULL;
@@ -70,8 +69,7 @@ bool ms__rate_cache_load(const char *dir, const char *kind, const char *key, con
     return rc == MS_OK;
 }
 
-static int save(const char *path, const char *dir, const char *key, const ms__rate *rates,
-                size_t count, ms_error *err)
+static int save(const char *path, const char *dir, const char *key, const ms__rate *rates, size_t count, ms_error *err)
 {
     ms__json_writer writer = {0};
     json_t *root = ms__json_new(&writer);
@@ -93,13 +91,11 @@ static int save(const char *path, const char *dir, const char *key, const ms__ra
     return rc;
 }
 
-void ms__rate_cache_save(const char *dir, const char *kind, const char *key, const ms__rate *rates,
-                         size_t count)
+void ms__rate_cache_save(const char *dir, const char *kind, const char *key, const ms__rate *rates, size_t count)
 {
     char path[MS_PATH_MAX];
     ms_error err;
-    if (file_path(dir, kind, key, path, sizeof path) &&
-        save(path, dir, key, rates, count, &err) != MS_OK) {
+    if (file_path(dir, kind, key, path, sizeof path) && save(path, dir, key, rates, count, &err) != MS_OK) {
         ms_log(MS_LOG_WARNING, "measured rates are not kept for the next run: %s", err.text);
     }
 }

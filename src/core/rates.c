@@ -335,8 +335,7 @@ int ms__rates_measure_cpu(ms_cpu *cpu, uint64_t memory_bytes, ms_error *err)
         rc = measure_packing(t.memory, t.memory_bytes, &found, err);
     }
     if (rc == MS_OK) {
-        found.matmul_flops_per_s =
-            ms__mul_div(found.matmul_flops_per_s, MATMUL_EFFICIENCY_PERCENT, 100);
+        found.matmul_flops_per_s = ms__mul_div(found.matmul_flops_per_s, MATMUL_EFFICIENCY_PERCENT, 100);
         *cpu = found;
     }
     ms__unmap(t.memory, t.memory_bytes);

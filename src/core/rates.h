@@ -25,7 +25,6 @@ MS_NODISCARD int ms__rates_measure_cpu(ms_cpu *cpu, uint64_t memory_bytes, ms_er
  * it: a temporary file of at most `file_bytes`, direct I/O if `disk->direct_io`,
  * stopped after about `limit_ns` in each direction.
  */
-MS_NODISCARD int ms__rates_measure_disk(ms_disk *disk, uint64_t file_bytes, uint64_t limit_ns,
-                                        ms_error *err);
+MS_NODISCARD int ms__rates_measure_disk(ms_disk *disk, uint64_t file_bytes, uint64_t limit_ns, ms_error *err);
 
 #endif

@@ -56,16 +56,14 @@ static void worker_main(void *argument)
             return;
         }
         uint64_t offset = (uint64_t)index * BLOCK_BYTES;
-        me->rc = job->is_write
-                     ? ms__file_write(job->file, me->block, BLOCK_BYTES, offset, &me->error)
-                     : ms__file_read(job->file, me->block, BLOCK_BYTES, offset, &me->error);
+        me->rc = job->is_write ? ms__file_write(job->file, me->block, BLOCK_BYTES, offset, &me->error)
+                               : ms__file_read(job->file, me->block, BLOCK_BYTES, offset, &me->error);
         atomic_fetch_add(&job->done_blocks, me->rc == MS_OK);
     }
 }
 
 /* Runs the workers; `*rate` is bytes per second, `*blocks` how many were moved. */
-static int run_transfer(transfer *job, char *memory, uint64_t limit_ns, uint64_t *rate,
-                        uint32_t *blocks, ms_error *err)
+static int run_transfer(transfer *job, char *memory, uint64_t limit_ns, uint64_t *rate, uint32_t *blocks, ms_error *err)
 {
     worker workers[WORKERS];
     int rc = MS_OK;
@@ -97,8 +95,8 @@ static int run_transfer(transfer *job, char *memory, uint64_t limit_ns, uint64_t
     return rc;
 }
 
-static int measure_file(const ms__file *file, char *memory, uint64_t file_bytes, uint64_t limit_ns,
-                        ms_disk *disk, ms_error *err)
+static int measure_file(const ms__file *file, char *memory, uint64_t file_bytes, uint64_t limit_ns, ms_disk *disk,
+                        ms_error *err)
 {
     uint32_t written = 0;
     uint32_t read = 0;

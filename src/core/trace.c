@@ -23,8 +23,7 @@ int ms__trace_check_open(const ms_trace *trace, ms_error *err)
 
 /* ---- making and freeing --------------------------------------------------- */
 
-int ms_trace_new(const char *model, const char *signature, const char *source, ms_trace **trace,
-                 ms_error *err)
+int ms_trace_new(const char *model, const char *signature, const char *source, ms_trace **trace, ms_error *err)
 {
     ms_trace *made = ms_calloc(1, sizeof *made);
     if (made == NULL) {
@@ -215,8 +214,7 @@ int ms_trace_flag(ms_trace *trace, uint32_t node, uint32_t flags, ms_error *err)
 {
     int rc = ms__trace_check_open(trace, err);
     if (rc == MS_OK && node >= trace->nodes.count) {
-        rc = ms_fail(err, MS_EINVAL, "trace: a fact about node %u of %zu", (unsigned)node,
-                     trace->nodes.count);
+        rc = ms_fail(err, MS_EINVAL, "trace: a fact about node %u of %zu", (unsigned)node, trace->nodes.count);
     }
     if (rc == MS_OK) {
         trace->nodes.items[node].flags |= flags;
@@ -262,8 +260,7 @@ int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err)
     return rc;
 }
 
-int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released, bool streamed,
-                           ms_error *err)
+int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released, bool streamed, ms_error *err)
 {
     int rc = ms__trace_check_open(trace, err);
     if (rc == MS_OK) {
@@ -301,8 +298,8 @@ int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err)
         return MS_OK;
     }
     if ((int)phase <= (int)trace->phase || trace->layer_open) {
-        return ms_fail(err, MS_ESTATE, "trace: phase %d after phase %d%s", (int)phase,
-                       (int)trace->phase, trace->layer_open ? " inside a layer" : "");
+        return ms_fail(err, MS_ESTATE, "trace: phase %d after phase %d%s", (int)phase, (int)trace->phase,
+                       trace->layer_open ? " inside a layer" : "");
     }
     if (trace->phase == MS_TRACE_OPTIMIZER) {
         close_optimizer_step(trace);

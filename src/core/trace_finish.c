@@ -154,8 +154,7 @@ static int make_storages(builder *b, ms_error *err)
             continue;
         }
         info->storage = graph->storage_count++;
-        graph->storages[info->storage] =
-            (ms_storage){life->bytes, life->role, info->first_node, info->last_node};
+        graph->storages[info->storage] = (ms_storage){life->bytes, life->role, info->first_node, info->last_node};
     }
     return MS_OK;
 }
@@ -178,14 +177,12 @@ static int add_local(builder *b, uint32_t life, uint32_t node, ms_error *err)
     return MS_OK;
 }
 
-static int number_program(builder *b, const trace_program *program, uint32_t node, bool externals,
-                          ms_error *err)
+static int number_program(builder *b, const trace_program *program, uint32_t node, bool externals, ms_error *err)
 {
     int rc = MS_OK;
     for (size_t i = 0; rc == MS_OK && i < program->count; i++) {
         uint32_t life = program->items[i].storage;
-        bool wanted = program->items[i].kind != MS_EVENT_WORK &&
-                      (b->infos[life].storage != NO_STORAGE) == externals;
+        bool wanted = program->items[i].kind != MS_EVENT_WORK && (b->infos[life].storage != NO_STORAGE) == externals;
         rc = wanted ? add_local(b, life, node, err) : MS_OK;
     }
     return rc;
@@ -308,8 +305,8 @@ static int fill_untouched(const builder *b, ms_profile *profile, ms_error *err)
     return MS_OK;
 }
 
-static int fill_profile(const builder *b, const trace_node *node, uint32_t external_count,
-                        ms_profile *profile, ms_error *err)
+static int fill_profile(const builder *b, const trace_node *node, uint32_t external_count, ms_profile *profile,
+                        ms_error *err)
 {
     profile->storage_count = (uint32_t)b->order.count;
     profile->external_count = external_count;
@@ -470,8 +467,7 @@ static void assume_loop(const ms_trace *trace, ms_graph *graph)
     *loop = (ms_loop){.outputs_held = true, .gradients_live_in_forward = true};
     loop->optimizer_state_bytes = ms__mul_sat(trace->optimizer_elements, STATE_BYTES_PER_ELEMENT);
     if (trace->residents.trainable_bytes > 0) {
-        loop->optimizer_transient_bytes =
-            ms__mul_sat(trace->residents.largest_parameter_bytes, TRANSIENT_COPIES);
+        loop->optimizer_transient_bytes = ms__mul_sat(trace->residents.largest_parameter_bytes, TRANSIENT_COPIES);
     }
     if (trace->optimizer_seen) {
         /* State of a real optimizer may be there from the step before, unseen. */
@@ -497,8 +493,7 @@ static int build(builder *b, ms_error *err)
         return ms_fail(err, MS_ESTATE, "trace: the optimizer's step has not ended");
     }
     if (trace->layer_open) {
-        return ms_fail(err, MS_ESTATE, "trace: layer %s was not left",
-                       trace->nodes.items[trace->nodes.count - 1].name);
+        return ms_fail(err, MS_ESTATE, "trace: layer %s was not left", trace->nodes.items[trace->nodes.count - 1].name);
     }
     int rc = ms__trace_have_node(trace, err);
     rc = rc == MS_OK ? place_old_gradients(trace, err) : rc;
@@ -543,8 +538,7 @@ static int check_result(const ms_graph *graph, ms_error *err)
     if (rc == MS_OK) {
         return rc;
     }
-    return ms_fail(err, rc == MS_EFORMAT ? MS_EPROFILE : rc, "trace of %.64s: %.400s", graph->model,
-                   problem.text);
+    return ms_fail(err, rc == MS_EFORMAT ? MS_EPROFILE : rc, "trace of %.64s: %.400s", graph->model, problem.text);
 }
 
 int ms_trace_finish(ms_trace *trace, ms_graph **graph, ms_error *err)

@@ -143,7 +143,6 @@ struct ms_trace {
     bool state_streamed;
 };
 
-
 /* What an address is now: the two top bits of its value in `keys`, an index below. */
 #define KEY_LIFE (0ULL << 62)
 #define KEY_RESIDENT (1ULL << 62) /* parameter or buffer; with these bits below: */

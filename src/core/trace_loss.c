@@ -30,7 +30,8 @@ int ms_trace_loss(ms_trace *trace, uint64_t key, uint64_t *head, ms_error *err)
         return rc != MS_OK ? rc : ms__trace_no_memory(err);
     }
     *loss = (trace_loss){.node = node, .life = value};
-    rc = ms__trace_push(&trace->nodes.items[node].forward, (ms_event){.kind = MS_EVENT_LOSS, .storage = loss->life}, err);
+    rc = ms__trace_push(&trace->nodes.items[node].forward, (ms_event){.kind = MS_EVENT_LOSS, .storage = loss->life},
+                        err);
     if (rc == MS_OK) {
         *head = trace->losses.count;
     }

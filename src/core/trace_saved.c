@@ -82,12 +82,11 @@ static int save_of_serial(ms_trace *trace, uint32_t node, uint64_t serial, trace
     if (rc != MS_OK) {
         return rc;
     }
-    bool known = serial == 0 || (serial <= trace->saves.count &&
-                                 trace->saves.items[serial - 1].node == node &&
+    bool known = serial == 0 || (serial <= trace->saves.count && trace->saves.items[serial - 1].node == node &&
                                  trace->saves.items[serial - 1].tokens > 0);
     if (!known || (node >= trace->nodes.count && node != TRACE_NO_NODE)) {
-        return ms_fail(err, MS_EINVAL, "trace: node %u has no saved tensor with serial %llu",
-                       (unsigned)node, (unsigned long long)serial);
+        return ms_fail(err, MS_EINVAL, "trace: node %u has no saved tensor with serial %llu", (unsigned)node,
+                       (unsigned long long)serial);
     }
     *save = serial != 0 ? &trace->saves.items[serial - 1] : NULL;
     return MS_OK;

@@ -27,8 +27,7 @@ int ms__trace_put_key(ms_trace *trace, uint64_t key, uint64_t value, ms_error *e
     return ms__keymap_put(&trace->keys, key, value) == MS_OK ? MS_OK : ms__trace_no_memory(err);
 }
 
-static void count_parameter(ms_trace *trace, uint64_t bytes, uint32_t item_bytes, bool trainable,
-                            bool is_new)
+static void count_parameter(ms_trace *trace, uint64_t bytes, uint32_t item_bytes, bool trainable, bool is_new)
 {
     ms_residents *residents = &trace->residents;
     if (is_new) {
@@ -41,8 +40,8 @@ static void count_parameter(ms_trace *trace, uint64_t bytes, uint32_t item_bytes
     }
 }
 
-int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t item_bytes,
-                      ms_resident_role role, bool trainable, ms_error *err)
+int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t item_bytes, ms_resident_role role,
+                      bool trainable, ms_error *err)
 {
     int rc = ms__trace_check_open(trace, err);
     if (rc != MS_OK) {
@@ -75,8 +74,7 @@ int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t it
     if (is_parameter) {
         count_parameter(trace, bytes, item_bytes, trainable && !was_trainable, is_new);
     } else if (is_new) {
-        uint64_t *total = role == MS_RESIDENT_BATCH ? &trace->residents.batch_bytes
-                                                    : &trace->residents.buffer_bytes;
+        uint64_t *total = role == MS_RESIDENT_BATCH ? &trace->residents.batch_bytes : &trace->residents.buffer_bytes;
         *total = ms__add_sat(*total, bytes);
     }
     return MS_OK;
@@ -97,11 +95,9 @@ int ms_trace_born(ms_trace *trace, uint64_t key, uint64_t bytes, ms_error *err)
     uint64_t known;
     if (ms__keymap_get(&trace->keys, key, &known)) {
         bool resident = (known & KEY_KIND) == KEY_RESIDENT ||
-                        ((known & KEY_KIND) == KEY_LIFE &&
-                         trace->lives.items[known].role == MS_STORAGE_BATCH);
+                        ((known & KEY_KIND) == KEY_LIFE && trace->lives.items[known].role == MS_STORAGE_BATCH);
         return resident ? MS_OK
-                        : ms_fail(err, MS_EINVAL, "trace: storage %#llx was born twice",
-                                  (unsigned long long)key);
+                        : ms_fail(err, MS_EINVAL, "trace: storage %#llx was born twice", (unsigned long long)key);
     }
     uint32_t index = 0;
     if (bytes == 0) {
@@ -206,9 +202,8 @@ int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_storage_role
         return MS_OK;
     }
     uint32_t index = (uint32_t)(value & KEY_INDEX);
-    trace_life *life = (value & KEY_KIND) == KEY_COPY
-                           ? &trace->lives.items[trace->saves.items[index].life]
-                           : &trace->lives.items[index];
+    trace_life *life = (value & KEY_KIND) == KEY_COPY ? &trace->lives.items[trace->saves.items[index].life]
+                                                      : &trace->lives.items[index];
     /* A gradient that was freed as an activation and lives on in a copy stays one. */
     bool fits = life->role != MS_STORAGE_BATCH && !(role == MS_STORAGE_GRADIENT && life->freed);
     if (fits) {

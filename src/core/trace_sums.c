@@ -29,8 +29,13 @@ void ms__trace_sum_born(ms_trace *trace, uint64_t key, uint32_t life, uint64_t p
         return;
     }
     const trace_program *program = &trace->nodes.items[trace->backward_node].backward;
-    *sum = (trace_sum){.state = SUM_MADE, .first = sum->first, .life = life, .key = key, .peak_bytes = peak_before,
-                       .node = trace->backward_node, .index = program->count - 1};
+    *sum = (trace_sum){.state = SUM_MADE,
+                       .first = sum->first,
+                       .life = life,
+                       .key = key,
+                       .peak_bytes = peak_before,
+                       .node = trace->backward_node,
+                       .index = program->count - 1};
 }
 
 void ms__trace_sum_ends(ms_trace *trace)

@@ -39,8 +39,8 @@ static bool is_one_of(const char *name, const char *const *list, size_t count)
 /* Numbers of any value: they are whatever lay there. */
 static bool is_empty(const char *name)
 {
-    static const char *const empties[] = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
-                                          "new_empty_strided", "resize", "set"};
+    static const char *const empties[] = {"empty",     "empty_like",        "empty_permuted", "empty_strided",
+                                          "new_empty", "new_empty_strided", "resize",         "set"};
     return IS_ONE_OF(name, empties);
 }
 
@@ -48,8 +48,8 @@ static bool is_empty(const char *name)
  * numbers, or one element. */
 static int kind_of(const char *name, const ms_operand *inputs, size_t input_count, bool numbers)
 {
-    static const char *const constants[] = {"fill", "full", "full_like", "new_full", "new_ones", "new_zeros",
-                                            "ones", "ones_like", "zero", "zeros", "zeros_like"};
+    static const char *const constants[] = {"fill", "full",      "full_like", "new_full", "new_ones",  "new_zeros",
+                                            "ones", "ones_like", "zero",      "zeros",    "zeros_like"};
     static const char *const functions[] = {"_to_copy", "add", "clone", "div", "mul", "neg", "rsub", "sub"};
     static const char *const adding[] = {"tril", "triu"};
     static const char *const masked[] = {"masked_fill"};

@@ -69,8 +69,8 @@ static bool is_image(const convolution *c)
     return c->input->rank >= 3 && c->weight->rank >= 3 && c->output->rank == c->input->rank;
 }
 
-uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count,
-                             const ms_operand *outputs, size_t output_count)
+uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
+                             size_t output_count)
 {
     convolution c;
     bool forward = is_named(name, "convolution") && input_count >= 2 && output_count >= 1;

@@ -10,7 +10,7 @@
 
 /* Bytes beyond operands and results, at their most. `name` as for ms__flops(); operands
  * lie in torch's default layout (in channels_last nothing is reordered). Saturates. */
-uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count,
-                             const ms_operand *outputs, size_t output_count);
+uint64_t ms__workspace_bytes(const char *name, const ms_operand *inputs, size_t input_count, const ms_operand *outputs,
+                             size_t output_count);
 
 #endif

@@ -7,8 +7,7 @@
 
 #include "execute/execute_internal.h"
 
-int ms_execute_open(const ms_execute_host *host, const ms_offload_options *tier, ms_execute **execute,
-                    ms_error *err)
+int ms_execute_open(const ms_execute_host *host, const ms_offload_options *tier, ms_execute **execute, ms_error *err)
 {
     ms_execute *made = ms_calloc(1, sizeof *made);
     if (made == NULL) {
@@ -44,8 +43,7 @@ static void tier_close(const ms_execute *execute, ms_offload *tier)
 }
 
 /* may wait */
-static int tier_open(const ms_execute *execute, const ms_offload_options *options, ms_offload **tier,
-                     ms_error *err)
+static int tier_open(const ms_execute *execute, const ms_offload_options *options, ms_offload **tier, ms_error *err)
 {
     const ms_execute_host *host = &execute->host;
     if (host->unlock != NULL) {
@@ -145,8 +143,7 @@ static bool step_has_ended(const ms_execute *execute, ms_boundary boundary)
         return execute->step_started_ns != 0 || execute->hooked_in_step || execute->backward_begun;
     }
     /* Where neither hooks nor the host can see a backward, a finished forward has to do. */
-    return !execute->optimizer_seen &&
-           (execute->backward_begun || (execute->forward_done && !execute->hooked_in_step));
+    return !execute->optimizer_seen && (execute->backward_begun || (execute->forward_done && !execute->hooked_in_step));
 }
 
 bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *step, uint64_t *step_ns)

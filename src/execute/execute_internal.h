@@ -18,8 +18,8 @@
 #define MS_EXECUTE_INTERNAL_H
 
 #include "base/array.h"
-#include "memscale/execute.h"
 #include "base/pack.h"
+#include "memscale/execute.h"
 
 /* ---- plan ---------------------------------------------------------------- */
 
@@ -261,8 +261,8 @@ void ms__extent_enroll(ms_execute *execute, ms_extent *extent);
 /* packing.c */
 /* may wait: the host's lock is given up while words are looked at. A new extent as in
  * ms_extent_store(), or NULL where the storage has more than two values. */
-ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t identity,
-                           uint64_t version, const void *address, uint64_t bytes, void *memory);
+ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t identity, uint64_t version,
+                           const void *address, uint64_t bytes, void *memory);
 /* may wait, as above: rebuilds the bytes. */
 void ms__extent_unpack(ms_execute *execute, const ms_extent *extent, void *address);
 void ms__extent_forget_bits(ms_execute *execute, ms_extent *extent);

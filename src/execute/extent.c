@@ -108,16 +108,15 @@ static void storing_append(ms_execute *execute, ms_extent *extent)
 {
     extent->next_storing = NULL;
     extent->previous_storing = execute->storing.last;
-    *(extent->previous_storing != NULL ? &extent->previous_storing->next_storing
-                                       : &execute->storing.first) = extent;
+    *(extent->previous_storing != NULL ? &extent->previous_storing->next_storing : &execute->storing.first) = extent;
     execute->storing.last = extent;
     execute->storing_bytes += extent->bytes;
 }
 
 static void storing_remove(ms_execute *execute, ms_extent *extent)
 {
-    *(extent->previous_storing != NULL ? &extent->previous_storing->next_storing
-                                       : &execute->storing.first) = extent->next_storing;
+    *(extent->previous_storing != NULL ? &extent->previous_storing->next_storing : &execute->storing.first) =
+        extent->next_storing;
     *(extent->next_storing != NULL ? &extent->next_storing->previous_storing : &execute->storing.last) =
         extent->previous_storing;
     execute->storing_bytes -= extent->bytes;
@@ -134,10 +133,8 @@ void ms__back_add(ms_execute *execute, ms_extent *extent)
 
 void ms__back_remove(ms_execute *execute, ms_extent *extent)
 {
-    *(extent->previous_back != NULL ? &extent->previous_back->next_back : &execute->back.first) =
-        extent->next_back;
-    *(extent->next_back != NULL ? &extent->next_back->previous_back : &execute->back.last) =
-        extent->previous_back;
+    *(extent->previous_back != NULL ? &extent->previous_back->next_back : &execute->back.first) = extent->next_back;
+    *(extent->next_back != NULL ? &extent->next_back->previous_back : &execute->back.last) = extent->previous_back;
     execute->back_bytes -= extent->bytes;
     if (extent->is_ahead) {
         extent->is_ahead = false;
@@ -232,8 +229,7 @@ void ms_execute_poll(ms_execute *execute)
 /* After a wait for `extent`: whatever its end was, it is dealt with. */
 static void settle(ms_execute *execute, ms_extent *extent)
 {
-    if (extent->state == MS__EXTENT_STORING &&
-        ms_offload_state(execute->tier, extent->ticket) != MS_TICKET_STORING) {
+    if (extent->state == MS__EXTENT_STORING && ms_offload_state(execute->tier, extent->ticket) != MS_TICKET_STORING) {
         store_ended(execute, extent);
     } else {
         ms__extent_free_if_unused(execute, extent);
@@ -265,8 +261,7 @@ void ms__stores_finish(ms_execute *execute)
     }
 }
 
-static int store_start(ms_execute *execute, ms_extent *extent, const void *address, uint64_t capacity,
-                       ms_error *err)
+static int store_start(ms_execute *execute, ms_extent *extent, const void *address, uint64_t capacity, ms_error *err)
 {
     const ms_execute_host *host = &execute->host;
     void *stream = execute->device >= 0 ? host->stream(host->context) : NULL;
@@ -294,9 +289,8 @@ void ms__extent_enroll(ms_execute *execute, ms_extent *extent)
     execute->live_extents++;
 }
 
-int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, uint64_t version,
-                    const void *address, uint64_t bytes, uint64_t capacity, void *memory,
-                    ms_extent **extent, ms_error *err)
+int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, uint64_t version, const void *address,
+                    uint64_t bytes, uint64_t capacity, void *memory, ms_extent **extent, ms_error *err)
 {
     *extent = NULL;
     (void)err;

@@ -141,13 +141,11 @@ static int unpack_into(ms_execute *execute, ms_extent *extent, void *memory, voi
     return MS_OK;
 }
 
-static int fetch_into(ms_execute *execute, const ms_extent *extent, void *address, uint64_t capacity,
-                      ms_error *err)
+static int fetch_into(ms_execute *execute, const ms_extent *extent, void *address, uint64_t capacity, ms_error *err)
 {
     const ms_execute_host *host = &execute->host;
     return execute->device >= 0
-               ? ms_offload_fetch_on(execute->tier, host->stream(host->context), extent->ticket, address,
-                                     capacity, err)
+               ? ms_offload_fetch_on(execute->tier, host->stream(host->context), extent->ticket, address, capacity, err)
                : ms_offload_fetch(execute->tier, extent->ticket, address, capacity, err);
 }
 
@@ -233,7 +231,8 @@ void ms__prefetch_before(ms_execute *execute, uint64_t serial, uint64_t frame_se
     for (uint32_t looked = 0; goes_on && extent != NULL && looked < PREFETCH_LOOK_MAX; looked++) {
         /* Making memory may let other threads in: the way back through the list is held. */
         extent->pins++;
-        goes_on = execute->ahead_bytes < execute->read_window_bytes && prefetch_one(execute, extent, serial, frame_serial);
+        goes_on =
+            execute->ahead_bytes < execute->read_window_bytes && prefetch_one(execute, extent, serial, frame_serial);
         ms_extent *before = extent->previous;
         if (before != NULL) {
             before->pins++;

@@ -48,14 +48,12 @@ static int find_disk(const char *dir, ms_disk *disk, ms_error *err)
         ms__disk_choose(true, disk);
     }
     if (disk->dir[0] == '\0') {
-        return ms_fail(err, MS_ECONFIG, "optimizer state on disk: no directory is fit for it (%s)",
-                       disk->refusal);
+        return ms_fail(err, MS_ECONFIG, "optimizer state on disk: no directory is fit for it (%s)", disk->refusal);
     }
     return MS_OK;
 }
 
-static int open_engine(const ms_optimizer_stream_options *options, ms_optimizer_stream *stream,
-                       ms_error *err)
+static int open_engine(const ms_optimizer_stream_options *options, ms_optimizer_stream *stream, ms_error *err)
 {
     ms_disk *disk = ms_calloc(1, sizeof *disk);
     if (disk == NULL) {
@@ -77,8 +75,7 @@ static int open_engine(const ms_optimizer_stream_options *options, ms_optimizer_
     return rc;
 }
 
-int ms_optimizer_stream_open(const ms_optimizer_stream_options *options,
-                             ms_optimizer_stream **stream, ms_error *err)
+int ms_optimizer_stream_open(const ms_optimizer_stream_options *options, ms_optimizer_stream **stream, ms_error *err)
 {
     ms_optimizer_stream *made = ms_calloc(1, sizeof *made);
     if (made == NULL) {
@@ -103,8 +100,7 @@ int ms_optimizer_stream_open(const ms_optimizer_stream_options *options,
 static int enter(ms_optimizer_stream *stream, ms_error *err)
 {
     if (ms_optimizer_stream_is_inherited(stream)) {
-        return ms_fail(err, MS_ESTATE, "optimizer state on disk in %s belongs to the parent process",
-                       stream->dir);
+        return ms_fail(err, MS_ESTATE, "optimizer state on disk in %s belongs to the parent process", stream->dir);
     }
     ms__mutex_lock(&stream->lock);
     return MS_OK;
@@ -137,8 +133,7 @@ void ms_optimizer_stream_close(ms_optimizer_stream *stream)
 
 /* ---- entries ---------------------------------------------------------------------- */
 
-int ms_optimizer_stream_add(ms_optimizer_stream *stream, const ms_optimizer_form *form, uint64_t *id,
-                            ms_error *err)
+int ms_optimizer_stream_add(ms_optimizer_stream *stream, const ms_optimizer_form *form, uint64_t *id, ms_error *err)
 {
     int rc = ms__state_tensor_check(form, err);
     if (rc != MS_OK) {
@@ -190,8 +185,8 @@ void ms_optimizer_stream_remove(ms_optimizer_stream *stream, uint64_t id)
     leave(stream);
 }
 
-int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t id,
-                                   uint64_t bytes[MS_PART_COUNT], ms_error *err)
+int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t id, uint64_t bytes[MS_PART_COUNT],
+                                   ms_error *err)
 {
     int rc = enter(stream, err);
     if (rc != MS_OK) {
@@ -251,8 +246,7 @@ static int set_hints(ms_optimizer_stream *stream, const uint64_t *ids, size_t co
  * hints before it is dropped one by one as buffers are needed. */
 static void pass_over(ms_optimizer_stream *stream, uint64_t id, uint64_t chunk)
 {
-    bool is_expected = stream->next_hint < stream->hints.count &&
-                       stream->hints.items[stream->next_hint] == id;
+    bool is_expected = stream->next_hint < stream->hints.count && stream->hints.items[stream->next_hint] == id;
     if (is_expected && stream->next_chunk <= chunk) {
         stream->next_chunk = chunk + 1;
     }
@@ -276,8 +270,7 @@ static int give_failure(const ms_optimizer_stream *stream, ms_error *err)
     return stream->failure.code;
 }
 
-int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t *ids, size_t count,
-                              ms_error *err)
+int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t *ids, size_t count, ms_error *err)
 {
     ms_error cause = {0};
     int rc = enter(stream, err);
@@ -295,8 +288,8 @@ int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t *ids, 
     return rc;
 }
 
-static int update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group *group,
-                  const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err)
+static int update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group *group, const ms_adamw_tensor *tensor,
+                  uint32_t threads, ms_error *err)
 {
     ms__state_tensor *state = find(stream, id, err);
     if (state == NULL) {
@@ -361,8 +354,7 @@ static int fail_in_round(ms_error *err)
     return ms_fail(err, MS_ESTATE, "optimizer state: a round of updates has not ended");
 }
 
-int ms_optimizer_stream_put(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_tensor *source,
-                            ms_error *err)
+int ms_optimizer_stream_put(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_tensor *source, ms_error *err)
 {
     int rc = enter(stream, err);
     if (rc != MS_OK) {
@@ -381,8 +373,8 @@ int ms_optimizer_stream_put(ms_optimizer_stream *stream, uint64_t id, const ms_a
     return rc;
 }
 
-static int export(ms_optimizer_stream *stream, uint64_t id, int fd,
-                  const uint64_t offsets[MS_PART_COUNT], ms_error *err)
+static int export(ms_optimizer_stream *stream, uint64_t id, int fd, const uint64_t offsets[MS_PART_COUNT],
+                  ms_error *err)
 {
     ms__state_tensor *state = find(stream, id, err);
     if (state == NULL) {
@@ -397,8 +389,8 @@ static int export(ms_optimizer_stream *stream, uint64_t id, int fd,
     return rc;
 }
 
-int ms_optimizer_stream_export(ms_optimizer_stream *stream, uint64_t id, int fd,
-                               const uint64_t offsets[MS_PART_COUNT], ms_error *err)
+int ms_optimizer_stream_export(ms_optimizer_stream *stream, uint64_t id, int fd, const uint64_t offsets[MS_PART_COUNT],
+                               ms_error *err)
 {
     ms_error cause = {0};
     int rc = enter(stream, err);

@@ -36,8 +36,8 @@ static bool is_wanted(const ms_execute *execute, const ms_frame *frame, uintptr_
     return said == MS__BITS_UNKNOWN ? execute->packs_found || !is_kept : said == MS__BITS_PACKED;
 }
 
-ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t identity,
-                           uint64_t version, const void *address, uint64_t bytes, void *memory)
+ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t identity, uint64_t version,
+                           const void *address, uint64_t bytes, void *memory)
 {
     uint64_t frame_serial = frame->serial;
     if (!execute->is_packing || execute->device >= 0 || !is_wanted(execute, frame, identity) ||
@@ -50,8 +50,13 @@ ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t
         ms__packed_free(packed);
         return NULL;
     }
-    *made = (ms_extent){.identity = identity, .version = version, .bytes = bytes, .packed = packed,
-                        .frame_serial = frame_serial, .source = memory, .handles = 1,
+    *made = (ms_extent){.identity = identity,
+                        .version = version,
+                        .bytes = bytes,
+                        .packed = packed,
+                        .frame_serial = frame_serial,
+                        .source = memory,
+                        .handles = 1,
                         .state = MS__EXTENT_STORED};
     ms__extent_enroll(execute, made);
     count_bits(execute, made);

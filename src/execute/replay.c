@@ -29,8 +29,7 @@ static void record_print(char *text, size_t bytes, const ms_record *record)
 {
     int used = snprintf(text, bytes, "%s[", record->dtype);
     for (uint32_t i = 0; i < record->rank && used > 0 && (size_t)used < bytes; i++) {
-        used += snprintf(text + used, bytes - (size_t)used, i > 0 ? ", %lld" : "%lld",
-                         (long long)record->size[i]);
+        used += snprintf(text + used, bytes - (size_t)used, i > 0 ? ", %lld" : "%lld", (long long)record->size[i]);
     }
     if (used > 0 && (size_t)used < bytes) {
         snprintf(text + used, bytes - (size_t)used, "] on %s", record->device);
@@ -58,8 +57,8 @@ static ms_record slot_record(const ms_frame *frame, const ms__slot *slot)
                        .device = slot->device};
 }
 
-static int fail_differs(const ms_execute *execute, const ms_frame *frame, uint32_t index,
-                        const ms_record *saved, const ms_record *now, ms_error *err)
+static int fail_differs(const ms_execute *execute, const ms_frame *frame, uint32_t index, const ms_record *saved,
+                        const ms_record *now, ms_error *err)
 {
     char saved_text[160], now_text[160];
     record_print(saved_text, sizeof saved_text, saved);
@@ -115,8 +114,7 @@ int ms_frame_replay_end(ms_execute *execute, ms_frame *frame, bool failed, ms_er
                      "layer %s (call %u): it saved %u tensors when it was recomputed and %zu in forward; a "
                      "layer whose results depend on more than its arguments, parameters, buffers and "
                      "random state can't be recomputed",
-                     ms_execute_layer_name(execute, frame->layer), frame->call, frame->cursor,
-                     frame->slots.count);
+                     ms_execute_layer_name(execute, frame->layer), frame->call, frame->cursor, frame->slots.count);
     }
     if (failed || rc != MS_OK) {
         ms__frame_release_full(execute, frame, false);

@@ -16,8 +16,7 @@ static uint64_t moment_bytes(const ms_optimizer_form *form, uint64_t elements)
     return form->moments == MS_ADAMW_MOMENTS_8BIT ? elements : ms__mul_sat(elements, sizeof(float));
 }
 
-uint64_t ms__record_part_bytes(const ms_optimizer_form *form, ms_optimizer_part part,
-                               uint64_t elements)
+uint64_t ms__record_part_bytes(const ms_optimizer_form *form, ms_optimizer_part part, uint64_t elements)
 {
     switch (part) {
     case MS_PART_EXP_AVG:
@@ -36,23 +35,19 @@ uint64_t ms__record_part_bytes(const ms_optimizer_form *form, ms_optimizer_part 
         }
     case MS_PART_EXP_AVG_ABSMAX:
     case MS_PART_EXP_AVG_SQ_ABSMAX:
-        return form->moments == MS_ADAMW_MOMENTS_8BIT
-                   ? ms__div_up(elements, MS_ADAMW_BLOCK) * sizeof(float)
-                   : 0;
+        return form->moments == MS_ADAMW_MOMENTS_8BIT ? ms__div_up(elements, MS_ADAMW_BLOCK) * sizeof(float) : 0;
     default:
         return 0;
     }
 }
 
-uint64_t ms__record_offsets(const ms_optimizer_form *form, uint64_t elements,
-                            uint64_t offsets[MS_PART_COUNT])
+uint64_t ms__record_offsets(const ms_optimizer_form *form, uint64_t elements, uint64_t offsets[MS_PART_COUNT])
 {
     uint64_t at = 0;
     for (int part = 0; part < MS_PART_COUNT; part++) {
         offsets[part] = at;
-        at = ms__align_up(
-            ms__add_sat(at, ms__record_part_bytes(form, (ms_optimizer_part)part, elements)),
-            PART_ALIGNMENT);
+        at = ms__align_up(ms__add_sat(at, ms__record_part_bytes(form, (ms_optimizer_part)part, elements)),
+                          PART_ALIGNMENT);
     }
     return at;
 }
@@ -93,8 +88,8 @@ static const unsigned char *part_of(const ms_optimizer_form *form, const ms_adam
     return array != NULL ? array + ms__record_part_bytes(form, part, at) : NULL;
 }
 
-void ms__record_fill_from(const ms_optimizer_form *form, const ms_adamw_tensor *source, uint64_t at,
-                          uint64_t elements, unsigned char *record)
+void ms__record_fill_from(const ms_optimizer_form *form, const ms_adamw_tensor *source, uint64_t at, uint64_t elements,
+                          unsigned char *record)
 {
     uint64_t offsets[MS_PART_COUNT];
     ms__record_offsets(form, elements, offsets);
@@ -108,8 +103,8 @@ void ms__record_fill_from(const ms_optimizer_form *form, const ms_adamw_tensor *
     }
 }
 
-ms_adamw_tensor ms__record_bind(const ms_optimizer_form *form, const ms_adamw_tensor *whole,
-                                uint64_t at, uint64_t elements, unsigned char *record)
+ms_adamw_tensor ms__record_bind(const ms_optimizer_form *form, const ms_adamw_tensor *whole, uint64_t at,
+                                uint64_t elements, unsigned char *record)
 {
     uint64_t offsets[MS_PART_COUNT];
     ms__record_offsets(form, elements, offsets);
@@ -125,8 +120,7 @@ ms_adamw_tensor ms__record_bind(const ms_optimizer_form *form, const ms_adamw_te
         .extra = form->weights != MS_ADAMW_FP32 ? record + offsets[MS_PART_EXTRA] : NULL,
         .exp_avg = record + offsets[MS_PART_EXP_AVG],
         .exp_avg_sq = record + offsets[MS_PART_EXP_AVG_SQ],
-        .max_exp_avg_sq =
-            form->has_max_exp_avg_sq ? (float *)(record + offsets[MS_PART_MAX_EXP_AVG_SQ]) : NULL,
+        .max_exp_avg_sq = form->has_max_exp_avg_sq ? (float *)(record + offsets[MS_PART_MAX_EXP_AVG_SQ]) : NULL,
         .exp_avg_absmax = is_8bit ? (float *)(record + offsets[MS_PART_EXP_AVG_ABSMAX]) : NULL,
         .exp_avg_sq_absmax = is_8bit ? (float *)(record + offsets[MS_PART_EXP_AVG_SQ_ABSMAX]) : NULL,
     };

@@ -43,8 +43,8 @@ static void bind(ms__state_slot *slot, ms__state_chunk *chunk, ms__state_place s
 
 static int begin_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
 {
-    int rc = ms_offload_store(s->engine, slot->memory, slot->chunk->bytes, MS_OPTIMIZER_CHUNK_BYTES,
-                              &slot->stored, err);
+    int rc =
+        ms_offload_store(s->engine, slot->memory, slot->chunk->bytes, MS_OPTIMIZER_CHUNK_BYTES, &slot->stored, err);
     slot->state = rc == MS_OK ? MS__SLOT_STORING : MS__SLOT_UNSAVED;
     slot->began = ++s->clock;
     return rc;
@@ -166,8 +166,9 @@ static int take(ms__state_slots *s, ms__state_slot **out, ms_error *err)
     while (rc == MS_OK && slot == NULL) {
         ms__state_slot *reading = oldest(s, MS__SLOT_FETCHING);
         if (reading == NULL) {
-            return ms_fail(err, MS_ESTATE, "optimizer state: every buffer holds what could not be "
-                                           "moved");
+            return ms_fail(err, MS_ESTATE,
+                           "optimizer state: every buffer holds what could not be "
+                           "moved");
         }
         slot = stop_reading(s, reading) ? reading : NULL;
     }
@@ -198,8 +199,7 @@ bool ms__state_read_ahead(ms__state_slots *s, ms__state_chunk *chunk, int *rc, m
         return false;
     }
     /* Where it can't begin, the update will ask again and tell. */
-    if (ms_offload_fetch(s->engine, chunk->ticket, slot->memory, MS_OPTIMIZER_CHUNK_BYTES, NULL) ==
-        MS_OK) {
+    if (ms_offload_fetch(s->engine, chunk->ticket, slot->memory, MS_OPTIMIZER_CHUNK_BYTES, NULL) == MS_OK) {
         bind(slot, chunk, MS__SLOT_FETCHING);
         slot->began = ++s->clock;
         s->ahead_count++;
@@ -233,8 +233,7 @@ static int fetch_now(ms__state_slots *s, ms__state_chunk *chunk, ms__state_slot 
     return end_fetch(s, slot, err);
 }
 
-int ms__state_load(ms__state_slots *s, ms__state_chunk *chunk, ms__state_slot **out, bool *is_new,
-                   ms_error *err)
+int ms__state_load(ms__state_slots *s, ms__state_chunk *chunk, ms__state_slot **out, bool *is_new, ms_error *err)
 {
     ms__state_slot *slot = chunk->slot;
     int rc = MS_OK;
@@ -323,8 +322,7 @@ int ms__state_rest(ms__state_slots *s, ms_error *err)
 void ms__state_close(ms__state_slots *s, bool is_hung)
 {
     for (int i = 0; i < MS_OPTIMIZER_CHUNKS; i++) {
-        bool is_moving = s->slots[i].state == MS__SLOT_STORING ||
-                         s->slots[i].state == MS__SLOT_FETCHING;
+        bool is_moving = s->slots[i].state == MS__SLOT_STORING || s->slots[i].state == MS__SLOT_FETCHING;
         if (!(is_hung && is_moving)) {
             give_back(s, &s->slots[i]);
         }

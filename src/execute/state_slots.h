@@ -53,8 +53,7 @@ bool ms__state_read_ahead(ms__state_slots *slots, ms__state_chunk *chunk, int *r
 
 /* The chunk's bytes in a slot, FILLED; `*is_new` where it has none yet and the record has
  * to be made. */
-int ms__state_load(ms__state_slots *slots, ms__state_chunk *chunk, ms__state_slot **slot,
-                   bool *is_new, ms_error *err);
+int ms__state_load(ms__state_slots *slots, ms__state_chunk *chunk, ms__state_slot **slot, bool *is_new, ms_error *err);
 
 /* Starts to write a FILLED slot. Where that fails it is UNSAVED. */
 int ms__state_store(ms__state_slots *slots, ms__state_slot *slot, ms_error *err);

@@ -10,8 +10,8 @@
 
 int ms__state_tensor_check(const ms_optimizer_form *form, ms_error *err)
 {
-    if ((unsigned)form->weights >= MS_ADAMW_WEIGHTS_COUNT ||
-        (unsigned)form->moments >= MS_ADAMW_MOMENTS_COUNT || form->count == 0) {
+    if ((unsigned)form->weights >= MS_ADAMW_WEIGHTS_COUNT || (unsigned)form->moments >= MS_ADAMW_MOMENTS_COUNT ||
+        form->count == 0) {
         return ms_fail(err, MS_EINVAL, "optimizer state: a form of %llu elements is of no known kind",
                        (unsigned long long)form->count);
     }
@@ -19,8 +19,7 @@ int ms__state_tensor_check(const ms_optimizer_form *form, ms_error *err)
         return ms_fail(err, MS_EINVAL, "optimizer state: amsgrad has no 8-bit form");
     }
     if (form->count > INT64_MAX / MS_OPTIMIZER_CHUNK_BYTES) {
-        return ms_fail(err, MS_EOVERFLOW, "optimizer state of %llu elements",
-                       (unsigned long long)form->count);
+        return ms_fail(err, MS_EOVERFLOW, "optimizer state of %llu elements", (unsigned long long)form->count);
     }
     return MS_OK;
 }
@@ -63,20 +62,21 @@ int ms__state_tensor_check_update(const ms__state_tensor *state, const ms_adamw_
 {
     if (tensor->weights != state->form.weights || tensor->moments != state->form.moments ||
         tensor->count != state->form.count) {
-        return ms_fail(err, MS_EINVAL, "optimizer state of %llu elements: the tensor has %llu, or "
-                                       "another form", (unsigned long long)state->form.count,
-                       (unsigned long long)tensor->count);
+        return ms_fail(err, MS_EINVAL,
+                       "optimizer state of %llu elements: the tensor has %llu, or "
+                       "another form",
+                       (unsigned long long)state->form.count, (unsigned long long)tensor->count);
     }
     if (tensor->step == 0 || tensor->parameter == NULL || tensor->gradient == NULL) {
-        return ms_fail(err, MS_EINVAL, "optimizer state: an update lacks its number, its parameter "
-                                       "or its gradient");
+        return ms_fail(err, MS_EINVAL,
+                       "optimizer state: an update lacks its number, its parameter "
+                       "or its gradient");
     }
     return MS_OK;
 }
 
 int ms__state_tensor_update(ms__state_slots *slots, ms__state_tensor *state, uint64_t index,
-                            const ms_adamw_group *group, const ms_adamw_tensor *tensor, uint32_t threads,
-                            ms_error *err)
+                            const ms_adamw_group *group, const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err)
 {
     ms__state_chunk *chunk = &state->chunks[index];
     uint64_t elements = elements_of(state, index);
@@ -97,8 +97,7 @@ int ms__state_tensor_update(ms__state_slots *slots, ms__state_tensor *state, uin
     if (is_new) {
         ms__record_fill_new(&state->form, elements, slot->memory);
     }
-    ms_adamw_tensor part =
-        ms__record_bind(&state->form, tensor, index * state->chunk_elements, elements, slot->memory);
+    ms_adamw_tensor part = ms__record_bind(&state->form, tensor, index * state->chunk_elements, elements, slot->memory);
     rc = ms_adamw_step(group, &part, 1, threads, err);
     if (rc != MS_OK) {
         ms__state_release(slot);
@@ -108,8 +107,8 @@ int ms__state_tensor_update(ms__state_slots *slots, ms__state_tensor *state, uin
     return ms__state_store(slots, slot, err);
 }
 
-int ms__state_tensor_put(ms__state_slots *slots, ms__state_tensor *state, uint64_t index,
-                         const ms_adamw_tensor *source, ms_error *err)
+int ms__state_tensor_put(ms__state_slots *slots, ms__state_tensor *state, uint64_t index, const ms_adamw_tensor *source,
+                         ms_error *err)
 {
     ms__state_chunk *chunk = &state->chunks[index];
     ms__state_slot *slot = NULL;

@@ -34,8 +34,8 @@ int ms__state_tensor_update(ms__state_slots *slots, ms__state_tensor *state, uin
                             ms_error *err);
 
 /* The chunk becomes what `source` has of it, and starts to be written. */
-int ms__state_tensor_put(ms__state_slots *slots, ms__state_tensor *state, uint64_t index,
-                         const ms_adamw_tensor *source, ms_error *err);
+int ms__state_tensor_put(ms__state_slots *slots, ms__state_tensor *state, uint64_t index, const ms_adamw_tensor *source,
+                         ms_error *err);
 
 /* Writes the chunk's arrays to where they belong in the file: `offsets` as for
  * ms_optimizer_stream_export(). */

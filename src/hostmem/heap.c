@@ -280,8 +280,7 @@ void *ms__heap_alloc(size_t bytes, ms__heap_owner owner)
     if (bytes > SIZE_MAX / 2) {
         return NULL;
     }
-    uint64_t whole_bytes = ms__align_up(
-        bytes < MS_HOSTMEM_MIN_BYTES ? MS_HOSTMEM_MIN_BYTES : bytes, ms__page_bytes());
+    uint64_t whole_bytes = ms__align_up(bytes < MS_HOSTMEM_MIN_BYTES ? MS_HOSTMEM_MIN_BYTES : bytes, ms__page_bytes());
     ms__map_block *block = NULL;
     lock_heap();
     if (is_served(owner)) {
@@ -317,8 +316,7 @@ bool ms__heap_free(void *address)
     lock_heap();
     /* Again, now that it cannot change: a block in the cache, or one whose descriptor
      * went to another address meanwhile, was not the caller's to free. */
-    bool is_used = address_of(block) == address &&
-                   atomic_load_explicit(&block->serial, memory_order_relaxed) != 0;
+    bool is_used = address_of(block) == address && atomic_load_explicit(&block->serial, memory_order_relaxed) != 0;
     bool must_unmap = false;
     if (is_used) {
         take_back(block);

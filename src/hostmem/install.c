@@ -147,8 +147,7 @@ static void stay_loaded(void)
 static bool find_slots(const void *library, char reason[MS__GOT_SLOT_REASON_MAX])
 {
     installation *self = &the_installation;
-    return ms__got_slot_find(library, "posix_memalign", (uintptr_t)hook_memalign,
-                             &self->memalign_slot, reason) &&
+    return ms__got_slot_find(library, "posix_memalign", (uintptr_t)hook_memalign, &self->memalign_slot, reason) &&
            ms__got_slot_find(library, "free", (uintptr_t)hook_free, &self->free_slot, reason);
 }
 
@@ -166,8 +165,7 @@ static bool take_slots(const char *name, char reason[MS__GOT_SLOT_REASON_MAX])
         return false;
     }
     if (atomic_load(&self->is_retiring) && library != self->library) {
-        snprintf(reason, MS__GOT_SLOT_REASON_MAX,
-                 "blocks of the library served before %s still live", name);
+        snprintf(reason, MS__GOT_SLOT_REASON_MAX, "blocks of the library served before %s still live", name);
         return false;
     }
     /* First of all: from now on no freeing thread restores what is found here. */
@@ -177,8 +175,7 @@ static bool take_slots(const char *name, char reason[MS__GOT_SLOT_REASON_MAX])
         atomic_store(&real_memalign, (memalign_function *)self->memalign_slot.real);
         atomic_store(&real_free, (free_function *)self->free_slot.real);
         atomic_store(&free_cell, self->free_slot.cell);
-        if (take(&self->free_slot, (uintptr_t)hook_free) &&
-            take(&self->memalign_slot, (uintptr_t)hook_memalign)) {
+        if (take(&self->free_slot, (uintptr_t)hook_free) && take(&self->memalign_slot, (uintptr_t)hook_memalign)) {
             atomic_store(&self->is_retiring, false);
             return true;
         }
@@ -253,8 +250,7 @@ static ms_hostmem_means fall_back(notice *note)
         return MS_HOSTMEM_MALLOPT;
     }
     snprintf(note->text, sizeof note->text,
-             "%s, and glibc's allocator is not in use: resident memory may stay above live bytes",
-             reason);
+             "%s, and glibc's allocator is not in use: resident memory may stay above live bytes", reason);
     return MS_HOSTMEM_NONE;
 }
 
@@ -265,8 +261,7 @@ static int check_same_library(const char *name, ms_error *err)
     if (ms__got_slot_library(name) == the_installation.library) {
         return MS_OK;
     }
-    return ms_fail(err, MS_ESTATE,
-                   "hostmem: cannot serve %s, because another library is served already", name);
+    return ms_fail(err, MS_ESTATE, "hostmem: cannot serve %s, because another library is served already", name);
 }
 
 static int install_locked(const char *name, notice *note, ms_error *err)

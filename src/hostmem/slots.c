@@ -23,13 +23,13 @@ enum { RELOCATION_CALL = -1, RELOCATION_ADDRESS = -1 };
 #endif
 
 typedef struct relocations {
-    const ElfW(Rela) *entries;
+    const ElfW(Rela) * entries;
     size_t count;
 } relocations;
 
 /* What the dynamic section says about where the cells are. */
 typedef struct dynamic_tables {
-    const ElfW(Sym) *symbols;
+    const ElfW(Sym) * symbols;
     const char *strings;
     relocations calls; /* filled at the first call, or at load */
     relocations data;  /* filled at load */
@@ -96,8 +96,8 @@ static bool read_dynamic(const struct link_map *map, dynamic_tables *tables)
 
 /* The cell of an undefined symbol: one that the library defines itself is not called
  * through another library. */
-static ms__got_slot_cell *cell_in(const struct link_map *map, const dynamic_tables *tables,
-                              const relocations *list, int type, const char *symbol)
+static ms__got_slot_cell *cell_in(const struct link_map *map, const dynamic_tables *tables, const relocations *list,
+                                  int type, const char *symbol)
 {
     for (size_t i = 0; i < list->count; i++) {
         const ElfW(Rela) *entry = &list->entries[i];
@@ -105,8 +105,7 @@ static ms__got_slot_cell *cell_in(const struct link_map *map, const dynamic_tabl
             continue;
         }
         const ElfW(Sym) *target = &tables->symbols[ELF64_R_SYM(entry->r_info)];
-        if (target->st_shndx == SHN_UNDEF &&
-            strcmp(tables->strings + target->st_name, symbol) == 0) {
+        if (target->st_shndx == SHN_UNDEF && strcmp(tables->strings + target->st_name, symbol) == 0) {
             return (ms__got_slot_cell *)(map->l_addr + entry->r_offset);
         }
     }
@@ -150,8 +149,7 @@ static int ask_segments(struct dl_phdr_info *info, size_t size, void *context)
             query->is_code |= query->address >= start && query->address < end;
         } else if (segment->p_type == PT_GNU_RELRO) {
             /* The linker protects whole pages only, rounded down at both ends. */
-            query->is_read_only = query->address >= (start & page_mask) &&
-                                  query->address < (end & page_mask);
+            query->is_read_only = query->address >= (start & page_mask) && query->address < (end & page_mask);
         }
     }
     return 1;
@@ -198,18 +196,16 @@ static bool is_expected(const char *symbol, uintptr_t value)
 static const char *owner_of(uintptr_t address)
 {
     Dl_info info;
-    return dladdr((void *)address, &info) != 0 && info.dli_fname != NULL ? info.dli_fname
-                                                                         : "unknown code";
+    return dladdr((void *)address, &info) != 0 && info.dli_fname != NULL ? info.dli_fname : "unknown code";
 }
 
 bool ms__got_slot_find(const void *library, const char *symbol, uintptr_t ours, ms__got_slot *slot,
-                   char reason[MS__GOT_SLOT_REASON_MAX])
+                       char reason[MS__GOT_SLOT_REASON_MAX])
 {
     const struct link_map *map = library;
     slot->cell = find_cell(map, symbol);
     if (slot->cell == NULL) {
-        snprintf(reason, MS__GOT_SLOT_REASON_MAX, "%s does not call %s through a slot", map->l_name,
-                 symbol);
+        snprintf(reason, MS__GOT_SLOT_REASON_MAX, "%s does not call %s through a slot", map->l_name, symbol);
         return false;
     }
     slot->is_read_only = segments_at(map, (uintptr_t)slot->cell).is_read_only;
@@ -226,8 +222,8 @@ bool ms__got_slot_find(const void *library, const char *symbol, uintptr_t ours, 
         slot->real = resolved;
         return true;
     }
-    snprintf(reason, MS__GOT_SLOT_REASON_MAX, "the slot of %s in %s already leads to %s", symbol,
-             map->l_name, owner_of(slot->found));
+    snprintf(reason, MS__GOT_SLOT_REASON_MAX, "the slot of %s in %s already leads to %s", symbol, map->l_name,
+             owner_of(slot->found));
     return false;
 }
 

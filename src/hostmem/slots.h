@@ -39,7 +39,7 @@ const void *ms__got_slot_library(const char *name);
  * `ours` counts too; `real` is then left as it is.
  */
 bool ms__got_slot_find(const void *library, const char *symbol, uintptr_t ours, ms__got_slot *slot,
-                   char reason[MS__GOT_SLOT_REASON_MAX]);
+                       char reason[MS__GOT_SLOT_REASON_MAX]);
 
 /* Puts `desired` where `expected` still is. False, with the cell as it was, if it holds
  * something else by now or its page cannot be made writable. */

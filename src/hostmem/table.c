@@ -129,16 +129,14 @@ ms__map_block *ms__map_table_start(const void *address)
         return NULL;
     }
     ms__map_block *block = atomic_load_explicit(&place->starts, memory_order_acquire);
-    if (block == NULL ||
-        atomic_load_explicit(&block->address, memory_order_relaxed) != (uintptr_t)address) {
+    if (block == NULL || atomic_load_explicit(&block->address, memory_order_relaxed) != (uintptr_t)address) {
         return NULL;
     }
     return block;
 }
 
 /* The serial is read before and after: it differs if the descriptor changed hands. */
-static bool copy_if_inside(ms__map_block *block, uintptr_t address, uintptr_t *start,
-                           uint64_t *bytes, uint64_t *serial)
+static bool copy_if_inside(ms__map_block *block, uintptr_t address, uintptr_t *start, uint64_t *bytes, uint64_t *serial)
 {
     if (block == NULL) {
         return false;
@@ -147,8 +145,7 @@ static bool copy_if_inside(ms__map_block *block, uintptr_t address, uintptr_t *s
     uintptr_t block_start = atomic_load_explicit(&block->address, memory_order_acquire);
     uint64_t block_bytes = atomic_load_explicit(&block->bytes, memory_order_acquire);
     uint64_t after = atomic_load_explicit(&block->serial, memory_order_acquire);
-    if (before == 0 || before != after || address < block_start ||
-        address - block_start >= block_bytes) {
+    if (before == 0 || before != after || address < block_start || address - block_start >= block_bytes) {
         return false;
     }
     *start = block_start;

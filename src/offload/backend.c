@@ -48,8 +48,7 @@ int ms__plain_lane_open(ms__backend *backend, ms__lane **lane, ms_error *err)
 {
     ms__lane *made = ms_calloc(1, sizeof *made);
     if (made == NULL) {
-        return ms_fail(err, MS_ENOMEM, "no memory for a lane of the %s backend",
-                       backend->ops->name);
+        return ms_fail(err, MS_ENOMEM, "no memory for a lane of the %s backend", backend->ops->name);
     }
     made->backend = backend;
     *lane = made;

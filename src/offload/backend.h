@@ -140,8 +140,8 @@ extern const ms__backend_ops ms__backend_uring; /* only where the build has MS_H
 const ms__backend_ops *ms__backend_choose(const ms__backend_options *options);
 
 /* May a transfer name this memory? Where only the backend can reach it, it must. */
-static inline bool ms__memory_is_direct(const ms__backend *backend, const void *memory,
-                                        uint64_t padded_bytes, uint64_t capacity_bytes)
+static inline bool ms__memory_is_direct(const ms__backend *backend, const void *memory, uint64_t padded_bytes,
+                                        uint64_t capacity_bytes)
 {
     return backend->device_memory ||
            ((uintptr_t)memory % backend->address_alignment == 0 && padded_bytes <= capacity_bytes);

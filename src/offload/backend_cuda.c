@@ -72,9 +72,8 @@ static cuda_event *event_take(cuda_backend *self)
         return event;
     }
     event = ms_calloc(1, sizeof *event);
-    if (event == NULL ||
-        MS__CUDA_CALL(&self->cuda, event_create, &event->event,
-                      MS__CU_EVENT_BLOCKING_SYNC | MS__CU_EVENT_DISABLE_TIMING) != 0) {
+    if (event == NULL || MS__CUDA_CALL(&self->cuda, event_create, &event->event,
+                                       MS__CU_EVENT_BLOCKING_SYNC | MS__CU_EVENT_DISABLE_TIMING) != 0) {
         ms_free(event);
         return NULL;
     }
@@ -100,15 +99,13 @@ static int cuda_mark(ms__backend *backend, void *stream, void **mark, ms_error *
         return ms_fail(err, MS_EIO, "%s: its context cannot be used", backend->place);
     }
     cuda_event *event = event_take(self);
-    int failure = event == NULL ? MS__CU_UNKNOWN
-                                : MS__CUDA_CALL(&self->cuda, event_record, event->event, stream);
+    int failure = event == NULL ? MS__CU_UNKNOWN : MS__CUDA_CALL(&self->cuda, event_record, event->event, stream);
     ms__cuda_leave(&self->cuda);
     if (failure != 0) {
         if (event != NULL) {
             event_give(self, event);
         }
-        return ms_fail(err, MS_EIO, "%s: no event on the caller's stream (driver error %d)",
-                       backend->place, failure);
+        return ms_fail(err, MS_EIO, "%s: no event on the caller's stream (driver error %d)", backend->place, failure);
     }
     *mark = event;
     return MS_OK;
@@ -123,8 +120,8 @@ static void cuda_unmark(ms__backend *backend, void *mark)
 
 static int fail_driver(ms_error *err, const ms__backend_options *options, int failure, const char *what)
 {
-    return ms_fail(err, failure == MS__CU_UNKNOWN ? MS_ESYSTEM : MS_ENOTSUP,
-                   "GPU %u: %s (driver error %d)", options->device, what, failure);
+    return ms_fail(err, failure == MS__CU_UNKNOWN ? MS_ESYSTEM : MS_ENOTSUP, "GPU %u: %s (driver error %d)",
+                   options->device, what, failure);
 }
 
 static int open_device(ms__cuda *cuda, const ms__backend_options *options, ms_error *err)
@@ -152,8 +149,8 @@ static uint32_t wanted_streams(const cuda_backend *self, const ms__backend_optio
     if (options->stream_count > 0) {
         return (uint32_t)ms__min_u64(options->stream_count, STREAMS_MAX);
     }
-    int failure = MS__CUDA_CALL(&self->cuda, device_get_attribute, &engines,
-                                MS__CU_ATTRIBUTE_COPY_ENGINES, self->cuda.device);
+    int failure =
+        MS__CUDA_CALL(&self->cuda, device_get_attribute, &engines, MS__CU_ATTRIBUTE_COPY_ENGINES, self->cuda.device);
     return failure == 0 && engines >= 2 ? 2 : 1;
 }
 
@@ -162,8 +159,8 @@ static int open_streams(cuda_backend *self, const ms__backend_options *options, 
 {
     uint32_t wanted = wanted_streams(self, options);
     while (self->stream_count < wanted) {
-        int failure = MS__CUDA_CALL(&self->cuda, stream_create, &self->streams[self->stream_count],
-                                    MS__CU_STREAM_NON_BLOCKING);
+        int failure =
+            MS__CUDA_CALL(&self->cuda, stream_create, &self->streams[self->stream_count], MS__CU_STREAM_NON_BLOCKING);
         if (failure != 0) {
             return fail_driver(err, options, failure, "no stream");
         }
@@ -192,8 +189,7 @@ static void describe(cuda_backend *self, const ms__backend_options *options)
     char memory[200] = "no host memory", disk[240] = "";
     const ms__cuda_host *host = &self->host;
     if (host->cap_bytes == UINT64_MAX) {
-        snprintf(memory, sizeof memory, "host memory, up to %s of it pinned",
-                 ms__text_bytes(host->pool_bytes).text);
+        snprintf(memory, sizeof memory, "host memory, up to %s of it pinned", ms__text_bytes(host->pool_bytes).text);
     } else if (host->cap_bytes > 0) {
         snprintf(memory, sizeof memory, "%s of host memory, up to %s of it pinned",
                  ms__text_bytes(host->cap_bytes).text, ms__text_bytes(host->pool_bytes).text);
@@ -202,10 +198,10 @@ static void describe(cuda_backend *self, const ms__backend_options *options)
         snprintf(disk, sizeof disk, ", then %.220s", host->spill.base.description);
     }
     snprintf(self->base.place, sizeof self->base.place, "%s of GPU %u%s%.400s",
-             host->cap_bytes > 0 ? "host tier" : "lower tier", options->device,
-             host->has_disk ? ", " : "", host->has_disk ? host->spill.base.place : "");
-    snprintf(self->base.description, sizeof self->base.description, "GPU %u to %s%s; %u copy stream%s",
-             options->device, memory, disk, self->stream_count, self->stream_count == 1 ? "" : "s");
+             host->cap_bytes > 0 ? "host tier" : "lower tier", options->device, host->has_disk ? ", " : "",
+             host->has_disk ? host->spill.base.place : "");
+    snprintf(self->base.description, sizeof self->base.description, "GPU %u to %s%s; %u copy stream%s", options->device,
+             memory, disk, self->stream_count, self->stream_count == 1 ? "" : "s");
 }
 
 static void close_driver_parts(cuda_backend *self)
@@ -342,9 +338,8 @@ static int move_file(cuda_backend *self, const ms__io *io)
     uint32_t stalls = 0;
     while (done < io->bytes) {
         unsigned char *memory = io->staging + done;
-        ssize_t moved = io->direction == MS__WRITE
-                            ? ms__os_pwrite(file->fd, memory, io->bytes - done, position + done)
-                            : ms__os_pread(file->fd, memory, io->bytes - done, position + done);
+        ssize_t moved = io->direction == MS__WRITE ? ms__os_pwrite(file->fd, memory, io->bytes - done, position + done)
+                                                   : ms__os_pread(file->fd, memory, io->bytes - done, position + done);
         if (moved < 0) {
             return (int)-moved;
         }
@@ -363,8 +358,7 @@ static int move_file(cuda_backend *self, const ms__io *io)
 /* Where the copy on the link ends or begins. */
 static unsigned char *host_side(cuda_backend *self, const ms__io *io)
 {
-    return ms__cuda_kind_of(io->position) == MS__CUDA_DISK ? io->staging
-                                                           : ms__cuda_address(&self->host, io->position);
+    return ms__cuda_kind_of(io->position) == MS__CUDA_DISK ? io->staging : ms__cuda_address(&self->host, io->position);
 }
 
 static bool is_intact(const cuda_backend *self, const ms__io *io, const unsigned char *memory)
@@ -414,8 +408,8 @@ static int refused_by_test(const ms__io *io)
     return failure != 0 ? failure : EIO;
 }
 
-static int copy_step(cuda_backend *self, ms__cu_stream stream, const ms__io *io,
-                     unsigned char *memory, uint64_t offset, uint64_t bytes)
+static int copy_step(cuda_backend *self, ms__cu_stream stream, const ms__io *io, unsigned char *memory, uint64_t offset,
+                     uint64_t bytes)
 {
     ms__cu_pointer device = (uintptr_t)io->memory + offset;
     return io->direction == MS__WRITE

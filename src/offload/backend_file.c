@@ -40,9 +40,8 @@ static ms__io *file_finish(ms__lane *lane)
     ms__io *io = lane->started;
     const ms__file *file = &((ms__spill *)lane->backend)->file;
     lane->started = NULL;
-    ssize_t moved = io->direction == MS__WRITE
-                        ? ms__os_pwrite(file->fd, io->memory, io->bytes, io->position)
-                        : ms__os_pread(file->fd, io->memory, io->bytes, io->position);
+    ssize_t moved = io->direction == MS__WRITE ? ms__os_pwrite(file->fd, io->memory, io->bytes, io->position)
+                                               : ms__os_pread(file->fd, io->memory, io->bytes, io->position);
     io->moved_bytes = moved > 0 ? (uint64_t)moved : 0;
     io->system_errno = moved < 0 ? (int)-moved : 0;
     return io;

@@ -74,8 +74,8 @@ static int memory_reserve(ms__backend *backend, uint64_t bytes, uint64_t *positi
 {
     memory_backend *self = (memory_backend *)backend;
     if (!count_in(self, bytes)) {
-        return ms_fail(err, MS_ENOSPC, "host tier: %s more would pass the cap of %s",
-                       ms__text_bytes(bytes).text, ms__text_bytes(self->cap_bytes).text);
+        return ms_fail(err, MS_ENOSPC, "host tier: %s more would pass the cap of %s", ms__text_bytes(bytes).text,
+                       ms__text_bytes(self->cap_bytes).text);
     }
     void *address = NULL;
     bool is_large = bytes >= MS__HUGE_PAGE_BYTES;

@@ -182,8 +182,7 @@ static void uring_start(ms__lane *lane, ms__io *io)
                         .is_write = is_write,
                         .is_registered = is_in_slab(backend, io),
                         .memory = io->memory,
-                        .bytes = (uint32_t)bytes_to_ask_for(
-                            io, backend->spill.base.block_bytes, &entry->is_short),
+                        .bytes = (uint32_t)bytes_to_ask_for(io, backend->spill.base.block_bytes, &entry->is_short),
                         .position = io->position,
                         .tag = slot,
                     });

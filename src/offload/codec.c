@@ -81,18 +81,17 @@ void ms__codec_close(ms__codec *codec)
 
 /* A number at a time, its bytes by shifts: loops that compilers turn into vectors. What
  * byte of a number goes to what plane is the same both ways, whatever the byte order. */
-#define DEFINE_SHUFFLE(W, TYPE)                                                                  \
-    static void split_##W(const unsigned char *restrict data, uint64_t count,                    \
-                          unsigned char *const planes[])                                         \
-    {                                                                                            \
-        for (uint32_t p = 0; p < (W); p++) {                                                     \
-            unsigned char *restrict plane = planes[p];                                           \
-            for (uint64_t i = 0; i < count; i++) {                                               \
-                TYPE number;                                                                     \
-                memcpy(&number, data + i * (W), (W));                                            \
-                plane[i] = (unsigned char)(number >> 8 * p);                                     \
-            }                                                                                    \
-        }                                                                                        \
+#define DEFINE_SHUFFLE(W, TYPE) \
+    static void split_##W(const unsigned char *restrict data, uint64_t count, unsigned char *const planes[]) \
+    { \
+        for (uint32_t p = 0; p < (W); p++) { \
+            unsigned char *restrict plane = planes[p]; \
+            for (uint64_t i = 0; i < count; i++) { \
+                TYPE number; \
+                memcpy(&number, data + i * (W), (W)); \
+                plane[i] = (unsigned char)(number >> 8 * p); \
+            } \
+        } \
     }
 DEFINE_SHUFFLE(2, uint16_t)
 DEFINE_SHUFFLE(4, uint32_t)
@@ -128,25 +127,39 @@ static void join_8(const unsigned char *const planes[], uint64_t count, unsigned
     }
 }
 
-static void split(const unsigned char *data, uint64_t count, uint32_t width,
-                  unsigned char *const planes[])
+static void split(const unsigned char *data, uint64_t count, uint32_t width, unsigned char *const planes[])
 {
     switch (width) {
-    case 8: split_8(data, count, planes); break;
-    case 4: split_4(data, count, planes); break;
-    case 2: split_2(data, count, planes); break;
-    default: memcpy(planes[0], data, count); break;
+    case 8:
+        split_8(data, count, planes);
+        break;
+    case 4:
+        split_4(data, count, planes);
+        break;
+    case 2:
+        split_2(data, count, planes);
+        break;
+    default:
+        memcpy(planes[0], data, count);
+        break;
     }
 }
 
-static void join(const unsigned char *const planes[], uint64_t count, uint32_t width,
-                 unsigned char *data)
+static void join(const unsigned char *const planes[], uint64_t count, uint32_t width, unsigned char *data)
 {
     switch (width) {
-    case 8: join_8(planes, count, data); break;
-    case 4: join_4(planes, count, data); break;
-    case 2: join_2(planes, count, data); break;
-    default: memcpy(data, planes[0], count); break;
+    case 8:
+        join_8(planes, count, data);
+        break;
+    case 4:
+        join_4(planes, count, data);
+        break;
+    case 2:
+        join_2(planes, count, data);
+        break;
+    default:
+        memcpy(data, planes[0], count);
+        break;
     }
 }
 
@@ -181,8 +194,8 @@ static uint64_t judge(ms__codec *codec, uint64_t sample_bytes, uint32_t width, u
     split(codec->sample, count, width, planes);
     *mask = 0;
     for (uint32_t p = 0; p < width; p++) {
-        size_t compressed = codec->zstd->compress(codec->compressor, codec->scrap, sizeof codec->scrap,
-                                              planes[p], count);
+        size_t compressed =
+            codec->zstd->compress(codec->compressor, codec->scrap, sizeof codec->scrap, planes[p], count);
         bool gains = !codec->zstd->is_error(compressed) && compressed <= count - count / PLANE_GAIN;
         *mask |= (uint32_t)gains << p;
         sum += gains ? compressed : count;
@@ -211,8 +224,8 @@ void ms__codec_look(ms__codec *codec, const void *data, uint64_t bytes, ms__code
 /* ---- compression ------------------------------------------------------------------- */
 
 /* Appends one block; the bytes written, or 0 where `room` is too small. */
-static uint64_t compress_block(ms__codec *codec, const ms__codec_view *view, const unsigned char *data,
-                           uint64_t count, unsigned char *compressed, uint64_t room)
+static uint64_t compress_block(ms__codec *codec, const ms__codec_view *view, const unsigned char *data, uint64_t count,
+                               unsigned char *compressed, uint64_t room)
 {
     unsigned char *planes[WIDTH_MAX];
     uint64_t copied_bytes = 0;
@@ -233,8 +246,8 @@ static uint64_t compress_block(ms__codec *codec, const ms__codec_view *view, con
         if (room - at < SIZE_BYTES) {
             return 0;
         }
-        size_t size = codec->zstd->compress(codec->compressor, compressed + at + SIZE_BYTES,
-                                            room - at - SIZE_BYTES, planes[p], count);
+        size_t size = codec->zstd->compress(codec->compressor, compressed + at + SIZE_BYTES, room - at - SIZE_BYTES,
+                                            planes[p], count);
         if (codec->zstd->is_error(size)) {
             return 0;
         }
@@ -245,7 +258,7 @@ static uint64_t compress_block(ms__codec *codec, const ms__codec_view *view, con
 }
 
 uint64_t ms__codec_compress(ms__codec *codec, const ms__codec_view *view, const void *data, uint64_t bytes,
-                        void *compressed, uint64_t room)
+                            void *compressed, uint64_t room)
 {
     const unsigned char *from = data;
     unsigned char *to = compressed;
@@ -276,7 +289,7 @@ uint64_t ms__codec_compress(ms__codec *codec, const ms__codec_view *view, const 
 
 /* Reads one block; the bytes it took, or 0 where it is none. */
 static uint64_t decompress_block(ms__codec *codec, const ms__codec_view *view, const unsigned char *compressed,
-                             uint64_t left, unsigned char *data, uint64_t count)
+                                 uint64_t left, unsigned char *data, uint64_t count)
 {
     const unsigned char *planes[WIDTH_MAX];
     uint64_t at = 0;
@@ -299,8 +312,8 @@ static uint64_t decompress_block(ms__codec *codec, const ms__codec_view *view, c
         }
         memcpy(&size, compressed + at, SIZE_BYTES);
         at += SIZE_BYTES;
-        if (left - at < size || codec->zstd->decompress(codec->decompressor, codec->planes + p * count,
-                                                        count, compressed + at, size) != count) {
+        if (left - at < size || codec->zstd->decompress(codec->decompressor, codec->planes + p * count, count,
+                                                        compressed + at, size) != count) {
             return 0;
         }
         planes[p] = codec->planes + p * count;
@@ -316,7 +329,7 @@ static bool is_width(uint32_t width)
 }
 
 bool ms__codec_decompress(ms__codec *codec, const void *compressed, uint64_t compressed_bytes, void *data,
-                      uint64_t bytes)
+                          uint64_t bytes)
 {
     const unsigned char *from = compressed;
     unsigned char *to = data;

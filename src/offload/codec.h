@@ -26,11 +26,11 @@ void ms__codec_look(ms__codec *codec, const void *data, uint64_t bytes, ms__code
 
 /* Compresses as the view says. The compressed bytes, or 0 where they would not fit `room`. */
 uint64_t ms__codec_compress(ms__codec *codec, const ms__codec_view *view, const void *data, uint64_t bytes,
-                        void *compressed, uint64_t room);
+                            void *compressed, uint64_t room);
 
 /* Writes exactly `bytes` to `data`; false where `compressed` is not what ms__codec_compress() made
  * of so many. Safe whatever `compressed` holds. */
 bool ms__codec_decompress(ms__codec *codec, const void *compressed, uint64_t compressed_bytes, void *data,
-                      uint64_t bytes);
+                          uint64_t bytes);
 
 #endif

@@ -116,18 +116,18 @@ static ms_compression wish_of(const ms_offload *engine, const ms_offload_options
 static void tell_decision(const ms_offload *engine, const ms_offload_options *options)
 {
     const ms__compression *compression = &engine->compression;
-    const char *decision = compression->is_on ? "pieces are compressed on their way where that pays"
-                                              : "nothing is compressed on its way";
-    uint64_t per_gb_ns =
-        ms__add_sat(cost_of(&compression->down, GB_BYTES), cost_of(&compression->up, GB_BYTES));
+    const char *decision =
+        compression->is_on ? "pieces are compressed on their way where that pays" : "nothing is compressed on its way";
+    uint64_t per_gb_ns = ms__add_sat(cost_of(&compression->down, GB_BYTES), cost_of(&compression->up, GB_BYTES));
     if (compression->is_always) {
         ms_log(MS_LOG_INFO, "%s: whatever gets smaller is compressed on its way", engine->backend->place);
         return;
     }
-    ms_log(MS_LOG_INFO, "%s: %s: the link moves %s/s down and %s/s up, the codec takes %s of "
-           "processor time per GB", engine->backend->place, decision,
-           ms__text_bytes(options->write_bytes_per_s).text, ms__text_bytes(options->read_bytes_per_s).text,
-           ms__text_ns(per_gb_ns).text);
+    ms_log(MS_LOG_INFO,
+           "%s: %s: the link moves %s/s down and %s/s up, the codec takes %s of "
+           "processor time per GB",
+           engine->backend->place, decision, ms__text_bytes(options->write_bytes_per_s).text,
+           ms__text_bytes(options->read_bytes_per_s).text, ms__text_ns(per_gb_ns).text);
 }
 
 int ms__compression_open(ms_offload *engine, const ms_offload_options *options, ms_error *err)
@@ -151,9 +151,8 @@ int ms__compression_open(ms_offload *engine, const ms_offload_options *options, 
     }
     compression->is_always = wish == MS_COMPRESSION_ALWAYS;
     if (!compression->is_always) {
-        compression->link_ns =
-            ms__add_sat(ms__mul_div(COMPRESSION_UNIT_BYTES, NS_PER_S, options->write_bytes_per_s),
-                        ms__mul_div(COMPRESSION_UNIT_BYTES, NS_PER_S, options->read_bytes_per_s));
+        compression->link_ns = ms__add_sat(ms__mul_div(COMPRESSION_UNIT_BYTES, NS_PER_S, options->write_bytes_per_s),
+                                           ms__mul_div(COMPRESSION_UNIT_BYTES, NS_PER_S, options->read_bytes_per_s));
     }
     uint64_t codec_ns = ms__add_sat(cost_of(&compression->down, COMPRESSION_UNIT_BYTES),
                                     cost_of(&compression->up, COMPRESSION_UNIT_BYTES));
@@ -195,8 +194,8 @@ void ms__compression_compress(ms__worker *worker, ms__job *job)
     if (!pays(engine, job->bytes, view.expected_bytes)) {
         return;
     }
-    uint64_t compressed_bytes = ms__codec_compress(worker->codec, &view, job->memory, job->bytes, job->bounce,
-                                           job->io.bytes - block_bytes);
+    uint64_t compressed_bytes =
+        ms__codec_compress(worker->codec, &view, job->memory, job->bytes, job->bounce, job->io.bytes - block_bytes);
     job->codec_ns = ms__max_u64(processor_ns() - begun_ns, 1);
     if (compressed_bytes == 0) {
         return; /* the sample promised too much */
@@ -246,7 +245,6 @@ void ms__compression_tell(ms_offload *engine)
     ms__codec_cost down = engine->compression.down;
     ms__mutex_unlock(&engine->lock);
     ms_log(MS_LOG_INFO, "%s: of the first %s moved, %s were compressed into %s, at %s of processor time per GB",
-           engine->backend->place, ms__text_bytes(stats.stored_bytes).text,
-           ms__text_bytes(stats.compressed_bytes).text, ms__text_bytes(stats.compressed_into_bytes).text,
-           ms__text_ns(cost_of(&down, GB_BYTES)).text);
+           engine->backend->place, ms__text_bytes(stats.stored_bytes).text, ms__text_bytes(stats.compressed_bytes).text,
+           ms__text_bytes(stats.compressed_into_bytes).text, ms__text_ns(cost_of(&down, GB_BYTES)).text);
 }

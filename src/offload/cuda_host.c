@@ -35,8 +35,7 @@ uint64_t ms__cuda_offset(uint64_t position)
 unsigned char *ms__cuda_address(const ms__cuda_host *host, uint64_t position)
 {
     uint64_t offset = ms__cuda_offset(position);
-    return ms__cuda_kind_of(position) == MS__CUDA_PINNED ? host->pool + offset
-                                                          : (unsigned char *)(uintptr_t)offset;
+    return ms__cuda_kind_of(position) == MS__CUDA_PINNED ? host->pool + offset : (unsigned char *)(uintptr_t)offset;
 }
 
 uint64_t ms__cuda_reach(const ms__cuda_host *host, uint64_t position, uint64_t bytes)
@@ -215,9 +214,8 @@ static void tell(const ms__cuda_host *host, ms__cuda_kind kind, uint64_t pinned_
         ms_log(MS_LOG_INFO, "GPU %d: %s of host memory are pinned, which is the limit; more is pageable, and slower",
                host->cuda->device, ms__text_bytes(pinned_bytes).text);
     } else {
-        ms_log(MS_LOG_INFO, "GPU %d: %s of host memory are used of %s; more goes to the %s",
-               host->cuda->device, ms__text_bytes(used_bytes).text,
-               ms__text_bytes(host->cap_bytes).text, host->spill.base.place);
+        ms_log(MS_LOG_INFO, "GPU %d: %s of host memory are used of %s; more goes to the %s", host->cuda->device,
+               ms__text_bytes(used_bytes).text, ms__text_bytes(host->cap_bytes).text, host->spill.base.place);
     }
 }
 
@@ -233,9 +231,8 @@ int ms__cuda_host_reserve(ms__cuda_host *host, uint64_t bytes, uint64_t *positio
         rc = ms__spill_reserve(&host->spill.base, bytes, &taken, err);
         taken |= (uint64_t)MS__CUDA_DISK << KIND_SHIFT;
     } else if (!is_in_memory) {
-        rc = ms_fail(err, MS_ENOSPC, "host tier of GPU %d: %s more would pass the cap of %s",
-                     host->cuda->device, ms__text_bytes(bytes).text,
-                     ms__text_bytes(host->cap_bytes).text);
+        rc = ms_fail(err, MS_ENOSPC, "host tier of GPU %d: %s more would pass the cap of %s", host->cuda->device,
+                     ms__text_bytes(bytes).text, ms__text_bytes(host->cap_bytes).text);
     }
     if (rc != MS_OK) {
         return rc;

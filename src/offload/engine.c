@@ -37,8 +37,7 @@ static int check_options(const ms_offload_options *options, ms_error *err)
 {
     uint64_t slot_bytes = or_default(options->slot_bytes, DEFAULT_SLOT_BYTES);
     if (slot_bytes % ms__page_bytes() != 0) {
-        return ms_fail(err, MS_EINVAL, "slots of %llu bytes are not whole pages",
-                       (unsigned long long)slot_bytes);
+        return ms_fail(err, MS_EINVAL, "slots of %llu bytes are not whole pages", (unsigned long long)slot_bytes);
     }
     if (options->tier == MS_TIER_DISK && (options->dir == NULL || options->dir[0] == '\0')) {
         return ms_fail(err, MS_EINVAL, "the disk tier needs a directory");
@@ -47,8 +46,8 @@ static int check_options(const ms_offload_options *options, ms_error *err)
 }
 
 /* A refusal of the means, not of the tier, is no failure: others take over. */
-static int open_with_fallback(const ms__backend_ops *ops, const ms__backend_options *options,
-                              ms__backend **backend, ms_error *err)
+static int open_with_fallback(const ms__backend_ops *ops, const ms__backend_options *options, ms__backend **backend,
+                              ms_error *err)
 {
     ms_error refusal = {0};
     if (ops->fallback == NULL) {
@@ -56,8 +55,8 @@ static int open_with_fallback(const ms__backend_ops *ops, const ms__backend_opti
     }
     int rc = ops->open(options, backend, &refusal);
     if (rc == MS_ENOTSUP) {
-        ms_log(MS_LOG_WARNING, "%s tier in %s: %s: the %s backend takes over",
-               ms_tier_name(options->tier), options->dir, refusal.text, ops->fallback->name);
+        ms_log(MS_LOG_WARNING, "%s tier in %s: %s: the %s backend takes over", ms_tier_name(options->tier),
+               options->dir, refusal.text, ops->fallback->name);
         return open_with_fallback(ops->fallback, options, backend, err);
     }
     if (rc != MS_OK && err != NULL) {
@@ -86,14 +85,12 @@ static int open_backend(ms_offload *engine, const ms_offload_options *options, m
     };
     const ms__backend_ops *ops = ms__backend_choose(&backend_options);
     if (ops == NULL) {
-        return ms_fail(err, MS_ENOTSUP, "this build has no backend for the %s tier",
-                       ms_tier_name(options->tier));
+        return ms_fail(err, MS_ENOTSUP, "this build has no backend for the %s tier", ms_tier_name(options->tier));
     }
     int rc = open_with_fallback(ops, &backend_options, &engine->backend, err);
     if (rc == MS_OK && engine->slot_bytes % engine->backend->block_bytes != 0) {
         return ms_fail(err, MS_EINVAL, "slots of %llu bytes are not whole blocks of %llu",
-                       (unsigned long long)engine->slot_bytes,
-                       (unsigned long long)engine->backend->block_bytes);
+                       (unsigned long long)engine->slot_bytes, (unsigned long long)engine->backend->block_bytes);
     }
     return rc;
 }
@@ -122,8 +119,7 @@ static int start_threads(ms_offload *engine, ms_error *err)
         char name[32];
         ms_error cause = {0};
         snprintf(name, sizeof name, "ms-offload-%u", i);
-        int rc = ms__thread_start(&engine->workers[i].thread, name, ms__worker_run,
-                                  &engine->workers[i], &cause);
+        int rc = ms__thread_start(&engine->workers[i].thread, name, ms__worker_run, &engine->workers[i], &cause);
         if (rc != MS_OK && i == 0) {
             if (err != NULL) {
                 *err = cause;
@@ -131,8 +127,8 @@ static int start_threads(ms_offload *engine, ms_error *err)
             return rc;
         }
         if (rc != MS_OK) {
-            ms_log(MS_LOG_WARNING, "%s: %u of %u transfer threads: %s", engine->backend->place, i,
-                   engine->worker_count, cause.text);
+            ms_log(MS_LOG_WARNING, "%s: %u of %u transfer threads: %s", engine->backend->place, i, engine->worker_count,
+                   cause.text);
             ms__mutex_lock(&engine->lock);
             engine->free_places -= (engine->worker_count - i) * engine->backend->lane_depth;
             ms__mutex_unlock(&engine->lock);
@@ -173,8 +169,7 @@ static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_
         return rc;
     }
     snprintf(engine->description, sizeof engine->description, "%.440s; %u pieces at a time, %u slots of %s",
-             engine->backend->description, private_count, engine->slots.count,
-             ms__text_bytes(engine->slot_bytes).text);
+             engine->backend->description, private_count, engine->slots.count, ms__text_bytes(engine->slot_bytes).text);
     return start_threads(engine, err);
 }
 
@@ -297,8 +292,7 @@ void ms_offload_close(ms_offload *engine)
     bool is_at_rest = come_to_rest(engine);
     if (!is_at_rest) {
         /* A thread is inside a system call that does not return, with memory of ours. */
-        ms_log(MS_LOG_ERROR, "%s: a transfer does not end; the engine is left behind",
-               engine->backend->place);
+        ms_log(MS_LOG_ERROR, "%s: a transfer does not end; the engine is left behind", engine->backend->place);
     }
     for (uint32_t i = 0; i < engine->worker_count; i++) {
         if (is_at_rest) {

@@ -152,8 +152,7 @@ ms__ticket *ms__transfer_first(ms_offload *engine);
 bool ms__transfer_take(ms_offload *engine, ms__ticket **ticket, uint32_t *piece);
 
 /* A piece that was taken has ended. */
-void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t piece,
-                              const ms__failure *failure);
+void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t piece, const ms__failure *failure);
 
 /* Starts no further piece; the transfer ends, failed with MS_ECANCELED, once the running
  * ones have. */
@@ -166,8 +165,8 @@ void ms__transfer_cancel(ms_offload *engine, ms__ticket *ticket);
 void ms__transfer_settle(ms_offload *engine, ms__ticket *ticket);
 
 /* Starts bringing a stored, idle ticket to `memory`, after `mark`. */
-void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned char *memory,
-                              uint64_t capacity, void *mark);
+void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned char *memory, uint64_t capacity,
+                              void *mark);
 
 /* Gives a mark back to the backend that made it; NULL is allowed. */
 void ms__transfer_unmark(ms_offload *engine, void **mark);

@@ -91,8 +91,7 @@ static bool install_handlers(void)
 {
     static bool hears_of_forks, hears_of_exit;
     hears_of_forks = hears_of_forks || ms__hear_of_forks(before_fork, in_parent, in_child);
-    hears_of_exit = hears_of_exit ||
-                    (hears_of_forks && !ms__fault(MS_FAULT_SYSTEM, NULL) && atexit(before_exit) == 0);
+    hears_of_exit = hears_of_exit || (hears_of_forks && !ms__fault(MS_FAULT_SYSTEM, NULL) && atexit(before_exit) == 0);
     return hears_of_exit;
 }
 

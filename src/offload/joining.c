@@ -37,10 +37,8 @@ static bool may_join(const ms_offload *engine, const ms__ticket *ticket)
  * read comes by a bounce slot, wherever it goes then. */
 static bool is_followed_by(const ms__ticket *ticket, const ms__ticket *next)
 {
-    return next->direction == ticket->direction &&
-           next->position == ticket->position + ticket->extent_bytes &&
-           (ticket->direction == MS__READ ||
-            next->pieces[0].copy == ticket->pieces[0].copy + ticket->extent_bytes);
+    return next->direction == ticket->direction && next->position == ticket->position + ticket->extent_bytes &&
+           (ticket->direction == MS__READ || next->pieces[0].copy == ticket->pieces[0].copy + ticket->extent_bytes);
 }
 
 void ms__job_take_along(ms_offload *engine, ms__job *job)

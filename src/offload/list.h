@@ -12,7 +12,7 @@ typedef struct ms__link {
     struct ms__link *prev, *next;
 } ms__link;
 
-#define MS__LIST_MEMBER(link, type, field) ((type *)(void *)((char *)(link)-offsetof(type, field)))
+#define MS__LIST_MEMBER(link, type, field) ((type *)(void *)((char *)(link) - offsetof(type, field)))
 
 static inline void ms__list_init(ms__link *list)
 {

@@ -78,12 +78,12 @@ typedef struct store_request {
     void *mark;
 } store_request;
 
-static int measure(const ms_offload *engine, const void *source, uint64_t bytes,
-                   uint64_t capacity, store_request *out, ms_error *err)
+static int measure(const ms_offload *engine, const void *source, uint64_t bytes, uint64_t capacity, store_request *out,
+                   ms_error *err)
 {
     if (source == NULL || bytes == 0 || capacity < bytes) {
-        return ms_fail(err, MS_EINVAL, "storing %llu bytes of %llu at %p",
-                       (unsigned long long)bytes, (unsigned long long)capacity, source);
+        return ms_fail(err, MS_EINVAL, "storing %llu bytes of %llu at %p", (unsigned long long)bytes,
+                       (unsigned long long)capacity, source);
     }
     uint64_t piece_count = ms__div_up(bytes, engine->slot_bytes);
     if (bytes > INT64_MAX || piece_count >= UINT32_MAX) {
@@ -116,28 +116,26 @@ static ms__ticket *new_ticket(ms_offload *engine, const store_request *request)
     engine->stats.stored_bytes += ticket->bytes;
     engine->stats.storing_bytes += ticket->bytes;
     engine->stats.tier_bytes += ticket->extent_bytes;
-    engine->stats.peak_tier_bytes =
-        ms__max_u64(engine->stats.peak_tier_bytes, engine->stats.tier_bytes);
+    engine->stats.peak_tier_bytes = ms__max_u64(engine->stats.peak_tier_bytes, engine->stats.tier_bytes);
     return ticket;
 }
 
 /* Room for the piece, padding included. */
-static int wait_for_slot(ms_offload *engine, const ms__ticket *ticket, uint32_t piece,
-                         uint64_t deadline_ns, unsigned char **copy, ms_error *err)
+static int wait_for_slot(ms_offload *engine, const ms__ticket *ticket, uint32_t piece, uint64_t deadline_ns,
+                         unsigned char **copy, ms_error *err)
 {
     uint64_t bytes = ms__align_up(ms__piece_bytes(engine, ticket, piece), engine->backend->block_bytes);
     for (;;) {
         if (ticket->is_canceled) {
-            return ms_fail(err, MS_ECANCELED, "%s: the engine was closed during a store",
-                           engine->backend->place);
+            return ms_fail(err, MS_ECANCELED, "%s: the engine was closed during a store", engine->backend->place);
         }
         *copy = ms__slots_take(&engine->slots, bytes);
         if (*copy != NULL) {
             return MS_OK;
         }
         if (!wait_for_change(engine, deadline_ns)) {
-            return ms_fail(err, MS_ETIMEDOUT, "%s: no transfer slot came free within %s",
-                           engine->backend->place, ms__text_ns(engine->timeout_ns).text);
+            return ms_fail(err, MS_ETIMEDOUT, "%s: no transfer slot came free within %s", engine->backend->place,
+                           ms__text_ns(engine->timeout_ns).text);
         }
     }
 }
@@ -145,8 +143,8 @@ static int wait_for_slot(ms_offload *engine, const ms__ticket *ticket, uint32_t 
 /* Copies a piece into its slot, and zeros behind it so that the disk never sees
  * what the slot held before. Returns its checksum: hashed on the way, the piece is read
  * from memory once instead of twice. */
-static uint64_t fill_slot(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece,
-                          unsigned char *to, const unsigned char *source)
+static uint64_t fill_slot(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece, unsigned char *to,
+                          const unsigned char *source)
 {
     uint64_t bytes = ms__piece_bytes(engine, ticket, piece), checksum = 0;
     uint64_t padded_bytes = ms__align_up(bytes, engine->backend->block_bytes);
@@ -163,8 +161,7 @@ static uint64_t fill_slot(const ms_offload *engine, const ms__ticket *ticket, ui
 /* Copies the source into slots, piece by piece, while lanes already write the first
  * ones. On an error the ticket goes away by itself. Under the lock, which is let
  * go while bytes are copied. */
-static int store_through_slots(ms_offload *engine, ms__ticket *ticket, const unsigned char *source,
-                               ms_error *err)
+static int store_through_slots(ms_offload *engine, ms__ticket *ticket, const unsigned char *source, ms_error *err)
 {
     uint64_t deadline_ns = deadline_of(engine);
     int rc = MS_OK;
@@ -197,8 +194,7 @@ static int store_through_slots(ms_offload *engine, ms__ticket *ticket, const uns
     return MS_OK;
 }
 
-static void store_directly(ms_offload *engine, ms__ticket *ticket, const void *source,
-                           uint64_t capacity)
+static void store_directly(ms_offload *engine, ms__ticket *ticket, const void *source, uint64_t capacity)
 {
     /* Only ever read: the direction says so. */
     ticket->memory = (unsigned char *)(uintptr_t)source;
@@ -235,8 +231,8 @@ static void give_up(ms_offload *engine, store_request *request)
     engine->backend->ops->release(engine->backend, request->position, request->padded_bytes);
 }
 
-static int store(ms_offload *engine, void *stream, const void *source, uint64_t bytes,
-                 uint64_t capacity, ms_ticket *ticket, ms_error *err)
+static int store(ms_offload *engine, void *stream, const void *source, uint64_t bytes, uint64_t capacity,
+                 ms_ticket *ticket, ms_error *err)
 {
     store_request request = {0};
     int rc = enter(engine, err);
@@ -276,8 +272,8 @@ static int store(ms_offload *engine, void *stream, const void *source, uint64_t 
     return rc;
 }
 
-int ms_offload_store(ms_offload *engine, const void *source, uint64_t bytes, uint64_t capacity,
-                     ms_ticket *ticket, ms_error *err)
+int ms_offload_store(ms_offload *engine, const void *source, uint64_t bytes, uint64_t capacity, ms_ticket *ticket,
+                     ms_error *err)
 {
     return store(engine, NULL, source, bytes, capacity, ticket, err);
 }
@@ -287,12 +283,11 @@ static int refuse_stream(const ms_offload *engine, ms_error *err)
     if (engine == NULL || engine->backend->device_memory) {
         return MS_OK;
     }
-    return ms_fail(err, MS_EINVAL, "%s: a stream was given for memory of the host",
-                   engine->backend->place);
+    return ms_fail(err, MS_EINVAL, "%s: a stream was given for memory of the host", engine->backend->place);
 }
 
-int ms_offload_store_on(ms_offload *engine, void *stream, const void *source, uint64_t bytes,
-                        ms_ticket *ticket, ms_error *err)
+int ms_offload_store_on(ms_offload *engine, void *stream, const void *source, uint64_t bytes, ms_ticket *ticket,
+                        ms_error *err)
 {
     int rc = refuse_stream(engine, err);
     return rc != MS_OK ? rc : store(engine, stream, source, bytes, bytes, ticket, err);
@@ -301,17 +296,15 @@ int ms_offload_store_on(ms_offload *engine, void *stream, const void *source, ui
 /* ---- fetch ---------------------------------------------------------------- */
 
 /* Under the lock. Takes over the mark on success. */
-static int fetch(ms_offload *engine, ms__ticket *ticket, void *destination, uint64_t capacity,
-                 void *mark, ms_error *err)
+static int fetch(ms_offload *engine, ms__ticket *ticket, void *destination, uint64_t capacity, void *mark,
+                 ms_error *err)
 {
     if (destination == NULL || capacity < ticket->bytes) {
-        return ms_fail(err, MS_EINVAL, "%s: fetching %s into %llu bytes at %p",
-                       engine->backend->place, ms__text_bytes(ticket->bytes).text,
-                       (unsigned long long)capacity, destination);
+        return ms_fail(err, MS_EINVAL, "%s: fetching %s into %llu bytes at %p", engine->backend->place,
+                       ms__text_bytes(ticket->bytes).text, (unsigned long long)capacity, destination);
     }
     if (ticket->is_canceled || ticket->fetch_is_wanted || ticket->state == MS_TICKET_FETCHING) {
-        return ms_fail(err, MS_ESTATE, "%s: a fetch of the ticket is already under way",
-                       engine->backend->place);
+        return ms_fail(err, MS_ESTATE, "%s: a fetch of the ticket is already under way", engine->backend->place);
     }
     if (ticket->state == MS_TICKET_STORING) {
         ticket->fetch_is_wanted = true;
@@ -327,8 +320,7 @@ static int fetch(ms_offload *engine, ms__ticket *ticket, void *destination, uint
     return MS_OK;
 }
 
-static int fetch_on(ms_offload *engine, void *stream, ms_ticket id, void *destination,
-                    uint64_t capacity, ms_error *err)
+static int fetch_on(ms_offload *engine, void *stream, ms_ticket id, void *destination, uint64_t capacity, ms_error *err)
 {
     void *mark = NULL;
     int rc = enter(engine, err);
@@ -346,8 +338,7 @@ static int fetch_on(ms_offload *engine, void *stream, ms_ticket id, void *destin
         return rc;
     }
     ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
-    rc = ticket == NULL ? stale(engine, id, err)
-                        : fetch(engine, ticket, destination, capacity, mark, err);
+    rc = ticket == NULL ? stale(engine, id, err) : fetch(engine, ticket, destination, capacity, mark, err);
     ms__mutex_unlock(&engine->lock);
     if (rc != MS_OK) {
         ms__transfer_unmark(engine, &mark);
@@ -355,14 +346,13 @@ static int fetch_on(ms_offload *engine, void *stream, ms_ticket id, void *destin
     return rc;
 }
 
-int ms_offload_fetch(ms_offload *engine, ms_ticket id, void *destination, uint64_t capacity,
-                     ms_error *err)
+int ms_offload_fetch(ms_offload *engine, ms_ticket id, void *destination, uint64_t capacity, ms_error *err)
 {
     return fetch_on(engine, NULL, id, destination, capacity, err);
 }
 
-int ms_offload_fetch_on(ms_offload *engine, void *stream, ms_ticket id, void *destination,
-                        uint64_t capacity, ms_error *err)
+int ms_offload_fetch_on(ms_offload *engine, void *stream, ms_ticket id, void *destination, uint64_t capacity,
+                        ms_error *err)
 {
     int rc = refuse_stream(engine, err);
     return rc != MS_OK ? rc : fetch_on(engine, stream, id, destination, capacity, err);
@@ -389,9 +379,8 @@ static int wait_until_idle(ms_offload *engine, ms_ticket id, ms_error *err)
                            engine->backend->place);
         }
         if (!in_time && !ms__ticket_is_idle(ticket)) {
-            return ms_fail(err, MS_ETIMEDOUT, "%s: a transfer of %s did not end within %s",
-                           engine->backend->place, ms__text_bytes(ticket->bytes).text,
-                           ms__text_ns(engine->timeout_ns).text);
+            return ms_fail(err, MS_ETIMEDOUT, "%s: a transfer of %s did not end within %s", engine->backend->place,
+                           ms__text_bytes(ticket->bytes).text, ms__text_ns(engine->timeout_ns).text);
         }
     }
     return ticket->state == MS_TICKET_FAILED ? ms__transfer_error(engine, ticket, err) : MS_OK;
@@ -427,8 +416,7 @@ ms_tier ms_offload_tier_of(ms_offload *engine, ms_ticket id)
     const ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
     ms_tier tier = MS_TIER_COUNT;
     if (ticket != NULL) {
-        tier = engine->backend->ops->tier_of != NULL ? engine->backend->ops->tier_of(ticket->position)
-                                                     : engine->tier;
+        tier = engine->backend->ops->tier_of != NULL ? engine->backend->ops->tier_of(ticket->position) : engine->tier;
     }
     ms__mutex_unlock(&engine->lock);
     return tier;
@@ -443,9 +431,8 @@ int ms_offload_quiesce(ms_offload *engine, ms_error *err)
     uint64_t deadline_ns = deadline_of(engine);
     while (engine->busy_count > 0 && rc == MS_OK) {
         if (!wait_for_change(engine, deadline_ns) && engine->busy_count > 0) {
-            rc = ms_fail(err, MS_ETIMEDOUT, "%s: %u transfers did not end within %s",
-                         engine->backend->place, engine->busy_count,
-                         ms__text_ns(engine->timeout_ns).text);
+            rc = ms_fail(err, MS_ETIMEDOUT, "%s: %u transfers did not end within %s", engine->backend->place,
+                         engine->busy_count, ms__text_ns(engine->timeout_ns).text);
         }
     }
     ms__mutex_unlock(&engine->lock);
@@ -504,8 +491,7 @@ void ms_offload_drop(ms_offload *engine, ms_ticket id)
     if (is_stopped) {
         engine->backend->ops->release(engine->backend, position, extent_bytes);
     } else {
-        ms_log(MS_LOG_ERROR, "%s: a dropped transfer does not end: its memory is still in use",
-               engine->backend->place);
+        ms_log(MS_LOG_ERROR, "%s: a dropped transfer does not end: its memory is still in use", engine->backend->place);
     }
 }
 

@@ -15,11 +15,12 @@ void ms__keep_near(void *address, uint64_t bytes, uint32_t node_count, const cha
     }
     int node = ms__numa_current_node();
     if (ms__map_prefer_node(address, bytes, node)) {
-        ms_log(MS_LOG_INFO, "%s: %s from memory node %d of %u", what, ms__text_bytes(bytes).text, node,
-               node_count);
+        ms_log(MS_LOG_INFO, "%s: %s from memory node %d of %u", what, ms__text_bytes(bytes).text, node, node_count);
     } else {
-        ms_log(MS_LOG_INFO, "%s: %s from whichever of %u memory nodes is nearest at first use: the kernel "
-               "takes no wish", what, ms__text_bytes(bytes).text, node_count);
+        ms_log(MS_LOG_INFO,
+               "%s: %s from whichever of %u memory nodes is nearest at first use: the kernel "
+               "takes no wish",
+               what, ms__text_bytes(bytes).text, node_count);
     }
 }
 
@@ -53,8 +54,7 @@ void ms__touch(void *address, uint64_t bytes)
     for (uint64_t i = 0, at = 0; i < count; i++, at += part_bytes) {
         uint64_t own_bytes = at < bytes ? ms__min_u64(part_bytes, bytes - at) : 0;
         stretches[i] = (stretch){(unsigned char *)address + at, own_bytes};
-        if (i + 1 == count ||
-            ms__thread_start(&threads[i], "ms-touch", touch_stretch, &stretches[i], NULL) != MS_OK) {
+        if (i + 1 == count || ms__thread_start(&threads[i], "ms-touch", touch_stretch, &stretches[i], NULL) != MS_OK) {
             touch_stretch(&stretches[i]);
         }
     }

@@ -7,16 +7,14 @@
 
 #include "base/units.h"
 
-int ms__slots_open(ms__slots *slots, const ms__slab *slab, uint64_t slot_bytes,
-                   uint32_t private_count, ms_error *err)
+int ms__slots_open(ms__slots *slots, const ms__slab *slab, uint64_t slot_bytes, uint32_t private_count, ms_error *err)
 {
     memset(slots, 0, sizeof *slots);
     uint64_t count = slab->bytes / slot_bytes;
     if (count <= private_count || count >= MS__NO_SLOT) {
-        return ms_fail(err, MS_EINVAL,
-                       "a slab of %s gives %llu slots of %s; the threads need %u and one more",
-                       ms__text_bytes(slab->bytes).text, (unsigned long long)count,
-                       ms__text_bytes(slot_bytes).text, private_count);
+        return ms_fail(err, MS_EINVAL, "a slab of %s gives %llu slots of %s; the threads need %u and one more",
+                       ms__text_bytes(slab->bytes).text, (unsigned long long)count, ms__text_bytes(slot_bytes).text,
+                       private_count);
     }
     slots->free_list = ms_calloc(count, sizeof *slots->free_list);
     slots->user_counts = ms_calloc(count, sizeof *slots->user_counts);

@@ -33,8 +33,7 @@ typedef struct ms__slots {
 } ms__slots;
 
 /* Needs slab->bytes / slot_bytes > private_count. */
-int ms__slots_open(ms__slots *slots, const ms__slab *slab, uint64_t slot_bytes,
-                   uint32_t private_count, ms_error *err);
+int ms__slots_open(ms__slots *slots, const ms__slab *slab, uint64_t slot_bytes, uint32_t private_count, ms_error *err);
 void ms__slots_close(ms__slots *slots);
 
 /* Room for `bytes` (whole blocks, at most a slot's), or NULL where there is none. */

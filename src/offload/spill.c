@@ -24,8 +24,8 @@ static int check_direct(ms__file *file, const ms__backend_options *options, ms_e
         return MS_OK;
     }
     if (options->slab_bytes < file->align_bytes) {
-        return ms_fail(err, MS_EINVAL, "slots are smaller than the %zu bytes of a block in %s",
-                       file->align_bytes, options->dir);
+        return ms_fail(err, MS_EINVAL, "slots are smaller than the %zu bytes of a block in %s", file->align_bytes,
+                       options->dir);
     }
     ssize_t moved = ms__os_pwrite(file->fd, options->slab, file->align_bytes, 0);
     if (moved == -EINVAL) {
@@ -33,8 +33,7 @@ static int check_direct(ms__file *file, const ms__backend_options *options, ms_e
         return ms__file_open_unnamed(options->dir, false, file, err);
     }
     if (moved < 0 && moved != -EINTR) {
-        return ms_fail_errno(err, MS_EIO, (int)-moved, "disk tier in %s: the first write failed",
-                             options->dir);
+        return ms_fail_errno(err, MS_EIO, (int)-moved, "disk tier in %s: the first write failed", options->dir);
     }
     return MS_OK;
 }
@@ -47,9 +46,7 @@ static int open_or_make(ms__file *file, const ms__backend_options *options, ms_e
     int rc = ms__file_open_unnamed(options->dir, !options->no_direct_io, file, &first);
     if (rc != MS_OK && first.system_errno == ENOENT) {
         rc = ms__directory_make(options->dir, err);
-        return rc == MS_OK
-                   ? ms__file_open_unnamed(options->dir, !options->no_direct_io, file, err)
-                   : rc;
+        return rc == MS_OK ? ms__file_open_unnamed(options->dir, !options->no_direct_io, file, err) : rc;
     }
     if (rc != MS_OK && err != NULL) {
         *err = first;
@@ -78,13 +75,12 @@ static void describe(ms__spill *self, const ms__backend_options *options, const 
     }
     /* A path may be longer than a message; its beginning says enough. */
     snprintf(self->base.place, sizeof self->base.place, "disk tier in %.400s", options->dir);
-    snprintf(self->base.description, sizeof self->base.description,
-             "unnamed file in %.400s, %s I/O by %s, %s", options->dir,
-             self->file.is_direct ? "direct" : "buffered", means, cap);
+    snprintf(self->base.description, sizeof self->base.description, "unnamed file in %.400s, %s I/O by %s, %s",
+             options->dir, self->file.is_direct ? "direct" : "buffered", means, cap);
 }
 
-int ms__spill_open(ms__spill *self, const ms__backend_ops *ops,
-                   const ms__backend_options *options, const char *means, ms_error *err)
+int ms__spill_open(ms__spill *self, const ms__backend_ops *ops, const ms__backend_options *options, const char *means,
+                   ms_error *err)
 {
     int rc = open_spill_file(self, options, err);
     if (rc != MS_OK) {
@@ -123,8 +119,7 @@ static int grow(ms__spill *self, ms_error *err)
     if (end_bytes <= self->allocated_bytes) {
         return MS_OK;
     }
-    uint64_t ahead_bytes =
-        ms__min_u64(ms__align_up(end_bytes, GROWTH_BYTES), self->extents.limit_bytes);
+    uint64_t ahead_bytes = ms__min_u64(ms__align_up(end_bytes, GROWTH_BYTES), self->extents.limit_bytes);
     if (ms__file_reserve(&self->file, ahead_bytes, NULL) == MS_OK) {
         self->allocated_bytes = ahead_bytes;
         return MS_OK;
@@ -150,8 +145,8 @@ static int reserve_locked(ms__spill *self, uint64_t bytes, uint64_t *position, m
     rc = grow(self, &cause);
     if (rc != MS_OK) {
         ms__extents_release(&self->extents, *position, bytes);
-        return ms_fail_errno(err, rc, cause.system_errno, "%s: making room for %s failed",
-                             self->base.place, ms__text_bytes(bytes).text);
+        return ms_fail_errno(err, rc, cause.system_errno, "%s: making room for %s failed", self->base.place,
+                             ms__text_bytes(bytes).text);
     }
     return MS_OK;
 }

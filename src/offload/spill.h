@@ -23,8 +23,8 @@ typedef struct ms__spill {
 
 /* Makes the file and fills in `base` but for the number of lanes. `means` says in one
  * word what moves the bytes. */
-int ms__spill_open(ms__spill *spill, const ms__backend_ops *ops,
-                   const ms__backend_options *options, const char *means, ms_error *err);
+int ms__spill_open(ms__spill *spill, const ms__backend_ops *ops, const ms__backend_options *options, const char *means,
+                   ms_error *err);
 void ms__spill_close(ms__spill *spill);
 /* In a forked child. */
 void ms__spill_forget(ms__spill *spill);

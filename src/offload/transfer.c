@@ -33,7 +33,7 @@ void ms__transfer_enqueue(ms_offload *engine, ms__ticket *ticket, uint32_t piece
     ticket->ready_count += piece_count;
     engine->waiting_count += piece_count;
     if (!ms__list_linked(&ticket->queue_link)) {
-        ms__queue queue = ticket->is_urgent              ? MS__QUEUE_URGENT
+        ms__queue queue = ticket->is_urgent               ? MS__QUEUE_URGENT
                           : ticket->direction == MS__READ ? MS__QUEUE_FETCH
                                                           : MS__QUEUE_STORE;
         ms__list_append(&engine->queues[queue], &ticket->queue_link);
@@ -153,8 +153,7 @@ void ms__transfer_settle(ms_offload *engine, ms__ticket *ticket)
     }
 }
 
-void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t piece,
-                              const ms__failure *failure)
+void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t piece, const ms__failure *failure)
 {
     ticket->running_count--;
     engine->running_count--;
@@ -188,8 +187,8 @@ void ms__transfer_cancel(ms_offload *engine, ms__ticket *ticket)
     ms__transfer_stop(engine, ticket);
 }
 
-void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned char *memory,
-                              uint64_t capacity, void *mark)
+void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned char *memory, uint64_t capacity,
+                              void *mark)
 {
     ticket->mark = mark;
     ticket->state = MS_TICKET_FETCHING;
@@ -214,11 +213,9 @@ int ms__transfer_error(const ms_offload *engine, const ms__ticket *ticket, ms_er
         return ms_fail(err, MS_ECANCELED, "%s: a transfer of %s was cancelled", place, size.text);
     }
     if (failure->code == MS_ECHECKSUM) {
-        return ms_fail(err, MS_ECHECKSUM,
-                       "%s: what was read back at offset %llu of %s differs from what was stored",
+        return ms_fail(err, MS_ECHECKSUM, "%s: what was read back at offset %llu of %s differs from what was stored",
                        place, (unsigned long long)failure->offset, size.text);
     }
     const char *verb = failure->direction == MS__WRITE ? "write" : "read";
-    return ms_fail_errno(err, failure->code, failure->system_errno, "%s: %s of %s failed", place,
-                         verb, size.text);
+    return ms_fail_errno(err, failure->code, failure->system_errno, "%s: %s of %s failed", place, verb, size.text);
 }

@@ -77,10 +77,9 @@ static void aim(ms__job *job, const ms_offload *engine)
     job->bytes = ms__piece_bytes(engine, ticket, job->piece);
     job->io.direction = ticket->direction;
     job->io.position = ticket->position + offset;
-    job->io.bytes = ticket->joined != NULL
-                        ? joined_bytes(ticket)
-                        : ms__align_up(is_compressed ? piece->compressed_bytes : job->bytes,
-                                       engine->backend->block_bytes);
+    job->io.bytes = ticket->joined != NULL ? joined_bytes(ticket)
+                                           : ms__align_up(is_compressed ? piece->compressed_bytes : job->bytes,
+                                                          engine->backend->block_bytes);
     job->io.payload_bytes = job->bytes;
     job->io.checksum = piece->checksum;
     job->io.mark = ticket->mark;
@@ -90,8 +89,7 @@ static void aim(ms__job *job, const ms_offload *engine)
         job->memory = piece->copy;
     } else if (ticket->direction == MS__READ &&
                (is_compressed || ticket->joined != NULL ||
-                !ms__memory_is_direct(engine->backend, job->memory, job->io.bytes,
-                                      ticket->capacity - offset))) {
+                !ms__memory_is_direct(engine->backend, job->memory, job->io.bytes, ticket->capacity - offset))) {
         job->memory = job->bounce;
     }
     job->io.memory = job->memory;
@@ -204,8 +202,8 @@ static bool is_still_wanted(ms_offload *engine, const ms__ticket *ticket)
 
 /* Checks what was read of a ticket, at `from`, and brings it where it was asked for, both in one
  * pass: what a failed fetch leaves in its destination is not said. */
-static void deliver(ms__worker *worker, ms__job *job, const ms__ticket *ticket,
-                    const unsigned char *from, ms__failure *failure)
+static void deliver(ms__worker *worker, ms__job *job, const ms__ticket *ticket, const unsigned char *from,
+                    ms__failure *failure)
 {
     ms_offload *engine = worker->engine;
     uint64_t bytes = ms__piece_bytes(engine, ticket, job->piece);

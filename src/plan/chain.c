@@ -139,8 +139,8 @@ static int offer_entries(solving *s, const ms__chain_table *table, uint64_t reac
 static int offer_table(solving *s, const ms__chain_table *table, uint64_t reach, ms_error *err)
 {
     ms__chain_pending *stack = ms_calloc(ms__chain_stack_size(table->model), sizeof *stack);
-    int rc = stack == NULL ? ms_fail(err, MS_ENOMEM, "chain: out of memory")
-                           : offer_entries(s, table, reach, stack, err);
+    int rc =
+        stack == NULL ? ms_fail(err, MS_ENOMEM, "chain: out of memory") : offer_entries(s, table, reach, stack, err);
     ms_free(stack);
     return rc;
 }

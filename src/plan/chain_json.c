@@ -91,8 +91,7 @@ static int read_transfer(const ms__json_at *at, const ms_chain *chain, ms_chain_
 
 /* ---- layers ----------------------------------------------------------------------------- */
 
-static int read_option(const ms__json_at *at, const ms_chain *chain, uint64_t output_bytes,
-                       ms_chain_option *option)
+static int read_option(const ms__json_at *at, const ms_chain *chain, uint64_t output_bytes, ms_chain_option *option)
 {
     static const char *const names[] = {"kind",          "saved_bytes",   "fwd_ns", "bwd_ns",
                                         "fwd_tmp_bytes", "bwd_tmp_bytes", "link",   "link_bytes"};
@@ -113,8 +112,8 @@ static int read_options(const ms__json_at *at, const ms_chain *chain, ms_chain_l
 {
     ms__json_at list, item;
     int rc;
-    layer->options = ms__json_items(at, "options", MS_CHAIN_OPTIONS_MOST, sizeof *layer->options, &list,
-                                    &layer->option_count, &rc);
+    layer->options =
+        ms__json_items(at, "options", MS_CHAIN_OPTIONS_MOST, sizeof *layer->options, &list, &layer->option_count, &rc);
     if (rc == MS_OK && layer->option_count == 0) {
         rc = ms__json_fail(&list, MS_EFORMAT, "there are no options");
     }
@@ -140,8 +139,8 @@ static int read_layers(const ms__json_at *root, ms_chain *chain)
 {
     ms__json_at list, item;
     int rc;
-    chain->layers = ms__json_items(root, "layers", MS_CHAIN_LAYERS_MOST, sizeof *chain->layers, &list,
-                                   &chain->layer_count, &rc);
+    chain->layers =
+        ms__json_items(root, "layers", MS_CHAIN_LAYERS_MOST, sizeof *chain->layers, &list, &chain->layer_count, &rc);
     if (rc == MS_OK && chain->layer_count == 0) {
         rc = ms__json_fail(&list, MS_EFORMAT, "there are no layers");
     }

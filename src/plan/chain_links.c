@@ -310,8 +310,8 @@ static int solve_market(const linking *l, const level *at, market *of)
     rc = rc != MS_OK ? rc : ms__chain_model_make(of->chain, &of->model);
     if (rc == MS_OK) {
         of->fastest_ns = fastest_of(&of->model);
-        rc = ms__chain_table_make(&of->model, at->bucket, 0, ms__sub_sat(at->units, of->model.sizes[0]),
-                                  l->threads, &of->table);
+        rc = ms__chain_table_make(&of->model, at->bucket, 0, ms__sub_sat(at->units, of->model.sizes[0]), l->threads,
+                                  &of->table);
     }
     return rc;
 }
@@ -418,8 +418,8 @@ static void set_windows(linking *l)
         }
     }
     for (uint32_t i = 0; i < WINDOW_SHAPES; i++) {
-        l->windows[i] = (ms__chain_windows){ms__mul_sat(largest, window_shapes[i][0]),
-                                            ms__mul_sat(largest, window_shapes[i][1])};
+        l->windows[i] =
+            (ms__chain_windows){ms__mul_sat(largest, window_shapes[i][0]), ms__mul_sat(largest, window_shapes[i][1])};
     }
 }
 
@@ -458,8 +458,7 @@ static int search(linking *l, uint64_t least_bytes, ms_error *err)
     rc = rc != MS_OK ? rc : ms__chain_fastest(freed, &fastest, &l->bound_ns);
     rc = rc != MS_OK ? ms_fail(err, rc, "chain: out of memory for links") : ms__chain_replay(freed, &fastest, err);
     bool done = l->found && l->best.makespan_ns == l->bound_ns;
-    if (rc == MS_OK && l->found && !done && l->chain->layer_count <= LAYERS_MOST &&
-        fastest.peak_bytes != UINT64_MAX) {
+    if (rc == MS_OK && l->found && !done && l->chain->layer_count <= LAYERS_MOST && fastest.peak_bytes != UINT64_MAX) {
         rc = solve_levels(l, &model, fastest.peak_bytes / model.unit_bytes, least_bytes / model.unit_bytes, err);
     }
     ms__chain_schedule_clear(&fastest);

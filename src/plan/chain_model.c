@@ -101,8 +101,8 @@ static bool same_option(const ms_chain_option *a, const ms_chain_option *b)
 
 static bool same_layer(const ms_chain_layer *a, const ms_chain_layer *b)
 {
-    bool same = a->output_bytes == b->output_bytes && a->fwd_ns == b->fwd_ns &&
-                a->fwd_tmp_bytes == b->fwd_tmp_bytes && a->option_count == b->option_count;
+    bool same = a->output_bytes == b->output_bytes && a->fwd_ns == b->fwd_ns && a->fwd_tmp_bytes == b->fwd_tmp_bytes &&
+                a->option_count == b->option_count;
     for (uint32_t k = 0; same && k < a->option_count; k++) {
         same = same_option(&a->options[k], &b->options[k]);
     }

@@ -35,9 +35,8 @@ typedef struct replaying {
 uint64_t ms__chain_transfer_ns(const ms_chain *chain, const ms_chain_option *option)
 {
     const uint64_t ns_per_s = 1000000000;
-    return option->link == 0
-               ? 0
-               : ms__mul_div_up(option->link_bytes, ns_per_s, chain->links[option->link - 1].bytes_per_s);
+    return option->link == 0 ? 0
+                             : ms__mul_div_up(option->link_bytes, ns_per_s, chain->links[option->link - 1].bytes_per_s);
 }
 
 static uint64_t activation(const ms_chain *chain, uint32_t i)
@@ -194,8 +193,7 @@ static void backward(replaying *r, const ms_chain_op *op)
 static void run(replaying *r, const ms_chain_op *ops, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        if (ops[i].kind == MS_CHAIN_BWD &&
-            r->chain->layers[ops[i].layer].options[ops[i].option].link != 0) {
+        if (ops[i].kind == MS_CHAIN_BWD && r->chain->layers[ops[i].layer].options[ops[i].option].link != 0) {
             r->fetches[r->fetch_count++] = ops[i].layer;
         }
     }

@@ -58,8 +58,7 @@ static uint32_t choose_shift(const ms__chain_model *model)
 
 /* ---- moves ---------------------------------------------------------------------------- */
 
-ms__chain_move ms__chain_save_move(const ms__chain_table *table, uint32_t s, uint32_t t,
-                                   const ms__chain_choice *choice)
+ms__chain_move ms__chain_save_move(const ms__chain_table *table, uint32_t s, uint32_t t, const ms__chain_choice *choice)
 {
     ms__chain_move move = {
         .start = ms__chain_buckets(table, ms__chain_all(table->model, s, t, choice)),

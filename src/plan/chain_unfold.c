@@ -33,8 +33,8 @@ static int save(walk *w, const ms__chain_pending *now, const ms__chain_choice *c
         w->stack[w->depth++] = (ms__chain_pending){.s = now->s, .option = choice->option, .backward = true};
     }
     if (now->s < now->t) {
-        w->stack[w->depth++] = (ms__chain_pending){
-            .held = ms__add_sat(now->held, choice->saved), .s = now->s + 1, .t = now->t, .m = left};
+        w->stack[w->depth++] =
+            (ms__chain_pending){.held = ms__add_sat(now->held, choice->saved), .s = now->s + 1, .t = now->t, .m = left};
     }
     return rc;
 }

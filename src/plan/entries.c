@@ -107,8 +107,8 @@ static void copy_judgement(const ms_plan_entry *from, ms_plan_entry *to)
 
 void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan)
 {
-    alternatives a = {search, &search->items[chosen->candidate], ms__max_u64(room_bytes, chosen->bytes),
-                      chosen->bytes, plan};
+    alternatives a = {search, &search->items[chosen->candidate], ms__max_u64(room_bytes, chosen->bytes), chosen->bytes,
+                      plan};
     uint32_t stride = (uint32_t)ms__div_up(ms__max_u64(plan->entry_count, 1), JUDGED_MOST);
     const ms_plan_entry *last = NULL;
     ms__search_load(search, chosen->candidate);

@@ -57,8 +57,9 @@ static void add_packing(ms__text *text, const ms_plan *plan, const ms_plan_packi
     if (packing->tensors == 0) {
         return;
     }
-    ms__text_add(text, "  masks      %u of %u saved tensors of two values become bits (rule %s): frees %s", packing->packed,
-                 packing->tensors, ms_rule_name((ms_rule)packing->rule), ms__text_bytes(packing->saved_bytes).text);
+    ms__text_add(text, "  masks      %u of %u saved tensors of two values become bits (rule %s): frees %s",
+                 packing->packed, packing->tensors, ms_rule_name((ms_rule)packing->rule),
+                 ms__text_bytes(packing->saved_bytes).text);
     ms__text_add(text, ", adds %s\n", ms__text_ns(packing->cost_ns).text);
     if (packing->runner_up == packing->packed) {
         return;
@@ -76,7 +77,8 @@ static void explain_entry(ms__text *text, const ms_plan *plan, const ms_plan_ent
     ms_technique technique = (ms_technique)entry->technique;
     add_node(text, entry);
     ms__text_add(text, ": %s - %s\n", ms_technique_name(technique), ms_technique_text(technique));
-    ms__text_add(text, "  rule       %s - %s\n", ms_rule_name((ms_rule)entry->rule), ms_rule_text((ms_rule)entry->rule));
+    ms__text_add(text, "  rule       %s - %s\n", ms_rule_name((ms_rule)entry->rule),
+                 ms_rule_text((ms_rule)entry->rule));
     ms__text_add(text, "  bytes      kept it would hold %s from forward to backward; this frees %s\n",
                  ms__text_bytes(entry->kept_bytes).text, ms__text_bytes(entry->saved_bytes).text);
     ms__text_add(text, "  time       adds %s to a step of %s\n", ms__text_ns(entry->cost_ns).text,

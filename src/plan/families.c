@@ -199,8 +199,8 @@ typedef struct step {
 /* Is a better than b: more bytes for each nanosecond? Ties: the earlier node. */
 static bool cheaper(const step *a, const step *b)
 {
-    int order = ms__compare_quotients(a->freed_bytes, ms__add_sat(a->cost_ns, 1), b->freed_bytes,
-                                      ms__add_sat(b->cost_ns, 1));
+    int order =
+        ms__compare_quotients(a->freed_bytes, ms__add_sat(a->cost_ns, 1), b->freed_bytes, ms__add_sat(b->cost_ns, 1));
     if (order != 0) {
         return order > 0;
     }

@@ -46,7 +46,8 @@ static void list_items(const ms__search *search, items *found)
         for (uint32_t s = 0; may && s < profile->save_count; s++) {
             const ms__sim_bits *bits = &profile->bits[s];
             if (bits->rank > 0 && ms__search_may_pack(search, bits)) {
-                found->list[found->count++] = (item){i, bits->rank, ms__add_sat(bits->pack_ns, bits->unpack_ns), bits->saved_bytes};
+                found->list[found->count++] =
+                    (item){i, bits->rank, ms__add_sat(bits->pack_ns, bits->unpack_ns), bits->saved_bytes};
             }
         }
     }

@@ -39,7 +39,8 @@ static void set_segments(ms__search *search, const shape *how, ms_technique firs
         uint32_t node = search->layers[i];
         bool is_other = i + others >= search->layer_count;
         ms_technique wanted = is_other ? rest : wanted_at(how, i, first);
-        search->scratch[node] = ms__search_pick(search, node, wanted, is_other ? MS_TECHNIQUE_KEEP : MS_TECHNIQUE_RECOMPUTE);
+        search->scratch[node] =
+            ms__search_pick(search, node, wanted, is_other ? MS_TECHNIQUE_KEEP : MS_TECHNIQUE_RECOMPUTE);
     }
 }
 
@@ -47,8 +48,7 @@ static void set_roots(ms__search *search)
 {
     for (uint32_t i = 0; i < search->root_count; i++) {
         uint32_t node = search->roots[i];
-        search->scratch[node] =
-            ms__search_pick(search, node, (ms_technique)search->root_technique, MS_TECHNIQUE_KEEP);
+        search->scratch[node] = ms__search_pick(search, node, (ms_technique)search->root_technique, MS_TECHNIQUE_KEEP);
     }
 }
 

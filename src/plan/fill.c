@@ -133,4 +133,3 @@ int ms__plan_apply(const ms__search *search, const ms__variant *chosen, ms_plan 
     }
     return ms__selections_fill(search->sim, plan);
 }
-

@@ -27,8 +27,8 @@ typedef struct ms__limits {
 
 /* ms_plan_solve() within limits. */
 int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                   const ms_pressure *pressure, const ms_admission *admissions, ms__limits *limits,
-                   ms_plan **plan, ms_error *err);
+                   const ms_pressure *pressure, const ms_admission *admissions, ms__limits *limits, ms_plan **plan,
+                   ms_error *err);
 
 /* The numbers of the chosen variant, which may use `room_bytes` of the device in all (0:
  * no more than it requires); of the same step unoptimized; the entries' techniques. */

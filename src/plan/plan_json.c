@@ -23,10 +23,17 @@ typedef struct number {
 
 #define REPLAY(member) {#member, offsetof(ms_replay, member)}
 static const number replay_numbers[] = {
-    REPLAY(peak_bytes),       REPLAY(peak_live_bytes),   REPLAY(first_step_peak_bytes),
-    REPLAY(small_peak_bytes), REPLAY(step_ns),           REPLAY(compute_ns),
-    REPLAY(recompute_ns),     REPLAY(fault_ns),          REPLAY(stall_forward_ns),
-    REPLAY(stall_backward_ns), REPLAY(moved_bytes),
+    REPLAY(peak_bytes),
+    REPLAY(peak_live_bytes),
+    REPLAY(first_step_peak_bytes),
+    REPLAY(small_peak_bytes),
+    REPLAY(step_ns),
+    REPLAY(compute_ns),
+    REPLAY(recompute_ns),
+    REPLAY(fault_ns),
+    REPLAY(stall_forward_ns),
+    REPLAY(stall_backward_ns),
+    REPLAY(moved_bytes),
     {"host_peak_bytes", offsetof(ms_replay, tier_peak_bytes) + MS__HOST_TIER * sizeof(uint64_t)},
     {"disk_peak_bytes", offsetof(ms_replay, tier_peak_bytes) + MS__DISK_TIER * sizeof(uint64_t)},
 };
@@ -42,7 +49,9 @@ static const number setting_numbers[] = {
 
 #define PRESSURE(member) {#member, offsetof(ms_pressure, member)}
 static const number pressure_numbers[] = {
-    PRESSURE(need_bytes), PRESSURE(allowed_bytes), PRESSURE(permille),
+    PRESSURE(need_bytes),
+    PRESSURE(allowed_bytes),
+    PRESSURE(permille),
 };
 
 #define ENTRY(member) {#member, offsetof(ms_plan_entry, member)}
@@ -52,7 +61,10 @@ static const number entry_numbers[] = {
 
 #define PACKING(member) {#member, offsetof(ms_plan_packing, member)}
 static const number packing_numbers[] = {
-    PACKING(saved_bytes), PACKING(cost_ns), PACKING(runner_up_ns), PACKING(runner_up_peak_bytes),
+    PACKING(saved_bytes),
+    PACKING(cost_ns),
+    PACKING(runner_up_ns),
+    PACKING(runner_up_peak_bytes),
 };
 
 #define OPTION(member) {#member, offsetof(ms_plan_option, member)}
@@ -62,8 +74,7 @@ static const number option_numbers[] = {OPTION(saved_bytes), OPTION(cost_ns), OP
 
 /* ---- writing ----------------------------------------------------------------------- */
 
-static void put_numbers(ms__json_writer *writer, json_t *object, const number *table, size_t count,
-                        const void *base)
+static void put_numbers(ms__json_writer *writer, json_t *object, const number *table, size_t count, const void *base)
 {
     for (size_t i = 0; i < count; i++) {
         uint64_t value;
@@ -345,11 +356,24 @@ static int read_entries(const ms__json_at *root, ms_plan *plan)
 
 static int read_plan(const ms__json_at *root, ms_plan *plan)
 {
-    static const char *const names[] = {"version",   "model",       "signature",   "decision_source", "skipped",
-                                        "over_target", "assumed",   "pressure",    "predicted",       "unoptimized",
+    static const char *const names[] = {"version",
+                                        "model",
+                                        "signature",
+                                        "decision_source",
+                                        "skipped",
+                                        "over_target",
+                                        "assumed",
+                                        "pressure",
+                                        "predicted",
+                                        "unoptimized",
                                         "reserve_bytes",
-                                        "settings",  "smallest_budget_bytes", "fallback", "step_options", "explanation",
-                                        "selections", "entries"};
+                                        "settings",
+                                        "smallest_budget_bytes",
+                                        "fallback",
+                                        "step_options",
+                                        "explanation",
+                                        "selections",
+                                        "entries"};
     int rc = ms__json_version(root, 1, 1, NULL);
     rc = rc != MS_OK ? rc : ms__json_only(root, names, COUNT(names));
     rc = rc != MS_OK ? rc : replace_text(root, "model", &plan->model);
@@ -365,7 +389,8 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
         rc = ms__json_u64(root, "reserve_bytes", 1, INT64_MAX, &plan->reserve_bytes);
     }
     rc = rc != MS_OK ? rc : read_settings(root, plan);
-    rc = rc != MS_OK ? rc : ms__json_u64_or(root, "smallest_budget_bytes", 1, INT64_MAX, 0, &plan->smallest_budget_bytes);
+    rc = rc != MS_OK ? rc
+                     : ms__json_u64_or(root, "smallest_budget_bytes", 1, INT64_MAX, 0, &plan->smallest_budget_bytes);
     rc = rc != MS_OK ? rc : read_technique(root, "fallback", &plan->fallback);
     rc = rc != MS_OK ? rc : read_options(root, plan);
     rc = rc != MS_OK ? rc : ms__explanation_read(root, plan);

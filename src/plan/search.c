@@ -297,8 +297,7 @@ static int grow_table(ms__search *search)
     search->table = table;
     search->table_size = size;
     for (size_t i = 0; i < search->count; i++) {
-        size_t place = find_place(search, ms__candidate_row(search, i), search->items[i].window,
-                                  search->items[i].step);
+        size_t place = find_place(search, ms__candidate_row(search, i), search->items[i].window, search->items[i].step);
         search->table[place] = (uint32_t)i + 1;
     }
     return MS_OK;
@@ -449,8 +448,7 @@ ms_exactness ms__candidate_exactness(const ms__search *search, size_t candidate)
     return ms__step_options_exactness(search->steps[search->items[candidate].step].options);
 }
 
-size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, size_t among, size_t *indices,
-                        size_t most)
+size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, size_t among, size_t *indices, size_t most)
 {
     size_t *all = ms_calloc(among, sizeof *all);
     if (all == NULL) {

@@ -13,8 +13,8 @@ enum { MS__WINDOW_COUNT = 3, MS__STEPS_MOST = 32 };
 
 /* Admission bits of the techniques that treat all of a layer alike. */
 #define MS__JOINED (1u << MS_TECHNIQUE_RECOMPUTE_JOINED)
-#define MS__NESTED                                                                                \
-    (1u << MS_TECHNIQUE_RECOMPUTE_SEGMENT | 1u << MS_TECHNIQUE_RECOMPUTE_NESTED_2 |               \
+#define MS__NESTED \
+    (1u << MS_TECHNIQUE_RECOMPUTE_SEGMENT | 1u << MS_TECHNIQUE_RECOMPUTE_NESTED_2 | \
      1u << MS_TECHNIQUE_RECOMPUTE_NESTED_3)
 #define MS__SEGMENTS (MS__JOINED | MS__NESTED)
 #define MS__WHOLE_TECHNIQUES (((1u << MS_TECHNIQUE_SELECTIVE_1) - 1) & ~MS__SEGMENTS)
@@ -115,8 +115,7 @@ void ms__search_use(ms__search *search, uint32_t step);
 /* The step with exactly these options, or step_count. */
 uint32_t ms__search_find_step(const ms__search *search, uint32_t options);
 
-ms_choices ms__search_choices(const ms__search *search, const uint8_t *row, uint32_t window,
-                              uint64_t ceiling_bytes);
+ms_choices ms__search_choices(const ms__search *search, const uint8_t *row, uint32_t window, uint64_t ceiling_bytes);
 
 /* Replays search->scratch under the window unless it was seen or replays have run out
  * (`must`: also then), and keeps it unless a tier would overflow. */

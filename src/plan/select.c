@@ -231,4 +231,3 @@ size_t ms__select_smallest_exact(const ms__search *search)
 {
     return smallest_peak(search, MS_EXACT);
 }
-

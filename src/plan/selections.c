@@ -71,8 +71,8 @@ static int fill_two_valued(const ms__sim_profile *profile, const ms_plan_packing
     for (uint32_t slot = 0; packing->tensors > 0 && slot < profile->save_count; slot++) {
         const ms__sim_bits *bits = &profile->bits[slot];
         if (bits->rank > 0 && selection->slot_bytes[slot] >= least_bytes) {
-            selection->two_valued[selection->two_valued_count++] =
-                (ms_two_valued){slot, bits->rank <= packing->packed, bits->saved_bytes, bits->pack_ns + bits->unpack_ns};
+            selection->two_valued[selection->two_valued_count++] = (ms_two_valued){
+                slot, bits->rank <= packing->packed, bits->saved_bytes, bits->pack_ns + bits->unpack_ns};
         }
     }
     return MS_OK;

@@ -97,8 +97,8 @@ static void find_candidates(finder *f)
     for (uint32_t slot = 0; slot < profile->save_count; slot++) {
         uint32_t storage = profile->saved[slot];
         uint64_t bytes = slot_bytes(f, slot);
-        bool fit = storage >= profile->external_count && profile->maker_of[storage] != NOT_MADE &&
-                   bytes > 0 && ms__mul_sat(bytes, SMALL_PART) >= largest;
+        bool fit = storage >= profile->external_count && profile->maker_of[storage] != NOT_MADE && bytes > 0 &&
+                   ms__mul_sat(bytes, SMALL_PART) >= largest;
         if (!fit) {
             continue;
         }
@@ -210,9 +210,8 @@ static int copy_makers(const ms_profile *from, ms__sim_profile *to)
     }
     for (uint32_t i = 0; i < from->maker_count; i++) {
         const ms_maker *maker = &from->makers[i];
-        to->makers[i] = (ms__sim_maker){.first = maker->first,
-                                        .input_count = maker->input_count,
-                                        .output_count = maker->output_count};
+        to->makers[i] = (ms__sim_maker){
+            .first = maker->first, .input_count = maker->input_count, .output_count = maker->output_count};
         for (uint32_t k = 0; k < maker->output_count; k++) {
             to->maker_of[from->operands[maker->first + maker->input_count + k]] = i;
         }
@@ -248,8 +247,8 @@ int ms__selective_compile(const ms__sim *sim, const ms_profile *from, ms__sim_pr
     }
     for (uint32_t i = 0; i < to->maker_count; i++) {
         const ms_maker *maker = &from->makers[i];
-        ms_event work = {.kind = MS_EVENT_WORK, .flops = maker->flops, .bytes = maker->bytes,
-                         .evaluations = maker->evaluations};
+        ms_event work = {
+            .kind = MS_EVENT_WORK, .flops = maker->flops, .bytes = maker->bytes, .evaluations = maker->evaluations};
         to->makers[i].ns = ms__add_sat(ms__work_ns(sim, &work), ms__scaled_ns(sim, MS__MAKER_NS));
     }
     memset(to->slot_of, 0xff, from->storage_count * sizeof *to->slot_of);

@@ -161,12 +161,7 @@ typedef struct ms__slot {
     uint32_t entry; /* AWAY: index into fetches */
 } ms__slot;
 
-typedef enum ms__fetch_state {
-    MS__FETCH_WAITING,
-    MS__FETCH_ISSUED,
-    MS__FETCH_USED,
-    MS__FETCH_DROPPED
-} ms__fetch_state;
+typedef enum ms__fetch_state { MS__FETCH_WAITING, MS__FETCH_ISSUED, MS__FETCH_USED, MS__FETCH_DROPPED } ms__fetch_state;
 
 typedef struct ms__fetch {
     uint32_t instance;

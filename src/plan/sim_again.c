@@ -85,8 +85,7 @@ static void end_all(ms__sim *sim, const ms__sim_node *node)
 /* Where the layer before a node puts a storage when it runs for the node's argument. */
 static uint32_t made_instance(const ms__sim_node *node, uint32_t storage)
 {
-    return storage == node->link ? ms__sim_instance_of(node->before, storage)
-                                 : node->before->first_replay + storage;
+    return storage == node->link ? ms__sim_instance_of(node->before, storage) : node->before->first_replay + storage;
 }
 
 /* The graph of that run goes, with all that it saved, and what else it made. */

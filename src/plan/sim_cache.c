@@ -111,8 +111,8 @@ void ms__cache_give(ms__sim *sim, uint32_t class_id)
     uint32_t index = cache->free_entry;
     ms__cache_entry *entry = &cache->entries[index];
     cache->free_entry = entry->newer;
-    *entry = (ms__cache_entry){.class_id = class_id, .older = cache->newest, .newer = NONE,
-                               .below = cache->top[class_id], .above = NONE};
+    *entry = (ms__cache_entry){
+        .class_id = class_id, .older = cache->newest, .newer = NONE, .below = cache->top[class_id], .above = NONE};
     if (cache->newest != NONE) {
         cache->entries[cache->newest].newer = index;
     } else {

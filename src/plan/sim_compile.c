@@ -22,8 +22,8 @@ uint64_t ms__rate_ns(uint64_t amount, uint64_t per_second)
 
 static const ms_gpu *gpu_of(const ms_hardware *hardware)
 {
-    bool known = hardware->device >= 0 && (uint32_t)hardware->device < hardware->gpu_count &&
-                 hardware->device < MS_GPU_MAX;
+    bool known =
+        hardware->device >= 0 && (uint32_t)hardware->device < hardware->gpu_count && hardware->device < MS_GPU_MAX;
     return known ? &hardware->gpu[hardware->device] : NULL;
 }
 
@@ -110,8 +110,8 @@ uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware
 
 /* ---- programs ----------------------------------------------------------------- */
 
-static void compile_events(const ms__sim *sim, const ms_event *events, uint32_t count,
-                           const uint32_t *slot_of, ms__op *ops)
+static void compile_events(const ms__sim *sim, const ms_event *events, uint32_t count, const uint32_t *slot_of,
+                           ms__op *ops)
 {
     for (uint32_t i = 0; i < count; i++) {
         ops[i].kind = events[i].kind;
@@ -283,9 +283,9 @@ static void compile_classes(ms__sim *sim)
 
 static uint32_t class_of(const ms__sim *sim, uint64_t bytes)
 {
-    const uint64_t *found = sim->class_count == 0 ? NULL
-                                                  : bsearch(&bytes, sim->class_bytes, sim->class_count,
-                                                            sizeof *sim->class_bytes, by_value);
+    const uint64_t *found =
+        sim->class_count == 0 ? NULL
+                              : bsearch(&bytes, sim->class_bytes, sim->class_count, sizeof *sim->class_bytes, by_value);
     return found == NULL ? MS__NO_CLASS : (uint32_t)(found - sim->class_bytes);
 }
 
@@ -359,11 +359,11 @@ static int compile_instances(ms__sim *sim)
     sim->fetches = ms_calloc(slots, sizeof *sim->fetches);
     sim->io.writes.transfers = ms_calloc(slots, sizeof *sim->io.writes.transfers);
     sim->io.reads.transfers = ms_calloc(slots, sizeof *sim->io.reads.transfers);
-    bool complete = sim->instance_bytes != NULL && sim->instance_untouched != NULL && sim->instance_class != NULL && sim->class_bytes != NULL &&
-                    sim->class_fault_ns != NULL && sim->class_live != NULL && sim->class_peak != NULL &&
-                    sim->cache.top != NULL && sim->cache.entries != NULL && sim->instances != NULL &&
-                    sim->slots != NULL && sim->fetches != NULL && sim->io.writes.transfers != NULL &&
-                    sim->io.reads.transfers != NULL;
+    bool complete = sim->instance_bytes != NULL && sim->instance_untouched != NULL && sim->instance_class != NULL &&
+                    sim->class_bytes != NULL && sim->class_fault_ns != NULL && sim->class_live != NULL &&
+                    sim->class_peak != NULL && sim->cache.top != NULL && sim->cache.entries != NULL &&
+                    sim->instances != NULL && sim->slots != NULL && sim->fetches != NULL &&
+                    sim->io.writes.transfers != NULL && sim->io.reads.transfers != NULL;
     if (!complete) {
         return MS_ENOMEM;
     }

@@ -64,8 +64,8 @@ static void read_peaks(const ms__sim *sim, ms__outcome *out)
     }
     replay->first_step_peak_bytes = ms__add_sat(out->fixed_bytes, first);
     replay->peak_bytes = ms__add_sat(out->fixed_bytes, out->live_peak_bytes);
-    replay->peak_live_bytes = ms__add_sat(ms__add_sat(sim->parameter_bytes, out->live_peak_bytes),
-                                          sim->graph->residents.batch_bytes);
+    replay->peak_live_bytes =
+        ms__add_sat(ms__add_sat(sim->parameter_bytes, out->live_peak_bytes), sim->graph->residents.batch_bytes);
 }
 
 static void read_times(const ms__sim *sim, ms__outcome *out)

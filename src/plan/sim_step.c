@@ -237,8 +237,7 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
     uint64_t carried = ms__sim_carried_bytes(sim, MS__FORWARD, false);
     carried = ms__max_u64(carried, ms__sim_carried_bytes(sim, MS__OPTIMIZER, false));
     outcome->held_most_bytes =
-        ms__add_sat(ms__add_sat(sim->class_peak_bytes, carried),
-                    ms__add_sat(sim->small_peak_bytes, sim->loss_bytes));
+        ms__add_sat(ms__add_sat(sim->class_peak_bytes, carried), ms__add_sat(sim->small_peak_bytes, sim->loss_bytes));
     outcome->held_most_bytes = ms__max_u64(outcome->held_most_bytes, outcome->live_peak_bytes);
     if (sim->cache.on) {
         outcome->replay.peak_bytes = ms__add_sat(outcome->fixed_bytes, sim->cache.held_peak_bytes);

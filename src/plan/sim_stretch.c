@@ -186,8 +186,8 @@ static int shorten_profile(builder *b)
     uint32_t unused = 0;
     find_private(b);
     b->stretch_count = b->change_count = 0;
-    profile->short_forward_count = shorten(b, profile->forward, profile->forward_count, profile->short_forward,
-                                           &profile->short_replay_count);
+    profile->short_forward_count =
+        shorten(b, profile->forward, profile->forward_count, profile->short_forward, &profile->short_replay_count);
     profile->short_backward_count =
         shorten(b, profile->backward, profile->backward_count, profile->short_backward, &unused);
     return MS_OK;

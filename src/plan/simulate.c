@@ -18,8 +18,8 @@ int ms__sim_need(ms__sim *sim, uint64_t *need_bytes, ms_error *err)
     return MS_OK;
 }
 
-int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_choices *choices,
-                ms_replay *replay, ms_sample *samples, ms_error *err)
+int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_choices *choices, ms_replay *replay,
+                ms_sample *samples, ms_error *err)
 {
     ms__sim *sim;
     int rc = ms__step_sim_new(graph, hardware, choices->step_options, &sim, err);

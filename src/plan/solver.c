@@ -229,7 +229,8 @@ static void describe_use(const ms__search *search, const uint8_t *row, uint32_t 
         }
     }
     if (packing > 0 && length < size) {
-        int wrote = snprintf(text + length, size - length, "%smasks as bits on %u nodes", length > 0 ? ", " : "", packing);
+        int wrote =
+            snprintf(text + length, size - length, "%smasks as bits on %u nodes", length > 0 ? ", " : "", packing);
         length += wrote > 0 ? (size_t)wrote : 0;
     }
     for (int i = 0; i < MS_STEP_OPTION_COUNT; i++) {
@@ -299,7 +300,8 @@ static int choose_fastest(ms__search *search, ms__limits *limits, ms_plan *plan,
     size_t finalists[FINALISTS_MOST];
     ms__variants variants;
     size_t count = list_finalists(search, finalists);
-    if (search->out_of_memory || ms__variants_make(search, finalists, count, ms__plan_most(search), &variants) != MS_OK) {
+    if (search->out_of_memory ||
+        ms__variants_make(search, finalists, count, ms__plan_most(search), &variants) != MS_OK) {
         search->out_of_memory = true;
         return MS_ENOMEM;
     }
@@ -405,8 +407,8 @@ static uint32_t leave_exact(uint32_t options, uint32_t *rules)
 }
 
 int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                   const ms_pressure *pressure, const ms_admission *admissions, ms__limits *limits,
-                   ms_plan **plan, ms_error *err)
+                   const ms_pressure *pressure, const ms_admission *admissions, ms__limits *limits, ms_plan **plan,
+                   ms_error *err)
 {
     if (graph->node_count == 0) {
         return ms_fail(err, MS_EINVAL, "solver: the graph has no nodes");
@@ -428,8 +430,7 @@ int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_
         rc = ms_fail(err, MS_ENOMEM, "solver: out of memory for a plan of %u nodes", graph->node_count);
     } else {
         made->pressure = *pressure;
-        rc = pressure->comfortable ? skip(&search, pressure, made, err)
-                                   : solve(&search, pressure, limits, made, err);
+        rc = pressure->comfortable ? skip(&search, pressure, made, err) : solve(&search, pressure, limits, made, err);
     }
     ms__search_close(&search);
     if (rc != MS_OK) {

@@ -47,8 +47,8 @@ static bool ends_in_every_node(const ms_graph *graph, uint32_t profile, uint32_t
 /* The profile's backward with room for a FREE of each external storage. */
 static int make_room(ms_profile *profile)
 {
-    ms_event *events = ms_realloc_array(profile->backward, (size_t)profile->backward_count + profile->external_count,
-                                        sizeof *events);
+    ms_event *events =
+        ms_realloc_array(profile->backward, (size_t)profile->backward_count + profile->external_count, sizeof *events);
     if (events == NULL) {
         return MS_ENOMEM;
     }

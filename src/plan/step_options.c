@@ -3,8 +3,8 @@
  * step that a combination makes. Called by the search and by ms_simulate(); what an
  * option does is in its own file.
  */
-#include "base/units.h"
 #include "plan/step_options.h"
+#include "base/units.h"
 
 static const struct {
     const char *name, *text;
@@ -87,8 +87,7 @@ static int apply_all(const ms_hardware *hardware, uint32_t options, ms__step *st
     return rc;
 }
 
-int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, ms__sim **sim,
-                     ms_error *err)
+int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, ms__sim **sim, ms_error *err)
 {
     options |= given_options(&graph->loop);
     if (options == 0 && !graph->loop.state_streamed) {

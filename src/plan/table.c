@@ -34,7 +34,8 @@ static void add_pressure(ms__text *text, const ms_plan *plan)
                  ms__text_bytes(pressure->allowed_bytes).text,
                  pressure->budget_given ? "" : " (share of the device; no budget was given)");
     ms__text_add(text, "  pressure    %llu.%02llu%s%s\n", (unsigned long long)(pressure->permille / 1000),
-                 (unsigned long long)(pressure->permille % 1000 / 10), pressure->comfortable ? ", a comfortable fit" : "",
+                 (unsigned long long)(pressure->permille % 1000 / 10),
+                 pressure->comfortable ? ", a comfortable fit" : "",
                  pressure->forced ? ", forced to the smallest peak" : "");
 }
 

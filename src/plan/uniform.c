@@ -21,8 +21,8 @@ static ms_technique blind_technique(const ms_hardware *hardware, const ms_config
     return config->enable_checkpointing ? MS_TECHNIQUE_RECOMPUTE : MS_TECHNIQUE_KEEP;
 }
 
-static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_technique technique,
-                      ms_plan **plan, ms_error *err)
+static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_technique technique, ms_plan **plan,
+                      ms_error *err)
 {
     ms_plan *made = ms__plan_new(NULL);
     if (made == NULL) {
@@ -43,8 +43,8 @@ static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_t
 
 /* Of the uniform candidates of one technique: the fastest that fits with the cache it
  * leaves room for, else the smallest. Of all techniques: the smallest. */
-static void choose_uniform(ms__search *search, ms_technique technique, const ms_pressure *pressure,
-                           ms__variant *chosen, uint64_t *room_bytes)
+static void choose_uniform(ms__search *search, ms_technique technique, const ms_pressure *pressure, ms__variant *chosen,
+                           uint64_t *room_bytes)
 {
     size_t finalists[UNIFORM_MOST], count = 0;
     ms__variants variants;
@@ -109,8 +109,8 @@ static int need_of(const ms_graph *graph, const ms_hardware *hardware, uint64_t 
     return rc;
 }
 
-int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                    ms_technique technique, ms_plan **plan, ms_error *err)
+int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_technique technique,
+                    ms_plan **plan, ms_error *err)
 {
     if (graph == NULL) {
         return blind_plan(hardware, config, technique, plan, err);

@@ -172,8 +172,7 @@ static int read_trees(const ms__json_at *at, ms_policy *policy)
     if (rc == MS_OK) {
         policy->trees = ms_calloc(count, sizeof *policy->trees);
         policy->scores = ms_calloc(nodes + 1, policy->strategy_count * sizeof *policy->scores);
-        rc = policy->trees != NULL && policy->scores != NULL ? MS_OK
-                                                             : ms__json_fail(&list, MS_ENOMEM, "out of memory");
+        rc = policy->trees != NULL && policy->scores != NULL ? MS_OK : ms__json_fail(&list, MS_ENOMEM, "out of memory");
     }
     for (size_t t = 0; rc == MS_OK && t < count; t++) {
         policy->tree_count = (uint32_t)t + 1;

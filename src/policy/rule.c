@@ -35,7 +35,8 @@ void ms_policy_rule(const ms_strategy_context *context, const ms_config *config,
     bool has_tier = context->value[MS_FEATURE_DISK_ROOM_BYTES] > 0 || context->value[MS_FEATURE_HOST_ROOM_BYTES] > 0;
     decision->context = *context;
     if (config->force_optimize) {
-        decide(decision, MS_MODE_AGGRESSIVE, has_tier, "the smallest peak is asked for, so every technique may be used");
+        decide(decision, MS_MODE_AGGRESSIVE, has_tier,
+               "the smallest peak is asked for, so every technique may be used");
     } else if (permille <= MS_COMFORTABLE_PERMILLE) {
         decide(decision, MS_MODE_CONSERVATIVE, false, "the run fits comfortably");
     } else if (permille <= MS_LOW_PRESSURE_PERMILLE) {

@@ -50,7 +50,8 @@ static ms__value project(ms__tape *tape, const ms__model *m, affine with, ms__va
 }
 
 /* A product, dropout, the residual added, normalised. */
-static ms__value finish_part(ms__tape *tape, const ms__model *m, affine with, affine norm, ms__value x, ms__value residual)
+static ms__value finish_part(ms__tape *tape, const ms__model *m, affine with, affine norm, ms__value x,
+                             ms__value residual)
 {
     ms__value product = ms__linear(tape, x, with.weight, with.bias, m->width);
     ms__value dropped = ms__dropout(tape, product, m->drops_residuals);
@@ -65,7 +66,8 @@ static ms__value run_layer(ms__tape *tape, const ms__model *m, const layer_weigh
 {
     ms__value q = project(tape, m, w->q, x, false), k = project(tape, m, w->k, x, true);
     ms__value v = project(tape, m, w->v, x, false);
-    ms__value mixed = m->drops_attention ? ms__attention_with_dropout(tape, q, k, v, false) : ms__attention(tape, q, k, v, 0);
+    ms__value mixed =
+        m->drops_attention ? ms__attention_with_dropout(tape, q, k, v, false) : ms__attention(tape, q, k, v, 0);
     ms__drop(tape, q);
     ms__drop(tape, k);
     ms__drop(tape, v);
@@ -128,7 +130,8 @@ static ms__value predict_words(ms__tape *tape, const ms__model *m, ms__value x, 
 void ms__write_bert(ms__tape *tape, const ms__model *m)
 {
     ms__shape ids = MS__SHAPE(m->batch, m->seq);
-    ms__value input = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH), labels = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH);
+    ms__value input = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH),
+              labels = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH);
     ms__value words = ms__parameter(tape, MS__SHAPE(m->vocabulary, m->width));
     ms__value embedded = embed(tape, m, input, words), x = embedded;
     for (uint64_t i = 0; i < m->layers && tape->rc == MS_OK; i++) {

@@ -90,7 +90,8 @@ static int read_layer_types(const ms__json_at *at, ms__model *m)
         rc = ms__json_item_string(&types, i, &kind);
         m->windowed[i] = rc == MS_OK && strcmp(kind, kinds[1]) == 0;
         if (rc == MS_OK && !m->windowed[i] && strcmp(kind, kinds[0]) != 0) {
-            return ms__json_fail(&types, MS_EFORMAT, "\"%.64s\": not modelled (known: %s, %s)", kind, kinds[0], kinds[1]);
+            return ms__json_fail(&types, MS_EFORMAT, "\"%.64s\": not modelled (known: %s, %s)", kind, kinds[0],
+                                 kinds[1]);
         }
         if (rc == MS_OK && m->windowed[i] && m->window == 0) {
             return ms__json_fail(&types, MS_EFORMAT, "%s without a window in use", kinds[1]);
@@ -245,8 +246,8 @@ int ms__read_model(const ms__json_at *at, ms__model *m)
         return ms__json_fail(at, MS_EFORMAT, "the hidden size is no multiple of the number of heads");
     }
     if (rc == MS_OK && fixed && m->seq > m->positions) {
-        return ms_fail(at->err, MS_EINVAL, "seq: %" PRIu64 " is more than the %" PRIu64 " positions of the model", m->seq,
-                       m->positions);
+        return ms_fail(at->err, MS_EINVAL, "seq: %" PRIu64 " is more than the %" PRIu64 " positions of the model",
+                       m->seq, m->positions);
     }
     return rc;
 }

@@ -259,7 +259,8 @@ static void drop_frame(ms__tape *tape, const ms__model *m, ms__value x, ms__valu
 void ms__write_decoder(ms__tape *tape, const ms__model *m)
 {
     ms__shape ids = MS__SHAPE(m->batch, m->seq), frequencies_of = MS__SHAPE(m->head_width / 2);
-    ms__value input = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH), labels = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH);
+    ms__value input = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH),
+              labels = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH);
     ms__value embedding = ms__parameter(tape, MS__SHAPE(m->vocabulary, m->width));
     ms__value norm = ms__parameter(tape, MS__SHAPE(m->width));
     ms__value head = m->tied ? embedding : ms__parameter(tape, MS__SHAPE(m->vocabulary, m->width));

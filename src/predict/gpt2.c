@@ -41,7 +41,8 @@ static ms__value attend(ms__tape *tape, const ms__model *m, const block_weights 
     for (int i = 0; i < 3; i++) {
         ms__drop(tape, parts[i]);
     }
-    ms__value mixed = m->drops_attention ? ms__attention_with_dropout(tape, q, k, v, true) : ms__attention(tape, q, k, v, 0);
+    ms__value mixed =
+        m->drops_attention ? ms__attention_with_dropout(tape, q, k, v, true) : ms__attention(tape, q, k, v, 0);
     ms__value projected = ms__linear(tape, mixed, w->out, w->out_bias, m->width);
     ms__drop(tape, mixed);
     ms__value out = ms__dropout(tape, projected, m->drops_residuals);
@@ -94,7 +95,8 @@ static ms__value run_blocks(ms__tape *tape, const ms__model *m, ms__value x, ms_
 void ms__write_gpt2(ms__tape *tape, const ms__model *m)
 {
     ms__shape ids = MS__SHAPE(m->batch, m->seq), wide = MS__SHAPE(m->width);
-    ms__value input = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH), labels = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH);
+    ms__value input = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH),
+              labels = ms__resident(tape, ids, 8, MS_RESIDENT_BATCH);
     ms__value words = ms__parameter(tape, MS__SHAPE(m->vocabulary, m->width));
     ms__value places = ms__parameter(tape, MS__SHAPE(m->positions, m->width));
     ms__value norm = ms__parameter(tape, wide), norm_bias = ms__parameter(tape, wide);

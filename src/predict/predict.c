@@ -20,12 +20,9 @@ typedef struct family_row {
 } family_row;
 
 static const family_row families[MS__FAMILIES] = {
-    [MS__LLAMA] = {"LlamaForCausalLM", ms__write_decoder},
-    [MS__MISTRAL] = {"MistralForCausalLM", ms__write_decoder},
-    [MS__QWEN2] = {"Qwen2ForCausalLM", ms__write_decoder},
-    [MS__QWEN3] = {"Qwen3ForCausalLM", ms__write_decoder},
-    [MS__GPT2] = {"GPT2LMHeadModel", ms__write_gpt2},
-    [MS__BERT] = {"BertForMaskedLM", ms__write_bert},
+    [MS__LLAMA] = {"LlamaForCausalLM", ms__write_decoder}, [MS__MISTRAL] = {"MistralForCausalLM", ms__write_decoder},
+    [MS__QWEN2] = {"Qwen2ForCausalLM", ms__write_decoder}, [MS__QWEN3] = {"Qwen3ForCausalLM", ms__write_decoder},
+    [MS__GPT2] = {"GPT2LMHeadModel", ms__write_gpt2},      [MS__BERT] = {"BertForMaskedLM", ms__write_bert},
 };
 
 /* ---- what the families share ------------------------------------------------------------ */
@@ -113,8 +110,9 @@ static int write_step(const ms__model *m, ms_graph **graph, ms_error *err)
     const family_row *row = &families[m->family];
     ms__tape tape = {.err = err, .differentiates = true};
     char signature[160];
-    snprintf(signature, sizeof signature, "input_ids:int64[%" PRIu64 ",%" PRIu64 "],labels:int64[%" PRIu64 ",%" PRIu64 "]%s",
-             m->batch, m->seq, m->batch, m->seq, m->uses_cache ? ",use_cache=False" : "");
+    snprintf(signature, sizeof signature,
+             "input_ids:int64[%" PRIu64 ",%" PRIu64 "],labels:int64[%" PRIu64 ",%" PRIu64 "]%s", m->batch, m->seq,
+             m->batch, m->seq, m->uses_cache ? ",use_cache=False" : "");
     int rc = ms_trace_new(row->class, signature, "static", &tape.trace, err);
     if (rc == MS_OK) {
         row->write(&tape, m);

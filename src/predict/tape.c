@@ -152,8 +152,8 @@ uint64_t ms__key_of(const ms__tape *tape, ms__value value)
 /* Element-wise as torch tags them, of those that are used here. */
 static bool is_pointwise(const char *name)
 {
-    static const char *const names[] = {"aten.add.", "aten.gelu.", "aten.gelu_tanh.", "aten.mul.", "aten.pow.", "aten.relu.",
-                                        "aten.rsqrt.", "aten.silu.", "aten.tanh.", "aten.where."};
+    static const char *const names[] = {"aten.add.",  "aten.gelu.",  "aten.gelu_tanh.", "aten.mul.",  "aten.pow.",
+                                        "aten.relu.", "aten.rsqrt.", "aten.silu.",      "aten.tanh.", "aten.where."};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strncmp(name, names[i], strlen(names[i])) == 0) {
             return true;
@@ -181,8 +181,7 @@ static void report_maker(ms__tape *tape, const char *name, size_t inputs, size_t
             taken += i < inputs;
         }
     }
-    ms__fail_tape(tape, ms_trace_made(tape->trace, keys, taken, keys + taken, given - taken, runs_again,
-                                           tape->err));
+    ms__fail_tape(tape, ms_trace_made(tape->trace, keys, taken, keys + taken, given - taken, runs_again, tape->err));
 }
 
 void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, const ms__value *operands)

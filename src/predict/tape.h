@@ -107,7 +107,7 @@ typedef struct ms__tape {
     MS__ARRAY(ms__function) functions;
 } ms__tape;
 
-#define MS__PUSH(array, item)                                                                 \
+#define MS__PUSH(array, item) \
     (MS__ARRAY_RESERVE(array, (array)->count + 1) == MS_OK ? ((array)->items[(array)->count++] = (item), MS_OK) \
                                                            : MS_ENOMEM)
 
@@ -131,8 +131,7 @@ uint64_t ms__key_of(const ms__tape *tape, ms__value value);
 
 /* An operator ran; operands may be 0. Up to eleven in all. */
 void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, const ms__value *operands);
-#define MS__RAN(tape, name, inputs, outputs, ...) \
-    ms__ran(tape, name, inputs, outputs, (const ms__value[]){__VA_ARGS__})
+#define MS__RAN(tape, name, inputs, outputs, ...) ms__ran(tape, name, inputs, outputs, (const ms__value[]){__VA_ARGS__})
 
 /* Begins a function of autograd over its operands; MS__NOBODY where it needs none. What
  * it saves is saved before or after its result is there, as torch does. */

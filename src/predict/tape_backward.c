@@ -401,8 +401,8 @@ void ms__backward(ms__tape *tape, ms__value loss)
         const ms__leaf *leaf = &tape->leaves.items[i];
         uint64_t bytes = ms__mul_sat(ms__shape_items(&leaf->shape), FLOAT);
         if (leaf->gradient != 0) {
-            ms__fail_tape(tape, ms_trace_role(tape->trace, ms__key_of(tape, leaf->gradient), bytes,
-                                              MS_STORAGE_GRADIENT, tape->err));
+            ms__fail_tape(tape, ms_trace_role(tape->trace, ms__key_of(tape, leaf->gradient), bytes, MS_STORAGE_GRADIENT,
+                                              tape->err));
         }
     }
 }

@@ -162,7 +162,8 @@ ms__value ms__layer_norm(ms__tape *tape, ms__value a, ms__value weight, ms__valu
     rows.size[rows.rank - 1] = 1;
     int32_t f = MS__OPEN(tape, MS__D_NORM, a, weight, bias);
     ms__save(tape, f, a);
-    ms__value out = ms__fresh(tape, shape, FLOAT), means = ms__fresh(tape, rows, FLOAT), scales = ms__fresh(tape, rows, FLOAT);
+    ms__value out = ms__fresh(tape, shape, FLOAT), means = ms__fresh(tape, rows, FLOAT),
+              scales = ms__fresh(tape, rows, FLOAT);
     MS__RAN(tape, "aten.native_layer_norm.default", 3, 3, a, weight, bias, out, means, scales);
     ms__close(tape, f, out);
     ms__save(tape, f, means);

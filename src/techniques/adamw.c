@@ -53,8 +53,8 @@ static int check_group(const ms_adamw_group *group, ms_error *err)
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         double value = numbers[i].value;
         if (!(value >= 0.0) || (numbers[i].is_fraction && !(value < 1.0))) {
-            return ms_fail(err, MS_EINVAL, "AdamW: %s is %g; allowed are numbers of at least 0%s",
-                           numbers[i].name, value, numbers[i].is_fraction ? " and below 1" : "");
+            return ms_fail(err, MS_EINVAL, "AdamW: %s is %g; allowed are numbers of at least 0%s", numbers[i].name,
+                           value, numbers[i].is_fraction ? " and below 1" : "");
         }
     }
     return MS_OK;
@@ -80,16 +80,14 @@ static const char *missing_array(const ms_adamw_tensor *t)
 
 static int check_tensor(const ms_adamw_tensor *t, size_t index, ms_error *err)
 {
-    if ((unsigned)t->weights >= MS_ADAMW_WEIGHTS_COUNT ||
-        (unsigned)t->moments >= MS_ADAMW_MOMENTS_COUNT) {
+    if ((unsigned)t->weights >= MS_ADAMW_WEIGHTS_COUNT || (unsigned)t->moments >= MS_ADAMW_MOMENTS_COUNT) {
         return ms_fail(err, MS_EINVAL, "AdamW: tensor %zu is of an unknown kind", index);
     }
     if (t->step == 0) {
         return ms_fail(err, MS_EINVAL, "AdamW: tensor %zu: steps count from 1", index);
     }
     if (t->count > SIZE_MAX / sizeof(float)) {
-        return ms_fail(err, MS_EOVERFLOW, "AdamW: tensor %zu has %llu elements", index,
-                       (unsigned long long)t->count);
+        return ms_fail(err, MS_EOVERFLOW, "AdamW: tensor %zu has %llu elements", index, (unsigned long long)t->count);
     }
     const char *missing = t->count > 0 ? missing_array(t) : NULL;
     if (missing != NULL) {
@@ -132,8 +130,8 @@ typedef struct buffers {
     _Alignas(64) float v[BUFFER_ELEMENTS];
 } buffers;
 
-static float *load_parameter(const ms__adamw_kernels *k, const ms_adamw_tensor *t, uint64_t at,
-                             size_t count, buffers *room)
+static float *load_parameter(const ms__adamw_kernels *k, const ms_adamw_tensor *t, uint64_t at, size_t count,
+                             buffers *room)
 {
     const uint16_t *bf16 = (const uint16_t *)t->parameter + at;
     switch (t->weights) {
@@ -150,8 +148,8 @@ static float *load_parameter(const ms__adamw_kernels *k, const ms_adamw_tensor *
     }
 }
 
-static void store_parameter(const ms__adamw_kernels *k, const ms_adamw_tensor *t, uint64_t at,
-                            size_t count, const float *p)
+static void store_parameter(const ms__adamw_kernels *k, const ms_adamw_tensor *t, uint64_t at, size_t count,
+                            const float *p)
 {
     uint16_t *bf16 = (uint16_t *)t->parameter + at;
     if (t->weights == MS_ADAMW_BF16_MASTER) {
@@ -162,8 +160,8 @@ static void store_parameter(const ms__adamw_kernels *k, const ms_adamw_tensor *t
 }
 
 /* torch unscales in the gradient's own type, then computes with what it stored. */
-static const float *load_gradient(const ms__adamw_kernels *k, const ms_adamw_tensor *t, uint64_t at,
-                                  size_t count, double grad_scale, buffers *room)
+static const float *load_gradient(const ms__adamw_kernels *k, const ms_adamw_tensor *t, uint64_t at, size_t count,
+                                  double grad_scale, buffers *room)
 {
     if (t->weights == MS_ADAMW_FP32) {
         float *gradient = (float *)t->gradient + at;
@@ -187,8 +185,8 @@ static float *offset_or_null(float *array, uint64_t at)
     return array != NULL ? array + at : NULL;
 }
 
-static void update_8bit(const work *w, const ms_adamw_tensor *t, const ms__adamw_constants *c,
-                        uint64_t at, size_t count, float *p, const float *g, buffers *room)
+static void update_8bit(const work *w, const ms_adamw_tensor *t, const ms__adamw_constants *c, uint64_t at,
+                        size_t count, float *p, const float *g, buffers *room)
 {
     const ms__adamw_kernels *k = w->kernels;
     const ms__q8_table *signed_table = ms__q8(true);
@@ -306,8 +304,8 @@ static uint64_t prepare(const ms_adamw_group *group, const ms_adamw_tensor *tens
     return elements;
 }
 
-int ms_adamw_step(const ms_adamw_group *group, const ms_adamw_tensor *tensors, size_t count,
-                  uint32_t threads, ms_error *err)
+int ms_adamw_step(const ms_adamw_group *group, const ms_adamw_tensor *tensors, size_t count, uint32_t threads,
+                  ms_error *err)
 {
     int rc = check_group(group, err);
     for (size_t i = 0; rc == MS_OK && i < count; i++) {
@@ -345,8 +343,7 @@ int ms_adamw_choose_moments(uint64_t elements, uint32_t bits, ms_adamw_moments *
     if (bits != 8 && bits != 32) {
         return ms_fail(err, MS_EINVAL, "AdamW: state_bits is %u; allowed are 8 and 32", bits);
     }
-    *out = bits == 8 && elements >= MS_ADAMW_8BIT_LEAST_ELEMENTS ? MS_ADAMW_MOMENTS_8BIT
-                                                                  : MS_ADAMW_MOMENTS_FP32;
+    *out = bits == 8 && elements >= MS_ADAMW_8BIT_LEAST_ELEMENTS ? MS_ADAMW_MOMENTS_8BIT : MS_ADAMW_MOMENTS_FP32;
     return MS_OK;
 }
 
@@ -355,30 +352,27 @@ static size_t part_of(uint64_t at, uint64_t count)
     return count - at < MS_ADAMW_BLOCK ? (size_t)(count - at) : MS_ADAMW_BLOCK;
 }
 
-int ms_adamw_quantize(const float *values, uint64_t count, bool is_signed, uint8_t *codes,
-                      float *absmax, ms_error *err)
+int ms_adamw_quantize(const float *values, uint64_t count, bool is_signed, uint8_t *codes, float *absmax, ms_error *err)
 {
     if (count > 0 && (values == NULL || codes == NULL || absmax == NULL)) {
         return ms_fail(err, MS_EINVAL, "AdamW: quantize lacks an array");
     }
     const ms__adamw_kernels *k = kernels_here();
     for (uint64_t at = 0; at < count; at += MS_ADAMW_BLOCK) {
-        absmax[at / MS_ADAMW_BLOCK] =
-            k->quantize(values + at, ms__q8(is_signed), codes + at, part_of(at, count));
+        absmax[at / MS_ADAMW_BLOCK] = k->quantize(values + at, ms__q8(is_signed), codes + at, part_of(at, count));
     }
     return MS_OK;
 }
 
-int ms_adamw_dequantize(const uint8_t *codes, const float *absmax, uint64_t count, bool is_signed,
-                        float *values, ms_error *err)
+int ms_adamw_dequantize(const uint8_t *codes, const float *absmax, uint64_t count, bool is_signed, float *values,
+                        ms_error *err)
 {
     if (count > 0 && (values == NULL || codes == NULL || absmax == NULL)) {
         return ms_fail(err, MS_EINVAL, "AdamW: dequantize lacks an array");
     }
     const ms__adamw_kernels *k = kernels_here();
     for (uint64_t at = 0; at < count; at += MS_ADAMW_BLOCK) {
-        k->dequantize(codes + at, absmax[at / MS_ADAMW_BLOCK], ms__q8(is_signed), values + at,
-                      part_of(at, count));
+        k->dequantize(codes + at, absmax[at / MS_ADAMW_BLOCK], ms__q8(is_signed), values + at, part_of(at, count));
     }
     return MS_OK;
 }

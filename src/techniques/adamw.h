@@ -39,8 +39,7 @@ typedef struct ms__adamw_kernels {
     void (*master_adopt)(const uint16_t *bf16, float *master, size_t count);
     void (*split_load)(const uint16_t *bf16, const int16_t *low, float *values, size_t count);
     void (*split_store)(const float *values, uint16_t *bf16, int16_t *low, size_t count);
-    void (*dequantize)(const uint8_t *codes, float absmax, const ms__q8_table *table, float *values,
-                       size_t count);
+    void (*dequantize)(const uint8_t *codes, float absmax, const ms__q8_table *table, float *values, size_t count);
     /* Codes of one block; returns its largest magnitude, NaN where it holds one. */
     float (*quantize)(const float *values, const ms__q8_table *table, uint8_t *codes, size_t count);
 } ms__adamw_kernels;

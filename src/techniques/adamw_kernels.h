@@ -34,8 +34,8 @@ static inline float updated(float p, float m, float v, const ms__adamw_constants
     return p * c->decay + c->minus_step_size * m / denominator;
 }
 
-static void update_plain_v(float *restrict p, const float *restrict g, float *restrict m,
-                           float *restrict v, size_t count, const ms__adamw_constants *constants)
+static void update_plain_v(float *restrict p, const float *restrict g, float *restrict m, float *restrict v,
+                           size_t count, const ms__adamw_constants *constants)
 {
     const ms__adamw_constants c = *constants;
     for (size_t i = 0; i < count; i++) {
@@ -46,9 +46,8 @@ static void update_plain_v(float *restrict p, const float *restrict g, float *re
     }
 }
 
-static void update_amsgrad(float *restrict p, const float *restrict g, float *restrict m,
-                           float *restrict v, float *restrict peak, size_t count,
-                           const ms__adamw_constants *constants)
+static void update_amsgrad(float *restrict p, const float *restrict g, float *restrict m, float *restrict v,
+                           float *restrict peak, size_t count, const ms__adamw_constants *constants)
 {
     const ms__adamw_constants c = *constants;
     for (size_t i = 0; i < count; i++) {
@@ -115,16 +114,14 @@ static void master_adopt(const uint16_t *restrict bf16, float *restrict master, 
     }
 }
 
-static void split_load(const uint16_t *restrict bf16, const int16_t *restrict low,
-                       float *restrict values, size_t count)
+static void split_load(const uint16_t *restrict bf16, const int16_t *restrict low, float *restrict values, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         values[i] = float_of(((uint32_t)bf16[i] << 16) + (uint32_t)(int32_t)low[i]);
     }
 }
 
-static void split_store(const float *restrict values, uint16_t *restrict bf16,
-                        int16_t *restrict low, size_t count)
+static void split_store(const float *restrict values, uint16_t *restrict bf16, int16_t *restrict low, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         uint32_t bits = bits_of(values[i]);
@@ -137,8 +134,8 @@ static void split_store(const float *restrict values, uint16_t *restrict bf16,
 
 /* ---- 8 bits ----------------------------------------------------------------------- */
 
-static void dequantize(const uint8_t *restrict codes, float absmax, const ms__q8_table *table,
-                       float *restrict values, size_t count)
+static void dequantize(const uint8_t *restrict codes, float absmax, const ms__q8_table *table, float *restrict values,
+                       size_t count)
 {
     const float *restrict map = table->value;
     for (size_t i = 0; i < count; i++) {
@@ -168,8 +165,7 @@ static inline int32_t rank_of(float x, const int32_t *restrict rank, const float
     return below + (float_of(bits) > boundary[below]);
 }
 
-static float quantize(const float *restrict values, const ms__q8_table *table,
-                      uint8_t *restrict codes, size_t count)
+static float quantize(const float *restrict values, const ms__q8_table *table, uint8_t *restrict codes, size_t count)
 {
     const int32_t zero = table->zero, least = table->least, most_negative = table->most_negative;
     const float absmax = largest_magnitude(values, count);

@@ -25,8 +25,7 @@ enum {
     ELEMENTS_PER_THREAD = 128 * 1024, /* less is not worth the start of another thread */
 };
 
-uint64_t ms_loss_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_bytes,
-                            uint32_t threads)
+uint64_t ms_loss_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_bytes, uint32_t threads)
 {
     uint64_t row_bytes = ms__mul_sat(vocabulary, item_bytes);
     uint64_t least = threads > 2 ? threads : 2;
@@ -232,15 +231,14 @@ static void take_rows(void *argument)
 static int check_rows(const ms_loss_rows *r, const void *array, ms_error *err)
 {
     if (r->lanes != 8 && r->lanes != LANES_MAX) {
-        return ms_fail(err, MS_ENOTSUP, "loss head: vectors of %u lanes; known are 8 and 16",
-                       r->lanes);
+        return ms_fail(err, MS_ENOTSUP, "loss head: vectors of %u lanes; known are 8 and 16", r->lanes);
     }
     if (r->vocabulary < r->lanes) {
         return ms_fail(err, MS_ENOTSUP, "loss head: %llu classes are fewer than the %u lanes",
                        (unsigned long long)r->vocabulary, r->lanes);
     }
-    if (r->rows > 0 && (r->logits == NULL || r->classes == NULL || r->largest == NULL ||
-                        r->log_sum == NULL || array == NULL)) {
+    if (r->rows > 0 &&
+        (r->logits == NULL || r->classes == NULL || r->largest == NULL || r->log_sum == NULL || array == NULL)) {
         return ms_fail(err, MS_EINVAL, "loss head: an array is missing");
     }
     for (uint64_t i = 0; i < r->rows; i++) {
@@ -270,8 +268,7 @@ int ms_loss_forward(const ms_loss_rows *rows, float *picked, uint32_t threads, m
     return rc;
 }
 
-int ms_loss_backward(const ms_loss_rows *rows, const float *by_picked, float *gradient,
-                     uint32_t threads, ms_error *err)
+int ms_loss_backward(const ms_loss_rows *rows, const float *by_picked, float *gradient, uint32_t threads, ms_error *err)
 {
     int rc = check_rows(rows, gradient, err);
     if (rc == MS_OK && rows->rows > 0 && by_picked == NULL) {

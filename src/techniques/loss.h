@@ -15,8 +15,7 @@ typedef struct ms__loss_kernels {
     /* out = exp(logits - most) */
     void (*exponentials)(const float *logits, float most, float *out, size_t count);
     /* out = 0 - exp(logits - most - log_sum) * sum; `out` may be `logits`. */
-    void (*gradient)(const float *logits, float most, float log_sum, float sum, float *out,
-                     size_t count);
+    void (*gradient)(const float *logits, float most, float log_sum, float sum, float *out, size_t count);
 } ms__loss_kernels;
 
 /* Plain C, without vector instructions: the reference of all others. */

@@ -51,8 +51,7 @@ static float largest(const float *values, size_t count)
     return nan_count != 0 ? __builtin_nanf("") : float_of((uint32_t)(most ^ ((most >> 31) & 0x7fffffff)));
 }
 
-static void exponentials(const float *restrict logits, float most, float *restrict out,
-                         size_t count)
+static void exponentials(const float *restrict logits, float most, float *restrict out, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         out[i] = exp_of(logits[i] - most);
@@ -60,8 +59,7 @@ static void exponentials(const float *restrict logits, float most, float *restri
 }
 
 /* Not restrict: `out` may be `logits`. Reading comes before writing in any case. */
-static void gradient(const float *logits, float most, float log_sum, float sum, float *out,
-                     size_t count)
+static void gradient(const float *logits, float most, float log_sum, float sum, float *out, size_t count)
 {
 #pragma GCC ivdep
     for (size_t i = 0; i < count; i++) {

@@ -23,26 +23,26 @@ enum { PATIENCE_S = 120 };
 #define PATIENCE_NS ((uint64_t)PATIENCE_S * 1000000000)
 
 /* The call succeeds; `err` is the ms_error it was given. */
-#define assert_ms_ok(call, err)                                                                  \
-    do {                                                                                         \
-        int test_rc = (call);                                                                    \
-        if (test_rc != MS_OK) {                                                                  \
-            fail_msg("%s: %s: %s", #call, ms_error_name(test_rc), (err).text);                   \
-        }                                                                                        \
+#define assert_ms_ok(call, err) \
+    do { \
+        int test_rc = (call); \
+        if (test_rc != MS_OK) { \
+            fail_msg("%s: %s: %s", #call, ms_error_name(test_rc), (err).text); \
+        } \
     } while (0)
 
 /* The call fails with this code and says something that contains `part`. */
-#define assert_ms_fails(call, expected_code, err, part)                                          \
-    do {                                                                                         \
-        int test_rc = (call);                                                                    \
-        if (test_rc != (expected_code)) {                                                        \
-            fail_msg("%s: %s instead of %s: %s", #call, ms_error_name(test_rc),                  \
-                     ms_error_name(expected_code), (err).text);                                  \
-        }                                                                                        \
-        assert_int_equal((err).code, (expected_code));                                           \
-        if (strstr((err).text, (part)) == NULL) {                                                \
-            fail_msg("%s: \"%s\" does not contain \"%s\"", #call, (err).text, (part));           \
-        }                                                                                        \
+#define assert_ms_fails(call, expected_code, err, part) \
+    do { \
+        int test_rc = (call); \
+        if (test_rc != (expected_code)) { \
+            fail_msg("%s: %s instead of %s: %s", #call, ms_error_name(test_rc), ms_error_name(expected_code), \
+                     (err).text); \
+        } \
+        assert_int_equal((err).code, (expected_code)); \
+        if (strstr((err).text, (part)) == NULL) { \
+            fail_msg("%s: \"%s\" does not contain \"%s\"", #call, (err).text, (part)); \
+        } \
     } while (0)
 
 /* A path below tests/c, where fixtures lie; in a buffer that the next call

@@ -96,8 +96,8 @@ EXPORT int cuda_double_launch(void *handle, unsigned long long pointer, size_t b
     unsigned char *view = result == OK ? device_view(pointer, bytes) : NULL;
     if (one != NULL && view != NULL) {
         order_access(one, (const unsigned char *)(uintptr_t)pointer, bytes, writes != 0);
-        result = stream_queue(one, &(work){.kind = WORK_KERNEL, .memory = view, .bytes = bytes,
-                                           .kernel = kernel, .argument = argument});
+        result = stream_queue(
+            one, &(work){.kind = WORK_KERNEL, .memory = view, .bytes = bytes, .kernel = kernel, .argument = argument});
     } else {
         result = result != OK ? result : INVALID_VALUE;
     }

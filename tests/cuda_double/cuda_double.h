@@ -48,8 +48,8 @@ void cuda_double_count(cuda_double_counts *counts);
 
 /* A kernel: called in stream order with memory that stands for [pointer, + bytes). */
 typedef void cuda_double_kernel(void *argument, unsigned char *memory, size_t bytes);
-int cuda_double_launch(void *stream, unsigned long long pointer, size_t bytes, int writes,
-                       cuda_double_kernel *kernel, void *argument);
+int cuda_double_launch(void *stream, unsigned long long pointer, size_t bytes, int writes, cuda_double_kernel *kernel,
+                       void *argument);
 
 /* For hosts whose threads are not the system's: how time passes, and who is calling.
  * Set before the first call of the driver. */

@@ -119,8 +119,8 @@ int cuCtxPushCurrent_v2(void *context)
     result = result == the.sticky ? OK : result; /* a broken device is still one */
     int device = (int)((int *)context - contexts);
     int stack = stack_of_caller();
-    if (result == OK && (device < 0 || device >= DEVICES || the.context_uses[device] == 0 ||
-                         stacks[stack].depth == NESTED_MAX)) {
+    if (result == OK &&
+        (device < 0 || device >= DEVICES || the.context_uses[device] == 0 || stacks[stack].depth == NESTED_MAX)) {
         violate("a context that does not exist was made current");
         result = INVALID_CONTEXT;
     }
@@ -208,8 +208,7 @@ int cuStreamWaitEvent(void *handle, void *which, unsigned flags)
     if (result == OK && awaited->recorded == 0) {
         violate("a stream waits for an event that was never recorded");
     } else if (result == OK) {
-        result = stream_queue(one, &(work){.kind = WORK_WAIT, .event = awaited,
-                                           .count = awaited->recorded});
+        result = stream_queue(one, &(work){.kind = WORK_WAIT, .event = awaited, .count = awaited->recorded});
         if (result == OK) {
             awaited->uses++;
             clock_join(&one->clock, &awaited->clock);
@@ -252,8 +251,7 @@ int cuEventRecord(void *which, void *handle)
         result = INVALID_HANDLE;
     }
     if (result == OK) {
-        result = stream_queue(one, &(work){.kind = WORK_RECORD, .event = recorded,
-                                           .count = recorded->recorded + 1});
+        result = stream_queue(one, &(work){.kind = WORK_RECORD, .event = recorded, .count = recorded->recorded + 1});
     }
     if (result == OK) {
         recorded->uses++;
@@ -402,8 +400,8 @@ int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *
         order_access(one, to, bytes, true);
         memset(to, POISON, bytes);
     }
-    return leave(queue_copy(one, &(work){.kind = WORK_COPY, .to = to, .from = view, .bytes = bytes,
-                                         .is_poisoned = pinned}, pinned, true));
+    return leave(queue_copy(
+        one, &(work){.kind = WORK_COPY, .to = to, .from = view, .bytes = bytes, .is_poisoned = pinned}, pinned, true));
 }
 
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *handle)

@@ -65,8 +65,7 @@ int device_memory_new(size_t bytes, unsigned char **address)
     unsigned char *shadow = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     unsigned char *outside = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, file, 0);
     close(file);
-    if (shadow == MAP_FAILED || outside == MAP_FAILED ||
-        !range_add(&the.allocations, outside, bytes, shadow)) {
+    if (shadow == MAP_FAILED || outside == MAP_FAILED || !range_add(&the.allocations, outside, bytes, shadow)) {
         return OUT_OF_MEMORY;
     }
     memset(shadow, POISON, bytes); /* what was there before is nobody's */

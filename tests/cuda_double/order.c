@@ -51,8 +51,7 @@ void order_access(const stream *which, const unsigned char *begin, size_t bytes,
     forget_seen();
     for (const touch *one = the.accesses; one != NULL; one = one->next) {
         bool is_conflict = (is_write || one->is_write) && touches(one, begin, bytes);
-        bool is_before = one->time <= which->clock.at[one->stream] ||
-                         one->time <= the.host.at[one->stream];
+        bool is_before = one->time <= which->clock.at[one->stream] || one->time <= the.host.at[one->stream];
         if (is_conflict && !is_before) {
             violate("stream %d %s memory that stream %u may still be %s", (int)(which - the.streams),
                     is_write ? "writes" : "reads", one->stream, one->is_write ? "writing" : "reading");
@@ -60,9 +59,12 @@ void order_access(const stream *which, const unsigned char *begin, size_t bytes,
     }
     touch *made = malloc(sizeof *made);
     if (made != NULL) {
-        *made = (touch){.begin = begin, .bytes = bytes, .is_write = is_write,
-                         .stream = (uint32_t)(which - the.streams), .time = which->queued + 1,
-                         .next = the.accesses};
+        *made = (touch){.begin = begin,
+                        .bytes = bytes,
+                        .is_write = is_write,
+                        .stream = (uint32_t)(which - the.streams),
+                        .time = which->queued + 1,
+                        .next = the.accesses};
         the.accesses = made;
     }
 }

@@ -37,8 +37,7 @@ __attribute__((no_sanitize("thread"))) uint64_t fingerprint_of(const void *memor
 stream *stream_of(void *handle)
 {
     stream *found = handle == NULL ? &the.streams[0] : handle;
-    if (found < the.streams || found >= the.streams + STREAMS_MAX ||
-        (!found->is_used && handle != NULL)) {
+    if (found < the.streams || found >= the.streams + STREAMS_MAX || (!found->is_used && handle != NULL)) {
         violate("a stream that does not exist");
         return NULL;
     }
@@ -54,16 +53,14 @@ void event_unuse(event *which)
 
 static bool is_filled(const unsigned char *memory, int value, size_t bytes)
 {
-    return bytes == 0 ||
-           (memory[0] == value && memcmp(memory, memory + 1, bytes - 1) == 0);
+    return bytes == 0 || (memory[0] == value && memcmp(memory, memory + 1, bytes - 1) == 0);
 }
 
 /* In two halves with time between: whoever looks meanwhile sees a part. */
 static void do_copy(const work *what)
 {
     size_t half = what->bytes / 2;
-    bool was_changed = what->is_fingerprinted &&
-                       fingerprint_of(what->from, what->bytes) != what->fingerprint;
+    bool was_changed = what->is_fingerprinted && fingerprint_of(what->from, what->bytes) != what->fingerprint;
     bool was_written = what->is_poisoned && !is_filled(what->to, POISON, what->bytes);
     memcpy(what->to, what->from, half);
     if (what->delay_ns > 0) {
@@ -96,8 +93,7 @@ static bool work_fails(const work *what)
 {
     bool is_work = what->kind == WORK_COPY || what->kind == WORK_KERNEL;
     planned_failure *plan = &the.failure;
-    if (is_work && the.sticky == OK && plan->left > 0 && strcmp(plan->function, "work") == 0 &&
-        --plan->left == 0) {
+    if (is_work && the.sticky == OK && plan->left > 0 && strcmp(plan->function, "work") == 0 && --plan->left == 0) {
         the.sticky = plan->result;
     }
     return the.sticky != OK;
@@ -121,8 +117,7 @@ static void conclude(stream *self, work *what)
 static bool is_ready(const stream *self)
 {
     const work *what = self->first;
-    return what != NULL && !the.hangs &&
-           (what->kind != WORK_WAIT || what->event->done >= what->count);
+    return what != NULL && !the.hangs && (what->kind != WORK_WAIT || what->event->done >= what->count);
 }
 
 static void stream_main(void *argument)

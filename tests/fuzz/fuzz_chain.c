@@ -15,8 +15,8 @@ static void solve(const ms_chain *chain, uint64_t budget_bytes, ms_chain_answer 
 {
     ms_error err = {0};
     FUZZ_CHECK(ms_chain_solve(chain, budget_bytes, 1, answer, &err) == MS_OK);
-    FUZZ_CHECK(answer->feasible == (budget_bytes >= answer->smallest_budget_bytes &&
-                                    answer->smallest_budget_bytes != UINT64_MAX));
+    FUZZ_CHECK(answer->feasible ==
+               (budget_bytes >= answer->smallest_budget_bytes && answer->smallest_budget_bytes != UINT64_MAX));
     if (answer->feasible) {
         FUZZ_CHECK(answer->peak_bytes <= budget_bytes && answer->makespan_ns >= answer->lower_bound_ns);
     }

@@ -50,8 +50,7 @@ static void run_variants(uint8_t *data, size_t size)
         size_t place = next_number(&state) % size;
         uint8_t before = data[place];
         uint64_t choice = next_number(&state);
-        data[place] = choice % 2 ? (uint8_t)pieces[choice / 2 % (sizeof pieces - 1)]
-                                 : (uint8_t)(choice >> 8);
+        data[place] = choice % 2 ? (uint8_t)pieces[choice / 2 % (sizeof pieces - 1)] : (uint8_t)(choice >> 8);
         run_exactly(data, size);
         data[place] = before;
     }

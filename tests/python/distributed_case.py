@@ -115,11 +115,16 @@ def shards() -> None:
         found = train(model, "fsdp")
         executor = model._memscale_executor
         memscale.detach(model)
-        tell(what, {
-            "equal": same(found, expected), "told": kept.texts, "plan": json.loads(executor.plan.to_json()),
-            "recomputed": executor.counters()["recomputed_layers"],
-            "hooks": all(len(layer._forward_pre_hooks) == len(layer._forward_hooks) > 0 for layer in model),
-        })
+        tell(
+            what,
+            {
+                "equal": same(found, expected),
+                "told": kept.texts,
+                "plan": json.loads(executor.plan.to_json()),
+                "recomputed": executor.counters()["recomputed_layers"],
+                "hooks": all(len(layer._forward_pre_hooks) == len(layer._forward_hooks) > 0 for layer in model),
+            },
+        )
         kept.texts = []
     logger.removeHandler(kept)
     logger.setLevel(logging.ERROR)

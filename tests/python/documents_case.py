@@ -145,8 +145,7 @@ AROUND = {
         "forward = model; model = lambda ids: forward(input_ids=ids, labels=ids)"
     ),
     "cross_entropy": (
-        "from memscale.techniques import cross_entropy\n"
-        "model = torch.nn.Linear(4, 7); x = torch.ones(8, 4)"
+        "from memscale.techniques import cross_entropy\nmodel = torch.nn.Linear(4, 7); x = torch.ones(8, 4)"
     ),
     "linear_cross_entropy": "from memscale.techniques import linear_cross_entropy; ids = x",
 }

@@ -23,9 +23,20 @@ from memscale.core.layers import find_layers
 TECHNIQUES = ("recompute", "recompute_joined", "recompute_segment", "offload_disk", "recompute_offload_input", "mixed")
 
 _REPLAY = (
-    "peak_bytes", "peak_live_bytes", "first_step_peak_bytes", "small_peak_bytes", "step_ns", "compute_ns",
-    "recompute_ns", "fault_ns", "stall_forward_ns", "stall_backward_ns", "moved_bytes", "host_peak_bytes",
-    "disk_peak_bytes", "peak_node",
+    "peak_bytes",
+    "peak_live_bytes",
+    "first_step_peak_bytes",
+    "small_peak_bytes",
+    "step_ns",
+    "compute_ns",
+    "recompute_ns",
+    "fault_ns",
+    "stall_forward_ns",
+    "stall_backward_ns",
+    "moved_bytes",
+    "host_peak_bytes",
+    "disk_peak_bytes",
+    "peak_node",
 )
 
 
@@ -48,22 +59,38 @@ def plan_json(
             "over_target": False,
             "assumed": {"outputs_held": False, "gradients_live_in_forward": False},
             "pressure": {
-                "need_bytes": 0, "allowed_bytes": 0, "permille": 0, "budget_given": False, "comfortable": False,
+                "need_bytes": 0,
+                "allowed_bytes": 0,
+                "permille": 0,
+                "budget_given": False,
+                "comfortable": False,
                 "forced": True,
             },
             "predicted": replay,
             "unoptimized": replay,
             "settings": {
-                "offload_min_bytes": min_bytes, "write_window_bytes": write_window,
-                "read_window_bytes": read_window, "ceiling_bytes": 0, "slab_bytes": 32 << 20,
-                "disk_cap_bytes": 1 << 30, "host_cap_bytes": 0,
+                "offload_min_bytes": min_bytes,
+                "write_window_bytes": write_window,
+                "read_window_bytes": read_window,
+                "ceiling_bytes": 0,
+                "slab_bytes": 32 << 20,
+                "disk_cap_bytes": 1 << 30,
+                "host_cap_bytes": 0,
             },
             "smallest_budget_bytes": None,
             "fallback": fallback,
             "entries": [
                 {
-                    "name": name, "node": index, "call": call, "technique": technique, "rule": "forced",
-                    "runner_up": technique, "kept_bytes": 0, "saved_bytes": 0, "cost_ns": 0, "runner_up_ns": 0,
+                    "name": name,
+                    "node": index,
+                    "call": call,
+                    "technique": technique,
+                    "rule": "forced",
+                    "runner_up": technique,
+                    "kept_bytes": 0,
+                    "saved_bytes": 0,
+                    "cost_ns": 0,
+                    "runner_up_ns": 0,
                     "runner_up_peak_bytes": 0,
                 }
                 for index, (name, call, technique) in enumerate(entries)
@@ -144,8 +171,7 @@ def train(case: Case, model: torch.nn.Module, steps: int = 2) -> list[Any]:
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return {
-        name: None if parameter.grad is None else parameter.grad.clone()
-        for name, parameter in model.named_parameters()
+        name: None if parameter.grad is None else parameter.grad.clone() for name, parameter in model.named_parameters()
     }
 
 

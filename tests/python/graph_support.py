@@ -242,9 +242,7 @@ class _Token:
         self.tracer.dropped(self.node, self.serial)
 
 
-def trace_live(
-    model: torch.nn.Module, args: Any, kwargs: Any, loss_of: Any, autocast: Any = None
-) -> dict[str, Any]:
+def trace_live(model: torch.nn.Module, args: Any, kwargs: Any, loss_of: Any, autocast: Any = None) -> dict[str, Any]:
     """The graph of a real step whose saved tensors are all taken away from autograd."""
     tracer = LiveTracer(type(model).__name__, describe_arguments(args, kwargs), "empirical")
     tracer.resident_batch(plain_tensors((args, kwargs)))
@@ -265,9 +263,7 @@ def trace_live(
     with contextlib.ExitStack() as stack:
         stack.callback(gc.enable)
         for name, layer in find_layers(model):
-            stack.callback(
-                layer.register_forward_pre_hook(enter(name), prepend=True, with_kwargs=True).remove
-            )
+            stack.callback(layer.register_forward_pre_hook(enter(name), prepend=True, with_kwargs=True).remove)
             stack.callback(layer.register_forward_hook(leave, with_kwargs=True, always_call=True).remove)
         stack.enter_context(
             torch.autograd.graph.saved_tensors_hooks(lambda tensor: _Token(tracer, tensor), _Token.unpack)

@@ -79,9 +79,7 @@ def gpt2_padded_eager() -> Case:
     """As gpt2, with a padding mask and eager attention: a cache replayed twice would show."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        vocab_size=64, n_positions=32, n_embd=32, n_layer=3, n_head=2, attn_implementation="eager"
-    )
+    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=3, n_head=2, attn_implementation="eager")
     case = _lm(GPT2LMHeadModel(config))
     plain = case.batch
 
@@ -103,8 +101,13 @@ def bert() -> Case:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=32, attn_implementation="eager",
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        attn_implementation="eager",
     )
     case = _lm(BertForMaskedLM(config))
     plain = case.batch
@@ -122,8 +125,14 @@ def llama() -> Case:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, attention_dropout=0.1,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        attention_dropout=0.1,
     )
     return _lm(LlamaForCausalLM(config))
 
@@ -132,8 +141,15 @@ def mixtral() -> Case:
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=64,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
         output_router_logits=True,
     )
     return _lm(MixtralForCausalLM(config))
@@ -142,15 +158,15 @@ def mixtral() -> Case:
 def t5() -> Case:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
-        vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
-    )
+    config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0)
     model = T5ForConditionalGeneration(config).train()
 
     def batch(seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # With a cache the keys lie in another order in memory, and the model's own last bits differ.
         return (), {
-            "input_ids": _ids(seed, (2, 10), 64), "labels": _ids(seed + 1, (2, 7), 64), "use_cache": False,
+            "input_ids": _ids(seed, (2, 10), 64),
+            "labels": _ids(seed + 1, (2, 7), 64),
+            "use_cache": False,
         }
 
     return Case(model, batch)
@@ -160,8 +176,15 @@ def vit() -> Case:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
-        hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64, image_size=16,
-        patch_size=4, num_labels=5, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=16,
+        patch_size=4,
+        num_labels=5,
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.1,
     )
     model = ViTForImageClassification(config).train()
 
@@ -176,8 +199,14 @@ def albert() -> Case:
     from transformers import AlbertConfig, AlbertForMaskedLM
 
     config = AlbertConfig(
-        vocab_size=64, embedding_size=16, hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=32, hidden_dropout_prob=0.1,
+        vocab_size=64,
+        embedding_size=16,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        hidden_dropout_prob=0.1,
         attention_probs_dropout_prob=0.1,
     )
     return _lm(AlbertForMaskedLM(config))
@@ -566,9 +595,30 @@ def shared_layer() -> Case:
 MODELS: dict[str, Callable[[], Case]] = {
     case.__name__: case
     for case in (
-        gpt2, gpt2_padded_eager, gpt2_autocast, bert, llama, mixtral, t5, vit, albert, mlp, resnet, lstm,
-        gru, packed_lstm,
-        eval_encoder, unet, multi_output, user_checkpoint, inplace, complex_views, stateful, custom_function,
-        foreign_random, own_random, shared_layer,
+        gpt2,
+        gpt2_padded_eager,
+        gpt2_autocast,
+        bert,
+        llama,
+        mixtral,
+        t5,
+        vit,
+        albert,
+        mlp,
+        resnet,
+        lstm,
+        gru,
+        packed_lstm,
+        eval_encoder,
+        unet,
+        multi_output,
+        user_checkpoint,
+        inplace,
+        complex_views,
+        stateful,
+        custom_function,
+        foreign_random,
+        own_random,
+        shared_layer,
     )
 }

@@ -17,15 +17,30 @@ from memscale.config import OptimizationMode
 HARDWARE: dict[str, Any] = {
     "version": 1,
     "cpu": {
-        "name": "test", "usable_cpus": 2, "isa": [], "matmul_flops_per_s": 10**11, "stream_bytes_per_s": 10**10,
-        "fault_bytes_per_s": 10**10, "checksum_bytes_per_s": 10**10,
+        "name": "test",
+        "usable_cpus": 2,
+        "isa": [],
+        "matmul_flops_per_s": 10**11,
+        "stream_bytes_per_s": 10**10,
+        "fault_bytes_per_s": 10**10,
+        "checksum_bytes_per_s": 10**10,
     },
     "ram": {
-        "total_bytes": 10**10, "available_bytes": 10**10, "limit_bytes": None, "memlock_bytes": 0, "limit_source": "",
+        "total_bytes": 10**10,
+        "available_bytes": 10**10,
+        "limit_bytes": None,
+        "memlock_bytes": 0,
+        "limit_source": "",
     },
     "disk": {
-        "dir": "/tmp", "filesystem": "ext4", "is_memory": False, "direct_io": True, "free_bytes": 10**11,
-        "write_bytes_per_s": 10**9, "read_bytes_per_s": 10**9, "refusal": "",
+        "dir": "/tmp",
+        "filesystem": "ext4",
+        "is_memory": False,
+        "direct_io": True,
+        "free_bytes": 10**11,
+        "write_bytes_per_s": 10**9,
+        "read_bytes_per_s": 10**9,
+        "refusal": "",
     },
     "process": {"baseline_bytes": 0, "scratch_bytes": 0},
     "gpus": [],
@@ -39,7 +54,10 @@ def planned(case: Case, technique: str) -> tuple[dict[str, Any], str]:
     args, kwargs = case.batch(0)
     graph = trace(case.model, *args, **kwargs)
     graph["loop"].update(
-        outputs_held=True, gradients_live_in_forward=False, observed=True, optimizer_state_bytes=0,
+        outputs_held=True,
+        gradients_live_in_forward=False,
+        observed=True,
+        optimizer_state_bytes=0,
         optimizer_transient_bytes=0,
     )
     config = Config(mode=OptimizationMode.AGGRESSIVE, force_optimize=True)

@@ -42,9 +42,7 @@ def _hooks(model: nn.Module) -> list[object]:
     state: list[object] = []
     for module in model.modules():
         state.append(sorted(module.__dict__))
-        state += [
-            list(value) for key, value in sorted(module.__dict__.items()) if key.endswith("hooks")
-        ]
+        state += [list(value) for key, value in sorted(module.__dict__.items()) if key.endswith("hooks")]
     return state
 
 

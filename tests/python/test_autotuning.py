@@ -144,8 +144,13 @@ def test_what_is_no_model_is_refused(wrong: object) -> None:
 
 def test_a_shape_is_given_in_one_way() -> None:
     predictor = OOMPredictor(nn.Linear(2, 2))
-    for arguments in ({}, {"sample_input": torch.ones(1, 2), "batch": 1, "sequence": 1}, {"batch": 0, "sequence": 1},
-                      {"batch": 1}, {"batch": True, "sequence": 1}):
+    for arguments in (
+        {},
+        {"sample_input": torch.ones(1, 2), "batch": 1, "sequence": 1},
+        {"batch": 0, "sequence": 1},
+        {"batch": 1},
+        {"batch": True, "sequence": 1},
+    ):
         with pytest.raises(TypeError):
             predictor.predict(**arguments)
 
@@ -163,8 +168,13 @@ def _trial(tmp_path: pathlib.Path, fault: str, limit_bytes: int = 2**32, timeout
 
 @pytest.mark.parametrize(
     ("fault", "outcomes"),
-    [("none", {"fits"}), ("raises", {"error"}), ("dies", {"killed"}), ("exits", {"killed"}),
-     ("grows", {"killed", "out_of_memory"})],
+    [
+        ("none", {"fits"}),
+        ("raises", {"error"}),
+        ("dies", {"killed"}),
+        ("exits", {"killed"}),
+        ("grows", {"killed", "out_of_memory"}),
+    ],
 )
 def test_a_trial_ends_whatever_its_model_does(tmp_path: pathlib.Path, fault: str, outcomes: set[str]) -> None:
     answer = _trial(tmp_path, fault, limit_bytes=3 * 10**9 if fault == "grows" else 2**34)
@@ -209,8 +219,16 @@ def test_the_largest_batch_is_found_kept_and_remembered(
     config = Config(memory_budget_gb=need / 1e9)
 
     def tuner(**changes: object) -> AutoTuner:
-        return AutoTuner(model, torch.ones(4, 256), config, effective_batch=1 << 16, max_batch=1 << 16,
-                         max_trials=2, steps=1, **changes)
+        return AutoTuner(
+            model,
+            torch.ones(4, 256),
+            config,
+            effective_batch=1 << 16,
+            max_batch=1 << 16,
+            max_trials=2,
+            steps=1,
+            **changes,
+        )
 
     result = tuner().run()
     assert result.micro_batch * result.accumulation == 1 << 16
@@ -236,8 +254,12 @@ def test_the_largest_batch_is_found_kept_and_remembered(
 def test_bad_arguments_are_refused() -> None:
     model, sample = nn.Linear(2, 2), torch.ones(1, 2)
     for wrong, error in (
-        ({"optimizer": "adam"}, TypeError), ({"max_batch": 0}, ValueError), ({"max_trials": 1.5}, TypeError),
-        ({"effective_batch": -1}, ValueError), ({"steps": True}, TypeError), ({"config": {}}, TypeError),
+        ({"optimizer": "adam"}, TypeError),
+        ({"max_batch": 0}, ValueError),
+        ({"max_trials": 1.5}, TypeError),
+        ({"effective_batch": -1}, ValueError),
+        ({"steps": True}, TypeError),
+        ({"config": {}}, TypeError),
     ):
         with pytest.raises(error):
             AutoTuner(model, sample, **wrong)

@@ -26,7 +26,10 @@ def _suite(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]
 def test_the_canonical_cases_and_their_grid() -> None:
     shapes = {name: (case.batch, case.sequence) for name, case in BENCHMARK_MODELS.items()}
     assert shapes == {
-        "bert-base": (16, 128), "bert-large": (16, 128), "gpt2-medium": (4, 512), "gpt2-large": (2, 512),
+        "bert-base": (16, 128),
+        "bert-large": (16, 128),
+        "gpt2-medium": (4, 512),
+        "gpt2-large": (2, 512),
         "gpt2-xl": (1, 512),
     }
     assert len(GRID) == 25
@@ -39,15 +42,27 @@ def test_the_canonical_cases_and_their_grid() -> None:
 def test_a_quick_table_is_written_with_machine_and_versions(tmp_path: pathlib.Path) -> None:
     found, page = tmp_path / "table.json", tmp_path / "table.md"
     methods = ("unmodified", "memscale-75%", "hf-checkpointing-offload", "closed-aggressive")
-    _suite("--quick", "--case", "bert-base-quick", *(part for name in methods for part in ("--method", name)),
-           "--closed-python", sys.executable, "--output", str(found), "--markdown", str(page))
+    _suite(
+        "--quick",
+        "--case",
+        "bert-base-quick",
+        *(part for name in methods for part in ("--method", name)),
+        "--closed-python",
+        sys.executable,
+        "--output",
+        str(found),
+        "--markdown",
+        str(page),
+    )
     document = json.loads(found.read_text())
     assert document["versions"]["torch"] and document["versions"]["memscale"]
     assert document["machine"]["cpu"]["usable_cpus"] >= 1
     [case] = document["cases"]
     rows = {row["method"]: row for row in case["runs"]}
     assert {name: row["status"] for name, row in rows.items()} == {
-        "unmodified": "ok", "memscale-75%": "ok", "hf-checkpointing-offload": "not applicable",
+        "unmodified": "ok",
+        "memscale-75%": "ok",
+        "hf-checkpointing-offload": "not applicable",
         "closed-aggressive": "not installed",
     } or rows["memscale-75%"]["status"] == "infeasible"
     assert rows["unmodified"]["ratio"] == 1.0

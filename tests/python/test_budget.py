@@ -58,7 +58,9 @@ _SCRIPT = textwrap.dedent(
 def _train(budget_gb: float, options: str = "{}", steps: int = 2) -> tuple[int, list[str]]:
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(budget_gb), options, str(steps)],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     lines = done.stdout.splitlines()
     return int(lines[-1].split()[1]), lines[:-1]

@@ -276,7 +276,11 @@ def wide():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=40000,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=40000,
         tie_word_embeddings=True,
     )
     return models._lm(LlamaForCausalLM(config), vocabulary=40000)
@@ -294,7 +298,10 @@ def test_a_wrapped_model_uses_it_where_it_is_asked_for_and_needed():
     loss = case.model(**batch).loss
     for tiling in (False, True):
         config = memscale.Config(
-            force_optimize=True, enable_tiling=tiling, enable_logging=False, enable_offloading=False,
+            force_optimize=True,
+            enable_tiling=tiling,
+            enable_logging=False,
+            enable_offloading=False,
             verify_correctness=True,
         )
         memscale.wrap(case.model, config, sample_input=batch)

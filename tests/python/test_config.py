@@ -172,8 +172,14 @@ def test_messages_say_field_value_and_what_is_allowed(fields, text):
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("memory_budget", "memory_budget_gb"), ("enable_offload", "enable_offloading"), ("log_fil", "log_file"),
-     ("Mode", "mode"), ("batch_size", None), ("x" * 70, None)],
+    [
+        ("memory_budget", "memory_budget_gb"),
+        ("enable_offload", "enable_offloading"),
+        ("log_fil", "log_file"),
+        ("Mode", "mode"),
+        ("batch_size", None),
+        ("x" * 70, None),
+    ],
 )
 def test_unknown_fields_are_refused_and_the_nearest_is_named(given, meant):
     text = f"{given[:64]}: there is no such field" + (f"; did you mean {meant}?" if meant else "")

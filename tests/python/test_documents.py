@@ -70,8 +70,15 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_the_guide_goes_by_task_and_is_led_to_the_reference() -> None:
     guide = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
     for task in (
-        "Fit a model", "Choose a budget", "Read the plan", "Hugging Face Trainer", "Lightning", "Several processes",
-        "CPU only", "The disk tier", "Troubleshooting",
+        "Fit a model",
+        "Choose a budget",
+        "Read the plan",
+        "Hugging Face Trainer",
+        "Lightning",
+        "Several processes",
+        "CPU only",
+        "The disk tier",
+        "Troubleshooting",
     ):
         assert re.search(rf"^## .*{re.escape(task)}", guide, re.MULTILINE), task
     for page in PAGES:
@@ -136,9 +143,7 @@ def test_the_reference_is_what_docstrings_and_headers_say(reference: ModuleType)
     assert reference.stale_pages(ROOT) == [], "run python3 scripts/api_reference.py"
 
 
-def test_a_changed_docstring_or_header_makes_the_reference_stale(
-    reference: ModuleType, tmp_path: pathlib.Path
-) -> None:
+def test_a_changed_docstring_or_header_makes_the_reference_stale(reference: ModuleType, tmp_path: pathlib.Path) -> None:
     for folder in ("python", "include", "docs/api"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     assert reference.stale_pages(tmp_path) == []

@@ -186,10 +186,24 @@ def test_a_cache_that_layers_compute_with_is_left_on(caplog):
     if not hasattr(transformers, "Qwen3NextConfig"):
         pytest.skip("transformers has no Qwen3-Next yet")
     config = transformers.Qwen3NextConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, linear_key_head_dim=32, linear_value_head_dim=32, linear_num_key_heads=4,
-        linear_num_value_heads=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32,
-        shared_expert_intermediate_size=32, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
     )
     seed_everything(0)
     model = transformers.Qwen3NextForCausalLM(config).train()

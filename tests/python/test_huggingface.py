@@ -73,9 +73,7 @@ def test_a_resumed_training_goes_on_with_the_same_losses(tmp_path: Path) -> None
 
 def test_a_model_made_by_model_init_is_wrapped(tmp_path: Path) -> None:
     def made() -> transformers.Trainer:
-        return transformers.Trainer(
-            model_init=lambda: gpt2(), args=arguments(tmp_path), train_dataset=Sentences()
-        )
+        return transformers.Trainer(model_init=lambda: gpt2(), args=arguments(tmp_path), train_dataset=Sentences())
 
     plain = made()
     plain.train()
@@ -185,9 +183,7 @@ class _Fails(transformers.TrainerCallback):
 
 
 @pytest.mark.parametrize("error", [ValueError("of the callback"), KeyboardInterrupt()])
-def test_after_an_exception_nothing_is_left_and_training_can_begin_again(
-    tmp_path: Path, error: BaseException
-) -> None:
+def test_after_an_exception_nothing_is_left_and_training_can_begin_again(tmp_path: Path, error: BaseException) -> None:
     def break_off(subject: transformers.Trainer) -> transformers.Trainer:
         subject.add_callback(_Fails(error))
         with pytest.raises(type(error)):

@@ -84,8 +84,12 @@ def _module(package: Any, manual: bool = False, split: bool = False, through_for
 def _fit(package: Any, folder: Path, module: Any, callbacks: list[Any], ckpt_path: Any = None, **options: Any) -> Any:
     package.seed_everything(5, verbose=False)
     defaults = {
-        "max_epochs": 2, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
-        "enable_progress_bar": False, "enable_model_summary": False,
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
     }
     trainer = package.Trainer(default_root_dir=str(folder), callbacks=callbacks, **{**defaults, **options})
     trainer.fit(module, _data(), _data(), ckpt_path=ckpt_path)
@@ -159,8 +163,13 @@ def test_several_parts_are_wrapped_as_one_or_by_name(package: Any, tmp_path: Pat
 def test_validation_alone_is_left_alone(package: Any, tmp_path: Path) -> None:
     module, callback = _module(package), _callback()
     trainer = package.Trainer(
-        accelerator="cpu", logger=False, callbacks=[callback], enable_progress_bar=False,
-        default_root_dir=str(tmp_path), enable_checkpointing=False, enable_model_summary=False,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[callback],
+        enable_progress_bar=False,
+        default_root_dir=str(tmp_path),
+        enable_checkpointing=False,
+        enable_model_summary=False,
     )
     trainer.validate(module, _data(), verbose=False)
     assert callback.executor is None
@@ -187,8 +196,13 @@ def test_a_trainer_can_be_wrapped_and_given_back(package: Any, tmp_path: Path) -
     _fit(package, tmp_path, plain, [])
     package.seed_everything(5, verbose=False)
     trainer = package.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=str(tmp_path),
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=str(tmp_path),
     )
     before = list(trainer.callbacks)
     assert memscale.wrap(trainer, FORCED) is trainer

@@ -157,7 +157,8 @@ def test_autocast_is_that_of_a_linear_layer():
         ({"ignore_index": None}, TypeError, "ignore_index must be a number, not NoneType"),
         (
             {"hidden": torch.zeros(4, 2, dtype=torch.cfloat), "weight": torch.zeros(6, 2, dtype=torch.cfloat)},
-            TypeError, "hidden is torch.complex64",
+            TypeError,
+            "hidden is torch.complex64",
         ),
         ({"hidden": torch.zeros(4, 2, dtype=torch.long)}, TypeError, "floating point"),
         ({"labels": torch.tensor([0, 1, 6, 2])}, IndexError, "out of bounds"),

@@ -28,8 +28,13 @@ def opt() -> Case:
     from transformers import OPTConfig, OPTForCausalLM
 
     config = OPTConfig(
-        vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=32, word_embed_proj_dim=32,
+        vocab_size=64,
+        hidden_size=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        word_embed_proj_dim=32,
     )
     return _lm(OPTForCausalLM(config))
 
@@ -39,8 +44,15 @@ def gemma2() -> Case:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     config = Gemma2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=32, attn_implementation="eager",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=32,
+        attn_implementation="eager",
     )
     return _lm(Gemma2ForCausalLM(config))
 
@@ -127,9 +139,7 @@ class OwnLoss(TinyEncoder):
     """Builds its loss on the spot, with smoothing."""
 
     def forward(self, input_ids, labels):
-        return torch.nn.CrossEntropyLoss(label_smoothing=0.1)(
-            self.logits(input_ids).flatten(0, 1), labels.flatten()
-        )
+        return torch.nn.CrossEntropyLoss(label_smoothing=0.1)(self.logits(input_ids).flatten(0, 1), labels.flatten())
 
 
 def own_loss() -> Case:

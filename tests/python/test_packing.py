@@ -26,8 +26,17 @@ def gpt2_with_dropout(**settings: object) -> torch.nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=64, n_positions=256, n_embd=32, n_layer=3, n_head=4, resid_pdrop=0.1, embd_pdrop=0.1,
-        attn_pdrop=0.1, attn_implementation="eager", use_cache=False, **settings,
+        vocab_size=64,
+        n_positions=256,
+        n_embd=32,
+        n_layer=3,
+        n_head=4,
+        resid_pdrop=0.1,
+        embd_pdrop=0.1,
+        attn_pdrop=0.1,
+        attn_implementation="eager",
+        use_cache=False,
+        **settings,
     )
     torch.manual_seed(0)
     return GPT2LMHeadModel(config).train()
@@ -143,8 +152,9 @@ def test_a_changed_mask_is_refused_as_by_autograd(tmp_path):
             mask.add_(1)
             return y
 
-    net = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(64, 64), Changes()),
-                              torch.nn.Sequential(torch.nn.Linear(64, 64)))
+    net = torch.nn.Sequential(
+        torch.nn.Sequential(torch.nn.Linear(64, 64), Changes()), torch.nn.Sequential(torch.nn.Linear(64, 64))
+    )
     refused = pytest.raises(RuntimeError, match="modified by an inplace operation")
     with executing(net, uniform(net, "offload_disk", min_bytes=1024), tmp_path), refused:
         net(torch.randn(64, 64)).sum().backward()
@@ -198,8 +208,13 @@ def masked_case() -> tuple[Case, torch.nn.Module, dict[str, Any]]:
     twin = copy.deepcopy(case.model)
     args, kwargs = case.batch(0)
     graph = trace(case.model, *args, **kwargs)
-    graph["loop"].update(outputs_held=True, gradients_live_in_forward=False, observed=True, optimizer_state_bytes=0,
-                         optimizer_transient_bytes=0)
+    graph["loop"].update(
+        outputs_held=True,
+        gradients_live_in_forward=False,
+        observed=True,
+        optimizer_state_bytes=0,
+        optimizer_transient_bytes=0,
+    )
     return case, twin, graph
 
 
@@ -331,8 +346,13 @@ def comparing_case(layer: type[_Compares]) -> tuple[Case, torch.nn.Module, dict[
     case = Case(model, lambda step: ((batch * (step + 1),), {}))
     args, kwargs = case.batch(0)
     graph = trace(case.model, *args, **kwargs)
-    graph["loop"].update(outputs_held=True, gradients_live_in_forward=False, observed=True, optimizer_state_bytes=0,
-                         optimizer_transient_bytes=0)
+    graph["loop"].update(
+        outputs_held=True,
+        gradients_live_in_forward=False,
+        observed=True,
+        optimizer_state_bytes=0,
+        optimizer_transient_bytes=0,
+    )
     return case, copy.deepcopy(model), graph
 
 

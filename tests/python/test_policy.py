@@ -79,8 +79,13 @@ def _decided(config: Config) -> dict:
 
 @pytest.mark.parametrize(
     ("variable", "auto", "source"),
-    [(None, False, "user_config"), ("artifact", False, "user_config"), ("artifact", True, "ml"),
-     (None, True, "rule_fallback"), ("rule", True, "rule")],
+    [
+        (None, False, "user_config"),
+        ("artifact", False, "user_config"),
+        ("artifact", True, "ml"),
+        (None, True, "rule_fallback"),
+        ("rule", True, "rule"),
+    ],
 )
 def test_the_source_is_recorded_on_the_executor_and_in_the_log(
     monkeypatch: pytest.MonkeyPatch,

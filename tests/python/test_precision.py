@@ -144,6 +144,7 @@ def test_a_forward_that_fails_leaves_no_autocast(machine):
     with pytest.raises(ValueError, match="broken"):
         model(**batch)
     assert model.seen[-1] and not torch.is_autocast_enabled("cpu")
+
     # Always-called hooks do not run for an interrupt from the keyboard.
     def evaluate():
         with torch.no_grad():

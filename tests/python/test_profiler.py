@@ -321,8 +321,11 @@ def test_what_a_recurrent_layer_leaves_of_its_workspace_is_told():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     graph = json.loads(done.stdout)
-    told = [(profile["storage_bytes"][storage], untouched)
-            for profile in graph["profiles"] for storage, untouched in profile.get("untouched", [])]
+    told = [
+        (profile["storage_bytes"][storage], untouched)
+        for profile in graph["profiles"]
+        for storage, untouched in profile.get("untouched", [])
+    ]
     ((workspace, untouched),) = told
     output = 128 * 16 * 512 * 4
     assert 4 * output < workspace - untouched < workspace - 2 * output  # gates are saved, and more
@@ -347,8 +350,6 @@ def test_sparse_gradients_are_traced_in_real_steps_only():
     graph = trace_live(model, (torch.ones(6),), {}, lambda loss: loss)
     gradients = [s["bytes"] for s in graph["storages"] if s["role"] == "gradient"]
     assert sorted(gradients) == [6 * 8, 6 * 8 * 4]  # indices and values
-
-
 
 
 def test_backward_hooks_and_anomaly_detection_do_not_see_the_trace() -> None:

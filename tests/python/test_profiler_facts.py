@@ -94,7 +94,10 @@ FLAGS = {
     "no tensors": (lambda layers, x: x @ (layers[0]() + layers[1]()), Sourceless, "no_tensor_input", False),
     "random": (chain, linear_and_dropout, "uses_rng", True),
     "opaque": (
-        lambda layers, x: layers[1](layers[0](x, object()), [object()]), Plain, "opaque_argument", True,
+        lambda layers, x: layers[1](layers[0](x, object()), [object()]),
+        Plain,
+        "opaque_argument",
+        True,
     ),
 }
 
@@ -312,9 +315,7 @@ def test_arguments_are_described_by_what_decides_memory():
         (torch.zeros(2, 3), [torch.zeros(4, dtype=torch.int8)]),
         {"flag": True, "scale": 0.5, "none": None, "nested": {"t": torch.zeros(())}, "thing": Thing()},
     )
-    assert described == (
-        "0:float32[2,3],1.0:int8[4],flag=True,scale=0.5,nested.t:float32[],thing=Thing"
-    )
+    assert described == ("0:float32[2,3],1.0:int8[4],flag=True,scale=0.5,nested.t:float32[],thing=Thing")
     with torch.autocast("cpu", torch.bfloat16):
         assert describe_arguments((), {"a": 1}) == "a=1,autocast=cpu:bfloat16"
 

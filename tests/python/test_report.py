@@ -119,8 +119,17 @@ def test_a_browser_draws_it(page: pathlib.Path, tmp_path: pathlib.Path) -> None:
     if browser is None:
         pytest.skip("no Chromium on the PATH (Debian package chromium); the structure was checked without it")
     picture = tmp_path / "report.png"
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-               f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1000,2200", "--dump-dom"]
+    command = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1000,2200",
+        "--dump-dom",
+    ]
     drawn = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert drawn.returncode == 0, drawn.stderr[-2000:]
     assert drawn.stdout.count("<svg") >= 2

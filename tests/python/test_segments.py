@@ -223,9 +223,7 @@ def test_the_planner_does_not_offer_a_segment_where_the_chain_is_broken():
     def rules(model):
         graph = trace(model, torch.randn(64, 256))
         config = Config(mode=OptimizationMode.AGGRESSIVE, force_optimize=True)
-        document = json.loads(
-            _core.plan_uniform(json.dumps(graph), json.dumps(HARDWARE), config.to_json(), SEGMENT)
-        )
+        document = json.loads(_core.plan_uniform(json.dumps(graph), json.dumps(HARDWARE), config.to_json(), SEGMENT))
         return [entry["technique"] for entry in document["entries"] if entry["name"]]
 
     assert rules(Broken(False)) == ["keep"] * 4

@@ -181,8 +181,14 @@ def test_events_of_any_model_fit_the_schema() -> None:
         config = Config(memory_budget_gb=random.choice([None, 1.2345]), disk_offload_dir="/data/secret")
         words = ("wrap", "finish", "decoder", "planned", "/data/secret", "SecretlyNamedNet", "7.123GB", "")
         text = _core.telemetry_event(
-            random.choice(words), random.choice(words), random.choice(words), random.randrange(2**45),
-            random.choice([2**64 - 1, 12345]), json.dumps(hardware), config.to_json(), None,
+            random.choice(words),
+            random.choice(words),
+            random.choice(words),
+            random.randrange(2**45),
+            random.choice([2**64 - 1, 12345]),
+            json.dumps(hardware),
+            config.to_json(),
+            None,
         )
         EVENT.validate(json.loads(text))
         assert "ecret" not in text
@@ -193,8 +199,9 @@ def test_what_is_sent_is_an_event_and_nothing_else() -> None:
     memscale.enable_telemetry(receiver.url)
     _train()
     with pytest.raises(memscale.BudgetInfeasibleError):
-        memscale.wrap(nn.Linear(3, 3), Config(memory_budget_gb=0.001, enable_logging=False),
-                      sample_input=torch.ones(2, 3))
+        memscale.wrap(
+            nn.Linear(3, 3), Config(memory_budget_gb=0.001, enable_logging=False), sample_input=torch.ones(2, 3)
+        )
     receiver.wait_for(3)
     receiver.close()
     events = [json.loads(body) for body in receiver.bodies]
@@ -203,7 +210,10 @@ def test_what_is_sent_is_an_event_and_nothing_else() -> None:
         assert set(headers) == {"Host", "Accept-Encoding", "Content-Length", "Content-Type", "User-Agent"}
         assert headers["User-Agent"] == "memscale"
     assert [(e["event"], e["outcome"]) for e in events] == [
-        ("wrap", "planned"), ("finish", "finished"), ("wrap", "infeasible")]
+        ("wrap", "planned"),
+        ("finish", "finished"),
+        ("wrap", "infeasible"),
+    ]
 
 
 def test_architectures_are_told_by_their_modules() -> None:
@@ -226,8 +236,13 @@ def test_no_endpoint_can_break_or_slow_a_run(monkeypatch: pytest.MonkeyPatch) ->
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         failing = _Receiver(500)
-        endpoints = [f"http://127.0.0.1:{silent.getsockname()[1]}/", "http://127.0.0.1:9/", failing.url,
-                     "https://127.0.0.1:9/", "http://no.such.host.invalid/"]
+        endpoints = [
+            f"http://127.0.0.1:{silent.getsockname()[1]}/",
+            "http://127.0.0.1:9/",
+            failing.url,
+            "https://127.0.0.1:9/",
+            "http://no.such.host.invalid/",
+        ]
         for endpoint in endpoints:
             memscale.enable_telemetry(endpoint)
             assert _train() < HANG_SECONDS

@@ -111,6 +111,4 @@ def test_scales_of_any_dtype_are_read_as_numbers(dtype):
     one.load_state_dict({**saved, "state": {0: cast}})
     for name in values:
         assert torch.equal(one.state[twins[0]][name], other.state[ours[0]][name])
-    assert torch.equal(
-        one.torch_state_dict()["state"][0]["exp_avg"], other.torch_state_dict()["state"][0]["exp_avg"]
-    )
+    assert torch.equal(one.torch_state_dict()["state"][0]["exp_avg"], other.torch_state_dict()["state"][0]["exp_avg"])

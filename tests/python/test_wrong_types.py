@@ -24,8 +24,17 @@ from memscale.core.profiler import MemoryProfiler
 _TOLD = (TypeError, ValueError, OSError, memscale.MemScaleError)
 
 _WRONG: dict[str, Any] = {
-    "None": None, "int": 3, "float": 2.5, "str": "text", "bytes": b"bytes", "list": [1], "dict": {"a": 1},
-    "object": object(), "class": nn.Linear, "dtype": torch.float32, "nan": float("nan"),
+    "None": None,
+    "int": 3,
+    "float": 2.5,
+    "str": "text",
+    "bytes": b"bytes",
+    "list": [1],
+    "dict": {"a": 1},
+    "object": object(),
+    "class": nn.Linear,
+    "dtype": torch.float32,
+    "nan": float("nan"),
 }
 
 
@@ -92,9 +101,15 @@ _NUMBERS = "int float nan"
 CALLS: dict[str, Call] = {
     "wrap": Call(
         memscale.wrap,
-        lambda: {"target": _net(), "config": Config(), "async_offload": True,
-                 "async_config": memscale.AsyncOffloadConfig()},
-        config="None", async_offload="None", async_config="None",
+        lambda: {
+            "target": _net(),
+            "config": Config(),
+            "async_offload": True,
+            "async_config": memscale.AsyncOffloadConfig(),
+        },
+        config="None",
+        async_offload="None",
+        async_config="None",
     ),
     "detach": Call(memscale.detach, lambda: {"model": _net()}),
     "optimize": Call(
@@ -102,65 +117,112 @@ CALLS: dict[str, Call] = {
     ),
     "apply_all_optimizations": Call(
         memscale.apply_all_optimizations,
-        lambda: {"model": _net(), "optimizer": _sgd(), "config": Config()}, config="None",
+        lambda: {"model": _net(), "optimizer": _sgd(), "config": Config()},
+        config="None",
     ),
-    "plan": Call(
-        memscale.plan, lambda: {"model": _net(), "sample_input": _x(), "config": Config()}, config="None"
-    ),
+    "plan": Call(memscale.plan, lambda: {"model": _net(), "sample_input": _x(), "config": Config()}, config="None"),
     "trace": Call(
         memscale.trace, lambda: {"model": _net(), "sample_input": _x(), "optimizer": _sgd()}, optimizer="None"
     ),
     "OptimizationMode": Call(memscale.OptimizationMode, lambda: {"value": "balanced"}),
     "enable_telemetry": Call(memscale.enable_telemetry, lambda: {"endpoint": "http://127.0.0.1:9"}, endpoint="None"),
     "OOMPredictor": Call(
-        OOMPredictor, lambda: {"model": _net(), "config": Config(), "optimizer": _sgd()},
-        config="None", optimizer="None",
+        OOMPredictor,
+        lambda: {"model": _net(), "config": Config(), "optimizer": _sgd()},
+        config="None",
+        optimizer="None",
     ),
-    "OOMPredictor.predict": Call(
-        _method(lambda: OOMPredictor(_net()), "predict"), lambda: {"sample_input": _x()}
-    ),
-    "OOMPredictor.savings": Call(
-        _method(lambda: OOMPredictor(_net()), "savings"), lambda: {"sample_input": _x()}
-    ),
+    "OOMPredictor.predict": Call(_method(lambda: OOMPredictor(_net()), "predict"), lambda: {"sample_input": _x()}),
+    "OOMPredictor.savings": Call(_method(lambda: OOMPredictor(_net()), "savings"), lambda: {"sample_input": _x()}),
     "estimate_savings": Call(
         estimate_savings, lambda: {"model": _net(), "sample_input": _x(), "config": Config()}, config="None"
     ),
     "AutoTuner": Call(
         AutoTuner,
-        lambda: {"model": _net(), "sample_input": (_x(),), "config": Config(), "optimizer": torch.optim.SGD,
-                 "optimizer_arguments": {"lr": 0.1}, "effective_batch": 8, "max_batch": 8, "max_trials": 1,
-                 "steps": 1, "timeout_seconds": 10.0},
-        config="None", optimizer="None", optimizer_arguments="None dict", effective_batch="None int", max_batch="int",
-        max_trials="int", steps="int", timeout_seconds="int float",
+        lambda: {
+            "model": _net(),
+            "sample_input": (_x(),),
+            "config": Config(),
+            "optimizer": torch.optim.SGD,
+            "optimizer_arguments": {"lr": 0.1},
+            "effective_batch": 8,
+            "max_batch": 8,
+            "max_trials": 1,
+            "steps": 1,
+            "timeout_seconds": 10.0,
+        },
+        config="None",
+        optimizer="None",
+        optimizer_arguments="None dict",
+        effective_batch="None int",
+        max_batch="int",
+        max_trials="int",
+        steps="int",
+        timeout_seconds="int float",
         sample_input="list",  # of the arguments of that forward
     ),
     "optim.AdamW": Call(
         optim.AdamW,
-        lambda: {"params": _net().parameters(), "lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0,
-                 "state_bits": 32, "bf16": "split", "state": "memory"},
-        lr=_NUMBERS, eps=_NUMBERS, weight_decay=_NUMBERS, betas="dict",  # torch's own words for it: KeyError
+        lambda: {
+            "params": _net().parameters(),
+            "lr": 1e-3,
+            "betas": (0.9, 0.99),
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "state_bits": 32,
+            "bf16": "split",
+            "state": "memory",
+        },
+        lr=_NUMBERS,
+        eps=_NUMBERS,
+        weight_decay=_NUMBERS,
+        betas="dict",  # torch's own words for it: KeyError
     ),
     "optim.AdamW8bit": Call(
         optim.AdamW8bit, lambda: {"params": _net().parameters(), "lr": 1e-3, "bf16": "split"}, lr=_NUMBERS
     ),
     "techniques.cross_entropy": Call(
         techniques.cross_entropy,
-        lambda: {"logits": torch.randn(4, 9), "labels": _LABELS, "weight": None, "ignore_index": -100,
-                 "reduction": "mean", "label_smoothing": 0.0, "num_items_in_batch": None},
-        weight="None", ignore_index=_NUMBERS, num_items_in_batch="None " + _NUMBERS,
+        lambda: {
+            "logits": torch.randn(4, 9),
+            "labels": _LABELS,
+            "weight": None,
+            "ignore_index": -100,
+            "reduction": "mean",
+            "label_smoothing": 0.0,
+            "num_items_in_batch": None,
+        },
+        weight="None",
+        ignore_index=_NUMBERS,
+        num_items_in_batch="None " + _NUMBERS,
     ),
     "techniques.linear_cross_entropy": Call(
         techniques.linear_cross_entropy,
-        lambda: {"hidden": torch.randn(4, 6), "weight": torch.randn(9, 6), "labels": _LABELS, "bias": None,
-                 "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "softcap": None,
-                 "num_items_in_batch": 4},
-        bias="None", ignore_index=_NUMBERS, z_loss=_NUMBERS, softcap="None " + _NUMBERS,
+        lambda: {
+            "hidden": torch.randn(4, 6),
+            "weight": torch.randn(9, 6),
+            "labels": _LABELS,
+            "bias": None,
+            "ignore_index": -100,
+            "label_smoothing": 0.0,
+            "z_loss": 0.0,
+            "softcap": None,
+            "num_items_in_batch": 4,
+        },
+        bias="None",
+        ignore_index=_NUMBERS,
+        z_loss=_NUMBERS,
+        softcap="None " + _NUMBERS,
         num_items_in_batch="None " + _NUMBERS,
     ),
     "policy.plan_by_policy": Call(
         policy.plan_by_policy,
-        lambda: {"graph_json": _documents()[0], "hardware_json": _documents()[1], "config_json": Config().to_json(),
-                 "policy": None},
+        lambda: {
+            "graph_json": _documents()[0],
+            "hardware_json": _documents()[1],
+            "config_json": Config().to_json(),
+            "policy": None,
+        },
         policy="None",
     ),
     "policy.TrainedPolicy": Call(policy.TrainedPolicy, lambda: {"text": "{}"}),
@@ -178,9 +240,7 @@ CALLS: dict[str, Call] = {
         _method(lambda: ModelGraph(_documents()[0]), "save"), lambda: {"path": "g.json"}, path="str bytes"
     ),
     "MemoryProfiler": Call(MemoryProfiler, lambda: {"config": Config()}, config="None"),
-    "MemoryProfiler.trace": Call(
-        _method(MemoryProfiler, "trace"), lambda: {"model": _net(), "sample_args": (_x(),)}
-    ),
+    "MemoryProfiler.trace": Call(_method(MemoryProfiler, "trace"), lambda: {"model": _net(), "sample_args": (_x(),)}),
     "DecisionEngine": Call(DecisionEngine, lambda: {"config": Config()}, config="None"),
     "DecisionEngine.plan": Call(
         _method(_engine, "plan"), lambda: {"graph_json": _documents()[0], "hardware_json": _documents()[1]}
@@ -188,7 +248,8 @@ CALLS: dict[str, Call] = {
     "DecisionEngine.uniform": Call(
         _method(_engine, "uniform"),
         lambda: {"graph_json": _documents()[0], "hardware_json": _documents()[1], "technique": "keep"},
-        graph_json="None", technique="None",
+        graph_json="None",
+        technique="None",
     ),
     "Executor.report": Call(_of_an_executor("report"), lambda: {"path": "r.html"}, path="str bytes"),
     "Executor.show_progress": Call(_of_an_executor("show_progress"), lambda: {"stream": None}, stream="None"),
@@ -198,8 +259,16 @@ CALLS: dict[str, Call] = {
 
 # Values and errors: what they may hold is tested in test_config.py and test_errors.py, or is the caller's.
 _VALUES = {
-    "Config", "AsyncOffloadConfig", "MemScaleError", "ConfigError", "ProfileError", "BudgetInfeasibleError",
-    "OffloadError", "IntegrationError", "policy.StrategyContext", "policy.StrategyDecision",
+    "Config",
+    "AsyncOffloadConfig",
+    "MemScaleError",
+    "ConfigError",
+    "ProfileError",
+    "BudgetInfeasibleError",
+    "OffloadError",
+    "IntegrationError",
+    "policy.StrategyContext",
+    "policy.StrategyDecision",
 }
 _WITHOUT_ARGUMENTS = {"disable_telemetry"}
 

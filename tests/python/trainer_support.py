@@ -40,16 +40,26 @@ def gpt2(layers: int = 3) -> transformers.GPT2LMHeadModel:
 def llama(layers: int = 3) -> transformers.LlamaForCausalLM:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
-        vocab_size=VOCABULARY, attention_dropout=0.1,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        vocab_size=VOCABULARY,
+        attention_dropout=0.1,
     )
     return transformers.LlamaForCausalLM(config)
 
 
 def arguments(folder: Any, **options: Any) -> transformers.TrainingArguments:
     defaults = {
-        "max_steps": 3, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True,
-        "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1, "dataloader_num_workers": 0,
+        "max_steps": 3,
+        "per_device_train_batch_size": 2,
+        "report_to": [],
+        "use_cpu": True,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "dataloader_num_workers": 0,
     }
     return transformers.TrainingArguments(output_dir=str(folder), **{**defaults, **options})
 

@@ -121,9 +121,7 @@ class OOMPredictor:
                     f"optimizer must be a torch.optim.Optimizer or None, not {type(optimizer).__qualname__}"
                 )
 
-    def predict(
-        self, sample_input: Any = None, *, batch: int | None = None, sequence: int | None = None
-    ) -> Prediction:
+    def predict(self, sample_input: Any = None, *, batch: int | None = None, sequence: int | None = None) -> Prediction:
         """Judges one shape.
 
         Args:
@@ -143,9 +141,7 @@ class OOMPredictor:
         found = json.loads(_core.outlook(graph, hardware, self._config.to_json(), self._is_absent))
         return Prediction(**found | {"advice": tuple(found["advice"])})
 
-    def savings(
-        self, sample_input: Any = None, *, batch: int | None = None, sequence: int | None = None
-    ) -> Savings:
+    def savings(self, sample_input: Any = None, *, batch: int | None = None, sequence: int | None = None) -> Savings:
         """What memscale can save at this shape; arguments and errors as for `predict()`."""
         graph, hardware = self._documents(sample_input, batch, sequence)
         return Savings(**json.loads(_core.savings(graph, hardware, self._config.to_json(), self._is_absent)))

@@ -164,7 +164,10 @@ class AutoTuner:
         result = self._try(predicted)
         _log.info(
             "tuner: micro-batch %d x %d, after %d trials (the planner said %d)",
-            result.micro_batch, result.accumulation, len(result.trials), predicted,
+            result.micro_batch,
+            result.accumulation,
+            len(result.trials),
+            predicted,
         )
         if path is not None and all(made.outcome != "error" for made in result.trials):
             _write_cache(path, result)
@@ -223,7 +226,11 @@ class AutoTuner:
         made = Trial(batch, **answer)
         peak = "" if made.peak_bytes is None else f", peak {made.peak_bytes:,} bytes"
         _log.info(
-            "tuner: batch %d: %s%s%s", batch, made.outcome, peak, f" ({made.detail})" if made.detail else "",
+            "tuner: batch %d: %s%s%s",
+            batch,
+            made.outcome,
+            peak,
+            f" ({made.detail})" if made.detail else "",
             extra={"memscale": {"event": "trial", "trial": asdict(made)}},
         )
         return made
@@ -255,10 +262,19 @@ class AutoTuner:
         machine = json.loads(hardware)
         key = [
             graph,
-            machine["cpu"], machine["ram"]["total_bytes"], [gpu["name"] for gpu in machine["gpus"]],
-            _core.version(), torch.__version__, platform.python_version(),
-            self._config.to_json(), f"{self._optimizer.__module__}.{self._optimizer.__qualname__}",
-            repr(self._optimizer_arguments), self._effective, self._most, self._wrapped, self._limit_bytes(),
+            machine["cpu"],
+            machine["ram"]["total_bytes"],
+            [gpu["name"] for gpu in machine["gpus"]],
+            _core.version(),
+            torch.__version__,
+            platform.python_version(),
+            self._config.to_json(),
+            f"{self._optimizer.__module__}.{self._optimizer.__qualname__}",
+            repr(self._optimizer_arguments),
+            self._effective,
+            self._most,
+            self._wrapped,
+            self._limit_bytes(),
         ]
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
         return Path(home) / "memscale" / f"tuning-{digest[:32]}.json"

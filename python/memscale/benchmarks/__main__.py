@@ -120,8 +120,10 @@ def _overheads() -> dict[str, Any]:
 def _case(name: str, rounds: int, steps: int) -> tuple[list[dict[str, Any]], bool]:
     case = CASES[name]
     print(f"\n{name} {case.batch} x {case.sequence}", flush=True)
-    print(f"  {'run':<20}{'budget':>8}{'peak GB':>9}{'predicted':>11}{'off by':>8}{'step s':>8}{'ratio':>7}"
-          "  gradients", flush=True)
+    print(
+        f"  {'run':<20}{'budget':>8}{'peak GB':>9}{'predicted':>11}{'off by':>8}{'step s':>8}{'ratio':>7}  gradients",
+        flush=True,
+    )
     rows: list[dict[str, Any]] = []
     for _ in range(rounds):
         plain = run(name, "plain", steps=steps)
@@ -179,9 +181,7 @@ def _smallest_budget_gb(name: str) -> float:
     return float(outcome.stderr.rsplit(marker, 1)[1].split()[0])
 
 
-def _row(
-    name: str, outcome: Run, plain: Run, budget_gb: float | None, apart: float = UPDATED
-) -> dict[str, Any]:
+def _row(name: str, outcome: Run, plain: Run, budget_gb: float | None, apart: float = UPDATED) -> dict[str, Any]:
     row: dict[str, Any] = {"case": name, "run": outcome.variant, "budget_gb": budget_gb, "held": False}
     if not outcome.finished:
         print(f"  {outcome.variant:<20} did not finish (status {outcome.exit_code})\n{outcome.stderr}", flush=True)

@@ -48,9 +48,7 @@ def _gpt2() -> torch.nn.Module:
 def _gpt2_tiny() -> torch.nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(
-        GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=512, bos_token_id=0, eos_token_id=0)
-    )
+    return GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=512, bos_token_id=0, eos_token_id=0))
 
 
 def _bert() -> torch.nn.Module:
@@ -89,7 +87,10 @@ CASES = {
 _FAMILIES: dict[str, tuple[str, str, str, int, dict[str, int]]] = {
     "bert-base": ("BertConfig", "BertForMaskedLM", "num_hidden_layers", 12, {}),
     "bert-large": (
-        "BertConfig", "BertForMaskedLM", "num_hidden_layers", 24,
+        "BertConfig",
+        "BertForMaskedLM",
+        "num_hidden_layers",
+        24,
         {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
     ),
     "gpt2-medium": ("GPT2Config", "GPT2LMHeadModel", "n_layer", 24, {"n_embd": 1024, "n_head": 16}),

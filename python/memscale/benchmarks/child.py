@@ -185,8 +185,9 @@ def main() -> int:
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(meter.now() - resumed + backward_end - start)
-        _say(event="step", step=step, seconds=seconds[-1], loss=loss.item(), digest=digest,
-             peak_bytes=meter.peak_bytes())
+        _say(
+            event="step", step=step, seconds=seconds[-1], loss=loss.item(), digest=digest, peak_bytes=meter.peak_bytes()
+        )
     result = {
         "event": "done",
         # The first step faults memory in and, when wrapped, makes the plan.

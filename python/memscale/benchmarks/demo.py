@@ -28,8 +28,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-limit", action="store_true", help="leave out the runs under a kernel limit")
     arguments = parser.parse_args(argv)
     steps = arguments.steps
-    print("GPT-2 small (124 M parameters), 4 x 512 tokens, fp32, AdamW, on the source of Python's "
-          "standard library", flush=True)
+    print(
+        "GPT-2 small (124 M parameters), 4 x 512 tokens, fp32, AdamW, on the source of Python's standard library",
+        flush=True,
+    )
     runs = {
         UNMODIFIED: train(UNMODIFIED, CASE, "plain", steps),
         "HF checkpointing": train("HF checkpointing", CASE, "hf", steps),

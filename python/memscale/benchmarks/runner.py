@@ -72,8 +72,19 @@ def run(
     start = [sys.executable, "-m", "memscale.benchmarks.child"]
     if interpreter is not None:
         start = [interpreter, str(Path(__file__).with_name("child.py"))]
-    command = [*start, "--case", case, "--variant", variant, "--steps", str(steps), "--device", device,
-               "--threads", str(threads)]
+    command = [
+        *start,
+        "--case",
+        case,
+        "--variant",
+        variant,
+        "--steps",
+        str(steps),
+        "--device",
+        device,
+        "--threads",
+        str(threads),
+    ]
     command += ["--learning-rate", repr(learning_rate)]
     if budget_gb is not None:
         command += ["--budget-gb", repr(budget_gb)]

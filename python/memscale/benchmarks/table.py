@@ -145,9 +145,7 @@ def _bits(outcome: Run) -> list[tuple[Any, Any]]:
     return [(step["loss"], step["digest"]) for step in outcome.steps]
 
 
-def _refusal(
-    case: Case, method: Method, plain: Run | None, device: str, closed_python: str | None
-) -> str | None:
+def _refusal(case: Case, method: Method, plain: Run | None, device: str, closed_python: str | None) -> str | None:
     """Why a run is not made, as its status."""
     if method.variant == "hf_offload" and device == "cpu":
         return "not applicable"  # the host is where it offloads to

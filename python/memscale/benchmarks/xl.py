@@ -33,7 +33,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     budget_gb = arguments.budget_gb
     wrapped = train(
-        f"memscale, {budget_gb} GB", CASE, "memscale-all", arguments.steps, budget_gb=budget_gb,
+        f"memscale, {budget_gb} GB",
+        CASE,
+        "memscale-all",
+        arguments.steps,
+        budget_gb=budget_gb,
         learning_rate=LEARNING_RATE,
     )
     held = _check(wrapped, budget_gb)

@@ -141,9 +141,7 @@ class Arguments:
                 leaf.is_passed_on = not leaf.tensor.requires_grad and leaf.is_passed_on
                 leaf.tensor = None
 
-    def thaw(
-        self, layer: str, fetch: Callable[[Any], torch.Tensor]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def thaw(self, layer: str, fetch: Callable[[Any], torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fresh arguments for one more call: tensors are leaves with their `requires_grad`.
 
         Raises:

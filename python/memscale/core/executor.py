@@ -105,9 +105,7 @@ class Executor:
         self._thread = OnThread()
         self._notices = Notices(self._model_name)
         self._tiles = Tiles(model, lambda thread=self._thread: thread.is_apart)  # type: ignore[misc]
-        self._layer_calls = LayerCalls(
-            self._core, self._thread, self._notices, self._replay_lock, self._tiles
-        )
+        self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._replay_lock, self._tiles)
         # Planning swaps the model's tensors for a moment: no other thread may be in a forward.
         self._planning = threading.Condition(threading.RLock())
         self._forwards: set[int] = set()
@@ -180,9 +178,7 @@ class Executor:
             return
         self._root = RootHooks(model, self)
         self._core.set_began(_weak_method(self, "_backward_began"))
-        self._optimizer_hook = register_optimizer_step_post_hook(
-            _weak_method(self, "_optimizer_stepped")
-        )
+        self._optimizer_hook = register_optimizer_step_post_hook(_weak_method(self, "_optimizer_stepped"))
 
     def apply(self, plan: ExecutionPlan | str | None) -> None:
         """Makes `plan` the one in force, from the next forward on; None keeps everything.
@@ -385,9 +381,7 @@ class Executor:
         self._begin_losses()
         return (args, changed) if changed is not None else None
 
-    def _after_root(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def _after_root(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if is_replaying() or is_tracing() or not self._core.in_root():
             return
         with self._planning:

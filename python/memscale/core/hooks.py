@@ -178,9 +178,7 @@ class LayerHooks(_HookedModule):
             hooks.move_to_end(number, last=False)
         return is_first and not of_all._global_forward_pre_hooks
 
-    def _after(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def _after(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._calls.after(self, args, kwargs, output)
 
 

@@ -125,9 +125,7 @@ class LayerCalls:
         self.profile: LiveProfile | None = None
         """Of the step under way, if it is profiled; set by the executor."""
 
-    def before(
-        self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def before(self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """`layer` is about to be called."""
         thread = self._thread
         if thread.stands_aside or thread.is_transformed:
@@ -152,9 +150,7 @@ class LayerCalls:
         elif region is not None and can_run_again and region.technique.startswith("selective"):
             self._begin_tape(region)
 
-    def after(
-        self, layer: LayerHooks, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def after(self, layer: LayerHooks, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The call of `layer` has given `output`, None where it raised."""
         thread = self._thread
         if thread.stands_aside or thread.is_transformed:

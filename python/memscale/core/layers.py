@@ -111,9 +111,7 @@ class _Finder:
         """Class, own parameter shapes and the children's signatures: equal for equal structure."""
         known = self._signatures.get(id(module))
         if known is None:
-            own = tuple(
-                tuple(parameter.shape) for parameter in module._parameters.values() if parameter is not None
-            )
+            own = tuple(tuple(parameter.shape) for parameter in module._parameters.values() if parameter is not None)
             inner = tuple(self.signature(child) for _, child in module.named_children())
             known = (type(module), own, inner)
             self._signatures[id(module)] = known
@@ -175,9 +173,7 @@ def _unique(layers: list[Named]) -> list[Named]:
         if id(layer) not in seen:
             seen.add(id(layer))
             result.append((name, layer))
-    inside = {
-        id(inner) for _, layer in result for inner in layer.modules() if inner is not layer
-    }
+    inside = {id(inner) for _, layer in result for inner in layer.modules() if inner is not layer}
     return [(name, layer) for name, layer in result if id(layer) not in inside and not _is_scripted(layer)]
 
 

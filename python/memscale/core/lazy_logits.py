@@ -133,9 +133,7 @@ class LazyLogits(torch.Tensor):
     @staticmethod
     def __new__(cls, like: torch.Tensor, product: _Product, seen_as: tuple[Any, ...]) -> LazyLogits:
         device = product.check().hidden.device
-        self = _Tensor._make_wrapper_subclass(
-            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device
-        )
+        self = _Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device)
         self.product, self.seen_as, self._made = product, seen_as, None
         return self
 

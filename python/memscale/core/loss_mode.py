@@ -68,9 +68,7 @@ class LossMode(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
-def _rows_of(
-    args: tuple[Any, ...], kwargs: dict[str, Any], kinds: tuple[type, ...] = ()
-) -> CrossEntropy | None:
+def _rows_of(args: tuple[Any, ...], kwargs: dict[str, Any], kinds: tuple[type, ...] = ()) -> CrossEntropy | None:
     """The call's arguments where it is one over rows; None for any other."""
     given = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
     logits: Any = given.get("input")

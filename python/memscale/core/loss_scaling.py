@@ -147,9 +147,7 @@ class _Process:
 
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def backward(
-            tensors: Any, grad_tensors: Any = None, *args: Any, inputs: Any = None, **kwargs: Any
-        ) -> Any:
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> Any:
             roots = _listed(tensors)
             leaves = self._leaves_to_unscale(roots, _listed(inputs))
             if not leaves:
@@ -161,9 +159,7 @@ class _Process:
 
         return backward
 
-    def _leaves_to_unscale(
-        self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    def _leaves_to_unscale(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """All that this backward may leave gradients on; none where it is not to be scaled."""
         if torch._C._current_graph_task_id() >= 0:
             return []  # inside another backward, which is scaled or not
@@ -188,9 +184,7 @@ class _Process:
     def _backward_begins(self) -> None:
         if self._is_finite is not None:
             before = self._scale
-            self._scale, self._finite_steps = _core.loss_scale_update(
-                self._scale, self._finite_steps, self._is_finite
-            )
+            self._scale, self._finite_steps = _core.loss_scale_update(self._scale, self._finite_steps, self._is_finite)
             self._say(before, self._is_finite)
             self._is_finite = None
         self._has_scaled = True

@@ -171,7 +171,14 @@ class ModuleState:
     """The state before one call."""
 
     __slots__ = (
-        "_cached_weights", "_containers", "_generators", "_layer", "_modules", "_parameters", "_scalars", "tensors"
+        "_cached_weights",
+        "_containers",
+        "_generators",
+        "_layer",
+        "_modules",
+        "_parameters",
+        "_scalars",
+        "tensors",
     )
 
     def __init__(

@@ -165,9 +165,7 @@ class MemoryProfiler:
             if isinstance(error, Misfit):
                 raise ProfileError(f"the input does not fit {name}: {error}") from error
             kind = "" if isinstance(error, MemScaleError) else f"{type(error).__name__}: "
-            raise ProfileError(
-                f"{name} can't be traced without running it: {kind}{_first_line(error)}"
-            ) from error
+            raise ProfileError(f"{name} can't be traced without running it: {kind}{_first_line(error)}") from error
         finally:
             twins.forget()
         _refuse_leftovers(name, tracer, twins)
@@ -499,9 +497,7 @@ def _refuse_real_leaves(loss: torch.Tensor) -> None:
     for leaf in leaves_of(loss):
         if not isinstance(leaf, FakeTensor):
             shape = "x".join(map(str, leaf.shape))
-            raise ProfileError(
-                f"a trainable tensor ({shape}) is used that no module holds in the usual way"
-            )
+            raise ProfileError(f"a trainable tensor ({shape}) is used that no module holds in the usual way")
 
 
 def _refuse_sparse_gradients(parameters: list[torch.nn.Parameter]) -> None:
@@ -571,9 +567,7 @@ def _refuse_leftovers(name: str, tracer: LiveTracer, twins: Twins) -> None:
             f"{name} was traced under fake tensors, and its forward keeps some{held_by} where they can't be "
             "taken back; keep them in a list, a dict or an attribute, or not at all"
         )
-    raise ProfileError(
-        f"{name} can't be traced without running it: its forward keeps tensors outside its modules"
-    )
+    raise ProfileError(f"{name} can't be traced without running it: its forward keeps tensors outside its modules")
 
 
 def _first_line(error: BaseException) -> str:

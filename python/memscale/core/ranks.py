@@ -37,9 +37,7 @@ _KEPT_MESSAGES = 64
 _wraps = 0
 
 
-def session_for(
-    model: torch.nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None
-) -> Session:
+def session_for(model: torch.nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None) -> Session:
     """The session of a wrap: one that agrees with other ranks where there are any."""
     import torch.distributed as distributed
 
@@ -63,9 +61,7 @@ class RankedSession(Session):
     # The model may be sharded between wrap and first forward; and ranks begin together.
     applies_at_once = False
 
-    def __init__(
-        self, model: torch.nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None) -> None:
         global _wraps
         _wraps += 1
         self._channel = _Channel(f"memscale/{_wraps}")

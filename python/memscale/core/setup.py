@@ -56,9 +56,7 @@ def check_config(config: Config | None) -> Config:
     return config
 
 
-def effective_config(
-    config: Config, async_offload: bool | None, async_config: AsyncOffloadConfig | None
-) -> Config:
+def effective_config(config: Config, async_offload: bool | None, async_config: AsyncOffloadConfig | None) -> Config:
     """A copy with `async_offload` settled: argument, then environment, then the field."""
     effective = copy.copy(config)
     if async_offload is None:
@@ -78,14 +76,10 @@ def _async_from_environment() -> bool | None:
         return True
     if text.strip().lower() in _FALSE:
         return False
-    raise ConfigError(
-        f"MEMSCALE_ASYNC_OFFLOAD: {text!r} is not allowed; give 1 or 0", field="async_offload"
-    )
+    raise ConfigError(f"MEMSCALE_ASYNC_OFFLOAD: {text!r} is not allowed; give 1 or 0", field="async_offload")
 
 
-def sample_arguments(
-    model: torch.nn.Module, sample_input: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def sample_arguments(model: torch.nn.Module, sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments from a tensor, tuple, list or mapping.
 
     Raises:
@@ -264,6 +258,4 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
         )
     meta = [name for name, value in model.named_parameters() if value.device.type == "meta"]
     if meta:
-        raise IntegrationError(
-            f"wrap: parameter {meta[0]!r} is on the meta device; materialise the model first"
-        )
+        raise IntegrationError(f"wrap: parameter {meta[0]!r} is on the meta device; materialise the model first")

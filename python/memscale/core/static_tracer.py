@@ -193,9 +193,7 @@ _workspaces: dict[tuple[Any, ...], tuple[int, int]] = {}
 def _workspace(args: tuple[Any, ...]) -> tuple[int, int]:
     """Bytes of oneDNN's workspace and how many of them it leaves untouched, which only the library
     knows: asked by a run on zeros, once per shape."""
-    tensors = tuple(
-        (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None for value in args
-    )
+    tensors = tuple((tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None for value in args)
     key = (tensors, tuple(str(value) for value in args if not isinstance(value, torch.Tensor)))
     if key not in _workspaces:
         with torch._C._DisableTorchDispatch():

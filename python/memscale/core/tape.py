@@ -79,7 +79,16 @@ class _Value:
     """A storage: what made it, who holds it."""
 
     __slots__ = (
-        "__weakref__", "held", "held_writes", "made", "maker", "nbytes", "probe", "reference", "ticket", "version",
+        "__weakref__",
+        "held",
+        "held_writes",
+        "made",
+        "maker",
+        "nbytes",
+        "probe",
+        "reference",
+        "ticket",
+        "version",
         "writes",
     )
 

@@ -31,6 +31,7 @@ __all__ = ["NO_NODE", "LiveTracer", "first_output", "is_maker", "plain_leaves"]
 NO_NODE = 0xFFFFFFFF
 """What `saved()` gives as node while the tracer is not listening."""
 
+
 class _Operator(NamedTuple):
     """What has to be known of an operator, worked out once per trace."""
 
@@ -175,9 +176,7 @@ class LiveTracer(TorchDispatchMode):
             self._report(operator, args, kwargs, result)
         return result
 
-    def _report(
-        self, operator: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
-    ) -> None:
+    def _report(self, operator: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
         if operator.adds and self._phase == "backward":
             self._tell_sum(*args)
         outputs = []
@@ -206,9 +205,7 @@ class LiveTracer(TorchDispatchMode):
         if operator.random and self._phase == "forward":
             self._trace.flag(self._trace.current(), "uses_rng")
 
-    def _tell_written(
-        self, operator: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-    ) -> None:
+    def _tell_written(self, operator: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         written = [args[place] for place in operator.written if place < len(args)]
         written.extend(kwargs[name] for name in operator.written_names if kwargs and name in kwargs)
         for tensor in tensors_of(written):
@@ -267,9 +264,7 @@ class LiveTracer(TorchDispatchMode):
 
     # -- layers -----------------------------------------------------------------------
 
-    def enter(
-        self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> int | None:
+    def enter(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """A layer's call begins.
 
         Returns its node, or None where it is not one: inside another layer, outside of

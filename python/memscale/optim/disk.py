@@ -119,9 +119,7 @@ class DiskState:
         sizes = self._stream.part_bytes(number)
         return tuple(name if size else None for name, size in zip(names, sizes, strict=True))
 
-    def _layout(
-        self, params: list[torch.Tensor]
-    ) -> tuple[dict[torch.Tensor, tuple[int | None, ...]], int]:
+    def _layout(self, params: list[torch.Tensor]) -> tuple[dict[torch.Tensor, tuple[int | None, ...]], int]:
         """Where each array goes in a file that holds them all, and the file's size."""
         layout: dict[torch.Tensor, tuple[int | None, ...]] = {}
         end = 0
@@ -133,9 +131,7 @@ class DiskState:
             layout[p] = tuple(offsets)
         return layout, end
 
-    def _tensors(
-        self, p: torch.Tensor, pages: mmap.mmap, offsets: tuple[int | None, ...]
-    ) -> dict[str, torch.Tensor]:
+    def _tensors(self, p: torch.Tensor, pages: mmap.mmap, offsets: tuple[int | None, ...]) -> dict[str, torch.Tensor]:
         made = {}
         for name, offset in zip(self.names(p), offsets, strict=True):
             if name is None or offset is None:
@@ -153,9 +149,7 @@ class DiskState:
         self.in_round = True
         self._stream.begin([self._states[p][0] for p in params if p in self._states])
 
-    def update(
-        self, p: torch.Tensor, gradient: torch.Tensor, step: int, hyperparameters: tuple[Any, ...]
-    ) -> None:
+    def update(self, p: torch.Tensor, gradient: torch.Tensor, step: int, hyperparameters: tuple[Any, ...]) -> None:
         """One update, its number `step`; the gradient lies in memory as the parameter does."""
         number, weights, moments = self._states[p]
         fields = (weights, moments, p.numel(), step, p.data_ptr(), gradient.data_ptr(), *_NO_ADDRESSES)

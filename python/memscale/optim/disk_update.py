@@ -45,11 +45,7 @@ class DiskUpdates(MemoryUpdates):
         return self._belongs_on_disk(p, group)
 
     def _belongs_on_disk(self, p: torch.Tensor, group: dict[str, Any]) -> bool:
-        return (
-            self._disk_options is not None
-            and _state.is_ours(p, group)
-            and _core.optimizer_stream_takes(p.numel())
-        )
+        return self._disk_options is not None and _state.is_ours(p, group) and _core.optimizer_stream_takes(p.numel())
 
     def _disk_state(self) -> DiskState:
         if self._disk is None or self._disk.is_inherited:
@@ -225,9 +221,7 @@ class DiskUpdates(MemoryUpdates):
             self._disk = None
 
 
-def disk_options(
-    state: str, directory: str | None, cap_gb: float | None
-) -> tuple[str | None, float | None] | None:
+def disk_options(state: str, directory: str | None, cap_gb: float | None) -> tuple[str | None, float | None] | None:
     """What `DiskState` takes; None for state in memory."""
     if state == "disk":
         if directory is not None and not isinstance(directory, (str, os.PathLike)):

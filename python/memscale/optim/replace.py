@@ -90,8 +90,7 @@ def _on_cuda(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         import bitsandbytes
     except ImportError:
         _log.warning(
-            "use_8bit_optimizer: bitsandbytes is not installed, which has the 8-bit AdamW for CUDA; "
-            "%s stays as it is",
+            "use_8bit_optimizer: bitsandbytes is not installed, which has the 8-bit AdamW for CUDA; %s stays as it is",
             type(optimizer).__name__,
         )
         return optimizer

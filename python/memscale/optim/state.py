@@ -278,9 +278,7 @@ def _new_scales(tensor: torch.Tensor) -> torch.Tensor:
 def _quantized(name: str, moment: torch.Tensor, is_signed: bool) -> dict[str, torch.Tensor]:
     codes = _empty_as(moment, torch.uint8)
     absmax = _new_scales(moment)
-    _core.adamw_quantize(
-        moment.data_ptr(), codes.data_ptr(), absmax.data_ptr(), moment.numel(), is_signed
-    )
+    _core.adamw_quantize(moment.data_ptr(), codes.data_ptr(), absmax.data_ptr(), moment.numel(), is_signed)
     return {f"{name}_8bit": codes, f"{name}_absmax": absmax}
 
 
@@ -294,9 +292,7 @@ def _dequantized(values: dict[str, Any], name: str, is_signed: bool) -> torch.Te
     codes = values[f"{name}_8bit"].to("cpu", torch.uint8)
     absmax = _scales(values, name)
     moment = _empty_as(codes, torch.float32)
-    _core.adamw_dequantize(
-        moment.data_ptr(), codes.data_ptr(), absmax.data_ptr(), codes.numel(), is_signed
-    )
+    _core.adamw_dequantize(moment.data_ptr(), codes.data_ptr(), absmax.data_ptr(), codes.numel(), is_signed)
     return moment
 
 

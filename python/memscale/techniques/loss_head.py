@@ -182,9 +182,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: Any, by_picked: torch.Tensor, by_sum: torch.Tensor | None
-    ) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, by_picked: torch.Tensor, by_sum: torch.Tensor | None) -> tuple[torch.Tensor, None, None]:
         logits = ctx.logits
         if logits is None:
             raise RuntimeError(

@@ -73,8 +73,7 @@ static bool copy_unescaped(const char *from, size_t length, char *out, size_t si
 }
 
 /* The field with this number (from 0) of a line of fields set apart by spaces. */
-static bool find_field(const char *line, size_t line_length, size_t number, const char **field,
-                       size_t *length)
+static bool find_field(const char *line, size_t line_length, size_t number, const char **field, size_t *length)
 {
     const char *end = line + line_length;
     for (size_t i = 0; line < end; i++) {
@@ -112,8 +111,7 @@ static const char *find_separator(const char *line, size_t length)
 
 /* One line of mountinfo: "id parent dev root point options ... - type source
  * options". True where it is the hierarchy of this interface. */
-static bool parse_mount(const char *line, size_t length, const group_interface *interface,
-                        group_mount *out)
+static bool parse_mount(const char *line, size_t length, const group_interface *interface, group_mount *out)
 {
     const char *separator = find_separator(line, length);
     if (separator == NULL) {
@@ -123,8 +121,7 @@ static bool parse_mount(const char *line, size_t length, const group_interface *
     size_t tail_length = length - (size_t)(tail - line);
     const char *field;
     size_t field_length;
-    if (!find_field(tail, tail_length, 0, &field, &field_length) ||
-        field_length != strlen(interface->filesystem) ||
+    if (!find_field(tail, tail_length, 0, &field, &field_length) || field_length != strlen(interface->filesystem) ||
         memcmp(field, interface->filesystem, field_length) != 0) {
         return false;
     }
@@ -139,8 +136,7 @@ static bool parse_mount(const char *line, size_t length, const group_interface *
 }
 
 /* One line of /proc/self/cgroup: "4:memory:/path" (1), "0::/path" (2). */
-static bool parse_group(const char *line, size_t length, const group_interface *interface,
-                        char *out, size_t size)
+static bool parse_group(const char *line, size_t length, const group_interface *interface, char *out, size_t size)
 {
     const char *first = memchr(line, ':', length);
     if (first == NULL) {
@@ -197,8 +193,7 @@ static const char *path_below(const group_mount *mount, const char *group)
     if (strcmp(mount->top, "/") == 0) {
         return strstr(group, "..") != NULL ? "" : group;
     }
-    if (strncmp(group, mount->top, top_length) == 0 &&
-        (group[top_length] == '/' || group[top_length] == '\0')) {
+    if (strncmp(group, mount->top, top_length) == 0 && (group[top_length] == '/' || group[top_length] == '\0')) {
         return group + top_length;
     }
     return "";
@@ -235,14 +230,12 @@ static uint64_t read_cache_bytes(const char *directory, const char *key)
         return 0;
     }
     snprintf(line_start, sizeof line_start, "\n%s ", key);
-    const char *found = strncmp(text, line_start + 1, strlen(line_start + 1)) == 0
-                            ? text - 1
-                            : strstr(text, line_start);
+    const char *found =
+        strncmp(text, line_start + 1, strlen(line_start + 1)) == 0 ? text - 1 : strstr(text, line_start);
     return found != NULL ? strtoull(found + strlen(line_start), NULL, 10) : 0;
 }
 
-static uint64_t read_limit(const char *directory, const group_interface *interface,
-                           const char **file)
+static uint64_t read_limit(const char *directory, const group_interface *interface, const char **file)
 {
     uint64_t limit = UINT64_MAX;
     for (size_t i = 0; i < 2 && interface->limit_files[i] != NULL; i++) {
@@ -279,16 +272,14 @@ static bool parent_binds(const char *directory, const group_interface *interface
 }
 
 /* What walk_up() calls for every group; `result` is the caller's. */
-typedef void (*group_visitor)(const char *directory, const group_interface *interface,
-                              void *result);
+typedef void (*group_visitor)(const char *directory, const group_interface *interface, void *result);
 
-static void walk_up(const char *root, const group_interface *interface, const group_mount *mount,
-                    const char *group, group_visitor visit, void *result)
+static void walk_up(const char *root, const group_interface *interface, const group_mount *mount, const char *group,
+                    group_visitor visit, void *result)
 {
     char directory[PATH_MAX];
     size_t mount_length = strlen(root) + strlen(mount->point);
-    int length = snprintf(directory, sizeof directory, "%s%s%s", root, mount->point,
-                          path_below(mount, group));
+    int length = snprintf(directory, sizeof directory, "%s%s%s", root, mount->point, path_below(mount, group));
     if (length < 0 || (size_t)length >= sizeof directory) {
         return;
     }
@@ -309,8 +300,8 @@ static void walk_up(const char *root, const group_interface *interface, const gr
 }
 
 /* Visits the groups of this process in the hierarchies of `known`, bottom up. */
-static void visit_groups(const char *root, const group_interface *known, size_t count,
-                         group_visitor visit, void *result)
+static void visit_groups(const char *root, const group_interface *known, size_t count, group_visitor visit,
+                         void *result)
 {
     char path[PATH_MAX];
     char groups[8192];
@@ -327,8 +318,7 @@ static void visit_groups(const char *root, const group_interface *known, size_t 
     for (size_t i = 0; i < count; i++) {
         group_mount mount;
         char group[PATH_BYTES];
-        if (find_mount(mountinfo, &known[i], &mount) &&
-            find_group(groups, &known[i], group, sizeof group)) {
+        if (find_mount(mountinfo, &known[i], &mount) && find_group(groups, &known[i], group, sizeof group)) {
             walk_up(root, &known[i], &mount, group, visit, result);
         }
     }
@@ -399,7 +389,6 @@ uint64_t ms__memory_room_bytes(const char *root)
 uint32_t ms__cgroup_cpu_quota(const char *root)
 {
     uint32_t cpus = 0;
-    visit_groups(root, cpu_interfaces, sizeof cpu_interfaces / sizeof cpu_interfaces[0],
-                 consider_quota, &cpus);
+    visit_groups(root, cpu_interfaces, sizeof cpu_interfaces / sizeof cpu_interfaces[0], consider_quota, &cpus);
     return cpus;
 }

@@ -115,8 +115,7 @@ static size_t direct_alignment(int fd)
     size_t align_bytes = DIRECT_ALIGN_BYTES;
 #ifdef STATX_DIOALIGN
     struct statx info;
-    if (injected(MS_FAULT_SYSTEM, EIO) == 0 &&
-        statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+    if (injected(MS_FAULT_SYSTEM, EIO) == 0 && statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
         (info.stx_mask & STATX_DIOALIGN) != 0) {
         align_bytes = ms__max_u64(align_bytes, info.stx_dio_offset_align);
         align_bytes = ms__max_u64(align_bytes, info.stx_dio_mem_align);
@@ -171,8 +170,7 @@ static int set_size(int fd, uint64_t size_bytes, bool with_blocks)
 int ms__file_reserve(const ms__file *file, uint64_t size_bytes, ms_error *err)
 {
     if (size_bytes > INT64_MAX) {
-        return ms_fail(err, MS_EOVERFLOW, "reserving a spill file of %llu bytes",
-                       (unsigned long long)size_bytes);
+        return ms_fail(err, MS_EOVERFLOW, "reserving a spill file of %llu bytes", (unsigned long long)size_bytes);
     }
     if (size_bytes == 0) {
         return MS_OK;
@@ -182,8 +180,7 @@ int ms__file_reserve(const ms__file *file, uint64_t size_bytes, ms_error *err)
         failure = set_size(file->fd, size_bytes, false);
     }
     if (failure != 0) {
-        return ms_fail_errno(err, MS_EIO, failure, "reserving %s for a spill file",
-                             ms__text_bytes(size_bytes).text);
+        return ms_fail_errno(err, MS_EIO, failure, "reserving %s for a spill file", ms__text_bytes(size_bytes).text);
     }
     return MS_OK;
 }
@@ -254,8 +251,7 @@ static size_t step_of(size_t left)
     return left < STEP_MAX_BYTES ? left : STEP_MAX_BYTES;
 }
 
-int ms__file_write(const ms__file *file, const void *from, size_t size_bytes,
-                   uint64_t offset_bytes, ms_error *err)
+int ms__file_write(const ms__file *file, const void *from, size_t size_bytes, uint64_t offset_bytes, ms_error *err)
 {
     int stuck = 0;
     for (size_t done = 0; done < size_bytes;) {
@@ -263,19 +259,17 @@ int ms__file_write(const ms__file *file, const void *from, size_t size_bytes,
         uint64_t at = offset_bytes + done;
         ssize_t moved = ms__os_pwrite(file->fd, (const char *)from + done, step_of(left), at);
         if (moved < 0 && moved != -EINTR) {
-            return ms_fail_errno(err, MS_EIO, (int)-moved, "writing %zu bytes at %llu to disk",
-                                 left, (unsigned long long)at);
+            return ms_fail_errno(err, MS_EIO, (int)-moved, "writing %zu bytes at %llu to disk", left,
+                                 (unsigned long long)at);
         }
         if (!advance(file, moved, left, &done, &stuck)) {
-            return ms_fail(err, MS_EIO, "writing to disk makes no progress at %llu",
-                           (unsigned long long)at);
+            return ms_fail(err, MS_EIO, "writing to disk makes no progress at %llu", (unsigned long long)at);
         }
     }
     return MS_OK;
 }
 
-int ms__file_read(const ms__file *file, void *to, size_t size_bytes, uint64_t offset_bytes,
-                  ms_error *err)
+int ms__file_read(const ms__file *file, void *to, size_t size_bytes, uint64_t offset_bytes, ms_error *err)
 {
     int stuck = 0;
     for (size_t done = 0; done < size_bytes;) {
@@ -283,16 +277,15 @@ int ms__file_read(const ms__file *file, void *to, size_t size_bytes, uint64_t of
         uint64_t at = offset_bytes + done;
         ssize_t moved = ms__os_pread(file->fd, (char *)to + done, step_of(left), at);
         if (moved < 0 && moved != -EINTR) {
-            return ms_fail_errno(err, MS_EIO, (int)-moved, "reading %zu bytes at %llu from disk",
-                                 left, (unsigned long long)at);
+            return ms_fail_errno(err, MS_EIO, (int)-moved, "reading %zu bytes at %llu from disk", left,
+                                 (unsigned long long)at);
         }
         if (moved == 0) {
-            return ms_fail(err, MS_EIO, "the spill file ends at %llu, %zu bytes too early",
-                           (unsigned long long)at, left);
+            return ms_fail(err, MS_EIO, "the spill file ends at %llu, %zu bytes too early", (unsigned long long)at,
+                           left);
         }
         if (!advance(file, moved, left, &done, &stuck)) {
-            return ms_fail(err, MS_EIO, "reading from disk makes no progress at %llu",
-                           (unsigned long long)at);
+            return ms_fail(err, MS_EIO, "reading from disk makes no progress at %llu", (unsigned long long)at);
         }
     }
     return MS_OK;
@@ -309,14 +302,14 @@ typedef struct filesystem_kind {
 
 /* Magic numbers that <linux/magic.h> lacks are in statfs(2). */
 static const filesystem_kind filesystem_kinds[] = {
-    {EXT4_SUPER_MAGIC, "ext4", false, false},   {0x58465342, "xfs", false, false},
-    {BTRFS_SUPER_MAGIC, "btrfs", false, false}, {0x2FC12FC1, "zfs", false, false},
-    {F2FS_SUPER_MAGIC, "f2fs", false, false},   {OVERLAYFS_SUPER_MAGIC, "overlay", false, false},
-    {TMPFS_MAGIC, "tmpfs", true, false},        {RAMFS_MAGIC, "ramfs", true, false},
+    {EXT4_SUPER_MAGIC, "ext4", false, false},    {0x58465342, "xfs", false, false},
+    {BTRFS_SUPER_MAGIC, "btrfs", false, false},  {0x2FC12FC1, "zfs", false, false},
+    {F2FS_SUPER_MAGIC, "f2fs", false, false},    {OVERLAYFS_SUPER_MAGIC, "overlay", false, false},
+    {TMPFS_MAGIC, "tmpfs", true, false},         {RAMFS_MAGIC, "ramfs", true, false},
     {HUGETLBFS_MAGIC, "hugetlbfs", true, false}, {NFS_SUPER_MAGIC, "nfs", false, true},
-    {0xFF534D42, "cifs", false, true},          {0xFE534D42, "smb2", false, true},
-    {0x65735546, "fuse", false, false},         {0x01021997, "9p", false, true},
-    {0x0BD00BD0, "lustre", false, true},        {0x00C36400, "ceph", false, true},
+    {0xFF534D42, "cifs", false, true},           {0xFE534D42, "smb2", false, true},
+    {0x65735546, "fuse", false, false},          {0x01021997, "9p", false, true},
+    {0x0BD00BD0, "lustre", false, true},         {0x00C36400, "ceph", false, true},
 };
 
 int ms__filesystem_of(const char *path, ms__filesystem *out, ms_error *err)
@@ -333,8 +326,7 @@ int ms__filesystem_of(const char *path, ms__filesystem *out, ms_error *err)
     snprintf(found.type, sizeof found.type, "0x%lx", (unsigned long)info.f_type & 0xFFFFFFFFUL);
     for (size_t i = 0; i < sizeof filesystem_kinds / sizeof filesystem_kinds[0]; i++) {
         const filesystem_kind *kind = &filesystem_kinds[i];
-        if (((unsigned long)kind->magic & 0xFFFFFFFFUL) ==
-            ((unsigned long)info.f_type & 0xFFFFFFFFUL)) {
+        if (((unsigned long)kind->magic & 0xFFFFFFFFUL) == ((unsigned long)info.f_type & 0xFFFFFFFFUL)) {
             snprintf(found.type, sizeof found.type, "%s", kind->type);
             found.is_memory = kind->is_memory;
             found.is_network = kind->is_network;

@@ -26,8 +26,7 @@ typedef struct ms__file {
  * O_TMPFILE, or mkostemp() and an immediate unlink() where that is missing. With
  * `want_direct`, O_DIRECT is tried and `is_direct` says whether it took.
  * MS_ENOSPC, MS_ESYSTEM. */
-MS_NODISCARD int ms__file_open_unnamed(const char *directory, bool want_direct, ms__file *out,
-                                       ms_error *err);
+MS_NODISCARD int ms__file_open_unnamed(const char *directory, bool want_direct, ms__file *out, ms_error *err);
 
 void ms__file_close(ms__file *file);
 
@@ -38,10 +37,9 @@ MS_NODISCARD int ms__file_reserve(const ms__file *file, uint64_t size_bytes, ms_
 /* Moves all bytes, resuming after interruptions and short moves. MS_EIO (also for
  * an end of file inside the range), MS_ENOSPC. Positions are given, so threads
  * may share the file. */
-MS_NODISCARD int ms__file_write(const ms__file *file, const void *from, size_t size_bytes,
-                                uint64_t offset_bytes, ms_error *err);
-MS_NODISCARD int ms__file_read(const ms__file *file, void *to, size_t size_bytes,
-                               uint64_t offset_bytes, ms_error *err);
+MS_NODISCARD int ms__file_write(const ms__file *file, const void *from, size_t size_bytes, uint64_t offset_bytes,
+                                ms_error *err);
+MS_NODISCARD int ms__file_read(const ms__file *file, void *to, size_t size_bytes, uint64_t offset_bytes, ms_error *err);
 
 /* One step of the above: the bytes moved or a negative errno. With the fault
  * points of reads, writes, short moves and flipped bits. */
@@ -53,8 +51,7 @@ ssize_t ms__os_pread(int fd, void *to, size_t size_bytes, uint64_t offset_bytes)
 /* The whole file, with a NUL after its `*length` bytes, to be freed with
  * ms_free(). MS_ESYSTEM where it cannot be read, MS_EFORMAT where it holds more
  * than `most_bytes`. */
-MS_NODISCARD int ms__file_read_text(const char *path, size_t most_bytes, char **text,
-                                    size_t *length, ms_error *err);
+MS_NODISCARD int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err);
 
 /* Reads at most size - 1 bytes into `out` and ends them with a NUL; false where
  * the file cannot be read. Allocates nothing: for /proc and /sys. */
@@ -62,8 +59,7 @@ bool ms__file_read_small(const char *path, char *out, size_t size);
 
 /* Replaces the file as a whole (mode 0644 less the umask): a reader sees the old
  * or the new text, never a part. A device, a pipe or a link stays and is written to. */
-MS_NODISCARD int ms__file_write_text(const char *path, const char *text, size_t length,
-                                     ms_error *err);
+MS_NODISCARD int ms__file_write_text(const char *path, const char *text, size_t length, ms_error *err);
 
 /* Makes the directory and those above it, mode 0700; existing ones are fine. */
 MS_NODISCARD int ms__directory_make(const char *path, ms_error *err);

@@ -31,8 +31,7 @@ int ms__map(size_t size_bytes, size_t align_bytes, void **out, ms_error *err)
     }
     size_t spare_bytes = align_bytes - page_bytes;
     if (size_bytes > SIZE_MAX - spare_bytes) {
-        return ms_fail(err, MS_EOVERFLOW, "mapping %zu bytes aligned to %zu", size_bytes,
-                       align_bytes);
+        return ms_fail(err, MS_EOVERFLOW, "mapping %zu bytes aligned to %zu", size_bytes, align_bytes);
     }
     char *whole = map_anonymous(size_bytes + spare_bytes);
     if (whole == MAP_FAILED) {
@@ -113,6 +112,5 @@ int ms__map_protect(void *address, size_t size_bytes, bool writable, ms_error *e
         }
         failure = errno;
     }
-    return ms_fail_errno(err, MS_ESYSTEM, failure, "changing the protection of %zu bytes",
-                         size_bytes);
+    return ms_fail_errno(err, MS_ESYSTEM, failure, "changing the protection of %zu bytes", size_bytes);
 }

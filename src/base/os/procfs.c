@@ -39,8 +39,7 @@ int ms__resident_read(ms__resident *out, ms_error *err)
     char text[4096];
     ms__resident found;
     if (!ms__file_read_small("/proc/self/status", text, sizeof text) ||
-        !ms__proc_field(text, "VmRSS", &found.now_bytes) ||
-        !ms__proc_field(text, "VmHWM", &found.peak_bytes)) {
+        !ms__proc_field(text, "VmRSS", &found.now_bytes) || !ms__proc_field(text, "VmHWM", &found.peak_bytes)) {
         return ms_fail(err, MS_ESYSTEM, "reading resident memory from /proc/self/status");
     }
     *out = found;
@@ -70,8 +69,7 @@ int ms__machine_memory_read(const char *root, ms__machine_memory *out, ms_error 
     char text[8192];
     ms__machine_memory found;
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
-    if (!ms__file_read_small(path, text, sizeof text) ||
-        !ms__proc_field(text, "MemTotal", &found.total_bytes) ||
+    if (!ms__file_read_small(path, text, sizeof text) || !ms__proc_field(text, "MemTotal", &found.total_bytes) ||
         !ms__proc_field(text, "MemAvailable", &found.available_bytes)) {
         return ms_fail(err, MS_ESYSTEM, "reading the machine's memory from %s", path);
     }

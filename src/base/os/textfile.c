@@ -64,8 +64,7 @@ bool ms__file_read_small(const char *path, char *out, size_t size)
 
 /* Reads all of `fd` into a block that doubles, but never by more than it takes to see
  * that there is too much; `*text` is the caller's to free also on failure. */
-static int read_growing(int fd, const char *path, size_t most_bytes, char **text, size_t *length,
-                        ms_error *err)
+static int read_growing(int fd, const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err)
 {
     size_t capacity = most_bytes < 4096 ? most_bytes + 1 : 4096;
     size_t used = 0;
@@ -81,8 +80,7 @@ static int read_growing(int fd, const char *path, size_t most_bytes, char **text
         }
         used += (size_t)got;
         if (used > most_bytes) {
-            return ms_fail(err, MS_EFORMAT, "reading %s: it holds more than %zu bytes", path,
-                           most_bytes);
+            return ms_fail(err, MS_EFORMAT, "reading %s: it holds more than %zu bytes", path, most_bytes);
         }
         if (used < capacity) {
             grown[used] = '\0';
@@ -93,8 +91,7 @@ static int read_growing(int fd, const char *path, size_t most_bytes, char **text
     }
 }
 
-int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t *length,
-                       ms_error *err)
+int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err)
 {
     int fd = open_checked(path, O_RDONLY);
     if (fd < 0) {
@@ -125,8 +122,7 @@ static int open_beside(const char *path, char *temporary, size_t size)
         return failure != 0 ? -failure : -EIO;
     }
     for (int i = 0; i < NAME_TRIES; i++) {
-        int length = snprintf(temporary, size, "%s.%lx-%llx", path, (long)getpid(),
-                              (unsigned long long)ms_now_ns());
+        int length = snprintf(temporary, size, "%s.%lx-%llx", path, (long)getpid(), (unsigned long long)ms_now_ns());
         if (length < 0 || (size_t)length >= size) {
             return -ENAMETOOLONG;
         }
@@ -217,8 +213,7 @@ int ms__directory_make(const char *path, ms_error *err)
         return ms_fail_errno(err, MS_ESYSTEM, failure, "making directory %s", path);
     }
     if (length == 0 || length >= sizeof partial) {
-        return ms_fail_errno(err, MS_ESYSTEM, length == 0 ? ENOENT : ENAMETOOLONG,
-                             "making directory %.64s", path);
+        return ms_fail_errno(err, MS_ESYSTEM, length == 0 ? ENOENT : ENAMETOOLONG, "making directory %.64s", path);
     }
     memcpy(partial, path, length + 1);
     for (size_t i = 1; i <= length; i++) {

@@ -44,9 +44,8 @@ static int call_register(int fd, unsigned what, void *argument, unsigned count)
 static int call_enter(int fd, uint32_t submit_count, uint32_t wait_count)
 {
     int failure = injected();
-    long rc = failure == 0 ? syscall(__NR_io_uring_enter, fd, submit_count, wait_count,
-                                     IORING_ENTER_GETEVENTS, NULL, 0)
-                           : -1;
+    long rc =
+        failure == 0 ? syscall(__NR_io_uring_enter, fd, submit_count, wait_count, IORING_ENTER_GETEVENTS, NULL, 0) : -1;
     return rc >= 0 ? 0 : -(failure != 0 ? failure : errno);
 }
 
@@ -56,8 +55,7 @@ static int call_enter(int fd, uint32_t submit_count, uint32_t wait_count)
  * works as well. */
 static int set_up(ms__uring *ring, uint32_t depth, struct io_uring_params *params)
 {
-    const uint32_t quiet =
-        IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_R_DISABLED;
+    const uint32_t quiet = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_R_DISABLED;
     *params = (struct io_uring_params){.flags = quiet};
     ring->is_disabled = true;
     int fd = call_setup(depth, params);
@@ -76,8 +74,7 @@ static void *map_part(int fd, size_t bytes, uint64_t offset)
         errno = failure;
         return NULL;
     }
-    void *part = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd,
-                      (off_t)offset);
+    void *part = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, (off_t)offset);
     return part != MAP_FAILED ? part : NULL;
 }
 
@@ -89,9 +86,8 @@ static int map_rings(ms__uring *ring, const struct io_uring_params *params)
     }
     const struct io_sqring_offsets *submit = &params->sq_off;
     const struct io_cqring_offsets *complete = &params->cq_off;
-    ring->rings_bytes = ms__max_u64(
-        submit->array + params->sq_entries * sizeof(uint32_t),
-        complete->cqes + params->cq_entries * sizeof(struct io_uring_cqe));
+    ring->rings_bytes = ms__max_u64(submit->array + params->sq_entries * sizeof(uint32_t),
+                                    complete->cqes + params->cq_entries * sizeof(struct io_uring_cqe));
     ring->entries_bytes = params->sq_entries * sizeof(struct io_uring_sqe);
     ring->rings = map_part(ring->fd, ring->rings_bytes, IORING_OFF_SQ_RING);
     if (ring->rings == NULL) {
@@ -142,8 +138,7 @@ int ms__uring_open(ms__uring *ring, uint32_t depth, void *buffer, size_t bytes, 
     int failure = open_parts(ring, depth, buffer, bytes);
     if (failure != 0) {
         ms__uring_close(ring);
-        ms_fail_errno(err, MS_ENOTSUP, failure, "an io_uring with %s of fixed memory",
-                      ms__text_bytes(bytes).text);
+        ms_fail_errno(err, MS_ENOTSUP, failure, "an io_uring with %s of fixed memory", ms__text_bytes(bytes).text);
         return MS_ENOTSUP; /* whatever the number: there is none */
     }
     return MS_OK;
@@ -177,8 +172,7 @@ static uint8_t opcode_of(const ms__uring_transfer *transfer)
 void ms__uring_queue(ms__uring *ring, const ms__uring_transfer *transfer)
 {
     uint32_t tail = atomic_load_explicit(ring->submit_tail, memory_order_relaxed);
-    struct io_uring_sqe *entry =
-        (struct io_uring_sqe *)ring->entries + (tail & ring->submit_mask);
+    struct io_uring_sqe *entry = (struct io_uring_sqe *)ring->entries + (tail & ring->submit_mask);
     *entry = (struct io_uring_sqe){
         .opcode = opcode_of(transfer),
         .fd = transfer->fd,
@@ -228,8 +222,7 @@ bool ms__uring_next(ms__uring *ring, uint64_t *tag, int32_t *result)
     if (head == atomic_load_explicit(ring->complete_tail, memory_order_acquire)) {
         return false;
     }
-    const struct io_uring_cqe *entry =
-        (const struct io_uring_cqe *)ring->completions + (head & ring->complete_mask);
+    const struct io_uring_cqe *entry = (const struct io_uring_cqe *)ring->completions + (head & ring->complete_mask);
     *tag = entry->user_data;
     *result = entry->res;
     atomic_store_explicit(ring->complete_head, head + 1, memory_order_release);

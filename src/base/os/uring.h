@@ -39,8 +39,7 @@ typedef struct ms__uring_transfer {
 /* A ring for at most `depth` transfers at a time, with `bytes` at `buffer` registered
  * (pinned in memory). MS_ENOTSUP with the errno where the kernel has no io_uring,
  * forbids it, or does not let us pin the buffer. */
-MS_NODISCARD int ms__uring_open(ms__uring *ring, uint32_t depth, void *buffer, size_t bytes,
-                                ms_error *err);
+MS_NODISCARD int ms__uring_open(ms__uring *ring, uint32_t depth, void *buffer, size_t bytes, ms_error *err);
 
 /* With nothing under way. Also right in a forked child, which inherits descriptor and
  * maps: the parent's ring lives on. */

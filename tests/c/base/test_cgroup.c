@@ -138,11 +138,10 @@ static void the_high_mark_of_v2_binds_too(void **state)
     assert_string_equal(read_root().limit_file, "memory.high");
 }
 
-static const char mount_v1[] =
-    "31 22 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
-    "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
-    "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-    "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+static const char mount_v1[] = "31 22 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
+                               "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+                               "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+                               "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
 
 static void v1_takes_the_memory_hierarchy(void **state)
 {
@@ -202,8 +201,7 @@ static void the_smaller_of_both_versions_binds(void **state)
 static void a_container_sees_its_group_at_the_mount(void **state)
 {
     (void)state;
-    put("/proc/self/mountinfo",
-        "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n");
+    put("/proc/self/mountinfo", "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n");
     put("/proc/self/cgroup", "4:memory:/docker/abc\n");
     put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "7000\n");
     assert_int_equal(read_root().limit_bytes, 7000);
@@ -304,9 +302,8 @@ static void cpu_quotas_of_v2_round_up_and_the_tightest_binds(void **state)
 static void cpu_quotas_of_v1_come_from_the_cpu_hierarchy(void **state)
 {
     (void)state;
-    put("/proc/self/mountinfo",
-        "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
-        "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+    put("/proc/self/mountinfo", "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+                                "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
     put("/proc/self/cgroup", "4:memory:/other\n1:cpu,cpuacct:/job\n");
     put("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "-1\n");
     put("/sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");

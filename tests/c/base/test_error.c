@@ -14,9 +14,9 @@ enum { CODE_COUNT = sizeof codes / sizeof codes[0] };
 static void every_code_has_name_text_and_exception(void **state)
 {
     (void)state;
-    static const char *const exceptions[] = {
-        "MemScaleError", "ConfigError",      "ProfileError",        "BudgetInfeasibleError",
-        "OffloadError",  "IntegrationError", "PolicyFallbackNeeded"};
+    static const char *const exceptions[] = {"MemScaleError",         "ConfigError",  "ProfileError",
+                                             "BudgetInfeasibleError", "OffloadError", "IntegrationError",
+                                             "PolicyFallbackNeeded"};
     for (int i = 0; i < CODE_COUNT; i++) {
         assert_true(codes[i] < 0);
         assert_memory_equal(ms_error_name(codes[i]), "MS_E", 4);

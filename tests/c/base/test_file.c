@@ -101,8 +101,7 @@ static void a_directory_that_cannot_be_used_is_an_error(void **state)
 {
     (void)state;
     ms__file file;
-    assert_ms_fails(ms__file_open_unnamed("/nowhere/at/all", true, &file, &err), MS_ESYSTEM, err,
-                    "/nowhere/at/all");
+    assert_ms_fails(ms__file_open_unnamed("/nowhere/at/all", true, &file, &err), MS_ESYSTEM, err, "/nowhere/at/all");
     assert_int_equal(err.system_errno, ENOENT);
     ms_fault_arm(MS_FAULT_OPEN, 1, EROFS);
     assert_ms_fails(ms__file_open_unnamed(directory, true, &file, &err), MS_ESYSTEM, err, directory);
@@ -189,10 +188,8 @@ static void failing_moves_are_errors(void **state)
     assert_ms_ok(ms__file_write(&file, block, BLOCK_BYTES, 0, &err), err);
     ms_fault_arm(MS_FAULT_READ, 1, EIO);
     assert_ms_fails(ms__file_read(&file, block, BLOCK_BYTES, 0, &err), MS_EIO, err, "reading");
-    assert_ms_fails(ms__file_read(&file, block, BLOCK_BYTES, BLOCK_BYTES / 2, &err), MS_EIO, err,
-                    "too early");
-    assert_ms_fails(ms__file_read(&file, block, BLOCK_BYTES, 2 * BLOCK_BYTES, &err), MS_EIO, err,
-                    "too early");
+    assert_ms_fails(ms__file_read(&file, block, BLOCK_BYTES, BLOCK_BYTES / 2, &err), MS_EIO, err, "too early");
+    assert_ms_fails(ms__file_read(&file, block, BLOCK_BYTES, 2 * BLOCK_BYTES, &err), MS_EIO, err, "too early");
     ms__file_close(&file);
     assert_ms_fails(ms__file_write(&file, block, BLOCK_BYTES, 0, &err), MS_EIO, err, "writing");
     free(block);

@@ -117,8 +117,7 @@ static void errors_name_the_place(void **state)
     assert_ms_ok(ms__json_item_object(&layers, 3, &layer), err);
     assert_ms_fails(ms__json_u64(&layer, "bytes", 0, UINT64_MAX, &u), MS_EFORMAT, err,
                     "graph: $.layers[3].bytes: expected a non-negative integer");
-    assert_ms_fails(ms__json_string(&layer, "name", &s), MS_EFORMAT, err,
-                    "graph: $.layers[3].name: expected a string");
+    assert_ms_fails(ms__json_string(&layer, "name", &s), MS_EFORMAT, err, "graph: $.layers[3].name: expected a string");
     assert_ms_fails(ms__json_string(&layer, "gone", &s), MS_EFORMAT, err,
                     "graph: $.layers[3].gone: missing, expected a string");
     assert_ms_ok(ms__json_array(&layer, "in", &in), err);

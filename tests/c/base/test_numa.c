@@ -45,8 +45,8 @@ static void nodes_are_counted(void **state)
         const char *text;
         uint32_t count;
     } cases[] = {
-        {"0\n", 1}, {"0-1\n", 2}, {"0,2-3\n", 3}, {"0-3,8-9,16\n", 7}, {"", 1}, {"none\n", 1},
-        {"3-1\n", 1}, {"0-\n", 1}, {"0-4096\n", 1}, {"99999999999999999999999\n", 1},
+        {"0\n", 1},    {"0-1\n", 2}, {"0,2-3\n", 3}, {"0-3,8-9,16\n", 7}, {"", 1},
+        {"none\n", 1}, {"3-1\n", 1}, {"0-\n", 1},    {"0-4096\n", 1},     {"99999999999999999999999\n", 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_int_equal(ms__numa_node_count(tree_with(cases[i].text)), cases[i].count);

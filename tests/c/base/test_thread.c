@@ -43,8 +43,7 @@ static void a_thread_has_its_name_and_takes_no_signals(void **state)
     ms__thread thread = {0};
     thread_report report = {0};
     uint64_t blocks = ms_memory_live_blocks();
-    assert_ms_ok(ms__thread_start(&thread, "ms-long-name-for-a-thread", report_self, &report, &err),
-                 err);
+    assert_ms_ok(ms__thread_start(&thread, "ms-long-name-for-a-thread", report_self, &report, &err), err);
     ms__thread_join(&thread);
     ms__thread_join(&thread);
     assert_string_equal(report.name, "ms-long-name-fo");
@@ -67,8 +66,7 @@ static void a_thread_that_cannot_start_is_an_error(void **state)
                     "starting thread ms-x: ");
     assert_int_equal(err.system_errno, EAGAIN);
     ms_fault_arm(MS_FAULT_ALLOC, 1, ENOMEM);
-    assert_ms_fails(ms__thread_start(&thread, "ms-x", report_self, &report, &err), MS_ENOMEM, err,
-                    "ms-x");
+    assert_ms_fails(ms__thread_start(&thread, "ms-x", report_self, &report, &err), MS_ENOMEM, err, "ms-x");
     ms__thread_join(&thread);
     assert_int_equal(ms_memory_live_blocks(), blocks);
 }
@@ -179,8 +177,7 @@ static void counters_have_names_and_texts(void **state)
     for (int id = 0; id < MS_COUNTER_COUNT; id++) {
         assert_true(strlen(ms_counter_text((ms_counter)id)) > 5);
         for (int other = 0; other < id; other++) {
-            assert_string_not_equal(ms_counter_name((ms_counter)id),
-                                    ms_counter_name((ms_counter)other));
+            assert_string_not_equal(ms_counter_name((ms_counter)id), ms_counter_name((ms_counter)other));
         }
     }
     assert_string_equal(ms_counter_name(MS_COUNTER_STEPS), "steps");

@@ -29,8 +29,7 @@ static void scaling_uses_128_bits(void **state)
 {
     (void)state;
     assert_int_equal(ms__mul_div(UINT64_MAX, UINT64_MAX, UINT64_MAX), UINT64_MAX);
-    assert_int_equal(ms__mul_div(UINT64_C(10000000000), UINT64_C(1000000000), 3),
-                     UINT64_C(3333333333333333333));
+    assert_int_equal(ms__mul_div(UINT64_C(10000000000), UINT64_C(1000000000), 3), UINT64_C(3333333333333333333));
     assert_int_equal(ms__mul_div(7, 1, 2), 3);
     assert_int_equal(ms__mul_div_up(7, 1, 2), 4);
     assert_int_equal(ms__mul_div_up(8, 1, 2), 4);

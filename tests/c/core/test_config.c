@@ -84,8 +84,8 @@ static void gigabytes_are_1e9_bytes_to_the_byte(void **state)
     static const struct {
         const char *text;
         uint64_t bytes;
-    } rows[] = {{"4.0", 4000000000},        {"4", 4000000000},     {"0.1", 100000000},
-                {"7.236", 7236000000},      {"1e-9", 1},           {"4.1", 4100000000},
+    } rows[] = {{"4.0", 4000000000},           {"4", 4000000000},     {"0.1", 100000000},
+                {"7.236", 7236000000},         {"1e-9", 1},           {"4.1", 4100000000},
                 {"1000000", 1000000000000000}, {"2.5e1", 25000000000}};
     ms_config config;
     ms_error err;
@@ -139,8 +139,7 @@ static void every_bad_value_names_field_value_and_what_is_allowed(void **state)
     memset(&config, 0x5a, sizeof config);
     ms_config before = config;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        assert_ms_fails(parse_field(rows[i].name, rows[i].value, &config, &err), MS_ECONFIG, err,
-                        rows[i].text);
+        assert_ms_fails(parse_field(rows[i].name, rows[i].value, &config, &err), MS_ECONFIG, err, rows[i].text);
         assert_memory_equal(&config, &before, sizeof config);
     }
 }
@@ -176,10 +175,9 @@ static void long_values_are_cut_and_stay_one_line_of_text(void **state)
     for (size_t i = 1; i < 5001; i += 2) {
         memcpy(value + i, "\303\244", 2); /* cut between characters */
     }
-    assert_ms_fails(parse_field("disk_offload_dir", value, &config, &err), MS_ECONFIG, err,
-                    "\303\244... is not");
-    assert_ms_fails(parse_field("mode", "{\"__repr__\": \"a\\nb\"}", &config, &err), MS_ECONFIG,
-                    err, "mode: a b is not allowed");
+    assert_ms_fails(parse_field("disk_offload_dir", value, &config, &err), MS_ECONFIG, err, "\303\244... is not");
+    assert_ms_fails(parse_field("mode", "{\"__repr__\": \"a\\nb\"}", &config, &err), MS_ECONFIG, err,
+                    "mode: a b is not allowed");
 }
 
 static void documents_that_are_no_config_are_refused(void **state)
@@ -191,8 +189,7 @@ static void documents_that_are_no_config_are_refused(void **state)
     assert_ms_fails(ms_config_parse("[]", &config, &err), MS_EFORMAT, err, "expected an object");
     assert_ms_fails(ms_config_parse("{}", &config, &err), MS_EFORMAT, err, "$.version");
     assert_ms_fails(ms_config_parse("{\"version\": 2}", &config, &err), MS_EVERSION, err, "2");
-    assert_ms_fails(ms_config_parse("{\"version\": 1, \"version\": 1}", &config, &err), MS_EFORMAT, err,
-                    "duplicate");
+    assert_ms_fails(ms_config_parse("{\"version\": 1, \"version\": 1}", &config, &err), MS_EFORMAT, err, "duplicate");
     assert_int_equal(ms_config_parse("{}", &config, NULL), MS_EFORMAT);
 }
 

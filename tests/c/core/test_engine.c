@@ -11,7 +11,8 @@
 
 enum { ROOT, LARGE, SMALL, NODES };
 
-static ms_event saves[] = {{.kind = MS_EVENT_ALLOC, .storage = 1}, {.kind = MS_EVENT_SAVE, .storage = 1},
+static ms_event saves[] = {{.kind = MS_EVENT_ALLOC, .storage = 1},
+                           {.kind = MS_EVENT_SAVE, .storage = 1},
                            {.kind = MS_EVENT_SAVE, .storage = 0}};
 static uint64_t sizes[NODES][2] = {{2 * MIB, 30 * MIB}, {4 * MIB, 100 * MIB}, {1000, 2000}};
 static uint32_t first_input[] = {0};
@@ -33,13 +34,24 @@ static int set_up(void **state)
     memset(&hardware, 0, sizeof hardware);
     memset(&pressure, 0, sizeof pressure);
     for (int i = 0; i < NODES; i++) {
-        profiles[i] = (ms_profile){.storage_count = 2, .external_count = i == LARGE, .storage_bytes = sizes[i],
-                                   .input_count = 1, .inputs = first_input, .forward_count = 3, .forward = saves};
-        nodes[i] = (ms_node){.name = name, .kind = i == ROOT ? MS_NODE_ROOT : MS_NODE_LAYER,
-                             .profile = (uint32_t)i, .externals = first_external};
+        profiles[i] = (ms_profile){.storage_count = 2,
+                                   .external_count = i == LARGE,
+                                   .storage_bytes = sizes[i],
+                                   .input_count = 1,
+                                   .inputs = first_input,
+                                   .forward_count = 3,
+                                   .forward = saves};
+        nodes[i] = (ms_node){.name = name,
+                             .kind = i == ROOT ? MS_NODE_ROOT : MS_NODE_LAYER,
+                             .profile = (uint32_t)i,
+                             .externals = first_external};
     }
-    graph = (ms_graph){.storage_count = 1, .storages = shared, .profile_count = NODES, .profiles = profiles,
-                       .node_count = NODES, .nodes = nodes};
+    graph = (ms_graph){.storage_count = 1,
+                       .storages = shared,
+                       .profile_count = NODES,
+                       .profiles = profiles,
+                       .node_count = NODES,
+                       .nodes = nodes};
     shared[0].role = MS_STORAGE_ACTIVATION;
     hardware.device = -1;
     hardware.ram.total_bytes = hardware.ram.available_bytes = 64 * GB;

@@ -18,9 +18,9 @@ static ms_operand shape(uint32_t rank, uint64_t a, uint64_t b, uint64_t c, uint6
     return operand;
 }
 
-#define FLOPS(name, output, ...)                                                                 \
-    ms__flops(name, (ms_operand[]){__VA_ARGS__},                                                 \
-              sizeof((ms_operand[]){__VA_ARGS__}) / sizeof(ms_operand), (ms_operand[]){output}, 1)
+#define FLOPS(name, output, ...) \
+    ms__flops(name, (ms_operand[]){__VA_ARGS__}, sizeof((ms_operand[]){__VA_ARGS__}) / sizeof(ms_operand), \
+              (ms_operand[]){output}, 1)
 
 static void floating_point_operations_follow_from_names_and_shapes(void **state)
 {
@@ -34,8 +34,7 @@ static void floating_point_operations_follow_from_names_and_shapes(void **state)
     assert_int_equal(FLOPS("aten::mm", mk, m, k), 0);
     assert_int_equal(FLOPS("mm", mk, m, k), 2 * 4 * 8 * 3);
     assert_int_equal(FLOPS("aten.mv.default", shape(1, 4, 0, 0, 0), m, shape(1, 8, 0, 0, 0)), 64);
-    assert_int_equal(FLOPS("aten.bmm.default", shape(3, 5, 4, 3, 0), shape(3, 5, 4, 8, 0),
-                           shape(3, 5, 8, 3, 0)),
+    assert_int_equal(FLOPS("aten.bmm.default", shape(3, 5, 4, 3, 0), shape(3, 5, 4, 8, 0), shape(3, 5, 8, 3, 0)),
                      2 * 5 * 4 * 8 * 3);
     assert_int_equal(FLOPS("aten.add.Tensor", mk, mk, mk), 0);
     assert_int_equal(FLOPS("aten.mmm.default", mk, m, k), 0);
@@ -53,17 +52,15 @@ static void floating_point_operations_follow_from_names_and_shapes(void **state)
     assert_int_equal(ms__flops("aten.convolution_backward.default", operands, 3, gradients, 3), 2 * once);
     assert_int_equal(ms__flops("aten.convolution_backward.default", operands, 3, gradients + 1, 2), once);
     /* Transposed, (in, out, kernel): from the small image to the large one. */
-    assert_int_equal(FLOPS("aten.convolution.default", shape(4, 2, 6, 10, 10), shape(4, 2, 9, 5, 5),
-                           shape(4, 9, 6, 3, 3)),
-                     2 * 2 * 9 * 25 * 6 * 9);
+    assert_int_equal(
+        FLOPS("aten.convolution.default", shape(4, 2, 6, 10, 10), shape(4, 2, 9, 5, 5), shape(4, 9, 6, 3, 3)),
+        2 * 2 * 9 * 25 * 6 * 9);
 
     ms_operand q = shape(4, 2, 3, 7, 8);
     ms_operand v = shape(4, 2, 3, 7, 8);
     uint64_t product = 2 * 2 * 3 * 7 * 7 * 8;
-    assert_int_equal(FLOPS("aten._scaled_dot_product_flash_attention_for_cpu.default", q, q, q, v),
-                     2 * product);
-    assert_int_equal(FLOPS("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", q, q, q,
-                           q, v),
+    assert_int_equal(FLOPS("aten._scaled_dot_product_flash_attention_for_cpu.default", q, q, q, v), 2 * product);
+    assert_int_equal(FLOPS("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", q, q, q, q, v),
                      5 * product);
     assert_int_equal(FLOPS("aten._scaled_dot_product_flash_attention_for_cpu.default", q, q, q), 0);
 
@@ -73,12 +70,12 @@ static void floating_point_operations_follow_from_names_and_shapes(void **state)
     ms_operand gates = shape(1, 64, 0, 0, 0);
     ms_operand hidden = shape(2, 2, 16, 0, 0);
     uint64_t steps = 2 * 5 * 2 * (64 * 8 + 64 * 16);
-    assert_int_equal(FLOPS("aten.mkldnn_rnn_layer.default", shape(3, 5, 2, 16, 0), sequence, w_ih, w_hh,
-                           gates, gates, hidden, hidden),
+    assert_int_equal(FLOPS("aten.mkldnn_rnn_layer.default", shape(3, 5, 2, 16, 0), sequence, w_ih, w_hh, gates, gates,
+                           hidden, hidden),
                      steps);
-    assert_int_equal(FLOPS("aten.mkldnn_rnn_layer_backward.default", sequence, sequence, w_ih, w_hh,
-                           gates, gates, hidden, hidden),
-                     2 * steps);
+    assert_int_equal(
+        FLOPS("aten.mkldnn_rnn_layer_backward.default", sequence, sequence, w_ih, w_hh, gates, gates, hidden, hidden),
+        2 * steps);
     /* Sizes that do not fit saturate. */
     ms_operand huge = shape(2, UINT64_MAX, 4, 0, 0);
     assert_true(FLOPS("mm", mk, huge, k) == UINT64_MAX);
@@ -105,9 +102,9 @@ static void random_numbers_are_one_for_each_element_of_the_result(void **state)
     assert_int_equal(ms__draws("aten.normal_.default", NULL, 0), 0);
 }
 
-#define EVALUATIONS(name, flops, output, ...)                                                    \
-    ms__evaluations(name, (ms_operand[]){__VA_ARGS__},                                           \
-                    sizeof((ms_operand[]){__VA_ARGS__}) / sizeof(ms_operand), (ms_operand[]){output}, 1, flops)
+#define EVALUATIONS(name, flops, output, ...) \
+    ms__evaluations(name, (ms_operand[]){__VA_ARGS__}, sizeof((ms_operand[]){__VA_ARGS__}) / sizeof(ms_operand), \
+                    (ms_operand[]){output}, 1, flops)
 
 static void evaluations_follow_the_elements_made_or_the_products(void **state)
 {
@@ -119,8 +116,13 @@ static void evaluations_follow_the_elements_made_or_the_products(void **state)
     assert_int_equal(EVALUATIONS("aten.gelu.default", 0, shape(2, 200, 7, 0, 0), x),
                      2 * EVALUATIONS("aten.gelu.default", 0, x, x));
     /* Each entry of the table is found. */
-    static const char *const some[] = {"_log_softmax", "_safe_softmax", "bmm", "max_pool2d_with_indices",
-                                       "native_batch_norm", "native_layer_norm_backward", "upsample_nearest2d"};
+    static const char *const some[] = {"_log_softmax",
+                                       "_safe_softmax",
+                                       "bmm",
+                                       "max_pool2d_with_indices",
+                                       "native_batch_norm",
+                                       "native_layer_norm_backward",
+                                       "upsample_nearest2d"};
     for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
         assert_true(EVALUATIONS(some[i], 1000, x, x) > 0);
     }

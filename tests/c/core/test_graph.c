@@ -123,10 +123,9 @@ static void every_member_is_where_it_belongs(void **state)
     assert_int_equal(profile->forward[1].bytes, 200);
     assert_int_equal(profile->forward[2].kind, MS_EVENT_SAVE);
     assert_int_equal(profile->forward[2].storage, 5);
-    assert_int_equal(graph->nodes[1].flags,
-                     MS_NODE_CHAINED | MS_NODE_MUTATES_INPUT | MS_NODE_OPAQUE_ARGUMENT |
-                         MS_NODE_UPDATES_BUFFERS | MS_NODE_USES_RNG | MS_NODE_NO_TENSOR_INPUT |
-                         MS_NODE_UNHOOKABLE);
+    assert_int_equal(graph->nodes[1].flags, MS_NODE_CHAINED | MS_NODE_MUTATES_INPUT | MS_NODE_OPAQUE_ARGUMENT |
+                                                MS_NODE_UPDATES_BUFFERS | MS_NODE_USES_RNG | MS_NODE_NO_TENSOR_INPUT |
+                                                MS_NODE_UNHOOKABLE);
     assert_int_equal(graph->nodes[2].externals[4], 5);
     ms_graph_free(graph);
 }
@@ -209,7 +208,8 @@ static void malformed_documents_are_refused_with_the_place(void **state)
         {"\"role\":\"batch\"", "\"role\":\"bath\"", MS_EFORMAT, "$.storages[0].role"},
         {"{\"bytes\":16,\"role\":\"batch\"", "{\"x\":1,\"bytes\":16,\"role\":\"batch\"", MS_EFORMAT, "$.storages[0]"},
         {"\"first_node\":1", "\"first_node\":4294967296", MS_EFORMAT, "$.storages[0].first_node"},
-        {"\"storage_bytes\":[64,64,40]", "\"storage_bytes\":[64,\"64\",40]", MS_EFORMAT, "$.profiles[0].storage_bytes[1]"},
+        {"\"storage_bytes\":[64,64,40]", "\"storage_bytes\":[64,\"64\",40]", MS_EFORMAT,
+         "$.profiles[0].storage_bytes[1]"},
         {"\"external_count\":3", "\"external_count\":4", MS_EFORMAT, "$.profiles[0].external_count"},
         {"\"inputs\":[]", "\"inputs\":{}", MS_EFORMAT, "$.profiles[0].inputs"},
         {"{\"storage_bytes\":[64,64,40]", "{\"x\":1,\"storage_bytes\":[64,64,40]", MS_EFORMAT, "$.profiles[0]"},
@@ -238,16 +238,21 @@ static void graphs_that_contradict_themselves_are_refused(void **state)
     (void)state;
     static const change changes[] = {
         /* nodes and bindings */
-        {"{\"name\":\"\",\"kind\":\"root\",\"call\":0", "{\"name\":\"x\",\"kind\":\"root\",\"call\":0", MS_EFORMAT, "$.nodes[0]"},
-        {"\"name\":\"h\",\"kind\":\"layer\",\"call\":0", "\"name\":\"\",\"kind\":\"layer\",\"call\":0", MS_EFORMAT, "$.nodes[1]"},
-        {"\"call\":1,\"flags\":[],\"profile\":1", "\"call\":0,\"flags\":[],\"profile\":1", MS_EFORMAT, "$.nodes[2].call"},
-        {"\"call\":1,\"flags\":[],\"profile\":2", "\"call\":0,\"flags\":[],\"profile\":2", MS_EFORMAT, "$.nodes[3].call"},
+        {"{\"name\":\"\",\"kind\":\"root\",\"call\":0", "{\"name\":\"x\",\"kind\":\"root\",\"call\":0", MS_EFORMAT,
+         "$.nodes[0]"},
+        {"\"name\":\"h\",\"kind\":\"layer\",\"call\":0", "\"name\":\"\",\"kind\":\"layer\",\"call\":0", MS_EFORMAT,
+         "$.nodes[1]"},
+        {"\"call\":1,\"flags\":[],\"profile\":1", "\"call\":0,\"flags\":[],\"profile\":1", MS_EFORMAT,
+         "$.nodes[2].call"},
+        {"\"call\":1,\"flags\":[],\"profile\":2", "\"call\":0,\"flags\":[],\"profile\":2", MS_EFORMAT,
+         "$.nodes[3].call"},
         {"\"externals\":[3,4]", "\"externals\":[3,8]", MS_EFORMAT, "there is no storage 8"},
         {"\"externals\":[3,4]", "\"externals\":[3,3]", MS_EFORMAT, "bound twice"},
         {"{\"bytes\":16,", "{\"bytes\":17,", MS_EFORMAT, "17 bytes"},
         {"\"inputs\":[0,1]", "\"inputs\":[0,5]", MS_EFORMAT, "not an external"},
         {"\"inputs\":[0,1]", "\"inputs\":[0,0]", MS_EFORMAT, "listed twice"},
-        {"\"profile\":2,\"externals\":[3,4]", "\"profile\":0,\"externals\":[3,4,7]", MS_EFORMAT, "$.profiles[2]: no node uses it"},
+        {"\"profile\":2,\"externals\":[3,4]", "\"profile\":0,\"externals\":[3,4,7]", MS_EFORMAT,
+         "$.profiles[2]: no node uses it"},
         /* events of locals */
         {"[\"alloc\",5],", "", MS_EFORMAT, "before its alloc"},
         {"[\"alloc\",5],", "[\"alloc\",5],[\"alloc\",5],", MS_EFORMAT, "after another event"},
@@ -264,7 +269,8 @@ static void graphs_that_contradict_themselves_are_refused(void **state)
         {"[\"drop\",0],", "[\"drop\",6],", MS_EFORMAT, "no such storage"},
         {"[64,16,64,64,64,8]", "[64,16,64,64,64,8,9]", MS_EFORMAT, "never allocated"},
         /* events over the step */
-        {"[[\"alloc\",0]],\"backward\":[[\"alloc\",2],[\"free\",1]]", "[],\"backward\":[[\"alloc\",2],[\"free\",1]]", MS_EFORMAT, "before its alloc"},
+        {"[[\"alloc\",0]],\"backward\":[[\"alloc\",2],[\"free\",1]]", "[],\"backward\":[[\"alloc\",2],[\"free\",1]]",
+         MS_EFORMAT, "before its alloc"},
         {"[[\"alloc\",0]],\"backward\"", "[[\"alloc\",0],[\"free\",0]],\"backward\"", MS_EFORMAT, "it after its free"},
         {"[\"alloc\",2],[\"free\",1]", "[\"alloc\",2],[\"free\",1],[\"free\",2]", MS_EFORMAT, "gradient"},
         {"[\"alloc\",4],", "", MS_EFORMAT, "before its alloc"},
@@ -272,7 +278,10 @@ static void graphs_that_contradict_themselves_are_refused(void **state)
         {"\"backward\":[[\"alloc\",1]]", "\"backward\":[[\"alloc\",1],[\"free\",0]]", MS_EFORMAT, "a second time"},
         {"\"first_node\":0,\"last_node\":1", "\"first_node\":0,\"last_node\":2", MS_EFORMAT, "$.storages[1]"},
         {"\"first_node\":3,\"last_node\":2", "\"first_node\":2,\"last_node\":3", MS_EFORMAT, "$.storages[4]"},
-        {"\"role\":\"gradient\",\"first_node\":0,\"last_node\":0}", "\"role\":\"gradient\",\"first_node\":0,\"last_node\":0},{\"bytes\":1,\"role\":\"activation\",\"first_node\":0,\"last_node\":0}", MS_EFORMAT, "no node touches it"},
+        {"\"role\":\"gradient\",\"first_node\":0,\"last_node\":0}",
+         "\"role\":\"gradient\",\"first_node\":0,\"last_node\":0},{\"bytes\":1,\"role\":\"activation\",\"first_node\":"
+         "0,\"last_node\":0}",
+         MS_EFORMAT, "no node touches it"},
         /* sizes */
         {"\"trainable_bytes\":60", "\"trainable_bytes\":101", MS_EFORMAT, "$.residents"},
         {"\"largest_parameter_bytes\":40", "\"largest_parameter_bytes\":101", MS_EFORMAT, "$.residents"},

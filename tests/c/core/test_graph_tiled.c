@@ -24,38 +24,38 @@ static int disarm(void **state)
 
 /* A root node, two calls of one layer, a root node: %s of them are the layer's inner bytes, the
  * order in which the calls bind gradients of output and input, and a storage's bytes. */
-#define GRAPH(inner, first, second, layer, bytes)                                                            \
-    "{\"version\":1,\"model\":\"Toy\",\"signature\":\"x\",\"source\":\"static\","                            \
-    "\"residents\":{\"parameter_bytes\":100,\"trainable_bytes\":60,\"buffer_bytes\":12,"                     \
-    "\"batch_bytes\":16,\"largest_parameter_bytes\":40},"                                                    \
-    "\"loop\":{\"outputs_held\":true,\"gradients_live_in_forward\":false,\"observed\":true,"                 \
-    "\"optimizer_state_bytes\":120,\"optimizer_transient_bytes\":80,\"external_loss_bytes\":7},"             \
-    "\"storages\":["                                                                                         \
-    "{\"bytes\":64,\"role\":\"activation\",\"first_node\":0,\"last_node\":1},"                               \
-    "{\"bytes\":64,\"role\":\"activation\",\"first_node\":1,\"last_node\":2},"                               \
-    "{\"bytes\":" bytes ",\"role\":\"output\",\"first_node\":2,\"last_node\":3},"                            \
-    "{\"bytes\":32,\"role\":\"activation\",\"first_node\":3,\"last_node\":2},"                               \
-    "{\"bytes\":32,\"role\":\"activation\",\"first_node\":2,\"last_node\":1},"                               \
-    "{\"bytes\":32,\"role\":\"activation\",\"first_node\":1,\"last_node\":0}],"                              \
-    "\"profiles\":["                                                                                         \
-    "{\"storage_bytes\":[64,32],\"external_count\":2,\"inputs\":[],"                                         \
-    "\"forward\":[[\"alloc\",0]],\"backward\":[[\"free\",1]]},"                                              \
-    "{\"storage_bytes\":[64,64,32,32," inner "],\"external_count\":4,\"inputs\":[0]," layer "},"             \
-    "{\"storage_bytes\":[64,32],\"external_count\":2,\"inputs\":[],"                                         \
-    "\"forward\":[[\"work\",0,64],[\"free\",0]],\"backward\":[[\"alloc\",1]]}],"                             \
-    "\"nodes\":["                                                                                            \
-    "{\"name\":\"\",\"kind\":\"root\",\"call\":0,\"flags\":[],\"profile\":0,\"externals\":[0,5]},"           \
+#define GRAPH(inner, first, second, layer, bytes) \
+    "{\"version\":1,\"model\":\"Toy\",\"signature\":\"x\",\"source\":\"static\"," \
+    "\"residents\":{\"parameter_bytes\":100,\"trainable_bytes\":60,\"buffer_bytes\":12," \
+    "\"batch_bytes\":16,\"largest_parameter_bytes\":40}," \
+    "\"loop\":{\"outputs_held\":true,\"gradients_live_in_forward\":false,\"observed\":true," \
+    "\"optimizer_state_bytes\":120,\"optimizer_transient_bytes\":80,\"external_loss_bytes\":7}," \
+    "\"storages\":[" \
+    "{\"bytes\":64,\"role\":\"activation\",\"first_node\":0,\"last_node\":1}," \
+    "{\"bytes\":64,\"role\":\"activation\",\"first_node\":1,\"last_node\":2}," \
+    "{\"bytes\":" bytes ",\"role\":\"output\",\"first_node\":2,\"last_node\":3}," \
+    "{\"bytes\":32,\"role\":\"activation\",\"first_node\":3,\"last_node\":2}," \
+    "{\"bytes\":32,\"role\":\"activation\",\"first_node\":2,\"last_node\":1}," \
+    "{\"bytes\":32,\"role\":\"activation\",\"first_node\":1,\"last_node\":0}]," \
+    "\"profiles\":[" \
+    "{\"storage_bytes\":[64,32],\"external_count\":2,\"inputs\":[]," \
+    "\"forward\":[[\"alloc\",0]],\"backward\":[[\"free\",1]]}," \
+    "{\"storage_bytes\":[64,64,32,32," inner "],\"external_count\":4,\"inputs\":[0]," layer "}," \
+    "{\"storage_bytes\":[64,32],\"external_count\":2,\"inputs\":[]," \
+    "\"forward\":[[\"work\",0,64],[\"free\",0]],\"backward\":[[\"alloc\",1]]}]," \
+    "\"nodes\":[" \
+    "{\"name\":\"\",\"kind\":\"root\",\"call\":0,\"flags\":[],\"profile\":0,\"externals\":[0,5]}," \
     "{\"name\":\"h\",\"kind\":\"layer\",\"call\":0,\"flags\":[],\"profile\":1,\"externals\":[0,1," first "]}," \
     "{\"name\":\"h\",\"kind\":\"layer\",\"call\":1,\"flags\":[],\"profile\":1,\"externals\":[1,2," second "]}," \
     "{\"name\":\"\",\"kind\":\"root\",\"call\":1,\"flags\":[],\"profile\":2,\"externals\":[2,3]}]}"
 
 /* Gradient of output 2, of input 3. */
-#define WHOLE                                                                                          \
-    "\"forward\":[[\"alloc\",4],[\"save\",4],[\"free\",4],[\"alloc\",1],[\"free\",0]],"                \
+#define WHOLE \
+    "\"forward\":[[\"alloc\",4],[\"save\",4],[\"free\",4],[\"alloc\",1],[\"free\",0]]," \
     "\"backward\":[[\"need\",4],[\"alloc\",3],[\"drop\",4],[\"free\",2]]"
 /* The same the other way round, and the inner storage is freed at once. */
-#define TILED                                                                                          \
-    "\"forward\":[[\"save\",0],[\"alloc\",4],[\"free\",4],[\"alloc\",1],[\"free\",0]],"                \
+#define TILED \
+    "\"forward\":[[\"save\",0],[\"alloc\",4],[\"free\",4],[\"alloc\",1],[\"free\",0]]," \
     "\"backward\":[[\"need\",0],[\"alloc\",2],[\"drop\",0],[\"free\",3]]"
 
 static const char whole[] = GRAPH("48", "4,5", "3,4", WHOLE, "64");

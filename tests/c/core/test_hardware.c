@@ -18,8 +18,7 @@ static int load_example(void **state)
 {
     (void)state;
     size_t length;
-    return ms__file_read_text(test_data("core/data/hardware_gpu.json"), 1 << 20, &example, &length,
-                              NULL);
+    return ms__file_read_text(test_data("core/data/hardware_gpu.json"), 1 << 20, &example, &length, NULL);
 }
 
 static int free_example(void **state)
@@ -33,9 +32,17 @@ static void two_digits_are_kept(void **state)
 {
     (void)state;
     static const uint64_t rows[][2] = {
-        {0, 0},         {7, 7},         {99, 99},         {100, 100},
-        {104, 100},     {105, 110},     {1949, 1900},     {1950, 2000},
-        {994999, 990000}, {995000, 1000000}, {123456789012, 120000000000},
+        {0, 0},
+        {7, 7},
+        {99, 99},
+        {100, 100},
+        {104, 100},
+        {105, 110},
+        {1949, 1900},
+        {1950, 2000},
+        {994999, 990000},
+        {995000, 1000000},
+        {123456789012, 120000000000},
         {UINT64_MAX, UINT64_C(18000000000000000000)},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -115,7 +122,8 @@ static void everything_wrong_is_named_by_its_place(void **state)
         {"\"device\": 0", "\"device\": -2", MS_EFORMAT, "\"device\" must be -1"},
         {"\"device\": 0,", "", MS_EFORMAT, "\"device\" must be -1"},
         {"\"time_scale_permille\": 1000", "\"time_scale_permille\": 0", MS_EFORMAT, "$.time_scale"},
-        {"\"scratch_bytes\": 96000000", "\"scratch_bytes\": 1, \"reserve_bytes\": 2", MS_EFORMAT, "part of \"scratch_bytes\""},
+        {"\"scratch_bytes\": 96000000", "\"scratch_bytes\": 1, \"reserve_bytes\": 2", MS_EFORMAT,
+         "part of \"scratch_bytes\""},
         {"\"scratch_bytes\": 96000000", "\"scratch_bytes\": 9, \"reserve_bytes\": 2, \"products_bytes\": 8", MS_EFORMAT,
          "part of the expected"},
         {"6100000000", "6100000000, \"pack_bytes_per_s\": 3800000000", MS_EFORMAT, "$.cpu.unpack_bytes_per_s: missing"},
@@ -137,7 +145,8 @@ static void rates_of_packing_read_back(void **state)
 {
     (void)state;
     ms_error err;
-    char *text = edited("6100000000", "6100000000, \"pack_bytes_per_s\": 3800000000, \"unpack_bytes_per_s\": 2500000000");
+    char *text =
+        edited("6100000000", "6100000000, \"pack_bytes_per_s\": 3800000000, \"unpack_bytes_per_s\": 2500000000");
     assert_ms_ok(ms_hardware_parse(text, &machine, &err), err);
     assert_int_equal(machine.cpu.pack_bytes_per_s, 3800000000);
     assert_int_equal(machine.cpu.unpack_bytes_per_s, 2500000000);
@@ -261,8 +270,7 @@ static void what_is_detected_is_what_the_compiler_detects(void **state)
     (void)state;
     uint32_t isa = ms__isa_detect();
 #if defined(__x86_64__)
-    assert_int_equal((isa & MS_ISA_AVX2) != 0,
-                     __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
+    assert_int_equal((isa & MS_ISA_AVX2) != 0, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
     assert_int_equal((isa & MS_ISA_AVX512F) != 0, __builtin_cpu_supports("avx512f") != 0);
     assert_int_equal((isa & MS_ISA_AVX512_VNNI) != 0, __builtin_cpu_supports("avx512vnni") != 0);
     assert_int_equal((isa & MS_ISA_AVX512_BF16) != 0, __builtin_cpu_supports("avx512bf16") != 0);
@@ -303,8 +311,7 @@ static void processors_have_names(void **state)
 {
     (void)state;
     char name[64];
-    ms__cpu_name("processor\t: 0\nmodel\t\t: 85\nmodel name\t: Fast CPU @ 2 GHz\nflags\t: fpu\n",
-                 name, sizeof name);
+    ms__cpu_name("processor\t: 0\nmodel\t\t: 85\nmodel name\t: Fast CPU @ 2 GHz\nflags\t: fpu\n", name, sizeof name);
     assert_string_equal(name, "Fast CPU @ 2 GHz");
     ms__cpu_name("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n", name, sizeof name);
     assert_string_equal(name, "ARM implementer 0x41 part 0xd0c");
@@ -371,7 +378,8 @@ static void the_process_is_what_it_holds_now(void **state)
     assert_true(machine.process.baseline_bytes > resident.now_bytes / 2 &&
                 machine.process.baseline_bytes < resident.now_bytes * 2);
     assert_true(machine.process.scratch_bytes > machine.process.reserve_bytes && machine.process.reserve_bytes > 0);
-    assert_in_range(machine.process.products_bytes, 1, machine.process.scratch_bytes - machine.process.reserve_bytes - 1);
+    assert_in_range(machine.process.products_bytes, 1,
+                    machine.process.scratch_bytes - machine.process.reserve_bytes - 1);
     /* On a GPU: what the framework has allocated there. */
     assert_ms_ok(ms_hardware_set_process(&machine, 0, 5, &err), err);
     assert_int_equal(machine.device, 0);

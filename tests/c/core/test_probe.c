@@ -124,8 +124,7 @@ static void memory_file_systems_are_refused_and_left_alone(void **state)
                     "disk_offload_dir: /dev/shm is a tmpfs, which is memory; name a directory on a "
                     "disk");
     assert_int_equal(disk.dir[0], 0x5a);
-    assert_ms_fails(ms_disk_probe("/dev/shm/memscale-test/x", &disk, &err), MS_ECONFIG, err,
-                    "is a tmpfs");
+    assert_ms_fails(ms_disk_probe("/dev/shm/memscale-test/x", &disk, &err), MS_ECONFIG, err, "is a tmpfs");
     assert_false(exists("/dev/shm/memscale-test"));
 }
 
@@ -135,10 +134,8 @@ static void what_is_no_usable_directory_is_refused(void **state)
     ms_disk disk;
     ms_error err;
     assert_ms_ok(ms__file_write_text(in_home("file"), "x", 1, &err), err);
-    assert_ms_fails(ms_disk_probe(in_home("file"), &disk, &err), MS_ECONFIG, err,
-                    "is not a directory");
-    assert_ms_fails(ms_disk_probe(in_home("file/below"), &disk, &err), MS_ECONFIG, err,
-                    "is not a directory");
+    assert_ms_fails(ms_disk_probe(in_home("file"), &disk, &err), MS_ECONFIG, err, "is not a directory");
+    assert_ms_fails(ms_disk_probe(in_home("file/below"), &disk, &err), MS_ECONFIG, err, "is not a directory");
     assert_ms_fails(ms_disk_probe("/proc/memscale", &disk, &err), MS_ECONFIG, err,
                     "does not exist and can't be made (");
     assert_ms_fails(ms_disk_probe("/proc", &disk, &err), MS_ECONFIG, err, "can't be written (");
@@ -276,8 +273,7 @@ static const char *cache_file(const char *kind)
 {
     static char path[PATH_MAX];
     char command[PATH_MAX + 64];
-    snprintf(command, sizeof command, "ls '%s'/rates-%s-*.json 2>/dev/null", in_home("cache"),
-             kind);
+    snprintf(command, sizeof command, "ls '%s'/rates-%s-*.json 2>/dev/null", in_home("cache"), kind);
     FILE *list = popen(command, "r");
     char *found = list != NULL ? fgets(path, sizeof path, list) : NULL;
     if (list != NULL) {
@@ -376,10 +372,10 @@ static void a_refused_measurement_fails_and_leaks_nothing(void **state)
         int system_errno, code;
         uint64_t nth;
     } rows[] = {
-        {MS_FAULT_MAP, ENOMEM, MS_ENOMEM, 1},    {MS_FAULT_OPEN, EACCES, MS_ESYSTEM, 1},
+        {MS_FAULT_MAP, ENOMEM, MS_ENOMEM, 1},     {MS_FAULT_OPEN, EACCES, MS_ESYSTEM, 1},
         {MS_FAULT_THREAD, EAGAIN, MS_ESYSTEM, 1}, {MS_FAULT_THREAD, EAGAIN, MS_ESYSTEM, 2},
         {MS_FAULT_THREAD, EAGAIN, MS_ESYSTEM, 3}, {MS_FAULT_WRITE, EIO, MS_EIO, 1},
-        {MS_FAULT_WRITE, ENOSPC, MS_ENOSPC, 2},  {MS_FAULT_READ, EIO, MS_EIO, 2},
+        {MS_FAULT_WRITE, ENOSPC, MS_ENOSPC, 2},   {MS_FAULT_READ, EIO, MS_EIO, 2},
         {MS_FAULT_ALLOC, 0, MS_ENOMEM, 1},
     };
     ms_disk disk = {.direct_io = true};
@@ -389,8 +385,7 @@ static void a_refused_measurement_fails_and_leaks_nothing(void **state)
     uint64_t blocks = ms_memory_live_blocks();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         ms_fault_arm(rows[i].kind, rows[i].nth, rows[i].system_errno);
-        assert_ms_fails(ms__rates_measure_disk(&disk, 32 << 20, UINT64_MAX / 2, &err), rows[i].code,
-                        err, "");
+        assert_ms_fails(ms__rates_measure_disk(&disk, 32 << 20, UINT64_MAX / 2, &err), rows[i].code, err, "");
         ms_fault_disarm_all();
         assert_int_equal(ms_memory_live_blocks(), blocks);
     }

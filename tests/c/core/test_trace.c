@@ -58,43 +58,43 @@ static void a_whole_step_becomes_this_graph_exactly(void **state)
     phase(MS_TRACE_DONE);
     died(20);
     char *text = finish();
-    assert_string_equal(
-        text,
-        "{\"version\":1,\"model\":\"Toy\",\"signature\":\"float32[2]\",\"source\":\"static\","
-        "\"residents\":{\"parameter_bytes\":100,\"trainable_bytes\":100,\"buffer_bytes\":12,"
-        "\"batch_bytes\":16,\"largest_parameter_bytes\":100},"
-        "\"loop\":{\"outputs_held\":true,\"gradients_live_in_forward\":true,\"observed\":false,"
-        "\"optimizer_state_bytes\":200,\"optimizer_transient_bytes\":200,\"external_loss_bytes\":0},\"small_products\":true,"
-        "\"storages\":["
-        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":0,\"last_node\":1},"
-        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":1,\"last_node\":2},"
-        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":2,\"last_node\":3},"
-        "{\"bytes\":4,\"role\":\"output\",\"first_node\":3,\"last_node\":3},"
-        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":3,\"last_node\":2},"
-        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":2,\"last_node\":1},"
-        "{\"bytes\":100,\"role\":\"gradient\",\"first_node\":1,\"last_node\":1}],"
-        "\"profiles\":["
-        "{\"storage_bytes\":[64],\"external_count\":1,\"inputs\":[],\"forward\":[[\"alloc\",0]],"
-        "\"backward\":[]},"
-        "{\"storage_bytes\":[64,64,64,100,8,64],\"external_count\":4,\"inputs\":[0],"
-        "\"forward\":[[\"alloc\",4],[\"work\",0,16],[\"alloc\",1],[\"work\",0,72],[\"free\",4],"
-        "[\"save\",1],[\"free\",0]],"
-        "\"backward\":[[\"need\",1],[\"alloc\",5],[\"work\",0,128],[\"free\",2],[\"drop\",1],"
-        "[\"alloc\",3],[\"free\",5]]},"
-        "{\"storage_bytes\":[64,64,64,64,8],\"external_count\":4,\"inputs\":[0],"
-        "\"forward\":[[\"alloc\",4],[\"work\",0,16],[\"alloc\",1],[\"work\",0,72],[\"free\",4],"
-        "[\"save\",1],[\"free\",0]],"
-        "\"backward\":[[\"need\",1],[\"alloc\",2],[\"work\",0,128],[\"free\",3],[\"drop\",1]]},"
-        "{\"storage_bytes\":[4,64,64],\"external_count\":3,\"inputs\":[],"
-        "\"forward\":[[\"alloc\",0],[\"work\",0,68],[\"free\",1]],\"backward\":[[\"alloc\",2]]}],"
-        "\"nodes\":["
-        "{\"name\":\"\",\"kind\":\"root\",\"call\":0,\"flags\":[],\"profile\":0,\"externals\":[0]},"
-        "{\"name\":\"h.0\",\"kind\":\"layer\",\"call\":0,\"flags\":[\"chained\"],\"profile\":1,"
-        "\"externals\":[0,1,5,6]},"
-        "{\"name\":\"h.1\",\"kind\":\"layer\",\"call\":0,\"flags\":[],\"profile\":2,"
-        "\"externals\":[1,2,5,4]},"
-        "{\"name\":\"\",\"kind\":\"root\",\"call\":1,\"flags\":[],\"profile\":3,"
-        "\"externals\":[3,2,4]}]}");
+    assert_string_equal(text,
+                        "{\"version\":1,\"model\":\"Toy\",\"signature\":\"float32[2]\",\"source\":\"static\","
+                        "\"residents\":{\"parameter_bytes\":100,\"trainable_bytes\":100,\"buffer_bytes\":12,"
+                        "\"batch_bytes\":16,\"largest_parameter_bytes\":100},"
+                        "\"loop\":{\"outputs_held\":true,\"gradients_live_in_forward\":true,\"observed\":false,"
+                        "\"optimizer_state_bytes\":200,\"optimizer_transient_bytes\":200,\"external_loss_bytes\":0},"
+                        "\"small_products\":true,"
+                        "\"storages\":["
+                        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":0,\"last_node\":1},"
+                        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":1,\"last_node\":2},"
+                        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":2,\"last_node\":3},"
+                        "{\"bytes\":4,\"role\":\"output\",\"first_node\":3,\"last_node\":3},"
+                        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":3,\"last_node\":2},"
+                        "{\"bytes\":64,\"role\":\"activation\",\"first_node\":2,\"last_node\":1},"
+                        "{\"bytes\":100,\"role\":\"gradient\",\"first_node\":1,\"last_node\":1}],"
+                        "\"profiles\":["
+                        "{\"storage_bytes\":[64],\"external_count\":1,\"inputs\":[],\"forward\":[[\"alloc\",0]],"
+                        "\"backward\":[]},"
+                        "{\"storage_bytes\":[64,64,64,100,8,64],\"external_count\":4,\"inputs\":[0],"
+                        "\"forward\":[[\"alloc\",4],[\"work\",0,16],[\"alloc\",1],[\"work\",0,72],[\"free\",4],"
+                        "[\"save\",1],[\"free\",0]],"
+                        "\"backward\":[[\"need\",1],[\"alloc\",5],[\"work\",0,128],[\"free\",2],[\"drop\",1],"
+                        "[\"alloc\",3],[\"free\",5]]},"
+                        "{\"storage_bytes\":[64,64,64,64,8],\"external_count\":4,\"inputs\":[0],"
+                        "\"forward\":[[\"alloc\",4],[\"work\",0,16],[\"alloc\",1],[\"work\",0,72],[\"free\",4],"
+                        "[\"save\",1],[\"free\",0]],"
+                        "\"backward\":[[\"need\",1],[\"alloc\",2],[\"work\",0,128],[\"free\",3],[\"drop\",1]]},"
+                        "{\"storage_bytes\":[4,64,64],\"external_count\":3,\"inputs\":[],"
+                        "\"forward\":[[\"alloc\",0],[\"work\",0,68],[\"free\",1]],\"backward\":[[\"alloc\",2]]}],"
+                        "\"nodes\":["
+                        "{\"name\":\"\",\"kind\":\"root\",\"call\":0,\"flags\":[],\"profile\":0,\"externals\":[0]},"
+                        "{\"name\":\"h.0\",\"kind\":\"layer\",\"call\":0,\"flags\":[\"chained\"],\"profile\":1,"
+                        "\"externals\":[0,1,5,6]},"
+                        "{\"name\":\"h.1\",\"kind\":\"layer\",\"call\":0,\"flags\":[],\"profile\":2,"
+                        "\"externals\":[1,2,5,4]},"
+                        "{\"name\":\"\",\"kind\":\"root\",\"call\":1,\"flags\":[],\"profile\":3,"
+                        "\"externals\":[3,2,4]}]}");
     ms_free(text);
 }
 
@@ -299,8 +299,7 @@ static void wrong_calls_are_refused_and_change_nothing(void **state)
     assert_ms_fails(ms_trace_flag(trace, 0, 1, &err), MS_EINVAL, err, "node 0 of 0");
     assert_ms_fails(ms_trace_enter(trace, "", 0, &node, &err), MS_EINVAL, err, "name");
     assert_ms_fails(ms_trace_optimizer_unknown(trace, &err), MS_ESTATE, err, "optimizer");
-    assert_ms_fails(ms_trace_resident(trace, 1, 8, 0, MS_RESIDENT_BUFFER, false, &err), MS_EINVAL,
-                    err, "no bytes");
+    assert_ms_fails(ms_trace_resident(trace, 1, 8, 0, MS_RESIDENT_BUFFER, false, &err), MS_EINVAL, err, "no bytes");
     assert_ms_fails(ms_trace_role(trace, 1, 8, MS_STORAGE_BATCH, &err), MS_EINVAL, err, "role");
     born(10, 8);
     assert_ms_fails(ms_trace_born(trace, 10, 8, &err), MS_EINVAL, err, "twice");

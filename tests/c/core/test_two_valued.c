@@ -31,9 +31,11 @@ static void tell(const operator_call *call, uint64_t elements)
     for (size_t i = 0; i < call->input_count; i++) {
         uint64_t item_bytes = i == 0 ? call->read_bytes : 4;
         bool one = call->elements[i] == 0;
-        inputs[i] = (ms_operand){.rank = !one, .size = {call->elements[i]}, .bytes = (one ? 1 : call->elements[i]) * item_bytes};
+        inputs[i] = (ms_operand){
+            .rank = !one, .size = {call->elements[i]}, .bytes = (one ? 1 : call->elements[i]) * item_bytes};
     }
-    ms_operand output = {.rank = 1, .size = {elements}, .bytes = elements * call->item_bytes, .are_truths = call->are_truths};
+    ms_operand output = {
+        .rank = 1, .size = {elements}, .bytes = elements * call->item_bytes, .are_truths = call->are_truths};
     assert_ms_ok(ms_trace_op(trace, call->name, inputs, call->input_count, &output, 1, &err), err);
 }
 
@@ -178,11 +180,15 @@ static void results_have_two_values_by_what_made_them(void **state)
         /* Its elements read as others are no longer its values. */
         {COMPARES, {"aten._to_copy.default", 1, 3, {ELEMENTS / 4}, 4, 4, false}, NULL},
         /* of a constant */
-        {{"aten.full.default", 0, 0, {0}, 4, 0, false}, {"aten.triu.default", 1, 3, {ELEMENTS}, 4, 4, false}, "two_valued\":[[2,4]]"},
+        {{"aten.full.default", 0, 0, {0}, 4, 0, false},
+         {"aten.triu.default", 1, 3, {ELEMENTS}, 4, 4, false},
+         "two_valued\":[[2,4]]"},
         {{"aten.zeros_like.default", 1, 1, {ELEMENTS}, 4, 4, false},
-         {"aten.masked_fill.Scalar", 2, 3, {ELEMENTS, ELEMENTS}, 4, 4, false}, "two_valued\":[[2,4]]"},
+         {"aten.masked_fill.Scalar", 2, 3, {ELEMENTS, ELEMENTS}, 4, 4, false},
+         "two_valued\":[[2,4]]"},
         {{"aten.zeros_like.default", 1, 1, {ELEMENTS}, 4, 4, false},
-         {"aten.masked_fill.Tensor", 3, 3, {ELEMENTS, ELEMENTS, ELEMENTS}, 4, 4, false}, NULL},
+         {"aten.masked_fill.Tensor", 3, 3, {ELEMENTS, ELEMENTS, ELEMENTS}, 4, 4, false},
+         NULL},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         assert_int_equal(teardown(state) + setup(state), 0);

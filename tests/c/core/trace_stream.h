@@ -126,11 +126,11 @@ static inline void assert_finishes_with(const char *part)
     ms_free(text);
 }
 
-#define NO_RESIDENTS                                                                             \
-    "\"residents\":{\"parameter_bytes\":0,\"trainable_bytes\":0,\"buffer_bytes\":0,"             \
+#define NO_RESIDENTS \
+    "\"residents\":{\"parameter_bytes\":0,\"trainable_bytes\":0,\"buffer_bytes\":0," \
     "\"batch_bytes\":0,\"largest_parameter_bytes\":0}"
-#define NO_LOOP                                                                                  \
-    "\"loop\":{\"outputs_held\":true,\"gradients_live_in_forward\":true,\"observed\":false,"     \
+#define NO_LOOP \
+    "\"loop\":{\"outputs_held\":true,\"gradients_live_in_forward\":true,\"observed\":false," \
     "\"optimizer_state_bytes\":0,\"optimizer_transient_bytes\":0,\"external_loss_bytes\":0}"
 
 #endif

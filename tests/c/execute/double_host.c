@@ -108,8 +108,7 @@ static void release(void *context, void *reference)
     free(reference);
 }
 
-static int obtain(void *context, uint64_t bytes, void **reference, void **address, uint64_t *capacity,
-                  ms_error *err)
+static int obtain(void *context, uint64_t bytes, void **reference, void **address, uint64_t *capacity, ms_error *err)
 {
     host *self = context;
     if (self->refuse) {

@@ -77,8 +77,7 @@ static void release(void *context, void *memory)
     free(memory);
 }
 
-static int obtain(void *context, uint64_t bytes, void **memory, void **address, uint64_t *capacity,
-                  ms_error *err)
+static int obtain(void *context, uint64_t bytes, void **memory, void **address, uint64_t *capacity, ms_error *err)
 {
     gpu *self = context;
     int number = block_new(self);
@@ -115,15 +114,19 @@ static void check_bytes(void *argument, unsigned char *memory, size_t bytes)
 
 static void launch(const gpu *self, const unsigned char *memory, cuda_double_kernel *kernel, uintptr_t seed)
 {
-    assert_int_equal(the_double()->launch(self->stream, (uintptr_t)memory, BYTES, kernel == make_bytes, kernel,
-                                          (void *)seed), 0);
+    assert_int_equal(
+        the_double()->launch(self->stream, (uintptr_t)memory, BYTES, kernel == make_bytes, kernel, (void *)seed), 0);
 }
 
 static void open_executor(gpu *self, bool overlaps, ms_execute **execute)
 {
     ms_error err = {0};
-    ms_execute_host host = {.context = self, .weaken = weaken, .strengthen = strengthen,
-                            .release = release, .obtain = obtain, .stream = stream_of};
+    ms_execute_host host = {.context = self,
+                            .weaken = weaken,
+                            .strengthen = strengthen,
+                            .release = release,
+                            .obtain = obtain,
+                            .stream = stream_of};
     ms_offload_options tier = small_options();
     char name[] = "layer";
     ms_plan_entry entry = {.name = name, .technique = MS_TECHNIQUE_OFFLOAD_HOST};
@@ -155,7 +158,8 @@ static ms_extent *forward(gpu *self, ms_execute *execute, uintptr_t seed, bool o
     int number = block_new(self);
     launch(self, self->blocks[number].memory, make_bytes, seed);
     assert_ms_ok(ms_extent_store(execute, frame, 1000 + seed, 0, self->blocks[number].memory, BYTES, BYTES,
-                                 reference_new(self, number), &extent, &err), err);
+                                 reference_new(self, number), &extent, &err),
+                 err);
     assert_non_null(extent);
     assert_false(ms_extent_is_packed(extent)); /* nobody looked at the bytes */
     self->blocks[number].holders--;

@@ -85,8 +85,8 @@ static ms_extent *store(fixture *f, storage *item, uint64_t version)
 {
     ms_extent *extent;
     void *memory = memory_of(&f->host, item);
-    assert_ms_ok(ms_extent_store(f->execute, f->frame, (uintptr_t)item, version, item->data, item->bytes,
-                                 item->bytes, memory, &extent, &f->err),
+    assert_ms_ok(ms_extent_store(f->execute, f->frame, (uintptr_t)item, version, item->data, item->bytes, item->bytes,
+                                 memory, &extent, &f->err),
                  f->err);
     if (extent == NULL) { /* not taken over */
         ms_execute_host table;

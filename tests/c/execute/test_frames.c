@@ -186,8 +186,7 @@ static void what_can_not_be_done_becomes_what_can(void **state)
     ms_offload_options tier = memory_tier();
     assert_ms_ok(ms_execute_open_tier(f->execute, &tier, &f->err), f->err);
     assert_ms_fails(ms_execute_open_tier(f->execute, &tier, &f->err), MS_ESTATE, f->err, "already");
-    assert_int_equal(ms_frame_technique(enter(f, layer_of(f, "a"), true)),
-                     MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT);
+    assert_int_equal(ms_frame_technique(enter(f, layer_of(f, "a"), true)), MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT);
     assert_int_equal(ms_frame_technique(enter(f, layer_of(f, "a"), false)), MS_TECHNIQUE_OFFLOAD_DISK);
     assert_int_equal(ms_frame_technique(enter(f, layer_of(f, "b"), true)), MS_TECHNIQUE_OFFLOAD_DISK);
     ms_execute_leave(f->execute, 1);
@@ -327,7 +326,8 @@ static void a_replay_that_differs_is_refused(void **state)
     ms_capture capture;
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         assert_ms_ok(ms_frame_replay_begin(f->execute, frame, false, &f->err), f->err);
-        assert_ms_fails(ms_frame_replay_begin(f->execute, frame, false, &f->err), MS_ESTATE, f->err, "replayed already");
+        assert_ms_fails(ms_frame_replay_begin(f->execute, frame, false, &f->err), MS_ESTATE, f->err,
+                        "replayed already");
         assert_ms_ok(ms_frame_replay_save(f->execute, frame, &record, &slot, &capture, &f->err), f->err);
         assert_int_equal(capture, MS_CAPTURE_PUT);
         put(f, frame, slot);

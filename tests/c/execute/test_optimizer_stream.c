@@ -61,8 +61,7 @@ static void updates_may_come_in_another_order_than_expected(void **state)
         assert_ms_ok(ms_optimizer_stream_begin(stream, ids, 3, &err), err);
         for (int i = TENSORS - 1; i >= 0; i--) {
             twin_step_memory(&twins[i], step);
-            assert_ms_ok(ms_optimizer_stream_update(stream, twins[i].id, &twin_group, &twins[i].disk, 1,
-                                                    &err), err);
+            assert_ms_ok(ms_optimizer_stream_update(stream, twins[i].id, &twin_group, &twins[i].disk, 1, &err), err);
         }
         assert_ms_ok(ms_optimizer_stream_end(stream, &err), err);
     }
@@ -250,8 +249,7 @@ static void closing_in_the_middle_leaves_nothing(void **state)
     for (uint64_t step = 1; step <= 2; step++) {
         assert_ms_ok(ms_optimizer_stream_begin(stream, ids, 3, &err), err);
         twin_step_memory(&twins[0], step);
-        assert_ms_ok(ms_optimizer_stream_update(stream, ids[0], &twin_group, &twins[0].disk, 1, &err),
-                     err);
+        assert_ms_ok(ms_optimizer_stream_update(stream, ids[0], &twin_group, &twins[0].disk, 1, &err), err);
     }
     twins_close(twins, stream);
 }

@@ -98,9 +98,9 @@ static ms_extent *send_away(fixture *f, storage *item)
 {
     ms_extent *extent;
     void *memory = memory_of(&f->host, item);
-    assert_ms_ok(ms_extent_store(f->execute, f->frame, (uintptr_t)item, 0, item->data, BYTES, BYTES, memory,
-                                 &extent, &f->err),
-                 f->err);
+    assert_ms_ok(
+        ms_extent_store(f->execute, f->frame, (uintptr_t)item, 0, item->data, BYTES, BYTES, memory, &extent, &f->err),
+        f->err);
     if (extent == NULL) {
         ms_execute_host table;
         host counts = f->host;
@@ -233,11 +233,16 @@ static void say_of_known(fixture *f, ms_technique technique, bool packed)
     uint64_t bytes[KNOWN_SLOTS] = {BYTES, BYTES, BYTES};
     uint8_t dropped[KNOWN_SLOTS] = {0};
     ms_two_valued known[] = {{.slot = 1, .packed = packed}, {.slot = 2}};
-    ms_selection selection = {.slot_count = KNOWN_SLOTS, .slot_bytes = bytes, .dropped = dropped,
-                              .two_valued_count = 2, .two_valued = known};
+    ms_selection selection = {
+        .slot_count = KNOWN_SLOTS, .slot_bytes = bytes, .dropped = dropped, .two_valued_count = 2, .two_valued = known};
     ms_plan_entry entry = {.name = name, .technique = technique, .selection = 1};
-    ms_plan plan = {.entries = &entry, .entry_count = 1, .fallback = MS_TECHNIQUE_KEEP, .selections = &selection,
-                    .selection_count = 1, .offload_min_bytes = 1, .write_window_bytes = 1 << 20,
+    ms_plan plan = {.entries = &entry,
+                    .entry_count = 1,
+                    .fallback = MS_TECHNIQUE_KEEP,
+                    .selections = &selection,
+                    .selection_count = 1,
+                    .offload_min_bytes = 1,
+                    .write_window_bytes = 1 << 20,
                     .read_window_bytes = 1 << 20};
     ms_execute_leave(f->execute, 1);
     assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
@@ -306,7 +311,8 @@ static void what_a_plan_has_become_bits_and_has_a_third_value_is_as_if_nothing_w
         say_of_known(f, techniques[i], true);
         storage *items[] = {mask_new(f), storage_new(&f->host, BYTES, 5)};
         for (int k = 0; k < 2; k++) {
-            assert_ms_ok(ms_frame_choose(f->execute, f->frame, (uintptr_t)items[k], BYTES, &is_dropped, &f->err), f->err);
+            assert_ms_ok(ms_frame_choose(f->execute, f->frame, (uintptr_t)items[k], BYTES, &is_dropped, &f->err),
+                         f->err);
         }
         ms_extent *extent = send_away(f, items[1]);
         assert_int_equal(extent != NULL, techniques[i] == MS_TECHNIQUE_OFFLOAD_DISK);
@@ -333,8 +339,8 @@ static void without_memory_a_plan_that_names_bits_is_refused_whole(void **state)
     uint64_t bytes = BYTES;
     uint8_t dropped = 0;
     ms_two_valued known = {.packed = true};
-    ms_selection selection = {.slot_count = 1, .slot_bytes = &bytes, .dropped = &dropped, .two_valued_count = 1,
-                              .two_valued = &known};
+    ms_selection selection = {
+        .slot_count = 1, .slot_bytes = &bytes, .dropped = &dropped, .two_valued_count = 1, .two_valued = &known};
     ms_plan_entry entry = {.name = name, .selection = 1};
     ms_plan plan = {.entries = &entry, .entry_count = 1, .selections = &selection, .selection_count = 1};
     bool reached = true;

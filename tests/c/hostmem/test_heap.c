@@ -455,8 +455,7 @@ int main(void)
         cmocka_unit_test_teardown(live_and_cached_stay_under_the_ceiling_at_every_step, teardown),
         cmocka_unit_test_teardown(resident_memory_is_what_is_counted, teardown),
         cmocka_unit_test_teardown(a_failing_map_drops_the_cache_and_is_tried_again, teardown),
-        cmocka_unit_test_teardown(memory_that_is_out_for_good_gives_null_and_counts_nothing,
-                                  teardown),
+        cmocka_unit_test_teardown(memory_that_is_out_for_good_gives_null_and_counts_nothing, teardown),
         cmocka_unit_test_teardown(every_map_call_may_fail, teardown),
     };
     return cmocka_run_group_tests_name("hostmem heap", tests, NULL, NULL);

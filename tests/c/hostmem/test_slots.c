@@ -29,8 +29,7 @@ static int teardown(void **state)
     ms_fault_disarm_all();
     ms_log_set_sink(NULL, NULL);
     ms_hostmem_stats stats = stats_now();
-    return stats.live_bytes == 0 && stats.cached_bytes == 0 && stats.means == MS_HOSTMEM_NONE ? 0
-                                                                                              : -1;
+    return stats.live_bytes == 0 && stats.cached_bytes == 0 && stats.means == MS_HOSTMEM_NONE ? 0 : -1;
 }
 
 /* ---- helpers ------------------------------------------------------------- */
@@ -59,8 +58,7 @@ static bool are_slots_restored(const fake *library)
 {
     ms__got_slot memalign_slot = slot_of(library, "posix_memalign");
     ms__got_slot free_slot = slot_of(library, "free");
-    return held_by(&memalign_slot) == linker_answer("posix_memalign") &&
-           held_by(&free_slot) == linker_answer("free");
+    return held_by(&memalign_slot) == linker_answer("posix_memalign") && held_by(&free_slot) == linker_answer("free");
 }
 
 static bool is_writable(const void *address)
@@ -397,9 +395,8 @@ static void odd_alignments_get_what_posix_promises(void **state)
         size_t bytes;
         bool is_ours;
     } cases[] = {
-        {sizeof(void *), MIB, true},       {4096, MIB, true},
-        {8192, MIB + MIB / 2, false},      {8192, 2 * MIB, true},
-        {2 * MIB, 2 * MIB + 4096, true},   {4 * MIB, 4 * MIB, false},
+        {sizeof(void *), MIB, true},     {4096, MIB, true},         {8192, MIB + MIB / 2, false}, {8192, 2 * MIB, true},
+        {2 * MIB, 2 * MIB + 4096, true}, {4 * MIB, 4 * MIB, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(library.alloc_aligned(&block, cases[i].alignment, cases[i].bytes), 0);
@@ -444,27 +441,19 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(lazy_slots_are_served_and_restored, setup, teardown),
         cmocka_unit_test_setup_teardown(read_only_slots_are_served_and_restored, setup, teardown),
-        cmocka_unit_test_setup_teardown(slots_without_a_plt_are_served_and_restored, setup,
-                                        teardown),
+        cmocka_unit_test_setup_teardown(slots_without_a_plt_are_served_and_restored, setup, teardown),
         cmocka_unit_test_setup_teardown(a_library_without_slots_gets_mallopt, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_library_that_is_not_loaded_gets_mallopt, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(a_fall_back_does_not_stop_the_slots_later, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(a_slot_that_leads_elsewhere_is_left_alone, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(a_slot_stolen_later_is_not_restored_and_gets_no_new_blocks,
-                                        setup, teardown),
+        cmocka_unit_test_setup_teardown(a_library_that_is_not_loaded_gets_mallopt, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_fall_back_does_not_stop_the_slots_later, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_slot_that_leads_elsewhere_is_left_alone, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_slot_stolen_later_is_not_restored_and_gets_no_new_blocks, setup, teardown),
         cmocka_unit_test_setup_teardown(users_are_counted, setup, teardown),
         cmocka_unit_test_setup_teardown(a_second_library_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(free_stays_while_blocks_live, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_call_in_flight_at_uninstall_is_not_served, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(installing_again_over_living_blocks_works, setup,
-                                        teardown),
+        cmocka_unit_test_setup_teardown(a_call_in_flight_at_uninstall_is_not_served, setup, teardown),
+        cmocka_unit_test_setup_teardown(installing_again_over_living_blocks_works, setup, teardown),
         cmocka_unit_test_setup_teardown(odd_alignments_get_what_posix_promises, setup, teardown),
-        cmocka_unit_test_setup_teardown(every_failing_map_call_leaves_a_working_allocator, setup,
-                                        teardown),
+        cmocka_unit_test_setup_teardown(every_failing_map_call_leaves_a_working_allocator, setup, teardown),
     };
     return cmocka_run_group_tests_name("hostmem slots", tests, NULL, NULL);
 }

@@ -168,8 +168,8 @@ static int live_as_a_child(workshop *shop, unsigned char *inherited)
     }
     shop->library.free(inherited);
     ms_hostmem_stats at_end = stats_now();
-    if (at_end.live_blocks != at_birth.live_blocks - 1 ||
-        at_end.live_bytes != at_birth.live_bytes - 2 * MIB || at_end.cached_bytes != 0) {
+    if (at_end.live_blocks != at_birth.live_blocks - 1 || at_end.live_bytes != at_birth.live_bytes - 2 * MIB ||
+        at_end.cached_bytes != 0) {
         return 3;
     }
     for (size_t i = 0; i < SHELF; i++) {

@@ -30,7 +30,10 @@ bool tested_is_uring(void)
 
 const char *tested_backend(void)
 {
-    return tested->from_device ? "cuda" : tested->tier == MS_TIER_HOST ? "memory" : tested_is_uring() ? "io_uring" : "file";
+    return tested->from_device            ? "cuda"
+           : tested->tier == MS_TIER_HOST ? "memory"
+           : tested_is_uring()            ? "io_uring"
+                                          : "file";
 }
 
 size_t tested_threads(size_t pieces)
@@ -223,8 +226,7 @@ void fill(unsigned char *memory, int value, uint64_t bytes)
 bool is_filled(const unsigned char *memory, int value, uint64_t bytes)
 {
     const unsigned char *copy = take_copy(memory, bytes);
-    bool is_same =
-        bytes == 0 || (copy[0] == value && memcmp(copy, copy + 1, bytes - 1) == 0);
+    bool is_same = bytes == 0 || (copy[0] == value && memcmp(copy, copy + 1, bytes - 1) == 0);
     forget_copy(memory, copy);
     return is_same;
 }
@@ -374,13 +376,12 @@ static bool device_is_clean(void)
         print_error("the double: %s\n", text);
         return false;
     }
-    uint64_t left = counts.streams + counts.events + counts.contexts + counts.registered_ranges +
-                    counts.allocations;
+    uint64_t left = counts.streams + counts.events + counts.contexts + counts.registered_ranges + counts.allocations;
     if (left != 0) {
         print_error("left in the driver: %llu streams, %llu events, %llu contexts, %llu ranges, %llu "
-                    "allocations\n", (unsigned long long)counts.streams,
-                    (unsigned long long)counts.events, (unsigned long long)counts.contexts,
-                    (unsigned long long)counts.registered_ranges,
+                    "allocations\n",
+                    (unsigned long long)counts.streams, (unsigned long long)counts.events,
+                    (unsigned long long)counts.contexts, (unsigned long long)counts.registered_ranges,
                     (unsigned long long)counts.allocations);
     }
     return left == 0;
@@ -391,8 +392,7 @@ int fixture_teardown(void **state)
     (void)state;
     ms_fault_disarm_all();
     if (ms_memory_live_blocks() != blocks_before) {
-        print_error("%llu blocks of memory are left\n",
-                    (unsigned long long)(ms_memory_live_blocks() - blocks_before));
+        print_error("%llu blocks of memory are left\n", (unsigned long long)(ms_memory_live_blocks() - blocks_before));
         return -1;
     }
     if (tested->from_device && !device_is_clean()) {
@@ -418,8 +418,7 @@ static bool is_allowed(void)
     return is_allowed;
 }
 
-static int run_on(const backend_case *backend, const char *topic, const struct CMUnitTest *tests,
-                  size_t count)
+static int run_on(const backend_case *backend, const char *topic, const struct CMUnitTest *tests, size_t count)
 {
     char name[128];
     tested = backend;
@@ -434,8 +433,7 @@ static int run_on(const backend_case *backend, const char *topic, const struct C
 static bool make_spill_dir(void)
 {
     const char *parent = getenv("MEMSCALE_TEST_SPILL_DIR");
-    snprintf(spill_dir, sizeof spill_dir, "%s/memscale-test-XXXXXX",
-             parent != NULL ? parent : "/var/tmp");
+    snprintf(spill_dir, sizeof spill_dir, "%s/memscale-test-XXXXXX", parent != NULL ? parent : "/var/tmp");
     if (mkdtemp(spill_dir) == NULL) {
         perror(spill_dir);
         return false;
@@ -459,8 +457,7 @@ static int run_where(const char *name, const char *topic, const struct CMUnitTes
     return failures;
 }
 
-int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests,
-                   size_t count)
+int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests, size_t count)
 {
     return run_where(name, topic, tests, count);
 }

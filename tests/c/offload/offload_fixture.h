@@ -41,11 +41,11 @@ size_t tested_threads(size_t pieces);
 /* Slots that its threads have for themselves then. */
 uint64_t tested_private_slots(uint32_t pieces);
 /* Skips the test where pages are a device's. */
-#define HOST_MEMORY_ONLY()            \
-    do {                              \
-        if (tested->from_device) {    \
-            skip();                   \
-        }                             \
+#define HOST_MEMORY_ONLY() \
+    do { \
+        if (tested->from_device) { \
+            skip(); \
+        } \
     } while (0)
 
 /* Options of the current backend: no cap, slots of 64 KiB, 8 of them, two pieces at
@@ -88,8 +88,8 @@ typedef struct double_api {
     void (*copy_engines)(int count);
     uint64_t (*violations)(char *text, size_t size);
     void (*count)(cuda_double_counts *counts);
-    int (*launch)(void *stream, unsigned long long pointer, size_t bytes, int writes,
-                  cuda_double_kernel *kernel, void *argument);
+    int (*launch)(void *stream, unsigned long long pointer, size_t bytes, int writes, cuda_double_kernel *kernel,
+                  void *argument);
     int (*retain)(void **context, int device);
     int (*release)(int device);
     int (*push)(void *context);
@@ -111,8 +111,7 @@ void leave_device(void);
  * must end with no fault armed and no memory of the library in use. */
 int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size_t count);
 /* The same on the one of this name. */
-int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests,
-                   size_t count);
+int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests, size_t count);
 
 /* cmocka's setup and teardown of each test: see run_on_every_backend(). */
 int fixture_setup(void **state);

@@ -91,9 +91,8 @@ typedef struct kind {
 } kind;
 
 static const kind kinds[] = {
-    {"floats", make_floats, 70, 90},       {"bf16", make_bf16, 50, 80},
-    {"doubles", make_doubles, 70, 97},     {"indices", make_indices, 10, 40},
-    {"half zero", make_half_zero, 30, 65}, {"zeros", make_zeros, 0, 2},
+    {"floats", make_floats, 70, 90},   {"bf16", make_bf16, 50, 80},           {"doubles", make_doubles, 70, 97},
+    {"indices", make_indices, 10, 40}, {"half zero", make_half_zero, 30, 65}, {"zeros", make_zeros, 0, 2},
     {"noise", make_noise, 100, 100},
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
@@ -123,8 +122,8 @@ static uint64_t round_trip(uint64_t bytes)
 static void numbers_of_every_kind_and_size_come_back(void **state)
 {
     (void)state;
-    const uint64_t sizes[] = {1, 2, 3, 7, 8, 9, 4095, 4096, 16384, 16385, 65536, 262143, 262144, 262145, 300007,
-                              1 << 20, (1 << 20) + 5};
+    const uint64_t sizes[] = {1,     2,     3,      7,      8,      9,      4095,    4096,         16384,
+                              16385, 65536, 262143, 262144, 262145, 300007, 1 << 20, (1 << 20) + 5};
     for (int k = 0; k < KINDS; k++) {
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
             make_noise(sizes[i]);

@@ -63,8 +63,7 @@ static void look_at_bytes(void *argument, unsigned char *memory, size_t bytes)
 
 static void launch(void *stream, unsigned char *memory, cuda_double_kernel *kernel, kernel_work *work)
 {
-    assert_int_equal(the_double()->launch(stream, (uintptr_t)memory, BYTES, kernel == make_bytes,
-                                          kernel, work), 0);
+    assert_int_equal(the_double()->launch(stream, (uintptr_t)memory, BYTES, kernel == make_bytes, kernel, work), 0);
 }
 
 static ms_ticket store_on(ms_offload *engine, void *stream, const unsigned char *memory)
@@ -85,8 +84,7 @@ static void wait_ok(ms_offload *engine, ms_ticket ticket)
 
 /* Made, stored, overwritten; fetched into memory in use a moment ago, looked at. Only the
  * events order it. */
-static void a_step(ms_offload *engine, void *stream, unsigned char *memory, unsigned char *landing,
-                   uint64_t seed)
+static void a_step(ms_offload *engine, void *stream, unsigned char *memory, unsigned char *landing, uint64_t seed)
 {
     ms_error err = {0};
     kernel_work made = {.seed = seed}, other = {.seed = seed + 1}, seen = {.seed = seed};
@@ -234,8 +232,7 @@ static void space_goes_from_pinned_to_pageable_to_disk(void **state)
         assert_int_equal(counts.pageable_copies > 0, i >= 1);
         assert_int_equal(ms_offload_tier_of(engine, ticket[i]), expected[i]);
     }
-    assert_ms_fails(ms_offload_store(engine, memory, MIB, MIB, &ticket[3], &err), MS_ENOSPC, err,
-                    "cap of 1.05 MB");
+    assert_ms_fails(ms_offload_store(engine, memory, MIB, MIB, &ticket[3], &err), MS_ENOSPC, err, "cap of 1.05 MB");
     ms_log_set_sink(NULL, NULL);
     assert_non_null(strstr(log_text, "pageable"));
     assert_non_null(strstr(log_text, spill_dir));
@@ -508,6 +505,5 @@ int main(void)
     for (int i = 0; i < 3; i++) {
         failures += run_on_backend(names[i], "GPUs", tests, sizeof tests / sizeof tests[0]);
     }
-    return failures + run_on_backend("cuda", "the ladder", pinned_tests,
-                                     sizeof pinned_tests / sizeof pinned_tests[0]);
+    return failures + run_on_backend("cuda", "the ladder", pinned_tests, sizeof pinned_tests / sizeof pinned_tests[0]);
 }

@@ -57,8 +57,8 @@ static int store_all(work *w)
     for (int i = 0; i < TICKETS; i++) {
         ms_error *err = &w->store_err[i];
         w->ticket[i] = 0;
-        w->store_rc[i] = ms_offload_store(w->engine, w->source[i] + place_of(i), BYTES,
-                                          AREA - place_of(i), &w->ticket[i], err);
+        w->store_rc[i] =
+            ms_offload_store(w->engine, w->source[i] + place_of(i), BYTES, AREA - place_of(i), &w->ticket[i], err);
         if (w->store_rc[i] != MS_OK) {
             assert_int_equal(w->ticket[i], 0);
         }
@@ -77,8 +77,7 @@ static int store_all(work *w)
 static int fetch_one(work *w, int i, ms_error *err)
 {
     fill(w->destination[i], 0, AREA);
-    int rc = ms_offload_fetch(w->engine, w->ticket[i], w->destination[i] + place_of(i),
-                              AREA - place_of(i), err);
+    int rc = ms_offload_fetch(w->engine, w->ticket[i], w->destination[i] + place_of(i), AREA - place_of(i), err);
     return rc != MS_OK ? rc : ms_offload_wait(w->engine, w->ticket[i], err);
 }
 
@@ -100,8 +99,7 @@ static void drop_all(work *w)
     assert_int_equal(stats.live_tickets, 0);
     assert_int_equal(stats.storing_bytes, 0);
     assert_int_equal(stats.fetching_bytes, 0);
-    assert_int_equal(w->engine->slots.free_count,
-                     w->engine->slots.count - w->engine->slots.private_count);
+    assert_int_equal(w->engine->slots.free_count, w->engine->slots.count - w->engine->slots.private_count);
 }
 
 /* ---- writes ----------------------------------------------------------------- */
@@ -330,7 +328,7 @@ static void interrupted_transfers_are_tried_again(void **state)
 static void each_resource_may_be_missing_when_an_engine_opens(void **state)
 {
     (void)state;
-    const ms_fault kinds[] = {MS_FAULT_ALLOC, MS_FAULT_MAP,    MS_FAULT_OPEN,  MS_FAULT_WRITE,
+    const ms_fault kinds[] = {MS_FAULT_ALLOC, MS_FAULT_MAP,    MS_FAULT_OPEN,   MS_FAULT_WRITE,
                               MS_FAULT_READ,  MS_FAULT_THREAD, MS_FAULT_DRIVER, MS_FAULT_SYSTEM};
     const int numbers[] = {ENOMEM, ENOMEM, EMFILE, EIO, EIO, EAGAIN, 0, EIO};
     size_t fds = count_fds();

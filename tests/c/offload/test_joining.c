@@ -1,6 +1,6 @@
 /* Small stores and fetches that wait side by side are one request, and each stays its own. */
-#include "offload_calls.h"
 #include "base/units.h"
+#include "offload_calls.h"
 #include "offload_hold.h"
 
 #include <errno.h>
@@ -207,8 +207,8 @@ static void a_caller_runs_no_further_ahead_than_there_are_slots(void **state)
     for (uint64_t i = 0; i < takers; i++) {
         store_one(&w, 0);
     }
-    assert_ms_fails(ms_offload_store(w.engine, source_of(&w, 0), BYTES, BYTES, &ticket, &err), MS_ETIMEDOUT,
-                    err, "slot");
+    assert_ms_fails(ms_offload_store(w.engine, source_of(&w, 0), BYTES, BYTES, &ticket, &err), MS_ETIMEDOUT, err,
+                    "slot");
     w.engine->timeout_ns = patience_ns;
     rest(&w);
     /* No request is larger than a slot. */

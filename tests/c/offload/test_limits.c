@@ -204,7 +204,8 @@ static void wrong_directories(void)
     snprintf(link, sizeof link, "%s/link", spill_dir);
     close(open(file, O_CREAT | O_WRONLY, 0600));
     expect(symlink("/nowhere/at/all", dangling) == 0 && symlink(loop, loop) == 0 && symlink(spill_dir, link) == 0 &&
-           mkdir(sealed, 0500) == 0, "making paths", NULL);
+               mkdir(sealed, 0500) == 0,
+           "making paths", NULL);
     const char *const paths[] = {file, dangling, loop, "/proc/self/fd", "/dev/null", sealed};
     for (size_t i = 0; tested->tier == MS_TIER_DISK && i < sizeof paths / sizeof paths[0]; i++) {
         ms_offload_options options = small_options();

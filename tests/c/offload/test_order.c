@@ -113,8 +113,7 @@ static void the_cap_holds_before_anything_is_written(void **state)
     ms_ticket second = store(engine, memory, MIB - 5, MIB);
     wait_ok(engine, first);
     wait_ok(engine, second);
-    assert_ms_fails(ms_offload_store(engine, memory, 4096, MIB, &third, &err), MS_ENOSPC, err,
-                    "cap of 2.10 MB");
+    assert_ms_fails(ms_offload_store(engine, memory, 4096, MIB, &third, &err), MS_ENOSPC, err, "cap of 2.10 MB");
     assert_int_equal(third, 0);
     if (!tested->compresses) {
         assert_int_equal(stats_of(engine).written_bytes, 2 * MIB);
@@ -139,12 +138,10 @@ static void waits_end_in_time(void **state)
     hold_lanes(engine);
     ms_ticket direct = store(engine, memory, MIB, MIB);
     uint64_t start_ns = ms_now_ns();
-    assert_ms_fails(ms_offload_wait(engine, direct, &err), MS_ETIMEDOUT, err,
-                    "did not end within 20.00 ms");
+    assert_ms_fails(ms_offload_wait(engine, direct, &err), MS_ETIMEDOUT, err, "did not end within 20.00 ms");
     assert_ms_fails(ms_offload_quiesce(engine, &err), MS_ETIMEDOUT, err, "1 transfers");
     if (!tested->from_device) { /* whose memory needs no slot */
-        assert_ms_fails(ms_offload_store(engine, memory + 8, MIB, MIB, &ticket, &err),
-                        MS_ETIMEDOUT, err, "slot");
+        assert_ms_fails(ms_offload_store(engine, memory + 8, MIB, MIB, &ticket, &err), MS_ETIMEDOUT, err, "slot");
     }
     assert_true(ms_now_ns() - start_ns >= (tested->from_device ? 40 : 60) * 1000 * 1000);
     assert_int_equal(ticket, 0);

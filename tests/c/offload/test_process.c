@@ -83,8 +83,7 @@ static void wait_body(void *argument)
 static void store_body(void *argument)
 {
     waiting *self = argument;
-    self->rc = ms_offload_store(self->engine, self->memory + 8, 3 * MIB, 3 * MIB, &self->ticket,
-                                NULL);
+    self->rc = ms_offload_store(self->engine, self->memory + 8, 3 * MIB, 3 * MIB, &self->ticket, NULL);
 }
 
 static void who_waits_is_told_when_the_engine_closes(void **state)
@@ -146,8 +145,8 @@ static bool stat_spill_file(struct stat *info)
     for (int fd = 3; fd < 256; fd++) {
         char link[64], path[4096] = "";
         snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-        if (readlink(link, path, sizeof path - 1) > 0 && strstr(path, spill_dir) != NULL &&
-            fstat(fd, info) == 0 && S_ISREG(info->st_mode)) {
+        if (readlink(link, path, sizeof path - 1) > 0 && strstr(path, spill_dir) != NULL && fstat(fd, info) == 0 &&
+            S_ISREG(info->st_mode)) {
             assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
             return true;
         }
@@ -252,8 +251,7 @@ static bool mount_small(const char *dir)
     if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) {
         return false;
     }
-    return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
-           mount("tmpfs", dir, "tmpfs", 0, "size=5m") == 0;
+    return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 && mount("tmpfs", dir, "tmpfs", 0, "size=5m") == 0;
 }
 
 /* Stores 1 MiB after the other on a file system of 5 MiB: the first four arrive, the
@@ -280,8 +278,8 @@ static int fill_a_disk(void)
             rc = ms_offload_wait(engine, tickets[i], &err);
         }
         wrong += i < FIT && rc != MS_OK;
-        wrong += i > FIT && (rc != MS_ENOSPC || err.system_errno != ENOSPC ||
-                             strstr(err.text, "No space left on device") == NULL);
+        wrong += i > FIT &&
+                 (rc != MS_ENOSPC || err.system_errno != ENOSPC || strstr(err.text, "No space left on device") == NULL);
     }
     for (uint64_t i = 0; i < FIT; i++) {
         fill(memory, 0, MIB);

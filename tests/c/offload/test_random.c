@@ -66,8 +66,7 @@ static void begin(caller *self, size_t i)
     held->source = self->sources[i] + random_place(self);
     pattern(held->source, held->bytes, held->seed);
     uint64_t spare = next_random(self) % 2 == 0 ? 4096 : 0;
-    int rc = ms_offload_store(self->engine, held->source, held->bytes, held->bytes + spare,
-                              &held->ticket, NULL);
+    int rc = ms_offload_store(self->engine, held->source, held->bytes, held->bytes + spare, &held->ticket, NULL);
     expect(self, rc, "store");
     if (rc != MS_OK) {
         held->ticket = 0;

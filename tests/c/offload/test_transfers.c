@@ -12,9 +12,7 @@ enum { AREA = 1200 * 1024 };
 /* Stores from `source_at` bytes into a page and fetches to `destination_at`, with as
  * little capacity as allowed or a whole page more; checks contents and that nothing
  * beyond the capacity was touched. */
-static void round_trip(ms_offload *engine, uint64_t bytes, uint64_t source_at,
-                       uint64_t destination_at,
-                       uint64_t spare)
+static void round_trip(ms_offload *engine, uint64_t bytes, uint64_t source_at, uint64_t destination_at, uint64_t spare)
 {
     unsigned char *source = pages_new(AREA);
     unsigned char *destination = pages_new(AREA);
@@ -38,8 +36,7 @@ static void round_trip(ms_offload *engine, uint64_t bytes, uint64_t source_at,
 static void bytes_come_back_whatever_size_and_address(void **state)
 {
     (void)state;
-    const uint64_t sizes[] = {1, 511, 4095, 4096, 4097, 65535, 65536, 65537, 300000, 1048576,
-                              1048579};
+    const uint64_t sizes[] = {1, 511, 4095, 4096, 4097, 65535, 65536, 65537, 300000, 1048576, 1048579};
     const uint64_t places[] = {0, 64, 4096};
     ms_offload_options options = small_options();
     ms_offload *engine = open_engine(&options);
@@ -180,8 +177,7 @@ static void a_fetch_asked_for_during_the_store_follows_it(void **state)
     ms_ticket ticket = store(engine, source, MIB, MIB);
     assert_ms_ok(ms_offload_fetch(engine, ticket, destination, MIB, &err), err);
     assert_int_equal(ms_offload_state(engine, ticket), MS_TICKET_STORING);
-    assert_ms_fails(ms_offload_fetch(engine, ticket, destination, MIB, &err), MS_ESTATE, err,
-                    "already");
+    assert_ms_fails(ms_offload_fetch(engine, ticket, destination, MIB, &err), MS_ESTATE, err, "already");
     release_lanes(engine);
     wait_ok(engine, ticket);
     assert_int_equal(ms_offload_state(engine, ticket), MS_TICKET_FETCHED);
@@ -191,8 +187,7 @@ static void a_fetch_asked_for_during_the_store_follows_it(void **state)
     assert_int_equal(ended, ticket);
     hold_lanes(engine);
     assert_ms_ok(ms_offload_fetch(engine, ticket, destination, MIB, &err), err);
-    assert_ms_fails(ms_offload_fetch(engine, ticket, destination, MIB, &err), MS_ESTATE, err,
-                    "already");
+    assert_ms_fails(ms_offload_fetch(engine, ticket, destination, MIB, &err), MS_ESTATE, err, "already");
     release_lanes(engine);
     ms_offload_close(engine);
     pages_free(source, MIB);
@@ -214,8 +209,7 @@ static void a_dropped_ticket_is_an_error_not_a_crash(void **state)
     const ms_ticket wrong[] = {ticket, 0, UINT64_MAX, other + 1};
     for (int i = 0; i < 4; i++) {
         assert_ms_fails(ms_offload_wait(engine, wrong[i], &err), MS_EINVAL, err, "does not exist");
-        assert_ms_fails(ms_offload_fetch(engine, wrong[i], memory, MIB, &err), MS_EINVAL, err,
-                        "ticket");
+        assert_ms_fails(ms_offload_fetch(engine, wrong[i], memory, MIB, &err), MS_EINVAL, err, "ticket");
         assert_int_equal(ms_offload_state(engine, wrong[i]), MS_TICKET_FAILED);
         ms_offload_drop(engine, wrong[i]);
     }
@@ -301,8 +295,7 @@ static void a_cancelled_store_moves_no_further_and_is_told(void **state)
     assert_int_equal(ms_offload_state(engine, direct), MS_TICKET_FAILED);
     assert_int_equal(engine->slots.free_count, engine->slots.count - engine->slots.private_count);
     assert_ms_fails(ms_offload_wait(engine, direct, &err), MS_ECANCELED, err, "cancelled");
-    assert_ms_fails(ms_offload_fetch(engine, copied, memory, MIB, &err), MS_ECANCELED, err,
-                    "cancelled");
+    assert_ms_fails(ms_offload_fetch(engine, copied, memory, MIB, &err), MS_ECANCELED, err, "cancelled");
     assert_int_equal(ms_offload_reap(engine, ended, 2), 2);
     ms_offload_drop(engine, direct);
     ms_offload_drop(engine, copied);
@@ -374,12 +367,9 @@ static void bad_arguments_are_refused(void **state)
     ms_offload_options options = small_options();
     ms_offload *engine = open_engine(&options);
     assert_ms_fails(ms_offload_store(engine, NULL, 1, 1, &ticket, &err), MS_EINVAL, err, "storing");
-    assert_ms_fails(ms_offload_store(engine, memory, 0, 1, &ticket, &err), MS_EINVAL, err,
-                    "storing");
-    assert_ms_fails(ms_offload_store(engine, memory, 2, 1, &ticket, &err), MS_EINVAL, err,
-                    "storing");
-    assert_ms_fails(ms_offload_store(engine, memory, UINT64_MAX, UINT64_MAX, &ticket, &err),
-                    MS_EOVERFLOW, err,
+    assert_ms_fails(ms_offload_store(engine, memory, 0, 1, &ticket, &err), MS_EINVAL, err, "storing");
+    assert_ms_fails(ms_offload_store(engine, memory, 2, 1, &ticket, &err), MS_EINVAL, err, "storing");
+    assert_ms_fails(ms_offload_store(engine, memory, UINT64_MAX, UINT64_MAX, &ticket, &err), MS_EOVERFLOW, err,
                     "storing");
     assert_int_equal(ticket, 0);
     ticket = store(engine, memory, 100, 100);
@@ -407,8 +397,7 @@ static void options_that_cannot_work_are_refused(void **state)
     options = small_options();
     if (options.tier == MS_TIER_DISK) {
         options.dir = "/proc/nobody/makes/this";
-        assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_ESYSTEM, err,
-                        "/proc/nobody/makes/this");
+        assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_ESYSTEM, err, "/proc/nobody/makes/this");
         options.dir = "";
         assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_EINVAL, err, "directory");
     }

@@ -349,7 +349,8 @@ static uint64_t rotor_entry(const rotor *in, uint32_t s, uint32_t t, uint64_t m)
 {
     const ms_chain *chain = in->chain;
     const ms_chain_option *o = &chain->layers[s].options[0];
-    uint64_t best = UINT64_MAX, passes = 0, none = up(in, size_of(chain, s + 1)) + up(in, chain->layers[s].fwd_tmp_bytes);
+    uint64_t best = UINT64_MAX, passes = 0,
+             none = up(in, size_of(chain, s + 1)) + up(in, chain->layers[s].fwd_tmp_bytes);
     uint64_t saved = up(in, o->saved_bytes), gradient = up(in, size_of(chain, t + 1));
     uint64_t all = max_of(gradient + saved + up(in, o->fwd_tmp_bytes),
                           up(in, size_of(chain, s + 1)) + saved + up(in, o->bwd_tmp_bytes));
@@ -357,7 +358,8 @@ static uint64_t rotor_entry(const rotor *in, uint32_t s, uint32_t t, uint64_t m)
         best = sum_of(o->fwd_ns + o->bwd_ns, s < t ? entry(in, s + 1, t)[m - saved] : 0);
     }
     for (uint32_t j = s + 1; j < t; j++) {
-        uint64_t pass = up(in, size_of(chain, j)) + up(in, size_of(chain, j + 1)) + up(in, chain->layers[j].fwd_tmp_bytes);
+        uint64_t pass =
+            up(in, size_of(chain, j)) + up(in, size_of(chain, j + 1)) + up(in, chain->layers[j].fwd_tmp_bytes);
         none = max_of(none, pass);
     }
     for (uint32_t j = s + 1; j <= t && none + gradient <= m; j++) {

@@ -30,8 +30,8 @@ static ms_event *events_copy(const ms_event *events, uint32_t count)
 #define EV(kind_name, number) {.kind = MS_EVENT_##kind_name, .storage = (number)}
 #define WORKED(ns) {.kind = MS_EVENT_WORK, .flops = (ns)}
 
-static void set_programs(ms_profile *profile, const ms_event *forward, size_t forward_count,
-                         const ms_event *backward, size_t backward_count)
+static void set_programs(ms_profile *profile, const ms_event *forward, size_t forward_count, const ms_event *backward,
+                         size_t backward_count)
 {
     profile->forward_count = (uint32_t)forward_count;
     profile->forward = events_copy(forward, profile->forward_count);
@@ -56,10 +56,11 @@ static void layer_profile(ms_profile *profile, const fixture_chain *chain, const
 {
     uint64_t x = chain->activation_bytes;
     const uint64_t bytes[] = {x, x, x, x, layer->gradient_bytes, layer->saved_bytes, layer->temp_bytes};
-    const ms_event forward[] = {EV(SAVE, 0), EV(ALLOC, 5), WORKED(layer->flops), EV(SAVE, 5),  EV(ALLOC, 6),
-                                EV(FREE, 6), EV(ALLOC, 1), WORKED(layer->flops), EV(FREE, 5),  EV(FREE, 0)};
-    const ms_event backward[] = {EV(NEED, 5),  EV(ALLOC, 3), WORKED(2 * layer->flops), EV(DROP, 5), EV(NEED, 0),
-                                 EV(ALLOC, 4), WORKED(2 * layer->flops), EV(DROP, 0), EV(FREE, 2)};
+    const ms_event forward[] = {EV(SAVE, 0), EV(ALLOC, 5), WORKED(layer->flops), EV(SAVE, 5), EV(ALLOC, 6),
+                                EV(FREE, 6), EV(ALLOC, 1), WORKED(layer->flops), EV(FREE, 5), EV(FREE, 0)};
+    const ms_event backward[] = {EV(NEED, 5), EV(ALLOC, 3), WORKED(2 * layer->flops), EV(DROP, 5),
+                                 EV(NEED, 0), EV(ALLOC, 4), WORKED(2 * layer->flops), EV(DROP, 0),
+                                 EV(FREE, 2)};
     set_storages(profile, 5, bytes, LENGTH(bytes));
     set_programs(profile, forward, LENGTH(forward), backward, LENGTH(backward));
     profile->input_count = 1;
@@ -92,10 +93,10 @@ static void head_profile(ms_profile *profile, const fixture_chain *chain)
 {
     uint64_t x = chain->activation_bytes, logits = chain->logits_bytes;
     const uint64_t bytes[] = {x, x, 4, logits, logits, logits};
-    const ms_event forward[] = {EV(SAVE, 0),  EV(ALLOC, 3), WORKED(1000000), EV(ALLOC, 4), WORKED(1000000),
-                                EV(SAVE, 4),  EV(FREE, 3),  EV(FREE, 4),     EV(ALLOC, 2), EV(FREE, 0)};
-    const ms_event backward[] = {EV(NEED, 4), EV(ALLOC, 5), WORKED(1000000), EV(DROP, 4), EV(NEED, 0),
-                                 EV(ALLOC, 1), WORKED(1000000), EV(DROP, 0), EV(FREE, 5)};
+    const ms_event forward[] = {EV(SAVE, 0), EV(ALLOC, 3), WORKED(1000000), EV(ALLOC, 4), WORKED(1000000),
+                                EV(SAVE, 4), EV(FREE, 3),  EV(FREE, 4),     EV(ALLOC, 2), EV(FREE, 0)};
+    const ms_event backward[] = {EV(NEED, 4),  EV(ALLOC, 5),    WORKED(1000000), EV(DROP, 4), EV(NEED, 0),
+                                 EV(ALLOC, 1), WORKED(1000000), EV(DROP, 0),     EV(FREE, 5)};
     set_storages(profile, 3, bytes, LENGTH(bytes));
     set_programs(profile, forward, LENGTH(forward), backward, LENGTH(backward));
 }
@@ -105,12 +106,12 @@ static void marked_head_profile(ms_profile *profile, const fixture_chain *chain)
 {
     uint64_t x = chain->activation_bytes, logits = chain->logits_bytes;
     const uint64_t bytes[] = {x, x, 4, logits, logits, logits, logits};
-    const ms_event forward[] = {EV(SAVE, 0),  EV(ALLOC, 3), WORKED(1000000), EV(LOSS, 3), EV(ALLOC, 4),
-                                WORKED(1000000), EV(SAVE, 4),  EV(FREE, 4), EV(ALLOC, 2), EV(LOSS_END, 3),
-                                EV(FREE, 3), EV(FREE, 0)};
-    const ms_event backward[] = {EV(LOSS, 3),  EV(ALLOC, 6), WORKED(1000000), EV(NEED, 4), EV(ALLOC, 5),
-                                 WORKED(1000000), EV(FREE, 6), EV(DROP, 4), EV(LOSS_END, 5), EV(NEED, 0),
-                                 EV(ALLOC, 1), WORKED(1000000), EV(DROP, 0), EV(FREE, 5)};
+    const ms_event forward[] = {EV(SAVE, 0),  EV(ALLOC, 3),    WORKED(1000000), EV(LOSS, 3),
+                                EV(ALLOC, 4), WORKED(1000000), EV(SAVE, 4),     EV(FREE, 4),
+                                EV(ALLOC, 2), EV(LOSS_END, 3), EV(FREE, 3),     EV(FREE, 0)};
+    const ms_event backward[] = {EV(LOSS, 3),     EV(ALLOC, 6),    WORKED(1000000), EV(NEED, 4),     EV(ALLOC, 5),
+                                 WORKED(1000000), EV(FREE, 6),     EV(DROP, 4),     EV(LOSS_END, 5), EV(NEED, 0),
+                                 EV(ALLOC, 1),    WORKED(1000000), EV(DROP, 0),     EV(FREE, 5)};
     set_storages(profile, 3, bytes, LENGTH(bytes));
     set_programs(profile, forward, LENGTH(forward), backward, LENGTH(backward));
 }
@@ -121,22 +122,21 @@ static void marked_layer_profile(ms_profile *profile, const fixture_chain *chain
 {
     uint64_t x = chain->activation_bytes, logits = chain->logits_bytes;
     const uint64_t bytes[] = {x, x, 4, logits, logits, logits, logits, chain->head_bytes, logits / 2, logits / 2};
-    const ms_event forward[] = {EV(SAVE, 0),  EV(ALLOC, 3), WORKED(1000000), EV(HEAD, 3), EV(LOSS, 3), EV(ALLOC, 4),
-                                WORKED(1000000), EV(SAVE, 4),  EV(FREE, 4), EV(ALLOC, 2), EV(LOSS_END, 3),
-                                EV(FREE, 3), EV(FREE, 0)};
-    const ms_event backward[] = {EV(LOSS, 3),  EV(ALLOC, 6), WORKED(1000000), EV(NEED, 4), EV(ALLOC, 5),
-                                 WORKED(1000000), EV(FREE, 6), EV(DROP, 4), EV(LOSS_END, 5), EV(HEAD, 3),
-                                 EV(NEED, 0), EV(ALLOC, 7), WORKED(500000), EV(ALLOC, 1), WORKED(500000),
-                                 EV(DROP, 0), EV(FREE, 5), EV(HEAD_END, 1)};
-    const ms_event half_forward[] = {EV(SAVE, 0),  EV(ALLOC, 8), WORKED(1000000), EV(HEAD, 8), EV(ALLOC, 3),
-                                     WORKED(1000), EV(FREE, 8), EV(LOSS, 3), EV(ALLOC, 4), WORKED(1000000),
-                                     EV(SAVE, 4),  EV(FREE, 4), EV(ALLOC, 2), EV(LOSS_END, 3), EV(FREE, 3),
-                                     EV(FREE, 0)};
-    const ms_event half_backward[] = {EV(LOSS, 3),  EV(ALLOC, 6), WORKED(1000000), EV(NEED, 4), EV(ALLOC, 5),
-                                      WORKED(1000000), EV(FREE, 6), EV(DROP, 4), EV(LOSS_END, 5), EV(ALLOC, 9),
-                                      WORKED(1000), EV(FREE, 5), EV(HEAD, 8), EV(NEED, 0), EV(ALLOC, 7),
-                                      WORKED(500000), EV(ALLOC, 1), WORKED(500000), EV(DROP, 0), EV(FREE, 9),
-                                      EV(HEAD_END, 1)};
+    const ms_event forward[] = {EV(SAVE, 0),     EV(ALLOC, 3),    WORKED(1000000), EV(HEAD, 3), EV(LOSS, 3),
+                                EV(ALLOC, 4),    WORKED(1000000), EV(SAVE, 4),     EV(FREE, 4), EV(ALLOC, 2),
+                                EV(LOSS_END, 3), EV(FREE, 3),     EV(FREE, 0)};
+    const ms_event backward[] = {EV(LOSS, 3),     EV(ALLOC, 6), WORKED(1000000), EV(NEED, 4),     EV(ALLOC, 5),
+                                 WORKED(1000000), EV(FREE, 6),  EV(DROP, 4),     EV(LOSS_END, 5), EV(HEAD, 3),
+                                 EV(NEED, 0),     EV(ALLOC, 7), WORKED(500000),  EV(ALLOC, 1),    WORKED(500000),
+                                 EV(DROP, 0),     EV(FREE, 5),  EV(HEAD_END, 1)};
+    const ms_event half_forward[] = {EV(SAVE, 0),  EV(ALLOC, 8),    WORKED(1000000), EV(HEAD, 8),
+                                     EV(ALLOC, 3), WORKED(1000),    EV(FREE, 8),     EV(LOSS, 3),
+                                     EV(ALLOC, 4), WORKED(1000000), EV(SAVE, 4),     EV(FREE, 4),
+                                     EV(ALLOC, 2), EV(LOSS_END, 3), EV(FREE, 3),     EV(FREE, 0)};
+    const ms_event half_backward[] = {
+        EV(LOSS, 3),  EV(ALLOC, 6),    WORKED(1000000), EV(NEED, 4),    EV(ALLOC, 5), WORKED(1000000), EV(FREE, 6),
+        EV(DROP, 4),  EV(LOSS_END, 5), EV(ALLOC, 9),    WORKED(1000),   EV(FREE, 5),  EV(HEAD, 8),     EV(NEED, 0),
+        EV(ALLOC, 7), WORKED(500000),  EV(ALLOC, 1),    WORKED(500000), EV(DROP, 0),  EV(FREE, 9),     EV(HEAD_END, 1)};
     set_storages(profile, 3, bytes, chain->is_half ? 10 : 8);
     if (chain->is_half) {
         set_programs(profile, half_forward, LENGTH(half_forward), half_backward, LENGTH(half_backward));
@@ -149,14 +149,10 @@ static void name_storages(ms_graph *graph, const fixture_chain *chain, numbering
 {
     uint32_t last = chain->layer_count + 1;
     for (uint32_t i = 0; i <= chain->layer_count; i++) {
-        graph->storages[n.activations + i] = (ms_storage){.bytes = chain->activation_bytes,
-                                                          .role = MS_STORAGE_ACTIVATION,
-                                                          .first_node = i,
-                                                          .last_node = i + 1};
-        graph->storages[n.gradients + i] = (ms_storage){.bytes = chain->activation_bytes,
-                                                        .role = MS_STORAGE_ACTIVATION,
-                                                        .first_node = i + 1,
-                                                        .last_node = i};
+        graph->storages[n.activations + i] = (ms_storage){
+            .bytes = chain->activation_bytes, .role = MS_STORAGE_ACTIVATION, .first_node = i, .last_node = i + 1};
+        graph->storages[n.gradients + i] = (ms_storage){
+            .bytes = chain->activation_bytes, .role = MS_STORAGE_ACTIVATION, .first_node = i + 1, .last_node = i};
     }
     for (uint32_t i = 0; i < chain->layer_count; i++) {
         const fixture_layer *layer = &chain->layers[chain->uniform ? 0 : i];
@@ -293,8 +289,12 @@ static ms_graph *uneven_graph(uint32_t count, uint64_t flops)
                                     .gradient_bytes = 3 * MIB};
         layers[i].flags = i % 5 == 4 ? MS_NODE_MUTATES_INPUT : 0;
     }
-    fixture_chain chain = {.layer_count = count, .layers = layers, .activation_bytes = 6 * MIB,
-                           .logits_bytes = 90 * MIB, .parameter_bytes = 200 * MIB, .state_bytes = 400 * MIB};
+    fixture_chain chain = {.layer_count = count,
+                           .layers = layers,
+                           .activation_bytes = 6 * MIB,
+                           .logits_bytes = 90 * MIB,
+                           .parameter_bytes = 200 * MIB,
+                           .state_bytes = 400 * MIB};
     return fixture_chain_graph(&chain);
 }
 
@@ -304,8 +304,13 @@ ms_graph *fixture_graph(int which)
     static const fixture_layer light = {30 * MIB, 4 * MIB, 200000000, 6 * MIB, 0};
     static const fixture_layer remade = {200 * MIB, 25 * MIB, 50000000000, 28 * MIB, 0, 2000000000};
     static const fixture_layer dear = {64 * MIB, 8 * MIB, 400000000000, 6 * MIB, 0};
-    fixture_chain chain = {.layer_count = 12, .layers = &transformer, .uniform = true, .activation_bytes = 6 * MIB,
-                           .logits_bytes = 412 * MIB, .parameter_bytes = 500 * MIB, .state_bytes = 1000 * MIB};
+    fixture_chain chain = {.layer_count = 12,
+                           .layers = &transformer,
+                           .uniform = true,
+                           .activation_bytes = 6 * MIB,
+                           .logits_bytes = 412 * MIB,
+                           .parameter_bytes = 500 * MIB,
+                           .state_bytes = 1000 * MIB};
     switch (which) {
     case 0:
         return fixture_chain_graph(&chain);
@@ -344,8 +349,11 @@ void fixture_close(fixture_planning *f)
 
 ms_replay fixture_simulate(const fixture_planning *f, const uint8_t *techniques, uint32_t step_options)
 {
-    ms_choices choices = {.technique = techniques, .step_options = step_options, .offload_min_bytes = MIB,
-                          .write_window_bytes = 64 * MIB, .read_window_bytes = 64 * MIB};
+    ms_choices choices = {.technique = techniques,
+                          .step_options = step_options,
+                          .offload_min_bytes = MIB,
+                          .write_window_bytes = 64 * MIB,
+                          .read_window_bytes = 64 * MIB};
     ms_replay replay;
     ms_error err;
     assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);

@@ -19,8 +19,8 @@ static void compare(const ms_chain *chain, uint64_t seed, judge optimum)
     chain_solve(chain, 0, 1, &answer);
     uint64_t least = answer.smallest_budget_bytes;
     ms_chain_answer_clear(&answer);
-    const uint64_t budgets[] = {least, least + chain_between(&state, 0, least), least + chain_between(&state, 0, least / 4),
-                                8 * least};
+    const uint64_t budgets[] = {least, least + chain_between(&state, 0, least),
+                                least + chain_between(&state, 0, least / 4), 8 * least};
     for (size_t i = 0; i < sizeof budgets / sizeof budgets[0]; i++) {
         chain_solve(chain, budgets[i], 1, &answer);
         assert_true(answer.feasible && answer.exact);
@@ -40,8 +40,13 @@ static void answers_equal_the_recurrence(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 300; seed++) {
-        chain_recipe recipe = {.layers = 1 + seed % 6, .options = 3, .size_most = 1 + seed % 20, .unit = 1 + seed % 3 * 999,
-                               .time_most = 30, .any_transients = seed % 2, .types = seed % 5 == 0 ? 2 : 0};
+        chain_recipe recipe = {.layers = 1 + seed % 6,
+                               .options = 3,
+                               .size_most = 1 + seed % 20,
+                               .unit = 1 + seed % 3 * 999,
+                               .time_most = 30,
+                               .any_transients = seed % 2,
+                               .types = seed % 5 == 0 ? 2 : 0};
         ms_chain *chain = chain_make(&recipe, seed);
         compare(chain, seed, chain_recurrence);
         ms_chain_free(chain);
@@ -52,7 +57,11 @@ static void answers_equal_an_exhaustive_search(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 60; seed++) {
-        chain_recipe recipe = {.layers = 1 + seed % 7, .options = 3, .size_most = 12, .unit = 1, .time_most = 20,
+        chain_recipe recipe = {.layers = 1 + seed % 7,
+                               .options = 3,
+                               .size_most = 12,
+                               .unit = 1,
+                               .time_most = 20,
                                .types = seed % 4 == 0 ? 1 : 0};
         ms_chain *chain = chain_make(&recipe, seed);
         compare(chain, seed, chain_exhaustive);
@@ -66,8 +75,8 @@ static void no_search_is_worse_than_the_answer(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 40; seed++) {
-        chain_recipe recipe = {.layers = 2 + seed % 5, .options = 2, .size_most = 12, .unit = 1, .time_most = 20,
-                               .any_transients = true};
+        chain_recipe recipe = {
+            .layers = 2 + seed % 5, .options = 2, .size_most = 12, .unit = 1, .time_most = 20, .any_transients = true};
         ms_chain *chain = chain_make(&recipe, seed);
         ms_chain_answer answer;
         chain_solve(chain, 0, 1, &answer);
@@ -134,8 +143,12 @@ static void never_worse_than_rotor(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 12; seed++) {
-        chain_recipe recipe = {.layers = 10 + 3 * (uint32_t)seed, .options = 1, .size_most = 100000000, .unit = 1,
-                               .time_most = 9000000, .types = seed % 3 == 0 ? 3 : 0};
+        chain_recipe recipe = {.layers = 10 + 3 * (uint32_t)seed,
+                               .options = 1,
+                               .size_most = 100000000,
+                               .unit = 1,
+                               .time_most = 9000000,
+                               .types = seed % 3 == 0 ? 3 : 0};
         ms_chain *chain = chain_make(&recipe, seed);
         ms_chain_answer answer, all;
         chain_solve(chain, 0, 0, &answer);
@@ -323,8 +336,8 @@ static void tables_of_huge_sizes(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        chain_recipe recipe = {.layers = 6, .options = 2, .size_most = UINT64_C(1) << 57, .unit = 1,
-                               .time_most = UINT64_C(1) << 50};
+        chain_recipe recipe = {
+            .layers = 6, .options = 2, .size_most = UINT64_C(1) << 57, .unit = 1, .time_most = UINT64_C(1) << 50};
         ms_chain *chain = chain_make(&recipe, seed);
         ms_chain_answer answer;
         uint64_t time = UINT64_MAX;

@@ -56,11 +56,16 @@ static void draw_case(drawn *self, uint64_t seed)
     for (uint32_t i = 0; i < sum_count; i++) {
         uint32_t taken = draw(self, 200), left = RESTS + i, right = (7 + i) % ROWS;
         add += draw(self, 300000);
-        self->sums[i] = (ms__chain_sum){self->rows[left] - taken, self->rows[right], self->ends[left],
-                                        self->ends[right], taken + draw(self, 300), add, taken};
+        self->sums[i] = (ms__chain_sum){self->rows[left] - taken,
+                                        self->rows[right],
+                                        self->ends[left],
+                                        self->ends[right],
+                                        taken + draw(self, 300),
+                                        add,
+                                        taken};
     }
-    self->fill = (ms__chain_fill){NULL,       MS__CHAIN_BLOCK * draw(self, 3), ENTRIES, self->rests, self->sums,
-                                  rest_count, sum_count};
+    self->fill = (ms__chain_fill){
+        NULL, MS__CHAIN_BLOCK * draw(self, 3), ENTRIES, self->rests, self->sums, rest_count, sum_count};
 }
 
 static uint32_t by_definition(const ms__chain_fill *fill, uint32_t entry)

@@ -198,8 +198,8 @@ static uint64_t act(traffic *t, const ms_chain_op *ops, size_t at, size_t count,
 static void judge(const ms_chain *chain, const ms_chain_op *ops, size_t count, uint64_t write_window,
                   uint64_t read_window, uint64_t *makespan_ns, uint64_t *peak_bytes)
 {
-    traffic t = {.chain = chain, .write_window = write_window, .read_window = read_window,
-                 .gradient = chain->layer_count};
+    traffic t = {
+        .chain = chain, .write_window = write_window, .read_window = read_window, .gradient = chain->layer_count};
     memset(t.option, 0xff, sizeof t.option);
     t.activation[0] = true;
     *makespan_ns = 0;
@@ -216,8 +216,8 @@ static void solve(const ms_chain *chain, uint64_t budget_bytes, uint32_t threads
     assert_ms_ok(ms_chain_solve(chain, budget_bytes, threads, answer, &err), err);
     if (answer->feasible) {
         uint64_t makespan_ns, peak_bytes;
-        judge(chain, answer->ops, answer->op_count, answer->write_window_bytes, answer->read_window_bytes,
-              &makespan_ns, &peak_bytes);
+        judge(chain, answer->ops, answer->op_count, answer->write_window_bytes, answer->read_window_bytes, &makespan_ns,
+              &peak_bytes);
         assert_int_equal(makespan_ns, answer->makespan_ns);
         assert_int_equal(peak_bytes, answer->peak_bytes);
         assert_true(peak_bytes <= budget_bytes);
@@ -331,8 +331,11 @@ static uint64_t exhaustive(const ms_chain *chain, uint64_t budget_bytes)
 
 static ms_chain *small_chain(uint64_t seed)
 {
-    chain_recipe recipe = {.layers = 1 + seed % SEARCH_LAYERS, .options = seed % SEARCH_LAYERS < 4 ? 2 : 1,
-                           .size_most = 12, .unit = 1, .time_most = 30};
+    chain_recipe recipe = {.layers = 1 + seed % SEARCH_LAYERS,
+                           .options = seed % SEARCH_LAYERS < 4 ? 2 : 1,
+                           .size_most = 12,
+                           .unit = 1,
+                           .time_most = 30};
     return with_links(chain_make(&recipe, seed), 1 + seed % 2, UINT64_C(1000000000) * (1 + seed % 5), seed);
 }
 
@@ -371,8 +374,12 @@ static void close_to_every_schedule(void **state)
 
 static ms_chain *large_chain(uint64_t seed)
 {
-    chain_recipe recipe = {.layers = 8 + 9 * (uint32_t)(seed % 5), .options = 2, .size_most = 100000007, .unit = 1,
-                           .time_most = 100000000, .types = seed % 3 == 0 ? 3 : 0};
+    chain_recipe recipe = {.layers = 8 + 9 * (uint32_t)(seed % 5),
+                           .options = 2,
+                           .size_most = 100000007,
+                           .unit = 1,
+                           .time_most = 100000000,
+                           .types = seed % 3 == 0 ? 3 : 0};
     return with_links(chain_make(&recipe, seed), 1 + seed % 2, UINT64_C(20000000000), seed);
 }
 
@@ -473,8 +480,13 @@ static void a_fast_link_hides_its_transfers(void **state)
     ms_chain_layer layers[COUNT];
     ms_chain_link link = {.bytes_per_s = 1000000000};
     for (uint32_t i = 0; i < COUNT; i++) {
-        options[i] = (ms_chain_option){.saved_bytes = 1, .fwd_ns = 100, .bwd_ns = 200, .fwd_tmp_bytes = 50,
-                                       .bwd_tmp_bytes = 51, .link = 1, .link_bytes = 50};
+        options[i] = (ms_chain_option){.saved_bytes = 1,
+                                       .fwd_ns = 100,
+                                       .bwd_ns = 200,
+                                       .fwd_tmp_bytes = 50,
+                                       .bwd_tmp_bytes = 51,
+                                       .link = 1,
+                                       .link_bytes = 50};
         layers[i] = (ms_chain_layer){.output_bytes = 1, .fwd_ns = 100, .option_count = 1, .options = &options[i]};
     }
     ms_chain chain = {.input_bytes = 1, .layer_count = COUNT, .layers = layers, .link_count = 1, .links = &link};

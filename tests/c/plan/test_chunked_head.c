@@ -23,12 +23,19 @@ typedef fixture_planning fixture;
 
 static ms_graph *make_graph(bool marks_head, bool is_half)
 {
-    const fixture_layer layer = {.saved_bytes = 50 * MIB, .temp_bytes = 10 * MIB, .flops = 5000000,
-                                 .gradient_bytes = 4 * MIB};
-    const fixture_chain chain = {.layer_count = LAYERS, .layers = &layer, .uniform = true,
-                                 .activation_bytes = ACTIVATION, .logits_bytes = LOGITS, .parameter_bytes = 40 * MIB,
-                                 .state_bytes = 80 * MIB, .marks_loss = true, .marks_head = marks_head,
-                                 .head_bytes = WEIGHT, .is_half = is_half};
+    const fixture_layer layer = {
+        .saved_bytes = 50 * MIB, .temp_bytes = 10 * MIB, .flops = 5000000, .gradient_bytes = 4 * MIB};
+    const fixture_chain chain = {.layer_count = LAYERS,
+                                 .layers = &layer,
+                                 .uniform = true,
+                                 .activation_bytes = ACTIVATION,
+                                 .logits_bytes = LOGITS,
+                                 .parameter_bytes = 40 * MIB,
+                                 .state_bytes = 80 * MIB,
+                                 .marks_loss = true,
+                                 .marks_head = marks_head,
+                                 .head_bytes = WEIGHT,
+                                 .is_half = is_half};
     return fixture_chain_graph(&chain);
 }
 
@@ -141,8 +148,8 @@ static void tie(ms_graph *graph, uint64_t weight_bytes)
     head->storage_bytes[7] = LOGITS;
     uint32_t first = graph->storage_count;
     graph->storages = ms_realloc_array(graph->storages, first + 2, sizeof *graph->storages);
-    graph->storages[first] = (ms_storage){
-        .bytes = weight_bytes, .role = MS_STORAGE_ACTIVATION, .first_node = LAYERS + 1, .last_node = 0};
+    graph->storages[first] =
+        (ms_storage){.bytes = weight_bytes, .role = MS_STORAGE_ACTIVATION, .first_node = LAYERS + 1, .last_node = 0};
     graph->storages[first + 1] = (ms_storage){.bytes = weight_bytes, .role = MS_STORAGE_GRADIENT};
     graph->storage_count += 2;
     bind(graph, &graph->nodes[LAYERS + 1], first);
@@ -180,8 +187,8 @@ static void returned_logits_are_gone_too(void **state)
     ms_profile *head = &f->graph->profiles[2];
     ms_node *node = &f->graph->nodes[LAYERS + 1];
     f->graph->storages = ms_realloc_array(f->graph->storages, f->graph->storage_count + 1, sizeof *f->graph->storages);
-    f->graph->storages[f->graph->storage_count] = (ms_storage){
-        .bytes = LOGITS, .role = MS_STORAGE_OUTPUT, .first_node = LAYERS + 1, .last_node = LAYERS + 1};
+    f->graph->storages[f->graph->storage_count] =
+        (ms_storage){.bytes = LOGITS, .role = MS_STORAGE_OUTPUT, .first_node = LAYERS + 1, .last_node = LAYERS + 1};
     node->externals = ms_realloc_array(node->externals, 4, sizeof *node->externals);
     node->externals[3] = f->graph->storage_count++;
     head->external_count = 4;

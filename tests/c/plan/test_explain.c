@@ -20,8 +20,13 @@ static ms_graph *small_chain(bool marks_loss)
     static const fixture_layer layers[] = {{60 * MIB, 4 * MIB, 2000000000, 3 * MIB, 0},
                                            {20 * MIB, 4 * MIB, 1000000000, 2 * MIB, 0},
                                            {90 * MIB, 8 * MIB, 9000000000, 2 * MIB, 0}};
-    fixture_chain chain = {.layer_count = 3, .layers = layers, .activation_bytes = 8 * MIB, .logits_bytes = 30 * MIB,
-                           .parameter_bytes = 50 * MIB, .state_bytes = 100 * MIB, .marks_loss = marks_loss};
+    fixture_chain chain = {.layer_count = 3,
+                           .layers = layers,
+                           .activation_bytes = 8 * MIB,
+                           .logits_bytes = 30 * MIB,
+                           .parameter_bytes = 50 * MIB,
+                           .state_bytes = 100 * MIB,
+                           .marks_loss = marks_loss};
     return fixture_chain_graph(&chain);
 }
 
@@ -49,8 +54,8 @@ static void parts_sum_to_the_peak_at_every_budget(void **state)
     (void)state;
     for (int which = 0; which <= FIXTURE_GRAPHS; which++) {
         fixture_planning f = fixture_open(which < FIXTURE_GRAPHS ? fixture_graph(which) : small_chain(true));
-        f.hardware->process = (ms_process){.baseline_bytes = 900 * MIB, .scratch_bytes = 70 * MIB,
-                                              .reserve_bytes = which % 2 == 0 ? 0 : 45 * MIB};
+        f.hardware->process = (ms_process){
+            .baseline_bytes = 900 * MIB, .scratch_bytes = 70 * MIB, .reserve_bytes = which % 2 == 0 ? 0 : 45 * MIB};
         if (which == 1 || which == 4) {
             fixture_mark_masks(f.graph);
         }
@@ -84,9 +89,12 @@ static void uniform_plans_and_gpus_are_explained_too(void **state)
     }
     f.hardware->gpu_count = 1;
     f.hardware->device = 0;
-    f.hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB, .matmul_flops_per_s = 10000000000000,
-                                  .stream_bytes_per_s = 900000000000, .to_host_bytes_per_s = 12000000000,
-                                  .from_host_bytes_per_s = 12000000000, .copy_engines = 2};
+    f.hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB,
+                                  .matmul_flops_per_s = 10000000000000,
+                                  .stream_bytes_per_s = 900000000000,
+                                  .to_host_bytes_per_s = 12000000000,
+                                  .from_host_bytes_per_s = 12000000000,
+                                  .copy_engines = 2};
     uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
     for (uint64_t k = 0; k < BUDGETS; k++) {
         ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
@@ -165,7 +173,8 @@ static void what_moves_is_told_apart(void **state)
         for (uint64_t k = 0; k < BUDGETS; k++) {
             ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
             /* Maps move without it. */
-            assert_int_equal(bytes_of(plan, MS_PEAK_SLAB, MS_NO_NODE), plan->offload_min_bytes < MIB ? plan->slab_bytes : 0);
+            assert_int_equal(bytes_of(plan, MS_PEAK_SLAB, MS_NO_NODE),
+                             plan->offload_min_bytes < MIB ? plan->slab_bytes : 0);
             assert_true(plan->slab_bytes == 0 || plan->reserve_bytes >= plan->slab_bytes);
             fetched += bytes_of(plan, MS_PEAK_FETCHED, MS_NO_NODE);
             storing += bytes_of(plan, MS_PEAK_STORING, MS_NO_NODE);
@@ -201,8 +210,8 @@ static ms_replay replay_with(const fixture_planning *f, const ms_plan *plan, con
     ms_replay replay, cached;
     ms_error err;
     assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &replay, NULL, &err), err);
-    uint64_t fixed = f->graph->residents.parameter_bytes + runtime_bytes +
-                     (moves(techniques, plan->entry_count) ? slab_bytes : 0);
+    uint64_t fixed =
+        f->graph->residents.parameter_bytes + runtime_bytes + (moves(techniques, plan->entry_count) ? slab_bytes : 0);
     uint64_t left = plan->why.timed_bytes > fixed ? plan->why.timed_bytes - fixed : 0;
     uint64_t live = replay.peak_bytes - fixed;
     choices.ceiling_bytes = left > live ? left : live;
@@ -335,8 +344,10 @@ static uint64_t exhaustive(fixture_planning *f, const ms_pressure *pressure, uin
         for (uint32_t i = 0; i < count; i++) {
             admitted = admitted && (admissions[i].under_pressure & 1u << techniques[i]) != 0;
         }
-        ms_choices choices = {.technique = techniques, .step_options = step_options,
-                              .offload_min_bytes = MS_OFFLOAD_MIN_BYTES, .write_window_bytes = 64 * MIB,
+        ms_choices choices = {.technique = techniques,
+                              .step_options = step_options,
+                              .offload_min_bytes = MS_OFFLOAD_MIN_BYTES,
+                              .write_window_bytes = 64 * MIB,
                               .read_window_bytes = 64 * MIB};
         ms_replay replay;
         if (admitted) {

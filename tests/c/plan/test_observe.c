@@ -42,8 +42,11 @@ static void a_step_as_planned_changes_nothing(void **state)
 static void what_was_not_seen_changes_nothing(void **state)
 {
     pipeline *f = *state;
-    f->seen = (ms_observation){.peak_bytes = MS_UNSET, .peak_held_bytes = MS_UNSET, .step_ns = MS_UNSET,
-                               .optimizer_state_bytes = MS_UNSET, .step = 3};
+    f->seen = (ms_observation){.peak_bytes = MS_UNSET,
+                               .peak_held_bytes = MS_UNSET,
+                               .step_ns = MS_UNSET,
+                               .optimizer_state_bytes = MS_UNSET,
+                               .step = 3};
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
@@ -147,8 +150,8 @@ static void scratch_is_learnt_beside_a_new_loop(void **state)
     pipeline *f = *state;
     f->seen.optimizer_state_bytes = 250 * MIB;
     f->seen.peak_held_bytes = pipeline_held(f);
-    f->seen.peak_bytes = 1000 * MIB + f->plan->replay.small_peak_bytes +
-                         f->graph->residents.batch_bytes + pipeline_held(f) + 180 * MIB;
+    f->seen.peak_bytes =
+        1000 * MIB + f->plan->replay.small_peak_bytes + f->graph->residents.batch_bytes + pipeline_held(f) + 180 * MIB;
     assert_int_equal(observe(f), MS_DRIFT_OPTIMIZER);
     assert_int_equal(f->hardware->process.scratch_bytes, 180 * MIB);
 }
@@ -322,8 +325,8 @@ static void nothing_is_learnt_when_memory_is_out(void **state)
     f->seen.optimizer_state_bytes = 1;
     uint64_t before = f->graph->loop.optimizer_state_bytes;
     ms_fault_arm(MS_FAULT_ALLOC, 1, 0);
-    assert_int_equal(
-        ms_pipeline_observe(f->graph, f->hardware, &f->config, f->plan, &f->seen, &drift, &line, &err), MS_ENOMEM);
+    assert_int_equal(ms_pipeline_observe(f->graph, f->hardware, &f->config, f->plan, &f->seen, &drift, &line, &err),
+                     MS_ENOMEM);
     ms_fault_disarm_all();
     assert_int_equal(f->graph->loop.optimizer_state_bytes, before);
 }

@@ -15,7 +15,10 @@ enum { LAYERS = 2, NODES = LAYERS + 2, HEADER_BYTES = 48, BUDGETS = 9 };
 static fixture_planning two_layers(void)
 {
     static const fixture_layer layer = {8 * MIB, 4 * MIB, 1000000, MIB, 0, 0};
-    fixture_chain chain = {.layer_count = LAYERS, .layers = &layer, .uniform = true, .activation_bytes = 2 * MIB,
+    fixture_chain chain = {.layer_count = LAYERS,
+                           .layers = &layer,
+                           .uniform = true,
+                           .activation_bytes = 2 * MIB,
                            .logits_bytes = 16 * MIB};
     fixture_planning f = fixture_open(fixture_chain_graph(&chain));
     fixture_mark_masks(f.graph);
@@ -26,10 +29,14 @@ static fixture_planning two_layers(void)
     return f;
 }
 
-static ms_replay replay(const fixture_planning *f, const uint8_t *techniques, const uint8_t *packed, uint64_t least_bytes)
+static ms_replay replay(const fixture_planning *f, const uint8_t *techniques, const uint8_t *packed,
+                        uint64_t least_bytes)
 {
-    ms_choices choices = {.technique = techniques, .packed = packed, .offload_min_bytes = least_bytes,
-                          .write_window_bytes = 64 * MIB, .read_window_bytes = 64 * MIB};
+    ms_choices choices = {.technique = techniques,
+                          .packed = packed,
+                          .offload_min_bytes = least_bytes,
+                          .write_window_bytes = 64 * MIB,
+                          .read_window_bytes = 64 * MIB};
     ms_replay result;
     ms_error err;
     assert_ms_ok(ms_simulate(f->graph, f->hardware, &choices, &result, NULL, &err), err);
@@ -97,9 +104,12 @@ static void a_gpu_packs_nothing(void **state)
     fixture_planning f = two_layers();
     f.hardware->gpu_count = 1;
     f.hardware->device = 0;
-    f.hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB, .matmul_flops_per_s = 10000000000000,
-                                  .stream_bytes_per_s = 900000000000, .to_host_bytes_per_s = 12000000000,
-                                  .from_host_bytes_per_s = 12000000000, .copy_engines = 2};
+    f.hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB,
+                                  .matmul_flops_per_s = 10000000000000,
+                                  .stream_bytes_per_s = 900000000000,
+                                  .to_host_bytes_per_s = 12000000000,
+                                  .from_host_bytes_per_s = 12000000000,
+                                  .copy_engines = 2};
     static const uint8_t kept[NODES] = {0}, both[NODES] = {0, 1, 1, 0};
     assert_int_equal(replay(&f, kept, both, MIB).packed_bytes, 0);
     fixture_close(&f);
@@ -133,7 +143,8 @@ static void the_cheaper_tensor_comes_first(void **state)
             uint64_t value_bytes = storage == 0 ? first_bytes : 5 - first_bytes;
             assert_int_equal(profile->bits[slot].rank, expected);
             if (expected > 0) { /* floats 32 : 1, truth values 8 : 1 */
-                assert_int_equal(profile->bits[slot].bytes, layer->storage_bytes[storage] / value_bytes / 8 + HEADER_BYTES);
+                assert_int_equal(profile->bits[slot].bytes,
+                                 layer->storage_bytes[storage] / value_bytes / 8 + HEADER_BYTES);
             }
         }
         ms__sim_free(sim);

@@ -24,8 +24,8 @@ static void chain_up(ms_graph *graph)
 
 static ms_graph *layers_in_a_row(uint32_t count)
 {
-    fixture_chain chain = {.layer_count = count, .layers = &layer, .uniform = true, .activation_bytes = 2 * MIB,
-                           .logits_bytes = 16 * MIB};
+    fixture_chain chain = {
+        .layer_count = count, .layers = &layer, .uniform = true, .activation_bytes = 2 * MIB, .logits_bytes = 16 * MIB};
     ms_graph *graph = fixture_chain_graph(&chain);
     chain_up(graph);
     return graph;
@@ -44,7 +44,9 @@ static ms__outcome replay_row(const char *row)
     }
     ms_graph *graph = layers_in_a_row(count);
     ms_hardware *hardware = fixture_hardware();
-    ms_choices choices = {.technique = techniques, .offload_min_bytes = MIB, .write_window_bytes = 8 * MIB,
+    ms_choices choices = {.technique = techniques,
+                          .offload_min_bytes = MIB,
+                          .write_window_bytes = 8 * MIB,
                           .read_window_bytes = 16 * MIB};
     ms__sim *sim;
     ms__outcome brief, full;
@@ -185,8 +187,13 @@ static ms_plan *plan_of(const ms_graph *graph, uint64_t budget_bytes)
 static ms_graph *long_chain(bool chained)
 {
     static const fixture_layer thin = {24 * MIB, 4 * MIB, 200000000, MIB, 0, 0};
-    fixture_chain chain = {.layer_count = 40, .layers = &thin, .uniform = true, .activation_bytes = 24 * MIB,
-                           .logits_bytes = 10 * MIB, .parameter_bytes = 50 * MIB, .state_bytes = 100 * MIB};
+    fixture_chain chain = {.layer_count = 40,
+                           .layers = &thin,
+                           .uniform = true,
+                           .activation_bytes = 24 * MIB,
+                           .logits_bytes = 10 * MIB,
+                           .parameter_bytes = 50 * MIB,
+                           .state_bytes = 100 * MIB};
     ms_graph *graph = fixture_chain_graph(&chain);
     if (chained) {
         chain_up(graph);

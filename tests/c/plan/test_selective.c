@@ -12,7 +12,10 @@ static const fixture_layer layer = {8 * MIB, 4 * MIB, 1000000, MIB, 0, MAKER_FLO
 
 static ms_graph *two_layers(void)
 {
-    fixture_chain chain = {.layer_count = LAYERS, .layers = &layer, .uniform = true, .activation_bytes = 2 * MIB,
+    fixture_chain chain = {.layer_count = LAYERS,
+                           .layers = &layer,
+                           .uniform = true,
+                           .activation_bytes = 2 * MIB,
                            .logits_bytes = 16 * MIB};
     return fixture_chain_graph(&chain);
 }
@@ -22,7 +25,9 @@ static ms_replay replay_layers(ms_technique technique)
     ms_graph *graph = two_layers();
     ms_hardware *hardware = fixture_hardware();
     const uint8_t techniques[NODES] = {0, (uint8_t)technique, (uint8_t)technique, 0};
-    ms_choices choices = {.technique = techniques, .offload_min_bytes = MIB, .write_window_bytes = 8 * MIB,
+    ms_choices choices = {.technique = techniques,
+                          .offload_min_bytes = MIB,
+                          .write_window_bytes = 8 * MIB,
                           .read_window_bytes = 16 * MIB};
     ms_replay result;
     ms_error err;

@@ -4,8 +4,8 @@
  * nanosecond, an operator 2 us more, a transfer 15 us of handling. The loss is a small
  * tensor: what libc holds for it counts all the time.
  */
-#include "plan_fixture.h"
 #include "plan/sim.h"
+#include "plan_fixture.h"
 
 enum { LAYERS = 2, NODES = LAYERS + 2, LOSS_BYTES = 4 };
 
@@ -13,16 +13,22 @@ static const fixture_layer layer = {8 * MIB, 4 * MIB, 1000000, MIB, 0};
 
 static ms_graph *two_layers(void)
 {
-    fixture_chain chain = {.layer_count = LAYERS, .layers = &layer, .uniform = true, .activation_bytes = 2 * MIB,
+    fixture_chain chain = {.layer_count = LAYERS,
+                           .layers = &layer,
+                           .uniform = true,
+                           .activation_bytes = 2 * MIB,
                            .logits_bytes = 16 * MIB};
     return fixture_chain_graph(&chain);
 }
 
-static ms_replay replay(const ms_graph *graph, const ms_hardware *hardware, const uint8_t *techniques,
-                        uint64_t window, uint64_t ceiling, ms_sample *samples)
+static ms_replay replay(const ms_graph *graph, const ms_hardware *hardware, const uint8_t *techniques, uint64_t window,
+                        uint64_t ceiling, ms_sample *samples)
 {
-    ms_choices choices = {.technique = techniques, .offload_min_bytes = MIB, .write_window_bytes = window,
-                          .read_window_bytes = 2 * window, .ceiling_bytes = ceiling};
+    ms_choices choices = {.technique = techniques,
+                          .offload_min_bytes = MIB,
+                          .write_window_bytes = window,
+                          .read_window_bytes = 2 * window,
+                          .ceiling_bytes = ceiling};
     ms_replay result;
     ms_error err;
     assert_ms_ok(ms_simulate(graph, hardware, &choices, &result, samples, &err), err);
@@ -45,7 +51,9 @@ static uint64_t peak_of(ms_graph *graph, ms_technique first, ms_technique second
 {
     ms_hardware *hardware = fixture_hardware();
     const uint8_t techniques[NODES] = {0, (uint8_t)first, (uint8_t)second, 0};
-    ms_choices choices = {.technique = techniques, .offload_min_bytes = MIB, .write_window_bytes = 8 * MIB,
+    ms_choices choices = {.technique = techniques,
+                          .offload_min_bytes = MIB,
+                          .write_window_bytes = 8 * MIB,
                           .read_window_bytes = 16 * MIB};
     ms__sim *sim;
     ms_error err;
@@ -82,8 +90,7 @@ static void a_loss_outside_is_expected_to_be_a_cross_entropy(void **state)
     assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), held + 10 * MIB);
     /* In backward all of it, until the first gradient of the model's own. */
     graph->loop.external_loss_bytes = 90 * MIB;
-    assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP),
-                     held - 40 * MIB + (90 + 16) * MIB);
+    assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), held - 40 * MIB + (90 + 16) * MIB);
     ms_free(hardware);
     ms_graph_free(graph);
 }
@@ -185,7 +192,9 @@ static void small_storages_stay(void **state)
     ms_graph *graph = two_layers();
     ms_hardware *hardware = fixture_hardware();
     const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_OFFLOAD_DISK, 0};
-    ms_choices choices = {.technique = techniques, .offload_min_bytes = 4 * MIB, .write_window_bytes = 64 * MIB,
+    ms_choices choices = {.technique = techniques,
+                          .offload_min_bytes = 4 * MIB,
+                          .write_window_bytes = 64 * MIB,
                           .read_window_bytes = 64 * MIB};
     ms_replay result;
     ms_error err;
@@ -362,8 +371,8 @@ static void the_optimizers_step_takes_maps_out_of_the_cache(void **state)
 {
     (void)state;
     static const fixture_layer wide = {16 * MIB, 4 * MIB, 1000000, 16 * MIB, 0};
-    fixture_chain chain = {.layer_count = LAYERS, .layers = &wide, .uniform = true, .activation_bytes = 2 * MIB,
-                           .logits_bytes = 16 * MIB};
+    fixture_chain chain = {
+        .layer_count = LAYERS, .layers = &wide, .uniform = true, .activation_bytes = 2 * MIB, .logits_bytes = 16 * MIB};
     ms_graph *graph = fixture_chain_graph(&chain);
     ms_hardware *hardware = fixture_hardware();
     const uint8_t techniques[NODES] = {0};
@@ -413,9 +422,13 @@ static void a_gpu_moves_to_host_memory(void **state)
     ms_hardware *hardware = fixture_hardware();
     hardware->gpu_count = 1;
     hardware->device = 0;
-    hardware->gpu[0] = (ms_gpu){.total_bytes = 1000 * MIB, .free_bytes = 1000 * MIB, .copy_engines = 2,
-                                .matmul_flops_per_s = 1000000000, .stream_bytes_per_s = 1000000000000,
-                                .to_host_bytes_per_s = 1000000000, .from_host_bytes_per_s = 1000000000};
+    hardware->gpu[0] = (ms_gpu){.total_bytes = 1000 * MIB,
+                                .free_bytes = 1000 * MIB,
+                                .copy_engines = 2,
+                                .matmul_flops_per_s = 1000000000,
+                                .stream_bytes_per_s = 1000000000000,
+                                .to_host_bytes_per_s = 1000000000,
+                                .from_host_bytes_per_s = 1000000000};
     const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_HOST, MS_TECHNIQUE_OFFLOAD_HOST, 0};
     ms_replay moved = replay(graph, hardware, techniques, 8 * MIB, 0, NULL);
     assert_int_equal(moved.tier_peak_bytes[1], 20 * MIB);
@@ -486,8 +499,10 @@ static void random_numbers_take_their_time_on_a_cpu(void **state)
             event->draws = draws ? DRAWS : 0;
             hardware->device = on_gpu ? 0 : -1;
             hardware->gpu_count = (uint32_t)on_gpu;
-            hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB, .matmul_flops_per_s = 1000000000,
-                                        .stream_bytes_per_s = 1000000000000, .to_host_bytes_per_s = 1000000000,
+            hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB,
+                                        .matmul_flops_per_s = 1000000000,
+                                        .stream_bytes_per_s = 1000000000000,
+                                        .to_host_bytes_per_s = 1000000000,
                                         .from_host_bytes_per_s = 1000000000};
             took_ns[on_gpu][draws] = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
             ms_graph_free(graph);
@@ -521,8 +536,10 @@ static void functions_take_their_time_on_a_cpu(void **state)
     assert_true(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns > plain_ns);
     hardware->device = 0;
     hardware->gpu_count = 1;
-    hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB, .matmul_flops_per_s = 1000000000,
-                                .stream_bytes_per_s = 1000000000000, .to_host_bytes_per_s = 1000000000,
+    hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB,
+                                .matmul_flops_per_s = 1000000000,
+                                .stream_bytes_per_s = 1000000000000,
+                                .to_host_bytes_per_s = 1000000000,
                                 .from_host_bytes_per_s = 1000000000};
     uint64_t on_gpu_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
     event->evaluations = 0;
@@ -538,8 +555,11 @@ static void times_beyond_64_bits_saturate(void **state)
     static const ms_technique tried[] = {MS_TECHNIQUE_KEEP, MS_TECHNIQUE_RECOMPUTE, MS_TECHNIQUE_OFFLOAD_DISK,
                                          MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT};
     const fixture_layer huge = {UINT64_C(1) << 58, 4 * MIB, INT64_MAX / 16, MIB, 0, 0};
-    fixture_chain chain = {.layer_count = LAYERS, .layers = &huge, .uniform = true,
-                           .activation_bytes = UINT64_C(1) << 56, .logits_bytes = 16 * MIB};
+    fixture_chain chain = {.layer_count = LAYERS,
+                           .layers = &huge,
+                           .uniform = true,
+                           .activation_bytes = UINT64_C(1) << 56,
+                           .logits_bytes = 16 * MIB};
     ms_graph *graph = fixture_chain_graph(&chain);
     ms_hardware *hardware = fixture_hardware();
     hardware->disk.write_bytes_per_s = hardware->disk.read_bytes_per_s = 1;

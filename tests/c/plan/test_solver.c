@@ -228,8 +228,13 @@ static void a_forced_run_presses_on_tiny_layers_too(void **state)
 {
     (void)state;
     static const fixture_layer tiny = {2000, 100, 1000, 500, 0};
-    fixture_chain chain = {.layer_count = 3, .layers = &tiny, .uniform = true, .activation_bytes = 640,
-                           .logits_bytes = 1000, .parameter_bytes = 100 * MIB, .state_bytes = 200 * MIB};
+    fixture_chain chain = {.layer_count = 3,
+                           .layers = &tiny,
+                           .uniform = true,
+                           .activation_bytes = 640,
+                           .logits_bytes = 1000,
+                           .parameter_bytes = 100 * MIB,
+                           .state_bytes = 200 * MIB};
     fixture_planning f = {.graph = fixture_chain_graph(&chain), .hardware = fixture_real_hardware()};
     f.graph->loop.optimizer_transient_bytes = 100 * MIB;
     enum { RECOMPUTE, OFFLOAD, BOTH };
@@ -323,8 +328,13 @@ static void long_chains_are_solved_too(void **state)
 {
     (void)state;
     static const fixture_layer layer = {30 * MIB, 4 * MIB, 200000000, 6 * MIB, 0};
-    fixture_chain chain = {.layer_count = 100, .layers = &layer, .uniform = true, .activation_bytes = 6 * MIB,
-                           .logits_bytes = 10 * MIB, .parameter_bytes = 500 * MIB, .state_bytes = 1000 * MIB};
+    fixture_chain chain = {.layer_count = 100,
+                           .layers = &layer,
+                           .uniform = true,
+                           .activation_bytes = 6 * MIB,
+                           .logits_bytes = 10 * MIB,
+                           .parameter_bytes = 500 * MIB,
+                           .state_bytes = 1000 * MIB};
     fixture_planning f = {.graph = fixture_chain_graph(&chain), .hardware = fixture_real_hardware()};
     ms_config_default(&f.config);
     uint64_t smallest = fixture_smallest_budget(&f);

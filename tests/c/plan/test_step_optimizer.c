@@ -22,8 +22,13 @@ typedef fixture_planning fixture;
 static int set_up(void **state)
 {
     const fixture_layer layer = {.saved_bytes = MIB, .flops = 5000000, .gradient_bytes = GRADIENT};
-    const fixture_chain chain = {.layer_count = LAYERS, .layers = &layer, .uniform = true, .activation_bytes = MIB,
-                                 .logits_bytes = 2 * MIB, .parameter_bytes = 40 * MIB, .state_bytes = STATE};
+    const fixture_chain chain = {.layer_count = LAYERS,
+                                 .layers = &layer,
+                                 .uniform = true,
+                                 .activation_bytes = MIB,
+                                 .logits_bytes = 2 * MIB,
+                                 .parameter_bytes = 40 * MIB,
+                                 .state_bytes = STATE};
     fixture *f = calloc(1, sizeof *f);
     f->graph = fixture_chain_graph(&chain);
     f->graph->loop.optimizer_stream_bytes = STATE;
@@ -86,7 +91,8 @@ static void release_leaves_one_layers_gradients_at_a_time(void **state)
 static void with_both_the_buffers_are_there_in_backward(void **state)
 {
     fixture *f = *state;
-    ms_replay release = fixture_simulate(f, keep, release_bit), both = fixture_simulate(f, keep, release_bit | disk_bit);
+    ms_replay release = fixture_simulate(f, keep, release_bit),
+              both = fixture_simulate(f, keep, release_bit | disk_bit);
     assert_int_equal(release.peak_bytes - both.peak_bytes, STATE - MS__STREAM_BUFFER_BYTES);
 }
 

@@ -19,11 +19,16 @@ typedef fixture_planning fixture;
 /* Layers that save little beside the logits. */
 static ms_graph *make_graph(bool marks_loss)
 {
-    const fixture_layer layer = {.saved_bytes = 50 * MIB, .temp_bytes = 10 * MIB, .flops = 5000000,
-                                 .gradient_bytes = 4 * MIB};
-    const fixture_chain chain = {.layer_count = LAYERS, .layers = &layer, .uniform = true,
-                                 .activation_bytes = ACTIVATION, .logits_bytes = LOGITS, .parameter_bytes = 40 * MIB,
-                                 .state_bytes = 80 * MIB, .marks_loss = marks_loss};
+    const fixture_layer layer = {
+        .saved_bytes = 50 * MIB, .temp_bytes = 10 * MIB, .flops = 5000000, .gradient_bytes = 4 * MIB};
+    const fixture_chain chain = {.layer_count = LAYERS,
+                                 .layers = &layer,
+                                 .uniform = true,
+                                 .activation_bytes = ACTIVATION,
+                                 .logits_bytes = LOGITS,
+                                 .parameter_bytes = 40 * MIB,
+                                 .state_bytes = 80 * MIB,
+                                 .marks_loss = marks_loss};
     return fixture_chain_graph(&chain);
 }
 
@@ -62,8 +67,8 @@ static void return_logits(ms_graph *graph)
     ms_profile *head = &graph->profiles[2];
     ms_node *node = &graph->nodes[LAYERS + 1];
     graph->storages = ms_realloc_array(graph->storages, graph->storage_count + 1, sizeof *graph->storages);
-    graph->storages[graph->storage_count] = (ms_storage){
-        .bytes = LOGITS, .role = MS_STORAGE_OUTPUT, .first_node = LAYERS + 1, .last_node = LAYERS + 1};
+    graph->storages[graph->storage_count] =
+        (ms_storage){.bytes = LOGITS, .role = MS_STORAGE_OUTPUT, .first_node = LAYERS + 1, .last_node = LAYERS + 1};
     node->externals = ms_realloc_array(node->externals, 4, sizeof *node->externals);
     node->externals[3] = graph->storage_count++;
     head->external_count = 4;
@@ -144,7 +149,8 @@ static void a_budget_that_binds_turns_the_head_on(void **state)
         techniques[i] = (uint8_t)plan->entries[i].technique;
     }
     assert_int_equal(ms_plan_step_options(plan), head_bit);
-    ms_choices choices = {.technique = techniques, .step_options = ms_plan_step_options(plan),
+    ms_choices choices = {.technique = techniques,
+                          .step_options = ms_plan_step_options(plan),
                           .offload_min_bytes = plan->offload_min_bytes,
                           .write_window_bytes = plan->write_window_bytes,
                           .read_window_bytes = plan->read_window_bytes};

@@ -17,10 +17,14 @@ typedef fixture_planning fixture;
 
 static ms_graph *make_graph(uint64_t saved_bytes, uint64_t gradient_bytes)
 {
-    const fixture_layer layer = {.saved_bytes = saved_bytes, .temp_bytes = MIB, .flops = 5000000,
-                                 .gradient_bytes = gradient_bytes};
-    const fixture_chain chain = {.layer_count = LAYERS, .layers = &layer, .uniform = true,
-                                 .activation_bytes = 2 * MIB, .logits_bytes = 4 * MIB, .parameter_bytes = 40 * MIB,
+    const fixture_layer layer = {
+        .saved_bytes = saved_bytes, .temp_bytes = MIB, .flops = 5000000, .gradient_bytes = gradient_bytes};
+    const fixture_chain chain = {.layer_count = LAYERS,
+                                 .layers = &layer,
+                                 .uniform = true,
+                                 .activation_bytes = 2 * MIB,
+                                 .logits_bytes = 4 * MIB,
+                                 .parameter_bytes = 40 * MIB,
                                  .state_bytes = 80 * MIB};
     return fixture_chain_graph(&chain);
 }

@@ -217,8 +217,9 @@ static void a_budget_that_nothing_fits_is_refused_as_ever(void **state)
     ms_hardware *hardware = fixture_real_hardware();
     ms_config_default(&config);
     config.memory_budget_bytes = 1000;
-    assert_ms_fails(ms_pipeline_plan_by_policy(graph, hardware, &config, NULL, true, &decision, &effective, &plan, &err),
-                    MS_EINFEASIBLE, err, "smallest");
+    assert_ms_fails(
+        ms_pipeline_plan_by_policy(graph, hardware, &config, NULL, true, &decision, &effective, &plan, &err),
+        MS_EINFEASIBLE, err, "smallest");
     assert_true(err.hint_bytes > 1000);
     ms_graph_free(graph);
     ms_free(hardware);

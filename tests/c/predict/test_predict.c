@@ -14,7 +14,8 @@
 static const char *const configs[] = {
     "{\"model_type\":\"llama\",\"intermediate_size\":96," SIZES "}",
     "{\"model_type\":\"mistral\",\"intermediate_size\":96,\"num_key_value_heads\":2," SIZES "}",
-    "{\"model_type\":\"qwen2\",\"intermediate_size\":96,\"num_key_value_heads\":2,\"tie_word_embeddings\":true," SIZES "}",
+    "{\"model_type\":\"qwen2\",\"intermediate_size\":96,\"num_key_value_heads\":2,\"tie_word_embeddings\":true," SIZES
+    "}",
     "{\"model_type\":\"qwen3\",\"intermediate_size\":96,\"num_key_value_heads\":1," SIZES "}",
     "{\"model_type\":\"bert\",\"intermediate_size\":96," SIZES "}",
     "{\"model_type\":\"gpt2\",\"n_embd\":64,\"n_layer\":3,\"n_head\":4,\"vocab_size\":100}",
@@ -79,13 +80,16 @@ static void what_is_wrong_is_named(void **state)
         {"{\"model_type\":\"t5\"}", 1, 1, MS_EFORMAT, "model_type"},
         {"{}", 1, 1, MS_EFORMAT, "model_type"},
         {"{\"model_type\":\"llama\"," SIZES "}", 1, 1, MS_EFORMAT, "intermediate_size"},
-        {"{\"model_type\":\"gpt2\",\"n_embd\":64,\"n_layer\":-3,\"n_head\":4,\"vocab_size\":9}", 1, 1, MS_EFORMAT, "n_layer"},
-        {"{\"model_type\":\"mistral\",\"intermediate_size\":96,\"num_key_value_heads\":2,\"sliding_window\":0," SIZES "}", 1,
-         16, MS_EFORMAT, "sliding_window"},
-        {"{\"model_type\":\"mistral\",\"intermediate_size\":96,\"num_key_value_heads\":2,\"sliding_window\":1," SIZES "}", 1, 1,
-         MS_EFORMAT, "sliding_window"},
-        {"{\"model_type\":\"gpt2\",\"n_embd\":64,\"n_layer\":3,\"n_head\":4,\"vocab_size\":9,\"n_positions\":8}", 1, 9, MS_EINVAL,
-         "positions"},
+        {"{\"model_type\":\"gpt2\",\"n_embd\":64,\"n_layer\":-3,\"n_head\":4,\"vocab_size\":9}", 1, 1, MS_EFORMAT,
+         "n_layer"},
+        {"{\"model_type\":\"mistral\",\"intermediate_size\":96,\"num_key_value_heads\":2,\"sliding_window\":0," SIZES
+         "}",
+         1, 16, MS_EFORMAT, "sliding_window"},
+        {"{\"model_type\":\"mistral\",\"intermediate_size\":96,\"num_key_value_heads\":2,\"sliding_window\":1," SIZES
+         "}",
+         1, 1, MS_EFORMAT, "sliding_window"},
+        {"{\"model_type\":\"gpt2\",\"n_embd\":64,\"n_layer\":3,\"n_head\":4,\"vocab_size\":9,\"n_positions\":8}", 1, 9,
+         MS_EINVAL, "positions"},
         {"{\"model_type\":\"bert\"", 1, 1, MS_EFORMAT, "line 1"},
         {"{}", 0, 1, MS_EINVAL, "batch and seq"},
         {"{}", 1, UINT64_MAX, MS_EINVAL, "batch and seq"},

@@ -4,18 +4,22 @@
 #include <math.h>
 
 #include "core/isa.h"
+#include "kernels_fixture.h"
 #include "memscale/optimizer.h"
 #include "techniques/adamw.h"
-#include "kernels_fixture.h"
 
 enum { COUNT_MAX = 2100, SETS_MAX = 4 };
 
 static const ms_adamw_group ordinary = {
     .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 1.0};
 
-static const ms__adamw_constants constants = {.decay = 0.999f, .sign = -1.0f, .lerp = 0.1f,
-                                              .beta2 = 0.999f, .one_minus_beta2 = 0.001f,
-                                              .root_scale = 3.1f, .eps = 1e-8f,
+static const ms__adamw_constants constants = {.decay = 0.999f,
+                                              .sign = -1.0f,
+                                              .lerp = 0.1f,
+                                              .beta2 = 0.999f,
+                                              .one_minus_beta2 = 0.001f,
+                                              .root_scale = 3.1f,
+                                              .eps = 1e-8f,
                                               .minus_step_size = -0.05f};
 
 /* ---- data ------------------------------------------------------------------------ */
@@ -27,11 +31,20 @@ static void fill(float *values, size_t count, uint64_t seed, bool is_positive)
         uint32_t r = next_random(&seed);
         float value = ldexpf((float)(r & 0xffffff) * 0x1p-24f + 0.5f, (int)(r >> 24) % 30 - 20);
         switch (next_random(&seed) % 97) {
-        case 0: value = 0.0f; break;
-        case 1: value = 1e-41f; break;
-        case 2: value = INFINITY; break;
-        case 3: value = NAN; break;
-        default: break;
+        case 0:
+            value = 0.0f;
+            break;
+        case 1:
+            value = 1e-41f;
+            break;
+        case 2:
+            value = INFINITY;
+            break;
+        case 3:
+            value = NAN;
+            break;
+        default:
+            break;
         }
         values[i] = r & 0x800000 && !is_positive ? -value : value;
     }
@@ -44,8 +57,7 @@ static void assert_same_floats(const float *a, const float *b, size_t count, con
         memcpy(&x, &a[i], 4);
         memcpy(&y, &b[i], 4);
         if (x != y && !(isnan(a[i]) && isnan(b[i]))) {
-            fail_msg("%s: element %zu of %zu is %.9g instead of %.9g", what, i, count,
-                     (double)b[i], (double)a[i]);
+            fail_msg("%s: element %zu of %zu is %.9g instead of %.9g", what, i, count, (double)b[i], (double)a[i]);
         }
     }
 }
@@ -101,11 +113,10 @@ static void updates_have_the_bits_of_the_plain_kernel(void **state)
             fill_arrays(&expected, i);
             got = expected;
             float *peak = i % 2 ? expected.peak + shift : NULL;
-            ms__adamw_plain.update(expected.p + shift, expected.g + shift, expected.m + shift,
-                                   expected.v + shift, peak, count, &c);
+            ms__adamw_plain.update(expected.p + shift, expected.g + shift, expected.m + shift, expected.v + shift, peak,
+                                   count, &c);
             peak = i % 2 ? got.peak + shift : NULL;
-            sets[s]->update(got.p + shift, got.g + shift, got.m + shift, got.v + shift, peak, count,
-                            &c);
+            sets[s]->update(got.p + shift, got.g + shift, got.m + shift, got.v + shift, peak, count, &c);
             assert_same_floats(expected.p, got.p, COUNT_MAX, "parameter");
             assert_same_floats(expected.m, got.m, COUNT_MAX, "exp_avg");
             assert_same_floats(expected.v, got.v, COUNT_MAX, "exp_avg_sq");
@@ -343,8 +354,7 @@ static void a_step_is_adamw(void **state)
     static float m0[COUNT], v0[COUNT];
     memcpy(m0, m, sizeof m);
     memcpy(v0, v, sizeof v);
-    ms_adamw_tensor t = {.count = COUNT, .step = 5, .parameter = p, .gradient = g, .exp_avg = m,
-                         .exp_avg_sq = v};
+    ms_adamw_tensor t = {.count = COUNT, .step = 5, .parameter = p, .gradient = g, .exp_avg = m, .exp_avg_sq = v};
     ms_error err;
     assert_ms_ok(ms_adamw_step(&ordinary, &t, 1, 1, &err), err);
     for (size_t i = 0; i < COUNT; i++) {
@@ -364,10 +374,9 @@ static void a_scaled_gradient_is_divided_and_written_back(void **state)
     (void)state;
     float p[2] = {1, 2}, g[2] = {8, -16}, m[2] = {0}, v[2] = {0};
     float p_plain[2] = {1, 2}, g_plain[2] = {2, -4}, m_plain[2] = {0}, v_plain[2] = {0};
-    ms_adamw_tensor t = {.count = 2, .step = 1, .parameter = p, .gradient = g, .exp_avg = m,
-                         .exp_avg_sq = v};
-    ms_adamw_tensor plain = {.count = 2, .step = 1, .parameter = p_plain, .gradient = g_plain,
-                             .exp_avg = m_plain, .exp_avg_sq = v_plain};
+    ms_adamw_tensor t = {.count = 2, .step = 1, .parameter = p, .gradient = g, .exp_avg = m, .exp_avg_sq = v};
+    ms_adamw_tensor plain = {
+        .count = 2, .step = 1, .parameter = p_plain, .gradient = g_plain, .exp_avg = m_plain, .exp_avg_sq = v_plain};
     ms_adamw_group scaled = ordinary;
     scaled.grad_scale = 4.0;
     ms_error err;
@@ -385,15 +394,14 @@ static void bad_calls_are_refused_before_anything_is_written(void **state)
     (void)state;
     ms_error err;
     float p[1] = {1}, g[1] = {1}, m[1] = {1}, v[1] = {1}, peak[1] = {1};
-    const ms_adamw_tensor good = {.count = 1, .step = 1, .parameter = p, .gradient = g,
-                                  .exp_avg = m, .exp_avg_sq = v};
+    const ms_adamw_tensor good = {.count = 1, .step = 1, .parameter = p, .gradient = g, .exp_avg = m, .exp_avg_sq = v};
     ms_adamw_tensor pair[2] = {good, good};
-#define REFUSED(change, part)                                                            \
-    do {                                                                                 \
-        pair[1] = good;                                                                  \
-        change;                                                                          \
+#define REFUSED(change, part) \
+    do { \
+        pair[1] = good; \
+        change; \
         assert_ms_fails(ms_adamw_step(&ordinary, pair, 2, 1, &err), MS_EINVAL, err, part); \
-        assert_true(p[0] == 1 && m[0] == 1 && v[0] == 1);                                \
+        assert_true(p[0] == 1 && m[0] == 1 && v[0] == 1); \
     } while (0)
     REFUSED(pair[1].parameter = NULL, "tensor 1 lacks the parameter");
     REFUSED(pair[1].gradient = NULL, "tensor 1 lacks the parameter");
@@ -404,8 +412,8 @@ static void bad_calls_are_refused_before_anything_is_written(void **state)
     REFUSED(pair[1].weights = MS_ADAMW_WEIGHTS_COUNT, "unknown kind");
     REFUSED(pair[1].moments = MS_ADAMW_MOMENTS_COUNT, "unknown kind");
     REFUSED(pair[1].moments = MS_ADAMW_MOMENTS_8BIT, "scales of the blocks");
-    REFUSED((pair[1].moments = MS_ADAMW_MOMENTS_8BIT, pair[1].exp_avg_absmax = peak,
-             pair[1].exp_avg_sq_absmax = peak, pair[1].max_exp_avg_sq = peak),
+    REFUSED((pair[1].moments = MS_ADAMW_MOMENTS_8BIT, pair[1].exp_avg_absmax = peak, pair[1].exp_avg_sq_absmax = peak,
+             pair[1].max_exp_avg_sq = peak),
             "amsgrad has no 8-bit form");
 #undef REFUSED
     const double bad[] = {-1e-9, NAN};
@@ -431,8 +439,7 @@ static void without_memory_nothing_is_written(void **state)
     (void)state;
     ms_error err;
     float p[1] = {1}, g[1] = {1}, m[1] = {1}, v[1] = {1};
-    ms_adamw_tensor t = {.count = 1, .step = 1, .parameter = p, .gradient = g, .exp_avg = m,
-                         .exp_avg_sq = v};
+    ms_adamw_tensor t = {.count = 1, .step = 1, .parameter = p, .gradient = g, .exp_avg = m, .exp_avg_sq = v};
     for (uint64_t nth = 1; nth <= 2; nth++) {
         ms_fault_arm(MS_FAULT_ALLOC, nth, ENOMEM);
         assert_ms_fails(ms_adamw_step(&ordinary, &t, 1, 1, &err), MS_ENOMEM, err, "1 tensors");

@@ -4,9 +4,9 @@
 #include <math.h>
 
 #include "core/isa.h"
+#include "kernels_fixture.h"
 #include "memscale/loss.h"
 #include "techniques/loss.h"
-#include "kernels_fixture.h"
 
 enum { COUNT_MAX = 1100, SETS_MAX = 4 };
 
@@ -19,8 +19,7 @@ static void assert_same(const float *a, const float *b, size_t count, const char
 {
     for (size_t i = 0; i < count; i++) {
         if (memcmp(&a[i], &b[i], 4) != 0 && !(isnan(a[i]) && isnan(b[i]))) {
-            fail_msg("%s: element %zu of %zu is %.9g instead of %.9g", what, i, count,
-                     (double)b[i], (double)a[i]);
+            fail_msg("%s: element %zu of %zu is %.9g instead of %.9g", what, i, count, (double)b[i], (double)a[i]);
         }
     }
 }
@@ -166,8 +165,12 @@ static void make_head(head *h, uint32_t lanes)
         h->classes[i] = next_random(&seed) % VOCABULARY;
         h->by_picked[i] = i % 5 == 0 ? 0.0f : uniform(&seed, -1.0f, 1.0f);
     }
-    h->rows = (ms_loss_rows){.logits = h->logits, .rows = ROWS, .vocabulary = VOCABULARY,
-                             .classes = h->classes, .largest = h->largest, .log_sum = h->log_sum,
+    h->rows = (ms_loss_rows){.logits = h->logits,
+                             .rows = ROWS,
+                             .vocabulary = VOCABULARY,
+                             .classes = h->classes,
+                             .largest = h->largest,
+                             .log_sum = h->log_sum,
                              .lanes = lanes};
 }
 
@@ -216,8 +219,7 @@ static void threads_and_place_change_no_bit(void **state)
             ms_fault_arm(MS_FAULT_THREAD, threads == 4 ? 2 : 0, EAGAIN);
             assert_ms_ok(ms_loss_forward(&other.rows, other.picked, threads, &err), err);
             assert_same(one.picked, other.picked, ROWS, "picked");
-            assert_ms_ok(
-                ms_loss_backward(&other.rows, other.by_picked, other.logits, threads, &err), err);
+            assert_ms_ok(ms_loss_backward(&other.rows, other.by_picked, other.logits, threads, &err), err);
             assert_same(one.gradient, other.logits, (size_t)ROWS * VOCABULARY, "in place");
             ms_fault_disarm_all();
             free_head(&other);
@@ -243,13 +245,11 @@ static void bad_calls_are_refused(void **state)
     bad.log_sum = NULL;
     assert_ms_fails(ms_loss_forward(&bad, h.picked, 1, &err), MS_EINVAL, err, "missing");
     assert_ms_fails(ms_loss_forward(&h.rows, NULL, 1, &err), MS_EINVAL, err, "missing");
-    assert_ms_fails(ms_loss_backward(&h.rows, NULL, h.gradient, 1, &err), MS_EINVAL, err,
-                    "missing");
+    assert_ms_fails(ms_loss_backward(&h.rows, NULL, h.gradient, 1, &err), MS_EINVAL, err, "missing");
     h.classes[3] = VOCABULARY;
     assert_ms_fails(ms_loss_forward(&h.rows, h.picked, 1, &err), MS_EINVAL, err, "row 3");
     h.classes[3] = -1;
-    assert_ms_fails(ms_loss_backward(&h.rows, h.by_picked, h.gradient, 1, &err), MS_EINVAL, err,
-                    "class -1 of row 3");
+    assert_ms_fails(ms_loss_backward(&h.rows, h.by_picked, h.gradient, 1, &err), MS_EINVAL, err, "class -1 of row 3");
     assert_true(h.picked[0] == 5.0f);
     bad = (ms_loss_rows){.vocabulary = 100, .lanes = 8};
     assert_ms_ok(ms_loss_forward(&bad, NULL, 1, &err), err);

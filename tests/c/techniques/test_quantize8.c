@@ -138,10 +138,8 @@ static void small_tensors_keep_their_floats(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(maps_are_the_published_ones),
-        cmocka_unit_test(a_code_is_the_nearest_value),
-        cmocka_unit_test(no_bucket_holds_two_boundaries),
-        cmocka_unit_test(values_come_back_within_the_maps_precision),
+        cmocka_unit_test(maps_are_the_published_ones),     cmocka_unit_test(a_code_is_the_nearest_value),
+        cmocka_unit_test(no_bucket_holds_two_boundaries),  cmocka_unit_test(values_come_back_within_the_maps_precision),
         cmocka_unit_test(small_tensors_keep_their_floats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

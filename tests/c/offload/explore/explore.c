@@ -30,8 +30,7 @@ enum { HAS_THREADS_ONLY = 0 };
 enum { SEEDS = 3000, CALLERS_MAX = 3, HELD = 3, STEPS = 14, PAGE = 4096, AREA = 8 * PAGE, SKIPPED = 77 };
 
 typedef enum world { MEMORY, FILE_THREADS, CUDA_PINNED, CUDA_PAGEABLE, CUDA_LADDER, CUDA_DISK, WORLDS } world;
-static const char *const world_names[] = {"memory", "file", "cuda pinned", "cuda pageable", "cuda ladder",
-                                          "cuda disk"};
+static const char *const world_names[] = {"memory", "file", "cuda pinned", "cuda pageable", "cuda ladder", "cuda disk"};
 
 typedef struct holding {
     unsigned char *memory; /* host or device, for the whole run */
@@ -87,13 +86,12 @@ static uint64_t next_random(uint64_t *state)
 
 /* ---- the driver, linked in ------------------------------------------------------------ */
 
-extern int cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceGet(int *, int),
-    cuDeviceGetName(char *, int, int), cuDeviceTotalMem_v2(size_t *, int),
-    cuDeviceGetAttribute(int *, int, int), cuDevicePrimaryCtxRetain(void **, int),
+extern int cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceGet(int *, int), cuDeviceGetName(char *, int, int),
+    cuDeviceTotalMem_v2(size_t *, int), cuDeviceGetAttribute(int *, int, int), cuDevicePrimaryCtxRetain(void **, int),
     cuDevicePrimaryCtxRelease_v2(int), cuCtxPushCurrent_v2(void *), cuCtxPopCurrent_v2(void **),
     cuStreamCreate(void **, unsigned), cuStreamDestroy_v2(void *), cuStreamSynchronize(void *),
-    cuStreamWaitEvent(void *, void *, unsigned), cuEventCreate(void **, unsigned),
-    cuEventDestroy_v2(void *), cuEventRecord(void *, void *), cuEventSynchronize(void *),
+    cuStreamWaitEvent(void *, void *, unsigned), cuEventCreate(void **, unsigned), cuEventDestroy_v2(void *),
+    cuEventRecord(void *, void *), cuEventSynchronize(void *),
     cuMemcpyDtoHAsync_v2(void *, unsigned long long, size_t, void *),
     cuMemcpyHtoDAsync_v2(unsigned long long, const void *, size_t, void *),
     cuMemHostRegister_v2(void *, size_t, unsigned), cuMemHostUnregister(void *),
@@ -156,8 +154,7 @@ static void check_bytes(void *argument, unsigned char *memory, size_t bytes)
 }
 
 /* At once, or on the caller's stream, later. */
-static void touch(const caller *self, unsigned char *memory, uint64_t bytes, uint64_t seed,
-                  cuda_double_kernel *kernel)
+static void touch(const caller *self, unsigned char *memory, uint64_t bytes, uint64_t seed, cuda_double_kernel *kernel)
 {
     void *argument = (void *)(uintptr_t)seed;
     if (!is_device()) {
@@ -189,10 +186,9 @@ static void begin(caller *self, holding *held)
     held->is_cancelled = false;
     touch(self, held->memory, held->bytes, held->seed, make_bytes);
     uint64_t spare = next_random(&self->random) % 2 == 0 ? PAGE : 0;
-    int rc = is_device() ? ms_offload_store_on(self->engine, self->stream, held->memory, held->bytes,
-                                               &held->ticket, NULL)
-                         : ms_offload_store(self->engine, held->memory, held->bytes, held->bytes + spare,
-                                            &held->ticket, NULL);
+    int rc = is_device()
+                 ? ms_offload_store_on(self->engine, self->stream, held->memory, held->bytes, &held->ticket, NULL)
+                 : ms_offload_store(self->engine, held->memory, held->bytes, held->bytes + spare, &held->ticket, NULL);
     expect(held, rc, "a store is refused");
     held->ticket = rc == MS_OK ? held->ticket : 0;
 }
@@ -208,8 +204,7 @@ static void overwrite(caller *self, holding *held)
 static int ask_back(caller *self, holding *held)
 {
     touch(self, held->landing, held->bytes, held->seed + 2, make_bytes);
-    return is_device() ? ms_offload_fetch_on(self->engine, self->stream, held->ticket, held->landing,
-                                             held->bytes, NULL)
+    return is_device() ? ms_offload_fetch_on(self->engine, self->stream, held->ticket, held->landing, held->bytes, NULL)
                        : ms_offload_fetch(self->engine, held->ticket, held->landing,
                                           held->bytes + next_random(&self->random) % 2 * PAGE, NULL);
 }
@@ -332,8 +327,9 @@ static ms_offload_options random_options(uint64_t *random)
         .from_device = is_device(),
         .slot_bytes = PAGE << next_random(random) % 4,
         .worker_count = 1 + (uint32_t)(next_random(random) % 3),
-        .cap_bytes = world_now == CUDA_LADDER ? 12 * PAGE
-                     : next_random(random) % 4 == 0 ? 20 * PAGE : 1 << 20,
+        .cap_bytes = world_now == CUDA_LADDER       ? 12 * PAGE
+                     : next_random(random) % 4 == 0 ? 20 * PAGE
+                                                    : 1 << 20,
         .pinned_bytes = world_now == CUDA_LADDER ? 6 * PAGE : 1 << 20,
         .disk_cap_bytes = 1 << 20,
         .stream_count = (uint32_t)(next_random(random) % 4),
@@ -346,7 +342,7 @@ static ms_offload_options random_options(uint64_t *random)
 
 static void arm(uint64_t *random)
 {
-    const ms_fault kinds[] = {MS_FAULT_WRITE, MS_FAULT_READ, MS_FAULT_SHORT,
+    const ms_fault kinds[] = {MS_FAULT_WRITE, MS_FAULT_READ,  MS_FAULT_SHORT,
                               MS_FAULT_FLIP,  MS_FAULT_ALLOC, MS_FAULT_DRIVER};
     const int numbers[] = {EIO, EINTR, 0, 0, ENOMEM, 0};
     size_t kind = next_random(random) % (sizeof kinds / sizeof kinds[0]);
@@ -381,8 +377,8 @@ static void check_after(const cuda_double_counts *before, uint64_t blocks)
     if (cuda_double_violations(text, sizeof text) != 0) {
         wrong(text);
     }
-    if (after.streams != before->streams || after.events != before->events ||
-        after.contexts != before->contexts || after.registered_ranges != before->registered_ranges) {
+    if (after.streams != before->streams || after.events != before->events || after.contexts != before->contexts ||
+        after.registered_ranges != before->registered_ranges) {
         wrong("something is left in the driver");
     }
     if (ms_memory_live_blocks() != blocks) {
@@ -497,7 +493,8 @@ int main(int argc, char **argv)
         }
     }
     rmdir(spill_dir);
-    printf("%" PRIu64 " seeds, %" PRIu64 " fetches delivered, %" PRIu64 " calls refused, %" PRIu64 " requests of several seen\n",
+    printf("%" PRIu64 " seeds, %" PRIu64 " fetches delivered, %" PRIu64 " calls refused, %" PRIu64
+           " requests of several seen\n",
            done, delivered, refused, joined);
     return delivered > done && (count < 100 || (refused > 0 && joined > 0)) ? 0 : 1;
 }

@@ -183,8 +183,7 @@ static void fibre_main(void)
     setcontext(&fibres[current].context);
 }
 
-int ms__thread_start(ms__thread *thread, const char *name, ms__thread_body body, void *argument,
-                     ms_error *err)
+int ms__thread_start(ms__thread *thread, const char *name, ms__thread_body body, void *argument, ms_error *err)
 {
     int index = 1;
     while (index < FIBRES_MAX && fibres[index].state != UNUSED) {

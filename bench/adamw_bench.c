@@ -15,7 +15,7 @@
 #include "memscale/optimizer.h"
 
 /* Internal: the tables of kernels. */
-#include "core/isa.h"
+#include "hardware/isa.h"
 #include "techniques/adamw.h"
 
 enum { ROUNDS = 7, THREADS_MAX = 64 };

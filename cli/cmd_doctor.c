@@ -19,9 +19,9 @@
 #include "base/units.h"
 #include "commands.h"
 #include "common.h"
-#include "core/isa.h"
-#include "core/probe.h"
 #include "doctor.h"
+#include "hardware/isa.h"
+#include "hardware/probe.h"
 #include "memscale/hardware.h"
 #include "options.h"
 

@@ -8,7 +8,7 @@
 #include "base/units.h"
 #include "commands.h"
 #include "common.h"
-#include "core/isa.h"
+#include "hardware/isa.h"
 #include "inputs.h"
 #include "memscale/hardware.h"
 #include "options.h"

@@ -11,6 +11,7 @@ import ast
 import pathlib
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -19,38 +20,21 @@ FUNCTION_LINES_MAX = 100
 
 # ---- who may use whom --------------------------------------------------------
 
-BASE = {"base"}
-CORE = BASE | {"core"}
-MIDDLE = {"policy", "plan", "predict", "hostmem", "offload", "techniques"}
-C_ROOMS: dict[str, set[str]] = {
-    "base": set(),
-    "core": BASE,
-    **{room: CORE for room in MIDDLE},
-    "execute": CORE | MIDDLE,
-    "observability": BASE,
-    "autotuning": CORE | {"plan"},
-}
-C_ALL = set(C_ROOMS)
 
-# Public headers that are not named after their room; "top" is what stands above all rooms.
-HEADER_ROOMS = {
-    "config": "core",
-    "graph": "core",
-    "hardware": "core",
-    "trace": "core",
-    "pressure": "core",
-    "engine": "core",
-    "frontier": "top",
-    "loss": "techniques",
-    "optimizer": "techniques",
-    "optimizer_stream": "execute",
-    "chain": "plan",
-    "outlook": "top",
-    "pipeline": "top",
-    "precision": "top",
-    "report": "top",
-    "telemetry": "top",
-}
+def read_rooms(path: pathlib.Path) -> dict[str, dict[str, list[str]]]:
+    """The table of rooms; a room may use only rooms that stand above it in the file."""
+    rooms = tomllib.loads(path.read_text(encoding="utf-8"))
+    seen: set[str] = set()
+    for room, row in rooms.items():
+        later = set(row["may_use"]) - seen
+        if later:
+            raise SystemExit(f"{path.name}: {room} uses {', '.join(sorted(later))}, which must stand above it")
+        seen.add(room)
+    return rooms
+
+
+C_ROOMS = read_rooms(ROOT / "src" / "rooms.toml")
+HEADER_ROOMS = {header: room for room, row in C_ROOMS.items() for header in row["headers"]}
 
 # Python packages and modules from the ground up: each may import from its own
 # and from lower steps.
@@ -73,26 +57,29 @@ def room_of_include(name: str) -> str | None:
     """The room that an include of ours belongs to; None for the system's."""
     first, _, rest = name.partition("/")
     if first == "memscale" and rest.endswith(".h"):
-        stem = rest.removesuffix(".h")
-        return HEADER_ROOMS.get(stem, stem)
-    return first if rest and first in C_ALL else None
+        return HEADER_ROOMS.get(rest.removesuffix(".h"), "no room")
+    return first if rest and first in C_ROOMS else None
 
 
 def check_c_includes(path: pathlib.Path, text: str) -> Iterator[str]:
     """Includes of a C file that its place does not allow."""
     parts = path.relative_to(ROOT).parts
+    room = None
     if parts[0] == "src":
-        room = parts[1] if len(parts) > 2 else "top"
+        room = parts[1] if len(parts) > 2 else "src"
+        if room not in C_ROOMS:
+            yield f"{room} is not a room of src/rooms.toml"
+            return
     elif parts[0] == "include":
-        room = room_of_include(f"memscale/{path.name}") or "top"
-    else:
-        room = "outside"
-    allowed = C_ALL | {"top"} if room in ("top", "outside") else C_ROOMS[room] | {room}
+        room = room_of_include(f"memscale/{path.name}")
+        if room == "no room":
+            yield "belongs to no room of src/rooms.toml"
+            return
     for bracket, name in INCLUDE.findall(text):
         used = room_of_include(name)
-        if used is not None and used not in allowed:
+        if room and used and used != room and used not in C_ROOMS[room]["may_use"]:
             yield f"{room} must not include {name}"
-        if room != "outside" and (name == "Python.h" or name.startswith(("torch/", "ATen/", "c10/"))):
+        if room and (name == "Python.h" or name.startswith(("torch/", "ATen/", "c10/"))):
             yield f"the library must not include {name}"
         if bracket == "<" and used is not None:
             yield f"{name} is ours: include it in quotes"

@@ -2,7 +2,7 @@
  * pipeline.h - the stages strung together: graph, hardware and config in, plan out;
  * and what a finished step teaches.
  *
- * src/pipeline.c is the file to open first. Stages run one way; each passes a plain
+ * src/pipeline/pipeline.c is the file to open first. Stages run one way; each passes a plain
  * value to the next.
  */
 #ifndef MEMSCALE_PIPELINE_H

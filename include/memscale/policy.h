@@ -10,7 +10,7 @@
 #ifndef MEMSCALE_POLICY_H
 #define MEMSCALE_POLICY_H
 
-#include "memscale/engine.h"
+#include "memscale/rules.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -9,9 +9,9 @@
 
 #include "base/array.h"
 #include "base/thread.h"
-#include "core/probe.h"
 #include "execute/state_record.h"
 #include "execute/state_tensor.h"
+#include "hardware/probe.h"
 
 typedef MS__ARRAY(ms__state_tensor *) entries;
 typedef MS__ARRAY(uint64_t) hints;

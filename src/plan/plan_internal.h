@@ -1,12 +1,13 @@
 /*
  * What the files that make, show and save plans share. Nothing outside src/plan and
- * src/pipeline.c includes this.
+ * src/pipeline/pipeline.c includes this.
  */
 #ifndef MS_PLAN_PLAN_INTERNAL_H
 #define MS_PLAN_PLAN_INTERNAL_H
 
-#include "plan/select.h"
+#include "memscale/plan.h"
 #include "plan/text.h"
+#include "search/select.h"
 
 /* A plan of the graph's model and shapes with entries of zeros, KEEP everywhere; NULL
  * when memory is out. Graph may be NULL. */
@@ -16,7 +17,7 @@ ms_plan *ms__plan_new(const ms_graph *graph);
  * For a caller that plans for one of several assumptions about the loop: variants that
  * are faster than `least_ns` or slower than `most_ns` are passed over. *slowest_ns is
  * given back: the step time of the plan for the smallest budget that fits any in these
- * limits (0 where there is none), whatever the budget is. See src/pipeline.c.
+ * limits (0 where there is none), whatever the budget is. See src/pipeline/pipeline.c.
  */
 typedef struct ms__limits {
     uint64_t least_ns, most_ns;

@@ -6,7 +6,7 @@
 #define MS_PLAN_SELECTIONS_H
 
 #include "base/json.h"
-#include "plan/sim.h"
+#include "sim/sim.h"
 
 void ms__selections_clear(ms_plan *plan);
 /* Of a plan whose entries have their techniques; MS_ENOMEM. */

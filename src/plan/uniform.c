@@ -4,7 +4,7 @@
  */
 #include "base/units.h"
 #include "plan/explain_internal.h"
-#include "plan/step_options.h"
+#include "sim/step_options.h"
 
 enum { UNIFORM_MOST = 64 };
 
@@ -12,10 +12,10 @@ enum { UNIFORM_MOST = 64 };
 static ms_technique blind_technique(const ms_hardware *hardware, const ms_config *config)
 {
     bool may_move = config->mode != MS_MODE_CONSERVATIVE && config->enable_offloading;
-    if (may_move && ms_engine_host_cap(hardware, config) > 0) {
+    if (may_move && ms_rules_host_cap(hardware, config) > 0) {
         return MS_TECHNIQUE_OFFLOAD_HOST;
     }
-    if (may_move && ms_engine_disk_cap(hardware, config) > 0) {
+    if (may_move && ms_rules_disk_cap(hardware, config) > 0) {
         return MS_TECHNIQUE_OFFLOAD_DISK;
     }
     return config->enable_checkpointing ? MS_TECHNIQUE_RECOMPUTE : MS_TECHNIQUE_KEEP;
@@ -35,8 +35,8 @@ static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_t
     made->write_window_bytes = MS__BLIND_WINDOW_BYTES;
     made->read_window_bytes = MS__BLIND_WINDOW_BYTES;
     made->slab_bytes = moves ? MS__SLAB_BYTES : 0;
-    made->disk_cap_bytes = ms_engine_disk_cap(hardware, config);
-    made->host_cap_bytes = ms_engine_host_cap(hardware, config);
+    made->disk_cap_bytes = ms_rules_disk_cap(hardware, config);
+    made->host_cap_bytes = ms_rules_host_cap(hardware, config);
     *plan = made;
     return MS_OK;
 }
@@ -128,7 +128,7 @@ int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms
     if (rc == MS_OK) {
         ms_pressure_of(need_bytes, hardware, config, &pressure);
         pressure.comfortable = false; /* the technique was asked for */
-        rc = ms_engine_admit(graph, hardware, config, &pressure, admissions, err);
+        rc = ms_rules_admit(graph, hardware, config, &pressure, admissions, err);
     }
     if (rc == MS_OK) {
         rc = ms__search_open(graph, hardware, config, admissions, pressure.forced, 0, &search, err);

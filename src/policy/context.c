@@ -45,10 +45,10 @@ static void take_machine(const ms_hardware *hardware, const ms_config *config, u
     value[MS_FEATURE_MATMUL_FLOPS_PER_S] =
         on_gpu ? hardware->gpu[hardware->device].matmul_flops_per_s : hardware->cpu.matmul_flops_per_s;
     value[MS_FEATURE_TO_HOST_BYTES_PER_S] = on_gpu ? hardware->gpu[hardware->device].to_host_bytes_per_s : 0;
-    value[MS_FEATURE_DISK_ROOM_BYTES] = ms_engine_disk_cap(hardware, config);
+    value[MS_FEATURE_DISK_ROOM_BYTES] = ms_rules_disk_cap(hardware, config);
     value[MS_FEATURE_DISK_WRITE_BYTES_PER_S] = hardware->disk.write_bytes_per_s;
     value[MS_FEATURE_DISK_READ_BYTES_PER_S] = hardware->disk.read_bytes_per_s;
-    value[MS_FEATURE_HOST_ROOM_BYTES] = ms_engine_host_cap(hardware, config);
+    value[MS_FEATURE_HOST_ROOM_BYTES] = ms_rules_host_cap(hardware, config);
 }
 
 int ms_strategy_context_of(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
@@ -59,7 +59,7 @@ int ms_strategy_context_of(const ms_graph *graph, const ms_hardware *hardware, c
         return ms_fail(err, MS_ENOMEM, "policy: out of memory for %u nodes", graph->node_count);
     }
     ms_strategy_context made = {0};
-    int rc = ms_engine_admit(graph, hardware, config, pressure, admissions, err);
+    int rc = ms_rules_admit(graph, hardware, config, pressure, admissions, err);
     if (rc == MS_OK) {
         take_saved(graph, admissions, made.value);
         take_machine(hardware, config, made.value);

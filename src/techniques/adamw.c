@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 
 #include "base/thread.h"
-#include "core/isa.h"
+#include "hardware/isa.h"
 #include "techniques/adamw.h"
 #include "techniques/crew.h"
 

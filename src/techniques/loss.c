@@ -11,7 +11,7 @@
 
 #include "base/thread.h"
 #include "base/units.h"
-#include "core/isa.h"
+#include "hardware/isa.h"
 #include "techniques/crew.h"
 #include "techniques/loss.h"
 

@@ -225,7 +225,7 @@ static void check_runner_ups(fixture_planning *f, const ms_plan *plan)
     uint8_t techniques[64];
     ms_admission admissions[64];
     ms_error err;
-    assert_ms_ok(ms_engine_admit(f->graph, f->hardware, &f->config, &plan->pressure, admissions, &err), err);
+    assert_ms_ok(ms_rules_admit(f->graph, f->hardware, &f->config, &plan->pressure, admissions, &err), err);
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         techniques[i] = (uint8_t)plan->entries[i].technique;
     }
@@ -338,7 +338,7 @@ static uint64_t exhaustive(fixture_planning *f, const ms_pressure *pressure, uin
     uint32_t count = f->graph->node_count;
     uint64_t best = UINT64_MAX;
     ms_error err;
-    assert_ms_ok(ms_engine_admit(f->graph, f->hardware, &f->config, pressure, admissions, &err), err);
+    assert_ms_ok(ms_rules_admit(f->graph, f->hardware, &f->config, pressure, admissions, &err), err);
     for (;;) {
         bool admitted = true;
         for (uint32_t i = 0; i < count; i++) {

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <math.h>
 
-#include "core/isa.h"
+#include "hardware/isa.h"
 #include "kernels_fixture.h"
 #include "memscale/optimizer.h"
 #include "techniques/adamw.h"

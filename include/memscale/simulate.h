@@ -1,0 +1,107 @@
+/*
+ * simulate.h - replays a training step under given choices, in exact bytes and
+ * integer nanoseconds, without running it.
+ *
+ * The planner calls it for every candidate; reports call it for a timeline. It owns
+ * nothing after it returns, changes none of its arguments and is thread-safe. The same
+ * arguments give the same replay.
+ */
+#ifndef MEMSCALE_SIMULATE_H
+#define MEMSCALE_SIMULATE_H
+
+#include "memscale/rules.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- choices for the step as a whole --------------------------------------- */
+
+/* What a technique may change: nothing; the order of a sum; values, as documented. */
+typedef enum ms_exactness { MS_EXACT, MS_ROUNDING, MS_LOSSY } ms_exactness;
+MS_API const char *ms_exactness_name(ms_exactness exactness);
+
+/*
+ * What can be done to a step besides what is done to its nodes, independently of them.
+ * The value is a bit number in masks and is written into plans by name. Each option is
+ * one file of src/plan (see step_options.h there).
+ */
+#define MS_STEP_OPTION_TABLE(X) \
+    X(EXACT_LOSS_HEAD, exact_loss_head, EXACT, "the cross entropy keeps one tokens x vocabulary buffer, row by row") \
+    X(STATE_ON_DISK, state_on_disk, EXACT, "optimizer state lies on disk and streams through memory in its step") \
+    X(GRADIENT_RELEASE, gradient_release, EXACT, "parameters are updated in backward and their gradients freed") \
+    X(CHUNKED_LOSS_HEAD, chunked_loss_head, ROUNDING, \
+      "logits of some tokens at a time become loss and gradients, and are dropped") \
+    X(TILED_MLP, tiled_mlp, ROUNDING, "position-wise modules of layers run some rows at a time, and again in backward")
+typedef enum ms_step_option {
+#define MS_STEP_OPTION_ENUM(id, name, exactness, text) MS_STEP_##id,
+    MS_STEP_OPTION_TABLE(MS_STEP_OPTION_ENUM)
+#undef MS_STEP_OPTION_ENUM
+        MS_STEP_OPTION_COUNT
+} ms_step_option;
+
+/* Rows of a tile where a position-wise module gets `rows`: an eighth of them, but not fewer
+ * than products of matrices want; `rows` where it is not worth cutting. */
+MS_API uint64_t ms_tile_rows(uint64_t rows);
+
+MS_API const char *ms_step_option_name(ms_step_option option);
+MS_API const char *ms_step_option_text(ms_step_option option);
+MS_API ms_exactness ms_step_option_exactness(ms_step_option option);
+
+/* ---- the choices that a replay needs ------------------------------------- */
+
+typedef struct ms_choices {
+    const uint8_t *technique;    /* [node_count] ms_technique */
+    const uint8_t *packed;       /* [node_count] how many of the storages of two values that a node saves
+                                  * become bits, in the order of what a byte less costs; NULL: none */
+    uint32_t step_options;       /* a bit for each ms_step_option in force */
+    uint64_t offload_min_bytes;  /* storages below stay */
+    uint64_t write_window_bytes; /* stores in flight; forward waits beyond it */
+    uint64_t read_window_bytes;  /* fetched ahead of use in backward */
+    uint64_t ceiling_bytes;      /* of live + cached host memory; 0: nothing is cached */
+} ms_choices;
+
+/* ---- simulator ------------------------------------------------------------ */
+
+typedef struct ms_replay {
+    uint64_t peak_bytes;       /* of the training device, the meaning of the budget; caches included */
+    uint64_t peak_live_bytes;  /* of tensors alone, residents included, caches, slab and scratch excluded */
+    uint64_t first_step_peak_bytes; /* optimizer state comes to be at that step's end */
+    uint64_t small_peak_bytes; /* of tensors below 1 MiB, state included: from libc, which keeps them */
+    uint32_t peak_node;        /* where the peak is; node_count: the optimizer */
+    bool peak_in_backward;
+    uint64_t step_ns;          /* forward + backward + optimizer, stalls included */
+    uint64_t compute_ns;
+    uint64_t recompute_ns;
+    uint64_t fault_ns;         /* part of compute_ns: pages touched for the first time */
+    uint64_t stall_forward_ns;
+    uint64_t stall_backward_ns;
+    uint64_t tier_peak_bytes[3]; /* by ms_tier: bytes of ours on host and disk */
+    uint64_t moved_bytes;      /* stored + fetched per step */
+    uint64_t packed_bytes;     /* of storages of two values that become bits, per step */
+    uint64_t packing_ns;       /* part of compute_ns: making bits of them, and them of bits */
+} ms_replay;
+
+/* One point of the timeline, for reports: after each node of forward and backward. */
+typedef struct ms_sample {
+    uint64_t at_ns;            /* page faults, which are counted for the step as a whole, left out */
+    uint64_t device_bytes;
+    uint64_t lower_tier_bytes;
+    uint32_t node;
+    uint32_t in_backward;
+} ms_sample;
+
+/*
+ * Replays two consecutive steps (optimizer state appears in the first) under
+ * `choices`. `samples`, if not NULL, has room for 2 x node_count points of the
+ * second step. Peaks count all of the process's scratch, its reserve included. Fails only
+ * when memory is out.
+ */
+MS_API int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_choices *choices, ms_replay *replay,
+                       ms_sample *samples, ms_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

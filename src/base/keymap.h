@@ -1,0 +1,35 @@
+/*
+ * A map from 64-bit keys to 64-bit values, open addressing. Used by the tracer
+ * for storages by their address and for saves by node and storage. Keys and values
+ * are any numbers; one value per key.
+ */
+#ifndef MS_BASE_KEYMAP_H
+#define MS_BASE_KEYMAP_H
+
+#include "memscale/base.h"
+
+typedef struct ms__keymap_slot {
+    uint64_t key;
+    uint64_t value;
+    bool used;
+} ms__keymap_slot;
+
+/* All zero is a valid empty map. */
+typedef struct ms__keymap {
+    ms__keymap_slot *slots;
+    size_t capacity; /* 0 or a power of two */
+    size_t count;
+} ms__keymap;
+
+void ms__keymap_free(ms__keymap *map);
+
+/* False where the key is absent; `*value` is then untouched. */
+bool ms__keymap_get(const ms__keymap *map, uint64_t key, uint64_t *value);
+
+/* Sets or replaces; MS_ENOMEM leaves the map as it was. */
+MS_NODISCARD int ms__keymap_put(ms__keymap *map, uint64_t key, uint64_t value);
+
+/* Removes the key if it is there. */
+void ms__keymap_remove(ms__keymap *map, uint64_t key);
+
+#endif

@@ -1,0 +1,52 @@
+/*
+ * What graph.c, graph_check.c, graph_json*.c and the tracer share about graphs.
+ * Nothing outside src/core includes this.
+ */
+#ifndef MS_GRAPH_GRAPH_INTERNAL_H
+#define MS_GRAPH_GRAPH_INTERNAL_H
+
+#include "base/json.h"
+#include "memscale/graph.h"
+
+/* The largest number a document may hold: JSON integers are signed. */
+#define MS__GRAPH_NUMBER_MAX ((uint64_t)INT64_MAX)
+enum { MS__GRAPH_VERSION = 1 /* of the document */ };
+
+/* Name of an enumerator as documents write it; NULL out of range. */
+const char *ms__event_name(uint32_t kind);
+const char *ms__storage_role_name(uint32_t role);
+const char *ms__node_kind_name(uint32_t kind);
+
+/* The `index`-th flag of a node: its bit and name; false past the last one. */
+bool ms__node_flag_at(size_t index, uint32_t *bit, const char **name);
+
+/* Frees what the profile or node holds, not the struct itself. */
+void ms__profile_clear(ms_profile *profile);
+/* MS_ENOMEM; what was made stays with `to`, for ms__profile_clear(). */
+int ms__profile_copy(const ms_profile *from, ms_profile *to);
+void ms__node_clear(ms_node *node);
+
+/* graph_makers.c: bounds of a profile's makers, and that each output is made once, in
+ * forward, after what it is made of. */
+int ms__makers_check(const ms_profile *profile, uint32_t index, ms_error *err);
+/* The optional member "makers" of a profile; written where there are any. */
+void ms__makers_put(ms__json_writer *writer, json_t *profile, const ms_profile *from);
+int ms__makers_read(const ms__json_at *object, ms_profile *profile);
+bool ms__makers_equal(const ms_profile *a, const ms_profile *b);
+
+/* graph_pairs.c: the same for the optional members that are lists of storages with bytes. */
+int ms__pairs_check(const ms_profile *profile, uint32_t index, ms_error *err);
+void ms__pairs_put(ms__json_writer *writer, json_t *profile, const ms_profile *from);
+int ms__pairs_read(const ms__json_at *object, ms_profile *profile);
+bool ms__pairs_equal(const ms_profile *a, const ms_profile *b);
+int ms__pairs_copy(const ms_profile *from, ms_profile *to); /* MS_ENOMEM */
+void ms__pairs_clear(ms_profile *profile);
+
+/* The layer whose first output is the node's first argument, the same object; NULL where
+ * there is none. `storage`: that output's local number there. */
+const ms_node *ms__chain_before(const ms_graph *graph, const ms_node *node, uint32_t *storage);
+
+/* The checks of ms_graph_check() that need sound profiles and nodes. */
+int ms__graph_check_step(const ms_graph *graph, ms_error *err);
+
+#endif

@@ -1,0 +1,156 @@
+/*
+ * Graphs as JSON: the document of docs/formats/graph.schema.json, one line, its
+ * members always in the same order, so that reading a document that was written
+ * here (graph_json_read.c) and writing it again gives the same bytes. Called by everyone
+ * who saves a graph, from any thread: the graph is only read.
+ */
+#include "graph/graph_internal.h"
+
+static void put_residents(ms__json_writer *writer, json_t *tree, const ms_residents *residents)
+{
+    json_t *out = ms__json_put_object(writer, tree, "residents");
+    ms__json_put_u64(writer, out, "parameter_bytes", residents->parameter_bytes);
+    ms__json_put_u64(writer, out, "trainable_bytes", residents->trainable_bytes);
+    ms__json_put_u64(writer, out, "buffer_bytes", residents->buffer_bytes);
+    ms__json_put_u64(writer, out, "batch_bytes", residents->batch_bytes);
+    ms__json_put_u64(writer, out, "largest_parameter_bytes", residents->largest_parameter_bytes);
+}
+
+static void put_loop(ms__json_writer *writer, json_t *tree, const ms_loop *loop)
+{
+    json_t *out = ms__json_put_object(writer, tree, "loop");
+    ms__json_put_bool(writer, out, "outputs_held", loop->outputs_held);
+    ms__json_put_bool(writer, out, "gradients_live_in_forward", loop->gradients_live_in_forward);
+    ms__json_put_bool(writer, out, "observed", loop->observed);
+    ms__json_put_u64(writer, out, "optimizer_state_bytes", loop->optimizer_state_bytes);
+    ms__json_put_u64(writer, out, "optimizer_transient_bytes", loop->optimizer_transient_bytes);
+    ms__json_put_u64(writer, out, "external_loss_bytes", loop->external_loss_bytes);
+    if (loop->optimizer_stream_bytes > 0) {
+        ms__json_put_u64(writer, out, "optimizer_stream_bytes", loop->optimizer_stream_bytes);
+    }
+    if (loop->gradients_releasable) {
+        ms__json_put_bool(writer, out, "gradients_releasable", true);
+    }
+    if (loop->gradients_released) {
+        ms__json_put_bool(writer, out, "gradients_released", true);
+    }
+    if (loop->gradients_needed) {
+        ms__json_put_bool(writer, out, "gradients_needed", true);
+    }
+    if (loop->state_streamed) {
+        ms__json_put_bool(writer, out, "state_streamed", true);
+    }
+}
+
+static void put_storages(ms__json_writer *writer, json_t *tree, const ms_graph *graph)
+{
+    json_t *out = ms__json_put_array(writer, tree, "storages");
+    for (uint32_t i = 0; i < graph->storage_count; i++) {
+        const ms_storage *storage = &graph->storages[i];
+        json_t *item = ms__json_add_object(writer, out);
+        ms__json_put_u64(writer, item, "bytes", storage->bytes);
+        ms__json_put_string(writer, item, "role", ms__storage_role_name(storage->role));
+        ms__json_put_u64(writer, item, "first_node", storage->first_node);
+        ms__json_put_u64(writer, item, "last_node", storage->last_node);
+    }
+}
+
+static void put_events(ms__json_writer *writer, json_t *profile, const char *name, const ms_event *events,
+                       uint32_t count)
+{
+    json_t *out = ms__json_put_array(writer, profile, name);
+    for (uint32_t i = 0; i < count; i++) {
+        json_t *item = ms__json_add_array(writer, out);
+        ms__json_add_string(writer, item, ms__event_name(events[i].kind));
+        if (events[i].kind == MS_EVENT_WORK) {
+            ms__json_add_u64(writer, item, events[i].flops);
+            ms__json_add_u64(writer, item, events[i].bytes);
+            if (events[i].draws != 0 || events[i].evaluations != 0) {
+                ms__json_add_u64(writer, item, events[i].draws);
+            }
+            if (events[i].evaluations != 0) {
+                ms__json_add_u64(writer, item, events[i].evaluations);
+            }
+        } else {
+            ms__json_add_u64(writer, item, events[i].storage);
+        }
+    }
+}
+
+static void put_u32s(ms__json_writer *writer, json_t *object, const char *name, const uint32_t *values, uint32_t count)
+{
+    json_t *out = ms__json_put_array(writer, object, name);
+    for (uint32_t i = 0; i < count; i++) {
+        ms__json_add_u64(writer, out, values[i]);
+    }
+}
+
+static void put_profiles(ms__json_writer *writer, json_t *tree, const ms_graph *graph)
+{
+    json_t *out = ms__json_put_array(writer, tree, "profiles");
+    for (uint32_t i = 0; i < graph->profile_count; i++) {
+        const ms_profile *profile = &graph->profiles[i];
+        json_t *item = ms__json_add_object(writer, out);
+        json_t *sizes = ms__json_put_array(writer, item, "storage_bytes");
+        for (uint32_t s = 0; s < profile->storage_count; s++) {
+            ms__json_add_u64(writer, sizes, profile->storage_bytes[s]);
+        }
+        ms__json_put_u64(writer, item, "external_count", profile->external_count);
+        put_u32s(writer, item, "inputs", profile->inputs, profile->input_count);
+        put_events(writer, item, "forward", profile->forward, profile->forward_count);
+        put_events(writer, item, "backward", profile->backward, profile->backward_count);
+        ms__makers_put(writer, item, profile);
+        ms__pairs_put(writer, item, profile);
+    }
+}
+
+static void put_flags(ms__json_writer *writer, json_t *node, uint32_t flags)
+{
+    json_t *out = ms__json_put_array(writer, node, "flags");
+    uint32_t bit;
+    const char *name;
+    for (size_t i = 0; ms__node_flag_at(i, &bit, &name); i++) {
+        if (flags & bit) {
+            ms__json_add_string(writer, out, name);
+        }
+    }
+}
+
+static void put_nodes(ms__json_writer *writer, json_t *tree, const ms_graph *graph)
+{
+    json_t *out = ms__json_put_array(writer, tree, "nodes");
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        const ms_node *node = &graph->nodes[i];
+        json_t *item = ms__json_add_object(writer, out);
+        ms__json_put_string(writer, item, "name", node->name);
+        ms__json_put_string(writer, item, "kind", ms__node_kind_name(node->kind));
+        ms__json_put_u64(writer, item, "call", node->call);
+        put_flags(writer, item, node->flags);
+        ms__json_put_u64(writer, item, "profile", node->profile);
+        if (node->tiled > 0) {
+            ms__json_put_u64(writer, item, "tiled", node->tiled - 1);
+        }
+        put_u32s(writer, item, "externals", node->externals, graph->profiles[node->profile].external_count);
+    }
+}
+
+char *ms_graph_to_json(const ms_graph *graph)
+{
+    ms__json_writer writer = {0};
+    json_t *tree = ms__json_new(&writer);
+    ms__json_put_u64(&writer, tree, "version", MS__GRAPH_VERSION);
+    ms__json_put_string(&writer, tree, "model", graph->model);
+    ms__json_put_string(&writer, tree, "signature", graph->signature);
+    ms__json_put_string(&writer, tree, "source", graph->source);
+    put_residents(&writer, tree, &graph->residents);
+    put_loop(&writer, tree, &graph->loop);
+    if (graph->small_products) {
+        ms__json_put_bool(&writer, tree, "small_products", true);
+    }
+    put_storages(&writer, tree, graph);
+    put_profiles(&writer, tree, graph);
+    put_nodes(&writer, tree, graph);
+    char *text = writer.code == MS_OK ? ms__json_text(tree, true) : NULL;
+    json_decref(tree);
+    return text;
+}

@@ -1,0 +1,23 @@
+/*
+ * matmul_kernel.h - the inner loop of a matrix product, for measuring how many
+ * floating-point operations a CPU does. Not for computing anything.
+ */
+#ifndef MS_HARDWARE_MATMUL_KERNEL_H
+#define MS_HARDWARE_MATMUL_KERNEL_H
+
+#include <stdint.h>
+
+/* Panels that one call reads and the tile it writes, in floats: room for every
+ * kernel. They fit the first-level cache, as the panels of a real product do. */
+enum { MS__KERNEL_PANEL_FLOATS = 256 * 32, MS__KERNEL_TILE_FLOATS = 16 * 32 };
+
+typedef struct ms__matmul_kernel {
+    /* tile = a-panel x b-panel; all 64-byte aligned, panels of ordinary numbers. */
+    void (*run)(const float *a, const float *b, float *tile);
+    uint64_t flops; /* of one call */
+} ms__matmul_kernel;
+
+/* The fastest kernel for these MS_ISA_... bits. */
+ms__matmul_kernel ms__matmul_kernel_for(uint32_t isa);
+
+#endif

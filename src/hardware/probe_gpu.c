@@ -1,0 +1,102 @@
+/*
+ * Asks the CUDA driver for its devices, without making a context. Called by
+ * hardware.c only. No driver, no device or a driver that answers with an error:
+ * no GPU, and a debug line in the log.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/fault.h"
+#include "base/libcuda.h"
+#include "base/units.h"
+#include "hardware/probe.h"
+
+/* CUdevice_attribute, from the driver API. */
+enum {
+    ATTRIBUTE_CLOCK_KHZ = 13,
+    ATTRIBUTE_MULTIPROCESSORS = 16,
+    ATTRIBUTE_MEMORY_CLOCK_KHZ = 36,
+    ATTRIBUTE_MEMORY_BUS_BITS = 37,
+    ATTRIBUTE_COMPUTE_MAJOR = 75,
+    ATTRIBUTE_COMPUTE_MINOR = 76,
+};
+
+/* fp32 lanes of a multiprocessor: 64 on Volta, Turing and A100, 128 on the rest
+ * (CUDA C programming guide, table of arithmetic throughput). */
+enum { LANES_64 = 64, LANES_128 = 128, EFFICIENCY_PERCENT = 80 };
+
+/* Where the driver tells no clock: a mid-range card; and PCIe 3.0 x16. */
+#define DEFAULT_FLOPS_PER_S UINT64_C(10000000000000)
+#define DEFAULT_MEMORY_BYTES_PER_S UINT64_C(400000000000)
+#define DEFAULT_LINK_BYTES_PER_S UINT64_C(12000000000)
+
+static uint64_t attribute(const ms__libcuda *cuda, ms__cu_device device, int which)
+{
+    int value = 0;
+    if (ms__fault(MS_FAULT_DRIVER, NULL) || cuda->device_get_attribute(&value, which, device) != 0 || value < 0) {
+        return 0;
+    }
+    return (uint64_t)value;
+}
+
+static uint64_t estimate_flops(const ms__libcuda *cuda, ms__cu_device device, const ms_gpu *gpu)
+{
+    bool narrow = gpu->compute_major == 7 || (gpu->compute_major == 8 && gpu->compute_minor == 0);
+    uint64_t lanes = attribute(cuda, device, ATTRIBUTE_MULTIPROCESSORS) * (uint64_t)(narrow ? LANES_64 : LANES_128);
+    uint64_t khz = attribute(cuda, device, ATTRIBUTE_CLOCK_KHZ);
+    uint64_t flops = ms__mul_div(ms__mul_sat(2 * lanes, khz * 1000), EFFICIENCY_PERCENT, 100);
+    return ms_round_2_digits(flops > 0 ? flops : DEFAULT_FLOPS_PER_S);
+}
+
+/* Two transfers per clock. */
+static uint64_t estimate_memory(const ms__libcuda *cuda, ms__cu_device device)
+{
+    uint64_t bus_bytes = attribute(cuda, device, ATTRIBUTE_MEMORY_BUS_BITS) / 8;
+    uint64_t khz = attribute(cuda, device, ATTRIBUTE_MEMORY_CLOCK_KHZ);
+    uint64_t rate = ms__mul_div(ms__mul_sat(2 * bus_bytes, khz * 1000), EFFICIENCY_PERCENT, 100);
+    return ms_round_2_digits(rate > 0 ? rate : DEFAULT_MEMORY_BYTES_PER_S);
+}
+
+static bool probe_one(const ms__libcuda *cuda, int ordinal, ms_gpu *out)
+{
+    ms_gpu gpu = {0};
+    ms__cu_device device;
+    size_t total_bytes = 0;
+    if (ms__fault(MS_FAULT_DRIVER, NULL) || cuda->device_get(&device, ordinal) != 0 ||
+        cuda->device_get_name(gpu.name, sizeof gpu.name, device) != 0 ||
+        cuda->device_total_mem(&total_bytes, device) != 0) {
+        return false;
+    }
+    gpu.name[sizeof gpu.name - 1] = '\0';
+    gpu.total_bytes = total_bytes;
+    gpu.free_bytes = total_bytes; /* the driver tells only inside a context */
+    gpu.copy_engines = (uint32_t)ms__min_u64(attribute(cuda, device, MS__CU_ATTRIBUTE_COPY_ENGINES), 64);
+    gpu.compute_major = (uint32_t)attribute(cuda, device, ATTRIBUTE_COMPUTE_MAJOR);
+    gpu.compute_minor = (uint32_t)attribute(cuda, device, ATTRIBUTE_COMPUTE_MINOR);
+    gpu.matmul_flops_per_s = estimate_flops(cuda, device, &gpu);
+    gpu.stream_bytes_per_s = estimate_memory(cuda, device);
+    gpu.to_host_bytes_per_s = DEFAULT_LINK_BYTES_PER_S;
+    gpu.from_host_bytes_per_s = DEFAULT_LINK_BYTES_PER_S;
+    *out = gpu;
+    return true;
+}
+
+uint32_t ms__probe_gpus(ms_gpu *gpus)
+{
+    const ms__libcuda *cuda;
+    ms_error err;
+    int count = 0;
+    if (ms__libcuda_get(&cuda, &err) != MS_OK) {
+        ms_log(MS_LOG_DEBUG, "%s", err.text);
+        return 0;
+    }
+    if (ms__fault(MS_FAULT_DRIVER, NULL) || cuda->init(0) != 0 || cuda->device_get_count(&count) != 0) {
+        ms_log(MS_LOG_DEBUG, "the CUDA driver is there but gives no device");
+        return 0;
+    }
+    uint32_t found = 0;
+    for (int i = 0; i < count && found < MS_GPU_MAX; i++) {
+        found += probe_one(cuda, i, &gpus[found]);
+    }
+    return found;
+}

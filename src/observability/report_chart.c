@@ -1,0 +1,184 @@
+/*
+ * The charts of report_chart.h.
+ */
+#include "observability/report_chart.h"
+
+#include <inttypes.h>
+
+#include "base/units.h"
+
+/* The plot's frame in the picture, in pixels. */
+enum {
+    WIDTH = 900,
+    HEIGHT = 320,
+    LEFT = 90,
+    RIGHT = 880,
+    TOP = 40,
+    BOTTOM = 260,
+    TICKS = 5,
+    LEGEND_STEP = 160,
+    FAR = 3
+};
+
+typedef struct axes {
+    uint64_t least_x, most_x, most_y;
+} axes;
+
+void ms__html_escape(ms__text *text, const char *plain)
+{
+    for (const char *c = plain; *c != '\0'; c++) {
+        switch (*c) {
+        case '<':
+            ms__text_add(text, "&lt;");
+            break;
+        case '>':
+            ms__text_add(text, "&gt;");
+            break;
+        case '&':
+            ms__text_add(text, "&amp;");
+            break;
+        case '"':
+            ms__text_add(text, "&quot;");
+            break;
+        case '\n':
+            ms__text_add(text, "\n");
+            break;
+        default:
+            ms__text_add(text, "%c", (unsigned char)*c < ' ' ? ' ' : *c);
+            break;
+        }
+    }
+}
+
+/* Whether a limit lies so far above the lines that showing it would flatten them. */
+static bool is_far(const axes *a, const ms__series *limit)
+{
+    return limit->count == 0 || limit->y[0] == UINT64_MAX || limit->y[0] / FAR > a->most_y;
+}
+
+static axes axes_of(const ms__chart *chart)
+{
+    axes found = {UINT64_MAX, 1, 1};
+    for (size_t s = 0; s < chart->series_count; s++) {
+        const ms__series *series = &chart->series[s];
+        for (size_t i = 0; i < series->count; i++) {
+            if (series->y[i] == UINT64_MAX) {
+                continue;
+            }
+            if (!series->is_limit) {
+                found.most_y = ms__max_u64(found.most_y, series->y[i]);
+                found.least_x = ms__min_u64(found.least_x, series->x[i]);
+                found.most_x = ms__max_u64(found.most_x, series->x[i]);
+            }
+        }
+    }
+    uint64_t most_y = found.most_y;
+    for (size_t s = 0; s < chart->series_count; s++) {
+        const ms__series *series = &chart->series[s];
+        if (series->is_limit && !is_far(&found, series)) {
+            most_y = ms__max_u64(most_y, series->y[0]);
+        }
+    }
+    found.most_y = ms__add_sat(most_y, most_y / 10);
+    if (chart->from_zero || found.least_x > found.most_x) {
+        found.least_x = 0;
+    }
+    if (found.most_x == found.least_x) {
+        found.most_x = ms__add_sat(found.least_x, 1);
+    }
+    return found;
+}
+
+static int x_of(const axes *a, uint64_t x)
+{
+    return LEFT + (int)ms__mul_div(RIGHT - LEFT, ms__sub_sat(x, a->least_x), a->most_x - a->least_x);
+}
+
+static int y_of(const axes *a, uint64_t y)
+{
+    return BOTTOM - (int)ms__mul_div(BOTTOM - TOP, ms__min_u64(y, a->most_y), a->most_y);
+}
+
+static void add_ticks(ms__text *text, const ms__chart *chart, const axes *a)
+{
+    for (uint64_t i = 0; i <= TICKS; i++) {
+        uint64_t x = a->least_x + ms__mul_div(a->most_x - a->least_x, i, TICKS);
+        uint64_t y = ms__mul_div(a->most_y, i, TICKS);
+        ms__text_add(text, "<path d=\"M%d %dH%d\" stroke=\"#ddd\"/>", LEFT, y_of(a, y), RIGHT);
+        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>", LEFT - 8, y_of(a, y) + 4,
+                     ms__text_bytes(y).text);
+        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">", x_of(a, x), BOTTOM + 18,
+                     i == TICKS ? "end" : "middle");
+        if (chart->x_is_time) {
+            ms__text_add(text, "%s</text>\n", ms__text_ns(x).text);
+        } else {
+            ms__text_add(text, "%" PRIu64 "</text>\n", x);
+        }
+    }
+}
+
+static void add_line(ms__text *text, const axes *a, const ms__series *series)
+{
+    bool is_down = false;
+    ms__text_add(text, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\" d=\"", series->colour);
+    for (size_t i = 0; i < series->count; i++) {
+        if (series->y[i] == UINT64_MAX) {
+            is_down = false;
+            continue;
+        }
+        int x = x_of(a, series->x[i]), y = y_of(a, series->y[i]);
+        if (!is_down) {
+            ms__text_add(text, "M%d %dh1", x, y); /* a lone point is seen too */
+        } else if (series->is_stepped) {
+            ms__text_add(text, "H%dV%d", x, y);
+        } else {
+            ms__text_add(text, "L%d %d", x, y);
+        }
+        is_down = true;
+    }
+    ms__text_add(text, "\"/>\n");
+}
+
+static void add_limit(ms__text *text, const axes *a, const ms__series *series)
+{
+    if (series->count > 0 && series->y[0] <= a->most_y) {
+        ms__text_add(text, "<path stroke=\"%s\" stroke-width=\"2\" stroke-dasharray=\"6 4\" d=\"M%d %dH%d\"/>\n",
+                     series->colour, LEFT, y_of(a, series->y[0]), RIGHT);
+    }
+}
+
+static void add_legend(ms__text *text, const ms__chart *chart, const axes *a)
+{
+    for (size_t s = 0; s < chart->series_count; s++) {
+        int x = LEFT + (int)s * LEGEND_STEP;
+        ms__text_add(text, "<rect x=\"%d\" y=\"%d\" width=\"14\" height=\"4\" fill=\"%s\"/>", x, HEIGHT - 12,
+                     chart->series[s].colour);
+        ms__text_add(text, "<text x=\"%d\" y=\"%d\">%s", x + 20, HEIGHT - 6, chart->series[s].name);
+        if (chart->series[s].is_limit && chart->series[s].count > 0 && chart->series[s].y[0] > a->most_y) {
+            ms__text_add(text, " (far above)");
+        }
+        ms__text_add(text, "</text>\n");
+    }
+}
+
+void ms__chart_add(ms__text *text, const ms__chart *chart)
+{
+    axes a = axes_of(chart);
+    ms__text_add(text,
+                 "<svg viewBox=\"0 0 %d %d\" role=\"img\" font-size=\"12\" font-family=\"sans-serif\">"
+                 "<title>%s</title>\n<text x=\"%d\" y=\"22\" font-size=\"15\">%s</text>\n",
+                 WIDTH, HEIGHT, chart->title, LEFT, chart->title);
+    add_ticks(text, chart, &a);
+    ms__text_add(text, "<path fill=\"none\" stroke=\"#333\" d=\"M%d %dV%dH%d\"/>", LEFT, TOP, BOTTOM, RIGHT);
+    ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", (LEFT + RIGHT) / 2, BOTTOM + 36,
+                 chart->x_name);
+    for (size_t s = 0; s < chart->series_count; s++) {
+        if (chart->series[s].is_limit) {
+            add_limit(text, &a, &chart->series[s]);
+        } else {
+            add_line(text, &a, &chart->series[s]);
+        }
+    }
+    add_legend(text, chart, &a);
+    ms__text_add(text, "</svg>\n");
+}

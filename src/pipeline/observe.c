@@ -1,0 +1,317 @@
+/*
+ * What a finished step teaches: its peak and time against the plan's, the loop and the
+ * optimizer against what was assumed. Part of the pipeline; the caller plans again when
+ * told to. A pure function of its documents, so that a replan can be reproduced.
+ */
+#include <stdio.h>
+
+#include "base/units.h"
+#include "memscale/pipeline.h"
+#include "sim/process.h"
+#include "sim/sim.h"
+
+enum {
+    PEAK_PERMILLE = 50,       /* a peak further above what was allowed for is corrected */
+    EXPECTED_PERMILLE = 10,   /* what is expected is corrected if it is further off than this */
+    TIME_PERMILLE = 50,       /* the same for time, where it can change a choice */
+    LATE_TIME_PERMILLE = 150, /* after the first steps: only what is worth a new plan */
+    FIRST_TIME_STEP = 3,      /* caches are warm by then */
+    LATE_TIME_STEP = 8,
+    SETTLED_PLAN_STEPS = 2,   /* the first under a new plan faults in what that holds more */
+    FIRST_SHRINK_STEP = 3,
+    SHRINK_PERMILLE = 20,     /* less than this of the peak is not worth a new plan */
+    SHRINK_MARGIN_BYTES = 16 << 20,
+    STATE_PERMILLE = 10
+};
+
+static const struct {
+    const char *name, *text;
+} drifts[] = {
+    [MS_DRIFT_NONE] = {"none", "as planned"},
+    [MS_DRIFT_LOOP] = {"loop", "the training loop holds other tensors than was assumed"},
+    [MS_DRIFT_OPTIMIZER] = {"optimizer",
+                            "the optimizer's state, or what it does with gradients, is not what was assumed"},
+    [MS_DRIFT_PEAK] = {"peak", "the peak is not what was predicted"},
+    [MS_DRIFT_TIME] = {"time", "the step time is not what was predicted"},
+    [MS_DRIFT_RESERVE] = {"reserve", "what lies beside the tensors is now known better"},
+};
+
+const char *ms_drift_name(ms_drift drift)
+{
+    return (unsigned)drift <= MS_DRIFT_RESERVE ? drifts[drift].name : "unknown";
+}
+
+const char *ms_drift_text(ms_drift drift)
+{
+    return (unsigned)drift <= MS_DRIFT_RESERVE ? drifts[drift].text : "unknown";
+}
+
+static uint64_t difference(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : b - a;
+}
+
+static bool off_by(uint64_t measured, uint64_t predicted, uint64_t permille)
+{
+    return difference(measured, predicted) > ms__mul_div(predicted, permille, 1000);
+}
+
+/* Steps at which something may be revised downwards: the first, then 8, 16, 32 ... */
+static bool rare(uint32_t step, uint32_t first)
+{
+    return step == first || (step > first && step >= 8 && (step & (step - 1)) == 0);
+}
+
+/* ---- the loop and the optimizer --------------------------------------------------- */
+
+static bool learn_loop(ms_loop *loop, const ms_plan *plan, const ms_observation *seen)
+{
+    if (!seen->loop_seen) {
+        return false;
+    }
+    if (loop->observed) {
+        bool more = (seen->outputs_held && !loop->outputs_held) ||
+                    (seen->gradients_live_in_forward && !loop->gradients_live_in_forward);
+        loop->outputs_held |= seen->outputs_held;
+        loop->gradients_live_in_forward |= seen->gradients_live_in_forward;
+        return more;
+    }
+    loop->observed = true;
+    loop->outputs_held = seen->outputs_held;
+    loop->gradients_live_in_forward = seen->gradients_live_in_forward;
+    /* Gradients that were seen to live on may be accumulated into: another replay. */
+    return seen->outputs_held != plan->assumed_outputs_held ||
+           seen->gradients_live_in_forward != plan->assumed_gradients_live || seen->gradients_live_in_forward;
+}
+
+static bool learn_release(ms_loop *loop, const ms_observation *seen)
+{
+    bool is_new = seen->gradients_released && !loop->gradients_released;
+    bool needed = seen->gradients_needed && !loop->gradients_needed;
+    loop->gradients_released |= is_new;
+    loop->gradients_needed |= needed;
+    return is_new || needed;
+}
+
+static bool learn_state(ms_loop *loop, const ms_observation *seen)
+{
+    uint64_t state = seen->optimizer_state_bytes;
+    if (state == MS_UNSET || difference(state, loop->optimizer_state_bytes) <= ((uint64_t)1 << 20)) {
+        return false;
+    }
+    if (!off_by(state, loop->optimizer_state_bytes, STATE_PERMILLE)) {
+        return false;
+    }
+    loop->optimizer_state_bytes = state;
+    return true;
+}
+
+/* ---- the peak ------------------------------------------------------------------------ */
+
+static uint64_t predicted_peak(const ms_plan *plan, const ms_observation *seen)
+{
+    return seen->step <= 1 ? plan->replay.first_step_peak_bytes : plan->replay.peak_bytes;
+}
+
+/* The same with all that the plan leaves free for what is not expected. */
+static uint64_t allowed_peak(const ms_plan *plan, const ms_observation *seen)
+{
+    return ms__add_sat(predicted_peak(plan, seen), plan->reserve_bytes);
+}
+
+/* What the process took beside its baseline, our maps, the batch, a slab that is used and
+ * small tensors, all of which the replay counts itself; MS_UNSET where it can't be told. */
+static uint64_t measured_scratch(const ms_graph *graph, const ms_hardware *hardware, const ms_plan *plan,
+                                 const ms_observation *seen)
+{
+    if (seen->peak_held_bytes == MS_UNSET || hardware->process.baseline_bytes == 0 || hardware->device >= 0) {
+        return MS_UNSET;
+    }
+    uint64_t known = ms__add_sat(hardware->process.baseline_bytes, seen->peak_held_bytes);
+    uint64_t slab = ms__slab_expected(plan->slab_bytes, plan->offload_min_bytes);
+    known = ms__add_sat(known, ms__add_sat(slab, plan->replay.small_peak_bytes));
+    known = ms__add_sat(known, graph->residents.batch_bytes);
+    return ms__sub_sat(seen->peak_bytes, known);
+}
+
+static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
+{
+    uint64_t allowed = allowed_peak(plan, seen);
+    bool over_budget = plan->pressure.budget_given && seen->peak_bytes > plan->pressure.allowed_bytes;
+    bool over_plan = seen->peak_bytes > allowed && off_by(seen->peak_bytes, allowed, PEAK_PERMILLE);
+    if (!over_budget && !over_plan) {
+        return false;
+    }
+    uint64_t *scratch = &hardware->process.scratch_bytes;
+    uint64_t missing =
+        ms__sub_sat(seen->peak_bytes, over_budget ? ms__min_u64(allowed, plan->pressure.allowed_bytes) : allowed);
+    uint64_t measured = measured_scratch(graph, hardware, plan, seen);
+    /* What is missing was added when the next plan was refused: adding it at every step would
+     * name ever larger budgets. */
+    uint64_t wanted = seen->replan_refused ? *scratch : ms__add_sat(*scratch, missing);
+    wanted = measured == MS_UNSET ? wanted : ms__max_u64(measured, wanted);
+    if (seen->replan_refused && !off_by(wanted, *scratch, EXPECTED_PERMILLE)) {
+        return false;
+    }
+    *scratch = wanted;
+    ms__process_expect(&hardware->process, measured);
+    return true;
+}
+
+/* A loop other than assumed makes the predicted peak moot; what the process was measured
+ * to take beside its tensors holds in any loop. */
+static void raise_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
+{
+    uint64_t measured = seen->peak_bytes != MS_UNSET ? measured_scratch(graph, hardware, plan, seen) : MS_UNSET;
+    if (measured != MS_UNSET) {
+        hardware->process.scratch_bytes = ms__max_u64(hardware->process.scratch_bytes, measured);
+        ms__process_expect(&hardware->process, measured);
+    }
+}
+
+/* Only by what scratch was measured to be too large: a peak below the prediction may
+ * just as well come from a cache that had nothing to keep. */
+static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan,
+                           const ms_observation *seen)
+{
+    ms_process *process = &hardware->process;
+    uint64_t allowed = allowed_peak(plan, seen);
+    if (plan->skipped || !rare(seen->step, FIRST_SHRINK_STEP) || seen->peak_bytes >= allowed) {
+        return false;
+    }
+    uint64_t measured = measured_scratch(graph, hardware, plan, seen);
+    uint64_t known = measured == MS_UNSET ? ms__sub_sat(process->scratch_bytes, allowed - seen->peak_bytes) : measured;
+    /* The margin is for the next step, and for a plan of other techniques, beside whose
+     * tensors other memory lies. */
+    uint64_t wanted = ms__add_sat(known, known / 2 + SHRINK_MARGIN_BYTES);
+    uint64_t shrinks = ms__sub_sat(process->scratch_bytes, wanted);
+    uint64_t expected = ms__sub_sat(process->scratch_bytes, ms__process_reserve(process, graph));
+    bool smaller = shrinks > ms__mul_div(allowed, SHRINK_PERMILLE, 1000);
+    bool other = measured != MS_UNSET && difference(measured, expected) > ms__mul_div(allowed, EXPECTED_PERMILLE, 1000);
+    if (!smaller && !other) {
+        return false;
+    }
+    process->scratch_bytes = smaller ? wanted : ms__max_u64(process->scratch_bytes, known);
+    ms__process_expect(process, known);
+    return true;
+}
+
+/* ---- time ------------------------------------------------------------------------------ */
+
+static bool moves(const ms_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        uint32_t technique = plan->entries[i].technique;
+        if (ms_technique_moves((ms_technique)technique)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Early, once for each plan, when what it holds is in place; later at rare steps. */
+static bool time_is_early(const ms_observation *seen)
+{
+    return seen->step < LATE_TIME_STEP && seen->plan_steps >= SETTLED_PLAN_STEPS &&
+           (seen->step == FIRST_TIME_STEP || (seen->step > FIRST_TIME_STEP && seen->plan_steps == SETTLED_PLAN_STEPS));
+}
+
+/* The scale of compute matters only beside transfers, which do not scale with it. */
+static bool learn_time(ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
+{
+    uint64_t stalls = ms__add_sat(plan->replay.stall_forward_ns, plan->replay.stall_backward_ns);
+    bool early = time_is_early(seen);
+    uint64_t permille = early ? TIME_PERMILLE : LATE_TIME_PERMILLE;
+    bool due = early || (seen->step >= LATE_TIME_STEP && rare(seen->step, LATE_TIME_STEP));
+    if (plan->skipped || !due || seen->step_ns == MS_UNSET || seen->step_ns == 0 || plan->replay.step_ns <= stalls ||
+        !moves(plan) || !off_by(seen->step_ns, plan->replay.step_ns, permille)) {
+        return false;
+    }
+    uint64_t scale = hardware->time_scale_permille == 0 ? 1000 : hardware->time_scale_permille;
+    uint64_t worked = ms__max_u64(ms__sub_sat(seen->step_ns, stalls), seen->step_ns / 4);
+    uint64_t wanted = ms__mul_div(scale, worked, plan->replay.step_ns - stalls);
+    wanted = ms__max_u64(ms__min_u64(wanted, 4 * scale), scale / 4);
+    wanted = ms__min_u64(ms__max_u64(ms_round_2_digits(wanted), 10), 100000);
+    if (wanted == hardware->time_scale_permille) {
+        return false;
+    }
+    hardware->time_scale_permille = wanted;
+    return true;
+}
+
+/* ---- the line ---------------------------------------------------------------------------- */
+
+/* "+1.3%": measured against predicted. */
+static void put_percent(char *text, size_t size, uint64_t measured, uint64_t predicted)
+{
+    uint64_t permille = predicted == 0 ? 0 : ms__mul_div(difference(measured, predicted), 1000, predicted);
+    snprintf(text, size, "%c%llu.%llu%%", measured >= predicted ? '+' : '-', (unsigned long long)(permille / 10),
+             (unsigned long long)(permille % 10));
+}
+
+static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drift drift)
+{
+    char line[512], percent[40];
+    uint64_t expected = predicted_peak(plan, seen);
+    int length = snprintf(line, sizeof line, "step %u:", seen->step);
+    if (seen->peak_bytes != MS_UNSET && expected > 0) {
+        put_percent(percent, sizeof percent, seen->peak_bytes, expected);
+        length += snprintf(line + length, sizeof line - (size_t)length, " peak %s measured, %s predicted (%s);",
+                           ms__text_bytes(seen->peak_bytes).text, ms__text_bytes(expected).text, percent);
+    }
+    if (seen->step_ns != MS_UNSET && plan->replay.step_ns > 0) {
+        put_percent(percent, sizeof percent, seen->step_ns, plan->replay.step_ns);
+        length += snprintf(line + length, sizeof line - (size_t)length, " time %s measured, %s predicted (%s);",
+                           ms__text_ns(seen->step_ns).text, ms__text_ns(plan->replay.step_ns).text, percent);
+    }
+    bool stays = seen->replan_refused && drift == MS_DRIFT_NONE;
+    snprintf(line + length, sizeof line - (size_t)length, " %s%s%s",
+             stays ? "no other plan fits" : ms_drift_text(drift),
+             seen->smaller_inputs ? ", of smaller inputs than planned for" : "",
+             drift == MS_DRIFT_NONE ? "" : ": planning again");
+    return ms_strdup(line);
+}
+
+static ms_drift learn(ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
+{
+    /* What belongs together is learnt from one step; the first names the reason. */
+    bool loop = learn_loop(&graph->loop, plan, seen);
+    bool optimizer = learn_state(&graph->loop, seen);
+    optimizer |= learn_release(&graph->loop, seen);
+    bool planned = plan->entry_count > 0;
+    if (loop || optimizer) {
+        if (planned) {
+            raise_scratch(graph, hardware, plan, seen);
+        }
+        return loop ? MS_DRIFT_LOOP : MS_DRIFT_OPTIMIZER;
+    }
+    if (!planned) {
+        return MS_DRIFT_NONE;
+    }
+    bool own = !seen->smaller_inputs && !seen->replan_refused;
+    bool measured = seen->peak_bytes != MS_UNSET;
+    bool peak = measured && grow_scratch(graph, hardware, plan, seen);
+    bool reserve = measured && own && !peak && shrink_scratch(graph, hardware, plan, seen);
+    bool time = own && learn_time(hardware, plan, seen);
+    return peak ? MS_DRIFT_PEAK : reserve ? MS_DRIFT_RESERVE : time ? MS_DRIFT_TIME : MS_DRIFT_NONE;
+}
+
+int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config, const ms_plan *plan,
+                        const ms_observation *observation, ms_drift *drift, char **line, ms_error *err)
+{
+    (void)config;
+    ms_loop loop = graph->loop;
+    ms_process process = hardware->process;
+    uint64_t scale = hardware->time_scale_permille;
+    ms_drift found = learn(graph, hardware, plan, observation);
+    char *text = write_line(plan, observation, found);
+    if (text == NULL) {
+        graph->loop = loop;
+        hardware->process = process;
+        hardware->time_scale_permille = scale;
+        return ms_fail(err, MS_ENOMEM, "observe: out of memory");
+    }
+    *drift = found;
+    *line = text;
+    return MS_OK;
+}

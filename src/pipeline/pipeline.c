@@ -1,0 +1,272 @@
+/*
+ * The pipeline: graph, hardware and config in, plan out; and what a finished step
+ * teaches. The file to open first: each stage is one call below. Stages run one way
+ * and pass plain values on; nothing is remembered here between calls.
+ */
+#include "memscale/pipeline.h"
+
+#include "base/units.h"
+#include "pipeline/pipeline_internal.h"
+#include "plan/plan_internal.h"
+
+/* ---- planning ----------------------------------------------------------------- */
+
+static int need_of(const ms_graph *graph, const ms_hardware *hardware, uint64_t *need_bytes, ms_error *err)
+{
+    uint8_t *kept = ms_calloc(graph->node_count, 1);
+    if (kept == NULL) {
+        return ms_fail(err, MS_ENOMEM, "pipeline: out of memory for %u nodes", graph->node_count);
+    }
+    ms_choices choices = {.technique = kept, .offload_min_bytes = MS_OFFLOAD_MIN_BYTES};
+    ms_replay replay;
+    int rc = ms_simulate(graph, hardware, &choices, &replay, NULL, err);
+    ms_free(kept);
+    if (rc == MS_OK) {
+        *need_bytes = replay.peak_bytes;
+    }
+    return rc;
+}
+
+/* Those that cost another forward. */
+static void hold_segments_back(ms_admission *admissions, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
+            uint32_t bit = 1u << technique;
+            if (ms_technique_nesting((ms_technique)technique) == 0 || (admissions[i].under_pressure & bit) == 0) {
+                continue;
+            }
+            admissions[i].rule[technique] = MS_RULE_LAST_RESORT;
+            admissions[i].techniques &= ~bit;
+            admissions[i].under_pressure &= ~bit;
+        }
+    }
+}
+
+static ms__limits limits_of(bool segments, bool exact_only)
+{
+    return (ms__limits){.most_ns = UINT64_MAX, .segments = segments, .exact_only = exact_only};
+}
+
+/* The rules and the solver at a known pressure. */
+static int plan_at(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                   const ms_pressure *pressure, ms__limits *limits, ms_plan **plan, ms_error *err)
+{
+    ms_admission *admissions = ms_calloc(graph->node_count, sizeof *admissions);
+    if (admissions == NULL) {
+        return ms_fail(err, MS_ENOMEM, "pipeline: out of memory for %u nodes", graph->node_count);
+    }
+    int rc = ms_rules_admit(graph, hardware, config, pressure, admissions, err);
+    if (rc == MS_OK && !limits->segments) {
+        hold_segments_back(admissions, graph->node_count);
+    }
+    if (rc == MS_OK) {
+        rc = ms__plan_solve(graph, hardware, config, pressure, admissions, limits, plan, err);
+    }
+    ms_free(admissions);
+    return rc;
+}
+
+static int pressure_of(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                       ms_pressure *pressure, ms_error *err)
+{
+    uint64_t need_bytes = 0;
+    int rc = need_of(graph, hardware, &need_bytes, err);
+    if (rc == MS_OK) {
+        ms_pressure_of(need_bytes, hardware, config, pressure);
+    }
+    return rc;
+}
+
+/* ---- a loop that nobody has seen yet ------------------------------------------------- */
+
+/* From the loop that holds most to the one that holds least. */
+enum { ASSUMPTIONS = 3 };
+static const struct {
+    bool outputs_held, gradients_live;
+} assumptions[ASSUMPTIONS] = {{true, true}, {true, false}, {false, false}};
+
+/* The graph in that loop; shares everything else with the original. */
+static ms_graph assume(const ms_graph *graph, int which)
+{
+    ms_graph assumed = *graph;
+    assumed.loop.outputs_held = assumptions[which].outputs_held;
+    assumed.loop.gradients_live_in_forward = assumptions[which].gradients_live;
+    return assumed;
+}
+
+/* One assumption within limits: MS_EINFEASIBLE also where only the target is missed. */
+static int plan_assuming(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, int which,
+                         ms__limits *limits, ms_plan **plan, ms_error *err)
+{
+    ms_graph assumed = assume(graph, which);
+    ms_pressure pressure;
+    int rc = pressure_of(&assumed, hardware, config, &pressure, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    pressure.comfortable = false; /* where it is, no assumption has to be dropped: see below */
+    ms_plan *made = NULL;
+    rc = plan_at(&assumed, hardware, config, &pressure, limits, &made, err);
+    if (made == NULL) {
+        return rc;
+    }
+    if (made->over_target && which + 1 < ASSUMPTIONS) {
+        ms_plan_free(made);
+        return MS_EINFEASIBLE;
+    }
+    *plan = made;
+    return MS_OK;
+}
+
+/*
+ * The plan is made for the loop that holds most, and for less only where that does not
+ * fit; two steps later the truth is known. For the sake of a choice that is monotone in
+ * the budget, the time at which the least careful assumption meets its smallest budget
+ * bounds the more careful ones, and theirs bounds the less careful ones from below.
+ *
+ * Segments that cost another forward are chosen among in the least careful assumption alone:
+ * a step that is slower for the sake of a loop that may not be there is what a user would see.
+ */
+static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, bool exact_only,
+                           ms_plan **plan, ms_error *err)
+{
+    const int last = ASSUMPTIONS - 1;
+    ms__limits open = limits_of(true, exact_only), careful = limits_of(false, exact_only);
+    ms_plan *fallback = NULL;
+    int rc = plan_assuming(graph, hardware, config, last, &open, &fallback, err);
+    if (fallback == NULL) {
+        return rc;
+    }
+    if (fallback->over_target) {
+        *plan = fallback;
+        return MS_OK;
+    }
+    careful.most_ns = open.slowest_ns;
+    for (int i = 0; i < last; i++) {
+        rc = plan_assuming(graph, hardware, config, i, &careful, plan, err);
+        if (rc == MS_OK) {
+            /* What the least careful one meets is what would be accepted. */
+            (*plan)->smallest_budget_bytes = fallback->smallest_budget_bytes;
+        }
+        if (rc != MS_EINFEASIBLE) {
+            ms_plan_free(fallback);
+            return rc;
+        }
+        careful.least_ns = ms__max_u64(careful.least_ns, careful.slowest_ns);
+    }
+    if (fallback->replay.step_ns >= careful.least_ns) {
+        *plan = fallback;
+        return MS_OK;
+    }
+    ms_plan_free(fallback);
+    open.most_ns = open.slowest_ns;
+    open.least_ns = careful.least_ns;
+    return plan_assuming(graph, hardware, config, last, &open, plan, err);
+}
+
+/* ---- what would help ------------------------------------------------------------------- */
+
+int ms__pipeline_pressure(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                          ms_pressure *pressure, ms_error *err)
+{
+    ms_graph careful = graph->loop.observed ? *graph : assume(graph, 0);
+    return pressure_of(&careful, hardware, config, pressure, err);
+}
+
+static int plan_in_class(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                         const ms_pressure *pressure, bool exact_only, ms_plan **plan, ms_error *err)
+{
+    if (!graph->loop.observed && !pressure->comfortable && !pressure->forced) {
+        return plan_unobserved(graph, hardware, config, exact_only, plan, err);
+    }
+    ms_graph careful = graph->loop.observed ? *graph : assume(graph, 0);
+    ms__limits limits = limits_of(!pressure->forced, exact_only);
+    return plan_at(&careful, hardware, config, pressure, &limits, plan, err);
+}
+
+/* Names the smallest budget that is accepted, in what class ever, in a plan of the exact one. */
+static int name_smallest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan *exact,
+                         ms_error *err)
+{
+    ms_plan *least = NULL;
+    ms__limits limits = limits_of(true, false);
+    ms_graph assumed = graph->loop.observed ? *graph : assume(graph, ASSUMPTIONS - 1);
+    ms_pressure pressure = exact->pressure;
+    int rc = plan_at(&assumed, hardware, config, &pressure, &limits, &least, err);
+    if (rc == MS_OK) {
+        exact->smallest_budget_bytes = ms__min_u64(exact->smallest_budget_bytes, least->smallest_budget_bytes);
+    }
+    ms_plan_free(least);
+    return rc == MS_EINFEASIBLE ? MS_OK : rc;
+}
+
+/* What rounds otherwise is for what nothing exact fits, in no loop and with no last resort. */
+static int plan_any(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
+                    ms_error *err)
+{
+    ms_graph careful = graph->loop.observed ? *graph : assume(graph, 0);
+    ms_pressure pressure;
+    int rc = pressure_of(&careful, hardware, config, &pressure, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    bool may_round = config->enable_tiling && !pressure.comfortable && !pressure.forced;
+    ms_plan *exact = NULL;
+    rc = plan_in_class(graph, hardware, config, &pressure, may_round, &exact, err);
+    if (may_round && (rc == MS_EINFEASIBLE || (rc == MS_OK && exact->over_target))) {
+        ms_plan_free(exact);
+        exact = NULL;
+        rc = plan_in_class(graph, hardware, config, &pressure, false, &exact, err);
+    } else if (may_round && rc == MS_OK) {
+        rc = name_smallest(graph, hardware, config, exact, err);
+    }
+    if (rc != MS_OK) {
+        ms_plan_free(exact);
+        return rc;
+    }
+    *plan = exact;
+    return MS_OK;
+}
+
+int ms__pipeline_smallest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint64_t *bytes,
+                          ms_error *err)
+{
+    ms_graph assumed = graph->loop.observed ? *graph : assume(graph, ASSUMPTIONS - 1);
+    ms_config tight = *config;
+    ms_pressure pressure;
+    ms_plan *plan = NULL;
+    ms_error refusal = {0};
+    ms__limits limits = limits_of(true, false);
+    tight.memory_budget_bytes = 1;
+    int rc = pressure_of(&assumed, hardware, &tight, &pressure, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = plan_at(&assumed, hardware, &tight, &pressure, &limits, &plan, &refusal);
+    ms_plan_free(plan);
+    if (rc == MS_OK || rc == MS_EINFEASIBLE) {
+        *bytes = rc == MS_OK ? 1 : refusal.hint_bytes;
+        return MS_OK;
+    }
+    return ms_fail(err, rc, "%s", refusal.text);
+}
+
+int ms__pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
+                      ms_error *err)
+{
+    if (graph->node_count == 0) {
+        return ms_fail(err, MS_EINVAL, "pipeline: the graph has no nodes");
+    }
+    return plan_any(graph, hardware, config, plan, err);
+}
+
+int ms_pipeline_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
+                     ms_error *err)
+{
+    int rc = ms__pipeline_plan(graph, hardware, config, plan, err);
+    if (rc == MS_EINFEASIBLE && err != NULL) {
+        ms__pipeline_suggest(graph, hardware, config, err);
+    }
+    return rc;
+}

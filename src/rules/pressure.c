@@ -1,0 +1,48 @@
+/*
+ * Memory pressure: what a run needs against what it may use. The pipeline calls
+ * it once per plan; the rules (engine.c) read it. Nothing is chosen here.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "memscale/rules.h"
+
+static uint64_t allowed_of(const ms_hardware *hardware, const ms_config *config)
+{
+    if (config->memory_budget_bytes != MS_UNSET) {
+        return config->memory_budget_bytes;
+    }
+    return ms__mul_div(ms_hardware_device_bytes(hardware), config->target_utilization_permille, 1000);
+}
+
+void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_config *config, ms_pressure *pressure)
+{
+    memset(pressure, 0, sizeof *pressure);
+    pressure->need_bytes = need_bytes;
+    pressure->allowed_bytes = allowed_of(hardware, config);
+    pressure->permille = ms__mul_div_up(need_bytes, 1000, ms__max_u64(pressure->allowed_bytes, 1));
+    pressure->budget_given = config->memory_budget_bytes != MS_UNSET;
+    bool binding = pressure->budget_given && need_bytes > pressure->allowed_bytes;
+    pressure->forced = config->force_optimize && !binding;
+    pressure->comfortable = !pressure->forced && pressure->permille <= MS_COMFORTABLE_PERMILLE;
+}
+
+uint64_t ms_rules_disk_cap(const ms_hardware *hardware, const ms_config *config)
+{
+    const ms_disk *disk = &hardware->disk;
+    if (disk->dir[0] == '\0' || disk->refusal[0] != '\0' || disk->is_memory) {
+        return 0;
+    }
+    if (config->max_disk_offload_bytes != MS_UNSET) {
+        return ms__min_u64(config->max_disk_offload_bytes, disk->free_bytes);
+    }
+    return ms__mul_div(disk->free_bytes, MS_DISK_SHARE_PERMILLE, 1000);
+}
+
+uint64_t ms_rules_host_cap(const ms_hardware *hardware, const ms_config *config)
+{
+    if (hardware->device < 0) {
+        return 0;
+    }
+    return ms__min_u64(config->max_cpu_offload_bytes, hardware->ram.available_bytes);
+}

@@ -1,0 +1,344 @@
+/*
+ * The rules. For every node and technique they say admitted or refused, and by
+ * which rule; the solver chooses among what was admitted. Called by the pipeline.
+ * Pure: the same three documents give the same answer. What a technique costs, and
+ * whether it is worth its cost, is not judged here.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "graph/graph_internal.h"
+#include "memscale/rules.h"
+
+static const struct {
+    const char *name, *text;
+} technique_names[] = {
+#define TECHNIQUE_NAME(id, name, text) [MS_TECHNIQUE_##id] = {name, text},
+    MS_TECHNIQUE_TABLE(TECHNIQUE_NAME)
+#undef TECHNIQUE_NAME
+};
+
+static const struct {
+    const char *name, *text;
+} rule_names[] = {
+#define RULE_NAME(id, name, text) [MS_RULE_##id] = {name, text},
+    MS_RULE_TABLE(RULE_NAME)
+#undef RULE_NAME
+};
+
+uint32_t ms_technique_set(ms_technique technique)
+{
+    bool selects = technique >= MS_TECHNIQUE_SELECTIVE_1 && technique < MS_TECHNIQUE_COUNT;
+    return selects ? (uint32_t)(technique - MS_TECHNIQUE_SELECTIVE_1) % MS_SELECTIVE_SETS + 1 : 0;
+}
+
+ms_technique ms_technique_rest(ms_technique technique)
+{
+    static const ms_technique rests[] = {MS_TECHNIQUE_KEEP, MS_TECHNIQUE_OFFLOAD_HOST, MS_TECHNIQUE_OFFLOAD_DISK};
+    if (ms_technique_set(technique) == 0) {
+        return technique;
+    }
+    return rests[(technique - MS_TECHNIQUE_SELECTIVE_1) / MS_SELECTIVE_SETS];
+}
+
+bool ms_technique_replays(ms_technique technique)
+{
+    return technique == MS_TECHNIQUE_RECOMPUTE || technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT ||
+           ms_technique_is_joined(technique) || ms_technique_nesting(technique) > 0;
+}
+
+bool ms_technique_is_joined(ms_technique technique)
+{
+    return technique == MS_TECHNIQUE_RECOMPUTE_JOINED;
+}
+
+uint32_t ms_technique_nesting(ms_technique technique)
+{
+    bool nests = technique >= MS_TECHNIQUE_RECOMPUTE_SEGMENT && technique <= MS_TECHNIQUE_RECOMPUTE_NESTED_3;
+    return nests ? (uint32_t)(technique - MS_TECHNIQUE_RECOMPUTE_SEGMENT) + 1 : 0;
+}
+
+bool ms_technique_moves(ms_technique technique)
+{
+    ms_technique rest = ms_technique_rest(technique);
+    return rest == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT || rest == MS_TECHNIQUE_OFFLOAD_HOST ||
+           rest == MS_TECHNIQUE_OFFLOAD_DISK;
+}
+
+const char *ms_technique_name(ms_technique technique)
+{
+    return (unsigned)technique < MS_TECHNIQUE_COUNT ? technique_names[technique].name : "unknown";
+}
+
+const char *ms_technique_text(ms_technique technique)
+{
+    return (unsigned)technique < MS_TECHNIQUE_COUNT ? technique_names[technique].text : "unknown technique";
+}
+
+int ms_technique_parse(const char *name, ms_technique *technique)
+{
+    for (int i = 0; i < MS_TECHNIQUE_COUNT; i++) {
+        if (strcmp(name, technique_names[i].name) == 0) {
+            *technique = (ms_technique)i;
+            return MS_OK;
+        }
+    }
+    return MS_EINVAL;
+}
+
+const char *ms_rule_name(ms_rule rule)
+{
+    return (unsigned)rule < MS_RULE_COUNT ? rule_names[rule].name : "unknown";
+}
+
+const char *ms_rule_text(ms_rule rule)
+{
+    return (unsigned)rule < MS_RULE_COUNT ? rule_names[rule].text : "unknown rule";
+}
+
+/* ---- what a node holds ---------------------------------------------------------- */
+
+/* All that the rules look at. */
+typedef struct case_facts {
+    const ms_graph *graph;
+    const ms_hardware *hardware;
+    const ms_config *config;
+    const ms_pressure *pressure;
+    uint64_t floor_bytes;   /* storages and nodes below it are not worth touching */
+    uint64_t largest_bytes; /* saved by the node that saves most */
+    uint64_t disk_cap_bytes, host_cap_bytes;
+} case_facts;
+
+static uint64_t storage_bytes(const case_facts *facts, const ms_node *node, uint32_t storage)
+{
+    const ms_profile *profile = &facts->graph->profiles[node->profile];
+    if (storage >= profile->external_count) {
+        return profile->storage_bytes[storage];
+    }
+    const ms_storage *external = &facts->graph->storages[node->externals[storage]];
+    return external->role == MS_STORAGE_BATCH ? 0 : external->bytes;
+}
+
+/* SAVE comes once per node and storage, so a sum over the events is one over storages. */
+static void weigh(const case_facts *facts, const ms_node *node, ms_admission *admission)
+{
+    const ms_profile *profile = &facts->graph->profiles[node->profile];
+    for (uint32_t i = 0; i < profile->forward_count; i++) {
+        if (profile->forward[i].kind == MS_EVENT_SAVE) {
+            uint64_t bytes = storage_bytes(facts, node, profile->forward[i].storage);
+            admission->saved_bytes = ms__add_sat(admission->saved_bytes, bytes);
+            if (bytes >= facts->floor_bytes) {
+                admission->offload_bytes = ms__add_sat(admission->offload_bytes, bytes);
+            }
+        }
+    }
+}
+
+static uint64_t movable_input_bytes(const case_facts *facts, const ms_node *node)
+{
+    const ms_profile *profile = &facts->graph->profiles[node->profile];
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < profile->input_count; i++) {
+        uint64_t bytes = storage_bytes(facts, node, profile->inputs[i]);
+        sum = ms__add_sat(sum, bytes >= facts->floor_bytes ? bytes : 0);
+    }
+    return sum;
+}
+
+/* ---- the rules --------------------------------------------------------------------- */
+
+enum { ADMITTED = MS_RULE_COUNT }; /* no rule refuses */
+
+static uint32_t judge_mode(const case_facts *facts, bool moves, bool recomputes)
+{
+    if (moves && facts->config->mode == MS_MODE_CONSERVATIVE) {
+        return MS_RULE_MODE;
+    }
+    bool off = (moves && !facts->config->enable_offloading) || (recomputes && !facts->config->enable_checkpointing);
+    return off ? MS_RULE_FLAG_OFF : ADMITTED;
+}
+
+static uint32_t judge_disk(const case_facts *facts, uint64_t bytes)
+{
+    const ms_disk *disk = &facts->hardware->disk;
+    if (disk->dir[0] == '\0' || disk->refusal[0] != '\0' || disk->is_memory) {
+        return MS_RULE_NO_DISK;
+    }
+    return facts->disk_cap_bytes < ms__max_u64(bytes, 1) ? MS_RULE_DISK_CAP : ADMITTED;
+}
+
+static uint32_t judge_host(const case_facts *facts, uint64_t bytes)
+{
+    if (facts->hardware->device < 0) {
+        return MS_RULE_HOST_IS_DEVICE;
+    }
+    return facts->host_cap_bytes < ms__max_u64(bytes, 1) ? MS_RULE_HOST_CAP : ADMITTED;
+}
+
+static uint32_t judge_recompute(const case_facts *facts, const ms_node *node, const ms_admission *admission)
+{
+    if (node->kind == MS_NODE_ROOT) {
+        return MS_RULE_ROOT_WORK;
+    }
+    if (node->flags & MS_NODE_MUTATES_INPUT) {
+        return MS_RULE_MUTATES_INPUT;
+    }
+    if (node->flags & MS_NODE_OPAQUE_ARGUMENT) {
+        return MS_RULE_OPAQUE_ARGUMENT;
+    }
+    bool no_input = facts->graph->profiles[node->profile].input_count == 0;
+    if (no_input || (node->flags & MS_NODE_NO_TENSOR_INPUT)) {
+        return MS_RULE_NO_TENSOR_INPUT;
+    }
+    return admission->saved_bytes < facts->floor_bytes ? MS_RULE_TOO_SMALL : ADMITTED;
+}
+
+/* The layer before has to be run again for this one's argument: so it has to be able to. */
+static uint32_t judge_segment(const case_facts *facts, const ms_node *node, const ms_admission *admission)
+{
+    uint32_t rule = judge_recompute(facts, node, admission), storage;
+    const ms_node *before = ms__chain_before(facts->graph, node, &storage);
+    if (rule != ADMITTED || before == NULL) {
+        return rule != ADMITTED ? rule : (uint32_t)MS_RULE_NOT_CHAINED;
+    }
+    ms_admission large = {.saved_bytes = UINT64_MAX}; /* its size is its own affair */
+    bool able = !(before->flags & MS_NODE_UNHOOKABLE) && judge_recompute(facts, before, &large) == ADMITTED;
+    return able ? (uint32_t)ADMITTED : (uint32_t)MS_RULE_NOT_CHAINED;
+}
+
+static uint32_t judge_offload(const case_facts *facts, ms_technique technique, uint64_t bytes)
+{
+    uint32_t rule = technique == MS_TECHNIQUE_OFFLOAD_HOST ? judge_host(facts, bytes) : judge_disk(facts, bytes);
+    return rule == ADMITTED && bytes == 0 ? (uint32_t)MS_RULE_TOO_SMALL : rule;
+}
+
+/* Operators run again from what the layer saved: its arguments are not looked at. */
+static uint32_t judge_selective(const case_facts *facts, const ms_node *node, const ms_admission *admission,
+                                ms_technique technique)
+{
+    if (facts->graph->profiles[node->profile].maker_count == 0) {
+        return MS_RULE_NO_MAKERS;
+    }
+    if (admission->saved_bytes < facts->floor_bytes) {
+        return MS_RULE_TOO_SMALL;
+    }
+    ms_technique rest = ms_technique_rest(technique);
+    return rest == MS_TECHNIQUE_KEEP ? (uint32_t)ADMITTED : judge_offload(facts, rest, admission->offload_bytes);
+}
+
+static uint32_t judge_technique(const case_facts *facts, const ms_node *node, const ms_admission *admission,
+                                ms_technique technique)
+{
+    switch (technique) {
+    case MS_TECHNIQUE_RECOMPUTE:
+        return judge_recompute(facts, node, admission);
+    case MS_TECHNIQUE_RECOMPUTE_JOINED:
+    case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
+    case MS_TECHNIQUE_RECOMPUTE_NESTED_2:
+    case MS_TECHNIQUE_RECOMPUTE_NESTED_3:
+        return judge_segment(facts, node, admission);
+    case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT: {
+        ms_technique tier = facts->hardware->device < 0 ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_OFFLOAD_HOST;
+        uint32_t rule = judge_recompute(facts, node, admission);
+        return rule == ADMITTED ? judge_offload(facts, tier, movable_input_bytes(facts, node)) : rule;
+    }
+    case MS_TECHNIQUE_KEEP:
+    case MS_TECHNIQUE_OFFLOAD_HOST:
+    case MS_TECHNIQUE_OFFLOAD_DISK:
+        return judge_offload(facts, technique, admission->offload_bytes);
+    default:
+        return judge_selective(facts, node, admission, technique);
+    }
+}
+
+/* The rule that refuses, or ADMITTED. Before any light touch. */
+static uint32_t judge(const case_facts *facts, const ms_node *node, const ms_admission *admission,
+                      ms_technique technique)
+{
+    bool recomputes = ms_technique_replays(technique) || ms_technique_set(technique) != 0;
+    if (node->flags & MS_NODE_UNHOOKABLE) {
+        return MS_RULE_UNHOOKABLE;
+    }
+    if (recomputes && node->kind == MS_NODE_ROOT) {
+        return MS_RULE_ROOT_WORK;
+    }
+    uint32_t rule = judge_mode(facts, ms_technique_moves(technique), recomputes);
+    return rule == ADMITTED ? judge_technique(facts, node, admission, technique) : rule;
+}
+
+/* Bits stay where they are, but it is the same engine that makes them: whoever switches offloading
+ * off, by flag or mode, has none. They are no reason to touch a layer less, so that low pressure
+ * does not hold them back. */
+static void admit_packing(const case_facts *facts, const ms_node *node, ms_admission *admission)
+{
+    uint32_t rule = judge_mode(facts, true, false);
+    if (facts->hardware->device >= 0) {
+        rule = MS_RULE_HOST_ONLY;
+    }
+    if (node->kind == MS_NODE_ROOT || (node->flags & MS_NODE_UNHOOKABLE)) {
+        rule = node->kind == MS_NODE_ROOT ? MS_RULE_ROOT_WORK : MS_RULE_UNHOOKABLE;
+    }
+    if (facts->pressure->comfortable) {
+        rule = MS_RULE_COMFORTABLE;
+    }
+    admission->packs = rule == ADMITTED;
+    if (rule == ADMITTED) {
+        rule = facts->pressure->forced ? MS_RULE_FORCED : MS_RULE_PRESSURE;
+    }
+    admission->packing_rule = rule;
+}
+
+/* Little is missing: nodes that save much less than the largest are left alone. */
+static bool light(const case_facts *facts, const ms_admission *admission)
+{
+    return !facts->pressure->forced && facts->config->mode != MS_MODE_AGGRESSIVE &&
+           facts->pressure->permille <= MS_LOW_PRESSURE_PERMILLE &&
+           ms__mul_sat(admission->saved_bytes, 4) < facts->largest_bytes;
+}
+
+static void admit_node(const case_facts *facts, const ms_node *node, ms_admission *admission)
+{
+    const uint32_t keep = 1u << MS_TECHNIQUE_KEEP;
+    bool comfortable = facts->pressure->comfortable;
+    admission->techniques = admission->under_pressure = keep;
+    admission->rule[MS_TECHNIQUE_KEEP] = comfortable ? MS_RULE_COMFORTABLE : MS_RULE_KEEP_ALWAYS;
+    for (int i = MS_TECHNIQUE_KEEP + 1; i < MS_TECHNIQUE_COUNT; i++) {
+        uint32_t rule = comfortable ? (uint32_t)MS_RULE_COMFORTABLE : judge(facts, node, admission, (ms_technique)i);
+        if (rule != ADMITTED) {
+            admission->rule[i] = rule;
+            continue;
+        }
+        admission->under_pressure |= 1u << i;
+        if (light(facts, admission)) {
+            admission->rule[i] = MS_RULE_LOW_PRESSURE;
+            continue;
+        }
+        admission->techniques |= 1u << i;
+        admission->rule[i] = facts->pressure->forced ? MS_RULE_FORCED : MS_RULE_PRESSURE;
+    }
+}
+
+int ms_rules_admit(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                   const ms_pressure *pressure, ms_admission *admissions, ms_error *err)
+{
+    case_facts facts = {.graph = graph,
+                        .hardware = hardware,
+                        .config = config,
+                        .pressure = pressure,
+                        .floor_bytes = pressure->forced ? 1 : MS_OFFLOAD_MIN_BYTES,
+                        .disk_cap_bytes = ms_rules_disk_cap(hardware, config),
+                        .host_cap_bytes = ms_rules_host_cap(hardware, config)};
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        if (graph->nodes[i].profile >= graph->profile_count) {
+            return ms_fail(err, MS_EINVAL, "engine: node %u has no profile", i);
+        }
+        memset(&admissions[i], 0, sizeof admissions[i]);
+        weigh(&facts, &graph->nodes[i], &admissions[i]);
+        facts.largest_bytes = ms__max_u64(facts.largest_bytes, admissions[i].saved_bytes);
+    }
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        admit_node(&facts, &graph->nodes[i], &admissions[i]);
+        admit_packing(&facts, &graph->nodes[i], &admissions[i]);
+    }
+    return MS_OK;
+}

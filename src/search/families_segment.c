@@ -1,0 +1,152 @@
+/*
+ * Candidates with segments, in the step that the search is at: runs of layers of which only
+ * the first keeps its arguments; runs inside runs; layers that run again as one; and layers
+ * after the last run that are kept, moved or selective. Called by solver.c, after the others.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "search/search.h"
+
+enum { LENGTHS_MOST = 8, SHAPES_MOST = 40, GRID = 4, JOINED_MOST = 4 };
+
+/* Where runs begin: every lengths[n]-th layer has nesting n (0: keeps its arguments), the
+ * smallest n that divides counting; 1 ends the list. Of what is left, joined or of the last. */
+typedef struct shape {
+    uint32_t lengths[MS_NESTING_MOST];
+    bool joined;
+} shape;
+
+static ms_technique wanted_at(const shape *how, uint32_t i, ms_technique first)
+{
+    uint32_t nesting = 0;
+    while (nesting < MS_NESTING_MOST && how->lengths[nesting] > 1 && i % how->lengths[nesting] != 0) {
+        nesting++;
+    }
+    bool is_left = nesting == MS_NESTING_MOST || how->lengths[nesting] <= 1;
+    if (nesting == 0) {
+        return first;
+    }
+    return is_left && how->joined ? MS_TECHNIQUE_RECOMPUTE_JOINED
+                                  : (ms_technique)(MS_TECHNIQUE_RECOMPUTE_SEGMENT + nesting - 1);
+}
+
+/* The last `others` layers get `rest`, those before them the shape. */
+static void set_segments(ms__search *search, const shape *how, ms_technique first, uint32_t others, ms_technique rest)
+{
+    ms__search_keep_all(search);
+    for (uint32_t i = 0; i < search->layer_count; i++) {
+        uint32_t node = search->layers[i];
+        bool is_other = i + others >= search->layer_count;
+        ms_technique wanted = is_other ? rest : wanted_at(how, i, first);
+        search->scratch[node] =
+            ms__search_pick(search, node, wanted, is_other ? MS_TECHNIQUE_KEEP : MS_TECHNIQUE_RECOMPUTE);
+    }
+}
+
+static void set_roots(ms__search *search)
+{
+    for (uint32_t i = 0; i < search->root_count; i++) {
+        uint32_t node = search->roots[i];
+        search->scratch[node] = ms__search_pick(search, node, (ms_technique)search->root_technique, MS_TECHNIQUE_KEEP);
+    }
+}
+
+/* ---- shapes ------------------------------------------------------------------------- */
+
+/* The least n with n to the power >= count. */
+static uint32_t root_of(uint32_t count, uint32_t power)
+{
+    for (uint32_t n = 1;; n++) {
+        uint64_t product = 1;
+        for (uint32_t i = 0; i < power; i++) {
+            product *= n;
+        }
+        if (product >= count) {
+            return n;
+        }
+    }
+}
+
+static size_t add_shape(shape *shapes, size_t count, shape made)
+{
+    if (count < SHAPES_MOST) {
+        shapes[count++] = made;
+    }
+    return count;
+}
+
+/* Lengths grow by half: 2, 3, 4, 6, 9 and so on; and the whole chain. */
+static size_t list_shapes(uint32_t layers, shape *shapes)
+{
+    size_t count = 0;
+    for (uint32_t joined = 2; joined <= JOINED_MOST && joined <= layers; joined++) {
+        count = add_shape(shapes, count, (shape){{joined, 1, 1}, true});
+    }
+    uint32_t length = 2;
+    for (uint32_t tried = 0; tried <= LENGTHS_MOST && length <= layers; tried++) {
+        count = add_shape(shapes, count, (shape){{length, 1, 1}, false});
+        uint32_t inner = root_of(length, 2);
+        if (inner > 1 && inner < length) {
+            count = add_shape(shapes, count, (shape){{length, inner, 1}, false});
+            count = add_shape(shapes, count, (shape){{length, inner, 1}, true});
+        }
+        if (length > 4) {
+            count = add_shape(shapes, count, (shape){{length, 2, 1}, true});
+        }
+        uint32_t grown = length + (uint32_t)ms__max_u64(length / 2, 1);
+        bool is_last = length < layers && (grown > layers || tried + 1 == LENGTHS_MOST);
+        length = is_last ? layers : grown;
+    }
+    uint32_t third = root_of(layers, 3);
+    if (third > 1 && third * third < layers) {
+        count = add_shape(shapes, count, (shape){{layers, third * third, third}, false});
+    }
+    return count;
+}
+
+/* ---- candidates ----------------------------------------------------------------------- */
+
+static void add_all(ms__search *search)
+{
+    ms__search_add(search, 0, false);
+    ms__search_add(search, 1, false); /* the same, where nothing moves */
+    if (search->root_count > 0) {
+        set_roots(search);
+        ms__search_add(search, 0, false);
+        ms__search_add(search, 1, false);
+    }
+}
+
+static void propose_beside(ms__search *search, const shape *shapes, size_t count, ms_technique first, ms_technique rest)
+{
+    uint32_t step = (uint32_t)ms__div_up(ms__max_u64(search->layer_count, 1), GRID);
+    for (size_t i = 0; i < count; i++) {
+        for (uint32_t others = rest == MS_TECHNIQUE_KEEP ? 0 : step; others < search->layer_count; others += step) {
+            set_segments(search, &shapes[i], first, others, rest);
+            add_all(search);
+        }
+    }
+}
+
+static bool layers_may(const ms__search *search, int technique)
+{
+    return ((search->layer_techniques | search->selective_techniques) & 1u << technique) != 0;
+}
+
+void ms__families_segment(ms__search *search)
+{
+    static const ms_technique firsts[] = {MS_TECHNIQUE_RECOMPUTE, MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT};
+    shape shapes[SHAPES_MOST];
+    size_t count = list_shapes(search->layer_count, shapes);
+    for (size_t i = 0; i < sizeof firsts / sizeof firsts[0]; i++) {
+        if (layers_may(search, firsts[i])) {
+            propose_beside(search, shapes, count, firsts[i], MS_TECHNIQUE_KEEP);
+        }
+    }
+    for (int rest = MS_TECHNIQUE_OFFLOAD_HOST; rest < MS_TECHNIQUE_COUNT; rest++) {
+        if (layers_may(search, rest)) {
+            propose_beside(search, shapes, count, MS_TECHNIQUE_RECOMPUTE, (ms_technique)rest);
+        }
+    }
+}

@@ -1,0 +1,273 @@
+/*
+ * The simulator's lower tier: a queue of stores and a queue of fetches, each in
+ * order. On a disk, and on a GPU with one copy engine, the two share the link:
+ * while both move, each goes at half its rate. Times are exact integers, counted
+ * in half nanoseconds so that a half rate loses nothing.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "sim/sim.h"
+
+/* How far the prefetch looks in one go. */
+enum { LOOK_MOST = 256 };
+
+static uint64_t rate_of(const ms__sim *sim, uint32_t tier, bool down)
+{
+    const ms_hardware *hardware = sim->hardware;
+    uint64_t disk = down ? hardware->disk.write_bytes_per_s : hardware->disk.read_bytes_per_s;
+    if (sim->on_host) {
+        return disk;
+    }
+    const ms_gpu *gpu = &hardware->gpu[hardware->device];
+    uint64_t link = down ? gpu->to_host_bytes_per_s : gpu->from_host_bytes_per_s;
+    return tier == MS__DISK_TIER ? ms__min_u64(disk, link) : link;
+}
+
+/* What a transfer costs the compute threads: its bookkeeping, and on a host, where
+ * they are the same processors, the checksum. */
+static uint64_t handling_ns(const ms__sim *sim, uint64_t bytes)
+{
+    uint64_t checksum = 0;
+    if (sim->on_host) {
+        uint64_t cpus = ms__max_u64(sim->hardware->cpu.usable_cpus, 1);
+        checksum = ms__rate_ns(bytes, ms__mul_sat(sim->hardware->cpu.checksum_bytes_per_s, cpus));
+    }
+    return ms__add_sat(MS__HANDLING_NS, checksum);
+}
+
+void ms__io_reset(ms__sim *sim)
+{
+    ms__io *io = &sim->io;
+    struct ms__transfer *writes = io->writes.transfers, *reads = io->reads.transfers;
+    memset(io, 0, sizeof *io);
+    io->writes.transfers = writes;
+    io->reads.transfers = reads;
+    io->shared = sim->on_host || sim->hardware->gpu[sim->hardware->device].copy_engines < 2;
+    for (uint32_t i = 0; !io->shared && i < sim->node_count; i++) {
+        io->shared = ms_technique_rest((ms_technique)sim->choices->technique[i]) == MS_TECHNIQUE_OFFLOAD_DISK;
+    }
+    sim->fetch_count = 0;
+    sim->prefetch_next = 0;
+}
+
+/* ---- queues ------------------------------------------------------------------- */
+
+static bool busy(const ms__queue *queue)
+{
+    return queue->next < queue->count;
+}
+
+static void start_next(ms__queue *queue)
+{
+    if (busy(queue)) {
+        queue->left = ms__max_u64(ms__mul_sat(2, queue->transfers[queue->next].ns), 1);
+    }
+}
+
+static void push(ms__queue *queue, uint32_t instance, uint64_t ns)
+{
+    bool idle = !busy(queue);
+    queue->transfers[queue->count++] = (struct ms__transfer){.instance = instance, .ns = ns};
+    if (idle) {
+        start_next(queue);
+    }
+}
+
+/* What was written is let go of when the executor next looks: see ms__io_poll(). */
+static void finish_write(ms__sim *sim)
+{
+    sim->io.writes.next++;
+    start_next(&sim->io.writes);
+}
+
+static void finish_read(ms__sim *sim)
+{
+    uint32_t instance = sim->io.reads.transfers[sim->io.reads.next++].instance;
+    sim->instances[instance].fetching = 0;
+    start_next(&sim->io.reads);
+}
+
+/* Plays until the next completion, but at most up to `until_ns`. Times end at UINT64_MAX, what is in
+ * the queues then doesn't: each completion comes, all at that time. */
+static void play(ms__sim *sim, uint64_t until_ns)
+{
+    ms__io *io = &sim->io;
+    bool writes = busy(&io->writes), reads = busy(&io->reads);
+    uint64_t per_ns = writes && reads && io->shared ? 1 : 2;
+    uint64_t step = until_ns == UINT64_MAX ? UINT64_MAX : until_ns - io->at_ns;
+    step = writes ? ms__min_u64(step, ms__div_up(io->writes.left, per_ns)) : step;
+    step = reads ? ms__min_u64(step, ms__div_up(io->reads.left, per_ns)) : step;
+    io->at_ns = ms__add_sat(io->at_ns, step);
+    if (writes) {
+        io->writes.left = ms__sub_sat(io->writes.left, ms__mul_sat(step, per_ns));
+    }
+    if (reads) {
+        io->reads.left = ms__sub_sat(io->reads.left, ms__mul_sat(step, per_ns));
+    }
+    if (writes && io->writes.left == 0) {
+        finish_write(sim);
+    }
+    if (reads && io->reads.left == 0) {
+        finish_read(sim);
+    }
+}
+
+void ms__io_advance(ms__sim *sim)
+{
+    ms__io *io = &sim->io;
+    while (io->at_ns < sim->now_ns) {
+        if (!busy(&io->writes) && !busy(&io->reads)) {
+            io->at_ns = sim->now_ns;
+            return;
+        }
+        play(sim, sim->now_ns);
+    }
+}
+
+void ms__io_poll(ms__sim *sim)
+{
+    ms__io *io = &sim->io;
+    ms__io_advance(sim);
+    while (io->let_go < io->writes.next) {
+        uint32_t instance = io->writes.transfers[io->let_go++].instance;
+        io->in_flight_bytes -= sim->instance_bytes[instance];
+        ms__sim_release(sim, instance);
+    }
+}
+
+/* Compute waits for the next completion; returns for how long. The queues have been
+ * played up to now. */
+static uint64_t stall(ms__sim *sim)
+{
+    uint64_t before = sim->now_ns;
+    play(sim, UINT64_MAX);
+    sim->now_ns = sim->io.at_ns;
+    return sim->now_ns - before;
+}
+
+/* ---- down ----------------------------------------------------------------------- */
+
+static void start_store(ms__sim *sim, uint32_t instance, uint32_t tier)
+{
+    ms__io *io = &sim->io;
+    uint64_t bytes = sim->instance_bytes[instance];
+    ms__sim_spend(sim, handling_ns(sim, bytes));
+    ms__io_poll(sim);
+    while (busy(&io->writes) && io->in_flight_bytes + bytes > sim->choices->write_window_bytes) {
+        sim->stall_forward_ns = ms__add_sat(sim->stall_forward_ns, stall(sim));
+        ms__io_poll(sim);
+    }
+    ms__sim_acquire(sim, instance);
+    push(&io->writes, instance, ms__rate_ns(bytes, rate_of(sim, tier, true)));
+    io->in_flight_bytes += bytes;
+    io->moved_bytes += bytes;
+    io->tier_bytes[tier] += bytes;
+    io->tier_peak_bytes[tier] = ms__max_u64(io->tier_peak_bytes[tier], io->tier_bytes[tier]);
+}
+
+uint32_t ms__io_store(ms__sim *sim, uint32_t instance, uint32_t tier)
+{
+    uint32_t entry = sim->fetch_count++;
+    sim->fetches[entry] = (ms__fetch){.instance = instance, .state = MS__FETCH_WAITING, .tier = tier};
+    sim->prefetch_next = sim->fetch_count;
+    if (sim->instances[instance].tier_users++ == 0) {
+        start_store(sim, instance, tier);
+    }
+    return entry;
+}
+
+/* ---- back ------------------------------------------------------------------------- */
+
+/* What is in memory anyway needs no transfer, only one more hold. What was brought
+ * back stays until the last node that counts on the tier's copy is done with it. */
+static void issue(ms__sim *sim, ms__fetch *fetch)
+{
+    ms__instance *instance = &sim->instances[fetch->instance];
+    bool absent = instance->holds == 0;
+    fetch->state = MS__FETCH_ISSUED;
+    ms__sim_acquire(sim, fetch->instance);
+    if (absent) {
+        uint64_t bytes = sim->instance_bytes[fetch->instance];
+        fetch->moved = true;
+        instance->holds++;
+        instance->landed = 1;
+        instance->fetching = 1;
+        sim->io.moved_bytes += bytes;
+        push(&sim->io.reads, fetch->instance, ms__rate_ns(bytes, rate_of(sim, fetch->tier, false)));
+    }
+}
+
+/* Entries above prefetch_next are dealt with. Below it, what is in memory for another
+ * reason is passed over, and looked at again the next time. */
+void ms__io_prefetch(ms__sim *sim)
+{
+    ms__io_advance(sim);
+    uint32_t look = LOOK_MOST;
+    for (uint32_t at = sim->prefetch_next; at > 0 && look > 0; at--, look--) {
+        ms__fetch *fetch = &sim->fetches[at - 1];
+        if (fetch->state == MS__FETCH_WAITING && sim->instances[fetch->instance].holds == 0) {
+            uint64_t bytes = sim->instance_bytes[fetch->instance];
+            if (sim->io.ahead_bytes + bytes > sim->choices->read_window_bytes) {
+                return;
+            }
+            issue(sim, fetch);
+            fetch->counted_ahead = true;
+            sim->io.ahead_bytes += bytes;
+        }
+        if (fetch->state != MS__FETCH_WAITING && at == sim->prefetch_next) {
+            sim->prefetch_next--;
+        }
+    }
+}
+
+static void no_longer_ahead(ms__sim *sim, ms__fetch *fetch)
+{
+    if (fetch->counted_ahead) {
+        fetch->counted_ahead = false;
+        sim->io.ahead_bytes -= sim->instance_bytes[fetch->instance];
+    }
+}
+
+void ms__io_need(ms__sim *sim, uint32_t entry)
+{
+    ms__fetch *fetch = &sim->fetches[entry];
+    ms__io_poll(sim);
+    if (fetch->state == MS__FETCH_WAITING) {
+        issue(sim, fetch);
+    }
+    ms__io_prefetch(sim);
+    ms__io_advance(sim);
+    while (sim->instances[fetch->instance].fetching && busy(&sim->io.reads)) {
+        sim->stall_backward_ns = ms__add_sat(sim->stall_backward_ns, stall(sim));
+    }
+    if (fetch->state == MS__FETCH_ISSUED) {
+        fetch->state = MS__FETCH_USED;
+        no_longer_ahead(sim, fetch);
+        if (fetch->moved) {
+            ms__sim_spend(sim, handling_ns(sim, sim->instance_bytes[fetch->instance]));
+        }
+    }
+}
+
+void ms__io_drop(ms__sim *sim, uint32_t entry)
+{
+    ms__fetch *fetch = &sim->fetches[entry];
+    if (fetch->state == MS__FETCH_DROPPED) {
+        return;
+    }
+    bool held = fetch->state != MS__FETCH_WAITING;
+    fetch->state = MS__FETCH_DROPPED;
+    no_longer_ahead(sim, fetch);
+    if (held) {
+        ms__sim_release(sim, fetch->instance);
+    }
+    ms__instance *instance = &sim->instances[fetch->instance];
+    if (instance->tier_users > 0 && --instance->tier_users == 0) {
+        sim->io.tier_bytes[fetch->tier] -= sim->instance_bytes[fetch->instance];
+        if (instance->landed) {
+            instance->landed = 0;
+            ms__sim_release(sim, fetch->instance);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+/*
+ * What the files that replay one step share: how a node's storages, slots and lives
+ * are found and changed. sim_replay.c runs nodes, sim_again.c runs them again, and
+ * sim_step.c strings them to a step; nobody else includes this.
+ */
+#ifndef MS_SIM_SIM_NODES_H
+#define MS_SIM_SIM_NODES_H
+
+#include "sim/sim.h"
+
+enum { MS__NO_INSTANCE = UINT32_MAX };
+
+static inline uint32_t ms__sim_instance_of(const ms__sim_node *node, uint32_t storage)
+{
+    uint32_t externals = node->profile->external_count;
+    return storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
+}
+
+static inline ms_technique ms__sim_technique_of(const ms__sim *sim, uint32_t index)
+{
+    return (ms_technique)sim->choices->technique[index];
+}
+
+/* ---- natural life ------------------------------------------------------------- */
+
+static inline uint32_t ms__sim_role_of(const ms__sim *sim, uint32_t instance)
+{
+    return instance < sim->graph->storage_count ? sim->graph->storages[instance].role : MS_STORAGE_ACTIVATION;
+}
+
+static inline void ms__sim_end_life(ms__sim *sim, uint32_t instance)
+{
+    if (sim->instances[instance].natural) {
+        sim->instances[instance].natural = 0;
+        ms__sim_release(sim, instance);
+    }
+}
+
+static inline void ms__sim_begin_life(ms__sim *sim, uint32_t instance)
+{
+    ms__sim_end_life(sim, instance);
+    /* Added to the gradient that is there already, one at a time. */
+    if (ms__sim_role_of(sim, instance) == MS_STORAGE_GRADIENT && ms__sim_accumulates(&sim->graph->loop)) {
+        if (sim->adding_gradient != MS__NO_INSTANCE) {
+            ms__sim_end_life(sim, sim->adding_gradient);
+        }
+        sim->adding_gradient = instance;
+    }
+    sim->instances[instance].natural = 1;
+    ms__sim_acquire(sim, instance);
+}
+
+/* ---- slots ---------------------------------------------------------------------- */
+
+/* The storage as the replay sees it: a fresh one where the layer makes it. */
+static inline uint32_t ms__sim_replay_instance(const ms__sim_node *node, uint32_t storage)
+{
+    return node->profile->made[storage] ? node->first_replay + storage : ms__sim_instance_of(node, storage);
+}
+
+static inline void ms__sim_hold_slot(ms__sim *sim, ms__slot *slot, uint32_t instance, ms__slot_state state)
+{
+    slot->state = state;
+    ms__sim_acquire(sim, instance);
+}
+
+/* Which program is run: with a cache it matters what is freed when. */
+static inline bool ms__sim_runs_short(const ms__sim *sim)
+{
+    return !sim->cache.on && !sim->in_full;
+}
+
+/* ---- between the three files ------------------------------------------------------ */
+
+/* sim_replay.c */
+void ms__sim_run_forward(ms__sim *sim, uint32_t index);
+void ms__sim_run_backward(ms__sim *sim, uint32_t index);
+/* The loss outside the model holds nothing any more. */
+void ms__sim_leave_loss(ms__sim *sim);
+
+/* sim_again.c: runs a node again in backward, for what its forward did not keep. */
+void ms__sim_run_again(ms__sim *sim, const ms__sim_node *node);
+
+#endif

@@ -1,0 +1,263 @@
+/*
+ * One step, forward to optimizer, and a run of two of them, with the result read off.
+ * ms_simulate() and the solver call it; what a node does is sim_replay.c's.
+ *
+ * Times of candidates that are compared with each other are those of a plan whose
+ * cache has a stated size that does not depend on the budget (select.c), so that the
+ * choice stays monotone in the budget.
+ */
+#include <string.h>
+
+#include "base/units.h"
+#include "sim/sim_nodes.h"
+
+/* ---- a pass over one step ---------------------------------------------------------- */
+
+static bool steps_in_maps(const ms__sim *sim)
+{
+    return sim->cache.on && sim->step_copies > 0;
+}
+
+/* More is live than before, without an allocation that would have told. */
+static void note_more(ms__sim *sim)
+{
+    ms__sim_note_live(sim);
+    if (sim->cache.on) {
+        ms__cache_squeeze(sim, 0);
+        ms__cache_note_held(sim);
+    }
+}
+
+static void enter_phase(ms__sim *sim, ms__phase phase, bool first)
+{
+    sim->phase = phase;
+    sim->extra_bytes = ms__sim_carried_bytes(sim, phase, first);
+    if (phase == MS__OPTIMIZER && steps_in_maps(sim)) {
+        sim->extra_bytes -= ms__sim_carried(sim, phase, first).transient_bytes;
+    }
+    sim->peaks[phase].node = sim->current_node;
+    sim->current_event = 0;
+    note_more(sim);
+}
+
+/* The optimizer steps one parameter after another, in their order, which is not backward's: what
+ * it takes meanwhile are maps of that parameter's size, out of the cache and back into it. Without
+ * a cache they are bytes of the phase, and part of its peak either way (sim_outcome.c). */
+static void step_parameters(ms__sim *sim)
+{
+    const ms_graph *graph = sim->graph;
+    for (uint32_t i = graph->storage_count; i-- > 0;) {
+        uint32_t class_id = sim->instance_class[i];
+        if (graph->storages[i].role != MS_STORAGE_GRADIENT || class_id == MS__NO_CLASS) {
+            continue;
+        }
+        for (uint32_t k = 0; k < sim->step_copies; k++) {
+            (void)ms__cache_take(sim, class_id);
+            sim->live_bytes += sim->class_bytes[class_id];
+            ms__cache_note_held(sim);
+        }
+        for (uint32_t k = 0; k < sim->step_copies; k++) {
+            sim->live_bytes -= sim->class_bytes[class_id];
+            ms__cache_give(sim, class_id);
+        }
+    }
+}
+
+static void note_sample(const ms__sim *sim, uint64_t fixed_bytes, ms_sample **samples)
+{
+    if (*samples == NULL) {
+        return;
+    }
+    **samples = (ms_sample){
+        .at_ns = sim->now_ns,
+        .device_bytes = fixed_bytes + ms__sim_resident(sim) + sim->cache.cached_bytes,
+        .lower_tier_bytes = sim->io.tier_bytes[MS__HOST_TIER] + sim->io.tier_bytes[MS__DISK_TIER],
+        .node = sim->current_node,
+        .in_backward = sim->phase != MS__FORWARD,
+    };
+    ++*samples;
+}
+
+static void hold_bytes(ms__sim *sim, uint64_t bytes)
+{
+    sim->live_bytes += bytes;
+    note_more(sim);
+}
+
+/* A loss outside the model: what it may hold is alive from the end of forward until the
+ * model's backward has ended what came after its last layer. A cross entropy, which is what
+ * is expected, holds half of it, the log-softmax, in forward, and all of it no longer than
+ * until the first gradient of the model's own is there. */
+static void enter_loss(ms__sim *sim)
+{
+    if (sim->expects) {
+        hold_bytes(sim, sim->loss_bytes / 2);
+        sim->live_bytes -= sim->loss_bytes / 2;
+    } else {
+        hold_bytes(sim, sim->loss_bytes);
+        sim->loss_held = true;
+    }
+}
+
+static void enter_loss_backward(ms__sim *sim)
+{
+    if (sim->expects) {
+        hold_bytes(sim, sim->loss_bytes);
+        sim->loss_held = true;
+    }
+}
+
+static void end_forward(ms__sim *sim)
+{
+    ms__io_poll(sim);
+    for (uint32_t i = 0; i < sim->graph->storage_count; i++) {
+        if (!sim->graph->loop.outputs_held && sim->graph->storages[i].role == MS_STORAGE_OUTPUT) {
+            ms__sim_end_life(sim, i);
+        }
+    }
+    enter_loss(sim);
+    sim->boundary_bytes = sim->live_bytes + sim->small_bytes;
+    if (sim->watch.at_boundary) {
+        sim->watch.look(sim, sim->watch.context);
+    }
+}
+
+/* Everything of the step goes; the optimizer has run and zero_grad was called. */
+static void end_step(ms__sim *sim)
+{
+    for (uint32_t i = 0; i < sim->instance_count; i++) {
+        if (sim->instances[i].holds > 0) {
+            sim->instances[i].holds = 1;
+            ms__sim_release(sim, i);
+        }
+    }
+    memset(sim->instances, 0, sim->instance_count * sizeof *sim->instances);
+    memset(sim->slots, 0, sim->slot_count * sizeof *sim->slots);
+    memset(sim->class_live, 0, sim->class_count * sizeof *sim->class_live);
+    sim->live_bytes = 0;
+    sim->small_bytes = 0;
+    sim->loss_held = false;
+}
+
+static void begin_step(ms__sim *sim)
+{
+    ms__io_reset(sim);
+    sim->now_ns = 0;
+    sim->fault_ns = 0;
+    sim->recompute_ns = 0;
+    sim->packing_ns = 0;
+    sim->packed_bytes = 0;
+    sim->stall_forward_ns = 0;
+    sim->stall_backward_ns = 0;
+    sim->current_node = 0;
+    sim->tick = 0;
+    sim->adding_gradient = MS__NO_INSTANCE;
+    memset(sim->peaks, 0, sizeof sim->peaks);
+}
+
+/* Index of the root's last piece of work, the one whose backward ends the loss. */
+static uint32_t loss_node(const ms__sim *sim)
+{
+    uint32_t last = sim->node_count;
+    while (last > 0 && !sim->nodes[last - 1].is_root) {
+        last--;
+    }
+    return last > 0 ? last - 1 : sim->node_count - 1;
+}
+
+static void run_pass(ms__sim *sim, bool first, uint64_t fixed_bytes, ms_sample *samples)
+{
+    begin_step(sim);
+    enter_phase(sim, MS__FORWARD, first);
+    for (uint32_t i = 0; i < sim->node_count; i++) {
+        ms__sim_run_forward(sim, i);
+        note_sample(sim, fixed_bytes, &samples);
+    }
+    end_forward(sim);
+    enter_phase(sim, MS__BACKWARD, first);
+    enter_loss_backward(sim);
+    uint32_t loss = loss_node(sim);
+    for (uint32_t i = sim->node_count; i-- > 0;) {
+        ms__sim_run_backward(sim, i);
+        if (sim->watch.again_ns != NULL) {
+            sim->watch.again_ns[i] = sim->recompute_ns;
+        }
+        if (i == loss) {
+            ms__sim_leave_loss(sim);
+        }
+        note_sample(sim, fixed_bytes, &samples);
+    }
+    if (sim->adding_gradient != MS__NO_INSTANCE) {
+        ms__sim_end_life(sim, sim->adding_gradient);
+    }
+    sim->current_node = sim->node_count;
+    enter_phase(sim, MS__OPTIMIZER, first);
+    if (steps_in_maps(sim)) {
+        step_parameters(sim);
+    }
+    ms__sim_spend(sim, sim->optimizer_ns);
+}
+
+/* ---- a whole run ------------------------------------------------------------------- */
+
+static bool moves_anything(const ms__sim *sim)
+{
+    for (uint32_t i = 0; i < sim->node_count; i++) {
+        if (ms_technique_moves(ms__sim_technique_of(sim, i))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, ms_sample *samples)
+{
+    memset(outcome, 0, sizeof *outcome);
+    if (sim->node_count == 0) {
+        return;
+    }
+    sim->choices = choices;
+    /* A GPU's slab lies in host memory. */
+    uint64_t slab = sim->on_host && moves_anything(sim) ? MS__SLAB_BYTES : 0;
+    slab = sim->expects ? ms__slab_expected(slab, choices->offload_min_bytes) : slab;
+    outcome->fixed_bytes = ms__add_sat(sim->resident_bytes, slab);
+    sim->class_peak_bytes = 0;
+    sim->small_peak_bytes = 0;
+    memset(sim->class_peak, 0, sim->class_count * sizeof *sim->class_peak);
+    ms__cache_reset(sim, choices->ceiling_bytes);
+    uint64_t first_held = 0;
+    if (sim->cache.on) {
+        run_pass(sim, true, outcome->fixed_bytes, NULL);
+        first_held = sim->cache.held_peak_bytes;
+        end_step(sim);
+    }
+    run_pass(sim, false, outcome->fixed_bytes, samples);
+    ms__sim_read(sim, outcome);
+    outcome->boundary_bytes = sim->boundary_bytes;
+    uint64_t carried = ms__sim_carried_bytes(sim, MS__FORWARD, false);
+    carried = ms__max_u64(carried, ms__sim_carried_bytes(sim, MS__OPTIMIZER, false));
+    outcome->held_most_bytes =
+        ms__add_sat(ms__add_sat(sim->class_peak_bytes, carried), ms__add_sat(sim->small_peak_bytes, sim->loss_bytes));
+    outcome->held_most_bytes = ms__max_u64(outcome->held_most_bytes, outcome->live_peak_bytes);
+    if (sim->cache.on) {
+        outcome->replay.peak_bytes = ms__add_sat(outcome->fixed_bytes, sim->cache.held_peak_bytes);
+        outcome->replay.first_step_peak_bytes = ms__add_sat(outcome->fixed_bytes, first_held);
+    }
+    end_step(sim);
+}
+
+void ms__sim_run_unmodified(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome)
+{
+    sim->skips_untouched = sim->on_host;
+    ms__sim_run_expected(sim, choices, outcome);
+    sim->skips_untouched = false;
+}
+
+void ms__sim_run_expected(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome)
+{
+    bool in_full = sim->in_full;
+    sim->expects = sim->in_full = true;
+    ms__sim_run(sim, choices, outcome, NULL);
+    sim->expects = false;
+    sim->in_full = in_full;
+}

@@ -1,0 +1,94 @@
+/*
+ * Gradient release as an option of the step (memscale.optim does it): a gradient ends
+ * with the backward of the last node that adds to it, and what the optimizer's step takes
+ * beside its state is there during backward. It changes what a training loop may do with
+ * gradients, so only the most far-going mode has it; what the optimizer's owner has it do
+ * (gradients_released) is part of every step, and no option.
+ */
+#include "base/units.h"
+#include "sim/step_options.h"
+
+/* A loop that nobody has seen yet may add up the gradients of several backwards: an update in
+ * the first of them can't be undone. */
+static bool needs_all_gradients(const ms_loop *loop)
+{
+    return loop->gradients_needed || (!loop->observed && loop->gradients_live_in_forward);
+}
+
+static uint32_t judge(const ms__step_case *facts)
+{
+    if (facts->hardware->device >= 0) {
+        return MS_RULE_HOST_ONLY;
+    }
+    if (!facts->graph->loop.gradients_releasable || facts->graph->loop.gradients_released) {
+        return MS_RULE_OTHER_OPTIMIZER;
+    }
+    if (facts->config->mode != MS_MODE_AGGRESSIVE) {
+        return MS_RULE_MODE;
+    }
+    return needs_all_gradients(&facts->graph->loop) ? MS_RULE_GRADIENTS_NEEDED : MS__STEP_ADMITTED;
+}
+
+/* Whether the gradient that each node of the profile binds here is final in that node. */
+static bool ends_in_every_node(const ms_graph *graph, uint32_t profile, uint32_t local)
+{
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        const ms_node *node = &graph->nodes[i];
+        if (node->profile == profile) {
+            const ms_storage *storage = &graph->storages[node->externals[local]];
+            if (storage->role != MS_STORAGE_GRADIENT || storage->last_node != i) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* The profile's backward with room for a FREE of each external storage. */
+static int make_room(ms_profile *profile)
+{
+    ms_event *events =
+        ms_realloc_array(profile->backward, (size_t)profile->backward_count + profile->external_count, sizeof *events);
+    if (events == NULL) {
+        return MS_ENOMEM;
+    }
+    profile->backward = events;
+    return MS_OK;
+}
+
+static int release_in(ms_graph *graph, uint32_t index, uint8_t *ended)
+{
+    ms_profile *profile = &graph->profiles[index];
+    int rc = profile->external_count > 0 ? make_room(profile) : MS_OK;
+    for (uint32_t local = 0; rc == MS_OK && local < profile->external_count; local++) {
+        if (ends_in_every_node(graph, index, local)) {
+            profile->backward[profile->backward_count++] = (ms_event){.kind = MS_EVENT_FREE, .storage = local};
+            for (uint32_t i = 0; i < graph->node_count; i++) {
+                if (graph->nodes[i].profile == index) {
+                    ended[graph->nodes[i].externals[local]] = 1;
+                }
+            }
+        }
+    }
+    return rc;
+}
+
+static int apply(const ms_hardware *hardware, ms__step *step)
+{
+    (void)hardware;
+    ms_graph *graph = step->graph;
+    uint8_t *ended = ms_calloc((size_t)graph->storage_count + 1, 1);
+    int rc = ended != NULL ? MS_OK : MS_ENOMEM;
+    for (uint32_t i = 0; rc == MS_OK && i < graph->profile_count; i++) {
+        rc = release_in(graph, i, ended);
+    }
+    for (uint32_t i = 0; rc == MS_OK && i < graph->storage_count; i++) {
+        graph->storages[i].role = ended[i] ? MS_STORAGE_ACTIVATION : graph->storages[i].role;
+    }
+    ms_free(ended);
+    step->resident_bytes = ms__add_sat(step->resident_bytes, graph->loop.optimizer_transient_bytes);
+    graph->loop.optimizer_transient_bytes = 0;
+    return rc;
+}
+
+const ms__step_option ms__step_gradient_release = {.judge = judge, .apply = apply};

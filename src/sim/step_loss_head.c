@@ -1,0 +1,206 @@
+/*
+ * The exact loss head as an option of the step. The traced cross entropy keeps the
+ * log-softmax of its logits, and its backward makes a scattered and a final gradient:
+ * three tokens x vocabulary buffers. The head (techniques/loss.c) keeps the logits and
+ * writes the gradient over them, or into one buffer of its own where others hold them.
+ */
+#include "base/units.h"
+#include "sim/step_options.h"
+
+/* One marked cross entropy: where its events stand and what is between them. */
+typedef struct region {
+    uint32_t forward_begin, forward_end;   /* of the LOSS and LOSS_END events */
+    uint32_t backward_begin, backward_end;
+    uint32_t logits, gradient;             /* local storages */
+    bool freed;                            /* the logits end in this node */
+    bool in_place;                         /* nobody else holds them in backward */
+} region;
+
+/* The next marked stretch of a program from `from` on; false where there is none. */
+static bool next_marked(const ms_event *events, uint32_t count, uint32_t from, uint32_t *begin, uint32_t *end)
+{
+    bool open = false;
+    for (uint32_t i = from; i < count; i++) {
+        if (events[i].kind == MS_EVENT_LOSS) {
+            *begin = i;
+            open = true;
+        } else if (events[i].kind == MS_EVENT_LOSS_END && open) {
+            *end = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool has_event(const ms_event *events, uint32_t count, ms_event_kind kind, uint32_t storage)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (events[i].kind == kind && events[i].storage == storage) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool frees(const ms_profile *profile, uint32_t storage)
+{
+    return has_event(profile->forward, profile->forward_count, MS_EVENT_FREE, storage) ||
+           has_event(profile->backward, profile->backward_count, MS_EVENT_FREE, storage);
+}
+
+static bool held_by_caller(const ms_graph *graph, const ms_node *node, uint32_t storage)
+{
+    const ms_profile *profile = &graph->profiles[node->profile];
+    return graph->loop.outputs_held && storage < profile->external_count &&
+           graph->storages[node->externals[storage]].role == MS_STORAGE_OUTPUT;
+}
+
+/* The next cross entropy of the node whose gradient was followed too. */
+static bool next_region(const ms_graph *graph, const ms_node *node, uint32_t from, region *found)
+{
+    const ms_profile *p = &graph->profiles[node->profile];
+    while (next_marked(p->forward, p->forward_count, from, &found->forward_begin, &found->forward_end)) {
+        uint32_t at = 0;
+        found->logits = p->forward[found->forward_begin].storage;
+        while (next_marked(p->backward, p->backward_count, at, &found->backward_begin, &found->backward_end)) {
+            at = found->backward_end + 1;
+            if (p->backward[found->backward_begin].storage == found->logits) {
+                found->gradient = p->backward[found->backward_end].storage;
+                found->freed = frees(p, found->logits);
+                found->in_place = found->freed && found->gradient >= p->external_count && frees(p, found->gradient) &&
+                                  p->storage_bytes[found->gradient] == p->storage_bytes[found->logits] &&
+                                  !held_by_caller(graph, node, found->logits) &&
+                                  !has_event(p->forward, p->forward_count, MS_EVENT_SAVE, found->logits);
+                return true;
+            }
+        }
+        from = found->forward_end + 1;
+    }
+    return false;
+}
+
+/* Buffers of tokens x vocabulary that the region makes for itself: of at least half the
+ * logits' bytes, since they may be of a smaller type. Sets 1 in `gone`. */
+static void find_gone(const ms_profile *profile, const region *r, uint8_t *gone)
+{
+    uint64_t least = profile->storage_bytes[r->logits] / 2;
+    for (int pass = 0; pass < 2; pass++) {
+        const ms_event *events = pass == 0 ? profile->forward : profile->backward;
+        uint32_t begin = pass == 0 ? r->forward_begin : r->backward_begin;
+        uint32_t end = pass == 0 ? r->forward_end : r->backward_end;
+        for (uint32_t i = begin; i < end; i++) {
+            uint32_t storage = events[i].storage;
+            if (events[i].kind == MS_EVENT_ALLOC && storage >= profile->external_count && storage != r->gradient &&
+                profile->storage_bytes[storage] >= least) {
+                gone[storage] = 1;
+            }
+        }
+    }
+    gone[r->gradient] = r->in_place;
+}
+
+/* What remains of an event; false where nothing does. The logits live until backward ends
+ * with them: in place of their gradient, or to the end of the region. */
+static bool rewrite(const ms_profile *profile, const region *r, const uint8_t *gone, bool backward, uint32_t index,
+                    ms_event *event)
+{
+    uint32_t begin = backward ? r->backward_begin : r->forward_begin;
+    uint32_t end = backward ? r->backward_end : r->forward_end;
+    uint64_t bytes = profile->storage_bytes[r->logits];
+    if (index == begin) { /* rows are read once in forward; read and written in backward */
+        *event = (ms_event){.kind = MS_EVENT_WORK, .bytes = backward ? 2 * bytes : bytes};
+        return true;
+    }
+    if (index == end) {
+        *event = (ms_event){.kind = MS_EVENT_FREE, .storage = r->logits};
+        return backward && !r->in_place && r->freed;
+    }
+    if (event->kind == MS_EVENT_WORK) {
+        return index < begin || index > end;
+    }
+    if (event->kind == MS_EVENT_FREE && event->storage == r->logits) {
+        return false;
+    }
+    if (event->kind == MS_EVENT_FREE && event->storage == r->gradient && r->in_place) {
+        event->storage = r->logits;
+        return true;
+    }
+    return !gone[event->storage];
+}
+
+static uint32_t rewrite_program(const ms_profile *profile, const region *r, const uint8_t *gone, bool backward)
+{
+    ms_event *events = backward ? profile->backward : profile->forward;
+    uint32_t count = backward ? profile->backward_count : profile->forward_count, kept = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        ms_event event = events[i];
+        if (rewrite(profile, r, gone, backward, i, &event)) {
+            events[kept++] = event;
+        }
+    }
+    return kept;
+}
+
+/* The head's tensor, not the caller's, keeps the logits until then. */
+static void keep_for_backward(ms_graph *graph, const ms_node *node, uint32_t logits)
+{
+    if (logits < graph->profiles[node->profile].external_count && !held_by_caller(graph, node, logits)) {
+        graph->storages[node->externals[logits]].role = MS_STORAGE_ACTIVATION;
+    }
+}
+
+static int apply_to(ms_graph *graph, const ms_node *node)
+{
+    ms_profile *profile = &graph->profiles[node->profile];
+    region r;
+    while (next_region(graph, node, 0, &r)) {
+        uint8_t *gone = ms_calloc(profile->storage_count, 1);
+        if (gone == NULL) {
+            return MS_ENOMEM;
+        }
+        find_gone(profile, &r, gone);
+        uint32_t forward = rewrite_program(profile, &r, gone, false);
+        uint32_t backward = rewrite_program(profile, &r, gone, true);
+        profile->forward_count = forward;
+        profile->backward_count = backward;
+        keep_for_backward(graph, node, r.logits);
+        ms_free(gone);
+    }
+    return MS_OK;
+}
+
+/* Nodes may share a profile: the marks are gone once the first was rewritten. */
+static int apply(const ms_hardware *hardware, ms__step *step)
+{
+    (void)hardware;
+    int rc = MS_OK;
+    for (uint32_t i = 0; rc == MS_OK && i < step->graph->node_count; i++) {
+        rc = apply_to(step->graph, &step->graph->nodes[i]);
+    }
+    return rc;
+}
+
+/* Of what is needed with everything kept, what a loss outside of the model has to hold to be told of. */
+enum { OUTSIDE_PERMILLE = 20 };
+
+static bool is_outside(const ms__step_case *facts)
+{
+    uint64_t bytes = facts->graph->loop.external_loss_bytes;
+    return bytes > 0 && bytes >= ms__mul_div(facts->pressure->need_bytes, OUTSIDE_PERMILLE, 1000);
+}
+
+static uint32_t judge(const ms__step_case *facts)
+{
+    if (facts->hardware->device >= 0) {
+        return MS_RULE_HOST_ONLY;
+    }
+    for (uint32_t i = 0; i < facts->graph->node_count; i++) {
+        region r;
+        if (next_region(facts->graph, &facts->graph->nodes[i], 0, &r)) {
+            return MS__STEP_ADMITTED;
+        }
+    }
+    return is_outside(facts) ? MS_RULE_LOSS_OUTSIDE : MS_RULE_NO_LOSS_HEAD;
+}
+
+const ms__step_option ms__step_exact_loss_head = {.judge = judge, .apply = apply};

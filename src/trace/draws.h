@@ -1,0 +1,15 @@
+/*
+ * Random numbers that torch operators draw, from their name and the shapes of their
+ * results. Used by the tracer for WORK events: a CPU draws them one after the other, so
+ * that neither floating-point operations nor bytes tell what they take.
+ */
+#ifndef MS_TRACE_DRAWS_H
+#define MS_TRACE_DRAWS_H
+
+#include "memscale/trace.h"
+
+/* `name` as torch prints it ("aten.bernoulli_.float") or bare. One number for each element
+ * of the first output; 0 for operators that are not random. */
+uint64_t ms__draws(const char *name, const ms_operand *outputs, size_t output_count);
+
+#endif

@@ -1,0 +1,371 @@
+/*
+ * The recording half of the tracer: events come in one by one, in order, and are
+ * filed under their node, numbered by lives of storages (trace_storages.c). Called by the
+ * extension for every operator of a traced step, so that each call is a few table look-ups;
+ * by one thread at a time. Nothing is concluded here; see trace_finish.c.
+ */
+#include "base/units.h"
+#include "trace/draws.h"
+#include "trace/evaluations.h"
+#include "trace/flops.h"
+#include "trace/trace_internal.h"
+#include "trace/workspace.h"
+
+int ms__trace_no_memory(ms_error *err)
+{
+    return ms_fail(err, MS_ENOMEM, "trace: out of memory");
+}
+
+int ms__trace_check_open(const ms_trace *trace, ms_error *err)
+{
+    return trace->finished ? ms_fail(err, MS_ESTATE, "trace: it is finished") : MS_OK;
+}
+
+/* ---- making and freeing --------------------------------------------------- */
+
+int ms_trace_new(const char *model, const char *signature, const char *source, ms_trace **trace, ms_error *err)
+{
+    ms_trace *made = ms_calloc(1, sizeof *made);
+    if (made == NULL) {
+        return ms__trace_no_memory(err);
+    }
+    made->model = ms_strdup(model);
+    made->signature = ms_strdup(signature);
+    made->source = ms_strdup(source);
+    if (made->model == NULL || made->signature == NULL || made->source == NULL) {
+        ms_trace_free(made);
+        return ms__trace_no_memory(err);
+    }
+    *trace = made;
+    return MS_OK;
+}
+
+static void clear_node(trace_node *node)
+{
+    ms_free(node->name);
+    MS__ARRAY_FREE(&node->forward);
+    MS__ARRAY_FREE(&node->backward);
+    MS__ARRAY_FREE(&node->inputs);
+    MS__ARRAY_FREE(&node->makers);
+    MS__ARRAY_FREE(&node->operands);
+}
+
+void ms_trace_free(ms_trace *trace)
+{
+    if (trace == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < trace->nodes.count; i++) {
+        clear_node(&trace->nodes.items[i]);
+    }
+    MS__ARRAY_FREE(&trace->nodes);
+    MS__ARRAY_FREE(&trace->lives);
+    MS__ARRAY_FREE(&trace->saves);
+    MS__ARRAY_FREE(&trace->losses);
+    MS__ARRAY_FREE(&trace->heads);
+    MS__ARRAY_FREE(&trace->old_gradients);
+    MS__ARRAY_FREE(&trace->optimizer);
+    ms__keymap_free(&trace->keys);
+    ms__keymap_free(&trace->save_of);
+    ms_free(trace->model);
+    ms_free(trace->signature);
+    ms_free(trace->source);
+    ms_free(trace);
+}
+
+/* ---- nodes ---------------------------------------------------------------- */
+
+static int push_node(ms_trace *trace, const char *name, uint32_t kind, uint32_t call, ms_error *err)
+{
+    if (trace->nodes.count >= TRACE_NO_NODE) {
+        return ms_fail(err, MS_EOVERFLOW, "trace: too many nodes");
+    }
+    char *copy = ms_strdup(name);
+    trace_node *node = copy != NULL ? MS__ARRAY_PUSH(&trace->nodes) : NULL;
+    if (node == NULL) {
+        ms_free(copy);
+        return ms__trace_no_memory(err);
+    }
+    node->name = copy;
+    node->kind = kind;
+    node->call = call;
+    return MS_OK;
+}
+
+/* The node that an event of forward belongs to. Between layers the first event that
+ * is not the end of something opens a root node. */
+int ms__trace_forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node, ms_error *err)
+{
+    bool ends = event_kind == MS_EVENT_FREE || event_kind == MS_EVENT_DROP;
+    bool stays = trace->layer_open || trace->root_open || (ends && trace->nodes.count > 0);
+    if (!stays) {
+        int rc = push_node(trace, "", MS_NODE_ROOT, 0, err);
+        if (rc != MS_OK) {
+            return rc;
+        }
+        trace->root_open = true;
+    }
+    *node = ms__trace_last_node(trace);
+    return MS_OK;
+}
+
+int ms__trace_push(trace_program *program, ms_event event, ms_error *err)
+{
+    ms_event *slot = MS__ARRAY_PUSH(program);
+    if (slot == NULL) {
+        return ms__trace_no_memory(err);
+    }
+    *slot = event;
+    return MS_OK;
+}
+
+/* Files an event under the current node, or the optimizer. */
+int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err)
+{
+    if (event.kind != MS_EVENT_WORK) {
+        ms__trace_sum_ends(trace);
+    }
+    if (trace->phase == MS_TRACE_BACKWARD) {
+        return ms__trace_push(&trace->nodes.items[trace->backward_node].backward, event, err);
+    }
+    if (trace->phase == MS_TRACE_OPTIMIZER) {
+        return ms__trace_push(&trace->optimizer, event, err);
+    }
+    if (!ms__trace_in_forward(trace)) {
+        return MS_OK;
+    }
+    uint32_t node = 0;
+    int rc = ms__trace_forward_node(trace, event.kind, &node, err);
+    return rc == MS_OK ? ms__trace_push(&trace->nodes.items[node].forward, event, err) : rc;
+}
+
+int ms_trace_enter(ms_trace *trace, const char *name, uint32_t call, uint32_t *node, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (name[0] == '\0') {
+        return ms_fail(err, MS_EINVAL, "trace: a layer needs a name");
+    }
+    if (!ms__trace_in_forward(trace) || trace->layer_open) {
+        return ms_fail(err, MS_ESTATE, "trace: layer %s entered %s", name,
+                       trace->layer_open ? "inside another layer" : "outside of forward");
+    }
+    rc = push_node(trace, name, MS_NODE_LAYER, call, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    trace->layer_open = true;
+    trace->root_open = false;
+    *node = ms__trace_last_node(trace);
+    return MS_OK;
+}
+
+int ms_trace_leave(ms_trace *trace, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc == MS_OK && !trace->layer_open) {
+        rc = ms_fail(err, MS_ESTATE, "trace: no layer to leave");
+    }
+    if (rc != MS_OK) {
+        return rc;
+    }
+    trace_node *node = &trace->nodes.items[ms__trace_last_node(trace)];
+    node->flags |= node->has_input ? 0 : MS_NODE_NO_TENSOR_INPUT;
+    trace->layer_open = false;
+    return MS_OK;
+}
+
+uint32_t ms_trace_current(const ms_trace *trace)
+{
+    return ms__trace_last_node(trace);
+}
+
+int ms_trace_input(ms_trace *trace, uint64_t key, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc == MS_OK && !trace->layer_open) {
+        rc = ms_fail(err, MS_ESTATE, "trace: an input, but no layer is open");
+    }
+    if (rc != MS_OK) {
+        return rc;
+    }
+    trace_node *node = &trace->nodes.items[ms__trace_last_node(trace)];
+    node->has_input = true;
+    uint64_t value;
+    if (!ms__keymap_get(&trace->keys, key, &value) || (value & KEY_KIND) != KEY_LIFE) {
+        return MS_OK;
+    }
+    for (size_t i = 0; i < node->inputs.count; i++) {
+        if (node->inputs.items[i] == value) {
+            return MS_OK;
+        }
+    }
+    uint32_t *slot = MS__ARRAY_PUSH(&node->inputs);
+    if (slot == NULL) {
+        return ms__trace_no_memory(err);
+    }
+    *slot = (uint32_t)value;
+    return MS_OK;
+}
+
+int ms_trace_flag(ms_trace *trace, uint32_t node, uint32_t flags, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc == MS_OK && node >= trace->nodes.count) {
+        rc = ms_fail(err, MS_EINVAL, "trace: a fact about node %u of %zu", (unsigned)node, trace->nodes.count);
+    }
+    if (rc == MS_OK) {
+        trace->nodes.items[node].flags |= flags;
+    }
+    return rc;
+}
+
+/* ---- phases --------------------------------------------------------------- */
+
+/* What the optimizer's step left alive is its state; the most that the rest took at
+ * once is its transient. Told apart at the end, so that one step is enough although
+ * the first one makes the state. */
+static void close_optimizer_step(ms_trace *trace)
+{
+    uint64_t live_bytes = 0;
+    for (size_t i = 0; i < trace->optimizer.count; i++) {
+        const ms_event *event = &trace->optimizer.items[i];
+        const trace_life *life = &trace->lives.items[event->storage];
+        if (life->in_step) {
+            continue; /* of the step before: a gradient that the optimizer freed */
+        }
+        if (!life->freed) {
+            trace->optimizer_state_bytes = ms__add_sat(trace->optimizer_state_bytes, life->bytes);
+        } else if (event->kind == MS_EVENT_ALLOC) {
+            live_bytes = ms__add_sat(live_bytes, life->bytes);
+        } else {
+            live_bytes = ms__sub_sat(live_bytes, life->bytes);
+        }
+        trace->optimizer_transient_bytes = ms__max_u64(trace->optimizer_transient_bytes, live_bytes);
+    }
+}
+
+int ms_trace_optimizer_unknown(ms_trace *trace, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc == MS_OK && trace->phase != MS_TRACE_OPTIMIZER) {
+        rc = ms_fail(err, MS_ESTATE, "trace: the optimizer's step has not begun or has ended");
+    }
+    if (rc == MS_OK) {
+        trace->optimizer_seen = false;
+        trace->phase = MS_TRACE_DONE;
+    }
+    return rc;
+}
+
+int ms_trace_own_optimizer(ms_trace *trace, uint64_t stream_bytes, bool released, bool streamed, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc == MS_OK) {
+        trace->optimizer_stream_bytes = stream_bytes;
+        trace->gradients_releasable = true;
+        trace->gradients_released = released;
+        trace->state_streamed = streamed;
+    }
+    return rc;
+}
+
+int ms__trace_have_node(ms_trace *trace, ms_error *err)
+{
+    uint32_t node = 0;
+    return trace->nodes.count > 0 ? MS_OK : ms__trace_forward_node(trace, MS_EVENT_WORK, &node, err);
+}
+
+static int begin_backward(ms_trace *trace, ms_error *err)
+{
+    /* A step without any event of forward still needs a place for backward's. */
+    int rc = ms__trace_have_node(trace, err);
+    if (rc == MS_OK) {
+        trace->backward_from = trace->backward_node = ms__trace_last_node(trace);
+    }
+    return rc;
+}
+
+int ms_trace_set_phase(ms_trace *trace, ms_trace_phase phase, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    if (phase == MS_TRACE_DONE && trace->phase == MS_TRACE_DONE) {
+        return MS_OK;
+    }
+    if ((int)phase <= (int)trace->phase || trace->layer_open) {
+        return ms_fail(err, MS_ESTATE, "trace: phase %d after phase %d%s", (int)phase, (int)trace->phase,
+                       trace->layer_open ? " inside a layer" : "");
+    }
+    if (trace->phase == MS_TRACE_OPTIMIZER) {
+        close_optimizer_step(trace);
+    }
+    if (phase == MS_TRACE_BACKWARD) {
+        rc = begin_backward(trace, err);
+    }
+    if (rc != MS_OK) {
+        return rc;
+    }
+    ms__trace_sum_ends(trace);
+    trace->optimizer_seen |= phase == MS_TRACE_OPTIMIZER;
+    trace->phase = phase;
+    trace->peak_bytes = trace->live_bytes;
+    return MS_OK;
+}
+
+int ms_trace_loss_outside(ms_trace *trace, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc == MS_OK) {
+        trace->loss_outside = true;
+    }
+    return rc;
+}
+
+/* ---- operators ------------------------------------------------------------ */
+
+/* From here on the mathematics library packs operands into buffers of many megabytes: 3 MB were
+ * measured up to 2^28, 20 MB a thread from 2^31 on. */
+static const uint64_t LARGE_PRODUCT_FLOPS = (uint64_t)1 << 29;
+
+int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
+                const ms_operand *outputs, size_t output_count, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc != MS_OK || trace->phase > MS_TRACE_BACKWARD) {
+        return rc;
+    }
+    ms_event event = {.kind = MS_EVENT_WORK};
+    for (size_t i = 0; i < input_count; i++) {
+        event.bytes = ms__add_sat(event.bytes, inputs[i].bytes);
+    }
+    for (size_t i = 0; i < output_count; i++) {
+        event.bytes = ms__add_sat(event.bytes, outputs[i].bytes);
+    }
+    event.flops = ms__flops(name, inputs, input_count, outputs, output_count);
+    event.draws = ms__draws(name, outputs, output_count);
+    event.evaluations = ms__evaluations(name, inputs, input_count, outputs, output_count, event.flops);
+    trace->has_large_product |= event.flops >= LARGE_PRODUCT_FLOPS && !ms__is_convolution(name);
+    trace->last_work = event;
+    trace->last_write = ms__trace_write_of(name, inputs, input_count, outputs, output_count);
+    return event.bytes != 0 || event.flops != 0 ? ms__trace_record(trace, event, err) : MS_OK;
+}
+
+/* No storage of torch lies at this address. */
+static const uint64_t WORKSPACE_KEY = 1;
+
+int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
+                       const ms_operand *outputs, size_t output_count, ms_error *err)
+{
+    int rc = ms__trace_check_open(trace, err);
+    if (rc != MS_OK || trace->phase > MS_TRACE_BACKWARD) {
+        return rc;
+    }
+    uint64_t bytes = ms__workspace_bytes(name, inputs, input_count, outputs, output_count);
+    rc = ms_trace_born(trace, WORKSPACE_KEY, bytes, err);
+    return rc == MS_OK ? ms_trace_died(trace, WORKSPACE_KEY, err) : rc;
+}

@@ -1,0 +1,246 @@
+/*
+ * The pipeline: what it assumes of a loop that nobody has seen, what a refused budget is told,
+ * and what a plan leaves free.
+ */
+#include "base/units.h"
+#include "pipeline_fixture.h"
+#include "sim/sim.h"
+
+static void an_unseen_loop_is_assumed_to_hold_most(void **state)
+{
+    pipeline *f = *state;
+    pipeline_return_logits(f);
+    pipeline_replan(f);
+    assert_true(f->plan->assumed_outputs_held && f->plan->assumed_gradients_live);
+}
+
+static void assumptions_are_dropped_only_where_nothing_fits(void **state)
+{
+    pipeline *f = *state;
+    pipeline_return_logits(f);
+    ms_error err = {0};
+    ms_plan *none;
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    /* The smallest budget is that of the least careful assumption. */
+    f->config.memory_budget_bytes = err.hint_bytes;
+    pipeline_replan(f);
+    assert_false(f->plan->assumed_outputs_held || f->plan->assumed_gradients_live);
+    ms_graph *seen = ms_graph_copy(f->graph, &err);
+    seen->loop.observed = true;
+    seen->loop.outputs_held = seen->loop.gradients_live_in_forward = false;
+    f->config.memory_budget_bytes = 1;
+    uint64_t smallest = err.hint_bytes;
+    assert_int_equal(ms_pipeline_plan(seen, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    assert_int_equal(err.hint_bytes, smallest);
+    ms_graph_free(seen);
+}
+
+/* Candidates of an assumption that was tried and dropped are gone by then: whoever frees
+ * the plan of a failed call must find what was there before. */
+static void a_failed_plan_is_not_handed_out(void **state)
+{
+    pipeline *f = *state;
+    pipeline_return_logits(f);
+    ms_error err = {0};
+    ms_plan untouched;
+    ms_plan *plan = &untouched;
+    /* A target that only the least careful assumption meets, so that all are tried. */
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), MS_EINFEASIBLE);
+    f->config.memory_budget_bytes = MS_UNSET;
+    f->config.target_utilization_permille = 1000;
+    f->hardware->ram.total_bytes = f->hardware->ram.limit_bytes = err.hint_bytes;
+    uint64_t live_blocks = ms_memory_live_blocks();
+    int rc = MS_ENOMEM;
+    for (uint64_t nth = 1; rc != MS_OK; nth++) {
+        plan = &untouched;
+        ms_fault_arm(MS_FAULT_ALLOC, nth, 0);
+        rc = ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err);
+        ms_fault_disarm_all();
+        assert_true(rc == MS_OK || (rc == MS_ENOMEM && plan == &untouched));
+        assert_true(rc == MS_OK || ms_memory_live_blocks() == live_blocks);
+    }
+    ms_plan_free(plan);
+}
+
+/* Careful or not, a larger budget is never slower and never peaks lower. */
+static void an_unseen_loop_stays_monotone(void **state)
+{
+    pipeline *f = *state;
+    pipeline_return_logits(f);
+    ms_error err = {0};
+    ms_plan *none;
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    uint64_t smallest = err.hint_bytes, step_ns = UINT64_MAX, peak_bytes = 0, careful = 0;
+    for (uint64_t k = 0; k < 40; k++) {
+        f->config.memory_budget_bytes = smallest + k * 60 * MIB;
+        pipeline_replan(f);
+        assert_true(f->plan->replay.step_ns <= step_ns);
+        uint64_t taken_bytes = f->plan->replay.peak_bytes + f->plan->reserve_bytes;
+        assert_true(taken_bytes >= peak_bytes && taken_bytes <= f->config.memory_budget_bytes);
+        uint64_t held = f->plan->assumed_outputs_held + f->plan->assumed_gradients_live;
+        assert_true(held >= careful);
+        careful = held;
+        step_ns = f->plan->replay.step_ns;
+        peak_bytes = taken_bytes;
+    }
+    assert_int_equal(careful, 2);
+}
+
+/* A refusal says what the configuration leaves unused, where that would help. */
+static void a_refusal_says_what_would_help(void **state)
+{
+    pipeline *f = *state;
+    ms_plan *none;
+    ms_error err = {0};
+    f->config.memory_budget_bytes = 1;
+    f->config.mode = MS_MODE_CONSERVATIVE;
+    f->config.enable_checkpointing = false;
+    assert_ms_fails(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE, err,
+                    "; with mode=\"balanced\" enable_checkpointing=True it would be ");
+    assert_non_null(strstr(err.text, "takes no technique: none that mode and flags admit saves more"));
+    ms_config_default(&f->config);
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    assert_null(strstr(err.text, "it would be"));
+    f->hardware->disk.dir[0] = '\0';
+    assert_ms_fails(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE, err,
+                    "no disk tier");
+}
+
+static void an_empty_graph_is_refused(void **state)
+{
+    (void)state;
+    ms_graph empty = {0};
+    ms_hardware *hardware = fixture_real_hardware();
+    ms_config config;
+    ms_plan *plan;
+    ms_error err;
+    ms_config_default(&config);
+    assert_ms_fails(ms_pipeline_plan(&empty, hardware, &config, &plan, &err), MS_EINVAL, err, "no nodes");
+    ms_free(hardware);
+}
+
+/* What bits free is there to be planned with: a budget that nothing else meets. */
+static void masks_as_bits_meet_budgets_that_nothing_else_does(void **state)
+{
+    pipeline *f = *state;
+    ms_free(f->hardware);
+    f->hardware = fixture_real_hardware();
+    f->hardware->disk.dir[0] = '\0';
+    f->config.enable_checkpointing = false;
+    ms_error err = {0};
+    ms_plan *none;
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    uint64_t without = err.hint_bytes;
+    ms_graph_free(f->graph);
+    f->graph = fixture_graph(0);
+    fixture_mark_masks(f->graph);
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    assert_true(err.hint_bytes < without);
+    assert_non_null(strstr(err.text, "masks as bits on 12 nodes"));
+    f->config.memory_budget_bytes = err.hint_bytes;
+    pipeline_replan(f);
+    assert_true(f->plan->replay.packed_bytes > 0);
+    assert_true(f->plan->replay.peak_bytes + f->plan->reserve_bytes <= err.hint_bytes);
+}
+
+enum { PLAN_NODES = 128 };
+
+/* What a plan chose, without options of the step and with nothing cached. */
+static ms_choices choices_of(const ms_plan *plan, uint8_t rows[2 * PLAN_NODES])
+{
+    assert_true(plan->entry_count <= PLAN_NODES);
+    memset(rows, 0, 2 * PLAN_NODES);
+    ms_plan_copy_choices(plan, rows, rows + PLAN_NODES);
+    return (ms_choices){.technique = rows,
+                        .packed = rows + PLAN_NODES,
+                        .offload_min_bytes = plan->offload_min_bytes,
+                        .write_window_bytes = plan->write_window_bytes,
+                        .read_window_bytes = plan->read_window_bytes};
+}
+
+/* What becomes bits is what the plan says: its replay is the proof that it fits. */
+static void masks_as_bits_stay_within_what_a_budget_covers(void **state)
+{
+    (void)state;
+    enum { BUDGETS = 5 };
+    for (int which = 0; which < FIXTURE_GRAPHS; which++) {
+        ms_graph *graph = fixture_graph(which);
+        fixture_mark_masks(graph);
+        fixture_planning f = fixture_open(graph);
+        uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
+        for (uint64_t k = 0; k < BUDGETS; k++) {
+            uint64_t budget = fixture_budget(smallest, need, k, BUDGETS);
+            ms_plan *plan = fixture_plan_at(&f, budget);
+            uint8_t techniques[2 * PLAN_NODES];
+            ms_choices choices = choices_of(plan, techniques);
+            ms__sim *sim;
+            ms__outcome outcome;
+            ms_error err;
+            assert_ms_ok(ms__sim_new(f.graph, f.hardware, &sim, &err), err);
+            ms__sim_run(sim, &choices, &outcome, NULL);
+            assert_true(outcome.replay.peak_bytes <= plan->replay.peak_bytes + plan->reserve_bytes);
+            assert_true(plan->skipped || plan->replay.peak_bytes + plan->reserve_bytes <= budget);
+            ms__sim_free(sim);
+            ms_plan_free(plan);
+        }
+        fixture_close(&f);
+    }
+}
+
+/* The plan's choices replayed with a cache of any size. */
+static void replay_unbounded(const fixture_planning *f, const ms_plan *plan, ms__outcome *outcome)
+{
+    uint8_t techniques[2 * PLAN_NODES];
+    ms_choices choices = choices_of(plan, techniques);
+    choices.step_options = ms_plan_step_options(plan);
+    choices.ceiling_bytes = UINT64_MAX;
+    ms__sim *sim;
+    ms_error err;
+    assert_ms_ok(ms__sim_new(f->graph, f->hardware, &sim, &err), err);
+    ms__sim_run(sim, &choices, outcome, NULL);
+    ms__sim_free(sim);
+}
+
+/* A cache that falls short of what a step holds by a little faults in much more than that. */
+static void the_cache_gets_a_margin_where_the_budget_has_room(void **state)
+{
+    (void)state;
+    for (int which = 0; which < FIXTURE_GRAPHS; which++) {
+        fixture_planning f = fixture_open(fixture_graph(which));
+        uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
+        for (uint64_t k = 0; k <= 4; k++) {
+            uint64_t budget = smallest + (need - smallest) * k / 4;
+            ms_plan *plan = fixture_plan_at(&f, budget);
+            ms__outcome most;
+            replay_unbounded(&f, plan, &most);
+            uint64_t wanted = most.held_most_bytes + most.held_most_bytes / 33;
+            uint64_t small = ms__max_u64(plan->replay.small_peak_bytes, most.replay.small_peak_bytes);
+            assert_true(plan->ceiling_bytes + small >= ms__min_u64(wanted, budget - most.fixed_bytes));
+            assert_true(plan->skipped || plan->ceiling_bytes + most.fixed_bytes <= budget);
+            ms_plan_free(plan);
+        }
+        fixture_close(&f);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(an_unseen_loop_is_assumed_to_hold_most, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(assumptions_are_dropped_only_where_nothing_fits, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_failed_plan_is_not_handed_out, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(an_unseen_loop_stays_monotone, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_refusal_says_what_would_help, pipeline_open, pipeline_close),
+        cmocka_unit_test(an_empty_graph_is_refused),
+        cmocka_unit_test_setup_teardown(masks_as_bits_meet_budgets_that_nothing_else_does, pipeline_open,
+                                        pipeline_close),
+        cmocka_unit_test(the_cache_gets_a_margin_where_the_budget_has_room),
+        cmocka_unit_test(masks_as_bits_stay_within_what_a_budget_covers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,606 @@
+/*
+ * The simulator against cases worked out on paper. Two layers, activations of 2 MiB,
+ * inner results of 8, scratch of 4, gradients of 1, logits of 16; a FLOP takes a
+ * nanosecond, an operator 2 us more, a transfer 15 us of handling. The loss is a small
+ * tensor: what libc holds for it counts all the time.
+ */
+#include "plan_fixture.h"
+#include "sim/sim.h"
+
+enum { LAYERS = 2, NODES = LAYERS + 2, LOSS_BYTES = 4 };
+
+static const fixture_layer layer = {8 * MIB, 4 * MIB, 1000000, MIB, 0};
+
+static ms_graph *two_layers(void)
+{
+    fixture_chain chain = {.layer_count = LAYERS,
+                           .layers = &layer,
+                           .uniform = true,
+                           .activation_bytes = 2 * MIB,
+                           .logits_bytes = 16 * MIB};
+    return fixture_chain_graph(&chain);
+}
+
+static ms_replay replay(const ms_graph *graph, const ms_hardware *hardware, const uint8_t *techniques, uint64_t window,
+                        uint64_t ceiling, ms_sample *samples)
+{
+    ms_choices choices = {.technique = techniques,
+                          .offload_min_bytes = MIB,
+                          .write_window_bytes = window,
+                          .read_window_bytes = 2 * window,
+                          .ceiling_bytes = ceiling};
+    ms_replay result;
+    ms_error err;
+    assert_ms_ok(ms_simulate(graph, hardware, &choices, &result, samples, &err), err);
+    return result;
+}
+
+static ms_replay replay_layers(ms_technique technique)
+{
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0, (uint8_t)technique, (uint8_t)technique, 0};
+    ms_replay result = replay(graph, hardware, techniques, 8 * MIB, 0, NULL);
+    ms_graph_free(graph);
+    ms_free(hardware);
+    return result;
+}
+
+static uint64_t peak_of(ms_graph *graph, ms_technique first, ms_technique second,
+                        void (*run)(ms__sim *, const ms_choices *, ms__outcome *))
+{
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0, (uint8_t)first, (uint8_t)second, 0};
+    ms_choices choices = {.technique = techniques,
+                          .offload_min_bytes = MIB,
+                          .write_window_bytes = 8 * MIB,
+                          .read_window_bytes = 16 * MIB};
+    ms__sim *sim;
+    ms_error err;
+    ms__outcome outcome;
+    assert_ms_ok(ms__sim_new(graph, hardware, &sim, &err), err);
+    run(sim, &choices, &outcome);
+    ms__sim_free(sim);
+    ms_free(hardware);
+    return outcome.replay.peak_bytes;
+}
+
+static uint64_t expected_peak(ms_graph *graph, ms_technique first, ms_technique second)
+{
+    return peak_of(graph, first, second, ms__sim_run_expected);
+}
+
+/* A loss outside holds 20 MiB, of which half in forward, where outputs of 40 MiB are held,
+ * and those of the step before. */
+static void a_loss_outside_is_expected_to_be_a_cross_entropy(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    graph->loop.external_loss_bytes = 20 * MIB;
+    graph->loop.outputs_held = true;
+    for (uint32_t i = 0; i < graph->storage_count; i++) {
+        graph->storages[i].bytes = graph->storages[i].role == MS_STORAGE_OUTPUT ? 40 * MIB : graph->storages[i].bytes;
+    }
+    graph->profiles[graph->profile_count - 1].storage_bytes[2] = 40 * MIB;
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0};
+    /* x_0, inner, x_1, inner, x_2, log-softmax, outputs twice. */
+    uint64_t held = MS__RUNTIME_BYTES + (2 + 8 + 2 + 8 + 2 + 16 + 80) * MIB;
+    assert_int_equal(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).peak_bytes, held + 20 * MIB);
+    assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), held + 10 * MIB);
+    /* In backward all of it, until the first gradient of the model's own. */
+    graph->loop.external_loss_bytes = 90 * MIB;
+    assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), held - 40 * MIB + (90 + 16) * MIB);
+    ms_free(hardware);
+    ms_graph_free(graph);
+}
+
+/* Embedding 2 x 3 us; a layer 2 x 1.002 + 2 x 2.002 ms; the head 4 x 1.002 ms. */
+static const uint64_t kept_ns = 2 * 3000 + LAYERS * (2 * 1002000 + 2 * 2002000) + 4 * 1002000;
+
+/* x_0, inner, x_1, inner, x_2 and twice the logits. */
+static void keep_holds_every_saved_tensor(void **state)
+{
+    (void)state;
+    ms_replay kept = replay_layers(MS_TECHNIQUE_KEEP);
+    assert_int_equal(kept.peak_bytes, MS__RUNTIME_BYTES + (2 + 8 + 2 + 8 + 2 + 32) * MIB + LOSS_BYTES);
+    assert_int_equal(kept.peak_live_bytes, (2 + 8 + 2 + 8 + 2 + 32) * MIB + LOSS_BYTES);
+    assert_int_equal(kept.first_step_peak_bytes, kept.peak_bytes);
+    assert_int_equal(kept.peak_node, NODES - 1);
+    assert_false(kept.peak_in_backward);
+    assert_int_equal(kept.step_ns, kept_ns);
+    assert_int_equal(kept.compute_ns, kept_ns);
+    assert_int_equal(kept.moved_bytes, 0);
+}
+
+/* Only x_0, x_1, x_2 stay; each layer runs again up to its last saved tensor. */
+static void recompute_holds_arguments_and_runs_again(void **state)
+{
+    (void)state;
+    ms_replay again = replay_layers(MS_TECHNIQUE_RECOMPUTE);
+    assert_int_equal(again.peak_live_bytes, (2 + 2 + 2 + 32) * MIB + LOSS_BYTES);
+    assert_int_equal(again.recompute_ns, LAYERS * 1002000);
+    assert_int_equal(again.step_ns, kept_ns + LAYERS * 1002000);
+    assert_int_equal(again.peak_bytes, MS__RUNTIME_BYTES + again.peak_live_bytes);
+}
+
+/* See the timeline: 1 GB/s, window 8 MiB, 2 MiB and 8 MiB storages by turns. Both
+ * directions share the disk while the last store meets the first fetches. */
+static void offload_stalls_on_a_slow_disk(void **state)
+{
+    (void)state;
+    ms_replay moved = replay_layers(MS_TECHNIQUE_OFFLOAD_DISK);
+    assert_int_equal(moved.stall_forward_ns, 1080152 + 7371608 + 1080152);
+    assert_int_equal(moved.stall_backward_ns, 2192304 + 7653064 + 80152);
+    assert_int_equal(moved.step_ns, 35592432);
+    assert_int_equal(moved.compute_ns, moved.step_ns - moved.stall_forward_ns - moved.stall_backward_ns);
+    /* The last store is still in flight beside x_2 and twice the logits. */
+    assert_int_equal(moved.peak_live_bytes, (8 + 2 + 32) * MIB + LOSS_BYTES);
+    assert_int_equal(moved.peak_bytes, MS__RUNTIME_BYTES + MS__SLAB_BYTES + moved.peak_live_bytes);
+    assert_int_equal(moved.tier_peak_bytes[2], 20 * MIB);
+    /* The last layer's inner result never left: it is down but need not come back. */
+    assert_int_equal(moved.moved_bytes, (20 + 12) * MIB);
+}
+
+static void a_fast_disk_is_hidden(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    hardware->disk.write_bytes_per_s = hardware->disk.read_bytes_per_s = 1000000000000;
+    const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_OFFLOAD_DISK, 0};
+    ms_replay moved = replay(graph, hardware, techniques, 64 * MIB, 0, NULL);
+    assert_int_equal(moved.stall_forward_ns, 0);
+    /* The first fetch of backward is waited for (x_1 is behind the inner result). */
+    assert_true(moved.stall_backward_ns <= 8389);
+    assert_int_equal(moved.peak_live_bytes, (2 + 32) * MIB + LOSS_BYTES);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* A window that holds all never stalls forward, but what is in flight stays resident. */
+static void the_write_window_trades_memory_for_waiting(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_OFFLOAD_DISK, 0};
+    ms_replay narrow = replay(graph, hardware, techniques, 8 * MIB, 0, NULL);
+    ms_replay wide = replay(graph, hardware, techniques, 64 * MIB, 0, NULL);
+    assert_int_equal(wide.stall_forward_ns, 0);
+    assert_true(wide.peak_live_bytes > narrow.peak_live_bytes);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* The arguments of the recomputed layers go down and come back before they run again. */
+static void recompute_with_arguments_away(void **state)
+{
+    (void)state;
+    ms_replay away = replay_layers(MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT);
+    assert_int_equal(away.recompute_ns, LAYERS * 1002000);
+    assert_int_equal(away.tier_peak_bytes[2], 4 * MIB);
+    /* x_1 takes longer to write than h.1 to run, and nobody looks while the head runs:
+     * it is still held beside x_2 and twice the logits. */
+    assert_int_equal(away.peak_live_bytes, (2 + 2 + 32) * MIB + LOSS_BYTES);
+}
+
+/* Storages below the floor stay. */
+static void small_storages_stay(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_OFFLOAD_DISK, 0};
+    ms_choices choices = {.technique = techniques,
+                          .offload_min_bytes = 4 * MIB,
+                          .write_window_bytes = 64 * MIB,
+                          .read_window_bytes = 64 * MIB};
+    ms_replay result;
+    ms_error err;
+    assert_ms_ok(ms_simulate(graph, hardware, &choices, &result, NULL, &err), err);
+    assert_int_equal(result.tier_peak_bytes[2], 16 * MIB);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* Layers that save their output as well as their input. */
+static ms_graph *output_savers(void)
+{
+    ms_graph *graph = two_layers();
+    ms_profile *profile = &graph->profiles[0];
+    const ms_event saves = {.kind = MS_EVENT_SAVE, .storage = 1}, needs = {.kind = MS_EVENT_NEED, .storage = 1},
+                   drops = {.kind = MS_EVENT_DROP, .storage = 1};
+    profile->forward = ms_realloc_array(profile->forward, profile->forward_count + 1, sizeof saves);
+    profile->backward = ms_realloc_array(profile->backward, profile->backward_count + 2, sizeof saves);
+    profile->forward[profile->forward_count++] = saves;
+    memmove(profile->backward + 2, profile->backward, profile->backward_count * sizeof saves);
+    profile->backward[0] = needs;
+    profile->backward[1] = drops;
+    profile->backward_count += 2;
+    ms_error err;
+    assert_ms_ok(ms_graph_check(graph, &err), err);
+    return graph;
+}
+
+/* A storage that two nodes save is one extent, and stays as long as one of them keeps it. */
+static void a_keeper_holds_what_another_moves(void **state)
+{
+    (void)state;
+    ms_graph *graph = output_savers();
+    ms_hardware *hardware = fixture_hardware();
+    hardware->disk.write_bytes_per_s = hardware->disk.read_bytes_per_s = 1000000000000;
+    uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_KEEP, 0};
+    ms_sample samples[2 * NODES];
+    replay(graph, hardware, techniques, 64 * MIB, 0, samples);
+    /* x_0, inner and x_1 went down; x_1 is kept by h.1 all the same. */
+    assert_int_equal(samples[NODES - 1].lower_tier_bytes, (2 + 8 + 2) * MIB);
+    uint64_t fixed = MS__RUNTIME_BYTES + MS__SLAB_BYTES;
+    assert_int_equal(samples[NODES - 1].device_bytes, fixed + (2 + 8 + 2 + 16) * MIB + LOSS_BYTES);
+    techniques[2] = MS_TECHNIQUE_OFFLOAD_DISK;
+    replay(graph, hardware, techniques, 64 * MIB, 0, samples);
+    assert_int_equal(samples[NODES - 1].lower_tier_bytes, (2 + 8 + 2 + 8 + 2) * MIB);
+    assert_int_equal(samples[NODES - 1].device_bytes, fixed + (2 + 16) * MIB + LOSS_BYTES);
+    assert_int_equal(samples[2 * NODES - 1].lower_tier_bytes, 0);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* In the first step it comes last, to the gradients alone. */
+static void optimizer_state_appears_at_the_end_of_the_first_step(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    graph->loop.optimizer_state_bytes = 30 * MIB;
+    const uint8_t techniques[NODES] = {0};
+    ms_replay kept = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(kept.peak_bytes, kept.first_step_peak_bytes + 30 * MIB);
+    graph->loop.optimizer_state_bytes = 100 * MIB;
+    kept = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(kept.first_step_peak_bytes, MS__RUNTIME_BYTES + (100 + LAYERS * 1) * MIB + LOSS_BYTES);
+    /* A transient larger than the activations moves the peak into the optimizer. */
+    graph->loop.optimizer_transient_bytes = 60 * MIB;
+    kept = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(kept.peak_live_bytes, (100 + 60 + LAYERS * 1) * MIB + LOSS_BYTES);
+    assert_int_equal(kept.peak_node, NODES);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* What the caller's loop holds: gradients through the next forward, outputs until they
+ * are replaced, both steps' gradients while they are added up. */
+static void the_loop_is_charged(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0};
+    uint64_t peak = replay(graph, hardware, techniques, 0, 0, NULL).peak_live_bytes;
+    graph->loop.observed = false;
+    graph->loop.gradients_live_in_forward = true;
+    ms_replay held = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(held.peak_live_bytes, peak + LAYERS * MIB);
+    assert_false(held.peak_in_backward);
+    graph->loop.observed = true;
+    ms_replay added = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(added.peak_live_bytes, peak + LAYERS * MIB);
+    graph->loop.gradients_live_in_forward = false;
+    graph->loop.outputs_held = true;
+    held = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(held.peak_live_bytes, peak + 4); /* the loss of the step before */
+    graph->loop.outputs_held = false;
+    graph->loop.external_loss_bytes = 20 * MIB;
+    held = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(held.peak_live_bytes, peak + 20 * MIB);
+    assert_true(held.peak_in_backward);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+static void a_measured_baseline_replaces_the_stated_runtime(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0};
+    graph->residents.parameter_bytes = 7 * MIB;
+    ms_replay stated = replay(graph, hardware, techniques, 0, 0, NULL);
+    hardware->process.baseline_bytes = 300 * MIB;
+    hardware->process.scratch_bytes = 10 * MIB;
+    ms_replay measured = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(stated.peak_bytes - MS__RUNTIME_BYTES - 7 * MIB, measured.peak_bytes - 310 * MIB);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* Without a cache every map is faulted in anew; with a boundless one the second step
+ * faults nothing; the ceiling is never passed by more than what is live. */
+static void the_cache_saves_faults_under_its_ceiling(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    hardware->cpu.fault_bytes_per_s = 1000000000;
+    const uint8_t techniques[NODES] = {0};
+    ms_replay none = replay(graph, hardware, techniques, 0, 0, NULL);
+    /* x_0..x_2, inner and scratch twice, logits three times, gradients of x and weights. */
+    assert_int_equal(none.fault_ns, (3 * 2 + 2 * (8 + 4) + 3 * 16 + 3 * 2 + 2 * 1) * MIB);
+    ms_replay all = replay(graph, hardware, techniques, 0, UINT64_MAX, NULL);
+    assert_int_equal(all.fault_ns, 0);
+    assert_int_equal(all.step_ns, kept_ns);
+    uint64_t live = none.peak_live_bytes;
+    for (uint64_t ceiling = live; ceiling < live + 40 * MIB; ceiling += 3 * MIB) {
+        ms_replay some = replay(graph, hardware, techniques, 0, ceiling, NULL);
+        assert_true(some.peak_bytes <= MS__RUNTIME_BYTES + ceiling);
+        assert_true(some.peak_bytes >= none.peak_bytes);
+        assert_true(some.fault_ns <= none.fault_ns);
+    }
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* Of fresh maps what nobody touches is not resident in an unmodified run; elsewhere it counts. */
+static void untouched_bytes_are_not_expected_of_an_unmodified_run(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0};
+    uint64_t all = expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP);
+    uint64_t must_fit = replay(graph, hardware, techniques, 0, 0, NULL).peak_bytes;
+    assert_int_equal(peak_of(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP, ms__sim_run_unmodified), all);
+    for (uint32_t i = 0; i < graph->profile_count; i++) {
+        ms_profile *profile = &graph->profiles[i];
+        if (profile->input_count > 0) {
+            fixture_list_storage(&profile->untouched, 5, 3 * MIB);
+        }
+    }
+    assert_int_equal(peak_of(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP, ms__sim_run_unmodified),
+                     all - LAYERS * 3 * MIB);
+    assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), all);
+    assert_int_equal(replay(graph, hardware, techniques, 0, 0, NULL).peak_bytes, must_fit);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* Inner results and logits are four maps of 16 MiB at once; of these the two gradients leave two
+ * free, which the optimizer's step takes: nothing beside them. Where nothing is cached it is part
+ * of the peak as ever. */
+static void the_optimizers_step_takes_maps_out_of_the_cache(void **state)
+{
+    (void)state;
+    static const fixture_layer wide = {16 * MIB, 4 * MIB, 1000000, 16 * MIB, 0};
+    fixture_chain chain = {
+        .layer_count = LAYERS, .layers = &wide, .uniform = true, .activation_bytes = 2 * MIB, .logits_bytes = 16 * MIB};
+    ms_graph *graph = fixture_chain_graph(&chain);
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0};
+    ms_replay bare = replay(graph, hardware, techniques, 0, UINT64_MAX, NULL);
+    ms_replay bare_live = replay(graph, hardware, techniques, 0, 0, NULL);
+    graph->loop.optimizer_transient_bytes = 2 * 16 * MIB;
+    ms_replay stepped = replay(graph, hardware, techniques, 0, UINT64_MAX, NULL);
+    ms_replay stepped_live = replay(graph, hardware, techniques, 0, 0, NULL);
+    assert_int_equal(stepped.peak_bytes, bare.peak_bytes);
+    assert_int_equal(stepped.step_ns, bare.step_ns);
+    assert_true(stepped.peak_live_bytes >= bare_live.peak_live_bytes);
+    assert_int_equal(stepped.peak_live_bytes, stepped_live.peak_live_bytes);
+    /* All parameters at once are no maps of one size. */
+    graph->loop.optimizer_transient_bytes = 5 * 16 * MIB;
+    ms_replay at_once = replay(graph, hardware, techniques, 0, UINT64_MAX, NULL);
+    assert_int_equal(at_once.peak_bytes, bare.peak_bytes + 5 * 16 * MIB);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+static void the_timeline_shows_every_node_twice(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_DISK, 0, 0};
+    ms_sample samples[2 * NODES];
+    ms_replay result = replay(graph, hardware, techniques, 8 * MIB, 0, samples);
+    for (uint32_t i = 0; i < 2 * NODES; i++) {
+        assert_int_equal(samples[i].node, i < NODES ? i : 2 * NODES - 1 - i);
+        assert_int_equal(samples[i].in_backward, i >= NODES);
+        assert_true(i == 0 || samples[i].at_ns >= samples[i - 1].at_ns);
+        assert_true(samples[i].device_bytes <= result.peak_bytes);
+    }
+    assert_int_equal(samples[1].lower_tier_bytes, 10 * MIB);
+    assert_int_equal(samples[2 * NODES - 1].lower_tier_bytes, 0);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* A GPU counts multiples of 512 bytes, has no cache of ours, and two copy engines move
+ * both ways at once. */
+static void a_gpu_moves_to_host_memory(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    hardware->gpu_count = 1;
+    hardware->device = 0;
+    hardware->gpu[0] = (ms_gpu){.total_bytes = 1000 * MIB,
+                                .free_bytes = 1000 * MIB,
+                                .copy_engines = 2,
+                                .matmul_flops_per_s = 1000000000,
+                                .stream_bytes_per_s = 1000000000000,
+                                .to_host_bytes_per_s = 1000000000,
+                                .from_host_bytes_per_s = 1000000000};
+    const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_HOST, MS_TECHNIQUE_OFFLOAD_HOST, 0};
+    ms_replay moved = replay(graph, hardware, techniques, 8 * MIB, 0, NULL);
+    assert_int_equal(moved.tier_peak_bytes[1], 20 * MIB);
+    assert_int_equal(moved.tier_peak_bytes[2], 0);
+    assert_int_equal(moved.peak_bytes, MS__GPU_RUNTIME_BYTES + moved.peak_live_bytes);
+    /* The same links as the disk's, but not shared between directions. */
+    assert_true(moved.step_ns < 35592432);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+static void the_same_documents_give_the_same_replay(void **state)
+{
+    (void)state;
+    for (int which = 0; which < FIXTURE_GRAPHS; which++) {
+        ms_graph *graph = fixture_graph(which);
+        ms_hardware *hardware = fixture_real_hardware();
+        uint8_t techniques[64];
+        for (uint32_t i = 0; i < 64; i++) {
+            techniques[i] = (uint8_t)(i * 7 % 3 == 0 ? MS_TECHNIQUE_OFFLOAD_DISK : i * 7 % 3 == 1);
+        }
+        ms_replay first = replay(graph, hardware, techniques, 64 * MIB, 3000 * MIB, NULL);
+        ms_replay second = replay(graph, hardware, techniques, 64 * MIB, 3000 * MIB, NULL);
+        assert_memory_equal(&first, &second, sizeof first);
+        ms_graph_free(graph);
+        ms_free(hardware);
+    }
+}
+
+static void it_fails_only_when_memory_is_out(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = fixture_hardware();
+    const uint8_t techniques[NODES] = {0};
+    ms_choices choices = {.technique = techniques};
+    uint64_t before = ms_memory_live_blocks(), nth = 0;
+    ms_replay result;
+    ms_error err;
+    int rc;
+    do {
+        ms_fault_arm(MS_FAULT_ALLOC, ++nth, 0);
+        rc = ms_simulate(graph, hardware, &choices, &result, NULL, &err);
+        assert_true(rc == MS_OK || rc == MS_ENOMEM);
+        assert_int_equal(ms_memory_live_blocks(), before);
+    } while (rc != MS_OK);
+    ms_fault_disarm_all();
+    assert_true(nth > 10);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* On a CPU, one after the other; a GPU draws as fast as it writes. */
+static void random_numbers_take_their_time_on_a_cpu(void **state)
+{
+    (void)state;
+    enum { DRAWS = 10000000 };
+    static const uint8_t techniques[NODES] = {0};
+    ms_hardware *hardware = fixture_hardware();
+    uint64_t took_ns[2][2];
+    for (int on_gpu = 0; on_gpu < 2; on_gpu++) {
+        for (int draws = 0; draws < 2; draws++) {
+            ms_graph *graph = two_layers();
+            ms_event *event = graph->profiles[graph->nodes[1].profile].forward;
+            while (event->kind != MS_EVENT_WORK) {
+                event++;
+            }
+            event->draws = draws ? DRAWS : 0;
+            hardware->device = on_gpu ? 0 : -1;
+            hardware->gpu_count = (uint32_t)on_gpu;
+            hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB,
+                                        .matmul_flops_per_s = 1000000000,
+                                        .stream_bytes_per_s = 1000000000000,
+                                        .to_host_bytes_per_s = 1000000000,
+                                        .from_host_bytes_per_s = 1000000000};
+            took_ns[on_gpu][draws] = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+            ms_graph_free(graph);
+        }
+    }
+    ms_free(hardware);
+    /* Both layers have this profile; the operator took a millisecond without. */
+    assert_int_equal(took_ns[0][1] - took_ns[0][0], LAYERS * (DRAWS / 1000 * MS__DRAW_PS - 1000000));
+    assert_int_equal(took_ns[1][1], took_ns[1][0]);
+}
+
+/* At the rate of the description; on a GPU while the bytes move. */
+static void functions_take_their_time_on_a_cpu(void **state)
+{
+    (void)state;
+    enum { EVALUATIONS = 500000000 };
+    static const uint8_t techniques[NODES] = {0};
+    ms_hardware *hardware = fixture_hardware();
+    ms_graph *graph = two_layers();
+    uint64_t plain_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    ms_event *event = graph->profiles[graph->nodes[1].profile].forward;
+    while (event->kind != MS_EVENT_WORK) {
+        event++;
+    }
+    event->evaluations = EVALUATIONS;
+    hardware->cpu.evaluations_per_s = 10000000000;
+    uint64_t slow_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    /* Both layers have this profile; the operator took a millisecond without. */
+    assert_int_equal(slow_ns - plain_ns, LAYERS * (50000000 - 1000000));
+    hardware->cpu.evaluations_per_s = 0;
+    assert_true(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns > plain_ns);
+    hardware->device = 0;
+    hardware->gpu_count = 1;
+    hardware->gpu[0] = (ms_gpu){.total_bytes = 24000 * MIB,
+                                .matmul_flops_per_s = 1000000000,
+                                .stream_bytes_per_s = 1000000000000,
+                                .to_host_bytes_per_s = 1000000000,
+                                .from_host_bytes_per_s = 1000000000};
+    uint64_t on_gpu_ns = replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns;
+    event->evaluations = 0;
+    assert_int_equal(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).compute_ns, on_gpu_ns);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+/* 2^58 bytes at a byte a second take 2^88 ns. Times end at UINT64_MAX, replays end as well. */
+static void times_beyond_64_bits_saturate(void **state)
+{
+    (void)state;
+    static const ms_technique tried[] = {MS_TECHNIQUE_KEEP, MS_TECHNIQUE_RECOMPUTE, MS_TECHNIQUE_OFFLOAD_DISK,
+                                         MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT};
+    const fixture_layer huge = {UINT64_C(1) << 58, 4 * MIB, INT64_MAX / 16, MIB, 0, 0};
+    fixture_chain chain = {.layer_count = LAYERS,
+                           .layers = &huge,
+                           .uniform = true,
+                           .activation_bytes = UINT64_C(1) << 56,
+                           .logits_bytes = 16 * MIB};
+    ms_graph *graph = fixture_chain_graph(&chain);
+    ms_hardware *hardware = fixture_hardware();
+    hardware->disk.write_bytes_per_s = hardware->disk.read_bytes_per_s = 1;
+    hardware->cpu.fault_bytes_per_s = hardware->cpu.checksum_bytes_per_s = 1;
+    for (size_t i = 0; i < sizeof tried / sizeof tried[0]; i++) {
+        const uint8_t techniques[NODES] = {0, (uint8_t)tried[i], (uint8_t)tried[i], 0};
+        for (uint64_t window = MIB; window != 0; window = window == MIB ? UINT64_C(1) << 60 : 0) {
+            ms_replay found = replay(graph, hardware, techniques, window, 0, NULL);
+            assert_true(found.step_ns == UINT64_MAX);
+            assert_true(found.compute_ns <= found.step_ns);
+        }
+    }
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(functions_take_their_time_on_a_cpu),
+        cmocka_unit_test(random_numbers_take_their_time_on_a_cpu),
+        cmocka_unit_test(keep_holds_every_saved_tensor),
+        cmocka_unit_test(a_loss_outside_is_expected_to_be_a_cross_entropy),
+        cmocka_unit_test(recompute_holds_arguments_and_runs_again),
+        cmocka_unit_test(offload_stalls_on_a_slow_disk),
+        cmocka_unit_test(a_fast_disk_is_hidden),
+        cmocka_unit_test(the_write_window_trades_memory_for_waiting),
+        cmocka_unit_test(recompute_with_arguments_away),
+        cmocka_unit_test(small_storages_stay),
+        cmocka_unit_test(a_keeper_holds_what_another_moves),
+        cmocka_unit_test(optimizer_state_appears_at_the_end_of_the_first_step),
+        cmocka_unit_test(the_loop_is_charged),
+        cmocka_unit_test(a_measured_baseline_replaces_the_stated_runtime),
+        cmocka_unit_test(the_cache_saves_faults_under_its_ceiling),
+        cmocka_unit_test(untouched_bytes_are_not_expected_of_an_unmodified_run),
+        cmocka_unit_test(the_optimizers_step_takes_maps_out_of_the_cache),
+        cmocka_unit_test(the_timeline_shows_every_node_twice),
+        cmocka_unit_test(a_gpu_moves_to_host_memory),
+        cmocka_unit_test(the_same_documents_give_the_same_replay),
+        cmocka_unit_test(it_fails_only_when_memory_is_out),
+        cmocka_unit_test(times_beyond_64_bits_saturate),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

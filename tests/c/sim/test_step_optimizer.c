@@ -1,0 +1,298 @@
+/*
+ * Options of the step that are the optimizer's: state on disk and gradient release take the
+ * right bytes off the peak, cost the right time, and are refused with the right rule.
+ */
+#include <math.h>
+
+#include "memscale/optimizer_stream.h"
+#include "memscale/pipeline.h"
+#include "plan_fixture.h"
+#include "sim/step_options.h"
+
+enum { LAYERS = 6, NODES = LAYERS + 2 };
+#define STATE (80 * MIB)
+#define GRADIENT (100 * MIB)
+static const uint32_t disk_bit = 1u << MS_STEP_STATE_ON_DISK;
+static const uint32_t release_bit = 1u << MS_STEP_GRADIENT_RELEASE;
+static const uint8_t keep[NODES];
+
+typedef fixture_planning fixture;
+
+/* Gradients are what is large. */
+static int set_up(void **state)
+{
+    const fixture_layer layer = {.saved_bytes = MIB, .flops = 5000000, .gradient_bytes = GRADIENT};
+    const fixture_chain chain = {.layer_count = LAYERS,
+                                 .layers = &layer,
+                                 .uniform = true,
+                                 .activation_bytes = MIB,
+                                 .logits_bytes = 2 * MIB,
+                                 .parameter_bytes = 40 * MIB,
+                                 .state_bytes = STATE};
+    fixture *f = calloc(1, sizeof *f);
+    f->graph = fixture_chain_graph(&chain);
+    f->graph->loop.optimizer_stream_bytes = STATE;
+    f->graph->loop.gradients_releasable = true;
+    f->hardware = fixture_hardware();
+    ms_config_default(&f->config);
+    f->config.mode = MS_MODE_AGGRESSIVE;
+    *state = f;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    fixture_close(*state);
+    free(*state);
+    return 0;
+}
+
+/* The rule that judged an option. */
+static uint32_t rule_of(const fixture *f, ms_step_option option)
+{
+    const ms_pressure pressure = {.need_bytes = 2, .allowed_bytes = 1, .permille = 2000};
+    const ms__step_case facts = {f->graph, f->hardware, &f->config, &pressure};
+    uint32_t rules[MS_STEP_OPTION_COUNT];
+    uint32_t admitted = ms__step_options_admit(&facts, rules);
+    assert_int_equal((admitted >> option) & 1, rules[option] == MS_RULE_PRESSURE);
+    return rules[option];
+}
+
+static void state_on_disk_frees_the_state_and_takes_the_disks_time(void **state)
+{
+    fixture *f = *state;
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, disk_bit);
+    /* The peak moves from backward to the optimizer, where the buffers are. */
+    assert_in_range(without.peak_live_bytes - with.peak_live_bytes, STATE - MS__STREAM_BUFFER_BYTES,
+                    STATE - MS__STREAM_BUFFER_BYTES + 4 * MIB);
+    assert_int_equal(with.step_ns - without.step_ns, 2 * STATE); /* 1 GB/s each way */
+    assert_int_equal(with.tier_peak_bytes[1] + with.tier_peak_bytes[2], STATE + MS__STREAM_BUFFER_BYTES);
+}
+
+static void part_of_the_state_may_stay(void **state)
+{
+    fixture *f = *state;
+    f->graph->loop.optimizer_stream_bytes = STATE / 2;
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, disk_bit);
+    assert_in_range(without.peak_live_bytes - with.peak_live_bytes, STATE / 2 - MS__STREAM_BUFFER_BYTES,
+                    STATE / 2 - MS__STREAM_BUFFER_BYTES + 4 * MIB);
+    assert_int_equal(with.step_ns - without.step_ns, STATE);
+}
+
+static void release_leaves_one_layers_gradients_at_a_time(void **state)
+{
+    fixture *f = *state;
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, release_bit);
+    assert_in_range(without.peak_live_bytes - with.peak_live_bytes, (LAYERS - 1) * GRADIENT - 20 * MIB,
+                    (LAYERS - 1) * GRADIENT);
+    assert_int_equal(with.step_ns, without.step_ns);
+}
+
+static void with_both_the_buffers_are_there_in_backward(void **state)
+{
+    fixture *f = *state;
+    ms_replay release = fixture_simulate(f, keep, release_bit),
+              both = fixture_simulate(f, keep, release_bit | disk_bit);
+    assert_int_equal(release.peak_bytes - both.peak_bytes, STATE - MS__STREAM_BUFFER_BYTES);
+}
+
+static void a_gradient_that_another_node_adds_to_stays_until_then(void **state)
+{
+    fixture *f = *state;
+    for (uint32_t i = 0; i < f->graph->storage_count; i++) {
+        ms_storage *storage = &f->graph->storages[i];
+        if (storage->role == MS_STORAGE_GRADIENT && storage->bytes == GRADIENT) {
+            storage->last_node = 0; /* as if tied to the embedding */
+        }
+    }
+    ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, release_bit);
+    assert_int_equal(with.peak_live_bytes, without.peak_live_bytes);
+}
+
+static void the_buffers_are_the_streams(void **state)
+{
+    (void)state;
+    assert_int_equal(MS__STREAM_BUFFER_BYTES, (uint64_t)MS_OPTIMIZER_CHUNKS * MS_OPTIMIZER_CHUNK_BYTES);
+}
+
+static void rules_say_why_not(void **state)
+{
+    fixture *f = *state;
+    f->hardware->disk.free_bytes = UINT64_C(1) << 40;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_PRESSURE);
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_PRESSURE);
+    f->config.max_disk_offload_bytes = STATE;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_DISK_CAP);
+    f->hardware->disk.dir[0] = '\0';
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_NO_DISK);
+    f->config.enable_offloading = false;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_FLAG_OFF);
+    f->config.mode = MS_MODE_BALANCED;
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_MODE);
+    f->config.mode = MS_MODE_CONSERVATIVE;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_MODE);
+    f->graph->loop.optimizer_stream_bytes = 0;
+    f->graph->loop.gradients_releasable = false;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_OTHER_OPTIMIZER);
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_OTHER_OPTIMIZER);
+    f->hardware->device = 0;
+    assert_int_equal(rule_of(f, MS_STEP_STATE_ON_DISK), MS_RULE_HOST_ONLY);
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_HOST_ONLY);
+}
+
+static void what_the_optimizer_can_do_survives_the_documents(void **state)
+{
+    fixture *f = *state;
+    ms_graph *read;
+    ms_error err;
+    char *text = ms_graph_to_json(f->graph);
+    assert_ms_ok(ms_graph_parse(text, &read, &err), err);
+    assert_int_equal(read->loop.optimizer_stream_bytes, STATE);
+    assert_true(read->loop.gradients_releasable);
+    assert_false(read->loop.gradients_released || read->loop.state_streamed);
+    ms_graph_free(read);
+    ms_free(text);
+    f->graph->loop.gradients_released = f->graph->loop.state_streamed = true;
+    text = ms_graph_to_json(f->graph);
+    assert_ms_ok(ms_graph_parse(text, &read, &err), err);
+    assert_true(read->loop.gradients_released && read->loop.state_streamed);
+    assert_false(read->loop.gradients_needed);
+    ms_graph_free(read);
+    ms_free(text);
+    f->graph->loop.gradients_needed = true;
+    text = ms_graph_to_json(f->graph);
+    assert_ms_ok(ms_graph_parse(text, &read, &err), err);
+    assert_true(read->loop.gradients_needed);
+    ms_graph_free(read);
+    ms_free(text);
+}
+
+/* At its owner's wish the optimizer does it in every plan's step, and no plan has it as an option. */
+static void what_the_owner_wants_is_part_of_every_step(void **state)
+{
+    fixture *f = *state;
+    ms_replay plain = fixture_simulate(f, keep, 0), chosen = fixture_simulate(f, keep, release_bit);
+    f->graph->loop.gradients_released = true;
+    ms_replay given = fixture_simulate(f, keep, 0);
+    assert_true(given.peak_bytes < plain.peak_bytes);
+    assert_int_equal(given.peak_bytes, chosen.peak_bytes);
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_OTHER_OPTIMIZER);
+    f->graph->loop.state_streamed = true; /* its updates, and the buffers, are in backward */
+    assert_int_equal(fixture_simulate(f, keep, 0).peak_bytes - given.peak_bytes, MS__STREAM_BUFFER_BYTES);
+    f->graph->loop.gradients_released = false;
+    f->graph->loop.optimizer_state_bytes = 0;
+    ms_replay streamed = fixture_simulate(f, keep, 0);
+    f->graph->loop.state_streamed = false;
+    f->graph->loop.optimizer_transient_bytes += MS__STREAM_BUFFER_BYTES;
+    assert_int_equal(streamed.peak_bytes, fixture_simulate(f, keep, 0).peak_bytes);
+}
+
+/* A GradScaler has to see them first: nothing is released, whoever wanted it. */
+static void gradients_that_are_needed_are_kept(void **state)
+{
+    fixture *f = *state;
+    ms_replay plain = fixture_simulate(f, keep, 0);
+    f->graph->loop.gradients_needed = true;
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_GRADIENTS_NEEDED);
+    f->graph->loop.gradients_released = true;
+    assert_int_equal(fixture_simulate(f, keep, 0).peak_bytes, plain.peak_bytes);
+}
+
+/* Before a loop was seen it may add up the gradients of several backwards. */
+static void a_loop_that_nobody_has_seen_keeps_its_gradients(void **state)
+{
+    fixture *f = *state;
+    f->graph->loop.observed = false;
+    f->graph->loop.gradients_live_in_forward = true;
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_GRADIENTS_NEEDED);
+    f->graph->loop.gradients_live_in_forward = false; /* where no other plan fits */
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_PRESSURE);
+    f->graph->loop.observed = f->graph->loop.gradients_live_in_forward = true; /* zero_grad() after forward */
+    assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_PRESSURE);
+}
+
+/* ---- what a refusal says of optimizers ----------------------------------------------------- */
+
+/* The figure behind `what` in a refusal, in GB; 0 where it is not named. */
+static double named(const char *text, const char *what)
+{
+    const char *at = strstr(text, what);
+    at = at != NULL ? at + strlen(what) : NULL;
+    at = at != NULL && strncmp(at, " it would be", 12) == 0 ? at + 12 : at;
+    char *unit = NULL;
+    double value = at != NULL ? strtod(at, &unit) : 0.0;
+    return unit != NULL && strncmp(unit, " MB", 3) == 0 ? value / 1000 : value;
+}
+
+static double smallest_gb(const fixture *f, const ms_config *config)
+{
+    ms_config tight = *config;
+    ms_error err = {0};
+    ms_plan *none;
+    tight.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &tight, &none, &err), MS_EINFEASIBLE);
+    return (double)err.hint_bytes / 1e9;
+}
+
+static void a_refusal_names_optimizers_and_what_each_would_allow(void **state)
+{
+    fixture *f = *state;
+    ms_loop *loop = &f->graph->loop;
+    ms_error err = {0};
+    ms_plan *none;
+    loop->optimizer_state_bytes = 2 * LAYERS * GRADIENT; /* what an Adam has */
+    loop->optimizer_transient_bytes = loop->optimizer_stream_bytes = 0;
+    loop->gradients_releasable = false;
+    f->config.mode = MS_MODE_BALANCED;
+    f->config.memory_budget_bytes = 1;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    double own = named(err.text, "with memscale.optim.AdamW (state on disk)");
+    assert_null(strstr(err.text, "use_8bit_optimizer")); /* on disk, it takes no less memory */
+    double all = named(err.text, "with all that keeps 32 bits and mode=\"aggressive\"");
+    assert_true(own > 0 && all > 0);
+    assert_true(all < own);
+    assert_null(strstr(err.text, "enable_tiling")); /* it would not help */
+
+    loop->optimizer_stream_bytes = loop->optimizer_state_bytes;
+    loop->gradients_releasable = true;
+    assert_true(fabs(smallest_gb(f, &f->config) - own) < 0.006);
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    double released = named(err.text, "with mode=\"aggressive\" (gradients released)");
+    assert_true(fabs(released - all) < 0.006);
+    assert_null(strstr(err.text, "memscale.optim.AdamW"));
+
+    f->hardware->disk.dir[0] = '\0';
+    loop->optimizer_stream_bytes = 0;
+    loop->gradients_releasable = false;
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    double small = named(err.text, "with use_8bit_optimizer=True");
+    assert_true(small > 0);
+    uint64_t elements = GRADIENT / 4;
+    loop->optimizer_state_bytes = LAYERS * 2 * (elements + 4 * (elements / 256));
+    assert_true(fabs(smallest_gb(f, &f->config) - small) < 0.011);
+
+    loop->optimizer_state_bytes = 5 * MIB; /* of no Adam */
+    assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
+    assert_null(strstr(err.text, "optimizer="));
+    assert_null(strstr(err.text, "AdamW"));
+}
+
+int main(void)
+{
+#define TEST(body) cmocka_unit_test_setup_teardown(body, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(state_on_disk_frees_the_state_and_takes_the_disks_time),
+        TEST(part_of_the_state_may_stay),
+        TEST(release_leaves_one_layers_gradients_at_a_time),
+        TEST(with_both_the_buffers_are_there_in_backward),
+        TEST(a_gradient_that_another_node_adds_to_stays_until_then),
+        TEST(the_buffers_are_the_streams),
+        TEST(rules_say_why_not),
+        TEST(what_the_optimizer_can_do_survives_the_documents),
+        TEST(what_the_owner_wants_is_part_of_every_step),
+        TEST(gradients_that_are_needed_are_kept),
+        TEST(a_loop_that_nobody_has_seen_keeps_its_gradients),
+        TEST(a_refusal_names_optimizers_and_what_each_would_allow),
+    };
+    return cmocka_run_group_tests_name("options of the optimizer", tests, NULL, NULL);
+}

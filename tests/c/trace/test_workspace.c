@@ -1,0 +1,82 @@
+/* What convolutions take for themselves, against the peaks that torch's allocator showed. */
+#include "test_common.h"
+#include "trace/workspace.h"
+
+typedef struct measured {
+    const char *what;
+    uint32_t item;            /* bytes of an element */
+    uint32_t rank;
+    uint64_t input[5], weight[5], output[5];
+    uint64_t forward, backward; /* measured, in kB */
+} measured;
+
+static const measured table[] = {
+    {"3x3, 64 to 32", 4, 4, {4, 64, 192, 192}, {32, 64, 3, 3}, {4, 32, 192, 192}, 37700, 56600},
+    {"3x3, 32 to 64", 4, 4, {4, 32, 192, 192}, {64, 32, 3, 3}, {4, 64, 192, 192}, 37700, 56600},
+    {"3x3, 64 to 64", 4, 4, {4, 64, 128, 128}, {64, 64, 3, 3}, {4, 64, 128, 128}, 16800, 33600},
+    {"7x7, stride 2", 4, 4, {8, 3, 224, 224}, {64, 3, 7, 7}, {8, 64, 112, 112}, 25700, 32500},
+    {"1x1", 4, 4, {8, 256, 56, 56}, {64, 256, 1, 1}, {8, 64, 56, 56}, 25700, 32100},
+    {"depthwise", 4, 4, {8, 128, 56, 56}, {128, 1, 3, 3}, {8, 128, 56, 56}, 12800, 25700},
+    {"large weight", 4, 4, {2, 512, 28, 28}, {512, 512, 3, 3}, {2, 512, 28, 28}, 12600, 9400},
+    {"bf16", 2, 4, {4, 64, 192, 192}, {32, 64, 3, 3}, {4, 32, 192, 192}, 18900, 37700},
+    {"fp64", 8, 4, {4, 64, 192, 192}, {32, 64, 3, 3}, {4, 32, 192, 192}, 679500, 679500},
+    {"one dimension", 4, 3, {8, 64, 20000}, {64, 64, 5}, {8, 64, 20000}, 40960, 122880},
+    {"transposed", 4, 4, {4, 64, 96, 96}, {64, 32, 2, 2}, {4, 32, 192, 192}, 37750, 28300},
+};
+
+static ms_operand operand_of(const measured *row, const uint64_t *size)
+{
+    ms_operand operand = {.rank = row->rank, .bytes = row->item};
+    for (uint32_t i = 0; i < row->rank; i++) {
+        operand.size[i] = size[i];
+        operand.bytes *= size[i];
+    }
+    return operand;
+}
+
+/* At least what was measured, but for a few channels of padding, and not far more. */
+static void assert_covers(const char *what, uint64_t bytes, uint64_t measured_kb)
+{
+    if (bytes < measured_kb * 930 || bytes > measured_kb * 1720 + 60000) {
+        fail_msg("%s: %llu bytes for %llu kB", what, (unsigned long long)bytes, (unsigned long long)measured_kb);
+    }
+}
+
+static void figures_cover_what_was_measured(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const measured *row = &table[i];
+        ms_operand x = operand_of(row, row->input), w = operand_of(row, row->weight), y = operand_of(row, row->output);
+        ms_operand forward[] = {x, w}, backward[] = {y, x, w};
+        assert_covers(row->what, ms__workspace_bytes("aten.convolution.default", forward, 2, &y, 1), row->forward);
+        assert_covers(row->what, ms__workspace_bytes("aten.convolution_backward.default", backward, 3, &x, 1),
+                      row->backward);
+    }
+}
+
+static void other_operators_and_odd_operands_take_nothing(void **state)
+{
+    (void)state;
+    ms_operand x = operand_of(&table[0], table[0].input), w = operand_of(&table[0], table[0].weight);
+    ms_operand pair[] = {x, w}, flat = {.rank = 2, .size = {4, 4}, .bytes = 64}, flats[] = {flat, flat, flat};
+    assert_int_equal(ms__workspace_bytes("aten.mm.default", pair, 2, &x, 1), 0);
+    assert_int_equal(ms__workspace_bytes("aten.convolution_overrideable.default", pair, 2, &x, 1), 0);
+    assert_int_equal(ms__workspace_bytes("aten.convolution.default", pair, 1, &x, 1), 0);
+    assert_int_equal(ms__workspace_bytes("aten.convolution.default", pair, 2, NULL, 0), 0);
+    assert_int_equal(ms__workspace_bytes("aten.convolution.default", flats, 2, &flat, 1), 0);
+    assert_int_equal(ms__workspace_bytes("aten.convolution_backward.default", flats, 3, &flat, 1), 0);
+    ms_operand huge = {.rank = 4, .size = {UINT64_MAX, 2, 2, 2}, .bytes = UINT64_MAX}, huges[] = {huge, huge};
+    assert_true(ms__workspace_bytes("convolution", huges, 2, &huge, 1) > 0);
+    ms_operand none = {.rank = 4, .size = {0, 0, 0, 0}}, nones[] = {none, none, none};
+    assert_int_equal(ms__workspace_bytes("convolution_backward", nones, 3, &none, 1), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(figures_cover_what_was_measured),
+        cmocka_unit_test(other_operators_and_odd_operands_take_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -57,7 +57,7 @@ def limits(case_name: str) -> dict[str, int]:
         memscale.plan(model, inputs, memscale.Config(memory_budget_gb=0.001))
     except memscale.BudgetInfeasibleError as refusal:
         smallest = refusal.smallest_budget_bytes
-    session = memscale.core.session.Session(model, memscale.Config(), applies=False)
+    session = memscale.session.session.Session(model, memscale.Config(), applies=False)
     graph = json.loads(session._profiler.trace(model, (), inputs))
     graph["loop"] |= {"observed": True, "outputs_held": False, "gradients_live_in_forward": False}
     text = _core.plan_uniform(json.dumps(graph), session.hardware_json, memscale.Config().to_json(), "offload_disk")

@@ -1,6 +1,6 @@
 /*
  * Execution: the library's executor for Python. Plans, counters and questions go through
- * here; entering and leaving calls is execute_hooks.c's. Made by memscale.core.executor;
+ * here; entering and leaving calls is execute_hooks.c's. Made by memscale.execution.executor;
  * handles of saved tensors keep it alive until the last graph is gone. Everything runs under
  * the interpreter lock.
  */

@@ -1,7 +1,7 @@
 /*
  * Saved tensors of a selective technique. The library says which storages are dropped;
  * those stay until their call has ended, when the tape of its operators (Python's
- * core/tape.py, the region's payload) knows which of them it can make again: it gives
+ * execution/tape.py, the region's payload) knows which of them it can make again: it gives
  * these a ticket that does, and the others stay.
  */
 #include "execute_saved.h"

@@ -1,7 +1,7 @@
 /*
  * Planning for Python: documents in as JSON texts, documents out as JSON texts. Every
  * function is a conversion around one call of plan.h or pipeline.h; used by
- * memscale.core.session, decision_engine and execution_plan.
+ * memscale.session.session, decision_engine and execution_plan.
  */
 #include "common.h"
 #include "documents.h"

@@ -1,6 +1,6 @@
 /*
  * Agreement among ranks for Python: lists of documents in, one pair of documents out. Used by
- * memscale.core.ranks.
+ * memscale.session.ranks.
  */
 #include "common.h"
 #include "documents.h"

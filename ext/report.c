@@ -1,5 +1,5 @@
 /*
- * The report, the progress line and telemetry events for Python. Used by core/report.py,
+ * The report, the progress line and telemetry events for Python. Used by observability/report.py,
  * observability/progress.py and observability/telemetry.py; conversions only.
  */
 #include "common.h"

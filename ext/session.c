@@ -1,5 +1,5 @@
 /*
- * What core/session.py asks of the library: the process's place in a hardware
+ * What session/session.py asks of the library: the process's place in a hardware
  * description, whether one plan serves other shapes, and what their graphs share.
  */
 #include "common.h"

@@ -1,6 +1,6 @@
 /*
  * The tracer for Python: `_core.Trace`, a thin face of ms_trace, and the check of a
- * graph document. Called by memscale.core.profiler for every operator of a traced
+ * graph document. Called by memscale.tracing.profiler for every operator of a traced
  * step, so that a call converts its arguments and nothing more.
  */
 #include "base/units.h"

@@ -40,11 +40,11 @@ PYTHON_PAGES: list[tuple[str, list[tuple[str, str]]]] = [
     (
         "The pipeline",
         [
-            ("core.executor.Executor", "core/executor"),
-            ("core.execution_plan.ExecutionPlan", "core/execution_plan"),
-            ("core.model_graph.ModelGraph", "core/model_graph"),
-            ("core.profiler.MemoryProfiler", "core/profiler"),
-            ("core.decision_engine.DecisionEngine", "core/decision_engine"),
+            ("core.executor.Executor", "execution/executor"),
+            ("core.execution_plan.ExecutionPlan", "planning/execution_plan"),
+            ("core.model_graph.ModelGraph", "tracing/model_graph"),
+            ("core.profiler.MemoryProfiler", "tracing/profiler"),
+            ("core.decision_engine.DecisionEngine", "planning/decision_engine"),
         ],
     ),
     (

@@ -42,7 +42,7 @@ PYTHON_STEPS = [
     {"errors", "_core"},
     {"config"},
     {"observability"},
-    {"policy", "offload", "techniques", "optim"},
+    {"policy", "offload", "optim", "base", "model", "techniques", "tracing", "planning", "execution", "session"},
     {"core"},
     {"integrations", "autotuning"},
     {"api"},

@@ -103,4 +103,4 @@ def __dir__() -> list[str]:
 # Not for memscale's sake: an unwrapped run that is compared with a wrapped one needs it too.
 # `wrap()` does it where torch is loaded later, or is being loaded now.
 if hasattr(sys.modules.get("torch"), "exp"):
-    import_module(".core.vector_math", __name__).settle_vector_math()
+    import_module(".base.vector_math", __name__).settle_vector_math()

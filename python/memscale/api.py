@@ -17,9 +17,9 @@ from .errors import IntegrationError, ProfileError
 if TYPE_CHECKING:
     import torch
 
-    from .core.execution_plan import ExecutionPlan
-    from .core.executor import Executor
-    from .core.model_graph import ModelGraph
+    from .execution.executor import Executor
+    from .planning.execution_plan import ExecutionPlan
+    from .tracing.model_graph import ModelGraph
 
 Target = TypeVar("Target")
 
@@ -59,9 +59,9 @@ def wrap(
         >>> loss = model(input_ids=x, labels=x).loss
         >>> loss.backward()
     """
-    from .core.setup import check_config, effective_config, wrap_module
     from .integrations.huggingface import is_trainer, wrap_trainer
     from .integrations.lightning import is_lightning_trainer, wrap_lightning_trainer
+    from .session.setup import check_config, effective_config, wrap_module
 
     checked = effective_config(check_config(config), async_offload, async_config)
     if is_trainer(target):
@@ -81,9 +81,9 @@ def detach(model: torch.nn.Module) -> torch.nn.Module:
     Raises:
         TypeError: `model` is not an `nn.Module` or Trainer.
     """
-    from .core.setup import unwrap_module
     from .integrations.huggingface import is_trainer, unwrap_trainer
     from .integrations.lightning import is_lightning_trainer, unwrap_lightning_trainer
+    from .session.setup import unwrap_module
 
     if is_trainer(model):
         return unwrap_trainer(model)
@@ -109,7 +109,7 @@ def optimize(
         TypeError: `optimizer` is no `torch.optim.Optimizer`.
         as `wrap()`, besides.
     """
-    from .core.setup import check_config, effective_config, wrap_module
+    from .session.setup import check_config, effective_config, wrap_module
 
     checked = effective_config(check_config(config), None, None)
     _check_optimizer(optimizer)
@@ -142,7 +142,7 @@ def apply_all_optimizations(
         >>> model, optimizer = memscale.apply_all_optimizations(
         ...     model, optimizer, memscale.Config(use_8bit_optimizer=True))
     """
-    from .core.setup import check_config, effective_config, wrap_module
+    from .session.setup import check_config, effective_config, wrap_module
 
     if optimizer is None:
         raise TypeError("memscale.apply_all_optimizations() takes a torch.optim.Optimizer, not None")
@@ -178,9 +178,9 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
         ProfileError: the model can't be traced without running it. `wrap()` can plan for such
             a model all the same, from real steps.
     """
-    from .core.execution_plan import ExecutionPlan
-    from .core.session import Session
-    from .core.setup import check_config, effective_config, sample_arguments
+    from .planning.execution_plan import ExecutionPlan
+    from .session.session import Session
+    from .session.setup import check_config, effective_config, sample_arguments
 
     module = _as_module(model, "plan")
     session = Session(module, effective_config(check_config(config), None, None), applies=False)
@@ -209,9 +209,9 @@ def trace(model: torch.nn.Module, sample_input: Any, optimizer: torch.optim.Opti
     Example:
         >>> memscale.trace(model, {"input_ids": x, "labels": x}).save("g.json")
     """
-    from .core.model_graph import ModelGraph
-    from .core.profiler import MemoryProfiler
-    from .core.setup import sample_arguments
+    from .session.setup import sample_arguments
+    from .tracing.model_graph import ModelGraph
+    from .tracing.profiler import MemoryProfiler
 
     module = _as_module(model, "trace")
     _check_optimizer(optimizer, "trace")

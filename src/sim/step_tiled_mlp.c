@@ -1,5 +1,5 @@
 /*
- * Position-wise modules in tiles as an option of the step (core/tiles.py does it): what such a
+ * Position-wise modules in tiles as an option of the step (techniques/tiles.py does it): what such a
  * module makes of a row depends on that row alone, so that it can run some rows at a time. It
  * saves its input and nothing else, and runs again, tile by tile, in backward. Sums over rows (the
  * weights' gradients) have another order: it rounds otherwise.

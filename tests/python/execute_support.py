@@ -17,8 +17,8 @@ import torch
 from models import Case, loss_of
 from time_limits import comes_true
 
-from memscale.core.executor import Executor
-from memscale.core.layers import find_layers
+from memscale.execution.executor import Executor
+from memscale.model.layers import find_layers
 
 TECHNIQUES = ("recompute", "recompute_joined", "recompute_segment", "offload_disk", "recompute_offload_input", "mixed")
 

@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memscale.core.arguments import plain_tensors
-from memscale.core.layers import find_layers
-from memscale.core.loss_mode import marking
-from memscale.core.profiler import MemoryProfiler, describe_arguments
-from memscale.core.tracer import LiveTracer
+from memscale.base.arguments import plain_tensors
+from memscale.model.layers import find_layers
+from memscale.techniques.loss_mode import marking
+from memscale.tracing.profiler import MemoryProfiler, describe_arguments
+from memscale.tracing.tracer import LiveTracer
 
 
 def trace(model: torch.nn.Module, *args: Any, optimizer: Any = None, **kwargs: Any) -> dict[str, Any]:

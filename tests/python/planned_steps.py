@@ -67,9 +67,9 @@ def compare(
         precision: what to trace under, autocast for example.
     """
     from memscale import _core
-    from memscale.core.executor import Executor
-    from memscale.core.profiler import MemoryProfiler
-    from memscale.core.session import Session
+    from memscale.execution.executor import Executor
+    from memscale.session.session import Session
+    from memscale.tracing.profiler import MemoryProfiler
 
     with precision or nullcontext():
         graph = json.loads(MemoryProfiler(config).trace(model.train(), (), {"input_ids": ids, "labels": ids}))

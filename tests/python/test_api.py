@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import logging
 import subprocess
@@ -51,6 +52,25 @@ def test_wrap_returns_the_same_object_and_leaves_the_executor_on_it() -> None:
     assert memscale.wrap(model) is model
     assert model._memscale_executor.plan is None
     memscale.detach(model)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "core.Config",
+        "core.MemoryProfiler",
+        "core.DecisionEngine",
+        "core.Executor",
+        "core.profiler.MemoryProfiler",
+        "core.decision_engine.DecisionEngine",
+        "core.executor.Executor",
+        "core.execution_plan.ExecutionPlan",
+        "core.model_graph.ModelGraph",
+    ],
+)
+def test_documented_places_of_names_stay(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    assert isinstance(getattr(importlib.import_module(f"memscale.{module}"), attribute), type)
 
 
 def test_a_sample_input_plans_at_once() -> None:
@@ -319,7 +339,7 @@ def _traces_of(
     rows: tuple[int, ...] = (8, 7, 6),
     **config: bool,
 ) -> int:
-    from memscale.core.profiler import MemoryProfiler
+    from memscale.tracing.profiler import MemoryProfiler
 
     count = []
     trace = MemoryProfiler.trace
@@ -529,7 +549,7 @@ def test_the_first_call_of_vector_math_is_small(script: str) -> None:
 
 
 def test_the_environment_settles_async_offload(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memscale.core.setup import effective_config
+    from memscale.session.setup import effective_config
 
     monkeypatch.setenv("MEMSCALE_ASYNC_OFFLOAD", "1")
     assert effective_config(Config(), None, None).async_offload is True

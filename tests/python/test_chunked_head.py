@@ -19,10 +19,10 @@ import test_loss_mode as heads  # noqa: E402
 
 import memscale  # noqa: E402
 from memscale import _core  # noqa: E402
-from memscale.core.executor import Executor  # noqa: E402
-from memscale.core.lazy_logits import LazyLogits, deferred, with_values  # noqa: E402
-from memscale.core.profiler import MemoryProfiler  # noqa: E402
-from memscale.core.session import probe_machine  # noqa: E402
+from memscale.execution.executor import Executor  # noqa: E402
+from memscale.session.session import probe_machine  # noqa: E402
+from memscale.techniques.lazy_logits import LazyLogits, deferred, with_values  # noqa: E402
+from memscale.tracing.profiler import MemoryProfiler  # noqa: E402
 
 
 class Plain(heads.TinyEncoder):
@@ -263,7 +263,7 @@ def test_the_stand_in_has_the_layers_gradient():
 
 
 def _operands(values):
-    from memscale.core.lazy_logits import Operands
+    from memscale.techniques.lazy_logits import Operands
 
     return Operands(*values, None)
 

@@ -12,9 +12,9 @@ from time_limits import HANG_SECONDS
 
 from memscale import _core
 from memscale.config import Config
-from memscale.core.decision_engine import DecisionEngine
-from memscale.core.execution_plan import ExecutionPlan
 from memscale.errors import BudgetInfeasibleError, MemScaleError
+from memscale.planning.decision_engine import DecisionEngine
+from memscale.planning.execution_plan import ExecutionPlan
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "fuzz" / "corpus" / "plan"
@@ -118,7 +118,7 @@ def test_two_processes_give_the_same_bytes():
     program = (
         "import sys\n"
         "from memscale.config import Config\n"
-        "from memscale.core.decision_engine import DecisionEngine\n"
+        "from memscale.planning.decision_engine import DecisionEngine\n"
         "graph, hardware = (open(path).read() for path in sys.argv[1:3])\n"
         "plan = DecisionEngine(Config(memory_budget_gb=0.75)).plan(graph, hardware)\n"
         "sys.stdout.write(plan.to_json())\n"

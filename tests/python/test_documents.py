@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 
 import memscale
-from memscale.core import notices
+from memscale.execution import notices
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/guide.md")

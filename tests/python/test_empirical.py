@@ -11,7 +11,7 @@ from torch import nn
 
 import memscale
 from memscale import Config
-from memscale.core.profiler import MemoryProfiler
+from memscale.tracing.profiler import MemoryProfiler
 
 
 class _Branching(nn.Module):

@@ -34,8 +34,8 @@ from torch import nn
 
 import memscale
 from memscale import _core
-from memscale.core.executor import Executor
 from memscale.errors import IntegrationError, OffloadError
+from memscale.execution.executor import Executor
 
 every_technique = pytest.mark.parametrize("technique", TECHNIQUES)
 

@@ -22,8 +22,8 @@ from execute_support import (
 )
 
 from memscale import _core
-from memscale.core.executor import Executor
 from memscale.errors import MemScaleError
+from memscale.execution.executor import Executor
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 

@@ -8,7 +8,7 @@ from torch.nn.utils import parametrizations
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from memscale.core.layers import find_layers
+from memscale.model.layers import find_layers
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
 TEXT = {**SIZES, "vocab_size": 99}

@@ -17,9 +17,9 @@ import planned_steps  # noqa: E402
 from models import Case, _ids, _lm  # noqa: E402
 
 import memscale  # noqa: E402
-from memscale.core.loss_mode import LossMode, marking  # noqa: E402
-from memscale.core.profiler import MemoryProfiler  # noqa: E402
-from memscale.core.tracer import LiveTracer  # noqa: E402
+from memscale.techniques.loss_mode import LossMode, marking  # noqa: E402
+from memscale.tracing.profiler import MemoryProfiler  # noqa: E402
+from memscale.tracing.tracer import LiveTracer  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import memscale  # noqa: E402
 from memscale import _core  # noqa: E402
-from memscale.core import session as sessions  # noqa: E402
+from memscale.session import session as sessions  # noqa: E402
 
 STEPS = 6
 BACKWARD = torch.autograd.backward

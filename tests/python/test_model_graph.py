@@ -15,8 +15,8 @@ from torch import nn
 
 import memscale
 from memscale import MemScaleError, ProfileError, _core
-from memscale.core.decision_engine import DecisionEngine
-from memscale.core.model_graph import ModelGraph
+from memscale.planning.decision_engine import DecisionEngine
+from memscale.tracing.model_graph import ModelGraph
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 MACHINE = pathlib.Path(__file__).parents[1] / "cli" / "data" / "hardware_disk.json"

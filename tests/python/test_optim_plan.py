@@ -262,8 +262,8 @@ _MEASURE = textwrap.dedent(
     import json
     import torch, memscale
     from memscale import _core
-    from memscale.core.profiler import MemoryProfiler
-    from memscale.core.session import Session
+    from memscale.tracing.profiler import MemoryProfiler
+    from memscale.session.session import Session
     torch.set_num_threads(1)
     _core.hostmem_install()  # counts tensors of 1 MiB and more
     config = memscale.Config(force_optimize=True, enable_logging=False)

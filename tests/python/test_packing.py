@@ -78,7 +78,7 @@ def test_what_is_packed_is_not_moved(tmp_path):
 def test_kept_layers_keep_their_masks_as_bits(tmp_path):
     case, twin = case_with_dropout()
     expected = train(case, twin)
-    names = [name for name, _ in memscale.core.layers.find_layers(case.model)]
+    names = [name for name, _ in memscale.model.layers.find_layers(case.model)]
     entries = [(name, 0, "offload_disk" if index == 0 else "keep") for index, name in enumerate(names)]
     with executing(case.model, plan_json(entries, min_bytes=4096), tmp_path) as executor:
         found = train(case, case.model)

@@ -116,8 +116,8 @@ def test_without_gpu_and_budget_the_callers_configuration_stands() -> None:
 def test_without_auto_policy_plans_are_the_same_byte_for_byte(
     monkeypatch: pytest.MonkeyPatch, artifact: pathlib.Path
 ) -> None:
-    from memscale.core.profiler import MemoryProfiler
-    from memscale.core.session import Session
+    from memscale.session.session import Session
+    from memscale.tracing.profiler import MemoryProfiler
 
     graph = MemoryProfiler().trace(_model(), (BATCH,))
     config = Config(memory_budget_gb=_budget())
@@ -158,8 +158,8 @@ def test_what_is_sealed_fits_its_schema_and_what_does_not_is_refused(artifact: p
 
 
 def test_a_decision_gives_an_effective_config_and_leaves_the_callers_alone(artifact: pathlib.Path) -> None:
-    from memscale.core.profiler import MemoryProfiler
-    from memscale.core.session import Session
+    from memscale.session.session import Session
+    from memscale.tracing.profiler import MemoryProfiler
 
     config = Config(memory_budget_gb=_budget(), enable_checkpointing=False)
     session = Session(_model(), config, applies=False)

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import memscale  # noqa: E402
-from memscale.core import session as sessions  # noqa: E402
+from memscale.session import session as sessions  # noqa: E402
 
 CONFIG = memscale.Config(use_mixed_precision=True, enable_logging=False)
 

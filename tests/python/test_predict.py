@@ -9,7 +9,7 @@ import torch
 from graph_support import Replay
 
 from memscale import _core
-from memscale.core.profiler import MemoryProfiler
+from memscale.tracing.profiler import MemoryProfiler
 
 transformers = pytest.importorskip("transformers")
 

@@ -28,8 +28,8 @@ from graph_support import (
 from models import MODELS, loss_of
 
 from memscale import _core
-from memscale.core.profiler import MemoryProfiler, describe_arguments
 from memscale.errors import ProfileError
+from memscale.tracing.profiler import MemoryProfiler, describe_arguments
 
 GB = 1e9
 
@@ -127,7 +127,7 @@ def test_the_static_graph_is_that_of_a_real_step(name):
 
 
 def _loss_of_the_profiler(output):
-    from memscale.core import profiler
+    from memscale.tracing import profiler
 
     loss = profiler._loss_of(output)
     return loss if loss is not None else profiler._stand_in_loss(output)
@@ -302,7 +302,7 @@ def _backward_births(graph: dict[str, object]) -> int:
 def test_sums_of_gradients_are_written_over_as_torch_does_without_a_trace(monkeypatch):
     model, x = _Residual(), torch.randn(3, 16, requires_grad=True)
     graph = trace(model, x)
-    monkeypatch.setattr("memscale.core.tracer.LiveTracer._tell_sum", lambda *_: None)
+    monkeypatch.setattr("memscale.tracing.tracer.LiveTracer._tell_sum", lambda *_: None)
     apart = trace(model, x)
     loss = model(x)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -316,7 +316,7 @@ def test_sums_of_gradients_are_written_over_as_torch_does_without_a_trace(monkey
 def test_what_a_recurrent_layer_leaves_of_its_workspace_is_told():
     # In a process of its own: memory that was used before has no untouched pages.
     code = (
-        "import torch; from memscale.core.profiler import MemoryProfiler\n"
+        "import torch; from memscale.tracing.profiler import MemoryProfiler\n"
         "print(MemoryProfiler().trace(torch.nn.LSTM(512, 512), (torch.zeros(128, 16, 512),)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

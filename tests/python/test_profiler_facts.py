@@ -17,8 +17,8 @@ from graph_support import Layers, Plain, Returning, chain, layer_nodes, trace
 from models import MODELS
 
 from memscale.config import Config
-from memscale.core.profiler import MemoryProfiler, describe_arguments
 from memscale.errors import ProfileError
+from memscale.tracing.profiler import MemoryProfiler, describe_arguments
 
 GB = 1e9
 

@@ -27,8 +27,8 @@ from test_selective import Stack
 
 from memscale import Config, _core
 from memscale.config import OptimizationMode
-from memscale.core.layers import find_layers
 from memscale.errors import IntegrationError
+from memscale.model.layers import find_layers
 
 CHAINED = ("gpt2", "bert", "llama", "vit", "mlp", "resnet")
 SEGMENT, RECOMPUTE = "recompute_segment", "recompute"

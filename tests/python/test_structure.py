@@ -51,15 +51,15 @@ def test_includes_go_one_way(check, place, include, allowed):
 @pytest.mark.parametrize(
     ("place", "line", "allowed"),
     [
-        ("core/session.py", "from ..errors import MemScaleError", True),
-        ("core/session.py", "from .. import _core", True),
-        ("core/session.py", "from ..api import wrap", False),
-        ("core/session.py", "def f():\n    from memscale.api import wrap", False),
-        ("core/session.py", "import memscale.integrations.huggingface", False),
-        ("core/session.py", "from .. import wrap", False),
+        ("session/session.py", "from ..errors import MemScaleError", True),
+        ("session/session.py", "from .. import _core", True),
+        ("session/session.py", "from ..api import wrap", False),
+        ("session/session.py", "def f():\n    from memscale.api import wrap", False),
+        ("session/session.py", "import memscale.integrations.huggingface", False),
+        ("session/session.py", "from .. import wrap", False),
         ("errors.py", "from .config import Config", False),
         ("config.py", "from .errors import ConfigError", True),
-        ("api.py", "from .core.session import Session", True),
+        ("api.py", "from .session.session import Session", True),
         ("benchmarks/demo.py", "import memscale", True),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import memscale  # noqa: E402
-from memscale.core import torch_names  # noqa: E402
+from memscale.base import torch_names  # noqa: E402
 from memscale.techniques import cross_entropy  # noqa: E402
 
 PACKAGE = pathlib.Path(memscale.__file__).parent

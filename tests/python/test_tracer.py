@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from memscale import _core
-from memscale.core.tracer import LiveTracer
 from memscale.errors import MemScaleError
+from memscale.tracing.tracer import LiveTracer
 
 
 def test_a_paused_tracer_sees_only_deaths():

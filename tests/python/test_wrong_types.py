@@ -15,10 +15,10 @@ from torch import nn
 import memscale
 from memscale import Config, optim, policy, techniques
 from memscale.autotuning import AutoTuner, OOMPredictor, estimate_savings
-from memscale.core.decision_engine import DecisionEngine
-from memscale.core.execution_plan import ExecutionPlan
-from memscale.core.model_graph import ModelGraph
-from memscale.core.profiler import MemoryProfiler
+from memscale.planning.decision_engine import DecisionEngine
+from memscale.planning.execution_plan import ExecutionPlan
+from memscale.tracing.model_graph import ModelGraph
+from memscale.tracing.profiler import MemoryProfiler
 
 # What says to a user that an argument is wrong. An AttributeError or a KeyError from inside does not.
 _TOLD = (TypeError, ValueError, OSError, memscale.MemScaleError)

@@ -102,7 +102,7 @@ class OOMPredictor:
     def __init__(
         self, model: Any, config: Config | None = None, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        from ..core.setup import check_config
+        from ..session.setup import check_config
 
         self._config = check_config(config)
         self._optimizer = optimizer
@@ -147,7 +147,7 @@ class OOMPredictor:
         return Savings(**json.loads(_core.savings(graph, hardware, self._config.to_json(), self._is_absent)))
 
     def _documents(self, sample_input: Any, batch: int | None, sequence: int | None) -> tuple[str, str]:
-        from ..core.session import Session, probe_machine
+        from ..session.session import Session, probe_machine
 
         if self._document is not None:
             if sample_input is not None:
@@ -155,8 +155,8 @@ class OOMPredictor:
             shape = _shape(batch, sequence)
             return _core.predict_hf_graph(self._document, *shape), probe_machine(self._config)
 
-        from ..core.profiler import MemoryProfiler
-        from ..core.setup import sample_arguments
+        from ..session.setup import sample_arguments
+        from ..tracing.profiler import MemoryProfiler
 
         sample = _sample(self._model, sample_input, batch, sequence)
         session = Session(self._model, self._config, applies=False)

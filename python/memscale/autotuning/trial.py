@@ -139,7 +139,7 @@ def _outcome_of(error: Exception) -> str:
 
 def _train(file: str, request: dict[str, Any]) -> dict[str, Any]:
     from ..config import Config
-    from ..core.setup import wrap_module
+    from ..session.setup import wrap_module
 
     with open(file, "rb") as stream:
         model, optimizer_class, optimizer_arguments, sample, fields = payload.load(stream)

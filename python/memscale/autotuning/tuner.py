@@ -121,7 +121,7 @@ class AutoTuner:
     ) -> None:
         import torch
 
-        from ..core.setup import check_config, sample_arguments
+        from ..session.setup import check_config, sample_arguments
 
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"AutoTuner takes a torch.nn.Module, not {type(model).__qualname__}")
@@ -181,9 +181,9 @@ class AutoTuner:
         return _core.batch_search_best(search)[0]
 
     def _documents(self, batch: int) -> tuple[str, str]:
-        from ..core.profiler import MemoryProfiler
-        from ..core.session import Session
-        from ..core.setup import sample_arguments
+        from ..session.session import Session
+        from ..session.setup import sample_arguments
+        from ..tracing.profiler import MemoryProfiler
 
         if self._hardware is None:
             self._hardware = Session(self._model, self._config, applies=False).hardware_json

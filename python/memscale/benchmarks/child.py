@@ -86,7 +86,7 @@ def _prepare_all(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
 def _plan_uniformly() -> None:
     """From here on every plan of this process moves all saved tensors of all layers to disk."""
     from memscale import _core
-    from memscale.core.session import Session
+    from memscale.session.session import Session
 
     def make_plan(session: Session, graph: str) -> str:
         return _core.plan_uniform(graph, session.hardware_json, session.config_json, "offload_disk")
@@ -159,7 +159,7 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    torch.exp(torch.zeros(8))  # see memscale.core.vector_math; the interpreter may have another memscale
+    torch.exp(torch.zeros(8))  # see memscale.base.vector_math; the interpreter may have another memscale
     torch.manual_seed(0)
     case = CASES[arguments.case]
     model = case.make().train().to(arguments.device)

@@ -1,5 +1,37 @@
-"""The values that pass between stages and the objects that touch torch for them.
+"""The documented places of the stages' classes, as `memscale.core.profiler.MemoryProfiler`.
 
-Import the submodules directly; this package imports nothing, so that `import
-memscale` stays cheap.
+The classes themselves live in the rooms of their stages (`memscale.tracing`, `planning`, `execution`); nothing
+inside the package imports from here. Names are imported at first use, so that `import memscale` stays cheap.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["Config", "DecisionEngine", "Executor", "MemoryProfiler"]
+
+_HOMES = {
+    "Config": "memscale.config",
+    "DecisionEngine": "memscale.planning.decision_engine",
+    "Executor": "memscale.execution.executor",
+    "MemoryProfiler": "memscale.tracing.profiler",
+}
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..execution.executor import Executor
+    from ..planning.decision_engine import DecisionEngine
+    from ..tracing.profiler import MemoryProfiler
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

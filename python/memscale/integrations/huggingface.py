@@ -66,7 +66,7 @@ def wrap_trainer(trainer: TrainerT, config: Config, sample_input: Any = None) ->
 
 def unwrap_trainer(trainer: TrainerT) -> TrainerT:
     """Undoes `wrap_trainer`; warns where there is nothing to undo. Returns the trainer."""
-    from ..core.setup import unwrap_module
+    from ..session.setup import unwrap_module
 
     wrapped = _wrapped(trainer)
     if wrapped is not None:
@@ -146,14 +146,14 @@ class WrappedTrainer:
         self._replaced.append(name)
 
     def _wrap_model(self, model: torch.nn.Module) -> None:
-        from ..core.setup import wrap_module
+        from ..session.setup import wrap_module
 
         self._checkpointing.take_over(model)
         wrap_module(model, self._config, self._sample_input)
         self._model = model
 
     def _unwrap_model(self) -> None:
-        from ..core.session import executor_of
+        from ..session.session import executor_of
 
         executor = executor_of(self._model) if self._model is not None else None
         if executor is not None:
@@ -186,7 +186,7 @@ class WrappedTrainer:
         return model
 
     def _training_step(self, original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        from ..core.session import executor_of
+        from ..session.session import executor_of
 
         self._meter.step_begins(inputs, self._trainer.args.world_size)
         executor = executor_of(self._model) if self._model is not None else None
@@ -194,7 +194,7 @@ class WrappedTrainer:
         return executor.run_step(call) if executor is not None else call()
 
     def _log(self, original: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
-        from ..core.session import executor_of
+        from ..session.session import executor_of
 
         executor = executor_of(self._model) if self._model is not None else None
         if executor is not None and "loss" in logs:
@@ -278,7 +278,7 @@ class _Meter:
 
 def _batch_size(inputs: Any) -> int:
     """Size of the first dimension of a batch; 0 where it has no tensor."""
-    from ..core.arguments import plain_tensors
+    from ..base.arguments import plain_tensors
 
     with contextlib.suppress(TypeError):
         return next((len(tensor) for tensor in plain_tensors(inputs) if tensor.dim() > 0), 0)

@@ -18,7 +18,7 @@ from ..errors import IntegrationError
 if TYPE_CHECKING:
     import torch
 
-    from ..core.executor import Executor
+    from ..execution.executor import Executor
 
 __all__ = ["MemScaleCallback", "is_lightning_trainer"]
 
@@ -83,7 +83,7 @@ class MemScaleCallback:
 
     def on_fit_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:
         """Wraps; the model is on its device, and no step has been made."""
-        from ..core.setup import check_config, effective_config, wrap_module
+        from ..session.setup import check_config, effective_config, wrap_module
 
         _refuse_strategy(trainer)
         target = self._target(trainer, pl_module)

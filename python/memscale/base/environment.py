@@ -1,0 +1,149 @@
+"""What a forward depends on besides its arguments, parameters and buffers: random
+number generators, autocast, the default device, and torch's global switches.
+
+Taken before a layer that will be recomputed, put in place for its replay, and undone
+afterwards. Used by `memscale.execution.replay`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["Environment"]
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+_Switch = tuple[Callable[[], Any], Callable[[Any], Any]]
+
+
+def _switch(getter: str, setter: str) -> _Switch | None:
+    read, write = getattr(torch._C, getter, None), getattr(torch._C, setter, None)
+    return (read, write) if read is not None and write is not None else None
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _switches() -> list[_Switch]:
+    """Getter and setter of everything that chooses kernels or their results."""
+    found = [
+        _switch("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+        _switch("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+        _switch("_get_math_sdp_enabled", "_set_sdp_use_math"),
+        _switch("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+        _switch("_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
+        _switch("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+        _switch("_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
+        _switch("_get_cudnn_enabled", "_set_cudnn_enabled"),
+        _switch("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
+        _switch("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
+        _switch("_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
+        _switch("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
+        _switch(
+            "_get_cublas_allow_fp16_reduced_precision_reduction",
+            "_set_cublas_allow_fp16_reduced_precision_reduction",
+        ),
+        _switch(
+            "_get_cublas_allow_bf16_reduced_precision_reduction",
+            "_set_cublas_allow_bf16_reduced_precision_reduction",
+        ),
+    ]
+    return [
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+        (
+            lambda: (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            ),
+            _set_deterministic,
+        ),
+        *(pair for pair in found if pair is not None),
+    ]
+
+
+_SWITCHES: list[_Switch] = []
+
+
+def _all_switches() -> list[_Switch]:
+    if not _SWITCHES:
+        _SWITCHES.extend(_switches())
+    return _SWITCHES
+
+
+class Environment:
+    """The state of one moment."""
+
+    __slots__ = ("_autocast", "_autocast_cache", "_default_device", "_random", "_switches")
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        """`tensors`: arguments, whose devices' generators count."""
+        self._random = _RandomState(_cuda_devices(tensors))
+        self._autocast = [
+            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES
+        ]
+        self._autocast_cache = torch.is_autocast_cache_enabled()
+        self._default_device = torch.get_default_device()
+        self._switches = [read() for read, _ in _all_switches()]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """The environment is as it was taken; afterwards as it is now."""
+        with ExitStack() as stack:
+            now = _RandomState(self._random.devices)
+            stack.callback(now.put_back)
+            for (read, write), value in zip(_all_switches(), self._switches, strict=True):
+                current = read()
+                if current != value:
+                    stack.callback(write, current)
+                    write(value)
+            if torch.get_default_device() != self._default_device:
+                stack.enter_context(self._default_device)
+            for device, (enabled, dtype) in zip(_AUTOCAST_DEVICES, self._autocast, strict=True):
+                if enabled or torch.is_autocast_enabled(device):
+                    stack.enter_context(_autocast(device, enabled, dtype, self._autocast_cache))
+            self._random.put_back()
+            yield
+
+
+def _autocast(device: str, enabled: bool, dtype: torch.dtype, cache: bool) -> Any:
+    return torch.amp.autocast(device, enabled=enabled, dtype=dtype, cache_enabled=cache)
+
+
+def _cuda_devices(tensors: list[torch.Tensor]) -> list[int]:
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return []
+    devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
+    return sorted(devices | {torch.cuda.current_device()})
+
+
+class _RandomState:
+    """States of torch's, Python's and NumPy's global generators."""
+
+    __slots__ = ("_cpu", "_cuda", "_numpy", "_python", "devices")
+
+    def __init__(self, devices: list[int]) -> None:
+        self.devices = devices
+        self._cpu = torch.random.get_rng_state()
+        self._cuda = [torch.cuda.get_rng_state(device) for device in devices]
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if numpy is not None else None
+
+    def put_back(self) -> None:
+        torch.random.set_rng_state(self._cpu)
+        for device, state in zip(self.devices, self._cuda, strict=True):
+            torch.cuda.set_rng_state(state, device)
+        random.setstate(self._python)
+        numpy = sys.modules.get("numpy")
+        if self._numpy is not None and numpy is not None:
+            numpy.random.set_state(self._numpy)

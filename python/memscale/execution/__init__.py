@@ -1,0 +1,1 @@
+"""Carries out a plan on a model: hooks, calls of layers, what runs again in backward."""

@@ -1,0 +1,593 @@
+"""The executor: carries out a plan on a model by means of hooks.
+
+The thin face of the C room `execute`: it puts hooks on the model, hands what they see
+to C, and does what needs Python (running a layer again, asking for plans). Which
+tensor stays, moves or is made again is C's to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .. import _core
+from ..base.arguments import plain_tensors
+from ..errors import BudgetInfeasibleError, MemScaleError, OffloadError
+from ..model.caches import computes_with_cache, makes_cache, without_cache
+from ..model.layers import find_layers
+from ..techniques.loss_mode import LossMode, chunked_head, exact_head
+from ..techniques.tiles import Tiles
+from ..tracing.live_profile import LiveProfile
+from ..tracing.profiler import describe_arguments, is_tracing
+from .hooks import LayerHooks, RootHooks
+from .layer_calls import LayerCalls, OnThread
+from .module_state import LayerState
+from .notices import Notices
+from .observation import StepWatch
+from .replay import is_replaying, replay
+from .tier import open_tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..config import Config
+    from ..observability.watch import RunWatch
+    from ..planning.execution_plan import ExecutionPlan
+    from ..session.session import Session
+    from .rescue import StepRescue
+
+__all__ = ["Executor", "input_signature"]
+
+_log = logging.getLogger("memscale")
+
+Result = TypeVar("Result")
+
+# How far up the stack the frame lies that calls a module's forward: hook callables of
+# hooks.py lie in between.
+_ROOT_CALLER = 2
+
+# How long a thread that has to plan waits for forwards on other threads to end.
+_ALONE_SECONDS = 10.0
+
+# Options of the step that compute the model's cross entropy.
+_LOSS_HEADS = {"chunked_loss_head": chunked_head, "exact_loss_head": exact_head}
+
+
+def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """One line that is equal for forwards that a plan can't tell apart: shapes, dtypes and
+    plain values of the arguments, the mode of the model, autocast."""
+    mode = "train" if model.training else "eval"
+    return f"{mode}: {describe_arguments(args, kwargs)}"
+
+
+class Executor:
+    """Applies plans to a model, from `attach()` to `detach()`.
+
+    Args:
+        model: the root module.
+        config: the configuration that the model was wrapped with.
+        planner: gives plans (`plan_for`) and is told of finished steps (`step_finished`);
+            a `Session`. With None, plans are given by `apply()` only.
+        disk_dir: directory of the disk tier, used when a plan moves anything there.
+
+    Forwards and backwards may run on any thread.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        config: Config | None = None,
+        planner: Session | None = None,
+        disk_dir: str | None = None,
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._model_name = type(model).__name__
+        self._config = config
+        self._planner = planner
+        self._disk_dir = disk_dir
+        self._core = _core.Execution(replay)
+        self._watch = StepWatch(self._core)
+        self._plan: ExecutionPlan | _PlanText | None = None
+        self._signature: str | None = None
+        self._root: RootHooks | None = None
+        self._layers: list[LayerHooks] = []
+        self._optimizer_hook: Any = None
+        self._replay_lock = threading.RLock()
+        self._thread = OnThread()
+        self._notices = Notices(self._model_name)
+        self._tiles = Tiles(model, lambda thread=self._thread: thread.is_apart)  # type: ignore[misc]
+        self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._replay_lock, self._tiles)
+        # Planning swaps the model's tensors for a moment: no other thread may be in a forward.
+        self._planning = threading.Condition(threading.RLock())
+        self._forwards: set[int] = set()
+        self._loss_head: Callable[[Callable[[], bool]], LossMode] | None = None
+        self.run_watch: RunWatch | None = None
+        self._peak_bytes: int | None = None
+        self._rescue: StepRescue | None = None
+        self._unverified = planner is not None and bool(getattr(config, "verify_correctness", False))
+
+    # -- what users ask ------------------------------------------------------------
+
+    @property
+    def plan(self) -> ExecutionPlan | _PlanText | None:
+        """The plan in force; None before the first training forward without `sample_input`."""
+        return self._plan
+
+    @property
+    def decision(self) -> dict[str, Any]:
+        """Where mode and techniques come from."""
+        found = getattr(self._planner, "decision", None)
+        return dict(found) if found is not None else {"decision_source": "user_config"}
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative integers: `steps`, `recomputed_layers`, `offloaded_bytes`, ..."""
+        return self._core.counters()
+
+    def stats(self) -> dict[str, Any]:
+        """What lives now: frames, extents, bytes in flight."""
+        self._core.poll()
+        return self._core.stats()
+
+    def take_peak_bytes(self) -> int | None:
+        """Most memory of the training device in the steps that ended since the last call, in
+        bytes (resident, on a CPU host); None where no step ended or none can be measured."""
+        peak, self._peak_bytes = self._peak_bytes, None
+        return peak
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Writes the run so far as one self-contained HTML page: predicted against measured,
+        memory over time by tier, layers, transfers, counters.
+
+        Raises:
+            OSError: `path` can't be written.
+            TypeError: `path` is no path.
+        """
+        from ..observability.report import write_report
+
+        known = getattr(self._planner, "documents", (None, None))
+        plan, tier = self._plan, self._core.tier()
+        write_report(path, self._model_name, plan, known, self.run_watch, self.counters(), tier)
+
+    def show_progress(self, stream: TextIO | None = None) -> None:
+        """From now on one line per step on `stream` (standard error if None), rewritten in
+        place on a terminal; elsewhere one every few seconds.
+
+        Raises:
+            TypeError: nothing can be written to `stream`.
+        """
+        if stream is not None and not callable(getattr(stream, "write", None)):
+            raise TypeError(f"stream must be a text stream or None, not {type(stream).__qualname__}")
+        if self.run_watch is not None:
+            self.run_watch.show_progress(stream)
+
+    # -- attach, apply, detach -------------------------------------------------------
+
+    def attach(self) -> None:
+        """Puts the hooks of the root on the model; nothing changes before `apply()`."""
+        model = self._alive()
+        if self._root is not None:
+            return
+        self._root = RootHooks(model, self)
+        self._core.set_began(_weak_method(self, "_backward_began"))
+        self._optimizer_hook = register_optimizer_step_post_hook(_weak_method(self, "_optimizer_stepped"))
+
+    def apply(self, plan: ExecutionPlan | str | None) -> None:
+        """Makes `plan` the one in force, from the next forward on; None keeps everything.
+
+        Raises:
+            OffloadError: the plan moves tensors and the tier can't be opened.
+            TypeError: `plan` is none.
+        """
+        if plan is not None and not isinstance(plan, str) and not hasattr(plan, "to_json"):
+            raise TypeError(f"plan must be an ExecutionPlan, its JSON or None, not {type(plan).__qualname__}")
+        text = plan if isinstance(plan, str) or plan is None else plan.to_json()
+        if text is not None and self._plan is not None:
+            self._core.count_replan()
+        self._core.set_plan(text)
+        self._plan = plan if not isinstance(plan, str) else _PlanText(plan)
+        arrange = getattr(self._planner, "arrange_optimizer", None)
+        if arrange is not None and not isinstance(plan, str):
+            arrange(plan)
+        document = json.loads(text) if text is not None else {}
+        chosen = {option["name"] for option in document.get("step_options", ()) if option["chosen"]}
+        self._loss_head = next((head for name, head in _LOSS_HEADS.items() if name in chosen), None)
+        self._tiles.set("tiled_mlp" in chosen)
+        if document:
+            self._open_tier(document["settings"])
+        self._hook_layers(self._core.is_active())
+
+    def verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """With `verify_correctness`, once: compares a step under the plan in force with one that
+        keeps everything, on these arguments of a forward or the first rows of them.
+
+        Raises:
+            IntegrationError: they differ; names the first parameter whose gradient does.
+        """
+        if not self._unverified or self._planner is None or self._plan is None:
+            return
+        from .verification import verify_plan
+
+        was_busy, self._thread.is_busy = self._thread.is_busy, True
+        try:
+            verify_plan(self._alive(), self._planner, self._plan, self._twin, args, kwargs)
+        finally:
+            self._thread.is_busy = was_busy
+            self._core.boundary(False)  # what this took belongs to no step
+        self._unverified = False
+
+    def run_step(self, step: Callable[[], Result]) -> Result:
+        """Calls `step` and returns what it returns; where an allocation fails in it, the plan is
+        tightened and `step` is called again, a bounded number of times, each with a line in the log.
+
+        Args:
+            step: makes a forward and a backward, and does not step the optimizer. Random
+                states and small buffers are as before when it is called again, and gradients
+                None; calls since gradients were last None are repeated with it.
+
+        Raises:
+            TypeError: `step` can't be called.
+            whatever `step` raises; the allocation failure where there is no tighter plan.
+
+        Example:
+            >>> loss = model._memscale_executor.run_step(lambda: backward_of(model(**batch).loss))
+        """
+        if not callable(step):
+            raise TypeError(f"step must be a function without arguments, not {type(step).__qualname__}")
+        if self._rescue is None:
+            from .rescue import StepRescue
+
+            self._rescue = StepRescue(self, self._alive())
+        return self._rescue.run(step)
+
+    def tighten(self, attempt: int) -> None:
+        """Puts the next tighter plan in force, for a step that is about to be made again.
+
+        Raises:
+            BudgetInfeasibleError: there is none.
+        """
+        if self._planner is None:
+            raise BudgetInfeasibleError("this executor carries out plans that it is given")
+        self._core.hooks_in_the_way()
+        self._core.poll()
+        self._layer_calls.release()
+        self.apply(self._planner.tighten(attempt))
+
+    def _twin(self) -> Executor:
+        """An executor of the same model that carries out plans and asks for none."""
+        return Executor(self._alive(), self._config, None, self._disk_directory())
+
+    @property
+    def is_attached(self) -> bool:
+        """Between `attach()` and `detach()`."""
+        return self._root is not None
+
+    def detach(self) -> None:
+        """Takes everything off the model. Graphs that still wait for their backward can
+        be run; what they hold on the lower tier is given back when they are gone."""
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
+            self._optimizer_hook = None
+        self._end_profile(False)
+        if self._layer_calls.profile is not None:
+            self._layer_calls.profile.abandon()
+            self._layer_calls.profile = None
+        self._end_what_was_broken_off()
+        self._loss_head = None
+        self._tiles.set(False)
+        self._hook_layers(False)
+        if self._root is not None:
+            self._root.remove()
+            self._root = None
+        if self._core is not None:
+            self._core.hooks_in_the_way()
+            self._core.set_plan(None)
+            self._core.set_began(None)
+            self._core.set_residents([])
+            self._core.poll()
+        self._watch.forget()
+        if self._notices.take_back("use_cache"):
+            _log.info("%s decides on use_cache again", self._model_name)
+        if self._planner is not None:
+            self._planner.close()
+        if self.run_watch is not None:
+            self.run_watch.close()
+
+    def _alive(self) -> torch.nn.Module:
+        model = self._model()
+        if model is None:
+            raise MemScaleError("the wrapped model does not exist any more")
+        return model
+
+    def _hook_layers(self, wanted: bool) -> None:
+        model = self._model()
+        if wanted == bool(self._layers) or model is None:
+            return
+        if not wanted:
+            with self._planning:
+                self._wait_until_alone()  # a forward on another thread would lose the end of a layer
+            for layer in self._layers:
+                layer.remove()
+            self._layers = []
+            return
+        self._layers = [
+            LayerHooks(module, self._core.add_layer(name), LayerState(name), self._layer_calls)
+            for name, module in find_layers(model)
+        ]
+
+    def _open_tier(self, settings: dict[str, Any]) -> None:
+        if self._core.tier() is None and settings["slab_bytes"]:
+            machine = getattr(self._planner, "hardware_json", None)
+            disk = {} if machine is None else json.loads(machine)["disk"]
+            open_tier(self._core, self._alive(), self._config, settings, self._disk_directory, disk)
+
+    def _disk_directory(self) -> str:
+        if self._disk_dir is not None:
+            return self._disk_dir
+        configured = getattr(self._config, "disk_offload_dir", None)
+        if configured:
+            return configured
+        own = getattr(self._planner, "disk_dir", None)  # of this machine, where others plan too
+        if own is not None:
+            return own
+        if self._planner is None:
+            raise OffloadError("the plan moves tensors to disk, and no directory for them was named")
+        return json.loads(self._planner.hardware_json)["disk"]["dir"]
+
+    # -- the root's forward -------------------------------------------------------------
+
+    def _before_root(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self._thread.is_apart:
+            self._end_what_was_broken_off()
+        if self._thread.stands_aside:
+            return None
+        obstacle = self._core.hooks_in_the_way()
+        if obstacle is None and self._thread.is_transformed:
+            obstacle = "transformed"
+        if obstacle is not None:
+            self._notices.say_obstacle(obstacle)
+            return None
+        self._thread.is_busy = True
+        try:
+            with self._planning:
+                self._boundary(None)
+                changed = self._without_cache(module, args, kwargs)
+                self._begin_precision(module, args, changed or kwargs)
+                self._ask_for_plan(module, args, changed or kwargs)
+                self._forwards.add(threading.get_ident())
+        except BaseException:
+            self._end_precision()
+            raise
+        finally:
+            self._thread.is_busy = False
+        if self._core.is_active():
+            residents = [*module.parameters(), *module.buffers(), *plain_tensors((args, kwargs))]
+            self._core.set_residents(residents)
+        self._watch.forward_begins(module)
+        if self._layer_calls.profile is None and getattr(self._planner, "wants_live_trace", False):
+            self._layer_calls.profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
+        self._thread.caller = sys._getframe(_ROOT_CALLER)
+        self._core.enter_root(self._thread.caller)
+        self._begin_losses()
+        return (args, changed) if changed is not None else None
+
+    def _after_root(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if is_replaying() or is_tracing() or not self._core.in_root():
+            return
+        with self._planning:
+            self._forwards.discard(threading.get_ident())
+            self._planning.notify_all()
+        self._end_losses()
+        self._end_precision()
+        self._core.leave_root(output is None)
+        self._thread.caller = None
+        self._watch.forward_ended(output)
+        if output is not None and not self._core.is_active():
+            self._watch.expect_backward(output)
+        if output is None:
+            self._forward_failed(sys.exc_info()[1])
+            self._end_profile(False)
+        elif (profile := self._layer_calls.own_profile()) is not None:
+            profile.forward_ended(output)
+
+    def _forward_failed(self, error: BaseException | None) -> None:
+        """The root's forward has raised `error`; None where it only gave nothing."""
+        refuses_hooks = getattr(self._planner, "refuses_hooks", None)
+        if error is not None and refuses_hooks is not None and refuses_hooks(error):
+            self._signature = None  # ask again
+            error.add_note("memscale: its hooks stood in the way. From the next forward on it leaves this model alone")
+
+    def _begin_precision(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """From here to the end of the root's forward, autocast is on if the planner says so."""
+        precision = getattr(self._planner, "precision", None)
+        if precision is not None:
+            with self._replay_lock:
+                chosen = precision(module, args, kwargs, self._wait_until_alone)
+            self._thread.precision = contextlib.ExitStack()
+            self._thread.precision.enter_context(chosen)
+
+    def _end_precision(self) -> None:
+        precision = self._thread.precision
+        if precision is not None:
+            self._thread.precision = None
+            precision.close()
+
+    def _end_what_was_broken_off(self) -> None:
+        """Takes off this thread what a forward has put there whose end Ctrl-C kept from us."""
+        self._layer_calls.end_tape()
+        self._end_losses()
+        self._end_precision()
+
+    def _begin_losses(self) -> None:
+        """From here to the end of the root's forward, cross entropies are the loss head's."""
+        self._thread.layer_depth = 0
+        if self._loss_head is not None:
+            self._thread.losses = self._loss_head(self._is_root_work)
+            self._thread.losses.start()
+
+    def _end_losses(self) -> None:
+        losses = self._thread.losses
+        if losses is not None:
+            losses.stop()
+            self._thread.losses = None
+
+    def _is_root_work(self) -> bool:
+        """Whether this thread is between layers: what is saved inside one must be what a
+        replay of it saves."""
+        return self._loss_head is not None and self._thread.layer_depth == 0
+
+    def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._planner is None:
+            return
+        signature = input_signature(module, args, kwargs)
+        plan: Any = self._plan
+        if signature != self._signature:
+            with self._replay_lock:
+                plan = self._planner.plan_for(module, signature, args, kwargs, self._wait_until_alone)
+        plan = self._planner.agree(plan)
+        self._signature = signature if plan is not None else None
+        if plan is not self._plan:
+            self.apply(plan)
+        self.verify(args, kwargs)
+
+    def _wait_until_alone(self) -> bool:
+        """Waits until no other thread is inside the model's forward; False if that takes long."""
+
+        def is_alone() -> bool:
+            others = self._forwards & sys._current_frames().keys()  # a thread may have ended inside
+            return not others - {threading.get_ident()}
+
+        return self._planning.wait_for(is_alone, _ALONE_SECONDS)
+
+    def _without_cache(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """`kwargs` with ``use_cache=False`` where the model would make a cache of its own."""
+        if not module.training or not makes_cache(module, args, kwargs):
+            return None
+        if computes_with_cache(module):
+            self._notices.say(
+                "use_cache of states",
+                logging.INFO,
+                f"{self._model_name} computes through the states in its cache, which is left on: gradients without it "
+                "differ in their last bits. With use_cache=False, from you, its layers can be recomputed",
+            )
+            return None
+        self._notices.say(
+            "use_cache",
+            logging.INFO,
+            f"{self._model_name} would collect past_key_values in training; use_cache=False is passed "
+            "while it is wrapped",
+        )
+        return without_cache(module, args, kwargs)
+
+    # -- between ------------------------------------------------------------------------------
+
+    def _backward_began(self) -> None:
+        if self._layer_calls.profile is not None:
+            self._layer_calls.profile.backward_began()
+        # Not in a backward: someone looks at a node's saved tensors.
+        with contextlib.suppress(RuntimeError):
+            torch.autograd.Variable._execution_engine.queue_callback(_weak_method(self, "_backward_ended"))
+
+    def _backward_ended(self) -> None:
+        if self._layer_calls.profile is not None:
+            self._layer_calls.profile.backward_ended()
+        self._watch.backward_ended()
+        self._layer_calls.release()
+        self._core.backward_ended()
+
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_tracing():
+            return  # the copy that the profiler steps
+        # Optimizers that step inside backward, parameter by parameter, end no step.
+        if torch._C._current_graph_task_id() != -1 or not self._watch.holds_ours(optimizer, self._model()):
+            return
+        self._boundary(optimizer)
+
+    def _end_profile(self, is_optimizer: bool) -> None:
+        """A profiled step is over: the planner may have a plan to go on with."""
+        profile = self._layer_calls.profile
+        if profile is None or not (profile.is_mine or profile.is_orphan):
+            return
+        self._layer_calls.profile = None
+        if not profile.is_mine:
+            profile.abandon()
+            return
+        graph = profile.finish(is_optimizer)
+        if self._planner is None or (graph is None and profile.refused is None):
+            return  # not a whole step
+        plan = self._planner.live_trace_finished(graph, profile.refused)
+        if plan is not None:
+            self.apply(plan)
+
+    def _boundary(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """A forward is about to begin, or `optimizer` has stepped."""
+        with self._planning:
+            self._end_profile(optimizer is not None)
+            if optimizer is None:
+                ended = self._core.boundary(False)
+            else:
+                ended = self._core.boundary(True, self._watch.is_another(optimizer))
+                if self._rescue is not None:
+                    self._rescue.update_ended()
+            if ended is not None:
+                self._step_ended(ended, optimizer)
+            elif self._watch.has_new_optimizer and optimizer is not None:
+                # One more after the same backward: its state belongs to the step that has ended.
+                self._teach(self._watch.observation({"step": self._core.counters()["steps"]}))
+
+    def _step_ended(self, ended: dict[str, int], optimizer: torch.optim.Optimizer | None) -> None:
+        if optimizer is not None:
+            self._watch.step_ended_by(optimizer)
+        if "peak_bytes" in ended:
+            self._peak_bytes = max(ended["peak_bytes"], self._peak_bytes or 0)
+        if self._planner is None or self._plan is None:
+            return
+        seen = self._watch.observation(ended)
+        if self.run_watch is not None:
+            self.run_watch.step_finished(seen, self._core.stats()["tier_bytes"])
+        self._teach(seen)
+
+    def _teach(self, seen: dict[str, Any]) -> None:
+        """Tells the planner what was seen, and follows the plan that it gives, if any."""
+        plan = self._planner.step_finished(seen) if self._planner is not None and self._plan is not None else None
+        if plan is not None:
+            self.apply(plan)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an executor belongs to one model in one process and can't be copied or pickled")
+
+
+class _PlanText:
+    """A plan that was given as its JSON text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def to_json(self) -> str:
+        return self._text
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def _weak_method(owner: Any, name: str) -> Any:
+    """`owner.name`, without keeping `owner` alive."""
+    reference = weakref.ref(owner)
+
+    def call(*args: Any) -> Any:
+        alive = reference()
+        return getattr(alive, name)(*args) if alive is not None else None
+
+    return call

@@ -1,0 +1,150 @@
+"""What a training step shows from outside: does the caller hold the outputs through the
+backward, are gradients there during the forward, which optimizers step.
+
+Kept by the executor and handed to the planner when a step has ended. Everything is
+watched with weak references.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..base.arguments import plain_tensors
+from ..techniques.lazy_logits import LazyLogits
+
+__all__ = ["StepWatch"]
+
+
+class StepWatch:
+    """Watches one model's steps."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self._outputs: list[weakref.ref[torch.Tensor]]
+        self._outputs_held: bool | None
+        self._gradients_live: bool | None
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer]
+        self._ended_by: weakref.ref[torch.optim.Optimizer] | None
+        self.has_new_optimizer: bool
+        self._judged: weakref.WeakKeyDictionary[Any, bool]
+        self._forwards: int
+        self._forwards_since_step: int
+        self._sums: bool
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets go of everything."""
+        self._outputs = []
+        self._outputs_held = None
+        self._gradients_live = None
+        self._optimizers = weakref.WeakSet()
+        self._ended_by = None
+        self.has_new_optimizer = False
+        self._judged = weakref.WeakKeyDictionary()
+        self._forwards = self._forwards_since_step = 0
+        self._sums = False
+
+    def forward_begins(self, model: torch.nn.Module) -> None:
+        """The root is about to run."""
+        self._look_at_outputs()
+        self._outputs = []
+        if self._forwards:
+            self._gradients_live = any(
+                parameter.is_leaf and parameter.grad is not None for parameter in model.parameters()
+            )
+            self._sums |= self._gradients_live and self._forwards_since_step > 0
+        self._forwards += 1
+        self._forwards_since_step += 1
+
+    def forward_ended(self, output: Any) -> None:
+        """The root has run; its result goes to the caller."""
+        self._outputs = [weakref.ref(tensor) for tensor in plain_tensors(output) if tensor.dim() > 0]
+        if not self._outputs and self._outputs_held is None:
+            self._outputs_held = False  # a loss alone: there is nothing to hold
+
+    def expect_backward(self, output: Any) -> None:
+        """Where no layer has hooks, a backward shows at the output it comes from and nowhere else."""
+        tensors = [tensor for tensor in plain_tensors(output) if not isinstance(tensor, LazyLogits)]
+        functions = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        if functions and self._core.expect_backward():
+            for function in functions:
+                function.register_prehook(_Begins(self))
+
+    def backward_ended(self) -> None:
+        """A backward is over: outputs that still live are held by the caller."""
+        self._look_at_outputs()
+
+    def _look_at_outputs(self) -> None:
+        if self._outputs:
+            self._outputs_held = any(output() is not None for output in self._outputs)
+            self._outputs = []
+
+    def holds_ours(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> bool:
+        """Whether `optimizer` updates a parameter of the model."""
+        if model is None:
+            return False
+        known = self._judged.get(optimizer)
+        if known is None:
+            ours = {id(parameter) for parameter in model.parameters()}
+            known = any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
+            self._judged[optimizer] = known
+        if known and optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            self.has_new_optimizer = True
+        return known
+
+    def is_another(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the last step was ended by an optimizer other than this one."""
+        return self._ended_by is not None and self._ended_by() is not optimizer
+
+    def step_ended_by(self, optimizer: torch.optim.Optimizer) -> None:
+        """`optimizer` has ended a step."""
+        self._forwards_since_step = 0
+        self._ended_by = weakref.ref(optimizer)
+
+    def observation(self, ended: dict[str, int]) -> dict[str, Any]:
+        """What the step that has ended showed, beside what C saw of it (`ended`: its number,
+        time and memory); a key is absent where nothing was seen."""
+        self._look_at_outputs()
+        seen: dict[str, Any] = dict(ended)
+        loop_seen = self._outputs_held is not None and self._gradients_live is not None
+        seen["loop_seen"] = loop_seen
+        seen["outputs_held"] = bool(self._outputs_held)
+        seen["gradients_live_in_forward"] = bool(self._gradients_live)
+        optimizers = list(self._optimizers)
+        if optimizers:
+            seen["gradients_released"] = all(_says(optimizer, "_releases_by_itself") for optimizer in optimizers)
+            # Under release it is the optimizer that knows which backward is the last.
+            sums = self._sums and not any(_says(optimizer, "_releases_now") for optimizer in optimizers)
+            seen["gradients_needed"] = sums or any(_says(optimizer, "_needed_gradients") for optimizer in optimizers)
+            seen["optimizer_state_bytes"] = sum(map(_state_bytes, optimizers))
+        self.has_new_optimizer = False
+        return seen
+
+
+class _Begins:
+    """Tells once of the backward of an output, if the model is still wrapped then."""
+
+    def __init__(self, watch: StepWatch) -> None:
+        self._watch = weakref.ref(watch)
+
+    def __call__(self, gradients: Any) -> None:
+        watch = self._watch()
+        if watch is not None:
+            watch._core.backward_begins()
+
+
+def _says(optimizer: torch.optim.Optimizer, name: str) -> bool:
+    """Whether it is one of memscale's and its method of that name says yes."""
+    method = getattr(optimizer, name, None)
+    return method is not None and method()
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    moved = getattr(optimizer, "_planned_disk_bytes", None)  # what a plan put there counts
+    tensors = [tensor for state in optimizer.state.values() for tensor in plain_tensors(state)]
+    return _core.storage_bytes(tensors) + (moved() if moved is not None else 0)

@@ -1,0 +1,204 @@
+"""Runs a layer again in backward, to make the tensors that its forward did not keep.
+
+A record is made before the layer's forward and travels with the handles of what
+autograd saved in it. The C side says which tensors are needed, takes them as the
+replay saves them, compares them with what the forward saved, and stops the replay when
+it has them all.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _core
+from ..base.arguments import Arguments
+from ..base.environment import Environment
+from ..errors import IntegrationError
+from ..tracing.tracer import first_output
+
+if TYPE_CHECKING:
+    from ..techniques.tiles import Tiles
+    from .module_state import LayerState
+
+__all__ = ["ReplayRecord", "is_replaying", "replay"]
+
+_local = threading.local()
+
+
+def is_replaying() -> bool:
+    """Whether this thread is inside a replay: our hooks on its modules do nothing then."""
+    return getattr(_local, "depth", 0) > 0
+
+
+class ReplayRecord:
+    """What is needed to make one call of a layer again."""
+
+    __slots__ = (
+        "__weakref__",
+        "arguments",
+        "before",
+        "environment",
+        "lock",
+        "module",
+        "name",
+        "nesting",
+        "region",
+        "state",
+        "tiles",
+    )
+
+    def __init__(
+        self,
+        layer: LayerState,
+        module: torch.nn.Module,
+        arguments: Arguments,
+        lock: threading.RLock,
+        tiles: Tiles | None,
+    ) -> None:
+        self.name = layer.name
+        self.module = module
+        self.arguments = arguments
+        self.state = layer.take(module)
+        self.environment = Environment(arguments.tensors())
+        self.lock = lock
+        self.tiles = tiles
+        self.before: ReplayRecord | None = None  # of the layer that makes the first argument again
+        self.nesting = 0  # in which run inside a run; 0: that layer's own replay gives it
+        self.region: weakref.ref[Any] | None = None  # of this call, once it has one
+
+    @classmethod
+    def take(
+        cls,
+        layer: LayerState,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        lock: threading.RLock,
+        tiles: Tiles | None = None,
+    ) -> ReplayRecord | None:
+        """The record of a call that is about to be made, with modules in `tiles` if any; None where
+        it can't be repeated."""
+        arguments = Arguments.freeze(args, kwargs)
+        if arguments is None or not arguments.has_tensors:
+            return None
+        return cls(layer, module, arguments, lock, tiles)
+
+    def join(self, before: ReplayRecord, nesting: int) -> None:
+        """The first argument is what the call of `before` gave: it is let go of. `nesting` as in
+        `Region.nesting`."""
+        self.before = before
+        self.nesting = nesting
+        self.arguments.drop_first()
+
+    def _bring_first(self) -> None:
+        """Makes the first argument again; of layers that run again as one, those of all of them."""
+        joined = [self]
+        while joined[-1].arguments.lacks_first and joined[-1].nesting == 0 and joined[-1].before is not None:
+            joined.append(joined[-1].before)
+        while joined[-1].arguments.lacks_first and joined[-1].before is not None:
+            joined[-1]._run_up_to()
+        for record, before in zip(reversed(joined[:-1]), reversed(joined), strict=False):
+            record.arguments.put_first(before._replayed(), record.name)
+
+    def _run_up_to(self) -> None:
+        """Runs the layers before, from the nearest that has its first argument, up to the last of
+        the least nesting, this one at the latest. Of the arguments made, those of this nesting stay."""
+        lacking = [self]
+        before = self.before
+        while before is not None and before.arguments.lacks_first and before.before is not None:
+            lacking.append(before)
+            before = before.before
+        nesting = min(record.nesting for record in lacking if record.nesting > 0)
+        while lacking[0].nesting != nesting:
+            del lacking[0]
+        for record in reversed(lacking):
+            source = record.before
+            if source is None:
+                return
+            record.arguments.put_first(source.give(), record.name)
+            if source is not before and source.nesting != nesting:
+                source.arguments.drop_first()
+
+    def _replayed(self) -> torch.Tensor:
+        """Makes the call again to its end, for the saved tensors it lacks and for its first result."""
+        region = self.region() if self.region is not None else None
+        if region is None or region.missing == 0:
+            return self.give()
+        first = first_output(self._call(region, True))
+        if first is None:
+            raise _no_tensor(self.name)
+        return first.detach()
+
+    def give(self) -> torch.Tensor:
+        """Makes the call again for its first result; nothing else of it stays.
+
+        Raises:
+            IntegrationError: it gives no tensor now.
+        """
+        args, kwargs = self.arguments.thaw(self.name, _fetch)
+        # With grad, as in forward (without, other kernels may be chosen), and with a graph that
+        # holds what it saves: the layer may differentiate inside itself. It goes at once.
+        with self.environment.restored(), self.state.rebound(), self._tiled(), torch.enable_grad(), _own_graph():
+            first = first_output(self.module(*args, **kwargs))
+        if first is None:
+            raise _no_tensor(self.name)
+        return first.detach()
+
+    def _tiled(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.tiles is None else self.tiles.in_force()
+
+    def run(self, region: Any) -> None:
+        """Makes the call again, for the saved tensors that `region` is missing."""
+        self._bring_first()
+        self._call(region, False)
+
+    def _call(self, region: Any, whole: bool) -> Any:
+        """The result, if `whole`; otherwise the call may end as soon as nothing is missing."""
+        args, kwargs = self.arguments.thaw(self.name, _fetch)
+        result = None
+        with self.environment.restored(), self.state.rebound(), self._tiled(), torch.enable_grad():
+            region.begin_replay(whole)
+            failed = True
+            try:
+                result = self.module(*args, **kwargs)
+                failed = False
+            except _core.ReplayStop:
+                failed = False
+            finally:
+                region.end_replay(failed)
+        return result
+
+
+def _no_tensor(layer: str) -> IntegrationError:
+    return IntegrationError(f"layer {layer}: it gave a tensor in forward and none when it ran again")
+
+
+def _own_graph() -> Any:
+    """What is saved belongs to no layer's call, also where this runs inside one."""
+    return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
+
+
+def _fetch(handle: Any) -> torch.Tensor:
+    return _core.unpack_input(handle)
+
+
+def replay(region: Any) -> None:
+    """Called from C when a saved tensor of a recomputed layer is asked for.
+
+    Raises:
+        IntegrationError: the layer did not save again what it saved in forward.
+    """
+    record = region.payload
+    with record.lock:
+        if region.missing == 0:
+            return  # another thread made them meanwhile
+        _local.depth = getattr(_local, "depth", 0) + 1
+        try:
+            record.run(region)
+        finally:
+            _local.depth -= 1

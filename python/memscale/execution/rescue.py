@@ -1,0 +1,127 @@
+"""Makes a step again, under a tighter plan, after an allocation failed in it.
+
+Whoever can call the step again uses it: `Executor.run_step()` for a user's own loop, which
+hands over the step as a function, and the Hugging Face integration. From inside a loop of the
+user's that is not possible. Random states, gradients and buffers are as they were before the
+step when it is made again.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from ..base.walk import version_of
+from ..errors import BudgetInfeasibleError
+from ..model.isolation import _generator_states, _restore_generators
+
+if TYPE_CHECKING:
+    from .executor import Executor
+
+__all__ = ["StepRescue", "is_allocation_failure"]
+
+_log = logging.getLogger("memscale")
+
+Result = TypeVar("Result")
+
+# Larger buffers are not copied before every step: a step that changed one is not made again.
+_SMALL_BYTES = 1 << 20
+
+# What torch's allocator of host memory says; there is no type for it.
+_HOST_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+
+def is_allocation_failure(error: BaseException) -> bool:
+    """Whether an exception says that memory could not be had, of a device or of the host."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _HOST_MESSAGES)
+
+
+class StepRescue:
+    """The calls since gradients were last None, and the state before the first of them."""
+
+    def __init__(self, executor: Executor, model: torch.nn.Module) -> None:
+        self._executor = executor
+        self._model = model
+        self._calls: list[tuple[Callable[[], Any], dict[str, Any]]] = []
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor | None, int | None]] | None = None
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Calls `call`, which makes a forward and a backward; again, a bounded number of times,
+        where an allocation fails in it. Where gradients of earlier calls are accumulated, those
+        calls are repeated first.
+
+        Raises:
+            whatever `call` raises; an allocation failure when no tighter plan is left.
+        """
+        if all(parameter.grad is None for parameter in self._model.parameters()):
+            self._calls = []
+            self._buffers = self._copy_buffers()
+        elif not self._calls:
+            self._buffers = None  # gradients of somebody else's: they can't be had again
+        self._calls.append((call, _generator_states()))
+        try:
+            return call()
+        except Exception as error:
+            if self._buffers is None or not is_allocation_failure(error):
+                self.update_ended()
+                raise
+            failure = error
+        return self._again(failure)
+
+    def update_ended(self) -> None:
+        """Forgets the calls: the optimizer has stepped, or a call did not end well."""
+        self._calls = []
+        self._buffers = None
+
+    def _again(self, failure: Exception) -> Any:
+        attempt = 0
+        while True:
+            try:
+                self._clean_up(failure)
+                self._executor.tighten(attempt)
+            except BudgetInfeasibleError as error:
+                failure.add_note(f"memscale: no tighter plan was left: {error}")
+                raise failure from None
+            attempt += 1
+            try:
+                self._restore_buffers(failure)
+                result = None
+                for call, generators in self._calls:
+                    _restore_generators(generators)
+                    result = call()
+                return result
+            except Exception as error:
+                if error is failure or not is_allocation_failure(error):
+                    raise
+                failure = error
+
+    def _clean_up(self, failure: Exception) -> None:
+        """Lets go of what the failed step made."""
+        traceback.clear_frames(failure.__traceback__)
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        gc.collect()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def _copy_buffers(self) -> list[tuple[torch.Tensor, torch.Tensor | None, int | None]]:
+        return [
+            (buffer, buffer.detach().clone() if buffer.nbytes <= _SMALL_BYTES else None, version_of(buffer))
+            for buffer in self._model.buffers()
+        ]
+
+    def _restore_buffers(self, failure: Exception) -> None:
+        with torch.no_grad():
+            for buffer, copy, version in self._buffers or ():
+                if copy is not None:
+                    buffer.copy_(copy)  # whatever its version says: batch norms write without counting
+                elif version_of(buffer) != version:
+                    failure.add_note("memscale: the step changed a large buffer and can't be made again")
+                    raise failure

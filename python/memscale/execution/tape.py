@@ -1,0 +1,472 @@
+"""The tape of a layer's forward under a selective technique: which operator made what.
+
+C says which of the layer's saved tensors are dropped. The tape, a dispatch mode, notes
+the layer's operators meanwhile: those that can run again on their own, with where their
+operands lie in which storages, and every write in place. When the layer has ended, it
+knows which of the dropped storages can be made again, by such operators, from parameters
+and from what else the layer saved; the others simply stay. In backward, the operators
+that lead to a storage run again when autograd asks for it, without autograd and below
+autocast: the same kernels on the same bytes. No module is called, nothing random is repeated.
+
+Nothing here holds a tensor that has a graph. What a storage is made from is held by the
+tickets of those who may ask for it, and goes with the last of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from ..base.modes import leave
+from ..base.walk import tensors_of
+from ..errors import IntegrationError
+from ..tracing.tracer import is_maker
+
+__all__ = ["Remade", "Tape"]
+
+_VIEW, _WRITER, _MAKER, _OTHER = range(4)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+# How many operators a tape may hear before it looks whether its layer still runs: a call that
+# Ctrl-C breaks off has no end.
+_LOOK_EVERY = 256
+_Kind = tuple[int, tuple[int, ...], tuple[str, ...]]
+
+
+class _Unclear(Exception):
+    """An operator's operands can't be written down."""
+
+
+class Remade:
+    """What was made again and not yet given up, of one executor. One layer at a time: when
+    backward asks another layer's tape, what the one before still has is let go of."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._layer: object = None
+        self._values: weakref.WeakSet[_Value] = weakref.WeakSet()
+
+    def enter(self, layer: object) -> None:
+        """Backward is in this layer now."""
+        if layer is not self._layer:
+            self.release()
+            self._layer = layer
+
+    def add(self, value: _Value, storage: torch.UntypedStorage) -> None:
+        value.made = storage
+        self._values.add(value)
+
+    def release(self) -> None:
+        """Lets go of everything; who asks again gets it made again."""
+        with self.lock:
+            for value in list(self._values):
+                value.made = None
+            self._values = weakref.WeakSet()
+            self._layer = None
+
+
+class _Value:
+    """A storage: what made it, who holds it."""
+
+    __slots__ = (
+        "__weakref__",
+        "held",
+        "held_writes",
+        "made",
+        "maker",
+        "nbytes",
+        "probe",
+        "reference",
+        "ticket",
+        "version",
+        "writes",
+    )
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.reference = weakref.ref(storage)
+        self.nbytes = storage.nbytes()
+        self.writes = 0
+        self.maker: _Maker | None = None
+        self.held: Any = None  # the handle of a saved tensor on it
+        self.held_writes = 0
+        self.probe: torch.Tensor | None = None  # of a parameter, buffer or input
+        self.version = 0
+        self.made: torch.UntypedStorage | None = None
+        self.ticket: weakref.ref[_Ticket] | None = None
+
+    def is_wanted(self) -> bool:
+        """Whether a saved tensor that was dropped may ask for it."""
+        return self.ticket is not None and self.ticket() is not None
+
+
+class _Operand:
+    """A tensor argument: a view of a storage at the time the operator read it."""
+
+    __slots__ = ("dtype", "offset", "size", "stride", "value", "writes")
+
+    def __init__(self, value: _Value, tensor: torch.Tensor) -> None:
+        self.value = value
+        self.writes = value.writes
+        self.dtype = tensor.dtype
+        self.size = tensor.shape
+        self.stride = tensor.stride()
+        self.offset = int(tensor.storage_offset())
+
+
+class _Maker:
+    """An operator that can run again, with its arguments and what it made."""
+
+    __slots__ = ("args", "func", "index", "is_sound", "kwargs", "operands", "outputs")
+
+    def __init__(self, func: Any, index: int) -> None:
+        self.func = func
+        self.index = index
+        self.operands: list[_Operand] = []
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self.outputs: list[tuple[weakref.ref[_Value], tuple[int, ...]]] = []
+        self.is_sound = False
+
+
+class Tape(TorchDispatchMode):
+    """Notes one call of a layer. `begin()`, the call, `end()`.
+
+    Args:
+        is_resident: whether a tensor's storage is a parameter's, a buffer's or an input's.
+        is_running: whether the layer's call is still under way.
+        remade: where what is made again is kept.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self, is_resident: Callable[[torch.Tensor], bool], is_running: Callable[[], bool], remade: Remade
+    ) -> None:
+        super().__init__()
+        self._is_resident = is_resident
+        self._is_running = is_running
+        self._heard = 0
+        self._remade = remade
+        self._values: dict[int, _Value] = {}
+        self._makers: list[_Maker] = []
+        self._pending: dict[_Value, list[Any]] = {}
+        self._is_noting = False
+
+    def begin(self) -> None:
+        """The call begins, on this thread."""
+        self.__enter__()
+        self._is_noting = True
+
+    def end(self) -> None:
+        """The call is over, well or not: what can be made again is dropped now. Modes that
+        were begun later stay on."""
+        self._is_noting = False
+        leave(self, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
+        self._settle()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._values = {}
+        self._makers = []
+        self._pending = {}
+
+    # -- what autograd saves: called from C ---------------------------------------------
+
+    def dropped(self, handle: Any, storage: torch.UntypedStorage) -> None:
+        """A saved tensor on a storage that the plan drops."""
+        value = self._value_of_storage(storage)
+        if value not in self._pending:
+            value.held_writes = value.writes
+        self._pending.setdefault(value, []).append(handle)
+
+    def held(self, handle: Any, storage: torch.UntypedStorage) -> None:
+        """A saved tensor on a storage that stays, or moves."""
+        value = self._value_of_storage(storage)
+        if value.held is None:
+            value.held = handle
+            value.held_writes = value.writes
+
+    # -- operators ----------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if self._is_noting and self._still_runs():
+            kind, places, names = _kinds.get(func) or _learn(func)
+            if kind == _MAKER:
+                self._note(func, args, kwargs or {}, result)
+            elif kind == _WRITER:
+                written = [args[place] for place in places if place < len(args)]
+                written.extend(kwargs[name] for name in names if kwargs and name in kwargs)
+                for tensor in tensors_of(written):
+                    if tensor.layout is torch.strided:
+                        self._value_of(tensor).writes += 1
+        return result
+
+    def _still_runs(self) -> bool:
+        """False from some operators after a broken-off call on; its saved tensors stay."""
+        self._heard += 1
+        if self._heard % _LOOK_EVERY == 0 and not self._is_running():
+            self._is_noting = False
+            self._forget()
+        return self._is_noting
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        maker = _Maker(func, len(self._makers))
+        outputs = [result] if isinstance(result, torch.Tensor) else list(result)
+        try:
+            maker.args = tuple(self._freeze(value, maker) for value in args)
+            maker.kwargs = {name: self._freeze(value, maker) for name, value in kwargs.items()}
+            fresh = [self._fresh(tensor) for tensor in outputs]
+        except _Unclear:
+            return
+        storages = {id(storage) for storage in fresh}
+        if len(storages) != len(fresh):
+            return
+        for storage, tensor in zip(fresh, outputs, strict=True):
+            value = self._values[storage._cdata] = _Value(storage)
+            value.maker = maker
+            maker.outputs.append((weakref.ref(value), tensor.stride()))
+        self._makers.append(maker)
+
+    def _fresh(self, tensor: Any) -> torch.UntypedStorage:
+        """The storage of a result that nobody has seen before."""
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+            raise _Unclear
+        storage = tensor.untyped_storage()
+        known = self._values.get(storage._cdata)
+        if known is not None and known.reference() is storage:
+            raise _Unclear
+        return storage
+
+    def _freeze(self, value: Any, maker: _Maker) -> Any:
+        if isinstance(value, torch.Tensor):
+            plain = type(value) in _PLAIN and value.layout is torch.strided
+            if not plain or value.is_conj() or value.is_neg() or value.is_quantized:
+                raise _Unclear
+            operand = _Operand(self._value_of(value), value)
+            maker.operands.append(operand)
+            return operand
+        if type(value) in (list, tuple):
+            return [self._freeze(item, maker) for item in value]
+        return value
+
+    def _value_of(self, tensor: torch.Tensor) -> _Value:
+        storage = tensor.untyped_storage()
+        known = self._values.get(storage._cdata)
+        if known is not None and known.reference() is storage:
+            return known
+        value = self._values[storage._cdata] = _Value(storage)
+        if self._is_resident(tensor) and not tensor.is_inference():  # whose writes nobody could see
+            value.probe = _probe(tensor)
+            value.version = value.probe._version
+        return value
+
+    def _value_of_storage(self, storage: torch.UntypedStorage) -> _Value:
+        known = self._values.get(storage._cdata)
+        if known is None or known.reference() is not storage:
+            known = self._values[storage._cdata] = _Value(storage)
+        return known
+
+    # -- the end of the call --------------------------------------------------------------
+
+    def _settle(self) -> None:
+        for value, handles in self._pending.items():
+            if value.maker is None:
+                _stay(value, handles)
+        for maker in self._makers:
+            maker.is_sound = all(_is_there(operand) for operand in maker.operands)
+            for reference, _ in maker.outputs:
+                output = reference()
+                if output is not None and output in self._pending and not _can_be_made(output):
+                    _stay(output, self._pending[output])
+        layer = object()
+        for value, handles in self._pending.items():
+            if value.held is None:
+                ticket = _Ticket(value, layer, self._remade)
+                value.ticket = weakref.ref(ticket)
+                for handle in handles:
+                    handle.drop(ticket)
+
+
+def _stay(value: _Value, handles: list[Any]) -> None:
+    """The storage stays, and others may be made from it."""
+    value.held = handles[0]
+
+
+def _can_be_made(value: _Value) -> bool:
+    return value.maker is not None and value.maker.is_sound and value.writes == 0
+
+
+def _is_there(operand: _Operand) -> bool:
+    """Whether the bytes that an operator read can be had in backward."""
+    value = operand.value
+    if value.writes != operand.writes:
+        return False
+    if value.probe is not None:
+        return value.writes == 0  # who writes to a buffer in a call does so in the next: spectral norm's vectors
+    if value.held is not None:
+        return value.held_writes == operand.writes
+    return _can_be_made(value)
+
+
+# ---- backward ----------------------------------------------------------------------------
+
+
+class _Ticket:
+    """What the handles of a dropped storage hold instead of its bytes."""
+
+    __slots__ = ("__weakref__", "_layer", "_remade", "_value")
+
+    def __init__(self, value: _Value, layer: object, remade: Remade) -> None:
+        self._value = value
+        self._layer = layer
+        self._remade = remade
+
+    def __del__(self) -> None:
+        self._value.made = None
+
+    def give(self, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> torch.Tensor:
+        """A view of the storage, made again if need be. Called from C.
+
+        Raises:
+            IntegrationError: what it is made from was changed meanwhile.
+        """
+        with self._remade.lock:
+            self._remade.enter(self._layer)
+            storage = self._value.made
+            if storage is None:
+                storage = _make(self._value, self._remade)
+            return _view(storage, dtype, size, stride, offset)
+
+
+def _view(storage: torch.UntypedStorage, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    empty = torch.empty((0,), dtype=dtype, device=storage.device)
+    return empty.set_(storage, offset, size, stride)
+
+
+def _needed(wanted: _Value) -> list[_Maker]:
+    """The operators that lead to a storage from what is there, in their order."""
+    found: dict[int, _Maker] = {}
+    open_values = [wanted]
+    while open_values:
+        maker = open_values.pop().maker
+        if maker is None:
+            raise IntegrationError("a saved tensor was to be made again, but nothing is known to make it")
+        if maker.index in found:
+            continue
+        found[maker.index] = maker
+        for operand in maker.operands:
+            value = operand.value
+            if value.made is None and value.probe is None and value.held is None:
+                open_values.append(value)
+    return [found[index] for index in sorted(found)]
+
+
+def _make(wanted: _Value, remade: Remade) -> torch.UntypedStorage:
+    makers = _needed(wanted)
+    last_reader = {operand.value: maker for maker in makers for operand in maker.operands}
+    made: dict[_Value, torch.UntypedStorage] = {}
+    result = None
+    with torch.no_grad(), torch._C._DisableAutocast():  # operators are noted below both
+        for maker in makers:
+            for value, storage in _run(maker, made):
+                if value is wanted:
+                    result = storage
+                if value.is_wanted():
+                    remade.add(value, storage)
+                if value in last_reader:
+                    made[value] = storage
+            for operand in maker.operands:
+                if last_reader[operand.value] is maker:
+                    made.pop(operand.value, None)
+    if result is None:
+        raise IntegrationError("a saved tensor was made again, but not by the operator that had made it")
+    return result
+
+
+def _run(maker: _Maker, made: dict[_Value, torch.UntypedStorage]) -> list[tuple[_Value, torch.UntypedStorage]]:
+    args = [_thaw(value, made) for value in maker.args]
+    kwargs = {name: _thaw(value, made) for name, value in maker.kwargs.items()}
+    result = maker.func(*args, **kwargs)
+    outputs = [result] if isinstance(result, torch.Tensor) else list(result)
+    pairs = []
+    for (reference, stride), tensor in zip(maker.outputs, outputs, strict=True):
+        value = reference()
+        if value is None:
+            continue
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != value.nbytes or tensor.stride() != stride:
+            raise IntegrationError(f"{maker.func} gave another layout when it ran again than in forward")
+        pairs.append((value, storage))
+    return pairs
+
+
+def _thaw(value: Any, made: dict[_Value, torch.UntypedStorage]) -> Any:
+    if type(value) is _Operand:
+        storage = made.get(value.value)
+        if storage is None:
+            storage = _bytes_of(value.value)
+        return _view(storage, value.dtype, value.size, value.stride, value.offset)
+    if type(value) is list:
+        return [_thaw(item, made) for item in value]
+    return value
+
+
+def _bytes_of(value: _Value) -> torch.UntypedStorage:
+    """The storage of something that need not be made."""
+    if value.made is not None:
+        return value.made
+    if value.probe is not None:
+        if value.probe._version != value.version:
+            raise IntegrationError(
+                "a parameter, buffer or input was changed in place between forward and backward, and a saved "
+                "tensor can't be made again from it"
+            )
+        return value.probe.untyped_storage()
+    storage = value.held.unpack().untyped_storage()
+    if storage.nbytes() != value.nbytes:
+        raise IntegrationError("a saved tensor came back with another size than it had")
+    return storage
+
+
+# ---- operators -----------------------------------------------------------------------------
+
+_kinds: dict[Any, _Kind] = {}
+
+
+def _learn(func: Any) -> _Kind:
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        kind: _Kind = (_OTHER, (), ())
+    elif schema.is_mutable:
+        written = [
+            (place, item)
+            for place, item in enumerate(schema.arguments)
+            if item.alias_info is not None and item.alias_info.is_write
+        ]
+        places = tuple(place for place, item in written if not item.kwarg_only)
+        kind = (_WRITER, places, tuple(item.name for _, item in written))
+    elif is_maker(func):
+        kind = (_MAKER, (), ())
+    else:
+        kind = (_VIEW if func.is_view else _OTHER, (), ())
+    _kinds[func] = kind
+    return kind
+
+
+def _probe(tensor: torch.Tensor) -> torch.Tensor:
+    """An alias without a graph that shares the version counter, made below autograd."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()

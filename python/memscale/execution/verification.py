@@ -1,0 +1,195 @@
+"""Compares a step under the plan with one that keeps everything, before training.
+
+Called by the executor where `verify_correctness` is set. Both steps run on copies of the
+model's buffers and take gradients without touching `.grad`; random states, attributes and
+hooks are as before when it ends. C says how much of the batch fits beside the budget.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..base.arguments import plain_tensors
+from ..errors import IntegrationError
+from ..model.caches import without_cache
+from ..model.isolation import Snapshot, isolated
+from ..tracing.profiler import _loss_of
+
+if TYPE_CHECKING:
+    from ..session.session import Session
+    from .executor import Executor
+
+__all__ = ["verify_plan"]
+
+_log = logging.getLogger("memscale")
+
+_Gradients = dict[str, torch.Tensor | None]
+
+
+def verify_plan(
+    model: torch.nn.Module,
+    session: Session,
+    plan: Any,
+    make_executor: Callable[[], Executor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Runs one step with everything kept and one under `plan`, and compares them.
+
+    Args:
+        make_executor: gives an executor of `model` that carries out a given plan.
+        args, kwargs: of a training forward. Where the unoptimized step does not fit beside
+            the budget, the first half of the rows is tried, then a quarter, and so on.
+
+    Raises:
+        IntegrationError: loss or gradients are not what the plan promises; names the first
+            parameter in the order of `named_parameters()`.
+    """
+    if getattr(plan, "skipped", False):
+        _log.info("verify_correctness: nothing is optimized, so there is nothing to compare")
+        return
+    kwargs = without_cache(model, args, dict(kwargs))
+    total = next((len(tensor) for tensor in plain_tensors((args, kwargs)) if tensor.dim() > 0), 0)
+    rows = total
+    inputs = (args, kwargs)
+    while True:
+        whole = rows == total
+        found = session.rehearsal(model, plan, None if whole else inputs[0], inputs[1])
+        if found is None:
+            _log.warning("verify_correctness: the step can't be traced on %d rows; it is not compared", rows)
+            return
+        fits, exactness, text = found
+        if fits:
+            break
+        if rows <= 1:
+            _log.warning("verify_correctness: no unoptimized step fits within the budget; nothing is compared")
+            return
+        rows //= 2
+        inputs = _first_rows((args, kwargs), total, rows)
+    if exactness == "lossy":
+        _log.info("verify_correctness: the plan changes values as documented; nothing is compared")
+        return
+    _compare(model, make_executor, text, exactness, inputs, f"{rows} of {total} rows")
+
+
+def _compare(
+    model: torch.nn.Module,
+    make_executor: Callable[[], Executor],
+    plan: str,
+    exactness: str,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    scope: str,
+) -> None:
+    expected = _step(model, inputs)
+    if expected is None:
+        _log.warning("verify_correctness: no output of the forward is differentiable; nothing is compared")
+        return
+    seen = _step(model, inputs, make_executor, plan)
+    differing = _differing(expected, seen or {}, exactness)
+    del seen
+    if not differing:
+        promise = "equal to the bit" if exactness == "exact" else "equal but for rounding"
+        count = len(expected) - 1
+        _log.info("verify_correctness: loss and %d gradients are %s (%s)", count, promise, scope)
+        return
+    again = _step(model, inputs)
+    if _differing(expected, again or {}, exactness):
+        _log.warning(
+            "verify_correctness: two unoptimized steps of this model differ from each other (%s), so a plan "
+            "can't be held against them",
+            differing[0],
+        )
+        return
+    more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+    raise IntegrationError(
+        f"verify_correctness: {differing[0]}{more} under the plan is not what an unoptimized step gives ({scope}); "
+        "a layer behaves differently when its saved tensors are moved or it is run again"
+    )
+
+
+def _step(
+    model: torch.nn.Module,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    make_executor: Callable[[], Executor] | None = None,
+    plan: str | None = None,
+) -> _Gradients | None:
+    """Loss and gradients of one step, by what an error calls them; the model is as before."""
+    with isolated(model) as snapshot:
+        _copy_buffers(snapshot)
+        if not model.training:
+            model.train()
+        executor = make_executor() if make_executor is not None else None
+        try:
+            if executor is not None:
+                executor.attach()
+                executor.apply(plan)
+            return _gradients(model, inputs)
+        finally:
+            if executor is not None:
+                executor.detach()
+
+
+def _gradients(model: torch.nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> _Gradients | None:
+    args, kwargs = _first_rows(inputs, -1, 0)
+    output = model(*args, **kwargs)
+    loss = _loss_of(output)
+    if loss is None:
+        terms = [value.abs().float().square().mean() for value in plain_tensors(output) if value.requires_grad]
+        loss = torch.stack(terms).sum() if terms else None
+    del output
+    if loss is None:
+        return None
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    # Not backward(): no hook of anybody on the accumulation of gradients runs, and .grad stays.
+    gradients = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
+    found: _Gradients = {"the loss": loss.detach()}
+    for (name, _), gradient in zip(named, gradients, strict=True):
+        found[f"the gradient of {name}"] = gradient
+    return found
+
+
+def _copy_buffers(snapshot: Snapshot) -> None:
+    """Puts copies in the place of buffers and plain tensors; the snapshot takes them out again."""
+    copies: dict[int, torch.Tensor] = {}
+    for container in snapshot.containers():
+        pairs = list(container.items() if isinstance(container, dict) else enumerate(container))
+        for key, value in pairs if isinstance(container, (dict, list)) else ():
+            is_leaf = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+            if is_leaf and not value.requires_grad:
+                container[key] = copies.setdefault(id(value), value.clone())
+
+
+def _first_rows(value: Any, total: int, rows: int) -> Any:
+    """`value` with tensors of `total` rows cut to `rows`, and all of them apart from the
+    caller's graph."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        part = value[:rows] if value.dim() > 0 and len(value) == total else value
+        return part.detach().requires_grad_() if value.requires_grad else part
+    if kind in (tuple, list):
+        return kind(_first_rows(item, total, rows) for item in value)
+    if kind is dict:
+        return {key: _first_rows(item, total, rows) for key, item in value.items()}
+    return value
+
+
+def _differing(expected: _Gradients, seen: _Gradients, exactness: str) -> list[str]:
+    return [name for name, value in expected.items() if not _same(value, seen.get(name), exactness)]
+
+
+def _same(a: torch.Tensor | None, b: torch.Tensor | None, exactness: str) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    if exactness == "exact":
+        return torch.equal(a, b) or torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+    try:
+        torch.testing.assert_close(b, a, equal_nan=True)
+    except AssertionError:
+        return False
+    return True

@@ -1,0 +1,263 @@
+"""One plan on every rank of a distributed training.
+
+A `RankedSession` takes the place of a session where a process group is initialised when a
+model is wrapped. The ranks exchange what planning reads once, at `wrap()`; from then on
+rank 0 plans, and what it decides takes effect at the same forward on every rank. All of it
+goes through the process group's store: no collective of ours is ever between the training's
+own, so that a rank that fails can't leave others waiting in one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..errors import BudgetInfeasibleError, IntegrationError, ProfileError
+from ..model.shards import has_shards
+from ..planning.execution_plan import ExecutionPlan
+from .session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..config import Config
+
+__all__ = ["RankedSession", "session_for"]
+
+_log = logging.getLogger("memscale")
+
+# Forwards whose messages stay in the store: no rank is ever that far behind another.
+_KEPT_MESSAGES = 64
+
+_wraps = 0
+
+
+def session_for(model: torch.nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None) -> Session:
+    """The session of a wrap: one that agrees with other ranks where there are any."""
+    import torch.distributed as distributed
+
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        return RankedSession(model, config, optimizer)
+    return Session(model, config, optimizer)
+
+
+class RankedSession(Session):
+    """Plans for one model that every rank of the default process group has wrapped.
+
+    Every rank has to wrap it, in the same order among wraps, and to make the same number of
+    training forwards.
+
+    Raises:
+        IntegrationError: another rank could not wrap, sent a damaged plan or did not answer
+            within the time that torch waits for a process group (30 minutes).
+        as `Session`.
+    """
+
+    # The model may be sharded between wrap and first forward; and ranks begin together.
+    applies_at_once = False
+
+    def __init__(self, model: torch.nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None) -> None:
+        global _wraps
+        _wraps += 1
+        self._channel = _Channel(f"memscale/{_wraps}")
+        try:
+            super().__init__(model, config, optimizer)
+        except BaseException as error:
+            self._channel.refuse("wrap", error)
+            raise
+        self.disk_dir: str = json.loads(self.hardware_json)["disk"]["dir"]
+        try:
+            self._agree_on_documents()
+        except BaseException:
+            self.host_memory.uninstall()
+            raise
+        self._is_sharded = False
+        self._forwards = 0
+        self._wanted: ExecutionPlan | None = None
+        self._in_force: ExecutionPlan | None = None
+
+    def _agree_on_documents(self) -> None:
+        channel = self._channel
+        channel.send(f"documents/{channel.rank}", json.dumps([self.hardware_json, self.config_json]))
+        pairs = [tuple(json.loads(channel.receive(f"documents/{rank}"))) for rank in range(channel.world)]
+        self.hardware_json, self.config_json = _core.ranks_agree(pairs, channel.local_world)
+        self._planned_for = self.config_json
+        _log.info("rank %d of %d: one plan for all, made on rank 0", channel.rank, channel.world)
+
+    # -- what a session does, on rank 0 alone ---------------------------------------------
+
+    def plan_for(
+        self,
+        model: torch.nn.Module,
+        signature: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        wait_until_alone: Any = lambda: True,
+    ) -> Any:
+        """On rank 0 as in `Session`; elsewhere the plan in force. `agree()` says what to do."""
+        if self._channel.rank != 0:
+            return self._in_force
+        self._narrow(model)
+        try:
+            self._wanted = super().plan_for(model, signature, args, kwargs, wait_until_alone)
+        except BudgetInfeasibleError as error:
+            if not self._is_sharded:
+                self._channel.refuse(f"plan/{self._forwards}", error)
+                raise
+            self._wanted = self._smallest(error)
+        except BaseException as error:
+            self._channel.refuse(f"plan/{self._forwards}", error)
+            raise
+        return self._wanted
+
+    def precision(self, *_: Any) -> AbstractContextManager[Any]:
+        if self.config.use_mixed_precision and self._precision is None:
+            self._precision = ""
+            self._leave_losses()
+            _log.warning(
+                "use_mixed_precision: not used on several ranks, which would have to agree; put the forward under "
+                "torch.autocast(...) yourself"
+            )
+        return nullcontext()
+
+    def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
+        """A new plan waits for the next `agree()`."""
+        self._wanted = super().step_finished(observation) or self._wanted
+        return None
+
+    def live_trace_finished(self, graph: str | None, refused: Any) -> ExecutionPlan | None:
+        """A new plan waits for the next `agree()`."""
+        self._wanted = super().live_trace_finished(graph, refused) or self._wanted
+        return None
+
+    def _smallest(self, error: BudgetInfeasibleError) -> ExecutionPlan:
+        """The plan under a budget that nothing fits as long as parameters count as a whole,
+        which is more than a rank holds: no reason to refuse it."""
+        signature = self._current or ""
+        _log.warning(
+            "%s, counting parameters, gradients and optimizer state as a whole although they are sharded; "
+            "the smallest plan is taken, and measured peaks are compared with the budget",
+            error,
+        )
+        text = _core.plan_uniform(self._graphs[signature], self.hardware_json, self._planned_for, None)
+        plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
+        return plan
+
+    def _narrow(self, model: torch.nn.Module) -> None:
+        """Parameters were sharded since the wrap: plans so far do not hold."""
+        if self._is_sharded or not has_shards(model):
+            return
+        self._is_sharded = True
+        self.config_json = self._planned_for = _core.config_for_shards(self.config_json)
+        self._plans.clear()
+        _log.info("parameters are sharded: layers are recomputed or kept, and nothing is offloaded")
+
+    def _trace(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wait_until_alone: Any
+    ) -> str | None:
+        if not self._is_sharded:
+            return super()._trace(model, args, kwargs, wait_until_alone)
+        # The optimizer's groups hold shards, which are no twins of whole parameters: its state is estimated.
+        try:
+            if self.config.use_static_profiling:
+                return self._profiler.trace(model, args, kwargs)
+            reason = "use_static_profiling is off"
+        except ProfileError as error:
+            reason = str(error)
+        _log.warning(
+            "%s, and real steps of sharded parameters can't be profiled: every layer is recomputed, and the budget "
+            "is not checked",
+            reason,
+        )
+        return None
+
+    @property
+    def wants_live_trace(self) -> bool:
+        """Never where parameters are sharded."""
+        return not self._is_sharded and super().wants_live_trace
+
+    def tighten(self, attempt: int) -> ExecutionPlan:
+        """Never: the other ranks are in the middle of the same step."""
+        raise BudgetInfeasibleError("a step of several ranks can't be made again on one of them")
+
+    def rehearsal(self, model: torch.nn.Module, *args: Any) -> tuple[bool, str, str] | None:
+        """On rank 0 alone, and never where a forward is a matter of all ranks."""
+        return None if self._channel.rank != 0 or has_shards(model) else super().rehearsal(model, *args)
+
+    # -- agreement ---------------------------------------------------------------------------
+
+    def agree(self, plan: Any) -> Any:
+        """The plan of the training forward that begins now, the same on every rank."""
+        key = f"plan/{self._forwards}"
+        self._forwards += 1
+        if self._channel.rank == 0:
+            wanted = self._wanted or plan
+            text = "" if wanted is self._in_force else wanted.to_json()
+            self._channel.send(key, _digest(text) + text)
+            if self._forwards > _KEPT_MESSAGES:
+                self._channel.forget(f"plan/{self._forwards - _KEPT_MESSAGES}")
+            self._in_force = wanted
+            return wanted
+        message = self._channel.receive(key)
+        digest, text = message[:64], message[64:]
+        if digest != _digest(text):
+            raise IntegrationError("the plan that rank 0 sent has another hash than it named")
+        if text:
+            self._in_force = ExecutionPlan(text, self.hardware_json)
+            self.host_memory.set_ceiling(self._in_force.ceiling_bytes)
+            _log.info("rank %d: %r of rank 0", self._channel.rank, self._in_force)
+        return self._in_force
+
+
+class _Channel:
+    """Messages between ranks, each written once and read by all."""
+
+    def __init__(self, prefix: str) -> None:
+        import torch.distributed as distributed
+        from torch.distributed import distributed_c10d
+
+        self._store = distributed.PrefixStore(prefix, distributed_c10d._get_default_store())
+        self._timeout = distributed_c10d.default_pg_timeout
+        self.rank = distributed.get_rank()
+        self.world = distributed.get_world_size()
+        self.local_world = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
+
+    def send(self, key: str, text: str) -> None:
+        self._store.set(key, "+" + text)
+
+    def refuse(self, key: str, error: BaseException) -> None:
+        """Lets those who wait for `key` raise as well."""
+        text = f"-rank {self.rank} failed with {type(error).__name__}: {error}"
+        if key == "wrap":
+            key = f"documents/{self.rank}"
+        self._store.set(key, text)
+
+    def receive(self, key: str) -> str:
+        """Waits for a message.
+
+        Raises:
+            IntegrationError: its sender failed, or there is none in time.
+        """
+        try:
+            self._store.wait([key], self._timeout)
+            message = self._store.get(key).decode()
+        except RuntimeError as error:
+            raise IntegrationError(
+                f"rank {self.rank}: no answer from another rank ({key}); every rank has to wrap the model and to make "
+                f"the same forwards: {error}"
+            ) from error
+        if message.startswith("-"):
+            raise IntegrationError(f"rank {self.rank}: {message[1:]}")
+        return message[1:]
+
+    def forget(self, key: str) -> None:
+        self._store.delete_key(key)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

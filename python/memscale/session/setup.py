@@ -1,0 +1,261 @@
+"""What `wrap()` does, in order: check, make room, measure, hook, plan.
+
+Called by `memscale.api` only. Keeps the order in which things must happen on a CPU
+host: the allocator is taken over before the baseline is measured, the baseline
+before the plan, and the peak counter of the process is reset last.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import logging
+import os
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..config import AsyncOffloadConfig, Config
+from ..errors import ConfigError, IntegrationError
+from ..observability.watch import RunWatch
+from .ranks import session_for
+from .session import executor_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..execution.executor import Executor
+
+_log = logging.getLogger("memscale")
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off", ""}
+
+# Executors whose wrap was given a budget, as long as they live.
+_with_budgets: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+# Fields of `Config` that are checked and carried, and that wrapping does not act on: what to do.
+_WITHOUT_EFFECT = {
+    "use_8bit_optimizer": "it acts on an optimizer, which wrapping does not replace; call model, optimizer = "
+    "memscale.apply_all_optimizations(model, optimizer, config), or give your loop memscale.optim.AdamW8bit(...)",
+}
+
+
+def check_config(config: Config | None) -> Config:
+    """The configuration to work with: a default one for None, else what was given.
+
+    Raises:
+        TypeError: it is not a `Config`.
+    """
+    if config is None:
+        return Config()
+    if not isinstance(config, Config):
+        raise TypeError(f"config must be a memscale.Config or None, not {type(config).__qualname__}")
+    return config
+
+
+def effective_config(config: Config, async_offload: bool | None, async_config: AsyncOffloadConfig | None) -> Config:
+    """A copy with `async_offload` settled: argument, then environment, then the field."""
+    effective = copy.copy(config)
+    if async_offload is None:
+        async_offload = _async_from_environment()
+    if async_offload is not None:
+        effective.async_offload = async_offload
+    if async_config is not None:
+        effective.async_config = async_config
+    return effective
+
+
+def _async_from_environment() -> bool | None:
+    text = os.environ.get("MEMSCALE_ASYNC_OFFLOAD")
+    if text is None:
+        return None
+    if text.strip().lower() in _TRUE:
+        return True
+    if text.strip().lower() in _FALSE:
+        return False
+    raise ConfigError(f"MEMSCALE_ASYNC_OFFLOAD: {text!r} is not allowed; give 1 or 0", field="async_offload")
+
+
+def sample_arguments(model: torch.nn.Module, sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from a tensor, tuple, list or mapping.
+
+    Raises:
+        TypeError: it is none of these, or the model's forward does not take them.
+    """
+    import torch
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(sample_input, Config):
+        raise TypeError("sample_input is what a training forward is given, not a Config; pass config=...")
+    if isinstance(sample_input, torch.Tensor):
+        args = (sample_input,)
+    elif isinstance(sample_input, Mapping):
+        kwargs = dict(sample_input)
+    elif isinstance(sample_input, (tuple, list)):
+        args = tuple(sample_input)
+    else:
+        raise TypeError(
+            "sample_input must be a tensor, a tuple of positional arguments or a dict of keyword arguments, not "
+            f"{type(sample_input).__qualname__}; a forward of one other argument is given it as (argument,)"
+        )
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"sample_input does not fit {type(model).__name__}.forward{signature}: {error}; give a tensor, a "
+            "tuple of positional arguments or a dict of keyword arguments"
+        ) from None
+    return args, kwargs
+
+
+def wrap_module(
+    model: torch.nn.Module,
+    config: Config,
+    sample_input: Any = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Executor:
+    """Wraps one module and returns its executor, attached.
+
+    Raises:
+        as `memscale.wrap()`; nothing is left behind on the model then.
+    """
+    watch = RunWatch(type(model).__name__, config)
+    try:
+        return _wrap_watched(model, config, sample_input, optimizer, watch)
+    except BaseException as error:
+        watch.failed(error)
+        watch.close()
+        raise
+
+
+def _wrap_watched(
+    model: torch.nn.Module,
+    config: Config,
+    sample_input: Any,
+    optimizer: torch.optim.Optimizer | None,
+    watch: RunWatch,
+) -> Executor:
+    from ..base.torch_names import check_torch
+
+    check_torch()
+    from ..base.vector_math import settle_vector_math
+    from ..execution.executor import Executor, input_signature
+
+    settle_vector_math()
+    _check_optimizer(optimizer)
+    _warn_of_fields_without_effect(config)
+    _refuse_what_cannot_be_hooked(model)
+    sample = None if sample_input is None else sample_arguments(model, sample_input)
+    previous = executor_of(model)
+    if previous is not None:
+        _log.warning("wrap: this %s was already wrapped; the first wrap is replaced", type(model).__name__)
+        previous.detach()
+    _unwrap_submodules(model)
+    session = session_for(model, config, optimizer)
+    executor = Executor(model, config, session)
+    executor.run_watch = session.run_watch = watch
+    watch.begin(executor.counters)
+    watch.describe(model, session.hardware_json)
+    try:
+        executor.attach()
+        if sample is not None:
+            args, kwargs = sample
+            with session.precision(model, args, kwargs):
+                plan = session.plan_sample(model, input_signature(model, args, kwargs), args, kwargs)
+                if session.applies_at_once:
+                    executor.apply(plan)
+                    executor.verify(args, kwargs)
+        _core.reset_peak_rss()
+    except BaseException:
+        executor.detach()
+        raise
+    _warn_of_several_budgets(executor, config)
+    return executor
+
+
+def _warn_of_several_budgets(executor: Executor, config: Config) -> None:
+    """A budget is the process's, and a plan knows of no other's."""
+    if config.memory_budget_gb is None:
+        return
+    if _others_have_budgets():
+        _log.warning(
+            "wrap: another model of this process has a budget too; each plan counts the other's parameters, but not "
+            "what it saves for backward nor its gradients: leave room for these in both budgets"
+        )
+    _with_budgets.add(executor)
+
+
+def _others_have_budgets() -> bool:
+    """A model that nobody holds any more may live on in a cycle, and its executor with it, until it is collected."""
+    if not any(other.is_attached for other in _with_budgets):
+        return False
+    gc.collect()
+    return any(other.is_attached for other in _with_budgets)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    import torch
+
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer or None, not {type(optimizer).__qualname__}")
+
+
+def unwrap_module(model: torch.nn.Module) -> None:
+    """Takes the executor off a module; warns where there is none."""
+    executor = executor_of(model)
+    if executor is None:
+        _log.warning("detach: this %s was not wrapped; nothing to undo", type(model).__name__)
+    else:
+        executor.detach()
+
+
+def _unwrap_submodules(model: torch.nn.Module) -> None:
+    """Saved-tensor hooks do not stack: only the outermost wrap of a module can act."""
+    for name, module in model.named_modules():
+        inner = executor_of(module)
+        if inner is not None:
+            outer = type(model).__name__
+            _log.warning("wrap: %s inside this %s was already wrapped; that wrap is removed", name, outer)
+            inner.detach()
+
+
+def _warn_of_fields_without_effect(config: Config) -> None:
+    for name, advice in _WITHOUT_EFFECT.items():
+        if getattr(config, name):
+            _log.warning("wrap: %s has no effect here: %s", name, advice)
+
+
+def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
+    import torch
+
+    if isinstance(model, torch.jit.ScriptModule):
+        raise IntegrationError(
+            f"wrap: {type(model).__name__} is a TorchScript module, whose forward hooks do not see "
+            "saved tensors; wrap the module it was scripted from"
+        )
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise IntegrationError(
+                f"wrap: {name or 'this module'} was compiled by torch.compile, which leaves hooks on saved tensors "
+                "out; wrap the original module and train it uncompiled"
+            )
+    lazy = [name for name, value in model.named_parameters() if torch.nn.parameter.is_lazy(value)]
+    if lazy:
+        raise IntegrationError(
+            f"wrap: parameter {lazy[0]!r} has no shape before the first forward; run one forward, then wrap"
+        )
+    parameters = list(model.parameters())
+    if not parameters:
+        _log.warning(
+            "wrap: %s has no parameters; there is nothing to train, and memory is only planned for "
+            "what its forward saves",
+            type(model).__name__,
+        )
+    meta = [name for name, value in model.named_parameters() if value.device.type == "meta"]
+    if meta:
+        raise IntegrationError(f"wrap: parameter {meta[0]!r} is on the meta device; materialise the model first")

@@ -1,0 +1,229 @@
+"""Sees the cross entropies that a model computes in its own forward.
+
+Models call `torch.nn.functional.cross_entropy`, by way of a loss function of their
+library or a module that they build on the spot: a torch function mode sees all of them,
+and nothing on the model or in torch is replaced. The profiler marks them for the
+planner, with the linear layer whose output they take as it is; the executor computes
+them with the exact or the chunked loss head where the plan says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..base.modes import leave
+from .lazy_logits import LazyLogits, can_defer, deferred, keeps_rows, with_values
+
+if TYPE_CHECKING:
+    from ..tracing.tracer import LiveTracer
+
+__all__ = ["CrossEntropy", "LossMode", "chunked_head", "exact_head", "marking"]
+
+
+class CrossEntropy(NamedTuple):
+    """One call over rows of logits, with what it was given."""
+
+    logits: torch.Tensor
+    labels: torch.Tensor
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+    call: Callable[[], torch.Tensor]
+    """The call itself, by torch."""
+
+
+class LossMode(TorchFunctionMode):
+    """While on, cross entropies over rows with class labels go to `compute`.
+
+    On one thread, from `start()` to `stop()`, in any order with other modes. Those that
+    have class weights, probabilities for labels or more dimensions are torch's.
+    """
+
+    def __init__(self, compute: Callable[[CrossEntropy], torch.Tensor]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def start(self) -> None:
+        """Begins to look."""
+        self.__enter__()
+
+    def stop(self) -> None:
+        """Ends it; modes that were begun later stay on. Nothing happens a second time."""
+        modes = torch.overrides
+        leave(self, modes._get_current_function_mode_stack, modes._pop_mode, modes._push_mode)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.cross_entropy:
+            found = _rows_of(args, kwargs or {})
+            if found is not None:
+                return self._compute(found)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+def _rows_of(args: tuple[Any, ...], kwargs: dict[str, Any], kinds: tuple[type, ...] = ()) -> CrossEntropy | None:
+    """The call's arguments where it is one over rows; None for any other."""
+    given = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
+    logits: Any = given.get("input")
+    labels: Any = given.get("target")
+    plain = type(logits) in (kinds or _TENSORS) and type(labels) in _TENSORS
+    if not plain or logits.dim() != 2 or labels.dim() != 1 or labels.is_floating_point():
+        return None
+    if any(given.get(name) is not None for name in ("weight", "size_average", "reduce")):
+        return None
+    if not logits.is_floating_point() or not logits.requires_grad or not torch.is_grad_enabled():
+        return None
+    return CrossEntropy(
+        logits,
+        labels,
+        given.get("ignore_index", -100),
+        given.get("reduction", "mean"),
+        given.get("label_smoothing", 0.0),
+        lambda: F.cross_entropy(*args, **kwargs),
+    )
+
+
+_PARAMETERS = (
+    "input",
+    "target",
+    "weight",
+    "size_average",
+    "ignore_index",
+    "reduce",
+    "reduction",
+    "label_smoothing",
+)
+
+
+def _plain_tensors() -> tuple[type, ...]:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return (torch.Tensor, FakeTensor)
+
+
+_TENSORS = _plain_tensors()
+
+
+# What the chunked head gives: a loss in the type that it sums in, over all tokens.
+_SUMMED = ("mean", "sum")
+_WIDE = (torch.float32, torch.float64)
+
+
+class _Marking(LossMode):
+    """Tells the tracer of each, and of the linear layer that its logits come from if nothing but
+    views and casts lie between; torch computes them."""
+
+    def __init__(self, tracer: LiveTracer) -> None:
+        heads = WeakIdKeyDictionary()
+
+        def mark(found: CrossEntropy) -> torch.Tensor:  # not a method: nothing of a trace is in a cycle
+            number = tracer.loss(found.logits)
+            head = heads.get(found.logits)
+            if head is not None and found.reduction in _SUMMED and found.logits.dtype in _WIDE:
+                tracer.head_used(head, number)
+            value = found.call()
+            tracer.loss_ended(number, found.logits, value)
+            return value
+
+        super().__init__(mark)
+        self._tracer = tracer
+        self._heads = heads
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operands = can_defer(args, kwargs) if func is F.linear else None
+        made = super().__torch_function__(func, types, args, kwargs)
+        if operands is not None:
+            self._heads[made] = self._tracer.head(made, operands.hidden)
+        elif self._knows(args) and keeps_rows(func, args, kwargs, args[0], made):
+            self._heads[made] = self._heads[args[0]]
+        return made
+
+    def _knows(self, args: tuple[Any, ...]) -> bool:
+        return bool(args) and isinstance(args[0], torch.Tensor) and args[0] in self._heads
+
+
+def marking(tracer: LiveTracer) -> LossMode:
+    """A mode that marks for the planner what a loss head could compute."""
+    return _Marking(tracer)
+
+
+def exact_head(is_wanted: Callable[[], bool]) -> LossMode:
+    """A mode that computes them row by row, wherever `is_wanted` says so at that moment."""
+    from . import cross_entropy
+
+    def compute(found: CrossEntropy) -> torch.Tensor:
+        if not is_wanted():
+            return found.call()
+        return cross_entropy(
+            found.logits,
+            found.labels,
+            ignore_index=found.ignore_index,
+            reduction=found.reduction,
+            label_smoothing=found.label_smoothing,
+        )
+
+    return LossMode(compute)
+
+
+class _Chunking(LossMode):
+    """Puts linear layers off whose output may be logits; a cross entropy that gets such output,
+    as it is, is computed by chunks, and any other with the exact head."""
+
+    def __init__(self, is_wanted: Callable[[], bool]) -> None:
+        exact = exact_head(is_wanted)
+        super().__init__(exact._compute)
+        self._is_wanted = is_wanted
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear and self._is_wanted():
+            operands = can_defer(args, kwargs)
+            if operands is not None:
+                return deferred(operands)
+        if func is F.cross_entropy:
+            loss = _by_chunks(args, kwargs) if self._is_wanted() else None
+            if loss is not None:
+                return loss
+            args, kwargs = with_values(args), with_values(kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _by_chunks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The cross entropy of logits that were put off; None where it needs the logits."""
+    from . import linear_cross_entropy
+
+    logits = kwargs.get("input", args[0] if args else None)
+    if type(logits) is not LazyLogits or logits.product.is_made:
+        return None
+    found = _rows_of(args, kwargs, (LazyLogits,))
+    if found is None or found.reduction not in _SUMMED or logits.dtype not in _WIDE:
+        return None
+    hidden, weight, bias = logits.product.check()
+    with logits.product.autocast():
+        return linear_cross_entropy(
+            hidden.reshape(-1, hidden.shape[-1]),
+            weight,
+            found.labels,
+            bias,
+            ignore_index=found.ignore_index,
+            label_smoothing=found.label_smoothing,
+            num_items_in_batch=None if found.reduction == "mean" else 1,
+        )
+
+
+def chunked_head(is_wanted: Callable[[], bool]) -> LossMode:
+    """A mode that makes loss and gradients by chunks of tokens, without the logits, wherever
+    `is_wanted` says so at that moment; any other use of the logits computes them."""
+    return _Chunking(is_wanted)

@@ -1,0 +1,269 @@
+"""Position-wise modules run some rows at a time, and again in backward.
+
+A module in tiles saves its input and nothing else. Its forward runs on one tile after
+the other, and so does its backward: the tile runs again, with a graph, which is gone
+before the next. So what the module makes on the way (the wide activations of an MLP) is
+never there for all rows. Sums over rows have another order than without: results agree
+to rounding. What dropout drops does not depend on the tiles.
+
+`Tiles` puts a forward of its own on the instances, which is the only way to run a part
+of a call; copies and pickles of the modules come out without.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..base.environment import Environment
+from ..execution.replay import is_replaying
+from ..tracing.profiler import is_tracing
+from .position_wise import find_position_wise, has_hooked_parts
+from .row_mode import RowMode, WholeMasks
+
+__all__ = ["Tiles"]
+
+_local = threading.local()
+
+
+class Tiles:
+    """The position-wise modules of one model.
+
+    Args:
+        model: the root module; its modules are looked for when they are first needed.
+        is_apart: whether memscale itself runs the model on the calling thread, otherwise
+            than by running a layer again.
+        traced: whether it is for a trace; else it acts in real forwards, while `is_on`.
+    """
+
+    def __init__(self, model: torch.nn.Module, is_apart: Callable[[], bool], traced: bool = False) -> None:
+        self._model = weakref.ref(model)
+        self._is_apart = is_apart
+        self._traced = traced
+        self._forwards: list[_TiledForward] | None = None
+        self.is_on = traced
+
+    def set(self, is_on: bool) -> None:
+        """From the next forward on modules run in tiles, or not any more."""
+        self.is_on = is_on
+        for forward in self._found() if is_on else self._forwards or ():
+            if is_on:
+                forward.install()
+            else:
+                forward.remove()
+
+    def _found(self) -> list[_TiledForward]:
+        model = self._model()
+        if self._forwards is None:
+            found = find_position_wise(model) if model is not None else []
+            self._forwards = [_TiledForward(module, self) for _, module in found]
+        return self._forwards
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether this call of a module is to run in tiles."""
+        if self._traced or is_tracing():
+            return self._traced
+        if is_replaying():
+            return getattr(_local, "replayed", None) is self
+        return self.is_on and not self._is_apart()
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """As when a layer ran that runs again now, whatever has changed since. Others are kept
+        from doing the same meanwhile."""
+        missing = [forward for forward in self._found() if not forward.is_installed]
+        before, _local.replayed = getattr(_local, "replayed", None), self
+        for forward in missing:
+            forward.install()
+        try:
+            yield
+        finally:
+            _local.replayed = before
+            for forward in missing:
+                forward.remove()
+
+
+class _TiledForward:
+    """The forward of one module, in its instance's dictionary."""
+
+    def __init__(self, module: torch.nn.Module, tiles: Tiles) -> None:
+        self._module = weakref.ref(module)
+        self._tiles = tiles
+        self._before: Any = None  # a forward that the instance had
+
+    @property
+    def is_installed(self) -> bool:
+        module = self._module()
+        return module is not None and module.__dict__.get("forward") is self
+
+    def install(self) -> None:
+        """Puts it on the module; nothing where it is there."""
+        module = self._module()
+        if module is None or self.is_installed:
+            return
+        self._before = module.__dict__.get("forward")
+        module.__dict__["forward"] = self
+        module.__dict__.setdefault("__getstate__", self._state)
+
+    def remove(self) -> None:
+        """The module is as it was, unless someone has put something else on it since."""
+        module = self._module()
+        if module is None:
+            return
+        if self.is_installed:
+            del module.__dict__["forward"]
+            if self._before is not None:
+                module.__dict__["forward"] = self._before
+        if getattr(module.__dict__.get("__getstate__"), "__self__", None) is self:
+            del module.__dict__["__getstate__"]
+
+    def _state(self) -> Any:
+        """The module's for a copy."""
+        module = self._module()
+        if module is None:
+            return None
+        state = type(module).__getstate__(module)
+        if isinstance(state, dict):
+            state = {key: value for key, value in state.items() if key != "__getstate__"}
+            if state.get("forward") is self:
+                del state["forward"]
+                if self._before is not None:
+                    state["forward"] = self._before
+        return state
+
+    def _original(self, module: torch.nn.Module) -> Callable[..., Any]:
+        return self._before if self._before is not None else type(module).forward.__get__(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        if module is None:
+            raise RuntimeError("a module's forward was called after the module was gone")
+        forward = self._original(module)
+        given = [*args, *kwargs.values()]
+        if len(given) != 1 or not self._tiles.is_wanted or not _can_tile(module, given[0]):
+            return forward(*args, **kwargs)
+        rows = given[0].numel() // given[0].shape[-1]
+        size = _core.tile_rows(rows)
+        if size >= rows:
+            return forward(*args, **kwargs)
+        pinned = _Pin.apply(given[0])
+        run = _Run(forward, module, pinned.grad_fn, rows, size, given[0])
+        return _InTiles.apply(run, pinned, *run.parameters)
+
+
+def _can_tile(module: torch.nn.Module, given: Any) -> bool:
+    """Whether a call can run in tiles: on a plain tensor, with gradients, in its own type; and
+    nobody's hook on a part of the module would see the tiles."""
+    plain = isinstance(given, torch.Tensor) and (is_tracing() or type(given) is torch.Tensor)
+    if not plain or given.dim() < 2 or not given.requires_grad or not torch.is_grad_enabled():
+        return False
+    if torch.is_autocast_enabled(given.device.type) or given.numel() == 0:
+        return False
+    return not has_hooked_parts(module)
+
+
+class _Pin(torch.autograd.Function):
+    """Keeps the module's input before the module runs, so that a layer that runs again for what
+    it saved has it all before it comes to the module."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(given)
+        return given.view_as(given)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class _Run:
+    """One call of a module in tiles: what running it again takes."""
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        module: torch.nn.Module,
+        pin: Any,
+        rows: int,
+        size: int,
+        given: torch.Tensor,
+    ) -> None:
+        self._forward = forward
+        self._pin = pin
+        self.rows = rows
+        self.size = size
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self._environment = None if is_tracing() else Environment([given])
+        self._masks = WholeMasks(rows)
+
+    def begin(self) -> None:
+        """Every tile runs once from here on."""
+        self._masks = WholeMasks(self.rows)
+
+    def parts(self) -> Iterator[slice]:
+        """The rows of each tile."""
+        for begin in range(0, self.rows, self.size):
+            yield slice(begin, min(begin + self.size, self.rows))
+
+    def tile(self, rows: torch.Tensor, part: slice, twins: dict[int, torch.Tensor]) -> torch.Tensor:
+        """What the module makes of a tile of shape (1, rows, width)."""
+        self._masks.tile(part)
+        with RowMode(twins, self._masks):
+            return self._forward(rows)
+
+    def given(self) -> torch.Tensor:
+        """The module's input, as it was kept."""
+        return self._pin.saved_tensors[0]
+
+    def as_then(self) -> Any:
+        """The random state and all else that the module's call saw."""
+        return nullcontext() if self._environment is None else self._environment.restored()
+
+    def ended(self) -> None:
+        """Its masks go."""
+        self._masks = WholeMasks(self.rows)
+
+
+class _InTiles(torch.autograd.Function):
+    """A module's forward and backward, tile by tile."""
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, given: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.run = run
+        rows = given.reshape(1, run.rows, given.shape[-1])
+        made = given  # until the first tile has told the width
+        run.begin()
+        for part in run.parts():
+            tile = run.tile(rows[:, part], part, {})
+            if part.start == 0:
+                made = tile.new_empty((1, run.rows, tile.shape[-1]))
+            made[:, part] = tile
+            del tile  # before the next is made
+        run.ended()
+        return made.view(*given.shape[:-1], made.shape[-1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        run: _Run = ctx.run
+        given = run.given().detach()
+        rows = given.reshape(1, run.rows, given.shape[-1])
+        by_made = gradient.reshape(1, run.rows, gradient.shape[-1])
+        by_rows = torch.empty_like(rows)
+        twins = {id(p): p.detach().requires_grad_() for p in run.parameters}
+        with run.as_then(), torch.enable_grad():
+            run.begin()
+            for part in run.parts():
+                tile = rows[:, part].detach().requires_grad_()
+                torch.autograd.backward(run.tile(tile, part, twins), by_made[:, part])
+                with torch.no_grad():
+                    by_rows[:, part].copy_(tile.grad)  # type: ignore[arg-type]
+            run.ended()
+        return None, by_rows.view(given.shape), *(twins[id(p)].grad for p in run.parameters)

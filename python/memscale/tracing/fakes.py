@@ -1,0 +1,129 @@
+"""Fake twins of a model's tensors and of its arguments.
+
+Used by the profiler. A twin has the shape, dtype, device and gradient flag of its
+original and no memory; tensors that share storage have twins that share one. One
+`Twins` serves one trace.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from ..model.shards import is_shard
+
+__all__ = ["Twins", "copy_of_storage", "fake_view", "tensors_in"]
+
+_DEPTH = 6
+
+
+class Twins:
+    """Makes fake twins, the same one for the same tensor."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._twins: dict[int, torch.Tensor] = {}
+        self._originals: list[torch.Tensor] = []  # ids stay theirs while they live
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The twin of a tensor, without a gradient of its own."""
+        twin = self._twins.get(id(tensor))
+        if twin is None:
+            # A result of the caller's graph becomes a leaf: its own gradient ends here.
+            source = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
+            twin = self._whole(tensor) if is_shard(tensor) else self.mode.from_tensor(source)
+            if twin.is_leaf:
+                twin.grad = None
+            self._twins[id(tensor)] = twin
+            self._originals.append(tensor)
+        return twin
+
+    def _whole(self, shard: torch.Tensor) -> torch.Tensor:
+        """A parameter of which `shard` is one rank's part, as it is while its layer runs."""
+        with self.mode:
+            whole = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
+            return torch.nn.Parameter(whole, requires_grad=shard.requires_grad)
+
+    def replace(self, value: Any) -> Any:
+        """A value with every tensor in it replaced by its twin.
+
+        Plain containers and mappings of the dataclass kind are rebuilt; other objects are
+        deep-copied with their tensors replaced, so that a forward that changes them (a
+        cache) does not touch the caller's. Modules, and what can't be copied, are passed.
+        """
+        if isinstance(value, torch.Tensor):
+            return self.of(value)
+        make = getattr(type(value), "_make", None)
+        if isinstance(value, tuple) and make is not None:
+            return make(map(self.replace, value))
+        if type(value) in (list, tuple):
+            return type(value)(map(self.replace, value))
+        if type(value) is dict:
+            return {key: self.replace(item) for key, item in value.items()}
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(value):
+            return type(value)(**{key: self.replace(item) for key, item in value.items()})
+        if isinstance(value, torch.nn.Module):
+            return value
+        twins = {id(tensor): self.of(tensor) for tensor in tensors_in(value)}
+        try:
+            return copy.deepcopy(value, twins)
+        except Exception:
+            return value
+
+    def forget(self) -> None:
+        """Lets the twins go, torch's own memory of them included."""
+        self._twins.clear()
+        self._originals.clear()
+        converter = self.mode.fake_tensor_converter.meta_converter
+        converter.tensor_memo.clear()
+        converter.storage_memo.clear()
+
+
+def copy_of_storage(size_bytes: int) -> torch.UntypedStorage:
+    """A storage without memory, for `fake_view()`."""
+    with torch._C._DisableTorchDispatch():
+        return torch.empty(size_bytes, dtype=torch.uint8, device="meta").untyped_storage()
+
+
+def fake_view(
+    mode: FakeTensorMode,
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> torch.Tensor:
+    """A fake tensor of this geometry over a storage of `copy_of_storage()`."""
+    with torch._C._DisableTorchDispatch():
+        meta = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, size, stride)
+        return FakeTensor(mode, meta, device)
+
+
+def tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """Tensors that a value holds, through containers, mappings and attributes."""
+    return _tensors_in(value, depth, set())
+
+
+def _tensors_in(value: Any, depth: int, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Tensors held by an object, through containers and attributes."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if depth == 0 or isinstance(value, (str, bytes, int, float, type)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        inner: list[Any] = list(value.values())
+    elif isinstance(value, (list, tuple, set)):
+        inner = list(value)
+    else:
+        inner = []
+    inner.extend((getattr(value, "__dict__", None) or {}).values())
+    for item in inner:
+        yield from _tensors_in(item, depth - 1, seen)

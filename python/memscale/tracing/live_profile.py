@@ -1,0 +1,207 @@
+"""Profiles a real training step while it runs, for models that can't be traced without.
+
+The executor makes one for each warm-up step and passes on what its hooks see. The step
+runs under the plan of the warm-up steps; autograd and the model are not disturbed: a step
+that can't be followed is not profiled, and goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _core
+from ..base.arguments import plain_tensors
+from ..errors import MemScaleError, ProfileError
+from ..execution.replay import is_replaying
+from ..techniques.loss_mode import marking
+from .profiler import describe_arguments
+from .tracer import NO_NODE, LiveTracer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["LiveProfile"]
+
+
+class _Events:
+    """The C tracer's events. The first that it refuses ends the reports, not the user's step."""
+
+    def __init__(self, trace: Any) -> None:
+        self._trace = trace
+        self.error: MemScaleError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        report = getattr(self._trace, name)
+
+        def guarded(*values: Any) -> Any:
+            if self.error is None:
+                try:
+                    return report(*values)
+                except MemScaleError as error:
+                    self.error = error
+                except Exception as error:  # of a tensor that is like no other: sizes that are no numbers
+                    self.error = ProfileError(f"{type(error).__name__}: {error}")
+            return (NO_NODE, 0) if name == "saved" else NO_NODE
+
+        self.__dict__[name] = guarded
+        return guarded
+
+
+class _StepTracer(LiveTracer):
+    """Does not report what replays compute: they belong to the warm-up's plan, not to the step."""
+
+    def __init__(self, model: str, signature: str) -> None:
+        super().__init__(model, signature, "empirical")
+        self._trace = _Events(self._trace)
+
+    @property
+    def refused(self) -> MemScaleError | None:
+        """Why the step could not be followed."""
+        return self._trace.error
+
+    def _report(self, *operator: Any) -> None:
+        if self._trace.error is None:
+            try:
+                super()._report(*operator)
+            except Exception as error:  # the step is the user's, and goes on
+                self._trace.error = ProfileError(f"{type(error).__name__}: {error}")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if is_replaying():
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _Token:
+    """Stands with the handle of one saved tensor and dies with it."""
+
+    __slots__ = ("_node", "_serial", "_tracer")
+
+    def __init__(self, tracer: LiveTracer, node: int, serial: int) -> None:
+        self._tracer = weakref.ref(tracer)
+        self._node = node
+        self._serial = serial
+
+    def unpacked(self) -> None:
+        tracer = self._tracer()
+        if tracer is not None and self._serial:
+            tracer.unpacked(self._node, self._serial)
+
+    def __del__(self) -> None:
+        tracer = self._tracer()
+        if tracer is not None:
+            tracer.dropped(self._node, self._serial)
+
+
+class LiveProfile:
+    """One profiled step, from the root's forward to the point after the optimizer.
+
+    Args:
+        model: the root module.
+        args, kwargs: arguments of the forward that begins.
+        observe: takes a function from saved tensor to token, or None to end.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        observe: Callable[[Any], None],
+    ) -> None:
+        self._observe = observe
+        self._parameters = [weakref.ref(parameter) for parameter in model.parameters()]
+        self._phase = "forward"
+        self._thread = threading.current_thread()
+        self._here = threading.local()  # a thread's number may be another's later
+        self._here.is_mine = True
+        tracer = _StepTracer(type(model).__name__, describe_arguments(args, kwargs))
+        tracer.resident_parameters(model.parameters())
+        tracer.resident_buffers(model.buffers())
+        tracer.resident_batch(plain_tensors((args, kwargs)))
+        self._tracer = tracer
+        observe(self._token)
+        self._losses = marking(tracer)
+        self._losses.start()
+        tracer.start()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread is the one whose step is profiled: operators are seen
+        on that thread only."""
+        return getattr(self._here, "is_mine", False)
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether that thread has ended, and the step will not."""
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """Ends the profile from another thread: nothing is reported any more."""
+        self._observe(None)
+        self._tracer.pause()
+
+    @property
+    def refused(self) -> MemScaleError | None:
+        """Why the step could not be followed; None where it could, or was not whole."""
+        return self._tracer.refused
+
+    def _token(self, tensor: torch.Tensor) -> _Token:
+        if not self.is_mine:
+            return _Token(self._tracer, NO_NODE, 0)
+        return _Token(self._tracer, *self._tracer.saved(tensor))
+
+    def enter(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A layer's call begins."""
+        self._tracer.enter(name, module, args, kwargs)
+
+    def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """It ends."""
+        self._tracer.leave(args, kwargs, output)
+
+    def forward_ended(self, output: Any) -> None:
+        """The root's forward returned `output`."""
+        self._losses.stop()
+        if self._phase == "forward":
+            self._tracer.outputs(output)
+            self._advance("loss")
+
+    def backward_began(self) -> None:
+        """Autograd asks for the first saved tensor."""
+        if self._phase == "loss":
+            self._advance("backward")
+
+    def backward_ended(self) -> None:
+        """Gradients are there; what comes until the end is the optimizer's."""
+        if self._phase == "backward":
+            self._tracer.gradients(p for p in (reference() for reference in self._parameters) if p is not None)
+            self._advance("optimizer")
+
+    def _advance(self, phase: str) -> None:
+        self._phase = phase
+        self._tracer.phase(phase)
+
+    def finish(self, has_stepped: bool) -> str | None:
+        """Ends the profile; the graph, or None where no whole step was seen."""
+        self._observe(None)
+        self._losses.stop()
+        self._tracer.stop()
+        if self._phase != "optimizer" or self.refused is not None:
+            return None
+        try:
+            if not has_stepped:
+                self._tracer.optimizer_unknown()
+            self._advance("done")
+            graph = self._tracer.finish()
+            if self.refused is not None:  # at its very end, which gives no graph
+                return None
+            _core.graph_check(graph)
+            return graph
+        except MemScaleError:
+            return None

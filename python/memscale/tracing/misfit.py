@@ -1,0 +1,86 @@
+"""Tells an input that does not fit a model from a model that can't be traced.
+
+Both end a trace with an exception of torch's or of the model's own, in words that change with
+torch's versions, and the second is no fault of the caller's: real steps are profiled then. So it is not the
+words that decide but the model: a trace that failed for a `sample_input`, which no forward would
+complain about, is followed by one forward of the sample for real, without gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Misfit", "misfit_of"]
+
+
+class Misfit(TypeError):
+    """An input has a type that an operator does not take; see `operand_types.py`."""
+
+
+def misfit_of(
+    error: BaseException, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """What the model says to these arguments, on one line, if that is why a trace ended with
+    `error`; None where the model takes them. Leaves the model, the arguments and the random states as
+    they were."""
+    cause = error.__cause__
+    if isinstance(cause, Misfit):
+        return _line(cause)
+    if cause is None or _is_about_fakes(cause) or not _can_run(model, args, kwargs):
+        return None
+    refusal = _refusal(model, args, kwargs)
+    return None if refusal is None else _line(refusal)
+
+
+def _is_about_fakes(cause: BaseException) -> bool:
+    """Whether only a fake tensor can raise it."""
+    from torch._subclasses import fake_tensor
+
+    names = (
+        "DataDependentOutputException",
+        "DynamicOutputShapeException",
+        "UnsupportedFakeTensorException",
+        "UnsupportedOperatorException",
+    )
+    kinds = tuple(kind for kind in (getattr(fake_tensor, name, None) for name in names) if kind is not None)
+    return isinstance(cause, kinds)
+
+
+def _can_run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Not where ranks would have to run it together, nor where the sample has no values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    from ..model.shards import has_shards
+    from .fakes import tensors_in
+
+    return not has_shards(model) and not any(
+        isinstance(tensor, FakeTensor) or tensor.device.type == "meta" for tensor in tensors_in((args, kwargs))
+    )
+
+
+def _refusal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    import torch
+
+    from ..model.isolation import isolated
+    from .profiler import standing_aside
+
+    with standing_aside(), isolated(model), torch.no_grad():
+        model.train()
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.clone()
+        try:
+            copied_args, copied_kwargs = copy.deepcopy((args, kwargs))
+            model(*copied_args, **copied_kwargs)
+        except Exception as error:
+            return error
+    return None
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

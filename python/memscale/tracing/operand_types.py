@@ -1,0 +1,121 @@
+"""Finds operands of a type that their operator does not take, which many fake kernels let pass.
+
+A trace under fake tensors asks an operator for the shape of its result; many answer whatever the
+types are. What the kernels that will run take, only they know: each combination of operator
+and types that an input of the caller's leads to is tried once, on tensors of one element. Used by the
+static tracer. Nothing is judged by the words of an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..base.walk import mapped, tensors_of
+from .misfit import Misfit
+
+__all__ = ["OperandTypes"]
+
+_FILLS = (0, 1)
+
+# Where one element does not go with an operator's other arguments, operands of this many are tried as they are.
+_FEW_ELEMENTS = 1 << 16
+
+
+class OperandTypes:
+    """The inputs of one trace, what was made of them in their own type, and what was tried."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str | None] = {}  # by storage
+        self._tried: set[Any] = set()
+
+    def add_input(self, name: str, tensor: torch.Tensor) -> None:
+        """Says that a tensor of the trace stands for the caller's argument `name`."""
+        if tensor.layout is torch.strided and tensor.device.type == "cpu":
+            self._names[tensor.untyped_storage()._cdata] = name
+
+    def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor]) -> None:
+        """After an operator ran on fake tensors, or refused them.
+
+        Raises:
+            Misfit: its kernel takes an input in another type and not in the one it has.
+        """
+        if not self._names:
+            return
+        operands = list(tensors_of((*args, *kwargs.values())))
+        inputs = [value for value in operands if self._is_input(value)]
+        if not inputs:
+            return
+        types = {value.dtype for value in inputs}
+        for result in results:
+            if result.layout is torch.strided and result.dtype in types:
+                self._names.setdefault(result.untyped_storage()._cdata, None)
+        if func.namespace != "aten" or func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
+            return
+        key = (func, *((value.dtype, value.dim()) for value in operands))
+        if key in self._tried or any(value.device.type != "cpu" for value in operands):
+            return
+        self._tried.add(key)
+        with torch._C._DisableTorchDispatch():
+            self._try(func, args, kwargs, inputs, operands, True)
+            if sum(value.numel() for value in operands) <= _FEW_ELEMENTS:
+                self._try(func, args, kwargs, inputs, operands, False)
+
+    def _is_input(self, tensor: torch.Tensor) -> bool:
+        return tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._names
+
+    def _try(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: list[torch.Tensor],
+        operands: list[torch.Tensor],
+        is_small: bool,
+    ) -> None:
+        refusal = _refusal(func, args, kwargs, {}, is_small)
+        if refusal is None:
+            return
+        for tensor in inputs:
+            for other in _other_types(tensor, operands):
+                if _refusal(func, args, kwargs, {id(tensor): other}, is_small) is None:
+                    name = self._names.get(tensor.untyped_storage()._cdata) or "what is computed from it"
+                    raise Misfit(
+                        f"{name} is {_short(tensor.dtype)} where {func.name()} takes {_short(other)} ({refusal})"
+                    )
+
+
+def _other_types(tensor: torch.Tensor, operands: list[torch.Tensor]) -> list[torch.dtype]:
+    """Types that the caller may have meant: an index's, or one that the others have. Another
+    floating type than the others' is not among them: kernels of one may refuse small shapes."""
+    floating = [value.dtype for value in operands if value.dtype.is_floating_point]
+    wanted = [*floating, torch.int64, torch.bool]
+    if not (floating or tensor.dtype.is_floating_point):
+        wanted.append(torch.float32)
+    return [dtype for dtype in dict.fromkeys(wanted) if dtype is not tensor.dtype]
+
+
+def _refusal(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], types: dict[int, torch.dtype], is_small: bool
+) -> str | None:
+    """What the operator's kernel says to operands of zeros, and then of ones; None where it takes them."""
+    said = None
+    for fill in _FILLS:
+
+        def filled(value: torch.Tensor, fill: int = fill) -> torch.Tensor:
+            size = (1,) * value.dim() if is_small else value.shape
+            return torch.full(size, fill, dtype=types.get(id(value), value.dtype))
+
+        try:
+            func(*mapped(args, torch.Tensor, filled), **mapped(kwargs, torch.Tensor, filled))
+        except Exception as error:
+            said = said or " ".join(str(error).split())[:200]
+        else:
+            return None
+    return said
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

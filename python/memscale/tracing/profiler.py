@@ -1,0 +1,575 @@
+"""Profiles a training step without running it: model and arguments in, graph out.
+
+`MemoryProfiler.trace()` runs the model's forward and backward once under fake tensors
+(no memory, no arithmetic) and reports the events to the C tracer, which makes the
+graph. The model is left as it was, and the caller's containers without what the trace has
+put into them; other effects of the forward and of hooks on it (counting, printing) happen
+once more. Where a step can't be traced it raises `ProfileError`, and the executor profiles
+real steps with `LiveTracer` instead.
+
+One step is enough. What a second step would add is known without tracing it:
+gradients, optimizer state and outputs of the step before are residents of the loop,
+which the graph names (`loop`) and the planner adds; within the step, storages are
+born and die in the second as in the first, because what a module caches in its first
+forward is either small (rotary tables) or stays, and then has no FREE. Only the
+optimizer, whose first step makes its state, is stepped twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import json
+import logging
+import threading
+import traceback
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..errors import IntegrationError, MemScaleError, ProfileError
+from ..model.caches import without_cache
+from .misfit import Misfit
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..config import Config
+    from ..model.isolation import Snapshot
+    from .fakes import Twins
+    from .static_tracer import StaticTracer
+    from .tracer import LiveTracer
+
+__all__ = ["MemoryProfiler", "describe_arguments", "is_tracing", "standing_aside"]
+
+_log = logging.getLogger("memscale")
+_active = threading.local()
+
+
+def is_tracing() -> bool:
+    """Whether this thread is inside a static trace: hooks on the model stand aside then."""
+    return getattr(_active, "depth", 0) > 0
+
+
+@contextmanager
+def standing_aside() -> Iterator[None]:
+    """Within, hooks on a model that this thread runs stand aside, as in a trace."""
+    _active.depth = getattr(_active, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _active.depth -= 1
+
+
+class MemoryProfiler:
+    """Describes the machine and traces training steps.
+
+    Args:
+        config: read for `disk_offload_dir` and `enable_tiling`; may be None.
+
+    Raises:
+        TypeError: `config` is no `Config`.
+    """
+
+    def __init__(self, config: Config | None = None) -> None:
+        from ..session.setup import check_config
+
+        self._config = None if config is None else check_config(config)
+
+    def hardware(self) -> dict[str, Any]:
+        """The machine: CPUs, memory and its limits, disks, GPUs; see hardware.schema.json."""
+        named = self._config.disk_offload_dir if self._config is not None else None
+        return json.loads(_core.hardware_probe(None if named is None else str(named)))
+
+    def trace(
+        self,
+        model: torch.nn.Module,
+        sample_args: tuple[Any, ...] = (),
+        sample_kwargs: Mapping[str, Any] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> str:
+        """Traces one training step under fake tensors.
+
+        Args:
+            model: the root module, in any mode; one in evaluation mode is traced as
+                `model.train()` would leave it. Not changed.
+            sample_args, sample_kwargs: arguments of a training forward. Only shapes,
+                dtypes and plain values matter; tensors are not read.
+            optimizer: the one that will step, if known. It is stepped, as a copy, on
+                fake gradients; where that fails its state is estimated.
+
+        The first attempt lets transformers branch on values (`libraries_branch_on_values`),
+        which needs those that decide to be known; the second does not.
+
+        With `enable_tiling` the step is traced a second time, with position-wise modules in tiles.
+
+        Returns:
+            The graph as JSON (docs/formats/graph.schema.json).
+
+        Raises:
+            ProfileError: the step can't be traced: its control flow depends on values,
+                an operator has no fake kernel, or a module kept hold of a fake tensor.
+        """
+        kwargs = without_cache(model, sample_args, dict(sample_kwargs or {}))
+        branches = True
+        try:
+            graph = self._trace(model, sample_args, kwargs, optimizer, branches)
+        except ProfileError as error:
+            _log.debug("%s; tracing as a compiler would", error)
+            branches = False
+            graph = self._trace(model, sample_args, kwargs, optimizer, branches)
+        if self._config is None or not self._config.enable_tiling:
+            return graph
+        try:
+            tiled = self._trace(model, sample_args, kwargs, optimizer, branches, in_tiles=True)
+        except ProfileError as error:
+            _log.debug("in tiles: %s", error)
+            return graph
+        return _core.graph_add_tiled(graph, tiled)
+
+    def _trace(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        optimizer: torch.optim.Optimizer | None,
+        branch_on_values: bool,
+        in_tiles: bool = False,
+    ) -> str:
+        from ..base.torch_names import check_torch
+
+        check_torch()
+        from ..model.isolation import isolated
+        from ..techniques.tiles import Tiles
+        from .fakes import Twins
+        from .static_tracer import StaticTracer, libraries_branch_on_values
+
+        name = type(model).__name__
+        tracer = StaticTracer(name, describe_arguments(args, kwargs))
+        twins = Twins()
+        try:
+            with standing_aside(), isolated(model) as snapshot, ExitStack() as stack:
+                if in_tiles:
+                    Tiles(model, is_tracing, traced=True).set(True)  # the snapshot takes them off
+                if branch_on_values:
+                    stack.enter_context(libraries_branch_on_values())
+                _StaticStep(model, tracer, twins).run(snapshot, args, kwargs, optimizer)
+            graph = tracer.finish()
+        except BaseException as error:
+            _take_back_after(error, twins)
+            if not isinstance(error, Exception):
+                raise
+            if isinstance(error, Misfit):
+                raise ProfileError(f"the input does not fit {name}: {error}") from error
+            kind = "" if isinstance(error, MemScaleError) else f"{type(error).__name__}: "
+            raise ProfileError(f"{name} can't be traced without running it: {kind}{_first_line(error)}") from error
+        finally:
+            twins.forget()
+        _refuse_leftovers(name, tracer, twins)
+        return graph
+
+
+@functools.cache
+def load_tracer() -> None:
+    """Traces a step of two weights, once per process. What torch loads for its first trace stays
+    resident, 80 MB where nothing else has loaded it: it must be there when a baseline is measured."""
+    import torch
+
+    model = torch.nn.LayerNorm(1, device="cpu")  # draws no random numbers
+    with suppress(ProfileError):
+        MemoryProfiler().trace(model, (torch.zeros(1, 1, device="cpu"),))
+
+
+def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Shapes, dtypes and plain values of a forward's arguments as one line.
+
+    Two forwards with equal descriptions allocate the same: it is what plans are kept
+    under. Values of tensors do not enter, but for masks: models leave out what a mask of
+    ones does not change. The form is that of `ms_signature_covers()`:
+    ``"input_ids:int64[4,512],use_cache=False"``, positional arguments by number.
+    """
+    import torch
+
+    named = [*((str(index), value) for index, value in enumerate(args)), *kwargs.items()]
+    parts = [_describe_value(name, value) for name, value in named if value is not None]
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            parts.append(f"autocast={device}:{_dtype_name(torch.get_autocast_dtype(device))}")
+    return ",".join(parts)
+
+
+def _describe_value(name: str, value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        full = ":ones" if _is_full_mask(name, value) else ""
+        return f"{name}:{_dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]{full}"
+    if isinstance(value, Mapping):
+        return ",".join(_describe_value(f"{name}.{key}", item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ",".join(_describe_value(f"{name}.{index}", item) for index, item in enumerate(value))
+    if isinstance(value, (bool, int, float, str)):
+        return f"{name}={value!r}"[:64]
+    return f"{name}={type(value).__name__}"
+
+
+def _is_full_mask(name: str, value: Any) -> bool:
+    """Whether an argument is a padding mask that masks nothing."""
+    import torch
+
+    if not (isinstance(value, torch.Tensor) and name.endswith("mask") and value.dim() == 2):
+        return False
+    if value.dtype.is_floating_point or value.dtype.is_complex or value.device.type == "meta":
+        return False
+    return bool((value == 1).all())
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class _StaticStep:
+    """One forward, backward and optimizer step of a model whose tensors are twins."""
+
+    def __init__(self, model: torch.nn.Module, tracer: StaticTracer, twins: Twins) -> None:
+        self._model = model
+        self._tracer = tracer
+        self._twins = twins
+        self._copies: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def run(
+        self,
+        snapshot: Snapshot,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        """Traces the step up to the tracer's `done`."""
+        import torch
+
+        from ..model.shards import has_shards, silence_gathering
+        from .fakes import tensors_in
+
+        if not self._model.training:
+            self._model.train()
+        if has_shards(self._model):
+            silence_gathering(self._model)
+        self._swap_in(snapshot)
+        self._silence()
+        self._know_masks(kwargs)
+        args = self._twins.replace(tuple(args))
+        kwargs = self._twins.replace(kwargs)
+        tracer = self._tracer
+        for name, tensor in _named_tensors(self._model, args, kwargs):
+            tracer.add_input(name, tensor)
+        tracer.resident_batch(tensors_in((args, kwargs)))
+        parameters = list(self._model.parameters())
+        tracer.resident_parameters(parameters)
+        tracer.resident_buffers(tensors_in(snapshot.containers(), depth=2))
+        with ExitStack() as stack:
+            for handle in self._hook_layers():
+                stack.callback(handle.remove)
+            stack.enter_context(self._twins.mode)
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+            tracer.start()
+            stack.callback(tracer.stop)
+            loss = self._step(args, kwargs)
+            _refuse_sparse_gradients(parameters)
+            tracer.gradients(parameters)
+            if optimizer is None:
+                tracer.phase("done")
+            else:
+                self._optimizer_step(optimizer)
+            del loss  # a caller holds it through the step
+
+    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+        import torch
+
+        from ..techniques.loss_mode import marking
+
+        losses = marking(self._tracer)
+        losses.start()
+        try:
+            output = self._model(*args, **kwargs)
+        finally:
+            losses.stop()
+        self._tracer.outputs(output)
+        self._tracer.phase("loss")
+        # Autocast is left before backward, and lets go of its casts of the weights.
+        torch.clear_autocast_cache()
+        loss = _loss_of(output)
+        if loss is None:
+            loss = _stand_in_loss(output)
+            if loss is not None:
+                self._tracer.loss_outside()
+        # What the caller holds is not known here: the graph says what dies without him.
+        del output
+        self._tracer.phase("backward")
+        if loss is not None:
+            _refuse_real_leaves(loss)
+            with _without_autocast():
+                loss.backward()
+        return loss
+
+    # -- twins in the model -------------------------------------------------------------
+
+    def _swap_in(self, snapshot: Snapshot) -> None:
+        """Puts twins wherever a module holds a tensor; the snapshot takes them out again."""
+        import torch
+
+        for container in snapshot.containers():
+            if isinstance(container, dict):
+                for key, value in container.items():
+                    if isinstance(value, torch.Tensor):
+                        container[key] = self._twins.of(value)
+            elif isinstance(container, list):
+                for index, value in enumerate(container):
+                    if isinstance(value, torch.Tensor):
+                        container[index] = self._twins.of(value)
+
+    def _silence(self) -> None:
+        """Backward hooks of the caller's look at gradients, and keep them; the snapshot puts
+        them back."""
+        for module in self._model.modules():
+            module._backward_hooks.clear()
+            module._backward_pre_hooks.clear()
+
+    def _know_masks(self, kwargs: dict[str, Any]) -> None:
+        """Masks of ones: the arguments' description says that they are."""
+        from .static_tracer import know
+
+        for name, value in kwargs.items():
+            if _is_full_mask(name, value):
+                know(self._twins.of(value), value.new_ones(value.shape, device="cpu"))
+
+    # -- layers -------------------------------------------------------------------------
+
+    def _hook_layers(self) -> Iterator[Any]:
+        from ..model.layers import find_layers
+
+        tracer = self._tracer
+        for name, layer in find_layers(self._model):
+
+            def before(module: Any, args: Any, kwargs: Any, name: str = name) -> None:
+                tracer.enter(name, module, args, kwargs)
+
+            def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+                tracer.leave(args, kwargs, output)
+
+            yield layer.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+            yield layer.register_forward_hook(after, with_kwargs=True, always_call=True)
+
+    # -- saved tensors ------------------------------------------------------------------
+
+    def _pack(self, tensor: torch.Tensor) -> _Token:
+        node, serial = self._tracer.saved(tensor)
+        return _Token(self._tracer, node, serial, tensor)
+
+    def _unpack(self, token: _Token) -> torch.Tensor:
+        from .fakes import copy_of_storage, fake_view
+
+        if token.tensor is not None:
+            self._tracer.unpacked(token.node, 0)
+            return token.tensor
+        reference = self._copies.get(token.serial)
+        storage = reference() if reference is not None else None
+        if storage is None:
+            storage = copy_of_storage(token.storage_bytes)
+            self._copies[token.serial] = weakref.ref(storage)
+        self._tracer.unpacked(token.node, token.serial, storage)
+        return fake_view(self._twins.mode, storage, *token.geometry)
+
+    # -- optimizer ----------------------------------------------------------------------
+
+    def _optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Steps a copy of the optimizer on the twins: the first step makes its state."""
+        self._tracer.phase("optimizer")
+        try:
+            stepping = _fake_optimizer(optimizer, self._twins)
+            stepping.step()
+            self._tracer.phase("done")  # while the state is held
+            own_facts = getattr(stepping, "_facts_for_plan", None)
+            if own_facts is not None:
+                self._tracer.own_optimizer(*own_facts())
+        except Exception as error:
+            _log.debug("%s: its state is estimated: %s", type(optimizer).__name__, _first_line(error))
+            self._tracer.optimizer_unknown()
+
+
+class _Token:
+    """What autograd holds in place of a saved tensor: enough to make a fake one again.
+
+    A tensor that is not the trace's (a parameter, the batch) is held itself, as autograd
+    would. Its end is when autograd gave the saved tensor up.
+    """
+
+    __slots__ = ("geometry", "node", "serial", "storage_bytes", "tensor", "tracer")
+
+    def __init__(self, tracer: LiveTracer, node: int, serial: int, tensor: torch.Tensor) -> None:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        self.tracer = tracer
+        self.node = node
+        self.serial = serial
+        self.tensor: torch.Tensor | None = None
+        if serial == 0 or type(tensor) is not FakeTensor:
+            self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
+            return
+        self.storage_bytes = tensor.untyped_storage().nbytes()
+        self.geometry = (
+            tensor.dtype,
+            tensor.device,
+            int(tensor.storage_offset()),
+            tuple(tensor.shape),
+            tensor.stride(),
+        )
+
+    def __del__(self) -> None:
+        self.tracer.dropped(self.node, self.serial)
+
+
+def _named_tensors(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a forward's arguments under the names that the forward gives them."""
+    from .fakes import tensors_in
+
+    try:
+        named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        named = {**{f"argument {place}": value for place, value in enumerate(args)}, **kwargs}
+    for name, value in named.items():
+        for tensor in tensors_in(value):
+            yield name, tensor
+
+
+# ---- the loss ---------------------------------------------------------------------------
+
+
+def _loss_of(output: Any) -> torch.Tensor | None:
+    """The model's own loss: `loss` of a mapping or object, or the first 0-dim output."""
+    import torch
+
+    candidates: list[Any] = [output]
+    if isinstance(output, Mapping):
+        candidates = [output.get("loss")]
+    elif isinstance(output, (list, tuple)):
+        candidates = [getattr(output, "loss", None), *output]
+    elif not isinstance(output, torch.Tensor):
+        candidates = [getattr(output, "loss", None)]
+    for value in candidates:
+        if isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad:
+            return value
+    return None
+
+
+def _stand_in_loss(output: Any) -> torch.Tensor | None:
+    """A scalar whose backward gives every differentiable output a dense gradient, as the
+    caller's loss will; None where nothing is differentiable."""
+    import torch
+
+    from .fakes import tensors_in
+
+    class OutsideLoss(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
+            ctx.like = [(value.shape, value.dtype, value.device) for value in outputs]
+            return outputs[0].new_zeros((), dtype=torch.float32)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
+
+    outputs = [value for value in tensors_in(output) if value.requires_grad]
+    return OutsideLoss.apply(*outputs) if outputs else None
+
+
+def _refuse_real_leaves(loss: torch.Tensor) -> None:
+    """Raises where backward would reach a tensor that has no twin, because no module holds
+    it: a fake gradient would be left on it."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    from ..base.walk import leaves_of
+
+    for leaf in leaves_of(loss):
+        if not isinstance(leaf, FakeTensor):
+            shape = "x".join(map(str, leaf.shape))
+            raise ProfileError(f"a trainable tensor ({shape}) is used that no module holds in the usual way")
+
+
+def _refuse_sparse_gradients(parameters: list[torch.nn.Parameter]) -> None:
+    """Raises where a gradient's size depends on values: fake ones are empty."""
+    import torch
+
+    if any(p.grad is not None and p.grad.layout is not torch.strided for p in parameters):
+        raise ProfileError("it has sparse gradients, whose sizes depend on values")
+
+
+# ---- what stands around the step --------------------------------------------------------
+
+
+def _fake_optimizer(optimizer: torch.optim.Optimizer, twins: Twins) -> torch.optim.Optimizer:
+    """A copy without state whose groups hold the twins of the parameters. What patched
+    the instance (schedulers wrap `step`) and the caller's hooks stay behind."""
+    import torch
+
+    stepping = object.__new__(type(optimizer))
+    methods = {name for name, value in vars(optimizer).items() if callable(value)}
+    stepping.__dict__ = {key: value for key, value in vars(optimizer).items() if key not in methods}
+    for name, value in vars(torch.optim.SGD([torch.zeros(())])).items():
+        if "hook" in name:
+            stepping.__dict__[name] = type(value)()
+    stepping.state = type(optimizer.state)(*([dict] if hasattr(optimizer.state, "default_factory") else []))
+    stepping.param_groups = [
+        {key: twins.replace(value) for key, value in group.items()} for group in optimizer.param_groups
+    ]
+    return stepping
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    import torch
+
+    with ExitStack() as stack:
+        for device in ("cuda", "cpu"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def _take_back_after(error: BaseException, twins: Twins) -> None:
+    """What a trace that failed has left in the caller's containers."""
+    from .leftovers import take_back
+
+    traceback.clear_frames(error.__traceback__)
+    twins.forget()
+    take_back(twins.mode)
+
+
+def _refuse_leftovers(name: str, tracer: LiveTracer, twins: Twins) -> None:
+    """Raises where something still holds a tensor of the trace, which the model must not, once it
+    has been taken away from it.
+
+    Raises:
+        IntegrationError: it can't be taken away: the step would be made with it.
+    """
+    from .leftovers import take_back
+
+    if not (tracer.alive() and gc.collect() >= 0 and tracer.alive()):
+        return
+    holders = take_back(twins.mode)
+    if tracer.alive() and gc.collect() >= 0 and tracer.alive():
+        held_by = f" in {', '.join(sorted(set(holders)))}" if holders else ""
+        raise IntegrationError(
+            f"{name} was traced under fake tensors, and its forward keeps some{held_by} where they can't be "
+            "taken back; keep them in a list, a dict or an attribute, or not at all"
+        )
+    raise ProfileError(f"{name} can't be traced without running it: its forward keeps tensors outside its modules")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else "no message"

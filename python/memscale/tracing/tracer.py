@@ -1,0 +1,538 @@
+"""Reports one training step to the C tracer, event by event.
+
+`LiveTracer` sees every operator through torch's dispatcher and tells C which
+storages come to life, which die, and what work is done; the owner of hooks tells it
+where layers begin and end and what autograd packs and unpacks. The static profiler
+(`profiler.py`) drives it with fake tensors, the executor with the real ones of its
+warm-up steps. It draws no conclusion and adds up nothing: C does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from .. import _core
+from ..base.arguments import Arguments, plain_tensors
+from ..base.modes import leave
+from ..base.walk import tensors_of, version_of
+
+__all__ = ["NO_NODE", "LiveTracer", "first_output", "is_maker", "plain_leaves"]
+
+NO_NODE = 0xFFFFFFFF
+"""What `saved()` gives as node while the tracer is not listening."""
+
+
+class _Operator(NamedTuple):
+    """What has to be known of an operator, worked out once per trace."""
+
+    run: Callable[..., Any]
+    name: str
+    silent: bool  # a view, or no tensor operator at all: nothing to report
+    mutable: bool
+    random: bool
+    convolves: bool = False
+    maker: bool = False  # it can run again on its own
+    adds: bool = False
+    written: tuple[int, ...] = ()  # arguments that it writes to, by position
+    written_names: tuple[str, ...] = ()  # and by name
+
+
+class _Watch(weakref.ref):
+    """A storage under observation; calls back when it dies."""
+
+    __slots__ = ("key", "size")
+    key: int
+    size: int
+
+
+class _Frame:
+    """What is remembered of a layer's arguments, parameters and buffers while it runs."""
+
+    __slots__ = ("buffers", "leaves", "node", "parameter_keys", "parameters", "versions")
+
+    def __init__(self, node: int, leaves: list[Any], module: torch.nn.Module, buffers: list[_Buffer]) -> None:
+        self.node = node
+        self.leaves = leaves
+        self.versions = [version_of(leaf) for leaf in leaves]
+        self.parameters = [(parameter, _state_of(parameter)) for parameter in module.parameters()]
+        self.parameter_keys = {key for _, (_, keys) in self.parameters for key in keys}
+        self.buffers = [(buffer, buffer.value(), version_of(buffer.value())) for buffer in buffers]
+
+
+class _Buffer(NamedTuple):
+    module: torch.nn.Module
+    name: str
+
+    def value(self) -> torch.Tensor | None:
+        return self.module._buffers.get(self.name)
+
+
+class LiveTracer(TorchDispatchMode):
+    """One traced step. Use it once; it is finished or thrown away.
+
+    Args:
+        model: class name of the root module, for the graph.
+        signature: text of the input shapes and dtypes, for the graph.
+        source: ``"static"`` or ``"empirical"``.
+        kernels: functions to run in place of operators, by operator.
+
+    The order of calls: `resident_*()`; `start()`; the root's forward with `enter()` and
+    `leave()` around each layer and `saved()` for each packed tensor; `outputs()`;
+    `phase("loss")`; `phase("backward")`; the backward with `unpacked()` and `dropped()`;
+    `gradients()`; optionally `phase("optimizer")`; `phase("done")`; `stop()`; `finish()`.
+
+    Not thread-safe, but storages may die on any thread that holds the interpreter lock.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        model: str,
+        signature: str,
+        source: str,
+        kernels: Mapping[Any, Callable[..., Any]] | None = None,
+    ) -> None:
+        super().__init__()
+        self._kernels = kernels or {}
+        self._trace = _core.Trace(model, signature, source)
+        self._operators: dict[Any, _Operator] = {}
+        self._watched: dict[int, _Watch] = {}
+        self._buffers_of: dict[int, list[_Buffer]] = {}
+        self._calls: dict[str, int] = {}
+        self._frame: _Frame | None = None
+        self._nesting = 0
+        self._previous: tuple[int, weakref.ref[torch.Tensor]] | None = None
+        self._paused = 0
+        self._phase = "forward"
+        self._finished = False
+        self._error: BaseException | None = None
+
+    # -- what is there before the step ------------------------------------------------
+
+    def resident_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Parameters: never part of an event, counted by storage."""
+        for parameter in parameters:
+            self._resident(parameter, "parameter", parameter.requires_grad)
+
+    def resident_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Buffers, and tensors that modules hold as plain attributes."""
+        for buffer in buffers:
+            self._resident(buffer, "buffer", False)
+
+    def resident_batch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The caller's input tensors."""
+        for tensor in tensors:
+            self._resident(tensor, "batch", False)
+
+    def _resident(self, tensor: torch.Tensor, role: str, trainable: bool) -> None:
+        for storage in _storages(tensor):
+            key = storage._cdata
+            if key not in self._watched:
+                self._watch(storage, key)
+            self._trace.resident(key, storage.nbytes(), tensor.element_size(), role, trainable)
+
+    # -- operators --------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to listen to operators."""
+        self.__enter__()
+
+    def stop(self) -> None:
+        """Ends it; modes that were begun later stay on, and one that somebody took off is not missed."""
+        leave(self, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether operators that run now are of the model's forward, and reported."""
+        return self._phase == "forward" and not self._paused
+
+    def pause(self) -> None:
+        """Operators and layers are not reported until `resume()`; deaths are. Nests."""
+        self._paused += 1
+
+    def resume(self) -> None:
+        """Undoes one `pause()`."""
+        self._paused -= 1
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        operator = self._operators.get(func)
+        if operator is None:
+            operator = self._operators[func] = _describe(func, self._kernels.get(func, func))
+        result = operator.run(*args, **kwargs) if kwargs else operator.run(*args)
+        if not (operator.silent or self._paused):
+            self._report(operator, args, kwargs, result)
+        return result
+
+    def _report(self, operator: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
+        if operator.adds and self._phase == "backward":
+            self._tell_sum(*args)
+        outputs = []
+        made = []
+        is_new = False
+        all_new = True
+        for tensor in tensors_of(result):
+            for storage in _storages(tensor):
+                new = self._see(storage, operator.mutable)
+                is_new |= new
+                all_new &= new
+                made.append(storage._cdata)
+            outputs.append((tensor.shape, _bytes(tensor), tensor.dtype is torch.bool))
+        if not is_new and not operator.mutable:
+            return  # a view by another name
+        operands = [(tensor.shape, _bytes(tensor)) for tensor in tensors_of(args)]
+        if kwargs:
+            operands.extend((tensor.shape, _bytes(tensor)) for tensor in tensors_of(kwargs.values()))
+        workspace = operator.convolves and _in_default_layout(args)
+        self._trace.op(_name_of(operator, kwargs), tuple(operands), tuple(outputs), workspace)
+        if self._frame is not None:
+            if operator.mutable:
+                self._tell_written(operator, args, kwargs)
+            elif all_new:
+                self._trace.made(_keys(args, kwargs), tuple(made), operator.maker)
+        if operator.random and self._phase == "forward":
+            self._trace.flag(self._trace.current(), "uses_rng")
+
+    def _tell_written(self, operator: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        written = [args[place] for place in operator.written if place < len(args)]
+        written.extend(kwargs[name] for name in operator.written_names if kwargs and name in kwargs)
+        for tensor in tensors_of(written):
+            for storage in _storages(tensor):
+                self._trace.wrote(storage._cdata)
+                if self._frame is not None and storage._cdata in self._frame.parameter_keys:
+                    self._trace.flag(self._frame.node, "mutates_input")  # through .data, which no version shows
+
+    def _tell_sum(self, gradient: Any, other: Any) -> None:
+        """Autograd may be adding up two gradients: it writes the sum over the first, but for a view,
+        which its base holds too, and not at all under a dispatch mode."""
+        if not torch.is_grad_enabled() and isinstance(other, torch.Tensor) and not gradient._is_view():
+            pair = [storage for tensor in (gradient, other) for storage in _storages(tensor)]
+            if len(pair) == 2:
+                self._trace.adds(pair[0]._cdata, pair[1]._cdata)
+
+    def _see(self, storage: torch.UntypedStorage, may_resize: bool) -> bool:
+        """Reports a storage seen for the first time, or resized; whether it was new."""
+        key = storage._cdata
+        watch = self._watched.get(key)
+        if watch is None:
+            self._trace.born(key, self._watch(storage, key).size)
+            return True
+        if may_resize and watch.size != storage.nbytes():
+            watch.size = storage.nbytes()
+            self._trace.died(key)
+            self._trace.born(key, watch.size)
+            return True
+        return False
+
+    def _watch(self, storage: torch.UntypedStorage, key: int) -> _Watch:
+        watch = _Watch(storage, self._on_death)
+        watch.key = key
+        watch.size = storage.nbytes()
+        self._watched[key] = watch
+        return watch
+
+    def _on_death(self, watch: _Watch) -> None:
+        # The address may have been taken by a new storage before this ran.
+        if self._watched.get(watch.key) is watch:
+            del self._watched[watch.key]
+            self._tell(self._trace.died, watch.key)
+
+    def _tell(self, report: Any, *values: int) -> None:
+        """A report from a destructor: its error is kept, since nobody could catch it."""
+        if self._finished:
+            return
+        try:
+            report(*values)
+        except Exception as error:
+            self._error = self._error or error
+
+    def alive(self) -> int:
+        """How many of the storages seen are still alive."""
+        return sum(1 for watch in list(self._watched.values()) if watch() is not None)
+
+    # -- layers -----------------------------------------------------------------------
+
+    def enter(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """A layer's call begins.
+
+        Returns its node, or None where it is not one: inside another layer, outside of
+        the forward, or while paused. Every call is paired with `leave()`.
+        """
+        if self._nesting or self._paused or self._phase not in ("forward", "loss"):
+            self._nesting += 1
+            return None
+        self._nesting = 1
+        call = self._calls.get(name, 0)
+        self._calls[name] = call + 1
+        node = self._trace.enter(name, call)
+        leaves = list(plain_leaves((args, kwargs)))
+        for tensor in plain_tensors((args, kwargs)):
+            for storage in _storages(tensor):
+                self._trace.input(storage._cdata)
+        if Arguments.freeze(args, kwargs) is None:
+            self._trace.flag(node, "opaque_argument")
+        if args and self._previous is not None and self._previous[1]() is args[0]:
+            self._trace.flag(self._previous[0], "chained")
+        self._previous = None
+        self._frame = _Frame(node, leaves, module, self._buffers(module))
+        if any(_updates_statistics(submodule) for submodule in module.modules()):
+            self._trace.flag(node, "updates_buffers")
+        return node
+
+    def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The call ends, well or not; `output` is None where it raised."""
+        self._nesting -= 1
+        frame = self._frame
+        if self._nesting or frame is None:
+            return
+        self._frame = None
+        wrote = any(_state_of(parameter) != before for parameter, before in frame.parameters)
+        if wrote or _changed(frame, list(plain_leaves((args, kwargs)))):
+            self._trace.flag(frame.node, "mutates_input")
+        for buffer, value, version in frame.buffers:
+            if buffer.value() is not value or version_of(value) != version:
+                self._trace.flag(frame.node, "updates_buffers")
+        self._trace.leave()
+        first = first_output(output)
+        self._previous = (frame.node, weakref.ref(first)) if first is not None else None
+
+    def _buffers(self, module: torch.nn.Module) -> list[_Buffer]:
+        known = self._buffers_of.get(id(module))
+        if known is None:
+            known = [_Buffer(inner, name) for inner in module.modules() for name in inner._buffers]
+            self._buffers_of[id(module)] = known
+        return known
+
+    # -- saved tensors ----------------------------------------------------------------
+
+    def saved(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Autograd packs a tensor: the node that saves it and a serial, 0 for untracked."""
+        if self._paused or self._finished:
+            return NO_NODE, 0
+        for storage in _storages(tensor):
+            return self._trace.saved(storage._cdata)
+        return NO_NODE, 0
+
+    def unpacked(self, node: int, serial: int, copy: torch.UntypedStorage | None = None) -> None:
+        """Autograd asks for it back; `copy` is a storage made to stand for it."""
+        if self._finished:
+            return
+        key = 0
+        if copy is not None:
+            key = copy._cdata
+            if key not in self._watched:
+                self._watch(copy, key)
+        self._trace.unpacked(node, serial, key)
+
+    def dropped(self, node: int, serial: int) -> None:
+        """Autograd gave it up. May be called from a destructor."""
+        if serial:
+            self._tell(self._trace.dropped, node, serial)
+
+    # -- the model's own cross entropy ------------------------------------------------
+
+    def loss(self, logits: torch.Tensor) -> int:
+        """A cross entropy over rows of logits begins, outside of layers: its number, 0 where
+        there is nothing to mark. To be followed by `loss_ended()`."""
+        if self._paused or self._nesting or self._phase != "forward" or not logits.requires_grad:
+            return 0
+        return self._trace.loss(logits.untyped_storage()._cdata)
+
+    def loss_ended(self, number: int, logits: torch.Tensor, value: torch.Tensor) -> None:
+        """It has given its value; its backward is followed by hooks on both tensors."""
+        if number == 0 or not value.requires_grad:
+            return
+        trace = self._trace
+        trace.loss_end(number)
+        value.register_hook(lambda _: trace.loss_backward(number))
+        logits.register_hook(lambda gradient: trace.loss_backward_end(number, gradient.untyped_storage()._cdata))
+
+    def head(self, made: torch.Tensor, hidden: torch.Tensor) -> int:
+        """A linear layer has made what may be logits of `hidden`, outside of layers: its number, 0
+        where there is nothing to mark. It counts if `head_used()` is called."""
+        if self._paused or self._nesting or self._phase != "forward" or made.grad_fn is None:
+            return 0
+        trace = self._trace
+        number = trace.head(made.untyped_storage()._cdata)
+        if number:
+            made.grad_fn.register_prehook(lambda _: trace.head_backward(number))
+            hidden.register_hook(lambda gradient: trace.head_backward_end(number, gradient.untyped_storage()._cdata))
+        return number
+
+    def head_used(self, head: int, loss: int) -> None:
+        """Nothing but the cross entropy that `loss()` has numbered looks at what it made."""
+        if head and loss:
+            self._trace.head_used(head, loss)
+
+    # -- phases and roles -------------------------------------------------------------
+
+    def phase(self, name: str) -> None:
+        """``"loss"``, ``"backward"``, ``"optimizer"`` or ``"done"`` begins."""
+        self._trace.phase(name)
+        self._phase = name
+
+    def outputs(self, result: Any) -> None:
+        """Says which storages the root's forward returned."""
+        self._roles(self._trace.output, plain_tensors(result))
+
+    def gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Says which storages are parameters' gradients, once backward is done."""
+        self._roles(self._trace.gradient, (parameter.grad for parameter in parameters))
+
+    def _roles(self, report: Any, tensors: Iterable[torch.Tensor | None]) -> None:
+        for tensor in tensors:
+            for storage in _storages(tensor) if tensor is not None else ():
+                report(storage._cdata, storage.nbytes())
+
+    def loss_outside(self) -> None:
+        """The loss that was differentiated only stands in for the caller's."""
+        self._trace.loss_outside()
+
+    def own_optimizer(self, streamable: list[torch.Tensor], released: bool, streamed: bool) -> None:
+        """The optimizer is memscale's: these tensors of its state can lie on disk. At its owner's
+        wish it releases gradients, or keeps state on disk."""
+        self._trace.own_optimizer(_core.storage_bytes(streamable), released, streamed)
+
+    def optimizer_unknown(self) -> None:
+        """The optimizer's step could not be followed; as if it had not been tried."""
+        self._trace.optimizer_unknown()
+        self._phase = "done"
+
+    def finish(self) -> str:
+        """The graph as JSON.
+
+        Raises:
+            MemScaleError: an event was refused, or `ProfileError`: they contradict each
+                other or are too large.
+        """
+        if self._error is not None:
+            raise self._error
+        self._finished = True
+        return self._trace.finish()
+
+
+# ---- tensors and their storages -----------------------------------------------------
+
+
+def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
+    """The storages behind a tensor: one, or those of a sparse tensor's parts, or none."""
+    if tensor.layout is torch.strided:
+        return (tensor.untyped_storage(),)
+    if tensor.layout is torch.sparse_coo:
+        return (tensor._indices().untyped_storage(), tensor._values().untyped_storage())
+    return ()
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """What an operator reads or writes of a tensor."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return sum(storage.nbytes() for storage in _storages(tensor))
+
+
+def _keys(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, ...]:
+    """The storages of an operator's tensor arguments."""
+    found = [storage._cdata for tensor in tensors_of(args) for storage in _storages(tensor)]
+    if kwargs:
+        found.extend(storage._cdata for tensor in tensors_of(kwargs.values()) for storage in _storages(tensor))
+    return tuple(found)
+
+
+def plain_leaves(value: Any) -> Iterator[Any]:
+    """Leaves of lists, tuples and dictionaries nested in each other, in order.
+
+    Anything else is a leaf, tensors and unknown objects alike.
+    """
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from plain_leaves(item)
+    elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        for item in value:
+            yield from plain_leaves(item)
+    else:
+        yield value
+
+
+def _describe(func: Any, run: Callable[..., Any]) -> _Operator:
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator
+        return _Operator(run, str(func), silent=False, mutable=False, random=False)
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    arguments = list(enumerate(schema.arguments)) if schema.is_mutable else []
+    written = [(place, item) for place, item in arguments if item.alias_info and item.alias_info.is_write]
+    return _Operator(
+        run=run,
+        name=str(func),
+        silent=func.namespace == "prim" or func.is_view,
+        mutable=schema.is_mutable,
+        random=random,
+        convolves=str(func).startswith(("aten.convolution.", "aten.convolution_backward.")),
+        maker=is_maker(func),
+        adds=str(func) == "aten.add.Tensor",
+        written=tuple(place for place, item in written if not item.kwarg_only),
+        written_names=tuple(item.name for _, item in written),
+    )
+
+
+def _name_of(operator: _Operator, kwargs: dict[str, Any] | None) -> str:
+    """Of two operators under one name, the one meant: GELU in its form with a tanh is another."""
+    if kwargs and kwargs.get("approximate") == "tanh":
+        return operator.name.replace("gelu", "gelu_tanh")
+    return operator.name
+
+
+def is_maker(func: Any) -> bool:
+    """Whether an operator can run again on its own and gives the same bits: it is not random,
+    writes to nothing, gives no view, and C knows it."""
+    if func._schema.is_mutable or func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    return _core.operator_is_maker(str(func), torch.Tag.pointwise in func.tags)
+
+
+def _in_default_layout(args: tuple[Any, ...]) -> bool:
+    """Whether a convolution's first operands, on the CPU, have to be reordered for it."""
+    return all(tensor.device.type == "cpu" and not _is_channels_last(tensor) for tensor in args[:2])
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if layout is None or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=layout)
+
+
+def _state_of(parameter: torch.Tensor) -> tuple[int | None, tuple[int, ...]]:
+    """What is another one after a parameter was written to, or its `data` set."""
+    return version_of(parameter), tuple(storage._cdata for storage in _storages(parameter))
+
+
+def _changed(frame: _Frame, leaves: list[Any]) -> bool:
+    """Whether an argument was changed: written in place, or a list grew or was rebound."""
+    if len(leaves) != len(frame.leaves):
+        return True
+    return any(
+        leaf is not before or version_of(before) != version
+        for leaf, before, version in zip(leaves, frame.leaves, frame.versions, strict=True)
+    )
+
+
+def _updates_statistics(module: torch.nn.Module) -> bool:
+    """Whether a forward writes running statistics, which no version counter shows."""
+    return module.training and module._buffers.get("running_mean") is not None
+
+
+def first_output(output: Any) -> torch.Tensor | None:
+    first = next(plain_leaves(output), None)
+    return first if isinstance(first, torch.Tensor) else None

@@ -1,9 +1,8 @@
 /*
  * How fast the offload engine moves bytes to disk and back, beside fio (or dd) and beside a plain
  * loop of pwrite and pread with the same block size and number of threads on the same file
- * system, by threads and by io_uring; what checksums cost; what small storages cost; and how long a
- * fetch that somebody waits for takes while stores are queued. Says which of the engine's targets
- * hold. Run: offload_bench [directory [gigabytes]].
+ * system; what checksums cost; what small storages cost; and how long a fetch that somebody waits
+ * for takes while stores are queued. Says which of the engine's targets hold. Run: offload_bench [directory [gigabytes]].
  *
  * The storages are those of a transformer layer: 6 to 50 MB, 340 MB in all. Each
  * figure is the median of several rounds; the variants of a round run one after the
@@ -53,7 +52,6 @@ typedef struct variant {
     uint64_t slot_bytes;
     bool no_verify;
     uint64_t shift; /* > 0: memory that is not direct */
-    ms_disk_io disk_io;
 } variant;
 
 static double seconds(void)
@@ -195,13 +193,9 @@ static ms_offload *open_engine(const variant *v)
         .slab_bytes = (uint64_t)(v->threads + 4) * v->slot_bytes,
         .worker_count = (uint32_t)v->threads,
         .no_verify = v->no_verify,
-        .disk_io = v->disk_io,
     };
     if (ms_offload_open(&options, &engine, &err) != MS_OK) {
         die("opening", &err);
-    }
-    if (v->disk_io == MS_DISK_IO_URING && strcmp(ms_offload_backend(engine), "io_uring") != 0) {
-        fprintf(stderr, "offload_bench: no io_uring here: %s\n", ms_offload_description(engine));
     }
     return engine;
 }
@@ -310,27 +304,20 @@ static double median(double *values, size_t count)
 }
 
 static const variant variants[] = {
-    {NULL, 3, true, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
-    {"plain loop", 2, true, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
-    {"plain loop", 3, true, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
-    {"threads", 2, false, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
-    {"threads", 3, false, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
-    {"threads", 4, false, 4 * MIB, false, 0, MS_DISK_IO_THREADS},
-    {"io_uring", 2, false, 4 * MIB, false, 0, MS_DISK_IO_URING},
-    {"io_uring", 3, false, 4 * MIB, false, 0, MS_DISK_IO_URING},
-    {"io_uring", 4, false, 4 * MIB, false, 0, MS_DISK_IO_URING},
-    {"io_uring", 8, false, 4 * MIB, false, 0, MS_DISK_IO_URING},
-    {"threads, no checksum", 3, false, 4 * MIB, true, 0, MS_DISK_IO_THREADS},
-    {"io_uring, no checksum", 3, false, 4 * MIB, true, 0, MS_DISK_IO_URING},
-    {"threads, small pieces", 3, false, 1 * MIB, false, 0, MS_DISK_IO_THREADS},
-    {"io_uring, small pieces", 8, false, 1 * MIB, false, 0, MS_DISK_IO_URING},
-    {"threads, large pieces", 3, false, 16 * MIB, false, 0, MS_DISK_IO_THREADS},
-    {"threads, a whole storage each", 3, false, 64 * MIB, false, 0, MS_DISK_IO_THREADS},
-    {"threads, through slots", 3, false, 4 * MIB, false, 64, MS_DISK_IO_THREADS},
-    {"io_uring, through slots", 4, false, 4 * MIB, false, 64, MS_DISK_IO_URING},
+    {NULL, 3, true, 4 * MIB, false, 0},
+    {"plain loop", 2, true, 4 * MIB, false, 0},
+    {"plain loop", 3, true, 4 * MIB, false, 0},
+    {"threads", 2, false, 4 * MIB, false, 0},
+    {"threads", 3, false, 4 * MIB, false, 0},
+    {"threads", 4, false, 4 * MIB, false, 0},
+    {"threads, no checksum", 3, false, 4 * MIB, true, 0},
+    {"threads, small pieces", 3, false, 1 * MIB, false, 0},
+    {"threads, large pieces", 3, false, 16 * MIB, false, 0},
+    {"threads, a whole storage each", 3, false, 64 * MIB, false, 0},
+    {"threads, through slots", 3, false, 4 * MIB, false, 64},
 };
 /* The yardstick, and what is held against it: the default, of direct memory and through slots. */
-enum { YARDSTICK = 0, DIRECT = 4, THROUGH_SLOTS = 16, VARIANTS = sizeof variants / sizeof variants[0] };
+enum { YARDSTICK = 0, DIRECT = 4, THROUGH_SLOTS = 10, VARIANTS = sizeof variants / sizeof variants[0] };
 
 static disk_rates measured[VARIANTS][ROUNDS];
 
@@ -423,7 +410,7 @@ static void print_urgent(void)
 {
     const uint64_t slots[] = {1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB};
     for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++) {
-        const variant v = {"urgent", 3, false, slots[i], false, 0, MS_DISK_IO_AUTO};
+        const variant v = {"urgent", 3, false, slots[i], false, 0};
         double ms[ROUNDS];
         for (int round = 0; round < ROUNDS; round++) {
             ms[round] = urgent_fetch_ms(&v);
@@ -496,7 +483,7 @@ static void print_small(uint64_t bytes)
     enum { SMALL = 2000 };
     double walls[ROUNDS], cpus[ROUNDS];
     ms_error err = {0};
-    const variant v = {"small", 3, false, 4 * MIB, false, 0, MS_DISK_IO_THREADS};
+    const variant v = {"small", 3, false, 4 * MIB, false, 0};
     ms_offload *engine = open_engine(&v);
     for (int round = -1; round < ROUNDS; round++) { /* the first into fresh blocks */
         double cpu = processor_seconds(), start = seconds();

@@ -5,7 +5,6 @@
  * the directories of cache and disk tier and the measured rates.
  */
 #include <errno.h>
-#include <linux/io_uring.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -119,22 +118,6 @@ static void check_huge_pages(const patient *p, check_result *result)
     }
 }
 
-static void check_memlock(const patient *p, check_result *result)
-{
-    enum { USEFUL_BYTES = 64 << 20 };
-    uint64_t limit = p->machine->ram.memlock_bytes;
-    if (limit == UINT64_MAX) {
-        doctor_say(result, "any amount may be locked");
-        return;
-    }
-    doctor_say(result, "%s may be locked", ms__text_bytes(limit).text);
-    if (limit < USEFUL_BYTES) {
-        doctor_advise(result, CHECK_WARN,
-                      "buffers will not be registered with the kernel; raise it with ulimit -l or in "
-                      "/etc/security/limits.conf");
-    }
-}
-
 static void check_disk(const patient *p, check_result *result)
 {
     enum { SLOW_BYTES_PER_S = 200000000 };
@@ -153,23 +136,6 @@ static void check_disk(const patient *p, check_result *result)
     } else if (disk->write_bytes_per_s < SLOW_BYTES_PER_S) {
         doctor_advise(result, CHECK_WARN, "slow: plans will mostly recompute; name a faster disk");
     }
-}
-
-static void check_io_uring(const patient *p, check_result *result)
-{
-    struct io_uring_params params;
-    (void)p;
-    memset(&params, 0, sizeof params);
-    int fd = (int)syscall(SYS_io_uring_setup, 1, &params);
-    if (fd >= 0) {
-        close(fd);
-        doctor_say(result, "io_uring is allowed");
-        return;
-    }
-    doctor_say(result, "io_uring is not allowed (%s)", strerror(errno));
-    doctor_advise(result, CHECK_WARN,
-                  "worker threads read and write instead; see the sysctl "
-                  "kernel.io_uring_disabled and the container's seccomp profile");
 }
 
 static void check_gpu(const patient *p, check_result *result)
@@ -221,9 +187,7 @@ static const check checks[] = {
     {"memory", true, check_memory},
     {"peak", false, check_peak},
     {"huge-pages", false, check_huge_pages},
-    {"memlock", true, check_memlock},
     {"disk", true, check_disk},
-    {"io_uring", false, check_io_uring},
     {"gpu", true, check_gpu},
     {"cache", false, check_cache},
     {"cgroup", true, doctor_check_cgroup},

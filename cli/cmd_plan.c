@@ -1,6 +1,6 @@
 /*
  * `memscale plan`: from a graph document to a plan, as a table, as JSON or explained,
- * without Python or torch. Chains, which are solved alone, are in plan_chain.c.
+ * without Python or torch.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,12 +12,10 @@
 #include "inputs.h"
 #include "memscale/frontier.h"
 #include "options.h"
-#include "plan_chain.h"
 
 static const char help[] = "Usage: memscale plan --graph FILE [--hardware FILE] [--config FILE]\n"
                            "                     [--budget BYTES] [--json | --explain [LAYER]]\n"
                            "       memscale plan --graph FILE --sweep N [--json | --csv] [--plot FILE] [...]\n"
-                           "       memscale plan --chain FILE --budget BYTES [--json]\n"
                            "\n"
                            "Makes the plan for a graph: which layers are kept, run again or moved to a lower\n"
                            "tier, the predicted peak and step time, and why.\n"
@@ -33,25 +31,20 @@ static const char help[] = "Usage: memscale plan --graph FILE [--hardware FILE] 
                            "                    down to the smallest that fits\n"
                            "  --csv             print the sweep as CSV (--json: docs/formats/frontier.schema.json)\n"
                            "  --plot FILE       also write the sweep as an SVG picture\n"
-                           "  --chain FILE      solve a chain of layers alone (docs/formats/chain.schema.json):\n"
-                           "                    the fastest memory-persistent schedule within the budget. Bytes\n"
-                           "                    that options move over links go beside the compute; in chains of\n"
-                           "                    more than 300 layers it waits for every transfer\n"
                            "\n"
                            "Examples:\n"
                            "  memscale plan --graph gpt2.json --budget 4.0GB\n"
                            "  memscale plan --graph gpt2.json --hardware machine.json --json > plan.json\n"
                            "  memscale plan --graph gpt2.json --budget 4.0GB --explain transformer.h.0\n"
                            "  memscale plan --graph gpt2.json --sweep 8 --plot gpt2.svg\n"
-                           "  memscale plan --chain chain.json --budget 2.5GB --json\n"
                            "\n"
                            "Exit status: 0 with a plan, 1 where no plan fits the budget (the smallest that\n"
                            "would is printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}),\n"
-                           "2 for a wrong option or file. A chain's answer, feasible or not, is status 0.\n";
+                           "2 for a wrong option or file.\n";
 
 /* What the command line asked for. */
 typedef struct plan_request {
-    const char *graph_path, *hardware_path, *config_path, *chain_path, *budget, *explain, *sweep, *plot_path;
+    const char *graph_path, *hardware_path, *config_path, *budget, *explain, *sweep, *plot_path;
     bool as_json, as_csv, explain_all;
     uint32_t sweep_points; /* 0: one plan */
 } plan_request;
@@ -203,22 +196,6 @@ static int make_plan(const plan_request *request, plan_work *work)
     return rc == MS_OK ? show(request, work) : not_planned(request, rc, &err);
 }
 
-/* Any number of bytes is a budget here: what is infeasible is an answer. */
-static int solve_chain(const plan_request *request)
-{
-    uint64_t bytes;
-    if (request->graph_path != NULL || request->hardware_path != NULL || request->config_path != NULL ||
-        request->explain != NULL || request->explain_all || request->sweep != NULL || request->as_csv ||
-        request->plot_path != NULL) {
-        return cli_usage_error("plan", "--chain goes with --budget and --json only");
-    }
-    if (request->budget == NULL) {
-        return cli_usage_error("plan", "--chain needs --budget BYTES");
-    }
-    int status = cli_parse_budget("plan", request->budget, 0, &bytes);
-    return status == CLI_OK ? cli_plan_chain(request->chain_path, bytes, request->as_json) : status;
-}
-
 /* Options that exclude or need each other. */
 static int check_request(plan_request *request)
 {
@@ -255,14 +232,11 @@ int cmd_plan(int argc, char **argv)
         {"--config", NULL, &request.config_path}, {"--budget", NULL, &request.budget},
         {"--json", &request.as_json, NULL},       {"--explain", &request.explain_all, &request.explain},
         {"--sweep", NULL, &request.sweep},        {"--csv", &request.as_csv, NULL},
-        {"--plot", NULL, &request.plot_path},     {"--chain", NULL, &request.chain_path},
+        {"--plot", NULL, &request.plot_path},
     };
     int status = cli_parse(argc, argv, table, sizeof table / sizeof table[0], help);
     if (status != CLI_GO_ON) {
         return status;
-    }
-    if (request.chain_path != NULL) {
-        return solve_chain(&request);
     }
     status = check_request(&request);
     if (status != CLI_OK) {

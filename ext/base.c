@@ -58,10 +58,9 @@ static PyObject *now_ns(PyObject *module, PyObject *args)
 /* ---- fault points ------------------------------------------------------- */
 
 static const char *const fault_names[MS_FAULT_COUNT] = {
-    [MS_FAULT_ALLOC] = "alloc", [MS_FAULT_MAP] = "map",       [MS_FAULT_OPEN] = "open",
-    [MS_FAULT_WRITE] = "write", [MS_FAULT_READ] = "read",     [MS_FAULT_SHORT] = "short",
-    [MS_FAULT_FLIP] = "flip",   [MS_FAULT_THREAD] = "thread", [MS_FAULT_DRIVER] = "driver",
-    [MS_FAULT_URING] = "uring", [MS_FAULT_SYSTEM] = "system",
+    [MS_FAULT_ALLOC] = "alloc",   [MS_FAULT_MAP] = "map",       [MS_FAULT_OPEN] = "open", [MS_FAULT_WRITE] = "write",
+    [MS_FAULT_READ] = "read",     [MS_FAULT_SHORT] = "short",   [MS_FAULT_FLIP] = "flip", [MS_FAULT_THREAD] = "thread",
+    [MS_FAULT_DRIVER] = "driver", [MS_FAULT_SYSTEM] = "system",
 };
 
 static int fault_kind(const char *name, ms_fault *out)

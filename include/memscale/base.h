@@ -132,13 +132,12 @@ typedef enum ms_fault {
     MS_FAULT_ALLOC,  /* ms_malloc and its kin */
     MS_FAULT_MAP,    /* mmap, mprotect, mremap, madvise, mincore */
     MS_FAULT_OPEN,   /* open, ftruncate, fallocate, stat */
-    MS_FAULT_WRITE,  /* pwrite or a submitted write */
-    MS_FAULT_READ,   /* pread or a submitted read */
+    MS_FAULT_WRITE,  /* pwrite */
+    MS_FAULT_READ,   /* pread */
     MS_FAULT_SHORT,  /* the read or write moves only part of its bytes */
     MS_FAULT_FLIP,   /* one bit of what was read is flipped */
     MS_FAULT_THREAD, /* pthread_create */
     MS_FAULT_DRIVER, /* a call into libcuda or a system library opened by name */
-    MS_FAULT_URING,  /* io_uring_setup, io_uring_register, io_uring_enter */
     MS_FAULT_SYSTEM, /* any other call of the system: unlink, rename, fcntl, statx, getrlimit, getcpu,
                       * pthread_atfork, atexit. None for those that give something back (close, munmap,
                       * pthread_join) and those that can't fail. */

@@ -144,8 +144,6 @@ MS_API int ms_execute_enter(ms_execute *execute, uint64_t thread, uint32_t layer
 /* The call is over, well or not: the frame open on this thread, if any, is closed. It
  * lives on while it has handles. May wait where ms_execute_set_overlap() says so. */
 MS_API void ms_execute_leave(ms_execute *execute, uint64_t thread);
-/* The frame open on this thread, or NULL. */
-MS_API ms_frame *ms_execute_current(const ms_execute *execute, uint64_t thread);
 
 MS_API ms_technique ms_frame_technique(const ms_frame *frame);
 /* Whether what it keeps may become bits: ms_extent_store() is to be asked. */
@@ -251,7 +249,6 @@ MS_API int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t ident
 
 /* The host's reference to the storage that was saved; weak once it is stored. */
 MS_API void *ms_extent_source(const ms_extent *extent);
-MS_API uint64_t ms_extent_bytes(const ms_extent *extent);
 /* Kept as bits in memory: taking it moves nothing. */
 MS_API bool ms_extent_is_packed(const ms_extent *extent);
 

@@ -289,9 +289,6 @@ MS_API void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other);
  */
 MS_API int ms_graph_add_tiled(ms_graph *graph, const ms_graph *tiled, ms_error *err);
 
-/* Index of the node of the `call`-th call of module `name`, or -1. */
-MS_API int64_t ms_graph_find(const ms_graph *graph, const char *name, uint32_t call);
-
 #ifdef __cplusplus
 }
 #endif

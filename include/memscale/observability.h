@@ -1,6 +1,6 @@
 /*
  * observability.h - gets out what the rooms count and say: log lines held for a host
- * that can only take them now and then, counters as JSON and as metrics, and the
+ * that can only take them now and then, counters as metrics, and the
  * history of a run's steps.
  *
  * Worker threads write log lines at any time; a Python interpreter can take them only
@@ -31,9 +31,6 @@ MS_API char *ms_log_ring_take(ms_log_ring *ring, ms_log_level *level);
 
 /* Lines that went unread because the ring was full or memory was out. */
 MS_API uint64_t ms_log_ring_lost(const ms_log_ring *ring);
-
-/* {"steps": 3, ...}: every counter under its name. NULL when out of memory. */
-MS_API char *ms_counters_to_json(const ms_counters *counters);
 
 /* ---- metrics ------------------------------------------------------------- */
 

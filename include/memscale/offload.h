@@ -2,7 +2,7 @@
  * offload.h - moves bytes to a lower tier and back, asynchronously, verified.
  *
  * The executor stores the storage behind saved tensors and fetches it in
- * backward. Every transfer has a ticket. Workers (threads or an io_uring) move
+ * backward. Every transfer has a ticket. Worker threads move
  * the bytes; nothing here knows of tensors, plans or Python.
  *
  * Promises: a fetch either delivers the very bytes that were stored (XXH3 checked)
@@ -46,14 +46,6 @@ extern "C" {
 typedef enum ms_tier { MS_TIER_DEVICE, MS_TIER_HOST, MS_TIER_DISK, MS_TIER_COUNT } ms_tier;
 MS_API const char *ms_tier_name(ms_tier tier);
 
-/* What moves the bytes of the disk tier. */
-typedef enum ms_disk_io {
-    MS_DISK_IO_AUTO,    /* threads, unless the environment has MEMSCALE_DISK_IO=io_uring */
-    MS_DISK_IO_THREADS, /* one thread per piece that is under way */
-    MS_DISK_IO_URING    /* one thread and an io_uring; threads, with a log line, where
-                           the kernel forbids it */
-} ms_disk_io;
-
 /* Whether bytes are compressed, losslessly, on their way to the tier. */
 typedef enum ms_compression {
     MS_COMPRESSION_AUTO,  /* on the disk tier, each piece where its measured ratio, the measured cost
@@ -70,10 +62,9 @@ typedef struct ms_offload_options {
     uint64_t cap_bytes;        /* stores beyond it fail with MS_ENOSPC; UINT64_MAX: none */
     uint64_t slab_bytes;       /* for small and unaligned storages; 0: 32 MiB */
     uint64_t slot_bytes;       /* 0: 4 MiB */
-    uint32_t worker_count;     /* pieces under way at a time: threads, or the depth of an
-                                  io_uring; 0: 3, so that two move while one is hashed */
+    uint32_t worker_count;     /* threads, each with a piece under way; 0: 3, so that two move
+                                  while one is hashed */
     uint64_t timeout_ns;       /* on one wait; 0: 120 s */
-    ms_disk_io disk_io;
     ms_compression compression; /* moves faster and takes no less room: extents keep their
                                    size on the tier. Nothing of a GPU's memory */
     uint64_t write_bytes_per_s, read_bytes_per_s; /* of the link, measured; 0: not known */
@@ -178,8 +169,7 @@ MS_API void ms_offload_get_stats(ms_offload *engine, ms_offload_stats *stats);
 /* Whether this is a child's copy of an engine that the parent process opened. Takes no lock. */
 MS_API bool ms_offload_is_inherited(const ms_offload *engine);
 
-/* The backend in use ("memory", "file", "io_uring", "cuda") and one line on how: directory, direct I/O, cap. */
-MS_API const char *ms_offload_backend(const ms_offload *engine);
+/* One line on what moves the bytes and how: directory, direct I/O, cap. */
 MS_API const char *ms_offload_description(const ms_offload *engine);
 
 #ifdef __cplusplus

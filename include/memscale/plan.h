@@ -179,40 +179,12 @@ typedef struct ms_plan {
 
 MS_API void ms_plan_free(ms_plan *plan);
 
-/*
- * Makes the plan: candidates over what was admitted, replayed, the fastest whose
- * peak fits; never worse than the best uniform plan; monotone: a larger budget
- * never gives a slower plan, a smaller one never one that takes more of it. A forced plan is the one
- * of the smallest peak among those that shrink the tensors; where all that is admitted
- * moves tensors and they are tiny, the slab can lift that peak above everything kept.
- * What may change bits (enable_tiling) is chosen only where nothing exact fits: there, a
- * larger budget may be slower.
- *
- * MS_EINFEASIBLE, with err->hint_bytes = the smallest budget, when the user's budget fits
- * no candidate. A default target that fits none gives the plan of the smallest peak, with
- * `over_target` set.
- *
- * replay.step_ns counts on a cache of a size that the budget surely leaves;
- * replay.peak_bytes on one that may fill all of it.
- *
- * What fits a budget, what a refusal names and what pressure->need_bytes is counts all of
- * the process's scratch; replay.peak_bytes and unoptimized.peak_bytes only what is expected
- * of it, and of a cache only what it will hold. So replay.peak_bytes + reserve_bytes is
- * within a budget that was given; that sum is what a smaller budget never raises.
- */
-MS_API int ms_plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                         const ms_pressure *pressure, const ms_admission *admissions, ms_plan **plan, ms_error *err);
-
 /* A plan with one technique wherever mode and flags admit it (else keep), for warm-up
  * steps before a graph exists (graph may then be NULL: entry_count is 0, `fallback` is
  * what every layer does, nothing is cached) and as a yardstick. A technique of
  * MS_TECHNIQUE_COUNT means the one that frees most of those that mode and flags admit. */
 MS_API int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                            ms_technique technique, ms_plan **plan, ms_error *err);
-
-/* The technique for a call of a module; for a module or call that the plan does not
- * know, `fallback` (pass plan->fallback unless you know better). */
-MS_API ms_technique ms_plan_lookup(const ms_plan *plan, const char *name, uint32_t call, ms_technique fallback);
 
 /* What a replay of the plan needs of its entries: both arrays have room for entry_count. */
 MS_API void ms_plan_copy_choices(const ms_plan *plan, uint8_t *techniques, uint8_t *packed);

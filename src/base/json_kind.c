@@ -19,7 +19,6 @@ static const kind kinds[] = {
     {"graph", "a graph", {"profiles", "nodes"}},
     {"plan", "an execution plan", {"predicted", "entries"}},
     {"hardware", "a hardware description", {"cpu", "ram", "process"}},
-    {"chain", "a chain of layers", {"input_bytes", "layers"}},
     {"frontier", "a frontier of plans", {"need_bytes", "points"}},
     {"policy", "a trained policy", {"checksum", "policy"}},
     {"doctor", "a doctor report", {"ok", "checks"}},

@@ -346,11 +346,6 @@ bool ms_extent_is_packed(const ms_extent *extent)
     return extent->packed != NULL;
 }
 
-uint64_t ms_extent_bytes(const ms_extent *extent)
-{
-    return extent->bytes;
-}
-
 void ms_extent_drop(ms_execute *execute, ms_extent *extent, uint64_t mark)
 {
     bool is_back = extent->state == MS__EXTENT_FETCHING || extent->state == MS__EXTENT_FETCHED;

@@ -306,12 +306,6 @@ void ms_execute_leave(ms_execute *execute, uint64_t thread_key)
     ms__stores_finish(execute);
 }
 
-ms_frame *ms_execute_current(const ms_execute *execute, uint64_t thread_key)
-{
-    const ms__thread_state *thread = thread_find(execute, thread_key);
-    return thread != NULL ? thread->open : NULL;
-}
-
 ms_technique ms_frame_technique(const ms_frame *frame)
 {
     return (ms_technique)frame->technique;

@@ -214,17 +214,6 @@ bool ms_graph_same_step(const ms_graph *graph, const ms_graph *other)
     return is_same;
 }
 
-int64_t ms_graph_find(const ms_graph *graph, const char *name, uint32_t call)
-{
-    for (uint32_t i = 0; i < graph->node_count; i++) {
-        const ms_node *node = &graph->nodes[i];
-        if (node->call == call && strcmp(node->name, name) == 0) {
-            return i;
-        }
-    }
-    return -1;
-}
-
 /* ---- chains --------------------------------------------------------------- */
 
 static bool makes(const ms_profile *profile, uint32_t storage)

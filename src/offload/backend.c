@@ -3,26 +3,6 @@
  */
 #include "offload/backend.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-#include "ms_config.h"
-
-/* Threads unless somebody asks: an io_uring cost a tenth less processor time and moved 5%
- * less where other work shares the cores (docs/results), and it pins the slab, which an
- * ordinary user's limit on locked memory seldom allows. */
-static const ms__backend_ops *disk_backend(ms_disk_io disk_io)
-{
-#ifdef MS_HAVE_URING
-    const char *wish = disk_io == MS_DISK_IO_AUTO ? getenv("MEMSCALE_DISK_IO") : NULL;
-    if (disk_io == MS_DISK_IO_URING || (wish != NULL && strcmp(wish, "io_uring") == 0)) {
-        return &ms__backend_uring;
-    }
-#endif
-    (void)disk_io;
-    return &ms__backend_file;
-}
-
 const ms__backend_ops *ms__backend_choose(const ms__backend_options *options)
 {
     if (options->from_device && options->tier != MS_TIER_DEVICE) {
@@ -32,7 +12,7 @@ const ms__backend_ops *ms__backend_choose(const ms__backend_options *options)
     case MS_TIER_HOST:
         return &ms__backend_memory;
     case MS_TIER_DISK:
-        return disk_backend(options->disk_io);
+        return &ms__backend_file;
     default:
         return NULL;
     }

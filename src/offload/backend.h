@@ -10,9 +10,8 @@
  * Lanes. The engine runs `lane_count` threads, each with a lane of the backend
  * and this loop: start transfers while the lane has room and pieces are waiting,
  * then finish one. A backend that moves bytes in the calling thread (memory,
- * file) has lane_depth 1 and does the work in finish(). One that submits (an
- * io_uring, a CUDA stream) has lane_depth N: start() queues, finish() submits
- * what is queued and blocks until any one has ended. How many transfers are to be
+ * file) has lane_depth 1 and does the work in finish(). One that submits (to a
+ * CUDA stream) has lane_depth N: start() queues, finish() submits what is queued and blocks until any one has ended. How many transfers are to be
  * under way at a time (`depth`) is the same for both: in lanes, or within one. New work is seen when
  * finish() returns, so it need not be interruptible: a piece takes milliseconds.
  *
@@ -60,9 +59,8 @@ typedef struct ms__backend_options {
     const char *dir;        /* of the spill file; NULL where there is none */
     uint64_t cap_bytes;     /* reserve() beyond it fails; UINT64_MAX: none */
     bool no_direct_io;
-    ms_disk_io disk_io;
     uint32_t depth;         /* transfers to have under way at a time; >= 1 */
-    unsigned char *slab;    /* where the slots lie, for backends that register memory */
+    unsigned char *slab;    /* where the slots lie, for backends that pin it */
     uint64_t slab_bytes;
     /* Of a GPU's engine only; see ms_offload_options. */
     uint32_t device;
@@ -97,7 +95,6 @@ typedef struct ms__lane {
 
 struct ms__backend_ops {
     const char *name;
-    const ms__backend_ops *fallback; /* for the same tier, where open() says MS_ENOTSUP; or NULL */
 
     int (*open)(const ms__backend_options *options, ms__backend **backend, ms_error *err);
     /* All lanes are closed and no transfer is under way. */
@@ -134,7 +131,6 @@ struct ms__backend_ops {
 extern const ms__backend_ops ms__backend_memory;
 extern const ms__backend_ops ms__backend_file;
 extern const ms__backend_ops ms__backend_cuda;
-extern const ms__backend_ops ms__backend_uring; /* only where the build has MS_HAVE_URING */
 
 /* The backend for these options; NULL where this build has none for the tier. */
 const ms__backend_ops *ms__backend_choose(const ms__backend_options *options);

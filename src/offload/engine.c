@@ -45,26 +45,6 @@ static int check_options(const ms_offload_options *options, ms_error *err)
     return MS_OK;
 }
 
-/* A refusal of the means, not of the tier, is no failure: others take over. */
-static int open_with_fallback(const ms__backend_ops *ops, const ms__backend_options *options, ms__backend **backend,
-                              ms_error *err)
-{
-    ms_error refusal = {0};
-    if (ops->fallback == NULL) {
-        return ops->open(options, backend, err);
-    }
-    int rc = ops->open(options, backend, &refusal);
-    if (rc == MS_ENOTSUP) {
-        ms_log(MS_LOG_WARNING, "%s tier in %s: %s: the %s backend takes over", ms_tier_name(options->tier),
-               options->dir, refusal.text, ops->fallback->name);
-        return open_with_fallback(ops->fallback, options, backend, err);
-    }
-    if (rc != MS_OK && err != NULL) {
-        *err = refusal;
-    }
-    return rc;
-}
-
 static int open_backend(ms_offload *engine, const ms_offload_options *options, ms_error *err)
 {
     ms__backend_options backend_options = {
@@ -72,7 +52,6 @@ static int open_backend(ms_offload *engine, const ms_offload_options *options, m
         .dir = options->dir,
         .cap_bytes = options->cap_bytes,
         .no_direct_io = options->no_direct_io,
-        .disk_io = options->disk_io,
         .depth = wanted_depth(options),
         .slab = engine->slab.address,
         .slab_bytes = engine->slab.bytes,
@@ -87,7 +66,7 @@ static int open_backend(ms_offload *engine, const ms_offload_options *options, m
     if (ops == NULL) {
         return ms_fail(err, MS_ENOTSUP, "this build has no backend for the %s tier", ms_tier_name(options->tier));
     }
-    int rc = open_with_fallback(ops, &backend_options, &engine->backend, err);
+    int rc = ops->open(&backend_options, &engine->backend, err);
     if (rc == MS_OK && engine->slot_bytes % engine->backend->block_bytes != 0) {
         return ms_fail(err, MS_EINVAL, "slots of %llu bytes are not whole blocks of %llu",
                        (unsigned long long)engine->slot_bytes, (unsigned long long)engine->backend->block_bytes);
@@ -319,11 +298,6 @@ void ms_offload_get_stats(ms_offload *engine, ms_offload_stats *stats)
 bool ms_offload_is_inherited(const ms_offload *engine)
 {
     return engine->is_forked; /* written in a child before it has a second thread */
-}
-
-const char *ms_offload_backend(const ms_offload *engine)
-{
-    return engine->backend->ops->name;
 }
 
 const char *ms_offload_description(const ms_offload *engine)

@@ -69,16 +69,6 @@ void ms_plan_free(ms_plan *plan)
     ms_free(plan);
 }
 
-ms_technique ms_plan_lookup(const ms_plan *plan, const char *name, uint32_t call, ms_technique fallback)
-{
-    for (uint32_t i = 0; i < plan->entry_count; i++) {
-        if (plan->entries[i].call == call && strcmp(plan->entries[i].name, name) == 0) {
-            return (ms_technique)plan->entries[i].technique;
-        }
-    }
-    return fallback;
-}
-
 uint32_t ms_plan_step_options(const ms_plan *plan)
 {
     uint32_t mask = 0;

@@ -26,7 +26,27 @@ typedef struct ms__limits {
     bool exact_only; /* options of the step that are not exact are not admitted */
 } ms__limits;
 
-/* ms_plan_solve() within limits. */
+/*
+ * Makes the plan: candidates over what was admitted, replayed, the fastest whose
+ * peak fits; never worse than the best uniform plan; monotone: a larger budget
+ * never gives a slower plan, a smaller one never one that takes more of it. A forced plan is the one
+ * of the smallest peak among those that shrink the tensors; where all that is admitted
+ * moves tensors and they are tiny, the slab can lift that peak above everything kept.
+ * What may change bits (enable_tiling) is chosen only where nothing exact fits: there, a
+ * larger budget may be slower.
+ *
+ * MS_EINFEASIBLE, with err->hint_bytes = the smallest budget, when the user's budget fits
+ * no candidate. A default target that fits none gives the plan of the smallest peak, with
+ * `over_target` set.
+ *
+ * replay.step_ns counts on a cache of a size that the budget surely leaves;
+ * replay.peak_bytes on one that may fill all of it.
+ *
+ * What fits a budget, what a refusal names and what pressure->need_bytes is counts all of
+ * the process's scratch; replay.peak_bytes and unoptimized.peak_bytes only what is expected
+ * of it, and of a cache only what it will hold. So replay.peak_bytes + reserve_bytes is
+ * within a budget that was given; that sum is what a smaller budget never raises.
+ */
 int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                    const ms_pressure *pressure, const ms_admission *admissions, ms__limits *limits, ms_plan **plan,
                    ms_error *err);

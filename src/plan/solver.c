@@ -440,10 +440,3 @@ int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_
     *plan = made;
     return MS_OK;
 }
-
-int ms_plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                  const ms_pressure *pressure, const ms_admission *admissions, ms_plan **plan, ms_error *err)
-{
-    ms__limits limits = {.most_ns = UINT64_MAX};
-    return ms__plan_solve(graph, hardware, config, pressure, admissions, &limits, plan, err);
-}

@@ -114,7 +114,7 @@ static bool take(fixture *f, ms_extent *extent, uint64_t *mark, unsigned seed)
     void *memory;
     assert_ms_ok(ms_extent_take(f->execute, extent, &memory, &f->err), f->err);
     assert_true(memory_is_strong(memory));
-    bool same = storage_holds(memory_storage(memory), ms_extent_bytes(extent), seed);
+    bool same = storage_holds(memory_storage(memory), extent->bytes, seed);
     ms_extent_taken(f->execute, extent, mark);
     return same;
 }

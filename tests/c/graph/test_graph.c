@@ -157,18 +157,6 @@ static void a_copy_is_equal_and_independent(void **state)
     ms_graph_free(NULL);
 }
 
-static void nodes_are_found_by_name_and_call(void **state)
-{
-    (void)state;
-    ms_graph *graph = parse_sound();
-    assert_int_equal(ms_graph_find(graph, "h", 0), 1);
-    assert_int_equal(ms_graph_find(graph, "h", 1), 2);
-    assert_int_equal(ms_graph_find(graph, "h", 2), -1);
-    assert_int_equal(ms_graph_find(graph, "g", 0), -1);
-    assert_int_equal(ms_graph_find(graph, "", 1), 3);
-    ms_graph_free(graph);
-}
-
 /* ---- refusals ----------------------------------------------------------------- */
 
 typedef struct change {
@@ -491,7 +479,6 @@ int main(void)
         TEST(every_member_is_where_it_belongs),
         TEST(spaces_and_order_of_members_do_not_matter),
         TEST(a_copy_is_equal_and_independent),
-        TEST(nodes_are_found_by_name_and_call),
         TEST(malformed_documents_are_refused_with_the_place),
         TEST(graphs_that_contradict_themselves_are_refused),
         TEST(a_profile_that_nothing_uses_is_refused),

@@ -12,34 +12,14 @@ char spill_dir[4096];
 static uint64_t blocks_before;
 
 static const backend_case backends[] = {
-    {"memory", MS_TIER_HOST, false, MS_DISK_IO_AUTO, false, false, false},
-    {"file", MS_TIER_DISK, false, MS_DISK_IO_THREADS, false, false, false},
-    {"compressed file", MS_TIER_DISK, false, MS_DISK_IO_THREADS, false, false, true},
-    {"buffered file", MS_TIER_DISK, true, MS_DISK_IO_THREADS, false, false, false},
-    {"io_uring", MS_TIER_DISK, false, MS_DISK_IO_URING, false, false, false},
-    {"buffered io_uring", MS_TIER_DISK, true, MS_DISK_IO_URING, false, false, false},
-    {"cuda", MS_TIER_HOST, false, MS_DISK_IO_AUTO, true, false, false},
-    {"cuda, pageable", MS_TIER_HOST, false, MS_DISK_IO_AUTO, true, true, false},
-    {"cuda and disk", MS_TIER_DISK, false, MS_DISK_IO_AUTO, true, false, false},
+    {"memory", MS_TIER_HOST, false, false, false, false},
+    {"file", MS_TIER_DISK, false, false, false, false},
+    {"compressed file", MS_TIER_DISK, false, false, false, true},
+    {"buffered file", MS_TIER_DISK, true, false, false, false},
+    {"cuda", MS_TIER_HOST, false, true, false, false},
+    {"cuda, pageable", MS_TIER_HOST, false, true, true, false},
+    {"cuda and disk", MS_TIER_DISK, false, true, false, false},
 };
-
-bool tested_is_uring(void)
-{
-    return tested->disk_io == MS_DISK_IO_URING;
-}
-
-const char *tested_backend(void)
-{
-    return tested->from_device            ? "cuda"
-           : tested->tier == MS_TIER_HOST ? "memory"
-           : tested_is_uring()            ? "io_uring"
-                                          : "file";
-}
-
-size_t tested_threads(size_t pieces)
-{
-    return tested_is_uring() ? 1 : pieces;
-}
 
 uint64_t tested_private_slots(uint32_t pieces)
 {
@@ -67,7 +47,6 @@ ms_offload_options small_options(void)
         .slab_bytes = 8 * 64 * KIB,
         .slot_bytes = 64 * KIB,
         .worker_count = 2,
-        .disk_io = tested->disk_io,
         .no_direct_io = tested->no_direct_io,
         .compression = tested->compresses ? MS_COMPRESSION_ALWAYS : MS_COMPRESSION_NEVER,
     };
@@ -295,9 +274,8 @@ size_t count_fds(void)
     return count_entries("/proc/self/fd");
 }
 
-/* io_uring moves what would block in threads that the kernel makes and ends as it likes. Both
- * marks are the kernel's PF_ flags, the ninth field of a task's stat file. */
-enum { TASK_EXITING = 0x4, TASK_IO_WORKER = 0x10 };
+/* The kernel's PF_EXITING, in the ninth field of a task's stat file. */
+enum { TASK_EXITING = 0x4 };
 
 /* True for an entry of /proc/self/task that stands for a thread of the program's. */
 static bool is_thread(const char *entry)
@@ -313,7 +291,7 @@ static bool is_thread(const char *entry)
         }
         fclose(file);
     }
-    return (flags & (TASK_EXITING | TASK_IO_WORKER)) == 0;
+    return (flags & TASK_EXITING) == 0;
 }
 
 static size_t count_once(void)
@@ -405,26 +383,12 @@ int fixture_teardown(void **state)
     return 0;
 }
 
-/* The kernel may forbid io_uring here, which is no fault of ours. */
-static bool is_allowed(void)
-{
-    if (tested->from_device) {
-        the_double(); /* before the library looks for a driver */
-    }
-    ms_offload_options options = small_options();
-    ms_offload *engine = open_engine(&options);
-    bool is_allowed = strcmp(ms_offload_backend(engine), tested_backend()) == 0;
-    ms_offload_close(engine);
-    return is_allowed;
-}
-
 static int run_on(const backend_case *backend, const char *topic, const struct CMUnitTest *tests, size_t count)
 {
     char name[128];
     tested = backend;
-    if (!is_allowed()) {
-        print_message("%s: not on %s, which is not allowed here\n", topic, tested->name);
-        return 0;
+    if (tested->from_device) {
+        the_double(); /* before the library looks for a driver */
     }
     snprintf(name, sizeof name, "%s on %s", topic, tested->name);
     return _cmocka_run_group_tests(name, tests, count, NULL, NULL);

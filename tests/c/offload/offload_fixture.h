@@ -17,7 +17,6 @@ typedef struct backend_case {
     const char *name;
     ms_tier tier;
     bool no_direct_io;
-    ms_disk_io disk_io;
     bool from_device; /* pages are the double's device memory */
     bool no_pinning;  /* its driver refuses to register any */
     bool compresses;  /* whatever gets smaller, which pattern() does */
@@ -33,11 +32,6 @@ extern char spill_dir[4096];
 size_t backend_number(void);
 void choose_backend(size_t number, const char *dir);
 
-/* ms_offload_backend() of its engines, and how many threads they have for `pieces` at a
- * time. */
-const char *tested_backend(void);
-bool tested_is_uring(void);
-size_t tested_threads(size_t pieces);
 /* Slots that its threads have for themselves then. */
 uint64_t tested_private_slots(uint32_t pieces);
 /* Skips the test where pages are a device's. */

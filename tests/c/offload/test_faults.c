@@ -400,9 +400,6 @@ static void an_engine_works_with_fewer_threads_but_not_with_none(void **state)
     size_t threads = count_threads_now();
     ms_fault_arm(MS_FAULT_THREAD, 1, EAGAIN);
     assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_ESYSTEM, err, "thread");
-    if (tested_is_uring()) {
-        return; /* it has only one */
-    }
     ms_fault_arm(MS_FAULT_THREAD, 2, EAGAIN);
     assert_ms_ok(ms_offload_open(&options, &engine, &err), err);
     size_t expected = threads + (tested->from_device ? 3 : 1); /* two are the double's streams */

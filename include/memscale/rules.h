@@ -11,81 +11,11 @@
 #include "memscale/config.h"
 #include "memscale/graph.h"
 #include "memscale/hardware.h"
+#include "memscale/technique.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/*
- * What can be done with a node's saved tensors. The value is stable: it is
- * written into plans by name and used as a bit number in admission masks.
- * KEEP must come first: it is what every fallback means. The selective ones come last:
- * each drops one set of saved tensors (which, depends on the layer: see selection in
- * plan.h), and what is not in the set stays or moves.
- */
-#define MS_SELECTIVE_TABLE(X, id, name, rest) \
-    X(SELECTIVE_1##id, "selective_1" name, \
-      "set 1 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
-    X(SELECTIVE_2##id, "selective_2" name, \
-      "set 2 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
-    X(SELECTIVE_3##id, "selective_3" name, \
-      "set 3 of the saved tensors, cheapest per byte first, is made again by its operators; " rest) \
-    X(SELECTIVE_4##id, "selective_4" name, \
-      "set 4 of the saved tensors, cheapest per byte first, is made again by its operators; " rest)
-#define MS_TECHNIQUE_TABLE(X) \
-    X(KEEP, "keep", "saved tensors stay where they are") \
-    X(RECOMPUTE, "recompute", "only the arguments stay; the layer runs again in backward") \
-    X(RECOMPUTE_OFFLOAD_INPUT, "recompute_offload_input", "as recompute, with the arguments on a lower tier") \
-    X(RECOMPUTE_JOINED, "recompute_joined", \
-      "as recompute, but the layer before runs again with it, as one, and gives it its argument") \
-    X(RECOMPUTE_SEGMENT, "recompute_segment", \
-      "as recompute, but the argument that the layer before makes is made again, not kept") \
-    X(RECOMPUTE_NESTED_2, "recompute_nested_2", "as recompute_segment, in a run inside the run that serves a segment") \
-    X(RECOMPUTE_NESTED_3, "recompute_nested_3", \
-      "as recompute_segment, in a run inside the run that serves a recompute_nested_2") \
-    X(OFFLOAD_HOST, "offload_host", "saved tensors go to host memory and come back in backward") \
-    X(OFFLOAD_DISK, "offload_disk", "saved tensors go to disk and come back in backward") \
-    MS_SELECTIVE_TABLE(X, , "", "the rest stays") \
-    MS_SELECTIVE_TABLE(X, _HOST, "_offload_host", "the rest goes to host memory") \
-    MS_SELECTIVE_TABLE(X, _DISK, "_offload_disk", "the rest goes to disk")
-typedef enum ms_technique {
-#define MS_TECHNIQUE_ENUM(id, name, text) MS_TECHNIQUE_##id,
-    MS_TECHNIQUE_TABLE(MS_TECHNIQUE_ENUM)
-#undef MS_TECHNIQUE_ENUM
-        MS_TECHNIQUE_COUNT
-} ms_technique;
-
-enum { MS_SELECTIVE_SETS = 4 };
-
-/* The set that a technique drops, from 1; 0 where it is not a selective one. */
-MS_API uint32_t ms_technique_set(ms_technique technique);
-/* What happens to the tensors that are not dropped: KEEP, OFFLOAD_HOST or OFFLOAD_DISK;
- * of one that is not selective, itself. */
-MS_API ms_technique ms_technique_rest(ms_technique technique);
-MS_API bool ms_technique_moves(ms_technique technique);
-/* Whether the layer is replayed as a whole. */
-MS_API bool ms_technique_replays(ms_technique technique);
-
-/*
- * Segments. A layer whose first argument the layer before gives, by identity, may do without
- * keeping it, if the layer before is replayed too. Two ways to get it back:
- * - joined: the layer before is replayed up to its result when this one asks, and both keep
- *   what they saved: they run again as one, once;
- * - from a run of the layers before, of which nothing but arguments stays. The run starts at
- *   the nearest layer before that has its argument. Which arguments stay is said by nesting:
- *   of the layers that it passes, those of the smallest number among them. So layers of
- *   number 1 are served by one run over the whole segment; those of number 2 by a run over
- *   the part between two of number 1, when backward is in that part; and so on. Each number
- *   costs up to one forward more, and the arguments of a part live only while backward is in it.
- */
-enum { MS_NESTING_MOST = 3 };
-MS_API bool ms_technique_is_joined(ms_technique technique);
-/* 1 to MS_NESTING_MOST; 0: its argument is kept, or it is joined. */
-MS_API uint32_t ms_technique_nesting(ms_technique technique);
-
-MS_API const char *ms_technique_name(ms_technique technique);
-MS_API const char *ms_technique_text(ms_technique technique);
-MS_API int ms_technique_parse(const char *name, ms_technique *technique);
 
 /* The rules by name, with the sentence that an explanation prints. */
 #define MS_RULE_TABLE(X) \

@@ -126,7 +126,7 @@ int ms_frame_choose(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
                     ms_error *err)
 {
     ms__choice *choice = &frame->choice;
-    bool is_selective = ms_technique_set((ms_technique)frame->technique) != 0;
+    bool is_selective = ms_technique_of((ms_technique)frame->technique)->set > 0;
     *is_dropped = false;
     if (choice->selection == NULL && !is_selective) {
         return MS_OK;

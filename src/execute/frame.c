@@ -210,29 +210,17 @@ ms_technique ms_execute_peek(const ms_execute *execute, uint64_t thread_key, uin
 static ms_technique feasible(const ms_execute *execute, ms_technique planned, bool replayable)
 {
     bool can_move = ms__tier_usable(execute);
-    switch (planned) {
-    case MS_TECHNIQUE_RECOMPUTE_JOINED:
-    case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
-    case MS_TECHNIQUE_RECOMPUTE_NESTED_2:
-    case MS_TECHNIQUE_RECOMPUTE_NESTED_3:
-        if (replayable) {
-            return planned;
-        }
+    ms_technique_row row = *ms_technique_of(planned);
+    if (row.replays && !replayable) {
         return can_move ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_KEEP;
-    case MS_TECHNIQUE_RECOMPUTE:
-    case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT:
-        if (replayable) {
-            return can_move ? planned : MS_TECHNIQUE_RECOMPUTE;
-        }
-        return can_move ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_KEEP;
-    case MS_TECHNIQUE_KEEP:
-    case MS_TECHNIQUE_OFFLOAD_HOST:
-    case MS_TECHNIQUE_OFFLOAD_DISK:
-        return can_move ? planned : MS_TECHNIQUE_KEEP;
-    default:
-        /* Selective: the same set, and what was to move stays. */
-        return can_move ? planned : (ms_technique)(MS_TECHNIQUE_SELECTIVE_1 + ms_technique_set(planned) - 1);
     }
+    if (can_move || !ms_technique_moves(planned)) {
+        return planned;
+    }
+    row.moves_input = false;
+    row.rest = row.replays ? MS_REST_NONE : MS_REST_STAYS;
+    ms_technique nearest = ms_technique_with(&row);
+    return nearest < MS_TECHNIQUE_COUNT ? nearest : MS_TECHNIQUE_KEEP;
 }
 
 static int frame_open(ms_execute *execute, ms__thread_state *thread, uint32_t layer, uint32_t call,

@@ -67,8 +67,8 @@ static bool is_root(const ms_plan_entry *entry)
 /* Work outside a layer can't be run again on its own. */
 static ms_technique root_technique(uint32_t technique)
 {
-    bool can_move = technique == MS_TECHNIQUE_OFFLOAD_HOST || technique == MS_TECHNIQUE_OFFLOAD_DISK;
-    return can_move ? (ms_technique)technique : MS_TECHNIQUE_KEEP;
+    const ms_technique_row *row = ms_technique_of((ms_technique)technique);
+    return row->replays || row->set > 0 ? MS_TECHNIQUE_KEEP : (ms_technique)technique;
 }
 
 static int table_set(ms_execute *execute, const ms_plan_entry *entry, ms__call_plan **where, ms_error *err)

@@ -13,25 +13,9 @@
 
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
 
-static const char *const colours[MS_TECHNIQUE_SELECTIVE_1] = {
-    [MS_TECHNIQUE_KEEP] = "#9aa5b1",
-    [MS_TECHNIQUE_RECOMPUTE] = "#e08e0b",
-    [MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT] = "#b55d00",
-    [MS_TECHNIQUE_RECOMPUTE_JOINED] = "#f6c453",
-    [MS_TECHNIQUE_RECOMPUTE_SEGMENT] = "#e0b00b",
-    [MS_TECHNIQUE_RECOMPUTE_NESTED_2] = "#b98e07",
-    [MS_TECHNIQUE_RECOMPUTE_NESTED_3] = "#8a6a04",
-    [MS_TECHNIQUE_OFFLOAD_HOST] = "#2a9d5c",
-    [MS_TECHNIQUE_OFFLOAD_DISK] = "#0b62a4",
-};
-
-/* Selective ones: by what happens to the rest. */
 static const char *colour_of(uint32_t technique)
 {
-    if (ms_technique_set((ms_technique)technique) == 0) {
-        return colours[technique];
-    }
-    return ms_technique_moves((ms_technique)technique) ? "#5b3d8a" : "#a684d6";
+    return ms_technique_of((ms_technique)technique)->colour;
 }
 
 static const char budget_colour[] = "#b30000", predicted_colour[] = "#7a3ea1", device_colour[] = "#0b62a4",
@@ -258,7 +242,7 @@ static void add_strip(page *p)
     }
     ms__text_add(&p->text, "</div>\n<p>");
     for (uint32_t k = 0; k < MS_TECHNIQUE_COUNT; k++) {
-        if (ms_technique_set((ms_technique)k) != 0 && !is_used(plan, k)) {
+        if (ms_technique_of((ms_technique)k)->set > 0 && !is_used(plan, k)) {
             continue;
         }
         ms__text_add(&p->text, "<b style=\"color:%s\">&#9632;</b> %s &nbsp; ", colour_of(k),

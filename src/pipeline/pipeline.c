@@ -33,7 +33,7 @@ static void hold_segments_back(ms_admission *admissions, uint32_t count)
     for (uint32_t i = 0; i < count; i++) {
         for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
             uint32_t bit = 1u << technique;
-            if (ms_technique_nesting((ms_technique)technique) == 0 || (admissions[i].under_pressure & bit) == 0) {
+            if (ms_technique_of((ms_technique)technique)->nesting == 0 || (admissions[i].under_pressure & bit) == 0) {
                 continue;
             }
             admissions[i].rule[technique] = MS_RULE_LAST_RESORT;

@@ -76,7 +76,7 @@ static void explain_entry(ms__text *text, const ms_plan *plan, const ms_plan_ent
 {
     ms_technique technique = (ms_technique)entry->technique;
     add_node(text, entry);
-    ms__text_add(text, ": %s - %s\n", ms_technique_name(technique), ms_technique_text(technique));
+    ms__text_add(text, ": %s - %s\n", ms_technique_name(technique), ms_technique_of(technique)->text);
     ms__text_add(text, "  rule       %s - %s\n", ms_rule_name((ms_rule)entry->rule),
                  ms_rule_text((ms_rule)entry->rule));
     ms__text_add(text, "  bytes      kept it would hold %s from forward to backward; this frees %s\n",

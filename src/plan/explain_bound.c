@@ -204,8 +204,10 @@ static void lower_segments(const bound *b)
 {
     for (uint32_t i = 0; i < b->search->node_count; i++) {
         offer *offers = &b->offers[(size_t)i * MS_TECHNIQUE_COUNT];
-        for (int t = MS_TECHNIQUE_RECOMPUTE_JOINED; t <= MS_TECHNIQUE_RECOMPUTE_NESTED_3; t++) {
-            offers[t].ns = ms__min_u64(offers[t].ns, offers[MS_TECHNIQUE_RECOMPUTE].ns);
+        for (int t = 0; t < MS_TECHNIQUE_COUNT; t++) {
+            if (ms_technique_is_chained((ms_technique)t)) {
+                offers[t].ns = ms__min_u64(offers[t].ns, offers[MS_TECHNIQUE_RECOMPUTE].ns);
+            }
         }
     }
 }

@@ -36,7 +36,7 @@ static int make_arrays(ms_selection *selection, uint32_t count)
 
 static uint32_t set_of(const ms_plan_entry *entry)
 {
-    return ms_technique_set((ms_technique)entry->technique);
+    return ms_technique_of((ms_technique)entry->technique)->set;
 }
 
 /* Nothing is to be told of a layer that drops nothing and has nothing of two values. */

@@ -12,79 +12,11 @@
 
 static const struct {
     const char *name, *text;
-} technique_names[] = {
-#define TECHNIQUE_NAME(id, name, text) [MS_TECHNIQUE_##id] = {name, text},
-    MS_TECHNIQUE_TABLE(TECHNIQUE_NAME)
-#undef TECHNIQUE_NAME
-};
-
-static const struct {
-    const char *name, *text;
 } rule_names[] = {
 #define RULE_NAME(id, name, text) [MS_RULE_##id] = {name, text},
     MS_RULE_TABLE(RULE_NAME)
 #undef RULE_NAME
 };
-
-uint32_t ms_technique_set(ms_technique technique)
-{
-    bool selects = technique >= MS_TECHNIQUE_SELECTIVE_1 && technique < MS_TECHNIQUE_COUNT;
-    return selects ? (uint32_t)(technique - MS_TECHNIQUE_SELECTIVE_1) % MS_SELECTIVE_SETS + 1 : 0;
-}
-
-ms_technique ms_technique_rest(ms_technique technique)
-{
-    static const ms_technique rests[] = {MS_TECHNIQUE_KEEP, MS_TECHNIQUE_OFFLOAD_HOST, MS_TECHNIQUE_OFFLOAD_DISK};
-    if (ms_technique_set(technique) == 0) {
-        return technique;
-    }
-    return rests[(technique - MS_TECHNIQUE_SELECTIVE_1) / MS_SELECTIVE_SETS];
-}
-
-bool ms_technique_replays(ms_technique technique)
-{
-    return technique == MS_TECHNIQUE_RECOMPUTE || technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT ||
-           ms_technique_is_joined(technique) || ms_technique_nesting(technique) > 0;
-}
-
-bool ms_technique_is_joined(ms_technique technique)
-{
-    return technique == MS_TECHNIQUE_RECOMPUTE_JOINED;
-}
-
-uint32_t ms_technique_nesting(ms_technique technique)
-{
-    bool nests = technique >= MS_TECHNIQUE_RECOMPUTE_SEGMENT && technique <= MS_TECHNIQUE_RECOMPUTE_NESTED_3;
-    return nests ? (uint32_t)(technique - MS_TECHNIQUE_RECOMPUTE_SEGMENT) + 1 : 0;
-}
-
-bool ms_technique_moves(ms_technique technique)
-{
-    ms_technique rest = ms_technique_rest(technique);
-    return rest == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT || rest == MS_TECHNIQUE_OFFLOAD_HOST ||
-           rest == MS_TECHNIQUE_OFFLOAD_DISK;
-}
-
-const char *ms_technique_name(ms_technique technique)
-{
-    return (unsigned)technique < MS_TECHNIQUE_COUNT ? technique_names[technique].name : "unknown";
-}
-
-const char *ms_technique_text(ms_technique technique)
-{
-    return (unsigned)technique < MS_TECHNIQUE_COUNT ? technique_names[technique].text : "unknown technique";
-}
-
-int ms_technique_parse(const char *name, ms_technique *technique)
-{
-    for (int i = 0; i < MS_TECHNIQUE_COUNT; i++) {
-        if (strcmp(name, technique_names[i].name) == 0) {
-            *technique = (ms_technique)i;
-            return MS_OK;
-        }
-    }
-    return MS_EINVAL;
-}
 
 const char *ms_rule_name(ms_rule rule)
 {
@@ -206,56 +138,49 @@ static uint32_t judge_segment(const case_facts *facts, const ms_node *node, cons
     return able ? (uint32_t)ADMITTED : (uint32_t)MS_RULE_NOT_CHAINED;
 }
 
-static uint32_t judge_offload(const case_facts *facts, ms_technique technique, uint64_t bytes)
+static uint32_t judge_move(const case_facts *facts, ms_rest to, uint64_t bytes)
 {
-    uint32_t rule = technique == MS_TECHNIQUE_OFFLOAD_HOST ? judge_host(facts, bytes) : judge_disk(facts, bytes);
+    uint32_t rule = to == MS_REST_HOST ? judge_host(facts, bytes) : judge_disk(facts, bytes);
     return rule == ADMITTED && bytes == 0 ? (uint32_t)MS_RULE_TOO_SMALL : rule;
 }
 
 /* Operators run again from what the layer saved: its arguments are not looked at. */
-static uint32_t judge_selective(const case_facts *facts, const ms_node *node, const ms_admission *admission,
-                                ms_technique technique)
+static uint32_t judge_selective(const case_facts *facts, const ms_node *node, const ms_admission *admission)
 {
     if (facts->graph->profiles[node->profile].maker_count == 0) {
         return MS_RULE_NO_MAKERS;
     }
-    if (admission->saved_bytes < facts->floor_bytes) {
-        return MS_RULE_TOO_SMALL;
-    }
-    ms_technique rest = ms_technique_rest(technique);
-    return rest == MS_TECHNIQUE_KEEP ? (uint32_t)ADMITTED : judge_offload(facts, rest, admission->offload_bytes);
+    return admission->saved_bytes < facts->floor_bytes ? (uint32_t)MS_RULE_TOO_SMALL : (uint32_t)ADMITTED;
 }
 
+/* What the technique recomputes, then what it moves. */
 static uint32_t judge_technique(const case_facts *facts, const ms_node *node, const ms_admission *admission,
                                 ms_technique technique)
 {
-    switch (technique) {
-    case MS_TECHNIQUE_RECOMPUTE:
-        return judge_recompute(facts, node, admission);
-    case MS_TECHNIQUE_RECOMPUTE_JOINED:
-    case MS_TECHNIQUE_RECOMPUTE_SEGMENT:
-    case MS_TECHNIQUE_RECOMPUTE_NESTED_2:
-    case MS_TECHNIQUE_RECOMPUTE_NESTED_3:
-        return judge_segment(facts, node, admission);
-    case MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT: {
-        ms_technique tier = facts->hardware->device < 0 ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_OFFLOAD_HOST;
-        uint32_t rule = judge_recompute(facts, node, admission);
-        return rule == ADMITTED ? judge_offload(facts, tier, movable_input_bytes(facts, node)) : rule;
+    const ms_technique_row *row = ms_technique_of(technique);
+    uint32_t rule = ADMITTED;
+    if (ms_technique_is_chained(technique)) {
+        rule = judge_segment(facts, node, admission);
+    } else if (row->replays) {
+        rule = judge_recompute(facts, node, admission);
+    } else if (row->set > 0) {
+        rule = judge_selective(facts, node, admission);
     }
-    case MS_TECHNIQUE_KEEP:
-    case MS_TECHNIQUE_OFFLOAD_HOST:
-    case MS_TECHNIQUE_OFFLOAD_DISK:
-        return judge_offload(facts, technique, admission->offload_bytes);
-    default:
-        return judge_selective(facts, node, admission, technique);
+    if (rule == ADMITTED && row->moves_input) {
+        ms_rest lower = facts->hardware->device < 0 ? MS_REST_DISK : MS_REST_HOST;
+        rule = judge_move(facts, lower, movable_input_bytes(facts, node));
     }
+    if (rule == ADMITTED && (row->rest == MS_REST_HOST || row->rest == MS_REST_DISK)) {
+        rule = judge_move(facts, row->rest, admission->offload_bytes);
+    }
+    return rule;
 }
 
 /* The rule that refuses, or ADMITTED. Before any light touch. */
 static uint32_t judge(const case_facts *facts, const ms_node *node, const ms_admission *admission,
                       ms_technique technique)
 {
-    bool recomputes = ms_technique_replays(technique) || ms_technique_set(technique) != 0;
+    bool recomputes = ms_technique_of(technique)->replays || ms_technique_of(technique)->set > 0;
     if (node->flags & MS_NODE_UNHOOKABLE) {
         return MS_RULE_UNHOOKABLE;
     }

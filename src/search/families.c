@@ -113,11 +113,10 @@ void ms__families_everywhere(ms__search *search, ms_technique technique)
 
 void ms__families_uniform(ms__search *search)
 {
-    for (int technique = 0; technique < MS_TECHNIQUE_SELECTIVE_1; technique++) {
-        if ((MS__SEGMENTS & 1u << technique) != 0) {
-            continue; /* families_segment.c's */
+    for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
+        if ((MS__WHOLE & 1u << technique) != 0) { /* families_selective.c and families_segment.c do the others */
+            ms__families_everywhere(search, (ms_technique)technique);
         }
-        ms__families_everywhere(search, (ms_technique)technique);
     }
 }
 

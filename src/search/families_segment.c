@@ -17,6 +17,15 @@ typedef struct shape {
     bool joined;
 } shape;
 
+/* The technique whose argument the layers before recompute in this way, and which moves nothing. */
+static ms_technique chained(uint32_t nesting, bool joined)
+{
+    ms_technique_row columns = *ms_technique_of(MS_TECHNIQUE_RECOMPUTE);
+    columns.nesting = joined ? 0 : (uint8_t)nesting;
+    columns.joined = joined;
+    return ms_technique_with(&columns);
+}
+
 static ms_technique wanted_at(const shape *how, uint32_t i, ms_technique first)
 {
     uint32_t nesting = 0;
@@ -27,8 +36,7 @@ static ms_technique wanted_at(const shape *how, uint32_t i, ms_technique first)
     if (nesting == 0) {
         return first;
     }
-    return is_left && how->joined ? MS_TECHNIQUE_RECOMPUTE_JOINED
-                                  : (ms_technique)(MS_TECHNIQUE_RECOMPUTE_SEGMENT + nesting - 1);
+    return chained(nesting, is_left && how->joined);
 }
 
 /* The last `others` layers get `rest`, those before them the shape. */
@@ -136,16 +144,16 @@ static bool layers_may(const ms__search *search, int technique)
 
 void ms__families_segment(ms__search *search)
 {
-    static const ms_technique firsts[] = {MS_TECHNIQUE_RECOMPUTE, MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT};
     shape shapes[SHAPES_MOST];
     size_t count = list_shapes(search->layer_count, shapes);
-    for (size_t i = 0; i < sizeof firsts / sizeof firsts[0]; i++) {
-        if (layers_may(search, firsts[i])) {
-            propose_beside(search, shapes, count, firsts[i], MS_TECHNIQUE_KEEP);
+    for (int first = 0; first < MS_TECHNIQUE_COUNT; first++) {
+        bool alone = ms_technique_of((ms_technique)first)->replays && !ms_technique_is_chained((ms_technique)first);
+        if (alone && layers_may(search, first)) {
+            propose_beside(search, shapes, count, (ms_technique)first, MS_TECHNIQUE_KEEP);
         }
     }
-    for (int rest = MS_TECHNIQUE_OFFLOAD_HOST; rest < MS_TECHNIQUE_COUNT; rest++) {
-        if (layers_may(search, rest)) {
+    for (int rest = MS_TECHNIQUE_KEEP + 1; rest < MS_TECHNIQUE_COUNT; rest++) {
+        if (!ms_technique_of((ms_technique)rest)->replays && layers_may(search, rest)) {
             propose_beside(search, shapes, count, MS_TECHNIQUE_RECOMPUTE, (ms_technique)rest);
         }
     }

@@ -73,13 +73,13 @@ static size_t find_standouts(ms__search *search, standout *out)
 
 static bool is_selective(const standout *one)
 {
-    return ms_technique_set(one->technique) != 0;
+    return ms_technique_of(one->technique)->set > 0;
 }
 
 void ms__families_selective(ms__search *search)
 {
     standout standouts[MS_TECHNIQUE_COUNT];
-    for (int technique = MS_TECHNIQUE_SELECTIVE_1; technique < MS_TECHNIQUE_COUNT; technique++) {
+    for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
         if (search->selective_techniques & 1u << technique) {
             ms__families_everywhere(search, (ms_technique)technique);
         }

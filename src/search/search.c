@@ -72,9 +72,10 @@ static int copy_admissions(ms__search *search, const ms_admission *admissions)
     for (uint32_t i = 0; search->admissions != NULL && i < search->node_count; i++) {
         ms_admission *own = &search->admissions[i];
         *own = admissions[i];
-        for (int technique = MS_TECHNIQUE_SELECTIVE_1; technique < MS_TECHNIQUE_COUNT; technique++) {
-            bool has = ms__selective_set(search->sim->nodes[i].profile, (ms_technique)technique) != NULL;
-            if (!has && (own->under_pressure & 1u << technique) != 0) {
+        for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
+            bool lacks = (MS__SELECTIVE & 1u << technique) != 0 &&
+                         ms__selective_set(search->sim->nodes[i].profile, (ms_technique)technique) == NULL;
+            if (lacks && (own->under_pressure & 1u << technique) != 0) {
                 own->techniques &= ~(1u << technique);
                 own->under_pressure &= ~(1u << technique);
                 own->rule[technique] = MS_RULE_NO_MAKERS;
@@ -86,16 +87,15 @@ static int copy_admissions(ms__search *search, const ms_admission *admissions)
 
 static void find_movable(ms__search *search, const ms_graph *graph)
 {
-    const uint32_t moves = 1u << MS_TECHNIQUE_OFFLOAD_HOST | 1u << MS_TECHNIQUE_OFFLOAD_DISK;
     uint32_t root_techniques = 0;
     for (uint32_t i = 0; i < graph->node_count; i++) {
         uint32_t mask = search->admissions[i].under_pressure & ~(1u << MS_TECHNIQUE_KEEP);
         if (graph->nodes[i].kind == MS_NODE_LAYER && mask != 0) {
             search->layers[search->layer_count++] = i;
-            search->layer_techniques |= mask & MS__WHOLE_TECHNIQUES;
-            search->selective_techniques |= mask & ~MS__WHOLE_TECHNIQUES & ~MS__SEGMENTS;
-            search->segment_techniques |= mask & MS__SEGMENTS;
-        } else if ((mask & moves) != 0) {
+            search->layer_techniques |= mask & MS__WHOLE;
+            search->selective_techniques |= mask & MS__SELECTIVE;
+            search->segment_techniques |= mask & MS__CHAINED;
+        } else if (mask != 0) { /* the rules let work of the root move, no more */
             search->roots[search->root_count++] = i;
             root_techniques |= mask;
         }
@@ -157,7 +157,7 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
     ms__search_use(search, 0);
     search->node_count = graph->node_count;
     search->forced = forced;
-    search->offered = MS__WHOLE_TECHNIQUES;
+    search->offered = MS__WHOLE;
     search->runs_differ_bytes = hardware->device < 0 && hardware->process.baseline_bytes > 0 ? runs_differ_bytes : 0;
     search->offload_min_bytes = forced ? 1 : MS_OFFLOAD_MIN_BYTES;
     search->tier_cap_bytes[MS__HOST_TIER] = ms_rules_host_cap(hardware, config);

@@ -11,13 +11,14 @@
 
 enum { MS__WINDOW_COUNT = 3, MS__STEPS_MOST = 32 };
 
-/* Admission bits of the techniques that treat all of a layer alike. */
-#define MS__JOINED (1u << MS_TECHNIQUE_RECOMPUTE_JOINED)
-#define MS__NESTED \
-    (1u << MS_TECHNIQUE_RECOMPUTE_SEGMENT | 1u << MS_TECHNIQUE_RECOMPUTE_NESTED_2 | \
-     1u << MS_TECHNIQUE_RECOMPUTE_NESTED_3)
-#define MS__SEGMENTS (MS__JOINED | MS__NESTED)
-#define MS__WHOLE_TECHNIQUES (((1u << MS_TECHNIQUE_SELECTIVE_1) - 1) & ~MS__SEGMENTS)
+/* Admission bits: of techniques that recompute arguments from layers before; of selective ones; of the others,
+ * which treat one layer, and all of it alike. */
+#define MS__BIT_IF_CHAINED(id, name, replays, rest, set, nesting, joined, ...) \
+    | ((joined) || (nesting) > 0 ? 1u << MS_TECHNIQUE_##id : 0u)
+#define MS__BIT_IF_SELECTIVE(id, name, replays, rest, set, ...) | ((set) > 0 ? 1u << MS_TECHNIQUE_##id : 0u)
+#define MS__CHAINED (0u MS_TECHNIQUE_TABLE(MS__BIT_IF_CHAINED))
+#define MS__SELECTIVE (0u MS_TECHNIQUE_TABLE(MS__BIT_IF_SELECTIVE))
+#define MS__WHOLE (((1ull << MS_TECHNIQUE_COUNT) - 1) & ~(unsigned long long)(MS__CHAINED | MS__SELECTIVE))
 
 typedef struct ms__window {
     uint64_t write_bytes, read_bytes;

@@ -274,7 +274,7 @@ void ms__selective_clear(ms__sim_profile *profile)
 
 const uint8_t *ms__selective_set(const ms__sim_profile *profile, ms_technique technique)
 {
-    uint32_t set = ms_technique_set(technique);
+    uint32_t set = ms_technique_of(technique)->set;
     return set > 0 && set <= profile->set_count ? &profile->sets[(size_t)(set - 1) * profile->save_count] : NULL;
 }
 

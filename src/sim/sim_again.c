@@ -165,13 +165,13 @@ static const ms__sim_node *after(const ms__sim_node *node, const ms__sim_node *l
 }
 
 /* One run: from the nearest layer before that has its argument, up to the last of the least
- * nesting, the node at the latest; see memscale/engine.h. */
+ * nesting, the node at the latest; see memscale/technique.h. */
 static void run_up_to(ms__sim *sim, const ms__sim_node *node)
 {
     const ms__sim_node *last = node, *from = node, *start;
     uint32_t least = UINT32_MAX;
     for (; lacks_argument(sim, from); from = from->before) {
-        uint32_t nesting = ms_technique_nesting(technique_of(sim, from));
+        uint32_t nesting = ms_technique_of(technique_of(sim, from))->nesting;
         if (nesting > 0 && nesting < least) {
             least = nesting;
             last = from;
@@ -181,7 +181,7 @@ static void run_up_to(ms__sim *sim, const ms__sim_node *node)
     while (from != last) {
         const ms__sim_node *next = after(from, last);
         make_argument(sim, next, false);
-        if (from != start && ms_technique_nesting(technique_of(sim, from)) != least) {
+        if (from != start && ms_technique_of(technique_of(sim, from))->nesting != least) {
             forget_argument(sim, from);
         }
         from = next;
@@ -192,7 +192,7 @@ static void run_up_to(ms__sim *sim, const ms__sim_node *node)
 static void make_arguments(ms__sim *sim, const ms__sim_node *node)
 {
     const ms__sim_node *head = node;
-    while (lacks_argument(sim, head) && ms_technique_is_joined(technique_of(sim, head))) {
+    while (lacks_argument(sim, head) && ms_technique_of(technique_of(sim, head))->joined) {
         head = head->before;
     }
     while (lacks_argument(sim, head)) {

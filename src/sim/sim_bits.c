@@ -89,8 +89,8 @@ static const ms__sim_bits *bits_of(const ms__sim *sim, const ms__sim_node *node,
 
 bool ms__bits_possible(ms_technique technique)
 {
-    ms_technique rest = ms_technique_rest(technique);
-    return rest == MS_TECHNIQUE_KEEP || rest == MS_TECHNIQUE_OFFLOAD_DISK;
+    ms_rest rest = ms_technique_of(technique)->rest;
+    return rest == MS_REST_STAYS || rest == MS_REST_DISK;
 }
 
 static void spend(ms__sim *sim, uint64_t ns)

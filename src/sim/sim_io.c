@@ -45,7 +45,7 @@ void ms__io_reset(ms__sim *sim)
     io->reads.transfers = reads;
     io->shared = sim->on_host || sim->hardware->gpu[sim->hardware->device].copy_engines < 2;
     for (uint32_t i = 0; !io->shared && i < sim->node_count; i++) {
-        io->shared = ms_technique_rest((ms_technique)sim->choices->technique[i]) == MS_TECHNIQUE_OFFLOAD_DISK;
+        io->shared = ms_technique_of((ms_technique)sim->choices->technique[i])->rest == MS_REST_DISK;
     }
     sim->fetch_count = 0;
     sim->prefetch_next = 0;

@@ -8,10 +8,11 @@
 
 static uint32_t tier_of(const ms__sim *sim, ms_technique technique)
 {
-    if (technique == MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT) {
+    const ms_technique_row *row = ms_technique_of(technique);
+    if (row->moves_input) {
         return sim->on_host ? MS__DISK_TIER : MS__HOST_TIER;
     }
-    return ms_technique_rest(technique) == MS_TECHNIQUE_OFFLOAD_HOST ? MS__HOST_TIER : MS__DISK_TIER;
+    return row->rest == MS_REST_HOST ? MS__HOST_TIER : MS__DISK_TIER;
 }
 
 static void free_natural(ms__sim *sim, uint32_t instance)
@@ -115,7 +116,7 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
     if (ms__bits_made(sim, node, (uint32_t)op->value, slot)) {
         return;
     }
-    if (ms_technique_replays(technique)) {
+    if (ms_technique_of(technique)->replays) {
         slot->state = MS__SLOT_LOST;
     } else if (ms_technique_moves(technique)) {
         store_slot(sim, slot, instance, tier_of(sim, technique));
@@ -127,8 +128,8 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
 /* Whether the node's first argument is made again by the layer before it. */
 static bool does_without(const ms__sim *sim, const ms__sim_node *node, ms_technique technique)
 {
-    return node->before != NULL && (ms_technique_is_joined(technique) || ms_technique_nesting(technique) > 0) &&
-           ms_technique_replays(ms__sim_technique_of(sim, (uint32_t)(node->before - sim->nodes)));
+    return node->before != NULL && ms_technique_is_chained(technique) &&
+           ms_technique_of(ms__sim_technique_of(sim, (uint32_t)(node->before - sim->nodes)))->replays;
 }
 
 /* A node that will run again keeps its arguments, here or on the lower tier. */
@@ -139,7 +140,7 @@ static void keep_arguments(ms__sim *sim, const ms__sim_node *node, ms_technique 
         uint32_t instance = ms__sim_instance_of(node, node->profile->inputs[i]);
         if (i == 0 && does_without(sim, node, technique)) {
             slots[i].state = MS__SLOT_LOST;
-        } else if (technique != MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT) {
+        } else if (!ms_technique_of(technique)->moves_input) {
             ms__sim_hold_slot(sim, &slots[i], instance, MS__SLOT_HELD);
         } else {
             store_slot(sim, &slots[i], instance, tier_of(sim, technique));
@@ -169,9 +170,9 @@ void ms__sim_run_forward(ms__sim *sim, uint32_t index)
     if (!node->is_root) {
         ms__io_poll(sim);
     }
-    if (ms_technique_replays(technique)) {
+    if (ms_technique_of(technique)->replays) {
         keep_arguments(sim, node, technique);
-    } else if (ms_technique_set(technique) != 0) {
+    } else if (ms_technique_of(technique)->set > 0) {
         ms__sim_spend(sim, node->profile->noting_ns);
     }
     bool brief = ms__sim_runs_short(sim);
@@ -198,7 +199,7 @@ static void need(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
 {
     ms__slot *slot = &sim->slots[node->first_slot + op->value];
     uint32_t index = (uint32_t)(node - sim->nodes);
-    if (slot->state == MS__SLOT_LOST && ms_technique_set(ms__sim_technique_of(sim, index)) != 0) {
+    if (slot->state == MS__SLOT_LOST && ms_technique_of(ms__sim_technique_of(sim, index))->set > 0) {
         ms__selective_remake(sim, node, op->storage);
     } else if (slot->state == MS__SLOT_LOST) {
         ms__sim_run_again(sim, node);

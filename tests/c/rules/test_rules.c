@@ -335,18 +335,9 @@ static void a_gpu_moves_to_the_host(void **state)
 static void names_read_back(void **state)
 {
     (void)state;
-    for (int i = 0; i < MS_TECHNIQUE_COUNT; i++) {
-        ms_technique technique;
-        assert_int_equal(ms_technique_parse(ms_technique_name((ms_technique)i), &technique), MS_OK);
-        assert_int_equal(technique, i);
-        assert_true(strlen(ms_technique_text((ms_technique)i)) > 10);
-    }
-    ms_technique technique;
-    assert_int_equal(ms_technique_parse("teleport", &technique), MS_EINVAL);
     for (int i = 0; i < MS_RULE_COUNT; i++) {
         assert_true(strlen(ms_rule_name((ms_rule)i)) > 3 && strlen(ms_rule_text((ms_rule)i)) > 10);
     }
-    assert_string_equal(ms_technique_name((ms_technique)99), "unknown");
     assert_string_equal(ms_rule_name((ms_rule)99), "unknown");
 }
 

@@ -216,7 +216,7 @@ static void segments_reach_budgets_that_nothing_else_does(void **state)
     uint32_t joined = 0;
     for (uint32_t i = 0; i < less->entry_count; i++) {
         ms_technique technique = (ms_technique)less->entries[i].technique;
-        joined += ms_technique_nesting(technique) > 0 || ms_technique_is_joined(technique);
+        joined += ms_technique_is_chained(technique);
     }
     assert_true(joined > 0);
     ms_plan_free(full);
@@ -230,7 +230,7 @@ static uint32_t deepest_of(const ms_plan *plan)
 {
     uint32_t deepest = 0;
     for (uint32_t i = 0; i < plan->entry_count; i++) {
-        uint32_t nesting = ms_technique_nesting((ms_technique)plan->entries[i].technique);
+        uint32_t nesting = ms_technique_of((ms_technique)plan->entries[i].technique)->nesting;
         deepest = nesting > deepest ? nesting : deepest;
     }
     return deepest;

@@ -105,10 +105,7 @@ static void compare_techniques(const ms_graph *graph, const ms_hardware *hardwar
     for (int i = 0; i < DRAWS; i++) {
         for (uint32_t node = 0; node < graph->node_count; node++) {
             bool layer = graph->nodes[node].kind == MS_NODE_LAYER;
-            techniques[node] = layer ? (uint8_t)draw(seed, MS_TECHNIQUE_SELECTIVE_1 + 1) : 0;
-            if (techniques[node] == MS_TECHNIQUE_SELECTIVE_1 && draw(seed, 2) == 0) {
-                techniques[node] = MS_TECHNIQUE_SELECTIVE_1_DISK;
-            }
+            techniques[node] = layer ? (uint8_t)draw(seed, MS_TECHNIQUE_COUNT) : 0;
         }
         ms_choices choices = {.technique = techniques,
                               .offload_min_bytes = draw(seed, 2) == 0 ? 1 : 4 * MIB,

@@ -43,8 +43,7 @@ static PyObject *drop_later(ms_region *region, PyObject *tensor, const ms_movabl
  * since it is not the storage that operators read. */
 static PyObject *hold(ms_region *region, PyObject *tensor, const ms_movable *what)
 {
-    ms_technique rest = ms_technique_rest(ms_frame_technique(region->frame));
-    bool moves = rest != MS_TECHNIQUE_KEEP || ms_frame_packs(region->frame);
+    bool moves = !ms_frame_rest_stays(region->frame) || ms_frame_packs(region->frame);
     if (!moves) {
         ms_execute_kept(region->execution->execute);
     }

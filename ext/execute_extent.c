@@ -62,7 +62,7 @@ int ms_ext_remember_view(ms_saved *saved, PyObject *tensor)
 
 static bool is_kept(const ms_region *region)
 {
-    return ms_technique_rest(ms_frame_technique(region->frame)) == MS_TECHNIQUE_KEEP;
+    return ms_frame_rest_stays(region->frame);
 }
 
 /* `source` is the tensor, or a copy of it; its storage is sent. NULL without an exception:

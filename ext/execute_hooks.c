@@ -5,6 +5,7 @@
  * under the interpreter lock, and each thread sees its own stack only.
  */
 #include "execute_ext.h"
+#include "technique_ext.h"
 
 static uint64_t this_thread(void)
 {
@@ -148,8 +149,7 @@ PyObject *ms_ext_peek(PyObject *self, PyObject *number)
     if (layer_number(number, &layer) != 0) {
         return NULL;
     }
-    ms_technique technique = ms_execute_peek(ms_ext_execution_of(self)->execute, this_thread(), layer);
-    return PyUnicode_FromString(ms_technique_name(technique));
+    return ms_ext_technique(ms_execute_peek(ms_ext_execution_of(self)->execute, this_thread(), layer));
 }
 
 PyObject *ms_ext_enter(PyObject *object, PyObject *args)

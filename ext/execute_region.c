@@ -3,6 +3,7 @@
  * replay needs (the payload), and the two ends of a replay. Made by Execution.enter().
  */
 #include "execute_ext.h"
+#include "technique_ext.h"
 
 #include <stddef.h>
 #include <structmember.h>
@@ -99,19 +100,7 @@ static PyObject *get_call(PyObject *self, void *closure)
 static PyObject *get_technique(PyObject *self, void *closure)
 {
     (void)closure;
-    return PyUnicode_FromString(ms_technique_name(ms_frame_technique(region_of(self)->frame)));
-}
-
-static PyObject *get_nesting(PyObject *self, void *closure)
-{
-    (void)closure;
-    return PyLong_FromUnsignedLong(ms_technique_nesting(ms_frame_technique(region_of(self)->frame)));
-}
-
-static PyObject *get_is_joined(PyObject *self, void *closure)
-{
-    (void)closure;
-    return PyBool_FromLong(ms_technique_is_joined(ms_frame_technique(region_of(self)->frame)));
+    return ms_ext_technique(ms_frame_technique(region_of(self)->frame));
 }
 
 static PyObject *get_missing(PyObject *self, void *closure)
@@ -229,8 +218,6 @@ static PyGetSetDef attributes[] = {
     {"layer", get_layer, NULL, "Qualified name of the layer; \"\" for the root's own work.", NULL},
     {"call", get_call, NULL, "Number of this call in its forward, from 0.", NULL},
     {"technique", get_technique, NULL, "Name of the technique in force.", NULL},
-    {"nesting", get_nesting, NULL, "In which run inside a run its first argument is made again; 0: in none.", NULL},
-    {"is_joined", get_is_joined, NULL, "Whether the layer before runs again with it, as one.", NULL},
     {"missing", get_missing, NULL, "Saved tensors that a replay would have to make.", NULL},
     {"is_running", get_is_running, NULL, "Whether the layer's call is still under way.", NULL},
     {"payload", get_payload, set_payload, "What the replay needs; any object.", NULL},

@@ -383,22 +383,13 @@ static PyMethodDef unpack_inner_def = {"unpack_replay", unpack_inner, METH_O, NU
 
 static PyMethodDef *pack_of(const ms_region *region, bool is_capture)
 {
-    if (is_capture) {
-        return &pack_capture_def;
-    }
-    ms_technique technique = ms_frame_technique(region->frame);
-    if (ms_technique_replays(technique)) {
-        return &pack_slot_def;
-    }
-    switch (technique) {
-    case MS_TECHNIQUE_KEEP:
-        return &pack_kept_def;
-    case MS_TECHNIQUE_OFFLOAD_HOST:
-    case MS_TECHNIQUE_OFFLOAD_DISK:
-        return &pack_extent_def;
-    default:
-        return &pack_chosen_def;
-    }
+    static PyMethodDef *const packs[MS_FRAME_HOOK_COUNT] = {
+        [MS_FRAME_KEEPS] = &pack_kept_def,
+        [MS_FRAME_MOVES] = &pack_extent_def,
+        [MS_FRAME_CHOOSES] = &pack_chosen_def,
+        [MS_FRAME_REPLAYS] = &pack_slot_def,
+    };
+    return is_capture ? &pack_capture_def : packs[ms_frame_hook_of(region->frame)];
 }
 
 int ms_ext_push_hooks(ms_region *region, bool is_capture)

@@ -25,6 +25,7 @@
     X(ranks) \
     X(report) \
     X(session) \
+    X(technique) \
     X(trace)
 
 #define MS_EXT_DECLARE(room) int ms_ext_add_##room(PyObject *module);

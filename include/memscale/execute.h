@@ -146,6 +146,17 @@ MS_API int ms_execute_enter(ms_execute *execute, uint64_t thread, uint32_t layer
 MS_API void ms_execute_leave(ms_execute *execute, uint64_t thread);
 
 MS_API ms_technique ms_frame_technique(const ms_frame *frame);
+/* What the saved-tensor hooks of the frame do with a tensor. */
+typedef enum ms_frame_hook {
+    MS_FRAME_KEEPS,   /* it stays, or becomes bits: ms_extent_store() is asked if the frame packs */
+    MS_FRAME_MOVES,   /* its storage goes to a lower tier */
+    MS_FRAME_CHOOSES, /* single operators recompute some, the rest stays or moves */
+    MS_FRAME_REPLAYS, /* a slot stands for it; the layer runs again */
+    MS_FRAME_HOOK_COUNT
+} ms_frame_hook;
+MS_API ms_frame_hook ms_frame_hook_of(const ms_frame *frame);
+/* Whether tensors that are not recomputed stay where they are. */
+MS_API bool ms_frame_rest_stays(const ms_frame *frame);
 /* Whether what it keeps may become bits: ms_extent_store() is to be asked. */
 MS_API bool ms_frame_packs(const ms_frame *frame);
 MS_API uint32_t ms_frame_layer(const ms_frame *frame);

@@ -295,7 +295,7 @@ int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
     *extent = NULL;
     (void)err;
     uint64_t frame_serial = frame->serial;
-    bool is_kept = ms_technique_of((ms_technique)frame->technique)->rest == MS_REST_STAYS;
+    bool is_kept = ms_frame_rest_stays(frame);
     *extent = ms__extent_pack(execute, frame, identity, version, address, bytes, memory);
     if (*extent != NULL || is_kept) {
         return MS_OK;

@@ -299,6 +299,20 @@ ms_technique ms_frame_technique(const ms_frame *frame)
     return (ms_technique)frame->technique;
 }
 
+ms_frame_hook ms_frame_hook_of(const ms_frame *frame)
+{
+    const ms_technique_row *row = ms_technique_of((ms_technique)frame->technique);
+    if (row->replays || row->set > 0) {
+        return row->replays ? MS_FRAME_REPLAYS : MS_FRAME_CHOOSES;
+    }
+    return row->rest == MS_REST_STAYS ? MS_FRAME_KEEPS : MS_FRAME_MOVES;
+}
+
+bool ms_frame_rest_stays(const ms_frame *frame)
+{
+    return ms_technique_of((ms_technique)frame->technique)->rest == MS_REST_STAYS;
+}
+
 uint32_t ms_frame_layer(const ms_frame *frame)
 {
     return frame->layer;

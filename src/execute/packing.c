@@ -32,7 +32,7 @@ static void count_bits(ms_execute *execute, const ms_extent *extent)
 static bool is_wanted(const ms_execute *execute, const ms_frame *frame, uintptr_t identity)
 {
     ms__bits said = ms__choice_bits(&frame->choice, identity);
-    bool is_kept = ms_technique_of((ms_technique)frame->technique)->rest == MS_REST_STAYS;
+    bool is_kept = ms_frame_rest_stays(frame);
     return said == MS__BITS_UNKNOWN ? execute->packs_found || !is_kept : said == MS__BITS_PACKED;
 }
 

@@ -6,8 +6,8 @@ import pathlib
 import subprocess
 import sys
 
-import jsonschema
 import pytest
+from schema_support import schema, validator
 from time_limits import HANG_SECONDS
 
 from memscale import _core
@@ -20,8 +20,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "fuzz" / "corpus" / "plan"
 GRAPH = (ROOT / "tests" / "cli" / "data" / "graph_small.json").read_text()
 HARDWARE = (ROOT / "tests" / "cli" / "data" / "hardware_disk.json").read_text()
-SCHEMA = json.loads((ROOT / "docs" / "formats" / "plan.schema.json").read_text())
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+SCHEMA = schema("plan")
+VALIDATOR = validator("plan")
 
 TECHNIQUES = ["keep", "recompute", "recompute_offload_input", "offload_host", "offload_disk", "selective_1"]
 
@@ -253,7 +253,6 @@ def test_observations_are_checked():
 
 
 def test_plans_are_valid():
-    VALIDATOR.check_schema(SCHEMA)
     for plan in (make(), make(0.75), make(0.9), make(force_optimize=True)):
         document = json.loads(plan.to_json())
         VALIDATOR.validate(document)

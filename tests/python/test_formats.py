@@ -7,9 +7,9 @@ import os
 import pathlib
 import subprocess
 
-import jsonschema
 import pytest
 from program_support import program_path
+from schema_support import FORMATS, schema, validator
 from time_limits import HANG_SECONDS
 
 from memscale import _core
@@ -17,7 +17,6 @@ from memscale.config import AsyncOffloadConfig, Config
 from memscale.errors import MemScaleError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FORMATS = ROOT / "docs" / "formats"
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 DATA = ROOT / "tests" / "cli" / "data"
 
@@ -29,12 +28,6 @@ BEYOND_SCHEMAS = {
     "hardware/isa_order.json",
     "hardware/device.json",
 }
-
-
-def validator(name):
-    schema = json.loads((FORMATS / f"{name}.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
 
 
 @pytest.fixture(scope="session")
@@ -59,14 +52,20 @@ def run(program, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("path", sorted(FORMATS.glob("*.schema.json")), ids=lambda path: path.name)
+DOCUMENTS = sorted(path for path in FORMATS.glob("*.schema.json") if not path.name.startswith("technique"))
+
+
+def test_the_schema_of_techniques_has_their_names():
+    assert schema("technique")["enum"] == list(_core.TECHNIQUES)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_schemas_are_2020_12_closed_and_versioned(path):
-    schema = json.loads(path.read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    document = schema(path.name.removesuffix(".schema.json"))
+    assert document["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     # What telemetry sends names its version as its receivers do.
     name, number = ("schema_version", 2) if path.name.startswith("telemetry") else ("version", 1)
-    assert schema["properties"][name] == {"const": number} and name in schema["required"]
+    assert document["properties"][name] == {"const": number} and name in document["required"]
 
     def closed(part):
         if isinstance(part, dict):
@@ -78,7 +77,7 @@ def test_schemas_are_2020_12_closed_and_versioned(path):
             for value in part:
                 closed(value)
 
-    closed(schema)
+    closed(document)
 
 
 @pytest.mark.parametrize(

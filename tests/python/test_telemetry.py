@@ -15,9 +15,9 @@ import sys
 import threading
 import time
 
-import jsonschema
 import pytest
 import torch
+from schema_support import schema, validator
 from time_limits import HANG_SECONDS, comes_true
 from torch import nn
 
@@ -26,8 +26,8 @@ from memscale import Config, _core
 from memscale.observability import telemetry
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SCHEMA = json.loads((ROOT / "docs/formats/telemetry.schema.json").read_text())
-EVENT = jsonschema.Draft202012Validator(SCHEMA)
+SCHEMA = schema("telemetry")
+EVENT = validator("telemetry")
 
 
 @pytest.fixture(autouse=True)
@@ -156,19 +156,20 @@ def test_the_environment_and_the_calls_switch_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_value_that_the_schema_allows_is_of_a_fixed_list() -> None:
-    def leaves(schema: dict) -> None:
-        if "$ref" in schema:
-            leaves(SCHEMA["$defs"][schema["$ref"].rsplit("/", 1)[1]])
-        elif schema.get("type") == "array":
-            leaves(schema["items"])
-        elif schema.get("type") == "string":
-            assert schema["pattern"] == r"^[0-9]{1,3}\.[0-9]{1,3}$"  # the release line of memscale
+    def leaves(part: dict) -> None:
+        if "$ref" in part:
+            file, _, place = part["$ref"].partition("#/$defs/")
+            leaves(schema(file.removesuffix(".schema.json")) if file else SCHEMA["$defs"][place])
+        elif part.get("type") == "array":
+            leaves(part["items"])
+        elif part.get("type") == "string":
+            assert part["pattern"] == r"^[0-9]{1,3}\.[0-9]{1,3}$"  # the release line of memscale
         else:
-            assert "enum" in schema or "const" in schema or schema["type"] == "boolean"
+            assert "enum" in part or "const" in part or part["type"] == "boolean"
 
     assert SCHEMA["additionalProperties"] is False
-    for schema in SCHEMA["properties"].values():
-        leaves(schema)
+    for part in SCHEMA["properties"].values():
+        leaves(part)
 
 
 def test_events_of_any_model_fit_the_schema() -> None:

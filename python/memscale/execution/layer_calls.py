@@ -34,10 +34,7 @@ __all__ = ["LayerCalls", "OnThread"]
 # hooks.py lie in between.
 _CALLER = 3
 
-_SEGMENT = ("recompute_joined", "recompute_segment", "recompute_nested_2", "recompute_nested_3")
-_RECOMPUTE = ("recompute", "recompute_offload_input", *_SEGMENT)
 _ASKED_MOST = 64
-_MOVED_OR_KEPT = ("keep", "offload_host", "offload_disk")
 
 
 class OnThread(threading.local):
@@ -134,8 +131,9 @@ class LayerCalls:
         self.end_tape()  # of a call that was broken off, or that this one lies in
         record = None
         technique = self._core.peek(layer.number)
-        can_run_again = technique in _MOVED_OR_KEPT or self._can_run_again(layer)
-        if can_run_again and technique in _RECOMPUTE:
+        runs_again = technique.replays or technique.set > 0
+        can_run_again = not runs_again or self._can_run_again(layer)
+        if can_run_again and technique.replays:
             record = self._record(layer, module, args, kwargs)
         profile = self.own_profile()
         if profile is not None:
@@ -145,9 +143,9 @@ class LayerCalls:
         region = self._core.enter(layer.number, record is not None, sys._getframe(_CALLER))
         if isinstance(region, str):
             self._notices.say_obstacle(region)
-        elif region is not None and record is not None and region.technique in _RECOMPUTE:
+        elif region is not None and record is not None and region.technique.replays:
             self._begin_recompute(region, record, args)
-        elif region is not None and can_run_again and region.technique.startswith("selective"):
+        elif region is not None and can_run_again and region.technique.set > 0:
             self._begin_tape(region)
 
     def after(self, layer: LayerHooks, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -187,10 +185,10 @@ class LayerCalls:
     def _begin_recompute(self, region: Any, record: ReplayRecord, args: tuple[Any, ...]) -> None:
         region.payload = record
         record.region = weakref.ref(region)
-        if region.technique == "recompute_offload_input":
+        if region.technique.moves_input:
             record.arguments.offload(region.offload_input)
-        elif region.technique in _SEGMENT:
-            self._join(record, args, region.nesting)
+        elif region.technique.is_chained:
+            self._join(record, args, region.technique.nesting)
         self._thread.record = record
 
     def _begin_tape(self, region: Any) -> None:

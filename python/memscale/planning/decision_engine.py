@@ -58,9 +58,7 @@ class DecisionEngine:
         Args:
             graph_json: as for `plan`; None gives a plan for layers not yet known.
             hardware_json: as for `plan`.
-            technique: ``"keep"``, ``"recompute"``, ``"recompute_offload_input"``, ``"recompute_joined"``,
-                ``"recompute_segment"``, ``"recompute_nested_2"``, ``"recompute_nested_3"``,
-                ``"offload_host"`` or ``"offload_disk"``; None is the one that frees most.
+            technique: one of ``memscale._core.TECHNIQUES``; None is the one that frees most.
 
         Raises:
             ValueError: there is no such technique.

@@ -130,7 +130,9 @@ static int load(const char *path, ms_hardware *hardware)
     ms_error err;
     char *text;
     int rc = cli_read_text(path, &text, &err);
-    rc = rc != MS_OK ? rc : ms_hardware_parse(text, hardware, &err);
+    if (rc == MS_OK) {
+        rc = ms_hardware_parse(text, hardware, &err);
+    }
     ms_free(text);
     return cli_file_status("hardware", "--from", path, rc, &err);
 }

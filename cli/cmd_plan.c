@@ -64,7 +64,9 @@ static int load_graph(const char *path, plan_work *work)
     ms_error err;
     char *text;
     int rc = cli_read_text(path, &text, &err);
-    rc = rc != MS_OK ? rc : ms_graph_parse(text, &work->graph, &err);
+    if (rc == MS_OK) {
+        rc = ms_graph_parse(text, &work->graph, &err);
+    }
     ms_free(text);
     return cli_file_status("plan", "--graph", path, rc, &err);
 }
@@ -76,7 +78,9 @@ static int load_config(const plan_request *request, plan_work *work)
     if (request->config_path != NULL) {
         char *text;
         int rc = cli_read_text(request->config_path, &text, &err);
-        rc = rc != MS_OK ? rc : ms_config_parse(text, &work->config, &err);
+        if (rc == MS_OK) {
+            rc = ms_config_parse(text, &work->config, &err);
+        }
         ms_free(text);
         int status = cli_file_status("plan", "--config", request->config_path, rc, &err);
         if (status != CLI_OK) {

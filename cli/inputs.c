@@ -120,7 +120,9 @@ int cli_load_hardware(const char *command, const char *path, ms_hardware **hardw
     }
     char *text;
     int rc = cli_read_text(path, &text, &err);
-    rc = rc != MS_OK ? rc : ms_hardware_parse(text, *hardware, &err);
+    if (rc == MS_OK) {
+        rc = ms_hardware_parse(text, *hardware, &err);
+    }
     ms_free(text);
     return cli_file_status(command, "--hardware", path, rc, &err);
 }

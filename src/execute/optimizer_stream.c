@@ -279,8 +279,12 @@ int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t *ids, 
     }
     stream->failure = (ms_error){0};
     rc = set_hints(stream, ids, count, &cause);
-    rc = rc == MS_OK ? ms__state_save_rest(&stream->slots, &cause) : rc;
-    rc = rc == MS_OK ? read_ahead(stream, &cause) : rc;
+    if (rc == MS_OK) {
+        rc = ms__state_save_rest(&stream->slots, &cause);
+    }
+    if (rc == MS_OK) {
+        rc = read_ahead(stream, &cause);
+    }
     stream->in_round = true;
     remember(stream, rc, &cause);
     give_failure(stream, err);
@@ -299,7 +303,9 @@ static int update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group
     for (uint64_t i = 0; rc == MS_OK && i < state->chunk_count; i++) {
         pass_over(stream, id, i);
         rc = ms__state_tensor_update(&stream->slots, state, i, group, tensor, threads, err);
-        rc = rc == MS_OK ? read_ahead(stream, err) : rc;
+        if (rc == MS_OK) {
+            rc = read_ahead(stream, err);
+        }
     }
     return rc;
 }
@@ -381,10 +387,14 @@ static int export(ms_optimizer_stream *stream, uint64_t id, int fd, const uint64
         return MS_EINVAL;
     }
     int rc = ms__state_save_rest(&stream->slots, err);
-    rc = rc == MS_OK ? set_hints(stream, &id, 1, err) : rc;
+    if (rc == MS_OK) {
+        rc = set_hints(stream, &id, 1, err);
+    }
     for (uint64_t i = 0; rc == MS_OK && i < state->chunk_count; i++) {
         rc = read_ahead(stream, err);
-        rc = rc == MS_OK ? ms__state_tensor_export(&stream->slots, state, i, fd, offsets, err) : rc;
+        if (rc == MS_OK) {
+            rc = ms__state_tensor_export(&stream->slots, state, i, fd, offsets, err);
+        }
     }
     return rc;
 }

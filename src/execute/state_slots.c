@@ -308,7 +308,9 @@ int ms__state_rest(ms__state_slots *s, ms_error *err)
         ms__state_slot *slot = &s->slots[i];
         if (slot->state == MS__SLOT_STORING) {
             int ended = settle(s, slot, rc == MS_OK ? err : NULL);
-            rc = rc == MS_OK ? ended : rc;
+            if (rc == MS_OK) {
+                rc = ended;
+            }
         } else if (slot->state == MS__SLOT_FETCHING) {
             stop_reading(s, slot);
         }

@@ -74,7 +74,9 @@ static int read_loop(const ms__json_at *root, ms_loop *loop)
     for (size_t i = 0; rc == MS_OK && i < COUNT_OF(switches); i++) {
         rc = ms__json_bool(&object, names[i], switches[i]);
     }
-    rc = rc == MS_OK ? read_numbers(&object, fields, COUNT_OF(fields)) : rc;
+    if (rc == MS_OK) {
+        rc = read_numbers(&object, fields, COUNT_OF(fields));
+    }
     return rc == MS_OK ? read_own_optimizer(&object, &names[6], loop) : rc;
 }
 
@@ -361,7 +363,9 @@ int ms_graph_parse(const char *json, ms_graph **graph, ms_error *err)
     ms__json_at root;
     const ms__json_extent most = {"nodes", MS_GRAPH_NODES_MOST, VALUES_MOST};
     int rc = ms__json_check_extent(json, "graph", &most, err);
-    rc = rc != MS_OK ? rc : ms__json_parse(json, strlen(json), "graph", &tree, &root, err);
+    if (rc == MS_OK) {
+        rc = ms__json_parse(json, strlen(json), "graph", &tree, &root, err);
+    }
     if (rc != MS_OK) {
         return rc;
     }

@@ -89,7 +89,9 @@ int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, bool has_
     faster.cpu.matmul_flops_per_s = ms__mul_div(hardware->cpu.matmul_flops_per_s, permille, 1000);
     ms_replay before, after;
     int rc = replay_kept(plain, hardware, &before, err);
-    rc = rc == MS_OK ? replay_kept(half, &faster, &after, err) : rc;
+    if (rc == MS_OK) {
+        rc = replay_kept(half, &faster, &after, err);
+    }
     if (rc != MS_OK) {
         return rc;
     }

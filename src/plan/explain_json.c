@@ -63,9 +63,15 @@ static int read_neighbour(const ms__json_at *at, const char *name, ms_neighbour 
         return MS_OK;
     }
     int rc = ms__json_object(at, name, &item);
-    rc = rc != MS_OK ? rc : ms__json_only(&item, names, sizeof names / sizeof names[0]);
-    rc = rc != MS_OK ? rc : ms__json_u64(&item, "budget_bytes", 1, INT64_MAX, &neighbour->budget_bytes);
-    rc = rc != MS_OK ? rc : ms__json_u64(&item, "peak_bytes", 0, INT64_MAX, &neighbour->peak_bytes);
+    if (rc == MS_OK) {
+        rc = ms__json_only(&item, names, sizeof names / sizeof names[0]);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64(&item, "budget_bytes", 1, INT64_MAX, &neighbour->budget_bytes);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64(&item, "peak_bytes", 0, INT64_MAX, &neighbour->peak_bytes);
+    }
     return rc != MS_OK ? rc : ms__json_u64(&item, "step_ns", 0, INT64_MAX, &neighbour->step_ns);
 }
 
@@ -79,10 +85,18 @@ static int read_part(const ms__json_at *at, ms_peak_part *part)
         names[i] = ms_peak_kind_name((ms_peak_kind)i);
     }
     int rc = ms__json_only(at, members, sizeof members / sizeof members[0]);
-    rc = rc != MS_OK ? rc : ms__json_enum(at, "kind", names, MS_PEAK_KIND_COUNT, &kind);
-    rc = rc != MS_OK ? rc : ms__json_u64_or(at, "node", 0, MS_NO_NODE - 1, MS_NO_NODE, &node);
-    rc = rc != MS_OK ? rc : ms__json_u32(at, "storages", 0, UINT32_MAX, &part->storages);
-    rc = rc != MS_OK ? rc : ms__json_u64(at, "bytes", 0, INT64_MAX, &part->bytes);
+    if (rc == MS_OK) {
+        rc = ms__json_enum(at, "kind", names, MS_PEAK_KIND_COUNT, &kind);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64_or(at, "node", 0, MS_NO_NODE - 1, MS_NO_NODE, &node);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u32(at, "storages", 0, UINT32_MAX, &part->storages);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64(at, "bytes", 0, INT64_MAX, &part->bytes);
+    }
     part->kind = (uint32_t)kind;
     part->node = (uint32_t)node;
     return rc;
@@ -95,7 +109,9 @@ static int read_parts(const ms__json_at *peak, ms_explanation *why)
     why->parts = ms__json_items(peak, "parts", PARTS_MOST, sizeof *why->parts, &list, &why->part_count, &rc);
     for (uint32_t i = 0; rc == MS_OK && i < why->part_count; i++) {
         rc = ms__json_item_object(&list, i, &item);
-        rc = rc != MS_OK ? rc : read_part(&item, &why->parts[i]);
+        if (rc == MS_OK) {
+            rc = read_part(&item, &why->parts[i]);
+        }
     }
     return rc;
 }
@@ -110,10 +126,18 @@ static int read_peak(const ms__json_at *at, ms_explanation *why)
         names[i] = ms_step_phase_name((ms_step_phase)i);
     }
     int rc = ms__json_object(at, "peak", &peak);
-    rc = rc != MS_OK ? rc : ms__json_only(&peak, members, sizeof members / sizeof members[0]);
-    rc = rc != MS_OK ? rc : ms__json_enum(&peak, "phase", names, MS_PHASE_COUNT, &phase);
-    rc = rc != MS_OK ? rc : ms__json_u32(&peak, "event", 0, UINT32_MAX, &why->peak_event);
-    rc = rc != MS_OK ? rc : ms__json_bool(&peak, "again", &why->peak_again);
+    if (rc == MS_OK) {
+        rc = ms__json_only(&peak, members, sizeof members / sizeof members[0]);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_enum(&peak, "phase", names, MS_PHASE_COUNT, &phase);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u32(&peak, "event", 0, UINT32_MAX, &why->peak_event);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_bool(&peak, "again", &why->peak_again);
+    }
     why->peak_phase = (uint32_t)phase;
     return rc != MS_OK ? rc : read_parts(&peak, why);
 }
@@ -127,12 +151,24 @@ int ms__explanation_read(const ms__json_at *root, ms_plan *plan)
         return MS_OK;
     }
     int rc = ms__json_object(root, "explanation", &at);
-    rc = rc != MS_OK ? rc : ms__json_only(&at, members, sizeof members / sizeof members[0]);
-    rc = rc != MS_OK ? rc : read_peak(&at, why);
-    rc = rc != MS_OK ? rc : ms__json_u64(&at, "timed_bytes", 0, INT64_MAX, &why->timed_bytes);
-    rc = rc != MS_OK ? rc : ms__json_u64_or(&at, "lower_bound_ns", 1, INT64_MAX, 0, &why->lower_bound_ns);
-    rc = rc != MS_OK ? rc : read_neighbour(&at, "larger_budget", &why->larger);
-    rc = rc != MS_OK ? rc : read_neighbour(&at, "smaller_budget", &why->smaller);
+    if (rc == MS_OK) {
+        rc = ms__json_only(&at, members, sizeof members / sizeof members[0]);
+    }
+    if (rc == MS_OK) {
+        rc = read_peak(&at, why);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64(&at, "timed_bytes", 0, INT64_MAX, &why->timed_bytes);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64_or(&at, "lower_bound_ns", 1, INT64_MAX, 0, &why->lower_bound_ns);
+    }
+    if (rc == MS_OK) {
+        rc = read_neighbour(&at, "larger_budget", &why->larger);
+    }
+    if (rc == MS_OK) {
+        rc = read_neighbour(&at, "smaller_budget", &why->smaller);
+    }
     why->known = rc == MS_OK;
     return rc;
 }

@@ -242,9 +242,15 @@ static int read_replay(const ms__json_at *root, const char *name, ms_replay *rep
 {
     ms__json_at at;
     int rc = ms__json_object(root, name, &at);
-    rc = rc != MS_OK ? rc : read_numbers(&at, replay_numbers, COUNT(replay_numbers), replay);
-    rc = rc != MS_OK ? rc : ms__json_u32(&at, "peak_node", 0, UINT32_MAX, &replay->peak_node);
-    rc = rc != MS_OK ? rc : ms__json_bool(&at, "peak_in_backward", &replay->peak_in_backward);
+    if (rc == MS_OK) {
+        rc = read_numbers(&at, replay_numbers, COUNT(replay_numbers), replay);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u32(&at, "peak_node", 0, UINT32_MAX, &replay->peak_node);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_bool(&at, "peak_in_backward", &replay->peak_in_backward);
+    }
     bool packs = rc == MS_OK && ms__json_has(&at, replay_packing[0].name);
     rc = packs ? read_numbers(&at, replay_packing, COUNT(replay_packing), replay) : rc;
     return rc != MS_OK ? rc : check_count(&at, COUNT(replay_numbers) + 2 + (packs ? COUNT(replay_packing) : 0));
@@ -254,10 +260,18 @@ static int read_pressure(const ms__json_at *root, ms_pressure *pressure)
 {
     ms__json_at at;
     int rc = ms__json_object(root, "pressure", &at);
-    rc = rc != MS_OK ? rc : read_numbers(&at, pressure_numbers, COUNT(pressure_numbers), pressure);
-    rc = rc != MS_OK ? rc : ms__json_bool(&at, "budget_given", &pressure->budget_given);
-    rc = rc != MS_OK ? rc : ms__json_bool(&at, "comfortable", &pressure->comfortable);
-    rc = rc != MS_OK ? rc : ms__json_bool(&at, "forced", &pressure->forced);
+    if (rc == MS_OK) {
+        rc = read_numbers(&at, pressure_numbers, COUNT(pressure_numbers), pressure);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_bool(&at, "budget_given", &pressure->budget_given);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_bool(&at, "comfortable", &pressure->comfortable);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_bool(&at, "forced", &pressure->forced);
+    }
     return rc != MS_OK ? rc : check_count(&at, COUNT(pressure_numbers) + 3);
 }
 
@@ -265,7 +279,9 @@ static int read_settings(const ms__json_at *root, ms_plan *plan)
 {
     ms__json_at at;
     int rc = ms__json_object(root, "settings", &at);
-    rc = rc != MS_OK ? rc : read_numbers(&at, setting_numbers, COUNT(setting_numbers), plan);
+    if (rc == MS_OK) {
+        rc = read_numbers(&at, setting_numbers, COUNT(setting_numbers), plan);
+    }
     return rc != MS_OK ? rc : check_count(&at, COUNT(setting_numbers));
 }
 
@@ -274,8 +290,12 @@ static int read_assumed(const ms__json_at *root, ms_plan *plan)
     static const char *const names[] = {"outputs_held", "gradients_live_in_forward"};
     ms__json_at at;
     int rc = ms__json_object(root, "assumed", &at);
-    rc = rc != MS_OK ? rc : ms__json_only(&at, names, COUNT(names));
-    rc = rc != MS_OK ? rc : ms__json_bool(&at, names[0], &plan->assumed_outputs_held);
+    if (rc == MS_OK) {
+        rc = ms__json_only(&at, names, COUNT(names));
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_bool(&at, names[0], &plan->assumed_outputs_held);
+    }
     return rc != MS_OK ? rc : ms__json_bool(&at, names[1], &plan->assumed_gradients_live);
 }
 
@@ -286,25 +306,51 @@ static int read_packing(const ms__json_at *entry, ms_plan_packing *packing)
         return MS_OK;
     }
     int rc = ms__json_object(entry, "packing", &at);
-    rc = rc != MS_OK ? rc : ms__json_u32(&at, "tensors", 1, MS__BITS_MOST, &packing->tensors);
-    rc = rc != MS_OK ? rc : ms__json_u32(&at, "packed", 0, packing->tensors, &packing->packed);
-    rc = rc != MS_OK ? rc : read_rule(&at, &packing->rule);
-    rc = rc != MS_OK ? rc : ms__json_u32(&at, "runner_up", 0, packing->tensors, &packing->runner_up);
-    rc = rc != MS_OK ? rc : read_numbers(&at, packing_numbers, COUNT(packing_numbers), packing);
+    if (rc == MS_OK) {
+        rc = ms__json_u32(&at, "tensors", 1, MS__BITS_MOST, &packing->tensors);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u32(&at, "packed", 0, packing->tensors, &packing->packed);
+    }
+    if (rc == MS_OK) {
+        rc = read_rule(&at, &packing->rule);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u32(&at, "runner_up", 0, packing->tensors, &packing->runner_up);
+    }
+    if (rc == MS_OK) {
+        rc = read_numbers(&at, packing_numbers, COUNT(packing_numbers), packing);
+    }
     return rc != MS_OK ? rc : check_count(&at, COUNT(packing_numbers) + 4);
 }
 
 static int read_entry(const ms__json_at *at, const ms_plan *plan, ms_plan_entry *entry)
 {
     int rc = ms__json_string_copy(at, "name", &entry->name);
-    rc = rc != MS_OK ? rc : ms__json_u32(at, "node", 0, ENTRIES_MOST, &entry->node);
-    rc = rc != MS_OK ? rc : ms__json_u32(at, "call", 0, UINT32_MAX, &entry->call);
-    rc = rc != MS_OK ? rc : read_technique(at, "technique", &entry->technique);
-    rc = rc != MS_OK ? rc : read_rule(at, &entry->rule);
-    rc = rc != MS_OK ? rc : read_technique(at, "runner_up", &entry->runner_up);
-    rc = rc != MS_OK ? rc : read_numbers(at, entry_numbers, COUNT(entry_numbers), entry);
-    rc = rc != MS_OK ? rc : ms__selections_read_entry(at, plan, entry);
-    rc = rc != MS_OK ? rc : read_packing(at, &entry->packing);
+    if (rc == MS_OK) {
+        rc = ms__json_u32(at, "node", 0, ENTRIES_MOST, &entry->node);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u32(at, "call", 0, UINT32_MAX, &entry->call);
+    }
+    if (rc == MS_OK) {
+        rc = read_technique(at, "technique", &entry->technique);
+    }
+    if (rc == MS_OK) {
+        rc = read_rule(at, &entry->rule);
+    }
+    if (rc == MS_OK) {
+        rc = read_technique(at, "runner_up", &entry->runner_up);
+    }
+    if (rc == MS_OK) {
+        rc = read_numbers(at, entry_numbers, COUNT(entry_numbers), entry);
+    }
+    if (rc == MS_OK) {
+        rc = ms__selections_read_entry(at, plan, entry);
+    }
+    if (rc == MS_OK) {
+        rc = read_packing(at, &entry->packing);
+    }
     size_t optional = (entry->selection != 0) + (entry->packing.tensors != 0);
     return rc != MS_OK ? rc : check_count(at, COUNT(entry_numbers) + 6 + optional);
 }
@@ -314,10 +360,18 @@ static int read_option(const ms__json_at *at, ms_step_option which, ms_plan_opti
     const char *name = ms_step_option_name(which), *class_name = ms_exactness_name(ms_step_option_exactness(which));
     size_t only;
     int rc = ms__json_enum(at, "name", &name, 1, &only);
-    rc = rc != MS_OK ? rc : ms__json_bool(at, "chosen", &option->chosen);
-    rc = rc != MS_OK ? rc : ms__json_enum(at, "exactness", &class_name, 1, &only);
-    rc = rc != MS_OK ? rc : read_rule(at, &option->rule);
-    rc = rc != MS_OK ? rc : read_numbers(at, option_numbers, COUNT(option_numbers), option);
+    if (rc == MS_OK) {
+        rc = ms__json_bool(at, "chosen", &option->chosen);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_enum(at, "exactness", &class_name, 1, &only);
+    }
+    if (rc == MS_OK) {
+        rc = read_rule(at, &option->rule);
+    }
+    if (rc == MS_OK) {
+        rc = read_numbers(at, option_numbers, COUNT(option_numbers), option);
+    }
     return rc != MS_OK ? rc : check_count(at, COUNT(option_numbers) + 4);
 }
 
@@ -336,7 +390,9 @@ static int read_options(const ms__json_at *root, ms_plan *plan)
     }
     for (size_t i = 0; rc == MS_OK && i < count; i++) {
         rc = ms__json_item_object(&list, i, &item);
-        rc = rc != MS_OK ? rc : read_option(&item, (ms_step_option)i, &plan->step_options[i]);
+        if (rc == MS_OK) {
+            rc = read_option(&item, (ms_step_option)i, &plan->step_options[i]);
+        }
     }
     return rc;
 }
@@ -349,7 +405,9 @@ static int read_entries(const ms__json_at *root, ms_plan *plan)
         ms__json_items(root, "entries", ENTRIES_MOST, sizeof *plan->entries, &list, &plan->entry_count, &rc);
     for (uint32_t i = 0; rc == MS_OK && i < plan->entry_count; i++) {
         rc = ms__json_item_object(&list, i, &item);
-        rc = rc != MS_OK ? rc : read_entry(&item, plan, &plan->entries[i]);
+        if (rc == MS_OK) {
+            rc = read_entry(&item, plan, &plan->entries[i]);
+        }
     }
     return rc;
 }
@@ -375,26 +433,56 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
                                         "selections",
                                         "entries"};
     int rc = ms__json_version(root, 1, 1, NULL);
-    rc = rc != MS_OK ? rc : ms__json_only(root, names, COUNT(names));
-    rc = rc != MS_OK ? rc : replace_text(root, "model", &plan->model);
-    rc = rc != MS_OK ? rc : replace_text(root, "signature", &plan->signature);
-    rc = rc != MS_OK ? rc : replace_text(root, "decision_source", &plan->decision_source);
-    rc = rc != MS_OK ? rc : ms__json_bool(root, "skipped", &plan->skipped);
-    rc = rc != MS_OK ? rc : ms__json_bool(root, "over_target", &plan->over_target);
-    rc = rc != MS_OK ? rc : read_assumed(root, plan);
-    rc = rc != MS_OK ? rc : read_pressure(root, &plan->pressure);
-    rc = rc != MS_OK ? rc : read_replay(root, "predicted", &plan->replay);
-    rc = rc != MS_OK ? rc : read_replay(root, "unoptimized", &plan->unoptimized);
+    if (rc == MS_OK) {
+        rc = ms__json_only(root, names, COUNT(names));
+    }
+    if (rc == MS_OK) {
+        rc = replace_text(root, "model", &plan->model);
+    }
+    if (rc == MS_OK) {
+        rc = replace_text(root, "signature", &plan->signature);
+    }
+    if (rc == MS_OK) {
+        rc = replace_text(root, "decision_source", &plan->decision_source);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_bool(root, "skipped", &plan->skipped);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_bool(root, "over_target", &plan->over_target);
+    }
+    if (rc == MS_OK) {
+        rc = read_assumed(root, plan);
+    }
+    if (rc == MS_OK) {
+        rc = read_pressure(root, &plan->pressure);
+    }
+    if (rc == MS_OK) {
+        rc = read_replay(root, "predicted", &plan->replay);
+    }
+    if (rc == MS_OK) {
+        rc = read_replay(root, "unoptimized", &plan->unoptimized);
+    }
     if (rc == MS_OK && ms__json_has(root, "reserve_bytes")) {
         rc = ms__json_u64(root, "reserve_bytes", 1, INT64_MAX, &plan->reserve_bytes);
     }
-    rc = rc != MS_OK ? rc : read_settings(root, plan);
+    if (rc == MS_OK) {
+        rc = read_settings(root, plan);
+    }
     rc = rc != MS_OK ? rc
                      : ms__json_u64_or(root, "smallest_budget_bytes", 1, INT64_MAX, 0, &plan->smallest_budget_bytes);
-    rc = rc != MS_OK ? rc : read_technique(root, "fallback", &plan->fallback);
-    rc = rc != MS_OK ? rc : read_options(root, plan);
-    rc = rc != MS_OK ? rc : ms__explanation_read(root, plan);
-    rc = rc != MS_OK ? rc : ms__selections_read(root, plan);
+    if (rc == MS_OK) {
+        rc = read_technique(root, "fallback", &plan->fallback);
+    }
+    if (rc == MS_OK) {
+        rc = read_options(root, plan);
+    }
+    if (rc == MS_OK) {
+        rc = ms__explanation_read(root, plan);
+    }
+    if (rc == MS_OK) {
+        rc = ms__selections_read(root, plan);
+    }
     return rc != MS_OK ? rc : read_entries(root, plan);
 }
 

@@ -183,11 +183,21 @@ static int read_one_two_valued(const ms__json_at *list, size_t index, ms_selecti
     ms_two_valued *one = &selection->two_valued[index];
     ms__json_at at;
     int rc = ms__json_item_object(list, index, &at);
-    rc = rc != MS_OK ? rc : ms__json_only(&at, names, sizeof names / sizeof names[0]);
-    rc = rc != MS_OK ? rc : ms__json_u32(&at, names[0], 0, selection->slot_count - 1, &one->slot);
-    rc = rc != MS_OK ? rc : ms__json_bool(&at, names[1], &one->packed);
-    rc = rc != MS_OK ? rc : ms__json_u64(&at, names[2], 0, INT64_MAX, &one->saved_bytes);
-    rc = rc != MS_OK ? rc : ms__json_u64(&at, names[3], 0, INT64_MAX, &one->cost_ns);
+    if (rc == MS_OK) {
+        rc = ms__json_only(&at, names, sizeof names / sizeof names[0]);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u32(&at, names[0], 0, selection->slot_count - 1, &one->slot);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_bool(&at, names[1], &one->packed);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64(&at, names[2], 0, INT64_MAX, &one->saved_bytes);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64(&at, names[3], 0, INT64_MAX, &one->cost_ns);
+    }
     if (rc == MS_OK && index > 0 && one->slot <= one[-1].slot) {
         rc = ms__json_fail(&at, MS_EFORMAT, "slots do not ascend");
     }
@@ -214,8 +224,12 @@ static int read_selection(const ms__json_at *item, ms_selection *selection)
     static const char *const names[] = {"slot_bytes", "dropped", "two_valued"};
     ms__json_at bytes, dropped;
     int rc = ms__json_only(item, names, sizeof names / sizeof names[0]);
-    rc = rc != MS_OK ? rc : ms__json_array(item, names[0], &bytes);
-    rc = rc != MS_OK ? rc : ms__json_array(item, names[1], &dropped);
+    if (rc == MS_OK) {
+        rc = ms__json_array(item, names[0], &bytes);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_array(item, names[1], &dropped);
+    }
     if (rc == MS_OK && ms__json_count(&bytes) > SLOTS_MOST) {
         rc = ms__json_fail(&bytes, MS_EFORMAT, "more than %d slots", SLOTS_MOST);
     }
@@ -225,7 +239,9 @@ static int read_selection(const ms__json_at *item, ms_selection *selection)
     for (uint32_t i = 0; rc == MS_OK && i < selection->slot_count; i++) {
         rc = ms__json_item_u64(&bytes, i, 0, INT64_MAX, &selection->slot_bytes[i]);
     }
-    rc = rc != MS_OK ? rc : read_dropped(&dropped, selection);
+    if (rc == MS_OK) {
+        rc = read_dropped(&dropped, selection);
+    }
     return rc != MS_OK ? rc : read_two_valued(item, selection);
 }
 
@@ -240,7 +256,9 @@ int ms__selections_read(const ms__json_at *root, ms_plan *plan)
                                       &plan->selection_count, &rc);
     for (uint32_t i = 0; rc == MS_OK && i < plan->selection_count; i++) {
         rc = ms__json_item_object(&list, i, &item);
-        rc = rc != MS_OK ? rc : read_selection(&item, &plan->selections[i]);
+        if (rc == MS_OK) {
+            rc = read_selection(&item, &plan->selections[i]);
+        }
     }
     return rc;
 }

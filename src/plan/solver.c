@@ -334,7 +334,9 @@ static int choose(ms__search *search, ms__limits *limits, ms_plan *plan, choice 
 static int explain(ms__search *search, const ms__variant *chosen, ms_plan *plan, ms_error *err)
 {
     int rc = ms__explain_peak(search, chosen, plan);
-    rc = rc != MS_OK ? rc : ms__explain_bound(search, chosen, plan);
+    if (rc == MS_OK) {
+        rc = ms__explain_bound(search, chosen, plan);
+    }
     return rc == MS_OK ? MS_OK : ms_fail(err, rc, "solver: out of memory for an explanation");
 }
 

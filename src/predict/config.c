@@ -156,7 +156,9 @@ static int read_heads(const ms__json_at *at, uint64_t key_heads, uint64_t head_w
     bool is_null = json_is_null(json_object_get(at->value, "num_key_value_heads"));
     int rc = read_size(at, "num_attention_heads", &m->heads);
     uint64_t otherwise = key_heads == 0 || is_null ? m->heads : key_heads;
-    rc = rc != MS_OK ? rc : read_size_or(at, "num_key_value_heads", otherwise, &m->key_heads);
+    if (rc == MS_OK) {
+        rc = read_size_or(at, "num_key_value_heads", otherwise, &m->key_heads);
+    }
     if (rc != MS_OK) {
         return rc;
     }
@@ -176,51 +178,103 @@ static int read_decoder(const ms__json_at *at, ms__model *m)
     static const uint64_t key_heads[MS__FAMILIES] = {[MS__MISTRAL] = 8, [MS__QWEN2] = 32, [MS__QWEN3] = 32};
     bool drops = false, biased = false;
     int rc = read_size(at, "hidden_size", &m->width);
-    rc = rc != MS_OK ? rc : read_size(at, "intermediate_size", &m->inner);
-    rc = rc != MS_OK ? rc : ms__json_u64(at, "num_hidden_layers", 1, MS__LAYERS_MOST, &m->layers);
-    rc = rc != MS_OK ? rc : read_heads(at, key_heads[m->family], m->family == MS__QWEN3 ? 128 : 0, m);
-    rc = rc != MS_OK ? rc : read_activation(at, "hidden_act", MS__SILU, &m->activation);
-    rc = rc != MS_OK ? rc : read_flag(at, "attention_bias", false, &biased);
-    rc = rc != MS_OK ? rc : read_flag(at, "mlp_bias", false, &m->mlp_bias);
-    rc = rc != MS_OK ? rc : read_dropout(at, "attention_dropout", 0, &drops);
+    if (rc == MS_OK) {
+        rc = read_size(at, "intermediate_size", &m->inner);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64(at, "num_hidden_layers", 1, MS__LAYERS_MOST, &m->layers);
+    }
+    if (rc == MS_OK) {
+        rc = read_heads(at, key_heads[m->family], m->family == MS__QWEN3 ? 128 : 0, m);
+    }
+    if (rc == MS_OK) {
+        rc = read_activation(at, "hidden_act", MS__SILU, &m->activation);
+    }
+    if (rc == MS_OK) {
+        rc = read_flag(at, "attention_bias", false, &biased);
+    }
+    if (rc == MS_OK) {
+        rc = read_flag(at, "mlp_bias", false, &m->mlp_bias);
+    }
+    if (rc == MS_OK) {
+        rc = read_dropout(at, "attention_dropout", 0, &drops);
+    }
     if (rc == MS_OK && drops) {
         return ms__json_fail(at, MS_EFORMAT, "attention_dropout: not modelled");
     }
     m->mlp_bias = m->mlp_bias && m->family == MS__LLAMA;
     m->output_bias = biased && (m->family == MS__LLAMA || m->family == MS__QWEN3);
     m->attention_bias = m->output_bias || m->family == MS__QWEN2;
-    rc = rc != MS_OK ? rc : read_rope(at, m);
+    if (rc == MS_OK) {
+        rc = read_rope(at, m);
+    }
     return rc != MS_OK ? rc : read_window(at, m);
 }
 
 static int read_gpt2(const ms__json_at *at, ms__model *m)
 {
     int rc = read_size(at, "n_embd", &m->width);
-    rc = rc != MS_OK ? rc : ms__json_u64(at, "n_layer", 1, MS__LAYERS_MOST, &m->layers);
-    rc = rc != MS_OK ? rc : read_size(at, "n_head", &m->heads);
-    rc = rc != MS_OK ? rc : read_size_or(at, "n_positions", 1024, &m->positions);
-    rc = rc != MS_OK ? rc : read_size_or(at, "n_inner", 4 * m->width, &m->inner);
-    rc = rc != MS_OK ? rc : read_activation(at, "activation_function", MS__GELU_NEW, &m->activation);
-    rc = rc != MS_OK ? rc : read_dropout(at, "embd_pdrop", 0.1, &m->drops_embeddings);
-    rc = rc != MS_OK ? rc : read_dropout(at, "attn_pdrop", 0.1, &m->drops_attention);
-    rc = rc != MS_OK ? rc : read_dropout(at, "resid_pdrop", 0.1, &m->drops_residuals);
+    if (rc == MS_OK) {
+        rc = ms__json_u64(at, "n_layer", 1, MS__LAYERS_MOST, &m->layers);
+    }
+    if (rc == MS_OK) {
+        rc = read_size(at, "n_head", &m->heads);
+    }
+    if (rc == MS_OK) {
+        rc = read_size_or(at, "n_positions", 1024, &m->positions);
+    }
+    if (rc == MS_OK) {
+        rc = read_size_or(at, "n_inner", 4 * m->width, &m->inner);
+    }
+    if (rc == MS_OK) {
+        rc = read_activation(at, "activation_function", MS__GELU_NEW, &m->activation);
+    }
+    if (rc == MS_OK) {
+        rc = read_dropout(at, "embd_pdrop", 0.1, &m->drops_embeddings);
+    }
+    if (rc == MS_OK) {
+        rc = read_dropout(at, "attn_pdrop", 0.1, &m->drops_attention);
+    }
+    if (rc == MS_OK) {
+        rc = read_dropout(at, "resid_pdrop", 0.1, &m->drops_residuals);
+    }
     return rc != MS_OK ? rc : refuse(at, "add_cross_attention");
 }
 
 static int read_bert(const ms__json_at *at, ms__model *m)
 {
     int rc = read_size(at, "hidden_size", &m->width);
-    rc = rc != MS_OK ? rc : read_size(at, "intermediate_size", &m->inner);
-    rc = rc != MS_OK ? rc : ms__json_u64(at, "num_hidden_layers", 1, MS__LAYERS_MOST, &m->layers);
-    rc = rc != MS_OK ? rc : read_size(at, "num_attention_heads", &m->heads);
-    rc = rc != MS_OK ? rc : read_size_or(at, "max_position_embeddings", 512, &m->positions);
-    rc = rc != MS_OK ? rc : read_size_or(at, "type_vocab_size", 2, &m->token_types);
-    rc = rc != MS_OK ? rc : read_activation(at, "hidden_act", MS__GELU, &m->activation);
-    rc = rc != MS_OK ? rc : read_dropout(at, "hidden_dropout_prob", 0.1, &m->drops_residuals);
-    rc = rc != MS_OK ? rc : read_dropout(at, "attention_probs_dropout_prob", 0.1, &m->drops_attention);
+    if (rc == MS_OK) {
+        rc = read_size(at, "intermediate_size", &m->inner);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64(at, "num_hidden_layers", 1, MS__LAYERS_MOST, &m->layers);
+    }
+    if (rc == MS_OK) {
+        rc = read_size(at, "num_attention_heads", &m->heads);
+    }
+    if (rc == MS_OK) {
+        rc = read_size_or(at, "max_position_embeddings", 512, &m->positions);
+    }
+    if (rc == MS_OK) {
+        rc = read_size_or(at, "type_vocab_size", 2, &m->token_types);
+    }
+    if (rc == MS_OK) {
+        rc = read_activation(at, "hidden_act", MS__GELU, &m->activation);
+    }
+    if (rc == MS_OK) {
+        rc = read_dropout(at, "hidden_dropout_prob", 0.1, &m->drops_residuals);
+    }
+    if (rc == MS_OK) {
+        rc = read_dropout(at, "attention_probs_dropout_prob", 0.1, &m->drops_attention);
+    }
     m->drops_embeddings = m->drops_residuals;
-    rc = rc != MS_OK ? rc : refuse(at, "is_decoder");
-    rc = rc != MS_OK ? rc : refuse(at, "add_cross_attention");
+    if (rc == MS_OK) {
+        rc = refuse(at, "is_decoder");
+    }
+    if (rc == MS_OK) {
+        rc = refuse(at, "add_cross_attention");
+    }
     return rc != MS_OK ? rc : refuse(at, "chunk_size_feed_forward");
 }
 
@@ -233,9 +287,15 @@ int ms__read_model(const ms__json_at *at, ms__model *m)
     }
     int rc = ms__json_enum(at, "model_type", types, MS__FAMILIES, &family);
     m->family = (ms__family)family;
-    rc = rc != MS_OK ? rc : read_size(at, "vocab_size", &m->vocabulary);
-    rc = rc != MS_OK ? rc : read_flag(at, "tie_word_embeddings", families[family].tied, &m->tied);
-    rc = rc != MS_OK ? rc : read_flag(at, "use_cache", m->family != MS__BERT, &m->uses_cache);
+    if (rc == MS_OK) {
+        rc = read_size(at, "vocab_size", &m->vocabulary);
+    }
+    if (rc == MS_OK) {
+        rc = read_flag(at, "tie_word_embeddings", families[family].tied, &m->tied);
+    }
+    if (rc == MS_OK) {
+        rc = read_flag(at, "use_cache", m->family != MS__BERT, &m->uses_cache);
+    }
     if (rc != MS_OK) {
         return rc;
     }

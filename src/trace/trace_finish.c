@@ -496,7 +496,9 @@ static int build(builder *b, ms_error *err)
         return ms_fail(err, MS_ESTATE, "trace: layer %s was not left", trace->nodes.items[trace->nodes.count - 1].name);
     }
     int rc = ms__trace_have_node(trace, err);
-    rc = rc == MS_OK ? place_old_gradients(trace, err) : rc;
+    if (rc == MS_OK) {
+        rc = place_old_gradients(trace, err);
+    }
     b->infos = ms_calloc(trace->lives.count, sizeof *b->infos);
     b->needed = ms_calloc(trace->lives.count, 1);
     if (rc == MS_OK && (b->infos == NULL || b->needed == NULL)) {

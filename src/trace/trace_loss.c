@@ -126,7 +126,9 @@ int ms_trace_head_used(ms_trace *trace, uint64_t head, uint64_t loss, ms_error *
     trace_head *found = NULL;
     const trace_loss *user = NULL;
     int rc = find_head(trace, head, &found, err);
-    rc = rc == MS_OK ? find_loss(trace, loss, &user, err) : rc;
+    if (rc == MS_OK) {
+        rc = find_loss(trace, loss, &user, err);
+    }
     if (rc == MS_OK && found != NULL && user != NULL && found->node == user->node) {
         found->used = true;
         trace->nodes.items[found->node].forward.items[found->index].kind = MS_EVENT_HEAD;

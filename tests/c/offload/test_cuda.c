@@ -359,7 +359,9 @@ static bool try_once(ms_offload *engine, unsigned char *memory, unsigned char *l
     bool is_fetching = rc == MS_OK;
     if (is_fetching) {
         rc = ms_offload_fetch(engine, ticket, landing, BYTES, &err);
-        rc = rc == MS_OK ? ms_offload_wait(engine, ticket, &err) : rc;
+        if (rc == MS_OK) {
+            rc = ms_offload_wait(engine, ticket, &err);
+        }
     }
     if (rc != MS_OK) {
         assert_true(rc == MS_EIO || rc == MS_ENOTSUP || rc == MS_ESYSTEM);
@@ -409,10 +411,14 @@ static void a_device_that_breaks_fails_every_transfer_and_no_more(void **state)
         pattern(memory, BYTES, 5);
         the_double()->break_call("work", nth, 700);
         int rc = ms_offload_store(engine, memory, BYTES, BYTES, &ticket, &err);
-        rc = rc == MS_OK ? ms_offload_wait(engine, ticket, &err) : rc;
+        if (rc == MS_OK) {
+            rc = ms_offload_wait(engine, ticket, &err);
+        }
         if (rc == MS_OK) {
             rc = ms_offload_fetch(engine, ticket, memory, BYTES, &err);
-            rc = rc == MS_OK ? ms_offload_wait(engine, ticket, &err) : rc;
+            if (rc == MS_OK) {
+                rc = ms_offload_wait(engine, ticket, &err);
+            }
         }
         assert_int_equal(rc != MS_OK, nth <= 10); /* five pieces each way */
         if (rc != MS_OK) {

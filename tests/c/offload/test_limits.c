@@ -48,7 +48,9 @@ static int stores_that_arrive(ms_offload *engine, int code, int system_errno)
         ms_error err = {0};
         pattern(memory, MIB, i);
         int rc = ms_offload_store(engine, memory, MIB, MIB, &tickets[i], &err);
-        rc = rc == MS_OK ? ms_offload_wait(engine, tickets[i], &err) : rc;
+        if (rc == MS_OK) {
+            rc = ms_offload_wait(engine, tickets[i], &err);
+        }
         expect(rc == MS_OK || (rc == code && err.system_errno == system_errno), "a store", &err);
         arrived += rc == MS_OK;
     }
@@ -57,7 +59,9 @@ static int stores_that_arrive(ms_offload *engine, int code, int system_errno)
         fill(memory, 0, MIB);
         if (ms_offload_state(engine, tickets[i]) == MS_TICKET_STORED) {
             int rc = ms_offload_fetch(engine, tickets[i], memory, MIB, &err);
-            rc = rc == MS_OK ? ms_offload_wait(engine, tickets[i], &err) : rc;
+            if (rc == MS_OK) {
+                rc = ms_offload_wait(engine, tickets[i], &err);
+            }
             expect(rc == MS_OK && has_pattern(memory, MIB, i), "a fetch", &err);
         }
         ms_offload_drop(engine, tickets[i]);

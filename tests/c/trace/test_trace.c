@@ -439,7 +439,9 @@ static void memory_running_out_anywhere_leaves_nothing_behind(void **state)
         ms_graph *graph = NULL;
         ms_fault_arm(MS_FAULT_ALLOC, nth, ENOMEM);
         rc = ms_trace_new("Toy", "", "static", &trace, &err);
-        rc = rc == MS_OK ? whole_step(&graph) : rc;
+        if (rc == MS_OK) {
+            rc = whole_step(&graph);
+        }
         ms_fault_disarm_all();
         assert_true(rc == MS_OK || rc == MS_ENOMEM);
         assert_true(rc == MS_OK || graph == NULL);

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .config import AsyncOffloadConfig, Config
+from .config import AsyncOffloadConfig, Config, check_config
 from .errors import IntegrationError, ProfileError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def wrap(
     """
     from .integrations.huggingface import is_trainer, wrap_trainer
     from .integrations.lightning import is_lightning_trainer, wrap_lightning_trainer
-    from .session.setup import check_config, effective_config, wrap_module
+    from .session.setup import effective_config, wrap_module
 
     checked = effective_config(check_config(config), async_offload, async_config)
     if is_trainer(target):
@@ -109,7 +109,7 @@ def optimize(
         TypeError: `optimizer` is no `torch.optim.Optimizer`.
         as `wrap()`, besides.
     """
-    from .session.setup import check_config, effective_config, wrap_module
+    from .session.setup import effective_config, wrap_module
 
     checked = effective_config(check_config(config), None, None)
     _check_optimizer(optimizer)
@@ -142,7 +142,7 @@ def apply_all_optimizations(
         >>> model, optimizer = memscale.apply_all_optimizations(
         ...     model, optimizer, memscale.Config(use_8bit_optimizer=True))
     """
-    from .session.setup import check_config, effective_config, wrap_module
+    from .session.setup import effective_config, wrap_module
 
     if optimizer is None:
         raise TypeError("memscale.apply_all_optimizations() takes a torch.optim.Optimizer, not None")
@@ -180,7 +180,7 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
     """
     from .planning.execution_plan import ExecutionPlan
     from .session.session import Session
-    from .session.setup import check_config, effective_config, sample_arguments
+    from .session.setup import effective_config, sample_arguments
 
     module = _as_module(model, "plan")
     session = Session(module, effective_config(check_config(config), None, None), applies=False)

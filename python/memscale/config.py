@@ -241,3 +241,16 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def check_config(config: Config | None) -> Config:
+    """The configuration to work with: a default one for None, else what was given.
+
+    Raises:
+        TypeError: it is not a `Config`.
+    """
+    if config is None:
+        return Config()
+    if not isinstance(config, Config):
+        raise TypeError(f"config must be a memscale.Config or None, not {type(config).__qualname__}")
+    return config

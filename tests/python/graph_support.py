@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memscale.base.arguments import plain_tensors
+from memscale.base.signature import describe_arguments
 from memscale.model.layers import find_layers
 from memscale.techniques.loss_mode import marking
-from memscale.tracing.profiler import MemoryProfiler, describe_arguments
+from memscale.tracing.profiler import MemoryProfiler
 from memscale.tracing.tracer import LiveTracer
 
 

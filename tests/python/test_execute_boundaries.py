@@ -36,6 +36,7 @@ import memscale
 from memscale import _core
 from memscale.errors import IntegrationError, OffloadError
 from memscale.execution.executor import Executor
+from memscale.planning.planner import NullPlanner
 
 every_technique = pytest.mark.parametrize("technique", TECHNIQUES)
 
@@ -344,14 +345,9 @@ def test_a_plan_may_change_between_steps(tmp_path):
     expected = train(case, twin, 4)
     plans = [uniform(case.model, technique) for technique in ("recompute", "offload_disk", "keep", "mixed")]
 
-    class Planner:
-        decision = {"decision_source": "user_config"}
-
+    class Planner(NullPlanner):
         def plan_for(self, model, signature, args, kwargs, wait_until_alone):
             return plans.pop(0)
-
-        def agree(self, plan):
-            return plan
 
         def step_finished(self, observation):
             return plans.pop(0) if plans else None
@@ -373,12 +369,9 @@ def test_a_plan_may_change_between_steps(tmp_path):
 def test_a_planner_that_raises_leaves_the_model_usable(tmp_path):
     case, twin = twins(MODELS["mlp"])
 
-    class Planner:
+    class Planner(NullPlanner):
         def plan_for(self, model, signature, args, kwargs, wait_until_alone):
             raise IntegrationError("no plan today")
-
-        def close(self):
-            pass
 
     executor = Executor(case.model, None, Planner())
     executor.attach()

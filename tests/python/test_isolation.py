@@ -15,8 +15,8 @@ from graph_support import Plain, layer_nodes, trace
 from torch import nn
 
 from memscale import _core
+from memscale.base.aside import is_tracing
 from memscale.errors import IntegrationError, ProfileError
-from memscale.tracing.profiler import is_tracing
 
 
 class Remembering(nn.Module):

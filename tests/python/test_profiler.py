@@ -28,8 +28,9 @@ from graph_support import (
 from models import MODELS, loss_of
 
 from memscale import _core
+from memscale.base.signature import describe_arguments
 from memscale.errors import ProfileError
-from memscale.tracing.profiler import MemoryProfiler, describe_arguments
+from memscale.tracing.profiler import MemoryProfiler
 
 GB = 1e9
 
@@ -127,9 +128,10 @@ def test_the_static_graph_is_that_of_a_real_step(name):
 
 
 def _loss_of_the_profiler(output):
+    from memscale.base.walk import loss_of
     from memscale.tracing import profiler
 
-    loss = profiler._loss_of(output)
+    loss = loss_of(output)
     return loss if loss is not None else profiler._stand_in_loss(output)
 
 

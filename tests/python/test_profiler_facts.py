@@ -16,9 +16,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from graph_support import Layers, Plain, Returning, chain, layer_nodes, trace
 from models import MODELS
 
+from memscale.base.signature import describe_arguments
 from memscale.config import Config
 from memscale.errors import ProfileError
-from memscale.tracing.profiler import MemoryProfiler, describe_arguments
+from memscale.tracing.profiler import MemoryProfiler
 
 GB = 1e9
 

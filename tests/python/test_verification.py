@@ -15,7 +15,7 @@ from trainer_support import gpt2
 
 import memscale
 from memscale import Config, IntegrationError
-from memscale.execution.replay import is_replaying
+from memscale.base.aside import is_replaying
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 

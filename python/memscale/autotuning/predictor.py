@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..config import check_config
 from ..errors import IntegrationError
 
 if TYPE_CHECKING:
@@ -102,8 +103,6 @@ class OOMPredictor:
     def __init__(
         self, model: Any, config: Config | None = None, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        from ..session.setup import check_config
-
         self._config = check_config(config)
         self._optimizer = optimizer
         self._document = _document_of(model)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..config import check_config
 from ..errors import MemScaleError
 from . import payload, trial
 
@@ -121,7 +122,7 @@ class AutoTuner:
     ) -> None:
         import torch
 
-        from ..session.setup import check_config, sample_arguments
+        from ..session.setup import sample_arguments
 
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"AutoTuner takes a torch.nn.Module, not {type(model).__qualname__}")

@@ -1,14 +1,24 @@
 """What hangs on a value: the tensors in an operator's arguments, others in their place, the leaves under a result,
-the version of one."""
+the version of one, the loss among a model's outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-__all__ = ["functions_of", "is_accumulation", "leaves_of", "mapped", "tensors_of", "version_of"]
+__all__ = [
+    "first_output",
+    "functions_of",
+    "is_accumulation",
+    "leaves_of",
+    "loss_of",
+    "mapped",
+    "plain_leaves",
+    "tensors_of",
+    "version_of",
+]
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
@@ -62,8 +72,44 @@ def leaves_of(result: torch.Tensor) -> Iterator[torch.Tensor]:
             yield function.variable
 
 
+def plain_leaves(value: Any) -> Iterator[Any]:
+    """Leaves of lists, tuples and dictionaries nested in each other, in order.
+
+    Anything else is a leaf, tensors and unknown objects alike.
+    """
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from plain_leaves(item)
+    elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        for item in value:
+            yield from plain_leaves(item)
+    else:
+        yield value
+
+
+def first_output(output: Any) -> torch.Tensor | None:
+    """The first leaf of what a forward gave, if it is a tensor."""
+    first = next(plain_leaves(output), None)
+    return first if isinstance(first, torch.Tensor) else None
+
+
 def version_of(value: Any) -> int | None:
     """A tensor's version; None where it has none (inference tensors, other objects)."""
     if not isinstance(value, torch.Tensor) or value.is_inference():
         return None
     return value._version
+
+
+def loss_of(output: Any) -> torch.Tensor | None:
+    """The model's own loss: `loss` of a mapping or object, or the first 0-dim output."""
+    candidates: list[Any] = [output]
+    if isinstance(output, Mapping):
+        candidates = [output.get("loss")]
+    elif isinstance(output, (list, tuple)):
+        candidates = [getattr(output, "loss", None), *output]
+    elif not isinstance(output, torch.Tensor):
+        candidates = [getattr(output, "loss", None)]
+    for value in candidates:
+        if isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad:
+            return value
+    return None

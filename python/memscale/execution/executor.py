@@ -21,19 +21,22 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _core
 from ..base.arguments import plain_tensors
-from ..errors import BudgetInfeasibleError, MemScaleError, OffloadError
+from ..base.aside import is_replaying, is_tracing
+from ..base.signature import input_signature
+from ..errors import MemScaleError, OffloadError
 from ..model.caches import computes_with_cache, makes_cache, without_cache
 from ..model.layers import find_layers
+from ..planning.execution_plan import ExecutionPlan
+from ..planning.planner import NullPlanner
 from ..techniques.loss_mode import LossMode, chunked_head, exact_head
 from ..techniques.tiles import Tiles
 from ..tracing.live_profile import LiveProfile
-from ..tracing.profiler import describe_arguments, is_tracing
 from .hooks import LayerHooks, RootHooks
 from .layer_calls import LayerCalls, OnThread
 from .module_state import LayerState
 from .notices import Notices
 from .observation import StepWatch
-from .replay import is_replaying, replay
+from .replay import replay
 from .tier import open_tier
 
 if TYPE_CHECKING:
@@ -41,11 +44,10 @@ if TYPE_CHECKING:
 
     from ..config import Config
     from ..observability.watch import RunWatch
-    from ..planning.execution_plan import ExecutionPlan
-    from ..session.session import Session
+    from ..planning.planner import Planner
     from .rescue import StepRescue
 
-__all__ = ["Executor", "input_signature"]
+__all__ = ["Executor"]
 
 _log = logging.getLogger("memscale")
 
@@ -62,21 +64,14 @@ _ALONE_SECONDS = 10.0
 _LOSS_HEADS = {"chunked_loss_head": chunked_head, "exact_loss_head": exact_head}
 
 
-def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """One line that is equal for forwards that a plan can't tell apart: shapes, dtypes and
-    plain values of the arguments, the mode of the model, autocast."""
-    mode = "train" if model.training else "eval"
-    return f"{mode}: {describe_arguments(args, kwargs)}"
-
-
 class Executor:
     """Applies plans to a model, from `attach()` to `detach()`.
 
     Args:
         model: the root module.
         config: the configuration that the model was wrapped with.
-        planner: gives plans (`plan_for`) and is told of finished steps (`step_finished`);
-            a `Session`. With None, plans are given by `apply()` only.
+        planner: gives plans and is told of finished steps; the `Session` of a wrap. With None,
+            plans are given by `apply()` only.
         disk_dir: directory of the disk tier, used when a plan moves anything there.
 
     Forwards and backwards may run on any thread.
@@ -86,17 +81,17 @@ class Executor:
         self,
         model: torch.nn.Module,
         config: Config | None = None,
-        planner: Session | None = None,
+        planner: Planner | None = None,
         disk_dir: str | None = None,
     ) -> None:
         self._model = weakref.ref(model)
         self._model_name = type(model).__name__
         self._config = config
-        self._planner = planner
+        self._planner: Planner = NullPlanner() if planner is None else planner
         self._disk_dir = disk_dir
         self._core = _core.Execution(replay)
         self._watch = StepWatch(self._core)
-        self._plan: ExecutionPlan | _PlanText | None = None
+        self._plan: ExecutionPlan | None = None
         self._signature: str | None = None
         self._root: RootHooks | None = None
         self._layers: list[LayerHooks] = []
@@ -118,15 +113,15 @@ class Executor:
     # -- what users ask ------------------------------------------------------------
 
     @property
-    def plan(self) -> ExecutionPlan | _PlanText | None:
+    def plan(self) -> ExecutionPlan | None:
         """The plan in force; None before the first training forward without `sample_input`."""
         return self._plan
 
     @property
     def decision(self) -> dict[str, Any]:
         """Where mode and techniques come from."""
-        found = getattr(self._planner, "decision", None)
-        return dict(found) if found is not None else {"decision_source": "user_config"}
+        found = self._planner.decision
+        return {"decision_source": "user_config"} if found is None else dict(found)
 
     def counters(self) -> dict[str, int]:
         """Cumulative integers: `steps`, `recomputed_layers`, `offloaded_bytes`, ..."""
@@ -153,9 +148,8 @@ class Executor:
         """
         from ..observability.report import write_report
 
-        known = getattr(self._planner, "documents", (None, None))
-        plan, tier = self._plan, self._core.tier()
-        write_report(path, self._model_name, plan, known, self.run_watch, self.counters(), tier)
+        known, tier = self._planner.documents, self._core.tier()
+        write_report(path, self._model_name, self._plan, known, self.run_watch, self.counters(), tier)
 
     def show_progress(self, stream: TextIO | None = None) -> None:
         """From now on one line per step on `stream` (standard error if None), rewritten in
@@ -193,10 +187,8 @@ class Executor:
         if text is not None and self._plan is not None:
             self._core.count_replan()
         self._core.set_plan(text)
-        self._plan = plan if not isinstance(plan, str) else _PlanText(plan)
-        arrange = getattr(self._planner, "arrange_optimizer", None)
-        if arrange is not None and not isinstance(plan, str):
-            arrange(plan)
+        self._plan = ExecutionPlan(plan) if isinstance(plan, str) else plan
+        self._planner.plan_applied(self._plan)
         document = json.loads(text) if text is not None else {}
         chosen = {option["name"] for option in document.get("step_options", ()) if option["chosen"]}
         self._loss_head = next((head for name, head in _LOSS_HEADS.items() if name in chosen), None)
@@ -212,7 +204,7 @@ class Executor:
         Raises:
             IntegrationError: they differ; names the first parameter whose gradient does.
         """
-        if not self._unverified or self._planner is None or self._plan is None:
+        if not self._unverified or self._plan is None:
             return
         from .verification import verify_plan
 
@@ -245,7 +237,7 @@ class Executor:
         if self._rescue is None:
             from .rescue import StepRescue
 
-            self._rescue = StepRescue(self, self._alive())
+            self._rescue = StepRescue(self.tighten, self._alive())
         return self._rescue.run(step)
 
     def tighten(self, attempt: int) -> None:
@@ -254,8 +246,6 @@ class Executor:
         Raises:
             BudgetInfeasibleError: there is none.
         """
-        if self._planner is None:
-            raise BudgetInfeasibleError("this executor carries out plans that it is given")
         self._core.hooks_in_the_way()
         self._core.poll()
         self._layer_calls.release()
@@ -296,8 +286,7 @@ class Executor:
         self._watch.forget()
         if self._notices.take_back("use_cache"):
             _log.info("%s decides on use_cache again", self._model_name)
-        if self._planner is not None:
-            self._planner.close()
+        self._planner.close()
         if self.run_watch is not None:
             self.run_watch.close()
 
@@ -325,9 +314,7 @@ class Executor:
 
     def _open_tier(self, settings: dict[str, Any]) -> None:
         if self._core.tier() is None and settings["slab_bytes"]:
-            machine = getattr(self._planner, "hardware_json", None)
-            disk = {} if machine is None else json.loads(machine)["disk"]
-            open_tier(self._core, self._alive(), self._config, settings, self._disk_directory, disk)
+            open_tier(self._core, self._alive(), self._config, settings, self._disk_directory, self._planner.disk)
 
     def _disk_directory(self) -> str:
         if self._disk_dir is not None:
@@ -335,16 +322,14 @@ class Executor:
         configured = getattr(self._config, "disk_offload_dir", None)
         if configured:
             return configured
-        own = getattr(self._planner, "disk_dir", None)  # of this machine, where others plan too
-        if own is not None:
-            return own
-        if self._planner is None:
+        found = self._planner.disk.get("dir")
+        if found is None:
             raise OffloadError("the plan moves tensors to disk, and no directory for them was named")
-        return json.loads(self._planner.hardware_json)["disk"]["dir"]
+        return found
 
     # -- the root's forward -------------------------------------------------------------
 
-    def _before_root(
+    def before_root(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self._thread.is_apart:
@@ -374,14 +359,14 @@ class Executor:
             residents = [*module.parameters(), *module.buffers(), *plain_tensors((args, kwargs))]
             self._core.set_residents(residents)
         self._watch.forward_begins(module)
-        if self._layer_calls.profile is None and getattr(self._planner, "wants_live_trace", False):
+        if self._layer_calls.profile is None and self._planner.wants_live_trace:
             self._layer_calls.profile = LiveProfile(module, args, changed or kwargs, self._core.set_observer)
         self._thread.caller = sys._getframe(_ROOT_CALLER)
         self._core.enter_root(self._thread.caller)
         self._begin_losses()
         return (args, changed) if changed is not None else None
 
-    def _after_root(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def after_root(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if is_replaying() or is_tracing() or not self._core.in_root():
             return
         with self._planning:
@@ -402,19 +387,16 @@ class Executor:
 
     def _forward_failed(self, error: BaseException | None) -> None:
         """The root's forward has raised `error`; None where it only gave nothing."""
-        refuses_hooks = getattr(self._planner, "refuses_hooks", None)
-        if error is not None and refuses_hooks is not None and refuses_hooks(error):
+        if error is not None and self._planner.refuses_hooks(error):
             self._signature = None  # ask again
             error.add_note("memscale: its hooks stood in the way. From the next forward on it leaves this model alone")
 
     def _begin_precision(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """From here to the end of the root's forward, autocast is on if the planner says so."""
-        precision = getattr(self._planner, "precision", None)
-        if precision is not None:
-            with self._replay_lock:
-                chosen = precision(module, args, kwargs, self._wait_until_alone)
-            self._thread.precision = contextlib.ExitStack()
-            self._thread.precision.enter_context(chosen)
+        with self._replay_lock:
+            chosen = self._planner.precision(module, args, kwargs, self._wait_until_alone)
+        self._thread.precision = contextlib.ExitStack()
+        self._thread.precision.enter_context(chosen)
 
     def _end_precision(self) -> None:
         precision = self._thread.precision
@@ -447,10 +429,8 @@ class Executor:
         return self._loss_head is not None and self._thread.layer_depth == 0
 
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._planner is None:
-            return
         signature = input_signature(module, args, kwargs)
-        plan: Any = self._plan
+        plan = self._plan
         if signature != self._signature:
             with self._replay_lock:
                 plan = self._planner.plan_for(module, signature, args, kwargs, self._wait_until_alone)
@@ -525,7 +505,7 @@ class Executor:
             profile.abandon()
             return
         graph = profile.finish(is_optimizer)
-        if self._planner is None or (graph is None and profile.refused is None):
+        if graph is None and profile.refused is None:
             return  # not a whole step
         plan = self._planner.live_trace_finished(graph, profile.refused)
         if plan is not None:
@@ -552,7 +532,7 @@ class Executor:
             self._watch.step_ended_by(optimizer)
         if "peak_bytes" in ended:
             self._peak_bytes = max(ended["peak_bytes"], self._peak_bytes or 0)
-        if self._planner is None or self._plan is None:
+        if self._plan is None:
             return
         seen = self._watch.observation(ended)
         if self.run_watch is not None:
@@ -561,25 +541,12 @@ class Executor:
 
     def _teach(self, seen: dict[str, Any]) -> None:
         """Tells the planner what was seen, and follows the plan that it gives, if any."""
-        plan = self._planner.step_finished(seen) if self._planner is not None and self._plan is not None else None
+        plan = None if self._plan is None else self._planner.step_finished(seen)
         if plan is not None:
             self.apply(plan)
 
     def __reduce__(self) -> Any:
         raise TypeError("an executor belongs to one model in one process and can't be copied or pickled")
-
-
-class _PlanText:
-    """A plan that was given as its JSON text."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def to_json(self) -> str:
-        return self._text
-
-    def __str__(self) -> str:
-        return self._text
 
 
 def _weak_method(owner: Any, name: str) -> Any:

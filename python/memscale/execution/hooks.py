@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import IntegrationError
 
 if TYPE_CHECKING:
     import torch
 
-    from .executor import Executor
-    from .layer_calls import LayerCalls
     from .module_state import LayerState
 
 __all__ = ["LayerHooks", "RootHooks"]
@@ -31,6 +29,28 @@ _HOOK_DICTS = {
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
 }
+
+
+class RootWatcher(Protocol):
+    """What the root's hooks call; see `Executor`."""
+
+    def before_root(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None: ...
+
+    def after_root(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None: ...
+
+
+class LayerWatcher(Protocol):
+    """What a layer's hooks call; see `LayerCalls`."""
+
+    def before(
+        self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None: ...
+
+    def after(self, layer: LayerHooks, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
 
 
 class _Hook:
@@ -142,8 +162,8 @@ class _HookedModule:
 class RootHooks(_HookedModule):
     """Around the forward of the wrapped model."""
 
-    def __init__(self, module: torch.nn.Module, executor: Executor) -> None:
-        super().__init__(module, executor._before_root, executor._after_root)
+    def __init__(self, module: torch.nn.Module, executor: RootWatcher) -> None:
+        super().__init__(module, executor.before_root, executor.after_root)
         module.__dict__[EXECUTOR_ATTRIBUTE] = executor
 
     def remove(self) -> None:
@@ -156,7 +176,7 @@ class RootHooks(_HookedModule):
 class LayerHooks(_HookedModule):
     """Around every call of a layer."""
 
-    def __init__(self, module: torch.nn.Module, number: int, state: LayerState, calls: LayerCalls) -> None:
+    def __init__(self, module: torch.nn.Module, number: int, state: LayerState, calls: LayerWatcher) -> None:
         self.number = number
         self.state = state
         self._calls = calls

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _core
-from ..tracing.profiler import is_tracing
-from ..tracing.tracer import first_output
-from .replay import ReplayRecord, is_replaying
+from ..base.aside import is_replaying, is_tracing
+from ..base.walk import first_output
+from .replay import ReplayRecord
 from .tape import Remade, Tape
 
 if TYPE_CHECKING:

@@ -17,22 +17,16 @@ import torch
 
 from .. import _core
 from ..base.arguments import Arguments
+from ..base.aside import replaying
 from ..base.environment import Environment
+from ..base.walk import first_output
 from ..errors import IntegrationError
-from ..tracing.tracer import first_output
 
 if TYPE_CHECKING:
     from ..techniques.tiles import Tiles
     from .module_state import LayerState
 
-__all__ = ["ReplayRecord", "is_replaying", "replay"]
-
-_local = threading.local()
-
-
-def is_replaying() -> bool:
-    """Whether this thread is inside a replay: our hooks on its modules do nothing then."""
-    return getattr(_local, "depth", 0) > 0
+__all__ = ["ReplayRecord", "replay"]
 
 
 class ReplayRecord:
@@ -197,8 +191,5 @@ def replay(region: Any) -> None:
     with record.lock:
         if region.missing == 0:
             return  # another thread made them meanwhile
-        _local.depth = getattr(_local, "depth", 0) + 1
-        try:
+        with replaying():
             record.run(region)
-        finally:
-            _local.depth -= 1

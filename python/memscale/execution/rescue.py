@@ -12,16 +12,13 @@ import gc
 import logging
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ..base.walk import version_of
 from ..errors import BudgetInfeasibleError
 from ..model.isolation import _generator_states, _restore_generators
-
-if TYPE_CHECKING:
-    from .executor import Executor
 
 __all__ = ["StepRescue", "is_allocation_failure"]
 
@@ -44,10 +41,16 @@ def is_allocation_failure(error: BaseException) -> bool:
 
 
 class StepRescue:
-    """The calls since gradients were last None, and the state before the first of them."""
+    """The calls since gradients were last None, and the state before the first of them.
 
-    def __init__(self, executor: Executor, model: torch.nn.Module) -> None:
-        self._executor = executor
+    Args:
+        tighten: puts the next tighter plan in force, given how often it was called before for
+            the same step; raises `BudgetInfeasibleError` if there is none.
+        model: the wrapped root module.
+    """
+
+    def __init__(self, tighten: Callable[[int], None], model: torch.nn.Module) -> None:
+        self._tighten = tighten
         self._model = model
         self._calls: list[tuple[Callable[[], Any], dict[str, Any]]] = []
         self._buffers: list[tuple[torch.Tensor, torch.Tensor | None, int | None]] | None = None
@@ -85,7 +88,7 @@ class StepRescue:
         while True:
             try:
                 self._clean_up(failure)
-                self._executor.tighten(attempt)
+                self._tighten(attempt)
             except BudgetInfeasibleError as error:
                 failure.add_note(f"memscale: no tighter plan was left: {error}")
                 raise failure from None

@@ -7,7 +7,7 @@ are and how large they may become is in the plan's settings; C opens and owns th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def open_tier(
     config: Config | None,
     settings: dict[str, Any],
     disk_directory: Callable[[], str],
-    disk: dict[str, Any],
+    disk: Mapping[str, Any],
 ) -> None:
     """Opens the tier of `settings`, a plan's ``"settings"``; none where they cap all at zero.
 

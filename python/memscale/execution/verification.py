@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ..base.arguments import plain_tensors
+from ..base.walk import loss_of
 from ..errors import IntegrationError
 from ..model.caches import without_cache
 from ..model.isolation import Snapshot, isolated
-from ..tracing.profiler import _loss_of
 
 if TYPE_CHECKING:
-    from ..session.session import Session
-    from .executor import Executor
+    from ..planning.execution_plan import ExecutionPlan
+    from ..planning.planner import Planner
 
 __all__ = ["verify_plan"]
 
@@ -30,11 +30,21 @@ _log = logging.getLogger("memscale")
 _Gradients = dict[str, torch.Tensor | None]
 
 
+class PlanRunner(Protocol):
+    """Carries out a plan that it is given; see `Executor`."""
+
+    def attach(self) -> None: ...
+
+    def apply(self, plan: str | None) -> None: ...
+
+    def detach(self) -> None: ...
+
+
 def verify_plan(
     model: torch.nn.Module,
-    session: Session,
-    plan: Any,
-    make_executor: Callable[[], Executor],
+    planner: Planner,
+    plan: ExecutionPlan,
+    make_executor: Callable[[], PlanRunner],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
@@ -49,7 +59,7 @@ def verify_plan(
         IntegrationError: loss or gradients are not what the plan promises; names the first
             parameter in the order of `named_parameters()`.
     """
-    if getattr(plan, "skipped", False):
+    if plan.skipped:
         _log.info("verify_correctness: nothing is optimized, so there is nothing to compare")
         return
     kwargs = without_cache(model, args, dict(kwargs))
@@ -58,7 +68,7 @@ def verify_plan(
     inputs = (args, kwargs)
     while True:
         whole = rows == total
-        found = session.rehearsal(model, plan, None if whole else inputs[0], inputs[1])
+        found = planner.rehearsal(model, plan, None if whole else inputs[0], inputs[1])
         if found is None:
             _log.warning("verify_correctness: the step can't be traced on %d rows; it is not compared", rows)
             return
@@ -78,7 +88,7 @@ def verify_plan(
 
 def _compare(
     model: torch.nn.Module,
-    make_executor: Callable[[], Executor],
+    make_executor: Callable[[], PlanRunner],
     plan: str,
     exactness: str,
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
@@ -114,7 +124,7 @@ def _compare(
 def _step(
     model: torch.nn.Module,
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
-    make_executor: Callable[[], Executor] | None = None,
+    make_executor: Callable[[], PlanRunner] | None = None,
     plan: str | None = None,
 ) -> _Gradients | None:
     """Loss and gradients of one step, by what an error calls them; the model is as before."""
@@ -136,7 +146,7 @@ def _step(
 def _gradients(model: torch.nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> _Gradients | None:
     args, kwargs = _first_rows(inputs, -1, 0)
     output = model(*args, **kwargs)
-    loss = _loss_of(output)
+    loss = loss_of(output)
     if loss is None:
         terms = [value.abs().float().square().mean() for value in plain_tensors(output) if value.requires_grad]
         loss = torch.stack(terms).sum() if terms else None

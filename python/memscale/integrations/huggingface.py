@@ -153,7 +153,7 @@ class WrappedTrainer:
         self._model = model
 
     def _unwrap_model(self) -> None:
-        from ..session.session import executor_of
+        from ..session.setup import executor_of
 
         executor = executor_of(self._model) if self._model is not None else None
         if executor is not None:
@@ -186,7 +186,7 @@ class WrappedTrainer:
         return model
 
     def _training_step(self, original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        from ..session.session import executor_of
+        from ..session.setup import executor_of
 
         self._meter.step_begins(inputs, self._trainer.args.world_size)
         executor = executor_of(self._model) if self._model is not None else None
@@ -194,7 +194,7 @@ class WrappedTrainer:
         return executor.run_step(call) if executor is not None else call()
 
     def _log(self, original: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
-        from ..session.session import executor_of
+        from ..session.setup import executor_of
 
         executor = executor_of(self._model) if self._model is not None else None
         if executor is not None and "loss" in logs:

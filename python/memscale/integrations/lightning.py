@@ -12,7 +12,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config import Config
+from ..config import Config, check_config
 from ..errors import IntegrationError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class MemScaleCallback:
 
     def on_fit_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:
         """Wraps; the model is on its device, and no step has been made."""
-        from ..session.setup import check_config, effective_config, wrap_module
+        from ..session.setup import effective_config, wrap_module
 
         _refuse_strategy(trainer)
         target = self._target(trainer, pl_module)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import _core
+from ..config import check_config
 from .execution_plan import ExecutionPlan
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ class DecisionEngine:
     """
 
     def __init__(self, config: Config | None = None) -> None:
-        from ..session.setup import check_config
-
         self._config_json = check_config(config).to_json()
 
     def plan(self, graph_json: str, hardware_json: str) -> ExecutionPlan:

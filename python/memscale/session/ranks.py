@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ class RankedSession(Session):
         except BaseException as error:
             self._channel.refuse("wrap", error)
             raise
-        self.disk_dir: str = json.loads(self.hardware_json)["disk"]["dir"]
+        self._own_disk = dict(super().disk)
         try:
             self._agree_on_documents()
         except BaseException:
@@ -88,6 +89,11 @@ class RankedSession(Session):
         self.hardware_json, self.config_json = _core.ranks_agree(pairs, channel.local_world)
         self._planned_for = self.config_json
         _log.info("rank %d of %d: one plan for all, made on rank 0", channel.rank, channel.world)
+
+    @property
+    def disk(self) -> Mapping[str, Any]:
+        """Of the ranks' common description, in this rank's own directory."""
+        return {**super().disk, "dir": self._own_disk["dir"]}
 
     # -- what a session does, on rank 0 alone ---------------------------------------------
 

@@ -8,6 +8,7 @@ for plans and reports steps. Nothing here decides.
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,12 @@ from ..tracing.profiler import MemoryProfiler, load_tracer
 from .host_memory import HostMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     import torch
 
     from ..config import Config
-    from ..execution.executor import Executor
     from ..observability.watch import RunWatch
     from ..techniques.loss_scaling import LossScaling
 
@@ -266,6 +266,11 @@ class Session:
         return plan
 
     @property
+    def disk(self) -> Mapping[str, Any]:
+        """The disk tier of this machine, as in its description."""
+        return json.loads(self.hardware_json)["disk"]
+
+    @property
     def documents(self) -> tuple[str | None, str]:
         """Graph, where there is one, and hardware of the plan in force, as JSON."""
         graph = None if self._current is None else self._graphs.get(self._current)
@@ -449,7 +454,7 @@ class Session:
             _log.warning("%s; the run goes on with the plan it has", error)
             return None
 
-    def arrange_optimizer(self, plan: ExecutionPlan | None) -> None:
+    def plan_applied(self, plan: ExecutionPlan | None) -> None:
         """Has memscale's own optimizer do what the plan chose for the step as a whole."""
         arrange = getattr(self._optimizer, "_arrange", None)
         if arrange is None:
@@ -466,7 +471,7 @@ class Session:
 
     def close(self) -> None:
         """Gives the process's memory back and forgets graphs and plans."""
-        self.arrange_optimizer(None)
+        self.plan_applied(None)
         self._leave_losses()
         self.host_memory.uninstall()
         self._graphs.clear()
@@ -504,8 +509,3 @@ def _with_process(hardware: str, device: torch.device) -> str:
     if device.type == "cuda":
         return _core.hardware_set_process(hardware, device.index or 0, torch.cuda.memory_allocated(device))
     return _core.hardware_set_process(hardware, -1, 0)
-
-
-def executor_of(model: torch.nn.Module) -> Executor | None:
-    """The executor that `wrap()` left on a module, if any."""
-    return model.__dict__.get("_memscale_executor")

@@ -21,7 +21,6 @@ from ..config import AsyncOffloadConfig, Config
 from ..errors import ConfigError, IntegrationError
 from ..observability.watch import RunWatch
 from .ranks import session_for
-from .session import executor_of
 
 if TYPE_CHECKING:
     import torch
@@ -41,19 +40,6 @@ _WITHOUT_EFFECT = {
     "use_8bit_optimizer": "it acts on an optimizer, which wrapping does not replace; call model, optimizer = "
     "memscale.apply_all_optimizations(model, optimizer, config), or give your loop memscale.optim.AdamW8bit(...)",
 }
-
-
-def check_config(config: Config | None) -> Config:
-    """The configuration to work with: a default one for None, else what was given.
-
-    Raises:
-        TypeError: it is not a `Config`.
-    """
-    if config is None:
-        return Config()
-    if not isinstance(config, Config):
-        raise TypeError(f"config must be a memscale.Config or None, not {type(config).__qualname__}")
-    return config
 
 
 def effective_config(config: Config, async_offload: bool | None, async_config: AsyncOffloadConfig | None) -> Config:
@@ -113,6 +99,11 @@ def sample_arguments(model: torch.nn.Module, sample_input: Any) -> tuple[tuple[A
     return args, kwargs
 
 
+def executor_of(model: torch.nn.Module) -> Executor | None:
+    """The executor that `wrap()` left on a module, if any."""
+    return model.__dict__.get("_memscale_executor")
+
+
 def wrap_module(
     model: torch.nn.Module,
     config: Config,
@@ -143,8 +134,9 @@ def _wrap_watched(
     from ..base.torch_names import check_torch
 
     check_torch()
+    from ..base.signature import input_signature
     from ..base.vector_math import settle_vector_math
-    from ..execution.executor import Executor, input_signature
+    from ..execution.executor import Executor
 
     settle_vector_math()
     _check_optimizer(optimizer)

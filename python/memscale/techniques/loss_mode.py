@@ -10,7 +10,7 @@ them with the exact or the chunked loss head where the plan says so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..base.modes import leave
 from .lazy_logits import LazyLogits, can_defer, deferred, keeps_rows, with_values
-
-if TYPE_CHECKING:
-    from ..tracing.tracer import LiveTracer
 
 __all__ = ["CrossEntropy", "LossMode", "chunked_head", "exact_head", "marking"]
 
@@ -36,6 +33,18 @@ class CrossEntropy(NamedTuple):
     label_smoothing: float
     call: Callable[[], torch.Tensor]
     """The call itself, by torch."""
+
+
+class LossTracer(Protocol):
+    """What `marking()` tells a tracer; see `memscale.tracing.tracer.LiveTracer`."""
+
+    def loss(self, logits: torch.Tensor) -> int: ...
+
+    def head_used(self, head: int, loss: int) -> None: ...
+
+    def loss_ended(self, loss: int, logits: torch.Tensor, value: torch.Tensor) -> None: ...
+
+    def head(self, logits: torch.Tensor, hidden: torch.Tensor) -> int: ...
 
 
 class LossMode(TorchFunctionMode):
@@ -120,7 +129,7 @@ class _Marking(LossMode):
     """Tells the tracer of each, and of the linear layer that its logits come from if nothing but
     views and casts lie between; torch computes them."""
 
-    def __init__(self, tracer: LiveTracer) -> None:
+    def __init__(self, tracer: LossTracer) -> None:
         heads = WeakIdKeyDictionary()
 
         def mark(found: CrossEntropy) -> torch.Tensor:  # not a method: nothing of a trace is in a cycle
@@ -152,7 +161,7 @@ class _Marking(LossMode):
         return bool(args) and isinstance(args[0], torch.Tensor) and args[0] in self._heads
 
 
-def marking(tracer: LiveTracer) -> LossMode:
+def marking(tracer: LossTracer) -> LossMode:
     """A mode that marks for the planner what a loss head could compute."""
     return _Marking(tracer)
 

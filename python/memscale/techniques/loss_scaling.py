@@ -30,9 +30,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import _core
+from ..base.aside import is_tracing
 from ..base.walk import functions_of, is_accumulation
 from ..optim.gradient_use import listen, tell_of_scaling
-from ..tracing.profiler import is_tracing
 
 __all__ = ["LossScaling"]
 

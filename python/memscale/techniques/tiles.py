@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 from .. import _core
+from ..base.aside import is_replaying, is_tracing
 from ..base.environment import Environment
-from ..execution.replay import is_replaying
-from ..tracing.profiler import is_tracing
 from .position_wise import find_position_wise, has_hooked_parts
 from .row_mode import RowMode, WholeMasks
 

@@ -15,10 +15,10 @@ import torch
 
 from .. import _core
 from ..base.arguments import plain_tensors
+from ..base.aside import is_replaying
+from ..base.signature import describe_arguments
 from ..errors import MemScaleError, ProfileError
-from ..execution.replay import is_replaying
 from ..techniques.loss_mode import marking
-from .profiler import describe_arguments
 from .tracer import NO_NODE, LiveTracer
 
 if TYPE_CHECKING:

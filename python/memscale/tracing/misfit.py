@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from ..base.aside import standing_aside
+
 if TYPE_CHECKING:
     import torch
 
@@ -66,7 +68,6 @@ def _refusal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     import torch
 
     from ..model.isolation import isolated
-    from .profiler import standing_aside
 
     with standing_aside(), isolated(model), torch.no_grad():
         model.train()

@@ -22,7 +22,6 @@ import gc
 import inspect
 import json
 import logging
-import threading
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping
@@ -30,6 +29,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..base.aside import is_tracing, standing_aside
+from ..config import check_config
 from ..errors import IntegrationError, MemScaleError, ProfileError
 from ..model.caches import without_cache
 from .misfit import Misfit
@@ -43,25 +44,9 @@ if TYPE_CHECKING:
     from .static_tracer import StaticTracer
     from .tracer import LiveTracer
 
-__all__ = ["MemoryProfiler", "describe_arguments", "is_tracing", "standing_aside"]
+__all__ = ["MemoryProfiler", "load_tracer"]
 
 _log = logging.getLogger("memscale")
-_active = threading.local()
-
-
-def is_tracing() -> bool:
-    """Whether this thread is inside a static trace: hooks on the model stand aside then."""
-    return getattr(_active, "depth", 0) > 0
-
-
-@contextmanager
-def standing_aside() -> Iterator[None]:
-    """Within, hooks on a model that this thread runs stand aside, as in a trace."""
-    _active.depth = getattr(_active, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _active.depth -= 1
 
 
 class MemoryProfiler:
@@ -75,8 +60,6 @@ class MemoryProfiler:
     """
 
     def __init__(self, config: Config | None = None) -> None:
-        from ..session.setup import check_config
-
         self._config = None if config is None else check_config(config)
 
     def hardware(self) -> dict[str, Any]:
@@ -142,6 +125,7 @@ class MemoryProfiler:
         from ..base.torch_names import check_torch
 
         check_torch()
+        from ..base.signature import describe_arguments
         from ..model.isolation import isolated
         from ..techniques.tiles import Tiles
         from .fakes import Twins
@@ -181,54 +165,6 @@ def load_tracer() -> None:
     model = torch.nn.LayerNorm(1, device="cpu")  # draws no random numbers
     with suppress(ProfileError):
         MemoryProfiler().trace(model, (torch.zeros(1, 1, device="cpu"),))
-
-
-def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Shapes, dtypes and plain values of a forward's arguments as one line.
-
-    Two forwards with equal descriptions allocate the same: it is what plans are kept
-    under. Values of tensors do not enter, but for masks: models leave out what a mask of
-    ones does not change. The form is that of `ms_signature_covers()`:
-    ``"input_ids:int64[4,512],use_cache=False"``, positional arguments by number.
-    """
-    import torch
-
-    named = [*((str(index), value) for index, value in enumerate(args)), *kwargs.items()]
-    parts = [_describe_value(name, value) for name, value in named if value is not None]
-    for device in ("cuda", "cpu"):
-        if torch.is_autocast_enabled(device):
-            parts.append(f"autocast={device}:{_dtype_name(torch.get_autocast_dtype(device))}")
-    return ",".join(parts)
-
-
-def _describe_value(name: str, value: Any) -> str:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        full = ":ones" if _is_full_mask(name, value) else ""
-        return f"{name}:{_dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]{full}"
-    if isinstance(value, Mapping):
-        return ",".join(_describe_value(f"{name}.{key}", item) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return ",".join(_describe_value(f"{name}.{index}", item) for index, item in enumerate(value))
-    if isinstance(value, (bool, int, float, str)):
-        return f"{name}={value!r}"[:64]
-    return f"{name}={type(value).__name__}"
-
-
-def _is_full_mask(name: str, value: Any) -> bool:
-    """Whether an argument is a padding mask that masks nothing."""
-    import torch
-
-    if not (isinstance(value, torch.Tensor) and name.endswith("mask") and value.dim() == 2):
-        return False
-    if value.dtype.is_floating_point or value.dtype.is_complex or value.device.type == "meta":
-        return False
-    return bool((value == 1).all())
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 class _StaticStep:
@@ -288,6 +224,7 @@ class _StaticStep:
     def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         import torch
 
+        from ..base.walk import loss_of
         from ..techniques.loss_mode import marking
 
         losses = marking(self._tracer)
@@ -300,7 +237,7 @@ class _StaticStep:
         self._tracer.phase("loss")
         # Autocast is left before backward, and lets go of its casts of the weights.
         torch.clear_autocast_cache()
-        loss = _loss_of(output)
+        loss = loss_of(output)
         if loss is None:
             loss = _stand_in_loss(output)
             if loss is not None:
@@ -339,10 +276,11 @@ class _StaticStep:
 
     def _know_masks(self, kwargs: dict[str, Any]) -> None:
         """Masks of ones: the arguments' description says that they are."""
+        from ..base.signature import is_full_mask
         from .static_tracer import know
 
         for name, value in kwargs.items():
-            if _is_full_mask(name, value):
+            if is_full_mask(name, value):
                 know(self._twins.of(value), value.new_ones(value.shape, device="cpu"))
 
     # -- layers -------------------------------------------------------------------------
@@ -447,23 +385,6 @@ def _named_tensors(
 
 
 # ---- the loss ---------------------------------------------------------------------------
-
-
-def _loss_of(output: Any) -> torch.Tensor | None:
-    """The model's own loss: `loss` of a mapping or object, or the first 0-dim output."""
-    import torch
-
-    candidates: list[Any] = [output]
-    if isinstance(output, Mapping):
-        candidates = [output.get("loss")]
-    elif isinstance(output, (list, tuple)):
-        candidates = [getattr(output, "loss", None), *output]
-    elif not isinstance(output, torch.Tensor):
-        candidates = [getattr(output, "loss", None)]
-    for value in candidates:
-        if isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad:
-            return value
-    return None
 
 
 def _stand_in_loss(output: Any) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ warm-up steps. It draws no conclusion and adds up nothing: C does.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import (
 from .. import _core
 from ..base.arguments import Arguments, plain_tensors
 from ..base.modes import leave
-from ..base.walk import tensors_of, version_of
+from ..base.walk import first_output, plain_leaves, tensors_of, version_of
 
-__all__ = ["NO_NODE", "LiveTracer", "first_output", "is_maker", "plain_leaves"]
+__all__ = ["NO_NODE", "LiveTracer", "is_maker"]
 
 NO_NODE = 0xFFFFFFFF
 """What `saved()` gives as node while the tracer is not listening."""
@@ -450,21 +450,6 @@ def _keys(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, ..
     return tuple(found)
 
 
-def plain_leaves(value: Any) -> Iterator[Any]:
-    """Leaves of lists, tuples and dictionaries nested in each other, in order.
-
-    Anything else is a leaf, tensors and unknown objects alike.
-    """
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from plain_leaves(item)
-    elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        for item in value:
-            yield from plain_leaves(item)
-    else:
-        yield value
-
-
 def _describe(func: Any, run: Callable[..., Any]) -> _Operator:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator
@@ -531,8 +516,3 @@ def _changed(frame: _Frame, leaves: list[Any]) -> bool:
 def _updates_statistics(module: torch.nn.Module) -> bool:
     """Whether a forward writes running statistics, which no version counter shows."""
     return module.training and module._buffers.get("running_mean") is not None
-
-
-def first_output(output: Any) -> torch.Tensor | None:
-    first = next(plain_leaves(output), None)
-    return first if isinstance(first, torch.Tensor) else None

@@ -1,0 +1,62 @@
+"""Names a forward by what a plan depends on: shapes, types and plain values of its arguments.
+
+Graphs and plans are kept under these names; `ms_signature_covers()` in C compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["describe_arguments", "input_signature", "is_full_mask"]
+
+
+def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """One line that is equal for forwards that a plan can't tell apart: shapes, dtypes and
+    plain values of the arguments, the mode of the model, autocast."""
+    mode = "train" if model.training else "eval"
+    return f"{mode}: {describe_arguments(args, kwargs)}"
+
+
+def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Shapes, dtypes and plain values of a forward's arguments as one line.
+
+    Two forwards with equal descriptions allocate the same: it is what plans are kept
+    under. Values of tensors do not enter, but for masks: models leave out what a mask of
+    ones does not change. The form is that of `ms_signature_covers()`:
+    ``"input_ids:int64[4,512],use_cache=False"``, positional arguments by number.
+    """
+    named = [*((str(index), value) for index, value in enumerate(args)), *kwargs.items()]
+    parts = [_describe_value(name, value) for name, value in named if value is not None]
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            parts.append(f"autocast={device}:{_dtype_name(torch.get_autocast_dtype(device))}")
+    return ",".join(parts)
+
+
+def _describe_value(name: str, value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        full = ":ones" if is_full_mask(name, value) else ""
+        return f"{name}:{_dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]{full}"
+    if isinstance(value, Mapping):
+        return ",".join(_describe_value(f"{name}.{key}", item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ",".join(_describe_value(f"{name}.{index}", item) for index, item in enumerate(value))
+    if isinstance(value, (bool, int, float, str)):
+        return f"{name}={value!r}"[:64]
+    return f"{name}={type(value).__name__}"
+
+
+def is_full_mask(name: str, value: Any) -> bool:
+    """Whether an argument is a padding mask that masks nothing."""
+    if not (isinstance(value, torch.Tensor) and name.endswith("mask") and value.dim() == 2):
+        return False
+    if value.dtype.is_floating_point or value.dtype.is_complex or value.device.type == "meta":
+        return False
+    return bool((value == 1).all())
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,132 @@
+"""What an executor asks for plans and tells of steps.
+
+A `Session` is the planner of a wrapped model. `NullPlanner` serves executors that carry out plans which they are
+given, one by one, as a rehearsal's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import BudgetInfeasibleError, MemScaleError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .execution_plan import ExecutionPlan
+
+__all__ = ["NullPlanner", "Planner"]
+
+
+class Planner(Protocol):
+    """Called by the executor on the thread that runs the model's forward."""
+
+    @property
+    def decision(self) -> dict[str, Any] | None:
+        """Where mode and techniques come from; None where stage 1 was skipped."""
+
+    @property
+    def documents(self) -> tuple[str | None, str | None]:
+        """Graph and hardware of the plan in force as JSON, where there are any."""
+
+    @property
+    def disk(self) -> Mapping[str, Any]:
+        """This machine's disk tier: ``dir``, ``write_bytes_per_s``, ``read_bytes_per_s``; empty if unknown."""
+
+    @property
+    def wants_live_trace(self) -> bool:
+        """Whether the forward about to run has to be profiled as it runs."""
+
+    def precision(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        wait_until_alone: Callable[[], bool],
+    ) -> AbstractContextManager[Any]:
+        """What a training forward with these arguments runs under."""
+
+    def plan_for(
+        self,
+        model: torch.nn.Module,
+        signature: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        wait_until_alone: Callable[[], bool],
+    ) -> ExecutionPlan | None:
+        """The plan for a forward of this signature."""
+
+    def agree(self, plan: ExecutionPlan | None) -> ExecutionPlan | None:
+        """Asked at every training forward, given the plan for it: the plan to follow."""
+
+    def plan_applied(self, plan: ExecutionPlan | None) -> None:
+        """`plan` is in force from the next forward on."""
+
+    def refuses_hooks(self, error: BaseException) -> bool:
+        """Whether a forward that raised `error` has to be left alone; the plan is asked for anew then."""
+
+    def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:
+        """Takes the graph of a profiled step, or why there is none; a plan to follow from now on, if any."""
+
+    def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
+        """Takes what a finished step showed; a plan to follow from now on, if any."""
+
+    def tighten(self, attempt: int) -> ExecutionPlan:
+        """The plan to make a step again under, after an allocation failed in it for the `attempt`-th time (from 0).
+
+        Raises:
+            BudgetInfeasibleError: there is none.
+        """
+
+    def rehearsal(
+        self, model: torch.nn.Module, plan: Any, args: tuple[Any, ...] | None, kwargs: dict[str, Any]
+    ) -> tuple[bool, str, str] | None:
+        """How to run `plan` beside a step that keeps everything: whether that fits, the class of exactness that the
+        plan promises, and the plan to run. None where the step can't be traced."""
+
+    def close(self) -> None:
+        """The executor was detached."""
+
+
+class NullPlanner:
+    """Makes no plans: what the executor was given stays in force."""
+
+    decision: dict[str, Any] | None = None
+    documents: tuple[str | None, str | None] = (None, None)
+    disk: Mapping[str, Any] = {}
+    wants_live_trace = False
+
+    def __init__(self) -> None:
+        self._given: ExecutionPlan | None = None
+
+    def precision(self, *_: Any) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def plan_for(self, *_: Any) -> ExecutionPlan | None:
+        return self._given
+
+    def agree(self, plan: ExecutionPlan | None) -> ExecutionPlan | None:
+        return plan
+
+    def plan_applied(self, plan: ExecutionPlan | None) -> None:
+        self._given = plan
+
+    def refuses_hooks(self, error: BaseException) -> bool:
+        return False
+
+    def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:
+        return None
+
+    def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
+        return None
+
+    def tighten(self, attempt: int) -> ExecutionPlan:
+        raise BudgetInfeasibleError("this executor carries out plans that it is given")
+
+    def rehearsal(self, *_: Any) -> tuple[bool, str, str] | None:
+        return None
+
+    def close(self) -> None:
+        return None

@@ -102,9 +102,6 @@ PYTHON_PAGES: list[tuple[str, list[tuple[str, str]]]] = [
     ),
 ]
 
-# Base classes in other files whose public methods belong to what is documented.
-BASES = {"optim.AdamW": [("ReleaseUpdates", "optim/release_update")]}
-
 SECTIONS = {"Args", "Attributes", "Example", "Raises", "Returns", "Yields"}
 LISTS = {"Args", "Attributes", "Raises"}
 GENERATED = "<!-- Written by scripts/api_reference.py from the sources; change those and run it again. -->"
@@ -278,7 +275,7 @@ def public_methods(node: ast.ClassDef) -> Iterator[Function]:
             yield inner  # type: ignore[misc]
 
 
-def class_blocks(name: str, node: ast.ClassDef, bases: list[ast.ClassDef]) -> Iterator[str]:
+def class_blocks(name: str, node: ast.ClassDef) -> Iterator[str]:
     """Heading, call, docstring, members and methods of one class."""
     yield f"### `memscale.{name}`"
     call = class_call(name.rsplit(".", 1)[-1], node)
@@ -287,12 +284,8 @@ def class_blocks(name: str, node: ast.ClassDef, bases: list[ast.ClassDef]) -> It
     yield from docstring(node)
     if any("Enum" in ast.unparse(base) for base in node.bases):
         yield "\n".join(members(node))
-    known: set[str] = set()
-    for holder in [node, *bases]:
-        for method in public_methods(holder):
-            if method.name not in known:
-                known.add(method.name)
-                yield from function_blocks(f"{name}.{method.name}", method, True, 4)
+    for method in public_methods(node):
+        yield from function_blocks(f"{name}.{method.name}", method, True, 4)
 
 
 def definition(root: pathlib.Path, file: str, name: str) -> ast.ClassDef | Function:
@@ -331,8 +324,7 @@ def python_reference(root: pathlib.Path = ROOT) -> str:
         for name, file in names:
             node = definition(root, file, name.rsplit(".", 1)[-1])
             if isinstance(node, ast.ClassDef):
-                bases = [definition(root, place, base) for base, place in BASES.get(name, ())]
-                body.extend(class_blocks(name, node, bases))  # type: ignore[arg-type]
+                body.extend(class_blocks(name, node))
             else:
                 body.extend(function_blocks(f"memscale.{name}", node, False, 3))
     head, contents = blocks[:3], "\n".join(blocks[3:])

@@ -140,7 +140,7 @@ AROUND = {
         "from memscale import OOMPredictor; import os; os.makedirs('gpt2')\n"
         "open('gpt2/config.json', 'w').write(GPT2Config(n_layer=2).to_json_string())"
     ),
-    "ReleaseUpdates": (
+    "accumulate": (
         "optimizer = memscale.optim.AdamW(model.parameters(), release_gradients=True)\nfirst = last = x\n"
         "forward = model; model = lambda ids: forward(input_ids=ids, labels=ids)"
     ),
@@ -230,12 +230,14 @@ def _run_program(where: str, command: str) -> None:
 
 
 def _docstrings() -> Iterator[tuple[str, str, str]]:
-    """File, name of the outermost definition, and text of every docstring with an example."""
+    """File, name and text of every docstring with an example; what `AROUND` does not know by its own name
+    goes by that of the outermost definition."""
     for path in sorted((ROOT / "python/memscale").rglob("*.py")):
         for outer in ast.parse(path.read_text(encoding="utf-8")).body:
             for node in ast.walk(outer):
                 if isinstance(node, ast.ClassDef | ast.FunctionDef) and ">>>" in (ast.get_docstring(node) or ""):
-                    yield path.name, outer.name, ast.get_docstring(node) or ""  # type: ignore[attr-defined]
+                    name = node.name if node.name in AROUND else outer.name  # type: ignore[attr-defined]
+                    yield path.name, name, ast.get_docstring(node) or ""
 
 
 def run_docstrings() -> None:

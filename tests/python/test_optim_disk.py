@@ -268,7 +268,7 @@ def test_loading_a_checkpoint_ends_an_interruption(disk):
         b.step()
     saved = {"state": {}, "param_groups": AdamW(streamed).state_dict()["param_groups"]}
     b.load_state_dict(saved)
-    assert not b.state and b._disk.stats()["disk_bytes"] == 0
+    assert not b.state and b._place.disk.stats()["disk_bytes"] == 0
     streamed[1].grad = None
     b.step()
     assert float(b.state[streamed[0]]["step"]) == 1
@@ -434,7 +434,7 @@ def test_a_profiled_step_leaves_no_state_in_memory(disk):
         optimizer = AdamW([p], **disk)
         optimizer.step()
     assert list(optimizer.state[p]) == ["step"]
-    assert optimizer._disk is None
+    assert optimizer._place.disk is None
 
 
 # ---- parameters that change ----------------------------------------------------------------------------

@@ -176,7 +176,7 @@ _FORKED = textwrap.dedent(
         optimizer.zero_grad()
     for _ in range(3):
         step()
-    assert len(optimizer._disk) == 4
+    assert len(optimizer._place.disk) == 4
     child = os.fork()
     if child == 0:
         memscale.detach(model)
@@ -194,7 +194,7 @@ _FORKED = textwrap.dedent(
     assert os.waitpid(child, 0)[1] == 0
     step()
     memscale.detach(model)
-    assert optimizer._disk is None
+    assert optimizer._place.disk is None
     assert all(float(s["step"]) == 4 and "exp_avg" in s for s in optimizer.state.values())
     """
 )
@@ -210,7 +210,7 @@ def test_the_plan_stays_while_it_is_in_force():
     model, optimizer = memscale.apply_all_optimizations(model, AdamW(model.parameters()), config(mode="balanced"))
     steps(model, optimizer, 5)
     assert "state_on_disk" in chosen(model)
-    assert optimizer._disk is not None
+    assert optimizer._place.disk is not None
     # Another shape is traced while the state lies on disk, and planned for as from the start.
     model(torch.randn(40, 2048)).backward()
     optimizer.step()
@@ -251,7 +251,7 @@ def test_what_the_optimizer_was_made_with_stays():
     with memscale.optimize(model, optimizer, config(mode="conservative"), sample_input=sample):
         model(sample).backward()
         optimizer.step()
-    assert optimizer._disk is not None and optimizer._release is not None
+    assert optimizer._place.disk is not None and optimizer._releasing.release is not None
     assert list(optimizer.state[model.layers[0].weight]) == ["step"]
 
 

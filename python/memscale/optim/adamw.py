@@ -2,28 +2,30 @@
 
 The classes keep torch's bookkeeping (groups, hooks, state dicts) and hand addresses
 to `_core.adamw_step`. Parameters that C does not take (other devices and dtypes,
-tensor subclasses) go through torch's own AdamW in the same step. Three layers lie below:
-updates in memory, on disk, and inside backward; here are the step and the state dicts.
+tensor subclasses) go through torch's own AdamW in the same step. `AdamW` is composed of
+parts that own their fields: how states are kept (`StateForm`), where they lie (`StatePlace`),
+whether gradients are released (`ReleaseSwitch`). Here are the step and the state dicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from ..errors import ConfigError, OffloadError
+from ..errors import ConfigError
 from . import state as _state
-from .disk_update import disk_options
-from .memory_update import check_gradient
-from .release import GradientRelease
-from .release_update import ReleaseUpdates
+from .disk_update import StatePlace, disk_options
+from .memory_update import StateForm, check_gradient, make_states, update_by_c, update_by_torch
+from .release import name_of
+from .release_update import ReleaseSwitch
 
 __all__ = ["AdamW", "AdamW8bit"]
 
 
-class AdamW(ReleaseUpdates):
+class AdamW(torch.optim.AdamW):
     """`torch.optim.AdamW` with the update in C for fp32 and bf16 parameters on the CPU.
 
     The arguments up to `fused` are torch's, with torch's meaning and checks; `foreach` and
@@ -88,14 +90,9 @@ class AdamW(ReleaseUpdates):
         max_disk_offload_gb: float | None = None,
         release_gradients: bool = False,
     ) -> None:
-        self._state_bits = state_bits
-        self._bf16 = bf16
-        self._disk_options = disk_options(state, disk_offload_dir, max_disk_offload_gb)
-        self._disk = None
-        self._interrupted = None
-        self._planned_disk = self._planned_release = False
-        self._release = self._gradient_use = None
-        self._release_order = []
+        options = disk_options(state, disk_offload_dir, max_disk_offload_gb)
+        self._place = StatePlace(StateForm(state_bits, bf16), options)
+        self._releasing = ReleaseSwitch()
         super().__init__(
             params,
             lr=lr,
@@ -110,19 +107,31 @@ class AdamW(ReleaseUpdates):
             fused=fused,
         )
         if release_gradients:
-            self._begin_release()
+            self._releasing.begin(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch; checks `state_bits` and `bf16`, the optimizer's and the group's own."""
         super().add_param_group(param_group)
         try:
-            self._check_settings(self.param_groups[-1])
+            self._place.form.check(self.param_groups[-1])
         except ConfigError:
             self.param_groups.pop()
             raise
-        release: GradientRelease | None = getattr(self, "_release", None)
-        if release is not None:
-            release.attach()
+        if self._releasing.release is not None:
+            self._releasing.release.attach()
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Gradients of backwards in this block are added up, as without `release_gradients`.
+
+        Run all micro-steps but the last in it; the last backward updates and frees.
+
+        Example:
+            >>> with optimizer.accumulate():
+            ...     model(first).loss.backward()
+            >>> model(last).loss.backward()
+            >>> optimizer.step()
+        """
+        return self._releasing.accumulating()
 
     # ---- the step --------------------------------------------------------------------
 
@@ -146,8 +155,8 @@ class AdamW(ReleaseUpdates):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._release is not None:
-            self._release.step_begins()
+        if self._releasing.release is not None:
+            self._releasing.release.step_begins()
         found_inf = getattr(self, "found_inf", None)
         if found_inf is None or float(found_inf) == 0.0:
             self._step_all()
@@ -164,24 +173,34 @@ class AdamW(ReleaseUpdates):
             IntegrationError: it failed inside backward (`release_gradients`), so that gradients
                 are missing: load a checkpoint.
         """
-        self._refuse_inherited()
-        if self._release is not None and self._release.failed_in_backward:
+        self._place.refuse_inherited()
+        release = self._releasing.release
+        if release is not None and release.failed_in_backward:
             self._refuse_interrupted()
-        if self._interrupted is not None:
+        if self._place.interrupted is not None:
             self._step_all()
+
+    def _refuse_interrupted(self) -> None:
+        self._place.refuse_interrupted()
 
     def _step_all(self) -> None:
         chosen = [self._choose(index, group) for index, group in enumerate(self.param_groups)]
-        self._step_disk(chosen)
-        for group, (theirs, ours, _) in zip(self.param_groups, chosen, strict=True):
+        pairs = list(zip(self.param_groups, chosen, strict=True))
+        self._place.step(self, [(group, p) for group, (_, _, streamed) in pairs for p in streamed])
+        for group, (theirs, ours, _) in pairs:
             if theirs:
-                self._step_torch({**group, "params": theirs})
+                update_by_torch(self, {**group, "params": theirs})
             if ours:
-                self._make_states(group, ours)
+                make_states(self.state, group, ours, self._place.form)
                 if not _state.is_traced(ours[0]):
-                    self._step_c(group, ours)
-        if self._release is not None:
-            self._release_order = self._release.step_ended()
+                    update_by_c(self, group, ours)
+        if not self._is_traced():
+            self._releasing.step_ended()
+
+    def _is_traced(self) -> bool:
+        """Whether this is the copy that the profiler steps, which shares its original's parts."""
+        first = next((p for group in self.param_groups for p in group["params"]), None)
+        return first is not None and _state.is_traced(first)
 
     def _choose(self, index: int, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
         """The parameters with gradients: torch's, C's in memory, C's on disk."""
@@ -190,13 +209,65 @@ class AdamW(ReleaseUpdates):
         streamed: list[torch.Tensor] = []
         for position, p in enumerate(group["params"]):
             if p.grad is not None:
-                check_gradient(p, f"parameter {position} of group {index}")
+                name = f"parameter {position} of group {index}"
+                check_gradient(p, name)
                 if not _state.is_ours(p, group):
                     theirs.append(p)
                 else:
-                    self._check_layout(p, group, f"parameter {position} of group {index}")
-                    (streamed if self._is_streamed(p, group) else ours).append(p)
+                    self._place.check_layout(self.state, p, group, name)
+                    (streamed if self._place.is_streamed(self.state, p, group) else ours).append(p)
         return theirs, ours, streamed
+
+    # ---- inside backward -----------------------------------------------------------------
+
+    def _update_in_backward(self, index: int, p: torch.Tensor) -> None:
+        """Updates a parameter whose gradient has just become final."""
+        group, place = self.param_groups[index], self._place
+        name = name_of(self.param_groups, p)
+        check_gradient(p, name)
+        if not _state.is_ours(p, group):
+            update_by_torch(self, {**group, "params": [p]})
+            return
+        place.check_layout(self.state, p, group, name)
+        if place.is_streamed(self.state, p, group):
+            place.update_in_backward(self, group, p, self._releasing.order)
+        else:
+            make_states(self.state, group, [p], place.form)
+            update_by_c(self, group, [p])
+
+    def _backward_failed(self, error: BaseException) -> None:
+        self._place.interrupt(error, can_be_finished=False)
+
+    # ---- what a plan asks and chooses ------------------------------------------------------
+
+    def _facts_for_plan(self) -> tuple[list[torch.Tensor], bool, bool]:
+        """What could lie on disk; whether its owner has it release gradients, or keep state there."""
+        place = self._place
+        return place.streamable_tensors(self), self._releasing.is_owners_wish, place.is_owners_wish
+
+    def _releases_now(self) -> bool:
+        return self._releasing.release is not None
+
+    def _releases_by_itself(self) -> bool:
+        return self._releasing.is_owners_wish
+
+    def _needed_gradients(self) -> bool:
+        return self._releasing.needed_gradients()
+
+    def _planned_disk_bytes(self) -> int:
+        return self._place.planned_disk_bytes()
+
+    def _arrange(
+        self,
+        on_disk: bool,
+        releases: bool,
+        may_release: bool = False,
+        directory: Any = None,
+        cap_gb: float | None = None,
+    ) -> None:
+        """Moves state and begins or ends gradient release as a plan wants, between steps."""
+        self._place.arrange(self, on_disk, directory, cap_gb)
+        self._releasing.arrange(self, releases, may_release)
 
     # ---- state dicts -------------------------------------------------------------------
 
@@ -210,7 +281,7 @@ class AdamW(ReleaseUpdates):
             IntegrationError: a step was interrupted.
             OffloadError: state on disk can't be read back.
         """
-        with self._states_in_view():
+        with self._place.in_view(self):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -230,60 +301,49 @@ class AdamW(ReleaseUpdates):
         # The base class casts what it can see to the parameter's dtype, codes and moments of
         # bf16 parameters too. Registered last: the caller's own hooks see the plain dict.
         handle = self.register_load_state_dict_pre_hook(_state.hide)
-        before = self._interrupted
-        if self._disk is not None:
-            self._disk.forget_round()
-        if self._release is not None:
-            self._release.forget()
+        place, release = self._place, self._releasing.release
+        before = place.interrupted
+        if place.disk is not None:
+            place.disk.forget_round()
+        if release is not None:
+            release.forget()
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        if self._interrupted is before:
-            self._interrupted = None
+        if place.interrupted is before:
+            place.interrupted = None
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._states_in_view():
+        place = self._place
+        with place.in_view(self):
             return {
                 **super().__getstate__(),
-                "_state_bits": self._state_bits,
-                "_bf16": self._bf16,
+                "_state_bits": place.form.state_bits,
+                "_bf16": place.form.bf16,
                 # A copy has no plan: what it does is what its original was made to do.
-                "_disk_options": None if self._planned_disk else self._disk_options,
-                "_releases": self._release is not None and not self._planned_release,
+                "_disk_options": place.options if place.is_owners_wish else None,
+                "_releases": self._releasing.is_owners_wish,
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name in ("_disk", "_interrupted", "_release", "_gradient_use"):
-            self.__dict__.setdefault(name, None)
-        self.__dict__.setdefault("_release_order", [])
-        self.__dict__.setdefault("_planned_disk", False)
-        self.__dict__.setdefault("_planned_release", False)
         state = dict(state)
+        if "_state_bits" in state:  # a copy, or unpickled: it has no parts yet
+            form = StateForm(state.pop("_state_bits"), state.pop("_bf16"))
+            self._place = StatePlace(form, state.pop("_disk_options"))
+            self._releasing = ReleaseSwitch()
         releases = state.pop("_releases", False)
-        if self._disk is not None and self._disk.is_inherited:
-            self._disk = None  # what is loaded now takes its place
+        place = self._place
+        if place.disk is not None and place.disk.is_inherited:
+            place.disk = None  # what is loaded now takes its place
         given = state.get("state", {})
         shown = {p: value for p, value in given.items() if not isinstance(value, _state.Hidden)}
         super().__setstate__({**state, "state": _state.new_state(shown)})
         for group in self.param_groups:
             for p in group["params"]:
-                self._settle_state(p, given.get(p), group)
+                place.settle(self.state, p, given.get(p), group)
         if releases:
-            self._begin_release()
-
-    def _settle_state(self, p: torch.Tensor, value: Any, group: dict[str, Any]) -> None:
-        """What `__setstate__` was given for a parameter takes its place."""
-        is_hidden = isinstance(value, _state.Hidden)
-        values = value.value if is_hidden else value
-        try:
-            if is_hidden or (values and self._belongs_on_disk(p, group)):
-                self._adopt(p, values, group)
-            elif self._disk is not None:
-                self._disk.remove(p)
-        except OffloadError as error:
-            self._interrupted = f"its state was not loaded as a whole: {error}"
-            raise
+            self._releasing.begin(self)
 
     def torch_state_dict(self) -> dict[str, Any]:
         """`state_dict()` in the layout of `torch.optim.AdamW`, 8-bit moments as fp32.

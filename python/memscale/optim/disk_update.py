@@ -1,14 +1,14 @@
-"""Updates of parameters whose state is on disk, and where each state belongs.
+"""Where each parameter's state lies, in memory or on disk, and updates of those on disk.
 
-The middle layer of `AdamW`: what streams through `DiskState`, what a plan moves there and back,
-and what an interrupted step leaves.
+A part of `AdamW`: it moves states there and back, streams updates through `DiskState`, and remembers what an
+interrupted step leaves. It is given the optimizer's `state` or the optimizer itself for the length of a call.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,139 +18,194 @@ from .. import _core
 from ..errors import ConfigError, IntegrationError, OffloadError
 from . import state as _state
 from .disk import DiskState
-from .memory_update import MemoryUpdates, gradient_of
+from .memory_update import StateForm, grad_scale, gradient_of, hyperparameters
 
-__all__ = ["DiskUpdates", "disk_options"]
+__all__ = ["StatePlace", "disk_options"]
 
 _log = logging.getLogger("memscale")
 
+_States = dict[Any, Any]
+_Group = dict[str, Any]
 
-class DiskUpdates(MemoryUpdates):
-    """State on disk, beside state in memory."""
 
-    _disk: DiskState | None
-    _disk_options: tuple[str | None, float | None] | None
-    _planned_disk: bool  # on disk at a plan's wish, not the owner's
-    _interrupted: str | None  # why a step was broken off
+class StatePlace:
+    """The disk of one optimizer's states, beside its memory.
+
+    Args:
+        form: how states are kept.
+        options: what `disk_options()` gives: the owner's wish.
+
+    Attributes:
+        disk: holds the states on disk; None where there is none.
+        options: for new states, the owner's or a plan's; None for memory.
+        is_planned: whether states are on disk at a plan's wish, not the owner's.
+        interrupted: why a step was broken off; None where none was.
+    """
+
+    def __init__(self, form: StateForm, options: tuple[str | None, float | None] | None) -> None:
+        self.form = form
+        self.options = options
+        self.disk: DiskState | None = None
+        self.is_planned = False
+        self.interrupted: str | None = None
 
     # ---- where a state is ----------------------------------------------------------------
 
-    def _is_streamed(self, p: torch.Tensor, group: dict[str, Any]) -> bool:
+    def is_streamed(self, states: _States, p: torch.Tensor, group: _Group) -> bool:
         """Whether an update goes through the disk: where the state is, or else would be made."""
         if _state.is_traced(p):
             # A trace shows the step before any plan.
-            return not self._planned_disk and self._belongs_on_disk(p, group)
-        if self.state.get(p):
-            return self._disk is not None and p in self._disk
-        return self._belongs_on_disk(p, group)
+            return not self.is_planned and self.belongs_on_disk(p, group)
+        if states.get(p):
+            return self._holds(p)
+        return self.belongs_on_disk(p, group)
 
-    def _belongs_on_disk(self, p: torch.Tensor, group: dict[str, Any]) -> bool:
-        return self._disk_options is not None and _state.is_ours(p, group) and _core.optimizer_stream_takes(p.numel())
+    def belongs_on_disk(self, p: torch.Tensor, group: _Group) -> bool:
+        """Whether a new state of the parameter would be made on disk."""
+        return self.options is not None and _state.is_ours(p, group) and _core.optimizer_stream_takes(p.numel())
 
-    def _disk_state(self) -> DiskState:
-        if self._disk is None or self._disk.is_inherited:
-            self._disk = DiskState(*(self._disk_options or (None, None)))
-        return self._disk
+    def _holds(self, p: torch.Tensor) -> bool:
+        return self.disk is not None and p in self.disk
 
-    def _check_layout(self, p: torch.Tensor, group: dict[str, Any], name: str) -> None:
-        """The state must fit the parameter as it is now; one that only lies otherwise is moved."""
-        if not self.state.get(p) or _state.is_traced(p):
+    def _made_disk(self) -> DiskState:
+        if self.disk is None or self.disk.is_inherited:
+            self.disk = DiskState(*(self.options or (None, None)))
+        return self.disk
+
+    def check_layout(self, states: _States, p: torch.Tensor, group: _Group, name: str) -> None:
+        """The state must fit the parameter as it is now; one that only lies otherwise is moved.
+
+        Raises:
+            IntegrationError: the parameter has another shape than its state.
+        """
+        if not states.get(p) or _state.is_traced(p):
             return
-        on_disk = self._disk is not None and p in self._disk
-        shape, stride = (
-            self._disk.layout_of(p) if on_disk and self._disk is not None else _state.layout_of(self.state[p])
-        )
+        disk = self.disk
+        shape, stride = disk.layout_of(p) if disk is not None and p in disk else _state.layout_of(states[p])
         if shape != tuple(p.shape):
             raise IntegrationError(
                 f"AdamW: {name} has shape {tuple(p.shape)}, its state {shape}: the parameter was changed after a "
                 "step. Make a new optimizer for it, or drop its state with optimizer.state.pop(parameter)"
             )
         if not _state.same_place(shape, stride, tuple(p.stride())):
-            self._adopt(p, self._take_state(p), group)
+            self.adopt(states, p, self.take(states, p), group)
 
-    def _adopt(self, p: torch.Tensor, given: dict[str, Any], group: dict[str, Any]) -> None:
+    def adopt(self, states: _States, p: torch.Tensor, given: dict[str, Any], group: _Group) -> None:
         """Takes over a state of any form; one tensor's at a time is in memory."""
-        settings = self._settings(group)
-        if given and self._belongs_on_disk(p, group):
-            values = _state.adapt(p, given, group, *settings, copies=False)
-            self._disk_state().put(p, values, *settings)
+        form = self.form.of(group)
+        if given and self.belongs_on_disk(p, group):
+            values = _state.adapt(p, given, group, *form, copies=False)
+            self._made_disk().put(p, values, *form)
             arrays = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "low", "master", *_state.QUANTIZED}
-            self.state[p] = {name: value for name, value in values.items() if name not in arrays}
+            states[p] = {name: value for name, value in values.items() if name not in arrays}
         else:
-            if self._disk is not None:
-                self._disk.remove(p)
-            self.state[p] = _state.adapt(p, given, group, *settings)
+            if self.disk is not None:
+                self.disk.remove(p)
+            states[p] = _state.adapt(p, given, group, *form)
 
-    def _take_state(self, p: torch.Tensor) -> dict[str, Any]:
-        """The parameter's state, which this optimizer has no longer."""
-        values = self.state.pop(p)
-        if self._disk is not None and p in self._disk:
-            values = {**values, **self._disk.export([p])[p]}
-            self._disk.remove(p)
+    def take(self, states: _States, p: torch.Tensor) -> dict[str, Any]:
+        """The parameter's state, which the optimizer has no longer."""
+        values = states.pop(p)
+        if self.disk is not None and p in self.disk:
+            values = {**values, **self.disk.export([p])[p]}
+            self.disk.remove(p)
         return values
 
+    def settle(self, states: _States, p: torch.Tensor, value: Any, group: _Group) -> None:
+        """What `__setstate__` was given for a parameter takes its place."""
+        is_hidden = isinstance(value, _state.Hidden)
+        values = value.value if is_hidden else value
+        try:
+            if is_hidden or (values and self.belongs_on_disk(p, group)):
+                self.adopt(states, p, values, group)
+            elif self.disk is not None:
+                self.disk.remove(p)
+        except OffloadError as error:
+            self.interrupted = f"its state was not loaded as a whole: {error}"
+            raise
+
     @contextmanager
-    def _states_in_view(self) -> Iterator[None]:
-        """`state` with what is on disk as tensors, for the length of a block."""
-        if self._disk is None:
+    def in_view(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """`optimizer.state` with what is on disk as tensors, for the length of a block."""
+        if self.disk is None:
             yield
             return
-        self._refuse_interrupted()
-        if self._disk.in_round:
+        self.refuse_interrupted()
+        if self.disk.in_round:
             raise IntegrationError(
                 "release_gradients: backward has updated parameters; call step() before the state is read"
             )
-        shown = self._disk.export(self.state)
-        kept = self.state
-        self.state = _state.new_state({p: {**v, **shown.get(p, {})} for p, v in kept.items()})
+        kept = optimizer.state
+        shown = self.disk.export(kept)
+        optimizer.state = _state.new_state({p: {**v, **shown.get(p, {})} for p, v in kept.items()})
         try:
             yield
         finally:
-            self.state = kept
+            optimizer.state = kept
 
-    # ---- the step ------------------------------------------------------------------------
+    # ---- updates -------------------------------------------------------------------------
 
-    def _step_disk(self, chosen: list[tuple[list[torch.Tensor], ...]]) -> None:
-        work = [(g, p) for g, c in zip(self.param_groups, chosen, strict=True) for p in c[2]]
+    def step(self, optimizer: torch.optim.Optimizer, work: list[tuple[_Group, torch.Tensor]]) -> None:
+        """Updates each parameter of `work`, and ends the round that backward may have begun.
+
+        Raises:
+            OffloadError: some parameters are updated and others not; see `interrupted`.
+        """
         for group, p in work:
-            self._make_disk_state(group, p)
-        in_round = self._disk is not None and self._disk.in_round
-        if self._disk is None or not (work or in_round or self._interrupted is not None):
+            self._make_state(optimizer.state, group, p)
+        disk = self.disk
+        in_round = disk is not None and disk.in_round
+        if disk is None or not (work or in_round or self.interrupted is not None):
             return
         if work and _state.is_traced(work[0][1]):
             return
         try:
             if not in_round:
-                self._disk.begin(p for _, p in work)
+                disk.begin(p for _, p in work)
             for group, p in work:
-                self._update_disk(self._disk, group, p)
-            updated = self._disk.end()
+                self._update(disk, optimizer, group, p)
+            updated = disk.end()
         except BaseException as error:
-            self._disk.rest()
-            self._interrupt(error)
+            disk.rest()
+            self.interrupt(error)
             raise
-        self._interrupted = None
+        self.interrupted = None
         for p in updated:
-            self.state[p]["step"] += 1
+            optimizer.state[p]["step"] += 1
         torch.autograd.graph.increment_version(updated)
 
-    def _make_disk_state(self, group: dict[str, Any], p: torch.Tensor) -> None:
-        if not self.state[p]:
-            self.state[p]["step"] = _state.step_tensor(0)
-            if not _state.is_traced(p):
-                self._disk_state().add(p, group["amsgrad"], *self._settings(group))
+    def update_in_backward(
+        self, optimizer: torch.optim.Optimizer, group: _Group, p: torch.Tensor, expected: Iterable[torch.Tensor]
+    ) -> None:
+        """Updates one parameter; the first begins a round, in which `expected` are to come in order."""
+        self._make_state(optimizer.state, group, p)
+        disk = self._made_disk()
+        if not disk.in_round:
+            disk.begin(expected)
+        try:
+            self._update(disk, optimizer, group, p)
+        except BaseException:
+            disk.rest()
+            raise
+        torch.autograd.graph.increment_version([p])
 
-    def _update_disk(self, disk: DiskState, group: dict[str, Any], p: torch.Tensor) -> None:
+    def _make_state(self, states: _States, group: _Group, p: torch.Tensor) -> None:
+        if not states[p]:
+            states[p]["step"] = _state.step_tensor(0)
+            if not _state.is_traced(p):
+                self._made_disk().add(p, group["amsgrad"], *self.form.of(group))
+
+    def _update(self, disk: DiskState, optimizer: torch.optim.Optimizer, group: _Group, p: torch.Tensor) -> None:
         gradient = _state.laid_out_as(p, gradient_of(p))
-        hyperparameters = self._hyperparameters(group)
-        disk.update(p, gradient, int(self.state[p]["step"]) + 1, hyperparameters)
-        if self._grad_scale() != 1.0 and gradient is not p.grad:
+        disk.update(p, gradient, int(optimizer.state[p]["step"]) + 1, hyperparameters(optimizer, group))
+        if grad_scale(optimizer) != 1.0 and gradient is not p.grad:
             gradient_of(p).copy_(gradient)
 
     # ---- a step that was broken off ------------------------------------------------------
 
-    def _interrupt(self, error: BaseException, can_be_finished: bool = True) -> None:
-        self._interrupted = str(error) or type(error).__name__
+    def interrupt(self, error: BaseException, can_be_finished: bool = True) -> None:
+        """A step ends with `error`, which is told the way out."""
+        self.interrupted = str(error) or type(error).__name__
         way_out = (
             "Once the cause is gone, optimizer.finish_step() does the rest with the same gradients; or load "
             if can_be_finished
@@ -161,64 +216,73 @@ class DiskUpdates(MemoryUpdates):
             f"state. {way_out}model and optimizer from a checkpoint."
         )
 
-    def _refuse_inherited(self) -> None:
-        if self._disk is not None and self._disk and self._disk.is_inherited:
+    def refuse_inherited(self) -> None:
+        """Raises where the states are another process's."""
+        if self.disk is not None and self.disk and self.disk.is_inherited:
             raise IntegrationError(
                 "AdamW: its state on disk belongs to the process that forked this one, and is out of reach here. "
                 "Make the optimizer in the process that trains, or load a checkpoint here with load_state_dict()"
             )
 
-    def _refuse_interrupted(self) -> None:
-        self._refuse_inherited()
-        if self._interrupted is not None:
+    def refuse_interrupted(self) -> None:
+        """Raises where the states are another process's, or a step was broken off."""
+        self.refuse_inherited()
+        if self.interrupted is not None:
             raise IntegrationError(
                 "AdamW: a step was interrupted: some parameters are updated and others not. Call "
                 "finish_step() with the gradients of that step, or load model and optimizer from a "
-                f"checkpoint. The cause: {self._interrupted}"
+                f"checkpoint. The cause: {self.interrupted}"
             )
 
     # ---- what a plan chooses -------------------------------------------------------------
 
-    def _streamable_tensors(self) -> list[torch.Tensor]:
+    @property
+    def is_owners_wish(self) -> bool:
+        """Whether the owner, and no plan, has states on disk."""
+        return self.options is not None and not self.is_planned
+
+    def streamable_tensors(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         """Of the state, what could lie on disk and does not at its owner's wish."""
-        if self._disk_options is not None and not self._planned_disk:
+        if self.is_owners_wish:
             return []
         return [
             value
-            for group in self.param_groups
+            for group in optimizer.param_groups
             for p in group["params"]
             if _state.is_ours(p, group) and _core.optimizer_stream_takes(p.numel())
-            for name, value in self.state.get(p, {}).items()
+            for name, value in optimizer.state.get(p, {}).items()
             if name != "step"
         ]
 
-    def _planned_disk_bytes(self) -> int:
-        on_disk = self._planned_disk and self._disk is not None
-        return self._disk.stats()["disk_bytes"] if on_disk and self._disk is not None else 0
+    def planned_disk_bytes(self) -> int:
+        """What lies on disk at a plan's wish."""
+        return self.disk.stats()["disk_bytes"] if self.is_planned and self.disk is not None else 0
 
-    def _arrange_disk(self, on_disk: bool, directory: Any, cap_gb: float | None) -> None:
-        if self._disk is not None and self._disk.is_inherited:
+    def arrange(self, optimizer: torch.optim.Optimizer, on_disk: bool, directory: Any, cap_gb: float | None) -> None:
+        """Moves states as a plan wants; what the optimizer was made with stays as it is."""
+        if self.disk is not None and self.disk.is_inherited:
             return  # nothing can be moved; what needs the states says so
-        if on_disk != self._planned_disk and (self._planned_disk or self._disk_options is None):
-            self._planned_disk = on_disk
-            self._disk_options = disk_options("disk", directory, cap_gb) if on_disk else None
-            self._move_states()
+        if on_disk != self.is_planned and (self.is_planned or self.options is None):
+            self.is_planned = on_disk
+            self.options = disk_options("disk", directory, cap_gb) if on_disk else None
+            self._move(optimizer)
 
-    def _move_states(self) -> None:
+    def _move(self, optimizer: torch.optim.Optimizer) -> None:
         """Each state to where it belongs now."""
+        states = optimizer.state
         try:
-            for group in self.param_groups:
+            for group in optimizer.param_groups:
                 for p in group["params"]:
-                    is_on_disk = self._disk is not None and p in self._disk
-                    if self.state.get(p) and is_on_disk != self._belongs_on_disk(p, group):
-                        kept = self.state[p] if not is_on_disk else self._take_state(p)
-                        self._adopt(p, kept, group)
+                    is_on_disk = self._holds(p)
+                    if states.get(p) and is_on_disk != self.belongs_on_disk(p, group):
+                        kept = states[p] if not is_on_disk else self.take(states, p)
+                        self.adopt(states, p, kept, group)
         except OffloadError as error:
             # The state that could not be written is still in memory, and is used there.
             _log.warning("optimizer state stays in memory: %s", error)
-            self._planned_disk, self._disk_options = False, None
-        if self._disk_options is None and self._disk is not None and not self._disk:
-            self._disk = None
+            self.is_planned, self.options = False, None
+        if self.options is None and self.disk is not None and not self.disk:
+            self.disk = None
 
 
 def disk_options(state: str, directory: str | None, cap_gb: float | None) -> tuple[str | None, float | None] | None:

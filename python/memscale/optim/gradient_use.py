@@ -35,10 +35,16 @@ class Listener(Protocol):
         """Gradients of these are about to be clipped, to a finite bound."""
 
 
+class Grouped(Protocol):
+    """An optimizer, of which only the groups matter."""
+
+    param_groups: list[dict[str, Any]]
+
+
 class GradientUse:
     """Whether all gradients of an optimizer were used at once before a step."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: Grouped) -> None:
         self._optimizer = weakref.ref(optimizer)
         self.needs_all = False
         listen(self)

@@ -1,11 +1,12 @@
 """Updates of parameters whose state is in memory: by C, and by torch for what C does not take.
 
-The lowest layer of `AdamW`; it knows nothing of disks, of gradient release or of when a step
+Functions over torch's optimizer and its groups; they know nothing of disks, of gradient release or of when a step
 is made.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,20 +16,36 @@ from .. import _core
 from ..errors import ConfigError, IntegrationError
 from . import state as _state
 
-__all__ = ["MemoryUpdates", "check_gradient", "gradient_of"]
+__all__ = [
+    "StateForm",
+    "check_gradient",
+    "grad_scale",
+    "gradient_of",
+    "hyperparameters",
+    "make_states",
+    "update_by_c",
+    "update_by_torch",
+]
 
 
-class MemoryUpdates(torch.optim.AdamW):
-    """Settings of groups, and one update of some parameters of one group."""
+@dataclass(frozen=True)
+class StateForm:
+    """How states are kept unless a group says otherwise."""
 
-    _state_bits: int
-    _bf16: str
+    state_bits: int
+    bf16: str
 
-    def _settings(self, group: dict[str, Any]) -> tuple[int, str]:
-        return group.get("state_bits", self._state_bits), group.get("bf16", self._bf16)
+    def of(self, group: dict[str, Any]) -> tuple[int, str]:
+        """`state_bits` and `bf16` of a group."""
+        return group.get("state_bits", self.state_bits), group.get("bf16", self.bf16)
 
-    def _check_settings(self, group: dict[str, Any]) -> None:
-        state_bits, bf16 = self._settings(group)
+    def check(self, group: dict[str, Any]) -> None:
+        """Refuses what a group can't have.
+
+        Raises:
+            ConfigError: names the field and what is allowed.
+        """
+        state_bits, bf16 = self.of(group)
         if state_bits not in (8, 32):
             raise ConfigError(f"state_bits: {state_bits!r} is not allowed; allowed are 8 and 32")
         if bf16 not in ("split", "master"):
@@ -39,68 +56,75 @@ class MemoryUpdates(torch.optim.AdamW):
                 "use state_bits=32 or amsgrad=False"
             )
 
-    def _make_states(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
-        for p in params:
-            if not self.state[p]:
-                self.state[p].update(_state.fresh(p, group["amsgrad"], *self._settings(group)))
 
-    def _step_torch(self, group: dict[str, Any]) -> None:
-        """torch's own update of what C does not take."""
-        lists: list[list[torch.Tensor]] = [[] for _ in range(6)]
-        has_complex = self._init_group(group, *lists)
-        params, gradients, averages, squares, largest_squares, steps = lists
-        beta1, beta2 = group["betas"]
-        # As torch's step does: with `differentiable` the update is part of the caller's graph.
-        with torch.set_grad_enabled(bool(group["differentiable"])):
-            adamw(
-                params,
-                gradients,
-                averages,
-                squares,
-                largest_squares,
-                steps,
-                foreach=group["foreach"],
-                capturable=group["capturable"],
-                differentiable=group["differentiable"],
-                fused=group["fused"],
-                grad_scale=getattr(self, "grad_scale", None),
-                found_inf=getattr(self, "found_inf", None),
-                has_complex=has_complex,
-                amsgrad=group["amsgrad"],
-                beta1=beta1,
-                beta2=beta2,
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=group["maximize"],
-            )
+def make_states(state: dict[Any, Any], group: dict[str, Any], params: list[torch.Tensor], form: StateForm) -> None:
+    """States in memory for those of `params` that have none."""
+    for p in params:
+        if not state[p]:
+            state[p].update(_state.fresh(p, group["amsgrad"], *form.of(group)))
 
-    def _grad_scale(self) -> float:
-        scale = getattr(self, "grad_scale", None)
-        return 1.0 if scale is None else float(scale)
 
-    def _hyperparameters(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """As `_core.adamw_step` takes them between tensors and threads."""
-        beta1, beta2 = group["betas"]
-        numbers = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"], self._grad_scale())
-        return (*map(float, numbers), bool(group["maximize"]))
+def update_by_torch(optimizer: torch.optim.AdamW, group: dict[str, Any]) -> None:
+    """torch's own update of what C does not take: all parameters of `group`."""
+    lists: list[list[torch.Tensor]] = [[] for _ in range(6)]
+    has_complex = optimizer._init_group(group, *lists)
+    params, gradients, averages, squares, largest_squares, steps = lists
+    beta1, beta2 = group["betas"]
+    # As torch's step does: with `differentiable` the update is part of the caller's graph.
+    with torch.set_grad_enabled(bool(group["differentiable"])):
+        adamw(
+            params,
+            gradients,
+            averages,
+            squares,
+            largest_squares,
+            steps,
+            foreach=group["foreach"],
+            capturable=group["capturable"],
+            differentiable=group["differentiable"],
+            fused=group["fused"],
+            grad_scale=getattr(optimizer, "grad_scale", None),
+            found_inf=getattr(optimizer, "found_inf", None),
+            has_complex=has_complex,
+            amsgrad=group["amsgrad"],
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )
 
-    def _step_c(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
-        hyperparameters = self._hyperparameters(group)
-        tensors = []
-        kept = []  # gradients in the parameters' own layout live until C has read them
-        for p in params:
-            gradient = _state.laid_out_as(p, gradient_of(p))
-            kept.append(gradient)
-            tensors.append(_state.addresses(p, gradient, self.state[p]))
-        _core.adamw_step(tensors, *hyperparameters, torch.get_num_threads())
-        is_scaled = self._grad_scale() != 1.0
-        for p, gradient in zip(params, kept, strict=True):
-            self.state[p]["step"] += 1
-            if is_scaled and gradient is not p.grad:
-                gradient_of(p).copy_(gradient)
-        # Autograd learns of writes that it has not seen.
-        torch.autograd.graph.increment_version(params)
+
+def update_by_c(optimizer: torch.optim.AdamW, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+    """One pass of C over parameters of `group`, whose states are in memory."""
+    tensors = []
+    kept = []  # gradients in the parameters' own layout live until C has read them
+    for p in params:
+        gradient = _state.laid_out_as(p, gradient_of(p))
+        kept.append(gradient)
+        tensors.append(_state.addresses(p, gradient, optimizer.state[p]))
+    _core.adamw_step(tensors, *hyperparameters(optimizer, group), torch.get_num_threads())
+    is_scaled = grad_scale(optimizer) != 1.0
+    for p, gradient in zip(params, kept, strict=True):
+        optimizer.state[p]["step"] += 1
+        if is_scaled and gradient is not p.grad:
+            gradient_of(p).copy_(gradient)
+    # Autograd learns of writes that it has not seen.
+    torch.autograd.graph.increment_version(params)
+
+
+def grad_scale(optimizer: object) -> float:
+    """What a GradScaler has left to the step to divide gradients by; 1 without one."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else float(scale)
+
+
+def hyperparameters(optimizer: object, group: dict[str, Any]) -> tuple[Any, ...]:
+    """As `_core.adamw_step` takes them between tensors and threads."""
+    beta1, beta2 = group["betas"]
+    numbers = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"], grad_scale(optimizer))
+    return (*map(float, numbers), bool(group["maximize"]))
 
 
 def gradient_of(p: torch.Tensor) -> torch.Tensor:

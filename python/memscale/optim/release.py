@@ -13,25 +13,42 @@ import functools
 import logging
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from ..errors import IntegrationError
 from .gradient_use import listen
+from .memory_update import hyperparameters
 
-if TYPE_CHECKING:
-    from .release_update import ReleaseUpdates
+__all__ = ["GradientRelease", "Releasing", "name_of"]
 
 _log = logging.getLogger("memscale")
 
 _WITHOUT = 'release_gradients=False (mode="balanced", where a plan chose it)'
 
 
+class Releasing(Protocol):
+    """What release needs of its optimizer; see `AdamW`."""
+
+    param_groups: list[dict[str, Any]]
+    defaults: dict[str, Any]
+    _step_supports_amp_scaling: bool
+
+    def _update_in_backward(self, index: int, p: torch.Tensor) -> None:
+        """Updates a parameter of group `index`, whose gradient has just become final."""
+
+    def _backward_failed(self, error: BaseException) -> None:
+        """An update in backward ended with `error`: the step can't be finished."""
+
+    def _refuse_interrupted(self) -> None:
+        """Raises where a step was broken off."""
+
+
 class GradientRelease:
     """The hooks of one optimizer and what it has updated since its last step."""
 
-    def __init__(self, optimizer: ReleaseUpdates) -> None:
+    def __init__(self, optimizer: Releasing) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._handles: dict[torch.Tensor, Any] = {}
         self.accumulating = 0
@@ -68,15 +85,15 @@ class GradientRelease:
         if optimizer is None or self.accumulating or self._is_scaled or _accelerate_accumulates():
             return
         self._check(optimizer, p)
-        index = optimizer._group_index(p)
-        rates = self._rates.setdefault(index, optimizer._hyperparameters(optimizer.param_groups[index]))
+        index = _group_index(optimizer.param_groups, p)
+        rates = self._rates.setdefault(index, hyperparameters(optimizer, optimizer.param_groups[index]))
         self._check_rates(optimizer, index, rates)
         try:
             with torch.no_grad():
-                optimizer._update_one(index, p)
+                optimizer._update_in_backward(index, p)
         except BaseException as error:
             self._failure = str(error) or type(error).__name__
-            optimizer._interrupt(error, can_be_finished=False)
+            optimizer._backward_failed(error)
             raise
         self.released[p] = index
         p.grad = None
@@ -105,12 +122,12 @@ class GradientRelease:
                 f"Turn clipping off (Trainer: max_grad_norm=0) or use {_WITHOUT}"
             )
 
-    def _check(self, optimizer: ReleaseUpdates, p: torch.Tensor) -> None:
+    def _check(self, optimizer: Releasing, p: torch.Tensor) -> None:
         optimizer._refuse_interrupted()
         if p in self.released:
             raise IntegrationError(
-                f"release_gradients: a second gradient of {optimizer._name_of(p)} arrived after its update. "
-                "Backward ran twice before step(): run all but the last under `with "
+                f"release_gradients: a second gradient of {name_of(optimizer.param_groups, p)} arrived after its "
+                "update. Backward ran twice before step(): run all but the last under `with "
                 "optimizer.accumulate():`; or one backward made the gradient in several pieces "
                 "(re-entrant checkpointing: use_reentrant=False). The parameters already updated stay so"
             )
@@ -127,8 +144,8 @@ class GradientRelease:
                 f"release_gradients: gradients of several processes are not final in backward; use {_WITHOUT}"
             )
 
-    def _check_rates(self, optimizer: ReleaseUpdates, index: int, rates: tuple[Any, ...]) -> None:
-        if optimizer._hyperparameters(optimizer.param_groups[index]) != rates:
+    def _check_rates(self, optimizer: Releasing, index: int, rates: tuple[Any, ...]) -> None:
+        if hyperparameters(optimizer, optimizer.param_groups[index]) != rates:
             raise IntegrationError(
                 f"release_gradients: lr or another hyperparameter of group {index} was changed after updates "
                 "were made in backward; change it before backward (schedulers: after step())"
@@ -155,8 +172,8 @@ class GradientRelease:
         late = next((p for p in self.released if p.grad is not None), None)
         if late is not None:
             raise IntegrationError(
-                f"release_gradients: {optimizer._name_of(late)} was updated in backward and has a gradient again; "
-                f"use {_WITHOUT} where gradients are set by hand"
+                f"release_gradients: {name_of(optimizer.param_groups, late)} was updated in backward and has a "
+                f"gradient again; use {_WITHOUT} where gradients are set by hand"
             )
 
     def step_ended(self) -> list[torch.Tensor]:
@@ -180,6 +197,20 @@ class GradientRelease:
     def failed_in_backward(self) -> bool:
         """Whether an update in backward failed: the gradients after it were never made."""
         return self._failure is not None
+
+
+def _group_index(groups: list[dict[str, Any]], p: torch.Tensor) -> int:
+    for index, group in enumerate(groups):
+        if any(p is q for q in group["params"]):
+            return index
+    raise IntegrationError("release_gradients: the parameter was taken out of its group")
+
+
+def name_of(groups: list[dict[str, Any]], p: torch.Tensor) -> str:
+    """A parameter of an optimizer as messages call it."""
+    index = _group_index(groups, p)
+    position = next(i for i, q in enumerate(groups[index]["params"]) if p is q)
+    return f"parameter {position} of group {index}"
 
 
 def _take_away(handles: dict[torch.Tensor, Any]) -> None:

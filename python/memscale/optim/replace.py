@@ -28,7 +28,7 @@ def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.O
             parameters are on CUDA and it has made steps.
         ConfigError: a group uses `amsgrad`.
     """
-    if isinstance(optimizer, AdamW) and optimizer._state_bits == 8:
+    if isinstance(optimizer, AdamW) and optimizer._place.form.state_bits == 8:
         return optimizer
     if type(optimizer) not in (torch.optim.AdamW, AdamW):
         raise IntegrationError(
@@ -38,7 +38,7 @@ def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.O
     devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
     if "cuda" in devices:
         return _on_cuda(optimizer)
-    bf16 = optimizer._bf16 if isinstance(optimizer, AdamW) else "split"
+    bf16 = optimizer._place.form.bf16 if isinstance(optimizer, AdamW) else "split"
     return AdamW8bit(_copies(optimizer), **_hyperparameters(optimizer), bf16=bf16)
 
 
@@ -55,8 +55,9 @@ def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer
         for p in group["params"]:
             if p in optimizer.state and isinstance(successor, AdamW):
                 # One at a time: never two states of the whole model.
-                given = optimizer._take_state(p) if isinstance(optimizer, AdamW) else optimizer.state.pop(p)
-                successor._adopt(p, given, group)
+                states = optimizer.state
+                given = optimizer._place.take(states, p) if isinstance(optimizer, AdamW) else states.pop(p)
+                successor._place.adopt(successor.state, p, given, group)
     successor.param_groups = optimizer.param_groups
     for name in _STEP_HOOKS:  # the same objects: handles that remove hooks go on working
         if hasattr(optimizer, name):

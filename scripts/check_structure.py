@@ -36,19 +36,7 @@ def read_rooms(path: pathlib.Path) -> dict[str, dict[str, list[str]]]:
 C_ROOMS = read_rooms(ROOT / "src" / "rooms.toml")
 HEADER_ROOMS = {header: room for room, row in C_ROOMS.items() for header in row["headers"]}
 
-# Python packages and modules from the ground up: each may import from its own
-# and from lower steps.
-PYTHON_STEPS = [
-    {"errors", "_core"},
-    {"config"},
-    {"observability"},
-    {"policy", "offload", "optim", "base", "model", "techniques", "tracing", "planning", "execution", "session"},
-    {"core"},
-    {"integrations", "autotuning"},
-    {"api"},
-    {"__init__", "benchmarks"},
-]
-PYTHON_STEP = {name: i for i, names in enumerate(PYTHON_STEPS) for name in names}
+PYTHON_ROOMS = read_rooms(ROOT / "python" / "rooms.toml")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
 
@@ -86,40 +74,76 @@ def check_c_includes(path: pathlib.Path, text: str) -> Iterator[str]:
 
 
 def imported_modules(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Line and first name below `memscale` of every import of ours, lazy ones included."""
+    """Line and full name of everything of ours that a module imports, lazily and for types included.
+
+    `from a import b` gives ``a.b``, which may be a module or a name in one.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                parts = alias.name.split(".")
-                if parts[0] == "memscale":
-                    yield node.lineno, parts[1] if len(parts) > 1 else "__init__"
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                base = package[: len(package) - node.level + 1]
-                parts = [*base, *(node.module or "").split(".")] if node.module else [*base]
-            else:
-                parts = (node.module or "").split(".")
-            if not parts or parts[0] != "memscale":
-                continue
-            if len(parts) > 1:
-                yield node.lineno, parts[1]
-            else:
-                for alias in node.names:
-                    yield node.lineno, alias.name
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] == "memscale")
+
+
+def package_of(path: pathlib.Path) -> tuple[str, ...]:
+    """The package that a module's relative imports start from."""
+    return path.relative_to(ROOT / "python").parts[:-1]
 
 
 def check_python_imports(path: pathlib.Path, tree: ast.AST) -> Iterator[str]:
-    """Imports of a module of the package that its step does not allow."""
-    parts = path.relative_to(ROOT / "python").with_suffix("").parts
-    own = parts[1]
-    if own not in PYTHON_STEP:
-        yield f"{own} has no place in PYTHON_STEPS"
+    """Imports of a module of the package that its room does not allow."""
+    own = path.relative_to(ROOT / "python").with_suffix("").parts[1]
+    if own not in PYTHON_ROOMS:
+        yield f"{own} is not a room of python/rooms.toml"
         return
-    for line, used in imported_modules(tree, parts[:-1]):
-        # Names that __init__ hands on (version, wrap) count as __init__.
-        step = PYTHON_STEP.get(used, PYTHON_STEP["__init__"])
-        if used != own and step > PYTHON_STEP[own]:
+    for line, name in imported_modules(tree, package_of(path)):
+        used = name.split(".")[1] if "." in name else "__init__"
+        if used not in PYTHON_ROOMS:  # a name that the package hands on, such as wrap
+            used = "__init__"
+        if used != own and used not in PYTHON_ROOMS[own]["may_use"]:
             yield f"line {line}: {own} must not import {used}"
+
+
+def python_import_graph(package: pathlib.Path) -> dict[str, set[str]]:
+    """Which modules of a package import which others of it."""
+    files = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph: dict[str, set[str]] = {name: set() for name in files}
+    for name, path in files.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        for _, used in imported_modules(tree, path.relative_to(package.parent).parts[:-1]):
+            if used == f"{package.name}._core":  # the extension
+                continue
+            module = used if used in files else used.rpartition(".")[0]
+            if module in files and module != name:
+                graph[name].add(module)
+    return graph
+
+
+def import_circle(graph: dict[str, set[str]]) -> list[str]:
+    """The modules of one circle of imports, in order; empty if there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return []
+        for used in sorted(graph[name]):
+            circle = visit(used, [*way, name])
+            if circle:
+                return circle
+        done.add(name)
+        return []
+
+    return next(filter(None, (visit(name, []) for name in sorted(graph))), [])
 
 
 # ---- lengths -----------------------------------------------------------------
@@ -223,6 +247,10 @@ def main() -> int:
         for message in found:
             print(f"{path.relative_to(ROOT)}: {message}")
         problems += len(found)
+    circle = import_circle(python_import_graph(ROOT / "python" / "memscale"))
+    if circle:
+        print(f"python/memscale: imports in a circle: {' -> '.join(circle)}")
+        problems += 1
     for page in stale_reference():
         print(f"{page}: not what the sources say; run python3 scripts/api_reference.py")
         problems += 1

@@ -57,6 +57,10 @@ def test_includes_go_one_way(check, place, include, allowed):
         ("session/session.py", "def f():\n    from memscale.api import wrap", False),
         ("session/session.py", "import memscale.integrations.huggingface", False),
         ("session/session.py", "from .. import wrap", False),
+        ("planning/planner.py", "if TYPE_CHECKING:\n    from ..session.session import Session", False),
+        ("tracing/profiler.py", "def f():\n    from ..execution import executor", False),
+        ("execution/executor.py", "from ..tracing.live_profile import LiveProfile", True),
+        ("loose.py", "import os", False),
         ("errors.py", "from .config import Config", False),
         ("config.py", "from .errors import ConfigError", True),
         ("api.py", "from .session.session import Session", True),
@@ -66,6 +70,23 @@ def test_includes_go_one_way(check, place, include, allowed):
 def test_imports_go_one_way(check, place, line, allowed):
     found = list(check.check_python_imports(check.ROOT / "python" / "memscale" / place, ast.parse(line)))
     assert (found == []) == allowed
+
+
+@pytest.mark.parametrize(
+    ("imports", "circle"),
+    [
+        ({"a": "from . import b", "b": "from .r import c", "r/c": "import os"}, []),
+        ({"a": "from .b import x", "b": "def f():\n    from . import a"}, ["a", "b", "a"]),
+        ({"a": "if TYPE_CHECKING:\n    import memscale.r.c", "r/c": "from ..a import A"}, ["a", "r.c", "a"]),
+    ],
+)
+def test_imports_in_a_circle_are_found(check, tmp_path, imports, circle):
+    for name, text in {"__init__": "", "r/__init__": "", **imports}.items():
+        path = tmp_path / "memscale" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = check.import_circle(check.python_import_graph(tmp_path / "memscale"))
+    assert [name.removeprefix("memscale.") for name in found] == circle
 
 
 def test_long_functions_are_found(check):

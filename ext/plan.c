@@ -180,6 +180,25 @@ static PyObject *plan_observe(PyObject *module, PyObject *args)
     return answer;
 }
 
+static PyObject *plan_for_optimizer(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *plan, *config;
+    if (!PyArg_ParseTuple(args, "zs:plan_for_optimizer", &plan, &config)) {
+        return NULL;
+    }
+    ms_ext_documents d = {0};
+    ms_error err;
+    PyObject *answer = NULL;
+    if (ms_ext_check(ms_ext_documents_parse(&d, NULL, NULL, config, plan, &err), &err) == 0) {
+        ms_plan_optimizer wanted = ms_plan_for_optimizer(d.plan, &d.config);
+        answer = Py_BuildValue("(OOO)", wanted.state_on_disk ? Py_True : Py_False, wanted.releases ? Py_True : Py_False,
+                               wanted.may_release ? Py_True : Py_False);
+    }
+    ms_ext_documents_free(&d);
+    return answer;
+}
+
 static PyObject *plan_rehearse(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -381,6 +400,9 @@ static PyMethodDef methods[] = {
     {"plan_observe", plan_observe, METH_VARARGS,
      "plan_observe(graph, hardware, config, plan, observation) -> (drift, line, graph, hardware): what "
      "a finished step teaches; the documents come back corrected."},
+    {"plan_for_optimizer", plan_for_optimizer, METH_VARARGS,
+     "plan_for_optimizer(plan, config) -> (state_on_disk, releases, may_release): what memscale's own optimizer is to "
+     "do; nothing without a plan."},
     {"plan_rehearse", plan_rehearse, METH_VARARGS,
      "plan_rehearse(graph, hardware, plan) -> (fits, exactness, plan): whether a step of this graph with "
      "everything kept can be run beside the plan, what the plan promises, and the plan to run on it."},

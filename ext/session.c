@@ -34,14 +34,46 @@ static PyObject *hardware_set_process(PyObject *module, PyObject *args)
     return rc == MS_OK ? ms_ext_take_text(text) : ms_ext_raise(&err);
 }
 
-static PyObject *signature_covers(PyObject *module, PyObject *args)
+/* Borrows the texts of a list of str; NULL with an exception where one is none. */
+static const char **texts_of(PyObject *list, size_t *count)
 {
-    (void)module;
-    const char *larger, *smaller;
-    if (!PyArg_ParseTuple(args, "ss:signature_covers", &larger, &smaller)) {
+    Py_ssize_t size = PyList_Size(list);
+    if (size < 0) {
         return NULL;
     }
-    return PyBool_FromLong(ms_signature_covers(larger, smaller));
+    const char **texts = ms_calloc((size_t)size + 1, sizeof *texts);
+    if (texts == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < size; i++) {
+        texts[i] = ms_ext_utf8(PyList_GetItem(list, i), "a signature", NULL);
+        if (texts[i] == NULL) {
+            ms_free(texts);
+            return NULL;
+        }
+    }
+    *count = (size_t)size;
+    return texts;
+}
+
+static PyObject *signature_find(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *list;
+    const char *signature;
+    if (!PyArg_ParseTuple(args, "O!s:signature_find", &PyList_Type, &list, &signature)) {
+        return NULL;
+    }
+    size_t count = 0;
+    const char **known = texts_of(list, &count);
+    if (known == NULL) {
+        return NULL;
+    }
+    size_t found = ms_signature_find(known, count, signature);
+    ms_free(known);
+    PyObject *answer = found < count ? PyList_GetItem(list, (Py_ssize_t)found) : Py_None;
+    return Py_NewRef(answer);
 }
 
 static PyObject *signature_without_numbers(PyObject *module, PyObject *args)
@@ -59,40 +91,28 @@ static PyObject *signature_without_numbers(PyObject *module, PyObject *args)
     return ms_ext_take_text(text);
 }
 
-static PyObject *signature_without_different(PyObject *module, PyObject *args)
+static PyObject *signature_learn(PyObject *module, PyObject *args)
 {
     (void)module;
-    const char *given, *other;
-    if (!PyArg_ParseTuple(args, "ss:signature_without_different", &given, &other)) {
+    const char *signature, *json, *other, *other_json;
+    if (!PyArg_ParseTuple(args, "ssss:signature_learn", &signature, &json, &other, &other_json)) {
         return NULL;
     }
-    char *text = ms_strdup(given);
-    if (text == NULL) {
-        return PyErr_NoMemory();
-    }
-    ms_signature_drop_different(text, other);
-    return ms_ext_take_text(text);
-}
-
-static PyObject *graph_same_step(PyObject *module, PyObject *args)
-{
-    (void)module;
-    const char *json, *other_json;
     ms_error err;
-    ms_graph *graph = NULL, *other = NULL;
-    if (!PyArg_ParseTuple(args, "ss:graph_same_step", &json, &other_json)) {
-        return NULL;
-    }
+    ms_graph *graph = NULL, *other_graph = NULL;
+    char *text = ms_strdup(signature);
+    PyObject *answer = text == NULL ? PyErr_NoMemory() : NULL;
     int rc = ms_graph_parse(json, &graph, &err);
     if (rc == MS_OK) {
-        rc = ms_graph_parse(other_json, &other, &err);
+        rc = ms_graph_parse(other_json, &other_graph, &err);
     }
-    PyObject *answer = NULL;
-    if (ms_ext_check(rc, &err) == 0) {
-        answer = PyBool_FromLong(ms_graph_same_step(graph, other));
+    if (text != NULL && ms_ext_check(rc, &err) == 0) {
+        bool learnt = ms_signature_learn(text, graph, other, other_graph);
+        answer = ms_ext_text_or_none(learnt ? text : NULL);
     }
+    ms_free(text);
     ms_graph_free(graph);
-    ms_graph_free(other);
+    ms_graph_free(other_graph);
     return answer;
 }
 
@@ -159,15 +179,14 @@ static PyMethodDef methods[] = {
     {"hardware_set_process", hardware_set_process, METH_VARARGS,
      "hardware_set_process(hardware, device, allocated_bytes) -> str: the description with this "
      "process's baseline; device -1 is the CPU, whose resident memory is measured."},
-    {"signature_covers", signature_covers, METH_VARARGS,
-     "signature_covers(larger, smaller) -> bool: whether a plan for the one serves the other."},
+    {"signature_find", signature_find, METH_VARARGS,
+     "signature_find(known, signature) -> str | None: which of the known signatures serves these inputs."},
     {"signature_without_numbers", signature_without_numbers, METH_VARARGS,
      "signature_without_numbers(signature, dropped=None) -> str: with '#' for numbers that are values of arguments, "
      "all or those that have it in `dropped`."},
-    {"signature_without_different", signature_without_different, METH_VARARGS,
-     "signature_without_different(signature, other) -> str: with '#' for such numbers that `other` has otherwise."},
-    {"graph_same_step", graph_same_step, METH_VARARGS,
-     "graph_same_step(graph, other) -> bool: whether they differ in signature and loop alone."},
+    {"signature_learn", signature_learn, METH_VARARGS,
+     "signature_learn(signature, graph, other, other_graph) -> str | None: with '#' for numbers that the other "
+     "signature has otherwise; None where the steps are not the same."},
     {"graph_adopt_loop", graph_adopt_loop, METH_VARARGS,
      "graph_adopt_loop(graph, other) -> str: the graph with what the other has seen of the training loop."},
     {"graph_add_tiled", graph_add_tiled, METH_VARARGS,

@@ -255,6 +255,10 @@ MS_API char *ms_graph_to_json(const ms_graph *graph);
  */
 MS_API bool ms_signature_covers(const char *larger, const char *smaller);
 
+/* Which of `count` known signatures serves the inputs `signature`: the equal one, else the first that covers
+ * it. `count` if none does. */
+MS_API size_t ms_signature_find(const char *const *known, size_t count, const char *signature);
+
 /*
  * Writes '#' over numbers that stand as values of arguments, in place: "beta=0.25,x:float32[4]"
  * becomes "beta=#,x:float32[4]". Sizes, texts, True, False and None stay. Which numbers: with
@@ -274,6 +278,12 @@ MS_API void ms_signature_drop_different(char *signature, const char *other);
  * loop? False too where memory is out.
  */
 MS_API bool ms_graph_same_step(const ms_graph *graph, const ms_graph *other);
+
+/*
+ * Learns which numbers change nothing from two traces of one model: if they are the same step, drops from
+ * `signature`, the first graph's, the numbers that `other`, the second one's, has otherwise, and returns true.
+ */
+MS_API bool ms_signature_learn(char *signature, const ms_graph *graph, const char *other, const ms_graph *other_graph);
 
 /*
  * Takes over what another graph of the same training has seen of the caller's loop: what it

@@ -192,6 +192,16 @@ MS_API void ms_plan_copy_choices(const ms_plan *plan, uint8_t *techniques, uint8
 /* The options for the step that were chosen, as a mask of ms_step_option. */
 MS_API uint32_t ms_plan_step_options(const ms_plan *plan);
 
+/* What a plan has an optimizer of memscale's own do. */
+typedef struct ms_plan_optimizer {
+    bool state_on_disk;
+    bool releases;    /* each gradient is used inside backward and freed */
+    bool may_release; /* a later plan may want that: whether the loop needs its gradients is to be watched */
+} ms_plan_optimizer;
+
+/* With `plan` NULL, nothing. */
+MS_API ms_plan_optimizer ms_plan_for_optimizer(const ms_plan *plan, const ms_config *config);
+
 MS_API int ms_plan_parse(const char *json, ms_plan **plan, ms_error *err);
 MS_API char *ms_plan_to_json(const ms_plan *plan);
 

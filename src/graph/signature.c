@@ -41,6 +41,20 @@ bool ms_signature_covers(const char *larger, const char *smaller)
     return *larger == *smaller;
 }
 
+size_t ms_signature_find(const char *const *known, size_t count, const char *signature)
+{
+    size_t covering = count;
+    for (size_t i = count; i-- > 0;) {
+        if (strcmp(known[i], signature) == 0) {
+            return i;
+        }
+        if (ms_signature_covers(known[i], signature)) {
+            covering = i;
+        }
+    }
+    return covering;
+}
+
 /* Length of the number at `text` if that is a whole value, else 0. */
 static size_t number_length(const char *text)
 {
@@ -118,4 +132,13 @@ void ms_signature_drop_numbers(char *signature, const char *dropped)
 void ms_signature_drop_different(char *signature, const char *other)
 {
     drop_numbers(signature, other, true);
+}
+
+bool ms_signature_learn(char *signature, const ms_graph *graph, const char *other, const ms_graph *other_graph)
+{
+    if (!ms_graph_same_step(graph, other_graph)) {
+        return false;
+    }
+    ms_signature_drop_different(signature, other);
+    return true;
 }

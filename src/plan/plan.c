@@ -78,6 +78,18 @@ uint32_t ms_plan_step_options(const ms_plan *plan)
     return mask;
 }
 
+ms_plan_optimizer ms_plan_for_optimizer(const ms_plan *plan, const ms_config *config)
+{
+    if (plan == NULL) {
+        return (ms_plan_optimizer){0};
+    }
+    return (ms_plan_optimizer){
+        .state_on_disk = plan->step_options[MS_STEP_STATE_ON_DISK].chosen,
+        .releases = plan->step_options[MS_STEP_GRADIENT_RELEASE].chosen,
+        .may_release = config->mode == MS_MODE_AGGRESSIVE,
+    };
+}
+
 uint32_t ms__plan_packed(const ms_plan *plan, uint32_t *tensors)
 {
     uint32_t packed = 0;

@@ -148,12 +148,13 @@ class Session:
         if shape == signature:
             return
         last = self._traced.pop(shape, None)
-        if last is None or not _core.graph_same_step(graph, last[1]):
+        learnt = None if last is None else _core.signature_learn(signature, graph, *last)
+        if learnt is None:
             while len(self._traced) >= _GRAPHS_MOST:
                 del self._traced[next(iter(self._traced))]
             self._traced[shape] = signature, graph
             return
-        self._current = _core.signature_without_different(signature, last[0])
+        self._current = learnt
         self._idle_numbers += f",{self._current}"
         self._graphs = {
             _core.signature_without_numbers(key, self._idle_numbers): known for key, known in self._graphs.items()
@@ -277,9 +278,7 @@ class Session:
         return graph, self.hardware_json
 
     def _known(self, signature: str) -> str | None:
-        if signature in self._graphs:
-            return signature
-        return next((known for known in self._graphs if _core.signature_covers(known, signature)), None)
+        return _core.signature_find(list(self._graphs), signature)
 
     def _remember(self, signature: str, graph: str) -> None:
         """Keeps a graph, of which the loop may be known from other shapes."""
@@ -459,15 +458,9 @@ class Session:
         arrange = getattr(self._optimizer, "_arrange", None)
         if arrange is None:
             return
-        options = plan.step_options if plan is not None else {}
-        chosen = {name for name, option in options.items() if option["chosen"]}
-        arrange(
-            on_disk="state_on_disk" in chosen,
-            releases="gradient_release" in chosen,
-            may_release=plan is not None and self.config.mode == "aggressive",
-            directory=self.config.disk_offload_dir,
-            cap_gb=self.config.max_disk_offload_gb,
-        )
+        text = None if plan is None else plan.to_json()
+        wanted = _core.plan_for_optimizer(text, self.config_json)
+        arrange(*wanted, directory=self.config.disk_offload_dir, cap_gb=self.config.max_disk_offload_gb)
 
     def close(self) -> None:
         """Gives the process's memory back and forgets graphs and plans."""

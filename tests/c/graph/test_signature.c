@@ -89,6 +89,17 @@ static void numbers_that_differ_are_dropped(void **state)
     }
 }
 
+static void the_equal_signature_is_found_before_one_that_covers(void **state)
+{
+    (void)state;
+    static const char *const known[] = {"x:int64[8]", "x:int64[4]", "x:int64[9]"};
+    assert_int_equal(ms_signature_find(known, 3, "x:int64[4]"), 1);
+    assert_int_equal(ms_signature_find(known, 3, "x:int64[9]"), 2);
+    assert_int_equal(ms_signature_find(known, 3, "x:int64[5]"), 0);
+    assert_int_equal(ms_signature_find(known, 3, "x:int64[10]"), 3);
+    assert_int_equal(ms_signature_find(NULL, 0, "x:int64[1]"), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -99,6 +110,7 @@ int main(void)
         cmocka_unit_test(numbers_that_are_values_are_dropped_and_nothing_else),
         cmocka_unit_test(numbers_are_dropped_by_name),
         cmocka_unit_test(numbers_that_differ_are_dropped),
+        cmocka_unit_test(the_equal_signature_is_found_before_one_that_covers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,7 @@ PYTHON ?=
 export TORCH_SPEC PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench bench-xl soak lint fuzz wheel clean
+.PHONY: help build demo test docs bench bench-xl soak lint fuzz wheel clean
 
 help:
 	@echo "Targets:"
@@ -19,6 +19,7 @@ help:
 	@echo "  build  install what is missing, build, leave memscale in .venv"
 	@echo "  demo   build, then train GPT-2 under a byte budget beside the unmodified run"
 	@echo "  test   build, then pass every test"
+	@echo "  docs   the site in build/docs/html: guide, results, formats, references of Python and C"
 	@echo "  bench  build, then measure against the unmodified run and HF checkpointing"
 	@echo "  bench-xl  build, then train GPT-2 XL, which does not fit in 24 GiB unmodified, under 10 GB"
 	@echo "  soak   ten minutes of the offload engine under random schedules, threads and faults"
@@ -36,6 +37,9 @@ demo: build
 
 test:
 	@scripts/test.sh
+
+docs:
+	@scripts/docs.sh
 
 bench:
 	@scripts/bench.sh
@@ -56,4 +60,4 @@ wheel:
 	@scripts/wheel.sh
 
 clean:
-	@rm -rf build build-* dist .stamps/build
+	@rm -rf build build-* dist .stamps/build .stamps/docs

@@ -29,6 +29,26 @@ quietly() {
     return "$rc"
 }
 
+# Installs Debian packages, or says how to.
+install_packages() {
+    local line="apt-get install -y --no-install-recommends $*" as_root=
+    if ! command -v apt-get >/dev/null 2>&1; then
+        die "Missing system packages. On Debian they come with: sudo $line"
+    fi
+    if [ "$(id -u)" -ne 0 ]; then
+        # -n: never ask for a password in the middle of a build.
+        if command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+            as_root="sudo -n"
+        else
+            die "Missing system packages. Install them with: sudo $line"
+        fi
+    fi
+    say "installing system packages: $*"
+    export DEBIAN_FRONTEND=noninteractive
+    quietly $as_root apt-get update
+    quietly $as_root $line
+}
+
 # True where the stamp's text is exactly $2.
 stamp_is() {
     [ -f "$STAMPS/$1" ] && [ "$(cat "$STAMPS/$1")" = "$2" ]

@@ -29,8 +29,8 @@ quietly python -m pip install -r scripts/requirements-lint.txt || {
 }
 say "layout of C and Python"
 git ls-files '*.c' '*.h' | xargs clang-format --dry-run --Werror
-python -m ruff format --check python tests scripts bench
+python -m ruff format --check python tests scripts bench docs/conf.py docs/extensions
 say "ruff"
-python -m ruff check python tests scripts bench
+python -m ruff check python tests scripts bench docs/conf.py docs/extensions
 say "mypy"
 MYPYPATH=python python -m mypy --python-executable "$VENV/bin/python" --exclude tests python/memscale

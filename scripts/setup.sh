@@ -67,25 +67,6 @@ sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || ec
     fi
 }
 
-install_packages() {
-    local line="apt-get install -y --no-install-recommends $*" as_root=
-    if ! command -v apt-get >/dev/null 2>&1; then
-        die "Missing system packages. On Debian they come with: sudo $line"
-    fi
-    if [ "$(id -u)" -ne 0 ]; then
-        # -n: never ask for a password in the middle of a build.
-        if command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
-            as_root="sudo -n"
-        else
-            die "Missing system packages. Install them with: sudo $line"
-        fi
-    fi
-    say "installing system packages: $*"
-    export DEBIAN_FRONTEND=noninteractive
-    quietly $as_root apt-get update
-    quietly $as_root $line
-}
-
 # ---- the environment ---------------------------------------------------------
 
 has_torch() {

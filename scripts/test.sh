@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every test: structure, C (plain, under address and undefined-behaviour
 # sanitizers, threads under the thread sanitizer), the program, the fuzz corpora,
-# the wheel, Python. Stops at the first stage that fails.
+# the site, the wheel, Python. Stops at the first stage that fails.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -33,6 +33,8 @@ run_meson_tests asan
 say "threads under the thread sanitizer"
 meson_build tsan -Db_sanitize=thread "${sanitized[@]}"
 run_meson_tests tsan "${tsan_suites[@]}"
+
+scripts/docs.sh
 
 say "the wheel"
 scripts/wheel.sh

@@ -16,6 +16,7 @@ extern "C" {
 
 enum { MS_BATCH_MOST = 1 << 20 };
 
+/* The state of one search. */
 typedef struct ms_batch_search ms_batch_search;
 
 /*

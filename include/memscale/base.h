@@ -31,6 +31,7 @@ extern "C" {
 #endif
 
 #if defined(__GNUC__)
+/* What the library exports; arguments that are checked as printf's are; results that must be looked at. */
 #define MS_API __attribute__((visibility("default")))
 #define MS_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define MS_NODISCARD __attribute__((warn_unused_result))
@@ -144,6 +145,7 @@ typedef enum ms_fault {
     MS_FAULT_COUNT
 } ms_fault;
 
+/* Arms one kind, as said above; disarms all kinds. */
 MS_API void ms_fault_arm(ms_fault kind, uint64_t nth, int system_errno);
 MS_API void ms_fault_disarm_all(void);
 /* How many calls have passed a point of this kind since it was last armed with
@@ -152,6 +154,7 @@ MS_API uint64_t ms_fault_passed(ms_fault kind);
 
 /* ---- log ---------------------------------------------------------------- */
 
+/* How much a line matters. */
 typedef enum ms_log_level { MS_LOG_DEBUG, MS_LOG_INFO, MS_LOG_WARNING, MS_LOG_ERROR } ms_log_level;
 
 /* Receives one line without a newline, from any thread; must not call back
@@ -161,6 +164,7 @@ typedef void (*ms_log_sink)(void *context, ms_log_level level, const char *line)
 /* Sets the process's one sink; NULL (the start) drops everything. The previous
  * sink is not called after this returns. */
 MS_API void ms_log_set_sink(ms_log_sink sink, void *context);
+/* Formats one line and gives it to the sink. Thread-safe. */
 MS_API void ms_log(ms_log_level level, const char *fmt, ...) MS_PRINTF(2, 3);
 
 /* ---- counters ----------------------------------------------------------- */
@@ -193,12 +197,15 @@ typedef enum ms_counter {
         MS_COUNTER_COUNT
 } ms_counter;
 
+/* One set of counters. */
 typedef struct ms_counters {
     uint64_t value[MS_COUNTER_COUNT]; /* by ms_counter_add() and ms_counter_get() only */
 } ms_counters;
 
+/* Name and text of a row of the table. */
 MS_API const char *ms_counter_name(ms_counter id);
 MS_API const char *ms_counter_text(ms_counter id);
+/* Adds to a counter, or reads it. */
 MS_API void ms_counter_add(ms_counters *set, ms_counter id, uint64_t amount);
 MS_API uint64_t ms_counter_get(const ms_counters *set, ms_counter id);
 

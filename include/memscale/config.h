@@ -19,8 +19,10 @@ extern "C" {
 
 enum { MS_PATH_MAX = 4096 };
 
+/* How far to go, as `OptimizationMode` in Python: recomputation only; offload too; all that the flags allow. */
 typedef enum ms_mode { MS_MODE_CONSERVATIVE, MS_MODE_BALANCED, MS_MODE_AGGRESSIVE, MS_MODE_COUNT } ms_mode;
 
+/* The fields of `memscale.Config`, whose documentation says what they mean. */
 typedef struct ms_config {
     ms_mode mode;
     bool enable_checkpointing;
@@ -49,6 +51,7 @@ typedef struct ms_config {
     char log_file[MS_PATH_MAX];           /* "": none */
 } ms_config;
 
+/* "conservative", "balanced" or "aggressive"; "unknown" for any other number. */
 MS_API const char *ms_mode_name(ms_mode mode);
 
 /* The defaults of the published `Config`. */

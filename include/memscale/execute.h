@@ -35,6 +35,7 @@
 extern "C" {
 #endif
 
+/* The executor; one call of a layer; one storage's bytes on a lower tier. All are opaque. */
 typedef struct ms_execute ms_execute;
 typedef struct ms_frame ms_frame;
 typedef struct ms_extent ms_extent;
@@ -145,6 +146,7 @@ MS_API int ms_execute_enter(ms_execute *execute, uint64_t thread, uint32_t layer
  * lives on while it has handles. May wait where ms_execute_set_overlap() says so. */
 MS_API void ms_execute_leave(ms_execute *execute, uint64_t thread);
 
+/* The technique of the frame's layer, as planned. */
 MS_API ms_technique ms_frame_technique(const ms_frame *frame);
 /* What the saved-tensor hooks of the frame do with a tensor. */
 typedef enum ms_frame_hook {
@@ -159,6 +161,7 @@ MS_API ms_frame_hook ms_frame_hook_of(const ms_frame *frame);
 MS_API bool ms_frame_rest_stays(const ms_frame *frame);
 /* Whether what it keeps may become bits: ms_extent_store() is to be asked. */
 MS_API bool ms_frame_packs(const ms_frame *frame);
+/* The number of the frame's layer. */
 MS_API uint32_t ms_frame_layer(const ms_frame *frame);
 MS_API uint32_t ms_frame_call(const ms_frame *frame);
 MS_API bool ms_frame_is_open(const ms_frame *frame);
@@ -287,6 +290,7 @@ MS_API void ms_execute_poll(ms_execute *execute);
  * a later backward can ask for it again. */
 MS_API void ms_execute_backward_ended(ms_execute *execute);
 
+/* What ends a training step. */
 typedef enum ms_boundary {
     MS_BOUNDARY_FORWARD,          /* the root is about to run again */
     MS_BOUNDARY_OPTIMIZER,        /* an optimizer that holds our parameters has stepped */
@@ -324,6 +328,7 @@ typedef struct ms_step_memory {
  * process: each sees what was held since any of them passed a boundary. */
 MS_API ms_step_memory ms_execute_step_memory(const ms_execute *execute);
 
+/* What an executor holds at the moment. */
 typedef struct ms_execute_stats {
     uint64_t open_frames;
     uint64_t live_frames;     /* open or with handles */
@@ -337,6 +342,7 @@ typedef struct ms_execute_stats {
     bool optimizer_seen;
 } ms_execute_stats;
 
+/* Fills `stats`. */
 MS_API void ms_execute_get_stats(const ms_execute *execute, ms_execute_stats *stats);
 
 /* The executor's counters; valid until it is closed. */

@@ -17,6 +17,7 @@ extern "C" {
 
 enum { MS_FRONTIER_MOST_POINTS = 1000 };
 
+/* One budget, and what the plan for it is predicted to take. */
 typedef struct ms_frontier_point {
     uint64_t budget_bytes;
     uint64_t peak_bytes;                 /* predicted, at most the budget */
@@ -24,6 +25,7 @@ typedef struct ms_frontier_point {
     uint32_t layers[MS_TECHNIQUE_COUNT]; /* how many layers use each technique */
 } ms_frontier_point;
 
+/* Budgets of one graph, with the step unoptimized for comparison. */
 typedef struct ms_frontier {
     char *model;
     char *signature;

@@ -75,6 +75,7 @@
 extern "C" {
 #endif
 
+/* What happens to storages in a node's program, in order. */
 #define MS_EVENT_TABLE(X) \
     X(ALLOC, "alloc") \
     X(FREE, "free") \
@@ -93,6 +94,7 @@ typedef enum ms_event_kind {
         MS_EVENT_COUNT
 } ms_event_kind;
 
+/* One event of a node's program. */
 typedef struct ms_event {
     uint32_t kind;    /* ms_event_kind */
     uint32_t storage; /* local number; unused for WORK */
@@ -118,11 +120,13 @@ typedef struct ms_storage_bytes {
     uint64_t bytes;
 } ms_storage_bytes;
 
+/* Storages with bytes of each. */
 typedef struct ms_storage_list {
     uint32_t count;
     ms_storage_bytes *items; /* by storage, ascending */
 } ms_storage_list;
 
+/* What one call of a module allocates, saves and computes; nodes that do the same share one. */
 typedef struct ms_profile {
     uint32_t storage_count;  /* local storages, externals first */
     uint32_t external_count;
@@ -141,6 +145,7 @@ typedef struct ms_profile {
     ms_storage_list untouched;  /* bytes that what makes it never touches: fresh pages that do not become resident */
 } ms_profile;
 
+/* The work of the root module itself, or a layer. */
 typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;
 
 /* Facts about a node that rule techniques out or allow them. */
@@ -158,6 +163,7 @@ enum {
 #undef MS_NODE_FLAG_ENUM
 };
 
+/* One call of a layer, or some of the root module's own work. */
 typedef struct ms_node {
     char *name;          /* the module's qualified name; "" for the root's own work */
     uint32_t kind;       /* ms_node_kind */
@@ -182,6 +188,7 @@ typedef enum ms_storage_role {
         MS_STORAGE_ROLE_COUNT
 } ms_storage_role;
 
+/* A storage that more than one node touches. */
 typedef struct ms_storage {
     uint64_t bytes;
     uint32_t role;       /* ms_storage_role */
@@ -208,6 +215,7 @@ typedef struct ms_loop {
                                             the bytes above */
 } ms_loop;
 
+/* Bytes that are there before the step and stay. */
 typedef struct ms_residents {
     uint64_t parameter_bytes;
     uint64_t trainable_bytes; /* part of parameter_bytes: what gradients will take */
@@ -219,6 +227,7 @@ typedef struct ms_residents {
 /* Of a document; longer ones are refused. */
 enum { MS_GRAPH_NODES_MOST = 1 << 18 };
 
+/* The step: what stays, what passes between nodes, and the nodes in order of execution. */
 typedef struct ms_graph {
     char *model;     /* class name of the root module */
     char *signature; /* input shapes and dtypes the step was traced with */
@@ -234,7 +243,9 @@ typedef struct ms_graph {
     ms_node *nodes; /* in order of execution */
 } ms_graph;
 
+/* Frees a graph with all that it points to. Accepts NULL. */
 MS_API void ms_graph_free(ms_graph *graph);
+/* A copy that shares nothing with the original; NULL when memory is out. */
 MS_API ms_graph *ms_graph_copy(const ms_graph *graph, ms_error *err);
 
 /* Checks every index, bound and order that the documents promise (an event of a

@@ -32,6 +32,7 @@ enum {
 #undef MS_ISA_ENUM
 };
 
+/* The processor as training may use it. */
 typedef struct ms_cpu {
     char name[MS_NAME_MAX];
     uint32_t usable_cpus;          /* by affinity and cgroup quota */
@@ -47,6 +48,7 @@ typedef struct ms_cpu {
                                       proportion to stream_bytes_per_s */
 } ms_cpu;
 
+/* Host memory and its limits. */
 typedef struct ms_ram {
     uint64_t total_bytes;
     uint64_t available_bytes;
@@ -55,6 +57,7 @@ typedef struct ms_ram {
     char limit_source[MS_PATH_MAX]; /* the cgroup file that sets it, "" for none */
 } ms_ram;
 
+/* The directory of the disk tier and how fast it is. */
 typedef struct ms_disk {
     char dir[MS_PATH_MAX];    /* "": no usable directory, the disk tier is off */
     char filesystem[MS_NAME_MAX];
@@ -66,6 +69,7 @@ typedef struct ms_disk {
     char refusal[MS_NAME_MAX]; /* why `dir` can't be used; "" where it can */
 } ms_disk;
 
+/* One GPU and its link to the host. */
 typedef struct ms_gpu {
     char name[MS_NAME_MAX];
     uint64_t total_bytes;
@@ -87,6 +91,7 @@ typedef struct ms_process {
     uint64_t products_bytes; /* the part of it that only large matrix products take; 0 once measured */
 } ms_process;
 
+/* The machine. */
 typedef struct ms_hardware {
     ms_cpu cpu;
     ms_ram ram;
@@ -98,6 +103,7 @@ typedef struct ms_hardware {
     uint64_t time_scale_permille; /* measured step time / predicted; 1000 until steps were seen */
 } ms_hardware;
 
+/* How to look at the machine. */
 typedef struct ms_hardware_options {
     const char *disk_dir;  /* NULL: choose a cache directory on a real disk */
     const char *cache_dir; /* where measured rates are kept; NULL: the user's cache directory */
@@ -118,6 +124,7 @@ MS_API int ms_hardware_probe(const ms_hardware_options *options, ms_hardware *ha
  * memory file system, is not writable or does not exist and can't be made. */
 MS_API int ms_disk_probe(const char *dir, ms_disk *disk, ms_error *err);
 
+/* Reads and writes the description of a machine as JSON (docs/formats/hardware.schema.json). */
 MS_API int ms_hardware_parse(const char *json, ms_hardware *hardware, ms_error *err);
 MS_API char *ms_hardware_to_json(const ms_hardware *hardware);
 

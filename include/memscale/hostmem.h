@@ -24,8 +24,10 @@
 extern "C" {
 #endif
 
+/* Smaller blocks stay with libc. */
 #define MS_HOSTMEM_MIN_BYTES ((size_t)1 << 20)
 
+/* How the allocator was taken over. */
 typedef enum ms_hostmem_means {
     MS_HOSTMEM_NONE,   /* nothing installed */
     MS_HOSTMEM_SLOTS,  /* the allocator's slots point here */
@@ -53,6 +55,7 @@ MS_API int ms_hostmem_install(const char *library, ms_hostmem_means *means, ms_e
  * its own adjustment ends at, since that can't be switched on again. */
 MS_API void ms_hostmem_uninstall(void);
 
+/* What the maps hold now, and have held. */
 typedef struct ms_hostmem_stats {
     ms_hostmem_means means;
     uint64_t live_bytes;      /* of maps in use, whole pages */
@@ -64,7 +67,9 @@ typedef struct ms_hostmem_stats {
     uint64_t reused_count;    /* blocks served from the cache, cumulative */
 } ms_hostmem_stats;
 
+/* Fills `stats`. */
 MS_API void ms_hostmem_get_stats(ms_hostmem_stats *stats);
+/* Lets both peaks begin anew at what is held now. */
 MS_API void ms_hostmem_reset_peak(void);
 
 /*
@@ -80,17 +85,18 @@ MS_API void ms_hostmem_set_ceiling(uint64_t ceiling_bytes);
  * holds free (malloc_trim) if `trim_libc`. */
 MS_API void ms_hostmem_trim(uint64_t keep_bytes, bool trim_libc);
 
-/*
- * Is `address` the start of, or inside, a live block of ours? Then its whole-page
- * size and a serial that no other block of this process has are filled in: safe to
- * transfer by direct I/O, up to the whole page behind its last byte.
- */
+/* A block that lives. */
 typedef struct ms_hostmem_block {
     uintptr_t address;
     uint64_t bytes;        /* whole pages */
     uint64_t serial;
 } ms_hostmem_block;
 
+/*
+ * Is `address` the start of, or inside, a live block of ours? Then its whole-page
+ * size and a serial that no other block of this process has are filled in: safe to
+ * transfer by direct I/O, up to the whole page behind its last byte.
+ */
 MS_API bool ms_hostmem_find(const void *address, ms_hostmem_block *block);
 
 /* Bytes of the whole pages within a range of mapped memory that are not resident, such as fresh

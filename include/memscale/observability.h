@@ -16,6 +16,7 @@
 extern "C" {
 #endif
 
+/* Lines of the log that wait for a host to take them. */
 typedef struct ms_log_ring ms_log_ring;
 
 /* A ring of at most `capacity` lines (0: 256). Thread-safe throughout. */
@@ -42,6 +43,7 @@ typedef struct ms_metric {
     uint64_t per_unit; /* 1000000000 for a counter of nanoseconds, else 1 */
 } ms_metric;
 
+/* A counter's name and unit for monitoring. */
 MS_API ms_metric ms_counter_metric(ms_counter id);
 
 /* ---- history --------------------------------------------------------------- */

@@ -43,7 +43,9 @@
 extern "C" {
 #endif
 
+/* Where bytes may be, fastest first. */
 typedef enum ms_tier { MS_TIER_DEVICE, MS_TIER_HOST, MS_TIER_DISK, MS_TIER_COUNT } ms_tier;
+/* "device", "host" or "disk"; "unknown" for any other number. */
 MS_API const char *ms_tier_name(ms_tier tier);
 
 /* Whether bytes are compressed, losslessly, on their way to the tier. */
@@ -56,6 +58,7 @@ typedef enum ms_compression {
     MS_COMPRESSION_ALWAYS /* whatever gets smaller, from host memory to any tier */
 } ms_compression;
 
+/* How to open an engine. */
 typedef struct ms_offload_options {
     ms_tier tier;              /* MS_TIER_HOST: the memory backend; MS_TIER_DISK: a file */
     const char *dir;           /* of the spill file, made where it is missing; ignored for the host tier */
@@ -82,9 +85,11 @@ typedef struct ms_offload_options {
                                   GPU has one copy engine */
 } ms_offload_options;
 
+/* The engine, and one storage's place on its tier. */
 typedef struct ms_offload ms_offload;
 typedef uint64_t ms_ticket; /* 0 is none */
 
+/* Opens an engine and starts its workers. */
 MS_API int ms_offload_open(const ms_offload_options *options, ms_offload **engine, ms_error *err);
 /* Cancels what is queued, waits (bounded) for the pieces that are being moved, stops
  * the workers, gives back the file, the slab and every extent. Tickets are void
@@ -92,6 +97,7 @@ MS_API int ms_offload_open(const ms_offload_options *options, ms_offload **engin
  * other call may be under way. */
 MS_API void ms_offload_close(ms_offload *engine);
 
+/* How far a transfer is. */
 typedef enum ms_ticket_state {
     MS_TICKET_STORING,  /* the source is still being read: keep it alive and unchanged */
     MS_TICKET_STORED,   /* the tier has it */
@@ -127,6 +133,7 @@ MS_API int ms_offload_fetch_on(ms_offload *engine, void *stream, ms_ticket ticke
  * failed store leaves the source as it was: the caller still has the bytes. */
 MS_API int ms_offload_wait(ms_offload *engine, ms_ticket ticket, ms_error *err);
 
+/* How far the ticket's transfer is, without waiting. MS_TICKET_FAILED for a ticket that does not exist. */
 MS_API ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket ticket);
 
 /* Where the ticket's bytes are, or will be once they are stored: a GPU's may be on either
@@ -152,6 +159,7 @@ MS_API size_t ms_offload_reap(ms_offload *engine, ms_ticket *tickets, size_t max
 /* Waits until nothing is in flight (before fork and at the end of a step). */
 MS_API int ms_offload_quiesce(ms_offload *engine, ms_error *err);
 
+/* What an engine has moved, and what it holds. */
 typedef struct ms_offload_stats {
     uint64_t stored_bytes, fetched_bytes;     /* cumulative, asked for */
     uint64_t written_bytes, read_bytes;       /* cumulative, moved, padding included */
@@ -164,6 +172,7 @@ typedef struct ms_offload_stats {
     uint64_t compressed_bytes, compressed_into_bytes; /* cumulative, of what was stored */
 } ms_offload_stats;
 
+/* Fills `stats`. Thread-safe. */
 MS_API void ms_offload_get_stats(ms_offload *engine, ms_offload_stats *stats);
 
 /* Whether this is a child's copy of an engine that the parent process opened. Takes no lock. */

@@ -53,6 +53,7 @@ typedef enum ms_optimizer_part {
     MS_PART_COUNT
 } ms_optimizer_part;
 
+/* Where the state goes. */
 typedef struct ms_optimizer_stream_options {
     const char *dir;     /* of the spill file; NULL: the first usual place on a real disk */
     uint64_t cap_bytes;  /* 0: half of what is free there; UINT64_MAX: none */
@@ -67,6 +68,7 @@ typedef struct ms_optimizer_form {
     uint64_t count; /* elements, at least 1 */
 } ms_optimizer_form;
 
+/* State of an optimizer on disk. */
 typedef struct ms_optimizer_stream ms_optimizer_stream;
 
 /* Whether the state of a tensor of `elements` is worth streaming. */
@@ -124,6 +126,7 @@ MS_API int ms_optimizer_stream_put(ms_optimizer_stream *stream, uint64_t id, con
 MS_API int ms_optimizer_stream_export(ms_optimizer_stream *stream, uint64_t id, int fd,
                                       const uint64_t offsets[MS_PART_COUNT], ms_error *err);
 
+/* What a stream holds and has moved. */
 typedef struct ms_optimizer_stream_stats {
     uint64_t disk_bytes;      /* extents in use */
     uint64_t resident_bytes;  /* of the buffers */
@@ -132,6 +135,7 @@ typedef struct ms_optimizer_stream_stats {
     uint64_t stall_ns;        /* cumulative time that updates waited for transfers */
 } ms_optimizer_stream_stats;
 
+/* Fills `stats`. */
 MS_API void ms_optimizer_stream_get_stats(ms_optimizer_stream *stream, ms_optimizer_stream_stats *stats);
 
 /* The directory of the file, and one line on how it is used. They live as long as the

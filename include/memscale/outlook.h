@@ -13,6 +13,7 @@
 extern "C" {
 #endif
 
+/* How likely it is that a run does not fit, by its predicted peak as a share of the capacity. */
 #define MS_RISK_TABLE(X) \
     X(LOW, "low", "fits with room to spare") \
     X(MODERATE, "moderate", "fits, with less room than predictions may be wrong by elsewhere") \
@@ -24,6 +25,7 @@ typedef enum ms_risk {
 #undef MS_RISK_ENUM
 } ms_risk;
 
+/* The risk as documents name it. */
 MS_API const char *ms_risk_name(ms_risk risk);
 
 /* Up to 850 permille of the capacity the risk is low, up to 950 moderate, up to 1050 high. */
@@ -36,6 +38,7 @@ enum { MS_LIBC_SLACK_PERMILLE = 150, MS_FIRST_STEP_BYTES = 100000000 };
 
 enum { MS_ADVICE_MOST = 6, MS_ADVICE_TEXT_MAX = 256 };
 
+/* What is to be expected of a run. */
 typedef struct ms_outlook {
     uint64_t capacity_bytes;        /* the budget, or what the device has */
     uint64_t need_bytes;            /* peak of the unmodified run, libc's share included */

@@ -30,6 +30,7 @@ typedef struct ms_plan_packing {
     uint64_t runner_up_peak_bytes; /* what that would take of a budget, nothing cached */
 } ms_plan_packing;
 
+/* What was decided on one node, what it saves and costs, and what the next best would. */
 typedef struct ms_plan_entry {
     char *name;            /* of the node's module; "" for the root's own work */
     uint32_t node;         /* index in the graph */
@@ -85,6 +86,7 @@ typedef enum ms_peak_kind {
         MS_PEAK_KIND_COUNT
 } ms_peak_kind;
 
+/* Name and text of a row of the table. */
 MS_API const char *ms_peak_kind_name(ms_peak_kind kind);
 MS_API const char *ms_peak_kind_text(ms_peak_kind kind);
 
@@ -98,6 +100,7 @@ typedef struct ms_peak_part {
     uint64_t bytes;
 } ms_peak_part;
 
+/* The parts of a step; the name of each. */
 typedef enum ms_step_phase { MS_PHASE_FORWARD, MS_PHASE_BACKWARD, MS_PHASE_OPTIMIZER, MS_PHASE_COUNT } ms_step_phase;
 MS_API const char *ms_step_phase_name(ms_step_phase phase);
 
@@ -108,6 +111,7 @@ typedef struct ms_neighbour {
     uint64_t step_ns;
 } ms_neighbour;
 
+/* Where the peak is and what makes it, a lower bound of the time, and what other budgets would buy. */
 typedef struct ms_explanation {
     bool known;               /* false: made without a graph, or read from a document without it */
     uint32_t peak_phase;      /* ms_step_phase; the node is replay.peak_node */
@@ -146,6 +150,7 @@ typedef struct ms_selection {
     ms_two_valued *two_valued; /* [two_valued_count], slots ascending; those not listed may have any values */
 } ms_selection;
 
+/* The plan, with all that was known when it was made. */
 typedef struct ms_plan {
     char *model;
     char *signature;
@@ -177,6 +182,7 @@ typedef struct ms_plan {
     ms_selection *selections;
 } ms_plan;
 
+/* Frees a plan with all that it points to. Accepts NULL. */
 MS_API void ms_plan_free(ms_plan *plan);
 
 /* A plan with one technique wherever mode and flags admit it (else keep), for warm-up
@@ -202,6 +208,7 @@ typedef struct ms_plan_optimizer {
 /* With `plan` NULL, nothing. */
 MS_API ms_plan_optimizer ms_plan_for_optimizer(const ms_plan *plan, const ms_config *config);
 
+/* Reads and writes a plan as JSON (docs/formats/plan.schema.json). */
 MS_API int ms_plan_parse(const char *json, ms_plan **plan, ms_error *err);
 MS_API char *ms_plan_to_json(const ms_plan *plan);
 

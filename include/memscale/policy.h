@@ -42,8 +42,10 @@ typedef enum ms_feature {
         MS_FEATURE_COUNT
 } ms_feature;
 
+/* A feature as documents name it. */
 MS_API const char *ms_feature_name(ms_feature feature);
 
+/* The features of one run, in the order of the table. */
 typedef struct ms_strategy_context {
     uint64_t value[MS_FEATURE_COUNT];
 } ms_strategy_context;
@@ -59,6 +61,7 @@ typedef struct ms_strategy {
     bool enable_offloading;
 } ms_strategy;
 
+/* Who picked mode and techniques. */
 #define MS_DECISION_SOURCE_TABLE(X) \
     X(USER_CONFIG, "user_config") \
     X(ML, "ml") \
@@ -71,9 +74,11 @@ typedef enum ms_decision_source {
         MS_DECISION_SOURCE_COUNT
 } ms_decision_source;
 
+/* A source as documents name it. */
 MS_API const char *ms_decision_source_name(ms_decision_source source);
 
 enum { MS_REASON_MAX = 256 };
+/* What was picked, by whom, from which numbers, and why. */
 typedef struct ms_strategy_decision {
     ms_decision_source source;
     ms_strategy strategy;
@@ -99,6 +104,7 @@ MS_API void ms_policy_rule(const ms_strategy_context *context, const ms_config *
 
 /* ---- trained policies ------------------------------------------------------ */
 
+/* A trained policy. */
 typedef struct ms_policy ms_policy;
 
 /* Reads an artifact (docs/formats/policy.schema.json), whose checksum must be right.

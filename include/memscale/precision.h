@@ -11,6 +11,7 @@
 extern "C" {
 #endif
 
+/* What forwards compute in. */
 typedef enum ms_precision {
     MS_PRECISION_AS_IS, /* no autocast */
     MS_PRECISION_BF16,

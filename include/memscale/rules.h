@@ -60,6 +60,7 @@ typedef enum ms_rule {
         MS_RULE_COUNT
 } ms_rule;
 
+/* Name and text of a row of the table. */
 MS_API const char *ms_rule_name(ms_rule rule);
 MS_API const char *ms_rule_text(ms_rule rule);
 
@@ -77,6 +78,7 @@ typedef struct ms_pressure {
  * nodes that save less than a quarter of what the largest saves are left alone. */
 enum { MS_COMFORTABLE_PERMILLE = 850, MS_LOW_PRESSURE_PERMILLE = 1100 };
 
+/* Works out the pressure of a run that would need `need_bytes`. Pure. */
 MS_API void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_config *config,
                            ms_pressure *pressure);
 

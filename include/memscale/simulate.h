@@ -44,12 +44,15 @@ typedef enum ms_step_option {
  * than products of matrices want; `rows` where it is not worth cutting. */
 MS_API uint64_t ms_tile_rows(uint64_t rows);
 
+/* Name and text of a row of the table. */
 MS_API const char *ms_step_option_name(ms_step_option option);
 MS_API const char *ms_step_option_text(ms_step_option option);
+/* What the option may change. */
 MS_API ms_exactness ms_step_option_exactness(ms_step_option option);
 
 /* ---- the choices that a replay needs ------------------------------------- */
 
+/* What is done at each node and to the step as a whole. */
 typedef struct ms_choices {
     const uint8_t *technique;    /* [node_count] ms_technique */
     const uint8_t *packed;       /* [node_count] how many of the storages of two values that a node saves
@@ -63,6 +66,7 @@ typedef struct ms_choices {
 
 /* ---- simulator ------------------------------------------------------------ */
 
+/* What a replay found. */
 typedef struct ms_replay {
     uint64_t peak_bytes;       /* of the training device, the meaning of the budget; caches included */
     uint64_t peak_live_bytes;  /* of tensors alone, residents included, caches, slab and scratch excluded */

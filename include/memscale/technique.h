@@ -86,7 +86,7 @@ enum { MS_SELECTIVE_SETS = 4, MS_NESTING_MOST = 3 };
     MS_SELECTIVE_ROWS(X, _DISK, "_offload_disk", DISK, "#5b3d8a", "the rest goes to disk")
 
 typedef enum ms_technique {
-#define MS_TECHNIQUE_ENUM(id, ...) MS_TECHNIQUE_##id,
+#define MS_TECHNIQUE_ENUM(id, name, replays, rest, set, nesting, joined, moves_input, colour, text) MS_TECHNIQUE_##id,
     MS_TECHNIQUE_TABLE(MS_TECHNIQUE_ENUM)
 #undef MS_TECHNIQUE_ENUM
         MS_TECHNIQUE_COUNT
@@ -109,6 +109,7 @@ MS_API ms_technique ms_technique_with(const ms_technique_row *columns);
 /* MS_EINVAL if no technique has this name. */
 MS_API int ms_technique_parse(const char *name, ms_technique *technique);
 
+/* The word in documents; "unknown" for a value outside the table. */
 MS_API const char *ms_technique_name(ms_technique technique);
 
 /* Whether anything goes to a lower tier: saved tensors or arguments. */

@@ -14,6 +14,7 @@
 extern "C" {
 #endif
 
+/* The version of the events. */
 #define MS_TELEMETRY_SCHEMA 2
 
 /* What an event is made from; pointers may be NULL where nothing is known. */

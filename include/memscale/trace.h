@@ -23,8 +23,10 @@
 extern "C" {
 #endif
 
+/* A trace that is being made. */
 typedef struct ms_trace ms_trace;
 
+/* Where in the step the trace is. */
 typedef enum ms_trace_phase {
     MS_TRACE_FORWARD,   /* the root's forward runs */
     MS_TRACE_LOSS,      /* between the end of forward and the start of backward */
@@ -33,6 +35,7 @@ typedef enum ms_trace_phase {
     MS_TRACE_DONE
 } ms_trace_phase;
 
+/* What a storage that stays is. */
 typedef enum ms_resident_role { MS_RESIDENT_PARAMETER, MS_RESIDENT_BUFFER, MS_RESIDENT_BATCH } ms_resident_role;
 
 /* An operand of an operator: its dimensions (rank <= 8) and bytes. */
@@ -43,7 +46,9 @@ typedef struct ms_operand {
     bool are_truths; /* of results: elements of torch's bool */
 } ms_operand;
 
+/* Begins the trace of a step; the texts, which are copied, become those of the graph. */
 MS_API int ms_trace_new(const char *model, const char *signature, const char *source, ms_trace **trace, ms_error *err);
+/* Ends a trace that is not to become a graph. Accepts NULL. */
 MS_API void ms_trace_free(ms_trace *trace);
 
 /* A storage that is there before the step and stays. Never part of any event, but a

@@ -107,7 +107,7 @@ def optimize(
 
     Raises:
         TypeError: `optimizer` is no `torch.optim.Optimizer`.
-        as `wrap()`, besides.
+        MemScaleError: as `wrap()`.
     """
     from .session.setup import effective_config, wrap_module
 
@@ -136,7 +136,7 @@ def apply_all_optimizations(
     Raises:
         TypeError: `model` is no `nn.Module` or `optimizer` no `torch.optim.Optimizer`.
         IntegrationError: the flag is set and the optimizer is not an AdamW.
-        as `wrap()`, besides. The model is then not wrapped and the optimizer unchanged.
+        MemScaleError: as `wrap()`. The model is then not wrapped and the optimizer unchanged.
 
     Example:
         >>> model, optimizer = memscale.apply_all_optimizations(
@@ -170,7 +170,7 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
         config: as for `wrap()`.
 
     Returns:
-        The execution plan: ``print(plan)``, ``plan.to_json()``, ``plan.explain(layer)``.
+        The execution plan, for ``print(plan)``, ``plan.to_json()`` and ``plan.explain(layer)``.
 
     Raises:
         TypeError: `sample_input` is none of these, or does not fit the model's forward.
@@ -199,7 +199,7 @@ def trace(model: torch.nn.Module, sample_input: Any, optimizer: torch.optim.Opti
         optimizer: the one that will step, if known: its state then enters exactly.
 
     Returns:
-        The graph: ``graph.save(path)`` writes what ``memscale plan --graph`` reads,
+        The graph. ``graph.save(path)`` writes what ``memscale plan --graph`` reads,
         ``graph.to_json()`` is its text. Sizes in it are bytes.
 
     Raises:

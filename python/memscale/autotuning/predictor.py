@@ -54,7 +54,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether the unmodified run is taken to fit: its risk is low or moderate."""
+        """Whether the unmodified run is taken to fit, its risk being low or moderate."""
         return self.risk in ("low", "moderate")
 
 
@@ -173,7 +173,7 @@ def estimate_savings(model: Any, sample_input: Any = None, config: Config | None
         config: which techniques may be used; `Config()` if None.
 
     Raises:
-        as `OOMPredictor`.
+        MemScaleError: as `OOMPredictor`.
 
     Example:
         >>> saved = memscale.estimate_savings(model, batch)

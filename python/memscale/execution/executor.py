@@ -227,7 +227,7 @@ class Executor:
 
         Raises:
             TypeError: `step` can't be called.
-            whatever `step` raises; the allocation failure where there is no tighter plan.
+            Exception: whatever `step` raises, a failed allocation included if there is no tighter plan.
 
         Example:
             >>> loss = model._memscale_executor.run_step(lambda: backward_of(model(**batch).loss))

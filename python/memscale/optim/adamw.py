@@ -40,8 +40,8 @@ class AdamW(torch.optim.AdamW):
 
     Args:
         params: parameters or groups. A group may set its own `state_bits` and `bf16`.
-        lr, betas, eps, weight_decay, amsgrad, maximize, foreach, capturable,
-            differentiable, fused: as `torch.optim.AdamW`.
+        lr, betas, eps, weight_decay, amsgrad: as `torch.optim.AdamW`.
+        maximize, foreach, capturable, differentiable, fused: as `torch.optim.AdamW`.
         state_bits: 32, or 8 for moments in 8 bits: 256-element blocks, the dynamic map of
             bitsandbytes, about 2.03 bytes per parameter. Tensors of fewer than 4096 elements
             keep fp32 moments. Not with `amsgrad`.

@@ -49,19 +49,19 @@ class ExecutionPlan:
 
     @property
     def predicted_peak_bytes(self) -> int:
-        """Peak of the training device: resident bytes of the process on a CPU host,
-        allocated bytes on a GPU; caches that fill unused budget included."""
+        """Peak of the training device in resident bytes of the process on a CPU host, in
+        allocated bytes on a GPU. Caches that fill unused budget are included."""
         return self._document["predicted"]["peak_bytes"]
 
     @property
     def reserve_bytes(self) -> int:
-        """Bytes that a budget has to have beyond the predicted peak: what operators may take
+        """Bytes that a budget has to have beyond the predicted peak, for what operators may take
         beside tensors and a cache may fill, but are not expected to."""
         return self._document.get("reserve_bytes", 0)
 
     @property
     def predicted_step_seconds(self) -> float:
-        """Time of one training step, in seconds: forward, backward, optimizer."""
+        """Time of forward, backward and optimizer step together, in seconds."""
         return self._document["predicted"]["step_ns"] / 1e9
 
     @property
@@ -97,7 +97,7 @@ class ExecutionPlan:
 
     @property
     def decision_source(self) -> str:
-        """Who picked mode and eligible techniques: ``"user_config"`` until a policy did."""
+        """Who picked mode and eligible techniques, ``"user_config"`` until a policy did."""
         return self._document["decision_source"]
 
     # -- entries --------------------------------------------------------------------

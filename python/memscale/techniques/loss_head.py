@@ -54,7 +54,7 @@ def cross_entropy(
             Face passes when gradients are accumulated. `reduction` is then not looked at.
 
     Returns:
-        The loss: a scalar, or of the shape of `labels` with ``reduction="none"``.
+        The loss, a scalar or of the shape of `labels` with ``reduction="none"``.
 
     Raises:
         TypeError: logits or labels are no tensors.

@@ -4,7 +4,7 @@
  * handles of saved tensors keep it alive until the last graph is gone. Everything runs under
  * the interpreter lock.
  */
-#include "execute_ext.h"
+#include "execute_pack.h"
 #include "rooms.h"
 
 /* ---- making and freeing ------------------------------------------------------ */
@@ -408,7 +408,8 @@ static int add_execution_type(PyObject *module)
 int ms_ext_add_execute(PyObject *module)
 {
     return PyModule_AddFunctions(module, functions) != 0 || ms_ext_saved_init_type(module) != 0 ||
-                   ms_ext_region_init_type(module) != 0 || add_execution_type(module) != 0
+                   ms_ext_slot_init(module) != 0 || ms_ext_region_init_type(module) != 0 ||
+                   add_execution_type(module) != 0
                ? -1
                : 0;
 }

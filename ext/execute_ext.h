@@ -1,15 +1,17 @@
 /*
- * execute_ext.h - the inside of the execute room's extension, shared by its files.
+ * execute_ext.h - the inside of the execute room's extension, shared by its files, from the bottom up.
  *
  *   execute_torch.c   torch objects looked up once; what is asked of a tensor
  *   execute_memory.c  references to storages: the host side of execute.h
  *   execute_device.c  a GPU's memory and streams
  *   execute_identity.c sets of storages
  *   execute_movable.c whether and how a tensor's bytes can be sent away
- *   execute_saved.c   handles of saved tensors; the pack and unpack callables
+ *   execute_handle.c  handles of saved tensors; those that keep their tensor
+ *   execute_slot.c    handles whose layer is replayed
  *   execute_extent.c  handles whose storages go to the lower tier
  *   execute_waiting.c handles that wait for their bytes to be written
- *   execute_chosen.c  saved tensors that single operators make again
+ *   execute_selective.c handles whose tensors single operators recompute
+ *   execute_pack.c    the pack and unpack callables
  *   execute_region.c  one hooked call of a layer
  *   execute_hooks.c   entering and leaving the root and layers
  *   execute.c         the Execution type: plan, steps, questions
@@ -58,6 +60,12 @@ const char *ms_ext_intern_name(PyObject *object);
 
 /* Sizes go into `sizes` (MS_RECORD_RANK_MAX of them). */
 int ms_ext_record_of(PyObject *tensor, int64_t *sizes, ms_record *record);
+
+/* The number of the operator that autograd is recording. No exception is left set. */
+uint64_t ms_ext_operator_now(void);
+
+/* Whether the Python frame `caller` is on this thread's stack; true if there is none to look for. */
+bool ms_ext_is_under_way(PyObject *caller);
 
 /* Raises what autograd raises when a saved tensor was changed in place; the name is
  * "torch.FloatTensor". Always NULL. */
@@ -172,39 +180,9 @@ ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame);
 ms_region *ms_ext_region_of_hook(PyObject *pack);
 /* Whether the call is still being made, on this thread: a forward that was broken off by
  * a KeyboardInterrupt leaves its hooks behind, and what autograd saves then is not its. */
-bool ms_ext_region_is_running(const ms_region *region);
-
-/* ---- handles ----------------------------------------------------------------------- */
-
-/* The storage behind a tensor that can be sent; a new reference. */
-typedef struct ms_movable {
-    PyObject *storage;
-    uintptr_t identity;
-    uint64_t bytes;
-} ms_movable;
-
-/* No exception is left set. */
-bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *what);
-/* 1 where other tensors with version counters of their own may lie in the same storage. */
-int ms_ext_is_piece(PyObject *tensor, const ms_movable *what);
-/* A copy with the same strides in a storage of its own, which replaces that in `what`. */
-PyObject *ms_ext_copy_of_piece(PyObject *tensor, ms_movable *what);
-/* An empty tensor that shares the tensor's version counter. */
-PyObject *ms_ext_probe_of(const ms_execution *execution, PyObject *tensor);
-
-int ms_ext_saved_init_type(PyObject *module);
-/* Pushes the pack and unpack of a region; `capture`: those of its replay. */
-int ms_ext_push_hooks(ms_region *region, bool capture);
-int ms_ext_pop_hooks(void);
-/* Sends what waits in a region: the operator that saved it is over. Leaves no exception;
- * what can't be sent is kept. */
-void ms_ext_send_waiting(ms_region *region);
-/* A handle of a tensor argument that is sent to the lower tier, or NULL with no
- * exception set where it has to stay. */
-PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor);
-PyObject *ms_ext_saved_unpack(PyObject *handle);
-
-/* The exception that ends a replay early. */
-extern PyObject *ms_ext_replay_stop;
+static inline bool ms_ext_region_is_running(const ms_region *region)
+{
+    return ms_frame_is_open(region->frame) && ms_ext_is_under_way(region->caller);
+}
 
 #endif

@@ -1,9 +1,43 @@
 /*
- * Handles of saved tensors whose storages go to the lower tier: sent when autograd saves
- * them, or once they are written (execute_waiting.c), brought back at unpack. Called by
- * the pack and unpack callables of execute_saved.c.
+ * Handles of saved tensors whose storages go to the lower tier and come back at unpack.
  */
-#include "execute_saved.h"
+#include "execute_extent.h"
+
+static PyObject *unpack_extent(ms_saved *saved)
+{
+    const ms_torch *t = ms_ext_torch();
+    ms_execute *execute = saved->execution->execute;
+    ms_error err;
+    void *reference;
+    if (ms_ext_check_probe(saved) != 0 ||
+        ms_ext_check(ms_extent_take(execute, saved->extent, &reference, &err), &err) != 0) {
+        return NULL;
+    }
+    PyObject *storage = ((ms_memory *)reference)->strong;
+    Py_INCREF(storage);
+    PyObject *tensor = ms_ext_empty_of(saved->execution, saved->dtype);
+    PyObject *view = tensor != NULL ? PyObject_CallFunctionObjArgs(t->set_, tensor, storage, saved->offset, saved->size,
+                                                                   saved->stride, NULL)
+                                    : NULL;
+    Py_XDECREF(tensor);
+    Py_DECREF(storage);
+    bool is_fetched = reference != ms_extent_source(saved->extent);
+    if (view != NULL && is_fetched && ms_execute_device(execute) >= 0 &&
+        ms_ext_device_lend(saved->execution, reference, view) != 0) {
+        Py_CLEAR(view);
+    }
+    ms_extent_taken(execute, saved->extent, &saved->mark);
+    return view;
+}
+
+static void end_extent(ms_saved *saved)
+{
+    if (saved->extent != NULL) {
+        ms_extent_drop(saved->execution->execute, saved->extent, saved->mark);
+    }
+}
+
+static const ms_saved_kind extent_kind = {.unpack = unpack_extent, .end = end_extent};
 
 /* An extent that holds these very bytes already, with one more handle. */
 static ms_extent *find_same(ms_region *region, const ms_movable *what, uint64_t version)
@@ -49,28 +83,12 @@ static ms_extent *store_new(ms_region *region, const ms_movable *what, PyObject 
     return extent;
 }
 
-int ms_ext_remember_view(ms_saved *saved, PyObject *tensor)
-{
-    const ms_torch *t = ms_ext_torch();
-    saved->dtype = PyObject_GetAttr(tensor, t->n_dtype);
-    saved->size = PyObject_GetAttr(tensor, t->n_shape);
-    saved->stride = PyObject_CallFunctionObjArgs(t->stride, tensor, NULL);
-    saved->offset = PyObject_CallFunctionObjArgs(t->storage_offset, tensor, NULL);
-    bool is_complete = saved->dtype != NULL && saved->size != NULL && saved->stride != NULL && saved->offset != NULL;
-    return is_complete ? 0 : -1;
-}
-
-static bool is_kept(const ms_region *region)
-{
-    return ms_frame_rest_stays(region->frame);
-}
-
 /* `source` is the tensor, or a copy of it; its storage is sent. NULL without an exception:
  * keep the tensor. */
 static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *source, const ms_movable *what)
 {
     ms_execution *execution = region->execution;
-    ms_saved *saved = ms_ext_saved_new(SAVED_EXTENT, execution);
+    ms_saved *saved = ms_ext_saved_new(&extent_kind, execution);
     if (saved == NULL) {
         return NULL;
     }
@@ -81,7 +99,7 @@ static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *sourc
         return NULL;
     }
     saved->extent = find_same(region, what, saved->version);
-    if (saved->extent != NULL && is_kept(region) && !ms_extent_is_packed(saved->extent)) {
+    if (saved->extent != NULL && ms_frame_rest_stays(region->frame) && !ms_extent_is_packed(saved->extent)) {
         /* Another layer sent it away; here it is to stay. */
         ms_extent_drop(execution->execute, saved->extent, 0);
         saved->extent = NULL;
@@ -104,49 +122,12 @@ PyObject *ms_ext_offload(ms_region *region, PyObject *tensor, ms_movable *what)
     if (piece == 1) {
         Py_DECREF(source);
         /* Not to be copied only to see whether it is a mask. */
-        source = is_kept(region) ? NULL : ms_ext_copy_of_piece(tensor, what);
+        source = ms_frame_rest_stays(region->frame) ? NULL : ms_ext_copy_of_piece(tensor, what);
     }
     PyObject *saved = piece >= 0 && source != NULL ? offload_as(region, tensor, source, what) : NULL;
     Py_XDECREF(source);
     Py_XDECREF(what->storage);
     return saved;
-}
-
-/* Selective frames have asked already; in the others nothing is dropped, but the plan may say
- * what becomes bits. */
-static int tell_choice(ms_region *region, const ms_movable *what)
-{
-    ms_error err;
-    bool is_dropped;
-    return ms_ext_check(
-        ms_frame_choose(region->execution->execute, region->frame, what->identity, what->bytes, &is_dropped, &err),
-        &err);
-}
-
-PyObject *ms_ext_save_extent(ms_region *region, PyObject *tensor)
-{
-    ms_movable what;
-    PyObject *saved = NULL;
-    ms_ext_send_settled(region);
-    if (ms_ext_region_is_running(region) && ms_ext_is_movable(region->execution, tensor, &what)) {
-        if (tell_choice(region, &what) != 0) {
-            Py_DECREF(what.storage);
-            return NULL;
-        }
-        if (ms_ext_must_wait(region, tensor)) {
-            Py_DECREF(what.storage);
-            return ms_ext_save_waiting(region, tensor);
-        }
-        saved = ms_ext_offload(region, tensor, &what);
-        if (saved == NULL && PyErr_Occurred() != NULL) {
-            return NULL;
-        }
-    }
-    if (saved != NULL) {
-        return saved;
-    }
-    ms_execute_kept(region->execution->execute);
-    return ms_ext_keep(region->execution, tensor);
 }
 
 PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor)
@@ -158,60 +139,21 @@ PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor)
     return ms_ext_offload(region, tensor, &what);
 }
 
-/* A tensor of this dtype without elements. */
-static PyObject *empty_of(const ms_execution *execution, PyObject *dtype)
+/* A handle that holds its tensor takes over the extent of `sent`, which it replaces. */
+void ms_ext_become_extent(ms_saved *saved, ms_saved *sent)
 {
-    const ms_torch *t = ms_ext_torch();
-    PyObject *name = execution->device.name;
-    PyObject *kwargs = name != NULL ? Py_BuildValue("{s:O,s:O}", "dtype", dtype, "device", name)
-                                    : Py_BuildValue("{s:O,s:s}", "dtype", dtype, "device", "cpu");
-    PyObject *tensor = kwargs != NULL ? PyObject_Call(t->empty, t->zero_args, kwargs) : NULL;
-    Py_XDECREF(kwargs);
-    return tensor;
-}
-
-int ms_ext_check_probe(const ms_saved *saved)
-{
-    uint64_t now;
-    if (ms_ext_version_of(saved->tensor, &now) != 0) {
-        return -1;
-    }
-    if (now == saved->version) {
-        return 0;
-    }
-    PyObject *tensor = empty_of(saved->execution, saved->dtype);
-    PyObject *name = tensor != NULL ? ms_ext_type_name_of(tensor) : NULL;
-    if (name != NULL) {
-        ms_ext_raise_version(name, saved->size, now, saved->version);
-    }
-    Py_XDECREF(name);
-    Py_XDECREF(tensor);
-    return -1;
-}
-
-PyObject *ms_ext_unpack_extent(ms_saved *saved)
-{
-    const ms_torch *t = ms_ext_torch();
-    ms_execute *execute = saved->execution->execute;
-    ms_error err;
-    void *reference;
-    if (ms_ext_check_probe(saved) != 0 ||
-        ms_ext_check(ms_extent_take(execute, saved->extent, &reference, &err), &err) != 0) {
-        return NULL;
-    }
-    PyObject *storage = ((ms_memory *)reference)->strong;
-    Py_INCREF(storage);
-    PyObject *tensor = empty_of(saved->execution, saved->dtype);
-    PyObject *view = tensor != NULL ? PyObject_CallFunctionObjArgs(t->set_, tensor, storage, saved->offset, saved->size,
-                                                                   saved->stride, NULL)
-                                    : NULL;
-    Py_XDECREF(tensor);
-    Py_DECREF(storage);
-    bool is_fetched = reference != ms_extent_source(saved->extent);
-    if (view != NULL && is_fetched && ms_execute_device(execute) >= 0 &&
-        ms_ext_device_lend(saved->execution, reference, view) != 0) {
-        Py_CLEAR(view);
-    }
-    ms_extent_taken(execute, saved->extent, &saved->mark);
-    return view;
+    PyObject *held = saved->tensor;
+    saved->kind = sent->kind;
+    saved->extent = sent->extent;
+    saved->version = sent->version;
+    saved->mark = sent->mark;
+    saved->tensor = sent->tensor;
+    saved->dtype = sent->dtype;
+    saved->size = sent->size;
+    saved->stride = sent->stride;
+    saved->offset = sent->offset;
+    sent->extent = NULL;
+    sent->tensor = sent->dtype = sent->size = sent->stride = sent->offset = NULL;
+    Py_DECREF((PyObject *)sent);
+    Py_DECREF(held);
 }

@@ -4,7 +4,7 @@
  * anything is pushed; hooks of others are never touched. Called by Python's module hooks;
  * under the interpreter lock, and each thread sees its own stack only.
  */
-#include "execute_ext.h"
+#include "execute_pack.h"
 #include "technique_ext.h"
 
 static uint64_t this_thread(void)

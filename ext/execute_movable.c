@@ -3,7 +3,7 @@
  * behind it, pieces of storages that are finished one after another, and a probe of its
  * version. Called when autograd saves a tensor; changes no handle.
  */
-#include "execute_saved.h"
+#include "execute_movable.h"
 
 /* The storage behind a tensor and its bytes; -1 with no exception set where there is none. */
 int ms_ext_look_behind(PyObject *tensor, ms_movable *what)

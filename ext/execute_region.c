@@ -2,7 +2,7 @@
  * Region: one hooked call of a layer, as Python sees it: where it belongs, what its
  * replay needs (the payload), and the two ends of a replay. Made by Execution.enter().
  */
-#include "execute_ext.h"
+#include "execute_pack.h"
 #include "technique_ext.h"
 
 #include <stddef.h>
@@ -53,27 +53,6 @@ ms_region *ms_ext_region_of_hook(PyObject *pack)
 {
     PyObject *self = PyCFunction_Check(pack) ? PyCFunction_GetSelf(pack) : NULL;
     return self != NULL && Py_TYPE(self) == ms_ext_region_type ? (ms_region *)self : NULL;
-}
-
-bool ms_ext_region_is_running(const ms_region *region)
-{
-    if (!ms_frame_is_open(region->frame)) {
-        return false;
-    }
-    PyObject *frame = (PyObject *)PyEval_GetFrame();
-    if (region->caller == NULL || frame == NULL) {
-        return true;
-    }
-    Py_INCREF(frame);
-    while (frame != NULL && frame != Py_None && frame != region->caller) {
-        PyObject *back = PyObject_GetAttr(frame, ms_ext_torch()->n_f_back);
-        Py_DECREF(frame);
-        frame = back;
-    }
-    bool is_running = frame == region->caller;
-    Py_XDECREF(frame);
-    PyErr_Clear();
-    return is_running;
 }
 
 /* ---- attributes ---------------------------------------------------------------- */

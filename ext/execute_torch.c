@@ -281,3 +281,31 @@ PyObject *ms_ext_raise_version(PyObject *tensor_type_name, PyObject *shape, uint
     }
     return NULL;
 }
+
+/* The number of the operator that autograd is recording. */
+uint64_t ms_ext_operator_now(void)
+{
+    PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->sequence_number, NULL);
+    uint64_t now = number != NULL ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_XDECREF(number);
+    PyErr_Clear();
+    return now;
+}
+
+bool ms_ext_is_under_way(PyObject *caller)
+{
+    PyObject *frame = (PyObject *)PyEval_GetFrame();
+    if (caller == NULL || frame == NULL) {
+        return true;
+    }
+    Py_INCREF(frame);
+    while (frame != NULL && frame != Py_None && frame != caller) {
+        PyObject *back = PyObject_GetAttr(frame, ms_ext_torch()->n_f_back);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    bool is_under_way = frame == caller;
+    Py_XDECREF(frame);
+    PyErr_Clear();
+    return is_under_way;
+}

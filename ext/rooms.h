@@ -13,6 +13,7 @@
     X(base) \
     X(config) \
     X(execute) \
+    X(graph) \
     X(hardware) \
     X(hostmem) \
     X(loss) \

@@ -406,19 +406,6 @@ static PyObject *finish(PyObject *self, PyObject *unused)
     return ms_ext_take_text(text);
 }
 
-static PyObject *graph_check(PyObject *module, PyObject *text)
-{
-    (void)module;
-    ms_graph *graph;
-    ms_error err;
-    const char *json = ms_ext_utf8(text, "graph", NULL);
-    if (json == NULL || ms_ext_check(ms_graph_parse(json, &graph, &err), &err) != 0) {
-        return NULL;
-    }
-    ms_graph_free(graph);
-    Py_RETURN_NONE;
-}
-
 /* ---- tables --------------------------------------------------------------- */
 
 static PyMethodDef trace_methods[] = {
@@ -496,8 +483,6 @@ static PyMethodDef functions[] = {
     {"operator_is_maker", ms_ext_operator_is_maker, METH_VARARGS,
      "operator_is_maker(name, is_pointwise) -> bool: whether it can run again on its own, as far as its name "
      "tells."},
-    {"graph_check", graph_check, METH_O,
-     "graph_check(json): raises MemScaleError where the document is no sound graph."},
     {NULL, NULL, 0, NULL},
 };
 

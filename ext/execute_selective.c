@@ -4,7 +4,7 @@
  * execution/tape.py, the region's payload) knows which of them it can make again: it gives
  * these a ticket that does, and the others stay.
  */
-#include "execute_saved.h"
+#include "execute_selective.h"
 
 /* Whether a storage can be told apart and its view rebuilt. No exception is left set. */
 static bool is_plain(PyObject *tensor)
@@ -18,6 +18,34 @@ static bool is_plain(PyObject *tensor)
     return plain;
 }
 
+static PyObject *unpack_dropped(ms_saved *saved)
+{
+    if (saved->ticket == NULL) {
+        return ms_ext_unpack_kept(saved);
+    }
+    if (ms_ext_check_probe(saved) != 0) {
+        return NULL;
+    }
+    ms_counter_add(ms_execute_counters(saved->execution->execute), MS_COUNTER_REMADE_TENSORS, 1);
+    return PyObject_CallMethod(saved->ticket, "give", "OOOO", saved->dtype, saved->size, saved->stride, saved->offset);
+}
+
+/* The bytes go; the version is still watched. */
+static int drop_bytes(ms_saved *saved, PyObject *ticket)
+{
+    PyObject *probe = saved->ticket == NULL ? ms_ext_probe_of(saved->execution, saved->tensor) : NULL;
+    if (probe == NULL) {
+        return -1;
+    }
+    PyObject *tensor = saved->tensor;
+    saved->tensor = probe;
+    saved->ticket = Py_NewRef(ticket);
+    Py_DECREF(tensor);
+    return 0;
+}
+
+static const ms_saved_kind selective_kind = {.unpack = unpack_dropped, .drop = drop_bytes};
+
 static int tell_tape(ms_region *region, const char *method, PyObject *handle, PyObject *storage)
 {
     PyObject *done = PyObject_CallMethod(region->payload, method, "OO", handle, storage);
@@ -27,7 +55,7 @@ static int tell_tape(ms_region *region, const char *method, PyObject *handle, Py
 
 static PyObject *drop_later(ms_region *region, PyObject *tensor, const ms_movable *what)
 {
-    ms_saved *saved = ms_ext_saved_new(SAVED_DROPPED, region->execution);
+    ms_saved *saved = ms_ext_saved_new(&selective_kind, region->execution);
     if (saved == NULL) {
         return NULL;
     }
@@ -58,7 +86,7 @@ static PyObject *hold(ms_region *region, PyObject *tensor, const ms_movable *wha
     return handle;
 }
 
-PyObject *ms_ext_save_chosen(ms_region *region, PyObject *tensor)
+PyObject *ms_ext_save_selective(ms_region *region, PyObject *tensor)
 {
     ms_execution *execution = region->execution;
     ms_movable what;
@@ -81,47 +109,3 @@ PyObject *ms_ext_save_chosen(ms_region *region, PyObject *tensor)
     Py_DECREF(what.storage);
     return handle;
 }
-
-PyObject *ms_ext_unpack_dropped(ms_saved *saved)
-{
-    if (saved->ticket == NULL) {
-        return ms_ext_unpack_kept(saved);
-    }
-    if (ms_ext_check_probe(saved) != 0) {
-        return NULL;
-    }
-    ms_counter_add(ms_execute_counters(saved->execution->execute), MS_COUNTER_REMADE_TENSORS, 1);
-    return PyObject_CallMethod(saved->ticket, "give", "OOOO", saved->dtype, saved->size, saved->stride, saved->offset);
-}
-
-/* drop(ticket): the bytes go; the version is still watched. */
-static PyObject *drop(PyObject *self, PyObject *ticket)
-{
-    ms_saved *saved = (ms_saved *)self;
-    if (saved->kind != SAVED_DROPPED || saved->ticket != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "this saved tensor is not one to be dropped");
-        return NULL;
-    }
-    PyObject *probe = ms_ext_probe_of(saved->execution, saved->tensor);
-    if (probe == NULL) {
-        return NULL;
-    }
-    PyObject *tensor = saved->tensor;
-    saved->tensor = probe;
-    Py_INCREF(ticket);
-    saved->ticket = ticket;
-    Py_DECREF(tensor);
-    Py_RETURN_NONE;
-}
-
-static PyObject *unpack(PyObject *self, PyObject *args)
-{
-    (void)args;
-    return ms_ext_saved_unpack(self);
-}
-
-PyMethodDef ms_ext_saved_methods[] = {
-    {"drop", drop, METH_O, "drop(ticket): lets go of the bytes, which the ticket's give() makes again."},
-    {"unpack", unpack, METH_NOARGS, "unpack() -> the tensor."},
-    {NULL, NULL, 0, NULL},
-};

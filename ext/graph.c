@@ -20,7 +20,8 @@ static PyObject *graph_check(PyObject *module, PyObject *text)
 }
 
 static PyMethodDef functions[] = {
-    {"graph_check", graph_check, METH_O, "graph_check(json): raises MemScaleError if the document is not a sound graph."},
+    {"graph_check", graph_check, METH_O,
+     "graph_check(json): raises MemScaleError if the document is not a sound graph."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -89,6 +89,31 @@ def test_imports_in_a_circle_are_found(check, tmp_path, imports, circle):
     assert [name.removeprefix("memscale.") for name in found] == circle
 
 
+@pytest.mark.parametrize(
+    ("line", "allowed"),
+    [
+        ("        goto cleanup;", True),
+        ("        goto out;", False),
+        ("    rc = rc == MS_OK ? f() : rc;", False),
+        ("    rc = rc != MS_OK ? rc", False),
+        ("    return rc == MS_OK ? 0 : -1;", True),
+    ],
+)
+def test_errors_have_one_style(check, line, allowed):
+    path = check.ROOT / "src" / "graph" / "a.c"
+    assert (list(check.check_code(path, line + "\n")) == []) == allowed
+
+
+def test_files_of_the_extension_include_one_way(check, tmp_path):
+    (tmp_path / "a.h").write_text('#include "b.h"\n')
+    (tmp_path / "b.c").write_text('#include "c.h"\n')
+    (tmp_path / "c.h").write_text("")
+    (tmp_path / "b.h").write_text("")
+    assert check.import_circle(check.ext_include_graph(tmp_path)) == []
+    (tmp_path / "c.c").write_text('#include "a.h"\n')
+    assert check.import_circle(check.ext_include_graph(tmp_path)) == ["a", "b", "c", "a"]
+
+
 def test_long_functions_are_found(check):
     def function(lines):
         return "static int f(int a,\n             int b)\n{\n" + "    a++;\n" * (lines - 4) + "}\n"

@@ -131,18 +131,26 @@ static PyObject *trial_limits(PyObject *module, PyObject *budget)
 }
 
 static PyMethodDef methods[] = {
-    {"outlook", outlook, METH_VARARGS, "outlook(graph, hardware, config, is_absent) -> str: will it fit, as JSON."},
+    {"outlook", outlook, METH_VARARGS,
+     MS_EXT_DOC("outlook", "graph, hardware, config, is_absent, /", "(str, str, str, bool) -> str",
+                "Will it fit, as JSON.")},
     {"savings", savings, METH_VARARGS,
-     "savings(graph, hardware, config, is_absent) -> str: what each mode can save, as JSON."},
+     MS_EXT_DOC("savings", "graph, hardware, config, is_absent, /", "(str, str, str, bool) -> str",
+                "What each mode can save, as JSON.")},
     {"batch_search_new", batch_search_new, METH_VARARGS,
-     "batch_search_new(most, effective or 0, guess, trials) -> a search for the largest batch that fits."},
+     MS_EXT_DOC("batch_search_new", "most, effective, guess, trials, /", "(int, int, int, int) -> object",
+                "A search for the largest batch that fits; `effective` 0 for any.")},
     {"batch_search_next", batch_search_next, METH_O,
-     "batch_search_next(search) -> int: the batch to try; 0 is the end."},
-    {"batch_search_report", batch_search_report, METH_VARARGS, "batch_search_report(search, fits)"},
+     MS_EXT_DOC("batch_search_next", "search, /", "(object) -> int", "The batch to try; 0 is the end.")},
+    {"batch_search_report", batch_search_report, METH_VARARGS,
+     MS_EXT_DOC("batch_search_report", "search, fits, /", "(object, bool) -> None",
+                "Whether the batch that was tried fits.")},
     {"batch_search_best", batch_search_best, METH_O,
-     "batch_search_best(search) -> (batch, accumulation): the largest that fitted, 0 where none did."},
+     MS_EXT_DOC("batch_search_best", "search, /", "(object) -> tuple[int, int]",
+                "Batch and accumulation: the largest that fitted, 0 where none did.")},
     {"trial_limits", trial_limits, METH_O,
-     "trial_limits(budget) -> (resident bytes, bytes of private maps) that a trial may take."},
+     MS_EXT_DOC("trial_limits", "budget, /", "(int) -> tuple[int, int]",
+                "Resident bytes and bytes of private maps that a trial may take.")},
     {NULL, NULL, 0, NULL},
 };
 

@@ -62,6 +62,17 @@ int ms_ext_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
         PyEval_RestoreThread(ms_ext_thread); \
     } while (0)
 
+/*
+ * The docstring of a function, a method or a type that can be called. `parameters` are what inspect.signature() shows,
+ * "/" if there are none; `types` are theirs in the same order and the result's, as in "(str, int) -> None";
+ * scripts/core_stubs.py writes python/memscale/_core.pyi from both.
+ */
+#define MS_EXT_DOC(name, parameters, types, text) name "($module, " parameters ")\n--\n\n" types "\n\n" text
+#define MS_EXT_METHOD_DOC(name, parameters, types, text) name "($self, " parameters ")\n--\n\n" types "\n\n" text
+#define MS_EXT_TYPE_DOC(name, parameters, types, text) name "(" parameters ")\n--\n\n" types "\n\n" text
+/* Of an attribute. */
+#define MS_EXT_ATTRIBUTE_DOC(type, text) "-> " type "\n\n" text
+
 /* A function pointer of any signature as METH_FASTCALL wants it in a table. */
 #define MS_EXT_FAST(function) ((PyCFunction)(void (*)(void))(function))
 

@@ -224,14 +224,18 @@ static PyObject *saved_unpack(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef saved_methods[] = {
-    {"drop", saved_drop, METH_O, "drop(ticket): releases the bytes; the ticket's give() recomputes them."},
-    {"unpack", saved_unpack, METH_NOARGS, "unpack() -> the tensor."},
+    {"drop", saved_drop, METH_O,
+     MS_EXT_METHOD_DOC("drop", "ticket, /", "(Any) -> None",
+                       "Releases the bytes; the ticket's give() recomputes them.")},
+    {"unpack", saved_unpack, METH_NOARGS, MS_EXT_METHOD_DOC("unpack", "/", "() -> torch.Tensor", "The saved tensor.")},
     {NULL, NULL, 0, NULL},
 };
 
 int ms_ext_saved_init_type(PyObject *module)
 {
+    static char doc[] = "What autograd holds in place of one saved tensor.";
     static PyType_Slot slots[] = {
+        {Py_tp_doc, doc},
         {Py_tp_dealloc, MS_EXT_SLOT(saved_dealloc)},
         {Py_tp_methods, saved_methods},
         {0, NULL},

@@ -185,21 +185,27 @@ static PyObject *offload_input(PyObject *self, PyObject *tensor)
 
 static PyMethodDef methods[] = {
     {"begin_replay", begin_replay, METH_O,
-     "begin_replay(whole): starts capturing what the layer saves; whole: ReplayStop is not to end it early."},
+     MS_EXT_METHOD_DOC("begin_replay", "whole, /", "(bool) -> None",
+                       "Starts capturing what the layer saves; with `whole`, ReplayStop is not to end it early.")},
     {"end_replay", end_replay, METH_O,
-     "end_replay(failed): stops capturing; raises IntegrationError where the layer saved too little."},
+     MS_EXT_METHOD_DOC("end_replay", "failed, /", "(bool) -> None",
+                       "Stops capturing; raises IntegrationError where the layer saved too little.")},
     {"offload_input", offload_input, METH_O,
-     "offload_input(tensor): a handle of the tensor, which goes to the lower tier; None: it has to stay."},
+     MS_EXT_METHOD_DOC("offload_input", "tensor, /", "(torch.Tensor) -> Saved | None",
+                       "A handle of the tensor, which goes to the lower tier; None where it has to stay.")},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef attributes[] = {
-    {"layer", get_layer, NULL, "Qualified name of the layer; \"\" for the root's own work.", NULL},
-    {"call", get_call, NULL, "Number of this call in its forward, from 0.", NULL},
-    {"technique", get_technique, NULL, "Name of the technique in force.", NULL},
-    {"missing", get_missing, NULL, "Saved tensors that a replay would have to make.", NULL},
-    {"is_running", get_is_running, NULL, "Whether the layer's call is still under way.", NULL},
-    {"payload", get_payload, set_payload, "What the replay needs; any object.", NULL},
+    {"layer", get_layer, NULL,
+     MS_EXT_ATTRIBUTE_DOC("str", "Qualified name of the layer; \"\" for the root's own work."), NULL},
+    {"call", get_call, NULL, MS_EXT_ATTRIBUTE_DOC("int", "Number of this call in its forward, from 0."), NULL},
+    {"technique", get_technique, NULL, MS_EXT_ATTRIBUTE_DOC("Technique", "The technique in force."), NULL},
+    {"missing", get_missing, NULL, MS_EXT_ATTRIBUTE_DOC("int", "Saved tensors that a replay would have to make."),
+     NULL},
+    {"is_running", get_is_running, NULL, MS_EXT_ATTRIBUTE_DOC("bool", "Whether the layer's call is still under way."),
+     NULL},
+    {"payload", get_payload, set_payload, MS_EXT_ATTRIBUTE_DOC("Any", "What the replay needs; any object."), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -209,12 +215,11 @@ int ms_ext_region_init_type(PyObject *module)
         {"__weaklistoffset__", T_PYSSIZET, offsetof(ms_region, weak_references), READONLY, NULL},
         {NULL, 0, 0, 0, NULL},
     };
+    static char doc[] = "One call of a layer, from its forward until nobody asks for what it saved.";
     static PyType_Slot slots[] = {
-        {Py_tp_dealloc, MS_EXT_SLOT(region_dealloc)},
-        {Py_tp_members, members},
-        {Py_tp_methods, methods},
-        {Py_tp_getset, attributes},
-        {0, NULL},
+        {Py_tp_doc, doc},           {Py_tp_dealloc, MS_EXT_SLOT(region_dealloc)},
+        {Py_tp_members, members},   {Py_tp_methods, methods},
+        {Py_tp_getset, attributes}, {0, NULL},
     };
     static PyType_Spec spec = {
         .name = "memscale._core.Region",

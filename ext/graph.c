@@ -21,7 +21,8 @@ static PyObject *graph_check(PyObject *module, PyObject *text)
 
 static PyMethodDef functions[] = {
     {"graph_check", graph_check, METH_O,
-     "graph_check(json): raises MemScaleError if the document is not a sound graph."},
+     MS_EXT_DOC("graph_check", "json, /", "(str) -> None",
+                "Raises MemScaleError where the document is no sound graph.")},
     {NULL, NULL, 0, NULL},
 };
 

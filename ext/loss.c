@@ -95,17 +95,21 @@ static PyObject *loss_backward(PyObject *module, PyObject *const *args, Py_ssize
 
 static PyMethodDef methods[] = {
     {"loss_lanes", MS_EXT_FAST(loss_lanes), METH_FASTCALL,
-     "loss_lanes(capability, vocabulary) -> int: lanes of torch's vectors where loss_forward and "
-     "loss_backward have torch's bits, else 0."},
+     MS_EXT_DOC("loss_lanes", "capability, vocabulary, /", "(str, int) -> int",
+                "Lanes of torch's vectors where loss_forward and loss_backward have torch's bits, else 0.")},
     {"loss_forward", MS_EXT_FAST(loss_forward), METH_FASTCALL,
-     "loss_forward(logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, picked, 0) "
-     "-> None: int, addresses of fp32 rows, int64 classes and fp32 results per row."},
+     MS_EXT_DOC("loss_forward",
+                "logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, picked, unused, /",
+                "(int, int, int, int, int, int, int, int, int, int) -> None",
+                "Takes addresses of fp32 rows, int64 classes and fp32 results per row.")},
     {"loss_backward", MS_EXT_FAST(loss_backward), METH_FASTCALL,
-     "loss_backward(logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, "
-     "by_picked, gradient) -> None: gradient may be logits."},
+     MS_EXT_DOC("loss_backward",
+                "logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, by_picked, gradient, /",
+                "(int, int, int, int, int, int, int, int, int, int) -> None",
+                "As loss_forward(); `gradient` may be `logits`.")},
     {"loss_chunk_rows", MS_EXT_FAST(loss_chunk_rows), METH_FASTCALL,
-     "loss_chunk_rows(tokens, vocabulary, item_bytes, threads) -> int: rows of logits that are "
-     "turned into loss or gradient at a time."},
+     MS_EXT_DOC("loss_chunk_rows", "tokens, vocabulary, item_bytes, threads, /", "(int, int, int, int) -> int",
+                "Rows of logits that are turned into loss or gradient at a time.")},
     {NULL, NULL, 0, NULL},
 };
 

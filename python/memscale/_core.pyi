@@ -1,4 +1,604 @@
-# The extension tells its signatures in its docstrings; for type checkers it is opaque.
-from typing import Any
+# Written by scripts/core_stubs.py from the docstrings in ext/; change those and run it again.
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
 
-def __getattr__(name: str) -> Any: ...
+import torch
+
+ADAMW_BF16_MASTER: int
+
+ADAMW_BF16_SPLIT: int
+
+ADAMW_BLOCK: int
+
+ADAMW_FP32: int
+
+class Execution:
+    """Carries out plans on one model; `replay` runs a layer again for the saved tensors that its region is missing."""
+
+    def __init__(self, replay: Callable[[Region], None], /) -> None:
+        ...
+    def add_layer(self, name: str, /) -> int:
+        """A layer's number."""
+    def backward_begins(self) -> None:
+        """A backward begins that no hook of a layer sees."""
+    def backward_ended(self) -> None:
+        """A backward is over."""
+    def boundary(self, is_optimizer: bool, is_another: bool = False, /) -> dict[str, int] | None:
+        """What a step showed, if one ended: step, step_ns, plan_steps, and of the process peak_bytes, peak_held_bytes,
+        resident_bytes, held_bytes where they are known.
+        """
+    def count_replan(self) -> None:
+        """One more plan after the first."""
+    def counters(self) -> dict[str, int]:
+        """Counters by name."""
+    def enter(self, layer: int, is_replayable: bool, caller: FrameType | None, /) -> Region | str | None:
+        """A call of a layer begins. None: it is kept; a str, as hooks_in_the_way() gives it: it has to be left alone.
+        """
+    def enter_root(self, caller: FrameType | None, /) -> bool:
+        """A forward begins, made by this Python frame. True if one was broken off before."""
+    def expect_backward(self) -> bool:
+        """The forward that has ended will be told of by backward_begins(); False: that is not needed."""
+    def hooks_in_the_way(self) -> str | None:
+        """Removes stale hooks of ours; why hooks can't be pushed: "foreign", "wrapped" (those of an execution around
+        this one) or "disabled"; None where they can.
+        """
+    def in_root(self) -> bool:
+        """Whether this thread is in a forward."""
+    def is_active(self) -> bool:
+        """Whether the plan does anything."""
+    def is_resident(self, tensor: torch.Tensor, /) -> bool:
+        """Whether its storage is one of those."""
+    def leave(self, caller: FrameType | None, /) -> None:
+        """The call is over; `caller` is the root's frame, or None."""
+    def leave_root(self, failed: bool, /) -> None:
+        """The forward is over."""
+    def open_tier(
+        self,
+        tier: str,
+        dir: str | None = None,
+        cap_bytes: int = 18446744073709551615,
+        slab_bytes: int = 0,
+        worker_count: int = 0,
+        device: int = -1,
+        disk_cap_bytes: int = 0,
+        pinned_gb: float = 0.0,
+        stream_count: int = 0,
+        write_bytes_per_s: int = 0,
+        read_bytes_per_s: int = 0,
+    ) -> None:
+        """Opens the lower tier: "host" or "disk"; with a `device` from 0 on, of that GPU's storages. Raises
+        OffloadError.
+        """
+    def peek(self, layer: int, /) -> Technique:
+        """The technique of the layer's next call."""
+    def poll(self) -> None:
+        """Lets go of what is no longer needed."""
+    def set_began(self, call: Callable[[], None] | None, /) -> None:
+        """Called at the first unpack of a backward."""
+    def set_observer(self, call: Callable[[torch.Tensor], Any] | None, /) -> None:
+        """Called with each tensor saved in a region; the token it gives has unpacked() called at every unpack and dies
+        with the handle.
+        """
+    def set_overlap(self, wanted: bool, /) -> None:
+        """Whether a GPU's transfers run beside the computation."""
+    def set_packing(self, wanted: bool, /) -> None:
+        """Whether saved tensors of two values become bits in memory; they do at first."""
+    def set_plan(self, json: str | None, /) -> None:
+        """Follows this plan from the next forward on; None keeps everything. MemScaleError where it is malformed."""
+    def set_residents(self, tensors: list[torch.Tensor], /) -> None:
+        """Tensors whose storages never move."""
+    def stats(self) -> dict[str, Any]:
+        """What lives now."""
+    def tier(self) -> str | None:
+        """One line on the lower tier, if it is open."""
+
+class OptimizerStream:
+    """Optimizer state on disk. OffloadError for what can't be read or written, ConfigError for a directory or cap that
+    is not fit.
+    """
+
+    def __init__(self, dir: str | None = None, cap_gb: float | None = None) -> None:
+        ...
+    def add(self, weights: int, moments: int, has_max_exp_avg_sq: bool, count: int, /) -> int:
+        """A new state; its id."""
+    def begin(self, ids: list[int], /) -> None:
+        """A round of updates, expected in this order."""
+    def description(self) -> str:
+        """One line on the file."""
+    def dir(self) -> str:
+        """Where the file is."""
+    def end(self) -> None:
+        """Waits; raises the first failure of the round."""
+    def export(self, id: int, fd: int, offsets: tuple[int | None, ...], /) -> None:
+        """Writes the arrays into a file; offsets as part_bytes(), None: not this one."""
+    def is_inherited(self) -> bool:
+        """The process that made it forked this one, where it can't be used."""
+    def part_bytes(self, id: int, /) -> tuple[int, ...]:
+        """Bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, exp_avg_absmax, exp_avg_sq_absmax; 0 for those it has
+        not.
+        """
+    def put(self, id: int, tensor: tuple[int, ...], /) -> None:
+        """Replaces the state by one in memory; `tensor` as for adamw_step."""
+    def remove(self, id: int, /) -> None:
+        """The state is gone."""
+    def stats(self) -> dict[str, int]:
+        """Keys: disk_bytes, resident_bytes, peak_resident_bytes, written_bytes, read_bytes, stall_ns."""
+    def update(
+        self,
+        id: int,
+        tensor: tuple[int, ...],
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        grad_scale: float,
+        maximize: bool,
+        threads: int,
+        /,
+    ) -> None:
+        """As adamw_step; the state's addresses are not looked at."""
+
+class Region:
+    """One call of a layer, from its forward until nobody asks for what it saved."""
+    def begin_replay(self, whole: bool, /) -> None:
+        """Starts capturing what the layer saves; with `whole`, ReplayStop is not to end it early."""
+    call: int
+    """Number of this call in its forward, from 0."""
+    def end_replay(self, failed: bool, /) -> None:
+        """Stops capturing; raises IntegrationError where the layer saved too little."""
+    is_running: bool
+    """Whether the layer's call is still under way."""
+    layer: str
+    """Qualified name of the layer; "" for the root's own work."""
+    missing: int
+    """Saved tensors that a replay would have to make."""
+    def offload_input(self, tensor: torch.Tensor, /) -> Saved | None:
+        """A handle of the tensor, which goes to the lower tier; None where it has to stay."""
+    payload: Any
+    """What the replay needs; any object."""
+    technique: Technique
+    """The technique in force."""
+
+class ReplayStop(Exception):
+    """Ends a replay early: everything that backward needs exists."""
+
+class Saved:
+    """What autograd holds in place of one saved tensor."""
+    def drop(self, ticket: Any, /) -> None:
+        """Lets go of the bytes, which the ticket's give() makes again."""
+    def unpack(self) -> torch.Tensor:
+        """The saved tensor."""
+
+TECHNIQUES: dict[str, Technique]
+
+class Technique(NamedTuple):
+    """A row of the table in memscale/technique.h."""
+
+    name: str
+    """The word in documents."""
+    replays: bool
+    """The whole layer runs again in backward."""
+    set: int
+    """Which set of saved tensors single operators recompute; 0: none."""
+    nesting: int
+    """In which run inside a run its first argument is recomputed; 0: in none."""
+    is_chained: bool
+    """The layers before recompute its first argument."""
+    moves_input: bool
+    """The arguments wait on a lower tier."""
+
+class Trace:
+    """Turns the events of one step into a graph."""
+
+    def __init__(self, model: str, signature: str, source: str, /) -> None:
+        ...
+    def adds(self, key: int, other: int, /) -> None:
+        """The storage born next is the engine's sum of these gradients."""
+    def born(self, key: int, bytes: int, /) -> None:
+        """A storage comes to life."""
+    def current(self) -> int:
+        """The node of the last event of forward."""
+    def died(self, key: int, /) -> None:
+        """A storage, or a copy given to unpacked(), is gone."""
+    def dropped(self, node: int, serial: int, /) -> None:
+        """It will not ask again."""
+    def enter(self, name: str, call: int, /) -> int:
+        """A layer's call begins; its node."""
+    def finish(self) -> str:
+        """The graph as JSON; the trace is used up."""
+    def flag(self, node: int, name: str, /) -> None:
+        """A fact about a node."""
+    def gradient(self, key: int, bytes: int, /) -> None:
+        """A gradient of a parameter."""
+    def head(self, key: int, /) -> int:
+        """A linear layer has made this, which may be logits; 0 where it is not marked."""
+    def head_backward(self, head: int, /) -> None:
+        """The gradient of what it made is there."""
+    def head_backward_end(self, head: int, key: int, /) -> None:
+        """It has made its input's gradient."""
+    def head_used(self, head: int, loss: int, /) -> None:
+        """Nothing but that cross entropy looks at them."""
+    def input(self, key: int, /) -> None:
+        """A tensor argument of the open layer."""
+    def leave(self) -> None:
+        """The layer's call ends."""
+    def live_bytes(self) -> int:
+        """Live now, residents excluded."""
+    def loss(self, key: int, /) -> int:
+        """A cross entropy of these logits begins; 0 where it is not marked."""
+    def loss_backward(self, head: int, /) -> None:
+        """Its backward begins."""
+    def loss_backward_end(self, head: int, key: int, /) -> None:
+        """It has made the logits' gradient."""
+    def loss_end(self, head: int, /) -> None:
+        """It ends."""
+    def loss_outside(self) -> None:
+        """The loss is not the model's."""
+    def made(self, inputs: tuple[int, ...], outputs: tuple[int, ...], runs_again: bool, /) -> None:
+        """Of the operator told last; tuples of storage keys, and whether it is one that can run again."""
+    def op(
+        self,
+        name: str,
+        inputs: tuple[Any, ...],
+        outputs: tuple[Any, ...],
+        takes_workspace: bool = False,
+        /,
+    ) -> None:
+        """An operator ran; operands are tuples (shape, bytes[, is_bool]). It may have taken memory of its own if it
+        ran on a CPU over the default layout.
+        """
+    def optimizer_unknown(self) -> None:
+        """Its step failed under the trace; done begins."""
+    def output(self, key: int, bytes: int, /) -> None:
+        """The root returned it."""
+    def own_optimizer(self, stream_bytes: int, released: bool, streamed: bool, /) -> None:
+        """What memscale's own optimizer can do, and does."""
+    def peak_bytes(self) -> int:
+        """The most since the phase began."""
+    def phase(self, name: str, /) -> None:
+        """Forward, loss, backward, optimizer or done begins."""
+    def resident(self, key: int, bytes: int, item_bytes: int, role: str, trainable: bool, /) -> None:
+        """A storage that is there before the step; role: parameter, buffer or batch."""
+    def saved(self, key: int, /) -> tuple[int, int]:
+        """Autograd keeps a tensor: its node and serial."""
+    def unpacked(self, node: int, serial: int, copy_key: int, /) -> None:
+        """Autograd asks for it; copy_key 0 for none."""
+    def untouched(self, key: int, bytes: int, /) -> None:
+        """What made the storage left so much of it untouched."""
+    def wrote(self, key: int, /) -> None:
+        """An operator wrote to a storage that was there."""
+
+def adamw_dequantize(values: int, codes: int, absmax: int, count: int, is_signed: bool, /) -> None:
+    """The way back."""
+
+def adamw_map(is_signed: bool, /) -> list[float]:
+    """The 256 values that codes stand for."""
+
+def adamw_moments_bits(elements: int, bits: int, /) -> int:
+    """8 or 32, what a tensor of this size gets."""
+
+def adamw_quantize(values: int, codes: int, absmax: int, count: int, is_signed: bool, /) -> None:
+    """Addresses of fp32 values and of where codes and the scales of blocks go."""
+
+def adamw_step(
+    tensors: list[tuple[int, ...]],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_scale: float,
+    maximize: bool,
+    threads: int,
+    /,
+) -> None:
+    """One update. A tensor is a tuple of int: weights (0 fp32, 1 bf16 with a master, 2 bf16 split), moments (0 fp32, 1
+    8-bit), count, step, then addresses (0: none) of parameter, gradient, extra, exp_avg, exp_avg_sq,
+    max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax.
+    """
+
+def batch_search_best(search: object, /) -> tuple[int, int]:
+    """Batch and accumulation: the largest that fitted, 0 where none did."""
+
+def batch_search_new(most: int, effective: int, guess: int, trials: int, /) -> object:
+    """A search for the largest batch that fits; `effective` 0 for any."""
+
+def batch_search_next(search: object, /) -> int:
+    """The batch to try; 0 is the end."""
+
+def batch_search_report(search: object, fits: bool, /) -> None:
+    """Whether the batch that was tried fits."""
+
+def config_defaults() -> str:
+    """JSON of the config that nobody has touched."""
+
+def config_for_shards(config: str, /) -> str:
+    """What may be done where parameters are sharded."""
+
+def config_validate(json: str, /) -> str:
+    """The config with every field written out. Raises ConfigError."""
+
+def counter_metrics() -> list[tuple[str, str, str, int]]:
+    """Of each counter its name, its name as a metric, a help text and what its value is divided by to be in the
+    metric's unit.
+    """
+
+def disk_probe(dir: str, /) -> str:
+    """JSON of a directory of the disk tier, made where it is missing; ConfigError where it is not fit."""
+
+def error_table() -> list[tuple[int, str, str, str]]:
+    """Code, name, exception class, text."""
+
+def fault_arm(kind: str, nth: int, errno: int = 0, /) -> None:
+    """Makes the nth call from now on fail, for tests. Kinds: alloc, map, open, write, read, short, flip, thread,
+    driver.
+    """
+
+def fault_disarm_all() -> None:
+    """Ends all of them."""
+
+def fault_passed(kind: str, /) -> int:
+    """Calls of this kind since it was armed."""
+
+def graph_add_tiled(graph: str, tiled: str, /) -> str:
+    """The graph whose layers also know how they run in tiles, where the other, traced in tiles, belongs to it."""
+
+def graph_adopt_loop(graph: str, other: str, /) -> str:
+    """The graph with what the other has seen of the training loop."""
+
+def graph_check(json: str, /) -> None:
+    """Raises MemScaleError where the document is no sound graph."""
+
+def hardware_check(json: str, /) -> str:
+    """The description as the library writes it. Raises MemScaleError."""
+
+def hardware_probe(
+    disk_dir: str | None = None,
+    cache_dir: str | None = None,
+    no_cache: bool = False,
+    no_measure: bool = False,
+) -> str:
+    """JSON of this machine. ConfigError where disk_dir is not fit for the disk tier."""
+
+def hardware_set_process(hardware: str, device: int, allocated_bytes: int, /) -> str:
+    """The description with this process's baseline; device -1 is the CPU, whose resident memory is measured."""
+
+def history_add(history: object, step: dict[str, Any], counters: dict[str, int], /) -> None:
+    """Adds what a step showed, and the counters after it."""
+
+def history_new() -> object:
+    """An empty history of steps."""
+
+def history_step_times(history: object, /) -> tuple[list[tuple[int | None, int]], int]:
+    """Bounds in ns (None: the last) with counts of steps, and the sum in ns."""
+
+def hostmem_find(address: int, /) -> tuple[int, int, int] | None:
+    """Start, bytes in whole pages and serial of the live block that holds the address."""
+
+def hostmem_install(library: str | None = None) -> str:
+    """Takes the slots of the loaded library (None: torch's libc10.so) for one more user; "slots", "mallopt" or "none".
+    """
+
+def hostmem_reset_peak() -> None:
+    """Both peaks start again from what is held now."""
+
+def hostmem_set_ceiling(ceiling_bytes: int, /) -> None:
+    """Bounds live plus cached bytes; trims at once."""
+
+def hostmem_stats() -> dict[str, Any]:
+    """Keys: means, live_bytes, peak_live_bytes, cached_bytes, peak_held_bytes, live_blocks, mapped_count,
+    reused_count.
+    """
+
+def hostmem_trim(keep: int = 0, libc: bool = True) -> None:
+    """Releases cached maps down to `keep` bytes, and what glibc holds free."""
+
+def hostmem_uninstall() -> None:
+    """One user less; the last one gives the slots back. Blocks that live stay valid."""
+
+def hostmem_untouched(address: int, bytes: int, /) -> int:
+    """Bytes of whole pages in there that are not resident."""
+
+def log_drain() -> list[tuple[int, str]]:
+    """Level (0 debug to 3 error) and text of the lines written since the last call."""
+
+def loss_backward(
+    logits: int,
+    rows: int,
+    vocabulary: int,
+    classes: int,
+    largest: int,
+    log_sum: int,
+    lanes: int,
+    threads: int,
+    by_picked: int,
+    gradient: int,
+    /,
+) -> None:
+    """As loss_forward(); `gradient` may be `logits`."""
+
+def loss_chunk_rows(tokens: int, vocabulary: int, item_bytes: int, threads: int, /) -> int:
+    """Rows of logits that are turned into loss or gradient at a time."""
+
+def loss_forward(
+    logits: int,
+    rows: int,
+    vocabulary: int,
+    classes: int,
+    largest: int,
+    log_sum: int,
+    lanes: int,
+    threads: int,
+    picked: int,
+    unused: int,
+    /,
+) -> None:
+    """Takes addresses of fp32 rows, int64 classes and fp32 results per row."""
+
+def loss_lanes(capability: str, vocabulary: int, /) -> int:
+    """Lanes of torch's vectors where loss_forward and loss_backward have torch's bits, else 0."""
+
+def loss_scale_default() -> tuple[float, int]:
+    """The scale that a loss begins with, and finite steps: 0."""
+
+def loss_scale_update(scale: float, finite_steps: int, is_finite: bool, /) -> tuple[float, int]:
+    """Both after an optimizer's step."""
+
+def memory_live() -> tuple[int, int]:
+    """Bytes and blocks that the library holds."""
+
+def now_ns() -> int:
+    """The library's clock, in nanoseconds."""
+
+def operator_is_maker(name: str, is_pointwise: bool, /) -> bool:
+    """Whether it can run again on its own, as far as its name tells."""
+
+def operator_row_kind(name: str, is_pointwise: bool, /) -> str:
+    """What it does with rows: mix, each, product or seen."""
+
+def optimizer_stream_takes(elements: int, /) -> bool:
+    """Whether a state of this size is worth streaming."""
+
+def outlook(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
+    """Will it fit, as JSON."""
+
+def plan_by_policy(
+    graph: str,
+    hardware: str,
+    config: str,
+    policy: object | None,
+    rules_only: bool,
+    /,
+) -> tuple[str, str, str]:
+    """Stage 1 and stage 2: plan, decision and effective config, all as JSON."""
+
+def plan_explain(plan: str, entry: int, /) -> str:
+    """Why an entry is what it is; entry -1 is the whole plan."""
+
+def plan_for_optimizer(plan: str | None, config: str, /) -> tuple[bool, bool, bool]:
+    """What memscale's own optimizer is to do: keep its state on disk, release gradients, watch whether the loop needs
+    them. Nothing without a plan.
+    """
+
+def plan_make(graph: str, hardware: str, config: str, /) -> str:
+    """The plan for three JSON documents. BudgetInfeasibleError where none fits."""
+
+def plan_observe(
+    graph: str,
+    hardware: str,
+    config: str,
+    plan: str,
+    observation: dict[str, Any],
+    /,
+) -> tuple[str, str, str, str]:
+    """What a finished step teaches: the kind of drift, a line for the log, and graph and hardware corrected."""
+
+def plan_precision(
+    plain: str | None,
+    half: str | None,
+    hardware: str,
+    has_fp16_parameters: bool,
+    /,
+) -> tuple[str, str, str]:
+    """The dtype that forwards run under autocast to, by the graphs without and with BF16; a line for the log; the
+    description to plan with then.
+    """
+
+def plan_rehearse(graph: str, hardware: str, plan: str, /) -> tuple[bool, str, str]:
+    """Whether a step of this graph with everything kept can be run beside the plan, the class of exactness that the
+    plan promises, and the plan to run on it.
+    """
+
+def plan_simulate(graph: str, hardware: str, plan: str, /) -> dict[str, Any]:
+    """The plan replayed, with its timeline."""
+
+def plan_table(plan: str, hardware: str | None, /) -> str:
+    """The plan in a few lines."""
+
+def plan_tighten(graph: str, hardware: str, config: str, plan: str, attempt: int, /) -> tuple[str, str, str]:
+    """Plan and config to try after an allocation failed, and a line for the log. BudgetInfeasibleError where there is
+    none.
+    """
+
+def plan_uniform(graph: str | None, hardware: str, config: str, technique: str | None, /) -> str:
+    """One technique for every layer; None means the one that frees most. Without a graph, for layers not yet known."""
+
+def policy_load(artifact: str, /) -> object:
+    """A trained policy. MemScaleError where the text is none."""
+
+def policy_seal(policy: str, /) -> str:
+    """The artifact around a policy's JSON."""
+
+def predict_hf_graph(config: str, batch: int, seq: int, /) -> str:
+    """The graph of a training step of the Hugging Face model that the text of a config.json describes, for sequences
+    of `seq` tokens.
+    """
+
+def process_memory() -> dict[str, int]:
+    """Rss_bytes and peak_rss_bytes of this process."""
+
+def progress_line(history: object, /) -> str | None:
+    """How the run stands after its last step."""
+
+def ranks_agree(documents: list[tuple[str, str]], local_ranks: int, /) -> tuple[str, str]:
+    """Hardware and config that one plan for all ranks is made from, of those of all ranks, rank 0's first."""
+
+def report_html(
+    model: str,
+    tier: str | None,
+    graph: str | None,
+    hardware: str | None,
+    plan: str | None,
+    history: object | None,
+    counters: dict[str, int] | None,
+    /,
+) -> str:
+    """The page."""
+
+def reset_peak_rss() -> None:
+    """Peak_rss_bytes starts again at rss_bytes; MemScaleError where the kernel does not allow it."""
+
+def savings(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
+    """What each mode can save, as JSON."""
+
+def signature_find(known: list[str], signature: str, /) -> str | None:
+    """Which of the known signatures serves these inputs."""
+
+def signature_learn(signature: str, graph: str, other: str, other_graph: str, /) -> str | None:
+    """With '#' for numbers that the other signature has otherwise; None where the steps are not the same."""
+
+def signature_without_numbers(signature: str, dropped: str | None = None, /) -> str:
+    """With '#' for numbers that are values of arguments, all or those that have it in `dropped`."""
+
+def storage_bytes(tensors: list[torch.Tensor], /) -> int:
+    """Bytes of the tensors' distinct storages."""
+
+def team_threads() -> int:
+    """Threads that OpenMP would take in this thread, 0 without it."""
+
+def telemetry_event(
+    event: str,
+    architecture: str,
+    outcome: str,
+    parameters: int,
+    measured_peak_bytes: int,
+    hardware: str | None,
+    config: str | None,
+    plan: str | None,
+    /,
+) -> str:
+    """One line of JSON."""
+
+def tile_rows(rows: int, /) -> int:
+    """Rows of a tile where a module gets so many."""
+
+def trial_limits(budget: int, /) -> tuple[int, int]:
+    """Resident bytes and bytes of private maps that a trial may take."""
+
+def unpack_input(handle: Saved, /) -> torch.Tensor:
+    """The tensor given to Region.offload_input()."""
+
+def version() -> str:
+    """Version of the library."""

@@ -1,6 +1,8 @@
 """What every room of the extension relies on: errors, numbers, fault points."""
 
+import importlib.util
 import inspect
+import pathlib
 
 import pytest
 
@@ -21,6 +23,14 @@ def test_every_code_of_the_library_has_its_exception_class():
 def test_every_exception_class_is_raised_by_some_code():
     classes = {name for name in errors.__all__ if inspect.isclass(getattr(errors, name))}
     assert classes == {exception for _, _, exception, _ in _core.error_table()}
+
+
+def test_the_stub_file_says_what_the_extension_says():
+    place = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "core_stubs.py"
+    spec = importlib.util.spec_from_file_location("core_stubs", place)
+    core_stubs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(core_stubs)
+    assert core_stubs.stubs(_core) == core_stubs.PATH.read_text(encoding="utf-8")
 
 
 def test_errors_carry_code_and_text():

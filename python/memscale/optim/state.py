@@ -16,14 +16,14 @@ import torch
 from .. import _core
 from ..errors import IntegrationError
 
-BLOCK = 256
+BLOCK = _core.ADAMW_BLOCK
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # name -> signed
 FULL = {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
 QUANTIZED = {f"{name}_{part}" for name in MOMENTS for part in ("8bit", "absmax")}
 KNOWN = FULL | QUANTIZED | {"low", "master"}
 
-# Codes of ms_adamw_weights and ms_adamw_moments.
-FP32, BF16_MASTER, BF16_SPLIT = range(3)
+# Codes of ms_adamw_weights.
+FP32, BF16_MASTER, BF16_SPLIT = _core.ADAMW_FP32, _core.ADAMW_BF16_MASTER, _core.ADAMW_BF16_SPLIT
 
 
 class Hidden:
@@ -284,7 +284,8 @@ def _quantized(name: str, moment: torch.Tensor, is_signed: bool) -> dict[str, to
 
 def _scales(values: dict[str, Any], name: str) -> torch.Tensor:
     """The scales of a moment's blocks as C reads them, wherever and in whatever dtype they were loaded."""
-    return values[f"{name}_absmax"].detach().to("cpu", torch.float32).contiguous()
+    absmax: torch.Tensor = values[f"{name}_absmax"]
+    return absmax.detach().to("cpu", torch.float32).contiguous()
 
 
 def _dequantized(values: dict[str, Any], name: str, is_signed: bool) -> torch.Tensor:

@@ -62,7 +62,8 @@ def _wait(child: Any, receiver: Any, resident: int, until: float) -> dict[str, A
         if _resident_bytes(child.pid) > resident:
             return {"outcome": "killed", "detail": "resident memory passed the limit"}
     try:
-        return json.loads(receiver.recv())
+        outcome: dict[str, Any] = json.loads(receiver.recv())
+        return outcome
     except (EOFError, OSError):
         child.join(10)
         return {"outcome": "killed", "detail": f"the process ended with status {child.exitcode}"}

@@ -238,7 +238,8 @@ class AutoTuner:
 
     def _limit_bytes(self) -> int:
         graph, hardware = self._documents(1)
-        return json.loads(_core.outlook(graph, hardware, self._config.to_json(), False))["capacity_bytes"]
+        outlook = json.loads(_core.outlook(graph, hardware, self._config.to_json(), False))
+        return int(outlook["capacity_bytes"])
 
     def _dump(self, file: Path) -> None:
         settings = {field.name: getattr(self._config, field.name) for field in fields(self._config)}

@@ -150,7 +150,8 @@ class Arguments:
         made: dict[int, torch.Tensor] = {}
         for leaf in self._leaves:
             made[id(leaf)] = _leaf_for_replay(leaf, layer, fetch)
-        return _thaw(self._tree, made)
+        args, kwargs = _thaw(self._tree, made)
+        return args, kwargs
 
 
 def _leaf_for_replay(leaf: _Tensor, layer: str, fetch: Callable[[Any], torch.Tensor]) -> torch.Tensor:

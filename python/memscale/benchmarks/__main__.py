@@ -166,7 +166,7 @@ def _say_ratio(what: str, row: dict[str, Any], most: float) -> None:
 
 def _budget_gb(text: str, name: str, plain: Run) -> float:
     if text.endswith("x"):
-        return float(text[:-1]) * plain.result["peak_bytes"] / 1e9
+        return float(text[:-1]) * float(plain.result["peak_bytes"]) / 1e9
     if text.endswith("m"):
         return float(text[:-1]) * _smallest_budget_gb(name)
     return float(text)

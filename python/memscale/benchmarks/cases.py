@@ -131,7 +131,8 @@ def _family_case(family: str, name: str, batch: int, sequence: int, layers: int 
     def make() -> torch.nn.Module:
         import transformers
 
-        return getattr(transformers, model_name)(config())
+        model: torch.nn.Module = getattr(transformers, model_name)(config())
+        return model
 
     return Case(name, make, batch, sequence, config)
 

@@ -36,7 +36,8 @@ def in_child(figure: str) -> dict[str, float]:
     """Takes one of `FIGURES` in a child process."""
     command = [sys.executable, "-m", "memscale.benchmarks.overheads", figure]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout)
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
 
 
 def _planning() -> dict[str, float]:

@@ -319,13 +319,12 @@ class Executor:
     def _disk_directory(self) -> str:
         if self._disk_dir is not None:
             return self._disk_dir
-        configured = getattr(self._config, "disk_offload_dir", None)
-        if configured:
-            return configured
+        if self._config is not None and self._config.disk_offload_dir:
+            return str(self._config.disk_offload_dir)
         found = self._planner.disk.get("dir")
         if found is None:
             raise OffloadError("the plan moves tensors to disk, and no directory for them was named")
-        return found
+        return str(found)
 
     # -- the root's forward -------------------------------------------------------------
 

@@ -79,7 +79,7 @@ class OnThread(threading.local):
     def stands_aside(self) -> bool:
         """Whether a forward on this thread is none of ours: a replay, a trace of ours or of torch's,
         one without gradients."""
-        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         return self.is_apart or is_traced or not torch.is_grad_enabled()
 
     @property

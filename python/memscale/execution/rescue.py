@@ -76,7 +76,8 @@ class StepRescue:
                 self.update_ended()
                 raise
             failure = error
-        return self._again(failure)
+        result: Result = self._again(failure)
+        return result
 
     def update_ended(self) -> None:
         """Forgets the calls: the optimizer has stepped, or a call did not end well."""

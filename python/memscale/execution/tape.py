@@ -152,7 +152,7 @@ class Tape(TorchDispatchMode):
     def __init__(
         self, is_resident: Callable[[torch.Tensor], bool], is_running: Callable[[], bool], remade: Remade
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._is_resident = is_resident
         self._is_running = is_running
         self._heard = 0
@@ -164,7 +164,7 @@ class Tape(TorchDispatchMode):
 
     def begin(self) -> None:
         """The call begins, on this thread."""
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
         self._is_noting = True
 
     def end(self) -> None:
@@ -244,7 +244,7 @@ class Tape(TorchDispatchMode):
         """The storage of a result that nobody has seen before."""
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
             raise _Unclear
-        storage = tensor.untyped_storage()
+        storage: torch.UntypedStorage = tensor.untyped_storage()
         known = self._values.get(storage._cdata)
         if known is not None and known.reference() is storage:
             raise _Unclear
@@ -435,7 +435,7 @@ def _bytes_of(value: _Value) -> torch.UntypedStorage:
                 "tensor can't be made again from it"
             )
         return value.probe.untyped_storage()
-    storage = value.held.unpack().untyped_storage()
+    storage: torch.UntypedStorage = value.held.unpack().untyped_storage()
     if storage.nbytes() != value.nbytes:
         raise IntegrationError("a saved tensor came back with another size than it had")
     return storage

@@ -77,7 +77,8 @@ def unwrap_trainer(trainer: TrainerT) -> TrainerT:
 
 
 def _wrapped(trainer: Any) -> WrappedTrainer | None:
-    return trainer.__dict__.get(_ATTRIBUTE)
+    found: WrappedTrainer | None = trainer.__dict__.get(_ATTRIBUTE)
+    return found
 
 
 def _refuse_arguments(trainer: Any) -> None:
@@ -178,7 +179,7 @@ class WrappedTrainer:
             raise
 
     def _call_model_init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.nn.Module:
-        model = original(*args, **kwargs)
+        model: torch.nn.Module = original(*args, **kwargs)
         self._unwrap_model()
         if self._trainer.place_model_on_device:
             model = model.to(self._trainer.args.device)  # where train() is about to move it

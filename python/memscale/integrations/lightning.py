@@ -136,7 +136,8 @@ class MemScaleCallback:
         if len(children) == 1 and not own:
             self._module = children[0]
             return pl_module.get_submodule(children[0])
-        if trainer.strategy.model is not pl_module:
+        called: torch.nn.Module = trainer.strategy.model
+        if called is not pl_module:
             raise IntegrationError(
                 f"MemScaleCallback: under {type(trainer.strategy).__name__} the module that training_step calls has to "
                 f'be named, one of {", ".join(children)}: MemScaleCallback(config, module="{(children or ["..."])[0]}")'

@@ -103,7 +103,7 @@ def _same(container: Any, content: Any) -> bool:
         pairs = zip(container.items(), content.items(), strict=True)
         return all(now[0] is before[0] and now[1] is before[1] for now, before in pairs)
     if isinstance(container, set):
-        return container == content
+        return bool(container == content)
     return all(now is before for now, before in zip(container, content, strict=True))
 
 

@@ -35,7 +35,7 @@ def silence_gathering(model: torch.nn.Module) -> None:
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key in [key for key, hook in hooks.items() if _is_of_fsdp(hook)]:
-                del hooks[key]  # type: ignore[attr-defined]
+                del hooks[key]
 
 
 def _is_of_fsdp(hook: Any) -> bool:

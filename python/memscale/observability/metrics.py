@@ -142,12 +142,12 @@ class _Collector:
                 family.add_metric(source.labels, counters[counter] / per_unit)
             yield family
         numbers = [(source, source.numbers()) for source in sources]
-        for key, name, text, per_unit in _GAUGES:
+        for key, name, text, unit in _GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
             for source, found in numbers:
                 value = found.get(key)
                 if value is not None:
-                    gauge.add_metric(source.labels, value / per_unit)
+                    gauge.add_metric(source.labels, value / unit)
             yield gauge
         times = HistogramMetricFamily("memscale_step_duration_seconds", "step times", labels=_LABELS)
         for source in sources:

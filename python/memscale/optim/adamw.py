@@ -338,7 +338,7 @@ class AdamW(torch.optim.AdamW):
             place.disk = None  # what is loaded now takes its place
         given = state.get("state", {})
         shown = {p: value for p, value in given.items() if not isinstance(value, _state.Hidden)}
-        super().__setstate__({**state, "state": _state.new_state(shown)})
+        super().__setstate__({**state, "state": _state.new_state(shown)})  # type: ignore[no-untyped-call]
         for group in self.param_groups:
             for p in group["params"]:
                 place.settle(self.state, p, given.get(p), group)

@@ -17,6 +17,7 @@ import torch
 from .. import _core
 from ..errors import MemScaleError
 from . import state as _state
+from .memory_update import Hyperparameters
 
 # The arrays of a state in C's order, as full and as 8-bit states name them.
 _FULL = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", None, None, None)
@@ -149,7 +150,7 @@ class DiskState:
         self.in_round = True
         self._stream.begin([self._states[p][0] for p in params if p in self._states])
 
-    def update(self, p: torch.Tensor, gradient: torch.Tensor, step: int, hyperparameters: tuple[Any, ...]) -> None:
+    def update(self, p: torch.Tensor, gradient: torch.Tensor, step: int, hyperparameters: Hyperparameters) -> None:
         """One update, its number `step`; the gradient lies in memory as the parameter does."""
         number, weights, moments = self._states[p]
         fields = (weights, moments, p.numel(), step, p.data_ptr(), gradient.data_ptr(), *_NO_ADDRESSES)

@@ -105,7 +105,7 @@ class StatePlace:
 
     def take(self, states: _States, p: torch.Tensor) -> dict[str, Any]:
         """The parameter's state, which the optimizer has no longer."""
-        values = states.pop(p)
+        values: dict[str, Any] = states.pop(p)
         if self.disk is not None and p in self.disk:
             values = {**values, **self.disk.export([p])[p]}
             self.disk.remove(p)

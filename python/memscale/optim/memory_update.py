@@ -17,6 +17,7 @@ from ..errors import ConfigError, IntegrationError
 from . import state as _state
 
 __all__ = [
+    "Hyperparameters",
     "StateForm",
     "check_gradient",
     "grad_scale",
@@ -26,6 +27,10 @@ __all__ = [
     "update_by_c",
     "update_by_torch",
 ]
+
+
+Hyperparameters = tuple[float, float, float, float, float, float, bool]
+"""Rate, two betas, epsilon, decay, scale of gradients, and whether to maximize."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +125,18 @@ def grad_scale(optimizer: object) -> float:
     return 1.0 if scale is None else float(scale)
 
 
-def hyperparameters(optimizer: object, group: dict[str, Any]) -> tuple[Any, ...]:
+def hyperparameters(optimizer: object, group: dict[str, Any]) -> Hyperparameters:
     """As `_core.adamw_step` takes them between tensors and threads."""
     beta1, beta2 = group["betas"]
-    numbers = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"], grad_scale(optimizer))
-    return (*map(float, numbers), bool(group["maximize"]))
+    return (
+        float(group["lr"]),
+        float(beta1),
+        float(beta2),
+        float(group["eps"]),
+        float(group["weight_decay"]),
+        grad_scale(optimizer),
+        bool(group["maximize"]),
+    )
 
 
 def gradient_of(p: torch.Tensor) -> torch.Tensor:

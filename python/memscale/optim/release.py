@@ -19,7 +19,7 @@ import torch
 
 from ..errors import IntegrationError
 from .gradient_use import listen
-from .memory_update import hyperparameters
+from .memory_update import Hyperparameters, hyperparameters
 
 __all__ = ["GradientRelease", "Releasing", "name_of"]
 
@@ -55,7 +55,7 @@ class GradientRelease:
         self._is_scaled = False  # since the last step, a GradScaler has scaled a loss
         self.was_scaled = False  # so it was in the last step
         self.released: dict[torch.Tensor, int] = {}  # with the group's index, in order of update
-        self._rates: dict[int, tuple[Any, ...]] = {}
+        self._rates: dict[int, Hyperparameters] = {}
         self._failure: str | None = None
         self._has_said = False
         listen(self)
@@ -144,7 +144,7 @@ class GradientRelease:
                 f"release_gradients: gradients of several processes are not final in backward; use {_WITHOUT}"
             )
 
-    def _check_rates(self, optimizer: Releasing, index: int, rates: tuple[Any, ...]) -> None:
+    def _check_rates(self, optimizer: Releasing, index: int, rates: Hyperparameters) -> None:
         if hyperparameters(optimizer, optimizer.param_groups[index]) != rates:
             raise IntegrationError(
                 f"release_gradients: lr or another hyperparameter of group {index} was changed after updates "

@@ -101,10 +101,11 @@ def _on_cuda(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
             "bitsandbytes' AdamW8bit; replace it before the first step"
         )
     defaults = optimizer.defaults
-    return bitsandbytes.optim.AdamW8bit(
+    successor: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
         _copies(optimizer),
         lr=float(defaults["lr"]),
         betas=defaults["betas"],
         eps=defaults["eps"],
         weight_decay=defaults["weight_decay"],
     )
+    return successor

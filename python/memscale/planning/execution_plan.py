@@ -8,11 +8,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from .. import _core
 
 __all__ = ["ExecutionPlan"]
+
+
+class _Predicted(TypedDict):
+    peak_bytes: int
+    step_ns: int
+
+
+class _Settings(TypedDict):
+    ceiling_bytes: int
+
+
+class _Document(TypedDict):
+    """What is read here of docs/formats/plan.schema.json."""
+
+    model: str
+    predicted: _Predicted
+    unoptimized: _Predicted
+    smallest_budget_bytes: int | None
+    settings: _Settings
+    skipped: bool
+    over_target: bool
+    decision_source: str
+    entries: list[dict[str, Any]]
+    step_options: list[dict[str, Any]]
+    reserve_bytes: NotRequired[int]
+    explanation: NotRequired[Mapping[str, Any]]
 
 
 class ExecutionPlan:
@@ -43,7 +69,7 @@ class ExecutionPlan:
         _core.plan_explain(text, -1)  # C reads it strictly: what is no plan raises here
         self._text = text
         self._hardware = hardware
-        self._document: dict[str, Any] = json.loads(text)
+        self._document: _Document = json.loads(text)
 
     # -- numbers ------------------------------------------------------------------
 

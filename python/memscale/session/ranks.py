@@ -227,7 +227,7 @@ class _Channel:
         import torch.distributed as distributed
         from torch.distributed import distributed_c10d
 
-        self._store = distributed.PrefixStore(prefix, distributed_c10d._get_default_store())
+        self._store = distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
         self._timeout = distributed_c10d.default_pg_timeout
         self.rank = distributed.get_rank()
         self.world = distributed.get_world_size()

@@ -251,7 +251,7 @@ class Session:
         except ProfileError as error:
             _log.debug("%s", error)
         is_fp16 = any(p.dtype is torch.float16 for p in model.parameters())
-        chosen, line, self.hardware_json = _core.plan_precision(*graphs, self.hardware_json, is_fp16)
+        chosen, line, self.hardware_json = _core.plan_precision(graphs[0], graphs[1], self.hardware_json, is_fp16)
         _log.info("%s", line)
         return chosen
 
@@ -269,7 +269,8 @@ class Session:
     @property
     def disk(self) -> Mapping[str, Any]:
         """The disk tier of this machine, as in its description."""
-        return json.loads(self.hardware_json)["disk"]
+        disk: Mapping[str, Any] = json.loads(self.hardware_json)["disk"]
+        return disk
 
     @property
     def documents(self) -> tuple[str | None, str]:

@@ -134,8 +134,9 @@ class LazyLogits(torch.Tensor):
     def __new__(cls, like: torch.Tensor, product: _Product, seen_as: tuple[Any, ...]) -> LazyLogits:
         device = product.check().hidden.device
         self = _Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device)
-        self.product, self.seen_as, self._made = product, seen_as, None
-        return self
+        made: LazyLogits = self
+        made.product, made.seen_as, made._made = product, seen_as, None
+        return made
 
     def made(self) -> torch.Tensor:
         """The logits themselves, with their graph."""
@@ -220,7 +221,10 @@ class _Stand(torch.autograd.Function):
 
 
 def _stand_in(like: torch.Tensor, product: _Product, seen_as: tuple[Any, ...]) -> LazyLogits:
-    return _Stand.apply(*product.check(), lambda: LazyLogits(like, product, seen_as))
+    made: LazyLogits = _Stand.apply(  # type: ignore[no-untyped-call]
+        *product.check(), lambda: LazyLogits(like, product, seen_as)
+    )
+    return made
 
 
 def _seen_otherwise(func: Any, lazy: LazyLogits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -80,7 +80,9 @@ def linear_cross_entropy(
     items: Any = counts.sum() if num_items_in_batch is None else num_items_in_batch
     with torch.autocast(hidden.device.type, enabled=False):
         rows = hidden.reshape(-1, hidden.shape[-1])
-        return _Chunks.apply(rows, weight, bias, flat.masked_fill(~counts, 0), counts, items, options)
+        classes = flat.masked_fill(~counts, 0)
+        loss: torch.Tensor = _Chunks.apply(rows, weight, bias, classes, counts, items, options)  # type: ignore[no-untyped-call]
+        return loss
 
 
 def _check(
@@ -177,7 +179,8 @@ class _Chunks(torch.autograd.Function):
         ctx.gradients = gradients
         ctx.scale = scale if is_fp16 else None
         ctx.dtypes = (weight.dtype, bias.dtype if bias is not None else None)
-        return losses.sum() / items
+        mean: torch.Tensor = losses.sum() / items
+        return mean
 
     @staticmethod
     @torch.autograd.function.once_differentiable

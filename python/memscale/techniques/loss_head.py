@@ -130,7 +130,9 @@ def _reduced(
     _check_labels(flat, is_ignored, vocabulary)
     classes = flat.masked_fill(is_ignored, 0)
     with torch.autocast("cpu", enabled=False):
-        picked, sums = _Rows.apply(logits.reshape(-1, vocabulary), classes, label_smoothing > 0.0)
+        picked, sums = _Rows.apply(  # type: ignore[no-untyped-call]
+            logits.reshape(-1, vocabulary), classes, label_smoothing > 0.0
+        )
         one_class = torch.zeros_like(flat).masked_fill_(is_ignored, IGNORED)
         loss = F.nll_loss(picked[:, None], one_class, ignore_index=IGNORED, reduction=reduction)
         if label_smoothing > 0.0:
@@ -217,7 +219,7 @@ def _lanes(logits: torch.Tensor) -> int:
     return _core.loss_lanes(torch.backends.cpu.get_cpu_capability(), logits.shape[1])
 
 
-def _row_arguments(ctx: Any) -> tuple[int, ...]:
+def _row_arguments(ctx: Any) -> tuple[int, int, int, int, int, int, int, int]:
     rows, vocabulary = ctx.logits.shape
     return (
         ctx.logits.data_ptr(),

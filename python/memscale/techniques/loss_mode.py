@@ -60,7 +60,7 @@ class LossMode(TorchFunctionMode):
 
     def start(self) -> None:
         """Begins to look."""
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """Ends it; modes that were begun later stay on. Nothing happens a second time."""

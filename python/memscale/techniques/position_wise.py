@@ -125,7 +125,7 @@ class _Watch(TorchDispatchMode):
     """Raises at the first operator that may bring rows of the input together."""
 
     def __init__(self, rows: torch.Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._input = rows.untyped_storage()._cdata
         self._rows: dict[int, Any] = {self._input: rows.untyped_storage()}
 

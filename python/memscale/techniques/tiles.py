@@ -138,7 +138,8 @@ class _TiledForward:
         return state
 
     def _original(self, module: torch.nn.Module) -> Callable[..., Any]:
-        return self._before if self._before is not None else type(module).forward.__get__(module)
+        forward: Callable[..., Any] = type(module).forward.__get__(module) if self._before is None else self._before
+        return forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
@@ -152,9 +153,9 @@ class _TiledForward:
         size = _core.tile_rows(rows)
         if size >= rows:
             return forward(*args, **kwargs)
-        pinned = _Pin.apply(given[0])
+        pinned = _Pin.apply(given[0])  # type: ignore[no-untyped-call]
         run = _Run(forward, module, pinned.grad_fn, rows, size, given[0])
-        return _InTiles.apply(run, pinned, *run.parameters)
+        return _InTiles.apply(run, pinned, *run.parameters)  # type: ignore[no-untyped-call]
 
 
 def _can_tile(module: torch.nn.Module, given: Any) -> bool:
@@ -215,11 +216,13 @@ class _Run:
         """What the module makes of a tile of shape (1, rows, width)."""
         self._masks.tile(part)
         with RowMode(twins, self._masks):
-            return self._forward(rows)
+            made: torch.Tensor = self._forward(rows)
+        return made
 
     def given(self) -> torch.Tensor:
         """The module's input, as it was kept."""
-        return self._pin.saved_tensors[0]
+        given: torch.Tensor = self._pin.saved_tensors[0]
+        return given
 
     def as_then(self) -> Any:
         """The random state and all else that the module's call saw."""

@@ -56,19 +56,20 @@ class _StepTracer(LiveTracer):
 
     def __init__(self, model: str, signature: str) -> None:
         super().__init__(model, signature, "empirical")
-        self._trace = _Events(self._trace)
+        self._events = _Events(self._trace)
+        self._trace = self._events  # type: ignore[assignment]  # has every method of a Trace
 
     @property
     def refused(self) -> MemScaleError | None:
         """Why the step could not be followed."""
-        return self._trace.error
+        return self._events.error
 
     def _report(self, *operator: Any) -> None:
-        if self._trace.error is None:
+        if self._events.error is None:
             try:
                 super()._report(*operator)
             except Exception as error:  # the step is the user's, and goes on
-                self._trace.error = ProfileError(f"{type(error).__name__}: {error}")
+                self._events.error = ProfileError(f"{type(error).__name__}: {error}")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -42,12 +42,12 @@ class ModelGraph:
     @property
     def model(self) -> str:
         """Class of the model that was traced."""
-        return self._document["model"]
+        return str(self._document["model"])
 
     @property
     def signature(self) -> str:
         """Shapes, dtypes and plain values of the arguments, as one line."""
-        return self._document["signature"]
+        return str(self._document["signature"])
 
     @property
     def layers(self) -> list[str]:

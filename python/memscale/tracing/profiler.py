@@ -65,7 +65,8 @@ class MemoryProfiler:
     def hardware(self) -> dict[str, Any]:
         """The machine: CPUs, memory and its limits, disks, GPUs; see hardware.schema.json."""
         named = self._config.disk_offload_dir if self._config is not None else None
-        return json.loads(_core.hardware_probe(None if named is None else str(named)))
+        found: dict[str, Any] = json.loads(_core.hardware_probe(None if named is None else str(named)))
+        return found
 
     def trace(
         self,
@@ -405,7 +406,7 @@ def _stand_in_loss(output: Any) -> torch.Tensor | None:
             return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
     outputs = [value for value in tensors_in(output) if value.requires_grad]
-    return OutsideLoss.apply(*outputs) if outputs else None
+    return OutsideLoss.apply(*outputs) if outputs else None  # type: ignore[no-untyped-call]
 
 
 def _refuse_real_leaves(loss: torch.Tensor) -> None:

@@ -109,7 +109,7 @@ class _Unknown(Exception):
 
 def _known(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor's value; None where it is not known, or not any more."""
-    value = getattr(tensor, _VALUE, None)
+    value: torch.Tensor | None = getattr(tensor, _VALUE, None)
     if value is None or (value.numel() > 0 and value.untyped_storage().nbytes() == 0):
         return None
     return value
@@ -178,8 +178,10 @@ def _kernels() -> dict[Any, Callable[..., Any]]:
 def _grouped_product(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     kernel = torch.ops.aten._grouped_mm.default
     if left.dtype is torch.bfloat16:
-        return kernel(left, right, *args, **kwargs)
-    return kernel(left.bfloat16(), right.bfloat16(), *args, **kwargs).to(left.dtype)
+        made: torch.Tensor = kernel(left, right, *args, **kwargs)
+        return made
+    wide: torch.Tensor = kernel(left.bfloat16(), right.bfloat16(), *args, **kwargs)
+    return wide.to(left.dtype)
 
 
 def _recurrent_layer(*args: Any) -> tuple[torch.Tensor, ...]:

@@ -47,7 +47,7 @@ class _Operator(NamedTuple):
     written_names: tuple[str, ...] = ()  # and by name
 
 
-class _Watch(weakref.ref):
+class _Watch(weakref.ref[torch.UntypedStorage]):
     """A storage under observation; calls back when it dies."""
 
     __slots__ = ("key", "size")
@@ -103,7 +103,7 @@ class LiveTracer(TorchDispatchMode):
         source: str,
         kernels: Mapping[Any, Callable[..., Any]] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kernels = kernels or {}
         self._trace = _core.Trace(model, signature, source)
         self._operators: dict[Any, _Operator] = {}
@@ -146,7 +146,7 @@ class LiveTracer(TorchDispatchMode):
 
     def start(self) -> None:
         """Begins to listen to operators."""
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """Ends it; modes that were begun later stay on, and one that somebody took off is not missed."""

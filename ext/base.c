@@ -109,23 +109,21 @@ static PyObject *fault_passed(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"version", version, METH_NOARGS, MS_EXT_DOC("version", "/", "() -> str", "Version of the library.")},
-    {"error_table", error_table, METH_NOARGS,
-     MS_EXT_DOC("error_table", "/", "() -> list[tuple[int, str, str, str]]", "Code, name, exception class, text.")},
-    {"memory_live", memory_live, METH_NOARGS,
-     MS_EXT_DOC("memory_live", "/", "() -> tuple[int, int]", "Bytes and blocks that the library holds.")},
-    {"team_threads", team_threads, METH_NOARGS,
-     MS_EXT_DOC("team_threads", "/", "() -> int", "Threads that OpenMP would take in this thread, 0 without it.")},
-    {"now_ns", now_ns, METH_NOARGS, MS_EXT_DOC("now_ns", "/", "() -> int", "The library's clock, in nanoseconds.")},
-    {"fault_arm", fault_arm, METH_VARARGS,
-     MS_EXT_DOC(
-         "fault_arm", "kind, nth, errno=0, /", "(str, int, int) -> None",
-         "Makes the nth call from now on fail, for tests. Kinds: alloc, map, open, write, read, short, flip, thread, "
-         "driver.")},
-    {"fault_disarm_all", fault_disarm_all, METH_NOARGS,
-     MS_EXT_DOC("fault_disarm_all", "/", "() -> None", "Ends all of them.")},
-    {"fault_passed", fault_passed, METH_VARARGS,
-     MS_EXT_DOC("fault_passed", "kind, /", "(str) -> int", "Calls of this kind since it was armed.")},
+    MS_EXT_FUNCTION("version", version, METH_NOARGS, "/", "() -> str", "Version of the library."),
+    MS_EXT_FUNCTION("error_table", error_table, METH_NOARGS, "/", "() -> list[tuple[int, str, str, str]]",
+                    "Code, name, exception class, text."),
+    MS_EXT_FUNCTION("memory_live", memory_live, METH_NOARGS, "/", "() -> tuple[int, int]",
+                    "Bytes and blocks that the library holds."),
+    MS_EXT_FUNCTION("team_threads", team_threads, METH_NOARGS, "/", "() -> int",
+                    "Threads that OpenMP would take in this thread, 0 without it."),
+    MS_EXT_FUNCTION("now_ns", now_ns, METH_NOARGS, "/", "() -> int", "The library's clock, in nanoseconds."),
+    MS_EXT_FUNCTION(
+        "fault_arm", fault_arm, METH_VARARGS, "kind, nth, errno=0, /", "(str, int, int) -> None",
+        "Makes the nth call from now on fail, for tests. Kinds: alloc, map, open, write, read, short, flip, thread, "
+        "driver."),
+    MS_EXT_FUNCTION("fault_disarm_all", fault_disarm_all, METH_NOARGS, "/", "() -> None", "Ends all of them."),
+    MS_EXT_FUNCTION("fault_passed", fault_passed, METH_VARARGS, "kind, /", "(str) -> int",
+                    "Calls of this kind since it was armed."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -63,12 +63,14 @@ int ms_ext_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
     } while (0)
 
 /*
- * The docstring of a function, a method or a type that can be called. `parameters` are what inspect.signature() shows,
- * "/" if there are none; `types` are theirs in the same order and the result's, as in "(str, int) -> None";
- * scripts/core_stubs.py writes python/memscale/_core.pyi from both.
+ * Rows of a table of functions or methods, and the docstring of a type that can be called. `parameters` are what
+ * inspect.signature() shows, "/" if there are none; `types` are theirs in the same order and the result's, as in
+ * "(str, int) -> None"; scripts/core_stubs.py writes python/memscale/_core.pyi from both.
  */
-#define MS_EXT_DOC(name, parameters, types, text) name "($module, " parameters ")\n--\n\n" types "\n\n" text
-#define MS_EXT_METHOD_DOC(name, parameters, types, text) name "($self, " parameters ")\n--\n\n" types "\n\n" text
+#define MS_EXT_FUNCTION(name, function, flags, parameters, types, text) \
+    {name, function, flags, name "($module, " parameters ")\n--\n\n" types "\n\n" text}
+#define MS_EXT_METHOD(name, function, flags, parameters, types, text) \
+    {name, function, flags, name "($self, " parameters ")\n--\n\n" types "\n\n" text}
 #define MS_EXT_TYPE_DOC(name, parameters, types, text) name "(" parameters ")\n--\n\n" types "\n\n" text
 /* Of an attribute. */
 #define MS_EXT_ATTRIBUTE_DOC(type, text) "-> " type "\n\n" text

@@ -33,11 +33,10 @@ static PyObject *config_defaults(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"config_validate", config_validate, METH_O,
-     MS_EXT_DOC("config_validate", "json, /", "(str) -> str",
-                "The config with every field written out. Raises ConfigError.")},
-    {"config_defaults", config_defaults, METH_NOARGS,
-     MS_EXT_DOC("config_defaults", "/", "() -> str", "JSON of the config that nobody has touched.")},
+    MS_EXT_FUNCTION("config_validate", config_validate, METH_O, "json, /", "(str) -> str",
+                    "The config with every field written out. Raises ConfigError."),
+    MS_EXT_FUNCTION("config_defaults", config_defaults, METH_NOARGS, "/", "() -> str",
+                    "JSON of the config that nobody has touched."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -331,81 +331,62 @@ static PyObject *set_packing(PyObject *object, PyObject *flag)
 /* ---- type ------------------------------------------------------------------------------------ */
 
 static PyMethodDef methods[] = {
-    {"open_tier", MS_EXT_FAST(open_tier), METH_VARARGS | METH_KEYWORDS,
-     MS_EXT_METHOD_DOC(
-         "open_tier",
-         "tier, dir=None, cap_bytes=18446744073709551615, slab_bytes=0, worker_count=0, device=-1, disk_cap_bytes=0, "
-         "pinned_gb=0.0, stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0",
-         "(str, str | None, int, int, int, int, int, float, int, int, int) -> None",
-         "Opens the lower tier: \"host\" or \"disk\"; with a `device` from 0 on, of that GPU's storages. Raises "
-         "OffloadError.")},
-    {"set_overlap", set_overlap, METH_O,
-     MS_EXT_METHOD_DOC("set_overlap", "wanted, /", "(bool) -> None",
-                       "Whether a GPU's transfers run beside the computation.")},
-    {"tier", tier, METH_NOARGS,
-     MS_EXT_METHOD_DOC("tier", "/", "() -> str | None", "One line on the lower tier, if it is open.")},
-    {"add_layer", add_layer, METH_O, MS_EXT_METHOD_DOC("add_layer", "name, /", "(str) -> int", "A layer's number.")},
-    {"set_plan", set_plan, METH_O,
-     MS_EXT_METHOD_DOC(
-         "set_plan", "json, /", "(str | None) -> None",
-         "Follows this plan from the next forward on; None keeps everything. MemScaleError where it is malformed.")},
-    {"is_active", is_active, METH_NOARGS,
-     MS_EXT_METHOD_DOC("is_active", "/", "() -> bool", "Whether the plan does anything.")},
-    {"set_residents", set_residents, METH_O,
-     MS_EXT_METHOD_DOC("set_residents", "tensors, /", "(list[torch.Tensor]) -> None",
-                       "Tensors whose storages never move.")},
-    {"is_resident", is_resident, METH_O,
-     MS_EXT_METHOD_DOC("is_resident", "tensor, /", "(torch.Tensor) -> bool", "Whether its storage is one of those.")},
-    {"hooks_in_the_way", ms_ext_hooks_in_the_way, METH_NOARGS,
-     MS_EXT_METHOD_DOC(
-         "hooks_in_the_way", "/", "() -> str | None",
-         "Removes stale hooks of ours; why hooks can't be pushed: \"foreign\", \"wrapped\" (those of an execution "
-         "around this one) or \"disabled\"; None where they can.")},
-    {"enter_root", ms_ext_enter_root, METH_O,
-     MS_EXT_METHOD_DOC("enter_root", "caller, /", "(FrameType | None) -> bool",
-                       "A forward begins, made by this Python frame. True if one was broken off before.")},
-    {"leave_root", ms_ext_leave_root, METH_O,
-     MS_EXT_METHOD_DOC("leave_root", "failed, /", "(bool) -> None", "The forward is over.")},
-    {"in_root", ms_ext_in_root, METH_NOARGS,
-     MS_EXT_METHOD_DOC("in_root", "/", "() -> bool", "Whether this thread is in a forward.")},
-    {"peek", ms_ext_peek, METH_O,
-     MS_EXT_METHOD_DOC("peek", "layer, /", "(int) -> Technique", "The technique of the layer's next call.")},
-    {"enter", ms_ext_enter, METH_VARARGS,
-     MS_EXT_METHOD_DOC("enter", "layer, is_replayable, caller, /",
-                       "(int, bool, FrameType | None) -> Region | str | None",
-                       "A call of a layer begins. None: it is kept; a str, as hooks_in_the_way() gives it: it has to "
-                       "be left alone.")},
-    {"leave", ms_ext_leave, METH_O,
-     MS_EXT_METHOD_DOC("leave", "caller, /", "(FrameType | None) -> None",
-                       "The call is over; `caller` is the root's frame, or None.")},
-    {"backward_ended", backward_ended, METH_NOARGS,
-     MS_EXT_METHOD_DOC("backward_ended", "/", "() -> None", "A backward is over.")},
-    {"expect_backward", expect_backward, METH_NOARGS,
-     MS_EXT_METHOD_DOC("expect_backward", "/", "() -> bool",
-                       "The forward that has ended will be told of by backward_begins(); False: that is not needed.")},
-    {"backward_begins", backward_begins, METH_NOARGS,
-     MS_EXT_METHOD_DOC("backward_begins", "/", "() -> None", "A backward begins that no hook of a layer sees.")},
-    {"boundary", boundary, METH_VARARGS,
-     MS_EXT_METHOD_DOC("boundary", "is_optimizer, is_another=False, /", "(bool, bool) -> dict[str, int] | None",
-                       "What a step showed, if one ended: step, step_ns, plan_steps, and of the process peak_bytes, "
-                       "peak_held_bytes, resident_bytes, held_bytes where they are known.")},
-    {"poll", poll, METH_NOARGS, MS_EXT_METHOD_DOC("poll", "/", "() -> None", "Lets go of what is no longer needed.")},
-    {"counters", counters, METH_NOARGS,
-     MS_EXT_METHOD_DOC("counters", "/", "() -> dict[str, int]", "Counters by name.")},
-    {"count_replan", count_replan, METH_NOARGS,
-     MS_EXT_METHOD_DOC("count_replan", "/", "() -> None", "One more plan after the first.")},
-    {"stats", stats, METH_NOARGS, MS_EXT_METHOD_DOC("stats", "/", "() -> dict[str, Any]", "What lives now.")},
-    {"set_began", set_began, METH_O,
-     MS_EXT_METHOD_DOC("set_began", "call, /", "(Callable[[], None] | None) -> None",
-                       "Called at the first unpack of a backward.")},
-    {"set_packing", set_packing, METH_O,
-     MS_EXT_METHOD_DOC("set_packing", "wanted, /", "(bool) -> None",
-                       "Whether saved tensors of two values become bits in memory; they do at first.")},
-    {"set_observer", set_observer, METH_O,
-     MS_EXT_METHOD_DOC(
-         "set_observer", "call, /", "(Callable[[torch.Tensor], Any] | None) -> None",
-         "Called with each tensor saved in a region; the token it gives has unpacked() called at every unpack and "
-         "dies with the handle.")},
+    MS_EXT_METHOD(
+        "open_tier", MS_EXT_FAST(open_tier), METH_VARARGS | METH_KEYWORDS,
+        "tier, dir=None, cap_bytes=18446744073709551615, slab_bytes=0, worker_count=0, device=-1, disk_cap_bytes=0, "
+        "pinned_gb=0.0, stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0",
+        "(str, str | None, int, int, int, int, int, float, int, int, int) -> None",
+        "Opens the lower tier: \"host\" or \"disk\"; with a `device` from 0 on, of that GPU's storages. Raises "
+        "OffloadError."),
+    MS_EXT_METHOD("set_overlap", set_overlap, METH_O, "wanted, /", "(bool) -> None",
+                  "Whether a GPU's transfers run beside the computation."),
+    MS_EXT_METHOD("tier", tier, METH_NOARGS, "/", "() -> str | None", "One line on the lower tier, if it is open."),
+    MS_EXT_METHOD("add_layer", add_layer, METH_O, "name, /", "(str) -> int", "A layer's number."),
+    MS_EXT_METHOD(
+        "set_plan", set_plan, METH_O, "json, /", "(str | None) -> None",
+        "Follows this plan from the next forward on; None keeps everything. MemScaleError where it is malformed."),
+    MS_EXT_METHOD("is_active", is_active, METH_NOARGS, "/", "() -> bool", "Whether the plan does anything."),
+    MS_EXT_METHOD("set_residents", set_residents, METH_O, "tensors, /", "(list[torch.Tensor]) -> None",
+                  "Tensors whose storages never move."),
+    MS_EXT_METHOD("is_resident", is_resident, METH_O, "tensor, /", "(torch.Tensor) -> bool",
+                  "Whether its storage is one of those."),
+    MS_EXT_METHOD(
+        "hooks_in_the_way", ms_ext_hooks_in_the_way, METH_NOARGS, "/", "() -> str | None",
+        "Removes stale hooks of ours; why hooks can't be pushed: \"foreign\", \"wrapped\" (those of an execution "
+        "around this one) or \"disabled\"; None where they can."),
+    MS_EXT_METHOD("enter_root", ms_ext_enter_root, METH_O, "caller, /", "(FrameType | None) -> bool",
+                  "A forward begins, made by this Python frame. True if one was broken off before."),
+    MS_EXT_METHOD("leave_root", ms_ext_leave_root, METH_O, "failed, /", "(bool) -> None", "The forward is over."),
+    MS_EXT_METHOD("in_root", ms_ext_in_root, METH_NOARGS, "/", "() -> bool", "Whether this thread is in a forward."),
+    MS_EXT_METHOD("peek", ms_ext_peek, METH_O, "layer, /", "(int) -> Technique",
+                  "The technique of the layer's next call."),
+    MS_EXT_METHOD("enter", ms_ext_enter, METH_VARARGS, "layer, is_replayable, caller, /",
+                  "(int, bool, FrameType | None) -> Region | str | None",
+                  "A call of a layer begins. None: it is kept; a str, as hooks_in_the_way() gives it: it has to "
+                  "be left alone."),
+    MS_EXT_METHOD("leave", ms_ext_leave, METH_O, "caller, /", "(FrameType | None) -> None",
+                  "The call is over; `caller` is the root's frame, or None."),
+    MS_EXT_METHOD("backward_ended", backward_ended, METH_NOARGS, "/", "() -> None", "A backward is over."),
+    MS_EXT_METHOD("expect_backward", expect_backward, METH_NOARGS, "/", "() -> bool",
+                  "The forward that has ended will be told of by backward_begins(); False: that is not needed."),
+    MS_EXT_METHOD("backward_begins", backward_begins, METH_NOARGS, "/", "() -> None",
+                  "A backward begins that no hook of a layer sees."),
+    MS_EXT_METHOD("boundary", boundary, METH_VARARGS, "is_optimizer, is_another=False, /",
+                  "(bool, bool) -> dict[str, int] | None",
+                  "What a step showed, if one ended: step, step_ns, plan_steps, and of the process peak_bytes, "
+                  "peak_held_bytes, resident_bytes, held_bytes where they are known."),
+    MS_EXT_METHOD("poll", poll, METH_NOARGS, "/", "() -> None", "Lets go of what is no longer needed."),
+    MS_EXT_METHOD("counters", counters, METH_NOARGS, "/", "() -> dict[str, int]", "Counters by name."),
+    MS_EXT_METHOD("count_replan", count_replan, METH_NOARGS, "/", "() -> None", "One more plan after the first."),
+    MS_EXT_METHOD("stats", stats, METH_NOARGS, "/", "() -> dict[str, Any]", "What lives now."),
+    MS_EXT_METHOD("set_began", set_began, METH_O, "call, /", "(Callable[[], None] | None) -> None",
+                  "Called at the first unpack of a backward."),
+    MS_EXT_METHOD("set_packing", set_packing, METH_O, "wanted, /", "(bool) -> None",
+                  "Whether saved tensors of two values become bits in memory; they do at first."),
+    MS_EXT_METHOD(
+        "set_observer", set_observer, METH_O, "call, /", "(Callable[[torch.Tensor], Any] | None) -> None",
+        "Called with each tensor saved in a region; the token it gives has unpacked() called at every unpack and "
+        "dies with the handle."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -416,11 +397,10 @@ static PyObject *unpack_input(PyObject *module, PyObject *handle)
 }
 
 static PyMethodDef functions[] = {
-    {"storage_bytes", ms_ext_storage_bytes, METH_O,
-     MS_EXT_DOC("storage_bytes", "tensors, /", "(list[torch.Tensor]) -> int",
-                "Bytes of the tensors' distinct storages.")},
-    {"unpack_input", unpack_input, METH_O,
-     MS_EXT_DOC("unpack_input", "handle, /", "(Saved) -> torch.Tensor", "The tensor given to Region.offload_input().")},
+    MS_EXT_FUNCTION("storage_bytes", ms_ext_storage_bytes, METH_O, "tensors, /", "(list[torch.Tensor]) -> int",
+                    "Bytes of the tensors' distinct storages."),
+    MS_EXT_FUNCTION("unpack_input", unpack_input, METH_O, "handle, /", "(Saved) -> torch.Tensor",
+                    "The tensor given to Region.offload_input()."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -224,10 +224,9 @@ static PyObject *saved_unpack(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef saved_methods[] = {
-    {"drop", saved_drop, METH_O,
-     MS_EXT_METHOD_DOC("drop", "ticket, /", "(Any) -> None",
-                       "Releases the bytes; the ticket's give() recomputes them.")},
-    {"unpack", saved_unpack, METH_NOARGS, MS_EXT_METHOD_DOC("unpack", "/", "() -> torch.Tensor", "The saved tensor.")},
+    MS_EXT_METHOD("drop", saved_drop, METH_O, "ticket, /", "(Any) -> None",
+                  "Releases the bytes; the ticket's give() recomputes them."),
+    MS_EXT_METHOD("unpack", saved_unpack, METH_NOARGS, "/", "() -> torch.Tensor", "The saved tensor."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -184,15 +184,12 @@ static PyObject *offload_input(PyObject *self, PyObject *tensor)
 /* ---- type --------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
-    {"begin_replay", begin_replay, METH_O,
-     MS_EXT_METHOD_DOC("begin_replay", "whole, /", "(bool) -> None",
-                       "Starts capturing what the layer saves; with `whole`, ReplayStop is not to end it early.")},
-    {"end_replay", end_replay, METH_O,
-     MS_EXT_METHOD_DOC("end_replay", "failed, /", "(bool) -> None",
-                       "Stops capturing; raises IntegrationError where the layer saved too little.")},
-    {"offload_input", offload_input, METH_O,
-     MS_EXT_METHOD_DOC("offload_input", "tensor, /", "(torch.Tensor) -> Saved | None",
-                       "A handle of the tensor, which goes to the lower tier; None where it has to stay.")},
+    MS_EXT_METHOD("begin_replay", begin_replay, METH_O, "whole, /", "(bool) -> None",
+                  "Starts capturing what the layer saves; with `whole`, ReplayStop is not to end it early."),
+    MS_EXT_METHOD("end_replay", end_replay, METH_O, "failed, /", "(bool) -> None",
+                  "Stops capturing; raises IntegrationError where the layer saved too little."),
+    MS_EXT_METHOD("offload_input", offload_input, METH_O, "tensor, /", "(torch.Tensor) -> Saved | None",
+                  "A handle of the tensor, which goes to the lower tier; None where it has to stay."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -20,9 +20,8 @@ static PyObject *graph_check(PyObject *module, PyObject *text)
 }
 
 static PyMethodDef functions[] = {
-    {"graph_check", graph_check, METH_O,
-     MS_EXT_DOC("graph_check", "json, /", "(str) -> None",
-                "Raises MemScaleError where the document is no sound graph.")},
+    MS_EXT_FUNCTION("graph_check", graph_check, METH_O, "json, /", "(str) -> None",
+                    "Raises MemScaleError where the document is no sound graph."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -115,21 +115,18 @@ static PyObject *reset_peak_rss(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"hardware_probe", MS_EXT_FAST(hardware_probe), METH_VARARGS | METH_KEYWORDS,
-     MS_EXT_DOC("hardware_probe", "disk_dir=None, cache_dir=None, no_cache=False, no_measure=False",
-                "(str | None, str | None, bool, bool) -> str",
-                "JSON of this machine. ConfigError where disk_dir is not fit for the disk tier.")},
-    {"hardware_check", hardware_check, METH_O,
-     MS_EXT_DOC("hardware_check", "json, /", "(str) -> str",
-                "The description as the library writes it. Raises MemScaleError.")},
-    {"disk_probe", disk_probe, METH_O,
-     MS_EXT_DOC("disk_probe", "dir, /", "(str) -> str",
-                "JSON of a directory of the disk tier, made where it is missing; ConfigError where it is not fit.")},
-    {"process_memory", process_memory, METH_NOARGS,
-     MS_EXT_DOC("process_memory", "/", "() -> dict[str, int]", "Rss_bytes and peak_rss_bytes of this process.")},
-    {"reset_peak_rss", reset_peak_rss, METH_NOARGS,
-     MS_EXT_DOC("reset_peak_rss", "/", "() -> None",
-                "Peak_rss_bytes starts again at rss_bytes; MemScaleError where the kernel does not allow it.")},
+    MS_EXT_FUNCTION("hardware_probe", MS_EXT_FAST(hardware_probe), METH_VARARGS | METH_KEYWORDS,
+                    "disk_dir=None, cache_dir=None, no_cache=False, no_measure=False",
+                    "(str | None, str | None, bool, bool) -> str",
+                    "JSON of this machine. ConfigError where disk_dir is not fit for the disk tier."),
+    MS_EXT_FUNCTION("hardware_check", hardware_check, METH_O, "json, /", "(str) -> str",
+                    "The description as the library writes it. Raises MemScaleError."),
+    MS_EXT_FUNCTION("disk_probe", disk_probe, METH_O, "dir, /", "(str) -> str",
+                    "JSON of a directory of the disk tier, made where it is missing; ConfigError where it is not fit."),
+    MS_EXT_FUNCTION("process_memory", process_memory, METH_NOARGS, "/", "() -> dict[str, int]",
+                    "Rss_bytes and peak_rss_bytes of this process."),
+    MS_EXT_FUNCTION("reset_peak_rss", reset_peak_rss, METH_NOARGS, "/", "() -> None",
+                    "Peak_rss_bytes starts again at rss_bytes; MemScaleError where the kernel does not allow it."),
     {NULL, NULL, 0, NULL},
 };
 

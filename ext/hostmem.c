@@ -106,32 +106,27 @@ static PyObject *hostmem_untouched(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"hostmem_install", MS_EXT_FAST(hostmem_install), METH_VARARGS | METH_KEYWORDS,
-     MS_EXT_DOC(
-         "hostmem_install", "library=None", "(str | None) -> str",
-         "Takes the slots of the loaded library (None: torch's libc10.so) for one more user; \"slots\", \"mallopt\" "
-         "or \"none\".")},
-    {"hostmem_uninstall", hostmem_uninstall, METH_NOARGS,
-     MS_EXT_DOC("hostmem_uninstall", "/", "() -> None",
-                "One user less; the last one gives the slots back. Blocks that live stay valid.")},
-    {"hostmem_stats", hostmem_stats, METH_NOARGS,
-     MS_EXT_DOC("hostmem_stats", "/", "() -> dict[str, Any]",
-                "Keys: means, live_bytes, peak_live_bytes, cached_bytes, peak_held_bytes, live_blocks, mapped_count, "
-                "reused_count.")},
-    {"hostmem_set_ceiling", hostmem_set_ceiling, METH_O,
-     MS_EXT_DOC("hostmem_set_ceiling", "ceiling_bytes, /", "(int) -> None",
-                "Bounds live plus cached bytes; trims at once.")},
-    {"hostmem_trim", MS_EXT_FAST(hostmem_trim), METH_VARARGS | METH_KEYWORDS,
-     MS_EXT_DOC("hostmem_trim", "keep=0, libc=True", "(int, bool) -> None",
-                "Releases cached maps down to `keep` bytes, and what glibc holds free.")},
-    {"hostmem_reset_peak", hostmem_reset_peak, METH_NOARGS,
-     MS_EXT_DOC("hostmem_reset_peak", "/", "() -> None", "Both peaks start again from what is held now.")},
-    {"hostmem_untouched", hostmem_untouched, METH_VARARGS,
-     MS_EXT_DOC("hostmem_untouched", "address, bytes, /", "(int, int) -> int",
-                "Bytes of whole pages in there that are not resident.")},
-    {"hostmem_find", hostmem_find, METH_O,
-     MS_EXT_DOC("hostmem_find", "address, /", "(int) -> tuple[int, int, int] | None",
-                "Start, bytes in whole pages and serial of the live block that holds the address.")},
+    MS_EXT_FUNCTION(
+        "hostmem_install", MS_EXT_FAST(hostmem_install), METH_VARARGS | METH_KEYWORDS, "library=None",
+        "(str | None) -> str",
+        "Takes the slots of the loaded library (None: torch's libc10.so) for one more user; \"slots\", \"mallopt\" "
+        "or \"none\"."),
+    MS_EXT_FUNCTION("hostmem_uninstall", hostmem_uninstall, METH_NOARGS, "/", "() -> None",
+                    "One user less; the last one gives the slots back. Blocks that live stay valid."),
+    MS_EXT_FUNCTION(
+        "hostmem_stats", hostmem_stats, METH_NOARGS, "/", "() -> dict[str, Any]",
+        "Keys: means, live_bytes, peak_live_bytes, cached_bytes, peak_held_bytes, live_blocks, mapped_count, "
+        "reused_count."),
+    MS_EXT_FUNCTION("hostmem_set_ceiling", hostmem_set_ceiling, METH_O, "ceiling_bytes, /", "(int) -> None",
+                    "Bounds live plus cached bytes; trims at once."),
+    MS_EXT_FUNCTION("hostmem_trim", MS_EXT_FAST(hostmem_trim), METH_VARARGS | METH_KEYWORDS, "keep=0, libc=True",
+                    "(int, bool) -> None", "Releases cached maps down to `keep` bytes, and what glibc holds free."),
+    MS_EXT_FUNCTION("hostmem_reset_peak", hostmem_reset_peak, METH_NOARGS, "/", "() -> None",
+                    "Both peaks start again from what is held now."),
+    MS_EXT_FUNCTION("hostmem_untouched", hostmem_untouched, METH_VARARGS, "address, bytes, /", "(int, int) -> int",
+                    "Bytes of whole pages in there that are not resident."),
+    MS_EXT_FUNCTION("hostmem_find", hostmem_find, METH_O, "address, /", "(int) -> tuple[int, int, int] | None",
+                    "Start, bytes in whole pages and serial of the live block that holds the address."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -144,22 +144,19 @@ static PyObject *step_times(PyObject *module, PyObject *capsule)
 }
 
 static PyMethodDef methods[] = {
-    {"counter_metrics", counter_metrics, METH_NOARGS,
-     MS_EXT_DOC(
-         "counter_metrics", "/", "() -> list[tuple[str, str, str, int]]",
-         "Of each counter its name, its name as a metric, a help text and what its value is divided by to be in the "
-         "metric's unit.")},
-    {"history_new", history_new, METH_NOARGS,
-     MS_EXT_DOC("history_new", "/", "() -> object", "An empty history of steps.")},
-    {"history_add", history_add, METH_VARARGS,
-     MS_EXT_DOC("history_add", "history, step, counters, /", "(object, dict[str, Any], dict[str, int]) -> None",
-                "Adds what a step showed, and the counters after it.")},
-    {"history_step_times", step_times, METH_O,
-     MS_EXT_DOC("history_step_times", "history, /", "(object) -> tuple[list[tuple[int | None, int]], int]",
-                "Bounds in ns (None: the last) with counts of steps, and the sum in ns.")},
-    {"log_drain", log_drain, METH_NOARGS,
-     MS_EXT_DOC("log_drain", "/", "() -> list[tuple[int, str]]",
-                "Level (0 debug to 3 error) and text of the lines written since the last call.")},
+    MS_EXT_FUNCTION(
+        "counter_metrics", counter_metrics, METH_NOARGS, "/", "() -> list[tuple[str, str, str, int]]",
+        "Of each counter its name, its name as a metric, a help text and what its value is divided by to be in the "
+        "metric's unit."),
+    MS_EXT_FUNCTION("history_new", history_new, METH_NOARGS, "/", "() -> object", "An empty history of steps."),
+    MS_EXT_FUNCTION("history_add", history_add, METH_VARARGS, "history, step, counters, /",
+                    "(object, dict[str, Any], dict[str, int]) -> None",
+                    "Adds what a step showed, and the counters after it."),
+    MS_EXT_FUNCTION("history_step_times", step_times, METH_O, "history, /",
+                    "(object) -> tuple[list[tuple[int | None, int]], int]",
+                    "Bounds in ns (None: the last) with counts of steps, and the sum in ns."),
+    MS_EXT_FUNCTION("log_drain", log_drain, METH_NOARGS, "/", "() -> list[tuple[int, str]]",
+                    "Level (0 debug to 3 error) and text of the lines written since the last call."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -181,24 +181,22 @@ static PyObject *adamw_map(PyObject *module, PyObject *is_signed)
 }
 
 static PyMethodDef methods[] = {
-    {"adamw_step", adamw_step, METH_VARARGS,
-     MS_EXT_DOC(
-         "adamw_step", "tensors, lr, beta1, beta2, eps, weight_decay, grad_scale, maximize, threads, /",
-         "(list[tuple[int, ...]], float, float, float, float, float, float, bool, int) -> None",
-         "One update. A tensor is a tuple of int: weights (0 fp32, 1 bf16 with a master, 2 bf16 split), moments (0 "
-         "fp32, 1 8-bit), count, step, then addresses (0: none) of parameter, gradient, extra, exp_avg, "
-         "exp_avg_sq, max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax.")},
-    {"adamw_moments_bits", MS_EXT_FAST(adamw_moments_bits), METH_FASTCALL,
-     MS_EXT_DOC("adamw_moments_bits", "elements, bits, /", "(int, int) -> int",
-                "8 or 32, what a tensor of this size gets.")},
-    {"adamw_quantize", adamw_quantize, METH_VARARGS,
-     MS_EXT_DOC("adamw_quantize", "values, codes, absmax, count, is_signed, /", "(int, int, int, int, bool) -> None",
-                "Addresses of fp32 values and of where codes and the scales of blocks go.")},
-    {"adamw_dequantize", adamw_dequantize, METH_VARARGS,
-     MS_EXT_DOC("adamw_dequantize", "values, codes, absmax, count, is_signed, /", "(int, int, int, int, bool) -> None",
-                "The way back.")},
-    {"adamw_map", adamw_map, METH_O,
-     MS_EXT_DOC("adamw_map", "is_signed, /", "(bool) -> list[float]", "The 256 values that codes stand for.")},
+    MS_EXT_FUNCTION(
+        "adamw_step", adamw_step, METH_VARARGS,
+        "tensors, lr, beta1, beta2, eps, weight_decay, grad_scale, maximize, threads, /",
+        "(list[tuple[int, ...]], float, float, float, float, float, float, bool, int) -> None",
+        "One update. A tensor is a tuple of int: weights (0 fp32, 1 bf16 with a master, 2 bf16 split), moments (0 "
+        "fp32, 1 8-bit), count, step, then addresses (0: none) of parameter, gradient, extra, exp_avg, "
+        "exp_avg_sq, max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax."),
+    MS_EXT_FUNCTION("adamw_moments_bits", MS_EXT_FAST(adamw_moments_bits), METH_FASTCALL, "elements, bits, /",
+                    "(int, int) -> int", "8 or 32, what a tensor of this size gets."),
+    MS_EXT_FUNCTION("adamw_quantize", adamw_quantize, METH_VARARGS, "values, codes, absmax, count, is_signed, /",
+                    "(int, int, int, int, bool) -> None",
+                    "Addresses of fp32 values and of where codes and the scales of blocks go."),
+    MS_EXT_FUNCTION("adamw_dequantize", adamw_dequantize, METH_VARARGS, "values, codes, absmax, count, is_signed, /",
+                    "(int, int, int, int, bool) -> None", "The way back."),
+    MS_EXT_FUNCTION("adamw_map", adamw_map, METH_O, "is_signed, /", "(bool) -> list[float]",
+                    "The 256 values that codes stand for."),
     {NULL, NULL, 0, NULL},
 };
 

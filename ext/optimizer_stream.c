@@ -279,38 +279,31 @@ static PyObject *takes(PyObject *module, PyObject *number)
 /* ---- tables --------------------------------------------------------------------- */
 
 static PyMethodDef stream_methods[] = {
-    {"add", add, METH_VARARGS,
-     MS_EXT_METHOD_DOC("add", "weights, moments, has_max_exp_avg_sq, count, /", "(int, int, bool, int) -> int",
-                       "A new state; its id.")},
-    {"remove", remove_state, METH_O, MS_EXT_METHOD_DOC("remove", "id, /", "(int) -> None", "The state is gone.")},
-    {"part_bytes", part_bytes, METH_O,
-     MS_EXT_METHOD_DOC(
-         "part_bytes", "id, /", "(int) -> tuple[int, ...]",
-         "Bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, exp_avg_absmax, exp_avg_sq_absmax; 0 for those it has "
-         "not.")},
-    {"put", put, METH_VARARGS,
-     MS_EXT_METHOD_DOC("put", "id, tensor, /", "(int, tuple[int, ...]) -> None",
-                       "Replaces the state by one in memory; `tensor` as for adamw_step.")},
-    {"export", export_state, METH_VARARGS,
-     MS_EXT_METHOD_DOC("export", "id, fd, offsets, /", "(int, int, tuple[int | None, ...]) -> None",
-                       "Writes the arrays into a file; offsets as part_bytes(), None: not this one.")},
-    {"begin", begin, METH_O,
-     MS_EXT_METHOD_DOC("begin", "ids, /", "(list[int]) -> None", "A round of updates, expected in this order.")},
-    {"update", update, METH_VARARGS,
-     MS_EXT_METHOD_DOC("update", "id, tensor, lr, beta1, beta2, eps, weight_decay, grad_scale, maximize, threads, /",
-                       "(int, tuple[int, ...], float, float, float, float, float, float, bool, int) -> None",
-                       "As adamw_step; the state's addresses are not looked at.")},
-    {"end", end, METH_NOARGS,
-     MS_EXT_METHOD_DOC("end", "/", "() -> None", "Waits; raises the first failure of the round.")},
-    {"stats", stats, METH_NOARGS,
-     MS_EXT_METHOD_DOC("stats", "/", "() -> dict[str, int]",
-                       "Keys: disk_bytes, resident_bytes, peak_resident_bytes, written_bytes, read_bytes, stall_ns.")},
-    {"is_inherited", is_inherited, METH_NOARGS,
-     MS_EXT_METHOD_DOC("is_inherited", "/", "() -> bool",
-                       "The process that made it forked this one, where it can't be used.")},
-    {"dir", directory, METH_NOARGS, MS_EXT_METHOD_DOC("dir", "/", "() -> str", "Where the file is.")},
-    {"description", description, METH_NOARGS,
-     MS_EXT_METHOD_DOC("description", "/", "() -> str", "One line on the file.")},
+    MS_EXT_METHOD("add", add, METH_VARARGS, "weights, moments, has_max_exp_avg_sq, count, /",
+                  "(int, int, bool, int) -> int", "A new state; its id."),
+    MS_EXT_METHOD("remove", remove_state, METH_O, "id, /", "(int) -> None", "The state is gone."),
+    MS_EXT_METHOD(
+        "part_bytes", part_bytes, METH_O, "id, /", "(int) -> tuple[int, ...]",
+        "Bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, exp_avg_absmax, exp_avg_sq_absmax; 0 for those it has "
+        "not."),
+    MS_EXT_METHOD("put", put, METH_VARARGS, "id, tensor, /", "(int, tuple[int, ...]) -> None",
+                  "Replaces the state by one in memory; `tensor` as for adamw_step."),
+    MS_EXT_METHOD("export", export_state, METH_VARARGS, "id, fd, offsets, /",
+                  "(int, int, tuple[int | None, ...]) -> None",
+                  "Writes the arrays into a file; offsets as part_bytes(), None: not this one."),
+    MS_EXT_METHOD("begin", begin, METH_O, "ids, /", "(list[int]) -> None",
+                  "A round of updates, expected in this order."),
+    MS_EXT_METHOD("update", update, METH_VARARGS,
+                  "id, tensor, lr, beta1, beta2, eps, weight_decay, grad_scale, maximize, threads, /",
+                  "(int, tuple[int, ...], float, float, float, float, float, float, bool, int) -> None",
+                  "As adamw_step; the state's addresses are not looked at."),
+    MS_EXT_METHOD("end", end, METH_NOARGS, "/", "() -> None", "Waits; raises the first failure of the round."),
+    MS_EXT_METHOD("stats", stats, METH_NOARGS, "/", "() -> dict[str, int]",
+                  "Keys: disk_bytes, resident_bytes, peak_resident_bytes, written_bytes, read_bytes, stall_ns."),
+    MS_EXT_METHOD("is_inherited", is_inherited, METH_NOARGS, "/", "() -> bool",
+                  "The process that made it forked this one, where it can't be used."),
+    MS_EXT_METHOD("dir", directory, METH_NOARGS, "/", "() -> str", "Where the file is."),
+    MS_EXT_METHOD("description", description, METH_NOARGS, "/", "() -> str", "One line on the file."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -335,9 +328,8 @@ static PyType_Spec stream_spec = {
 };
 
 static PyMethodDef functions[] = {
-    {"optimizer_stream_takes", takes, METH_O,
-     MS_EXT_DOC("optimizer_stream_takes", "elements, /", "(int) -> bool",
-                "Whether a state of this size is worth streaming.")},
+    MS_EXT_FUNCTION("optimizer_stream_takes", takes, METH_O, "elements, /", "(int) -> bool",
+                    "Whether a state of this size is worth streaming."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -387,55 +387,47 @@ static PyObject *plan_simulate(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"plan_make", plan_make, METH_VARARGS,
-     MS_EXT_DOC("plan_make", "graph, hardware, config, /", "(str, str, str) -> str",
-                "The plan for three JSON documents. BudgetInfeasibleError where none fits.")},
-    {"plan_uniform", plan_uniform, METH_VARARGS,
-     MS_EXT_DOC(
-         "plan_uniform", "graph, hardware, config, technique, /", "(str | None, str, str, str | None) -> str",
-         "One technique for every layer; None means the one that frees most. Without a graph, for layers not yet "
-         "known.")},
-    {"plan_table", plan_table, METH_VARARGS,
-     MS_EXT_DOC("plan_table", "plan, hardware, /", "(str, str | None) -> str", "The plan in a few lines.")},
-    {"plan_explain", plan_explain, METH_VARARGS,
-     MS_EXT_DOC("plan_explain", "plan, entry, /", "(str, int) -> str",
-                "Why an entry is what it is; entry -1 is the whole plan.")},
-    {"plan_observe", plan_observe, METH_VARARGS,
-     MS_EXT_DOC(
-         "plan_observe", "graph, hardware, config, plan, observation, /",
-         "(str, str, str, str, dict[str, Any]) -> tuple[str, str, str, str]",
-         "What a finished step teaches: the kind of drift, a line for the log, and graph and hardware corrected.")},
-    {"plan_for_optimizer", plan_for_optimizer, METH_VARARGS,
-     MS_EXT_DOC(
-         "plan_for_optimizer", "plan, config, /", "(str | None, str) -> tuple[bool, bool, bool]",
-         "What memscale's own optimizer is to do: keep its state on disk, release gradients, watch whether the loop "
-         "needs them. Nothing without a plan.")},
-    {"plan_rehearse", plan_rehearse, METH_VARARGS,
-     MS_EXT_DOC(
-         "plan_rehearse", "graph, hardware, plan, /", "(str, str, str) -> tuple[bool, str, str]",
-         "Whether a step of this graph with everything kept can be run beside the plan, the class of exactness that "
-         "the plan promises, and the plan to run on it.")},
-    {"plan_tighten", plan_tighten, METH_VARARGS,
-     MS_EXT_DOC(
-         "plan_tighten", "graph, hardware, config, plan, attempt, /",
-         "(str, str, str, str, int) -> tuple[str, str, str]",
-         "Plan and config to try after an allocation failed, and a line for the log. BudgetInfeasibleError where "
-         "there is none.")},
-    {"plan_precision", plan_precision, METH_VARARGS,
-     MS_EXT_DOC(
-         "plan_precision", "plain, half, hardware, has_fp16_parameters, /",
-         "(str | None, str | None, str, bool) -> tuple[str, str, str]",
-         "The dtype that forwards run under autocast to, by the graphs without and with BF16; a line for the log; the "
-         "description to plan with then.")},
-    {"loss_scale_default", loss_scale_default, METH_NOARGS,
-     MS_EXT_DOC("loss_scale_default", "/", "() -> tuple[float, int]",
-                "The scale that a loss begins with, and finite steps: 0.")},
-    {"loss_scale_update", loss_scale_update, METH_VARARGS,
-     MS_EXT_DOC("loss_scale_update", "scale, finite_steps, is_finite, /", "(float, int, bool) -> tuple[float, int]",
-                "Both after an optimizer's step.")},
-    {"plan_simulate", plan_simulate, METH_VARARGS,
-     MS_EXT_DOC("plan_simulate", "graph, hardware, plan, /", "(str, str, str) -> dict[str, Any]",
-                "The plan replayed, with its timeline.")},
+    MS_EXT_FUNCTION("plan_make", plan_make, METH_VARARGS, "graph, hardware, config, /", "(str, str, str) -> str",
+                    "The plan for three JSON documents. BudgetInfeasibleError where none fits."),
+    MS_EXT_FUNCTION(
+        "plan_uniform", plan_uniform, METH_VARARGS, "graph, hardware, config, technique, /",
+        "(str | None, str, str, str | None) -> str",
+        "One technique for every layer; None means the one that frees most. Without a graph, for layers not yet "
+        "known."),
+    MS_EXT_FUNCTION("plan_table", plan_table, METH_VARARGS, "plan, hardware, /", "(str, str | None) -> str",
+                    "The plan in a few lines."),
+    MS_EXT_FUNCTION("plan_explain", plan_explain, METH_VARARGS, "plan, entry, /", "(str, int) -> str",
+                    "Why an entry is what it is; entry -1 is the whole plan."),
+    MS_EXT_FUNCTION(
+        "plan_observe", plan_observe, METH_VARARGS, "graph, hardware, config, plan, observation, /",
+        "(str, str, str, str, dict[str, Any]) -> tuple[str, str, str, str]",
+        "What a finished step teaches: the kind of drift, a line for the log, and graph and hardware corrected."),
+    MS_EXT_FUNCTION(
+        "plan_for_optimizer", plan_for_optimizer, METH_VARARGS, "plan, config, /",
+        "(str | None, str) -> tuple[bool, bool, bool]",
+        "What memscale's own optimizer is to do: keep its state on disk, release gradients, watch whether the loop "
+        "needs them. Nothing without a plan."),
+    MS_EXT_FUNCTION(
+        "plan_rehearse", plan_rehearse, METH_VARARGS, "graph, hardware, plan, /",
+        "(str, str, str) -> tuple[bool, str, str]",
+        "Whether a step of this graph with everything kept can be run beside the plan, the class of exactness that "
+        "the plan promises, and the plan to run on it."),
+    MS_EXT_FUNCTION(
+        "plan_tighten", plan_tighten, METH_VARARGS, "graph, hardware, config, plan, attempt, /",
+        "(str, str, str, str, int) -> tuple[str, str, str]",
+        "Plan and config to try after an allocation failed, and a line for the log. BudgetInfeasibleError where "
+        "there is none."),
+    MS_EXT_FUNCTION(
+        "plan_precision", plan_precision, METH_VARARGS, "plain, half, hardware, has_fp16_parameters, /",
+        "(str | None, str | None, str, bool) -> tuple[str, str, str]",
+        "The dtype that forwards run under autocast to, by the graphs without and with BF16; a line for the log; the "
+        "description to plan with then."),
+    MS_EXT_FUNCTION("loss_scale_default", loss_scale_default, METH_NOARGS, "/", "() -> tuple[float, int]",
+                    "The scale that a loss begins with, and finite steps: 0."),
+    MS_EXT_FUNCTION("loss_scale_update", loss_scale_update, METH_VARARGS, "scale, finite_steps, is_finite, /",
+                    "(float, int, bool) -> tuple[float, int]", "Both after an optimizer's step."),
+    MS_EXT_FUNCTION("plan_simulate", plan_simulate, METH_VARARGS, "graph, hardware, plan, /",
+                    "(str, str, str) -> dict[str, Any]", "The plan replayed, with its timeline."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -79,15 +79,13 @@ static PyObject *plan_by_policy(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"policy_load", policy_load, METH_O,
-     MS_EXT_DOC("policy_load", "artifact, /", "(str) -> object",
-                "A trained policy. MemScaleError where the text is none.")},
-    {"policy_seal", policy_seal, METH_O,
-     MS_EXT_DOC("policy_seal", "policy, /", "(str) -> str", "The artifact around a policy's JSON.")},
-    {"plan_by_policy", plan_by_policy, METH_VARARGS,
-     MS_EXT_DOC("plan_by_policy", "graph, hardware, config, policy, rules_only, /",
-                "(str, str, str, object | None, bool) -> tuple[str, str, str]",
-                "Stage 1 and stage 2: plan, decision and effective config, all as JSON.")},
+    MS_EXT_FUNCTION("policy_load", policy_load, METH_O, "artifact, /", "(str) -> object",
+                    "A trained policy. MemScaleError where the text is none."),
+    MS_EXT_FUNCTION("policy_seal", policy_seal, METH_O, "policy, /", "(str) -> str",
+                    "The artifact around a policy's JSON."),
+    MS_EXT_FUNCTION("plan_by_policy", plan_by_policy, METH_VARARGS, "graph, hardware, config, policy, rules_only, /",
+                    "(str, str, str, object | None, bool) -> tuple[str, str, str]",
+                    "Stage 1 and stage 2: plan, decision and effective config, all as JSON."),
     {NULL, NULL, 0, NULL},
 };
 

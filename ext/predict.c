@@ -24,10 +24,10 @@ static PyObject *predict_hf_graph(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"predict_hf_graph", predict_hf_graph, METH_VARARGS,
-     MS_EXT_DOC("predict_hf_graph", "config, batch, seq, /", "(str, int, int) -> str",
-                "The graph of a training step of the Hugging Face model that the text of a config.json describes, for "
-                "sequences of `seq` tokens.")},
+    MS_EXT_FUNCTION(
+        "predict_hf_graph", predict_hf_graph, METH_VARARGS, "config, batch, seq, /", "(str, int, int) -> str",
+        "The graph of a training step of the Hugging Face model that the text of a config.json describes, for "
+        "sequences of `seq` tokens."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -95,12 +95,12 @@ static PyObject *config_for_shards(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"ranks_agree", ranks_agree, METH_VARARGS,
-     MS_EXT_DOC(
-         "ranks_agree", "documents, local_ranks, /", "(list[tuple[str, str]], int) -> tuple[str, str]",
-         "Hardware and config that one plan for all ranks is made from, of those of all ranks, rank 0's first.")},
-    {"config_for_shards", config_for_shards, METH_VARARGS,
-     MS_EXT_DOC("config_for_shards", "config, /", "(str) -> str", "What may be done where parameters are sharded.")},
+    MS_EXT_FUNCTION(
+        "ranks_agree", ranks_agree, METH_VARARGS, "documents, local_ranks, /",
+        "(list[tuple[str, str]], int) -> tuple[str, str]",
+        "Hardware and config that one plan for all ranks is made from, of those of all ranks, rank 0's first."),
+    MS_EXT_FUNCTION("config_for_shards", config_for_shards, METH_VARARGS, "config, /", "(str) -> str",
+                    "What may be done where parameters are sharded."),
     {NULL, NULL, 0, NULL},
 };
 

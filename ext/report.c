@@ -97,16 +97,15 @@ static PyObject *telemetry_event(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"telemetry_event", telemetry_event, METH_VARARGS,
-     MS_EXT_DOC("telemetry_event",
-                "event, architecture, outcome, parameters, measured_peak_bytes, hardware, config, plan, /",
-                "(str, str, str, int, int, str | None, str | None, str | None) -> str", "One line of JSON.")},
-    {"report_html", report_html, METH_VARARGS,
-     MS_EXT_DOC("report_html", "model, tier, graph, hardware, plan, history, counters, /",
-                "(str, str | None, str | None, str | None, str | None, object | None, dict[str, int] | None) -> str",
-                "The page.")},
-    {"progress_line", progress_line, METH_O,
-     MS_EXT_DOC("progress_line", "history, /", "(object) -> str | None", "How the run stands after its last step.")},
+    MS_EXT_FUNCTION("telemetry_event", telemetry_event, METH_VARARGS,
+                    "event, architecture, outcome, parameters, measured_peak_bytes, hardware, config, plan, /",
+                    "(str, str, str, int, int, str | None, str | None, str | None) -> str", "One line of JSON."),
+    MS_EXT_FUNCTION(
+        "report_html", report_html, METH_VARARGS, "model, tier, graph, hardware, plan, history, counters, /",
+        "(str, str | None, str | None, str | None, str | None, object | None, dict[str, int] | None) -> str",
+        "The page."),
+    MS_EXT_FUNCTION("progress_line", progress_line, METH_O, "history, /", "(object) -> str | None",
+                    "How the run stands after its last step."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -27,7 +27,8 @@
     X(report) \
     X(session) \
     X(technique) \
-    X(trace)
+    X(trace) \
+    X(trace_operators)
 
 #define MS_EXT_DECLARE(room) int ms_ext_add_##room(PyObject *module);
 MS_EXT_ROOMS(MS_EXT_DECLARE)

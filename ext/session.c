@@ -176,28 +176,26 @@ static PyObject *tile_rows(PyObject *module, PyObject *rows)
 }
 
 static PyMethodDef methods[] = {
-    {"hardware_set_process", hardware_set_process, METH_VARARGS,
-     MS_EXT_DOC(
-         "hardware_set_process", "hardware, device, allocated_bytes, /", "(str, int, int) -> str",
-         "The description with this process's baseline; device -1 is the CPU, whose resident memory is measured.")},
-    {"signature_find", signature_find, METH_VARARGS,
-     MS_EXT_DOC("signature_find", "known, signature, /", "(list[str], str) -> str | None",
-                "Which of the known signatures serves these inputs.")},
-    {"signature_without_numbers", signature_without_numbers, METH_VARARGS,
-     MS_EXT_DOC("signature_without_numbers", "signature, dropped=None, /", "(str, str | None) -> str",
-                "With '#' for numbers that are values of arguments, all or those that have it in `dropped`.")},
-    {"signature_learn", signature_learn, METH_VARARGS,
-     MS_EXT_DOC("signature_learn", "signature, graph, other, other_graph, /", "(str, str, str, str) -> str | None",
-                "With '#' for numbers that the other signature has otherwise; None where the steps are not the same.")},
-    {"graph_adopt_loop", graph_adopt_loop, METH_VARARGS,
-     MS_EXT_DOC("graph_adopt_loop", "graph, other, /", "(str, str) -> str",
-                "The graph with what the other has seen of the training loop.")},
-    {"graph_add_tiled", graph_add_tiled, METH_VARARGS,
-     MS_EXT_DOC(
-         "graph_add_tiled", "graph, tiled, /", "(str, str) -> str",
-         "The graph whose layers also know how they run in tiles, where the other, traced in tiles, belongs to it.")},
-    {"tile_rows", tile_rows, METH_O,
-     MS_EXT_DOC("tile_rows", "rows, /", "(int) -> int", "Rows of a tile where a module gets so many.")},
+    MS_EXT_FUNCTION(
+        "hardware_set_process", hardware_set_process, METH_VARARGS, "hardware, device, allocated_bytes, /",
+        "(str, int, int) -> str",
+        "The description with this process's baseline; device -1 is the CPU, whose resident memory is measured."),
+    MS_EXT_FUNCTION("signature_find", signature_find, METH_VARARGS, "known, signature, /",
+                    "(list[str], str) -> str | None", "Which of the known signatures serves these inputs."),
+    MS_EXT_FUNCTION("signature_without_numbers", signature_without_numbers, METH_VARARGS, "signature, dropped=None, /",
+                    "(str, str | None) -> str",
+                    "With '#' for numbers that are values of arguments, all or those that have it in `dropped`."),
+    MS_EXT_FUNCTION(
+        "signature_learn", signature_learn, METH_VARARGS, "signature, graph, other, other_graph, /",
+        "(str, str, str, str) -> str | None",
+        "With '#' for numbers that the other signature has otherwise; None where the steps are not the same."),
+    MS_EXT_FUNCTION("graph_adopt_loop", graph_adopt_loop, METH_VARARGS, "graph, other, /", "(str, str) -> str",
+                    "The graph with what the other has seen of the training loop."),
+    MS_EXT_FUNCTION(
+        "graph_add_tiled", graph_add_tiled, METH_VARARGS, "graph, tiled, /", "(str, str) -> str",
+        "The graph whose layers also know how they run in tiles, where the other, traced in tiles, belongs to it."),
+    MS_EXT_FUNCTION("tile_rows", tile_rows, METH_O, "rows, /", "(int) -> int",
+                    "Rows of a tile where a module gets so many."),
     {NULL, NULL, 0, NULL},
 };
 

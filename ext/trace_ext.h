@@ -21,7 +21,5 @@ static inline ms_trace *trace_of(PyObject *self)
 PyObject *ms_ext_trace_op(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ms_ext_trace_made(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ms_ext_trace_wrote(PyObject *self, PyObject *key);
-PyObject *ms_ext_operator_is_maker(PyObject *module, PyObject *args);
-PyObject *ms_ext_operator_row_kind(PyObject *module, PyObject *args);
 
 #endif

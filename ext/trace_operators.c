@@ -3,6 +3,7 @@
  * out of Python's tuples. Called once or twice for every operator of a traced step.
  */
 #include "base/units.h"
+#include "rooms.h"
 #include "trace_ext.h"
 
 /* (shape, bytes) as an operand, or (shape, bytes, whether it is of type bool). Dimensions beyond
@@ -165,7 +166,7 @@ PyObject *ms_ext_trace_wrote(PyObject *self, PyObject *key)
     return ms_ext_none_or_raise(ms_trace_wrote(trace_of(self), number, &err), &err);
 }
 
-PyObject *ms_ext_operator_is_maker(PyObject *module, PyObject *args)
+static PyObject *operator_is_maker(PyObject *module, PyObject *args)
 {
     (void)module;
     const char *name;
@@ -176,7 +177,7 @@ PyObject *ms_ext_operator_is_maker(PyObject *module, PyObject *args)
     return PyBool_FromLong(ms_operator_is_maker(name, is_pointwise != 0));
 }
 
-PyObject *ms_ext_operator_row_kind(PyObject *module, PyObject *args)
+static PyObject *operator_row_kind(PyObject *module, PyObject *args)
 {
     static const char *const names[] = {
         [MS_ROWS_MIX] = "mix", [MS_ROWS_EACH] = "each", [MS_ROWS_PRODUCT] = "product", [MS_ROWS_SEEN] = "seen"};
@@ -187,4 +188,17 @@ PyObject *ms_ext_operator_row_kind(PyObject *module, PyObject *args)
         return NULL;
     }
     return PyUnicode_FromString(names[ms_operator_row_kind(name, is_pointwise != 0)]);
+}
+
+static PyMethodDef functions[] = {
+    MS_EXT_FUNCTION("operator_row_kind", operator_row_kind, METH_VARARGS, "name, is_pointwise, /", "(str, bool) -> str",
+                    "What it does with rows: mix, each, product or seen."),
+    MS_EXT_FUNCTION("operator_is_maker", operator_is_maker, METH_VARARGS, "name, is_pointwise, /",
+                    "(str, bool) -> bool", "Whether it can run again on its own, as far as its name tells."),
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_trace_operators(PyObject *module)
+{
+    return PyModule_AddFunctions(module, functions);
 }

@@ -3,8 +3,8 @@
     python scripts/core_stubs.py           # the extension that is installed with memscale
     python scripts/core_stubs.py --check
 
-Docstrings of the extension hold a text signature and the types of its parameters (MS_EXT_DOC in ext/common.h). A test
-compares the file with the extension.
+Docstrings of the extension hold a text signature and the types of its parameters (MS_EXT_FUNCTION in
+ext/common.h). A test compares the file with the extension.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def split_doc(name: str, doc: str | None) -> tuple[list[str], str, str]:
     """Types of the parameters, type of the result, and text of a docstring.
 
     Raises:
-        ValueError: it has not the form of MS_EXT_DOC.
+        ValueError: it has not the form of MS_EXT_FUNCTION.
     """
     given, gap, text = (doc or "").partition("\n\n")
     inner, arrow, result = given.rpartition("-> ")
     if not (gap and arrow and text):
-        raise ValueError(f"{name}: the docstring has no types; use MS_EXT_DOC")
+        raise ValueError(f"{name}: the docstring has no types; use MS_EXT_FUNCTION")
     return top_level(inner.strip().removeprefix("(").removesuffix(")")), result, text
 
 

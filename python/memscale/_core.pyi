@@ -167,7 +167,7 @@ class ReplayStop(Exception):
 class Saved:
     """What autograd holds in place of one saved tensor."""
     def drop(self, ticket: Any, /) -> None:
-        """Lets go of the bytes, which the ticket's give() makes again."""
+        """Releases the bytes; the ticket's give() recomputes them."""
     def unpack(self) -> torch.Tensor:
         """The saved tensor."""
 
@@ -258,7 +258,7 @@ class Trace:
     def peak_bytes(self) -> int:
         """The most since the phase began."""
     def phase(self, name: str, /) -> None:
-        """Forward, loss, backward, optimizer or done begins."""
+        """One of forward, loss, backward, optimizer and done begins."""
     def resident(self, key: int, bytes: int, item_bytes: int, role: str, trainable: bool, /) -> None:
         """A storage that is there before the step; role: parameter, buffer or batch."""
     def saved(self, key: int, /) -> tuple[int, int]:

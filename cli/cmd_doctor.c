@@ -12,12 +12,12 @@
 #include <unistd.h>
 
 #include "base/json.h"
-#include "base/libcuda.h"
 #include "base/os/file.h"
 #include "base/os/procfs.h"
 #include "base/units.h"
 #include "commands.h"
 #include "common.h"
+#include "device/device.h"
 #include "doctor.h"
 #include "hardware/isa.h"
 #include "hardware/probe.h"
@@ -138,15 +138,22 @@ static void check_disk(const patient *p, check_result *result)
     }
 }
 
+static void say_why_none(const ms__device_kind *kind, check_result *result)
+{
+    if (kind->host_is_device) {
+        return;
+    }
+    doctor_say(result, "%s%s", result->text[0] != '\0' ? "; " : "",
+               kind->has_driver() ? kind->no_device : kind->no_driver);
+    if (kind->has_driver()) {
+        doctor_advise(result, CHECK_WARN, kind->no_device_advice);
+    }
+}
+
 static void check_gpu(const patient *p, check_result *result)
 {
-    const ms__libcuda *cuda;
-    ms_error err;
-    if (ms__libcuda_get(&cuda, &err) != MS_OK) {
-        doctor_say(result, "no CUDA driver: training runs on the CPU");
-    } else if (p->machine->gpu_count == 0) {
-        doctor_say(result, "the CUDA driver is there but shows no GPU");
-        doctor_advise(result, CHECK_WARN, "look at nvidia-smi and CUDA_VISIBLE_DEVICES");
+    for (uint32_t i = 0; p->machine->gpu_count == 0 && i < MS_DEVICE_KIND_COUNT; i++) {
+        say_why_none(ms__device_kinds[i], result);
     }
     for (uint32_t i = 0; i < p->machine->gpu_count; i++) {
         doctor_say(result, "%s%s, %s", i > 0 ? "; " : "", p->machine->gpu[i].name,

@@ -116,7 +116,7 @@ static void print_table(const ms_hardware *hardware)
     print_disk(&hardware->disk);
     print_gpus(hardware);
     ms__unit_text room = ms__text_bytes(ms_hardware_device_bytes(hardware));
-    if (hardware->device < 0) {
+    if (ms_hardware_host_is_device(hardware)) {
         printf("Trains  on the CPU, in at most %s\n", room.text);
     } else {
         printf("Trains  on GPU %d, in at most %s\n", (int)hardware->device, room.text);

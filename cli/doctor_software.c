@@ -11,8 +11,8 @@
 
 #include <gnu/libc-version.h>
 
-#include "base/libcuda.h"
 #include "base/os/file.h"
+#include "device/device.h"
 #include "doctor.h"
 
 void doctor_check_versions(const patient *p, check_result *result)
@@ -121,29 +121,22 @@ void doctor_check_cgroup(const patient *p, check_result *result)
 
 /* ---- conflicts --------------------------------------------------------------------- */
 
-typedef struct rival {
-    const char *variable;
-    const char *part; /* of its value; "": any value */
-    const char *why;
-} rival;
-
-static const rival rivals[] = {
-    {"LD_PRELOAD", "malloc", "another allocator is loaded first: resident memory may not follow live bytes"},
-    {"LD_PRELOAD", "memray", "memray takes the allocator's slots, which memscale then leaves to it"},
-    {"MALLOC_MMAP_THRESHOLD_", "", "glibc's threshold is fixed by the environment; memscale sets its own"},
-    {"PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", "its pool can't be counted as the plan counts"},
-    {"PYTORCH_NO_CUDA_MEMORY_CACHING", "", "every CUDA block is returned at once: steps are slow"},
-    {"CUDA_LAUNCH_BLOCKING", "1", "no transfer overlaps compute while it is set"},
-};
+static void check_conflict(const ms__device_conflict *conflict, check_result *result)
+{
+    const char *value = getenv(conflict->variable);
+    if (value != NULL && value[0] != '\0' && strstr(value, conflict->part) != NULL) {
+        doctor_say(result, "%s%s: %s", result->text[0] != '\0' ? "; " : "", conflict->variable, conflict->why);
+        doctor_advise(result, CHECK_WARN, "unset what is named where training runs, unless it is meant");
+    }
+}
 
 void doctor_check_conflicts(const patient *p, check_result *result)
 {
     (void)p;
-    for (size_t i = 0; i < sizeof rivals / sizeof rivals[0]; i++) {
-        const char *value = getenv(rivals[i].variable);
-        if (value != NULL && value[0] != '\0' && strstr(value, rivals[i].part) != NULL) {
-            doctor_say(result, "%s%s: %s", result->text[0] != '\0' ? "; " : "", rivals[i].variable, rivals[i].why);
-            doctor_advise(result, CHECK_WARN, "unset what is named where training runs, unless it is meant");
+    for (uint32_t i = 0; i < MS_DEVICE_KIND_COUNT; i++) {
+        const ms__device_kind *kind = ms__device_kinds[i];
+        for (uint32_t k = 0; k < kind->conflict_count; k++) {
+            check_conflict(&kind->conflicts[k], result);
         }
     }
     if (result->text[0] == '\0') {

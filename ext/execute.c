@@ -69,6 +69,7 @@ static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
                             (char *)"cap_bytes",
                             (char *)"slab_bytes",
                             (char *)"worker_count",
+                            (char *)"device_kind",
                             (char *)"device",
                             (char *)"disk_cap_bytes",
                             (char *)"pinned_gb",
@@ -76,22 +77,22 @@ static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
                             (char *)"write_bytes_per_s",
                             (char *)"read_bytes_per_s",
                             NULL};
-    const char *tier, *dir = NULL;
+    const char *tier, *dir = NULL, *kind = NULL;
     unsigned long long cap_bytes = UINT64_MAX, slab_bytes = 0, disk_cap_bytes = 0, write_rate = 0, read_rate = 0;
     double pinned_gb = 0;
     unsigned int worker_count = 0, stream_count = 0;
-    int device = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zKKIiKdIKK:open_tier", names, &tier, &dir, &cap_bytes,
-                                     &slab_bytes, &worker_count, &device, &disk_cap_bytes, &pinned_gb, &stream_count,
-                                     &write_rate, &read_rate)) {
+    int device = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zKKIziKdIKK:open_tier", names, &tier, &dir, &cap_bytes,
+                                     &slab_bytes, &worker_count, &kind, &device, &disk_cap_bytes, &pinned_gb,
+                                     &stream_count, &write_rate, &read_rate)) {
         return NULL;
     }
     ms_offload_options options = {.dir = dir,
                                   .cap_bytes = cap_bytes,
                                   .slab_bytes = slab_bytes,
                                   .worker_count = worker_count,
-                                  .from_device = device >= 0,
-                                  .device = device >= 0 ? (uint32_t)device : 0,
+                                  .from_device = kind != NULL,
+                                  .device = (uint32_t)device,
                                   .disk_cap_bytes = disk_cap_bytes,
                                   .pinned_bytes = (uint64_t)(pinned_gb * 1e9), /* a checked field of the config */
                                   .stream_count = stream_count,
@@ -101,12 +102,13 @@ static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     ms_execution *execution = ms_ext_execution_of(self);
-    if (device >= 0 && ms_ext_device_open(execution, device) != 0) {
+    ms_error err;
+    if (kind != NULL && (ms_ext_check(ms_device_kind_named(kind, &options.device_kind, &err), &err) != 0 ||
+                         ms_ext_device_open(execution, options.device_kind, device) != 0)) {
         return NULL;
     }
-    ms_error err;
     int rc = ms_execute_open_tier(execution->execute, &options, &err);
-    if (rc != MS_OK && ms_execute_device(execution->execute) < 0) {
+    if (rc != MS_OK && ms_execute_host_is_device(execution->execute)) {
         ms_ext_device_close(execution);
     }
     return ms_ext_none_or_raise(rc, &err);
@@ -333,10 +335,10 @@ static PyObject *set_packing(PyObject *object, PyObject *flag)
 static PyMethodDef methods[] = {
     MS_EXT_METHOD(
         "open_tier", MS_EXT_FAST(open_tier), METH_VARARGS | METH_KEYWORDS,
-        "tier, dir=None, cap_bytes=18446744073709551615, slab_bytes=0, worker_count=0, device=-1, disk_cap_bytes=0, "
-        "pinned_gb=0.0, stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0",
-        "(str, str | None, int, int, int, int, int, float, int, int, int) -> None",
-        "Opens the lower tier: \"host\" or \"disk\"; with a `device` from 0 on, of that GPU's storages. Raises "
+        "tier, dir=None, cap_bytes=18446744073709551615, slab_bytes=0, worker_count=0, device_kind=None, device=0, "
+        "disk_cap_bytes=0, pinned_gb=0.0, stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0",
+        "(str, str | None, int, int, int, str | None, int, int, float, int, int, int) -> None",
+        "Opens the lower tier: \"host\" or \"disk\"; with a `device_kind`, of that GPU's storages. Raises "
         "OffloadError."),
     MS_EXT_METHOD("set_overlap", set_overlap, METH_O, "wanted, /", "(bool) -> None",
                   "Whether a GPU's transfers run beside the computation."),

@@ -11,15 +11,16 @@
  */
 #include "execute_ext.h"
 
-int ms_ext_device_open(ms_execution *execution, int index)
+int ms_ext_device_open(ms_execution *execution, ms_device_kind kind, int index)
 {
     const ms_torch *t = ms_ext_torch();
     ms_ext_device *device = &execution->device;
-    PyObject *cuda = PyImport_ImportModule("torch._C");
-    device->raw_stream = cuda != NULL ? PyObject_GetAttrString(cuda, "_cuda_getCurrentRawStream") : NULL;
-    Py_XDECREF(cuda);
+    PyObject *torch_c = PyImport_ImportModule("torch._C");
+    device->kind = ms__device_kind_of(kind);
+    device->raw_stream = torch_c != NULL ? PyObject_GetAttrString(torch_c, device->kind->torch_raw_stream) : NULL;
+    Py_XDECREF(torch_c);
     device->number = PyLong_FromLong(index);
-    device->name = PyUnicode_FromFormat("cuda:%d", index);
+    device->name = PyUnicode_FromFormat("%s:%d", device->kind->name, index);
     device->bytes_kwargs =
         device->name != NULL ? Py_BuildValue("{s:O,s:O}", "dtype", t->uint8, "device", device->name) : NULL;
     device->empty_tensor =
@@ -68,10 +69,12 @@ int ms_ext_device_lend(const ms_execution *execution, const ms_memory *memory, P
     if (memory->stream == ms_ext_device_stream(execution)) {
         return 0;
     }
-    PyObject *cuda = PyImport_ImportModule("torch.cuda");
-    PyObject *stream = cuda != NULL ? PyObject_CallMethod(cuda, "current_stream", "O", execution->device.number) : NULL;
+    PyObject *torch_module = PyImport_ImportModule(execution->device.kind->torch_module);
+    PyObject *stream = torch_module != NULL
+                           ? PyObject_CallMethod(torch_module, "current_stream", "O", execution->device.number)
+                           : NULL;
     PyObject *done = stream != NULL ? PyObject_CallMethod(view, "record_stream", "O", stream) : NULL;
-    Py_XDECREF(cuda);
+    Py_XDECREF(torch_module);
     Py_XDECREF(stream);
     Py_XDECREF(done);
     return done != NULL ? 0 : -1;

@@ -24,6 +24,7 @@
 
 #include "common.h"
 
+#include "device/device.h"
 #include "memscale/execute.h"
 
 /* ---- torch --------------------------------------------------------------- */
@@ -104,7 +105,8 @@ typedef struct ms_identity_set {
 
 /* The GPU whose storages the tier takes; all NULL where it takes the CPU's. */
 typedef struct ms_ext_device {
-    PyObject *number, *name; /* 0, "cuda:0" */
+    const ms__device_kind *kind;
+    PyObject *number, *name; /* 0, and torch's name of the device */
     PyObject *bytes_kwargs;  /* of torch.empty() */
     PyObject *empty_tensor;
     PyObject *raw_stream;    /* torch's handle of the current stream */
@@ -147,9 +149,9 @@ PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors);
 /* ---- GPUs: execute_device.c ------------------------------------------------------ */
 
 /* -1 with an exception. */
-int ms_ext_device_open(ms_execution *execution, int index);
+int ms_ext_device_open(ms_execution *execution, ms_device_kind kind, int index);
 void ms_ext_device_close(ms_execution *execution);
-/* The rest only while ms_execute_device() >= 0. */
+/* The rest only while !ms_execute_host_is_device(). */
 void *ms_ext_device_stream(const ms_execution *execution);
 bool ms_ext_device_has(const ms_execution *execution, PyObject *tensor);
 /* `view` of fetched memory goes to the calling thread's stream. -1 with an exception. */

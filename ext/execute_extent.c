@@ -22,7 +22,7 @@ static PyObject *unpack_extent(ms_saved *saved)
     Py_XDECREF(tensor);
     Py_DECREF(storage);
     bool is_fetched = reference != ms_extent_source(saved->extent);
-    if (view != NULL && is_fetched && ms_execute_device(execute) >= 0 &&
+    if (view != NULL && is_fetched && !ms_execute_host_is_device(execute) &&
         ms_ext_device_lend(saved->execution, reference, view) != 0) {
         Py_CLEAR(view);
     }

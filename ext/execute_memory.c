@@ -160,7 +160,7 @@ static int host_obtain(void *context, uint64_t bytes, void **reference, void **a
         *reference = memory;
         *address = place;
         *capacity = ms_ext_capacity_behind(place, bytes);
-        memory->stream = ms_execute_device(execution->execute) >= 0 ? ms_ext_device_stream(execution) : NULL;
+        memory->stream = ms_execute_host_is_device(execution->execute) ? NULL : ms_ext_device_stream(execution);
     }
     Py_XDECREF(storage);
     PyErr_Restore(type, value, traceback);

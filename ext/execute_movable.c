@@ -25,8 +25,8 @@ int ms_ext_look_behind(PyObject *tensor, ms_movable *what)
 /* Whether it lies in the memory that the tier takes. */
 static bool is_here(const ms_execution *execution, PyObject *tensor)
 {
-    return ms_execute_device(execution->execute) >= 0 ? ms_ext_device_has(execution, tensor)
-                                                      : ms_ext_flag(tensor, ms_ext_torch()->n_is_cpu) == 1;
+    return ms_execute_host_is_device(execution->execute) ? ms_ext_flag(tensor, ms_ext_torch()->n_is_cpu) == 1
+                                                         : ms_ext_device_has(execution, tensor);
 }
 
 /* Whether a tensor's storage can be sent away and rebuilt from bytes. No exception is

@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/os/procfs.h"
 #include "common.h"
+#include "device/device.h"
 #include "rooms.h"
 
 static PyObject *hardware_probe(PyObject *module, PyObject *args, PyObject *keywords)
@@ -114,6 +115,37 @@ static PyObject *reset_peak_rss(PyObject *module, PyObject *args)
     return ms_ext_none_or_raise(ms__resident_reset_peak(&err), &err);
 }
 
+/* One row of device_kinds(). */
+static PyObject *kind_row(const ms__device_kind *kind)
+{
+    return Py_BuildValue("{s:s,s:s,s:s,s:O,s:s}", "name", kind->name, "label", kind->label, "api", kind->api,
+                         "host_is_device", kind->host_is_device ? Py_True : Py_False, "torch_module",
+                         kind->torch_module);
+}
+
+static PyObject *device_kinds(PyObject *module, PyObject *args)
+{
+    (void)module;
+    (void)args;
+    PyObject *rows = PyTuple_New(MS_DEVICE_KIND_COUNT);
+    for (Py_ssize_t i = 0; rows != NULL && i < MS_DEVICE_KIND_COUNT; i++) {
+        PyObject *row = kind_row(ms__device_kinds[i]);
+        if (row == NULL || PyTuple_SetItem(rows, i, row) != 0) { /* takes the reference, always */
+            Py_CLEAR(rows);
+        }
+    }
+    return rows;
+}
+
+static PyObject *device_check(PyObject *module, PyObject *given)
+{
+    (void)module;
+    ms_device_kind kind;
+    ms_error err;
+    const char *name = ms_ext_utf8(given, "name", NULL);
+    return name == NULL ? NULL : ms_ext_none_or_raise(ms_device_kind_named(name, &kind, &err), &err);
+}
+
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("hardware_probe", MS_EXT_FAST(hardware_probe), METH_VARARGS | METH_KEYWORDS,
                     "disk_dir=None, cache_dir=None, no_cache=False, no_measure=False",
@@ -123,6 +155,10 @@ static PyMethodDef methods[] = {
                     "The description as the library writes it. Raises MemScaleError."),
     MS_EXT_FUNCTION("disk_probe", disk_probe, METH_O, "dir, /", "(str) -> str",
                     "JSON of a directory of the disk tier, made where it is missing; ConfigError where it is not fit."),
+    MS_EXT_FUNCTION("device_kinds", device_kinds, METH_NOARGS, "/", "() -> tuple[dict[str, Any], ...]",
+                    "Name, label, api, host_is_device and torch_module of each kind of device, the host's first."),
+    MS_EXT_FUNCTION("device_check", device_check, METH_O, "name, /", "(str) -> None",
+                    "MemScaleError for a kind of device that memscale does not know."),
     MS_EXT_FUNCTION("process_memory", process_memory, METH_NOARGS, "/", "() -> dict[str, int]",
                     "Rss_bytes and peak_rss_bytes of this process."),
     MS_EXT_FUNCTION("reset_peak_rss", reset_peak_rss, METH_NOARGS, "/", "() -> None",

@@ -10,22 +10,26 @@
 static PyObject *hardware_set_process(PyObject *module, PyObject *args)
 {
     (void)module;
-    const char *json;
-    int device;
+    const char *json, *name;
+    int index;
     unsigned long long allocated_bytes;
-    if (!PyArg_ParseTuple(args, "siK:hardware_set_process", &json, &device, &allocated_bytes)) {
+    if (!PyArg_ParseTuple(args, "ssiK:hardware_set_process", &json, &name, &index, &allocated_bytes)) {
         return NULL;
     }
     ms_error err;
-    int rc = MS_OK;
+    ms_device_kind kind;
     char *text = NULL;
+    int rc = ms_device_kind_named(name, &kind, &err);
+    if (rc != MS_OK) {
+        return ms_ext_raise(&err);
+    }
     ms_hardware *hardware = ms_malloc(sizeof *hardware);
     if (hardware == NULL) {
         return PyErr_NoMemory();
     }
     rc = ms_hardware_parse(json, hardware, &err);
     if (rc == MS_OK) {
-        rc = ms_hardware_set_process(hardware, device, allocated_bytes, &err);
+        rc = ms_hardware_set_process(hardware, ms_device_host_is_device(kind) ? -1 : index, allocated_bytes, &err);
     }
     if (rc == MS_OK) {
         text = ms_hardware_to_json(hardware);
@@ -177,9 +181,10 @@ static PyObject *tile_rows(PyObject *module, PyObject *rows)
 
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
-        "hardware_set_process", hardware_set_process, METH_VARARGS, "hardware, device, allocated_bytes, /",
-        "(str, int, int) -> str",
-        "The description with this process's baseline; device -1 is the CPU, whose resident memory is measured."),
+        "hardware_set_process", hardware_set_process, METH_VARARGS, "hardware, kind, index, allocated_bytes, /",
+        "(str, str, int, int) -> str",
+        "The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident "
+        "memory, which is measured. MemScaleError for a kind that memscale does not know."),
     MS_EXT_FUNCTION("signature_find", signature_find, METH_VARARGS, "known, signature, /",
                     "(list[str], str) -> str | None", "Which of the known signatures serves these inputs."),
     MS_EXT_FUNCTION("signature_without_numbers", signature_without_numbers, METH_VARARGS, "signature, dropped=None, /",

@@ -1,8 +1,8 @@
 """Checks that the tree keeps its shape; called by test.sh and lint.sh.
 
-Who may include or import whom, how long files and functions may be, that nothing
-names a home folder. Prints every place that breaks a rule and exits with status 1 if
-there was one.
+Who may include or import whom, how long files and functions may be, that only the device seam knows kinds of
+device, that nothing names a home folder. Prints every place that breaks a rule and exits with status 1 if there
+was one.
 """
 
 from __future__ import annotations
@@ -191,6 +191,57 @@ def long_python_functions(tree: ast.AST) -> Iterator[tuple[int, int]]:
                 yield node.lineno, length
 
 
+# ---- devices -----------------------------------------------------------------
+
+# The seam: the only places that may know one kind of device from another.
+DEVICE_ROOM = ("src/device/", "include/memscale/device.h", "python/memscale/device.py")
+# Keep the number of the training device, which is -1 for the host; all others ask ms_hardware_host_is_device().
+DEVICE_NUMBERS = ("src/hardware/hardware.c", "src/hardware/hardware_json.c", "src/sim/process.c")
+C_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+DEVICE_SIGN = re.compile(r"\bdevice (?:<|>=|==|!=) -?[01]\b")
+
+
+def c_device_facts(name: str, text: str) -> Iterator[tuple[int, str]]:
+    """Lines of C outside of the seam that name a kind of device, or tell it by its number."""
+    code = C_COMMENT.sub(lambda comment: "\n" * comment.group().count("\n"), text)
+    for number, line in enumerate(code.splitlines(), 1):
+        if "cuda" in line.lower():
+            yield number, "names a kind of device: ask its row (src/device)"
+        if DEVICE_SIGN.search(line) and name not in DEVICE_NUMBERS:
+            yield number, "tells the host by a device's number: ask ms_hardware_host_is_device()"
+
+
+def docstrings_of(tree: ast.AST) -> set[int]:
+    """Identities of the nodes that are docstrings, those of attributes included."""
+    bodies = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
+    return {id(node.value) for body in bodies for node in body if isinstance(node, ast.Expr)}
+
+
+def python_device_facts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The same for Python: identifiers, attributes and strings, docstrings excepted."""
+    documentation = docstrings_of(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) in documentation:
+            continue
+        words = [value for _, value in ast.iter_fields(node) if isinstance(value, str)]
+        if any("cuda" in word.lower() for word in words):
+            yield getattr(node, "lineno", 0), "names a kind of device: ask memscale.device"
+
+
+def check_devices(path: pathlib.Path, text: str) -> Iterator[str]:
+    """Kinds of device that are named or told apart outside of the seam."""
+    name = path.relative_to(ROOT).as_posix()
+    if name.startswith(DEVICE_ROOM):
+        return
+    found: Iterator[tuple[int, str]] = iter(())
+    if name.startswith(("src/", "ext/", "cli/", "include/")):
+        found = c_device_facts(name, text)
+    elif name.startswith("python/memscale/"):
+        found = python_device_facts(ast.parse(text, name))
+    for line, what in found:
+        yield f"line {line}: {what}"
+
+
 # ---- words -------------------------------------------------------------------
 
 FORBIDDEN = [
@@ -251,6 +302,7 @@ def main() -> int:
         found: list[str] = []
         if path.suffix in {".c", ".h", ".py"}:
             found += check_code(path, text)
+            found += check_devices(path, text)
         if path != pathlib.Path(__file__).resolve():
             found += [f"line {line}: {what}" for line, what in forbidden_words(text)]
         for message in found:

@@ -81,6 +81,8 @@ MS_API void ms_execute_close(ms_execute *execute);
 /* Opens the lower tier of an executor that has none. MS_ESTATE where it has one. May wait. */
 MS_API int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options, ms_error *err);
 MS_API bool ms_execute_has_tier(const ms_execute *execute);
+/* Whether the tier takes storages in host memory, or is not open. */
+MS_API bool ms_execute_host_is_device(const ms_execute *execute);
 /* The GPU whose storages the tier takes; -1 where it takes those of the CPU, or is not open. */
 MS_API int ms_execute_device(const ms_execute *execute);
 /* Of a GPU's tier: whether transfers run beside the computation (true at first). Without,

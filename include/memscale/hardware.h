@@ -11,12 +11,11 @@
 #define MEMSCALE_HARDWARE_H
 
 #include "memscale/config.h"
+#include "memscale/device.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum { MS_NAME_MAX = 256, MS_GPU_MAX = 16 };
 
 /* Instruction sets that the kernels know; a bit each. */
 #define MS_ISA_TABLE(X) \
@@ -69,19 +68,6 @@ typedef struct ms_disk {
     char refusal[MS_NAME_MAX]; /* why `dir` can't be used; "" where it can */
 } ms_disk;
 
-/* One GPU and its link to the host. */
-typedef struct ms_gpu {
-    char name[MS_NAME_MAX];
-    uint64_t total_bytes;
-    uint64_t free_bytes;
-    uint32_t copy_engines;
-    uint32_t compute_major, compute_minor;
-    uint64_t matmul_flops_per_s;
-    uint64_t stream_bytes_per_s;
-    uint64_t to_host_bytes_per_s;
-    uint64_t from_host_bytes_per_s;
-} ms_gpu;
-
 /* What the training process itself holds, measured when it is wrapped. A plan
  * made without a process (the command line) has zeros here. */
 typedef struct ms_process {
@@ -127,6 +113,15 @@ MS_API int ms_disk_probe(const char *dir, ms_disk *disk, ms_error *err);
 /* Reads and writes the description of a machine as JSON (docs/formats/hardware.schema.json). */
 MS_API int ms_hardware_parse(const char *json, ms_hardware *hardware, ms_error *err);
 MS_API char *ms_hardware_to_json(const ms_hardware *hardware);
+
+/* The kind of the training device: MS_DEVICE_CPU, or that of its GPU. */
+MS_API ms_device_kind ms_hardware_device_kind(const ms_hardware *hardware);
+
+/* Whether training runs in host memory. */
+MS_API bool ms_hardware_host_is_device(const ms_hardware *hardware);
+
+/* The GPU that training runs on; NULL where that is the CPU, or a GPU that is not described. */
+MS_API const ms_gpu *ms_hardware_gpu(const ms_hardware *hardware);
 
 /* The bytes that training may take on its device when the user names no budget:
  * for a GPU its total, for a CPU host the smaller of RAM and the binding limit. */

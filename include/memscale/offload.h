@@ -22,8 +22,8 @@
  * all workers are busy are moved by one request; each keeps its ticket, its checksum and its
  * own end. None is held back for others to come.
  *
- * GPUs. With `from_device`, what is stored and fetched lies in the memory of a CUDA
- * device, and the tier is host memory: pinned as far as `pinned_bytes` and the driver allow,
+ * GPUs. With `from_device`, what is stored and fetched lies in the memory of a GPU, and the
+ * tier is host memory: pinned as far as `pinned_bytes` and the driver allow,
  * pageable beyond, and on disk, if there is a directory, where `cap_bytes` is reached. Each
  * transfer begins after what was queued, when it was asked for, on the stream that the
  * call names; it has ended when the host has seen its end, so that whatever is queued after
@@ -37,7 +37,7 @@
 #ifndef MEMSCALE_OFFLOAD_H
 #define MEMSCALE_OFFLOAD_H
 
-#include "memscale/base.h"
+#include "memscale/device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -77,6 +77,7 @@ typedef struct ms_offload_options {
     /* Of a GPU. `dir` is then optional with MS_TIER_HOST: where what `cap_bytes` does not
      * allow goes. MS_TIER_DISK: everything goes there. */
     bool from_device;
+    ms_device_kind device_kind; /* of the GPU; 0: MS_DEVICE_UNSTATED */
     uint32_t device;           /* its ordinal, as the driver counts */
     uint64_t pinned_bytes;     /* most host memory to pin; 0: up to cap_bytes, at most
                                   half of what is available */
@@ -121,7 +122,7 @@ MS_API int ms_offload_store(ms_offload *engine, const void *source, uint64_t byt
  * fails, what is in the destination is not said. */
 MS_API int ms_offload_fetch(ms_offload *engine, ms_ticket ticket, void *destination, uint64_t capacity, ms_error *err);
 
-/* The same for a GPU's memory (from_device): `stream` is the caller's CUDA stream, on which
+/* The same for a GPU's memory (from_device): `stream` is the caller's stream, on which
  * the bytes were made, or the destination was used before; NULL is the legacy default
  * stream, which the calls above mean. MS_EINVAL for engines of other memory. */
 MS_API int ms_offload_store_on(ms_offload *engine, void *stream, const void *source, uint64_t bytes, ms_ticket *ticket,

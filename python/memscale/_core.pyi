@@ -60,16 +60,15 @@ class Execution:
         cap_bytes: int = 18446744073709551615,
         slab_bytes: int = 0,
         worker_count: int = 0,
-        device: int = -1,
+        device_kind: str | None = None,
+        device: int = 0,
         disk_cap_bytes: int = 0,
         pinned_gb: float = 0.0,
         stream_count: int = 0,
         write_bytes_per_s: int = 0,
         read_bytes_per_s: int = 0,
     ) -> None:
-        """Opens the lower tier: "host" or "disk"; with a `device` from 0 on, of that GPU's storages. Raises
-        OffloadError.
-        """
+        """Opens the lower tier: "host" or "disk"; with a `device_kind`, of that GPU's storages. Raises OffloadError."""
     def peek(self, layer: int, /) -> Technique:
         """The technique of the layer's next call."""
     def poll(self) -> None:
@@ -325,6 +324,12 @@ def counter_metrics() -> list[tuple[str, str, str, int]]:
     metric's unit.
     """
 
+def device_check(name: str, /) -> None:
+    """MemScaleError for a kind of device that memscale does not know."""
+
+def device_kinds() -> tuple[dict[str, Any], ...]:
+    """Name, label, api, host_is_device and torch_module of each kind of device, the host's first."""
+
 def disk_probe(dir: str, /) -> str:
     """JSON of a directory of the disk tier, made where it is missing; ConfigError where it is not fit."""
 
@@ -362,8 +367,10 @@ def hardware_probe(
 ) -> str:
     """JSON of this machine. ConfigError where disk_dir is not fit for the disk tier."""
 
-def hardware_set_process(hardware: str, device: int, allocated_bytes: int, /) -> str:
-    """The description with this process's baseline; device -1 is the CPU, whose resident memory is measured."""
+def hardware_set_process(hardware: str, kind: str, index: int, allocated_bytes: int, /) -> str:
+    """The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident memory,
+    which is measured. MemScaleError for a kind that memscale does not know.
+    """
 
 def history_add(history: object, step: dict[str, Any], counters: dict[str, int], /) -> None:
     """Adds what a step showed, and the counters after it."""

@@ -1,6 +1,6 @@
 /*
  * library.h - a shared library's functions, found at run time: nothing has to be there to
- * build, and a machine without it does without what it is for. Used by libcuda.c and libzstd.c.
+ * build, and a machine without it does without what it is for. Used by device/libcuda.c and libzstd.c.
  */
 #ifndef MS_BASE_LIBRARY_H
 #define MS_BASE_LIBRARY_H

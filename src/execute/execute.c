@@ -15,6 +15,7 @@ int ms_execute_open(const ms_execute_host *host, const ms_offload_options *tier,
     }
     made->host = *host;
     made->is_packing = true;
+    made->host_is_device = true;
     made->device = -1;
     ms__table_clear(made);
     if (tier != NULL) {
@@ -76,7 +77,8 @@ int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options,
         return fail_has_tier(err);
     }
     execute->tier = tier;
-    execute->device = options->from_device ? (int)options->device : -1;
+    execute->host_is_device = !options->from_device || ms_device_host_is_device(options->device_kind);
+    execute->device = execute->host_is_device ? -1 : (int)options->device;
     return MS_OK;
 }
 
@@ -99,6 +101,11 @@ void ms_execute_close(ms_execute *execute)
 bool ms_execute_has_tier(const ms_execute *execute)
 {
     return execute->tier != NULL;
+}
+
+bool ms_execute_host_is_device(const ms_execute *execute)
+{
+    return execute->host_is_device;
 }
 
 int ms_execute_device(const ms_execute *execute)

@@ -153,7 +153,8 @@ typedef struct ms__step_watch {
 struct ms_execute {
     ms_execute_host host;
     ms_offload *tier;
-    int device;         /* whose storages the tier takes; -1: the CPU's */
+    bool host_is_device; /* the tier takes the host's storages, or is not open */
+    int device;         /* else: the number of the GPU whose it takes; -1 */
     bool is_in_step;    /* of a device: transfers are waited for at the layers' ends */
     bool tier_broken; /* an I/O error: not used again */
     bool tier_full;   /* until the next step */

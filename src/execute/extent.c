@@ -256,7 +256,7 @@ static void write_window_wait(ms_execute *execute, uint64_t bytes)
 /* may wait */
 void ms__stores_finish(ms_execute *execute)
 {
-    if (execute->device >= 0 && execute->is_in_step) {
+    if (!execute->host_is_device && execute->is_in_step) {
         write_window_wait(execute, UINT64_MAX - execute->storing_bytes);
     }
 }
@@ -264,11 +264,11 @@ void ms__stores_finish(ms_execute *execute)
 static int store_start(ms_execute *execute, ms_extent *extent, const void *address, uint64_t capacity, ms_error *err)
 {
     const ms_execute_host *host = &execute->host;
-    void *stream = execute->device >= 0 ? host->stream(host->context) : NULL;
+    void *stream = !execute->host_is_device ? host->stream(host->context) : NULL;
     if (host->unlock != NULL) {
         host->unlock(host->context);
     }
-    int rc = execute->device >= 0
+    int rc = !execute->host_is_device
                  ? ms_offload_store_on(execute->tier, stream, address, extent->bytes, &extent->ticket, err)
                  : ms_offload_store(execute->tier, address, extent->bytes, capacity, &extent->ticket, err);
     if (host->lock != NULL) {

@@ -144,7 +144,7 @@ static int unpack_into(ms_execute *execute, ms_extent *extent, void *memory, voi
 static int fetch_into(ms_execute *execute, const ms_extent *extent, void *address, uint64_t capacity, ms_error *err)
 {
     const ms_execute_host *host = &execute->host;
-    return execute->device >= 0
+    return !execute->host_is_device
                ? ms_offload_fetch_on(execute->tier, host->stream(host->context), extent->ticket, address, capacity, err)
                : ms_offload_fetch(execute->tier, extent->ticket, address, capacity, err);
 }
@@ -223,7 +223,7 @@ static bool prefetch_one(ms_execute *execute, ms_extent *extent, uint64_t serial
 
 void ms__prefetch_before(ms_execute *execute, uint64_t serial, uint64_t frame_serial)
 {
-    if (execute->read_window_bytes == 0 || (execute->device >= 0 && execute->is_in_step)) {
+    if (execute->read_window_bytes == 0 || (!execute->host_is_device && execute->is_in_step)) {
         return;
     }
     ms_extent *extent = execute->saved.last;

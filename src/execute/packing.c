@@ -40,7 +40,7 @@ ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t
                            const void *address, uint64_t bytes, void *memory)
 {
     uint64_t frame_serial = frame->serial;
-    if (!execute->is_packing || execute->device >= 0 || !is_wanted(execute, frame, identity) ||
+    if (!execute->is_packing || !execute->host_is_device || !is_wanted(execute, frame, identity) ||
         !ms__pack_may(address, bytes) || !ms__extents_have_room(execute)) {
         return NULL;
     }

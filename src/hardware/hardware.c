@@ -9,6 +9,7 @@
 
 #include "base/os/file.h"
 #include "base/units.h"
+#include "device/device.h"
 #include "hardware/probe.h"
 #include "hardware/rates.h"
 #include "memscale/hardware.h"
@@ -40,12 +41,29 @@ uint64_t ms_round_2_digits(uint64_t value)
     return ms__mul_sat(rounded, unit);
 }
 
+const ms_gpu *ms_hardware_gpu(const ms_hardware *hardware)
+{
+    bool is_described =
+        hardware->device >= 0 && (uint32_t)hardware->device < hardware->gpu_count && hardware->device < MS_GPU_MAX;
+    return is_described ? &hardware->gpu[hardware->device] : NULL;
+}
+
+ms_device_kind ms_hardware_device_kind(const ms_hardware *hardware)
+{
+    const ms_gpu *gpu = ms_hardware_gpu(hardware);
+    ms_device_kind kind = gpu != NULL ? gpu->kind : MS_DEVICE_UNSTATED;
+    return hardware->device < 0 ? MS_DEVICE_CPU : kind;
+}
+
+bool ms_hardware_host_is_device(const ms_hardware *hardware)
+{
+    return ms_device_host_is_device(ms_hardware_device_kind(hardware));
+}
+
 uint64_t ms_hardware_device_bytes(const ms_hardware *hardware)
 {
-    if (hardware->device >= 0 && (uint32_t)hardware->device < hardware->gpu_count) {
-        return hardware->gpu[hardware->device].total_bytes;
-    }
-    return ms__min_u64(hardware->ram.total_bytes, hardware->ram.limit_bytes);
+    const ms_gpu *gpu = ms_hardware_gpu(hardware);
+    return gpu != NULL ? gpu->total_bytes : ms__min_u64(hardware->ram.total_bytes, hardware->ram.limit_bytes);
 }
 
 /* ---- what a measurement holds for --------------------------------------- */
@@ -176,6 +194,21 @@ static void find_disk_rates(const rate_store *store, ms_disk *disk)
         return;
     }
     round_and_save(store, "disk", key.text, rates, count);
+}
+
+/* ---- GPUs --------------------------------------------------------------- */
+
+uint32_t ms__probe_gpus(ms_gpu *gpus)
+{
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < MS_DEVICE_KIND_COUNT; i++) {
+        found += ms__device_kinds[i]->probe(&gpus[found], MS_GPU_MAX - found);
+    }
+    for (uint32_t i = 0; i < found; i++) {
+        gpus[i].matmul_flops_per_s = ms_round_2_digits(gpus[i].matmul_flops_per_s);
+        gpus[i].stream_bytes_per_s = ms_round_2_digits(gpus[i].stream_bytes_per_s);
+    }
+    return found;
 }
 
 /* ---- the whole ---------------------------------------------------------- */

@@ -189,10 +189,25 @@ static int read_process(const ms__json_at *root, ms_process *process)
     return rc;
 }
 
+/* Documents of before there were kinds say none. */
+static int read_kind(const ms__json_at *at, ms_device_kind *kind)
+{
+    char name[MS_NAME_MAX];
+    ms_error err;
+    int rc = read_text(at, "kind", name, sizeof name);
+    if (rc == MS_OK && (ms_device_kind_named(name, kind, &err) != MS_OK || ms_device_host_is_device(*kind))) {
+        rc = ms__json_fail(at, MS_EFORMAT, "\"kind\": memscale knows no GPU of kind \"%.64s\"", name);
+    }
+    return rc;
+}
+
 static int read_gpu(const ms__json_at *at, ms_gpu *gpu)
 {
-    int rc = ONLY(at, "name", "total_bytes", "free_bytes", "copy_engines", "compute_major", "compute_minor",
+    int rc = ONLY(at, "kind", "name", "total_bytes", "free_bytes", "copy_engines", "compute_major", "compute_minor",
                   "matmul_flops_per_s", "stream_bytes_per_s", "to_host_bytes_per_s", "from_host_bytes_per_s");
+    if (rc == MS_OK && ms__json_has(at, "kind")) {
+        rc = read_kind(at, &gpu->kind);
+    }
     if (rc == MS_OK) {
         rc = read_text(at, "name", gpu->name, sizeof gpu->name);
     }
@@ -365,6 +380,9 @@ static void write_process(ms__json_writer *writer, json_t *root, const ms_proces
 static void write_gpu(ms__json_writer *writer, json_t *list, const ms_gpu *gpu)
 {
     json_t *object = ms__json_add_object(writer, list);
+    if (gpu->kind != MS_DEVICE_UNSTATED) {
+        ms__json_put_string(writer, object, "kind", ms_device_kind_name(gpu->kind));
+    }
     ms__json_put_string(writer, object, "name", gpu->name);
     ms__json_put_u64(writer, object, "total_bytes", gpu->total_bytes);
     ms__json_put_u64(writer, object, "free_bytes", gpu->free_bytes);

@@ -16,10 +16,10 @@ int ms__probe_ram(ms_ram *ram, ms_error *err);
 /* The processor's name out of the text of /proc/cpuinfo; "" where it has none. */
 void ms__cpu_name(const char *cpuinfo, char *name, size_t size);
 
-/* ---- probe_gpu.c -------------------------------------------------------- */
+/* ---- hardware.c --------------------------------------------------------- */
 
-/* The GPUs that the CUDA driver shows, at most MS_GPU_MAX; returns their number.
- * Rates are estimates from clocks and widths. */
+/* The GPUs that the drivers show, at most MS_GPU_MAX, kind by kind; returns their number.
+ * Rates are estimates, rounded. */
 uint32_t ms__probe_gpus(ms_gpu *gpus);
 
 /* ---- probe_disk.c ------------------------------------------------------- */

@@ -76,7 +76,7 @@ static void put_machine(ms__json_writer *writer, json_t *root, const ms_hardware
         ms__json_put_string(writer, root, "device_memory", "unknown");
         return;
     }
-    ms__json_put_string(writer, root, "device", hardware->device < 0 ? "cpu" : "gpu");
+    ms__json_put_string(writer, root, "device", ms_hardware_host_is_device(hardware) ? "cpu" : "gpu");
     ms__json_put_string(writer, root, "device_memory", BUCKET(ms_hardware_device_bytes(hardware), memory_buckets));
 }
 

@@ -6,7 +6,7 @@
 const ms__backend_ops *ms__backend_choose(const ms__backend_options *options)
 {
     if (options->from_device && options->tier != MS_TIER_DEVICE) {
-        return &ms__backend_cuda;
+        return ms_device_host_is_device(options->device_kind) ? NULL : &ms__backend_device;
     }
     switch (options->tier) {
     case MS_TIER_HOST:

@@ -11,7 +11,7 @@
  * and this loop: start transfers while the lane has room and pieces are waiting,
  * then finish one. A backend that moves bytes in the calling thread (memory,
  * file) has lane_depth 1 and does the work in finish(). One that submits (to a
- * CUDA stream) has lane_depth N: start() queues, finish() submits what is queued and blocks until any one has ended. How many transfers are to be
+ * device's stream) has lane_depth N: start() queues, finish() submits what is queued and blocks until any one has ended. How many transfers are to be
  * under way at a time (`depth`) is the same for both: in lanes, or within one. New work is seen when
  * finish() returns, so it need not be interruptible: a piece takes milliseconds.
  *
@@ -63,6 +63,7 @@ typedef struct ms__backend_options {
     unsigned char *slab;    /* where the slots lie, for backends that pin it */
     uint64_t slab_bytes;
     /* Of a GPU's engine only; see ms_offload_options. */
+    ms_device_kind device_kind;
     uint32_t device;
     uint64_t pinned_bytes;
     uint64_t disk_cap_bytes;
@@ -130,7 +131,7 @@ struct ms__backend_ops {
 
 extern const ms__backend_ops ms__backend_memory;
 extern const ms__backend_ops ms__backend_file;
-extern const ms__backend_ops ms__backend_cuda;
+extern const ms__backend_ops ms__backend_device;
 
 /* The backend for these options; NULL where this build has none for the tier. */
 const ms__backend_ops *ms__backend_choose(const ms__backend_options *options);

@@ -56,6 +56,7 @@ static int open_backend(ms_offload *engine, const ms_offload_options *options, m
         .slab = engine->slab.address,
         .slab_bytes = engine->slab.bytes,
         .from_device = options->from_device,
+        .device_kind = options->device_kind,
         .device = options->device,
         .pinned_bytes = options->pinned_bytes,
         .disk_cap_bytes = or_default(options->disk_cap_bytes, UINT64_MAX),

@@ -124,7 +124,8 @@ static uint64_t allowed_peak(const ms_plan *plan, const ms_observation *seen)
 static uint64_t measured_scratch(const ms_graph *graph, const ms_hardware *hardware, const ms_plan *plan,
                                  const ms_observation *seen)
 {
-    if (seen->peak_held_bytes == MS_UNSET || hardware->process.baseline_bytes == 0 || hardware->device >= 0) {
+    if (seen->peak_held_bytes == MS_UNSET || hardware->process.baseline_bytes == 0 ||
+        !ms_hardware_host_is_device(hardware)) {
         return MS_UNSET;
     }
     uint64_t known = ms__add_sat(hardware->process.baseline_bytes, seen->peak_held_bytes);

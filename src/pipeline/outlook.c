@@ -136,7 +136,7 @@ static ms_hardware *with_model(const ms_hardware *hardware, const ms_graph *grap
     *loaded = *hardware;
     bool is_none = hardware->process.baseline_bytes == 0;
     if (is_none) {
-        loaded->process.baseline_bytes = hardware->device < 0 ? MS__RUNTIME_BYTES : MS__GPU_RUNTIME_BYTES;
+        loaded->process.baseline_bytes = ms__device_kind_of(ms_hardware_device_kind(hardware))->runtime_bytes;
     }
     if (is_absent || is_none) {
         uint64_t model = ms__add_sat(graph->residents.parameter_bytes, graph->residents.buffer_bytes);
@@ -149,13 +149,13 @@ static void judge(const ms_graph *graph, const ms_hardware *hardware, const ms_p
 {
     uint64_t fixed = fixed_bytes(graph, hardware), need = pressure->need_bytes;
     uint64_t slack = 0;
-    if (hardware->device < 0) {
+    if (ms_hardware_host_is_device(hardware)) {
         uint64_t tensors = ms__sub_sat(need, hardware->process.baseline_bytes);
         slack = ms__add_sat(ms__mul_div_up(tensors, MS_LIBC_SLACK_PERMILLE, 1000), MS_FIRST_STEP_BYTES);
     }
     outlook->need_bytes = ms__add_sat(need, slack);
     outlook->risk = risk_of(outlook->need_bytes, outlook->capacity_bytes);
-    fixed = ms__add_sat(fixed, hardware->device < 0 ? MS_FIRST_STEP_BYTES : 0);
+    fixed = ms__add_sat(fixed, ms_hardware_host_is_device(hardware) ? MS_FIRST_STEP_BYTES : 0);
     uint64_t variable = ms__sub_sat(outlook->need_bytes, fixed);
     uint64_t room = ms__sub_sat(ms__mul_div(outlook->capacity_bytes, MS_RISK_MODERATE_PERMILLE, 1000), fixed);
     outlook->batch_permille = variable == 0 ? 1000 : ms__min_u64(ms__mul_div(room, 1000, variable), 1000);

@@ -47,12 +47,12 @@ const char *ms_precision_name(ms_precision precision)
 static int on_gpu(const ms_hardware *hardware, bool has_fp16_parameters, ms_precision *chosen, char **line,
                   ms_error *err)
 {
-    uint32_t index = (uint32_t)hardware->device;
-    if (index >= hardware->gpu_count || index >= MS_GPU_MAX) {
+    const ms_gpu *gpu = ms_hardware_gpu(hardware);
+    if (gpu == NULL) {
         *chosen = MS_PRECISION_AS_IS;
         return say("use_mixed_precision: not used: nothing is known of this GPU", line, err);
     }
-    if (hardware->gpu[index].compute_major >= GPU_WITH_BF16) {
+    if (gpu->compute_major >= GPU_WITH_BF16) {
         *chosen = MS_PRECISION_BF16;
         return say("use_mixed_precision: forwards run under autocast to BF16, which this GPU computes", line, err);
     }
@@ -69,7 +69,7 @@ static int on_gpu(const ms_hardware *hardware, bool has_fp16_parameters, ms_prec
 int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, bool has_fp16_parameters, ms_hardware *hardware,
                           ms_precision *chosen, char **line, ms_error *err)
 {
-    if (hardware->device >= 0) {
+    if (!ms_hardware_host_is_device(hardware)) {
         return on_gpu(hardware, has_fp16_parameters, chosen, line, err);
     }
     uint64_t permille = matmul_permille(hardware->cpu.isa);

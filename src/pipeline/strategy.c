@@ -73,7 +73,7 @@ int ms_pipeline_plan_by_policy(const ms_graph *graph, const ms_hardware *hardwar
     if (rc != MS_OK) {
         return rc;
     }
-    if (hardware->device < 0 && !pressure.budget_given) {
+    if (ms_hardware_host_is_device(hardware) && !pressure.budget_given) {
         stand_aside(config, &made);
     } else {
         choose(config, trained, rules_only, &made);

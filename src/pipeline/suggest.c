@@ -137,7 +137,7 @@ static void name_optimizers(refusal *r)
     const ms_loop *loop = &r->graph->loop;
     uint64_t least = r->err->hint_bytes;
     state_bytes bytes = measure(r->graph);
-    if (is_adam(r->graph, &bytes) && !loop->gradients_releasable && r->hardware->device < 0) {
+    if (is_adam(r->graph, &bytes) && !loop->gradients_releasable && ms_hardware_host_is_device(r->hardware)) {
         ms_graph own = with_optimizer(r->graph, bytes.full, bytes.streamed);
         least = name(r, &own, r->config, least, "memscale.optim.AdamW (state on disk)");
     }
@@ -163,7 +163,7 @@ static void name_all(refusal *r)
     }
     open.mode = MS_MODE_AGGRESSIVE;
     open.enable_checkpointing = open.enable_offloading = open.enable_tiling = true;
-    if (is_adam(&own, &bytes) && !own.loop.gradients_releasable && r->hardware->device < 0) {
+    if (is_adam(&own, &bytes) && !own.loop.gradients_releasable && ms_hardware_host_is_device(r->hardware)) {
         own = with_optimizer(r->graph, bytes.full, bytes.streamed);
     }
     (void)name(r, &own, &open, r->smallest_bytes, "all that keeps 32 bits and mode=\"aggressive\"");

@@ -13,8 +13,8 @@ static void add_machine(ms__text *text, const ms_hardware *hardware)
         return;
     }
     uint64_t device_bytes = ms_hardware_device_bytes(hardware);
-    bool on_gpu = hardware->device >= 0 && (uint32_t)hardware->device < hardware->gpu_count;
-    const char *name = on_gpu ? hardware->gpu[hardware->device].name : hardware->cpu.name;
+    const ms_gpu *gpu = ms_hardware_gpu(hardware);
+    const char *name = gpu != NULL ? gpu->name : hardware->cpu.name;
     ms__text_add(text, "  machine     %s, %u CPUs, %s", name, hardware->cpu.usable_cpus,
                  ms__text_bytes(device_bytes).text);
     if (hardware->disk.dir[0] != '\0' && hardware->disk.refusal[0] == '\0') {

@@ -40,11 +40,10 @@ static void take_saved(const ms_graph *graph, const ms_admission *admissions, ui
 
 static void take_machine(const ms_hardware *hardware, const ms_config *config, uint64_t *value)
 {
-    bool on_gpu = hardware->device >= 0;
-    value[MS_FEATURE_ON_GPU] = on_gpu;
-    value[MS_FEATURE_MATMUL_FLOPS_PER_S] =
-        on_gpu ? hardware->gpu[hardware->device].matmul_flops_per_s : hardware->cpu.matmul_flops_per_s;
-    value[MS_FEATURE_TO_HOST_BYTES_PER_S] = on_gpu ? hardware->gpu[hardware->device].to_host_bytes_per_s : 0;
+    const ms_gpu *gpu = ms_hardware_gpu(hardware);
+    value[MS_FEATURE_ON_GPU] = gpu != NULL;
+    value[MS_FEATURE_MATMUL_FLOPS_PER_S] = gpu != NULL ? gpu->matmul_flops_per_s : hardware->cpu.matmul_flops_per_s;
+    value[MS_FEATURE_TO_HOST_BYTES_PER_S] = gpu != NULL ? gpu->to_host_bytes_per_s : 0;
     value[MS_FEATURE_DISK_ROOM_BYTES] = ms_rules_disk_cap(hardware, config);
     value[MS_FEATURE_DISK_WRITE_BYTES_PER_S] = hardware->disk.write_bytes_per_s;
     value[MS_FEATURE_DISK_READ_BYTES_PER_S] = hardware->disk.read_bytes_per_s;

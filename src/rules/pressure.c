@@ -41,7 +41,7 @@ uint64_t ms_rules_disk_cap(const ms_hardware *hardware, const ms_config *config)
 
 uint64_t ms_rules_host_cap(const ms_hardware *hardware, const ms_config *config)
 {
-    if (hardware->device < 0) {
+    if (ms_hardware_host_is_device(hardware)) {
         return 0;
     }
     return ms__min_u64(config->max_cpu_offload_bytes, hardware->ram.available_bytes);

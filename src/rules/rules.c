@@ -101,7 +101,7 @@ static uint32_t judge_disk(const case_facts *facts, uint64_t bytes)
 
 static uint32_t judge_host(const case_facts *facts, uint64_t bytes)
 {
-    if (facts->hardware->device < 0) {
+    if (ms_hardware_host_is_device(facts->hardware)) {
         return MS_RULE_HOST_IS_DEVICE;
     }
     return facts->host_cap_bytes < ms__max_u64(bytes, 1) ? MS_RULE_HOST_CAP : ADMITTED;
@@ -167,7 +167,7 @@ static uint32_t judge_technique(const case_facts *facts, const ms_node *node, co
         rule = judge_selective(facts, node, admission);
     }
     if (rule == ADMITTED && row->moves_input) {
-        ms_rest lower = facts->hardware->device < 0 ? MS_REST_DISK : MS_REST_HOST;
+        ms_rest lower = ms_hardware_host_is_device(facts->hardware) ? MS_REST_DISK : MS_REST_HOST;
         rule = judge_move(facts, lower, movable_input_bytes(facts, node));
     }
     if (rule == ADMITTED && (row->rest == MS_REST_HOST || row->rest == MS_REST_DISK)) {
@@ -197,7 +197,7 @@ static uint32_t judge(const case_facts *facts, const ms_node *node, const ms_adm
 static void admit_packing(const case_facts *facts, const ms_node *node, ms_admission *admission)
 {
     uint32_t rule = judge_mode(facts, true, false);
-    if (facts->hardware->device >= 0) {
+    if (!ms_hardware_host_is_device(facts->hardware)) {
         rule = MS_RULE_HOST_ONLY;
     }
     if (node->kind == MS_NODE_ROOT || (node->flags & MS_NODE_UNHOOKABLE)) {

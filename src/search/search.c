@@ -158,7 +158,8 @@ int ms__search_open(const ms_graph *graph, const ms_hardware *hardware, const ms
     search->node_count = graph->node_count;
     search->forced = forced;
     search->offered = MS__WHOLE;
-    search->runs_differ_bytes = hardware->device < 0 && hardware->process.baseline_bytes > 0 ? runs_differ_bytes : 0;
+    search->runs_differ_bytes =
+        ms_hardware_host_is_device(hardware) && hardware->process.baseline_bytes > 0 ? runs_differ_bytes : 0;
     search->offload_min_bytes = forced ? 1 : MS_OFFLOAD_MIN_BYTES;
     search->tier_cap_bytes[MS__HOST_TIER] = ms_rules_host_cap(hardware, config);
     search->tier_cap_bytes[MS__DISK_TIER] = ms_rules_disk_cap(hardware, config);

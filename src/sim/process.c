@@ -7,25 +7,16 @@
 
 #include "base/os/procfs.h"
 #include "base/units.h"
+#include "device/device.h"
 #include "sim/process.h"
-
-/*
- * Library code that the first step pages in, packing buffers of matrix products and the
- * interpreter's own growth. Measured with two threads: 62 to 72 MB on steps of language
- * models, which is what is expected, 100 MB where convolutions come in (CLIP); a budget
- * must hold, so with the reserve the prior is above both. The part per CPU is what the
- * buffers grow by with threads. Without large products (ResNet-18) hardly more is taken than
- * the 2 MB of the first product and the 8 MB of the first convolution.
- */
-enum { SCRATCH_PRIOR_MB = 96, SCRATCH_PRIOR_PER_CPU_MB = 8, EXPECTED_MB = 51, WITHOUT_PRODUCTS_MB = 12 };
-static const uint64_t MB = 1000000;
 
 static void assume_scratch(const ms_hardware *hardware, ms_process *process)
 {
-    uint64_t per_cpu = ms__mul_sat(hardware->cpu.usable_cpus, SCRATCH_PRIOR_PER_CPU_MB * MB);
-    process->scratch_bytes = ms__add_sat(SCRATCH_PRIOR_MB * MB, per_cpu);
-    process->reserve_bytes = (SCRATCH_PRIOR_MB - EXPECTED_MB) * MB;
-    process->products_bytes = ms__add_sat((EXPECTED_MB - WITHOUT_PRODUCTS_MB) * MB, per_cpu);
+    const ms__device_scratch *scratch = &ms__device_kind_of(ms_hardware_device_kind(hardware))->scratch;
+    uint64_t per_cpu = ms__mul_sat(hardware->cpu.usable_cpus, scratch->prior_per_cpu_bytes);
+    process->scratch_bytes = ms__add_sat(scratch->prior_bytes, per_cpu);
+    process->reserve_bytes = scratch->prior_bytes - scratch->expected_bytes;
+    process->products_bytes = ms__add_sat(scratch->expected_bytes - scratch->without_products_bytes, per_cpu);
 }
 
 uint64_t ms__process_reserve(const ms_process *process, const ms_graph *graph)
@@ -45,37 +36,46 @@ void ms__process_expect(ms_process *process, uint64_t measured_bytes)
  * the pages that its trace touched (15 MB, which scratch counts), and every reading differs
  * by a few: without this, a budget that the refusal named would be refused too.
  */
-enum { SAME_BASELINE_MB = 20 };
+static const uint64_t same_baseline_bytes = 20000000;
 
 static uint64_t steady_baseline(uint64_t now_bytes)
 {
     static _Atomic uint64_t measured_bytes;
     uint64_t before = atomic_load(&measured_bytes);
     uint64_t change = now_bytes > before ? now_bytes - before : before - now_bytes;
-    if (before != 0 && change <= SAME_BASELINE_MB * MB) {
+    if (before != 0 && change <= same_baseline_bytes) {
         return before;
     }
     atomic_store(&measured_bytes, now_bytes);
     return now_bytes;
 }
 
+/* Of a process that trains in host memory. */
+static int resident_baseline(uint64_t *bytes, ms_error *err)
+{
+    ms__resident resident;
+    malloc_trim(0);
+    int rc = ms__resident_read(&resident, err);
+    if (rc == MS_OK) {
+        *bytes = steady_baseline(resident.now_bytes);
+    }
+    return rc;
+}
+
 int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes, ms_error *err)
 {
     ms_process process = {.baseline_bytes = allocated_bytes};
+    int32_t before = hardware->device;
     if (device >= (int32_t)hardware->gpu_count) {
         return ms_fail(err, MS_EINVAL, "hardware: there is no GPU %d, only %u", device, hardware->gpu_count);
     }
-    if (device < 0) {
-        ms__resident resident;
-        malloc_trim(0);
-        int rc = ms__resident_read(&resident, err);
-        if (rc != MS_OK) {
-            return rc;
-        }
-        process.baseline_bytes = steady_baseline(resident.now_bytes);
-        assume_scratch(hardware, &process);
-    }
     hardware->device = device < 0 ? -1 : device;
+    int rc = ms_hardware_host_is_device(hardware) ? resident_baseline(&process.baseline_bytes, err) : MS_OK;
+    if (rc != MS_OK) {
+        hardware->device = before;
+        return rc;
+    }
+    assume_scratch(hardware, &process);
     hardware->process = process;
     return MS_OK;
 }

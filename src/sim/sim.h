@@ -18,14 +18,9 @@
 #ifndef MS_SIM_SIM_H
 #define MS_SIM_SIM_H
 
+#include "device/device.h"
 #include "memscale/simulate.h"
 
-/* Blocks from this size on are maps of hostmem's: whole pages, faulted in,
- * cacheable. The same number as MS_HOSTMEM_MIN_BYTES, which is another room's. */
-#define MS__MAP_MIN_BYTES ((uint64_t)1 << 20)
-#define MS__PAGE_BYTES ((uint64_t)4096)
-/* CUDA's allocator hands out multiples of this; `allocated` counts them. */
-#define MS__CUDA_ROUND_BYTES ((uint64_t)512)
 /* What the offload engine's slab takes when anything is offloaded: the default
  * of ms_offload_options. */
 #define MS__SLAB_BYTES ((uint64_t)32 << 20)
@@ -36,9 +31,6 @@ static inline uint64_t ms__slab_expected(uint64_t slab_bytes, uint64_t offload_m
 }
 /* Both windows of a plan made without a graph. */
 #define MS__BLIND_WINDOW_BYTES ((uint64_t)256 << 20)
-/* Interpreter, torch and its libraries, for plans made without a process. */
-#define MS__RUNTIME_BYTES ((uint64_t)430000000)
-#define MS__GPU_RUNTIME_BYTES ((uint64_t)8519680) /* a cuBLAS workspace */
 
 /* The values of ms_tier, which is another room's. */
 enum { MS__DEVICE_TIER, MS__HOST_TIER, MS__DISK_TIER, MS__TIER_COUNT };
@@ -240,6 +232,7 @@ typedef struct ms__sim {
     ms_graph *owned_graph;     /* the same where step options changed a copy, else NULL */
     uint64_t held_tier_bytes[MS__TIER_COUNT]; /* by step options, all the time */
     const ms_hardware *hardware;
+    const ms__device_kind *device_kind;
     bool on_host;
     uint64_t resident_bytes;   /* baseline or what stands for it, scratch, batch */
     uint64_t reserve_bytes;    /* part of it: what is not expected to be taken */

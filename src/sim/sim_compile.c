@@ -20,21 +20,6 @@ uint64_t ms__rate_ns(uint64_t amount, uint64_t per_second)
 
 /* ---- the machine -------------------------------------------------------------- */
 
-static const ms_gpu *gpu_of(const ms_hardware *hardware)
-{
-    bool known =
-        hardware->device >= 0 && (uint32_t)hardware->device < hardware->gpu_count && hardware->device < MS_GPU_MAX;
-    return known ? &hardware->gpu[hardware->device] : NULL;
-}
-
-static uint64_t rounded(const ms__sim *sim, uint64_t bytes)
-{
-    if (!sim->on_host) {
-        return ms__align_up(bytes, MS__CUDA_ROUND_BYTES);
-    }
-    return bytes >= MS__MAP_MIN_BYTES ? ms__align_up(bytes, MS__PAGE_BYTES) : bytes;
-}
-
 static uint64_t scaled_by(const ms_hardware *hardware, uint64_t ns)
 {
     uint64_t permille = hardware->time_scale_permille;
@@ -48,7 +33,7 @@ uint64_t ms__scaled_ns(const ms__sim *sim, uint64_t ns)
 
 static uint64_t stream_rate(const ms_hardware *hardware)
 {
-    const ms_gpu *gpu = gpu_of(hardware);
+    const ms_gpu *gpu = ms_hardware_gpu(hardware);
     return gpu != NULL ? gpu->stream_bytes_per_s : hardware->cpu.stream_bytes_per_s;
 }
 
@@ -69,7 +54,7 @@ static uint64_t evaluating_ns(const ms__sim *sim, uint64_t evaluations)
 
 uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event)
 {
-    const ms_gpu *gpu = gpu_of(sim->hardware);
+    const ms_gpu *gpu = ms_hardware_gpu(sim->hardware);
     uint64_t flops_per_s = gpu != NULL ? gpu->matmul_flops_per_s : sim->hardware->cpu.matmul_flops_per_s;
     uint64_t arithmetic = ms__rate_ns(event->flops, flops_per_s);
     uint64_t movement = ms__rate_ns(event->bytes, stream_rate(sim->hardware));
@@ -85,13 +70,13 @@ static void compile_residents(ms__sim *sim)
     const ms_residents *residents = &sim->graph->residents;
     const ms_process *process = &sim->hardware->process;
     uint64_t held = ms__add_sat(residents->parameter_bytes, residents->buffer_bytes);
-    uint64_t runtime = sim->on_host ? MS__RUNTIME_BYTES : MS__GPU_RUNTIME_BYTES;
-    uint64_t baseline = process->baseline_bytes > 0 ? process->baseline_bytes : ms__add_sat(held, runtime);
+    uint64_t baseline =
+        process->baseline_bytes > 0 ? process->baseline_bytes : ms__add_sat(held, sim->device_kind->runtime_bytes);
     sim->parameter_bytes = held;
     sim->reserve_bytes = ms__process_reserve(process, sim->graph);
     sim->resident_bytes =
-        ms__add_sat(ms__add_sat(baseline, process->scratch_bytes), rounded(sim, residents->batch_bytes));
-    sim->loss_bytes = rounded(sim, sim->graph->loop.external_loss_bytes);
+        ms__add_sat(ms__add_sat(baseline, process->scratch_bytes), sim->device_kind->rounded(residents->batch_bytes));
+    sim->loss_bytes = sim->device_kind->rounded(sim->graph->loop.external_loss_bytes);
 }
 
 /* An optimizer reads parameters, gradients and state, and writes parameters and state. One of
@@ -102,7 +87,7 @@ enum { STATE_PASSES_AT_ONCE = 2, STATE_PASSES = 7 };
 uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware)
 {
     const ms_loop *loop = &graph->loop;
-    bool at_once = gpu_of(hardware) != NULL || loop->gradients_releasable || loop->optimizer_stream_bytes > 0;
+    bool at_once = ms_hardware_gpu(hardware) != NULL || loop->gradients_releasable || loop->optimizer_stream_bytes > 0;
     uint64_t trainable = ms__mul_sat(3, graph->residents.trainable_bytes);
     uint64_t state = ms__mul_sat(at_once ? STATE_PASSES_AT_ONCE : STATE_PASSES, loop->optimizer_state_bytes);
     return scaled_by(hardware, ms__rate_ns(ms__add_sat(trainable, state), stream_rate(hardware)));
@@ -315,7 +300,7 @@ static void size_instances(ms__sim *sim)
     for (uint32_t i = 0; i < graph->storage_count; i++) {
         const ms_storage *storage = &graph->storages[i];
         /* The batch is part of the residents. */
-        sim->instance_bytes[i] = storage->role == MS_STORAGE_BATCH ? 0 : rounded(sim, storage->bytes);
+        sim->instance_bytes[i] = storage->role == MS_STORAGE_BATCH ? 0 : sim->device_kind->rounded(storage->bytes);
         if (storage->role == MS_STORAGE_GRADIENT) {
             bool small = sim->instance_bytes[i] < MS__MAP_MIN_BYTES;
             small_gradient_bytes = ms__add_sat(small_gradient_bytes, small ? sim->instance_bytes[i] : 0);
@@ -329,7 +314,7 @@ static void size_instances(ms__sim *sim)
         const ms_profile *profile = &graph->profiles[graph->nodes[i].profile];
         uint64_t *bytes = &sim->instance_bytes[sim->nodes[i].first_local];
         for (uint32_t s = profile->external_count; s < profile->storage_count; s++) {
-            *bytes++ = rounded(sim, profile->storage_bytes[s]);
+            *bytes++ = sim->device_kind->rounded(profile->storage_bytes[s]);
         }
         for (uint32_t k = 0; k < profile->untouched.count; k++) {
             const ms_storage_bytes *one = &profile->untouched.items[k];
@@ -383,7 +368,8 @@ int ms__sim_new(const ms_graph *graph, const ms_hardware *hardware, ms__sim **si
     }
     made->graph = graph;
     made->hardware = hardware;
-    made->on_host = gpu_of(hardware) == NULL;
+    made->on_host = ms_hardware_gpu(hardware) == NULL;
+    made->device_kind = ms__device_kind_of(made->on_host ? MS_DEVICE_CPU : ms_hardware_device_kind(hardware));
     compile_residents(made);
     made->optimizer_ns = ms__sim_optimizer_ns(graph, hardware);
     int rc = compile_profiles(made);

@@ -19,7 +19,7 @@ static uint64_t rate_of(const ms__sim *sim, uint32_t tier, bool down)
     if (sim->on_host) {
         return disk;
     }
-    const ms_gpu *gpu = &hardware->gpu[hardware->device];
+    const ms_gpu *gpu = ms_hardware_gpu(hardware);
     uint64_t link = down ? gpu->to_host_bytes_per_s : gpu->from_host_bytes_per_s;
     return tier == MS__DISK_TIER ? ms__min_u64(disk, link) : link;
 }
@@ -43,7 +43,7 @@ void ms__io_reset(ms__sim *sim)
     memset(io, 0, sizeof *io);
     io->writes.transfers = writes;
     io->reads.transfers = reads;
-    io->shared = sim->on_host || sim->hardware->gpu[sim->hardware->device].copy_engines < 2;
+    io->shared = sim->on_host || ms_hardware_gpu(sim->hardware)->copy_engines < 2;
     for (uint32_t i = 0; !io->shared && i < sim->node_count; i++) {
         io->shared = ms_technique_of((ms_technique)sim->choices->technique[i])->rest == MS_REST_DISK;
     }

@@ -17,7 +17,7 @@ static bool needs_all_gradients(const ms_loop *loop)
 
 static uint32_t judge(const ms__step_case *facts)
 {
-    if (facts->hardware->device >= 0) {
+    if (!ms_hardware_host_is_device(facts->hardware)) {
         return MS_RULE_HOST_ONLY;
     }
     if (!facts->graph->loop.gradients_releasable || facts->graph->loop.gradients_released) {

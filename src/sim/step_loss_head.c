@@ -191,7 +191,7 @@ static bool is_outside(const ms__step_case *facts)
 
 static uint32_t judge(const ms__step_case *facts)
 {
-    if (facts->hardware->device >= 0) {
+    if (!ms_hardware_host_is_device(facts->hardware)) {
         return MS_RULE_HOST_ONLY;
     }
     for (uint32_t i = 0; i < facts->graph->node_count; i++) {

@@ -17,7 +17,7 @@ static uint32_t judge(const ms__step_case *facts)
 {
     const ms_disk *disk = &facts->hardware->disk;
     uint64_t bytes = streamed_bytes(&facts->graph->loop);
-    if (facts->hardware->device >= 0) {
+    if (!ms_hardware_host_is_device(facts->hardware)) {
         return MS_RULE_HOST_ONLY;
     }
     if (bytes == 0) {

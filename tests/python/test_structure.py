@@ -49,6 +49,29 @@ def test_includes_go_one_way(check, place, include, allowed):
 
 
 @pytest.mark.parametrize(
+    ("place", "text", "found"),
+    [
+        ("src/device/rows.c", 'name = "cuda";', False),
+        ("src/sim/a.c", 'name = "cuda";', True),
+        ("src/sim/a.c", "/* as on CUDA */\nint a;", False),
+        ("ext/a.c", "PyImport_ImportModule(TORCH_CUDA);", True),
+        ("src/rules/a.c", "if (hardware->device < 0) {", True),
+        ("src/rules/a.c", "if (!ms_hardware_host_is_device(hardware)) {", False),
+        ("src/hardware/hardware.c", "if (hardware->device < 0) {", False),
+        ("python/memscale/device.py", "x = 'cuda'", False),
+        ("python/memscale/optim/a.py", "x = 'cuda'", True),
+        ("python/memscale/optim/a.py", "x = tensor.is_cuda", True),
+        ("python/memscale/optim/a.py", "from torch import cuda", True),
+        ("python/memscale/optim/a.py", "x = f'cuda:{index}'", True),
+        ("python/memscale/optim/a.py", '"""On CUDA too."""  # and cuda', False),
+        ("tests/python/a.py", "x = 'cuda'", False),
+    ],
+)
+def test_only_the_seam_knows_kinds_of_device(check, place, text, found):
+    assert bool(list(check.check_devices(check.ROOT / place, text))) == found
+
+
+@pytest.mark.parametrize(
     ("place", "line", "allowed"),
     [
         ("session/session.py", "from ..errors import MemScaleError", True),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _core
+from ..device import kind_of
 from . import payload
 
 __all__ = ["resized", "run"]
@@ -165,12 +166,7 @@ def _peak_bytes(model: Any) -> int:
     import torch
 
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return kind_of(device).peak_bytes(device)
 
 
 def _call(model: Any, sample: Any) -> Any:

@@ -7,17 +7,15 @@ afterwards. Used by `memscale.execution.replay`.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["Environment"]
+from ..device import AUTOCAST_KINDS, RandomState, devices_of
 
-_AUTOCAST_DEVICES = ("cpu", "cuda")
+__all__ = ["Environment"]
 
 _Switch = tuple[Callable[[], Any], Callable[[Any], Any]]
 
@@ -87,9 +85,9 @@ class Environment:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         """`tensors`: arguments, whose devices' generators count."""
-        self._random = _RandomState(_cuda_devices(tensors))
+        self._random = RandomState(devices_of(tensors))
         self._autocast = [
-            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES
+            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in AUTOCAST_KINDS
         ]
         self._autocast_cache = torch.is_autocast_cache_enabled()
         self._default_device = torch.get_default_device()
@@ -99,7 +97,7 @@ class Environment:
     def restored(self) -> Iterator[None]:
         """The environment is as it was taken; afterwards as it is now."""
         with ExitStack() as stack:
-            now = _RandomState(self._random.devices)
+            now = RandomState(self._random.devices)
             stack.callback(now.put_back)
             for (read, write), value in zip(_all_switches(), self._switches, strict=True):
                 current = read()
@@ -108,7 +106,7 @@ class Environment:
                     write(value)
             if torch.get_default_device() != self._default_device:
                 stack.enter_context(self._default_device)
-            for device, (enabled, dtype) in zip(_AUTOCAST_DEVICES, self._autocast, strict=True):
+            for device, (enabled, dtype) in zip(AUTOCAST_KINDS, self._autocast, strict=True):
                 if enabled or torch.is_autocast_enabled(device):
                     stack.enter_context(_autocast(device, enabled, dtype, self._autocast_cache))
             self._random.put_back()
@@ -117,33 +115,3 @@ class Environment:
 
 def _autocast(device: str, enabled: bool, dtype: torch.dtype, cache: bool) -> Any:
     return torch.amp.autocast(device, enabled=enabled, dtype=dtype, cache_enabled=cache)
-
-
-def _cuda_devices(tensors: list[torch.Tensor]) -> list[int]:
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return []
-    devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
-    return sorted(devices | {torch.cuda.current_device()})
-
-
-class _RandomState:
-    """States of torch's, Python's and NumPy's global generators."""
-
-    __slots__ = ("_cpu", "_cuda", "_numpy", "_python", "devices")
-
-    def __init__(self, devices: list[int]) -> None:
-        self.devices = devices
-        self._cpu = torch.random.get_rng_state()
-        self._cuda = [torch.cuda.get_rng_state(device) for device in devices]
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy = numpy.random.get_state() if numpy is not None else None
-
-    def put_back(self) -> None:
-        torch.random.set_rng_state(self._cpu)
-        for device, state in zip(self.devices, self._cuda, strict=True):
-            torch.cuda.set_rng_state(state, device)
-        random.setstate(self._python)
-        numpy = sys.modules.get("numpy")
-        if self._numpy is not None and numpy is not None:
-            numpy.random.set_state(self._numpy)

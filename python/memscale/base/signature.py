@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..device import AUTOCAST_KINDS
+
 __all__ = ["describe_arguments", "input_signature", "is_full_mask"]
 
 
@@ -30,7 +32,7 @@ def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """
     named = [*((str(index), value) for index, value in enumerate(args)), *kwargs.items()]
     parts = [_describe_value(name, value) for name, value in named if value is not None]
-    for device in ("cuda", "cpu"):
+    for device in AUTOCAST_KINDS:
         if torch.is_autocast_enabled(device):
             parts.append(f"autocast={device}:{_dtype_name(torch.get_autocast_dtype(device))}")
     return ",".join(parts)

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..device import KINDS
 from . import overheads
 from .cases import BENCHMARK_MODELS, CASES, GRID, QUICK
 from .runner import Run, run
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--case", action="append", choices=sorted(CASES), help="only this case (repeatable)")
     parser.add_argument("--method", action="append", choices=list(METHODS), help="only this method (tables only)")
     parser.add_argument("--budget-gb", action="append", type=float, help="also under this budget (tables only)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to train (tables only)")
+    parser.add_argument("--device", choices=list(KINDS), default="cpu", help="where to train (tables only)")
     parser.add_argument("--closed-python", help="interpreter that has memscale 1.2.0 (tables only)")
     parser.add_argument("--markdown", type=Path, help="also write the tables as Markdown (tables only)")
     parser.add_argument("--rounds", type=int, default=1, help="interleaved rounds (default 1)")
@@ -81,8 +82,8 @@ def _tables(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
     foreign = [name for name in arguments.case or () if name not in table]
     if foreign:
         parser.error(f"--case {foreign[0]} is not in this suite; there are {', '.join(table)}")
-    if arguments.device == "cuda" and not _has_gpu():
-        parser.error("--device cuda: PyTorch sees no GPU here")
+    if not KINDS[arguments.device].is_there():
+        parser.error(f"--device {arguments.device}: PyTorch sees no GPU here")
     document = measure(
         arguments.case or list(table),
         arguments.method or list(METHODS),
@@ -98,12 +99,6 @@ def _tables(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
     rows = [row for case in document["cases"] for row in case["runs"]]
     over = [row for row in rows if row.get("budget_bytes", row.get("peak_bytes", 0)) < row.get("peak_bytes", 0)]
     return 1 if over or any(row["status"] == "error" for row in rows) else 0
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _overheads() -> dict[str, Any]:

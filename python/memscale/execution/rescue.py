@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import torch
 
 from ..base.walk import version_of
+from ..device import KINDS, RandomState, is_out_of_memory
 from ..errors import BudgetInfeasibleError
-from ..model.isolation import _generator_states, _restore_generators
 
-__all__ = ["StepRescue", "is_allocation_failure"]
+__all__ = ["StepRescue"]
 
 _log = logging.getLogger("memscale")
 
@@ -28,16 +28,6 @@ Result = TypeVar("Result")
 
 # Larger buffers are not copied before every step: a step that changed one is not made again.
 _SMALL_BYTES = 1 << 20
-
-# What torch's allocator of host memory says; there is no type for it.
-_HOST_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
-
-
-def is_allocation_failure(error: BaseException) -> bool:
-    """Whether an exception says that memory could not be had, of a device or of the host."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in _HOST_MESSAGES)
 
 
 class StepRescue:
@@ -52,7 +42,7 @@ class StepRescue:
     def __init__(self, tighten: Callable[[int], None], model: torch.nn.Module) -> None:
         self._tighten = tighten
         self._model = model
-        self._calls: list[tuple[Callable[[], Any], dict[str, Any]]] = []
+        self._calls: list[tuple[Callable[[], Any], RandomState]] = []
         self._buffers: list[tuple[torch.Tensor, torch.Tensor | None, int | None]] | None = None
 
     def run(self, call: Callable[[], Result]) -> Result:
@@ -68,11 +58,11 @@ class StepRescue:
             self._buffers = self._copy_buffers()
         elif not self._calls:
             self._buffers = None  # gradients of somebody else's: they can't be had again
-        self._calls.append((call, _generator_states()))
+        self._calls.append((call, RandomState()))
         try:
             return call()
         except Exception as error:
-            if self._buffers is None or not is_allocation_failure(error):
+            if self._buffers is None or not is_out_of_memory(error):
                 self.update_ended()
                 raise
             failure = error
@@ -98,11 +88,11 @@ class StepRescue:
                 self._restore_buffers(failure)
                 result = None
                 for call, generators in self._calls:
-                    _restore_generators(generators)
+                    generators.put_back()
                     result = call()
                 return result
             except Exception as error:
-                if error is failure or not is_allocation_failure(error):
+                if error is failure or not is_out_of_memory(error):
                     raise
                 failure = error
 
@@ -112,8 +102,9 @@ class StepRescue:
         for parameter in self._model.parameters():
             parameter.grad = None
         gc.collect()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        for kind in KINDS.values():
+            if kind.is_active():
+                kind.empty_cache()
 
     def _copy_buffers(self) -> list[tuple[torch.Tensor, torch.Tensor | None, int | None]]:
         return [

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..device import kind_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -41,8 +43,8 @@ def open_tier(
     """
     to_host, to_disk = settings["host_cap_bytes"], settings["disk_cap_bytes"]
     parameter = next(model.parameters(), None)
-    if parameter is not None and parameter.is_cuda:
-        _open_device_tier(core, config, settings, disk_directory, parameter.get_device())
+    if parameter is not None and not kind_of(parameter.device).is_host:
+        _open_device_tier(core, config, settings, disk_directory, parameter.device)
     elif to_disk:
         core.open_tier(
             "disk",
@@ -61,7 +63,7 @@ def _open_device_tier(
     config: Config | None,
     settings: dict[str, Any],
     disk_directory: Callable[[], str],
-    device: int,
+    device: torch.device,
 ) -> None:
     """From a GPU to host memory, and to disk where the plan says so or that is capped."""
     transfers = getattr(config, "async_config", None)
@@ -72,10 +74,11 @@ def _open_device_tier(
         cap_bytes=to_host or to_disk,
         disk_cap_bytes=to_disk,
         slab_bytes=settings["slab_bytes"],
-        device=device,
+        device_kind=device.type,
+        device=device.index,
         pinned_gb=getattr(transfers, "pinned_pool_gb", None) or 0,
         stream_count=getattr(transfers, "num_streams", None) or 0,
     )
     core.set_overlap(bool(getattr(config, "async_offload", False)))
     if getattr(transfers, "debug", False):
-        _log.info("GPU %d: %s", device, core.tier())
+        _log.info("%s %d: %s", kind_of(device).label, device.index, core.tier())

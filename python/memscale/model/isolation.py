@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import logging
 import random
-import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..device import RandomState
 from .parametrized import without_cached_weights
 
 __all__ = ["Snapshot", "generators_of", "isolated"]
@@ -158,7 +158,7 @@ def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
     snapshot = Snapshot(model)
     torch_log = logging.getLogger("torch._subclasses.fake_tensor")
     was_silent, torch_log.disabled = torch_log.disabled, True  # what fails is raised and reported once
-    generators = _generator_states()
+    generators = RandomState()
     own = [(put_back, read()) for module in model.modules() for read, put_back in generators_of(module)]
     collecting = gc.isenabled()
     gc.disable()
@@ -173,28 +173,9 @@ def isolated(model: torch.nn.Module) -> Iterator[Snapshot]:
     finally:
         snapshot.restore()
         torch_log.disabled = was_silent
-        _restore_generators(generators)
+        generators.put_back()
         for put_back, state in own:
             put_back(state)
         torch.clear_autocast_cache()  # holds casts of the trace's parameters
         if collecting:
             gc.enable()
-
-
-def _generator_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        states["numpy"] = numpy.random.get_state()
-    return states
-
-
-def _restore_generators(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
-    random.setstate(states["python"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state_all(states["cuda"])
-    if "numpy" in states:
-        sys.modules["numpy"].random.set_state(states["numpy"])

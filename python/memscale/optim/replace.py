@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..device import ACCELERATORS, Kind
 from ..errors import IntegrationError
 from .adamw import AdamW, AdamW8bit
 
@@ -36,8 +37,9 @@ def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.O
             "torch.optim.AdamW or memscale.optim.AdamW, or set use_8bit_optimizer=False"
         )
     devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
-    if "cuda" in devices:
-        return _on_cuda(optimizer)
+    accelerator = next((kind for kind in ACCELERATORS if kind.name in devices), None)
+    if accelerator is not None:
+        return _on_accelerator(optimizer, accelerator)
     bf16 = optimizer._place.form.bf16 if isinstance(optimizer, AdamW) else "split"
     return AdamW8bit(_copies(optimizer), **_hyperparameters(optimizer), bf16=bf16)
 
@@ -86,12 +88,13 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: optimizer.defaults[name] for name in names}
 
 
-def _on_cuda(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def _on_accelerator(optimizer: torch.optim.Optimizer, kind: Kind) -> torch.optim.Optimizer:
     try:
         import bitsandbytes
     except ImportError:
         _log.warning(
-            "use_8bit_optimizer: bitsandbytes is not installed, which has the 8-bit AdamW for CUDA; %s stays as it is",
+            "use_8bit_optimizer: bitsandbytes is not installed, which has the 8-bit AdamW for %s; %s stays as it is",
+            kind.api,
             type(optimizer).__name__,
         )
         return optimizer

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..device import kind_of
 from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
 from ..observability.logs import drain_core_log
 from ..planning.execution_plan import ExecutionPlan
@@ -96,7 +97,7 @@ class Session:
         self.host_memory = HostMemory()
         machine = probe_machine(config)
         device = _device_of(model)
-        if applies and device.type == "cpu":
+        if applies and kind_of(device).is_host:
             self.host_memory.install()
         load_tracer()
         self.hardware_json = _with_process(machine, device)
@@ -498,8 +499,5 @@ def probe_machine(config: Config) -> str:
 
 
 def _with_process(hardware: str, device: torch.device) -> str:
-    import torch
-
-    if device.type == "cuda":
-        return _core.hardware_set_process(hardware, device.index or 0, torch.cuda.memory_allocated(device))
-    return _core.hardware_set_process(hardware, -1, 0)
+    kind = kind_of(device)
+    return _core.hardware_set_process(hardware, kind.name, device.index or 0, kind.allocated_bytes(device))

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..base.walk import mapped, version_of
+from ..device import ACCELERATORS
 from ..errors import IntegrationError
 
 __all__ = ["LazyLogits", "Operands", "can_defer", "deferred", "keeps_rows", "with_values"]
@@ -37,7 +38,10 @@ class Operands(NamedTuple):
 _SAME_ROWS = (_Tensor.view, _Tensor.reshape, _Tensor.flatten, _Tensor.contiguous, _Tensor.float, _Tensor.to)
 
 # What a stand-in knows without the values.
-_PROPERTIES = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_sparse", "is_meta")
+_PROPERTIES = (
+    *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_sparse", "is_meta"),
+    *(f"is_{kind.name}" for kind in ACCELERATORS),
+)
 _FREE = {
     *(getattr(_Tensor, name).__get__ for name in _PROPERTIES),
     *(_Tensor.size, _Tensor.dim, _Tensor.ndimension, _Tensor.numel, _Tensor.nelement, _Tensor.stride),

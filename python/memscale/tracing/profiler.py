@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..base.aside import is_tracing, standing_aside
 from ..config import check_config
+from ..device import AUTOCAST_KINDS
 from ..errors import IntegrationError, MemScaleError, ProfileError
 from ..model.caches import without_cache
 from .misfit import Misfit
@@ -456,7 +457,7 @@ def _without_autocast() -> Iterator[None]:
     import torch
 
     with ExitStack() as stack:
-        for device in ("cuda", "cpu"):
+        for device in AUTOCAST_KINDS:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield

@@ -3,7 +3,7 @@
 #include "offload_fixture.h"
 #include "offload_hold.h"
 
-#include "offload/cuda.h"
+#include "offload/device_host.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -210,7 +210,7 @@ static void a_flipped_bit_never_arrives(void **state)
 static void corrupt(ms_offload *engine, ms_ticket ticket, uint64_t offset)
 {
     const ms__ticket *record = ms__tickets_find(&engine->tickets, ticket);
-    uint64_t position = tested->from_device ? ms__cuda_offset(record->position) : record->position;
+    uint64_t position = tested->from_device ? ms__device_offset(record->position) : record->position;
     uint64_t in_piece = offset % engine->slot_bytes;
     uint32_t compressed_bytes = record->pieces[offset / engine->slot_bytes].compressed_bytes;
     if (compressed_bytes != 0 && in_piece >= compressed_bytes) {

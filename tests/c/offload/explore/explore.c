@@ -16,8 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/libcuda.h"
 #include "cuda_double.h"
+#include "device/libcuda.h"
 #include "fibres.h"
 #include "offload/engine.h"
 

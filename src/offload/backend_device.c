@@ -1,5 +1,5 @@
 /*
- * A GPU's memory on one side, host memory or the spill file (cuda.h) on the other.
+ * A device's memory on one side, host memory or the spill file (device_host.h) on the other.
  *
  * Streams and order. Copies run on streams of our own that do not wait for the legacy
  * default stream. A transfer begins after an event that was recorded on the caller's stream
@@ -18,52 +18,52 @@
 
 #include "base/os/map.h"
 #include "base/units.h"
-#include "offload/cuda.h"
+#include "offload/device_host.h"
 #include "offload/slab.h"
 
 /* Two, so that a lane's next copy is on the link while the host looks at the last one. */
 enum { LANE_DEPTH = 2, LANES_MAX = 8, STREAMS_MAX = 64, STALLS_MAX = 8 };
 
 /* An event that comes and goes with marks and transfers. */
-typedef struct cuda_event {
-    ms__cu_event event;
-    struct cuda_event *next_free;
-    struct cuda_event *next_made;
-} cuda_event;
+typedef struct device_event {
+    void *event;
+    struct device_event *next_free;
+    struct device_event *next_made;
+} device_event;
 
-typedef struct cuda_backend {
+typedef struct device_backend {
     ms__backend base; /* first */
-    ms__cuda cuda;
-    ms__cuda_host host;
+    ms__device device;
+    ms__device_host host;
     ms__checksum_fn checksum;
     unsigned char *slab; /* pinned, for what goes on to disk; NULL: not pinned */
-    ms__cu_stream streams[STREAMS_MAX];
+    void *streams[STREAMS_MAX];
     uint32_t stream_count;
     uint32_t lane_count; /* lanes opened so far */
     ms__mutex lock;      /* guards the events */
-    cuda_event *made, *free;
-} cuda_backend;
+    device_event *made, *free;
+} device_backend;
 
 typedef struct under_way {
     ms__io *io;
-    cuda_event *done;
+    device_event *done;
     int system_errno; /* of its start; 0: its copy is on the stream */
 } under_way;
 
-typedef struct cuda_lane {
+typedef struct device_lane {
     ms__lane base; /* first */
-    ms__cu_stream streams[2]; /* [ms__direction] */
+    void *streams[2]; /* [ms__direction] */
     under_way entries[LANE_DEPTH]; /* in the order of their start */
     uint32_t count;
-} cuda_lane;
+} device_lane;
 
 /* ---- events ---------------------------------------------------------------------- */
 
 /* In the context. NULL where there is none. */
-static cuda_event *event_take(cuda_backend *self)
+static device_event *event_take(device_backend *self)
 {
     ms__mutex_lock(&self->lock);
-    cuda_event *event = self->free;
+    device_event *event = self->free;
     if (event != NULL) {
         self->free = event->next_free;
     }
@@ -72,8 +72,7 @@ static cuda_event *event_take(cuda_backend *self)
         return event;
     }
     event = ms_calloc(1, sizeof *event);
-    if (event == NULL || MS__CUDA_CALL(&self->cuda, event_create, &event->event,
-                                       MS__CU_EVENT_BLOCKING_SYNC | MS__CU_EVENT_DISABLE_TIMING) != 0) {
+    if (event == NULL || MS__DEVICE_CALL(&self->device, event_open, &event->event) != 0) {
         ms_free(event);
         return NULL;
     }
@@ -84,7 +83,7 @@ static cuda_event *event_take(cuda_backend *self)
     return event;
 }
 
-static void event_give(cuda_backend *self, cuda_event *event)
+static void event_give(device_backend *self, device_event *event)
 {
     ms__mutex_lock(&self->lock);
     event->next_free = self->free;
@@ -92,15 +91,16 @@ static void event_give(cuda_backend *self, cuda_event *event)
     ms__mutex_unlock(&self->lock);
 }
 
-static int cuda_mark(ms__backend *backend, void *stream, void **mark, ms_error *err)
+static int device_mark(ms__backend *backend, void *stream, void **mark, ms_error *err)
 {
-    cuda_backend *self = (cuda_backend *)backend;
-    if (!ms__cuda_enter(&self->cuda)) {
+    device_backend *self = (device_backend *)backend;
+    if (!ms__device_enter(&self->device)) {
         return ms_fail(err, MS_EIO, "%s: its context cannot be used", backend->place);
     }
-    cuda_event *event = event_take(self);
-    int failure = event == NULL ? MS__CU_UNKNOWN : MS__CUDA_CALL(&self->cuda, event_record, event->event, stream);
-    ms__cuda_leave(&self->cuda);
+    device_event *event = event_take(self);
+    int failure =
+        event == NULL ? MS__DEVICE_UNKNOWN : MS__DEVICE_CALL(&self->device, event_record, event->event, stream);
+    ms__device_leave(&self->device);
     if (failure != 0) {
         if (event != NULL) {
             event_give(self, event);
@@ -111,58 +111,33 @@ static int cuda_mark(ms__backend *backend, void *stream, void **mark, ms_error *
     return MS_OK;
 }
 
-static void cuda_unmark(ms__backend *backend, void *mark)
+static void device_unmark(ms__backend *backend, void *mark)
 {
-    event_give((cuda_backend *)backend, mark);
+    event_give((device_backend *)backend, mark);
 }
 
 /* ---- open and close ------------------------------------------------------------------ */
 
-static int fail_driver(ms_error *err, const ms__backend_options *options, int failure, const char *what)
-{
-    return ms_fail(err, failure == MS__CU_UNKNOWN ? MS_ESYSTEM : MS_ENOTSUP, "GPU %u: %s (driver error %d)",
-                   options->device, what, failure);
-}
-
-static int open_device(ms__cuda *cuda, const ms__backend_options *options, ms_error *err)
-{
-    int rc = ms__libcuda_get(&cuda->driver, err);
-    if (rc != MS_OK) {
-        return rc;
-    }
-    int failure = MS__CUDA_CALL(cuda, init, 0);
-    if (failure == 0) {
-        failure = MS__CUDA_CALL(cuda, device_get, &cuda->device, (int)options->device);
-    }
-    if (failure != 0) {
-        return fail_driver(err, options, failure, "no such device");
-    }
-    failure = MS__CUDA_CALL(cuda, primary_context_retain, &cuda->context, cuda->device);
-    return failure != 0 ? fail_driver(err, options, failure, "no context") : MS_OK;
-}
-
 /* One for each direction, so that both ways of the link are used; one in all where the GPU
  * can make one copy at a time. */
-static uint32_t wanted_streams(const cuda_backend *self, const ms__backend_options *options)
+static uint32_t wanted_streams(const device_backend *self, const ms__backend_options *options)
 {
     int engines = 0;
     if (options->stream_count > 0) {
         return (uint32_t)ms__min_u64(options->stream_count, STREAMS_MAX);
     }
-    int failure =
-        MS__CUDA_CALL(&self->cuda, device_get_attribute, &engines, MS__CU_ATTRIBUTE_COPY_ENGINES, self->cuda.device);
+    int failure = MS__DEVICE_CALL(&self->device, copy_engines, &engines);
     return failure == 0 && engines >= 2 ? 2 : 1;
 }
 
 /* In the context. */
-static int open_streams(cuda_backend *self, const ms__backend_options *options, ms_error *err)
+static int open_streams(device_backend *self, const ms__backend_options *options, ms_error *err)
 {
     uint32_t wanted = wanted_streams(self, options);
     while (self->stream_count < wanted) {
-        int failure =
-            MS__CUDA_CALL(&self->cuda, stream_create, &self->streams[self->stream_count], MS__CU_STREAM_NON_BLOCKING);
+        int failure = MS__DEVICE_CALL(&self->device, stream_open, &self->streams[self->stream_count]);
         if (failure != 0) {
-            return fail_driver(err, options, failure, "no stream");
+            return ms__device_fail(&self->device, failure, "no stream", err);
         }
         self->stream_count++;
     }
@@ -170,24 +145,24 @@ static int open_streams(cuda_backend *self, const ms__backend_options *options, 
 }
 
 /* In the context. Copies through memory that is not pinned work too. */
-static void pin_slab(cuda_backend *self, const ms__backend_options *options)
+static void pin_slab(device_backend *self, const ms__backend_options *options)
 {
     if (!self->host.has_disk) {
         return;
     }
-    ms__touch(options->slab, options->slab_bytes); /* as in cuda_host.c */
-    if (MS__CUDA_CALL(&self->cuda, host_register, options->slab, options->slab_bytes,
-                      MS__CU_MEMHOSTREGISTER_PORTABLE) == 0) {
+    ms__touch(options->slab, options->slab_bytes); /* as in device_host.c */
+    if (MS__DEVICE_CALL(&self->device, pin, options->slab, options->slab_bytes) == 0) {
         self->slab = options->slab;
     } else {
         ms__untouch(options->slab, options->slab_bytes);
     }
 }
 
-static void describe(cuda_backend *self, const ms__backend_options *options)
+static void describe(device_backend *self)
 {
     char memory[200] = "no host memory", disk[240] = "";
-    const ms__cuda_host *host = &self->host;
+    const ms__device_host *host = &self->host;
+    const ms__device *device = &self->device;
     if (host->cap_bytes == UINT64_MAX) {
         snprintf(memory, sizeof memory, "host memory, up to %s of it pinned", ms__text_bytes(host->pool_bytes).text);
     } else if (host->cap_bytes > 0) {
@@ -197,85 +172,88 @@ static void describe(cuda_backend *self, const ms__backend_options *options)
     if (host->has_disk) {
         snprintf(disk, sizeof disk, ", then %.220s", host->spill.base.description);
     }
-    snprintf(self->base.place, sizeof self->base.place, "%s of GPU %u%s%.400s",
-             host->cap_bytes > 0 ? "host tier" : "lower tier", options->device, host->has_disk ? ", " : "",
-             host->has_disk ? host->spill.base.place : "");
-    snprintf(self->base.description, sizeof self->base.description, "GPU %u to %s%s; %u copy stream%s", options->device,
-             memory, disk, self->stream_count, self->stream_count == 1 ? "" : "s");
+    snprintf(self->base.place, sizeof self->base.place, "%s of %s %u%s%.400s",
+             host->cap_bytes > 0 ? "host tier" : "lower tier", device->kind->label, device->number,
+             host->has_disk ? ", " : "", host->has_disk ? host->spill.base.place : "");
+    snprintf(self->base.description, sizeof self->base.description, "%s %u to %s%s; %u copy stream%s",
+             device->kind->label, device->number, memory, disk, self->stream_count, self->stream_count == 1 ? "" : "s");
 }
 
-static void close_driver_parts(cuda_backend *self)
+static void close_driver_parts(device_backend *self)
 {
-    const ms__libcuda *driver = self->cuda.driver;
-    bool is_entered = driver->context_push(self->cuda.context) == 0;
+    const ms__device *device = &self->device;
+    const ms__device_driver *driver = device->kind->driver;
+    bool is_entered = driver->enter(device) == 0;
     for (uint32_t i = 0; i < self->stream_count; i++) {
-        (void)driver->stream_destroy(self->streams[i]);
+        (void)driver->stream_close(device, self->streams[i]);
     }
     while (self->made != NULL) {
-        cuda_event *event = self->made;
+        device_event *event = self->made;
         self->made = event->next_made;
-        (void)driver->event_destroy(event->event);
+        (void)driver->event_close(device, event->event);
         ms_free(event);
     }
     if (self->slab != NULL) {
-        (void)driver->host_unregister(self->slab);
+        (void)driver->unpin(device, self->slab);
     }
     if (is_entered) {
-        ms__cuda_leave(&self->cuda);
+        ms__device_leave(&self->device);
     }
 }
 
-static void cuda_close(ms__backend *backend)
+static void device_close(ms__backend *backend)
 {
-    cuda_backend *self = (cuda_backend *)backend;
+    device_backend *self = (device_backend *)backend;
     close_driver_parts(self);
-    ms__cuda_host_close(&self->host);
-    (void)self->cuda.driver->primary_context_release(self->cuda.device);
+    ms__device_host_close(&self->host);
+    self->device.kind->driver->close(&self->device);
     ms__mutex_destroy(&self->lock);
     ms_free(self);
 }
 
 /* The driver is the parent's: nothing of it may be called here. */
-static void cuda_forget(ms__backend *backend)
+static void device_forget(ms__backend *backend)
 {
-    cuda_backend *self = (cuda_backend *)backend;
+    device_backend *self = (device_backend *)backend;
     while (self->made != NULL) {
-        cuda_event *event = self->made;
+        device_event *event = self->made;
         self->made = event->next_made;
         ms_free(event);
     }
-    ms__cuda_host_forget(&self->host);
+    ms__device_host_forget(&self->host);
     ms_free(self);
 }
 
 /* With device and host open. */
-static int open_rest(cuda_backend *self, const ms__backend_options *options, ms_error *err)
+static int open_rest(device_backend *self, const ms__backend_options *options, ms_error *err)
 {
-    if (!ms__cuda_enter(&self->cuda)) {
-        return fail_driver(err, options, MS__CU_UNKNOWN, "its context cannot be used");
+    if (!ms__device_enter(&self->device)) {
+        return ms__device_fail(&self->device, MS__DEVICE_UNKNOWN, "its context cannot be used", err);
     }
     int rc = open_streams(self, options, err);
     if (rc == MS_OK) {
         pin_slab(self, options);
     }
-    ms__cuda_leave(&self->cuda);
+    ms__device_leave(&self->device);
     return rc;
 }
 
-static int cuda_open(const ms__backend_options *options, ms__backend **backend, ms_error *err)
+static int device_open(const ms__backend_options *options, ms__backend **backend, ms_error *err)
 {
-    cuda_backend *self = ms_calloc(1, sizeof *self);
+    const ms__device_kind *kind = ms__device_kind_of(options->device_kind);
+    device_backend *self = ms_calloc(1, sizeof *self);
     if (self == NULL) {
-        return ms_fail(err, MS_ENOMEM, "no memory for the CUDA backend");
+        return ms_fail(err, MS_ENOMEM, "no memory for the %s backend", kind->api);
     }
-    int rc = open_device(&self->cuda, options, err);
+    self->device = (ms__device){.kind = kind, .number = options->device};
+    int rc = kind->driver->open(&self->device, err);
     if (rc != MS_OK) {
         ms_free(self);
         return rc;
     }
-    rc = ms__cuda_host_open(&self->host, &self->cuda, &ms__backend_cuda, options, err);
+    rc = ms__device_host_open(&self->host, &self->device, &ms__backend_device, options, err);
     if (rc != MS_OK) {
-        (void)self->cuda.driver->primary_context_release(self->cuda.device);
+        self->device.kind->driver->close(&self->device);
         ms_free(self);
         return rc;
     }
@@ -283,42 +261,42 @@ static int cuda_open(const ms__backend_options *options, ms__backend **backend, 
     self->checksum = options->checksum;
     rc = open_rest(self, options, err);
     if (rc != MS_OK) {
-        cuda_close(&self->base);
+        device_close(&self->base);
         return rc;
     }
-    self->base.ops = &ms__backend_cuda;
+    self->base.ops = &ms__backend_device;
     self->base.block_bytes = self->host.has_disk ? self->host.spill.base.block_bytes : ms__page_bytes();
     self->base.address_alignment = 1;
     self->base.lane_depth = LANE_DEPTH;
     self->base.lane_max = LANES_MAX;
     self->base.device_memory = true;
-    describe(self, options);
+    describe(self);
     *backend = &self->base;
     return MS_OK;
 }
 
-static int cuda_reserve(ms__backend *backend, uint64_t bytes, uint64_t *position, ms_error *err)
+static int device_reserve(ms__backend *backend, uint64_t bytes, uint64_t *position, ms_error *err)
 {
-    return ms__cuda_host_reserve(&((cuda_backend *)backend)->host, bytes, position, err);
+    return ms__device_host_reserve(&((device_backend *)backend)->host, bytes, position, err);
 }
 
-static void cuda_release(ms__backend *backend, uint64_t position, uint64_t bytes)
+static void device_release(ms__backend *backend, uint64_t position, uint64_t bytes)
 {
-    ms__cuda_host_release(&((cuda_backend *)backend)->host, position, bytes);
+    ms__device_host_release(&((device_backend *)backend)->host, position, bytes);
 }
 
-static ms_tier cuda_tier_of(uint64_t position)
+static ms_tier device_tier_of(uint64_t position)
 {
-    return ms__cuda_kind_of(position) == MS__CUDA_DISK ? MS_TIER_DISK : MS_TIER_HOST;
+    return ms__rung_of(position) == MS__RUNG_DISK ? MS_TIER_DISK : MS_TIER_HOST;
 }
 
 /* Lanes share the streams: half of them go down, half come up. */
-static int cuda_lane_open(ms__backend *backend, ms__lane **lane, ms_error *err)
+static int device_lane_open(ms__backend *backend, ms__lane **lane, ms_error *err)
 {
-    cuda_backend *self = (cuda_backend *)backend;
-    cuda_lane *made = ms_calloc(1, sizeof *made);
+    device_backend *self = (device_backend *)backend;
+    device_lane *made = ms_calloc(1, sizeof *made);
     if (made == NULL) {
-        return ms_fail(err, MS_ENOMEM, "no memory for a lane of the CUDA backend");
+        return ms_fail(err, MS_ENOMEM, "no memory for a lane of the %s backend", self->device.kind->api);
     }
     uint32_t pair = self->lane_count++ % (uint32_t)ms__max_u64(self->stream_count / 2, 1);
     made->base.backend = backend;
@@ -331,10 +309,10 @@ static int cuda_lane_open(ms__backend *backend, ms__lane **lane, ms_error *err)
 /* ---- the host's side of a transfer ------------------------------------------------------ */
 
 /* The spill file takes and gives whole blocks; a piece is moved to its end. 0 or an errno. */
-static int move_file(cuda_backend *self, const ms__io *io)
+static int move_file(device_backend *self, const ms__io *io)
 {
     const ms__file *file = &self->host.spill.file;
-    uint64_t position = ms__cuda_offset(io->position), done = 0;
+    uint64_t position = ms__device_offset(io->position), done = 0;
     uint32_t stalls = 0;
     while (done < io->bytes) {
         unsigned char *memory = io->staging + done;
@@ -356,20 +334,20 @@ static int move_file(cuda_backend *self, const ms__io *io)
 }
 
 /* Where the copy on the link ends or begins. */
-static unsigned char *host_side(cuda_backend *self, const ms__io *io)
+static unsigned char *host_side(device_backend *self, const ms__io *io)
 {
-    return ms__cuda_kind_of(io->position) == MS__CUDA_DISK ? io->staging : ms__cuda_address(&self->host, io->position);
+    return ms__rung_of(io->position) == MS__RUNG_DISK ? io->staging : ms__device_address(&self->host, io->position);
 }
 
-static bool is_intact(const cuda_backend *self, const ms__io *io, const unsigned char *memory)
+static bool is_intact(const device_backend *self, const ms__io *io, const unsigned char *memory)
 {
     return self->checksum == NULL || self->checksum(memory, io->payload_bytes) == io->checksum;
 }
 
 /* Before bytes go up: they are on the host, and what they were. 0 or an errno. */
-static int prepare_read(cuda_backend *self, const ms__io *io, unsigned char *memory)
+static int prepare_read(device_backend *self, const ms__io *io, unsigned char *memory)
 {
-    if (ms__cuda_kind_of(io->position) == MS__CUDA_DISK) {
+    if (ms__rung_of(io->position) == MS__RUNG_DISK) {
         int failure = move_file(self, io);
         return failure != 0 ? failure : is_intact(self, io, memory) ? 0 : EBADMSG;
     }
@@ -383,12 +361,12 @@ static int prepare_read(cuda_backend *self, const ms__io *io, unsigned char *mem
 }
 
 /* After bytes came down. 0 or an errno. */
-static int conclude_write(cuda_backend *self, ms__io *io, unsigned char *memory)
+static int conclude_write(device_backend *self, ms__io *io, unsigned char *memory)
 {
     if (self->checksum != NULL) {
         io->checksum = self->checksum(memory, io->payload_bytes);
     }
-    if (ms__cuda_kind_of(io->position) != MS__CUDA_DISK) {
+    if (ms__rung_of(io->position) != MS__RUNG_DISK) {
         return 0;
     }
     memset(memory + io->payload_bytes, 0, io->bytes - io->payload_bytes);
@@ -401,33 +379,33 @@ static int conclude_write(cuda_backend *self, ms__io *io, unsigned char *memory)
 static int refused_by_test(const ms__io *io)
 {
     int failure = EIO;
-    if (ms__cuda_kind_of(io->position) == MS__CUDA_DISK ||
+    if (ms__rung_of(io->position) == MS__RUNG_DISK ||
         !ms__fault(io->direction == MS__WRITE ? MS_FAULT_WRITE : MS_FAULT_READ, &failure)) {
         return 0;
     }
     return failure != 0 ? failure : EIO;
 }
 
-static int copy_step(cuda_backend *self, ms__cu_stream stream, const ms__io *io, unsigned char *memory, uint64_t offset,
+static int copy_step(device_backend *self, void *stream, const ms__io *io, unsigned char *memory, uint64_t offset,
                      uint64_t bytes)
 {
-    ms__cu_pointer device = (uintptr_t)io->memory + offset;
+    uintptr_t device = (uintptr_t)io->memory + offset;
     return io->direction == MS__WRITE
-               ? MS__CUDA_CALL(&self->cuda, copy_to_host, memory + offset, device, bytes, stream)
-               : MS__CUDA_CALL(&self->cuda, copy_to_device, device, memory + offset, bytes, stream);
+               ? MS__DEVICE_CALL(&self->device, copy_to_host, memory + offset, device, bytes, stream)
+               : MS__DEVICE_CALL(&self->device, copy_to_device, device, memory + offset, bytes, stream);
 }
 
 /* Queues the copy, in as many steps as registrations (and tests) ask for. */
-static int copy(cuda_backend *self, ms__cu_stream stream, const ms__io *io, unsigned char *memory)
+static int copy(device_backend *self, void *stream, const ms__io *io, unsigned char *memory)
 {
     int failure = 0;
-    bool is_on_disk = ms__cuda_kind_of(io->position) == MS__CUDA_DISK;
+    bool is_on_disk = ms__rung_of(io->position) == MS__RUNG_DISK;
     uint64_t step_bytes = !is_on_disk && io->payload_bytes > 1 && ms__fault(MS_FAULT_SHORT, NULL)
                               ? io->payload_bytes / 2
                               : io->payload_bytes;
     for (uint64_t at = 0; failure == 0 && at < io->payload_bytes;) {
         uint64_t bytes = ms__min_u64(step_bytes, io->payload_bytes - at);
-        bytes = is_on_disk ? bytes : ms__cuda_reach(&self->host, io->position + at, bytes);
+        bytes = is_on_disk ? bytes : ms__device_reach(&self->host, io->position + at, bytes);
         failure = copy_step(self, stream, io, memory, at, bytes);
         at += bytes;
     }
@@ -435,27 +413,27 @@ static int copy(cuda_backend *self, ms__cu_stream stream, const ms__io *io, unsi
 }
 
 /* In the context. What was queued before a failure is waited for: its memory is given back. */
-static int queue_all(cuda_backend *self, ms__cu_stream stream, under_way *entry, unsigned char *memory)
+static int queue_all(device_backend *self, void *stream, under_way *entry, unsigned char *memory)
 {
     const ms__io *io = entry->io;
-    const cuda_event *mark = io->mark;
+    const device_event *mark = io->mark;
     entry->done = event_take(self);
     if (entry->done == NULL) {
         return EIO;
     }
-    if (mark != NULL && MS__CUDA_CALL(&self->cuda, stream_wait_event, stream, mark->event, 0) != 0) {
+    if (mark != NULL && MS__DEVICE_CALL(&self->device, stream_wait, stream, mark->event) != 0) {
         return EIO;
     }
     if (copy(self, stream, io, memory) == 0 &&
-        MS__CUDA_CALL(&self->cuda, event_record, entry->done->event, stream) == 0) {
+        MS__DEVICE_CALL(&self->device, event_record, entry->done->event, stream) == 0) {
         return 0;
     }
-    (void)self->cuda.driver->stream_synchronize(stream);
+    (void)self->device.kind->driver->stream_synchronize(&self->device, stream);
     return EIO;
 }
 
 /* 0: the copy is on the stream. */
-static int begin(cuda_backend *self, ms__cu_stream stream, under_way *entry)
+static int begin(device_backend *self, void *stream, under_way *entry)
 {
     unsigned char *memory = host_side(self, entry->io);
     int failure = refused_by_test(entry->io);
@@ -465,46 +443,46 @@ static int begin(cuda_backend *self, ms__cu_stream stream, under_way *entry)
     if (failure != 0) {
         return failure;
     }
-    if (!ms__cuda_enter(&self->cuda)) {
+    if (!ms__device_enter(&self->device)) {
         return EIO;
     }
     failure = queue_all(self, stream, entry, memory);
-    ms__cuda_leave(&self->cuda);
+    ms__device_leave(&self->device);
     return failure;
 }
 
-static void cuda_start(ms__lane *lane, ms__io *io)
+static void device_start(ms__lane *lane, ms__io *io)
 {
-    cuda_lane *self = (cuda_lane *)lane;
+    device_lane *self = (device_lane *)lane;
     under_way *entry = &self->entries[self->count++];
     *entry = (under_way){.io = io};
-    entry->system_errno = begin((cuda_backend *)lane->backend, self->streams[io->direction], entry);
+    entry->system_errno = begin((device_backend *)lane->backend, self->streams[io->direction], entry);
 }
 
 /* Waits for the copy. 0 or an errno. */
-static int await(cuda_backend *self, ms__cu_stream stream, const under_way *entry)
+static int await(device_backend *self, void *stream, const under_way *entry)
 {
-    if (!ms__cuda_enter(&self->cuda)) {
+    if (!ms__device_enter(&self->device)) {
         /* A test's doing, or the context is gone, and the copy with it. */
-        if (self->cuda.driver->context_push(self->cuda.context) != 0) {
+        if (self->device.kind->driver->enter(&self->device) != 0) {
             return EIO;
         }
-        (void)self->cuda.driver->stream_synchronize(stream);
-        ms__cuda_leave(&self->cuda);
+        (void)self->device.kind->driver->stream_synchronize(&self->device, stream);
+        ms__device_leave(&self->device);
         return EIO;
     }
-    int failure = MS__CUDA_CALL(&self->cuda, event_synchronize, entry->done->event);
+    int failure = MS__DEVICE_CALL(&self->device, event_synchronize, entry->done->event);
     if (failure != 0) {
-        (void)self->cuda.driver->stream_synchronize(stream);
+        (void)self->device.kind->driver->stream_synchronize(&self->device, stream);
     }
-    ms__cuda_leave(&self->cuda);
+    ms__device_leave(&self->device);
     return failure != 0 ? EIO : 0;
 }
 
-static ms__io *cuda_finish(ms__lane *lane)
+static ms__io *device_finish(ms__lane *lane)
 {
-    cuda_lane *self = (cuda_lane *)lane;
-    cuda_backend *backend = (cuda_backend *)lane->backend;
+    device_lane *self = (device_lane *)lane;
+    device_backend *backend = (device_backend *)lane->backend;
     under_way entry = self->entries[0];
     self->entries[0] = self->entries[1];
     self->count--;
@@ -524,18 +502,18 @@ static ms__io *cuda_finish(ms__lane *lane)
     return io;
 }
 
-const ms__backend_ops ms__backend_cuda = {
-    .name = "cuda",
-    .open = cuda_open,
-    .close = cuda_close,
-    .forget = cuda_forget,
-    .reserve = cuda_reserve,
-    .release = cuda_release,
-    .lane_open = cuda_lane_open,
+const ms__backend_ops ms__backend_device = {
+    .name = "device",
+    .open = device_open,
+    .close = device_close,
+    .forget = device_forget,
+    .reserve = device_reserve,
+    .release = device_release,
+    .lane_open = device_lane_open,
     .lane_close = ms__plain_lane_close,
-    .mark = cuda_mark,
-    .unmark = cuda_unmark,
-    .tier_of = cuda_tier_of,
-    .start = cuda_start,
-    .finish = cuda_finish,
+    .mark = device_mark,
+    .unmark = device_unmark,
+    .tier_of = device_tier_of,
+    .start = device_start,
+    .finish = device_finish,
 };

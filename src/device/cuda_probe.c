@@ -1,15 +1,15 @@
 /*
  * Asks the CUDA driver for its devices, without making a context. Called by
- * hardware.c only. No driver, no device or a driver that answers with an error:
+ * hardware.c, through the row. No driver, no device or a driver that answers with an error:
  * no GPU, and a debug line in the log.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/fault.h"
-#include "base/libcuda.h"
 #include "base/units.h"
-#include "hardware/probe.h"
+#include "device/kinds.h"
+#include "device/libcuda.h"
 
 /* CUdevice_attribute, from the driver API. */
 enum {
@@ -45,7 +45,7 @@ static uint64_t estimate_flops(const ms__libcuda *cuda, ms__cu_device device, co
     uint64_t lanes = attribute(cuda, device, ATTRIBUTE_MULTIPROCESSORS) * (uint64_t)(narrow ? LANES_64 : LANES_128);
     uint64_t khz = attribute(cuda, device, ATTRIBUTE_CLOCK_KHZ);
     uint64_t flops = ms__mul_div(ms__mul_sat(2 * lanes, khz * 1000), EFFICIENCY_PERCENT, 100);
-    return ms_round_2_digits(flops > 0 ? flops : DEFAULT_FLOPS_PER_S);
+    return flops > 0 ? flops : DEFAULT_FLOPS_PER_S;
 }
 
 /* Two transfers per clock. */
@@ -54,12 +54,12 @@ static uint64_t estimate_memory(const ms__libcuda *cuda, ms__cu_device device)
     uint64_t bus_bytes = attribute(cuda, device, ATTRIBUTE_MEMORY_BUS_BITS) / 8;
     uint64_t khz = attribute(cuda, device, ATTRIBUTE_MEMORY_CLOCK_KHZ);
     uint64_t rate = ms__mul_div(ms__mul_sat(2 * bus_bytes, khz * 1000), EFFICIENCY_PERCENT, 100);
-    return ms_round_2_digits(rate > 0 ? rate : DEFAULT_MEMORY_BYTES_PER_S);
+    return rate > 0 ? rate : DEFAULT_MEMORY_BYTES_PER_S;
 }
 
 static bool probe_one(const ms__libcuda *cuda, int ordinal, ms_gpu *out)
 {
-    ms_gpu gpu = {0};
+    ms_gpu gpu = {.kind = MS_DEVICE_CUDA};
     ms__cu_device device;
     size_t total_bytes = 0;
     if (ms__fault(MS_FAULT_DRIVER, NULL) || cuda->device_get(&device, ordinal) != 0 ||
@@ -81,7 +81,7 @@ static bool probe_one(const ms__libcuda *cuda, int ordinal, ms_gpu *out)
     return true;
 }
 
-uint32_t ms__probe_gpus(ms_gpu *gpus)
+uint32_t ms__cuda_probe(ms_gpu *gpus, uint32_t most)
 {
     const ms__libcuda *cuda;
     ms_error err;
@@ -95,7 +95,7 @@ uint32_t ms__probe_gpus(ms_gpu *gpus)
         return 0;
     }
     uint32_t found = 0;
-    for (int i = 0; i < count && found < MS_GPU_MAX; i++) {
+    for (int i = 0; i < count && found < most; i++) {
         found += probe_one(cuda, i, &gpus[found]);
     }
     return found;

@@ -7,7 +7,7 @@
  * small run pins little, and never given back before the end: pinning costs as much as
  * moving the bytes several times.
  */
-#include "offload/cuda.h"
+#include "offload/device_host.h"
 
 #include "base/os/cgroup.h"
 #include "base/os/map.h"
@@ -22,59 +22,59 @@
 enum { KIND_SHIFT = 62 };
 #define KIND_MASK (UINT64_C(3) << KIND_SHIFT)
 
-ms__cuda_kind ms__cuda_kind_of(uint64_t position)
+ms__rung ms__rung_of(uint64_t position)
 {
-    return (ms__cuda_kind)(position >> KIND_SHIFT);
+    return (ms__rung)(position >> KIND_SHIFT);
 }
 
-uint64_t ms__cuda_offset(uint64_t position)
+uint64_t ms__device_offset(uint64_t position)
 {
     return position & ~KIND_MASK;
 }
 
-unsigned char *ms__cuda_address(const ms__cuda_host *host, uint64_t position)
+unsigned char *ms__device_address(const ms__device_host *host, uint64_t position)
 {
-    uint64_t offset = ms__cuda_offset(position);
-    return ms__cuda_kind_of(position) == MS__CUDA_PINNED ? host->pool + offset : (unsigned char *)(uintptr_t)offset;
+    uint64_t offset = ms__device_offset(position);
+    return ms__rung_of(position) == MS__RUNG_PINNED ? host->pool + offset : (unsigned char *)(uintptr_t)offset;
 }
 
-uint64_t ms__cuda_reach(const ms__cuda_host *host, uint64_t position, uint64_t bytes)
+uint64_t ms__device_reach(const ms__device_host *host, uint64_t position, uint64_t bytes)
 {
     (void)host;
-    if (ms__cuda_kind_of(position) != MS__CUDA_PINNED) {
+    if (ms__rung_of(position) != MS__RUNG_PINNED) {
         return bytes;
     }
-    return ms__min_u64(bytes, CHUNK_BYTES - ms__cuda_offset(position) % CHUNK_BYTES);
+    return ms__min_u64(bytes, CHUNK_BYTES - ms__device_offset(position) % CHUNK_BYTES);
 }
 
 /* ---- pinned -------------------------------------------------------------------- */
 
 /* Pins up to the end of the last extent. False where the driver refuses. Under the lock. */
-static bool pin(ms__cuda_host *host)
+static bool pin(ms__device_host *host)
 {
-    const ms__cuda *cuda = host->cuda;
+    const ms__device *device = host->device;
     bool is_pinned = true;
     if (host->pinned.end_bytes <= host->pinned_bytes) {
         return true;
     }
-    if (!ms__cuda_enter(cuda)) {
+    if (!ms__device_enter(device)) {
         return false;
     }
     while (is_pinned && host->pinned.end_bytes > host->pinned_bytes) {
         unsigned char *chunk = host->pool + host->pinned_bytes;
         uint64_t bytes = ms__min_u64(CHUNK_BYTES, host->pool_bytes - host->pinned_bytes);
         ms__touch(chunk, bytes); /* the driver would do it with one thread */
-        is_pinned = MS__CUDA_CALL(cuda, host_register, chunk, bytes, MS__CU_MEMHOSTREGISTER_PORTABLE) == 0;
+        is_pinned = MS__DEVICE_CALL(device, pin, chunk, bytes) == 0;
         host->pinned_bytes += is_pinned ? bytes : 0;
         if (!is_pinned) {
             ms__untouch(chunk, bytes);
         }
     }
-    ms__cuda_leave(cuda);
+    ms__device_leave(device);
     return is_pinned;
 }
 
-static bool reserve_pinned(ms__cuda_host *host, uint64_t bytes, uint64_t *position)
+static bool reserve_pinned(ms__device_host *host, uint64_t bytes, uint64_t *position)
 {
     if (ms__extents_reserve(&host->pinned, bytes, position) != MS_OK) {
         return false;
@@ -88,7 +88,7 @@ static bool reserve_pinned(ms__cuda_host *host, uint64_t bytes, uint64_t *positi
 }
 
 /* An address range costs nothing until it is pinned. */
-static int open_pool(ms__cuda_host *host, uint64_t wanted_bytes, ms_error *err)
+static int open_pool(ms__device_host *host, uint64_t wanted_bytes, ms_error *err)
 {
     void *address = NULL;
     uint64_t limit_bytes = wanted_bytes != 0 ? wanted_bytes : ms__memory_room_bytes("") / 2;
@@ -108,15 +108,15 @@ static int open_pool(ms__cuda_host *host, uint64_t wanted_bytes, ms_error *err)
     return MS_OK;
 }
 
-static void close_pool(ms__cuda_host *host)
+static void close_pool(ms__device_host *host)
 {
-    const ms__cuda *cuda = host->cuda;
-    bool is_entered = host->pinned_bytes > 0 && cuda->driver->context_push(cuda->context) == 0;
+    const ms__device *device = host->device;
+    bool is_entered = host->pinned_bytes > 0 && device->kind->driver->enter(device) == 0;
     for (uint64_t at = 0; at < host->pinned_bytes; at += CHUNK_BYTES) {
-        (void)cuda->driver->host_unregister(host->pool + at);
+        (void)device->kind->driver->unpin(device, host->pool + at);
     }
     if (is_entered) {
-        ms__cuda_leave(cuda);
+        ms__device_leave(device);
     }
     ms__unmap(host->pool, host->pool_bytes);
 }
@@ -135,16 +135,16 @@ static bool reserve_pageable(uint64_t bytes, uint64_t *position)
         (void)ms__map_want_huge_pages(address, bytes);
     }
     (void)ms__map_no_fork(address, bytes);
-    *position = (uintptr_t)address | (uint64_t)MS__CUDA_PAGEABLE << KIND_SHIFT;
+    *position = (uintptr_t)address | (uint64_t)MS__RUNG_PAGEABLE << KIND_SHIFT;
     return true;
 }
 
 /* ---- all ----------------------------------------------------------------------------- */
 
-int ms__cuda_host_open(ms__cuda_host *host, const ms__cuda *cuda, const ms__backend_ops *ops,
-                       const ms__backend_options *options, ms_error *err)
+int ms__device_host_open(ms__device_host *host, const ms__device *device, const ms__backend_ops *ops,
+                         const ms__backend_options *options, ms_error *err)
 {
-    host->cuda = cuda;
+    host->device = device;
     host->cap_bytes = options->tier == MS_TIER_DISK ? 0 : options->cap_bytes;
     host->has_disk = options->dir != NULL;
     if (host->has_disk) {
@@ -167,7 +167,7 @@ int ms__cuda_host_open(ms__cuda_host *host, const ms__cuda *cuda, const ms__back
     return MS_OK;
 }
 
-void ms__cuda_host_close(ms__cuda_host *host)
+void ms__device_host_close(ms__device_host *host)
 {
     close_pool(host);
     ms__extents_destroy(&host->pinned);
@@ -177,7 +177,7 @@ void ms__cuda_host_close(ms__cuda_host *host)
     }
 }
 
-void ms__cuda_host_forget(ms__cuda_host *host)
+void ms__device_host_forget(ms__device_host *host)
 {
     ms__extents_destroy(&host->pinned);
     if (host->has_disk) {
@@ -186,7 +186,7 @@ void ms__cuda_host_forget(ms__cuda_host *host)
 }
 
 /* Under the lock. False: it has to go to disk. */
-static bool reserve_memory(ms__cuda_host *host, uint64_t bytes, uint64_t *position)
+static bool reserve_memory(ms__device_host *host, uint64_t bytes, uint64_t *position)
 {
     if (bytes > ms__sub_sat(host->cap_bytes, host->used_bytes)) {
         return false;
@@ -199,27 +199,29 @@ static bool reserve_memory(ms__cuda_host *host, uint64_t bytes, uint64_t *positi
 }
 
 /* True at the first extent of a rung below the first. Under the lock. */
-static bool is_news(ms__cuda_host *host, ms__cuda_kind kind)
+static bool is_news(ms__device_host *host, ms__rung rung)
 {
-    bool *told = kind == MS__CUDA_DISK ? &host->told_disk : &host->told_pageable;
-    bool is_expected = kind == MS__CUDA_PINNED || host->cap_bytes == 0;
+    bool *told = rung == MS__RUNG_DISK ? &host->told_disk : &host->told_pageable;
+    bool is_expected = rung == MS__RUNG_PINNED || host->cap_bytes == 0;
     bool is_first = !is_expected && !*told;
     *told |= is_first;
     return is_first;
 }
 
-static void tell(const ms__cuda_host *host, ms__cuda_kind kind, uint64_t pinned_bytes, uint64_t used_bytes)
+static void tell(const ms__device_host *host, ms__rung rung, uint64_t pinned_bytes, uint64_t used_bytes)
 {
-    if (kind == MS__CUDA_PAGEABLE) {
-        ms_log(MS_LOG_INFO, "GPU %d: %s of host memory are pinned, which is the limit; more is pageable, and slower",
-               host->cuda->device, ms__text_bytes(pinned_bytes).text);
+    const ms__device *device = host->device;
+    if (rung == MS__RUNG_PAGEABLE) {
+        ms_log(MS_LOG_INFO, "%s %u: %s of host memory are pinned, which is the limit; more is pageable, and slower",
+               device->kind->label, device->number, ms__text_bytes(pinned_bytes).text);
     } else {
-        ms_log(MS_LOG_INFO, "GPU %d: %s of host memory are used of %s; more goes to the %s", host->cuda->device,
-               ms__text_bytes(used_bytes).text, ms__text_bytes(host->cap_bytes).text, host->spill.base.place);
+        ms_log(MS_LOG_INFO, "%s %u: %s of host memory are used of %s; more goes to the %s", device->kind->label,
+               device->number, ms__text_bytes(used_bytes).text, ms__text_bytes(host->cap_bytes).text,
+               host->spill.base.place);
     }
 }
 
-int ms__cuda_host_reserve(ms__cuda_host *host, uint64_t bytes, uint64_t *position, ms_error *err)
+int ms__device_host_reserve(ms__device_host *host, uint64_t bytes, uint64_t *position, ms_error *err)
 {
     uint64_t taken = 0;
     int rc = MS_OK;
@@ -229,37 +231,37 @@ int ms__cuda_host_reserve(ms__cuda_host *host, uint64_t bytes, uint64_t *positio
     ms__mutex_unlock(&host->lock);
     if (!is_in_memory && host->has_disk) {
         rc = ms__spill_reserve(&host->spill.base, bytes, &taken, err);
-        taken |= (uint64_t)MS__CUDA_DISK << KIND_SHIFT;
+        taken |= (uint64_t)MS__RUNG_DISK << KIND_SHIFT;
     } else if (!is_in_memory) {
-        rc = ms_fail(err, MS_ENOSPC, "host tier of GPU %d: %s more would pass the cap of %s", host->cuda->device,
-                     ms__text_bytes(bytes).text, ms__text_bytes(host->cap_bytes).text);
+        rc = ms_fail(err, MS_ENOSPC, "host tier of %s %u: %s more would pass the cap of %s", host->device->kind->label,
+                     host->device->number, ms__text_bytes(bytes).text, ms__text_bytes(host->cap_bytes).text);
     }
     if (rc != MS_OK) {
         return rc;
     }
-    ms__cuda_kind kind = ms__cuda_kind_of(taken);
+    ms__rung rung = ms__rung_of(taken);
     ms__mutex_lock(&host->lock);
-    bool is_to_be_told = is_news(host, kind);
+    bool is_to_be_told = is_news(host, rung);
     ms__mutex_unlock(&host->lock);
     if (is_to_be_told) {
-        tell(host, kind, pinned_bytes, used_bytes);
+        tell(host, rung, pinned_bytes, used_bytes);
     }
     *position = taken;
     return MS_OK;
 }
 
-void ms__cuda_host_release(ms__cuda_host *host, uint64_t position, uint64_t bytes)
+void ms__device_host_release(ms__device_host *host, uint64_t position, uint64_t bytes)
 {
-    ms__cuda_kind kind = ms__cuda_kind_of(position);
-    if (kind == MS__CUDA_DISK) {
-        ms__spill_release(&host->spill.base, ms__cuda_offset(position), bytes);
+    ms__rung rung = ms__rung_of(position);
+    if (rung == MS__RUNG_DISK) {
+        ms__spill_release(&host->spill.base, ms__device_offset(position), bytes);
         return;
     }
-    if (kind == MS__CUDA_PAGEABLE) {
-        ms__unmap(ms__cuda_address(host, position), bytes);
+    if (rung == MS__RUNG_PAGEABLE) {
+        ms__unmap(ms__device_address(host, position), bytes);
     }
     ms__mutex_lock(&host->lock);
-    if (kind == MS__CUDA_PINNED) {
+    if (rung == MS__RUNG_PINNED) {
         ms__extents_release(&host->pinned, position, bytes);
     }
     host->used_bytes -= bytes;

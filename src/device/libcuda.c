@@ -1,7 +1,7 @@
 /*
  * The driver library's functions, one row each; library.c loads them.
  */
-#include "base/libcuda.h"
+#include "device/libcuda.h"
 
 #include <stddef.h>
 #include <stdlib.h>

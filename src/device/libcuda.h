@@ -1,9 +1,9 @@
 /*
- * The CUDA driver library, found at run time. Used by the hardware probe and by
- * the CUDA backend; a machine without it has no GPU, which is no error.
+ * The CUDA driver library, found at run time. Used by cuda.c and cuda_probe.c;
+ * a machine without it has no GPU, which is no error.
  */
-#ifndef MS_BASE_LIBCUDA_H
-#define MS_BASE_LIBCUDA_H
+#ifndef MS_DEVICE_LIBCUDA_H
+#define MS_DEVICE_LIBCUDA_H
 
 #include "memscale/base.h"
 

@@ -1,0 +1,54 @@
+/*
+ * device.h - the kinds of device that training runs on, and what is known of one GPU.
+ *
+ * Kinds are named as torch names them ("cpu", "cuda"). A kind that is not listed here is refused
+ * by its name: no number of memscale's would be true of it.
+ */
+#ifndef MEMSCALE_DEVICE_H
+#define MEMSCALE_DEVICE_H
+
+#include "memscale/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A kind of device. */
+typedef enum ms_device_kind {
+    MS_DEVICE_CUDA,
+    MS_DEVICE_CPU,
+    MS_DEVICE_KIND_COUNT,
+    MS_DEVICE_UNSTATED = MS_DEVICE_CUDA /* 0: of a GPU whose kind nobody states */
+} ms_device_kind;
+
+/* "cuda"; "unknown" for a number that is no kind's. */
+MS_API const char *ms_device_kind_name(ms_device_kind kind);
+
+/* The kind of a name; MS_ENOTSUP for one that memscale does not know: the error names it and
+ * those that are known. */
+MS_API int ms_device_kind_named(const char *name, ms_device_kind *kind, ms_error *err);
+
+/* Whether tensors of this kind lie in host memory; true for a number that is no kind's. */
+MS_API bool ms_device_host_is_device(ms_device_kind kind);
+
+enum { MS_NAME_MAX = 256, MS_GPU_MAX = 16 };
+
+/* One GPU and its link to the host. */
+typedef struct ms_gpu {
+    ms_device_kind kind; /* never MS_DEVICE_CPU */
+    char name[MS_NAME_MAX];
+    uint64_t total_bytes;
+    uint64_t free_bytes;
+    uint32_t copy_engines;
+    uint32_t compute_major, compute_minor;
+    uint64_t matmul_flops_per_s;
+    uint64_t stream_bytes_per_s;
+    uint64_t to_host_bytes_per_s;
+    uint64_t from_host_bytes_per_s;
+} ms_gpu;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,210 @@
+"""The kinds of device that training runs on: everything that memscale asks torch about one.
+
+One row per kind, `KINDS`, under the names of the library's own table, which says what is one;
+nothing else in the package tests for a kind or names one. Used by every room that touches
+random states, memory statistics, streams of work or errors of allocators. It owns no state.
+A row that lacks a column fails when this module is imported; a kind that the library has and
+this module has not, too.
+
+Nothing here imports torch before it is asked something. All functions may be called from any
+thread.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "ACCELERATORS",
+    "AUTOCAST_KINDS",
+    "HOST",
+    "KINDS",
+    "Kind",
+    "RandomState",
+    "devices_of",
+    "is_out_of_memory",
+    "kind_of",
+]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What torch can be asked about one kind of device.
+
+    Attributes:
+        name: torch's, as in `torch.device.type`.
+        label: what texts call such a device: "GPU".
+        api: what texts call its programming interface.
+        is_host: tensors of this kind lie in host memory.
+        is_there: whether torch sees a device of this kind.
+        is_active: whether this process has used one: before, asking for states would start it.
+        device_count: how many torch sees.
+        current_index: of the calling thread's current device.
+        random_state, set_random_state: of the default generator of one device, by its index.
+        allocated_bytes: of tensors on a device now; 0 on the host, where the library measures
+            resident memory.
+        peak_bytes: the most since `reset_peak()`: allocated bytes, or resident ones on the host.
+        reset_peak: for the current device.
+        synchronize: returns when the current device has done what was queued.
+        empty_cache: gives back what the allocator keeps for later.
+        out_of_memory: whether an exception says that memory of this kind could not be had.
+    """
+
+    name: str
+    label: str
+    api: str
+    is_host: bool
+    is_there: Callable[[], bool]
+    is_active: Callable[[], bool]
+    device_count: Callable[[], int]
+    current_index: Callable[[], int]
+    random_state: Callable[[int], torch.Tensor]
+    set_random_state: Callable[[torch.Tensor, int], None]
+    allocated_bytes: Callable[[torch.device | None], int]
+    peak_bytes: Callable[[torch.device | None], int]
+    reset_peak: Callable[[], None]
+    synchronize: Callable[[], None]
+    empty_cache: Callable[[], None]
+    out_of_memory: Callable[[BaseException], bool]
+
+
+# What torch's allocator of host memory says; there is no type for it.
+_HOST_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+
+def _host_memory_ran_out(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _HOST_MESSAGES)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _host(row: dict[str, Any]) -> Kind:
+    return Kind(
+        name=row["name"],
+        label=row["label"],
+        api=row["api"],
+        is_host=True,
+        is_there=lambda: True,
+        is_active=lambda: True,
+        device_count=lambda: 1,
+        current_index=lambda: 0,
+        random_state=lambda _: _torch().random.get_rng_state(),
+        set_random_state=lambda state, _: _torch().random.set_rng_state(state),
+        allocated_bytes=lambda _: 0,
+        peak_bytes=lambda _: int(_core.process_memory()["peak_rss_bytes"]),
+        reset_peak=_core.reset_peak_rss,
+        synchronize=lambda: None,
+        empty_cache=lambda: None,
+        out_of_memory=_host_memory_ran_out,
+    )
+
+
+def _accelerator(row: dict[str, Any]) -> Kind:
+    """torch has one module for each, with functions of the same names."""
+
+    def module() -> Any:
+        return import_module(row["torch_module"])
+
+    return Kind(
+        name=row["name"],
+        label=row["label"],
+        api=row["api"],
+        is_host=False,
+        is_there=lambda: module().is_available(),
+        is_active=lambda: module().is_available() and module().is_initialized(),
+        device_count=lambda: module().device_count(),
+        current_index=lambda: module().current_device(),
+        random_state=lambda index: module().get_rng_state(index),
+        set_random_state=lambda state, index: module().set_rng_state(state, index),
+        allocated_bytes=lambda device: module().memory_allocated(device),
+        peak_bytes=lambda device: module().max_memory_allocated(device),
+        reset_peak=lambda: module().reset_peak_memory_stats(),
+        synchronize=lambda: module().synchronize(),
+        empty_cache=lambda: module().empty_cache(),
+        out_of_memory=lambda error: isinstance(error, _torch().OutOfMemoryError),
+    )
+
+
+# By name of the library's row; each makes a whole row of this table.
+_ROWS: dict[str, Callable[[dict[str, Any]], Kind]] = {"cpu": _host, "cuda": _accelerator}
+
+KINDS: dict[str, Kind] = {row["name"]: _ROWS[row["name"]](row) for row in _core.device_kinds()}
+"""All kinds by name, the host's first."""
+
+HOST = next(kind for kind in KINDS.values() if kind.is_host)
+ACCELERATORS = tuple(kind for kind in KINDS.values() if not kind.is_host)
+
+AUTOCAST_KINDS = tuple(kind.name for kind in (*ACCELERATORS, HOST))
+"""The names under which torch keeps a state of autocast, in the order of signatures."""
+
+
+def kind_of(device: torch.device) -> Kind:
+    """The kind of a device.
+
+    Tensors on torch's meta device lie nowhere; what they would be is planned for the host.
+
+    Raises:
+        MemScaleError: memscale does not know devices of this kind; the error names it.
+    """
+    if device.type != "meta" and device.type not in KINDS:
+        _core.device_check(device.type)  # raises: both tables have the same names
+    return KINDS.get(device.type, HOST)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory could not be had, of a device or of the host."""
+    return any(kind.out_of_memory(error) for kind in KINDS.values())
+
+
+class RandomState:
+    """States of the global generators of torch, Python and NumPy, taken when it is made."""
+
+    __slots__ = ("_numpy", "_python", "_torch", "devices")
+
+    def __init__(self, devices: Iterable[tuple[Kind, int]] | None = None) -> None:
+        """`devices`: accelerators whose generators count; None: all that are in use."""
+        self.devices = _devices_in_use() if devices is None else list(devices)
+        self._torch = [(HOST, 0, HOST.random_state(0))]
+        self._torch += [(kind, index, kind.random_state(index)) for kind, index in self.devices]
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if numpy is not None else None
+
+    def put_back(self) -> None:
+        """The generators go on from where they were."""
+        for kind, index, state in self._torch:
+            kind.set_random_state(state, index)
+        random.setstate(self._python)
+        numpy = sys.modules.get("numpy")
+        if self._numpy is not None and numpy is not None:
+            numpy.random.set_state(self._numpy)
+
+
+def _devices_in_use() -> list[tuple[Kind, int]]:
+    return [(kind, index) for kind in ACCELERATORS if kind.is_active() for index in range(kind.device_count())]
+
+
+def devices_of(tensors: list[torch.Tensor]) -> list[tuple[Kind, int]]:
+    """The accelerators that hold one of `tensors`, and the current one of every kind in use."""
+    found = []
+    for kind in ACCELERATORS:
+        if kind.is_active():
+            held = {tensor.get_device() for tensor in tensors if tensor.device.type == kind.name}
+            found += [(kind, index) for index in sorted(held | {kind.current_index()})]
+    return found

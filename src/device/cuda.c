@@ -1,0 +1,181 @@
+/*
+ * The row of CUDA's GPUs: torch's caching allocator, and the driver's functions (libcuda.h) behind
+ * the signatures of ms__device_driver. The context is the primary one, which torch uses too.
+ */
+#include "base/units.h"
+#include "device/kinds.h"
+#include "device/libcuda.h"
+
+/* torch's allocator hands out multiples of this; `allocated` counts them. */
+enum { BLOCK_BYTES = 512 };
+
+static const ms__device_conflict conflicts[] = {
+    {"PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", "its pool can't be counted as the plan counts"},
+    {"PYTORCH_NO_CUDA_MEMORY_CACHING", "", "every CUDA block is returned at once: steps are slow"},
+    {"CUDA_LAUNCH_BLOCKING", "1", "no transfer overlaps compute while it is set"},
+};
+
+static uint64_t cuda_rounded(uint64_t bytes)
+{
+    return ms__align_up(bytes, BLOCK_BYTES);
+}
+
+static bool cuda_has_driver(void)
+{
+    const ms__libcuda *cuda;
+    return ms__libcuda_get(&cuda, NULL) == MS_OK;
+}
+
+/* ---- the driver ------------------------------------------------------------- */
+
+static const ms__libcuda *functions_of(const ms__device *device)
+{
+    return device->functions;
+}
+
+static bool is_refused_by_test(void)
+{
+    return ms__fault(MS_FAULT_DRIVER, NULL);
+}
+
+static int cuda_open(ms__device *device, ms_error *err)
+{
+    const ms__libcuda *cuda = NULL;
+    int rc = ms__libcuda_get(&cuda, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    int failure = is_refused_by_test() ? MS__DEVICE_UNKNOWN : cuda->init(0);
+    if (failure == 0) {
+        failure = is_refused_by_test() ? MS__DEVICE_UNKNOWN : cuda->device_get(&device->handle, (int)device->number);
+    }
+    if (failure != 0) {
+        return ms__device_fail(device, failure, "no such device", err);
+    }
+    failure =
+        is_refused_by_test() ? MS__DEVICE_UNKNOWN : cuda->primary_context_retain(&device->context, device->handle);
+    device->functions = cuda;
+    return failure != 0 ? ms__device_fail(device, failure, "no context", err) : MS_OK;
+}
+
+static void cuda_close(ms__device *device)
+{
+    (void)functions_of(device)->primary_context_release(device->handle);
+}
+
+static int cuda_enter(const ms__device *device)
+{
+    return functions_of(device)->context_push(device->context);
+}
+
+static void cuda_leave(const ms__device *device)
+{
+    ms__cu_context popped;
+    (void)functions_of(device)->context_pop(&popped);
+}
+
+static int cuda_copy_engines(const ms__device *device, int *count)
+{
+    return functions_of(device)->device_get_attribute(count, MS__CU_ATTRIBUTE_COPY_ENGINES, device->handle);
+}
+
+static int cuda_stream_open(const ms__device *device, void **stream)
+{
+    return functions_of(device)->stream_create(stream, MS__CU_STREAM_NON_BLOCKING);
+}
+
+static int cuda_stream_close(const ms__device *device, void *stream)
+{
+    return functions_of(device)->stream_destroy(stream);
+}
+
+static int cuda_stream_synchronize(const ms__device *device, void *stream)
+{
+    return functions_of(device)->stream_synchronize(stream);
+}
+
+static int cuda_stream_wait(const ms__device *device, void *stream, void *event)
+{
+    return functions_of(device)->stream_wait_event(stream, event, 0);
+}
+
+static int cuda_event_open(const ms__device *device, void **event)
+{
+    return functions_of(device)->event_create(event, MS__CU_EVENT_BLOCKING_SYNC | MS__CU_EVENT_DISABLE_TIMING);
+}
+
+static int cuda_event_close(const ms__device *device, void *event)
+{
+    return functions_of(device)->event_destroy(event);
+}
+
+static int cuda_event_record(const ms__device *device, void *event, void *stream)
+{
+    return functions_of(device)->event_record(event, stream);
+}
+
+static int cuda_event_synchronize(const ms__device *device, void *event)
+{
+    return functions_of(device)->event_synchronize(event);
+}
+
+static int cuda_copy_to_host(const ms__device *device, void *to, uintptr_t from, uint64_t bytes, void *stream)
+{
+    return functions_of(device)->copy_to_host(to, from, bytes, stream);
+}
+
+static int cuda_copy_to_device(const ms__device *device, uintptr_t to, const void *from, uint64_t bytes, void *stream)
+{
+    return functions_of(device)->copy_to_device(to, from, bytes, stream);
+}
+
+static int cuda_pin(const ms__device *device, void *memory, uint64_t bytes)
+{
+    return functions_of(device)->host_register(memory, bytes, MS__CU_MEMHOSTREGISTER_PORTABLE);
+}
+
+static int cuda_unpin(const ms__device *device, void *memory)
+{
+    return functions_of(device)->host_unregister(memory);
+}
+
+static const ms__device_driver driver = {
+    .open = cuda_open,
+    .close = cuda_close,
+    .enter = cuda_enter,
+    .leave = cuda_leave,
+    .copy_engines = cuda_copy_engines,
+    .stream_open = cuda_stream_open,
+    .stream_close = cuda_stream_close,
+    .stream_synchronize = cuda_stream_synchronize,
+    .stream_wait = cuda_stream_wait,
+    .event_open = cuda_event_open,
+    .event_close = cuda_event_close,
+    .event_record = cuda_event_record,
+    .event_synchronize = cuda_event_synchronize,
+    .copy_to_host = cuda_copy_to_host,
+    .copy_to_device = cuda_copy_to_device,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
+};
+
+const ms__device_kind ms__device_cuda = {
+    .id = MS_DEVICE_CUDA,
+    .name = "cuda",
+    .label = "GPU",
+    .api = "CUDA",
+    .host_is_device = false,
+    .rounded = cuda_rounded,
+    .runtime_bytes = 8519680, /* a cuBLAS workspace */
+    .scratch = {0},           /* the allocator counts workspaces too */
+    .probe = ms__cuda_probe,
+    .has_driver = cuda_has_driver,
+    .no_driver = "no CUDA driver: training runs on the CPU",
+    .no_device = "the CUDA driver is there but shows no GPU",
+    .no_device_advice = "look at nvidia-smi and CUDA_VISIBLE_DEVICES",
+    .conflicts = conflicts,
+    .conflict_count = sizeof conflicts / sizeof conflicts[0],
+    .torch_module = "torch.cuda",
+    .torch_raw_stream = "_cuda_getCurrentRawStream",
+    .driver = &driver,
+};

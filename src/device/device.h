@@ -1,0 +1,150 @@
+/*
+ * device.h - one row per kind of device, and the only room that tells one kind from another.
+ *
+ * Who calls it: hardware (probe), sim (rounding, bytes beside tensors), offload (copies, streams,
+ * events, pinning), the doctor (texts), the extension (torch's names), and whoever asks whether host
+ * memory is the device's. It owns the rows, which are constants, and the drivers' libraries, loaded
+ * at most once and never unloaded; an opened ms__device is its caller's.
+ *
+ * It promises: every row has every column, so that callers test for no kind; a probe fails for
+ * nothing that is absent; nothing here retries, logs above debug, or waits except where said. Rows may be
+ * read and their functions called from any thread.
+ *
+ * To add a kind: its number in memscale/device.h, its row in a file of its own here, the row's address
+ * in device.c. tests/c/device/test_device_kinds.c fails for a column that is left empty.
+ */
+#ifndef MS_DEVICE_DEVICE_H
+#define MS_DEVICE_DEVICE_H
+
+#include "base/fault.h"
+#include "memscale/device.h"
+
+/* ---- drivers -------------------------------------------------------------- */
+
+typedef struct ms__device_kind ms__device_kind;
+
+/* One device that a driver has opened; driver and context are its row's. */
+typedef struct ms__device {
+    const ms__device_kind *kind;
+    uint32_t number; /* as the driver counts */
+    const void *functions; /* the driver's */
+    void *context;         /* the one that torch uses too */
+    int handle;
+} ms__device;
+
+/* Answered by a call that a test made fail. Drivers answer 0 for success. */
+enum { MS__DEVICE_UNKNOWN = 999 };
+
+/*
+ * What moves bytes between a device's memory and the host's. The int of a function is 0 or the driver's number of the
+ * failure. Streams are the caller's or from stream_open(); NULL is the default one, which is
+ * ordered with every other blocking stream. Functions from stream_open() on are called between
+ * enter() and leave(), in any thread.
+ */
+typedef struct ms__device_driver {
+    /* Opens device `device->number`; kind and number are set. MS_ENOTSUP: no driver, no such device. */
+    int (*open)(ms__device *device, ms_error *err);
+    void (*close)(ms__device *device);
+    /* Around calls: the thread may be anybody's, with a context of its own. */
+    int (*enter)(const ms__device *device);
+    void (*leave)(const ms__device *device);
+    /* How many copies can be made at a time. */
+    int (*copy_engines)(const ms__device *device, int *count);
+    /* Not ordered with the default stream. */
+    int (*stream_open)(const ms__device *device, void **stream);
+    int (*stream_close)(const ms__device *device, void *stream);
+    int (*stream_synchronize)(const ms__device *device, void *stream);
+    int (*stream_wait)(const ms__device *device, void *stream, void *event);
+    /* Waiting for one sleeps; it tells no time. */
+    int (*event_open)(const ms__device *device, void **event);
+    int (*event_close)(const ms__device *device, void *event);
+    int (*event_record)(const ms__device *device, void *event, void *stream);
+    int (*event_synchronize)(const ms__device *device, void *event);
+    /* Queued on the stream; pageable memory works too. */
+    int (*copy_to_host)(const ms__device *device, void *to, uintptr_t from, uint64_t bytes, void *stream);
+    int (*copy_to_device)(const ms__device *device, uintptr_t to, const void *from, uint64_t bytes, void *stream);
+    /* Locks host memory for copies at the link's full rate, for every device of the kind. */
+    int (*pin)(const ms__device *device, void *memory, uint64_t bytes);
+    int (*unpin)(const ms__device *device, void *memory);
+} ms__device_driver;
+
+/* ---- rows ------------------------------------------------------------------- */
+
+/* Bytes beside tensors that a step may take: workspaces of operators, library code that is paged
+ * in, the interpreter's growth. Measured; 0 where the allocator counts them all. */
+typedef struct ms__device_scratch {
+    uint64_t prior_bytes;            /* before a step has been measured */
+    uint64_t prior_per_cpu_bytes;    /* more of it for each usable CPU */
+    uint64_t expected_bytes;         /* of the prior; the rest is a reserve */
+    uint64_t without_products_bytes; /* of the expected, for steps without large matrix products */
+} ms__device_scratch;
+
+/* A setting of the environment that makes memory or time differ from the plan. */
+typedef struct ms__device_conflict {
+    const char *variable;
+    const char *part; /* of its value; "" for any */
+    const char *why;
+} ms__device_conflict;
+
+struct ms__device_kind {
+    ms_device_kind id;
+    const char *name;    /* torch's device type, also in documents */
+    const char *label;   /* "GPU": texts put the number behind it */
+    const char *api;     /* "CUDA": the driver's name in texts */
+    bool host_is_device; /* tensors lie in host memory: no tier above it, nothing to copy, no driver */
+
+    /* What the allocator takes for a block of `bytes`. */
+    uint64_t (*rounded)(uint64_t bytes);
+    /* What torch holds before a model is there: for plans made without a process. */
+    uint64_t runtime_bytes;
+    ms__device_scratch scratch;
+
+    /* Describes the devices of this kind, at most `most`; returns their number: 0 for the host,
+     * without a driver, or where it fails, with a debug line in the log. Rates are estimates. */
+    uint32_t (*probe)(ms_gpu *gpus, uint32_t most);
+    /* Whether the driver's library is there. */
+    bool (*has_driver)(void);
+    const char *no_driver, *no_device, *no_device_advice; /* the doctor's texts */
+    const ms__device_conflict *conflicts;
+    uint32_t conflict_count;
+
+    const char *torch_module;     /* "torch.cuda" */
+    const char *torch_raw_stream; /* of torch._C: index -> handle of the current stream; "" for the host */
+    const ms__device_driver *driver; /* NULL for the host only */
+};
+
+/* All rows, the host's first: the order of texts. */
+extern const ms__device_kind *const ms__device_kinds[MS_DEVICE_KIND_COUNT];
+
+/* The row of a kind; the host's for a number that is no kind's. */
+const ms__device_kind *ms__device_kind_of(ms_device_kind id);
+
+/* ---- blocks of host memory ----------------------------------------------------- */
+
+/* Blocks from this size on are maps of hostmem's: whole pages, faulted in,
+ * cacheable. The same number as MS_HOSTMEM_MIN_BYTES, which is another room's. */
+#define MS__MAP_MIN_BYTES ((uint64_t)1 << 20)
+#define MS__PAGE_BYTES ((uint64_t)4096)
+
+/* ---- calls that may fail ----------------------------------------------------------- */
+
+/* A driver call behind the fault point. What gives something back is called without, and its answer
+ * not looked at: after an error of the device nothing else could be done. */
+#define MS__DEVICE_CALL(device, function, ...) \
+    (ms__fault(MS_FAULT_DRIVER, NULL) ? MS__DEVICE_UNKNOWN : (device)->kind->driver->function((device), __VA_ARGS__))
+
+/* ms__device_leave() only after true. */
+static inline bool ms__device_enter(const ms__device *device)
+{
+    return !ms__fault(MS_FAULT_DRIVER, NULL) && device->kind->driver->enter(device) == 0;
+}
+
+static inline void ms__device_leave(const ms__device *device)
+{
+    device->kind->driver->leave(device);
+}
+
+/* The error "GPU 0: `what` (driver error 2)": MS_ESYSTEM for a test's failure, else MS_ENOTSUP. */
+int ms__device_fail(const ms__device *device, int failure, const char *what, ms_error *err);
+
+#endif

@@ -1,10 +1,11 @@
 /*
- * Graph documents for Python: whether one is sound.
+ * Graph documents for Python: whether one is sound, and where two of one step part.
  */
-#include "memscale/graph.h"
-
 #include "common.h"
+#include "documents.h"
 #include "rooms.h"
+
+#include "memscale/pipeline.h"
 
 static PyObject *graph_check(PyObject *module, PyObject *text)
 {
@@ -19,9 +20,35 @@ static PyObject *graph_check(PyObject *module, PyObject *text)
     Py_RETURN_NONE;
 }
 
+static PyObject *trace_diff(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *traced_json, *seen_json, *hardware_json;
+    if (!PyArg_ParseTuple(args, "sss:trace_diff", &traced_json, &seen_json, &hardware_json)) {
+        return NULL;
+    }
+    ms_ext_documents traced = {0}, seen = {0};
+    ms_error err;
+    char *report = NULL;
+    uint32_t differences = 0;
+    int rc = ms_ext_documents_parse(&traced, traced_json, hardware_json, NULL, NULL, &err);
+    if (rc == MS_OK) {
+        rc = ms_ext_documents_parse(&seen, seen_json, NULL, NULL, NULL, &err);
+    }
+    if (rc == MS_OK) {
+        rc = ms_pipeline_trace_diff(traced.graph, seen.graph, traced.hardware, &report, &differences, &err);
+    }
+    ms_ext_documents_free(&traced);
+    ms_ext_documents_free(&seen);
+    return ms_ext_check(rc, &err) == 0 ? Py_BuildValue("(NI)", ms_ext_take_text(report), differences) : NULL;
+}
+
 static PyMethodDef functions[] = {
     MS_EXT_FUNCTION("graph_check", graph_check, METH_O, "json, /", "(str) -> None",
-                    "Raises MemScaleError where the document is no sound graph."),
+                    "Raises MemScaleError if the document is not a sound graph."),
+    MS_EXT_FUNCTION("trace_diff", trace_diff, METH_VARARGS, "traced, seen, hardware, /",
+                    "(str, str, str) -> tuple[str, int]",
+                    "Where two graphs of one step part, for people, and in how many places."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -126,6 +126,17 @@ MS_API const char *ms_drift_text(ms_drift drift);
 MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config, const ms_plan *plan,
                                const ms_observation *observation, ms_drift *drift, char **line, ms_error *err);
 
+/*
+ * Compares the graph of a traced step with the one that a real step gave, storage by storage: which
+ * allocations, releases and saved tensors only one of them has, and after which operator. For finding out why
+ * a peak is predicted wrongly (docs/peaks.md).
+ *
+ * *report is a text for people, to be freed with ms_free(); *differences counts what only one graph has.
+ * Fails only if memory is out. Tests: tests/c/pipeline/test_trace_diff.c.
+ */
+MS_API int ms_pipeline_trace_diff(const ms_graph *traced, const ms_graph *seen, const ms_hardware *hardware,
+                                  char **report, uint32_t *differences, ms_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -354,7 +354,7 @@ def graph_adopt_loop(graph: str, other: str, /) -> str:
     """The graph with what the other has seen of the training loop."""
 
 def graph_check(json: str, /) -> None:
-    """Raises MemScaleError where the document is no sound graph."""
+    """Raises MemScaleError if the document is not a sound graph."""
 
 def hardware_check(json: str, /) -> str:
     """The description as the library writes it. Raises MemScaleError."""
@@ -600,6 +600,9 @@ def telemetry_event(
 
 def tile_rows(rows: int, /) -> int:
     """Rows of a tile where a module gets so many."""
+
+def trace_diff(traced: str, seen: str, hardware: str, /) -> tuple[str, int]:
+    """Where two graphs of one step part, for people, and in how many places."""
 
 def trial_limits(budget: int, /) -> tuple[int, int]:
     """Resident bytes and bytes of private maps that a trial may take."""

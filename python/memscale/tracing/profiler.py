@@ -241,7 +241,7 @@ class _StaticStep:
         torch.clear_autocast_cache()
         loss = loss_of(output)
         if loss is None:
-            loss = _stand_in_loss(output)
+            loss = stand_in_loss(output)
             if loss is not None:
                 self._tracer.loss_outside()
         # What the caller holds is not known here: the graph says what dies without him.
@@ -389,7 +389,7 @@ def _named_tensors(
 # ---- the loss ---------------------------------------------------------------------------
 
 
-def _stand_in_loss(output: Any) -> torch.Tensor | None:
+def stand_in_loss(output: Any) -> torch.Tensor | None:
     """A scalar whose backward gives every differentiable output a dense gradient, as the
     caller's loss will; None where nothing is differentiable."""
     import torch

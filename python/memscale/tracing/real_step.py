@@ -86,7 +86,7 @@ class _RealStep:
         del output
         self._tracer.phase("backward")
         if loss is not None:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         return loss
 
     def _hook(self, name: str, layer: torch.nn.Module) -> tuple[Any, Any]:

@@ -469,8 +469,9 @@ static int read_plan(const ms__json_at *root, ms_plan *plan)
     if (rc == MS_OK) {
         rc = read_settings(root, plan);
     }
-    rc = rc != MS_OK ? rc
-                     : ms__json_u64_or(root, "smallest_budget_bytes", 1, INT64_MAX, 0, &plan->smallest_budget_bytes);
+    if (rc == MS_OK) {
+        rc = ms__json_u64_or(root, "smallest_budget_bytes", 1, INT64_MAX, 0, &plan->smallest_budget_bytes);
+    }
     if (rc == MS_OK) {
         rc = read_technique(root, "fallback", &plan->fallback);
     }

@@ -1,6 +1,6 @@
 /*
- * The public face of the simulator: one replay of one graph. The solver, which
- * replays a graph many times, uses sim.h directly.
+ * The public simulator: one replay of one graph. The solver, which replays a graph many times, uses sim.h
+ * directly.
  */
 #include "sim/step_options.h"
 

@@ -31,7 +31,7 @@ typedef struct ms_plan_packing {
     uint64_t runner_up_peak_bytes; /* its peak without a cache */
 } ms_plan_packing;
 
-/* What was decided on one node, what it saves and costs, and what the next best would. */
+/* The decision at one node, its bytes and time, and those of the alternative. */
 typedef struct ms_plan_entry {
     char *name;            /* of the node's module; "" for the root's own work */
     uint32_t node;         /* index in the graph */
@@ -112,7 +112,7 @@ typedef struct ms_neighbour {
     uint64_t step_ns;
 } ms_neighbour;
 
-/* Where the peak is and what makes it, a lower bound of the time, and what other budgets would buy. */
+/* The place and parts of the peak, a lower bound of the time, and the plans for other budgets. */
 typedef struct ms_explanation {
     bool known;               /* false: the plan was made without a graph, or its document has none */
     uint32_t peak_phase;      /* ms_step_phase; the node is replay.peak_node */
@@ -151,7 +151,7 @@ typedef struct ms_selection {
     ms_two_valued *two_valued; /* [two_valued_count], slots ascending; unlisted ones may have any values */
 } ms_selection;
 
-/* The plan, with all that was known when it was made. */
+/* The plan with its reasons. */
 typedef struct ms_plan {
     char *model;
     char *signature;
@@ -184,7 +184,7 @@ typedef struct ms_plan {
     ms_selection *selections;
 } ms_plan;
 
-/* Frees a plan with all that it points to. Accepts NULL. */
+/* Frees a plan. Accepts NULL. */
 MS_API void ms_plan_free(ms_plan *plan);
 
 /* A plan with one technique wherever mode and flags admit it, else keep: for warm-up steps and as a
@@ -200,14 +200,14 @@ MS_API void ms_plan_copy_choices(const ms_plan *plan, uint8_t *techniques, uint8
 /* The chosen step options as a mask of ms_step_option. */
 MS_API uint32_t ms_plan_step_options(const ms_plan *plan);
 
-/* What a plan has an optimizer of memscale's own do. */
+/* The plan's part for an optimizer of memscale's own. */
 typedef struct ms_plan_optimizer {
     bool state_on_disk;
-    bool releases;    /* each gradient is used inside backward and freed */
-    bool may_release; /* a later plan may want that: whether the loop needs its gradients is to be watched */
+    bool releases;    /* each gradient is used and freed inside backward */
+    bool may_release; /* a later plan may release gradients: the caller watches whether the loop needs them */
 } ms_plan_optimizer;
 
-/* With `plan` NULL, nothing. */
+/* All false if `plan` is NULL. */
 MS_API ms_plan_optimizer ms_plan_for_optimizer(const ms_plan *plan, const ms_config *config);
 
 /* Reads and writes a plan as JSON (docs/formats/plan.schema.json). */

@@ -80,7 +80,7 @@ typedef struct ms_pressure {
  * less than a quarter of the largest node's bytes stay as they are. */
 enum { MS_COMFORTABLE_PERMILLE = 850, MS_LOW_PRESSURE_PERMILLE = 1100 };
 
-/* Works out the pressure of a run that would need `need_bytes`. Pure. */
+/* The pressure of a run that would need `need_bytes`. Pure. */
 MS_API void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_config *config,
                            ms_pressure *pressure);
 
@@ -98,7 +98,7 @@ typedef struct ms_admission {
     uint32_t rule[MS_TECHNIQUE_COUNT];    /* the ms_rule that admitted or refused each */
     uint64_t saved_bytes;                 /* held between forward and backward if kept */
     uint64_t offload_bytes;               /* of those, in storages large enough to move */
-    bool packs;                           /* its two-valued storages may be kept as bits */
+    bool packs;                           /* its two-valued storages may be bit-packed */
     uint32_t packing_rule;                /* the ms_rule that admitted or refused that */
 } ms_admission;
 

@@ -52,7 +52,7 @@ MS_API ms_exactness ms_step_option_exactness(ms_step_option option);
 
 /* ---- the choices that a replay takes -------------------------------------- */
 
-/* What is done at each node and to the step as a whole. */
+/* The choices at each node and for the step as a whole. */
 typedef struct ms_choices {
     const uint8_t *technique;    /* [node_count] ms_technique */
     const uint8_t *packed;       /* [node_count] how many of a node's two-valued saved storages are bit-packed,
@@ -66,7 +66,7 @@ typedef struct ms_choices {
 
 /* ---- simulator ------------------------------------------------------------ */
 
-/* What a replay found. */
+/* The result of a replay. */
 typedef struct ms_replay {
     uint64_t peak_bytes;       /* of the training device, caches included: the bytes that a budget limits */
     uint64_t peak_live_bytes;  /* of tensors alone: residents included; caches, slab and scratch excluded */

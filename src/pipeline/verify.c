@@ -1,12 +1,12 @@
 /*
- * What `verify_correctness` may run: a step with everything kept, the same step under
- * the plan, and two sets of gradients to compare, all within what the plan may use. Part
- * of the pipeline; the caller tries with fewer rows until it fits.
+ * The check that `verify_correctness` may run: a step with everything kept, the same step under the plan, and
+ * two sets of gradients to compare, all within the plan's allowed bytes. Part of the pipeline; the caller
+ * retries with fewer rows until it fits.
  */
 #include "base/units.h"
 #include "memscale/pipeline.h"
 
-enum { REHEARSED_MIN_BYTES = 4096 }; /* fewer rows make smaller tensors: they move all the same */
+enum { REHEARSED_MIN_BYTES = 4096 }; /* fewer rows make smaller tensors, which still move */
 
 static int kept_peak(const ms_graph *graph, const ms_hardware *hardware, uint64_t *peak_bytes, ms_error *err)
 {

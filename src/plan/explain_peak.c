@@ -139,7 +139,7 @@ static void peak_add_part(peak_census *c, ms_peak_kind kind, uint32_t node, uint
     *part = (ms_peak_part){kind, node, part->storages + storages, ms__add_sat(part->bytes, bytes)};
 }
 
-/* Bit-packed saved storages, which are no instance's. Returns their bytes. */
+/* Bit-packed saved storages, which belong to no instance. Returns their bytes. */
 static uint64_t add_bits(const ms__sim *sim, peak_census *c)
 {
     uint64_t sum = 0;

@@ -1,7 +1,7 @@
 /*
- * Trained policies as files (docs/formats/policy.schema.json): read strictly, every bound
- * checked, refused whole where anything is wrong. The checksum is that of the member
- * "policy" in its compact form, so that spaces don't matter and a changed digit does.
+ * Trained policies as files (docs/formats/policy.schema.json): read strictly, with every bound checked, and
+ * refused whole. The checksum is that of the member "policy" in its compact form, so spaces don't matter and
+ * digits do.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -48,8 +48,11 @@ static int read_strategy(const ms__json_at *at, ms_strategy *strategy)
     if (rc == MS_OK) {
         rc = ms__json_bool(at, "enable_checkpointing", &strategy->enable_checkpointing);
     }
+    if (rc == MS_OK) {
+        rc = ms__json_bool(at, "enable_offloading", &strategy->enable_offloading);
+    }
     strategy->mode = (ms_mode)mode;
-    return rc == MS_OK ? ms__json_bool(at, "enable_offloading", &strategy->enable_offloading) : rc;
+    return rc;
 }
 
 static int read_strategies(const ms__json_at *at, ms_policy *policy)
@@ -91,7 +94,7 @@ static int read_leaf(const ms__json_at *at, ms_policy *policy, ms__tree_node *no
     return rc;
 }
 
-static int read_node(const ms__json_at *at, ms_policy *policy, uint32_t index, uint32_t count, ms__tree_node *node)
+static int read_tree_node(const ms__json_at *at, ms_policy *policy, uint32_t index, uint32_t count, ms__tree_node *node)
 {
     static const char *const members[] = {"feature", "at_most", "then", "else"};
     const char *names[MS_FEATURE_COUNT];
@@ -115,8 +118,11 @@ static int read_node(const ms__json_at *at, ms_policy *policy, uint32_t index, u
     if (rc == MS_OK) {
         rc = ms__json_u32(at, "then", index + 1, count - 1, &node->below);
     }
+    if (rc == MS_OK) {
+        rc = ms__json_u32(at, "else", index + 1, count - 1, &node->above);
+    }
     node->feature = (uint32_t)feature;
-    return rc == MS_OK ? ms__json_u32(at, "else", index + 1, count - 1, &node->above) : rc;
+    return rc;
 }
 
 static int read_tree(const ms__json_at *list, size_t index, ms_policy *policy, ms__tree *tree)
@@ -133,14 +139,14 @@ static int read_tree(const ms__json_at *list, size_t index, ms_policy *policy, m
     for (size_t i = 0; rc == MS_OK && i < count; i++) {
         rc = ms__json_item_object(&nodes, i, &item);
         if (rc == MS_OK) {
-            rc = read_node(&item, policy, (uint32_t)i, (uint32_t)count, &tree->nodes[i]);
+            rc = read_tree_node(&item, policy, (uint32_t)i, (uint32_t)count, &tree->nodes[i]);
         }
     }
     tree->node_count = (uint32_t)count;
     return rc;
 }
 
-/* Nodes of all trees: what bounds the number of leaves. */
+/* Nodes of all trees, which bound the number of leaves. */
 static int count_nodes(const ms__json_at *list, size_t *total)
 {
     ms__json_at nodes;
@@ -213,14 +219,14 @@ static int make_policy(const ms__json_at *at, ms_policy **policy, ms_error *err)
 
 static int check_sum(const ms__json_at *root, const ms__json_at *body, ms_error *err)
 {
-    const char *told;
+    const char *written;
     checksum_text found;
-    int rc = ms__json_string(root, "checksum", &told);
+    int rc = ms__json_string(root, "checksum", &written);
     if (rc == MS_OK) {
         rc = checksum_of(body->value, &found, err);
     }
-    if (rc == MS_OK && strcmp(told, found.text) != 0) {
-        rc = ms__json_fail(root, MS_EFORMAT, "the checksum does not fit: the file was changed or cut");
+    if (rc == MS_OK && strcmp(written, found.text) != 0) {
+        rc = ms__json_fail(root, MS_EFORMAT, "the checksum does not match: the file was changed or truncated");
     }
     return rc;
 }

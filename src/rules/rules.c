@@ -27,7 +27,7 @@ const char *ms_rule_text(ms_rule rule)
     return (unsigned)rule < MS_RULE_COUNT ? rule_names[rule].text : "unknown rule";
 }
 
-/* ---- what a node holds ---------------------------------------------------------- */
+/* ---- a node's bytes ------------------------------------------------------------- */
 
 /* Everything that the rules read. */
 typedef struct rule_facts {

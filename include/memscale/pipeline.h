@@ -93,9 +93,8 @@ typedef struct ms_observation {
     bool gradients_released;         /* by that optimizer in backward, as its caller asked */
     bool gradients_needed;           /* all needed before one is used: by a GradScaler, clipping or accumulation */
     bool smaller_inputs;             /* than planned: the step may take less memory and time */
-    bool replan_refused;             /* corrections under this plan led to documents that no plan fits: the plan
-                                      * stays, though its peak came from other
-                                      * documents */
+    bool replan_refused;             /* corrections under this plan left no plan that fits: it stays in force, and
+                                      * its peak came from other documents */
     uint32_t step;                   /* 1 for the first after wrap */
     uint32_t plan_steps;             /* steps under this plan, this one included */
 } ms_observation;

@@ -123,8 +123,7 @@ typedef struct ms_explanation {
     uint64_t timed_bytes;     /* device bytes assumed by replay.step_ns and the runner-ups' times */
     uint64_t lower_bound_ns;  /* no plan that fits is faster; 0: not computed */
     ms_neighbour larger;      /* at the next larger budget with another, faster candidate */
-    ms_neighbour smaller;     /* at the next smaller budget with another candidate; a change of cache size alone does
-                               * not count */
+    ms_neighbour smaller;     /* at the next smaller budget with another candidate */
 } ms_explanation;
 
 /* A saved storage with exactly two values: whether it is bit-packed, the bytes this frees, and its time in
@@ -169,9 +168,8 @@ typedef struct ms_plan {
     uint64_t slab_bytes;         /* for the offload engine; 0 if nothing is moved */
     uint64_t disk_cap_bytes;     /* of the disk tier; 0: unused */
     uint64_t host_cap_bytes;     /* of the host tier; 0: unused */
-    uint64_t smallest_budget_bytes; /* smallest budget that has a plan; 0: not searched (skipped). For a forced plan:
-                                     * the smallest that any plan meets in this
-                                     * loop */
+    uint64_t smallest_budget_bytes; /* smallest budget that has a plan; 0: not searched (skipped). For a
+                                     * forced plan: the smallest that any plan meets in this loop */
     bool skipped;                /* comfortable fit, nothing is done */
     bool over_target;            /* a default target that can't be met */
     char *decision_source;       /* "user_config" unless a policy chose */

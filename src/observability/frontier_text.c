@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "memscale/frontier.h"
+#include "observability/report_chart.h"
 #include "plan/text.h"
 
 /* ---- table and CSV -------------------------------------------------------------- */
@@ -151,24 +152,6 @@ static void frontier_add_line(ms__text *text, const plot_axes *axes, const ms_fr
     }
 }
 
-/* A model's name may contain any character. */
-static void frontier_add_escaped(ms__text *text, const char *name)
-{
-    for (; *name != '\0'; name++) {
-        switch (*name) {
-        case '<':
-            ms__text_add(text, "&lt;");
-            break;
-        case '&':
-            ms__text_add(text, "&amp;");
-            break;
-        default:
-            ms__text_add(text, "%c", (unsigned char)*name < ' ' ? ' ' : *name);
-            break;
-        }
-    }
-}
-
 char *ms_frontier_svg(const ms_frontier *frontier)
 {
     ms__text text = {0};
@@ -180,7 +163,7 @@ char *ms_frontier_svg(const ms_frontier *frontier)
         "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
         WIDTH, HEIGHT, WIDTH, HEIGHT);
     ms__text_add(&text, "<text x=\"%d\" y=\"24\" font-size=\"15\">Predicted step time over budget: ", LEFT);
-    frontier_add_escaped(&text, frontier->model);
+    ms__html_escape(&text, frontier->model);
     ms__text_add(&text, "</text>\n");
     frontier_add_ticks(&text, &axes);
     ms__text_add(&text, "<path fill=\"none\" stroke=\"#333\" d=\"M%d %dV%dH%d\"/>\n", LEFT, TOP, BOTTOM, RIGHT);

@@ -1,6 +1,6 @@
 /*
- * Charts as SVG, for the report: lines over a shared axis, in whole numbers. Only report.c uses it. Tests:
- * tests/python/test_report.py.
+ * Charts as SVG, for the report: lines over a shared axis, in whole numbers. report.c uses it, and
+ * frontier_text.c its escapes. Tests: tests/python/test_report.py.
  */
 #ifndef MS_OBSERVABILITY_REPORT_CHART_H
 #define MS_OBSERVABILITY_REPORT_CHART_H

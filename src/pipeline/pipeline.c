@@ -10,22 +10,6 @@
 
 /* ---- planning ----------------------------------------------------------------- */
 
-static int pipeline_need(const ms_graph *graph, const ms_hardware *hardware, uint64_t *need_bytes, ms_error *err)
-{
-    uint8_t *kept = ms_calloc(graph->node_count, 1);
-    if (kept == NULL) {
-        return ms_fail(err, MS_ENOMEM, "pipeline: out of memory for %u nodes", graph->node_count);
-    }
-    ms_choices choices = {.technique = kept, .offload_min_bytes = MS_OFFLOAD_MIN_BYTES};
-    ms_replay replay;
-    int rc = ms_simulate(graph, hardware, &choices, &replay, NULL, err);
-    ms_free(kept);
-    if (rc == MS_OK) {
-        *need_bytes = replay.peak_bytes;
-    }
-    return rc;
-}
-
 /* Removes techniques that cost another forward. */
 static void hold_segments_back(ms_admission *admissions, uint32_t count)
 {
@@ -69,10 +53,10 @@ static int plan_at(const ms_graph *graph, const ms_hardware *hardware, const ms_
 static int pipeline_pressure_of(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                                 ms_pressure *pressure, ms_error *err)
 {
-    uint64_t need_bytes = 0;
-    int rc = pipeline_need(graph, hardware, &need_bytes, err);
+    ms_replay kept;
+    int rc = ms__simulate_kept(graph, hardware, &kept, err);
     if (rc == MS_OK) {
-        ms_pressure_of(need_bytes, hardware, config, pressure);
+        ms_pressure_of(kept.peak_bytes, hardware, config, pressure);
     }
     return rc;
 }

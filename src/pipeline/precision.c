@@ -6,6 +6,7 @@
 
 #include "base/units.h"
 #include "memscale/pipeline.h"
+#include "sim/sim.h"
 
 /* Rates of BF16 matrix products in permille of fp32's. With tiles (AMX), 5300 was measured through torch
  * on products of a GPT-2 block; without, the instruction does twice the work of fp32's. Both include a
@@ -18,18 +19,6 @@ enum { GPU_WITH_BF16 = 8, LINE_MOST = 400 };
 static uint64_t matmul_permille(uint32_t isa)
 {
     return (isa & MS_ISA_AMX_BF16) != 0 ? TILES_PERMILLE : (isa & MS_ISA_AVX512_BF16) != 0 ? PAIRS_PERMILLE : 0;
-}
-
-static int replay_kept(const ms_graph *graph, const ms_hardware *hardware, ms_replay *replay, ms_error *err)
-{
-    uint8_t *kept = ms_calloc((size_t)graph->node_count + 1, 1);
-    if (kept == NULL) {
-        return ms_fail(err, MS_ENOMEM, "precision: out of memory for %u nodes", graph->node_count);
-    }
-    ms_choices choices = {.technique = kept, .offload_min_bytes = MS_OFFLOAD_MIN_BYTES};
-    int rc = ms_simulate(graph, hardware, &choices, replay, NULL, err);
-    ms_free(kept);
-    return rc;
 }
 
 static int set_line(const char *text, char **line, ms_error *err)
@@ -87,9 +76,9 @@ int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, bool has_
     ms_hardware faster = *hardware;
     faster.cpu.matmul_flops_per_s = ms__mul_div(hardware->cpu.matmul_flops_per_s, permille, 1000);
     ms_replay before, after;
-    int rc = replay_kept(plain, hardware, &before, err);
+    int rc = ms__simulate_kept(plain, hardware, &before, err);
     if (rc == MS_OK) {
-        rc = replay_kept(half, &faster, &after, err);
+        rc = ms__simulate_kept(half, &faster, &after, err);
     }
     if (rc != MS_OK) {
         return rc;

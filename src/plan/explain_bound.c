@@ -35,8 +35,7 @@ static uint32_t slot_instance(const ms__sim_node *node, uint32_t slot)
 {
     const ms__sim_profile *profile = node->profile;
     uint32_t storage = slot < profile->save_count ? profile->saved[slot] : profile->inputs[slot - profile->save_count];
-    uint32_t externals = profile->external_count;
-    return storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
+    return ms__sim_instance_of(node, storage);
 }
 
 /* ---- storages held at the peak with everything kept ---------------------------------------- */

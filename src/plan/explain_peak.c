@@ -44,12 +44,6 @@ typedef struct peak_census {
     bool again;
 } peak_census;
 
-static uint32_t peak_instance(const ms__sim_node *node, uint32_t storage)
-{
-    uint32_t externals = node->profile->external_count;
-    return storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
-}
-
 /* ---- logits --------------------------------------------------------------------------- */
 
 /* Between LOSS and LOSS_END, a cross entropy allocates other buffers of its logits' size. */
@@ -64,7 +58,7 @@ static void mark_program(const ms_profile *profile, const ms__sim_node *node, co
         }
         bool made = event->kind == MS_EVENT_ALLOC && profile->storage_bytes[event->storage] >= least;
         if (event->kind == MS_EVENT_LOSS || event->kind == MS_EVENT_LOSS_END || made) {
-            logits[peak_instance(node, event->storage)] = 1;
+            logits[ms__sim_instance_of(node, event->storage)] = 1;
         }
         least = event->kind == MS_EVENT_LOSS_END ? UINT64_MAX : least;
     }
@@ -104,7 +98,7 @@ static void claim_slots(const ms__sim *sim, peak_census *c, ms__slot_state state
             bool is_save = s < profile->save_count;
             uint32_t storage = is_save ? profile->saved[s] : profile->inputs[s - profile->save_count];
             bool made = state == MS__SLOT_REBUILT && profile->made[storage];
-            uint32_t instance = made ? node->first_replay + storage : peak_instance(node, storage);
+            uint32_t instance = made ? node->first_replay + storage : ms__sim_instance_of(node, storage);
             if (sim->slots[node->first_slot + s].state == state) {
                 peak_claim(c, instance, is_save ? saved : argument, i);
             }

@@ -4,7 +4,6 @@
  */
 #include "base/units.h"
 #include "plan/explain_internal.h"
-#include "sim/step_options.h"
 
 enum { UNIFORM_MOST = 64 };
 
@@ -98,17 +97,6 @@ static void make_uniform(ms__search *search, ms_technique technique, const ms_pr
     }
 }
 
-static int uniform_need(const ms_graph *graph, const ms_hardware *hardware, uint64_t *need_bytes, ms_error *err)
-{
-    ms__sim *sim;
-    int rc = ms__step_sim_new(graph, hardware, 0, &sim, err);
-    if (rc == MS_OK) {
-        rc = ms__sim_need(sim, need_bytes, err);
-        ms__sim_free(sim);
-    }
-    return rc;
-}
-
 int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_technique technique,
                     ms_plan **plan, ms_error *err)
 {
@@ -119,14 +107,14 @@ int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms
         return ms_fail(err, MS_EINVAL, "uniform plan: the graph has no nodes");
     }
     ms_pressure pressure;
-    uint64_t need_bytes = 0;
+    ms_replay kept = {0};
     ms_plan *made = ms__plan_new(graph);
     ms__search search = {0};
     ms_admission *admissions = ms_calloc(graph->node_count, sizeof *admissions);
     int rc = made == NULL || admissions == NULL ? ms_fail(err, MS_ENOMEM, "uniform plan: out of memory")
-                                                : uniform_need(graph, hardware, &need_bytes, err);
+                                                : ms__simulate_kept(graph, hardware, &kept, err);
     if (rc == MS_OK) {
-        ms_pressure_of(need_bytes, hardware, config, &pressure);
+        ms_pressure_of(kept.peak_bytes, hardware, config, &pressure);
         pressure.comfortable = false; /* the caller asked for the technique */
         rc = ms_rules_admit(graph, hardware, config, &pressure, admissions, err);
     }

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/checksum.h"
-#include "base/json.h"
+#include "base/json_fields.h"
 #include "base/units.h"
 #include "policy/trees.h"
 
@@ -32,27 +32,23 @@ static int checksum_of(const json_t *value, checksum_text *checksum, ms_error *e
 
 /* ---- strategies ---------------------------------------------------------------- */
 
-static const char *const strategy_members[] = {"mode", "enable_checkpointing", "enable_offloading"};
+static const char *mode_word(uint32_t mode)
+{
+    return ms_mode_name((ms_mode)mode);
+}
+
+static const ms__json_field strategy_fields[] = {
+    {"mode", MS__FIELD_WORD, offsetof(ms_strategy, mode), 0, MS_MODE_COUNT, mode_word},
+    MS__FIELD(ms_strategy, enable_checkpointing, BOOL),
+    MS__FIELD(ms_strategy, enable_offloading, BOOL),
+};
+_Static_assert(sizeof(ms_mode) == sizeof(uint32_t), "a word is read into 32 bits");
 
 static int read_strategy(const ms__json_at *at, ms_strategy *strategy)
 {
-    const char *names[MS_MODE_COUNT];
-    size_t mode = 0;
-    for (int i = 0; i < MS_MODE_COUNT; i++) {
-        names[i] = ms_mode_name((ms_mode)i);
-    }
-    int rc = ms__json_only(at, strategy_members, sizeof strategy_members / sizeof strategy_members[0]);
-    if (rc == MS_OK) {
-        rc = ms__json_enum(at, "mode", names, MS_MODE_COUNT, &mode);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_bool(at, "enable_checkpointing", &strategy->enable_checkpointing);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_bool(at, "enable_offloading", &strategy->enable_offloading);
-    }
-    strategy->mode = (ms_mode)mode;
-    return rc;
+    const size_t count = sizeof strategy_fields / sizeof strategy_fields[0];
+    int rc = ms__json_read_fields(at, strategy_fields, count, strategy);
+    return rc == MS_OK ? ms__json_only_count(at, count) : rc;
 }
 
 static int read_strategies(const ms__json_at *at, ms_policy *policy)

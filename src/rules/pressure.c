@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/units.h"
-#include "memscale/rules.h"
+#include "rules/rules_internal.h"
 
 static uint64_t pressure_allowed_bytes(const ms_hardware *hardware, const ms_config *config)
 {
@@ -30,7 +30,7 @@ void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_c
 uint64_t ms_rules_disk_cap(const ms_hardware *hardware, const ms_config *config)
 {
     const ms_disk *disk = &hardware->disk;
-    if (disk->dir[0] == '\0' || disk->refusal[0] != '\0' || disk->is_memory) {
+    if (!ms__disk_is_usable(disk)) {
         return 0;
     }
     if (config->max_disk_offload_bytes != MS_UNSET) {

@@ -7,7 +7,7 @@
 
 #include "base/units.h"
 #include "graph/graph_internal.h"
-#include "memscale/rules.h"
+#include "rules/rules_internal.h"
 
 static const struct {
     const char *name, *text;
@@ -92,7 +92,7 @@ static uint32_t rules_judge_mode(const rule_facts *facts, bool moves, bool recom
 static uint32_t rules_judge_disk(const rule_facts *facts, uint64_t bytes)
 {
     const ms_disk *disk = &facts->hardware->disk;
-    if (disk->dir[0] == '\0' || disk->refusal[0] != '\0' || disk->is_memory) {
+    if (!ms__disk_is_usable(disk)) {
         return MS_RULE_NO_DISK;
     }
     return facts->disk_cap_bytes < ms__max_u64(bytes, 1) ? MS_RULE_DISK_CAP : ADMITTED;

@@ -42,7 +42,7 @@ static int layout_part(layout where, uint32_t i, uint32_t count, uint32_t keep, 
     }
 }
 
-static void families_set_roots(ms__search *search, bool moved)
+void ms__families_set_roots(ms__search *search, bool moved)
 {
     for (uint32_t i = 0; i < search->root_count; i++) {
         uint32_t node = search->roots[i];
@@ -102,9 +102,9 @@ void ms__families_everywhere(ms__search *search, ms_technique technique)
     size_t before = search->count;
     ms__families_one(search, technique);
     if (technique != MS_TECHNIQUE_KEEP) {
-        families_set_roots(search, false);
+        ms__families_set_roots(search, false);
         add_windows(search, true);
-        families_set_roots(search, true);
+        ms__families_set_roots(search, true);
         add_windows(search, true);
     }
     mark_uniform(search, before);
@@ -130,7 +130,7 @@ void ms__families_split_one(ms__search *search, ms_technique technique, ms_techn
             for (int roots = 0; roots < (search->root_count > 0 && where == KEEP_LAST ? 2 : 1); roots++) {
                 ms__search_keep_all(search);
                 set_layers(search, where, keep, count - keep, technique, second);
-                families_set_roots(search, roots == 1);
+                ms__families_set_roots(search, roots == 1);
                 add_windows(search, false);
             }
         }
@@ -141,7 +141,7 @@ void ms__families_split(ms__search *search)
 {
     if (search->layer_count == 0) {
         ms__search_keep_all(search);
-        families_set_roots(search, true);
+        ms__families_set_roots(search, true);
         add_windows(search, true);
         return;
     }

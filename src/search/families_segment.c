@@ -53,14 +53,6 @@ static void set_segments(ms__search *search, const shape *how, ms_technique firs
     }
 }
 
-static void segment_set_roots(ms__search *search)
-{
-    for (uint32_t i = 0; i < search->root_count; i++) {
-        uint32_t node = search->roots[i];
-        search->scratch[node] = ms__search_pick(search, node, (ms_technique)search->root_technique, MS_TECHNIQUE_KEEP);
-    }
-}
-
 /* ---- shapes ------------------------------------------------------------------------- */
 
 /* The least n with n to the power >= count. */
@@ -121,7 +113,7 @@ static void segment_add(ms__search *search)
     ms__search_add(search, 0, false);
     ms__search_add(search, 1, false); /* the same if nothing moves */
     if (search->root_count > 0) {
-        segment_set_roots(search);
+        ms__families_set_roots(search, true);
         ms__search_add(search, 0, false);
         ms__search_add(search, 1, false);
     }

@@ -32,9 +32,7 @@ static uint64_t largest_saved(const ms__search *search, const ms_graph *graph)
     for (uint32_t i = 0; i < graph->node_count; i++) {
         const ms__sim_node *node = &search->sim->nodes[i];
         for (uint32_t s = 0; graph->nodes[i].kind == MS_NODE_LAYER && s < node->profile->save_count; s++) {
-            uint32_t storage = node->profile->saved[s], externals = node->profile->external_count;
-            uint32_t instance =
-                storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
+            uint32_t instance = ms__sim_instance_of(node, node->profile->saved[s]);
             largest = ms__max_u64(largest, search->sim->instance_bytes[instance]);
         }
     }

@@ -131,6 +131,8 @@ uint8_t ms__search_pick(const ms__search *search, uint32_t node, ms_technique wa
 bool ms__search_moves(const ms__search *search, const uint8_t *techniques);
 
 /* families.c */
+/* Sets root work in the scratch to move, if admitted, or to stay. */
+void ms__families_set_roots(ms__search *search, bool moved);
 /* One technique wherever admitted, under each window. */
 void ms__families_one(ms__search *search, ms_technique technique);
 /* The same for all techniques, with and without root work. The candidate that keeps all comes first. */

@@ -128,6 +128,13 @@ typedef struct ms__sim_node {
     uint32_t link;                     /* argument 0's local number there */
 } ms__sim_node;
 
+/* The instance of a local storage. */
+static inline uint32_t ms__sim_instance_of(const ms__sim_node *node, uint32_t storage)
+{
+    uint32_t externals = node->profile->external_count;
+    return storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
+}
+
 /* ---- the state of a pass ---------------------------------------------------- */
 
 typedef struct ms__instance {
@@ -339,8 +346,8 @@ bool ms__sim_accumulates(const ms_loop *loop);
 /* Peaks and times of the finished pass. */
 void ms__sim_read(const ms__sim *sim, ms__outcome *out);
 
-/* The predicted peak with every node kept and nothing cached. */
-int ms__sim_need(ms__sim *sim, uint64_t *need_bytes, ms_error *err);
+/* simulate.c: replays the graph with every node kept and nothing cached. MS_ENOMEM. */
+int ms__simulate_kept(const ms_graph *graph, const ms_hardware *hardware, ms_replay *replay, ms_error *err);
 
 /* ---- between the files of the simulator ------------------------------------- */
 

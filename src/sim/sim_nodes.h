@@ -9,12 +9,6 @@
 
 enum { MS__NO_INSTANCE = UINT32_MAX };
 
-static inline uint32_t ms__sim_instance_of(const ms__sim_node *node, uint32_t storage)
-{
-    uint32_t externals = node->profile->external_count;
-    return storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
-}
-
 static inline ms_technique ms__sim_technique_of(const ms__sim *sim, uint32_t index)
 {
     return (ms_technique)sim->choices->technique[index];

@@ -4,6 +4,7 @@
  * write the state.
  */
 #include "base/units.h"
+#include "rules/rules_internal.h"
 #include "sim/step_options.h"
 
 static const uint64_t buffer_bytes = MS__STREAM_BUFFER_BYTES;
@@ -29,7 +30,7 @@ static uint32_t state_on_disk_judge(const ms__step_case *facts)
     if (!facts->config->enable_offloading) {
         return MS_RULE_FLAG_OFF;
     }
-    if (disk->dir[0] == '\0' || disk->refusal[0] != '\0' || disk->is_memory) {
+    if (!ms__disk_is_usable(disk)) {
         return MS_RULE_NO_DISK;
     }
     uint64_t cap_bytes = ms_rules_disk_cap(facts->hardware, facts->config);

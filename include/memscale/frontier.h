@@ -1,10 +1,8 @@
 /*
- * frontier.h - what each budget would buy: plans of one graph at budgets from the
- * smallest that fits to the need of the unoptimized step.
+ * frontier.h - plans of one graph at budgets from the smallest that fits to the need of the unoptimized step.
  *
- * Called by `memscale plan --sweep`. Every point is a whole plan, made and replayed as
- * ms_pipeline_plan() makes any other; along a frontier the step time never rises with
- * the budget.
+ * Called by `memscale plan --sweep`. Every point is a plan of ms_pipeline_plan(); along a frontier the step
+ * time never rises with the budget. Tests: tests/cli/sweep.golden.
  */
 #ifndef MEMSCALE_FRONTIER_H
 #define MEMSCALE_FRONTIER_H
@@ -17,12 +15,12 @@ extern "C" {
 
 enum { MS_FRONTIER_MOST_POINTS = 1000 };
 
-/* One budget, and what the plan for it is predicted to take. */
+/* One budget, with the predictions of its plan. */
 typedef struct ms_frontier_point {
     uint64_t budget_bytes;
     uint64_t peak_bytes;                 /* predicted, at most the budget */
     uint64_t step_ns;                    /* predicted */
-    uint32_t layers[MS_TECHNIQUE_COUNT]; /* how many layers use each technique */
+    uint32_t layers[MS_TECHNIQUE_COUNT]; /* number of layers for each technique */
 } ms_frontier_point;
 
 /* Budgets of one graph, with the step unoptimized for comparison. */
@@ -32,22 +30,22 @@ typedef struct ms_frontier {
     uint64_t need_bytes;      /* peak with everything kept */
     uint64_t unoptimized_ns;  /* step time with everything kept */
     uint32_t point_count;
-    ms_frontier_point points[]; /* by falling budget: from need_bytes to the smallest that fits */
+    ms_frontier_point points[]; /* by falling budget, from need_bytes to the smallest that fits */
 } ms_frontier;
 
 /*
- * `count` budgets (1 to MS_FRONTIER_MOST_POINTS) evenly spaced from the need down to the
- * smallest that fits, both included; of one point, the smallest alone. The configuration's
- * own budget and `force_optimize` are not looked at. Free with ms_frontier_free().
- * MS_EINVAL for a count out of bounds or a graph without nodes, MS_ENOMEM.
+ * `count` budgets (1 to MS_FRONTIER_MOST_POINTS) evenly spaced from the need down to the smallest that fits,
+ * both included; with one point, the smallest alone. The configuration's own budget and `force_optimize` are
+ * ignored. Free with ms_frontier_free(). MS_EINVAL for a count out of bounds or a graph without nodes,
+ * MS_ENOMEM.
  */
 MS_API int ms_frontier_make(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint32_t count,
                             ms_frontier **frontier, ms_error *err);
 MS_API void ms_frontier_free(ms_frontier *frontier);
 
-/* The frontier as a table for people, as CSV with a line of names, as a JSON document
- * (docs/formats/frontier.schema.json) and as an SVG picture, step time over budget. To
- * be freed with ms_free(); NULL where memory is out. */
+/* The frontier as a table, as CSV with a header line, as a JSON document
+ * (docs/formats/frontier.schema.json) and as an SVG picture of step time over budget. To be freed with
+ * ms_free(); NULL if memory runs out. */
 MS_API char *ms_frontier_table(const ms_frontier *frontier);
 MS_API char *ms_frontier_csv(const ms_frontier *frontier);
 MS_API char *ms_frontier_json(const ms_frontier *frontier);

@@ -1,8 +1,9 @@
 /*
- * outlook.h - will it fit? A run judged before it is made: peak unmodified and planned,
- * the risk of running out of memory, and what to change.
+ * outlook.h - will it fit? A run judged before it starts: peak unmodified and planned, the risk of running
+ * out of memory, and advice.
  *
- * Called for OOMPredictor and estimate_savings(); pure functions of three documents.
+ * Called for OOMPredictor and estimate_savings(); pure functions of three documents. Tests:
+ * tests/python/test_autotuning.py.
  */
 #ifndef MEMSCALE_OUTLOOK_H
 #define MEMSCALE_OUTLOOK_H
@@ -16,7 +17,7 @@ extern "C" {
 /* How likely it is that a run does not fit, by its predicted peak as a share of the capacity. */
 #define MS_RISK_TABLE(X) \
     X(LOW, "low", "fits with room to spare") \
-    X(MODERATE, "moderate", "fits, with less room than predictions may be wrong by elsewhere") \
+    X(MODERATE, "moderate", "fits, but the room is within the error that predictions can have") \
     X(HIGH, "high", "may fit, within the error of the prediction") \
     X(CERTAIN, "certain", "does not fit")
 typedef enum ms_risk {
@@ -28,44 +29,45 @@ typedef enum ms_risk {
 /* The risk as documents name it. */
 MS_API const char *ms_risk_name(ms_risk risk);
 
-/* Up to 850 permille of the capacity the risk is low, up to 950 moderate, up to 1050 high. */
+/* Limits of the risks, in permille of the capacity. */
 enum { MS_RISK_LOW_PERMILLE = 850, MS_RISK_MODERATE_PERMILLE = 950, MS_RISK_HIGH_PERMILLE = 1050 };
 
-/* Without memscale, libc keeps freed memory of a CPU process: so much of its tensors' peak
- * (measured: 8.7 GB resident where 7.7 were live). Besides, a first step loads code: torch
- * imports its compiler with the first optimizer step, kernels are generated. */
+/* Without memscale, libc keeps freed memory of a CPU process: this share of its tensors' peak (measured:
+ * 8.7 GB resident with 7.7 live). Besides, a first step loads code: torch imports its compiler with the
+ * first optimizer step, and kernels are generated. */
 enum { MS_LIBC_SLACK_PERMILLE = 150, MS_FIRST_STEP_BYTES = 100000000 };
 
 enum { MS_ADVICE_MOST = 6, MS_ADVICE_TEXT_MAX = 256 };
 
 /* What is to be expected of a run. */
 typedef struct ms_outlook {
-    uint64_t capacity_bytes;        /* the budget, or what the device has */
+    uint64_t capacity_bytes;        /* the budget, or the device's memory */
     uint64_t need_bytes;            /* peak of the unmodified run, libc's share included */
     uint64_t unoptimized_ns;
     ms_risk risk;                   /* of the unmodified run */
-    bool is_plannable;              /* some plan fits; the next three are of it */
+    bool is_plannable;              /* some plan fits; the next three describe it */
     uint64_t planned_peak_bytes;
     uint64_t planned_ns;
     ms_risk planned_risk;
-    uint64_t smallest_budget_bytes; /* that any plan of this configuration meets */
-    uint64_t batch_permille;        /* of this batch that would fit unmodified, about; 0: none */
+    uint64_t smallest_budget_bytes; /* the smallest that a plan of this configuration meets */
+    uint64_t batch_permille;        /* of this batch that would fit unmodified, approximately; 0: none */
     uint32_t advice_count;
     char advice[MS_ADVICE_MOST][MS_ADVICE_TEXT_MAX];
 } ms_outlook;
 
 /*
- * `is_absent`: the model is not in memory yet, so that its parameters come on top of the
- * process's baseline. A description without a process (all zeros) stands for one that holds
- * the runtime and the model. MS_ENOMEM; a run that fits nowhere is an answer, not an error.
+ * `is_absent`: the model is not in memory yet, so its parameters add to the process's baseline. A description
+ * without a process (all zeros) stands for one that holds the runtime and the model. MS_ENOMEM; a run that
+ * fits nowhere is a result, not an error.
  */
 MS_API int ms_outlook_of(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, bool is_absent,
                          ms_outlook *outlook, ms_error *err);
-/* {"capacity_bytes": ..., "risk": "high", "advice": [...]}; NULL when memory is out. */
+/* {"capacity_bytes": ..., "risk": "high", "advice": [...]}, to be freed with ms_free(); NULL if memory
+ * runs out. */
 MS_API char *ms_outlook_to_json(const ms_outlook *outlook);
 
-/* What each mode can save: for each, the smallest budget that fits, its peak and its step
- * time, beside the unmodified step. As JSON, to be freed with ms_free(). */
+/* The savings of each mode: its smallest budget that fits, with peak and step time, beside the unmodified
+ * step. As JSON, to be freed with ms_free(). */
 MS_API int ms_savings_json(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, bool is_absent,
                            char **json, ms_error *err);
 

@@ -1,10 +1,11 @@
 /*
- * plan.h - what will be done at every node, what it is predicted to take, and why.
+ * plan.h - the decision at every node, its predicted bytes and time, and its reasons.
  *
- * The solver proposes candidates, the simulator replays each over the whole step
- * in exact bytes, and the fastest that fits is the plan. The replay is the proof:
- * no plan leaves here whose replay does not fit. All of it is integers; the same
- * three documents give the same plan, byte for byte.
+ * The solver proposes candidates, the simulator replays each over the whole step in exact bytes, and the
+ * fastest that fits is the plan. The replay is the proof: no plan is returned unless its replay fits. All
+ * numbers are integers; the same three documents give the same plan, byte for byte.
+ *
+ * Tests: tests/c/plan/ (test_solver.c, test_explain.c, test_plan_json.c).
  */
 #ifndef MEMSCALE_PLAN_H
 #define MEMSCALE_PLAN_H
@@ -17,67 +18,67 @@ extern "C" {
 
 /* ---- plan ----------------------------------------------------------------- */
 
-/* What was decided on the storages of two values that an entry saves (ms_profile.two_valued). Of
- * an entry that runs again, or has none, all of it is 0. */
+/* The decision on an entry's two-valued saved storages (ms_profile.two_valued). All zeros for an entry
+ * that runs again or has none. */
 typedef struct ms_plan_packing {
-    uint32_t tensors;      /* how many there are */
-    uint32_t packed;       /* of those, how many become bits: see the entry's selection */
+    uint32_t tensors;      /* two-valued saved storages */
+    uint32_t packed;       /* of those, bit-packed ones: see the entry's selection */
     uint32_t rule;         /* ms_rule that admitted or refused it */
-    uint64_t saved_bytes;  /* between forward and backward, by those that become bits here */
-    uint64_t cost_ns;      /* what that adds to the step */
-    uint32_t runner_up;    /* the other way: none of them, or all; `packed` where it is not admitted */
-    uint64_t runner_up_ns; /* predicted step time with that here instead */
-    uint64_t runner_up_peak_bytes; /* what that would take of a budget, nothing cached */
+    uint64_t saved_bytes;  /* freed between forward and backward by packing here */
+    uint64_t cost_ns;      /* time that this adds to the step */
+    uint32_t runner_up;    /* the alternative: none or all; `packed` if packing is not admitted */
+    uint64_t runner_up_ns; /* predicted step time with the alternative here */
+    uint64_t runner_up_peak_bytes; /* its peak without a cache */
 } ms_plan_packing;
 
-/* What was decided on one node, what it saves and costs, and what the next best would. */
+/* The decision at one node, its bytes and time, and those of the alternative. */
 typedef struct ms_plan_entry {
     char *name;            /* of the node's module; "" for the root's own work */
     uint32_t node;         /* index in the graph */
     uint32_t call;
     uint32_t technique;    /* ms_technique */
     uint32_t rule;         /* ms_rule that admitted it */
-    uint32_t selection;    /* 1 + index of what is dropped and what becomes bits; 0: nothing is known of it */
-    uint64_t kept_bytes;   /* what keeping would hold between forward and backward */
-    uint64_t saved_bytes;  /* of those, what the choice frees */
-    uint64_t cost_ns;      /* what it adds to the step, overlap considered */
-    uint32_t runner_up;    /* ms_technique; equal to `technique` when there was no other */
-    uint64_t runner_up_ns; /* predicted step time with the runner-up here instead */
-    uint64_t runner_up_peak_bytes; /* what that would take of a budget, nothing cached */
+    uint32_t selection;    /* 1 + index into ms_plan.selections; 0: none */
+    uint64_t kept_bytes;   /* held between forward and backward if kept */
+    uint64_t saved_bytes;  /* freed of those by this technique */
+    uint64_t cost_ns;      /* time added to the step, overlap considered */
+    uint32_t runner_up;    /* ms_technique; equal to `technique` if no other is admitted */
+    uint64_t runner_up_ns; /* predicted step time with the runner-up here */
+    uint64_t runner_up_peak_bytes; /* its peak without a cache */
     ms_plan_packing packing;
 } ms_plan_entry;
 
-/* What was decided on one option for the whole step. */
+/* The decision on one step option. */
 typedef struct ms_plan_option {
     uint32_t rule;        /* ms_rule that admitted or refused it */
     bool chosen;
-    uint64_t saved_bytes; /* of the peak, by it alone: in this plan, or if this plan had it */
-    uint64_t cost_ns;     /* what it adds to the step, ... */
-    uint64_t gain_ns;     /* ... or takes off it */
+    uint64_t saved_bytes; /* peak bytes that the option alone frees, in this plan or if it were added */
+    uint64_t cost_ns;     /* time that it adds to the step */
+    uint64_t gain_ns;     /* time that it takes off the step */
 } ms_plan_option;
 
-/* ---- why the plan is as it is -------------------------------------------------- */
+/* ---- explanation -------------------------------------------------------------- */
 
-/* What a byte at the peak is. */
+/* Kinds of bytes at the peak. */
 #define MS_PEAK_KIND_TABLE(X) \
-    X(RUNTIME, "runtime", "interpreter, libraries and what else the process held") \
+    X(RUNTIME, "runtime", "interpreter, libraries and other memory of the process") \
     X(PARAMETERS, "parameters", "parameters") \
     X(BUFFERS, "buffers", "buffers of the model") \
     X(BATCH, "batch", "the batch") \
-    X(WORKSPACE, "workspace", "what operators and step options take beside tensors") \
+    X(WORKSPACE, "workspace", "workspace of operators and step options") \
     X(SLAB, "slab", "slots for transfers") \
     X(OPTIMIZER_STATE, "optimizer_state", "optimizer state") \
-    X(OPTIMIZER_WORK, "optimizer_work", "what the optimizer's step takes beside its state") \
+    X(OPTIMIZER_WORK, "optimizer_work", "temporaries of the optimizer's step") \
     X(GRADIENTS, "gradients", "gradients of parameters") \
     X(OUTPUTS, "outputs", "outputs of the model") \
-    X(LOGITS, "logits", "logits and what the cross entropy makes of them") \
-    X(OUTER_LOSS, "outer_loss", "what a loss outside the model holds") \
+    X(LOGITS, "logits", "logits and the cross entropy's buffers") \
+    X(OUTER_LOSS, "outer_loss", "tensors of a loss outside the model") \
     X(SAVED, "saved", "activations kept for backward") \
     X(ARGUMENTS, "arguments", "arguments kept to run the layer again") \
-    X(REBUILT, "rebuilt", "activations made again") \
-    X(FETCHED, "fetched", "activations brought back from a lower tier") \
-    X(STORING, "storing", "activations on their way to a lower tier") \
-    X(WORKING, "working", "tensors of the work that runs, and passed between nodes") \
+    X(REBUILT, "rebuilt", "recomputed activations") \
+    X(FETCHED, "fetched", "activations fetched from a lower tier") \
+    X(STORING, "storing", "activations being written to a lower tier") \
+    X(WORKING, "working", "tensors of the running work, and those passed between nodes") \
     X(CACHE, "cache", "freed memory kept for reuse")
 typedef enum ms_peak_kind {
 #define MS_PEAK_KIND_ENUM(id, name, text) MS_PEAK_##id,
@@ -95,8 +96,8 @@ enum { MS_NO_NODE = UINT32_MAX };
 /* Bytes of one kind that belong to one node (it saved, runs or made them). */
 typedef struct ms_peak_part {
     uint32_t kind;     /* ms_peak_kind */
-    uint32_t node;     /* MS_NO_NODE where they belong to none */
-    uint32_t storages; /* how many tensors' storages; 0 where that is not known */
+    uint32_t node;     /* MS_NO_NODE if they belong to no node */
+    uint32_t storages; /* number of storages; 0 if not known */
     uint64_t bytes;
 } ms_peak_part;
 
@@ -104,29 +105,29 @@ typedef struct ms_peak_part {
 typedef enum ms_step_phase { MS_PHASE_FORWARD, MS_PHASE_BACKWARD, MS_PHASE_OPTIMIZER, MS_PHASE_COUNT } ms_step_phase;
 MS_API const char *ms_step_phase_name(ms_step_phase phase);
 
-/* What another budget would buy: the plan for it, in the loop that was assumed. */
+/* The plan for another budget, in the same assumed loop. */
 typedef struct ms_neighbour {
-    uint64_t budget_bytes; /* 0: there is none */
-    uint64_t peak_bytes;   /* what is expected of that plan */
+    uint64_t budget_bytes; /* 0: none */
+    uint64_t peak_bytes;   /* that plan's expected peak */
     uint64_t step_ns;
 } ms_neighbour;
 
-/* Where the peak is and what makes it, a lower bound of the time, and what other budgets would buy. */
+/* The place and parts of the peak, a lower bound of the time, and the plans for other budgets. */
 typedef struct ms_explanation {
-    bool known;               /* false: made without a graph, or read from a document without it */
+    bool known;               /* false: the plan was made without a graph, or its document has none */
     uint32_t peak_phase;      /* ms_step_phase; the node is replay.peak_node */
-    uint32_t peak_event;      /* index in the node's program: forward's where `peak_again` */
+    uint32_t peak_event;      /* index in the node's program, or in forward's if `peak_again` */
     bool peak_again;          /* the node is being run again */
     uint32_t part_count;
-    ms_peak_part *parts;      /* the largest first; their bytes sum to replay.peak_bytes */
-    uint64_t timed_bytes;     /* of the device, which replay.step_ns and the runner-ups' times count on */
-    uint64_t lower_bound_ns;  /* no plan that fits takes less; 0: not worked out */
-    ms_neighbour larger;      /* at the least larger budget that gives another plan, a faster one ... */
-    ms_neighbour smaller;     /* ... and the most smaller one; a plan of more cache alone is no other */
+    ms_peak_part *parts;      /* largest first; their bytes sum to replay.peak_bytes */
+    uint64_t timed_bytes;     /* device bytes assumed by replay.step_ns and the runner-ups' times */
+    uint64_t lower_bound_ns;  /* no plan that fits is faster; 0: not computed */
+    ms_neighbour larger;      /* at the next larger budget with another, faster candidate */
+    ms_neighbour smaller;     /* at the next smaller budget with another candidate */
 } ms_explanation;
 
-/* A saved storage that surely has two values: whether it is kept as bits, what that frees, and
- * what it takes in forward and backward together. */
+/* A saved storage with exactly two values: whether it is bit-packed, the bytes this frees, and its time in
+ * forward and backward together. */
 typedef struct ms_two_valued {
     uint32_t slot;
     bool packed;
@@ -135,45 +136,44 @@ typedef struct ms_two_valued {
 } ms_two_valued;
 
 /*
- * What becomes of single ones of a layer's saved storages: what a selective technique drops, and
- * which of those that have two values become bits. Slots are the distinct
- * storages that a call saves, in order of their first save, parameters, buffers and the
- * batch left out. A dropped one is made again by the operators that made it when backward
- * asks for it. One that does not have these bytes in the call, that somebody writes to, or
- * that can't be made from what else the call saves, stays.
+ * The fate of a layer's single saved storages: those that a selective technique drops, and the two-valued
+ * ones that are bit-packed. Slots are the distinct storages that a call saves, in order of their first save,
+ * without parameters, buffers and the batch. When backward asks for a dropped one, the operators that made it
+ * run again. A dropped one stays if its bytes in the call differ, if anything writes to it, or if the call's
+ * other saved tensors don't suffice to recompute it.
  */
 typedef struct ms_selection {
     uint32_t slot_count;
     uint64_t *slot_bytes; /* [slot_count] */
     uint8_t *dropped;     /* [slot_count] 1: dropped */
     uint32_t two_valued_count;
-    ms_two_valued *two_valued; /* [two_valued_count], slots ascending; those not listed may have any values */
+    ms_two_valued *two_valued; /* [two_valued_count], slots ascending; unlisted ones may have any values */
 } ms_selection;
 
-/* The plan, with all that was known when it was made. */
+/* The plan with its reasons. */
 typedef struct ms_plan {
     char *model;
     char *signature;
     ms_pressure pressure;
-    ms_replay replay;            /* of this plan: what is expected to be measured */
-    ms_replay unoptimized;       /* of the same step with everything kept: its peak without a
-                                  * cache, its time as if no page were ever given back */
-    uint64_t reserve_bytes;      /* what a budget has to have beyond replay.peak_bytes */
-    bool assumed_outputs_held;   /* the loop that the replay stands for (ms_loop) */
+    ms_replay replay;            /* of this plan: the expected values */
+    ms_replay unoptimized;       /* the same step with everything kept: its peak without a cache, its time as if no
+                                  * page were returned to the system */
+    uint64_t reserve_bytes;      /* budget bytes needed beyond replay.peak_bytes */
+    bool assumed_outputs_held;   /* the loop that the replay assumes (ms_loop) */
     bool assumed_gradients_live;
     uint64_t offload_min_bytes;
     uint64_t write_window_bytes;
     uint64_t read_window_bytes;
     uint64_t ceiling_bytes;      /* for hostmem: live + cached maps */
-    uint64_t slab_bytes;         /* for the offload engine; 0 when nothing is moved */
-    uint64_t disk_cap_bytes;     /* of the disk tier; 0: it is not used */
-    uint64_t host_cap_bytes;     /* of the host tier; 0: it is not used */
-    uint64_t smallest_budget_bytes; /* that a plan would be made for; 0: not searched (skipped). A forced
-                                     * plan's: that some plan meets in this loop */
-    bool skipped;                /* nothing to do: a comfortable fit */
-    bool over_target;            /* a default target that could not be met */
-    char *decision_source;       /* "user_config" until a policy chose */
-    uint32_t fallback;           /* ms_technique of layers that have no entry */
+    uint64_t slab_bytes;         /* for the offload engine; 0 if nothing is moved */
+    uint64_t disk_cap_bytes;     /* of the disk tier; 0: unused */
+    uint64_t host_cap_bytes;     /* of the host tier; 0: unused */
+    uint64_t smallest_budget_bytes; /* smallest budget that has a plan; 0: not searched (skipped). For a
+                                     * forced plan: the smallest that any plan meets in this loop */
+    bool skipped;                /* comfortable fit, nothing is done */
+    bool over_target;            /* a default target that can't be met */
+    char *decision_source;       /* "user_config" unless a policy chose */
+    uint32_t fallback;           /* ms_technique of layers without an entry */
     ms_plan_option step_options[MS_STEP_OPTION_COUNT];
     uint32_t entry_count;
     ms_plan_entry *entries;      /* one per node, in order */
@@ -182,43 +182,43 @@ typedef struct ms_plan {
     ms_selection *selections;
 } ms_plan;
 
-/* Frees a plan with all that it points to. Accepts NULL. */
+/* Frees a plan. Accepts NULL. */
 MS_API void ms_plan_free(ms_plan *plan);
 
-/* A plan with one technique wherever mode and flags admit it (else keep), for warm-up
- * steps before a graph exists (graph may then be NULL: entry_count is 0, `fallback` is
- * what every layer does, nothing is cached) and as a yardstick. A technique of
- * MS_TECHNIQUE_COUNT means the one that frees most of those that mode and flags admit. */
+/* A plan with one technique wherever mode and flags admit it, else keep: for warm-up steps and as a
+ * yardstick. `graph` may be NULL: then entry_count is 0, `fallback` applies to every layer, and nothing is
+ * cached. With MS_TECHNIQUE_COUNT, the admitted technique that frees most. MS_EINVAL for a graph without
+ * nodes, MS_ENOMEM. */
 MS_API int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                            ms_technique technique, ms_plan **plan, ms_error *err);
 
-/* What a replay of the plan needs of its entries: both arrays have room for entry_count. */
+/* The choices that a replay of the plan takes; both arrays have room for entry_count. */
 MS_API void ms_plan_copy_choices(const ms_plan *plan, uint8_t *techniques, uint8_t *packed);
 
-/* The options for the step that were chosen, as a mask of ms_step_option. */
+/* The chosen step options as a mask of ms_step_option. */
 MS_API uint32_t ms_plan_step_options(const ms_plan *plan);
 
-/* What a plan has an optimizer of memscale's own do. */
+/* The plan's part for an optimizer of memscale's own. */
 typedef struct ms_plan_optimizer {
     bool state_on_disk;
-    bool releases;    /* each gradient is used inside backward and freed */
-    bool may_release; /* a later plan may want that: whether the loop needs its gradients is to be watched */
+    bool releases;    /* each gradient is used and freed inside backward */
+    bool may_release; /* a later plan may release gradients: the caller watches whether the loop needs them */
 } ms_plan_optimizer;
 
-/* With `plan` NULL, nothing. */
+/* All false if `plan` is NULL. */
 MS_API ms_plan_optimizer ms_plan_for_optimizer(const ms_plan *plan, const ms_config *config);
 
 /* Reads and writes a plan as JSON (docs/formats/plan.schema.json). */
 MS_API int ms_plan_parse(const char *json, ms_plan **plan, ms_error *err);
 MS_API char *ms_plan_to_json(const ms_plan *plan);
 
-/* A few lines for people: hardware, need, budget, pressure, layers by technique,
- * predicted peak and step time. */
+/* A summary in a few lines, to be freed with ms_free(): hardware, need, budget, pressure, layers by
+ * technique, predicted peak and step time. NULL if memory runs out. */
 MS_API char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware);
 
-/* Why node `entry` is treated as it is: rule, bytes saved, time paid, runner-up. With
- * entry < 0, the whole plan: where the peak is, what makes it, how far the time is from
- * the lower bound, what the next larger and smaller budget would buy. */
+/* The reasons for node `entry`: rule, bytes freed, time added, runner-up. With entry < 0, of the whole
+ * plan: the place and parts of its peak, the distance of its time from the lower bound, and the plans of
+ * the next larger and smaller budgets. To be freed with ms_free(); NULL if memory runs out. */
 MS_API char *ms_plan_explain(const ms_plan *plan, int64_t entry);
 
 #ifdef __cplusplus

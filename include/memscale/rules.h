@@ -1,9 +1,11 @@
 /*
- * rules.h - how hard memory is pressed, and which techniques each node may use at
- * that pressure, mode and set of flags.
+ * rules.h - memory pressure, and the techniques that each node may use at that pressure, mode and set of
+ * flags.
  *
- * The rules admit, the solver (plan.h) chooses among what was admitted. Every
- * admission and every refusal carries the rule that made it and its numbers.
+ * The rules admit techniques; the solver (plan.h) chooses among the admitted ones. Every admission and every
+ * refusal carries the rule that made it. All functions are pure and thread-safe.
+ *
+ * Tests: tests/c/rules/test_rules.c.
  */
 #ifndef MEMSCALE_RULES_H
 #define MEMSCALE_RULES_H
@@ -28,13 +30,14 @@ extern "C" {
     X(FLAG_OFF, "flag_off", "the flag for this technique is off") \
     X(ROOT_WORK, "root_work", "work outside a layer can't be run again on its own") \
     X(MUTATES_INPUT, "mutates_input", \
-      "the layer changes its input or a parameter in place: run again, it would twice") \
+      "the layer changes its input or a parameter in place; a second run would change it twice") \
     X(OPAQUE_ARGUMENT, "opaque_argument", "the layer gets an object whose state running it again could change") \
     X(NO_TENSOR_INPUT, "no_tensor_input", "the layer has no tensor argument to run again from") \
     X(UNHOOKABLE, "unhookable", "the module must be left alone") \
-    X(NOT_CHAINED, "not_chained", "its first argument is not what the layer before gave, or that can't be run again") \
-    X(LAST_RESORT, "last_resort", "held back for budgets that nothing else fits: it costs another forward") \
-    X(NO_MAKERS, "no_makers", "nothing that the layer saves can be made again by its operators alone") \
+    X(NOT_CHAINED, "not_chained", \
+      "its first argument is not the output of the layer before, or that layer can't run again") \
+    X(LAST_RESORT, "last_resort", "held back until nothing else fits the budget: it costs another forward") \
+    X(NO_MAKERS, "no_makers", "none of the layer's saved tensors can be recomputed by single operators") \
     X(TOO_SMALL, "too_small", "too few saved bytes to be worth a transfer") \
     X(NO_DISK, "no_disk", "there is no usable disk directory") \
     X(DISK_CAP, "disk_cap", "the disk cap leaves no room") \
@@ -42,16 +45,15 @@ extern "C" {
     X(HOST_CAP, "host_cap", "the host cap leaves no room") \
     X(NO_LOSS_HEAD, "no_loss_head", "the model computes no cross entropy in its own forward") \
     X(LOSS_OUTSIDE, "loss_outside", \
-      "the loss is computed outside of the model's forward; if it is a cross entropy, " \
-      "memscale.techniques.cross_entropy there has torch's bits in a third of the memory") \
+      "the loss is computed outside the model's forward; if it is a cross entropy, " \
+      "memscale.techniques.cross_entropy computes the same bits in a third of the memory") \
     X(HOST_ONLY, "host_only", "it works on tensors in host memory only") \
-    X(OTHER_OPTIMIZER, "other_optimizer", "the optimizer is not known to be memscale.optim's, or does it already") \
+    X(OTHER_OPTIMIZER, "other_optimizer", "the optimizer is not one of memscale.optim's, or already does it") \
     X(GRADIENTS_NEEDED, "gradients_needed", \
-      "all gradients are needed before one is used: a GradScaler, clipping or accumulation, seen or possible") \
+      "every gradient is needed before one may be used: a GradScaler, clipping or accumulation, observed or possible") \
     X(NO_PLAIN_HEAD, "no_plain_head", \
-      "no cross entropy in the model's forward takes a linear layer's output as it is") \
-    X(NO_TILES, "no_tiles", \
-      "no layer holds a module that treats every position by itself, or the step was not traced in tiles") \
+      "no cross entropy in the model's forward takes a linear layer's output unchanged") \
+    X(NO_TILES, "no_tiles", "no layer holds a position-wise module, or the step was not traced in tiles") \
     X(EXACT_FITS, "exact_fits", "a plan that keeps every bit fits")
 typedef enum ms_rule {
 #define MS_RULE_ENUM(id, name, text) MS_RULE_##id,
@@ -64,50 +66,50 @@ typedef enum ms_rule {
 MS_API const char *ms_rule_name(ms_rule rule);
 MS_API const char *ms_rule_text(ms_rule rule);
 
-/* What the run would need unoptimised against what it may use. */
+/* How the run's unoptimized peak compares with the bytes it may use. */
 typedef struct ms_pressure {
     uint64_t need_bytes;     /* predicted peak with every node kept, no cache */
     uint64_t allowed_bytes;  /* the budget, or the target share of the device */
     uint64_t permille;       /* 1000 x need / allowed */
-    bool budget_given;       /* a user's budget: not meeting it is an error */
+    bool budget_given;       /* the user's; a plan that exceeds it is an error */
     bool comfortable;        /* below the skip threshold and not forced */
     bool forced;             /* force_optimize without a binding budget */
 } ms_pressure;
 
-/* A comfortable fit needs at most 85% of what it may use. Up to 110% pressure is low:
- * nodes that save less than a quarter of what the largest saves are left alone. */
+/* A comfortable fit needs at most 85% of the allowed bytes. Up to 110%, pressure is low: nodes that save
+ * less than a quarter of the largest node's bytes stay as they are. */
 enum { MS_COMFORTABLE_PERMILLE = 850, MS_LOW_PRESSURE_PERMILLE = 1100 };
 
-/* Works out the pressure of a run that would need `need_bytes`. Pure. */
+/* The pressure of a run that would need `need_bytes`. Pure. */
 MS_API void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_config *config,
                            ms_pressure *pressure);
 
-/* What the tiers may take: the configured cap, else half of the disk's free bytes, all of
- * the available host memory. 0 where the tier can't be used (no fit directory; training
- * runs in host memory). */
+/* The most bytes a plan may put on each tier: the configured cap, else half of the disk's free bytes and
+ * all of the available host memory. 0 if the tier can't be used: the directory is unfit, or training runs
+ * in host memory. */
 enum { MS_DISK_SHARE_PERMILLE = 500 };
 MS_API uint64_t ms_rules_disk_cap(const ms_hardware *hardware, const ms_config *config);
 MS_API uint64_t ms_rules_host_cap(const ms_hardware *hardware, const ms_config *config);
 
-/* What a node may use, and why or why not. */
+/* The techniques admitted at one node, and the rule behind each answer. */
 typedef struct ms_admission {
     uint32_t techniques;                  /* a bit for each ms_technique admitted */
-    uint32_t under_pressure;              /* what would be if MS_RULE_LOW_PRESSURE did not hold back */
-    uint32_t rule[MS_TECHNIQUE_COUNT];    /* ms_rule that admitted or refused it */
-    uint64_t saved_bytes;                 /* what the node holds between forward and backward if kept */
+    uint32_t under_pressure;              /* the same without MS_RULE_LOW_PRESSURE */
+    uint32_t rule[MS_TECHNIQUE_COUNT];    /* the ms_rule that admitted or refused each */
+    uint64_t saved_bytes;                 /* held between forward and backward if kept */
     uint64_t offload_bytes;               /* of those, in storages large enough to move */
-    bool packs;                           /* its storages of two values may be kept as bits ... */
-    uint32_t packing_rule;                /* ... by this ms_rule, or may not */
+    bool packs;                           /* its two-valued storages may be bit-packed */
+    uint32_t packing_rule;                /* the ms_rule that admitted or refused that */
 } ms_admission;
 
 /*
- * Judges every node: `admissions` is an array of graph->node_count. Pure and
- * deterministic. With pressure->comfortable only KEEP is admitted anywhere.
+ * Judges every node: `admissions` is an array of graph->node_count. Pure and deterministic. With
+ * pressure->comfortable only KEEP is admitted. MS_EINVAL if a node has no profile.
  */
 MS_API int ms_rules_admit(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                           const ms_pressure *pressure, ms_admission *admissions, ms_error *err);
 
-/* Storages below this stay: the handling costs more than they free. */
+/* Smaller storages stay: moving them costs more than the bytes they free. */
 #define MS_OFFLOAD_MIN_BYTES ((uint64_t)1 << 20)
 
 #ifdef __cplusplus

@@ -1,10 +1,11 @@
 /*
- * simulate.h - replays a training step under given choices, in exact bytes and
- * integer nanoseconds, without running it.
+ * simulate.h - replays a training step under given choices, in exact bytes and integer nanoseconds, without
+ * running it.
  *
- * The planner calls it for every candidate; reports call it for a timeline. It owns
- * nothing after it returns, changes none of its arguments and is thread-safe. The same
- * arguments give the same replay.
+ * The planner calls it for every candidate; reports call it for a timeline. It changes none of its arguments,
+ * owns nothing after it returns, and is thread-safe. The same arguments give the same replay.
+ *
+ * Tests: tests/c/sim/test_simulate.c.
  */
 #ifndef MEMSCALE_SIMULATE_H
 #define MEMSCALE_SIMULATE_H
@@ -22,9 +23,8 @@ typedef enum ms_exactness { MS_EXACT, MS_ROUNDING, MS_LOSSY } ms_exactness;
 MS_API const char *ms_exactness_name(ms_exactness exactness);
 
 /*
- * What can be done to a step besides what is done to its nodes, independently of them.
- * The value is a bit number in masks and is written into plans by name. Each option is
- * one file of src/plan (see step_options.h there).
+ * Options that change the step as a whole, independently of its nodes' techniques. The value is a bit number
+ * in masks; plans name the option. Each option is one file of src/sim (see step_options.h there).
  */
 #define MS_STEP_OPTION_TABLE(X) \
     X(EXACT_LOSS_HEAD, exact_loss_head, EXACT, "the cross entropy keeps one tokens x vocabulary buffer, row by row") \
@@ -40,8 +40,8 @@ typedef enum ms_step_option {
         MS_STEP_OPTION_COUNT
 } ms_step_option;
 
-/* Rows of a tile where a position-wise module gets `rows`: an eighth of them, but not fewer
- * than products of matrices want; `rows` where it is not worth cutting. */
+/* The rows of a tile of a position-wise module that gets `rows`: an eighth of them, but enough for
+ * efficient matrix products; `rows` if they are too few to cut. */
 MS_API uint64_t ms_tile_rows(uint64_t rows);
 
 /* Name and text of a row of the table. */
@@ -50,45 +50,45 @@ MS_API const char *ms_step_option_text(ms_step_option option);
 /* What the option may change. */
 MS_API ms_exactness ms_step_option_exactness(ms_step_option option);
 
-/* ---- the choices that a replay needs ------------------------------------- */
+/* ---- the choices that a replay takes -------------------------------------- */
 
-/* What is done at each node and to the step as a whole. */
+/* The choices at each node and for the step as a whole. */
 typedef struct ms_choices {
     const uint8_t *technique;    /* [node_count] ms_technique */
-    const uint8_t *packed;       /* [node_count] how many of the storages of two values that a node saves
-                                  * become bits, in the order of what a byte less costs; NULL: none */
+    const uint8_t *packed;       /* [node_count] how many of a node's two-valued saved storages are bit-packed,
+                                  * cheapest per byte first; NULL: none */
     uint32_t step_options;       /* a bit for each ms_step_option in force */
-    uint64_t offload_min_bytes;  /* storages below stay */
+    uint64_t offload_min_bytes;  /* smaller storages stay */
     uint64_t write_window_bytes; /* stores in flight; forward waits beyond it */
     uint64_t read_window_bytes;  /* fetched ahead of use in backward */
-    uint64_t ceiling_bytes;      /* of live + cached host memory; 0: nothing is cached */
+    uint64_t ceiling_bytes;      /* of live + cached host memory; 0: no cache */
 } ms_choices;
 
 /* ---- simulator ------------------------------------------------------------ */
 
-/* What a replay found. */
+/* The result of a replay. */
 typedef struct ms_replay {
-    uint64_t peak_bytes;       /* of the training device, the meaning of the budget; caches included */
-    uint64_t peak_live_bytes;  /* of tensors alone, residents included, caches, slab and scratch excluded */
-    uint64_t first_step_peak_bytes; /* optimizer state comes to be at that step's end */
-    uint64_t small_peak_bytes; /* of tensors below 1 MiB, state included: from libc, which keeps them */
-    uint32_t peak_node;        /* where the peak is; node_count: the optimizer */
+    uint64_t peak_bytes;       /* of the training device, caches included: the bytes that a budget limits */
+    uint64_t peak_live_bytes;  /* of tensors alone: residents included; caches, slab and scratch excluded */
+    uint64_t first_step_peak_bytes; /* optimizer state is allocated at that step's end */
+    uint64_t small_peak_bytes; /* of tensors below 1 MiB, state included; libc keeps their memory */
+    uint32_t peak_node;        /* the node at the peak; node_count: the optimizer */
     bool peak_in_backward;
     uint64_t step_ns;          /* forward + backward + optimizer, stalls included */
     uint64_t compute_ns;
     uint64_t recompute_ns;
-    uint64_t fault_ns;         /* part of compute_ns: pages touched for the first time */
+    uint64_t fault_ns;         /* part of compute_ns: first touches of pages */
     uint64_t stall_forward_ns;
     uint64_t stall_backward_ns;
-    uint64_t tier_peak_bytes[3]; /* by ms_tier: bytes of ours on host and disk */
+    uint64_t tier_peak_bytes[3]; /* by ms_tier: bytes of this run on host and disk */
     uint64_t moved_bytes;      /* stored + fetched per step */
-    uint64_t packed_bytes;     /* of storages of two values that become bits, per step */
-    uint64_t packing_ns;       /* part of compute_ns: making bits of them, and them of bits */
+    uint64_t packed_bytes;     /* of two-valued storages that are bit-packed, per step */
+    uint64_t packing_ns;       /* part of compute_ns: bit packing and unpacking */
 } ms_replay;
 
 /* One point of the timeline, for reports: after each node of forward and backward. */
 typedef struct ms_sample {
-    uint64_t at_ns;            /* page faults, which are counted for the step as a whole, left out */
+    uint64_t at_ns;            /* without page faults, which count for the step as a whole */
     uint64_t device_bytes;
     uint64_t lower_tier_bytes;
     uint32_t node;
@@ -96,10 +96,9 @@ typedef struct ms_sample {
 } ms_sample;
 
 /*
- * Replays two consecutive steps (optimizer state appears in the first) under
- * `choices`. `samples`, if not NULL, has room for 2 x node_count points of the
- * second step. Peaks count all of the process's scratch, its reserve included. Fails only
- * when memory is out.
+ * Replays two consecutive steps (optimizer state appears in the first) under `choices`. `samples`, if not
+ * NULL, has room for 2 x node_count points of the second step. Peaks include all of the process's scratch
+ * with its reserve. MS_ENOMEM is the only failure.
  */
 MS_API int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_choices *choices, ms_replay *replay,
                        ms_sample *samples, ms_error *err);

@@ -1,6 +1,6 @@
 /*
- * The search of autotuning.h: from the guess by growing steps to the first batch on the
- * other side, then by halves.
+ * The search of autotuning.h: from the guess by growing strides to the first batch with the other result,
+ * then by bisection.
  */
 #include "base/array.h"
 #include "base/units.h"
@@ -11,15 +11,15 @@ enum { GUESS_ERROR_SHARE = 16, MAPS_EXTRA_BYTES = 2000000000 };
 struct ms_batch_search {
     MS__ARRAY(uint32_t) batches; /* rising */
     uint32_t effective;
-    size_t fitted;  /* how many of the smallest are known to fit */
-    size_t failed;  /* the first that is known not to; count: none */
+    size_t fitted;  /* number of smallest batches known to fit */
+    size_t failed;  /* the first known not to fit; count: none */
     size_t asked;   /* index of the batch named last */
     size_t step;    /* of the next stride away from the guess */
     uint32_t trials_left;
     bool is_begun;
 };
 
-static int fill(ms_batch_search *search, uint32_t most)
+static int list_batches(ms_batch_search *search, uint32_t most)
 {
     for (uint32_t batch = 1; batch <= most; batch++) {
         if (search->effective > 0 && search->effective % batch != 0) {
@@ -53,7 +53,7 @@ int ms_batch_search_new(uint32_t most, uint32_t effective, uint32_t guess, uint3
     if (made != NULL) {
         made->effective = effective;
     }
-    if (made == NULL || fill(made, most) != MS_OK) {
+    if (made == NULL || list_batches(made, most) != MS_OK) {
         ms_batch_search_free(made);
         return ms_fail(err, MS_ENOMEM, "batch search: out of memory");
     }
@@ -73,14 +73,14 @@ void ms_batch_search_free(ms_batch_search *search)
     }
 }
 
-/* Between what fitted and what failed, both exclusive of known answers. */
-static size_t choose(const ms_batch_search *search)
+/* The next batch between those known to fit and those known not to. */
+static size_t choose_batch(const ms_batch_search *search)
 {
     size_t least = search->fitted, most = search->failed - 1;
-    if (search->failed == search->batches.count) { /* nothing has failed: on by strides */
+    if (search->failed == search->batches.count) { /* none has failed: up by strides */
         return ms__min_u64(search->asked + search->step, most);
     }
-    if (search->fitted == 0) { /* nothing has fitted: back by strides */
+    if (search->fitted == 0) { /* none has fitted: down by strides */
         return ms__min_u64(ms__sub_sat(search->asked, search->step), most);
     }
     return least + (most - least) / 2;
@@ -92,7 +92,7 @@ uint32_t ms_batch_search_next(ms_batch_search *search)
         return 0;
     }
     if (search->is_begun) {
-        search->asked = choose(search);
+        search->asked = choose_batch(search);
         search->step *= 2;
     }
     search->is_begun = true;

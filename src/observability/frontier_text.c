@@ -1,15 +1,16 @@
 /*
- * A frontier as a table, CSV, JSON and a picture. Only the numbers of frontier.h are
- * shown; what is computed here is where a point lies on the picture.
+ * A frontier as a table, CSV, JSON and a picture. It shows the numbers of frontier.h and computes only
+ * positions in the picture.
  */
 #include "base/json.h"
 #include "base/units.h"
 #include "memscale/frontier.h"
+#include "observability/report_chart.h"
 #include "plan/text.h"
 
 /* ---- table and CSV -------------------------------------------------------------- */
 
-static void add_layers(ms__text *text, const ms_frontier_point *point)
+static void frontier_add_layers(ms__text *text, const ms_frontier_point *point)
 {
     const char *separator = "";
     for (int i = 0; i < MS_TECHNIQUE_COUNT; i++) {
@@ -35,7 +36,7 @@ char *ms_frontier_table(const ms_frontier *frontier)
         ms__text_add(&text, " %12s", ms__text_bytes(point->peak_bytes).text);
         ms__text_add(&text, " %12s %3llu.%03llu  ", ms__text_ns(point->step_ns).text,
                      (unsigned long long)(permille / 1000), (unsigned long long)(permille % 1000));
-        add_layers(&text, point);
+        frontier_add_layers(&text, point);
     }
     return ms__text_take(&text);
 }
@@ -93,22 +94,22 @@ char *ms_frontier_json(const ms_frontier *frontier)
 /* The plot's frame in the picture, in pixels. */
 enum { WIDTH = 720, HEIGHT = 440, LEFT = 90, RIGHT = 690, TOP = 50, BOTTOM = 380, TICKS = 5 };
 
-/* Both axes start at zero, so that distances are proportions. */
+/* Both axes start at zero, so distances are proportions. */
 typedef struct plot_axes {
     uint64_t most_bytes, most_ns;
 } plot_axes;
 
-static int x_of(const plot_axes *axes, uint64_t bytes)
+static int frontier_x(const plot_axes *axes, uint64_t bytes)
 {
     return LEFT + (int)ms__mul_div(RIGHT - LEFT, bytes, axes->most_bytes);
 }
 
-static int y_of(const plot_axes *axes, uint64_t ns)
+static int frontier_y(const plot_axes *axes, uint64_t ns)
 {
     return BOTTOM - (int)ms__mul_div(BOTTOM - TOP, ns, axes->most_ns);
 }
 
-static plot_axes axes_of(const ms_frontier *frontier)
+static plot_axes frontier_axes(const ms_frontier *frontier)
 {
     plot_axes axes = {ms__max_u64(frontier->need_bytes, 1), ms__max_u64(frontier->unoptimized_ns, 1)};
     for (uint32_t i = 0; i < frontier->point_count; i++) {
@@ -120,24 +121,24 @@ static plot_axes axes_of(const ms_frontier *frontier)
     return axes;
 }
 
-static void add_ticks(ms__text *text, const plot_axes *axes)
+static void frontier_add_ticks(ms__text *text, const plot_axes *axes)
 {
     for (uint64_t i = 0; i <= TICKS; i++) {
         uint64_t bytes = ms__mul_div(axes->most_bytes, i, TICKS), ns = ms__mul_div(axes->most_ns, i, TICKS);
-        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", x_of(axes, bytes), BOTTOM + 18,
-                     ms__text_bytes(bytes).text);
-        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>\n", LEFT - 8, y_of(axes, ns) + 4,
-                     ms__text_ns(ns).text);
-        ms__text_add(text, "<path d=\"M%d %dH%d\" stroke=\"#ddd\"/>\n", LEFT, y_of(axes, ns), RIGHT);
+        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", frontier_x(axes, bytes),
+                     BOTTOM + 18, ms__text_bytes(bytes).text);
+        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>\n", LEFT - 8,
+                     frontier_y(axes, ns) + 4, ms__text_ns(ns).text);
+        ms__text_add(text, "<path d=\"M%d %dH%d\" stroke=\"#ddd\"/>\n", LEFT, frontier_y(axes, ns), RIGHT);
     }
 }
 
-/* A plan serves every larger budget, so each step of the line goes right, then up. */
-static void add_line(ms__text *text, const plot_axes *axes, const ms_frontier *frontier)
+/* A plan fits every larger budget, so each step of the line goes right, then up. */
+static void frontier_add_line(ms__text *text, const plot_axes *axes, const ms_frontier *frontier)
 {
     for (uint32_t i = 0; i < frontier->point_count; i++) {
         const ms_frontier_point *point = &frontier->points[i];
-        int x = x_of(axes, point->budget_bytes), y = y_of(axes, point->step_ns);
+        int x = frontier_x(axes, point->budget_bytes), y = frontier_y(axes, point->step_ns);
         ms__text_add(text, i == 0 ? "<path fill=\"none\" stroke=\"#0b62a4\" stroke-width=\"2\" d=\"M%d %d" : "H%dV%d",
                      x, y);
     }
@@ -145,44 +146,26 @@ static void add_line(ms__text *text, const plot_axes *axes, const ms_frontier *f
     for (uint32_t i = 0; i < frontier->point_count; i++) {
         const ms_frontier_point *point = &frontier->points[i];
         ms__text_add(text, "<circle cx=\"%d\" cy=\"%d\" r=\"4\" fill=\"#0b62a4\"><title>%s, ",
-                     x_of(axes, point->budget_bytes), y_of(axes, point->step_ns),
+                     frontier_x(axes, point->budget_bytes), frontier_y(axes, point->step_ns),
                      ms__text_bytes(point->budget_bytes).text);
         ms__text_add(text, "%s</title></circle>\n", ms__text_ns(point->step_ns).text);
-    }
-}
-
-/* A model's name may hold anything. */
-static void add_escaped(ms__text *text, const char *name)
-{
-    for (; *name != '\0'; name++) {
-        switch (*name) {
-        case '<':
-            ms__text_add(text, "&lt;");
-            break;
-        case '&':
-            ms__text_add(text, "&amp;");
-            break;
-        default:
-            ms__text_add(text, "%c", (unsigned char)*name < ' ' ? ' ' : *name);
-            break;
-        }
     }
 }
 
 char *ms_frontier_svg(const ms_frontier *frontier)
 {
     ms__text text = {0};
-    plot_axes axes = axes_of(frontier);
-    int unoptimized_y = y_of(&axes, frontier->unoptimized_ns);
+    plot_axes axes = frontier_axes(frontier);
+    int unoptimized_y = frontier_y(&axes, frontier->unoptimized_ns);
     ms__text_add(
         &text,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
         "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
         WIDTH, HEIGHT, WIDTH, HEIGHT);
     ms__text_add(&text, "<text x=\"%d\" y=\"24\" font-size=\"15\">Predicted step time over budget: ", LEFT);
-    add_escaped(&text, frontier->model);
+    ms__html_escape(&text, frontier->model);
     ms__text_add(&text, "</text>\n");
-    add_ticks(&text, &axes);
+    frontier_add_ticks(&text, &axes);
     ms__text_add(&text, "<path fill=\"none\" stroke=\"#333\" d=\"M%d %dV%dH%d\"/>\n", LEFT, TOP, BOTTOM, RIGHT);
     ms__text_add(&text, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">memory budget</text>\n", (LEFT + RIGHT) / 2,
                  BOTTOM + 42);
@@ -190,7 +173,7 @@ char *ms_frontier_svg(const ms_frontier *frontier)
                  "<path stroke=\"#b30000\" stroke-dasharray=\"6 4\" d=\"M%d %dH%d\"/>\n"
                  "<text x=\"%d\" y=\"%d\" fill=\"#b30000\" text-anchor=\"end\">unoptimized, %s</text>\n",
                  LEFT, unoptimized_y, RIGHT, RIGHT, unoptimized_y + 16, ms__text_bytes(frontier->need_bytes).text);
-    add_line(&text, &axes, frontier);
+    frontier_add_line(&text, &axes, frontier);
     ms__text_add(&text, "</svg>\n");
     return ms__text_take(&text);
 }

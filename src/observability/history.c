@@ -1,7 +1,6 @@
 /*
- * The history of a run's steps: records in a bounded array that is halved when it is
- * full, and a histogram of step times. Written at step boundaries, read by reports and
- * by the exporter's threads.
+ * The history of a run's steps: records in a bounded array that is halved if full, and a histogram of step
+ * times. Written at step boundaries, read by reports and by the exporter's threads.
  */
 #include <string.h>
 
@@ -51,8 +50,8 @@ void ms_history_free(ms_history *history)
     }
 }
 
-/* The larger of two numbers of which either may be unknown. */
-static uint64_t larger(uint64_t a, uint64_t b)
+/* The larger of two numbers, either of which may be unknown. */
+static uint64_t larger_known(uint64_t a, uint64_t b)
 {
     if (a == UINT64_MAX || b == UINT64_MAX) {
         return ms__min_u64(a, b);
@@ -60,22 +59,22 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return ms__max_u64(a, b);
 }
 
-static ms_step_record merged(const ms_step_record *first, const ms_step_record *second)
+static ms_step_record merge_records(const ms_step_record *first, const ms_step_record *second)
 {
     ms_step_record both = *second;
     both.first_step = first->first_step;
     both.step_ns = ms__add_sat(first->step_ns, second->step_ns);
-    both.peak_bytes = larger(first->peak_bytes, second->peak_bytes);
-    both.resident_bytes = larger(first->resident_bytes, second->resident_bytes);
-    both.tier_bytes = larger(first->tier_bytes, second->tier_bytes);
-    both.predicted_peak_bytes = larger(first->predicted_peak_bytes, second->predicted_peak_bytes);
+    both.peak_bytes = larger_known(first->peak_bytes, second->peak_bytes);
+    both.resident_bytes = larger_known(first->resident_bytes, second->resident_bytes);
+    both.tier_bytes = larger_known(first->tier_bytes, second->tier_bytes);
+    both.predicted_peak_bytes = larger_known(first->predicted_peak_bytes, second->predicted_peak_bytes);
     return both;
 }
 
-static void halve(ms_history *history)
+static void history_halve(ms_history *history)
 {
     for (size_t i = 0; i < history->count / 2; i++) {
-        history->records[i] = merged(&history->records[2 * i], &history->records[2 * i + 1]);
+        history->records[i] = merge_records(&history->records[2 * i], &history->records[2 * i + 1]);
     }
     history->count /= 2;
 }
@@ -94,7 +93,7 @@ void ms_history_add(ms_history *history, const ms_step_record *record)
 {
     ms__mutex_lock(&history->lock);
     if (history->count == history->capacity) {
-        halve(history);
+        history_halve(history);
     }
     history->records[history->count++] = *record;
     count_time(&history->times, record->step_ns);
@@ -102,34 +101,34 @@ void ms_history_add(ms_history *history, const ms_step_record *record)
 }
 
 /* The lock is not part of a history's value. */
-static ms_history *unlocked(const ms_history *history)
+static ms_history *history_mutable(const ms_history *history)
 {
     return (ms_history *)(uintptr_t)history;
 }
 
 size_t ms_history_count(const ms_history *history)
 {
-    ms__mutex_lock(&unlocked(history)->lock);
+    ms__mutex_lock(&history_mutable(history)->lock);
     size_t count = history->count;
-    ms__mutex_unlock(&unlocked(history)->lock);
+    ms__mutex_unlock(&history_mutable(history)->lock);
     return count;
 }
 
 bool ms_history_get(const ms_history *history, size_t index, ms_step_record *record)
 {
-    ms__mutex_lock(&unlocked(history)->lock);
+    ms__mutex_lock(&history_mutable(history)->lock);
     bool found = index < history->count;
     if (found) {
         *record = history->records[index];
     }
-    ms__mutex_unlock(&unlocked(history)->lock);
+    ms__mutex_unlock(&history_mutable(history)->lock);
     return found;
 }
 
 ms_histogram ms_history_step_times(const ms_history *history)
 {
-    ms__mutex_lock(&unlocked(history)->lock);
+    ms__mutex_lock(&history_mutable(history)->lock);
     ms_histogram times = history->times;
-    ms__mutex_unlock(&unlocked(history)->lock);
+    ms__mutex_unlock(&history_mutable(history)->lock);
     return times;
 }

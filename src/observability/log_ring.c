@@ -1,20 +1,20 @@
 /*
- * The ring of log lines between worker threads and a host that drains it. Written by
- * the process's log sink, read by the extension. Memory is bounded by the capacity.
+ * The ring of log lines between worker threads and a host that drains it. The process's log sink writes it,
+ * the extension reads it. The capacity bounds its memory.
  */
 #include "base/thread.h"
 #include "memscale/observability.h"
 
 enum { DEFAULT_CAPACITY = 256 };
 
-typedef struct entry {
+typedef struct ring_entry {
     char *line;
     ms_log_level level;
-} entry;
+} ring_entry;
 
 struct ms_log_ring {
     ms__mutex lock;
-    entry *entries;
+    ring_entry *entries;
     size_t capacity;
     size_t first;
     size_t count;
@@ -70,7 +70,7 @@ void ms_log_ring_write(void *context, ms_log_level level, const char *line)
         if (ring->count == ring->capacity) {
             drop_oldest(ring);
         }
-        ring->entries[(ring->first + ring->count) % ring->capacity] = (entry){copy, level};
+        ring->entries[(ring->first + ring->count) % ring->capacity] = (ring_entry){copy, level};
         ring->count++;
     }
     ms__mutex_unlock(&ring->lock);

@@ -1,6 +1,6 @@
 /*
- * The page of report.h, section by section: comparison, memory, layers, transfers, what
- * the plan says, counters. Above all rooms, because it shows what several of them know.
+ * The page of report.h, section by section: comparison, memory, layers, transfers, the plan's texts,
+ * counters.
  */
 #include "memscale/report.h"
 
@@ -21,12 +21,12 @@ static const char *colour_of(uint32_t technique)
 static const char budget_colour[] = "#b30000", predicted_colour[] = "#7a3ea1", device_colour[] = "#0b62a4",
                   resident_colour[] = "#9aa5b1", tier_colour[] = "#2a9d5c";
 
-/* What the sections share: the report's values as arrays that charts take. */
+/* Shared by the sections: the report's values as arrays for charts. */
 typedef struct page {
     const ms_report *report;
     ms__text text;
     uint32_t sample_count;
-    ms_sample *samples; /* of the step as predicted; NULL where it can't be replayed */
+    ms_sample *samples; /* of the predicted step; NULL if it can't be replayed */
     size_t record_count;
     ms_step_record *records;
     uint64_t *numbers; /* scratch for series */
@@ -34,8 +34,8 @@ typedef struct page {
 
 /* ---- preparing ------------------------------------------------------------------ */
 
-/* Replays the plan for its timeline, where plan and graph are of one step. */
-static int take_samples(page *p, ms_error *err)
+/* Replays the plan for its timeline, if plan and graph are of one step. */
+static int page_take_samples(page *p, ms_error *err)
 {
     const ms_report *r = p->report;
     if (r->graph == NULL || r->hardware == NULL || r->plan == NULL || r->plan->entry_count != r->graph->node_count) {
@@ -43,7 +43,7 @@ static int take_samples(page *p, ms_error *err)
     }
     uint32_t nodes = r->graph->node_count;
     ms_replay replay;
-    uint8_t *techniques = ms_calloc(nodes, 2); /* and, for each node, what becomes bits */
+    uint8_t *techniques = ms_calloc(nodes, 2); /* and, for each node, its packed storages */
     p->samples = ms_calloc(nodes, 2 * sizeof *p->samples);
     if (techniques == NULL || p->samples == NULL) {
         ms_free(techniques);
@@ -59,14 +59,14 @@ static int take_samples(page *p, ms_error *err)
     uint64_t reserve_bytes = ms__process_reserve(&r->hardware->process, r->graph);
     int rc = ms_simulate(r->graph, r->hardware, &choices, &replay, p->samples, err);
     p->sample_count = 2 * nodes;
-    for (uint32_t i = 0; rc == MS_OK && i < p->sample_count; i++) { /* as in the plan's own peak */
+    for (uint32_t i = 0; rc == MS_OK && i < p->sample_count; i++) { /* as in the plan's peak */
         p->samples[i].device_bytes = ms__sub_sat(p->samples[i].device_bytes, reserve_bytes);
     }
     ms_free(techniques);
     return rc;
 }
 
-static int take_records(page *p, ms_error *err)
+static int page_take_records(page *p, ms_error *err)
 {
     if (p->report->history == NULL) {
         return MS_OK;
@@ -88,11 +88,11 @@ static int take_records(page *p, ms_error *err)
 
 enum { SERIES_MOST = 4 }; /* arrays that a chart takes from the scratch */
 
-static int prepare(page *p, ms_error *err)
+static int prepare_page(page *p, ms_error *err)
 {
-    int rc = take_samples(p, err);
+    int rc = page_take_samples(p, err);
     if (rc == MS_OK) {
-        rc = take_records(p, err);
+        rc = page_take_records(p, err);
     }
     size_t longest = ms__max_u64(p->sample_count, p->record_count);
     if (rc == MS_OK && (p->numbers = ms_calloc(longest + 1, SERIES_MOST * sizeof *p->numbers)) == NULL) {
@@ -115,7 +115,7 @@ static uint64_t measured_peak(const page *p)
     return peak;
 }
 
-/* Of one step, over the last record; UINT64_MAX where no step was seen. */
+/* Per step, over the last record; UINT64_MAX if no step was measured. */
 static uint64_t measured_step_ns(const page *p)
 {
     if (p->record_count == 0) {
@@ -136,7 +136,7 @@ static uint64_t measured_moved(const page *p)
     return moved / ms__max_u64(last->last_step, 1);
 }
 
-static ms__unit_text text_of(uint64_t value, bool is_time)
+static ms__unit_text unit_text(uint64_t value, bool is_time)
 {
     if (value == UINT64_MAX) {
         return (ms__unit_text){"-"};
@@ -144,10 +144,10 @@ static ms__unit_text text_of(uint64_t value, bool is_time)
     return is_time ? ms__text_ns(value) : ms__text_bytes(value);
 }
 
-static void compare(page *p, const char *what, uint64_t predicted, uint64_t measured, bool is_time)
+static void add_comparison_row(page *p, const char *what, uint64_t predicted, uint64_t measured, bool is_time)
 {
-    ms__text_add(&p->text, "<tr><td>%s</td><td>%s</td><td>%s</td>", what, text_of(predicted, is_time).text,
-                 text_of(measured, is_time).text);
+    ms__text_add(&p->text, "<tr><td>%s</td><td>%s</td><td>%s</td>", what, unit_text(predicted, is_time).text,
+                 unit_text(measured, is_time).text);
     if (predicted == UINT64_MAX || measured == UINT64_MAX || predicted == 0) {
         ms__text_add(&p->text, "<td>-</td></tr>\n");
         return;
@@ -163,11 +163,11 @@ static void add_comparison(page *p)
     const ms_plan *plan = p->report->plan;
     ms__text_add(&p->text, "<h2>Predicted against measured</h2>\n<table><tr><th></th><th>predicted</th>"
                            "<th>measured</th><th>difference</th></tr>\n");
-    compare(p, "peak", plan->replay.peak_bytes, measured_peak(p), false);
-    compare(p, "step", plan->replay.step_ns, measured_step_ns(p), true);
-    compare(p, "moved per step", plan->replay.moved_bytes, measured_moved(p), false);
-    compare(p, "peak without memscale", plan->unoptimized.peak_bytes, UINT64_MAX, false);
-    compare(p, "step without memscale", plan->unoptimized.step_ns, UINT64_MAX, true);
+    add_comparison_row(p, "peak", plan->replay.peak_bytes, measured_peak(p), false);
+    add_comparison_row(p, "step", plan->replay.step_ns, measured_step_ns(p), true);
+    add_comparison_row(p, "moved per step", plan->replay.moved_bytes, measured_moved(p), false);
+    add_comparison_row(p, "peak without memscale", plan->unoptimized.peak_bytes, UINT64_MAX, false);
+    add_comparison_row(p, "step without memscale", plan->unoptimized.step_ns, UINT64_MAX, true);
     ms__text_add(&p->text, "</table>\n<p>%s: %s. Decided by %s.</p>\n",
                  plan->pressure.budget_given ? "Budget" : "Target", ms__text_bytes(plan->pressure.allowed_bytes).text,
                  plan->decision_source);
@@ -255,7 +255,7 @@ static void add_entries(page *p)
 {
     const ms_plan *plan = p->report->plan;
     ms__text_add(&p->text, "<details><summary>Every layer</summary><table><tr><th>layer</th><th>call</th>"
-                           "<th>technique</th><th>rule</th><th>kept if kept</th><th>freed</th><th>cost</th></tr>\n");
+                           "<th>technique</th><th>rule</th><th>held if kept</th><th>freed</th><th>cost</th></tr>\n");
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         const ms_plan_entry *entry = &plan->entries[i];
         ms__text_add(&p->text, "<tr><td>");
@@ -268,7 +268,7 @@ static void add_entries(page *p)
     ms__text_add(&p->text, "</table></details>\n");
 }
 
-/* Bytes that went down and came back between neighbouring samples. */
+/* Bytes written to and released from the lower tier between neighbouring samples. */
 static void add_transfers(page *p)
 {
     size_t n = p->sample_count;
@@ -289,7 +289,7 @@ static void add_transfers(page *p)
     }
     const ms__series series[] = {
         {"to the lower tier", device_colour, false, true, n, at, down},
-        {"given up there", tier_colour, false, true, n, at, back},
+        {"released there", tier_colour, false, true, n, at, back},
     };
     ms__chart_add(&p->text, &(ms__chart){"Bytes moved between layers, as replayed", "time in the step", true, true,
                                          COUNT(series), series});
@@ -308,7 +308,7 @@ static void add_counters(page *p)
     ms__text_add(&p->text, "</table>\n");
 }
 
-/* A text of the plan's, escaped; frees it. */
+/* Adds one of the plan's texts, escaped; frees it. */
 static void add_pre(page *p, char *plain)
 {
     p->text.failed = p->text.failed || plain == NULL;
@@ -369,7 +369,7 @@ static void add_plan(page *p)
 int ms_report_html(const ms_report *report, char **html, ms_error *err)
 {
     page p = {.report = report};
-    int rc = prepare(&p, err);
+    int rc = prepare_page(&p, err);
     if (rc == MS_OK) {
         add_head(&p);
         add_plan(&p);
@@ -394,10 +394,10 @@ int ms_report_html(const ms_report *report, char **html, ms_error *err)
 char *ms_progress_line(const ms_step_record *record)
 {
     ms__text text = {0};
-    ms__text_add(&text, "step %" PRIu64 "  %s", record->last_step, text_of(record->step_ns, true).text);
-    ms__text_add(&text, " (%s planned)", text_of(record->predicted_step_ns, true).text);
-    ms__text_add(&text, "  peak %s", text_of(record->peak_bytes, false).text);
-    ms__text_add(&text, " of %s", text_of(record->budget_bytes, false).text);
+    ms__text_add(&text, "step %" PRIu64 "  %s", record->last_step, unit_text(record->step_ns, true).text);
+    ms__text_add(&text, " (%s planned)", unit_text(record->predicted_step_ns, true).text);
+    ms__text_add(&text, "  peak %s", unit_text(record->peak_bytes, false).text);
+    ms__text_add(&text, " of %s", unit_text(record->budget_bytes, false).text);
     ms__text_add(&text, "  moved %s",
                  ms__text_bytes(ms__add_sat(ms_counter_get(&record->total, MS_COUNTER_OFFLOADED_BYTES),
                                             ms_counter_get(&record->total, MS_COUNTER_FETCHED_BYTES)))

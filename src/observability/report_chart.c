@@ -50,13 +50,13 @@ void ms__html_escape(ms__text *text, const char *plain)
     }
 }
 
-/* Whether a limit lies so far above the lines that showing it would flatten them. */
+/* Whether a limit is so far above the lines that showing it would flatten them. */
 static bool is_far(const axes *a, const ms__series *limit)
 {
     return limit->count == 0 || limit->y[0] == UINT64_MAX || limit->y[0] / FAR > a->most_y;
 }
 
-static axes axes_of(const ms__chart *chart)
+static axes chart_axes(const ms__chart *chart)
 {
     axes found = {UINT64_MAX, 1, 1};
     for (size_t s = 0; s < chart->series_count; s++) {
@@ -89,25 +89,25 @@ static axes axes_of(const ms__chart *chart)
     return found;
 }
 
-static int x_of(const axes *a, uint64_t x)
+static int chart_x(const axes *a, uint64_t x)
 {
     return LEFT + (int)ms__mul_div(RIGHT - LEFT, ms__sub_sat(x, a->least_x), a->most_x - a->least_x);
 }
 
-static int y_of(const axes *a, uint64_t y)
+static int chart_y(const axes *a, uint64_t y)
 {
     return BOTTOM - (int)ms__mul_div(BOTTOM - TOP, ms__min_u64(y, a->most_y), a->most_y);
 }
 
-static void add_ticks(ms__text *text, const ms__chart *chart, const axes *a)
+static void chart_add_ticks(ms__text *text, const ms__chart *chart, const axes *a)
 {
     for (uint64_t i = 0; i <= TICKS; i++) {
         uint64_t x = a->least_x + ms__mul_div(a->most_x - a->least_x, i, TICKS);
         uint64_t y = ms__mul_div(a->most_y, i, TICKS);
-        ms__text_add(text, "<path d=\"M%d %dH%d\" stroke=\"#ddd\"/>", LEFT, y_of(a, y), RIGHT);
-        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>", LEFT - 8, y_of(a, y) + 4,
+        ms__text_add(text, "<path d=\"M%d %dH%d\" stroke=\"#ddd\"/>", LEFT, chart_y(a, y), RIGHT);
+        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>", LEFT - 8, chart_y(a, y) + 4,
                      ms__text_bytes(y).text);
-        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">", x_of(a, x), BOTTOM + 18,
+        ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">", chart_x(a, x), BOTTOM + 18,
                      i == TICKS ? "end" : "middle");
         if (chart->x_is_time) {
             ms__text_add(text, "%s</text>\n", ms__text_ns(x).text);
@@ -117,7 +117,7 @@ static void add_ticks(ms__text *text, const ms__chart *chart, const axes *a)
     }
 }
 
-static void add_line(ms__text *text, const axes *a, const ms__series *series)
+static void chart_add_line(ms__text *text, const axes *a, const ms__series *series)
 {
     bool is_down = false;
     ms__text_add(text, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\" d=\"", series->colour);
@@ -126,9 +126,9 @@ static void add_line(ms__text *text, const axes *a, const ms__series *series)
             is_down = false;
             continue;
         }
-        int x = x_of(a, series->x[i]), y = y_of(a, series->y[i]);
+        int x = chart_x(a, series->x[i]), y = chart_y(a, series->y[i]);
         if (!is_down) {
-            ms__text_add(text, "M%d %dh1", x, y); /* a lone point is seen too */
+            ms__text_add(text, "M%d %dh1", x, y); /* makes a single point visible */
         } else if (series->is_stepped) {
             ms__text_add(text, "H%dV%d", x, y);
         } else {
@@ -143,7 +143,7 @@ static void add_limit(ms__text *text, const axes *a, const ms__series *series)
 {
     if (series->count > 0 && series->y[0] <= a->most_y) {
         ms__text_add(text, "<path stroke=\"%s\" stroke-width=\"2\" stroke-dasharray=\"6 4\" d=\"M%d %dH%d\"/>\n",
-                     series->colour, LEFT, y_of(a, series->y[0]), RIGHT);
+                     series->colour, LEFT, chart_y(a, series->y[0]), RIGHT);
     }
 }
 
@@ -163,12 +163,12 @@ static void add_legend(ms__text *text, const ms__chart *chart, const axes *a)
 
 void ms__chart_add(ms__text *text, const ms__chart *chart)
 {
-    axes a = axes_of(chart);
+    axes a = chart_axes(chart);
     ms__text_add(text,
                  "<svg viewBox=\"0 0 %d %d\" role=\"img\" font-size=\"12\" font-family=\"sans-serif\">"
                  "<title>%s</title>\n<text x=\"%d\" y=\"22\" font-size=\"15\">%s</text>\n",
                  WIDTH, HEIGHT, chart->title, LEFT, chart->title);
-    add_ticks(text, chart, &a);
+    chart_add_ticks(text, chart, &a);
     ms__text_add(text, "<path fill=\"none\" stroke=\"#333\" d=\"M%d %dV%dH%d\"/>", LEFT, TOP, BOTTOM, RIGHT);
     ms__text_add(text, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", (LEFT + RIGHT) / 2, BOTTOM + 36,
                  chart->x_name);
@@ -176,7 +176,7 @@ void ms__chart_add(ms__text *text, const ms__chart *chart)
         if (chart->series[s].is_limit) {
             add_limit(text, &a, &chart->series[s]);
         } else {
-            add_line(text, &a, &chart->series[s]);
+            chart_add_line(text, &a, &chart->series[s]);
         }
     }
     add_legend(text, chart, &a);

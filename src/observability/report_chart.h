@@ -1,6 +1,6 @@
 /*
- * Charts as SVG, for the report: lines over a shared axis, in whole numbers. Used by
- * report.c only.
+ * Charts as SVG, for the report: lines over a shared axis, in whole numbers. report.c uses it, and
+ * frontier_text.c its escapes. Tests: tests/python/test_report.py.
  */
 #ifndef MS_OBSERVABILITY_REPORT_CHART_H
 #define MS_OBSERVABILITY_REPORT_CHART_H
@@ -10,10 +10,10 @@
 typedef struct ms__series {
     const char *name;
     const char *colour;
-    bool is_limit;     /* one value over the whole width, dashed; y[0] */
+    bool is_limit;     /* one value, y[0], dashed over the whole width */
     bool is_stepped;
     size_t count;
-    const uint64_t *x, *y; /* UINT64_MAX in y: not known there */
+    const uint64_t *x, *y; /* UINT64_MAX in y: unknown */
 } ms__series;
 
 typedef struct ms__chart {
@@ -27,7 +27,7 @@ typedef struct ms__chart {
 
 void ms__chart_add(ms__text *text, const ms__chart *chart);
 
-/* Text between tags or in an attribute. */
+/* Adds text between tags or in an attribute. */
 void ms__html_escape(ms__text *text, const char *plain);
 
 #endif

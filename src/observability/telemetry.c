@@ -1,6 +1,6 @@
 /*
- * Events of telemetry.h. Numbers enter only through bucket_of(), texts only through
- * word_of(): nothing else of a run can reach an event.
+ * Events of telemetry.h. Numbers enter only through bucket_of(), texts only through word_of(), so nothing
+ * else of a run reaches an event.
  */
 #include "memscale/telemetry.h"
 
@@ -13,7 +13,7 @@
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
 #define GB ((uint64_t)1000000000)
 
-/* A value below `below` has this name; the last of a list takes the rest. */
+/* The name of values below `below`; the last bucket of a list takes the rest. */
 typedef struct bucket {
     uint64_t below;
     const char *name;
@@ -64,7 +64,7 @@ static const char *word_of(const char *text, const char *const list[], size_t co
 
 #define WORD(text, list) word_of((text), (list), COUNT(list))
 
-static const char *ratio(uint64_t of, uint64_t to)
+static const char *ratio_bucket(uint64_t of, uint64_t to)
 {
     return to == 0 || of == UINT64_MAX ? "unknown" : BUCKET(ms__mul_div(of, 1000, to), ratio_buckets);
 }
@@ -104,15 +104,15 @@ static void put_plan(ms__json_writer *writer, json_t *root, const ms_plan *plan,
     const ms_plan none = {0};
     const ms_plan *p = plan != NULL ? plan : &none;
     ms__json_put_string(writer, root, "layers", layers_of(plan));
-    ms__json_put_string(writer, root, "pressure", ratio(p->pressure.need_bytes, p->pressure.allowed_bytes));
+    ms__json_put_string(writer, root, "pressure", ratio_bucket(p->pressure.need_bytes, p->pressure.allowed_bytes));
     ms__json_put_string(writer, root, "decision_source", plan != NULL ? WORD(p->decision_source, sources) : "unknown");
     put_techniques(writer, root, plan);
-    ms__json_put_string(writer, root, "peak", ratio(p->replay.peak_bytes, p->unoptimized.peak_bytes));
-    ms__json_put_string(writer, root, "step", ratio(p->replay.step_ns, p->unoptimized.step_ns));
-    ms__json_put_string(writer, root, "measured_peak", ratio(measured_peak_bytes, p->replay.peak_bytes));
+    ms__json_put_string(writer, root, "peak", ratio_bucket(p->replay.peak_bytes, p->unoptimized.peak_bytes));
+    ms__json_put_string(writer, root, "step", ratio_bucket(p->replay.step_ns, p->unoptimized.step_ns));
+    ms__json_put_string(writer, root, "measured_peak", ratio_bucket(measured_peak_bytes, p->replay.peak_bytes));
 }
 
-/* "0.1" of "0.1.0": which release line, not which build. */
+/* "0.1" of "0.1.0": the release line, not the build. */
 static void put_version(ms__json_writer *writer, json_t *root)
 {
     unsigned major = 0, minor = 0;

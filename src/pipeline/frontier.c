@@ -1,5 +1,5 @@
 /*
- * The frontier of frontier.h: one plan per budget, nothing remembered between them.
+ * The frontier of frontier.h: one plan per budget, nothing kept between them.
  */
 #include "memscale/frontier.h"
 
@@ -16,7 +16,7 @@ void ms_frontier_free(ms_frontier *frontier)
     }
 }
 
-/* The smallest budget that some plan meets: what the refusal of one byte names. */
+/* The smallest budget that a plan meets: the one in the refusal of one byte. */
 static int smallest_budget(const ms_graph *graph, const ms_hardware *hardware, ms_config config, uint64_t *bytes,
                            ms_error *err)
 {
@@ -28,7 +28,7 @@ static int smallest_budget(const ms_graph *graph, const ms_hardware *hardware, m
         *bytes = refusal.hint_bytes;
         return MS_OK;
     }
-    if (rc == MS_OK) { /* a step without a byte */
+    if (rc == MS_OK) { /* a step of no bytes */
         *bytes = 1;
         ms_plan_free(plan);
     } else if (err != NULL) {
@@ -37,7 +37,7 @@ static int smallest_budget(const ms_graph *graph, const ms_hardware *hardware, m
     return rc;
 }
 
-/* Budget of point `index`, from the need down to the smallest. */
+/* The budget of point `index`, from the need down to the smallest. */
 static uint64_t budget_at(uint64_t need, uint64_t smallest, uint32_t index, uint32_t count)
 {
     uint64_t steps = count - 1;
@@ -70,8 +70,8 @@ static int plan_point(const ms_graph *graph, const ms_hardware *hardware, ms_con
     return ms__pipeline_plan(graph, hardware, &config, plan, err);
 }
 
-static int fill(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint32_t count,
-                ms_frontier *frontier, ms_error *err)
+static int fill_frontier(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint32_t count,
+                         ms_frontier *frontier, ms_error *err)
 {
     uint64_t smallest = 0;
     ms_plan *plan = NULL;
@@ -108,7 +108,7 @@ int ms_frontier_make(const ms_graph *graph, const ms_hardware *hardware, const m
     }
     ms_config free_choice = *config;
     free_choice.force_optimize = false;
-    int rc = fill(graph, hardware, &free_choice, count, made, err);
+    int rc = fill_frontier(graph, hardware, &free_choice, count, made, err);
     if (rc != MS_OK) {
         ms_frontier_free(made);
         return rc;

@@ -1,4 +1,4 @@
-/* The scale of a loss whose gradients pass through FP16, step by step. */
+/* The scale of a loss with gradients in FP16, step by step. */
 #include "memscale/precision.h"
 
 enum { FINITE_STEPS_TO_GROW = 2000 };

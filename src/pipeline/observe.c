@@ -1,7 +1,7 @@
 /*
- * What a finished step teaches: its peak and time against the plan's, the loop and the
- * optimizer against what was assumed. Part of the pipeline; the caller plans again when
- * told to. A pure function of its documents, so that a replan can be reproduced.
+ * Corrections from a finished step: its peak and time against the plan's, the loop and the optimizer against
+ * the assumptions. Part of the pipeline; the caller plans again if told to. A pure function of its documents,
+ * so a new plan can be reproduced.
  */
 #include <stdio.h>
 
@@ -11,15 +11,15 @@
 #include "sim/sim.h"
 
 enum {
-    PEAK_PERMILLE = 50,       /* a peak further above what was allowed for is corrected */
-    EXPECTED_PERMILLE = 10,   /* what is expected is corrected if it is further off than this */
-    TIME_PERMILLE = 50,       /* the same for time, where it can change a choice */
-    LATE_TIME_PERMILLE = 150, /* after the first steps: only what is worth a new plan */
+    PEAK_PERMILLE = 50,       /* a peak further above the allowed one is corrected */
+    EXPECTED_PERMILLE = 10,   /* expected scratch is corrected if further off than this */
+    TIME_PERMILLE = 50,       /* the same for time, if it can change a choice */
+    LATE_TIME_PERMILLE = 150, /* after the first steps: worth a new plan */
     FIRST_TIME_STEP = 3,      /* caches are warm by then */
     LATE_TIME_STEP = 8,
-    SETTLED_PLAN_STEPS = 2,   /* the first under a new plan faults in what that holds more */
+    SETTLED_PLAN_STEPS = 2,   /* the first step under a new plan faults in new memory */
     FIRST_SHRINK_STEP = 3,
-    SHRINK_PERMILLE = 20,     /* less than this of the peak is not worth a new plan */
+    SHRINK_PERMILLE = 20,     /* less than this part of the peak is not worth a new plan */
     SHRINK_MARGIN_BYTES = 16 << 20,
     STATE_PERMILLE = 10
 };
@@ -28,12 +28,11 @@ static const struct {
     const char *name, *text;
 } drifts[] = {
     [MS_DRIFT_NONE] = {"none", "as planned"},
-    [MS_DRIFT_LOOP] = {"loop", "the training loop holds other tensors than was assumed"},
-    [MS_DRIFT_OPTIMIZER] = {"optimizer",
-                            "the optimizer's state, or what it does with gradients, is not what was assumed"},
-    [MS_DRIFT_PEAK] = {"peak", "the peak is not what was predicted"},
-    [MS_DRIFT_TIME] = {"time", "the step time is not what was predicted"},
-    [MS_DRIFT_RESERVE] = {"reserve", "what lies beside the tensors is now known better"},
+    [MS_DRIFT_LOOP] = {"loop", "the training loop holds other tensors than assumed"},
+    [MS_DRIFT_OPTIMIZER] = {"optimizer", "the optimizer's state or its use of gradients differs from the assumption"},
+    [MS_DRIFT_PEAK] = {"peak", "the peak differs from the prediction"},
+    [MS_DRIFT_TIME] = {"time", "the step time differs from the prediction"},
+    [MS_DRIFT_RESERVE] = {"reserve", "memory besides the tensors was measured"},
 };
 
 const char *ms_drift_name(ms_drift drift)
@@ -46,18 +45,18 @@ const char *ms_drift_text(ms_drift drift)
     return (unsigned)drift <= MS_DRIFT_RESERVE ? drifts[drift].text : "unknown";
 }
 
-static uint64_t difference(uint64_t a, uint64_t b)
+static uint64_t distance(uint64_t a, uint64_t b)
 {
     return a > b ? a - b : b - a;
 }
 
 static bool off_by(uint64_t measured, uint64_t predicted, uint64_t permille)
 {
-    return difference(measured, predicted) > ms__mul_div(predicted, permille, 1000);
+    return distance(measured, predicted) > ms__mul_div(predicted, permille, 1000);
 }
 
-/* Steps at which something may be revised downwards: the first, then 8, 16, 32 ... */
-static bool rare(uint32_t step, uint32_t first)
+/* Steps at which a number may be lowered: the first, then 8, 16, 32 ... */
+static bool is_rare_step(uint32_t step, uint32_t first)
 {
     return step == first || (step > first && step >= 8 && (step & (step - 1)) == 0);
 }
@@ -79,7 +78,7 @@ static bool learn_loop(ms_loop *loop, const ms_plan *plan, const ms_observation 
     loop->observed = true;
     loop->outputs_held = seen->outputs_held;
     loop->gradients_live_in_forward = seen->gradients_live_in_forward;
-    /* Gradients that were seen to live on may be accumulated into: another replay. */
+    /* Gradients observed live may be accumulated into, which has another replay. */
     return seen->outputs_held != plan->assumed_outputs_held ||
            seen->gradients_live_in_forward != plan->assumed_gradients_live || seen->gradients_live_in_forward;
 }
@@ -96,7 +95,7 @@ static bool learn_release(ms_loop *loop, const ms_observation *seen)
 static bool learn_state(ms_loop *loop, const ms_observation *seen)
 {
     uint64_t state = seen->optimizer_state_bytes;
-    if (state == MS_UNSET || difference(state, loop->optimizer_state_bytes) <= ((uint64_t)1 << 20)) {
+    if (state == MS_UNSET || distance(state, loop->optimizer_state_bytes) <= ((uint64_t)1 << 20)) {
         return false;
     }
     if (!off_by(state, loop->optimizer_state_bytes, STATE_PERMILLE)) {
@@ -113,14 +112,14 @@ static uint64_t predicted_peak(const ms_plan *plan, const ms_observation *seen)
     return seen->step <= 1 ? plan->replay.first_step_peak_bytes : plan->replay.peak_bytes;
 }
 
-/* The same with all that the plan leaves free for what is not expected. */
+/* The same with the plan's reserve. */
 static uint64_t allowed_peak(const ms_plan *plan, const ms_observation *seen)
 {
     return ms__add_sat(predicted_peak(plan, seen), plan->reserve_bytes);
 }
 
-/* What the process took beside its baseline, our maps, the batch, a slab that is used and
- * small tensors, all of which the replay counts itself; MS_UNSET where it can't be told. */
+/* The process's memory besides its baseline, hostmem's maps, the batch, a used slab and small tensors,
+ * which the replay counts; MS_UNSET if unknown. */
 static uint64_t measured_scratch(const ms_graph *graph, const ms_hardware *hardware, const ms_plan *plan,
                                  const ms_observation *seen)
 {
@@ -147,8 +146,8 @@ static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_
     uint64_t missing =
         ms__sub_sat(seen->peak_bytes, over_budget ? ms__min_u64(allowed, plan->pressure.allowed_bytes) : allowed);
     uint64_t measured = measured_scratch(graph, hardware, plan, seen);
-    /* What is missing was added when the next plan was refused: adding it at every step would
-     * name ever larger budgets. */
+    /* The missing bytes were added when the next plan was refused. Adding them at every step would name
+     * ever larger budgets. */
     uint64_t wanted = seen->replan_refused ? *scratch : ms__add_sat(*scratch, missing);
     wanted = measured == MS_UNSET ? wanted : ms__max_u64(measured, wanted);
     if (seen->replan_refused && !off_by(wanted, *scratch, EXPECTED_PERMILLE)) {
@@ -159,8 +158,8 @@ static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_
     return true;
 }
 
-/* A loop other than assumed makes the predicted peak moot; what the process was measured
- * to take beside its tensors holds in any loop. */
+/* If the loop differs from the assumption, the predicted peak is void. The process's memory besides its
+ * tensors, once measured, holds in any loop. */
 static void raise_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
     uint64_t measured = seen->peak_bytes != MS_UNSET ? measured_scratch(graph, hardware, plan, seen) : MS_UNSET;
@@ -170,25 +169,25 @@ static void raise_scratch(const ms_graph *graph, ms_hardware *hardware, const ms
     }
 }
 
-/* Only by what scratch was measured to be too large: a peak below the prediction may
- * just as well come from a cache that had nothing to keep. */
+/* Shrinks scratch only by its measured excess: a peak below the prediction may also come from a cache with
+ * nothing to keep. */
 static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_plan *plan,
                            const ms_observation *seen)
 {
     ms_process *process = &hardware->process;
     uint64_t allowed = allowed_peak(plan, seen);
-    if (plan->skipped || !rare(seen->step, FIRST_SHRINK_STEP) || seen->peak_bytes >= allowed) {
+    if (plan->skipped || !is_rare_step(seen->step, FIRST_SHRINK_STEP) || seen->peak_bytes >= allowed) {
         return false;
     }
     uint64_t measured = measured_scratch(graph, hardware, plan, seen);
     uint64_t known = measured == MS_UNSET ? ms__sub_sat(process->scratch_bytes, allowed - seen->peak_bytes) : measured;
-    /* The margin is for the next step, and for a plan of other techniques, beside whose
-     * tensors other memory lies. */
+    /* The margin is for the next step, and for a plan of other techniques, which takes other memory
+     * besides its tensors. */
     uint64_t wanted = ms__add_sat(known, known / 2 + SHRINK_MARGIN_BYTES);
     uint64_t shrinks = ms__sub_sat(process->scratch_bytes, wanted);
     uint64_t expected = ms__sub_sat(process->scratch_bytes, ms__process_reserve(process, graph));
     bool smaller = shrinks > ms__mul_div(allowed, SHRINK_PERMILLE, 1000);
-    bool other = measured != MS_UNSET && difference(measured, expected) > ms__mul_div(allowed, EXPECTED_PERMILLE, 1000);
+    bool other = measured != MS_UNSET && distance(measured, expected) > ms__mul_div(allowed, EXPECTED_PERMILLE, 1000);
     if (!smaller && !other) {
         return false;
     }
@@ -199,7 +198,7 @@ static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const m
 
 /* ---- time ------------------------------------------------------------------------------ */
 
-static bool moves(const ms_plan *plan)
+static bool plan_moves(const ms_plan *plan)
 {
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         uint32_t technique = plan->entries[i].technique;
@@ -210,22 +209,22 @@ static bool moves(const ms_plan *plan)
     return false;
 }
 
-/* Early, once for each plan, when what it holds is in place; later at rare steps. */
+/* Early: once for each plan, after its memory is faulted in. Later: at rare steps. */
 static bool time_is_early(const ms_observation *seen)
 {
     return seen->step < LATE_TIME_STEP && seen->plan_steps >= SETTLED_PLAN_STEPS &&
            (seen->step == FIRST_TIME_STEP || (seen->step > FIRST_TIME_STEP && seen->plan_steps == SETTLED_PLAN_STEPS));
 }
 
-/* The scale of compute matters only beside transfers, which do not scale with it. */
+/* The scale of compute matters only if there are transfers, which do not scale with it. */
 static bool learn_time(ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
     uint64_t stalls = ms__add_sat(plan->replay.stall_forward_ns, plan->replay.stall_backward_ns);
     bool early = time_is_early(seen);
     uint64_t permille = early ? TIME_PERMILLE : LATE_TIME_PERMILLE;
-    bool due = early || (seen->step >= LATE_TIME_STEP && rare(seen->step, LATE_TIME_STEP));
+    bool due = early || (seen->step >= LATE_TIME_STEP && is_rare_step(seen->step, LATE_TIME_STEP));
     if (plan->skipped || !due || seen->step_ns == MS_UNSET || seen->step_ns == 0 || plan->replay.step_ns <= stalls ||
-        !moves(plan) || !off_by(seen->step_ns, plan->replay.step_ns, permille)) {
+        !plan_moves(plan) || !off_by(seen->step_ns, plan->replay.step_ns, permille)) {
         return false;
     }
     uint64_t scale = hardware->time_scale_permille == 0 ? 1000 : hardware->time_scale_permille;
@@ -245,7 +244,7 @@ static bool learn_time(ms_hardware *hardware, const ms_plan *plan, const ms_obse
 /* "+1.3%": measured against predicted. */
 static void put_percent(char *text, size_t size, uint64_t measured, uint64_t predicted)
 {
-    uint64_t permille = predicted == 0 ? 0 : ms__mul_div(difference(measured, predicted), 1000, predicted);
+    uint64_t permille = predicted == 0 ? 0 : ms__mul_div(distance(measured, predicted), 1000, predicted);
     snprintf(text, size, "%c%llu.%llu%%", measured >= predicted ? '+' : '-', (unsigned long long)(permille / 10),
              (unsigned long long)(permille % 10));
 }
@@ -273,9 +272,9 @@ static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drif
     return ms_strdup(line);
 }
 
-static ms_drift learn(ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
+static ms_drift observe_step(ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
-    /* What belongs together is learnt from one step; the first names the reason. */
+    /* One step may correct several numbers; the first names the reason. */
     bool loop = learn_loop(&graph->loop, plan, seen);
     bool optimizer = learn_state(&graph->loop, seen);
     optimizer |= learn_release(&graph->loop, seen);
@@ -304,7 +303,7 @@ int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config 
     ms_loop loop = graph->loop;
     ms_process process = hardware->process;
     uint64_t scale = hardware->time_scale_permille;
-    ms_drift found = learn(graph, hardware, plan, observation);
+    ms_drift found = observe_step(graph, hardware, plan, observation);
     char *text = write_line(plan, observation, found);
     if (text == NULL) {
         graph->loop = loop;

@@ -1,6 +1,5 @@
 /*
- * The judgements of outlook.h. Above all rooms, because it asks the whole pipeline; it
- * keeps nothing between calls.
+ * The judgements of outlook.h. It calls the whole pipeline and keeps nothing between calls.
  */
 #include "memscale/outlook.h"
 
@@ -34,14 +33,14 @@ static ms_risk risk_of(uint64_t bytes, uint64_t capacity_bytes)
     return permille <= MS_RISK_HIGH_PERMILLE ? MS_RISK_HIGH : MS_RISK_CERTAIN;
 }
 
-/* What stays the same whatever the batch: the process, gradients, optimizer state. */
+/* Bytes that do not depend on the batch: the process, gradients, optimizer state. */
 static uint64_t fixed_bytes(const ms_graph *graph, const ms_hardware *hardware)
 {
     uint64_t process = ms__add_sat(hardware->process.baseline_bytes, hardware->process.scratch_bytes);
     return ms__add_sat(process, ms__add_sat(graph->residents.trainable_bytes, graph->loop.optimizer_state_bytes));
 }
 
-static void advise(ms_outlook *outlook, const char *text)
+static void add_advice(ms_outlook *outlook, const char *text)
 {
     if (outlook->advice_count < MS_ADVICE_MOST) {
         snprintf(outlook->advice[outlook->advice_count++], MS_ADVICE_TEXT_MAX, "%s", text);
@@ -56,7 +55,7 @@ static void advise_plan(ms_outlook *outlook)
                  "no plan of this configuration fits: the smallest budget is %s; lower the batch or "
                  "the sequence, or allow more techniques",
                  ms__text_bytes_up(outlook->smallest_budget_bytes).text);
-        advise(outlook, text);
+        add_advice(outlook, text);
         return;
     }
     uint64_t more = ms__sub_sat(outlook->planned_ns, outlook->unoptimized_ns);
@@ -69,7 +68,7 @@ static void advise_plan(ms_outlook *outlook)
              (unsigned long long)(outlook->capacity_bytes / 10000000 % 100),
              ms__text_bytes(outlook->planned_peak_bytes).text, capacity.text, (unsigned long long)(permille / 10),
              (unsigned long long)(permille % 10));
-    advise(outlook, text);
+    add_advice(outlook, text);
 }
 
 static void advise_changes(const ms_graph *graph, ms_outlook *outlook, uint64_t fixed)
@@ -81,22 +80,22 @@ static void advise_changes(const ms_graph *graph, ms_outlook *outlook, uint64_t 
                  "unmodified, about %llu%% of this batch would fit; accumulate gradients to keep the "
                  "effective batch",
                  (unsigned long long)(outlook->batch_permille / 10));
-        advise(outlook, text);
+        add_advice(outlook, text);
     } else if (outlook->batch_permille == 0 && fixed < UINT64_MAX) {
-        snprintf(text, sizeof text, "%s are taken before the first activation: a smaller batch alone will not do",
+        snprintf(text, sizeof text, "%s are taken before the first activation: a smaller batch alone does not suffice",
                  ms__text_bytes(fixed).text);
-        advise(outlook, text);
+        add_advice(outlook, text);
     }
     if (state > outlook->capacity_bytes / 10) {
         snprintf(text, sizeof text, "use_8bit_optimizer=True would free about %s of optimizer state",
                  ms__text_bytes(state / 4 * 3).text);
-        advise(outlook, text);
+        add_advice(outlook, text);
     }
 }
 
-/* Fills what the pipeline says of this configuration under the capacity as a budget. */
-static int plan_it(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_outlook *outlook,
-                   ms_error *err)
+/* Fills the pipeline's result for this configuration with the capacity as budget. */
+static int outlook_plan(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                        ms_outlook *outlook, ms_error *err)
 {
     ms_config budgeted = *config;
     ms_error refusal = {0};
@@ -124,8 +123,8 @@ static int plan_it(const ms_graph *graph, const ms_hardware *hardware, const ms_
     return MS_OK;
 }
 
-/* The description of a process that holds the model; where there is no process, of one that
- * holds torch and the model. */
+/* The description of a process that holds the model; without a process, of one that holds torch and the
+ * model. */
 static ms_hardware *with_model(const ms_hardware *hardware, const ms_graph *graph, bool is_absent, ms_error *err)
 {
     ms_hardware *loaded = ms_malloc(sizeof *loaded);
@@ -145,7 +144,8 @@ static ms_hardware *with_model(const ms_hardware *hardware, const ms_graph *grap
     return loaded;
 }
 
-static void judge(const ms_graph *graph, const ms_hardware *hardware, const ms_pressure *pressure, ms_outlook *outlook)
+static void outlook_judge(const ms_graph *graph, const ms_hardware *hardware, const ms_pressure *pressure,
+                          ms_outlook *outlook)
 {
     uint64_t fixed = fixed_bytes(graph, hardware), need = pressure->need_bytes;
     uint64_t slack = 0;
@@ -174,8 +174,8 @@ int ms_outlook_of(const ms_graph *graph, const ms_hardware *hardware, const ms_c
         config->memory_budget_bytes != MS_UNSET ? config->memory_budget_bytes : ms_hardware_device_bytes(loaded);
     int rc = ms__pipeline_pressure(graph, loaded, config, &pressure, err);
     if (rc == MS_OK) {
-        judge(graph, loaded, &pressure, &made);
-        rc = plan_it(graph, loaded, config, &made, err);
+        outlook_judge(graph, loaded, &pressure, &made);
+        rc = outlook_plan(graph, loaded, config, &made, err);
     }
     if (rc == MS_OK && made.risk > MS_RISK_LOW) {
         advise_plan(&made);
@@ -212,8 +212,8 @@ char *ms_outlook_to_json(const ms_outlook *outlook)
 
 /* ---- savings ------------------------------------------------------------------------ */
 
-static int add_mode(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_mode mode,
-                    ms__json_writer *writer, json_t *root, ms_error *err)
+static int savings_add_mode(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_mode mode,
+                            ms__json_writer *writer, json_t *root, ms_error *err)
 {
     ms_config with_mode = *config;
     ms_frontier *frontier = NULL;
@@ -245,7 +245,7 @@ int ms_savings_json(const ms_graph *graph, const ms_hardware *hardware, const ms
     }
     json_t *root = ms__json_new(&writer);
     for (int mode = 0; rc == MS_OK && mode < MS_MODE_COUNT; mode++) {
-        rc = add_mode(graph, loaded, config, (ms_mode)mode, &writer, root, err);
+        rc = savings_add_mode(graph, loaded, config, (ms_mode)mode, &writer, root, err);
     }
     ms_free(loaded);
     if (rc != MS_OK) {

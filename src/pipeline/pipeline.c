@@ -1,7 +1,6 @@
 /*
- * The pipeline: graph, hardware and config in, plan out; and what a finished step
- * teaches. The file to open first: each stage is one call below. Stages run one way
- * and pass plain values on; nothing is remembered here between calls.
+ * The pipeline: graph, hardware and config in, plan out. The file to open first: each stage is one call
+ * below. Stages run one way and pass plain values on; nothing is kept between calls.
  */
 #include "memscale/pipeline.h"
 
@@ -11,23 +10,7 @@
 
 /* ---- planning ----------------------------------------------------------------- */
 
-static int need_of(const ms_graph *graph, const ms_hardware *hardware, uint64_t *need_bytes, ms_error *err)
-{
-    uint8_t *kept = ms_calloc(graph->node_count, 1);
-    if (kept == NULL) {
-        return ms_fail(err, MS_ENOMEM, "pipeline: out of memory for %u nodes", graph->node_count);
-    }
-    ms_choices choices = {.technique = kept, .offload_min_bytes = MS_OFFLOAD_MIN_BYTES};
-    ms_replay replay;
-    int rc = ms_simulate(graph, hardware, &choices, &replay, NULL, err);
-    ms_free(kept);
-    if (rc == MS_OK) {
-        *need_bytes = replay.peak_bytes;
-    }
-    return rc;
-}
-
-/* Those that cost another forward. */
+/* Removes techniques that cost another forward. */
 static void hold_segments_back(ms_admission *admissions, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -43,7 +26,7 @@ static void hold_segments_back(ms_admission *admissions, uint32_t count)
     }
 }
 
-static ms__limits limits_of(bool segments, bool exact_only)
+static ms__limits plan_limits(bool segments, bool exact_only)
 {
     return (ms__limits){.most_ns = UINT64_MAX, .segments = segments, .exact_only = exact_only};
 }
@@ -67,18 +50,18 @@ static int plan_at(const ms_graph *graph, const ms_hardware *hardware, const ms_
     return rc;
 }
 
-static int pressure_of(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
-                       ms_pressure *pressure, ms_error *err)
+static int pipeline_pressure_of(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
+                                ms_pressure *pressure, ms_error *err)
 {
-    uint64_t need_bytes = 0;
-    int rc = need_of(graph, hardware, &need_bytes, err);
+    ms_replay kept;
+    int rc = ms__simulate_kept(graph, hardware, &kept, err);
     if (rc == MS_OK) {
-        ms_pressure_of(need_bytes, hardware, config, pressure);
+        ms_pressure_of(kept.peak_bytes, hardware, config, pressure);
     }
     return rc;
 }
 
-/* ---- a loop that nobody has seen yet ------------------------------------------------- */
+/* ---- before the training loop has been observed ---------------------------------------- */
 
 /* From the loop that holds most to the one that holds least. */
 enum { ASSUMPTIONS = 3 };
@@ -86,8 +69,8 @@ static const struct {
     bool outputs_held, gradients_live;
 } assumptions[ASSUMPTIONS] = {{true, true}, {true, false}, {false, false}};
 
-/* The graph in that loop; shares everything else with the original. */
-static ms_graph assume(const ms_graph *graph, int which)
+/* The graph with that loop; it shares everything else with the original. */
+static ms_graph graph_assuming(const ms_graph *graph, int which)
 {
     ms_graph assumed = *graph;
     assumed.loop.outputs_held = assumptions[which].outputs_held;
@@ -95,17 +78,17 @@ static ms_graph assume(const ms_graph *graph, int which)
     return assumed;
 }
 
-/* One assumption within limits: MS_EINFEASIBLE also where only the target is missed. */
+/* Plans for one assumption within limits. MS_EINFEASIBLE also if only the target is missed. */
 static int plan_assuming(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, int which,
                          ms__limits *limits, ms_plan **plan, ms_error *err)
 {
-    ms_graph assumed = assume(graph, which);
+    ms_graph assumed = graph_assuming(graph, which);
     ms_pressure pressure;
-    int rc = pressure_of(&assumed, hardware, config, &pressure, err);
+    int rc = pipeline_pressure_of(&assumed, hardware, config, &pressure, err);
     if (rc != MS_OK) {
         return rc;
     }
-    pressure.comfortable = false; /* where it is, no assumption has to be dropped: see below */
+    pressure.comfortable = false; /* a comfortable fit needs no assumption relaxed; see plan_in_class() */
     ms_plan *made = NULL;
     rc = plan_at(&assumed, hardware, config, &pressure, limits, &made, err);
     if (made == NULL) {
@@ -120,19 +103,19 @@ static int plan_assuming(const ms_graph *graph, const ms_hardware *hardware, con
 }
 
 /*
- * The plan is made for the loop that holds most, and for less only where that does not
- * fit; two steps later the truth is known. For the sake of a choice that is monotone in
- * the budget, the time at which the least careful assumption meets its smallest budget
- * bounds the more careful ones, and theirs bounds the less careful ones from below.
+ * The plan is made for the loop that holds most, and for less only if that does not fit; two steps later the
+ * loop has been observed. To keep the choice monotone in the budget, the time at which the least careful
+ * assumption meets its smallest budget bounds the more careful ones from above, and their times bound the
+ * less careful ones from below.
  *
- * Segments that cost another forward are chosen among in the least careful assumption alone:
- * a step that is slower for the sake of a loop that may not be there is what a user would see.
+ * Segments that cost another forward are offered only under the least careful assumption. Otherwise users
+ * would see slow steps for a loop that may not be theirs.
  */
 static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, bool exact_only,
                            ms_plan **plan, ms_error *err)
 {
     const int last = ASSUMPTIONS - 1;
-    ms__limits open = limits_of(true, exact_only), careful = limits_of(false, exact_only);
+    ms__limits open = plan_limits(true, exact_only), careful = plan_limits(false, exact_only);
     ms_plan *fallback = NULL;
     int rc = plan_assuming(graph, hardware, config, last, &open, &fallback, err);
     if (fallback == NULL) {
@@ -146,7 +129,7 @@ static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, c
     for (int i = 0; i < last; i++) {
         rc = plan_assuming(graph, hardware, config, i, &careful, plan, err);
         if (rc == MS_OK) {
-            /* What the least careful one meets is what would be accepted. */
+            /* The least careful assumption's smallest budget would be accepted. */
             (*plan)->smallest_budget_bytes = fallback->smallest_budget_bytes;
         }
         if (rc != MS_EINFEASIBLE) {
@@ -165,13 +148,13 @@ static int plan_unobserved(const ms_graph *graph, const ms_hardware *hardware, c
     return plan_assuming(graph, hardware, config, last, &open, plan, err);
 }
 
-/* ---- what would help ------------------------------------------------------------------- */
+/* ---- classes of exactness ----------------------------------------------------------------- */
 
 int ms__pipeline_pressure(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                           ms_pressure *pressure, ms_error *err)
 {
-    ms_graph careful = graph->loop.observed ? *graph : assume(graph, 0);
-    return pressure_of(&careful, hardware, config, pressure, err);
+    ms_graph careful = graph->loop.observed ? *graph : graph_assuming(graph, 0);
+    return pipeline_pressure_of(&careful, hardware, config, pressure, err);
 }
 
 static int plan_in_class(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
@@ -180,18 +163,18 @@ static int plan_in_class(const ms_graph *graph, const ms_hardware *hardware, con
     if (!graph->loop.observed && !pressure->comfortable && !pressure->forced) {
         return plan_unobserved(graph, hardware, config, exact_only, plan, err);
     }
-    ms_graph careful = graph->loop.observed ? *graph : assume(graph, 0);
-    ms__limits limits = limits_of(!pressure->forced, exact_only);
+    ms_graph careful = graph->loop.observed ? *graph : graph_assuming(graph, 0);
+    ms__limits limits = plan_limits(!pressure->forced, exact_only);
     return plan_at(&careful, hardware, config, pressure, &limits, plan, err);
 }
 
-/* Names the smallest budget that is accepted, in what class ever, in a plan of the exact one. */
+/* Stores the smallest budget accepted in any class in a plan of the exact one. */
 static int name_smallest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan *exact,
                          ms_error *err)
 {
     ms_plan *least = NULL;
-    ms__limits limits = limits_of(true, false);
-    ms_graph assumed = graph->loop.observed ? *graph : assume(graph, ASSUMPTIONS - 1);
+    ms__limits limits = plan_limits(true, false);
+    ms_graph assumed = graph->loop.observed ? *graph : graph_assuming(graph, ASSUMPTIONS - 1);
     ms_pressure pressure = exact->pressure;
     int rc = plan_at(&assumed, hardware, config, &pressure, &limits, &least, err);
     if (rc == MS_OK) {
@@ -201,13 +184,13 @@ static int name_smallest(const ms_graph *graph, const ms_hardware *hardware, con
     return rc == MS_EINFEASIBLE ? MS_OK : rc;
 }
 
-/* What rounds otherwise is for what nothing exact fits, in no loop and with no last resort. */
+/* Rounding options are tried only if no exact plan fits, under any assumption and with segments. */
 static int plan_any(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_plan **plan,
                     ms_error *err)
 {
-    ms_graph careful = graph->loop.observed ? *graph : assume(graph, 0);
+    ms_graph careful = graph->loop.observed ? *graph : graph_assuming(graph, 0);
     ms_pressure pressure;
-    int rc = pressure_of(&careful, hardware, config, &pressure, err);
+    int rc = pipeline_pressure_of(&careful, hardware, config, &pressure, err);
     if (rc != MS_OK) {
         return rc;
     }
@@ -232,14 +215,14 @@ static int plan_any(const ms_graph *graph, const ms_hardware *hardware, const ms
 int ms__pipeline_smallest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, uint64_t *bytes,
                           ms_error *err)
 {
-    ms_graph assumed = graph->loop.observed ? *graph : assume(graph, ASSUMPTIONS - 1);
+    ms_graph assumed = graph->loop.observed ? *graph : graph_assuming(graph, ASSUMPTIONS - 1);
     ms_config tight = *config;
     ms_pressure pressure;
     ms_plan *plan = NULL;
     ms_error refusal = {0};
-    ms__limits limits = limits_of(true, false);
+    ms__limits limits = plan_limits(true, false);
     tight.memory_budget_bytes = 1;
-    int rc = pressure_of(&assumed, hardware, &tight, &pressure, err);
+    int rc = pipeline_pressure_of(&assumed, hardware, &tight, &pressure, err);
     if (rc != MS_OK) {
         return rc;
     }

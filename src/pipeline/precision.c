@@ -1,18 +1,18 @@
 /*
- * Whether a wrapped forward runs under autocast to BF16 or FP16 (`use_mixed_precision`):
- * decided once, on a CPU from the step traced as it is and traced under autocast. Part of
- * the pipeline; entering autocast is the caller's.
+ * Whether a wrapped forward runs under autocast to BF16 or FP16 (`use_mixed_precision`): decided once, on a
+ * CPU from the step traced without and with autocast. Part of the pipeline; the caller enters autocast.
  */
 #include <stdio.h>
 
 #include "base/units.h"
 #include "memscale/pipeline.h"
+#include "sim/sim.h"
 
-/* What processors' matrix products in BF16 reach of those in fp32, in permille. With tiles
- * (AMX), 5300 was measured through torch on products of a GPT-2 block; without, the
- * instruction does twice the work of fp32's. Both with a margin. */
+/* Rates of BF16 matrix products in permille of fp32's. With tiles (AMX), 5300 was measured through torch
+ * on products of a GPT-2 block; without, the instruction does twice the work of fp32's. Both include a
+ * margin. */
 enum { TILES_PERMILLE = 4000, PAIRS_PERMILLE = 1500 };
-/* A step has to be faster by 3%, or smaller by 5% and not slower. */
+/* A step must be 3% faster, or 5% smaller and not slower. */
 enum { FASTER_PERMILLE = 970, SMALLER_PERMILLE = 950 };
 enum { GPU_WITH_BF16 = 8, LINE_MOST = 400 };
 
@@ -21,19 +21,7 @@ static uint64_t matmul_permille(uint32_t isa)
     return (isa & MS_ISA_AMX_BF16) != 0 ? TILES_PERMILLE : (isa & MS_ISA_AVX512_BF16) != 0 ? PAIRS_PERMILLE : 0;
 }
 
-static int replay_kept(const ms_graph *graph, const ms_hardware *hardware, ms_replay *replay, ms_error *err)
-{
-    uint8_t *kept = ms_calloc((size_t)graph->node_count + 1, 1);
-    if (kept == NULL) {
-        return ms_fail(err, MS_ENOMEM, "precision: out of memory for %u nodes", graph->node_count);
-    }
-    ms_choices choices = {.technique = kept, .offload_min_bytes = MS_OFFLOAD_MIN_BYTES};
-    int rc = ms_simulate(graph, hardware, &choices, replay, NULL, err);
-    ms_free(kept);
-    return rc;
-}
-
-static int say(const char *text, char **line, ms_error *err)
+static int set_line(const char *text, char **line, ms_error *err)
 {
     *line = ms_strdup(text);
     return *line != NULL ? MS_OK : ms_fail(err, MS_ENOMEM, "precision: out of memory");
@@ -44,20 +32,20 @@ const char *ms_precision_name(ms_precision precision)
     return precision == MS_PRECISION_BF16 ? "bfloat16" : precision == MS_PRECISION_FP16 ? "float16" : "";
 }
 
-static int on_gpu(const ms_hardware *hardware, bool has_fp16_parameters, ms_precision *chosen, char **line,
-                  ms_error *err)
+static int choose_on_gpu(const ms_hardware *hardware, bool has_fp16_parameters, ms_precision *chosen, char **line,
+                         ms_error *err)
 {
     const ms_gpu *gpu = ms_hardware_gpu(hardware);
     if (gpu == NULL) {
         *chosen = MS_PRECISION_AS_IS;
-        return say("use_mixed_precision: not used: nothing is known of this GPU", line, err);
+        return set_line("use_mixed_precision: not used: nothing is known of this GPU", line, err);
     }
     if (gpu->compute_major >= GPU_WITH_BF16) {
         *chosen = MS_PRECISION_BF16;
-        return say("use_mixed_precision: forwards run under autocast to BF16, which this GPU computes", line, err);
+        return set_line("use_mixed_precision: forwards run under autocast to BF16, which this GPU computes", line, err);
     }
     *chosen = has_fp16_parameters ? MS_PRECISION_AS_IS : MS_PRECISION_FP16;
-    return say(
+    return set_line(
         has_fp16_parameters
             ? "use_mixed_precision: not used: this GPU does not compute BF16, and FP16 needs parameters in FP32, in "
               "whose gradients nothing is lost when the loss is scaled; some are in FP16: call model.float() first"
@@ -70,27 +58,27 @@ int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, bool has_
                           ms_precision *chosen, char **line, ms_error *err)
 {
     if (!ms_hardware_host_is_device(hardware)) {
-        return on_gpu(hardware, has_fp16_parameters, chosen, line, err);
+        return choose_on_gpu(hardware, has_fp16_parameters, chosen, line, err);
     }
     uint64_t permille = matmul_permille(hardware->cpu.isa);
     if (permille == 0) {
         *chosen = MS_PRECISION_AS_IS;
-        return say("use_mixed_precision: not used: this processor has no instructions for BF16, and emulates it "
-                   "slower than it computes fp32",
-                   line, err);
+        return set_line("use_mixed_precision: not used: this processor has no instructions for BF16, and emulates it "
+                        "slower than it computes fp32",
+                        line, err);
     }
     if (plain == NULL || half == NULL) {
         *chosen = MS_PRECISION_AS_IS;
-        return say("use_mixed_precision: not used: the step can't be traced in both precisions, so that nothing is "
-                   "known to be gained",
-                   line, err);
+        return set_line("use_mixed_precision: not used: the step can't be traced in both precisions, so a gain is not "
+                        "known",
+                        line, err);
     }
     ms_hardware faster = *hardware;
     faster.cpu.matmul_flops_per_s = ms__mul_div(hardware->cpu.matmul_flops_per_s, permille, 1000);
     ms_replay before, after;
-    int rc = replay_kept(plain, hardware, &before, err);
+    int rc = ms__simulate_kept(plain, hardware, &before, err);
     if (rc == MS_OK) {
-        rc = replay_kept(half, &faster, &after, err);
+        rc = ms__simulate_kept(half, &faster, &after, err);
     }
     if (rc != MS_OK) {
         return rc;
@@ -106,7 +94,7 @@ int ms_pipeline_precision(const ms_graph *plain, const ms_graph *half, bool has_
         used ? "forwards run under autocast" : "not used", ms__text_ns(after.step_ns).text,
         ms__text_ns(before.step_ns).text, ms__text_bytes(after.peak_bytes).text,
         ms__text_bytes(before.peak_bytes).text);
-    rc = say(text, line, err);
+    rc = set_line(text, line, err);
     if (rc == MS_OK) {
         *chosen = used ? MS_PRECISION_BF16 : MS_PRECISION_AS_IS;
         hardware->cpu.matmul_flops_per_s = used ? faster.cpu.matmul_flops_per_s : hardware->cpu.matmul_flops_per_s;

@@ -1,7 +1,6 @@
 /*
- * Several processes that train one model: the documents that one plan for all of them is
- * made from. Called once per wrap, on every rank, with what all ranks sent; every rank
- * gets the same answer.
+ * Several processes that train one model: the merged documents for their one plan. Called once per wrap on
+ * every rank, with the documents of all ranks; every rank gets the same result.
  */
 #include "base/units.h"
 #include "memscale/pipeline.h"
@@ -38,7 +37,7 @@ static void merge_config(ms_config *all, const ms_config *one)
 }
 
 /* The ranks of one machine divide its memory and its disk. */
-static void divide(ms_hardware *hardware, uint32_t ranks)
+static void divide_among_ranks(ms_hardware *hardware, uint32_t ranks)
 {
     uint64_t *const shared[] = {&hardware->ram.available_bytes, &hardware->disk.free_bytes,
                                 &hardware->disk.write_bytes_per_s, &hardware->disk.read_bytes_per_s};
@@ -63,14 +62,14 @@ int ms_pipeline_agree(const ms_hardware *const *hardware, const ms_config *const
         merge_hardware(agreed_hardware, hardware[i]);
         merge_config(agreed_config, config[i]);
     }
-    divide(agreed_hardware, local_count);
+    divide_among_ranks(agreed_hardware, local_count);
     return MS_OK;
 }
 
 void ms_pipeline_sharded(ms_config *config)
 {
-    /* A sharded parameter's storage is filled and emptied by others while it is saved: nothing
-     * may be sent away by storage there. Recomputing is independent of it. */
+    /* FSDP fills and empties a sharded parameter's storage while it is saved, so storages must not be
+     * offloaded. Recompute is not affected. */
     config->mode = MS_MODE_CONSERVATIVE;
     config->enable_offloading = false;
 }

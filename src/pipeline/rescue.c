@@ -1,6 +1,6 @@
 /*
- * After an allocation failed in a step: the next tighter plan. Part of the pipeline; the
- * caller makes the step again under it. A pure function of its documents.
+ * The next tighter plan after an allocation failed in a step. Part of the pipeline; the caller repeats the
+ * step under it. A pure function of its documents.
  */
 #include <stdio.h>
 
@@ -22,7 +22,7 @@ int ms_pipeline_tighten(const ms_graph *graph, const ms_hardware *hardware, ms_c
     uint64_t peak_bytes = ms__add_sat(plan->replay.peak_bytes, plan->reserve_bytes);
     ms_config wanted = *config;
     if (attempt >= RESCUES_MAX) {
-        return ms_fail(err, MS_EINFEASIBLE, "the step was made again %d times under tighter plans", RESCUES_MAX);
+        return ms_fail(err, MS_EINFEASIBLE, "the step was repeated %d times under tighter plans", RESCUES_MAX);
     }
     int rc = plan_within(graph, hardware, &wanted, peak_bytes - peak_bytes / TIGHTEN_SHARE, tighter, err);
     if (rc == MS_EINFEASIBLE && err->hint_bytes > 0 && err->hint_bytes < peak_bytes) {
@@ -33,7 +33,7 @@ int ms_pipeline_tighten(const ms_graph *graph, const ms_hardware *hardware, ms_c
     }
     char text[256];
     snprintf(text, sizeof text,
-             "an allocation failed under a plan of %s; the step is made again under one of %s (%u of %d)",
+             "an allocation failed under a plan of %s; the step is repeated under one of %s (%u of %d)",
              ms__text_bytes(plan->replay.peak_bytes).text, ms__text_bytes((*tighter)->replay.peak_bytes).text,
              attempt + 1, RESCUES_MAX);
     *line = ms_strdup(text);

@@ -1,12 +1,13 @@
 /*
- * Stage 1 in the pipeline: context, policy, effective configuration, then the plan. Called
- * where Config(auto_policy=True); nothing here touches the caller's configuration.
+ * Stage 1 in the pipeline: context, policy, effective configuration, then the plan. Called if
+ * Config(auto_policy=True). The caller's configuration is not changed.
  */
 #include <stdio.h>
 
 #include "pipeline/pipeline_internal.h"
 
-static void choose(const ms_config *config, const ms_policy *trained, bool rules_only, ms_strategy_decision *decision)
+static void choose_strategy(const ms_config *config, const ms_policy *trained, bool rules_only,
+                            ms_strategy_decision *decision)
 {
     if (rules_only || trained == NULL) {
         ms_policy_rule(&decision->context, config, decision);
@@ -18,13 +19,13 @@ static void choose(const ms_config *config, const ms_policy *trained, bool rules
     snprintf(decision->reason, sizeof decision->reason, "policy \"%.64s\"", ms_policy_name(trained));
 }
 
-/* Stage 1 has nothing to say: the configuration as it is. */
-static void stand_aside(const ms_config *config, ms_strategy_decision *decision)
+/* Stage 1 does not decide: the configuration stays as it is. */
+static void use_config(const ms_config *config, ms_strategy_decision *decision)
 {
     decision->source = MS_DECISION_SOURCE_USER_CONFIG;
     decision->strategy = (ms_strategy){config->mode, config->enable_checkpointing, config->enable_offloading};
     snprintf(decision->reason, sizeof decision->reason,
-             "there is neither a GPU nor a budget, hence no pressure to reason about");
+             "without a GPU and without a budget there is no pressure to judge by");
 }
 
 static int name_source(const ms_strategy_decision *decision, ms_plan *plan, ms_error *err)
@@ -54,7 +55,7 @@ static int plan_with(const ms_graph *graph, const ms_hardware *hardware, const m
     if (decision->source == MS_DECISION_SOURCE_ML) {
         decision->source = MS_DECISION_SOURCE_RULE_FALLBACK;
     }
-    snprintf(decision->reason, sizeof decision->reason, "a narrower strategy fits no plan");
+    snprintf(decision->reason, sizeof decision->reason, "no plan fits under a narrower strategy");
     *effective = ms_strategy_apply(&decision->strategy, config);
     return ms_pipeline_plan(graph, hardware, effective, plan, err);
 }
@@ -74,9 +75,9 @@ int ms_pipeline_plan_by_policy(const ms_graph *graph, const ms_hardware *hardwar
         return rc;
     }
     if (ms_hardware_host_is_device(hardware) && !pressure.budget_given) {
-        stand_aside(config, &made);
+        use_config(config, &made);
     } else {
-        choose(config, trained, rules_only, &made);
+        choose_strategy(config, trained, rules_only, &made);
     }
     rc = plan_with(graph, hardware, config, &made, effective, &planned, err);
     if (rc == MS_OK) {

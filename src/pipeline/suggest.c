@@ -1,7 +1,7 @@
 /*
- * What a refused budget is told besides: techniques, options and optimizers that the user
- * leaves unused, each with the smallest budget that it alone would allow. Called by pipeline.c
- * for a refusal that somebody will read; each line costs one search of the solver.
+ * Suggestions for a refused budget: techniques, options and optimizers that the user leaves unused, each with
+ * the smallest budget that it alone would allow. Called by pipeline.c for refusals that users read; each line
+ * costs one search of the solver.
  */
 #include <stdio.h>
 #include <string.h>
@@ -10,10 +10,10 @@
 #include "memscale/optimizer_stream.h"
 #include "pipeline/pipeline_internal.h"
 
-/* Less than this of the smallest budget is not worth a line. */
+/* A gain below this part of the smallest budget is not worth a line. */
 enum { WORTH_PERMILLE = 20 };
 
-/* What the optimizer's state is made of: fp32 moments, two of them. */
+/* The optimizer's state: fp32 moments, two of them. */
 enum { ELEMENT_BYTES = 4, MOMENTS = 2, BLOCK_ELEMENTS = 256, LEAST_8BIT_ELEMENTS = 4096 };
 
 typedef struct refusal {
@@ -21,12 +21,12 @@ typedef struct refusal {
     const ms_hardware *hardware;
     const ms_config *config;
     ms_error *err;
-    uint64_t smallest_bytes; /* of what was named so far */
+    uint64_t smallest_bytes; /* smallest named so far */
     uint32_t named_count;
 } refusal;
 
-/* Whole or not at all; whether it fits. */
-static bool append(ms_error *err, const char *text)
+/* Appends the whole text or nothing; returns whether it fitted. */
+static bool suggest_append(ms_error *err, const char *text)
 {
     size_t length = strlen(err->text), more = strlen(text);
     bool fits = length + more < sizeof err->text;
@@ -36,9 +36,10 @@ static bool append(ms_error *err, const char *text)
     return fits;
 }
 
-/* Names what leads to this graph and configuration, if its smallest budget is below `least`;
- * the smallest with it, or without. */
-static uint64_t name(refusal *r, const ms_graph *graph, const ms_config *config, uint64_t least, const char *what)
+/* Names `what` if the smallest budget of this graph and configuration is well below `least`. Returns the
+ * smaller of both. */
+static uint64_t suggest_name(refusal *r, const ms_graph *graph, const ms_config *config, uint64_t least,
+                             const char *what)
 {
     uint64_t bytes = 0;
     char text[240];
@@ -49,7 +50,7 @@ static uint64_t name(refusal *r, const ms_graph *graph, const ms_config *config,
     bool is_first = r->named_count == 0;
     snprintf(text, sizeof text, "%s with %s%s %s", is_first ? ";" : ",", what, is_first ? " it would be" : "",
              ms__text_bytes_up(bytes).text);
-    if (append(r->err, text)) {
+    if (suggest_append(r->err, text)) {
         r->smallest_bytes = ms__min_u64(r->smallest_bytes, bytes);
         r->named_count++;
     }
@@ -58,7 +59,7 @@ static uint64_t name(refusal *r, const ms_graph *graph, const ms_config *config,
 
 /* ---- techniques --------------------------------------------------------------------------- */
 
-static void name_techniques(refusal *r)
+static void suggest_techniques(refusal *r)
 {
     ms_config open = *r->config;
     char what[120];
@@ -70,29 +71,29 @@ static void name_techniques(refusal *r)
                  !r->config->enable_checkpointing ? "enable_checkpointing=True " : "",
                  !r->config->enable_offloading ? "enable_offloading=True " : "");
         what[strlen(what) - 1] = '\0';
-        (void)name(r, r->graph, &open, r->err->hint_bytes, what);
+        (void)suggest_name(r, r->graph, &open, r->err->hint_bytes, what);
     }
 }
 
-/* Where the step was not traced in tiles, these may go lower still. */
-static void name_tiling(refusal *r)
+/* If the step was not traced in tiles, real budgets may be smaller still. */
+static void suggest_tiling(refusal *r)
 {
     ms_config open = *r->config;
     open.enable_tiling = true;
     if (!r->config->enable_tiling) {
-        (void)name(r, r->graph, &open, r->err->hint_bytes, "enable_tiling=True");
+        (void)suggest_name(r, r->graph, &open, r->err->hint_bytes, "enable_tiling=True");
     }
 }
 
 /* ---- the optimizer -------------------------------------------------------------------------- */
 
 typedef struct state_bytes {
-    uint64_t full, streamed;       /* two fp32 moments; of those, what can lie on disk */
+    uint64_t full, streamed;       /* two fp32 moments; the part of them that can be on disk */
     uint64_t in_8bit, in_8bit_streamed;
 } state_bytes;
 
-/* Of the parameters that have gradients, each of fp32. */
-static state_bytes measure(const ms_graph *graph)
+/* Of the parameters with gradients, all fp32. */
+static state_bytes measure_state(const ms_graph *graph)
 {
     state_bytes bytes = {0};
     for (uint32_t i = 0; i < graph->storage_count; i++) {
@@ -113,7 +114,7 @@ static state_bytes measure(const ms_graph *graph)
     return bytes;
 }
 
-/* Whether the state that is counted is that of an Adam with fp32 moments. */
+/* Whether the counted state is that of an Adam with fp32 moments. */
 static bool is_adam(const ms_graph *graph, const state_bytes *bytes)
 {
     uint64_t state = graph->loop.optimizer_state_bytes;
@@ -132,30 +133,30 @@ static ms_graph with_optimizer(const ms_graph *graph, uint64_t state, uint64_t s
     return other;
 }
 
-static void name_optimizers(refusal *r)
+static void suggest_optimizers(refusal *r)
 {
     const ms_loop *loop = &r->graph->loop;
     uint64_t least = r->err->hint_bytes;
-    state_bytes bytes = measure(r->graph);
+    state_bytes bytes = measure_state(r->graph);
     if (is_adam(r->graph, &bytes) && !loop->gradients_releasable && ms_hardware_host_is_device(r->hardware)) {
         ms_graph own = with_optimizer(r->graph, bytes.full, bytes.streamed);
-        least = name(r, &own, r->config, least, "memscale.optim.AdamW (state on disk)");
+        least = suggest_name(r, &own, r->config, least, "memscale.optim.AdamW (state on disk)");
     }
-    if (is_adam(r->graph, &bytes) && !r->config->use_8bit_optimizer) { /* rounds: only for less */
+    if (is_adam(r->graph, &bytes) && !r->config->use_8bit_optimizer) { /* it rounds, so only if it needs less */
         ms_graph smaller = with_optimizer(r->graph, bytes.in_8bit, bytes.in_8bit_streamed);
-        (void)name(r, &smaller, r->config, least, "use_8bit_optimizer=True");
+        (void)suggest_name(r, &smaller, r->config, least, "use_8bit_optimizer=True");
     }
     if (loop->gradients_releasable && !loop->gradients_released && r->config->mode != MS_MODE_AGGRESSIVE) {
         ms_config far = *r->config;
         far.mode = MS_MODE_AGGRESSIVE;
-        (void)name(r, r->graph, &far, r->err->hint_bytes, "mode=\"aggressive\" (gradients released)");
+        (void)suggest_name(r, r->graph, &far, r->err->hint_bytes, "mode=\"aggressive\" (gradients released)");
     }
 }
 
-/* Where nothing alone would do. */
-static void name_all(refusal *r)
+/* If no single suggestion suffices. */
+static void suggest_all(refusal *r)
 {
-    state_bytes bytes = measure(r->graph);
+    state_bytes bytes = measure_state(r->graph);
     ms_config open = *r->config;
     ms_graph own = *r->graph;
     if (r->named_count == 0 || r->smallest_bytes <= r->config->memory_budget_bytes) {
@@ -166,18 +167,18 @@ static void name_all(refusal *r)
     if (is_adam(&own, &bytes) && !own.loop.gradients_releasable && ms_hardware_host_is_device(r->hardware)) {
         own = with_optimizer(r->graph, bytes.full, bytes.streamed);
     }
-    (void)name(r, &own, &open, r->smallest_bytes, "all that keeps 32 bits and mode=\"aggressive\"");
+    (void)suggest_name(r, &own, &open, r->smallest_bytes, "all that keeps 32 bits and mode=\"aggressive\"");
 }
 
 void ms__pipeline_suggest(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_error *err)
 {
     refusal r = {.graph = graph, .hardware = hardware, .config = config, .err = err, .smallest_bytes = err->hint_bytes};
-    name_techniques(&r);
-    name_tiling(&r);
-    name_optimizers(&r);
-    name_all(&r);
+    suggest_techniques(&r);
+    suggest_tiling(&r);
+    suggest_optimizers(&r);
+    suggest_all(&r);
     bool moves = config->enable_offloading && config->mode != MS_MODE_CONSERVATIVE;
     if (moves && ms_rules_disk_cap(hardware, config) == 0) {
-        (void)append(err, "; there is no disk tier here (disk_offload_dir)");
+        (void)suggest_append(err, "; this run has no disk tier (disk_offload_dir)");
     }
 }

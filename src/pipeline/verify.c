@@ -1,30 +1,13 @@
 /*
- * What `verify_correctness` may run: a step with everything kept, the same step under
- * the plan, and two sets of gradients to compare, all within what the plan may use. Part
- * of the pipeline; the caller tries with fewer rows until it fits.
+ * The check that `verify_correctness` may run: a step with everything kept, the same step under the plan, and
+ * two sets of gradients to compare, all within the plan's allowed bytes. Part of the pipeline; the caller
+ * retries with fewer rows until it fits.
  */
 #include "base/units.h"
 #include "memscale/pipeline.h"
+#include "sim/sim.h"
 
-enum { REHEARSED_MIN_BYTES = 4096 }; /* fewer rows make smaller tensors: they move all the same */
-
-static int kept_peak(const ms_graph *graph, const ms_hardware *hardware, uint64_t *peak_bytes, ms_error *err)
-{
-    uint8_t *kept = ms_calloc(graph->node_count, 1);
-    if (kept == NULL) {
-        return ms_fail(err, MS_ENOMEM, "verify: out of memory for %u nodes", graph->node_count);
-    }
-    ms_graph careful = *graph;
-    careful.loop.outputs_held = careful.loop.gradients_live_in_forward = true;
-    ms_choices choices = {.technique = kept, .offload_min_bytes = MS_OFFLOAD_MIN_BYTES};
-    ms_replay replay;
-    int rc = ms_simulate(&careful, hardware, &choices, &replay, NULL, err);
-    ms_free(kept);
-    if (rc == MS_OK) {
-        *peak_bytes = replay.peak_bytes;
-    }
-    return rc;
-}
+enum { REHEARSED_MIN_BYTES = 4096 }; /* fewer rows make smaller tensors, which still move */
 
 static ms_exactness exactness_of(const ms_plan *plan)
 {
@@ -40,16 +23,18 @@ static ms_exactness exactness_of(const ms_plan *plan)
 int ms_pipeline_rehearse(const ms_graph *graph, const ms_hardware *hardware, ms_plan *plan, bool *fits,
                          ms_exactness *exactness, ms_error *err)
 {
-    uint64_t need_bytes = 0;
     if (graph->node_count == 0) {
         return ms_fail(err, MS_EINVAL, "verify: the graph has no nodes");
     }
-    int rc = kept_peak(graph, hardware, &need_bytes, err);
+    ms_graph careful = *graph;
+    careful.loop.outputs_held = careful.loop.gradients_live_in_forward = true;
+    ms_replay kept;
+    int rc = ms__simulate_kept(&careful, hardware, &kept, err);
     if (rc != MS_OK) {
         return rc;
     }
     /* The gradients of the first step are held through the second, which has a slab of its own. */
-    need_bytes = ms__add_sat(need_bytes, ms__add_sat(graph->residents.trainable_bytes, plan->slab_bytes));
+    uint64_t need_bytes = ms__add_sat(kept.peak_bytes, ms__add_sat(graph->residents.trainable_bytes, plan->slab_bytes));
     *fits = need_bytes <= plan->pressure.allowed_bytes;
     *exactness = exactness_of(plan);
     plan->offload_min_bytes = ms__min_u64(plan->offload_min_bytes, REHEARSED_MIN_BYTES);

@@ -1,28 +1,27 @@
 /*
- * What each entry of a plan says about itself: the rule behind it, the bytes it
- * frees, the time it costs and the next best thing, each from replays that differ
- * from the plan in this node alone; and the same of each option of the step. Called
- * by the solver after it has chosen.
+ * The reasons that each entry of a plan carries: its rule, bytes freed, time added and runner-up, from
+ * replays that differ from the plan in this node alone; and the same for each step option. Called by the
+ * solver after it has chosen.
  */
 #include <string.h>
 
 #include "base/units.h"
 #include "plan/plan_internal.h"
 
-/* Nodes looked at one by one; in longer chains equal neighbours share an answer. */
+/* Nodes that are replayed one by one; in longer chains equal neighbours share a result. */
 enum { JUDGED_MOST = 128 };
 
-typedef struct alternatives {
+typedef struct entry_alternatives {
     ms__search *search;
     const ms__candidate *chosen;
-    uint64_t room_bytes;  /* what fits */
-    uint64_t given_bytes; /* what the plan's step time counts on */
+    uint64_t room_bytes;  /* the limit for a fit */
+    uint64_t given_bytes; /* bytes that the plan's step time assumes */
     ms_plan *plan;
-} alternatives;
+} entry_alternatives;
 
-/* Replays the plan with another value in one place of its row, first without a cache for what
- * it needs, then with the cache that the plan's own bytes leave it. */
-static ms__outcome replay_with(const alternatives *a, uint32_t place, uint32_t value)
+/* Replays the plan with another value in one place of its row: without a cache for its peak, then, for its
+ * time, with the cache that the plan's own bytes leave. */
+static ms__outcome entry_replay(const entry_alternatives *a, uint32_t place, uint32_t value)
 {
     ms__outcome outcome, cached;
     uint8_t original = a->search->scratch[place];
@@ -39,9 +38,8 @@ static ms__outcome replay_with(const alternatives *a, uint32_t place, uint32_t v
     return outcome;
 }
 
-/* Among the other admitted techniques: one that fits before one that does not, then
- * the faster, then the one that comes first. */
-static void judge_node(const alternatives *a, ms_plan_entry *entry)
+/* Among the other admitted techniques: one that fits, then the faster, then the first. */
+static void entry_judge_node(const entry_alternatives *a, ms_plan_entry *entry)
 {
     uint32_t mask = a->search->admissions[entry->node].under_pressure;
     bool fits = false, found = false;
@@ -49,7 +47,7 @@ static void judge_node(const alternatives *a, ms_plan_entry *entry)
         if (technique == entry->technique || (mask & 1u << technique) == 0) {
             continue;
         }
-        ms__outcome outcome = replay_with(a, entry->node, technique);
+        ms__outcome outcome = entry_replay(a, entry->node, technique);
         uint64_t step = outcome.replay.step_ns, peak = outcome.replay.peak_bytes;
         bool this_fits = peak <= a->room_bytes;
         if (technique == MS_TECHNIQUE_KEEP) {
@@ -66,8 +64,8 @@ static void judge_node(const alternatives *a, ms_plan_entry *entry)
     }
 }
 
-/* The storages of two values: none of them as bits, or all, whichever the plan does not have. */
-static void judge_packing(const alternatives *a, ms_plan_entry *entry)
+/* The alternative for two-valued storages: none packed, or all, whichever the plan does not have. */
+static void entry_judge_packing(const entry_alternatives *a, ms_plan_entry *entry)
 {
     ms_plan_packing *packing = &entry->packing;
     packing->runner_up = packing->packed;
@@ -78,7 +76,7 @@ static void judge_packing(const alternatives *a, ms_plan_entry *entry)
         return;
     }
     packing->runner_up = packing->packed > 0 ? 0 : most;
-    ms__outcome outcome = replay_with(a, a->search->node_count + entry->node, packing->runner_up);
+    ms__outcome outcome = entry_replay(a, a->search->node_count + entry->node, packing->runner_up);
     packing->runner_up_ns = outcome.replay.step_ns;
     packing->runner_up_peak_bytes = outcome.replay.peak_bytes;
     if (packing->packed > 0) {
@@ -87,7 +85,7 @@ static void judge_packing(const alternatives *a, ms_plan_entry *entry)
     }
 }
 
-static bool alike(const alternatives *a, const ms_plan_entry *left, const ms_plan_entry *right)
+static bool entries_alike(const entry_alternatives *a, const ms_plan_entry *left, const ms_plan_entry *right)
 {
     const ms_graph *graph = a->search->sim->graph;
     return left->technique == right->technique && left->packing.packed == right->packing.packed &&
@@ -107,8 +105,8 @@ static void copy_judgement(const ms_plan_entry *from, ms_plan_entry *to)
 
 void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64_t room_bytes, ms_plan *plan)
 {
-    alternatives a = {search, &search->items[chosen->candidate], ms__max_u64(room_bytes, chosen->bytes), chosen->bytes,
-                      plan};
+    entry_alternatives a = {search, &search->items[chosen->candidate], ms__max_u64(room_bytes, chosen->bytes),
+                            chosen->bytes, plan};
     uint32_t stride = (uint32_t)ms__div_up(ms__max_u64(plan->entry_count, 1), JUDGED_MOST);
     const ms_plan_entry *last = NULL;
     ms__search_load(search, chosen->candidate);
@@ -121,11 +119,11 @@ void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64
         entry->runner_up = entry->technique;
         entry->runner_up_ns = plan->replay.step_ns;
         entry->runner_up_peak_bytes = ms__add_sat(plan->replay.peak_bytes, plan->reserve_bytes);
-        if (i % stride != 0 && last != NULL && alike(&a, last, entry)) {
+        if (i % stride != 0 && last != NULL && entries_alike(&a, last, entry)) {
             copy_judgement(last, entry);
         } else {
-            judge_node(&a, entry);
-            judge_packing(&a, entry);
+            entry_judge_node(&a, entry);
+            entry_judge_packing(&a, entry);
             last = entry;
         }
     }
@@ -133,8 +131,8 @@ void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64
 
 /* ---- options of the step ---------------------------------------------------------- */
 
-/* The options with one of them toggled; turned on, it turns off what it excludes. */
-static uint32_t toggled(uint32_t options, uint32_t bit)
+/* The options with one of them toggled; turning it on turns off those it excludes. */
+static uint32_t toggle_option(uint32_t options, uint32_t bit)
 {
     uint32_t others = options & ~bit;
     for (uint32_t i = 0; (options & bit) == 0 && i < MS_STEP_OPTION_COUNT; i++) {
@@ -147,19 +145,19 @@ static uint32_t toggled(uint32_t options, uint32_t bit)
 
 void ms__plan_fill_options(ms__search *search, const ms__variant *chosen, ms_plan *plan)
 {
-    alternatives a = {search, &search->items[chosen->candidate], chosen->bytes, chosen->bytes, plan};
+    entry_alternatives a = {search, &search->items[chosen->candidate], chosen->bytes, chosen->bytes, plan};
     uint32_t options = search->steps[a.chosen->step].options;
     ms__search_load(search, chosen->candidate);
-    ms__outcome mine = replay_with(&a, 0, search->scratch[0]);
+    ms__outcome mine = entry_replay(&a, 0, search->scratch[0]);
     for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
         ms_plan_option *option = &plan->step_options[i];
-        uint32_t other = ms__search_find_step(search, toggled(options, 1u << i));
+        uint32_t other = ms__search_find_step(search, toggle_option(options, 1u << i));
         option->chosen = (options & 1u << i) != 0;
         if (other == search->step_count) {
             continue; /* not admitted */
         }
         ms__search_use(search, other);
-        ms__outcome outcome = replay_with(&a, 0, search->scratch[0]);
+        ms__outcome outcome = entry_replay(&a, 0, search->scratch[0]);
         const ms_replay *with = option->chosen ? &mine.replay : &outcome.replay;
         const ms_replay *without = option->chosen ? &outcome.replay : &mine.replay;
         option->saved_bytes = ms__sub_sat(without->peak_bytes, with->peak_bytes);

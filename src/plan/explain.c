@@ -1,6 +1,6 @@
 /*
- * Explanations: why one node is treated as it is, and where the whole plan's peak and
- * time come from. Called by the extension and the program; reads only the plan.
+ * Explanations as text: the reasons for one node's technique, and the sources of the whole plan's peak and
+ * time. Called by the extension and the program; reads only the plan.
  */
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "plan/plan_internal.h"
 
 /* "layer h.3", "layer h.3 (call 2)", "root work 1". */
-static void add_node(ms__text *text, const ms_plan_entry *entry)
+static void explain_add_node(ms__text *text, const ms_plan_entry *entry)
 {
     if (entry->name[0] == '\0') {
         ms__text_add(text, "root work %u (node %u)", entry->call, entry->node);
@@ -26,7 +26,7 @@ static void add_place(ms__text *text, const ms_plan *plan, const ms_replay *repl
         return;
     }
     ms__text_add(text, "in the %s of ", replay->peak_in_backward ? "backward" : "forward");
-    add_node(text, &plan->entries[replay->peak_node]);
+    explain_add_node(text, &plan->entries[replay->peak_node]);
 }
 
 /* "3.10 ms more" or "1.00 ms less" than the plan's step. */
@@ -39,7 +39,7 @@ static void add_difference(ms__text *text, uint64_t ns, uint64_t plan_ns)
 static void add_runner_up(ms__text *text, const ms_plan *plan, const ms_plan_entry *entry)
 {
     if (entry->runner_up == entry->technique) {
-        ms__text_add(text, "  runner-up  none: nothing else is admitted here\n");
+        ms__text_add(text, "  runner-up  none: no other technique is admitted here\n");
         return;
     }
     bool over = entry->runner_up_peak_bytes > plan->pressure.allowed_bytes;
@@ -51,13 +51,13 @@ static void add_runner_up(ms__text *text, const ms_plan *plan, const ms_plan_ent
                  over ? ", which does not fit" : "");
 }
 
-/* Of the saved tensors of two values: what was decided, and the other way. */
-static void add_packing(ms__text *text, const ms_plan *plan, const ms_plan_packing *packing)
+/* The decision on two-valued saved tensors, and the alternative. */
+static void explain_add_packing(ms__text *text, const ms_plan *plan, const ms_plan_packing *packing)
 {
     if (packing->tensors == 0) {
         return;
     }
-    ms__text_add(text, "  masks      %u of %u saved tensors of two values become bits (rule %s): frees %s",
+    ms__text_add(text, "  masks      %u of %u two-valued saved tensors are bit-packed (rule %s): frees %s",
                  packing->packed, packing->tensors, ms_rule_name((ms_rule)packing->rule),
                  ms__text_bytes(packing->saved_bytes).text);
     ms__text_add(text, ", adds %s\n", ms__text_ns(packing->cost_ns).text);
@@ -65,7 +65,7 @@ static void add_packing(ms__text *text, const ms_plan *plan, const ms_plan_packi
         return;
     }
     bool over = packing->runner_up_peak_bytes > plan->pressure.allowed_bytes;
-    ms__text_add(text, "             with %s as bits the step would take %s, ", packing->runner_up > 0 ? "all" : "none",
+    ms__text_add(text, "             with %s packed the step would take %s, ", packing->runner_up > 0 ? "all" : "none",
                  ms__text_ns(packing->runner_up_ns).text);
     add_difference(text, packing->runner_up_ns, plan->replay.step_ns);
     ms__text_add(text, ", and peak at %s%s\n", ms__text_bytes(packing->runner_up_peak_bytes).text,
@@ -75,29 +75,29 @@ static void add_packing(ms__text *text, const ms_plan *plan, const ms_plan_packi
 static void explain_entry(ms__text *text, const ms_plan *plan, const ms_plan_entry *entry)
 {
     ms_technique technique = (ms_technique)entry->technique;
-    add_node(text, entry);
+    explain_add_node(text, entry);
     ms__text_add(text, ": %s - %s\n", ms_technique_name(technique), ms_technique_of(technique)->text);
     ms__text_add(text, "  rule       %s - %s\n", ms_rule_name((ms_rule)entry->rule),
                  ms_rule_text((ms_rule)entry->rule));
-    ms__text_add(text, "  bytes      kept it would hold %s from forward to backward; this frees %s\n",
+    ms__text_add(text, "  bytes      if kept, it holds %s from forward to backward; this frees %s\n",
                  ms__text_bytes(entry->kept_bytes).text, ms__text_bytes(entry->saved_bytes).text);
     ms__text_add(text, "  time       adds %s to a step of %s\n", ms__text_ns(entry->cost_ns).text,
                  ms__text_ns(plan->replay.step_ns).text);
     add_runner_up(text, plan, entry);
-    add_packing(text, plan, &entry->packing);
+    explain_add_packing(text, plan, &entry->packing);
 }
 
 /* ---- the whole plan -------------------------------------------------------------- */
 
 enum { PARTS_SHOWN = 24 };
 
-static void add_part(ms__text *text, const ms_plan *plan, const ms_peak_part *part)
+static void explain_add_part(ms__text *text, const ms_plan *plan, const ms_peak_part *part)
 {
     ms__text_add(text, "             %10s  %s", ms__text_bytes(part->bytes).text,
                  ms_peak_kind_text((ms_peak_kind)part->kind));
     if (part->node < plan->entry_count) {
         ms__text_add(text, ", ");
-        add_node(text, &plan->entries[part->node]);
+        explain_add_node(text, &plan->entries[part->node]);
     }
     if (part->storages > 1) {
         ms__text_add(text, " (%u tensors)", part->storages);
@@ -120,7 +120,7 @@ static void explain_parts(ms__text *text, const ms_plan *plan)
     uint64_t rest = 0;
     for (uint32_t i = 0; i < why->part_count; i++) {
         if (i < PARTS_SHOWN) {
-            add_part(text, plan, &why->parts[i]);
+            explain_add_part(text, plan, &why->parts[i]);
         } else {
             rest = ms__add_sat(rest, why->parts[i].bytes);
         }
@@ -139,13 +139,13 @@ static void add_percent_above(ms__text *text, uint64_t a, uint64_t b)
 
 static void add_neighbour(ms__text *text, const ms_plan *plan, const ms_neighbour *neighbour)
 {
-    ms__text_add(text, "%s, buys a step of", ms__text_bytes(neighbour->budget_bytes).text);
+    ms__text_add(text, "%s, gives a step of", ms__text_bytes(neighbour->budget_bytes).text);
     ms__text_add(text, " %s, ", ms__text_ns(neighbour->step_ns).text);
     add_difference(text, neighbour->step_ns, plan->replay.step_ns);
     ms__text_add(text, ", peak %s\n", ms__text_bytes(neighbour->peak_bytes).text);
 }
 
-/* The bound, and the budgets beside this one. */
+/* The lower bound of the step time. */
 static void explain_gap(ms__text *text, const ms_plan *plan)
 {
     const ms_explanation *why = &plan->why;
@@ -174,10 +174,10 @@ static void explain_times(ms__text *text, const ms_plan *plan)
     const ms_replay *replay = &plan->replay;
     ms__text_add(text, "  time       %s: %s of work", ms__text_ns(replay->step_ns).text,
                  ms__text_ns(replay->compute_ns).text);
-    ms__text_add(text, ", %s run again", ms__text_ns(replay->recompute_ns).text);
+    ms__text_add(text, ", %s of recompute", ms__text_ns(replay->recompute_ns).text);
     ms__text_add(text, ", %s waiting for writes, %s waiting for reads", ms__text_ns(replay->stall_forward_ns).text,
                  ms__text_ns(replay->stall_backward_ns).text);
-    ms__text_add(text, "; %s of it is pages touched for the first time\n", ms__text_ns(replay->fault_ns).text);
+    ms__text_add(text, "; %s of it is first touches of pages\n", ms__text_ns(replay->fault_ns).text);
     ms__text_add(text, "             unoptimized: %s\n", ms__text_ns(plan->unoptimized.step_ns).text);
     explain_gap(text, plan);
 }
@@ -278,7 +278,8 @@ char *ms_plan_explain(const ms_plan *plan, int64_t entry)
     } else if ((uint64_t)entry < plan->entry_count) {
         explain_entry(&text, plan, &plan->entries[entry]);
     } else {
-        ms__text_add(&text, "the plan has %u entries; there is no number %lld\n", plan->entry_count, (long long)entry);
+        ms__text_add(&text, "the plan has %u entries; number %lld does not exist\n", plan->entry_count,
+                     (long long)entry);
     }
     return ms__text_take(&text);
 }

@@ -1,16 +1,14 @@
 /*
- * A lower bound on the step time of every plan that fits: what no choice of techniques can
- * be better than. Called once per plan; the gap to it is shown, nothing is chosen by it.
+ * A lower bound on the step time of every plan that fits. Called once per plan; the gap to it is shown, and
+ * nothing is chosen by it.
  *
- * Why it holds. Take the event at which the step with everything kept peaks. A plan that
- * fits holds there at least what keeping holds, less what its nodes have given up; so they
- * gave up at least the excess over the budget. A storage is gone only when every node that
- * keeps it gave it up, hence a node is credited with its share (bytes / keepers). Work is
- * never less than with everything kept, and giving up costs at least the time of running
- * again, the handling of the transfers, or the making of bits, which a node may do beside any
- * other. Each node's cost over bytes is replaced by its
- * lower convex hull and all are filled cheapest first: the relaxation of the choice. Of
- * the sets of step options the smallest bound counts.
+ * Why it holds. Take the event at which the step with everything kept peaks. At that event, a plan that fits
+ * holds the bytes of that step less those its nodes gave up, so they gave up at least the excess over the
+ * budget. A storage is freed only if every node that keeps it gives it up, so a node is credited with its
+ * share (bytes / keepers). Work never takes less time than with everything kept. Giving up costs at least the
+ * time of recompute, the handling of transfers, or the packing of bits, which a node may combine with any
+ * other technique. Each node's cost over bytes is replaced by its lower convex hull, and all hulls are filled
+ * cheapest first: a relaxation of the choice. The smallest bound over the sets of step options counts.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,34 +16,33 @@
 #include "base/units.h"
 #include "plan/explain_internal.h"
 
-/* What a node can give up at most with a technique, and what that costs at least. */
+/* The most bytes that a node can give up with a technique, and the least time that this costs. */
 typedef struct offer {
     uint64_t bytes, ns;
 } offer;
 
-typedef struct bound {
+typedef struct step_bound {
     ms__search *search;
-    uint32_t *keepers;   /* [instance_count] nodes that hold it at the event, keeping all */
-    uint8_t *natural;    /* [instance_count] 1: there whatever nodes do */
+    uint32_t *keepers;   /* nodes that hold it at the event if all is kept */
+    uint8_t *natural;    /* 1: live under every technique */
     uint8_t *held;       /* [slot_count] 1: the slot holds its storage at the event */
     uint64_t *again_ns;  /* [node_count] */
-    offer *offers;       /* [node_count][MS_TECHNIQUE_COUNT], of no bytes where there is none */
+    offer *offers;       /* [node_count][MS_TECHNIQUE_COUNT]; 0 bytes: none */
     offer *slices;       /* [node_count * MS_TECHNIQUE_COUNT + slot_count] pieces of the hulls, and bits */
-} bound;
+} step_bound;
 
 static uint32_t slot_instance(const ms__sim_node *node, uint32_t slot)
 {
     const ms__sim_profile *profile = node->profile;
     uint32_t storage = slot < profile->save_count ? profile->saved[slot] : profile->inputs[slot - profile->save_count];
-    uint32_t externals = profile->external_count;
-    return storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
+    return ms__sim_instance_of(node, storage);
 }
 
-/* ---- what is held at the peak of keeping all --------------------------------------------- */
+/* ---- storages held at the peak with everything kept ---------------------------------------- */
 
-static void look_at_kept(const ms__sim *sim, void *context)
+static void bound_look_at_kept(const ms__sim *sim, void *context)
 {
-    bound *b = context;
+    step_bound *b = context;
     for (uint32_t i = 0; i < sim->instance_count; i++) {
         b->natural[i] = sim->instances[i].natural;
     }
@@ -58,10 +55,10 @@ static void look_at_kept(const ms__sim *sim, void *context)
     }
 }
 
-/* ---- what nodes can give up ----------------------------------------------------------------- */
+/* ---- bytes that nodes can give up -------------------------------------------------------------- */
 
-/* Whether a node still has the storage in memory for itself, saved or as an argument. */
-static bool keeps(const ms__sim *sim, const ms__sim_node *node, uint32_t instance)
+/* Whether a node still holds the storage in memory, saved or as an argument. */
+static bool node_keeps(const ms__sim *sim, const ms__sim_node *node, uint32_t instance)
 {
     for (uint32_t s = 0; s < node->profile->save_count + node->profile->input_count; s++) {
         if (sim->slots[node->first_slot + s].state == MS__SLOT_HELD && slot_instance(node, s) == instance) {
@@ -71,21 +68,21 @@ static bool keeps(const ms__sim *sim, const ms__sim_node *node, uint32_t instanc
     return false;
 }
 
-/* Between forward and backward, every node under one technique. */
-static void look_at_given_up(const ms__sim *sim, void *context)
+/* Called between forward and backward, with every node under one technique. */
+static void bound_look_at_given_up(const ms__sim *sim, void *context)
 {
-    bound *b = context;
+    step_bound *b = context;
     for (uint32_t i = 0; i < sim->node_count; i++) {
         const ms__sim_node *node = &sim->nodes[i];
         offer given = {0, 0};
         for (uint32_t s = 0; s < node->profile->save_count; s++) {
             uint32_t instance = slot_instance(node, s), state = sim->slots[node->first_slot + s].state;
-            if (!b->held[node->first_slot + s] || b->natural[instance] || keeps(sim, node, instance)) {
+            if (!b->held[node->first_slot + s] || b->natural[instance] || node_keeps(sim, node, instance)) {
                 continue;
             }
             uint64_t share = ms__div_up(sim->instance_bytes[instance], b->keepers[instance]);
             given.bytes = ms__add_sat(given.bytes, share);
-            /* Of a storage that several nodes move, one pays. */
+            /* If several nodes move a storage, one pays. */
             given.ns += state == MS__SLOT_AWAY ? MS__HANDLING_NS / b->keepers[instance] : 0;
         }
         if (sim->choices->technique[i] != MS_TECHNIQUE_KEEP) {
@@ -94,7 +91,7 @@ static void look_at_given_up(const ms__sim *sim, void *context)
     }
 }
 
-static void collect_offers(bound *b, uint32_t technique)
+static void collect_offers(step_bound *b, uint32_t technique)
 {
     ms__search *search = b->search;
     ms__sim *sim = search->sim;
@@ -109,11 +106,12 @@ static void collect_offers(bound *b, uint32_t technique)
         return;
     }
     ms_choices choices = ms__search_choices(search, search->scratch, 0, 0);
-    sim->watch = (ms__watch){.at_boundary = true, .look = look_at_given_up, .context = b, .again_ns = b->again_ns};
+    sim->watch =
+        (ms__watch){.at_boundary = true, .look = bound_look_at_given_up, .context = b, .again_ns = b->again_ns};
     ms__sim_run(sim, &choices, &outcome, NULL);
     sim->watch = (ms__watch){0};
     for (uint32_t i = 0; i < search->node_count; i++) {
-        /* Backward runs from the last node to the first; its clock was read after each. */
+        /* Backward runs from the last node to the first; its clock was read after each node. */
         uint64_t before = i + 1 < search->node_count ? b->again_ns[i + 1] : 0;
         if (search->scratch[i] == technique) {
             b->offers[(size_t)i * MS_TECHNIQUE_COUNT + technique].ns += ms__sub_sat(b->again_ns[i], before);
@@ -123,20 +121,20 @@ static void collect_offers(bound *b, uint32_t technique)
 
 /* ---- the relaxation ---------------------------------------------------------------------------- */
 
-static bool cheaper(const offer *a, const offer *b)
+static bool offer_is_cheaper(const offer *a, const offer *b)
 {
     return ms__compare_quotients(a->ns, a->bytes, b->ns, b->bytes) < 0;
 }
 
-static int by_rate(const void *left, const void *right)
+static int compare_offers(const void *left, const void *right)
 {
     const offer *a = left, *b = right;
     int order = ms__compare_quotients(a->ns, a->bytes, b->ns, b->bytes);
     return order != 0 ? order : (a->bytes > b->bytes) - (a->bytes < b->bytes);
 }
 
-/* Cuts a node's lower convex hull from {0, 0} on into slices, each dearer per byte than
- * the last. Returns how many. */
+/* Cuts a node's lower convex hull, from {0, 0} on, into slices of rising cost per byte. Returns their
+ * number. */
 static size_t cut_hull(const offer *offers, offer *slices)
 {
     offer at = {0, 0};
@@ -148,8 +146,8 @@ static size_t cut_hull(const offer *offers, offer *slices)
                 continue;
             }
             offer step = {offers[i].bytes - at.bytes, ms__sub_sat(offers[i].ns, at.ns)};
-            bool longer = best.bytes > 0 && !cheaper(&best, &step) && step.bytes > best.bytes;
-            if (best.bytes == 0 || cheaper(&step, &best) || longer) {
+            bool longer = best.bytes > 0 && !offer_is_cheaper(&best, &step) && step.bytes > best.bytes;
+            if (best.bytes == 0 || offer_is_cheaper(&step, &best) || longer) {
                 best = step;
             }
         }
@@ -162,8 +160,8 @@ static size_t cut_hull(const offer *offers, offer *slices)
     }
 }
 
-/* What becoming bits gives up, of each storage of two values by itself. */
-static size_t cut_bits(const bound *b, uint32_t index, offer *slices)
+/* A slice for bit packing each two-valued storage. */
+static size_t cut_bits(const step_bound *b, uint32_t index, offer *slices)
 {
     const ms__sim *sim = b->search->sim;
     const ms__sim_node *node = &sim->nodes[index];
@@ -181,8 +179,8 @@ static size_t cut_bits(const bound *b, uint32_t index, offer *slices)
     return made;
 }
 
-/* The least time for giving up `excess` bytes; UINT64_MAX where there is not so much. */
-static uint64_t least_cost(bound *b, uint64_t excess)
+/* The least time for giving up `excess` bytes; UINT64_MAX if nodes can't give up that many. */
+static uint64_t least_cost(step_bound *b, uint64_t excess)
 {
     size_t count = 0;
     uint64_t ns = 0;
@@ -190,7 +188,7 @@ static uint64_t least_cost(bound *b, uint64_t excess)
         count += cut_hull(&b->offers[(size_t)i * MS_TECHNIQUE_COUNT], &b->slices[count]);
         count += cut_bits(b, i, &b->slices[count]);
     }
-    qsort(b->slices, count, sizeof *b->slices, by_rate);
+    qsort(b->slices, count, sizeof *b->slices, compare_offers);
     for (size_t i = 0; i < count && excess > 0; i++) {
         uint64_t bytes = ms__min_u64(excess, b->slices[i].bytes);
         ns = ms__add_sat(ns, ms__mul_div(b->slices[i].ns, bytes, b->slices[i].bytes));
@@ -199,8 +197,8 @@ static uint64_t least_cost(bound *b, uint64_t excess)
     return excess > 0 ? UINT64_MAX : ns;
 }
 
-/* In a segment one layer's clock ran for others as well. What is sure is its own replay. */
-static void lower_segments(const bound *b)
+/* In a segment one layer's clock includes other layers' replays. Only its own replay is certain. */
+static void lower_segments(const step_bound *b)
 {
     for (uint32_t i = 0; i < b->search->node_count; i++) {
         offer *offers = &b->offers[(size_t)i * MS_TECHNIQUE_COUNT];
@@ -214,7 +212,7 @@ static void lower_segments(const bound *b)
 
 /* ---- one set of step options ------------------------------------------------------------------- */
 
-static uint64_t bound_of_step(bound *b, uint32_t step, uint64_t allowed_bytes)
+static uint64_t bound_of_step(step_bound *b, uint32_t step, uint64_t allowed_bytes)
 {
     ms__search *search = b->search;
     ms__search_use(search, step);
@@ -232,7 +230,7 @@ static uint64_t bound_of_step(bound *b, uint32_t step, uint64_t allowed_bytes)
         sim->in_full = false;
         return work;
     }
-    sim->watch = (ms__watch){.tick = kept.peak_tick, .look = look_at_kept, .context = b};
+    sim->watch = (ms__watch){.tick = kept.peak_tick, .look = bound_look_at_kept, .context = b};
     ms__sim_run(sim, &choices, &again, NULL);
     sim->watch = (ms__watch){0};
     sim->in_full = false;
@@ -243,7 +241,7 @@ static uint64_t bound_of_step(bound *b, uint32_t step, uint64_t allowed_bytes)
     return ms__add_sat(work, least_cost(b, kept.replay.peak_bytes - allowed_bytes));
 }
 
-/* Enough for any step: options may change what layers allocate and save. */
+/* Enough for any step: options can change a layer's allocations and saved storages. */
 static void most_of_steps(const ms__search *search, size_t *instances, size_t *slots)
 {
     *instances = *slots = 1;
@@ -254,29 +252,33 @@ static void most_of_steps(const ms__search *search, size_t *instances, size_t *s
     }
 }
 
+/* Releases nothing on failure: the caller does. */
+static int bound_allocate(step_bound *b)
+{
+    size_t nodes = b->search->node_count, instances, slots;
+    most_of_steps(b->search, &instances, &slots);
+    b->keepers = ms_calloc(instances, sizeof *b->keepers);
+    b->natural = ms_calloc(instances, 1);
+    b->held = ms_calloc(slots, 1);
+    b->again_ns = ms_calloc(nodes, sizeof *b->again_ns);
+    b->offers = ms_calloc(nodes * MS_TECHNIQUE_COUNT, sizeof *b->offers);
+    b->slices = ms_calloc(nodes * MS_TECHNIQUE_COUNT + slots, sizeof *b->slices);
+    bool complete = b->keepers != NULL && b->natural != NULL && b->held != NULL && b->again_ns != NULL &&
+                    b->offers != NULL && b->slices != NULL;
+    return complete ? MS_OK : MS_ENOMEM;
+}
+
 int ms__explain_bound(ms__search *search, const ms__variant *chosen, ms_plan *plan)
 {
     uint64_t allowed = ms__max_u64(plan->pressure.allowed_bytes, chosen->bytes), least = UINT64_MAX;
-    size_t nodes = search->node_count, instances, slots;
-    most_of_steps(search, &instances, &slots);
-    bound b = {.search = search};
-    int rc = MS_ENOMEM;
-    b.keepers = ms_calloc(instances, sizeof *b.keepers);
-    b.natural = ms_calloc(instances, 1);
-    b.held = ms_calloc(slots, 1);
-    b.again_ns = ms_calloc(nodes, sizeof *b.again_ns);
-    b.offers = ms_calloc(nodes * MS_TECHNIQUE_COUNT, sizeof *b.offers);
-    b.slices = ms_calloc(nodes * MS_TECHNIQUE_COUNT + slots, sizeof *b.slices);
-    if (b.keepers == NULL || b.natural == NULL || b.held == NULL || b.again_ns == NULL || b.offers == NULL ||
-        b.slices == NULL) {
-        goto cleanup;
-    }
-    for (uint32_t step = 0; step < search->step_count; step++) {
+    step_bound b = {.search = search};
+    int rc = bound_allocate(&b);
+    for (uint32_t step = 0; rc == MS_OK && step < search->step_count; step++) {
         least = ms__min_u64(least, bound_of_step(&b, step, allowed));
     }
-    plan->why.lower_bound_ns = least == UINT64_MAX ? 0 : least;
-    rc = MS_OK;
-cleanup:
+    if (rc == MS_OK) {
+        plan->why.lower_bound_ns = least == UINT64_MAX ? 0 : least;
+    }
     ms_free(b.keepers);
     ms_free(b.natural);
     ms_free(b.held);

@@ -1,20 +1,19 @@
 /*
- * What the budgets next to a plan's would buy. The plans of all budgets are the running
- * best of one list of variants in order of what they take (select.c), so the neighbours
- * are where that best becomes another candidate. A plan that differs by its cache alone
- * is no neighbour. Called by the solver, which holds the list.
+ * The plans for the budgets next to a plan's. The plans of all budgets are the running best over the variants
+ * by rising bytes (select.c), so the neighbours are at the changes of that best to another candidate. A plan
+ * that differs by its cache alone is not a neighbour. Called by the solver, which holds the list.
  */
 #include <string.h>
 
 #include "base/units.h"
 #include "plan/explain_internal.h"
 
-typedef struct walk {
+typedef struct neighbour_walk {
     ms__search *search;
     ms__variants *variants;
     const ms__bounds *bounds;
     uint64_t most_bytes;
-} walk;
+} neighbour_walk;
 
 static uint64_t expected_peak(ms__search *search, const ms__variant *variant, uint64_t room_bytes)
 {
@@ -23,17 +22,17 @@ static uint64_t expected_peak(ms__search *search, const ms__variant *variant, ui
     return expected.peak_bytes;
 }
 
-/* A plan fills what its budget leaves, up to what its candidate and an unoptimized run
- * would hold: as ms__plan_fill() does. */
-static ms_neighbour neighbour_of(const walk *w, const ms__variant *variant, uint64_t budget_bytes)
+/* A plan fills the rest of its budget, up to the bytes of its candidate and of an unoptimized run, as in
+ * ms__plan_fill(). */
+static ms_neighbour neighbour_of(const neighbour_walk *w, const ms__variant *variant, uint64_t budget_bytes)
 {
     return (ms_neighbour){.budget_bytes = budget_bytes,
                           .peak_bytes = expected_peak(w->search, variant, ms__min_u64(budget_bytes, w->most_bytes)),
                           .step_ns = variant->replay.step_ns};
 }
 
-/* Does the variant become the best once it fits? `open` bounds with no budget of their own. */
-static bool takes_over(const walk *w, const ms__bounds *open, const ms__variant *best, ms__variant *variant)
+/* Whether the variant becomes the best once it fits. `open` has no budget. */
+static bool takes_over(const neighbour_walk *w, const ms__bounds *open, const ms__variant *best, ms__variant *variant)
 {
     bool hopeless = best != NULL && ms__variant_hopeless(w->search, variant, best);
     if (hopeless || !ms__variant_fits(w->search, open, variant)) {
@@ -43,7 +42,8 @@ static bool takes_over(const walk *w, const ms__bounds *open, const ms__variant 
     return ms__variant_in_time(open, variant) && (best == NULL || ms__variant_better(w->search, variant, best));
 }
 
-static void find(const walk *w, uint64_t heavy_bytes, const ms__variant *chosen, ms_explanation *why)
+static void find_neighbours(const neighbour_walk *w, uint64_t heavy_bytes, const ms__variant *chosen,
+                            ms_explanation *why)
 {
     ms__bounds open = *w->bounds;
     open.allowed_bytes = UINT64_MAX;
@@ -69,7 +69,7 @@ static void find(const walk *w, uint64_t heavy_bytes, const ms__variant *chosen,
     }
 }
 
-/* The least budget at which everything kept is a comfortable fit, and nothing is done. */
+/* The smallest budget at which everything kept is a comfortable fit. */
 static uint64_t comfortable_bytes(const ms_pressure *pressure)
 {
     return ms__mul_div_up(pressure->need_bytes, 1000, MS_COMFORTABLE_PERMILLE);
@@ -79,7 +79,7 @@ static bool keeps_all(const ms__search *search, const ms__variant *variant)
 {
     const uint8_t *row = ms__candidate_row(search, variant->candidate);
     bool changed = search->steps[search->items[variant->candidate].step].options != 0;
-    for (uint32_t i = 0; i < search->row_bytes; i++) { /* as it is: KEEP, and 0 that become bits */
+    for (uint32_t i = 0; i < search->row_bytes; i++) { /* KEEP, and nothing packed */
         changed = changed || row[i] != MS_TECHNIQUE_KEEP;
     }
     return !changed;
@@ -88,12 +88,12 @@ static bool keeps_all(const ms__search *search, const ms__variant *variant)
 void ms__explain_neighbours(ms__search *search, ms__variants *variants, const ms__bounds *bounds,
                             const ms__variant *chosen, uint64_t most_bytes, ms_plan *plan)
 {
-    walk w = {search, variants, bounds, most_bytes};
+    neighbour_walk w = {search, variants, bounds, most_bytes};
     ms_explanation *why = &plan->why;
     const ms_pressure *pressure = &plan->pressure;
     uint64_t begins = ms__mul_div_up(pressure->need_bytes, 1000, MS_LOW_PRESSURE_PERMILLE);
     uint64_t smallest = ms__candidate_peak(&search->items[ms__select_smallest_exact(search)]);
-    find(&w, ms__max_u64(begins, smallest), chosen, why);
+    find_neighbours(&w, ms__max_u64(begins, smallest), chosen, why);
     uint64_t comfortable = comfortable_bytes(pressure);
     bool none = why->larger.budget_bytes == 0 || why->larger.budget_bytes >= comfortable;
     if (none && !keeps_all(search, chosen) && comfortable > bounds->allowed_bytes) {

@@ -1,6 +1,6 @@
 /*
- * A plan's numbers once its candidate is chosen: predicted peaks, ceiling, windows and
- * the unoptimized step beside it. Called by solver.c and uniform.c.
+ * A plan's numbers after its candidate is chosen: predicted peaks, ceiling, windows and the unoptimized step.
+ * Called by solver.c and uniform.c.
  */
 #include <string.h>
 
@@ -32,7 +32,7 @@ uint64_t ms__plan_peak(const ms__search *search, const ms__variant *variant, uin
     return ms__max_u64(variant->bytes, ms__min_u64(room_bytes, most));
 }
 
-/* The reserve counts where it is decided what fits; it is not expected to be taken. */
+/* The reserve counts for the fit but is not expected to be used. */
 static void leave_out_reserve(const ms__search *search, ms_replay *replay)
 {
     uint64_t reserve = search->sim->reserve_bytes;
@@ -40,7 +40,7 @@ static void leave_out_reserve(const ms__search *search, ms_replay *replay)
     replay->first_step_peak_bytes = ms__sub_sat(replay->first_step_peak_bytes, reserve);
 }
 
-/* A cache seldom fills all that a budget leaves it: what it holds then is replayed. */
+/* A cache seldom fills the budget's rest, so its expected bytes are replayed. */
 void ms__plan_expect(ms__search *search, const ms__variant *variant, uint64_t peak, ms_replay *expected)
 {
     const ms__candidate *candidate = &search->items[variant->candidate];
@@ -61,9 +61,9 @@ void ms__plan_expect(ms__search *search, const ms__variant *variant, uint64_t pe
 }
 
 /*
- * What hostmem may hold. A step holds about 1% more than its replay (libraries' buffers, sizes
- * rounded otherwise), and of a cache that is short of 1% a step faults in 4 times as much, since
- * the next to be asked for is what gave way. What the budget leaves is there for that.
+ * Hostmem's ceiling. A step holds about 1% more than its replay (buffers of libraries, sizes rounded
+ * differently). A cache that lacks 1% of a step faults in 4 times as much, since the map that was dropped is
+ * the next one needed. The budget's rest serves as that margin.
  */
 static uint64_t ceiling_within(const ms__candidate *candidate, uint64_t peak, uint64_t room_bytes)
 {
@@ -87,7 +87,7 @@ void ms__plan_fill(ms__search *search, const ms__variant *chosen, uint64_t room_
     uint64_t peak = search->sim->on_host ? ms__plan_peak(search, chosen, room_bytes) : chosen->bytes;
     ms__plan_expect(search, chosen, peak, &plan->replay);
     if (search->sim->on_host) {
-        /* hostmem counts maps only: what libc holds beside them comes off. */
+        /* Hostmem counts maps only; memory that libc holds is subtracted. */
         uint64_t small = ms__max_u64(chosen->replay.small_peak_bytes, plan->replay.small_peak_bytes);
         plan->ceiling_bytes = ms__sub_sat(ceiling_within(candidate, peak, room_bytes), small);
     }
@@ -112,7 +112,7 @@ void ms__plan_fill_unoptimized(ms__search *search, ms_plan *plan)
     }
 }
 
-/* Of a layer that runs again nothing is saved that could become bits. */
+/* Recomputed layers save nothing to bit-pack. */
 static void apply_packing(const ms__search *search, const uint8_t *packed, ms_plan_entry *entry)
 {
     const ms__sim_node *node = &search->sim->nodes[entry->node];

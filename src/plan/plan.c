@@ -1,6 +1,6 @@
 /*
- * The plan as a value: made empty, freed, looked up, counted. Called by the solver,
- * the parser and everyone who holds a plan.
+ * The plan as a value: created, freed, looked up, counted. Called by the solver, the parser and every holder
+ * of a plan.
  */
 #include <string.h>
 

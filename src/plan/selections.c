@@ -1,16 +1,24 @@
 /*
- * A plan's selections: for each layer with a selective technique, or with saved storages of two
- * values, which of its saved storages are dropped and which become bits, told apart by their
- * order and bytes, so that the executor needs no graph. Filled when a plan is made, written with it and read back.
+ * A plan's selections: for each layer with a selective technique or two-valued saved storages, the dropped
+ * and the bit-packed ones among its saved storages. Order and bytes identify them, so the executor needs no
+ * graph. Filled with a plan, written with it and read back.
  */
 #include <string.h>
 
-#include "base/json.h"
+#include "base/json_fields.h"
 #include "base/units.h"
 #include "plan/plan_internal.h"
 #include "plan/selections.h"
 
 enum { SELECTIONS_MOST = 1 << 20, SLOTS_MOST = 1 << 20 };
+
+static const ms__json_field two_valued_fields[] = {
+    MS__FIELD(ms_two_valued, slot, U32),
+    MS__FIELD(ms_two_valued, packed, BOOL),
+    MS__FIELD(ms_two_valued, saved_bytes, U64),
+    MS__FIELD(ms_two_valued, cost_ns, U64),
+};
+enum { TWO_VALUED_FIELDS = sizeof two_valued_fields / sizeof two_valued_fields[0] };
 
 void ms__selections_clear(ms_plan *plan)
 {
@@ -34,13 +42,13 @@ static int make_arrays(ms_selection *selection, uint32_t count)
 
 /* ---- filling -------------------------------------------------------------------- */
 
-static uint32_t set_of(const ms_plan_entry *entry)
+static uint32_t entry_set(const ms_plan_entry *entry)
 {
     return ms_technique_of((ms_technique)entry->technique)->set;
 }
 
-/* Nothing is to be told of a layer that drops nothing and has nothing of two values. */
-static bool is_told(const ms__sim *sim, const ms_plan_entry *entry)
+/* Whether the entry drops anything or has two-valued storages. */
+static bool has_selection(const ms__sim *sim, const ms_plan_entry *entry)
 {
     const ms__sim_profile *profile = sim->nodes[entry->node].profile;
     return ms__selective_set(profile, (ms_technique)entry->technique) != NULL || entry->packing.tensors > 0;
@@ -50,7 +58,7 @@ static bool is_told(const ms__sim *sim, const ms_plan_entry *entry)
 static uint32_t find_equal(const ms_graph *graph, const ms_plan *plan, uint32_t index)
 {
     for (uint32_t i = 0; i < index; i++) {
-        if (plan->entries[i].selection != 0 && set_of(&plan->entries[i]) == set_of(&plan->entries[index]) &&
+        if (plan->entries[i].selection != 0 && entry_set(&plan->entries[i]) == entry_set(&plan->entries[index]) &&
             plan->entries[i].packing.packed == plan->entries[index].packing.packed &&
             plan->entries[i].packing.tensors == plan->entries[index].packing.tensors &&
             graph->nodes[i].profile == graph->nodes[index].profile) {
@@ -60,9 +68,9 @@ static uint32_t find_equal(const ms_graph *graph, const ms_plan *plan, uint32_t 
     return 0;
 }
 
-/* Those too small to be looked at are kept as they are whatever is said of them. */
-static int fill_two_valued(const ms__sim_profile *profile, const ms_plan_packing *packing, uint64_t least_bytes,
-                           ms_selection *selection)
+/* Lists only storages that the executor looks at; smaller ones are never packed. */
+static int selection_fill_two_valued(const ms__sim_profile *profile, const ms_plan_packing *packing,
+                                     uint64_t least_bytes, ms_selection *selection)
 {
     selection->two_valued = ms_calloc(profile->bits_count, sizeof *selection->two_valued);
     if (selection->two_valued == NULL) {
@@ -78,7 +86,7 @@ static int fill_two_valued(const ms__sim_profile *profile, const ms_plan_packing
     return MS_OK;
 }
 
-static int fill_one(const ms__sim *sim, const ms_plan *plan, const ms_plan_entry *entry, ms_selection *selection)
+static int selection_fill(const ms__sim *sim, const ms_plan *plan, const ms_plan_entry *entry, ms_selection *selection)
 {
     const ms__sim_profile *profile = sim->nodes[entry->node].profile;
     const ms_profile *from = &sim->graph->profiles[sim->graph->nodes[entry->node].profile];
@@ -90,7 +98,7 @@ static int fill_one(const ms__sim *sim, const ms_plan *plan, const ms_plan_entry
         selection->slot_bytes[slot] = from->storage_bytes[profile->saved[slot]];
         selection->dropped[slot] = set != NULL && set[slot];
     }
-    return fill_two_valued(profile, &entry->packing, plan->offload_min_bytes, selection);
+    return selection_fill_two_valued(profile, &entry->packing, plan->offload_min_bytes, selection);
 }
 
 int ms__selections_fill(const ms__sim *sim, ms_plan *plan)
@@ -102,12 +110,12 @@ int ms__selections_fill(const ms__sim *sim, ms_plan *plan)
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         ms_plan_entry *entry = &plan->entries[i];
         entry->selection = 0;
-        if (!is_told(sim, entry)) {
+        if (!has_selection(sim, entry)) {
             continue;
         }
         uint32_t known = find_equal(sim->graph, plan, i);
         if (known == 0) {
-            if (fill_one(sim, plan, entry, &plan->selections[plan->selection_count++]) != MS_OK) {
+            if (selection_fill(sim, plan, entry, &plan->selections[plan->selection_count++]) != MS_OK) {
                 return MS_ENOMEM;
             }
             known = plan->selection_count;
@@ -126,12 +134,8 @@ static void put_two_valued(ms__json_writer *writer, json_t *item, const ms_selec
     }
     json_t *list = ms__json_put_array(writer, item, "two_valued");
     for (uint32_t i = 0; i < selection->two_valued_count; i++) {
-        const ms_two_valued *one = &selection->two_valued[i];
-        json_t *object = ms__json_add_object(writer, list);
-        ms__json_put_u64(writer, object, "slot", one->slot);
-        ms__json_put_bool(writer, object, "packed", one->packed);
-        ms__json_put_u64(writer, object, "saved_bytes", one->saved_bytes);
-        ms__json_put_u64(writer, object, "cost_ns", ms__min_u64(one->cost_ns, INT64_MAX));
+        ms__json_put_fields(writer, ms__json_add_object(writer, list), two_valued_fields, TWO_VALUED_FIELDS,
+                            &selection->two_valued[i]);
     }
 }
 
@@ -179,29 +183,19 @@ static int read_dropped(const ms__json_at *list, ms_selection *selection)
 
 static int read_one_two_valued(const ms__json_at *list, size_t index, ms_selection *selection)
 {
-    static const char *const names[] = {"slot", "packed", "saved_bytes", "cost_ns"};
     ms_two_valued *one = &selection->two_valued[index];
     ms__json_at at;
     int rc = ms__json_item_object(list, index, &at);
     if (rc == MS_OK) {
-        rc = ms__json_only(&at, names, sizeof names / sizeof names[0]);
+        rc = ms__json_read_fields(&at, two_valued_fields, TWO_VALUED_FIELDS, one);
     }
-    if (rc == MS_OK) {
-        rc = ms__json_u32(&at, names[0], 0, selection->slot_count - 1, &one->slot);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_bool(&at, names[1], &one->packed);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_u64(&at, names[2], 0, INT64_MAX, &one->saved_bytes);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_u64(&at, names[3], 0, INT64_MAX, &one->cost_ns);
+    if (rc == MS_OK) { /* the bound is the selection's */
+        rc = ms__json_u32(&at, "slot", 0, selection->slot_count - 1, &one->slot);
     }
     if (rc == MS_OK && index > 0 && one->slot <= one[-1].slot) {
         rc = ms__json_fail(&at, MS_EFORMAT, "slots do not ascend");
     }
-    return rc;
+    return rc == MS_OK ? ms__json_only_count(&at, TWO_VALUED_FIELDS) : rc;
 }
 
 static int read_two_valued(const ms__json_at *item, ms_selection *selection)

@@ -1,6 +1,6 @@
 /*
- * A plan's selections as parts of it: see selections.c. For the files that make, free,
- * write and read plans.
+ * A plan's selections: see selections.c. For the files that make, free, write and read plans. Tests:
+ * tests/c/search/test_selective.c, test_packing.c.
  */
 #ifndef MS_PLAN_SELECTIONS_H
 #define MS_PLAN_SELECTIONS_H
@@ -9,7 +9,7 @@
 #include "sim/sim.h"
 
 void ms__selections_clear(ms_plan *plan);
-/* Of a plan whose entries have their techniques; MS_ENOMEM. */
+/* Needs a plan with techniques in its entries. MS_ENOMEM. */
 int ms__selections_fill(const ms__sim *sim, ms_plan *plan);
 /* The optional member "selections" of a plan, "selection" of an entry. */
 void ms__selections_put(ms__json_writer *writer, json_t *root, const ms_plan *plan);

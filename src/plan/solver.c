@@ -1,6 +1,6 @@
 /*
- * The solver: proposes candidates, selects one, and makes the plan of it, or says what
- * the smallest budget would be. Called by the pipeline with what the rules admitted.
+ * The solver: proposes candidates, selects one and makes its plan, or names the smallest budget. Called by
+ * the pipeline with the rules' admissions.
  */
 #include <stdio.h>
 #include <string.h>
@@ -24,8 +24,8 @@ static size_t add_finalist(size_t *finalists, size_t count, size_t candidate)
     return count + 1;
 }
 
-/* Those of the smallest peak: at the smallest budget there is next to no cache, and which of
- * them is the fastest then, neither front tells. */
+/* The candidates of the smallest peak: at the smallest budget hardly any cache fits, and neither front
+ * ranks them at that budget. */
 static size_t list_smallest(const ms__search *search, size_t *finalists, size_t count)
 {
     uint64_t smallest = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
@@ -38,9 +38,9 @@ static size_t list_smallest(const ms__search *search, size_t *finalists, size_t 
     return count;
 }
 
-/* Candidates worth a closer look whatever the budget: the fronts, with and without a
- * cache, of all and of the light ones, the uniform plans, and the smallest. Those that pack
- * push none of the others out: theirs are fronts of their own. */
+/* Candidates worth a closer look at any budget: the fronts, with and without a cache, of all and of light
+ * ones; the uniform plans; and the smallest. Candidates with bit packing have fronts of their own, so they
+ * displace no other. */
 static size_t list_finalists(ms__search *search, size_t *finalists)
 {
     size_t front[FRONT_MOST], count = 0;
@@ -62,7 +62,7 @@ static size_t list_finalists(ms__search *search, size_t *finalists)
     return list_smallest(search, finalists, count);
 }
 
-/* Where each step's uniform candidates lie among the items. */
+/* The range of each step's uniform candidates among the items. */
 typedef struct uniforms {
     size_t first[MS__STEPS_MOST + 1];
 } uniforms;
@@ -77,9 +77,9 @@ static void propose_uniform(ms__search *search, uniforms *made)
     made->first[search->step_count] = search->count;
 }
 
-/* Does step b have, for each uniform candidate of step a, the same techniques at no more
- * time and no higher peak? Of two that are alike the one of fewer options stays. */
-static bool beaten_by(const ms__search *search, const uniforms *made, uint32_t a, uint32_t b)
+/* Whether step b has, for each uniform candidate of step a, the same techniques at no more time and no
+ * higher peak. Of two equal steps the one with fewer options stays. */
+static bool is_beaten_by(const ms__search *search, const uniforms *made, uint32_t a, uint32_t b)
 {
     bool alike = true;
     for (size_t i = made->first[a]; i < made->first[a + 1]; i++) {
@@ -100,19 +100,19 @@ static bool beaten_by(const ms__search *search, const uniforms *made, uint32_t a
     return !alike || b < a;
 }
 
-static ms_exactness class_of(const ms__search *search, uint32_t step)
+static ms_exactness step_class(const ms__search *search, uint32_t step)
 {
     return ms__step_options_exactness(search->steps[step].options);
 }
 
-/* The steps worth a search of their own: those that no other beats that changes no more. */
+/* The steps worth a search of their own: no other step that is as exact beats them. */
 static uint32_t list_steps(const ms__search *search, const uniforms *made, uint32_t *steps)
 {
     uint32_t count = 0;
     for (uint32_t a = 0; a < search->step_count; a++) {
         bool beaten = false;
         for (uint32_t b = 0; b < search->step_count && !beaten; b++) {
-            beaten = b != a && class_of(search, b) <= class_of(search, a) && beaten_by(search, made, a, b);
+            beaten = b != a && step_class(search, b) <= step_class(search, a) && is_beaten_by(search, made, a, b);
         }
         if (!beaten) {
             steps[count++] = a;
@@ -121,8 +121,8 @@ static uint32_t list_steps(const ms__search *search, const uniforms *made, uint3
     return count;
 }
 
-/* After all others, and with replays of their own, a quarter of theirs: they take nothing
- * away from what is found without them. */
+/* After all others, with a quarter of their replays on top: so they take nothing away from the others'
+ * results. */
 static void propose_selective(ms__search *search, const uint32_t *steps, uint32_t count)
 {
     if (search->selective_techniques == 0) {
@@ -138,7 +138,7 @@ static void propose_selective(ms__search *search, const uint32_t *steps, uint32_
     ms__families_refine(search);
 }
 
-/* Likewise, and last of all. */
+/* The same, after the selective ones. */
 static void propose_segments(ms__search *search, const uint32_t *steps, uint32_t count)
 {
     if (search->segment_techniques == 0) {
@@ -155,12 +155,12 @@ static void propose_segments(ms__search *search, const uint32_t *steps, uint32_t
     ms__families_refine(search);
 }
 
-/* On the best of all that was found without, and beside it. */
+/* The same, on the best of all candidates without packing. */
 static void propose_packing(ms__search *search, uint32_t count)
 {
     search->plain_count = search->count;
     if (search->row_bytes == search->node_count) {
-        return; /* nothing has two values */
+        return; /* nothing is two-valued */
     }
     uint64_t share = ms__max_u64(search->replays_most / PACKING_PART / (count + 1), PACKING_REPLAYS_LEAST);
     search->replays_left = share * count;
@@ -170,7 +170,7 @@ static void propose_packing(ms__search *search, uint32_t count)
     ms__families_refine(search);
 }
 
-static void propose(ms__search *search)
+static void solver_propose(ms__search *search)
 {
     uniforms made;
     uint32_t steps[MS__STEPS_MOST];
@@ -180,7 +180,7 @@ static void propose(ms__search *search)
     }
     uint32_t count = list_steps(search, &made, steps);
     for (uint32_t i = 0; i < count; i++) {
-        /* Each step has its share, and the neighbours of the best one of their own. */
+        /* Each step gets a share of the replays, and so does refinement. */
         uint64_t kept = count == 1 ? 0 : search->replays_left - search->replays_left / (count - i + 1);
         search->replays_left -= kept;
         ms__search_use(search, steps[i]);
@@ -195,8 +195,8 @@ static void propose(ms__search *search)
     propose_packing(search, count);
 }
 
-/* At low pressure candidates that are not light must fit the budget where low pressure
- * begins, or the smallest budget that needs no rounding where that is larger. */
+/* At low pressure, candidates that are not light must fit the budget at which low pressure begins, or the
+ * smallest exact budget if that is larger. */
 static ms__bounds bounds_at(const ms__search *search, uint64_t need_bytes, uint64_t allowed_bytes,
                             const ms__limits *limits)
 {
@@ -242,7 +242,7 @@ static void describe_use(const ms__search *search, const uint8_t *row, uint32_t 
     }
 }
 
-static int refuse(const ms__search *search, const ms_pressure *pressure, ms_error *err)
+static int solver_refuse(const ms__search *search, const ms_pressure *pressure, ms_error *err)
 {
     size_t best = ms__select_smallest_peak(search);
     uint64_t smallest = ms__add_sat(ms__candidate_peak(&search->items[best]), search->runs_differ_bytes);
@@ -259,9 +259,8 @@ static int refuse(const ms__search *search, const ms_pressure *pressure, ms_erro
     return code;
 }
 
-/* Steps down from the best while anything smaller is next to it. A forced plan has no
- * budget to be monotone in. */
-static size_t press_on(ms__search *search)
+/* Moves to a smaller neighbour while there is one. A forced plan has no budget to be monotone in. */
+static size_t solver_press_on(ms__search *search)
 {
     size_t best = ms__select_forced(search), before;
     do {
@@ -272,9 +271,9 @@ static size_t press_on(ms__search *search)
     return best;
 }
 
-/* Step time of the plan for the smallest budget within the limits; 0 where there is none. */
-static uint64_t slowest(ms__search *search, ms__variants *variants, const ms_pressure *pressure,
-                        const ms__limits *limits)
+/* The step time of the plan for the smallest budget within the limits; 0 if there is none. */
+static uint64_t slowest_ns(ms__search *search, ms__variants *variants, const ms_pressure *pressure,
+                           const ms__limits *limits)
 {
     ms__bounds bounds = bounds_at(search, pressure->need_bytes, UINT64_MAX, limits);
     const ms__variant *least = ms__select_least(search, variants, &bounds);
@@ -286,14 +285,14 @@ static uint64_t slowest(ms__search *search, ms__variants *variants, const ms_pre
     return fastest != NULL ? fastest->replay.step_ns : least->replay.step_ns;
 }
 
-/* What was chosen, whether it fits, and what it may fill with cache. */
+/* The chosen variant, whether it fits, and the bytes it may fill with cache. */
 typedef struct choice {
     ms__variant variant;
     bool fits;
     uint64_t room_bytes;
 } choice;
 
-/* The choice when the budget binds or is the target. */
+/* The choice for a binding budget or a target. */
 static int choose_fastest(ms__search *search, ms__limits *limits, ms_plan *plan, choice *made)
 {
     const ms_pressure *pressure = &plan->pressure;
@@ -311,27 +310,27 @@ static int choose_fastest(ms__search *search, ms__limits *limits, ms_plan *plan,
     made->variant = found != NULL ? *found : ms__variant_of(search, ms__select_smallest_peak(search), 0);
     made->room_bytes = found != NULL ? ms__plan_room(search, pressure->allowed_bytes) : 0;
     ms__variant_replay(search, &made->variant);
-    limits->slowest_ns = slowest(search, &variants, pressure, limits);
+    limits->slowest_ns = slowest_ns(search, &variants, pressure, limits);
     ms__explain_neighbours(search, &variants, &bounds, &made->variant, ms__plan_most(search), plan);
     ms__variants_free(&variants);
     return MS_OK;
 }
 
-static int choose(ms__search *search, ms__limits *limits, ms_plan *plan, choice *made)
+static int solver_choose(ms__search *search, ms__limits *limits, ms_plan *plan, choice *made)
 {
-    propose(search);
+    solver_propose(search);
     if (search->out_of_memory) {
         return MS_ENOMEM;
     }
     if (!plan->pressure.forced) {
         return choose_fastest(search, limits, plan, made);
     }
-    *made = (choice){.variant = ms__variant_of(search, press_on(search), 0), .fits = true};
+    *made = (choice){.variant = ms__variant_of(search, solver_press_on(search), 0), .fits = true};
     ms__variant_replay(search, &made->variant);
     return search->out_of_memory ? MS_ENOMEM : MS_OK;
 }
 
-static int explain(ms__search *search, const ms__variant *chosen, ms_plan *plan, ms_error *err)
+static int solver_explain(ms__search *search, const ms__variant *chosen, ms_plan *plan, ms_error *err)
 {
     int rc = ms__explain_peak(search, chosen, plan);
     if (rc == MS_OK) {
@@ -340,15 +339,16 @@ static int explain(ms__search *search, const ms__variant *chosen, ms_plan *plan,
     return rc == MS_OK ? MS_OK : ms_fail(err, rc, "solver: out of memory for an explanation");
 }
 
-static int solve(ms__search *search, const ms_pressure *pressure, ms__limits *limits, ms_plan *plan, ms_error *err)
+static int solver_solve(ms__search *search, const ms_pressure *pressure, ms__limits *limits, ms_plan *plan,
+                        ms_error *err)
 {
     choice made;
     ms__plan_fill_unoptimized(search, plan);
-    if (choose(search, limits, plan, &made) != MS_OK) {
+    if (solver_choose(search, limits, plan, &made) != MS_OK) {
         return ms_fail(err, MS_ENOMEM, "solver: out of memory after %zu candidates", search->count);
     }
     if (!made.fits && pressure->budget_given) {
-        return refuse(search, pressure, err);
+        return solver_refuse(search, pressure, err);
     }
     plan->over_target = !made.fits;
     plan->smallest_budget_bytes = ms__candidate_peak(&search->items[ms__select_smallest_peak(search)]);
@@ -358,13 +358,12 @@ static int solve(ms__search *search, const ms_pressure *pressure, ms__limits *li
     }
     ms__plan_fill_entries(search, &made.variant, made.room_bytes, plan);
     ms__plan_fill_options(search, &made.variant, plan);
-    return explain(search, &made.variant, plan, err);
+    return solver_explain(search, &made.variant, plan, err);
 }
 
-/* The cache is the whole process's: under a ceiling of just this model's need, a second
- * model, planned or not, would make both fault their memory in anew in every step. So a
- * plan that does nothing leaves room for as much again, within what is allowed; no more,
- * as the cache grows with every new shape. */
+/* The whole process shares the cache: under a ceiling of this model's need alone, a second model would
+ * make both fault their memory in again in every step. So a plan that does nothing leaves room for as much
+ * again, within the allowed bytes. It leaves no more than that, as the cache grows with every new shape. */
 static void leave_room_in_cache(const ms__search *search, const ms_pressure *pressure, ms_plan *plan)
 {
     uint64_t own_bytes = search->items[0].held_most_bytes;
@@ -374,8 +373,8 @@ static void leave_room_in_cache(const ms__search *search, const ms_pressure *pre
     plan->ceiling_bytes = search->sim->on_host ? ms__max_u64(plan->ceiling_bytes, room_bytes) : 0;
 }
 
-/* A comfortable fit: nothing is done. A budget that was given is still kept by hostmem. */
-static int skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, ms_error *err)
+/* A comfortable fit: nothing is done. Hostmem still keeps a given budget. */
+static int solver_skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, ms_error *err)
 {
     ms__search_keep_all(search);
     ms__search_add(search, 0, true);
@@ -393,11 +392,11 @@ static int skip(ms__search *search, const ms_pressure *pressure, ms_plan *plan, 
         return ms_fail(err, MS_ENOMEM, "solver: out of memory");
     }
     ms__plan_fill_entries(search, &kept, room_bytes, plan);
-    return explain(search, &kept, plan, err);
+    return solver_explain(search, &kept, plan, err);
 }
 
-/* Without the options that may change bits. */
-static uint32_t leave_exact(uint32_t options, uint32_t *rules)
+/* The options without those that may change bits. */
+static uint32_t leave_out_inexact(uint32_t options, uint32_t *rules)
 {
     for (uint32_t i = 0; i < MS_STEP_OPTION_COUNT; i++) {
         if ((options & 1u << i) != 0 && ms_step_option_exactness((ms_step_option)i) != MS_EXACT) {
@@ -419,7 +418,7 @@ int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_
     ms__step_case facts = {graph, hardware, config, pressure};
     uint32_t rules[MS_STEP_OPTION_COUNT];
     uint32_t options = ms__step_options_admit(&facts, rules);
-    options = limits->exact_only ? leave_exact(options, rules) : options;
+    options = limits->exact_only ? leave_out_inexact(options, rules) : options;
     int rc = ms__search_open(graph, hardware, config, admissions, pressure->forced, options, &search, err);
     if (rc != MS_OK) {
         return rc;
@@ -432,7 +431,8 @@ int ms__plan_solve(const ms_graph *graph, const ms_hardware *hardware, const ms_
         rc = ms_fail(err, MS_ENOMEM, "solver: out of memory for a plan of %u nodes", graph->node_count);
     } else {
         made->pressure = *pressure;
-        rc = pressure->comfortable ? skip(&search, pressure, made, err) : solve(&search, pressure, limits, made, err);
+        rc = pressure->comfortable ? solver_skip(&search, pressure, made, err)
+                                   : solver_solve(&search, pressure, limits, made, err);
     }
     ms__search_close(&search);
     if (rc != MS_OK) {

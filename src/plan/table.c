@@ -1,6 +1,6 @@
 /*
- * The plan in a few lines for people. Called by the extension and the program; every
- * number is the plan's, none is computed here beyond a ratio.
+ * The plan in a few lines. Called by the extension and the program; its numbers are the plan's, and only
+ * ratios are computed here.
  */
 #include <string.h>
 
@@ -39,7 +39,7 @@ static void add_pressure(ms__text *text, const ms_plan *plan)
                  pressure->forced ? ", forced to the smallest peak" : "");
 }
 
-/* Whether no node holds a byte between forward and backward. */
+/* Whether no node holds bytes between forward and backward. */
 static bool holds_nothing(const ms_plan *plan)
 {
     for (uint32_t i = 0; i < plan->entry_count; i++) {
@@ -50,7 +50,7 @@ static bool holds_nothing(const ms_plan *plan)
     return plan->entry_count > 0;
 }
 
-static void add_layers(ms__text *text, const ms_plan *plan)
+static void table_add_layers(ms__text *text, const ms_plan *plan)
 {
     uint32_t counts[MS_TECHNIQUE_COUNT];
     bool any = false;
@@ -63,13 +63,14 @@ static void add_layers(ms__text *text, const ms_plan *plan)
         }
     }
     if (holds_nothing(plan)) {
-        ms__text_add(text, "%snothing to plan: none holds anything between forward and backward\n", any ? "; " : "");
+        ms__text_add(text, "%snothing to plan: no layer holds anything between forward and backward\n",
+                     any ? "; " : "");
         return;
     }
     ms__text_add(text, any ? "\n" : "none known yet: %s\n", ms_technique_name((ms_technique)plan->fallback));
 }
 
-/* The options of the step in force, each with what it frees and what it costs. */
+/* The chosen step options, each with its bytes and time. */
 static void add_options(ms__text *text, const ms_plan *plan)
 {
     bool any = false;
@@ -90,12 +91,12 @@ static void add_options(ms__text *text, const ms_plan *plan)
 void ms__plan_add_packed(ms__text *text, const char *label, const ms_plan *plan)
 {
     uint32_t tensors, packed = ms__plan_packed(plan, &tensors);
-    ms__text_add(text, "%s%u of %u saved tensors of two values become bits: %s of them", label, packed, tensors,
+    ms__text_add(text, "%s%u of %u two-valued saved tensors are bit-packed: %s of them", label, packed, tensors,
                  ms__text_bytes(plan->replay.packed_bytes).text);
     ms__text_add(text, ", which takes %s a step\n", ms__text_ns(plan->replay.packing_ns).text);
 }
 
-static void add_packing(ms__text *text, const ms_plan *plan)
+static void table_add_packing(ms__text *text, const ms_plan *plan)
 {
     uint32_t tensors;
     if (ms__plan_packed(plan, &tensors) > 0) {
@@ -103,7 +104,7 @@ static void add_packing(ms__text *text, const ms_plan *plan)
     }
 }
 
-/* Step time against the unoptimized one, in percent with a sign. */
+/* The step time against the unoptimized one, in percent with a sign. */
 static void add_ratio(ms__text *text, uint64_t step_ns, uint64_t base_ns)
 {
     if (base_ns == 0) {
@@ -118,7 +119,7 @@ static void add_ratio(ms__text *text, uint64_t step_ns, uint64_t base_ns)
 static const char *peak_remark(const ms_plan *plan)
 {
     if (plan->over_target) {
-        return "; over the target, the smallest there is";
+        return "; over the target: no plan is smaller";
     }
     bool above = plan->pressure.forced && plan->replay.peak_bytes > plan->unoptimized.peak_bytes;
     return above ? "; above everything kept: the buffer to move tensors takes more than they free" : "";
@@ -133,15 +134,15 @@ char *ms_plan_table(const ms_plan *plan, const ms_hardware *hardware)
     if (plan->entry_count > 0) {
         add_pressure(&text, plan);
     }
-    add_layers(&text, plan);
+    table_add_layers(&text, plan);
     add_options(&text, plan);
-    add_packing(&text, plan);
+    table_add_packing(&text, plan);
     if (plan->entry_count > 0) {
         ms__text_add(&text, "  peak        %s predicted, tensors %s of it%s\n",
                      ms__text_bytes(plan->replay.peak_bytes).text, ms__text_bytes(plan->replay.peak_live_bytes).text,
                      peak_remark(plan));
         if (plan->reserve_bytes > 0) {
-            ms__text_add(&text, "  reserve     %s more of the budget, not expected to be taken\n",
+            ms__text_add(&text, "  reserve     %s more of the budget, not expected to be used\n",
                          ms__text_bytes(plan->reserve_bytes).text);
         }
         ms__text_add(&text, "  step        %s predicted", ms__text_ns(plan->replay.step_ns).text);

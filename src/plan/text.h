@@ -1,6 +1,6 @@
 /*
- * A text that grows, for the table and the explanations. Remembers its first failure;
- * ms__text_take() then gives NULL.
+ * A growing text for the table and the explanations. It remembers its first failure; ms__text_take() then
+ * returns NULL. Tests: tests/c/plan/test_plan_json.c.
  */
 #ifndef MS_PLAN_TEXT_H
 #define MS_PLAN_TEXT_H
@@ -14,7 +14,7 @@ typedef struct ms__text {
 } ms__text;
 
 void ms__text_add(ms__text *text, const char *fmt, ...) MS_PRINTF(2, 3);
-/* The text, to be freed with ms_free(). */
+/* The text, to be freed with ms_free(); NULL after a failure. */
 char *ms__text_take(ms__text *text);
 
 #endif

@@ -1,14 +1,13 @@
 /*
- * Uniform plans: one technique for every layer. The yardstick that the solver is never
- * worse than, and what warm-up steps run under before there is a graph.
+ * Uniform plans: one technique for every layer. They are the yardstick that the solver always matches, and
+ * the plans of warm-up steps before there is a graph.
  */
 #include "base/units.h"
 #include "plan/explain_internal.h"
-#include "sim/step_options.h"
 
 enum { UNIFORM_MOST = 64 };
 
-/* What a plan without a graph does to every layer: what frees most without knowing it. */
+/* The technique of a plan without a graph: the one that frees most. */
 static ms_technique blind_technique(const ms_hardware *hardware, const ms_config *config)
 {
     bool may_move = config->mode != MS_MODE_CONSERVATIVE && config->enable_offloading;
@@ -41,8 +40,8 @@ static int blind_plan(const ms_hardware *hardware, const ms_config *config, ms_t
     return MS_OK;
 }
 
-/* Of the uniform candidates of one technique: the fastest that fits with the cache it
- * leaves room for, else the smallest. Of all techniques: the smallest. */
+/* For one technique, the fastest uniform candidate that fits with the cache it leaves room for, else the
+ * smallest. For all techniques, the smallest. */
 static void choose_uniform(ms__search *search, ms_technique technique, const ms_pressure *pressure, ms__variant *chosen,
                            uint64_t *room_bytes)
 {
@@ -59,7 +58,7 @@ static void choose_uniform(ms__search *search, ms_technique technique, const ms_
     if (search->out_of_memory) {
         return;
     }
-    /* Where the technique is admitted nowhere, keeping all is what it comes to. */
+    /* If the technique is admitted nowhere, keeping all remains. */
     for (size_t i = search->count > 1 ? 1 : 0; i < search->count && count < UNIFORM_MOST; i++) {
         finalists[count++] = i;
     }
@@ -98,17 +97,6 @@ static void make_uniform(ms__search *search, ms_technique technique, const ms_pr
     }
 }
 
-static int need_of(const ms_graph *graph, const ms_hardware *hardware, uint64_t *need_bytes, ms_error *err)
-{
-    ms__sim *sim;
-    int rc = ms__step_sim_new(graph, hardware, 0, &sim, err);
-    if (rc == MS_OK) {
-        rc = ms__sim_need(sim, need_bytes, err);
-        ms__sim_free(sim);
-    }
-    return rc;
-}
-
 int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config, ms_technique technique,
                     ms_plan **plan, ms_error *err)
 {
@@ -119,15 +107,15 @@ int ms_plan_uniform(const ms_graph *graph, const ms_hardware *hardware, const ms
         return ms_fail(err, MS_EINVAL, "uniform plan: the graph has no nodes");
     }
     ms_pressure pressure;
-    uint64_t need_bytes = 0;
+    ms_replay kept = {0};
     ms_plan *made = ms__plan_new(graph);
     ms__search search = {0};
     ms_admission *admissions = ms_calloc(graph->node_count, sizeof *admissions);
     int rc = made == NULL || admissions == NULL ? ms_fail(err, MS_ENOMEM, "uniform plan: out of memory")
-                                                : need_of(graph, hardware, &need_bytes, err);
+                                                : ms__simulate_kept(graph, hardware, &kept, err);
     if (rc == MS_OK) {
-        ms_pressure_of(need_bytes, hardware, config, &pressure);
-        pressure.comfortable = false; /* the technique was asked for */
+        ms_pressure_of(kept.peak_bytes, hardware, config, &pressure);
+        pressure.comfortable = false; /* the caller asked for the technique */
         rc = ms_rules_admit(graph, hardware, config, &pressure, admissions, err);
     }
     if (rc == MS_OK) {

@@ -1,14 +1,14 @@
 /*
- * Trained policies as files (docs/formats/policy.schema.json): read strictly, every bound
- * checked, refused whole where anything is wrong. The checksum is that of the member
- * "policy" in its compact form, so that spaces don't matter and a changed digit does.
+ * Trained policies as files (docs/formats/policy.schema.json): read strictly, with every bound checked, and
+ * refused whole. The checksum is that of the member "policy" in its compact form, so spaces don't matter and
+ * digits do.
  */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/checksum.h"
-#include "base/json.h"
+#include "base/json_fields.h"
 #include "base/units.h"
 #include "policy/trees.h"
 
@@ -32,24 +32,23 @@ static int checksum_of(const json_t *value, checksum_text *checksum, ms_error *e
 
 /* ---- strategies ---------------------------------------------------------------- */
 
-static const char *const strategy_members[] = {"mode", "enable_checkpointing", "enable_offloading"};
+static const char *mode_word(uint32_t mode)
+{
+    return ms_mode_name((ms_mode)mode);
+}
+
+static const ms__json_field strategy_fields[] = {
+    {"mode", MS__FIELD_WORD, offsetof(ms_strategy, mode), 0, MS_MODE_COUNT, mode_word},
+    MS__FIELD(ms_strategy, enable_checkpointing, BOOL),
+    MS__FIELD(ms_strategy, enable_offloading, BOOL),
+};
+_Static_assert(sizeof(ms_mode) == sizeof(uint32_t), "a word is read into 32 bits");
 
 static int read_strategy(const ms__json_at *at, ms_strategy *strategy)
 {
-    const char *names[MS_MODE_COUNT];
-    size_t mode = 0;
-    for (int i = 0; i < MS_MODE_COUNT; i++) {
-        names[i] = ms_mode_name((ms_mode)i);
-    }
-    int rc = ms__json_only(at, strategy_members, sizeof strategy_members / sizeof strategy_members[0]);
-    if (rc == MS_OK) {
-        rc = ms__json_enum(at, "mode", names, MS_MODE_COUNT, &mode);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_bool(at, "enable_checkpointing", &strategy->enable_checkpointing);
-    }
-    strategy->mode = (ms_mode)mode;
-    return rc == MS_OK ? ms__json_bool(at, "enable_offloading", &strategy->enable_offloading) : rc;
+    const size_t count = sizeof strategy_fields / sizeof strategy_fields[0];
+    int rc = ms__json_read_fields(at, strategy_fields, count, strategy);
+    return rc == MS_OK ? ms__json_only_count(at, count) : rc;
 }
 
 static int read_strategies(const ms__json_at *at, ms_policy *policy)
@@ -91,7 +90,7 @@ static int read_leaf(const ms__json_at *at, ms_policy *policy, ms__tree_node *no
     return rc;
 }
 
-static int read_node(const ms__json_at *at, ms_policy *policy, uint32_t index, uint32_t count, ms__tree_node *node)
+static int read_tree_node(const ms__json_at *at, ms_policy *policy, uint32_t index, uint32_t count, ms__tree_node *node)
 {
     static const char *const members[] = {"feature", "at_most", "then", "else"};
     const char *names[MS_FEATURE_COUNT];
@@ -115,8 +114,11 @@ static int read_node(const ms__json_at *at, ms_policy *policy, uint32_t index, u
     if (rc == MS_OK) {
         rc = ms__json_u32(at, "then", index + 1, count - 1, &node->below);
     }
+    if (rc == MS_OK) {
+        rc = ms__json_u32(at, "else", index + 1, count - 1, &node->above);
+    }
     node->feature = (uint32_t)feature;
-    return rc == MS_OK ? ms__json_u32(at, "else", index + 1, count - 1, &node->above) : rc;
+    return rc;
 }
 
 static int read_tree(const ms__json_at *list, size_t index, ms_policy *policy, ms__tree *tree)
@@ -133,14 +135,14 @@ static int read_tree(const ms__json_at *list, size_t index, ms_policy *policy, m
     for (size_t i = 0; rc == MS_OK && i < count; i++) {
         rc = ms__json_item_object(&nodes, i, &item);
         if (rc == MS_OK) {
-            rc = read_node(&item, policy, (uint32_t)i, (uint32_t)count, &tree->nodes[i]);
+            rc = read_tree_node(&item, policy, (uint32_t)i, (uint32_t)count, &tree->nodes[i]);
         }
     }
     tree->node_count = (uint32_t)count;
     return rc;
 }
 
-/* Nodes of all trees: what bounds the number of leaves. */
+/* Nodes of all trees, which bound the number of leaves. */
 static int count_nodes(const ms__json_at *list, size_t *total)
 {
     ms__json_at nodes;
@@ -213,14 +215,14 @@ static int make_policy(const ms__json_at *at, ms_policy **policy, ms_error *err)
 
 static int check_sum(const ms__json_at *root, const ms__json_at *body, ms_error *err)
 {
-    const char *told;
+    const char *written;
     checksum_text found;
-    int rc = ms__json_string(root, "checksum", &told);
+    int rc = ms__json_string(root, "checksum", &written);
     if (rc == MS_OK) {
         rc = checksum_of(body->value, &found, err);
     }
-    if (rc == MS_OK && strcmp(told, found.text) != 0) {
-        rc = ms__json_fail(root, MS_EFORMAT, "the checksum does not fit: the file was changed or cut");
+    if (rc == MS_OK && strcmp(written, found.text) != 0) {
+        rc = ms__json_fail(root, MS_EFORMAT, "the checksum does not match: the file was changed or truncated");
     }
     return rc;
 }

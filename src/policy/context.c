@@ -1,6 +1,6 @@
 /*
- * What stage 1 looks at, as a row of numbers, and what it answers. Called by the
- * pipeline; reads graph, hardware and configuration, decides nothing.
+ * Stage 1's input as a row of numbers, and its decision as JSON. Called by the pipeline; reads graph,
+ * hardware and configuration, decides nothing.
  */
 #include "base/json.h"
 #include "base/units.h"
@@ -28,7 +28,7 @@ const char *ms_decision_source_name(ms_decision_source source)
     return (unsigned)source < MS_DECISION_SOURCE_COUNT ? source_names[source] : "unknown";
 }
 
-static void take_saved(const ms_graph *graph, const ms_admission *admissions, uint64_t *value)
+static void context_add_saved(const ms_graph *graph, const ms_admission *admissions, uint64_t *value)
 {
     for (uint32_t i = 0; i < graph->node_count; i++) {
         uint64_t bytes = admissions[i].saved_bytes;
@@ -38,7 +38,7 @@ static void take_saved(const ms_graph *graph, const ms_admission *admissions, ui
     }
 }
 
-static void take_machine(const ms_hardware *hardware, const ms_config *config, uint64_t *value)
+static void context_set_machine(const ms_hardware *hardware, const ms_config *config, uint64_t *value)
 {
     const ms_gpu *gpu = ms_hardware_gpu(hardware);
     value[MS_FEATURE_ON_GPU] = gpu != NULL;
@@ -60,8 +60,8 @@ int ms_strategy_context_of(const ms_graph *graph, const ms_hardware *hardware, c
     ms_strategy_context made = {0};
     int rc = ms_rules_admit(graph, hardware, config, pressure, admissions, err);
     if (rc == MS_OK) {
-        take_saved(graph, admissions, made.value);
-        take_machine(hardware, config, made.value);
+        context_add_saved(graph, admissions, made.value);
+        context_set_machine(hardware, config, made.value);
         made.value[MS_FEATURE_NEED_BYTES] = pressure->need_bytes;
         made.value[MS_FEATURE_ALLOWED_BYTES] = pressure->allowed_bytes;
         made.value[MS_FEATURE_PRESSURE_PERMILLE] = pressure->permille;

@@ -1,7 +1,6 @@
 /*
- * The rule policy, and what a strategy does to a configuration. Thresholds on memory
- * pressure are those of the engine; the solver prices what is admitted, so that the rules
- * only say how far it may look.
+ * The rule policy, and a configuration under a strategy. Thresholds of memory pressure are those of the
+ * rules; the solver prices the admitted techniques, so this policy only says how far it may go.
  */
 #include <stdio.h>
 
@@ -21,7 +20,7 @@ ms_config ms_strategy_apply(const ms_strategy *strategy, const ms_config *config
     return effective;
 }
 
-static void decide(ms_strategy_decision *decision, ms_mode mode, bool may_offload, const char *why)
+static void set_strategy(ms_strategy_decision *decision, ms_mode mode, bool may_offload, const char *why)
 {
     const uint64_t *value = decision->context.value;
     decision->strategy = (ms_strategy){mode, true, may_offload};
@@ -35,13 +34,14 @@ void ms_policy_rule(const ms_strategy_context *context, const ms_config *config,
     bool has_tier = context->value[MS_FEATURE_DISK_ROOM_BYTES] > 0 || context->value[MS_FEATURE_HOST_ROOM_BYTES] > 0;
     decision->context = *context;
     if (config->force_optimize) {
-        decide(decision, MS_MODE_AGGRESSIVE, has_tier,
-               "the smallest peak is asked for, so every technique may be used");
+        set_strategy(decision, MS_MODE_AGGRESSIVE, has_tier,
+                     "force_optimize asks for the smallest peak, so every technique may be used");
     } else if (permille <= MS_COMFORTABLE_PERMILLE) {
-        decide(decision, MS_MODE_CONSERVATIVE, false, "the run fits comfortably");
+        set_strategy(decision, MS_MODE_CONSERVATIVE, false, "the run fits comfortably");
     } else if (permille <= MS_LOW_PRESSURE_PERMILLE) {
-        decide(decision, MS_MODE_BALANCED, has_tier, "little is missing, so recompute and offload will do");
+        set_strategy(decision, MS_MODE_BALANCED, has_tier,
+                     "little memory is missing, so recompute and offload suffice");
     } else {
-        decide(decision, MS_MODE_AGGRESSIVE, has_tier, "much is missing, so every technique may be used");
+        set_strategy(decision, MS_MODE_AGGRESSIVE, has_tier, "much memory is missing, so every technique may be used");
     }
 }

@@ -1,6 +1,6 @@
 /*
- * Evaluates a trained policy: whole numbers throughout. Every child lies behind its
- * parent, which the reader has checked, so that a walk ends.
+ * Evaluates a trained policy in whole numbers. Every child comes after its parent, as the reader checked, so
+ * a walk ends.
  */
 #include "policy/trees.h"
 

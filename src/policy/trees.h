@@ -1,6 +1,6 @@
 /*
- * A trained policy in memory: an ensemble of decision trees whose leaves give scores to
- * strategies. Read by artifact.c, evaluated by trees.c.
+ * A trained policy in memory: an ensemble of decision trees whose leaves give scores to strategies. Read by
+ * artifact.c, evaluated by trees.c. Tests: tests/c/policy/test_policy.c.
  */
 #ifndef MS_POLICY_TREES_H
 #define MS_POLICY_TREES_H
@@ -12,12 +12,12 @@ enum {
     MS__POLICY_NODES_MOST = 65536, /* of a tree */
     MS__POLICY_STRATEGIES_MOST = 64
 };
-/* So that the sum over all trees fits 64 bits by far. */
+/* So the sum over all trees fits in 64 bits. */
 #define MS__POLICY_SCORE_MOST ((uint64_t)1 << 40)
 
 typedef struct ms__tree_node {
     uint32_t feature;    /* ms_feature; MS_FEATURE_COUNT: a leaf */
-    uint32_t below;      /* next node where the feature is at most the threshold; > this node */
+    uint32_t below;      /* next node if the feature is at most the threshold; > this node */
     uint32_t above;      /* next node otherwise; > this node */
     uint32_t first_score; /* of a leaf: index into the policy's scores, one per strategy */
     uint64_t threshold;

@@ -1,13 +1,13 @@
 /*
- * Memory pressure: what a run needs against what it may use. The pipeline calls
- * it once per plan; the rules (engine.c) read it. Nothing is chosen here.
+ * Memory pressure: a run's need against the bytes it may use. The pipeline calls it once per plan; the rules
+ * (rules.c) read it. Nothing is chosen here.
  */
 #include <string.h>
 
 #include "base/units.h"
-#include "memscale/rules.h"
+#include "rules/rules_internal.h"
 
-static uint64_t allowed_of(const ms_hardware *hardware, const ms_config *config)
+static uint64_t pressure_allowed_bytes(const ms_hardware *hardware, const ms_config *config)
 {
     if (config->memory_budget_bytes != MS_UNSET) {
         return config->memory_budget_bytes;
@@ -19,7 +19,7 @@ void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_c
 {
     memset(pressure, 0, sizeof *pressure);
     pressure->need_bytes = need_bytes;
-    pressure->allowed_bytes = allowed_of(hardware, config);
+    pressure->allowed_bytes = pressure_allowed_bytes(hardware, config);
     pressure->permille = ms__mul_div_up(need_bytes, 1000, ms__max_u64(pressure->allowed_bytes, 1));
     pressure->budget_given = config->memory_budget_bytes != MS_UNSET;
     bool binding = pressure->budget_given && need_bytes > pressure->allowed_bytes;
@@ -30,7 +30,7 @@ void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_c
 uint64_t ms_rules_disk_cap(const ms_hardware *hardware, const ms_config *config)
 {
     const ms_disk *disk = &hardware->disk;
-    if (disk->dir[0] == '\0' || disk->refusal[0] != '\0' || disk->is_memory) {
+    if (!ms__disk_is_usable(disk)) {
         return 0;
     }
     if (config->max_disk_offload_bytes != MS_UNSET) {

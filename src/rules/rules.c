@@ -1,14 +1,13 @@
 /*
- * The rules. For every node and technique they say admitted or refused, and by
- * which rule; the solver chooses among what was admitted. Called by the pipeline.
- * Pure: the same three documents give the same answer. What a technique costs, and
- * whether it is worth its cost, is not judged here.
+ * The rules. They admit or refuse every technique at every node, and name the rule; the solver chooses among
+ * the admitted ones. The pipeline calls them. Pure: the same three documents give the same answer. A
+ * technique's cost is not judged here.
  */
 #include <string.h>
 
 #include "base/units.h"
 #include "graph/graph_internal.h"
-#include "memscale/rules.h"
+#include "rules/rules_internal.h"
 
 static const struct {
     const char *name, *text;
@@ -28,20 +27,20 @@ const char *ms_rule_text(ms_rule rule)
     return (unsigned)rule < MS_RULE_COUNT ? rule_names[rule].text : "unknown rule";
 }
 
-/* ---- what a node holds ---------------------------------------------------------- */
+/* ---- a node's bytes ------------------------------------------------------------- */
 
-/* All that the rules look at. */
-typedef struct case_facts {
+/* Everything that the rules read. */
+typedef struct rule_facts {
     const ms_graph *graph;
     const ms_hardware *hardware;
     const ms_config *config;
     const ms_pressure *pressure;
-    uint64_t floor_bytes;   /* storages and nodes below it are not worth touching */
+    uint64_t floor_bytes;   /* smaller storages and nodes are not worth a technique */
     uint64_t largest_bytes; /* saved by the node that saves most */
     uint64_t disk_cap_bytes, host_cap_bytes;
-} case_facts;
+} rule_facts;
 
-static uint64_t storage_bytes(const case_facts *facts, const ms_node *node, uint32_t storage)
+static uint64_t rules_storage_bytes(const rule_facts *facts, const ms_node *node, uint32_t storage)
 {
     const ms_profile *profile = &facts->graph->profiles[node->profile];
     if (storage >= profile->external_count) {
@@ -51,13 +50,13 @@ static uint64_t storage_bytes(const case_facts *facts, const ms_node *node, uint
     return external->role == MS_STORAGE_BATCH ? 0 : external->bytes;
 }
 
-/* SAVE comes once per node and storage, so a sum over the events is one over storages. */
-static void weigh(const case_facts *facts, const ms_node *node, ms_admission *admission)
+/* A node saves a storage once, so the sum over its SAVE events is the sum over storages. */
+static void rules_sum_saved(const rule_facts *facts, const ms_node *node, ms_admission *admission)
 {
     const ms_profile *profile = &facts->graph->profiles[node->profile];
     for (uint32_t i = 0; i < profile->forward_count; i++) {
         if (profile->forward[i].kind == MS_EVENT_SAVE) {
-            uint64_t bytes = storage_bytes(facts, node, profile->forward[i].storage);
+            uint64_t bytes = rules_storage_bytes(facts, node, profile->forward[i].storage);
             admission->saved_bytes = ms__add_sat(admission->saved_bytes, bytes);
             if (bytes >= facts->floor_bytes) {
                 admission->offload_bytes = ms__add_sat(admission->offload_bytes, bytes);
@@ -66,12 +65,12 @@ static void weigh(const case_facts *facts, const ms_node *node, ms_admission *ad
     }
 }
 
-static uint64_t movable_input_bytes(const case_facts *facts, const ms_node *node)
+static uint64_t movable_input_bytes(const rule_facts *facts, const ms_node *node)
 {
     const ms_profile *profile = &facts->graph->profiles[node->profile];
     uint64_t sum = 0;
     for (uint32_t i = 0; i < profile->input_count; i++) {
-        uint64_t bytes = storage_bytes(facts, node, profile->inputs[i]);
+        uint64_t bytes = rules_storage_bytes(facts, node, profile->inputs[i]);
         sum = ms__add_sat(sum, bytes >= facts->floor_bytes ? bytes : 0);
     }
     return sum;
@@ -81,7 +80,7 @@ static uint64_t movable_input_bytes(const case_facts *facts, const ms_node *node
 
 enum { ADMITTED = MS_RULE_COUNT }; /* no rule refuses */
 
-static uint32_t judge_mode(const case_facts *facts, bool moves, bool recomputes)
+static uint32_t rules_judge_mode(const rule_facts *facts, bool moves, bool recomputes)
 {
     if (moves && facts->config->mode == MS_MODE_CONSERVATIVE) {
         return MS_RULE_MODE;
@@ -90,16 +89,16 @@ static uint32_t judge_mode(const case_facts *facts, bool moves, bool recomputes)
     return off ? MS_RULE_FLAG_OFF : ADMITTED;
 }
 
-static uint32_t judge_disk(const case_facts *facts, uint64_t bytes)
+static uint32_t rules_judge_disk(const rule_facts *facts, uint64_t bytes)
 {
     const ms_disk *disk = &facts->hardware->disk;
-    if (disk->dir[0] == '\0' || disk->refusal[0] != '\0' || disk->is_memory) {
+    if (!ms__disk_is_usable(disk)) {
         return MS_RULE_NO_DISK;
     }
     return facts->disk_cap_bytes < ms__max_u64(bytes, 1) ? MS_RULE_DISK_CAP : ADMITTED;
 }
 
-static uint32_t judge_host(const case_facts *facts, uint64_t bytes)
+static uint32_t rules_judge_host(const rule_facts *facts, uint64_t bytes)
 {
     if (ms_hardware_host_is_device(facts->hardware)) {
         return MS_RULE_HOST_IS_DEVICE;
@@ -107,7 +106,7 @@ static uint32_t judge_host(const case_facts *facts, uint64_t bytes)
     return facts->host_cap_bytes < ms__max_u64(bytes, 1) ? MS_RULE_HOST_CAP : ADMITTED;
 }
 
-static uint32_t judge_recompute(const case_facts *facts, const ms_node *node, const ms_admission *admission)
+static uint32_t rules_judge_recompute(const rule_facts *facts, const ms_node *node, const ms_admission *admission)
 {
     if (node->kind == MS_NODE_ROOT) {
         return MS_RULE_ROOT_WORK;
@@ -125,27 +124,27 @@ static uint32_t judge_recompute(const case_facts *facts, const ms_node *node, co
     return admission->saved_bytes < facts->floor_bytes ? MS_RULE_TOO_SMALL : ADMITTED;
 }
 
-/* The layer before has to be run again for this one's argument: so it has to be able to. */
-static uint32_t judge_segment(const case_facts *facts, const ms_node *node, const ms_admission *admission)
+/* This layer's first argument is recomputed by the layer before, so that layer must be able to run again. */
+static uint32_t rules_judge_segment(const rule_facts *facts, const ms_node *node, const ms_admission *admission)
 {
-    uint32_t rule = judge_recompute(facts, node, admission), storage;
+    uint32_t rule = rules_judge_recompute(facts, node, admission), storage;
     const ms_node *before = ms__chain_before(facts->graph, node, &storage);
     if (rule != ADMITTED || before == NULL) {
         return rule != ADMITTED ? rule : (uint32_t)MS_RULE_NOT_CHAINED;
     }
-    ms_admission large = {.saved_bytes = UINT64_MAX}; /* its size is its own affair */
-    bool able = !(before->flags & MS_NODE_UNHOOKABLE) && judge_recompute(facts, before, &large) == ADMITTED;
+    ms_admission large = {.saved_bytes = UINT64_MAX}; /* size does not matter here */
+    bool able = !(before->flags & MS_NODE_UNHOOKABLE) && rules_judge_recompute(facts, before, &large) == ADMITTED;
     return able ? (uint32_t)ADMITTED : (uint32_t)MS_RULE_NOT_CHAINED;
 }
 
-static uint32_t judge_move(const case_facts *facts, ms_rest to, uint64_t bytes)
+static uint32_t rules_judge_move(const rule_facts *facts, ms_rest to, uint64_t bytes)
 {
-    uint32_t rule = to == MS_REST_HOST ? judge_host(facts, bytes) : judge_disk(facts, bytes);
+    uint32_t rule = to == MS_REST_HOST ? rules_judge_host(facts, bytes) : rules_judge_disk(facts, bytes);
     return rule == ADMITTED && bytes == 0 ? (uint32_t)MS_RULE_TOO_SMALL : rule;
 }
 
-/* Operators run again from what the layer saved: its arguments are not looked at. */
-static uint32_t judge_selective(const case_facts *facts, const ms_node *node, const ms_admission *admission)
+/* Operators run again from saved tensors, not from the layer's arguments. */
+static uint32_t rules_judge_selective(const rule_facts *facts, const ms_node *node, const ms_admission *admission)
 {
     if (facts->graph->profiles[node->profile].maker_count == 0) {
         return MS_RULE_NO_MAKERS;
@@ -153,32 +152,32 @@ static uint32_t judge_selective(const case_facts *facts, const ms_node *node, co
     return admission->saved_bytes < facts->floor_bytes ? (uint32_t)MS_RULE_TOO_SMALL : (uint32_t)ADMITTED;
 }
 
-/* What the technique recomputes, then what it moves. */
-static uint32_t judge_technique(const case_facts *facts, const ms_node *node, const ms_admission *admission,
-                                ms_technique technique)
+/* Recomputation is judged first, then moving. */
+static uint32_t rules_judge_technique(const rule_facts *facts, const ms_node *node, const ms_admission *admission,
+                                      ms_technique technique)
 {
     const ms_technique_row *row = ms_technique_of(technique);
     uint32_t rule = ADMITTED;
     if (ms_technique_is_chained(technique)) {
-        rule = judge_segment(facts, node, admission);
+        rule = rules_judge_segment(facts, node, admission);
     } else if (row->replays) {
-        rule = judge_recompute(facts, node, admission);
+        rule = rules_judge_recompute(facts, node, admission);
     } else if (row->set > 0) {
-        rule = judge_selective(facts, node, admission);
+        rule = rules_judge_selective(facts, node, admission);
     }
     if (rule == ADMITTED && row->moves_input) {
         ms_rest lower = ms_hardware_host_is_device(facts->hardware) ? MS_REST_DISK : MS_REST_HOST;
-        rule = judge_move(facts, lower, movable_input_bytes(facts, node));
+        rule = rules_judge_move(facts, lower, movable_input_bytes(facts, node));
     }
     if (rule == ADMITTED && (row->rest == MS_REST_HOST || row->rest == MS_REST_DISK)) {
-        rule = judge_move(facts, row->rest, admission->offload_bytes);
+        rule = rules_judge_move(facts, row->rest, admission->offload_bytes);
     }
     return rule;
 }
 
-/* The rule that refuses, or ADMITTED. Before any light touch. */
-static uint32_t judge(const case_facts *facts, const ms_node *node, const ms_admission *admission,
-                      ms_technique technique)
+/* The rule that refuses, or ADMITTED. MS_RULE_LOW_PRESSURE comes later. */
+static uint32_t rules_judge(const rule_facts *facts, const ms_node *node, const ms_admission *admission,
+                            ms_technique technique)
 {
     bool recomputes = ms_technique_of(technique)->replays || ms_technique_of(technique)->set > 0;
     if (node->flags & MS_NODE_UNHOOKABLE) {
@@ -187,16 +186,15 @@ static uint32_t judge(const case_facts *facts, const ms_node *node, const ms_adm
     if (recomputes && node->kind == MS_NODE_ROOT) {
         return MS_RULE_ROOT_WORK;
     }
-    uint32_t rule = judge_mode(facts, ms_technique_moves(technique), recomputes);
-    return rule == ADMITTED ? judge_technique(facts, node, admission, technique) : rule;
+    uint32_t rule = rules_judge_mode(facts, ms_technique_moves(technique), recomputes);
+    return rule == ADMITTED ? rules_judge_technique(facts, node, admission, technique) : rule;
 }
 
-/* Bits stay where they are, but it is the same engine that makes them: whoever switches offloading
- * off, by flag or mode, has none. They are no reason to touch a layer less, so that low pressure
- * does not hold them back. */
-static void admit_packing(const case_facts *facts, const ms_node *node, ms_admission *admission)
+/* Bit packing moves nothing, but the flag and the mode that switch offloading off switch it off too. Low
+ * pressure does not hold it back: packing leaves the layer itself as it is. */
+static void admit_packing(const rule_facts *facts, const ms_node *node, ms_admission *admission)
 {
-    uint32_t rule = judge_mode(facts, true, false);
+    uint32_t rule = rules_judge_mode(facts, true, false);
     if (!ms_hardware_host_is_device(facts->hardware)) {
         rule = MS_RULE_HOST_ONLY;
     }
@@ -213,28 +211,29 @@ static void admit_packing(const case_facts *facts, const ms_node *node, ms_admis
     admission->packing_rule = rule;
 }
 
-/* Little is missing: nodes that save much less than the largest are left alone. */
-static bool light(const case_facts *facts, const ms_admission *admission)
+/* Under low pressure, nodes that save much less than the largest are left alone. */
+static bool rules_hold_back(const rule_facts *facts, const ms_admission *admission)
 {
     return !facts->pressure->forced && facts->config->mode != MS_MODE_AGGRESSIVE &&
            facts->pressure->permille <= MS_LOW_PRESSURE_PERMILLE &&
            ms__mul_sat(admission->saved_bytes, 4) < facts->largest_bytes;
 }
 
-static void admit_node(const case_facts *facts, const ms_node *node, ms_admission *admission)
+static void admit_node(const rule_facts *facts, const ms_node *node, ms_admission *admission)
 {
     const uint32_t keep = 1u << MS_TECHNIQUE_KEEP;
     bool comfortable = facts->pressure->comfortable;
     admission->techniques = admission->under_pressure = keep;
     admission->rule[MS_TECHNIQUE_KEEP] = comfortable ? MS_RULE_COMFORTABLE : MS_RULE_KEEP_ALWAYS;
     for (int i = MS_TECHNIQUE_KEEP + 1; i < MS_TECHNIQUE_COUNT; i++) {
-        uint32_t rule = comfortable ? (uint32_t)MS_RULE_COMFORTABLE : judge(facts, node, admission, (ms_technique)i);
+        uint32_t rule =
+            comfortable ? (uint32_t)MS_RULE_COMFORTABLE : rules_judge(facts, node, admission, (ms_technique)i);
         if (rule != ADMITTED) {
             admission->rule[i] = rule;
             continue;
         }
         admission->under_pressure |= 1u << i;
-        if (light(facts, admission)) {
+        if (rules_hold_back(facts, admission)) {
             admission->rule[i] = MS_RULE_LOW_PRESSURE;
             continue;
         }
@@ -246,7 +245,7 @@ static void admit_node(const case_facts *facts, const ms_node *node, ms_admissio
 int ms_rules_admit(const ms_graph *graph, const ms_hardware *hardware, const ms_config *config,
                    const ms_pressure *pressure, ms_admission *admissions, ms_error *err)
 {
-    case_facts facts = {.graph = graph,
+    rule_facts facts = {.graph = graph,
                         .hardware = hardware,
                         .config = config,
                         .pressure = pressure,
@@ -255,10 +254,10 @@ int ms_rules_admit(const ms_graph *graph, const ms_hardware *hardware, const ms_
                         .host_cap_bytes = ms_rules_host_cap(hardware, config)};
     for (uint32_t i = 0; i < graph->node_count; i++) {
         if (graph->nodes[i].profile >= graph->profile_count) {
-            return ms_fail(err, MS_EINVAL, "engine: node %u has no profile", i);
+            return ms_fail(err, MS_EINVAL, "rules: node %u has no profile", i);
         }
         memset(&admissions[i], 0, sizeof admissions[i]);
-        weigh(&facts, &graph->nodes[i], &admissions[i]);
+        rules_sum_saved(&facts, &graph->nodes[i], &admissions[i]);
         facts.largest_bytes = ms__max_u64(facts.largest_bytes, admissions[i].saved_bytes);
     }
     for (uint32_t i = 0; i < graph->node_count; i++) {

@@ -1,7 +1,7 @@
 /*
- * The table of techniques as data, and lookups in it. Everything here follows from the columns of
- * MS_TECHNIQUE_TABLE; a row that lacks a column, or names a set or nesting that does not exist, does
- * not compile.
+ * The table of techniques as data, and lookups in it. All of it follows from the columns of
+ * MS_TECHNIQUE_TABLE. A row that lacks a column, or names a set or nesting that does not exist, does not
+ * compile.
  */
 #include "memscale/technique.h"
 

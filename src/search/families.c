@@ -1,8 +1,7 @@
 /*
- * The families of candidates: uniform plans, the chain split into kept and treated
- * layers in several patterns, greedy orders for uneven chains, and neighbours of
- * what is best so far. Which ones are proposed depends on the graph and the rules
- * only; called by solver.c in the order of this file.
+ * The families of candidates: uniform plans, the chain split into kept and treated layers in several
+ * patterns, greedy orders for uneven chains, and neighbours of the best so far. Graph and rules alone decide
+ * which are proposed. solver.c calls them in the order of this file.
  */
 #include <string.h>
 
@@ -11,18 +10,18 @@
 
 enum { GRID_FINE = 12, GRID_COARSE = 6, REFINE_FRONT = 32, REFINE_NODES = 24, REFINE_ROUNDS = 2 };
 
-/* How the kept layers lie among the others. KEEP_ENDS keeps the last one, whose saved
- * tensors are wanted back before they could be gone, and for the rest the first. */
+/* The positions of the kept layers. KEEP_ENDS keeps the last one, whose saved tensors backward needs
+ * before they could be freed, and the rest from the first on. */
 typedef enum layout { KEEP_LAST, KEEP_FIRST, KEEP_ENDS, SPREAD, INTERLEAVED } layout;
 
-/* Is item `i` one of the `chosen` of `count` that lie evenly spread? */
-static bool spread(uint32_t i, uint32_t chosen, uint32_t count)
+/* Whether item `i` is one of `chosen` evenly spread among `count`. */
+static bool is_spread(uint32_t i, uint32_t chosen, uint32_t count)
 {
     return (uint64_t)(i + 1) * chosen / count > (uint64_t)i * chosen / count;
 }
 
 /* 0: kept, 1: the first technique, 2: the second; `keep` and `first` are counts. */
-static int part_of(layout where, uint32_t i, uint32_t count, uint32_t keep, uint32_t first)
+static int layout_part(layout where, uint32_t i, uint32_t count, uint32_t keep, uint32_t first)
 {
     switch (where) {
     case KEEP_FIRST:
@@ -30,20 +29,20 @@ static int part_of(layout where, uint32_t i, uint32_t count, uint32_t keep, uint
     case KEEP_ENDS:
         return keep > 0 && (i + 1 == count || i + 1 < keep) ? 0 : i + 1 < keep + first ? 1 : 2;
     case SPREAD: {
-        if (spread(i, keep, count)) {
+        if (is_spread(i, keep, count)) {
             return 0;
         }
         uint32_t before = i - (uint32_t)((uint64_t)i * keep / count);
-        return spread(before, first, count - keep) ? 1 : 2;
+        return is_spread(before, first, count - keep) ? 1 : 2;
     }
     case INTERLEAVED:
-        return i >= count - keep ? 0 : spread(i, first, count - keep) ? 1 : 2;
+        return i >= count - keep ? 0 : is_spread(i, first, count - keep) ? 1 : 2;
     default:
         return i >= count - keep ? 0 : i < first ? 1 : 2;
     }
 }
 
-static void set_roots(ms__search *search, bool moved)
+void ms__families_set_roots(ms__search *search, bool moved)
 {
     for (uint32_t i = 0; i < search->root_count; i++) {
         uint32_t node = search->roots[i];
@@ -58,7 +57,7 @@ static void set_layers(ms__search *search, layout where, uint32_t keep, uint32_t
 {
     for (uint32_t i = 0; i < search->layer_count; i++) {
         uint32_t node = search->layers[i];
-        int part = part_of(where, i, search->layer_count, keep, first);
+        int part = layout_part(where, i, search->layer_count, keep, first);
         search->scratch[node] = part == 0   ? (uint8_t)MS_TECHNIQUE_KEEP
                                 : part == 1 ? ms__search_pick(search, node, one, two)
                                             : ms__search_pick(search, node, two, one);
@@ -72,14 +71,14 @@ static void add_windows(ms__search *search, bool must)
     }
 }
 
-static bool layers_may(const ms__search *search, int technique)
+static bool families_layers_may(const ms__search *search, int technique)
 {
     return technique != MS_TECHNIQUE_KEEP && (search->layer_techniques & 1u << technique) != 0;
 }
 
 /* ---- uniform -------------------------------------------------------------------- */
 
-/* Root work can only move: a technique that makes layers run again leaves it alone. */
+/* Root work can only move; techniques that replay layers leave it alone. */
 void ms__families_one(ms__search *search, ms_technique technique)
 {
     ms__search_keep_all(search);
@@ -89,7 +88,7 @@ void ms__families_one(ms__search *search, ms_technique technique)
     add_windows(search, true);
 }
 
-/* A yardstick: never refused for pressing harder than low pressure asks. */
+/* A yardstick: exempt from the restriction to light candidates at low pressure. */
 static void mark_uniform(ms__search *search, size_t from)
 {
     for (size_t i = from; i < search->count; i++) {
@@ -103,9 +102,9 @@ void ms__families_everywhere(ms__search *search, ms_technique technique)
     size_t before = search->count;
     ms__families_one(search, technique);
     if (technique != MS_TECHNIQUE_KEEP) {
-        set_roots(search, false);
+        ms__families_set_roots(search, false);
         add_windows(search, true);
-        set_roots(search, true);
+        ms__families_set_roots(search, true);
         add_windows(search, true);
     }
     mark_uniform(search, before);
@@ -114,7 +113,7 @@ void ms__families_everywhere(ms__search *search, ms_technique technique)
 void ms__families_uniform(ms__search *search)
 {
     for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
-        if ((MS__WHOLE & 1u << technique) != 0) { /* families_selective.c and families_segment.c do the others */
+        if ((MS__WHOLE & 1u << technique) != 0) { /* the others are in families_selective.c and families_segment.c */
             ms__families_everywhere(search, (ms_technique)technique);
         }
     }
@@ -122,8 +121,7 @@ void ms__families_uniform(ms__search *search)
 
 /* ---- kept and treated layers -------------------------------------------------------- */
 
-/* Layers that one technique is refused for fall back on the other: each is tried alone
- * and with every second one. */
+/* Layers that one technique is refused for fall back on the other: none, then each other one. */
 void ms__families_split_one(ms__search *search, ms_technique technique, ms_technique second)
 {
     uint32_t count = search->layer_count, step = (uint32_t)ms__div_up(count, GRID_FINE);
@@ -132,7 +130,7 @@ void ms__families_split_one(ms__search *search, ms_technique technique, ms_techn
             for (int roots = 0; roots < (search->root_count > 0 && where == KEEP_LAST ? 2 : 1); roots++) {
                 ms__search_keep_all(search);
                 set_layers(search, where, keep, count - keep, technique, second);
-                set_roots(search, roots == 1);
+                ms__families_set_roots(search, roots == 1);
                 add_windows(search, false);
             }
         }
@@ -143,13 +141,13 @@ void ms__families_split(ms__search *search)
 {
     if (search->layer_count == 0) {
         ms__search_keep_all(search);
-        set_roots(search, true);
+        ms__families_set_roots(search, true);
         add_windows(search, true);
         return;
     }
     for (int technique = 1; technique < MS_TECHNIQUE_COUNT; technique++) {
-        for (int second = 0; layers_may(search, technique) && second < MS_TECHNIQUE_COUNT; second++) {
-            if (second == MS_TECHNIQUE_KEEP || (second != technique && layers_may(search, second))) {
+        for (int second = 0; families_layers_may(search, technique) && second < MS_TECHNIQUE_COUNT; second++) {
+            if (second == MS_TECHNIQUE_KEEP || (second != technique && families_layers_may(search, second))) {
                 ms__families_split_one(search, (ms_technique)technique, (ms_technique)second);
             }
         }
@@ -178,7 +176,7 @@ void ms__families_mixed(ms__search *search)
 {
     for (int one = 1; one < MS_TECHNIQUE_COUNT; one++) {
         for (int two = 1; two < MS_TECHNIQUE_COUNT; two++) {
-            if (one != two && layers_may(search, one) && layers_may(search, two)) {
+            if (one != two && families_layers_may(search, one) && families_layers_may(search, two)) {
                 ms__families_mix_two(search, (ms_technique)one, (ms_technique)two);
             }
         }
@@ -187,7 +185,7 @@ void ms__families_mixed(ms__search *search)
 
 /* ---- greedy orders ------------------------------------------------------------------ */
 
-/* One thing that can be done: what it frees between forward and backward, what it costs. */
+/* One possible step: a technique at one node, its bytes freed between forward and backward, and its time. */
 typedef struct step {
     uint32_t node;
     uint8_t technique;
@@ -195,8 +193,8 @@ typedef struct step {
     uint64_t cost_ns;
 } step;
 
-/* Is a better than b: more bytes for each nanosecond? Ties: the earlier node. */
-static bool cheaper(const step *a, const step *b)
+/* Whether a frees more bytes per nanosecond than b. Ties: the earlier node. */
+static bool step_is_cheaper(const step *a, const step *b)
 {
     int order =
         ms__compare_quotients(a->freed_bytes, ms__add_sat(a->cost_ns, 1), b->freed_bytes, ms__add_sat(b->cost_ns, 1));
@@ -206,7 +204,7 @@ static bool cheaper(const step *a, const step *b)
     return a->node != b->node ? a->node < b->node : a->technique < b->technique;
 }
 
-static bool larger(const step *a, const step *b)
+static bool step_is_larger(const step *a, const step *b)
 {
     if (a->freed_bytes != b->freed_bytes) {
         return a->freed_bytes > b->freed_bytes;
@@ -226,7 +224,7 @@ static void sort_steps(step *steps, size_t count, bool (*before)(const step *, c
     }
 }
 
-/* Replays each possibility alone. Returns how many free anything. */
+/* Replays each step alone. Returns the number of those that free anything. */
 static size_t measure_steps(ms__search *search, step *steps)
 {
     ms__outcome kept, outcome;
@@ -254,7 +252,7 @@ static size_t measure_steps(ms__search *search, step *steps)
     return count;
 }
 
-/* Does the steps of one technique (or of any, 0), best first; every stage is a candidate. */
+/* Takes the steps of one technique (0: of any), best first; every stage is a candidate. */
 static void take_steps(ms__search *search, const step *steps, size_t count, int technique)
 {
     size_t stride = ms__div_up(count, (size_t)8 * GRID_FINE);
@@ -273,8 +271,8 @@ static void take_steps(ms__search *search, const step *steps, size_t count, int 
     }
 }
 
-/* Equal nodes are served by the splits; the orders pay where nodes differ. */
-static bool uneven(const ms__search *search)
+/* Splits serve equal nodes; greedy orders pay if nodes differ. */
+static bool chain_is_uneven(const ms__search *search)
 {
     uint32_t movable = search->layer_count + search->root_count;
     for (uint32_t i = 1; i < search->layer_count; i++) {
@@ -289,7 +287,7 @@ static bool uneven(const ms__search *search)
 
 void ms__families_greedy(ms__search *search)
 {
-    if (!uneven(search)) {
+    if (!chain_is_uneven(search)) {
         return;
     }
     step *steps = ms_calloc((size_t)search->node_count * MS_TECHNIQUE_COUNT, sizeof *steps);
@@ -299,9 +297,9 @@ void ms__families_greedy(ms__search *search)
     }
     size_t count = measure_steps(search, steps);
     for (int order = 0; order < 2; order++) {
-        sort_steps(steps, count, order == 0 ? cheaper : larger);
+        sort_steps(steps, count, order == 0 ? step_is_cheaper : step_is_larger);
         for (int technique = 0; technique < MS_TECHNIQUE_COUNT; technique++) {
-            if (technique == 0 || layers_may(search, technique)) {
+            if (technique == 0 || families_layers_may(search, technique)) {
                 take_steps(search, steps, count, technique);
             }
         }
@@ -357,7 +355,7 @@ void ms__families_refine(ms__search *search)
     for (uint32_t round = 0; round < REFINE_ROUNDS && search->replays_left > 0; round++) {
         ms__front_kind kind = round % 2 == 0 ? MS__FRONT_UNCACHED : MS__FRONT_CACHED;
         size_t count = ms__search_front(search, kind, false, search->count, front, REFINE_FRONT);
-        /* From both ends: should replays run out, the middle is what is missed. */
+        /* From both ends: if replays run out, the middle is skipped. */
         for (size_t i = 0; i < count; i++) {
             refine_one(search, front[i % 2 == 0 ? count - 1 - i / 2 : i / 2], round);
         }

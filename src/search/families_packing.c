@@ -1,9 +1,8 @@
 /*
- * Candidates whose storages of two values become bits: on the best of what was found without, all
- * of them, or the first of all layers' in the order of what a byte less costs. Called by solver.c
- * after the other families. Each tensor is an item of its own; that the items of a list are taken
- * in order, and not in every combination, is what keeps it short: a byte costs nearly the same
- * in all of them.
+ * Candidates with bit packing: the best of those without it, with all or the first part of their two-valued
+ * storages packed, cheapest per byte first. Called by solver.c after the other families. Each tensor is an
+ * item. Items are taken in order and not in every combination, since a byte costs nearly the same in all of
+ * them; that keeps the list short.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,24 +10,24 @@
 #include "base/units.h"
 #include "search/search.h"
 
-/* All of them first: should replays run out, it is the finer parts that are missed. */
+/* All of them first: if replays run out, the finer parts are skipped. */
 static const uint32_t parts[] = {8, 4, 2, 6, 1, 3, 5, 7};
 enum { BASES_MOST = 32, PARTS = sizeof parts / sizeof parts[0] };
 
-typedef struct item {
+typedef struct packing_item {
     uint32_t node;
     uint32_t rank; /* in the node */
     uint64_t ns, saved_bytes;
-} item;
+} packing_item;
 
-typedef struct items {
-    item *list;
+typedef struct packing_items {
+    packing_item *list;
     size_t count;
-} items;
+} packing_items;
 
-static int by_price(const void *left, const void *right)
+static int compare_price(const void *left, const void *right)
 {
-    const item *a = left, *b = right;
+    const packing_item *a = left, *b = right;
     int order = ms__compare_quotients(a->ns, a->saved_bytes, b->ns, b->saved_bytes);
     if (order != 0) {
         return order;
@@ -36,8 +35,8 @@ static int by_price(const void *left, const void *right)
     return a->node != b->node ? (a->node > b->node) - (a->node < b->node) : (a->rank > b->rank) - (a->rank < b->rank);
 }
 
-/* What the scratch's techniques leave to be packed, the cheapest first. */
-static void list_items(const ms__search *search, items *found)
+/* The two-valued storages that the scratch's techniques leave in memory, cheapest per byte first. */
+static void list_items(const ms__search *search, packing_items *found)
 {
     found->count = 0;
     for (uint32_t i = 0; i < search->node_count; i++) {
@@ -47,25 +46,25 @@ static void list_items(const ms__search *search, items *found)
             const ms__sim_bits *bits = &profile->bits[s];
             if (bits->rank > 0 && ms__search_may_pack(search, bits)) {
                 found->list[found->count++] =
-                    (item){i, bits->rank, ms__add_sat(bits->pack_ns, bits->unpack_ns), bits->saved_bytes};
+                    (packing_item){i, bits->rank, ms__add_sat(bits->pack_ns, bits->unpack_ns), bits->saved_bytes};
             }
         }
     }
-    qsort(found->list, found->count, sizeof *found->list, by_price);
+    qsort(found->list, found->count, sizeof *found->list, compare_price);
 }
 
-static void take_items(ms__search *search, const items *from, size_t count)
+static void take_items(ms__search *search, const packing_items *from, size_t count)
 {
     uint8_t *packed = search->scratch + search->node_count;
     memset(packed, 0, search->node_count);
     for (size_t i = 0; i < count; i++) {
-        const item *one = &from->list[i];
+        const packing_item *one = &from->list[i];
         packed[one->node] = (uint8_t)ms__max_u64(packed[one->node], one->rank);
     }
 }
 
-/* `part` of the eighths of what a candidate could pack. */
-static void pack_part(ms__search *search, size_t base, items *found, uint32_t part)
+/* Adds a candidate that packs `part` eighths of the items of another. */
+static void pack_part(ms__search *search, size_t base, packing_items *found, uint32_t part)
 {
     ms__search_load(search, base);
     list_items(search, found);
@@ -75,8 +74,8 @@ static void pack_part(ms__search *search, size_t base, items *found, uint32_t pa
     }
 }
 
-/* Enough for any step: options may change what layers save. */
-static bool make_room(const ms__search *search, items *found)
+/* Enough for any step: options can change a layer's saved storages. */
+static bool reserve_items(const ms__search *search, packing_items *found)
 {
     size_t most = 1;
     for (uint32_t step = 0; step < search->step_count; step++) {
@@ -89,9 +88,9 @@ static bool make_room(const ms__search *search, items *found)
 
 void ms__families_packing(ms__search *search)
 {
-    items found = {0};
+    packing_items found = {0};
     size_t bases[2 * BASES_MOST];
-    if (!make_room(search, &found)) {
+    if (!reserve_items(search, &found)) {
         search->out_of_memory = true;
         return;
     }
@@ -108,8 +107,8 @@ void ms__families_packing(ms__search *search)
 
 void ms__families_packing_moves(ms__search *search)
 {
-    items found = {0};
-    if (!make_room(search, &found)) {
+    packing_items found = {0};
+    if (!reserve_items(search, &found)) {
         search->out_of_memory = true;
         return;
     }

@@ -1,13 +1,13 @@
 /*
- * Candidates with selective sets, in the step that the search is at. Of the many techniques
- * only those are combined that stand out when each is used everywhere. Called by solver.c.
+ * Candidates with selective sets, in the current step. Only the techniques that stand out when used
+ * everywhere are combined. Called by solver.c.
  */
 #include "base/units.h"
 #include "search/search.h"
 
 enum { STANDOUTS_MOST = 6 };
 
-/* A technique and the best that it gives when used everywhere. */
+/* A technique with its result when used everywhere. */
 typedef struct standout {
     ms_technique technique;
     uint64_t step_ns;
@@ -28,7 +28,7 @@ static bool is_dominated(const standout *one, const standout *items, size_t coun
     return false;
 }
 
-/* Uses the technique everywhere in the first window; false where it is admitted nowhere. */
+/* Uses the technique everywhere, with the first window; false if it is admitted nowhere. */
 static bool try_everywhere(ms__search *search, int technique, standout *found)
 {
     if (((search->layer_techniques | search->selective_techniques) & 1u << technique) == 0) {
@@ -44,7 +44,7 @@ static bool try_everywhere(ms__search *search, int technique, standout *found)
     return true;
 }
 
-/* From the lowest peak up; where there are many, evenly spread. */
+/* From the lowest peak up; evenly spread if there are too many. */
 static size_t find_standouts(ms__search *search, standout *out)
 {
     standout all[MS_TECHNIQUE_COUNT];

@@ -1,7 +1,6 @@
 /*
- * The solver's set of candidates: replays each assignment once, remembers what it
- * saw, and finds the ones that nothing dominates. Owned by solver.c; families.c
- * fills it.
+ * The solver's set of candidates: replays each assignment once, keeps its result, and finds the candidates
+ * that none dominates. solver.c owns it; families.c fills it.
  */
 #include "search/search.h"
 
@@ -16,26 +15,24 @@
 enum { REPLAYS_LEAST = 300, REPLAYS_MOST = 3000 };
 static const uint64_t events_most = 40000000;
 
-/* Two runs of one script begin with up to 0.2 MB more or less; one of a mixture of experts was seen
- * to with 1.2 MB. */
+/* Two runs of one script begin with baselines up to 0.2 MB apart, and up to 1.2 MB for a mixture of
+ * experts. Includes a margin. */
 static const uint64_t runs_differ_bytes = 4000000;
 
 /* ---- set-up ------------------------------------------------------------------- */
 
-/* Below this a store waits for the one before it longer than its bytes are worth. */
+/* With a smaller window, a store's wait for the one before costs more than its bytes are worth. */
 enum { FORCED_WRITE_BYTES_LEAST = 1 << 20 };
 
-/* The largest single storage that a layer saves: a window below it would let nothing
- * be fetched ahead. Where the smallest peak is wanted, it is the first window. */
+/* The largest single storage that a layer saves: under a smaller window nothing could be fetched ahead. It
+ * is the first window if the smallest peak is wanted. */
 static uint64_t largest_saved(const ms__search *search, const ms_graph *graph)
 {
     uint64_t largest = 0;
     for (uint32_t i = 0; i < graph->node_count; i++) {
         const ms__sim_node *node = &search->sim->nodes[i];
         for (uint32_t s = 0; graph->nodes[i].kind == MS_NODE_LAYER && s < node->profile->save_count; s++) {
-            uint32_t storage = node->profile->saved[s], externals = node->profile->external_count;
-            uint32_t instance =
-                storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
+            uint32_t instance = ms__sim_instance_of(node, node->profile->saved[s]);
             largest = ms__max_u64(largest, search->sim->instance_bytes[instance]);
         }
     }
@@ -65,7 +62,7 @@ static void choose_windows(ms__search *search, const ms_graph *graph, const ms_c
     }
 }
 
-/* Sets belong to a node's profile, which the rules don't look into. */
+/* Removes the sets that a node's profile lacks: the rules do not look into profiles. */
 static int copy_admissions(ms__search *search, const ms_admission *admissions)
 {
     search->admissions = ms_calloc(search->node_count, sizeof *search->admissions);
@@ -95,7 +92,7 @@ static void find_movable(ms__search *search, const ms_graph *graph)
             search->layer_techniques |= mask & MS__WHOLE;
             search->selective_techniques |= mask & MS__SELECTIVE;
             search->segment_techniques |= mask & MS__CHAINED;
-        } else if (mask != 0) { /* the rules let work of the root move, no more */
+        } else if (mask != 0) { /* the rules only let root work move */
             search->roots[search->root_count++] = i;
             root_techniques |= mask;
         }
@@ -104,7 +101,7 @@ static void find_movable(ms__search *search, const ms_graph *graph)
     search->root_technique = host ? MS_TECHNIQUE_OFFLOAD_HOST : MS_TECHNIQUE_OFFLOAD_DISK;
 }
 
-/* Every combination of the options that go together, the fewest bits first. */
+/* Every combination of options that agree, fewest bits first. */
 static int open_steps(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, ms__search *search,
                       ms_error *err)
 {
@@ -262,7 +259,7 @@ static bool is_light(const ms__search *search, const uint8_t *techniques)
 }
 
 /* FNV-1a over row, window and step. */
-static uint64_t hash_of(const uint8_t *row, uint32_t count, uint32_t window, uint32_t step)
+static uint64_t assignment_hash(const uint8_t *row, uint32_t count, uint32_t window, uint32_t step)
 {
     uint64_t hash = 14695981039346656037u ^ window ^ (uint64_t)step << 32;
     for (uint32_t i = 0; i < count; i++) {
@@ -271,11 +268,11 @@ static uint64_t hash_of(const uint8_t *row, uint32_t count, uint32_t window, uin
     return hash ^ hash >> 29;
 }
 
-/* Where the assignment is in the table, or the empty place for it. */
+/* The assignment's place in the table, or the empty place for it. */
 static size_t find_place(const ms__search *search, const uint8_t *row, uint32_t window, uint32_t step)
 {
     size_t mask = search->table_size - 1;
-    size_t place = hash_of(row, search->row_bytes, window, step) & mask;
+    size_t place = assignment_hash(row, search->row_bytes, window, step) & mask;
     while (search->table[place] != 0) {
         size_t index = search->table[place] - 1;
         if (search->items[index].window == window && search->items[index].step == step &&
@@ -325,7 +322,7 @@ static int reserve_one(ms__search *search)
     return rc;
 }
 
-static void fill(ms__candidate *candidate, const ms__outcome *outcome)
+static void fill_candidate(ms__candidate *candidate, const ms__outcome *outcome)
 {
     candidate->step_ns = outcome->replay.step_ns;
     candidate->work_ns = outcome->replay.step_ns - outcome->replay.fault_ns;
@@ -365,30 +362,30 @@ void ms__search_add(ms__search *search, uint32_t window, bool must)
     }
     ms__candidate *candidate = &search->items[search->count];
     *candidate = (ms__candidate){.window = window, .step = search->step, .light = is_light(search, search->scratch)};
-    fill(candidate, &outcome);
+    fill_candidate(candidate, &outcome);
     memcpy(&search->rows[search->count * search->row_bytes], search->scratch, search->row_bytes);
     search->table[place] = (uint32_t)++search->count;
 }
 
 /* ---- the front ------------------------------------------------------------------- */
 
-static uint64_t time_of(const ms__candidate *candidate, ms__front_kind kind)
+static uint64_t candidate_time(const ms__candidate *candidate, ms__front_kind kind)
 {
     return kind == MS__FRONT_CACHED ? candidate->work_ns : candidate->step_ns;
 }
 
-static int compare(const ms__search *search, size_t left, size_t right, ms__front_kind kind)
+static int compare_candidates(const ms__search *search, size_t left, size_t right, ms__front_kind kind)
 {
     const ms__candidate *a = &search->items[left], *b = &search->items[right];
     uint64_t peak_a = ms__candidate_peak(a), peak_b = ms__candidate_peak(b);
-    uint64_t time_a = time_of(a, kind), time_b = time_of(b, kind);
+    uint64_t time_a = candidate_time(a, kind), time_b = candidate_time(b, kind);
     if (time_a != time_b) {
         return time_a < time_b ? -1 : 1;
     }
     if (peak_a != peak_b) {
         return peak_a < peak_b ? -1 : 1;
     }
-    /* Alike in both: the one that an unbounded cache would make less of. */
+    /* Equal in both: the one that holds less with an unbounded cache. */
     if (a->held_most_bytes != b->held_most_bytes) {
         return a->held_most_bytes < b->held_most_bytes ? -1 : 1;
     }
@@ -399,17 +396,17 @@ static int compare(const ms__search *search, size_t left, size_t right, ms__fron
 
 int ms__candidate_compare(const ms__search *search, size_t left, size_t right)
 {
-    return compare(search, left, right, MS__FRONT_UNCACHED);
+    return compare_candidates(search, left, right, MS__FRONT_UNCACHED);
 }
 
-/* Sorts indices by compare(): a heap sort, since qsort() takes no context. */
+/* Sorts indices by compare_candidates(). A heap sort, as qsort() takes no context. */
 static void sift_down(const ms__search *search, ms__front_kind kind, size_t *indices, size_t at, size_t count)
 {
     for (size_t child = 2 * at + 1; child < count; child = 2 * at + 1) {
-        if (child + 1 < count && compare(search, indices[child], indices[child + 1], kind) < 0) {
+        if (child + 1 < count && compare_candidates(search, indices[child], indices[child + 1], kind) < 0) {
             child++;
         }
-        if (compare(search, indices[at], indices[child], kind) >= 0) {
+        if (compare_candidates(search, indices[at], indices[child], kind) >= 0) {
             return;
         }
         size_t swap = indices[at];
@@ -432,8 +429,8 @@ static void sort_indices(const ms__search *search, ms__front_kind kind, size_t *
     }
 }
 
-/* Leaves `most` of `count`, the first and the last among them. */
-static size_t thin(size_t *indices, size_t count, size_t most)
+/* Leaves `most` of `count`, with the first and the last. */
+static size_t thin_indices(size_t *indices, size_t count, size_t most)
 {
     if (count <= most || most < 2) {
         return count < most ? count : most;
@@ -463,7 +460,7 @@ size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, siz
         }
     }
     sort_indices(search, kind, all, count);
-    uint64_t lowest[] = {UINT64_MAX, UINT64_MAX, UINT64_MAX}; /* up to each ms_exactness */
+    uint64_t lowest[] = {UINT64_MAX, UINT64_MAX, UINT64_MAX}; /* lowest peak up to each ms_exactness */
     for (size_t i = 0; i < count; i++) {
         uint64_t peak = ms__candidate_peak(&search->items[all[i]]);
         ms_exactness class = ms__candidate_exactness(search, all[i]);
@@ -474,7 +471,7 @@ size_t ms__search_front(ms__search *search, ms__front_kind kind, bool light, siz
             lowest[c] = ms__min_u64(lowest[c], peak);
         }
     }
-    kept = thin(all, kept, most);
+    kept = thin_indices(all, kept, most);
     memcpy(indices, all, kept * sizeof *indices);
     ms_free(all);
     return kept;

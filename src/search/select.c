@@ -1,17 +1,14 @@
 /*
- * Selects among candidates the fastest that fits. Called by the solver; which
- * candidates there are is not decided here.
+ * Selects the fastest candidate that fits. Called by the solver, which proposes the candidates.
  *
- * Why the choice is monotone. A *variant* is a candidate with a cache of a stated
- * size; its time and the bytes it requires do not depend on the budget. The set that
- * may be chosen from at a budget contains every set of a smaller one, and the order
- * among variants is total. So a larger budget never gives a slower plan; and where it
- * gives another plan, that one did not fit the smaller budget, hence requires more.
- * What the budget leaves beyond a variant's cache is given to the cache as well, up to
- * what an unoptimized run would hold: it can only help, and no time is claimed for it.
+ * Why the choice is monotone. A *variant* is a candidate with a cache of a stated size; its time and bytes do
+ * not depend on the budget. The variants eligible at a budget include all that are eligible at a smaller one,
+ * and the order among variants is total. So a larger budget never gives a slower plan, and if it gives
+ * another plan, that one did not fit the smaller budget and takes more bytes. The budget's rest goes to the
+ * cache too, up to an unoptimized run's size: it can only help, and no time is claimed for it.
  *
- * At low pressure only light candidates may be chosen from, plus whatever already fits
- * the budget at which low pressure begins: so the sets stay nested.
+ * At low pressure, eligible are the light candidates and whatever fits the budget at which low pressure
+ * begins: so the sets stay nested.
  */
 #include "search/select.h"
 
@@ -44,7 +41,7 @@ void ms__variant_replay(ms__search *search, ms__variant *variant)
     variant->replayed = true;
 }
 
-/* Parts, in sixteenths, of what an unbounded cache would hold beyond the live peak. */
+/* Sixteenths of the bytes that an unbounded cache would hold beyond the live peak. */
 static const uint64_t slack_sixteenths[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 enum { SLACK_STEPS = sizeof slack_sixteenths / sizeof slack_sixteenths[0] };
 
@@ -54,7 +51,7 @@ static uint64_t slack_of(const ms__candidate *candidate, uint32_t step)
     return ms__mul_div(most, slack_sixteenths[step], 16);
 }
 
-static int by_bytes(const void *left, const void *right)
+static int compare_variants(const void *left, const void *right)
 {
     const ms__variant *a = left, *b = right;
     if (a->bytes != b->bytes) {
@@ -85,7 +82,7 @@ int ms__variants_make(ms__search *search, const size_t *finalists, size_t count,
             }
         }
     }
-    qsort(variants->items, variants->count, sizeof *variants->items, by_bytes);
+    qsort(variants->items, variants->count, sizeof *variants->items, compare_variants);
     return MS_OK;
 }
 
@@ -98,8 +95,7 @@ void ms__variants_free(ms__variants *variants)
 
 /* ---- selection -------------------------------------------------------------------- */
 
-/* What gives up fewer bits is better, whatever the time: rounding is for budgets that
- * nothing exact fits. */
+/* A more exact class wins, whatever the time: rounding is for budgets that nothing exact fits. */
 bool ms__variant_better(const ms__search *search, const ms__variant *a, const ms__variant *b)
 {
     ms_exactness class_a = ms__candidate_exactness(search, a->candidate);
@@ -128,7 +124,7 @@ bool ms__variant_in_time(const ms__bounds *bounds, const ms__variant *variant)
     return variant->replay.step_ns >= bounds->least_ns && variant->replay.step_ns <= bounds->most_ns;
 }
 
-/* No cache makes a candidate faster than its work and its waits. */
+/* No cache makes a candidate faster than its work and its stalls. */
 bool ms__variant_hopeless(const ms__search *search, const ms__variant *variant, const ms__variant *best)
 {
     ms_exactness mine = ms__candidate_exactness(search, variant->candidate);
@@ -169,8 +165,8 @@ const ms__variant *ms__select_least(ms__search *search, ms__variants *variants, 
 
 /* ---- forced and over target ---------------------------------------------------------- */
 
-/* Tensors' peak first, then the peak of forward and backward, then what lives between
- * them: in a tiny model the first is the optimizer's, whatever is done to the layers. */
+/* The tensors' peak first, then the peak of forward and backward, then the bytes live between them: in a
+ * tiny model the first is the optimizer's under every technique. */
 static int compare_tensors(const ms__candidate *a, const ms__candidate *b)
 {
     const uint64_t left[] = {a->live_peak_bytes, a->activation_peak_bytes, a->boundary_bytes};
@@ -183,8 +179,8 @@ static int compare_tensors(const ms__candidate *a, const ms__candidate *b)
     return 0;
 }
 
-/* Peak with the slab, which is no tensor, then tensors, then time. */
-static bool smaller(const ms__search *search, size_t left, size_t right)
+/* The peak with the slab, which is not a tensor, then tensors, then time. */
+static bool forced_is_smaller(const ms__search *search, size_t left, size_t right)
 {
     const ms__candidate *a = &search->items[left], *b = &search->items[right];
     uint64_t peak_a = ms__candidate_peak(a), peak_b = ms__candidate_peak(b);
@@ -195,20 +191,20 @@ static bool smaller(const ms__search *search, size_t left, size_t right)
     return order != 0 ? order < 0 : ms__candidate_compare(search, left, right) < 0;
 }
 
-/* Being forced, it presses wherever tensors shrink by it, also where all that is admitted
- * needs a slab larger than what it frees; keeping everything, the first of the set, is the
- * answer only where nothing shrinks them. */
+/* A forced plan shrinks the tensors if any technique can, even if every admitted technique needs a slab
+ * larger than the bytes it frees. Keeping everything, the first candidate, is chosen only if nothing
+ * shrinks them. */
 size_t ms__select_forced(const ms__search *search)
 {
     size_t best = 0;
     for (size_t i = 1; i < search->count; i++) {
         bool shrinks = compare_tensors(&search->items[i], &search->items[0]) < 0;
-        best = shrinks && (best == 0 || smaller(search, i, best)) ? i : best;
+        best = shrinks && (best == 0 || forced_is_smaller(search, i, best)) ? i : best;
     }
     return best;
 }
 
-/* The first candidate, which keeps all, is exact. */
+/* The first candidate keeps all and is exact. */
 static size_t smallest_peak(const ms__search *search, ms_exactness most)
 {
     size_t best = 0;

@@ -1,6 +1,6 @@
 /*
- * What the training process holds before its first step: the part of a hardware
- * description that belongs to this run and not to the machine. Called once per wrap.
+ * The training process's memory before its first step: the part of a hardware description that belongs to
+ * this run and not to the machine. Called once per wrap.
  */
 #include <malloc.h>
 #include <stdatomic.h>
@@ -32,9 +32,9 @@ void ms__process_expect(ms_process *process, uint64_t measured_bytes)
 }
 
 /*
- * What was measured before, where little has changed since. A refused wrap leaves behind
- * the pages that its trace touched (15 MB, which scratch counts), and every reading differs
- * by a few: without this, a budget that the refusal named would be refused too.
+ * The earlier baseline, if little has changed since. A refused wrap leaves behind the pages that its trace
+ * touched (15 MB, which scratch includes), and readings differ by a few MB. Without this tolerance, the
+ * budget that a refusal names would be refused too.
  */
 static const uint64_t same_baseline_bytes = 20000000;
 
@@ -67,7 +67,7 @@ int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allo
     ms_process process = {.baseline_bytes = allocated_bytes};
     int32_t before = hardware->device;
     if (device >= (int32_t)hardware->gpu_count) {
-        return ms_fail(err, MS_EINVAL, "hardware: there is no GPU %d, only %u", device, hardware->gpu_count);
+        return ms_fail(err, MS_EINVAL, "hardware: GPU %d does not exist; %u were found", device, hardware->gpu_count);
     }
     hardware->device = device < 0 ? -1 : device;
     int rc = ms_hardware_host_is_device(hardware) ? resident_baseline(&process.baseline_bytes, err) : MS_OK;

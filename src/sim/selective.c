@@ -1,14 +1,14 @@
 /*
- * Selective sets: which of a layer's saved tensors are not kept but made again by the
- * operators that made them. Worked out for each profile when the simulator is compiled;
- * replayed here too, since what is made when follows from the same makers.
+ * Selective sets: the saved tensors that a layer does not keep and single operators recompute. A profile's
+ * sets are formed when the simulator is compiled; their recomputation is replayed here too, as both follow
+ * from the same makers.
  *
- * A set is dropped in backward's order: a tensor is made when backward asks for it, from
- * what the layer still holds, with all that lies between. Of that, what belongs to the set
- * is held until it was used, the rest only until its last reader ran.
+ * A dropped tensor is recomputed when backward asks for it, from the tensors that the layer still holds,
+ * together with everything in between. Members of the set are then held until their DROP, other results until
+ * their last reader ran.
  *
- * The sets of a profile grow: each adds what is next cheapest per byte, and ends where the
- * price of the next byte jumps. So four of them stand for all sensible ones.
+ * Sets are nested: each adds the storages that are next cheapest per byte, and ends where the price of the
+ * next byte jumps. So four of them represent all sensible ones.
  */
 #include <string.h>
 
@@ -19,14 +19,14 @@ enum {
     MAKERS_MOST = 4096,    /* of a profile; larger ones get no sets */
     CANDIDATES_MOST = 64,  /* the largest saved storages */
     WORK_MOST = 2000000,   /* makers looked at per profile: bounds the candidates */
-    SMALL_PART = 64,       /* candidates have at least this part of the largest one's bytes */
-    JUMP_LEAST = 1300,     /* permille by which the price must rise where a set ends */
+    SMALL_PART = 64,       /* candidates have at least 1/64 of the largest one's bytes */
+    JUMP_LEAST = 1300,     /* permille by which the price must rise after a set's end */
     NOT_MADE = UINT32_MAX
 };
 
-/* ---- what a set costs ------------------------------------------------------- */
+/* ---- a set's cost ------------------------------------------------------------ */
 
-typedef struct finder {
+typedef struct set_finder {
     const ms_profile *from;
     ms__sim_profile *profile;
     uint8_t *dropped;  /* [save_count] the set so far */
@@ -36,11 +36,11 @@ typedef struct finder {
     uint32_t taken[CANDIDATES_MOST]; /* slots in the order they joined the set */
     uint64_t prices[CANDIDATES_MOST]; /* ns per MiB of each */
     uint32_t taken_count;
-} finder;
+} set_finder;
 
-/* Marks what must run for all of the set; the sum of its times, or UINT64_MAX where
- * something is neither held nor made. */
-static uint64_t cost_of(finder *f)
+/* Marks the makers that must run for the whole set. Returns the sum of their times, or UINT64_MAX if an
+ * input is neither held nor made. */
+static uint64_t set_cost_ns(set_finder *f)
 {
     const ms__sim_profile *profile = f->profile;
     uint64_t sum = 0;
@@ -77,13 +77,13 @@ static uint64_t cost_of(finder *f)
 
 /* ---- candidates --------------------------------------------------------------- */
 
-static uint64_t slot_bytes(const finder *f, uint32_t slot)
+static uint64_t slot_bytes(const set_finder *f, uint32_t slot)
 {
     return f->from->storage_bytes[f->profile->saved[slot]];
 }
 
-/* Local, made by an operator, not small. What crosses nodes is held by others anyway. */
-static void find_candidates(finder *f)
+/* Local, made by an operator, and not small. Storages that cross nodes are held by other nodes anyway. */
+static void find_candidates(set_finder *f)
 {
     const ms__sim_profile *profile = f->profile;
     uint64_t largest = 1;
@@ -115,8 +115,8 @@ static void find_candidates(finder *f)
     }
 }
 
-/* The candidate that frees a byte at the least price; its price. UINT32_MAX: none can. */
-static uint32_t cheapest(finder *f, uint64_t spent_ns, uint64_t *price)
+/* The candidate that frees a byte at the lowest price, and that price; UINT32_MAX if there is none. */
+static uint32_t set_cheapest(set_finder *f, uint64_t spent_ns, uint64_t *price)
 {
     uint32_t best = UINT32_MAX;
     for (uint32_t i = 0; i < f->candidate_count; i++) {
@@ -125,7 +125,7 @@ static uint32_t cheapest(finder *f, uint64_t spent_ns, uint64_t *price)
             continue;
         }
         f->dropped[slot] = 1;
-        uint64_t ns = cost_of(f);
+        uint64_t ns = set_cost_ns(f);
         f->dropped[slot] = 0;
         if (ns == UINT64_MAX) {
             continue;
@@ -139,32 +139,33 @@ static uint32_t cheapest(finder *f, uint64_t spent_ns, uint64_t *price)
     return best;
 }
 
-static void grow(finder *f)
+static void set_grow(set_finder *f)
 {
     uint64_t spent_ns = 0, price = 0;
     for (;;) {
-        uint32_t slot = cheapest(f, spent_ns, &price);
+        uint32_t slot = set_cheapest(f, spent_ns, &price);
         if (slot == UINT32_MAX) {
             return;
         }
         f->dropped[slot] = 1;
         f->prices[f->taken_count] = price;
         f->taken[f->taken_count++] = slot;
-        spent_ns = cost_of(f);
+        spent_ns = set_cost_ns(f);
     }
 }
 
 /* ---- knees -------------------------------------------------------------------- */
 
-/* How much dearer the byte after the first `count` is, in permille; 0: not worth an end. */
-static uint64_t jump_after(const finder *f, uint32_t count)
+/* The price of the byte after the first `count` over that of the last one, in permille; 0 if the jump is
+ * too small to end a set. */
+static uint64_t jump_after(const set_finder *f, uint32_t count)
 {
     uint64_t jump = ms__mul_div(f->prices[count] + 1, 1000, f->prices[count - 1] + 1);
     return jump >= JUMP_LEAST ? jump : 0;
 }
 
-/* Sizes of the sets, ascending: where the price jumps most, and all. */
-static uint32_t find_knees(const finder *f, uint32_t sizes[MS_SELECTIVE_SETS])
+/* Sizes of the sets, ascending: the largest jumps of the price, and all candidates. */
+static uint32_t find_knees(const set_finder *f, uint32_t sizes[MS_SELECTIVE_SETS])
 {
     uint64_t jumps[MS_SELECTIVE_SETS] = {0};
     uint32_t count = 0;
@@ -219,7 +220,7 @@ static int copy_makers(const ms_profile *from, ms__sim_profile *to)
     return MS_OK;
 }
 
-static void fill_sets(const finder *f, ms__sim_profile *profile)
+static void fill_sets(const set_finder *f, ms__sim_profile *profile)
 {
     uint32_t sizes[MS_SELECTIVE_SETS + 1];
     profile->set_count = find_knees(f, sizes);
@@ -230,35 +231,45 @@ static void fill_sets(const finder *f, ms__sim_profile *profile)
     }
 }
 
-int ms__selective_compile(const ms__sim *sim, const ms_profile *from, ms__sim_profile *to)
+static void time_makers(const ms__sim *sim, const ms_profile *from, ms__sim_profile *to)
 {
-    if (from->maker_count == 0 || from->maker_count > MAKERS_MOST || to->save_count > MAKERS_MOST) {
-        return MS_OK;
-    }
-    int rc = copy_makers(from, to);
-    finder f = {.from = from, .profile = to};
-    to->slot_of = ms_calloc(from->storage_count, sizeof *to->slot_of);
-    f.dropped = ms_calloc(to->save_count, 1);
-    f.marks = ms_calloc(from->maker_count, 1);
-    to->sets = ms_calloc((size_t)to->save_count * MS_SELECTIVE_SETS, 1);
-    if (rc != MS_OK || to->slot_of == NULL || f.dropped == NULL || f.marks == NULL || to->sets == NULL) {
-        rc = MS_ENOMEM;
-        goto cleanup;
-    }
     for (uint32_t i = 0; i < to->maker_count; i++) {
         const ms_maker *maker = &from->makers[i];
         ms_event work = {
             .kind = MS_EVENT_WORK, .flops = maker->flops, .bytes = maker->bytes, .evaluations = maker->evaluations};
         to->makers[i].ns = ms__add_sat(ms__work_ns(sim, &work), ms__scaled_ns(sim, MS__MAKER_NS));
     }
-    memset(to->slot_of, 0xff, from->storage_count * sizeof *to->slot_of);
+}
+
+static void invert_slots(uint32_t storage_count, ms__sim_profile *to)
+{
+    memset(to->slot_of, 0xff, storage_count * sizeof *to->slot_of);
     for (uint32_t slot = 0; slot < to->save_count; slot++) {
         to->slot_of[to->saved[slot]] = slot;
     }
-    find_candidates(&f);
-    grow(&f);
-    fill_sets(&f, to);
-cleanup:
+}
+
+int ms__selective_compile(const ms__sim *sim, const ms_profile *from, ms__sim_profile *to)
+{
+    if (from->maker_count == 0 || from->maker_count > MAKERS_MOST || to->save_count > MAKERS_MOST) {
+        return MS_OK;
+    }
+    int rc = copy_makers(from, to);
+    set_finder f = {.from = from, .profile = to};
+    to->slot_of = ms_calloc(from->storage_count, sizeof *to->slot_of);
+    f.dropped = ms_calloc(to->save_count, 1);
+    f.marks = ms_calloc(from->maker_count, 1);
+    to->sets = ms_calloc((size_t)to->save_count * MS_SELECTIVE_SETS, 1);
+    if (to->slot_of == NULL || f.dropped == NULL || f.marks == NULL || to->sets == NULL) {
+        rc = MS_ENOMEM;
+    }
+    if (rc == MS_OK) {
+        time_makers(sim, from, to);
+        invert_slots(from->storage_count, to);
+        find_candidates(&f);
+        set_grow(&f);
+        fill_sets(&f, to);
+    }
     ms_free(f.dropped);
     ms_free(f.marks);
     return rc;
@@ -280,7 +291,7 @@ const uint8_t *ms__selective_set(const ms__sim_profile *profile, ms_technique te
 
 /* ---- replaying -------------------------------------------------------------------- */
 
-/* Marks what has to run for one storage, and who reads what last. */
+/* Marks the makers that must run for one storage, and the last reader of each result. */
 static void mark_needed(ms__sim *sim, const ms__sim_node *node, uint32_t wanted)
 {
     const ms__sim_profile *profile = node->profile;
@@ -299,7 +310,7 @@ static void mark_needed(ms__sim *sim, const ms__sim_node *node, uint32_t wanted)
     }
 }
 
-/* Temporaries go with their last reader, what is of the set is held for its DROP. */
+/* Temporaries end with their last reader; members of the set are held until their DROP. */
 static void settle_operands(ms__sim *sim, const ms__sim_node *node, uint32_t index)
 {
     const ms__sim_profile *profile = node->profile;
@@ -307,16 +318,16 @@ static void settle_operands(ms__sim *sim, const ms__sim_node *node, uint32_t ind
     for (uint32_t k = 0; k < maker->input_count + maker->output_count; k++) {
         uint32_t storage = profile->operands[maker->first + k];
         if (k >= maker->input_count) {
-            ms__sim_hold_remade(sim, node, storage);
+            ms__sim_hold_recomputed(sim, node, storage);
         }
         if (sim->last_reader[storage] <= index + 1) {
-            ms__sim_end_remade(sim, node, storage);
+            ms__sim_end_recomputed(sim, node, storage);
             sim->last_reader[storage] = 0;
         }
     }
 }
 
-void ms__selective_remake(ms__sim *sim, const ms__sim_node *node, uint32_t wanted)
+void ms__selective_recompute(ms__sim *sim, const ms__sim_node *node, uint32_t wanted)
 {
     const ms__sim_profile *profile = node->profile;
     uint32_t last = profile->maker_of[wanted];
@@ -330,7 +341,7 @@ void ms__selective_remake(ms__sim *sim, const ms__sim_node *node, uint32_t wante
             ms__sim_fetch(sim, node, profile->operands[maker->first + k]);
         }
         for (uint32_t k = 0; k < maker->output_count; k++) {
-            ms__sim_begin_remade(sim, node, profile->operands[maker->first + maker->input_count + k]);
+            ms__sim_begin_recomputed(sim, node, profile->operands[maker->first + maker->input_count + k]);
         }
         sim->recompute_ns = ms__add_sat(sim->recompute_ns, maker->ns);
         ms__sim_spend(sim, maker->ns);

@@ -1,19 +1,20 @@
 /*
- * The simulator's inside: one training step replayed event by event, in whole
- * bytes and nanoseconds, under a choice of technique per node. ms_simulate(),
- * the solver and the explanations run it; it decides nothing and, once made,
- * allocates nothing, so that thousands of replays cost little.
+ * The inside of the simulator: one training step replayed event by event, in whole bytes and nanoseconds,
+ * under one technique per node. ms_simulate(), the solver and the explanations run it. It decides nothing.
+ * After it is made it allocates nothing, so thousands of replays cost little.
  *
- * The model. A storage is an *instance*; it occupies the device while anything
- * holds it. Holds are counted: the natural one (ALLOC to FREE), one for each
- * node that keeps it for backward (SAVE to DROP), one while a store reads it,
- * one for each fetch (from its start to DROP), one for each node whose arguments
- * it is and that will run again. Two queues share the lower tier; see sim_io.c.
- * Freed maps may stay cached under a ceiling; see sim_cache.c.
+ * The model. Each storage of each node is an *instance*. It occupies the device while its hold count is above
+ * zero. These count: its natural life (ALLOC to FREE), each node that keeps it for backward (SAVE to DROP), a
+ * store that reads it, each fetch (from its start to DROP), and each node that will run again and has it as
+ * an argument. Two queues share the lower tier; see sim_io.c. Freed maps may stay cached under a ceiling; see
+ * sim_cache.c.
  *
- * One pass gives both steps: the second differs from the first by bytes that are
- * constant over a phase (optimizer state, the outputs and gradients that the
- * caller still holds), except for the cache, which needs a real second pass.
+ * One pass gives both steps: the second differs from the first by bytes that are constant over a phase
+ * (optimizer state, the outputs and gradients that the caller still holds). Only the cache needs a second
+ * pass.
+ *
+ * Tests: tests/c/sim/test_simulate.c (replays), test_sim_cache.c, test_stretch.c;
+ * tests/c/search/test_selective.c, test_packing.c and test_segment.c (techniques).
  */
 #ifndef MS_SIM_SIM_H
 #define MS_SIM_SIM_H
@@ -21,43 +22,42 @@
 #include "device/device.h"
 #include "memscale/simulate.h"
 
-/* What the offload engine's slab takes when anything is offloaded: the default
- * of ms_offload_options. */
+/* The offload engine's slab, present if anything is offloaded: the default of ms_offload_options. */
 #define MS__SLAB_BYTES ((uint64_t)32 << 20)
-/* Of a slab, what is expected to be touched: maps of hostmem's are moved without it. */
+/* The part of a slab that is expected to be touched: hostmem's maps move without it. */
 static inline uint64_t ms__slab_expected(uint64_t slab_bytes, uint64_t offload_min_bytes)
 {
     return offload_min_bytes < MS__MAP_MIN_BYTES ? slab_bytes : 0;
 }
-/* Both windows of a plan made without a graph. */
+/* Both windows of a plan without a graph. */
 #define MS__BLIND_WINDOW_BYTES ((uint64_t)256 << 20)
 
-/* The values of ms_tier, which is another room's. */
+/* The values of ms_tier, which this room can't include. */
 enum { MS__DEVICE_TIER, MS__HOST_TIER, MS__DISK_TIER, MS__TIER_COUNT };
 
 enum {
     MS__OP_STRETCH = MS_EVENT_COUNT, /* kind of an ms__op: see ms__stretch */
     MS__OP_NS = 2000,        /* dispatch of one operator */
-    MS__DRAW_PS = 5800,      /* one random number on a CPU: torch draws one after the other, on one thread */
+    MS__DRAW_PS = 5800,      /* one random number on a CPU: torch draws them on one thread */
     MS__HANDLING_NS = 15000, /* bookkeeping of one transfer: pack, queue, reap */
     MS__NOTE_NS = 50000,     /* noting one operator of a selective layer's forward, its views included */
-    MS__MAKER_NS = 40000,    /* running one such operator again, beside its work */
-    MS__BITS_MOST = UINT8_MAX, /* storages of two values of one node that are told apart */
+    MS__MAKER_NS = 40000,    /* running one such operator again, besides its work */
+    MS__BITS_MOST = UINT8_MAX, /* two-valued storages told apart per node */
     MS__NO_CLASS = UINT32_MAX
 };
 
 /* ---- the graph, compiled ---------------------------------------------------- */
 
-/* One event. `value`: nanoseconds of a WORK; the slot of a SAVE, NEED or DROP; the number of
- * a stretch. */
+/* One event. `value`: the nanoseconds of a WORK; the slot of a SAVE, NEED or DROP; the number of a
+ * stretch. */
 typedef struct ms__op {
     uint32_t kind;
     uint32_t storage; /* local number */
     uint64_t value;
 } ms__op;
 
-/* Work, and lives of storages that nothing else names, taken together. Bytes and counts are
- * against those before it: `most` within it, `after` it. */
+/* Work and private storages' lives, merged into one event. Bytes and counts are relative to those before
+ * the stretch: `most` within it, `after` at its end. */
 typedef struct ms__stretch {
     uint64_t ns, fault_ns;
     int64_t most_bytes, after_bytes;
@@ -76,27 +76,27 @@ typedef struct ms__sim_maker {
     uint32_t first, input_count, output_count;
 } ms__sim_maker;
 
-/* A saved storage of two values, as bits. */
+/* A two-valued saved storage, bit-packed. */
 typedef struct ms__sim_bits {
-    uint64_t bytes;      /* of the bits; the storage's own are more */
+    uint64_t bytes;      /* of the bits, fewer than the storage's */
     uint64_t pack_ns;    /* when it is saved */
     uint64_t unpack_ns;  /* when backward asks for it */
     uint64_t saved_bytes;
-    uint32_t rank;       /* from 1, among the profile's, by what a byte less costs; 0: it is none */
+    uint32_t rank;       /* cheapest per byte first, from 1; 0: the slot is not two-valued */
 } ms__sim_bits;
 
 typedef struct ms__sim_profile {
     uint32_t storage_count;
     uint32_t external_count;
     uint32_t input_count;
-    uint32_t save_count;   /* slots: distinct storages saved */
-    uint32_t replay_count; /* forward events up to and with the last SAVE */
+    uint32_t save_count;   /* slots: one for each distinct saved storage */
+    uint32_t replay_count; /* forward events up to the last SAVE, included */
     uint32_t forward_count;
     uint32_t backward_count;
     const uint32_t *inputs;
     uint8_t *made;      /* [storage_count] allocated by the forward program */
     uint32_t *saved;    /* [save_count] local number of each slot */
-    uint32_t bits_count; /* saved storages of two values; 0 on a GPU, where none become bits */
+    uint32_t bits_count; /* two-valued saved storages; 0 on a GPU, which packs none */
     ms__sim_bits *bits;  /* [save_count]; sim_bits.c */
     ms__op *forward;
     ms__op *backward;
@@ -106,7 +106,7 @@ typedef struct ms__sim_profile {
     ms__op *short_backward;
     ms__stretch *stretches;
     ms__class_change *changes;
-    /* selective.c; the arrays are NULL where there are no makers */
+    /* selective.c; the arrays are NULL if the profile has no makers */
     uint32_t maker_count;
     ms__sim_maker *makers;
     const uint32_t *operands;
@@ -114,7 +114,7 @@ typedef struct ms__sim_profile {
     uint32_t *slot_of;   /* [storage_count]; UINT32_MAX: not saved */
     uint32_t set_count;
     uint8_t *sets;       /* [set_count][save_count] 1: in the set */
-    uint64_t noting_ns;  /* what a forward pays for operators being noted */
+    uint64_t noting_ns;  /* a forward's extra time to note its operators */
 } ms__sim_profile;
 
 typedef struct ms__sim_node {
@@ -124,18 +124,25 @@ typedef struct ms__sim_node {
     uint32_t first_slot;  /* slots of SAVEs, then of arguments */
     uint32_t first_replay; /* instance of storage 0 when the node runs again */
     bool is_root;
-    const struct ms__sim_node *before; /* the layer that makes argument 0 ... */
-    uint32_t link;                     /* ... as this local number; NULL and 0: none does */
+    const struct ms__sim_node *before; /* the layer that makes argument 0, else NULL */
+    uint32_t link;                     /* argument 0's local number there */
 } ms__sim_node;
 
-/* ---- what a pass changes ---------------------------------------------------- */
+/* The instance of a local storage. */
+static inline uint32_t ms__sim_instance_of(const ms__sim_node *node, uint32_t storage)
+{
+    uint32_t externals = node->profile->external_count;
+    return storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
+}
+
+/* ---- the state of a pass ---------------------------------------------------- */
 
 typedef struct ms__instance {
     uint32_t holds;
-    uint32_t tier_users; /* nodes that count on the copy in the lower tier */
+    uint32_t tier_users; /* nodes that will use the copy on the lower tier */
     uint8_t natural;     /* between ALLOC and FREE */
-    uint8_t fetching;    /* a read into it is not finished */
-    uint8_t landed;      /* brought back, held for all that count on the tier's copy */
+    uint8_t fetching;    /* a read into it is in flight */
+    uint8_t landed;      /* fetched, and held for all users of the tier's copy */
 } ms__instance;
 
 typedef enum ms__slot_state {
@@ -144,8 +151,8 @@ typedef enum ms__slot_state {
     MS__SLOT_AWAY,    /* on the lower tier: fetch entry below */
     MS__SLOT_LOST,    /* to be recomputed */
     MS__SLOT_REBUILT, /* recomputed, held until DROP */
-    MS__SLOT_BITS,    /* two-valued: in memory as bits until DROP ... */
-    MS__SLOT_UNPACKED /* ... and, from NEED on, as it was */
+    MS__SLOT_BITS,    /* two-valued: bit-packed in memory until DROP */
+    MS__SLOT_UNPACKED /* the bits, and from NEED on the storage too */
 } ms__slot_state;
 
 typedef struct ms__slot {
@@ -159,7 +166,7 @@ typedef struct ms__fetch {
     uint32_t instance;
     uint32_t state;
     uint32_t tier;      /* MS__HOST_TIER or MS__DISK_TIER */
-    bool moved;         /* bytes really came from the tier */
+    bool moved;         /* bytes came from the tier */
     bool counted_ahead; /* part of io.ahead_bytes */
 } ms__fetch;
 
@@ -175,21 +182,21 @@ typedef struct ms__queue {
 
 typedef struct ms__io {
     ms__queue writes, reads;
-    bool shared;               /* both directions together move at half speed each */
-    uint64_t at_ns;            /* up to when the queues were played */
-    uint32_t let_go;           /* writes whose storage the executor no longer holds */
+    bool shared;               /* both directions at once move at half speed each */
+    uint64_t at_ns;            /* the queues were played up to here */
+    uint32_t released;         /* writes whose storage the executor has released */
     uint64_t in_flight_bytes;  /* of the others */
-    uint64_t ahead_bytes;      /* fetched or being fetched, not yet asked for */
+    uint64_t ahead_bytes;      /* fetched or in flight, not yet asked for */
     uint64_t tier_bytes[MS__TIER_COUNT], tier_peak_bytes[MS__TIER_COUNT];
     uint64_t moved_bytes;
 } ms__io;
 
 typedef struct ms__cache_entry {
     uint32_t class_id;
-    uint32_t older, newer;       /* among all: least recently freed first */
-    uint32_t below;              /* the one freed before it, in its class */
+    uint32_t older, newer;       /* in order of freeing, oldest first */
+    uint32_t below;              /* the one freed before it, of its class */
     uint32_t above;
-    uint64_t absent_bytes;       /* of its end, given back */
+    uint64_t absent_bytes;       /* at its end, returned to the system */
 } ms__cache_entry;
 
 typedef struct ms__cache {
@@ -205,8 +212,8 @@ typedef struct ms__cache {
 
 typedef enum ms__phase { MS__FORWARD, MS__BACKWARD, MS__OPTIMIZER, MS__PHASE_COUNT } ms__phase;
 
-/* `tick` is the number of the note that found it (ms__sim_note_live()), from 1; 0: nothing
- * was ever live in the phase. */
+/* `tick` is the number of the note that found the peak (ms__sim_note_live()), from 1; 0 if nothing was
+ * live in the phase. */
 typedef struct ms__peak {
     uint64_t bytes;
     uint64_t tick;
@@ -215,72 +222,69 @@ typedef struct ms__peak {
 
 struct ms__sim;
 
-/* For explanations: `look` is called in every pass at note number `tick` (0: never), and
- * between forward and backward if `at_boundary`. It may read the simulator. */
+/* For explanations: every pass calls `look` at note number `tick` (0: never), and between forward and
+ * backward if `at_boundary`. It may read the simulator. */
 typedef struct ms__watch {
     uint64_t tick;
     bool at_boundary;
     void (*look)(const struct ms__sim *sim, void *context);
     void *context;
-    uint64_t *again_ns; /* [node_count] or NULL: what running again had taken in all when each
-                         * node's backward was over */
+    uint64_t *again_ns; /* [node_count] or NULL: total recompute time at the end of each node's backward */
 } ms__watch;
 
 typedef struct ms__sim {
     /* fixed by graph and hardware */
     const ms_graph *graph;
-    ms_graph *owned_graph;     /* the same where step options changed a copy, else NULL */
+    ms_graph *owned_graph;     /* the same if step options changed a copy, else NULL */
     uint64_t held_tier_bytes[MS__TIER_COUNT]; /* by step options, all the time */
     const ms_hardware *hardware;
     const ms__device_kind *device_kind;
     bool on_host;
-    uint64_t resident_bytes;   /* baseline or what stands for it, scratch, batch */
-    uint64_t reserve_bytes;    /* part of it: what is not expected to be taken */
+    uint64_t resident_bytes;   /* baseline or its stated stand-in, scratch, batch */
+    uint64_t reserve_bytes;    /* the part of it that is not expected to be used */
     uint64_t parameter_bytes;  /* part of peak_live_bytes */
     uint64_t gradient_bytes, output_bytes;
     uint64_t small_state_bytes; /* optimizer state below MS__MAP_MIN_BYTES a tensor */
     uint64_t loss_bytes;
-    uint32_t step_copies;      /* of a parameter that the optimizer's step takes beside its state; 0:
-                                * it does not go by parameters */
+    uint32_t step_copies;      /* parameter copies that the optimizer's step allocates besides its state; 0: it does
+                                * not go parameter by parameter */
     uint64_t optimizer_ns;
     uint32_t profile_count, node_count, instance_count, slot_count, class_count;
-    uint32_t replay_base;      /* first of the instances that replays use: of their own where
-                                * layers may run again as one, else the same for all nodes */
+    uint32_t replay_base;      /* first of the replays' instances: separate per node if layers may run again as one,
+                                * else shared */
     uint64_t *class_bytes;     /* [class_count] */
     uint64_t *class_fault_ns;
     ms__sim_profile *profiles;
     ms__sim_node *nodes;
     uint64_t *instance_bytes;  /* [instance_count] */
-    uint64_t *instance_untouched; /* [instance_count] part of it that never becomes resident */
+    uint64_t *instance_untouched; /* the part that never becomes resident */
     uint32_t *instance_class;
-    uint64_t event_count;      /* of one keep replay: what a replay costs */
-    bool has_bits;             /* something is saved of two values */
-    bool expects;              /* replays what is expected, not all that a budget has to have room
-                                * for: see ms__sim_run_expected() */
-    bool skips_untouched;      /* what is untouched is not counted: see ms__sim_run_unmodified() */
-    bool in_full;              /* replays don't use the shorter programs: for a watch, whose ticks
-                                * and events are those of the whole ones */
+    uint64_t event_count;      /* of one replay that keeps all: the cost of a replay */
+    bool has_bits;             /* some saved storage is two-valued */
+    bool expects;              /* replays the expected step; see ms__sim_run_expected() */
+    bool skips_untouched;      /* does not count untouched bytes; see ms__sim_run_unmodified() */
+    bool in_full;              /* does not use the shorter programs, for a watch: its ticks are the whole ones' */
 
-    /* of the pass that runs */
+    /* the running pass */
     const ms_choices *choices;
     ms__instance *instances;
     ms__slot *slots;
     ms__fetch *fetches;
     uint32_t fetch_count;
-    uint32_t prefetch_next;    /* entries from here on were issued */
+    uint32_t prefetch_next;    /* entries from here on are issued */
     ms__io io;
     ms__cache cache;
     uint32_t *class_live, *class_peak; /* [class_count] */
-    uint64_t class_peak_bytes; /* sum of class_peak x bytes: held with an unbounded cache */
+    uint64_t class_peak_bytes; /* sum of class_peak x bytes: held by an unbounded cache */
     uint64_t now_ns;
-    bool loss_held;            /* loss_bytes are part of live_bytes */
-    uint64_t live_bytes;       /* on a host of maps alone */
-    uint64_t small_bytes;      /* on a host: live below MS__MAP_MIN_BYTES */
-    uint64_t small_peak_bytes; /* since the run began: libc keeps what they took */
+    bool loss_held;            /* live_bytes include loss_bytes */
+    uint64_t live_bytes;       /* on a host, maps only */
+    uint64_t small_bytes;      /* on a host: live bytes below MS__MAP_MIN_BYTES */
+    uint64_t small_peak_bytes; /* since the run began: libc keeps this memory */
     uint64_t extra_bytes;      /* constant over the phase */
     ms__phase phase;
     uint32_t current_node;
-    uint32_t current_event;    /* of the node's program: forward's while `again` */
+    uint32_t current_event;    /* of the node's program: of forward's if `again` */
     bool again;                /* the node is being run again */
     uint64_t tick;             /* notes so far */
     ms__watch watch;
@@ -288,135 +292,134 @@ typedef struct ms__sim {
     uint64_t boundary_bytes;   /* live between forward and backward */
     uint64_t recompute_ns, fault_ns, stall_forward_ns, stall_backward_ns;
     uint64_t packing_ns, packed_bytes;
-    uint32_t adding_gradient;  /* under accumulation: the new one that is being added */
-    uint8_t *maker_marks;      /* [most makers of a profile] of a remake */
-    uint32_t *last_reader;     /* [most storages of a profile] of a remake: 1 + maker; else zeros */
+    uint32_t adding_gradient;  /* under accumulation: the gradient that is being added */
+    uint8_t *maker_marks;      /* [most makers of a profile] for one recomputed storage */
+    uint32_t *last_reader;     /* [most storages of a profile] the same: 1 + maker; otherwise zeros */
 } ms__sim;
 
-/* What a phase finds there, beside the residents. */
+/* Bytes that are live through a whole phase, besides the residents. */
 typedef struct ms__carried {
     uint64_t state_bytes, transient_bytes, output_bytes, gradient_bytes;
 } ms__carried;
 
-/* What a run gives beyond ms_replay; see ms__sim_run(). */
+/* A run's result beyond ms_replay; see ms__sim_run(). */
 typedef struct ms__outcome {
     ms_replay replay;
-    uint64_t fixed_bytes;      /* resident + slab: what hostmem does not manage */
+    uint64_t fixed_bytes;      /* resident + slab: not managed by hostmem */
     uint64_t held_most_bytes;  /* live + cached with an unbounded cache, state included */
-    uint64_t live_peak_bytes;  /* of what hostmem manages: peak - fixed, no cache */
+    uint64_t live_peak_bytes;  /* managed by hostmem: peak - fixed, no cache */
     uint64_t activation_peak_bytes; /* forward and backward only, state excluded */
     uint64_t boundary_bytes;   /* live between forward and backward */
     ms__phase peak_phase;      /* of replay.peak_node */
-    uint64_t peak_tick;        /* for ms__watch; in a run in full, without a cache */
+    uint64_t peak_tick;        /* for ms__watch; valid in a full run without a cache */
 } ms__outcome;
 
-/* Compiles; the simulator keeps pointers into both documents. One thread at a time. */
+/* Compiles. The simulator keeps pointers into both documents. One thread at a time. */
 int ms__sim_new(const ms_graph *graph, const ms_hardware *hardware, ms__sim **sim, ms_error *err);
 void ms__sim_free(ms__sim *sim);
 
-/* What the optimizer's step takes at the device's rate. */
+/* The optimizer's time at the device's rate. */
 uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware);
 
 /*
- * Replays. With choices->ceiling_bytes 0 nothing is cached and every map is faulted in
- * anew; UINT64_MAX caches without a bound. Never fails. `samples` may be NULL.
+ * Replays. With choices->ceiling_bytes 0 nothing is cached and every map is faulted in again; UINT64_MAX
+ * caches without a bound. Never fails. `samples` may be NULL.
  */
 void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, ms_sample *samples);
 
 /*
- * The same as it will most likely be: a loss outside the model is a cross entropy, which
- * holds the log-softmax in forward and until its backward has made the gradients; and of the
- * slab no more is touched than what moves through it. The reserve counts here too.
+ * The expected run: a loss outside the model is a cross entropy, which holds the log-softmax in forward and
+ * until its backward has made the gradients; the slab is touched only if something moves through it. The
+ * scratch reserve still counts.
  */
 void ms__sim_run_expected(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome);
 
-/* The same of a run that nothing was done to: its maps are fresh, and what operators leave of them
- * untouched is not resident. With choices->ceiling_bytes 0. */
+/* The expected run of an unmodified step: its maps are fresh, so bytes that operators leave untouched are
+ * not resident. Needs choices->ceiling_bytes 0. */
 void ms__sim_run_unmodified(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome);
 
 /* `first`: before any optimizer state exists. */
 ms__carried ms__sim_carried(const ms__sim *sim, ms__phase phase, bool first);
 uint64_t ms__sim_carried_bytes(const ms__sim *sim, ms__phase phase, bool first);
-/* Gradients are added to those of the step before. */
+/* Whether gradients add up over steps. */
 bool ms__sim_accumulates(const ms_loop *loop);
-/* Peaks and times of the pass that is over. */
+/* Peaks and times of the finished pass. */
 void ms__sim_read(const ms__sim *sim, ms__outcome *out);
 
-/* Predicted peak with every node kept and nothing cached. */
-int ms__sim_need(ms__sim *sim, uint64_t *need_bytes, ms_error *err);
+/* simulate.c: replays the graph with every node kept and nothing cached. MS_ENOMEM. */
+int ms__simulate_kept(const ms_graph *graph, const ms_hardware *hardware, ms_replay *replay, ms_error *err);
 
 /* ---- between the files of the simulator ------------------------------------- */
 
-/* sim_memory.c: small bytes that are no instance's come, or go. */
+/* sim_memory.c: allocates or frees small bytes that belong to no instance. */
 void ms__sim_take_small(ms__sim *sim, uint64_t bytes);
 void ms__sim_give_small(ms__sim *sim, uint64_t bytes);
 /* sim_memory.c: holds. Acquiring the first and releasing the last move live bytes. */
 void ms__sim_acquire(ms__sim *sim, uint32_t instance);
 void ms__sim_release(ms__sim *sim, uint32_t instance);
-/* Looks at live bytes: are they the phase's peak? */
+/* Compares live bytes with the phase's peak. */
 void ms__sim_note_live(ms__sim *sim);
-/* Spends compute time, and lets the queues move meanwhile. */
+/* Spends compute time and plays the queues meanwhile. */
 void ms__sim_spend(ms__sim *sim, uint64_t ns);
-/* Does what the stretch stands for. There is no cache. */
+/* Applies a stretch. Needs a run without a cache. */
 void ms__sim_stretch(ms__sim *sim, const ms__sim_profile *profile, const ms__stretch *stretch);
 
-/* sim_stretch.c: the shorter programs of all profiles, whose nodes have their instances. */
+/* sim_stretch.c: the shorter programs of all profiles; their nodes already have instances. */
 int ms__stretches_compile(ms__sim *sim);
 void ms__stretches_clear(ms__sim_profile *profile);
 
-/* sim_again.c, for selective.c: whether a saved storage is there, or will be brought;
- * bringing it; a fresh copy of one that was not kept: its beginning, its hold until DROP
- * where the node dropped it, its end. */
+/* sim_again.c, for selective.c: whether a saved storage is held or will be fetched; its fetch; the begin
+ * of a recomputed storage's life, its hold until DROP if the node had dropped it, and its end. */
 bool ms__sim_has(const ms__sim *sim, const ms__sim_node *node, uint32_t storage);
 void ms__sim_fetch(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
-void ms__sim_begin_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
-void ms__sim_hold_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
-void ms__sim_end_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
+void ms__sim_begin_recomputed(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
+void ms__sim_hold_recomputed(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
+void ms__sim_end_recomputed(ms__sim *sim, const ms__sim_node *node, uint32_t storage);
 
 /* sim_bits.c */
-/* Which of a profile's saves, numbered already, may become bits, and what that takes; MS_ENOMEM. */
+/* Finds the two-valued slots of a profile, with their bytes and times. Slots are numbered already.
+ * MS_ENOMEM. */
 int ms__bits_compile(const ms__sim *sim, const ms_profile *from, const uint32_t *slot_of, ms__sim_profile *to);
-/* Whether techniques leave a node's saved storages to be packed: they stay, or move to the disk. */
+/* Whether a technique leaves saved storages that can be bit-packed: they stay, or move to disk. */
 bool ms__bits_possible(ms_technique technique);
-/* Whether a saved storage becomes bits under the choices; it does at once. */
+/* Bit-packs a saved storage if the choices say so; returns whether they do. */
 bool ms__bits_made(ms__sim *sim, const ms__sim_node *node, uint32_t index, ms__slot *slot);
-/* Backward asks for a slot: what is bits becomes a storage again. */
+/* Unpacks a slot that backward asks for, if it is bit-packed. */
 void ms__bits_unpack(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__slot *slot);
-/* Backward is done with a slot that was packed: its bits go. */
+/* Frees the bits of a slot that backward has finished with. */
 void ms__bits_drop(ms__sim *sim, const ms__sim_node *node, const ms__slot *slot);
 
 /* selective.c */
-/* Makers and sets of a profile, whose saves are numbered already; MS_ENOMEM. */
+/* Makers and sets of a profile. Slots are numbered already. MS_ENOMEM. */
 int ms__selective_compile(const ms__sim *sim, const ms_profile *from, ms__sim_profile *to);
 void ms__selective_clear(ms__sim_profile *profile);
-/* Which slots a technique drops, [save_count]; NULL where it drops none. */
+/* The slots that a technique drops, [save_count]; NULL if none. */
 const uint8_t *ms__selective_set(const ms__sim_profile *profile, ms_technique technique);
-/* Makes a dropped storage again, which the node's backward asks for. */
-void ms__selective_remake(ms__sim *sim, const ms__sim_node *node, uint32_t wanted);
+/* Recomputes a dropped storage that the node's backward asks for. */
+void ms__selective_recompute(ms__sim *sim, const ms__sim_node *node, uint32_t wanted);
 
 /* sim_io.c */
 void ms__io_reset(ms__sim *sim);
 /* Plays both queues up to now. */
 void ms__io_advance(ms__sim *sim);
-/* Lets go of what was written. The executor looks when a layer's forward begins or ends,
- * at the end of forward, and whenever it stores or takes something: not in the middle of
- * the root's own work. */
+/* Releases storages whose write has finished. The executor polls when a layer's forward begins or ends, at
+ * the end of forward, and whenever it stores or takes something, but not within the root's own work. */
 void ms__io_poll(ms__sim *sim);
-/* Sends an instance down for one more node; may stall on the window. Gives the entry. */
+/* Stores an instance for one more node; may stall on the window. Returns the fetch entry. */
 uint32_t ms__io_store(ms__sim *sim, uint32_t instance, uint32_t tier);
 /* Issues fetches in reverse order of saving, as far as the window allows. */
 void ms__io_prefetch(ms__sim *sim);
-/* Waits until the entry's bytes are there. */
+/* Waits for the entry's bytes. */
 void ms__io_need(ms__sim *sim, uint32_t entry);
 void ms__io_drop(ms__sim *sim, uint32_t entry);
 
-/* What the step's tensors take of the device: small ones their peak, see sim_memory.c. */
+/* Device bytes of the step's tensors. Small ones count with their peak, see sim_memory.c. */
 static inline uint64_t ms__sim_resident(const ms__sim *sim)
 {
     return sim->live_bytes + sim->small_peak_bytes + sim->extra_bytes;
 }
 
-/* What is live and cached now counts towards the most that was; only where there is a cache. */
+/* Compares live + cached bytes with their peak. Needs a cache. */
 static inline void ms__cache_note_held(ms__sim *sim)
 {
     uint64_t held = ms__sim_resident(sim) + sim->cache.cached_bytes;
@@ -425,17 +428,17 @@ static inline void ms__cache_note_held(ms__sim *sim)
 
 /* sim_cache.c */
 void ms__cache_reset(ms__sim *sim, uint64_t ceiling_bytes);
-/* A map of the class is needed: bytes of it to fault in, for which there is room then; 0: the
- * cache has all of one. */
+/* Takes a map of the class, after making room for it. Returns the bytes to fault in; 0 if the cache has a
+ * whole one. */
 uint64_t ms__cache_take(ms__sim *sim, uint32_t class_id);
-/* A map of the class was freed. */
+/* Takes back a freed map of the class. */
 void ms__cache_give(ms__sim *sim, uint32_t class_id);
-/* Gives maps back until `coming_bytes` more fit under the ceiling. */
+/* Returns maps to the system until `coming_bytes` more fit under the ceiling. */
 void ms__cache_squeeze(ms__sim *sim, uint64_t coming_bytes);
 
-/* sim_compile.c: 0 where the rate is 0. */
+/* sim_compile.c: 0 if the rate is 0. */
 uint64_t ms__rate_ns(uint64_t amount, uint64_t per_second);
-/* Of an operator, and of overheads: with the time scale that steps have taught. */
+/* Time of an operator, and of an overhead, scaled by the factor that measured steps gave. */
 uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event);
 uint64_t ms__scaled_ns(const ms__sim *sim, uint64_t ns);
 

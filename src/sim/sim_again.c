@@ -1,14 +1,14 @@
 /*
- * Runs a node again in backward: whole, as far as its last saved storage; the layers
- * before it for its first argument, where they are one segment; or single operators
- * of a selective layer (selective.c says which). sim_replay.c calls it.
+ * Runs a node again in backward: the whole layer up to its last saved storage; in a segment, the layers
+ * before it for its first argument; or single operators of a selective layer, chosen by selective.c. Called
+ * by sim_replay.c.
  */
 #include "base/units.h"
 #include "sim/sim_nodes.h"
 
 /* ---- running a node again --------------------------------------------------------- */
 
-static void replay_alloc(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+static void again_alloc(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
 {
     uint32_t fresh = node->first_replay + storage, original = ms__sim_instance_of(node, storage);
     sim->instance_bytes[fresh] = sim->instance_bytes[original];
@@ -16,7 +16,7 @@ static void replay_alloc(ms__sim *sim, const ms__sim_node *node, uint32_t storag
     ms__sim_begin_life(sim, fresh);
 }
 
-static void replay_save(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
+static void again_save(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
 {
     ms__slot *slot = &sim->slots[node->first_slot + op->value];
     if (slot->state == MS__SLOT_LOST) {
@@ -34,11 +34,11 @@ static void fetch_arguments(ms__sim *sim, const ms__sim_node *node)
     }
 }
 
-static void run_op_again(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
+static void again_run_op(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
 {
     switch (op->kind) {
     case MS_EVENT_ALLOC:
-        replay_alloc(sim, node, op->storage);
+        again_alloc(sim, node, op->storage);
         break;
     case MS_EVENT_FREE:
         if (node->profile->made[op->storage]) {
@@ -58,7 +58,7 @@ static void run_op_again(ms__sim *sim, const ms__sim_node *node, const ms__op *o
     }
 }
 
-/* ---- making the arguments of a segment's layers again -------------------------------- */
+/* ---- recomputing the arguments of a segment's layers ---------------------------------- */
 
 static ms__slot *first_argument(ms__sim *sim, const ms__sim_node *node)
 {
@@ -70,25 +70,25 @@ static bool lacks_argument(ms__sim *sim, const ms__sim_node *node)
     return node->profile->input_count > 0 && first_argument(sim, node)->state == MS__SLOT_LOST;
 }
 
-static ms_technique technique_of(const ms__sim *sim, const ms__sim_node *node)
+static ms_technique again_technique(const ms__sim *sim, const ms__sim_node *node)
 {
     return ms__sim_technique_of(sim, (uint32_t)(node - sim->nodes));
 }
 
-static void end_all(ms__sim *sim, const ms__sim_node *node)
+static void again_end_all(ms__sim *sim, const ms__sim_node *node)
 {
     for (uint32_t storage = 0; storage < node->profile->storage_count; storage++) {
         ms__sim_end_life(sim, node->first_replay + storage);
     }
 }
 
-/* Where the layer before a node puts a storage when it runs for the node's argument. */
+/* The instance of a storage of the layer before, when that layer runs for the node's argument. */
 static uint32_t made_instance(const ms__sim_node *node, uint32_t storage)
 {
     return storage == node->link ? ms__sim_instance_of(node->before, storage) : node->before->first_replay + storage;
 }
 
-/* The graph of that run goes, with all that it saved, and what else it made. */
+/* Ends that run: its graph is freed with everything saved, and so are its other results. */
 static void end_making(ms__sim *sim, const ms__sim_node *node)
 {
     const ms__sim_profile *profile = node->before->profile;
@@ -97,11 +97,10 @@ static void end_making(ms__sim *sim, const ms__sim_node *node)
             ms__sim_release(sim, made_instance(node, profile->saved[i]));
         }
     }
-    end_all(sim, node->before);
+    again_end_all(sim, node->before);
 }
 
-/* What a run for its result saves: all of it until the run's end, or what its backward will
- * ask for until then. */
+/* One SAVE of a run for its result: held until the run ends, or, if it `stays`, until its own backward. */
 static void making_save(ms__sim *sim, const ms__sim_node *node, const ms__op *op, bool stays)
 {
     const ms__sim_node *before = node->before;
@@ -113,12 +112,12 @@ static void making_save(ms__sim *sim, const ms__sim_node *node, const ms__op *op
             ms__sim_hold_slot(sim, slot, made_instance(node, op->storage), MS__SLOT_HELD);
         }
     } else if (stays) {
-        replay_save(sim, before, op);
+        again_save(sim, before, op);
     }
 }
 
-/* Runs the layer before a node whole, for the node's argument. With `stays`, what it saves is
- * what its own backward will ask for. */
+/* Runs the whole layer before a node, for the node's argument. With `stays`, it keeps the tensors that its
+ * own backward will ask for. */
 static void make_argument(ms__sim *sim, const ms__sim_node *node, bool stays)
 {
     const ms__sim_node *before = node->before;
@@ -137,11 +136,11 @@ static void make_argument(ms__sim *sim, const ms__sim_node *node, bool stays)
         } else if (op->kind == MS_EVENT_SAVE) {
             making_save(sim, node, op, stays);
         } else {
-            run_op_again(sim, before, op);
+            again_run_op(sim, before, op);
         }
     }
     if (stays) {
-        end_all(sim, before);
+        again_end_all(sim, before);
     } else {
         end_making(sim, node);
     }
@@ -155,8 +154,8 @@ static void forget_argument(ms__sim *sim, const ms__sim_node *node)
     ms__sim_release(sim, ms__sim_instance_of(node, node->profile->inputs[0]));
 }
 
-/* Layers are linked backwards: the one after `node`, of those that lead to `last`. */
-static const ms__sim_node *after(const ms__sim_node *node, const ms__sim_node *last)
+/* The layer after `node` among those that lead to `last`; layers are linked backwards only. */
+static const ms__sim_node *again_next(const ms__sim_node *node, const ms__sim_node *last)
 {
     while (last->before != node) {
         last = last->before;
@@ -164,14 +163,14 @@ static const ms__sim_node *after(const ms__sim_node *node, const ms__sim_node *l
     return last;
 }
 
-/* One run: from the nearest layer before that has its argument, up to the last of the least
- * nesting, the node at the latest; see memscale/technique.h. */
-static void run_up_to(ms__sim *sim, const ms__sim_node *node)
+/* One run: from the nearest layer before that has its argument, up to the last layer of the smallest
+ * nesting, at most up to the node. See memscale/technique.h. */
+static void again_run_nested(ms__sim *sim, const ms__sim_node *node)
 {
     const ms__sim_node *last = node, *from = node, *start;
     uint32_t least = UINT32_MAX;
     for (; lacks_argument(sim, from); from = from->before) {
-        uint32_t nesting = ms_technique_of(technique_of(sim, from))->nesting;
+        uint32_t nesting = ms_technique_of(again_technique(sim, from))->nesting;
         if (nesting > 0 && nesting < least) {
             least = nesting;
             last = from;
@@ -179,27 +178,27 @@ static void run_up_to(ms__sim *sim, const ms__sim_node *node)
     }
     start = from;
     while (from != last) {
-        const ms__sim_node *next = after(from, last);
+        const ms__sim_node *next = again_next(from, last);
         make_argument(sim, next, false);
-        if (from != start && ms_technique_of(technique_of(sim, from))->nesting != least) {
+        if (from != start && ms_technique_of(again_technique(sim, from))->nesting != least) {
             forget_argument(sim, from);
         }
         from = next;
     }
 }
 
-/* Those of all layers that run again as one with it. */
+/* The arguments of all layers that run again as one with the node. */
 static void make_arguments(ms__sim *sim, const ms__sim_node *node)
 {
     const ms__sim_node *head = node;
-    while (lacks_argument(sim, head) && ms_technique_of(technique_of(sim, head))->joined) {
+    while (lacks_argument(sim, head) && ms_technique_of(again_technique(sim, head))->joined) {
         head = head->before;
     }
     while (lacks_argument(sim, head)) {
-        run_up_to(sim, head);
+        again_run_nested(sim, head);
     }
     while (head != node) {
-        head = after(head, node);
+        head = again_next(head, node);
         make_argument(sim, head, true);
     }
 }
@@ -220,18 +219,18 @@ void ms__sim_run_again(ms__sim *sim, const ms__sim_node *node)
     for (uint32_t i = 0; i < count; i++) {
         sim->current_event = i;
         if (ops[i].kind == MS_EVENT_SAVE) {
-            replay_save(sim, node, &ops[i]);
+            again_save(sim, node, &ops[i]);
         } else {
-            run_op_again(sim, node, &ops[i]);
+            again_run_op(sim, node, &ops[i]);
         }
     }
-    /* The replay stops here: what it made and did not save dies. */
-    end_all(sim, node);
+    /* The replay stops here: results that it did not save are freed. */
+    again_end_all(sim, node);
     sim->again = false;
     sim->current_event = resumed;
 }
 
-/* ---- making single storages again: see selective.c ------------------------------------ */
+/* ---- recomputing single storages: see selective.c ------------------------------------- */
 
 bool ms__sim_has(const ms__sim *sim, const ms__sim_node *node, uint32_t storage)
 {
@@ -259,12 +258,12 @@ void ms__sim_fetch(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
     }
 }
 
-void ms__sim_begin_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+void ms__sim_begin_recomputed(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
 {
-    replay_alloc(sim, node, storage);
+    again_alloc(sim, node, storage);
 }
 
-void ms__sim_hold_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+void ms__sim_hold_recomputed(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
 {
     uint32_t slot = node->profile->slot_of[storage];
     if (slot != UINT32_MAX && sim->slots[node->first_slot + slot].state == MS__SLOT_LOST) {
@@ -272,7 +271,7 @@ void ms__sim_hold_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storag
     }
 }
 
-void ms__sim_end_remade(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
+void ms__sim_end_recomputed(ms__sim *sim, const ms__sim_node *node, uint32_t storage)
 {
     ms__sim_end_life(sim, node->first_replay + storage);
 }

@@ -1,52 +1,50 @@
 /*
- * Saved storages of two values as bits: what that takes and frees, in which order a node's are
- * worth it, and the events. The compiler and the replay call it; which ones become bits is said by
- * ms_choices.packed.
+ * Bit packing in the simulator: the bytes and times of two-valued saved storages, their order within a node,
+ * and the events. The compiler and the replay call it; ms_choices.packed says which storages are packed.
  */
 #include <stdlib.h>
 
 #include "base/units.h"
 #include "sim/sim_nodes.h"
 
-/* Bits are kept in one block with a few words that say what they stand for. */
+/* Besides the bits, a block holds a few words that describe the storage. */
 enum { HEADER_BYTES = 48 };
 
-/* What a description without the rates is taken to have, of its element-wise work: on the slow side,
- * as on a loaded machine, where one thread packs at 3.6 to 3.9 GB/s and unpacks at 2.2 to 2.7
+/* Assumed rates, as parts of the element-wise rate, for a description without them. They are on the slow
+ * side, as on a loaded machine: one thread packs at 3.6 to 3.9 GB/s and unpacks at 2.2 to 2.7
  * (docs/results). */
 enum { PACK_PART_OF_STREAM = 8, UNPACK_PART_OF_STREAM = 12 };
 
 /* ---- compiling ------------------------------------------------------------------------ */
 
-static uint64_t moving_ns(const ms__sim *sim, uint64_t bytes, uint64_t bytes_per_s, uint64_t part_of_stream)
+static uint64_t bits_scan_ns(const ms__sim *sim, uint64_t bytes, uint64_t bytes_per_s, uint64_t part_of_stream)
 {
     const ms_cpu *cpu = &sim->hardware->cpu;
     uint64_t rate = bytes_per_s > 0 ? bytes_per_s : cpu->stream_bytes_per_s / part_of_stream;
     return ms__scaled_ns(sim, ms__add_sat(ms__rate_ns(bytes, rate), MS__HANDLING_NS));
 }
 
-static ms__sim_bits measure(const ms__sim *sim, uint64_t storage_bytes, uint64_t value_bytes)
+static ms__sim_bits bits_measure(const ms__sim *sim, uint64_t storage_bytes, uint64_t value_bytes)
 {
     const ms_cpu *cpu = &sim->hardware->cpu;
     uint64_t bytes = ms__div_up(storage_bytes / value_bytes, 8) + HEADER_BYTES;
     return (ms__sim_bits){
         .bytes = bytes,
         .saved_bytes = ms__sub_sat(storage_bytes, bytes),
-        .pack_ns = moving_ns(sim, storage_bytes, cpu->pack_bytes_per_s, PACK_PART_OF_STREAM),
-        .unpack_ns = moving_ns(sim, storage_bytes, cpu->unpack_bytes_per_s, UNPACK_PART_OF_STREAM),
+        .pack_ns = bits_scan_ns(sim, storage_bytes, cpu->pack_bytes_per_s, PACK_PART_OF_STREAM),
+        .unpack_ns = bits_scan_ns(sim, storage_bytes, cpu->unpack_bytes_per_s, UNPACK_PART_OF_STREAM),
     };
 }
 
-/* Whether a byte less costs less by `a` than by `b`. */
+/* Whether `a` frees a byte at a lower cost than `b`. */
 static bool is_cheaper(const ms__sim_bits *a, const ms__sim_bits *b)
 {
     return ms__compare_quotients(ms__add_sat(a->pack_ns, a->unpack_ns), a->saved_bytes,
                                  ms__add_sat(b->pack_ns, b->unpack_ns), b->saved_bytes) < 0;
 }
 
-/* Of those that cost the same, the one that is saved first comes first. Node programs list a
- * handful: counting those before each will do. */
-static void rank(ms__sim_profile *profile)
+/* Equal costs keep the order of saving. Profiles have a handful, so counting is fast enough. */
+static void bits_rank(ms__sim_profile *profile)
 {
     for (uint32_t i = 0; i < profile->save_count; i++) {
         uint32_t before = 0;
@@ -68,14 +66,14 @@ int ms__bits_compile(const ms__sim *sim, const ms_profile *from, const uint32_t 
     }
     for (uint32_t i = 0; sim->on_host && i < from->two_valued.count && to->bits_count < MS__BITS_MOST; i++) {
         const ms_storage_bytes *one = &from->two_valued.items[i];
-        ms__sim_bits bits = measure(sim, from->storage_bytes[one->storage], one->bytes);
+        ms__sim_bits bits = bits_measure(sim, from->storage_bytes[one->storage], one->bytes);
         if (bits.saved_bytes > 0 && slot_of[one->storage] != UINT32_MAX) {
             to->bits[slot_of[one->storage]] = bits;
             to->bits_count++;
         }
     }
     if (to->bits_count > 0) {
-        rank(to);
+        bits_rank(to);
     }
     return MS_OK;
 }
@@ -93,7 +91,7 @@ bool ms__bits_possible(ms_technique technique)
     return rest == MS_REST_STAYS || rest == MS_REST_DISK;
 }
 
-static void spend(ms__sim *sim, uint64_t ns)
+static void bits_spend(ms__sim *sim, uint64_t ns)
 {
     sim->packing_ns = ms__add_sat(sim->packing_ns, ns);
     ms__sim_spend(sim, ns);
@@ -112,7 +110,7 @@ bool ms__bits_made(ms__sim *sim, const ms__sim_node *node, uint32_t index, ms__s
     }
     slot->state = MS__SLOT_BITS;
     ms__sim_take_small(sim, bits->bytes);
-    spend(sim, bits->pack_ns);
+    bits_spend(sim, bits->pack_ns);
     sim->packed_bytes += sim->instance_bytes[instance];
     return true;
 }
@@ -123,7 +121,7 @@ void ms__bits_unpack(ms__sim *sim, const ms__sim_node *node, uint32_t storage, m
         return;
     }
     ms__sim_hold_slot(sim, slot, ms__sim_instance_of(node, storage), MS__SLOT_UNPACKED);
-    spend(sim, bits_of(sim, node, slot)->unpack_ns);
+    bits_spend(sim, bits_of(sim, node, slot)->unpack_ns);
 }
 
 void ms__bits_drop(ms__sim *sim, const ms__sim_node *node, const ms__slot *slot)

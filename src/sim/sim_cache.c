@@ -1,8 +1,7 @@
 /*
- * The cache of freed maps as hostmem keeps it: by exact size, under a ceiling on
- * live + cached bytes, least recently freed out first, of the last one only as many
- * huge pages as are needed. It decides only how much of a map has to be faulted in
- * and how much is held at most.
+ * The cache of freed maps, as hostmem keeps it: by exact size, under a ceiling on live + cached bytes. The
+ * map that was freed first leaves first, and of the last such map only as many huge pages as are needed. It
+ * decides only how many bytes of a map must be faulted in, and how many are held at most.
  */
 #include "base/os/map.h"
 #include "base/units.h"
@@ -30,7 +29,7 @@ void ms__cache_reset(ms__sim *sim, uint64_t ceiling_bytes)
     }
 }
 
-static void unlink_entry(ms__cache *cache, uint32_t index)
+static void cache_unlink(ms__cache *cache, uint32_t index)
 {
     ms__cache_entry *entry = &cache->entries[index];
     if (entry->older != NONE) {
@@ -55,22 +54,22 @@ static void unlink_entry(ms__cache *cache, uint32_t index)
     cache->free_entry = index;
 }
 
-static uint64_t resident_of(const ms__sim *sim, const ms__cache_entry *entry)
+static uint64_t cache_resident_bytes(const ms__sim *sim, const ms__cache_entry *entry)
 {
     return sim->class_bytes[entry->class_id] - entry->absent_bytes;
 }
 
-/* What hostmem's shrink_oldest() comes to. */
-static void shrink_oldest(ms__sim *sim, uint64_t lack_bytes)
+/* The same result as hostmem's cache_shrink_oldest(). */
+static void cache_shrink_oldest(ms__sim *sim, uint64_t lack_bytes)
 {
     ms__cache *cache = &sim->cache;
     ms__cache_entry *entry = &cache->entries[cache->oldest];
-    uint64_t resident = resident_of(sim, entry);
+    uint64_t resident = cache_resident_bytes(sim, entry);
     uint64_t keep = ms__align_down(ms__sub_sat(resident, lack_bytes), MS__HUGE_PAGE_BYTES);
     cache->cached_bytes -= resident - keep;
     entry->absent_bytes += resident - keep;
     if (keep == 0) {
-        unlink_entry(cache, cache->oldest);
+        cache_unlink(cache, cache->oldest);
     }
 }
 
@@ -79,7 +78,7 @@ void ms__cache_squeeze(ms__sim *sim, uint64_t coming_bytes)
     ms__cache *cache = &sim->cache;
     uint64_t most = ms__sub_sat(cache->ceiling_bytes, ms__sim_resident(sim) + coming_bytes);
     while (cache->oldest != NONE && cache->cached_bytes > most) {
-        shrink_oldest(sim, cache->cached_bytes - most);
+        cache_shrink_oldest(sim, cache->cached_bytes - most);
     }
 }
 
@@ -92,7 +91,7 @@ uint64_t ms__cache_take(ms__sim *sim, uint32_t class_id)
     if (top != NONE) {
         absent = cache->entries[top].absent_bytes;
         cache->cached_bytes -= bytes - absent;
-        unlink_entry(cache, top);
+        cache_unlink(cache, top);
     }
     if (absent > 0) {
         ms__cache_squeeze(sim, bytes);

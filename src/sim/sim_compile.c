@@ -1,7 +1,6 @@
 /*
- * Compiles a graph and a hardware description into what the simulator replays:
- * events with their times worked out, storages with the bytes that the device's
- * allocator really takes. Called once per graph by ms_simulate() and the solver.
+ * Compiles a graph and a hardware description for the simulator: events get their times, storages the bytes
+ * that the device's allocator takes for them. ms_simulate() and the solver call it once per graph.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -37,8 +36,8 @@ static uint64_t stream_rate(const ms_hardware *hardware)
     return gpu != NULL ? gpu->stream_bytes_per_s : hardware->cpu.stream_bytes_per_s;
 }
 
-/* What a description without the rate is taken to have: as many floating-point operations of a
- * matrix product go by in one evaluation on AVX-512 and AVX2. */
+/* Assumed for a description without the rate: one evaluation takes as long as this many floating-point
+ * operations of a matrix product, on AVX-512 and on AVX2. */
 enum { FLOPS_PER_EVALUATION = 30 };
 
 static uint64_t evaluating_ns(const ms__sim *sim, uint64_t evaluations)
@@ -64,7 +63,7 @@ uint64_t ms__work_ns(const ms__sim *sim, const ms_event *event)
     return ms__scaled_ns(sim, ms__add_sat(work, MS__OP_NS));
 }
 
-/* A plan made without a process stands for one that holds the model and the runtime. */
+/* Without a process, the plan assumes one that holds the model and the runtime. */
 static void compile_residents(ms__sim *sim)
 {
     const ms_residents *residents = &sim->graph->residents;
@@ -79,9 +78,9 @@ static void compile_residents(ms__sim *sim)
     sim->loss_bytes = sim->device_kind->rounded(sim->graph->loop.external_loss_bytes);
 }
 
-/* An optimizer reads parameters, gradients and state, and writes parameters and state. One of
- * several operators, as torch's Adam on a CPU, goes over them again with each: 17 times over
- * the parameters, measured. */
+/* An optimizer reads parameters, gradients and state, and writes parameters and state. An optimizer of
+ * several operators, such as torch's Adam on a CPU, repeats the passes for each: 17 times the parameters,
+ * measured. */
 enum { STATE_PASSES_AT_ONCE = 2, STATE_PASSES = 7 };
 
 uint64_t ms__sim_optimizer_ns(const ms_graph *graph, const ms_hardware *hardware)
@@ -109,7 +108,7 @@ static void compile_events(const ms__sim *sim, const ms_event *events, uint32_t 
     }
 }
 
-/* Numbers the storages that are saved, in order of their first SAVE. */
+/* Numbers the saved storages in order of their first SAVE. */
 static void number_slots(const ms_profile *from, uint32_t *slot_of, ms__sim_profile *to)
 {
     memset(slot_of, 0xff, from->storage_count * sizeof *slot_of);
@@ -179,15 +178,17 @@ static int compile_profiles(ms__sim *sim)
     }
     sim->maker_marks = ms_calloc(most_makers, 1);
     sim->last_reader = ms_calloc(most, sizeof *sim->last_reader);
-    rc = sim->maker_marks == NULL || sim->last_reader == NULL ? MS_ENOMEM : rc;
-    sim->replay_base = most; /* for now: how many a replay needs; see compile_nodes() */
+    if (sim->maker_marks == NULL || sim->last_reader == NULL) {
+        rc = MS_ENOMEM;
+    }
+    sim->replay_base = most; /* until compile_nodes(): the number of instances of one replay */
     return rc;
 }
 
 /* ---- instances ------------------------------------------------------------------ */
 
-/* Layers of a chain may run again as one: what their replays make lies side by side, from `next`
- * on. All others share a place. Returns how many instances there are then. */
+/* Layers of a chain may run again as one, so the instances of their replays lie side by side from `next`
+ * on. All other nodes share the ones at `shared`. Returns the number of instances. */
 static uint64_t place_replays(ms__sim *sim, uint64_t shared, uint64_t next)
 {
     for (uint32_t i = 0; i < sim->node_count; i++) {
@@ -203,8 +204,8 @@ static uint64_t place_replays(ms__sim *sim, uint64_t shared, uint64_t next)
     return next;
 }
 
-/* Gives every storage of every node its instance, every saved storage and argument
- * its slot. The instances of a replay come last. */
+/* Gives every storage of every node its instance, every saved storage and argument its slot. The instances
+ * of replays come last. */
 static int compile_nodes(ms__sim *sim)
 {
     const ms_graph *graph = sim->graph;
@@ -239,7 +240,7 @@ static int compile_nodes(ms__sim *sim)
     return MS_OK;
 }
 
-static int by_value(const void *left, const void *right)
+static int compare_bytes(const void *left, const void *right)
 {
     uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
     return (a > b) - (a < b);
@@ -254,7 +255,7 @@ static void compile_classes(ms__sim *sim)
             sim->class_bytes[count++] = sim->instance_bytes[i];
         }
     }
-    qsort(sim->class_bytes, count, sizeof *sim->class_bytes, by_value);
+    qsort(sim->class_bytes, count, sizeof *sim->class_bytes, compare_bytes);
     for (uint32_t i = 0; i < count; i++) {
         if (sim->class_count == 0 || sim->class_bytes[sim->class_count - 1] != sim->class_bytes[i]) {
             sim->class_bytes[sim->class_count++] = sim->class_bytes[i];
@@ -266,23 +267,23 @@ static void compile_classes(ms__sim *sim)
     }
 }
 
-static uint32_t class_of(const ms__sim *sim, uint64_t bytes)
+static uint32_t class_of_bytes(const ms__sim *sim, uint64_t bytes)
 {
-    const uint64_t *found =
-        sim->class_count == 0 ? NULL
-                              : bsearch(&bytes, sim->class_bytes, sim->class_count, sizeof *sim->class_bytes, by_value);
+    const uint64_t *found = sim->class_count == 0 ? NULL
+                                                  : bsearch(&bytes, sim->class_bytes, sim->class_count,
+                                                            sizeof *sim->class_bytes, compare_bytes);
     return found == NULL ? MS__NO_CLASS : (uint32_t)(found - sim->class_bytes);
 }
 
-/* State has the shapes of the gradients, so the part of it in small tensors is theirs. */
+/* State has the shapes of the gradients, so the same share of it is in small tensors. */
 static uint64_t small_state_bytes(const ms__sim *sim, uint64_t small_gradient_bytes)
 {
     uint64_t state_bytes = sim->graph->loop.optimizer_state_bytes;
     return sim->gradient_bytes > 0 ? ms__mul_div(state_bytes, small_gradient_bytes, sim->gradient_bytes) : 0;
 }
 
-/* Whole copies of the largest parameter, of which there are a few; all parameters at once
- * (foreach) take more. */
+/* An optimizer that goes parameter by parameter takes a few copies of the largest one; one that updates
+ * all at once (foreach) takes more. */
 enum { STEP_COPIES_MOST = 4 };
 
 static uint32_t step_copies(const ms__sim *sim, uint64_t largest_bytes)
@@ -299,7 +300,7 @@ static void size_instances(ms__sim *sim)
     uint64_t small_gradient_bytes = 0, largest_bytes = 0;
     for (uint32_t i = 0; i < graph->storage_count; i++) {
         const ms_storage *storage = &graph->storages[i];
-        /* The batch is part of the residents. */
+        /* The batch counts among the residents. */
         sim->instance_bytes[i] = storage->role == MS_STORAGE_BATCH ? 0 : sim->device_kind->rounded(storage->bytes);
         if (storage->role == MS_STORAGE_GRADIENT) {
             bool small = sim->instance_bytes[i] < MS__MAP_MIN_BYTES;
@@ -355,7 +356,7 @@ static int compile_instances(ms__sim *sim)
     size_instances(sim);
     compile_classes(sim);
     for (uint32_t i = 0; i < sim->replay_base; i++) {
-        sim->instance_class[i] = class_of(sim, sim->instance_bytes[i]);
+        sim->instance_class[i] = class_of_bytes(sim, sim->instance_bytes[i]);
     }
     return MS_OK;
 }

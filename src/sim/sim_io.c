@@ -1,18 +1,17 @@
 /*
- * The simulator's lower tier: a queue of stores and a queue of fetches, each in
- * order. On a disk, and on a GPU with one copy engine, the two share the link:
- * while both move, each goes at half its rate. Times are exact integers, counted
- * in half nanoseconds so that a half rate loses nothing.
+ * The simulator's lower tier: a queue of stores and a queue of fetches, each in order. On a disk, and on a
+ * GPU with one copy engine, both share the link: while both move, each moves at half its rate. Times are
+ * integers in half nanoseconds, so that halving a rate loses nothing.
  */
 #include <string.h>
 
 #include "base/units.h"
 #include "sim/sim.h"
 
-/* How far the prefetch looks in one go. */
+/* Entries that one prefetch looks at. */
 enum { LOOK_MOST = 256 };
 
-static uint64_t rate_of(const ms__sim *sim, uint32_t tier, bool down)
+static uint64_t io_rate(const ms__sim *sim, uint32_t tier, bool down)
 {
     const ms_hardware *hardware = sim->hardware;
     uint64_t disk = down ? hardware->disk.write_bytes_per_s : hardware->disk.read_bytes_per_s;
@@ -24,9 +23,9 @@ static uint64_t rate_of(const ms__sim *sim, uint32_t tier, bool down)
     return tier == MS__DISK_TIER ? ms__min_u64(disk, link) : link;
 }
 
-/* What a transfer costs the compute threads: its bookkeeping, and on a host, where
- * they are the same processors, the checksum. */
-static uint64_t handling_ns(const ms__sim *sim, uint64_t bytes)
+/* A transfer's cost on the compute threads: its bookkeeping and, on a host, where the same processors move
+ * it, the checksum. */
+static uint64_t io_handling_ns(const ms__sim *sim, uint64_t bytes)
 {
     uint64_t checksum = 0;
     if (sim->on_host) {
@@ -53,47 +52,47 @@ void ms__io_reset(ms__sim *sim)
 
 /* ---- queues ------------------------------------------------------------------- */
 
-static bool busy(const ms__queue *queue)
+static bool queue_busy(const ms__queue *queue)
 {
     return queue->next < queue->count;
 }
 
-static void start_next(ms__queue *queue)
+static void queue_start_next(ms__queue *queue)
 {
-    if (busy(queue)) {
+    if (queue_busy(queue)) {
         queue->left = ms__max_u64(ms__mul_sat(2, queue->transfers[queue->next].ns), 1);
     }
 }
 
-static void push(ms__queue *queue, uint32_t instance, uint64_t ns)
+static void queue_push(ms__queue *queue, uint32_t instance, uint64_t ns)
 {
-    bool idle = !busy(queue);
+    bool idle = !queue_busy(queue);
     queue->transfers[queue->count++] = (struct ms__transfer){.instance = instance, .ns = ns};
     if (idle) {
-        start_next(queue);
+        queue_start_next(queue);
     }
 }
 
-/* What was written is let go of when the executor next looks: see ms__io_poll(). */
-static void finish_write(ms__sim *sim)
+/* The storage is released when the executor next polls: see ms__io_poll(). */
+static void io_finish_write(ms__sim *sim)
 {
     sim->io.writes.next++;
-    start_next(&sim->io.writes);
+    queue_start_next(&sim->io.writes);
 }
 
-static void finish_read(ms__sim *sim)
+static void io_finish_read(ms__sim *sim)
 {
     uint32_t instance = sim->io.reads.transfers[sim->io.reads.next++].instance;
     sim->instances[instance].fetching = 0;
-    start_next(&sim->io.reads);
+    queue_start_next(&sim->io.reads);
 }
 
-/* Plays until the next completion, but at most up to `until_ns`. Times end at UINT64_MAX, what is in
- * the queues then doesn't: each completion comes, all at that time. */
-static void play(ms__sim *sim, uint64_t until_ns)
+/* Plays until the next completion, at most up to `until_ns`. Times saturate at UINT64_MAX; transfers still
+ * in the queues then complete at that time. */
+static void io_play(ms__sim *sim, uint64_t until_ns)
 {
     ms__io *io = &sim->io;
-    bool writes = busy(&io->writes), reads = busy(&io->reads);
+    bool writes = queue_busy(&io->writes), reads = queue_busy(&io->reads);
     uint64_t per_ns = writes && reads && io->shared ? 1 : 2;
     uint64_t step = until_ns == UINT64_MAX ? UINT64_MAX : until_ns - io->at_ns;
     step = writes ? ms__min_u64(step, ms__div_up(io->writes.left, per_ns)) : step;
@@ -106,10 +105,10 @@ static void play(ms__sim *sim, uint64_t until_ns)
         io->reads.left = ms__sub_sat(io->reads.left, ms__mul_sat(step, per_ns));
     }
     if (writes && io->writes.left == 0) {
-        finish_write(sim);
+        io_finish_write(sim);
     }
     if (reads && io->reads.left == 0) {
-        finish_read(sim);
+        io_finish_read(sim);
     }
 }
 
@@ -117,11 +116,11 @@ void ms__io_advance(ms__sim *sim)
 {
     ms__io *io = &sim->io;
     while (io->at_ns < sim->now_ns) {
-        if (!busy(&io->writes) && !busy(&io->reads)) {
+        if (!queue_busy(&io->writes) && !queue_busy(&io->reads)) {
             io->at_ns = sim->now_ns;
             return;
         }
-        play(sim, sim->now_ns);
+        io_play(sim, sim->now_ns);
     }
 }
 
@@ -129,37 +128,36 @@ void ms__io_poll(ms__sim *sim)
 {
     ms__io *io = &sim->io;
     ms__io_advance(sim);
-    while (io->let_go < io->writes.next) {
-        uint32_t instance = io->writes.transfers[io->let_go++].instance;
+    while (io->released < io->writes.next) {
+        uint32_t instance = io->writes.transfers[io->released++].instance;
         io->in_flight_bytes -= sim->instance_bytes[instance];
         ms__sim_release(sim, instance);
     }
 }
 
-/* Compute waits for the next completion; returns for how long. The queues have been
- * played up to now. */
-static uint64_t stall(ms__sim *sim)
+/* Compute waits for the next completion; returns the time. The queues have been played up to now. */
+static uint64_t io_stall(ms__sim *sim)
 {
     uint64_t before = sim->now_ns;
-    play(sim, UINT64_MAX);
+    io_play(sim, UINT64_MAX);
     sim->now_ns = sim->io.at_ns;
     return sim->now_ns - before;
 }
 
 /* ---- down ----------------------------------------------------------------------- */
 
-static void start_store(ms__sim *sim, uint32_t instance, uint32_t tier)
+static void io_start_store(ms__sim *sim, uint32_t instance, uint32_t tier)
 {
     ms__io *io = &sim->io;
     uint64_t bytes = sim->instance_bytes[instance];
-    ms__sim_spend(sim, handling_ns(sim, bytes));
+    ms__sim_spend(sim, io_handling_ns(sim, bytes));
     ms__io_poll(sim);
-    while (busy(&io->writes) && io->in_flight_bytes + bytes > sim->choices->write_window_bytes) {
-        sim->stall_forward_ns = ms__add_sat(sim->stall_forward_ns, stall(sim));
+    while (queue_busy(&io->writes) && io->in_flight_bytes + bytes > sim->choices->write_window_bytes) {
+        sim->stall_forward_ns = ms__add_sat(sim->stall_forward_ns, io_stall(sim));
         ms__io_poll(sim);
     }
     ms__sim_acquire(sim, instance);
-    push(&io->writes, instance, ms__rate_ns(bytes, rate_of(sim, tier, true)));
+    queue_push(&io->writes, instance, ms__rate_ns(bytes, io_rate(sim, tier, true)));
     io->in_flight_bytes += bytes;
     io->moved_bytes += bytes;
     io->tier_bytes[tier] += bytes;
@@ -172,16 +170,16 @@ uint32_t ms__io_store(ms__sim *sim, uint32_t instance, uint32_t tier)
     sim->fetches[entry] = (ms__fetch){.instance = instance, .state = MS__FETCH_WAITING, .tier = tier};
     sim->prefetch_next = sim->fetch_count;
     if (sim->instances[instance].tier_users++ == 0) {
-        start_store(sim, instance, tier);
+        io_start_store(sim, instance, tier);
     }
     return entry;
 }
 
 /* ---- back ------------------------------------------------------------------------- */
 
-/* What is in memory anyway needs no transfer, only one more hold. What was brought
- * back stays until the last node that counts on the tier's copy is done with it. */
-static void issue(ms__sim *sim, ms__fetch *fetch)
+/* A storage that is in memory needs one more hold and no transfer. A fetched one stays until the last user
+ * of the tier's copy has finished. */
+static void io_issue(ms__sim *sim, ms__fetch *fetch)
 {
     ms__instance *instance = &sim->instances[fetch->instance];
     bool absent = instance->holds == 0;
@@ -194,12 +192,12 @@ static void issue(ms__sim *sim, ms__fetch *fetch)
         instance->landed = 1;
         instance->fetching = 1;
         sim->io.moved_bytes += bytes;
-        push(&sim->io.reads, fetch->instance, ms__rate_ns(bytes, rate_of(sim, fetch->tier, false)));
+        queue_push(&sim->io.reads, fetch->instance, ms__rate_ns(bytes, io_rate(sim, fetch->tier, false)));
     }
 }
 
-/* Entries above prefetch_next are dealt with. Below it, what is in memory for another
- * reason is passed over, and looked at again the next time. */
+/* Entries from prefetch_next on are issued. Below it, entries whose storage is in memory are skipped, and
+ * looked at again the next time. */
 void ms__io_prefetch(ms__sim *sim)
 {
     ms__io_advance(sim);
@@ -211,7 +209,7 @@ void ms__io_prefetch(ms__sim *sim)
             if (sim->io.ahead_bytes + bytes > sim->choices->read_window_bytes) {
                 return;
             }
-            issue(sim, fetch);
+            io_issue(sim, fetch);
             fetch->counted_ahead = true;
             sim->io.ahead_bytes += bytes;
         }
@@ -221,7 +219,7 @@ void ms__io_prefetch(ms__sim *sim)
     }
 }
 
-static void no_longer_ahead(ms__sim *sim, ms__fetch *fetch)
+static void io_end_ahead(ms__sim *sim, ms__fetch *fetch)
 {
     if (fetch->counted_ahead) {
         fetch->counted_ahead = false;
@@ -234,18 +232,18 @@ void ms__io_need(ms__sim *sim, uint32_t entry)
     ms__fetch *fetch = &sim->fetches[entry];
     ms__io_poll(sim);
     if (fetch->state == MS__FETCH_WAITING) {
-        issue(sim, fetch);
+        io_issue(sim, fetch);
     }
     ms__io_prefetch(sim);
     ms__io_advance(sim);
-    while (sim->instances[fetch->instance].fetching && busy(&sim->io.reads)) {
-        sim->stall_backward_ns = ms__add_sat(sim->stall_backward_ns, stall(sim));
+    while (sim->instances[fetch->instance].fetching && queue_busy(&sim->io.reads)) {
+        sim->stall_backward_ns = ms__add_sat(sim->stall_backward_ns, io_stall(sim));
     }
     if (fetch->state == MS__FETCH_ISSUED) {
         fetch->state = MS__FETCH_USED;
-        no_longer_ahead(sim, fetch);
+        io_end_ahead(sim, fetch);
         if (fetch->moved) {
-            ms__sim_spend(sim, handling_ns(sim, sim->instance_bytes[fetch->instance]));
+            ms__sim_spend(sim, io_handling_ns(sim, sim->instance_bytes[fetch->instance]));
         }
     }
 }
@@ -258,7 +256,7 @@ void ms__io_drop(ms__sim *sim, uint32_t entry)
     }
     bool held = fetch->state != MS__FETCH_WAITING;
     fetch->state = MS__FETCH_DROPPED;
-    no_longer_ahead(sim, fetch);
+    io_end_ahead(sim, fetch);
     if (held) {
         ms__sim_release(sim, fetch->instance);
     }

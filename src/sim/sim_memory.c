@@ -1,7 +1,6 @@
 /*
- * The simulator's memory: what occupies the device, since when and how much at
- * most. Every change of live bytes goes through acquire and release; called by
- * the replay and by the queues.
+ * The simulator's memory: the bytes that occupy the device, and their peaks. Every change of live bytes goes
+ * through acquire and release. Called by the replay and by the queues.
  */
 #include "base/units.h"
 #include "sim/sim.h"
@@ -18,7 +17,7 @@ void ms__sim_note_live(ms__sim *sim)
     }
 }
 
-static void note_peak(ms__sim *sim)
+static void memory_note_peak(ms__sim *sim)
 {
     ms__sim_note_live(sim);
     if (sim->cache.on) {
@@ -26,9 +25,8 @@ static void note_peak(ms__sim *sim)
     }
 }
 
-/* libc keeps what is freed of small tensors for the next ones: in a process that trains
- * they take their peak all the time. */
-static void take_small(ms__sim *sim, uint64_t bytes)
+/* libc keeps freed small tensors' memory for later ones: it stays at its peak. */
+static void memory_take_small(ms__sim *sim, uint64_t bytes)
 {
     sim->small_bytes += bytes;
     uint64_t growth = ms__sub_sat(sim->small_bytes, sim->small_peak_bytes);
@@ -38,10 +36,9 @@ static void take_small(ms__sim *sim, uint64_t bytes)
     sim->small_peak_bytes += growth;
 }
 
-/* A map comes out of the cache, or is made and faulted in. That time is added to the
- * step as a whole and moves no event: so a candidate has one timeline and one live
- * peak, whatever its cache. */
-static void take_map(ms__sim *sim, uint32_t class_id)
+/* A map comes out of the cache, or is made and faulted in. Fault time is added to the step as a whole and
+ * moves no event, so a candidate has one timeline and one live peak, whatever its cache. */
+static void memory_take_map(ms__sim *sim, uint32_t class_id)
 {
     if (++sim->class_live[class_id] > sim->class_peak[class_id]) {
         sim->class_peak[class_id]++;
@@ -61,8 +58,8 @@ static uint64_t taken_bytes(const ms__sim *sim, uint32_t instance)
 
 void ms__sim_take_small(ms__sim *sim, uint64_t bytes)
 {
-    take_small(sim, bytes);
-    note_peak(sim);
+    memory_take_small(sim, bytes);
+    memory_note_peak(sim);
 }
 
 void ms__sim_give_small(ms__sim *sim, uint64_t bytes)
@@ -77,14 +74,14 @@ void ms__sim_acquire(ms__sim *sim, uint32_t instance)
     }
     uint64_t bytes = taken_bytes(sim, instance);
     if (sim->instance_class[instance] != MS__NO_CLASS) {
-        take_map(sim, sim->instance_class[instance]);
+        memory_take_map(sim, sim->instance_class[instance]);
         sim->live_bytes += bytes;
     } else if (sim->on_host) {
-        take_small(sim, bytes);
+        memory_take_small(sim, bytes);
     } else {
         sim->live_bytes += bytes;
     }
-    note_peak(sim);
+    memory_note_peak(sim);
 }
 
 void ms__sim_release(ms__sim *sim, uint32_t instance)

@@ -1,7 +1,6 @@
 /*
- * What the files that replay one step share: how a node's storages, slots and lives
- * are found and changed. sim_replay.c runs nodes, sim_again.c runs them again, and
- * sim_step.c strings them to a step; nobody else includes this.
+ * Storages, slots and lives of a node, for the three files that replay a step: sim_replay.c runs nodes,
+ * sim_again.c runs them again, and sim_step.c strings them into a step. Tests: tests/c/sim/test_simulate.c.
  */
 #ifndef MS_SIM_SIM_NODES_H
 #define MS_SIM_SIM_NODES_H
@@ -9,12 +8,6 @@
 #include "sim/sim.h"
 
 enum { MS__NO_INSTANCE = UINT32_MAX };
-
-static inline uint32_t ms__sim_instance_of(const ms__sim_node *node, uint32_t storage)
-{
-    uint32_t externals = node->profile->external_count;
-    return storage < externals ? node->externals[storage] : node->first_local + (storage - externals);
-}
 
 static inline ms_technique ms__sim_technique_of(const ms__sim *sim, uint32_t index)
 {
@@ -39,7 +32,7 @@ static inline void ms__sim_end_life(ms__sim *sim, uint32_t instance)
 static inline void ms__sim_begin_life(ms__sim *sim, uint32_t instance)
 {
     ms__sim_end_life(sim, instance);
-    /* Added to the gradient that is there already, one at a time. */
+    /* Gradients are added one at a time to those of the step before. */
     if (ms__sim_role_of(sim, instance) == MS_STORAGE_GRADIENT && ms__sim_accumulates(&sim->graph->loop)) {
         if (sim->adding_gradient != MS__NO_INSTANCE) {
             ms__sim_end_life(sim, sim->adding_gradient);
@@ -52,7 +45,7 @@ static inline void ms__sim_begin_life(ms__sim *sim, uint32_t instance)
 
 /* ---- slots ---------------------------------------------------------------------- */
 
-/* The storage as the replay sees it: a fresh one where the layer makes it. */
+/* The instance of a storage in a replay: a fresh one if the layer makes it. */
 static inline uint32_t ms__sim_replay_instance(const ms__sim_node *node, uint32_t storage)
 {
     return node->profile->made[storage] ? node->first_replay + storage : ms__sim_instance_of(node, storage);
@@ -64,7 +57,7 @@ static inline void ms__sim_hold_slot(ms__sim *sim, ms__slot *slot, uint32_t inst
     ms__sim_acquire(sim, instance);
 }
 
-/* Which program is run: with a cache it matters what is freed when. */
+/* Whether the shorter programs are run: with a cache, the order of frees matters. */
 static inline bool ms__sim_runs_short(const ms__sim *sim)
 {
     return !sim->cache.on && !sim->in_full;
@@ -75,10 +68,10 @@ static inline bool ms__sim_runs_short(const ms__sim *sim)
 /* sim_replay.c */
 void ms__sim_run_forward(ms__sim *sim, uint32_t index);
 void ms__sim_run_backward(ms__sim *sim, uint32_t index);
-/* The loss outside the model holds nothing any more. */
+/* Releases the loss outside the model. */
 void ms__sim_leave_loss(ms__sim *sim);
 
-/* sim_again.c: runs a node again in backward, for what its forward did not keep. */
+/* sim_again.c: runs a node again in backward for the tensors that its forward did not keep. */
 void ms__sim_run_again(ms__sim *sim, const ms__sim_node *node);
 
 #endif

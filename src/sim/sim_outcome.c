@@ -1,11 +1,11 @@
 /*
- * What a replay comes to: its peaks and times, read off a simulator whose pass is over, and
- * what each phase finds there that the events do not tell. Called by the replay.
+ * A replay's result: peaks and times read off a simulator after its pass, and the bytes that are live through
+ * a whole phase, which no event reports. Called by the replay.
  */
 #include "base/units.h"
 #include "sim/sim.h"
 
-/* ---- what is constant over a phase ------------------------------------------------------ */
+/* ---- constant over a phase --------------------------------------------------------------- */
 
 bool ms__sim_accumulates(const ms_loop *loop)
 {

@@ -1,12 +1,11 @@
 /*
- * Runs one node's programs forward and back under its technique. sim_step.c calls it.
- * What is resident when is sim_memory.c's, transfers are sim_io.c's, running a node
- * again is sim_again.c's.
+ * Runs one node's programs, forward and backward, under its technique. sim_step.c calls it. Residency is in
+ * sim_memory.c, transfers in sim_io.c, running a node again in sim_again.c.
  */
 #include "base/units.h"
 #include "sim/sim_nodes.h"
 
-static uint32_t tier_of(const ms__sim *sim, ms_technique technique)
+static uint32_t replay_tier(const ms__sim *sim, ms_technique technique)
 {
     const ms_technique_row *row = ms_technique_of(technique);
     if (row->moves_input) {
@@ -15,17 +14,17 @@ static uint32_t tier_of(const ms__sim *sim, ms_technique technique)
     return row->rest == MS_REST_HOST ? MS__HOST_TIER : MS__DISK_TIER;
 }
 
-static void free_natural(ms__sim *sim, uint32_t instance)
+static void replay_free(ms__sim *sim, uint32_t instance)
 {
-    /* The caller holds outputs longer than the trace saw. */
+    /* The caller holds outputs longer than the trace did. */
     if (!sim->graph->loop.outputs_held || ms__sim_role_of(sim, instance) != MS_STORAGE_OUTPUT) {
         ms__sim_end_life(sim, instance);
     }
 }
 
-/* ---- what backward counts on --------------------------------------------------- */
+/* ---- slots ----------------------------------------------------------------------- */
 
-static void drop(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__slot *slot)
+static void slot_drop(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__slot *slot)
 {
     switch ((ms__slot_state)slot->state) {
     case MS__SLOT_HELD:
@@ -50,33 +49,33 @@ static void drop(ms__sim *sim, const ms__sim_node *node, uint32_t storage, ms__s
     slot->state = MS__SLOT_NONE;
 }
 
-/* Autograd is done with the node: nothing of it stays. */
-static void drop_all(ms__sim *sim, const ms__sim_node *node)
+/* Autograd has finished with the node and releases everything of it. */
+static void slot_drop_all(ms__sim *sim, const ms__sim_node *node)
 {
     const ms__sim_profile *profile = node->profile;
     ms__slot *slots = &sim->slots[node->first_slot];
     for (uint32_t i = 0; i < profile->save_count; i++) {
-        drop(sim, node, profile->saved[i], &slots[i]);
+        slot_drop(sim, node, profile->saved[i], &slots[i]);
     }
     for (uint32_t i = 0; i < profile->input_count; i++) {
-        drop(sim, node, profile->inputs[i], &slots[profile->save_count + i]);
+        slot_drop(sim, node, profile->inputs[i], &slots[profile->save_count + i]);
     }
 }
 
-/* ---- either way ------------------------------------------------------------------ */
+/* ---- both directions --------------------------------------------------------------- */
 
-/* What an event does in forward as in backward. */
-static void run_op(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
+/* Events that act alike in forward and backward. */
+static void replay_run_op(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
 {
     switch (op->kind) {
     case MS_EVENT_ALLOC:
         ms__sim_begin_life(sim, ms__sim_instance_of(node, op->storage));
         break;
     case MS_EVENT_FREE:
-        free_natural(sim, ms__sim_instance_of(node, op->storage));
+        replay_free(sim, ms__sim_instance_of(node, op->storage));
         break;
     case MS_EVENT_DROP:
-        drop(sim, node, op->storage, &sim->slots[node->first_slot + op->value]);
+        slot_drop(sim, node, op->storage, &sim->slots[node->first_slot + op->value]);
         break;
     case MS_EVENT_WORK:
         ms__sim_spend(sim, op->value);
@@ -91,7 +90,7 @@ static void run_op(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
 
 /* ---- forward -------------------------------------------------------------------- */
 
-static void store_slot(ms__sim *sim, ms__slot *slot, uint32_t instance, uint32_t tier)
+static void slot_store(ms__sim *sim, ms__slot *slot, uint32_t instance, uint32_t tier)
 {
     if (sim->instance_bytes[instance] < ms__max_u64(sim->choices->offload_min_bytes, 1)) {
         ms__sim_hold_slot(sim, slot, instance, MS__SLOT_HELD);
@@ -101,7 +100,7 @@ static void store_slot(ms__sim *sim, ms__slot *slot, uint32_t instance, uint32_t
     slot->entry = ms__io_store(sim, instance, tier);
 }
 
-static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique, const ms__op *op)
+static void slot_save(ms__sim *sim, const ms__sim_node *node, ms_technique technique, const ms__op *op)
 {
     ms__slot *slot = &sim->slots[node->first_slot + op->value];
     uint32_t instance = ms__sim_instance_of(node, op->storage);
@@ -110,7 +109,7 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
     }
     const uint8_t *dropped = ms__selective_set(node->profile, technique);
     if (dropped != NULL && dropped[op->value]) {
-        ms__sim_hold_slot(sim, slot, instance, MS__SLOT_HELD); /* until the layer has ended */
+        ms__sim_hold_slot(sim, slot, instance, MS__SLOT_HELD); /* until the layer ends */
         return;
     }
     if (ms__bits_made(sim, node, (uint32_t)op->value, slot)) {
@@ -119,37 +118,37 @@ static void save(ms__sim *sim, const ms__sim_node *node, ms_technique technique,
     if (ms_technique_of(technique)->replays) {
         slot->state = MS__SLOT_LOST;
     } else if (ms_technique_moves(technique)) {
-        store_slot(sim, slot, instance, tier_of(sim, technique));
+        slot_store(sim, slot, instance, replay_tier(sim, technique));
     } else {
         ms__sim_hold_slot(sim, slot, instance, MS__SLOT_HELD);
     }
 }
 
-/* Whether the node's first argument is made again by the layer before it. */
-static bool does_without(const ms__sim *sim, const ms__sim_node *node, ms_technique technique)
+/* Whether the layer before recomputes the node's first argument. */
+static bool argument_is_recomputed(const ms__sim *sim, const ms__sim_node *node, ms_technique technique)
 {
     return node->before != NULL && ms_technique_is_chained(technique) &&
            ms_technique_of(ms__sim_technique_of(sim, (uint32_t)(node->before - sim->nodes)))->replays;
 }
 
-/* A node that will run again keeps its arguments, here or on the lower tier. */
+/* A node that will run again keeps its arguments, in memory or on the lower tier. */
 static void keep_arguments(ms__sim *sim, const ms__sim_node *node, ms_technique technique)
 {
     ms__slot *slots = &sim->slots[node->first_slot + node->profile->save_count];
     for (uint32_t i = 0; i < node->profile->input_count; i++) {
         uint32_t instance = ms__sim_instance_of(node, node->profile->inputs[i]);
-        if (i == 0 && does_without(sim, node, technique)) {
+        if (i == 0 && argument_is_recomputed(sim, node, technique)) {
             slots[i].state = MS__SLOT_LOST;
         } else if (!ms_technique_of(technique)->moves_input) {
             ms__sim_hold_slot(sim, &slots[i], instance, MS__SLOT_HELD);
         } else {
-            store_slot(sim, &slots[i], instance, tier_of(sim, technique));
+            slot_store(sim, &slots[i], instance, replay_tier(sim, technique));
         }
     }
 }
 
-/* A selective layer has ended: now it is known that nobody wrote to what it dropped. */
-static void let_go_of_set(ms__sim *sim, const ms__sim_node *node, ms_technique technique)
+/* A selective layer has ended, and no operator wrote to the tensors of its set: they are released. */
+static void release_set(ms__sim *sim, const ms__sim_node *node, ms_technique technique)
 {
     const uint8_t *dropped = ms__selective_set(node->profile, technique);
     for (uint32_t i = 0; dropped != NULL && i < node->profile->save_count; i++) {
@@ -182,12 +181,12 @@ void ms__sim_run_forward(ms__sim *sim, uint32_t index)
         const ms__op *op = &ops[i];
         sim->current_event = i;
         if (op->kind == MS_EVENT_SAVE) {
-            save(sim, node, technique, op);
+            slot_save(sim, node, technique, op);
         } else {
-            run_op(sim, node, op);
+            replay_run_op(sim, node, op);
         }
     }
-    let_go_of_set(sim, node, technique);
+    release_set(sim, node, technique);
     if (!node->is_root) {
         ms__io_poll(sim);
     }
@@ -195,12 +194,12 @@ void ms__sim_run_forward(ms__sim *sim, uint32_t index)
 
 /* ---- backward ------------------------------------------------------------------- */
 
-static void need(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
+static void slot_need(ms__sim *sim, const ms__sim_node *node, const ms__op *op)
 {
     ms__slot *slot = &sim->slots[node->first_slot + op->value];
     uint32_t index = (uint32_t)(node - sim->nodes);
     if (slot->state == MS__SLOT_LOST && ms_technique_of(ms__sim_technique_of(sim, index))->set > 0) {
-        ms__selective_remake(sim, node, op->storage);
+        ms__selective_recompute(sim, node, op->storage);
     } else if (slot->state == MS__SLOT_LOST) {
         ms__sim_run_again(sim, node);
     } else if (slot->state == MS__SLOT_AWAY) {
@@ -226,13 +225,13 @@ void ms__sim_run_backward(ms__sim *sim, uint32_t index)
         const ms__op *op = &ops[i];
         sim->current_event = i;
         if (op->kind == MS_EVENT_NEED) {
-            need(sim, node, op);
+            slot_need(sim, node, op);
         } else {
-            run_op(sim, node, op);
+            replay_run_op(sim, node, op);
         }
         if (sim->expects && op->kind == MS_EVENT_ALLOC) {
             ms__sim_leave_loss(sim);
         }
     }
-    drop_all(sim, node);
+    slot_drop_all(sim, node);
 }

@@ -1,10 +1,9 @@
 /*
- * One step, forward to optimizer, and a run of two of them, with the result read off.
- * ms_simulate() and the solver call it; what a node does is sim_replay.c's.
+ * One step, forward to optimizer, and a run of two of them with its result. ms_simulate() and the solver call
+ * it; nodes are run by sim_replay.c.
  *
- * Times of candidates that are compared with each other are those of a plan whose
- * cache has a stated size that does not depend on the budget (select.c), so that the
- * choice stays monotone in the budget.
+ * Candidates are compared by their times with a cache whose size does not depend on the budget (select.c). So
+ * the choice is monotone in the budget.
  */
 #include <string.h>
 
@@ -18,7 +17,7 @@ static bool steps_in_maps(const ms__sim *sim)
     return sim->cache.on && sim->step_copies > 0;
 }
 
-/* More is live than before, without an allocation that would have told. */
+/* Live bytes grew without an allocation event. */
 static void note_more(ms__sim *sim)
 {
     ms__sim_note_live(sim);
@@ -40,9 +39,9 @@ static void enter_phase(ms__sim *sim, ms__phase phase, bool first)
     note_more(sim);
 }
 
-/* The optimizer steps one parameter after another, in their order, which is not backward's: what
- * it takes meanwhile are maps of that parameter's size, out of the cache and back into it. Without
- * a cache they are bytes of the phase, and part of its peak either way (sim_outcome.c). */
+/* The optimizer goes through the parameters in their order, which is not backward's. Its temporaries are
+ * maps of each parameter's size, taken from the cache and returned to it. Without a cache they are bytes
+ * of the phase. They count in its peak either way (sim_outcome.c). */
 static void step_parameters(ms__sim *sim)
 {
     const ms_graph *graph = sim->graph;
@@ -84,10 +83,9 @@ static void hold_bytes(ms__sim *sim, uint64_t bytes)
     note_more(sim);
 }
 
-/* A loss outside the model: what it may hold is alive from the end of forward until the
- * model's backward has ended what came after its last layer. A cross entropy, which is what
- * is expected, holds half of it, the log-softmax, in forward, and all of it no longer than
- * until the first gradient of the model's own is there. */
+/* A loss outside the model: the bytes that it may hold are live from the end of forward until the backward
+ * of the model's work after its last layer ends. The expected loss is a cross entropy: it holds half of
+ * them, the log-softmax, in forward, and all until the model's first own gradient exists. */
 static void enter_loss(ms__sim *sim)
 {
     if (sim->expects) {
@@ -122,7 +120,7 @@ static void end_forward(ms__sim *sim)
     }
 }
 
-/* Everything of the step goes; the optimizer has run and zero_grad was called. */
+/* Frees everything of the step: the optimizer has run and zero_grad was called. */
 static void end_step(ms__sim *sim)
 {
     for (uint32_t i = 0; i < sim->instance_count; i++) {
@@ -155,7 +153,7 @@ static void begin_step(ms__sim *sim)
     memset(sim->peaks, 0, sizeof sim->peaks);
 }
 
-/* Index of the root's last piece of work, the one whose backward ends the loss. */
+/* The index of the root's last work, whose backward ends the loss. */
 static uint32_t loss_node(const ms__sim *sim)
 {
     uint32_t last = sim->node_count;
@@ -217,7 +215,7 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
         return;
     }
     sim->choices = choices;
-    /* A GPU's slab lies in host memory. */
+    /* A GPU's slab is in host memory. */
     uint64_t slab = sim->on_host && moves_anything(sim) ? MS__SLAB_BYTES : 0;
     slab = sim->expects ? ms__slab_expected(slab, choices->offload_min_bytes) : slab;
     outcome->fixed_bytes = ms__add_sat(sim->resident_bytes, slab);

@@ -1,9 +1,8 @@
 /*
- * Shorter programs for replays without a cache, which the search makes by the thousand: all
- * that lies between two events in which saves, arguments or other nodes have a part is one
- * event, a stretch, with the same effect to the byte and the nanosecond. Built when the
- * simulator is compiled. With a cache it matters which map is freed when: those replays run
- * the programs as they are.
+ * Shorter programs for replays without a cache, of which the search runs thousands. Between two events that
+ * involve saves, arguments or other nodes, all events become one, a stretch, with the same effect to the byte
+ * and the nanosecond. Built when the simulator is compiled. With a cache the order of frees matters, so those
+ * replays run the whole programs.
  */
 #include <string.h>
 
@@ -11,16 +10,16 @@
 #include "sim/sim.h"
 
 enum {
-    CHANGES_MOST = 16,      /* classes of one stretch: they are searched */
-    EVENTS_MOST = 1 << 16   /* of one stretch; with the next bound, its sums fit 63 bits */
+    CHANGES_MOST = 16,      /* classes of one stretch; lookup is linear */
+    EVENTS_MOST = 1 << 16   /* of one stretch; with the next bound, its sums fit in 63 bits */
 };
 static const uint64_t private_bytes_most = (uint64_t)1 << 42;
 
-/* What is known of a storage. Private is one that one program begins and ends, and that
- * nothing else names: it has one hold, its life. */
+/* A storage's state. A private one begins and ends in one program and has no other reference: its life is
+ * its only hold. */
 enum { UNSEEN, BORN_FORWARD, PRIVATE_FORWARD, BORN_BACKWARD, PRIVATE_BACKWARD, SHARED };
 
-typedef struct builder {
+typedef struct stretch_builder {
     const ms__sim *sim;
     const ms__sim_node *node;
     ms__sim_profile *profile;
@@ -28,11 +27,11 @@ typedef struct builder {
     uint32_t stretch_count, change_count;
     uint32_t event_count;    /* of the open stretch; 0: none is open */
     int64_t bytes, small_bytes;
-} builder;
+} stretch_builder;
 
 /* ---- private storages ----------------------------------------------------------- */
 
-static void note_event(uint8_t *state, const ms__op *op, uint8_t born, uint8_t ended)
+static void stretch_note_event(uint8_t *state, const ms__op *op, uint8_t born, uint8_t ended)
 {
     if (op->kind == MS_EVENT_ALLOC && *state == UNSEEN) {
         *state = born;
@@ -43,26 +42,26 @@ static void note_event(uint8_t *state, const ms__op *op, uint8_t born, uint8_t e
     }
 }
 
-/* What is alive where a program, or a node's replay, stops is not private. */
-static void share_living(const builder *b, uint8_t born)
+/* Storages that are live at the end of a program or of a node's replay are not private. */
+static void share_living(const stretch_builder *b, uint8_t born)
 {
     for (uint32_t i = 0; i < b->profile->storage_count; i++) {
         b->states[i] = b->states[i] == born ? SHARED : b->states[i];
     }
 }
 
-static uint32_t instance_of(const builder *b, uint32_t storage)
+static uint32_t stretch_instance(const stretch_builder *b, uint32_t storage)
 {
     return b->node->first_local + (storage - b->profile->external_count);
 }
 
-static void find_private(const builder *b)
+static void find_private(const stretch_builder *b)
 {
     const ms__sim_profile *profile = b->profile;
     memset(b->states, UNSEEN, profile->storage_count);
     for (uint32_t i = 0; i < profile->storage_count; i++) {
         bool local = i >= profile->external_count;
-        if (!local || b->sim->instance_bytes[instance_of(b, i)] > private_bytes_most) {
+        if (!local || b->sim->instance_bytes[stretch_instance(b, i)] > private_bytes_most) {
             b->states[i] = SHARED;
         }
     }
@@ -74,14 +73,15 @@ static void find_private(const builder *b)
             share_living(b, BORN_FORWARD);
         }
         if (profile->forward[i].kind != MS_EVENT_WORK) {
-            note_event(&b->states[profile->forward[i].storage], &profile->forward[i], BORN_FORWARD, PRIVATE_FORWARD);
+            stretch_note_event(&b->states[profile->forward[i].storage], &profile->forward[i], BORN_FORWARD,
+                               PRIVATE_FORWARD);
         }
     }
     share_living(b, BORN_FORWARD);
     for (uint32_t i = 0; i < profile->backward_count; i++) {
         if (profile->backward[i].kind != MS_EVENT_WORK) {
-            note_event(&b->states[profile->backward[i].storage], &profile->backward[i], BORN_BACKWARD,
-                       PRIVATE_BACKWARD);
+            stretch_note_event(&b->states[profile->backward[i].storage], &profile->backward[i], BORN_BACKWARD,
+                               PRIVATE_BACKWARD);
         }
     }
     share_living(b, BORN_BACKWARD);
@@ -89,7 +89,7 @@ static void find_private(const builder *b)
 
 /* ---- stretches -------------------------------------------------------------------- */
 
-static ms__class_change *change_of(builder *b, ms__stretch *stretch, uint32_t class_id)
+static ms__class_change *stretch_change(stretch_builder *b, ms__stretch *stretch, uint32_t class_id)
 {
     ms__class_change *changes = &b->profile->changes[stretch->first_change];
     for (uint32_t i = 0; i < stretch->change_count; i++) {
@@ -102,9 +102,9 @@ static ms__class_change *change_of(builder *b, ms__stretch *stretch, uint32_t cl
     return &changes[stretch->change_count++];
 }
 
-static void add_life(builder *b, ms__stretch *stretch, const ms__op *op)
+static void stretch_add_life(stretch_builder *b, ms__stretch *stretch, const ms__op *op)
 {
-    uint32_t instance = instance_of(b, op->storage);
+    uint32_t instance = stretch_instance(b, op->storage);
     int64_t bytes = (int64_t)b->sim->instance_bytes[instance];
     uint32_t class_id = b->sim->instance_class[instance];
     int sign = op->kind == MS_EVENT_ALLOC ? 1 : -1;
@@ -122,14 +122,14 @@ static void add_life(builder *b, ms__stretch *stretch, const ms__op *op)
     if (class_id == MS__NO_CLASS) {
         return;
     }
-    ms__class_change *change = change_of(b, stretch, class_id);
+    ms__class_change *change = stretch_change(b, stretch, class_id);
     change->after += sign;
     change->most = change->after > change->most ? change->after : change->most;
     stretch->fault_ns = ms__add_sat(stretch->fault_ns, sign > 0 ? b->sim->class_fault_ns[class_id] : 0);
 }
 
-/* Whether the event goes into a stretch. */
-static bool is_plain(const builder *b, const ms__op *op)
+/* Whether the event can join a stretch. */
+static bool stretch_takes(const stretch_builder *b, const ms__op *op)
 {
     if (op->kind == MS_EVENT_WORK) {
         return true;
@@ -138,13 +138,14 @@ static bool is_plain(const builder *b, const ms__op *op)
     return state == PRIVATE_FORWARD || state == PRIVATE_BACKWARD;
 }
 
-static uint32_t shorten(builder *b, const ms__op *ops, uint32_t count, ms__op *out, uint32_t *replay_count)
+static uint32_t stretch_program(stretch_builder *b, const ms__op *ops, uint32_t count, ms__op *out,
+                                uint32_t *replay_count)
 {
     ms__sim_profile *profile = b->profile;
     uint32_t written = 0;
     b->event_count = 0;
     for (uint32_t i = 0; i < count; i++) {
-        if (!is_plain(b, &ops[i])) {
+        if (!stretch_takes(b, &ops[i])) {
             out[written++] = ops[i];
             b->event_count = 0;
             if (ops[i].kind == MS_EVENT_SAVE) {
@@ -165,13 +166,13 @@ static uint32_t shorten(builder *b, const ms__op *ops, uint32_t count, ms__op *o
         if (ops[i].kind == MS_EVENT_WORK) {
             stretch->ns = ms__add_sat(stretch->ns, ops[i].value);
         } else {
-            add_life(b, stretch, &ops[i]);
+            stretch_add_life(b, stretch, &ops[i]);
         }
     }
     return written;
 }
 
-static int shorten_profile(builder *b)
+static int stretch_profile(stretch_builder *b)
 {
     ms__sim_profile *profile = b->profile;
     size_t events = (size_t)profile->forward_count + profile->backward_count;
@@ -186,10 +187,10 @@ static int shorten_profile(builder *b)
     uint32_t unused = 0;
     find_private(b);
     b->stretch_count = b->change_count = 0;
-    profile->short_forward_count =
-        shorten(b, profile->forward, profile->forward_count, profile->short_forward, &profile->short_replay_count);
+    profile->short_forward_count = stretch_program(b, profile->forward, profile->forward_count, profile->short_forward,
+                                                   &profile->short_replay_count);
     profile->short_backward_count =
-        shorten(b, profile->backward, profile->backward_count, profile->short_backward, &unused);
+        stretch_program(b, profile->backward, profile->backward_count, profile->short_backward, &unused);
     return MS_OK;
 }
 
@@ -199,12 +200,12 @@ int ms__stretches_compile(ms__sim *sim)
     for (uint32_t i = 0; i < sim->profile_count; i++) {
         most = sim->profiles[i].storage_count > most ? sim->profiles[i].storage_count : most;
     }
-    builder b = {.sim = sim, .states = ms_calloc(most, 1)};
+    stretch_builder b = {.sim = sim, .states = ms_calloc(most, 1)};
     int rc = b.states != NULL ? MS_OK : MS_ENOMEM;
     for (uint32_t i = 0; rc == MS_OK && i < sim->node_count; i++) {
         b.node = &sim->nodes[i];
         b.profile = &sim->profiles[sim->graph->nodes[i].profile];
-        rc = b.profile->stretches == NULL ? shorten_profile(&b) : MS_OK;
+        rc = b.profile->stretches == NULL ? stretch_profile(&b) : MS_OK;
     }
     ms_free(b.states);
     return rc;

@@ -1,22 +1,8 @@
 /*
- * The public face of the simulator: one replay of one graph. The solver, which
- * replays a graph many times, uses sim.h directly.
+ * The public simulator: one replay of one graph. The solver, which replays a graph many times, uses sim.h
+ * directly.
  */
 #include "sim/step_options.h"
-
-int ms__sim_need(ms__sim *sim, uint64_t *need_bytes, ms_error *err)
-{
-    uint8_t *kept = ms_calloc(sim->node_count, 1);
-    if (kept == NULL) {
-        return ms_fail(err, MS_ENOMEM, "simulator: out of memory");
-    }
-    ms_choices choices = {.technique = kept, .offload_min_bytes = MS_OFFLOAD_MIN_BYTES};
-    ms__outcome outcome;
-    ms__sim_run(sim, &choices, &outcome, NULL);
-    *need_bytes = outcome.replay.peak_bytes;
-    ms_free(kept);
-    return MS_OK;
-}
 
 int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_choices *choices, ms_replay *replay,
                 ms_sample *samples, ms_error *err)
@@ -31,4 +17,16 @@ int ms_simulate(const ms_graph *graph, const ms_hardware *hardware, const ms_cho
     *replay = outcome.replay;
     ms__sim_free(sim);
     return MS_OK;
+}
+
+int ms__simulate_kept(const ms_graph *graph, const ms_hardware *hardware, ms_replay *replay, ms_error *err)
+{
+    uint8_t *kept = ms_calloc((size_t)graph->node_count + 1, 1);
+    if (kept == NULL) {
+        return ms_fail(err, MS_ENOMEM, "simulator: out of memory for %u nodes", graph->node_count);
+    }
+    ms_choices choices = {.technique = kept, .offload_min_bytes = MS_OFFLOAD_MIN_BYTES};
+    int rc = ms_simulate(graph, hardware, &choices, replay, NULL, err);
+    ms_free(kept);
+    return rc;
 }

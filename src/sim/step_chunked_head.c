@@ -1,8 +1,8 @@
 /*
- * The chunked loss head as an option of the step (techniques/linear_head.py does it): the
- * linear layer that makes the logits and their cross entropy run over some tokens at a
- * time, in forward, and give the loss and the gradients of the layer's operands. Nothing
- * of tokens x vocabulary is ever there. Sums have another order: it rounds otherwise.
+ * The chunked loss head as an option of the step (techniques/linear_head.py executes it). In forward, the
+ * linear layer that makes the logits and their cross entropy run over some tokens at a time, and give the
+ * loss and the gradients of the layer's operands. A tokens x vocabulary tensor never exists. Sums have
+ * another order, so the option rounds differently.
  */
 #include <string.h>
 
@@ -12,16 +12,16 @@
 /* Passes over a chunk's logits by the operators that turn it into losses and gradients. */
 enum { PASSES = 10 };
 
-/* One layer with its cross entropy: where their events stand. In forward HEAD, LOSS and
- * LOSS_END; in backward LOSS, HEAD and HEAD_END. */
-typedef struct region {
+/* One layer with its cross entropy, as positions of their events: HEAD, LOSS and LOSS_END in forward;
+ * LOSS, HEAD and HEAD_END in backward. */
+typedef struct chunked_region {
     const ms_node *node;
     uint32_t head, loss, loss_end;
     uint32_t by_loss, by_head, by_head_end;
-    uint32_t made, logits;     /* local storages: the layer's result; what the cross entropy took */
+    uint32_t made, logits;     /* local storages: the layer's result; the cross entropy's input */
     uint32_t by_input;         /* the gradient of the layer's input */
-    bool is_half;              /* of 16 bits, which the cross entropy takes as 32 */
-} region;
+    bool is_half;              /* of 16 bits, cast to 32 for the cross entropy */
+} chunked_region;
 
 static uint32_t find_event(const ms_event *events, uint32_t count, uint32_t from, ms_event_kind kind)
 {
@@ -31,8 +31,8 @@ static uint32_t find_event(const ms_event *events, uint32_t count, uint32_t from
     return from;
 }
 
-/* The next HEAD of forward from *at on with the LOSS that belongs to it. */
-static bool find_forward(const ms_profile *p, uint32_t *at, region *r)
+/* The next HEAD of forward from *at on, with its LOSS. */
+static bool find_forward(const ms_profile *p, uint32_t *at, chunked_region *r)
 {
     for (;;) {
         r->head = find_event(p->forward, p->forward_count, *at, MS_EVENT_HEAD);
@@ -50,7 +50,7 @@ static bool find_forward(const ms_profile *p, uint32_t *at, region *r)
     }
 }
 
-static bool find_backward(const ms_profile *p, region *r)
+static bool find_backward(const ms_profile *p, chunked_region *r)
 {
     uint32_t count = p->backward_count;
     r->by_loss = find_event(p->backward, count, 0, MS_EVENT_LOSS);
@@ -67,10 +67,10 @@ static bool find_backward(const ms_profile *p, region *r)
     return true;
 }
 
-/* ---- what goes and what comes earlier --------------------------------------------------- */
+/* ---- removed storages, and gradients made earlier ---------------------------------------- */
 
-/* Whether the event makes something of tokens x vocabulary in the region: it is never made. */
-static bool makes_gone(const ms_profile *p, const region *r, bool backward, uint32_t i)
+/* Whether the event allocates a tokens x vocabulary storage in the region. The option removes these. */
+static bool allocates_removed(const ms_profile *p, const chunked_region *r, bool backward, uint32_t i)
 {
     const ms_event *event = backward ? &p->backward[i] : &p->forward[i];
     uint64_t least = ms__min_u64(p->storage_bytes[r->made], p->storage_bytes[r->logits]) / 2;
@@ -78,33 +78,33 @@ static bool makes_gone(const ms_profile *p, const region *r, bool backward, uint
     return inside && event->kind == MS_EVENT_ALLOC && p->storage_bytes[event->storage] >= least;
 }
 
-/* Whether a storage goes, of the externals alone. */
-static bool is_gone(const ms_profile *p, const region *r, uint32_t storage)
+/* Whether an external storage is removed. */
+static bool is_removed(const ms_profile *p, const chunked_region *r, uint32_t storage)
 {
-    bool gone = storage == r->made || storage == r->logits;
-    for (uint32_t i = r->head; !gone && i < r->loss_end; i++) {
-        gone = makes_gone(p, r, false, i) && p->forward[i].storage == storage;
+    bool removed = storage == r->made || storage == r->logits;
+    for (uint32_t i = r->head; !removed && i < r->loss_end; i++) {
+        removed = allocates_removed(p, r, false, i) && p->forward[i].storage == storage;
     }
-    for (uint32_t i = r->by_loss; !gone && i < r->by_head; i++) {
-        gone = makes_gone(p, r, true, i) && p->backward[i].storage == storage;
+    for (uint32_t i = r->by_loss; !removed && i < r->by_head; i++) {
+        removed = allocates_removed(p, r, true, i) && p->backward[i].storage == storage;
     }
-    return gone;
+    return removed;
 }
 
-/* Sets 1 for what goes. */
-static void find_gone(const ms_profile *p, const region *r, uint8_t *gone)
+/* Sets 1 for every removed storage. */
+static void chunked_find_removed(const ms_profile *p, const chunked_region *r, uint8_t *removed)
 {
     for (uint32_t i = r->head; i < r->loss_end; i++) {
-        if (makes_gone(p, r, false, i)) {
-            gone[p->forward[i].storage] = 1;
+        if (allocates_removed(p, r, false, i)) {
+            removed[p->forward[i].storage] = 1;
         }
     }
     for (uint32_t i = r->by_loss; i < r->by_head; i++) {
-        if (makes_gone(p, r, true, i)) {
-            gone[p->backward[i].storage] = 1;
+        if (allocates_removed(p, r, true, i)) {
+            removed[p->backward[i].storage] = 1;
         }
     }
-    gone[r->made] = gone[r->logits] = 1;
+    removed[r->made] = removed[r->logits] = 1;
 }
 
 static bool is_freed(const ms_event *events, uint32_t from, uint32_t to, uint32_t storage)
@@ -117,9 +117,9 @@ static bool is_freed(const ms_event *events, uint32_t from, uint32_t to, uint32_
     return false;
 }
 
-/* Whether event `i` of backward begins a gradient that the head makes in forward. Of a layer
- * of 16 bits the weight's is summed in a buffer of 32, and made of it in backward. */
-static bool comes_earlier(const ms_profile *p, const region *r, uint32_t i)
+/* Whether event `i` of backward begins a gradient that the head makes in forward. A 16-bit layer sums its
+ * weight gradient in a 32-bit buffer and casts it in backward. */
+static bool comes_earlier(const ms_profile *p, const chunked_region *r, uint32_t i)
 {
     const ms_event *event = &p->backward[i];
     bool made_there = event->kind == MS_EVENT_ALLOC && i > r->by_head && i < r->by_head_end;
@@ -127,8 +127,8 @@ static bool comes_earlier(const ms_profile *p, const region *r, uint32_t i)
            !is_freed(p->backward, i, r->by_head_end, event->storage);
 }
 
-/* The bytes in which the gradients of weight and bias are summed. */
-static uint64_t summed_bytes(const ms_profile *p, const region *r)
+/* Bytes of the buffers that sum the gradients of weight and bias. */
+static uint64_t summed_bytes(const ms_profile *p, const chunked_region *r)
 {
     uint64_t bytes = 0;
     uint32_t products = 0;
@@ -137,7 +137,7 @@ static uint64_t summed_bytes(const ms_profile *p, const region *r)
         if (event->kind != MS_EVENT_ALLOC) {
             continue;
         }
-        if (r->is_half && products++ < 2) { /* of 16 bits, the input's among them */
+        if (r->is_half && products++ < 2) { /* of 16 bits; the input's is among them */
             bytes = ms__add_sat(bytes, ms__mul_sat(2, p->storage_bytes[event->storage]));
         } else if (!r->is_half && event->storage != r->by_input) {
             bytes = ms__add_sat(bytes, p->storage_bytes[event->storage]);
@@ -146,9 +146,9 @@ static uint64_t summed_bytes(const ms_profile *p, const region *r)
     return bytes;
 }
 
-/* ---- may it be done -------------------------------------------------------------------------- */
+/* ---- the rule ---------------------------------------------------------------------------------- */
 
-static bool binds(const ms_graph *graph, const ms_node *node, uint32_t storage)
+static bool binds_storage(const ms_graph *graph, const ms_node *node, uint32_t storage)
 {
     for (uint32_t i = 0; i < graph->profiles[node->profile].external_count; i++) {
         if (node->externals[i] == storage) {
@@ -158,8 +158,8 @@ static bool binds(const ms_graph *graph, const ms_node *node, uint32_t storage)
     return false;
 }
 
-/* Whether no other node has to do with the storages that go, or with the programs. */
-static bool is_private(const ms_graph *graph, const region *r)
+/* Whether no other node uses the removed storages or the programs. */
+static bool is_private(const ms_graph *graph, const chunked_region *r)
 {
     const ms_profile *p = &graph->profiles[r->node->profile];
     for (uint32_t i = 0; i < graph->node_count; i++) {
@@ -169,9 +169,9 @@ static bool is_private(const ms_graph *graph, const region *r)
         }
     }
     for (uint32_t local = 0; local < p->external_count; local++) {
-        bool gone = is_gone(p, r, local);
-        for (uint32_t i = 0; gone && i < graph->node_count; i++) {
-            if (&graph->nodes[i] != r->node && binds(graph, &graph->nodes[i], r->node->externals[local])) {
+        bool removed = is_removed(p, r, local);
+        for (uint32_t i = 0; removed && i < graph->node_count; i++) {
+            if (&graph->nodes[i] != r->node && binds_storage(graph, &graph->nodes[i], r->node->externals[local])) {
                 return false;
             }
         }
@@ -179,8 +179,8 @@ static bool is_private(const ms_graph *graph, const region *r)
     return true;
 }
 
-/* The node's first region; false where there is none. */
-static bool find_region(const ms_graph *graph, const ms_node *node, region *r)
+/* The node's first region; false if it has none. */
+static bool find_region(const ms_graph *graph, const ms_node *node, chunked_region *r)
 {
     const ms_profile *p = &graph->profiles[node->profile];
     uint32_t at = 0;
@@ -193,10 +193,10 @@ static bool find_region(const ms_graph *graph, const ms_node *node, region *r)
     return false;
 }
 
-static uint32_t judge(const ms__step_case *facts)
+static uint32_t chunked_head_judge(const ms__step_case *facts)
 {
     bool found = false;
-    region r;
+    chunked_region r;
     for (uint32_t i = 0; !found && i < facts->graph->node_count; i++) {
         found = find_region(facts->graph, &facts->graph->nodes[i], &r);
     }
@@ -211,8 +211,8 @@ static uint32_t judge(const ms__step_case *facts)
 
 /* ---- the changed step ---------------------------------------------------------------------------- */
 
-/* The storages that go stand in for what comes: a chunk, and the sums of a layer of 16 bits. */
-static void resize(ms_graph *graph, const region *r, uint32_t local, uint64_t bytes)
+/* Removed storages are reused with other sizes: for a chunk, and for the sums of a 16-bit layer. */
+static void resize_storage(ms_graph *graph, const chunked_region *r, uint32_t local, uint64_t bytes)
 {
     ms_profile *p = &graph->profiles[r->node->profile];
     p->storage_bytes[local] = bytes;
@@ -221,28 +221,28 @@ static void resize(ms_graph *graph, const region *r, uint32_t local, uint64_t by
     }
 }
 
-static void put(ms_event *out, uint32_t *count, ms_event_kind kind, uint32_t storage)
+static void put_event(ms_event *out, uint32_t *count, ms_event_kind kind, uint32_t storage)
 {
     out[(*count)++] = (ms_event){.kind = kind, .storage = storage};
 }
 
-/* All that the head does, in place of the LOSS event. */
-static void put_head(const ms_profile *p, const region *r, uint64_t work_bytes, ms_event *out, uint32_t *count)
+/* The head's events, in place of the LOSS event. */
+static void put_head(const ms_profile *p, const chunked_region *r, uint64_t work_bytes, ms_event *out, uint32_t *count)
 {
     for (uint32_t i = r->by_head; i < r->by_head_end; i++) {
         if (comes_earlier(p, r, i)) {
-            put(out, count, MS_EVENT_ALLOC, p->backward[i].storage);
+            put_event(out, count, MS_EVENT_ALLOC, p->backward[i].storage);
         }
     }
     if (r->is_half) {
-        put(out, count, MS_EVENT_ALLOC, r->made);
+        put_event(out, count, MS_EVENT_ALLOC, r->made);
     }
-    put(out, count, MS_EVENT_ALLOC, r->logits);
+    put_event(out, count, MS_EVENT_ALLOC, r->logits);
     out[(*count)++] = (ms_event){.kind = MS_EVENT_WORK, .bytes = work_bytes};
-    put(out, count, MS_EVENT_FREE, r->logits);
+    put_event(out, count, MS_EVENT_FREE, r->logits);
 }
 
-static int rewrite_forward(ms_profile *p, const region *r, const uint8_t *gone, uint64_t work_bytes)
+static int rewrite_forward(ms_profile *p, const chunked_region *r, const uint8_t *removed, uint64_t work_bytes)
 {
     size_t room = (size_t)p->forward_count + (r->by_head_end - r->by_head) + 4;
     ms_event *out = ms_calloc(room, sizeof *out);
@@ -254,7 +254,7 @@ static int rewrite_forward(ms_profile *p, const region *r, const uint8_t *gone, 
         bool is_work = p->forward[i].kind == MS_EVENT_WORK;
         if (i == r->loss) {
             put_head(p, r, work_bytes, out, &count);
-        } else if (is_work ? i < r->loss || i > r->loss_end : i != r->loss_end && !gone[p->forward[i].storage]) {
+        } else if (is_work ? i < r->loss || i > r->loss_end : i != r->loss_end && !removed[p->forward[i].storage]) {
             out[count++] = p->forward[i];
         }
     }
@@ -264,15 +264,15 @@ static int rewrite_forward(ms_profile *p, const region *r, const uint8_t *gone, 
     return MS_OK;
 }
 
-/* The layer's products stay where they were: they are work, wherever it is done. */
-static void rewrite_backward(ms_profile *p, const region *r, const uint8_t *gone)
+/* The layer's products stay in backward: they take the same time there. */
+static void rewrite_backward(ms_profile *p, const chunked_region *r, const uint8_t *removed)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < p->backward_count; i++) {
         ms_event event = p->backward[i];
         bool is_work = event.kind == MS_EVENT_WORK;
         bool stays = is_work ? i < r->by_loss || i > r->by_head
-                             : !gone[event.storage] && i != r->by_head_end && !comes_earlier(p, r, i);
+                             : !removed[event.storage] && i != r->by_head_end && !comes_earlier(p, r, i);
         stays = stays && !(event.kind == MS_EVENT_LOSS_END && i > r->by_loss && i < r->by_head);
         if (i == r->by_head_end && r->is_half) {
             event = (ms_event){.kind = MS_EVENT_FREE, .storage = r->made};
@@ -285,19 +285,19 @@ static void rewrite_backward(ms_profile *p, const region *r, const uint8_t *gone
     p->backward_count = kept;
 }
 
-/* Beside a chunk there are its exponentials; or, of 16 bits, its copy and a product, which
- * torch casts to 32 bits to add it to the sums. */
-static uint64_t chunk_bytes(const region *r, uint64_t logits_bytes, uint64_t sums_bytes)
+/* A chunk exists with its exponentials; a 16-bit chunk also with its copy and a product, which torch casts
+ * to 32 bits to add it to the sums. */
+static uint64_t chunk_bytes(const chunked_region *r, uint64_t logits_bytes, uint64_t sums_bytes)
 {
     uint64_t chunk = ms__min_u64(logits_bytes, MS__LOSS_CHUNK_BYTES);
     uint64_t most = ms__mul_sat(2, chunk);
     return r->is_half ? ms__max_u64(most, ms__add_sat(chunk + chunk / 2, sums_bytes + sums_bytes / 2)) : most;
 }
 
-/* ---- where the layer's weight has another use --------------------------------------------- */
+/* ---- a weight with a second use ------------------------------------------------------------- */
 
-/* Whether a program makes a gradient of the bytes of `local`, to which that is added: *sum is
- * where, *end where what was added is freed. */
+/* Whether a program allocates a sum of the gradient `local` and another: *sum is its ALLOC, *end the FREE
+ * of `local`. */
 static bool find_sum(const ms_profile *p, uint32_t local, uint32_t *sum, uint32_t *end)
 {
     const ms_event *events = p->backward;
@@ -318,9 +318,9 @@ static bool find_sum(const ms_profile *p, uint32_t local, uint32_t *sum, uint32_
     return false;
 }
 
-/* The gradient that the head gives is nobody's view, as the layer's own is, so that autograd
- * adds that of another use (a tied embedding) to it in place: what it was ends as the sum begins. */
-static void add_in_place(ms_graph *graph, const region *r, uint32_t storage)
+/* The head's gradient, unlike the layer's own, is not a view. So autograd adds the gradient of another use
+ * (a tied embedding) to it in place: the old gradient ends when the sum begins. */
+static void add_in_place(ms_graph *graph, const chunked_region *r, uint32_t storage)
 {
     for (uint32_t i = 0; i < graph->node_count; i++) {
         const ms_node *node = &graph->nodes[i];
@@ -336,7 +336,7 @@ static void add_in_place(ms_graph *graph, const region *r, uint32_t storage)
     }
 }
 
-static void add_all_in_place(ms_graph *graph, const region *r)
+static void add_all_in_place(ms_graph *graph, const chunked_region *r)
 {
     const ms_profile *p = &graph->profiles[r->node->profile];
     for (uint32_t i = r->by_head; i < r->by_head_end; i++) {
@@ -348,47 +348,47 @@ static void add_all_in_place(ms_graph *graph, const region *r)
     }
 }
 
-static int apply_to(ms_graph *graph, const region *r)
+static int chunked_head_apply_to(ms_graph *graph, const chunked_region *r)
 {
     ms_profile *p = &graph->profiles[r->node->profile];
-    uint8_t *gone = ms_calloc((size_t)p->storage_count + 1, 1);
-    if (gone == NULL) {
+    uint8_t *removed = ms_calloc((size_t)p->storage_count + 1, 1);
+    if (removed == NULL) {
         return MS_ENOMEM;
     }
-    find_gone(p, r, gone);
+    chunked_find_removed(p, r, removed);
     add_all_in_place(graph, r);
     uint64_t bytes = p->storage_bytes[r->logits], sums = summed_bytes(p, r);
     uint64_t chunks = ms__div_up(bytes, MS__LOSS_CHUNK_BYTES);
     uint64_t work = ms__add_sat(ms__mul_sat(PASSES, bytes), ms__mul_sat(2 * chunks, sums));
-    int rc = rewrite_forward(p, r, gone, work);
+    int rc = rewrite_forward(p, r, removed, work);
     if (rc == MS_OK) {
-        resize(graph, r, r->logits, chunk_bytes(r, bytes, sums));
+        resize_storage(graph, r, r->logits, chunk_bytes(r, bytes, sums));
         if (r->is_half) {
-            resize(graph, r, r->made, sums);
+            resize_storage(graph, r, r->made, sums);
         }
         for (uint32_t i = 0; i < p->external_count; i++) {
             ms_storage *storage = &graph->storages[r->node->externals[i]];
-            storage->role = gone[i] ? (uint32_t)MS_STORAGE_ACTIVATION : storage->role;
+            storage->role = removed[i] ? (uint32_t)MS_STORAGE_ACTIVATION : storage->role;
         }
-        rewrite_backward(p, r, gone);
+        rewrite_backward(p, r, removed);
     }
-    ms_free(gone);
+    ms_free(removed);
     return rc;
 }
 
-static int apply(const ms_hardware *hardware, ms__step *step)
+static int chunked_head_apply(const ms_hardware *hardware, ms__step *step)
 {
     (void)hardware;
     ms_graph *graph = step->graph;
     int rc = MS_OK;
     for (uint32_t i = 0; rc == MS_OK && i < graph->node_count; i++) {
-        region r;
-        while (rc == MS_OK && find_region(graph, &graph->nodes[i], &r)) { /* and then its marks are gone */
-            rc = apply_to(graph, &r);
+        chunked_region r;
+        while (rc == MS_OK && find_region(graph, &graph->nodes[i], &r)) { /* which removes its marks */
+            rc = chunked_head_apply_to(graph, &r);
         }
     }
     return rc;
 }
 
 const ms__step_option ms__step_chunked_loss_head = {
-    .excludes = 1u << MS_STEP_EXACT_LOSS_HEAD, .judge = judge, .apply = apply};
+    .excludes = 1u << MS_STEP_EXACT_LOSS_HEAD, .judge = chunked_head_judge, .apply = chunked_head_apply};

@@ -1,21 +1,20 @@
 /*
- * Gradient release as an option of the step (memscale.optim does it): a gradient ends
- * with the backward of the last node that adds to it, and what the optimizer's step takes
- * beside its state is there during backward. It changes what a training loop may do with
- * gradients, so only the most far-going mode has it; what the optimizer's owner has it do
- * (gradients_released) is part of every step, and no option.
+ * Gradient release as an option of the step (memscale.optim executes it): a gradient is freed in the backward
+ * of the last node that adds to it, and the optimizer's temporaries are live during backward. It limits what
+ * a training loop may do with gradients, so only the aggressive mode admits it. A release that the
+ * optimizer's caller asked for (gradients_released) is part of every step and not an option.
  */
 #include "base/units.h"
 #include "sim/step_options.h"
 
-/* A loop that nobody has seen yet may add up the gradients of several backwards: an update in
- * the first of them can't be undone. */
+/* Before the training loop has been observed, it may accumulate the gradients of several backwards: an
+ * update in the first can't be undone. */
 static bool needs_all_gradients(const ms_loop *loop)
 {
     return loop->gradients_needed || (!loop->observed && loop->gradients_live_in_forward);
 }
 
-static uint32_t judge(const ms__step_case *facts)
+static uint32_t gradient_release_judge(const ms__step_case *facts)
 {
     if (!ms_hardware_host_is_device(facts->hardware)) {
         return MS_RULE_HOST_ONLY;
@@ -29,7 +28,7 @@ static uint32_t judge(const ms__step_case *facts)
     return needs_all_gradients(&facts->graph->loop) ? MS_RULE_GRADIENTS_NEEDED : MS__STEP_ADMITTED;
 }
 
-/* Whether the gradient that each node of the profile binds here is final in that node. */
+/* Whether each node of the profile binds a gradient here that is final in that node. */
 static bool ends_in_every_node(const ms_graph *graph, uint32_t profile, uint32_t local)
 {
     for (uint32_t i = 0; i < graph->node_count; i++) {
@@ -44,8 +43,8 @@ static bool ends_in_every_node(const ms_graph *graph, uint32_t profile, uint32_t
     return true;
 }
 
-/* The profile's backward with room for a FREE of each external storage. */
-static int make_room(ms_profile *profile)
+/* Extends the profile's backward by a FREE of each external storage. */
+static int reserve_frees(ms_profile *profile)
 {
     ms_event *events =
         ms_realloc_array(profile->backward, (size_t)profile->backward_count + profile->external_count, sizeof *events);
@@ -56,16 +55,16 @@ static int make_room(ms_profile *profile)
     return MS_OK;
 }
 
-static int release_in(ms_graph *graph, uint32_t index, uint8_t *ended)
+static int release_in_profile(ms_graph *graph, uint32_t index, uint8_t *freed)
 {
     ms_profile *profile = &graph->profiles[index];
-    int rc = profile->external_count > 0 ? make_room(profile) : MS_OK;
+    int rc = profile->external_count > 0 ? reserve_frees(profile) : MS_OK;
     for (uint32_t local = 0; rc == MS_OK && local < profile->external_count; local++) {
         if (ends_in_every_node(graph, index, local)) {
             profile->backward[profile->backward_count++] = (ms_event){.kind = MS_EVENT_FREE, .storage = local};
             for (uint32_t i = 0; i < graph->node_count; i++) {
                 if (graph->nodes[i].profile == index) {
-                    ended[graph->nodes[i].externals[local]] = 1;
+                    freed[graph->nodes[i].externals[local]] = 1;
                 }
             }
         }
@@ -73,22 +72,22 @@ static int release_in(ms_graph *graph, uint32_t index, uint8_t *ended)
     return rc;
 }
 
-static int apply(const ms_hardware *hardware, ms__step *step)
+static int gradient_release_apply(const ms_hardware *hardware, ms__step *step)
 {
     (void)hardware;
     ms_graph *graph = step->graph;
-    uint8_t *ended = ms_calloc((size_t)graph->storage_count + 1, 1);
-    int rc = ended != NULL ? MS_OK : MS_ENOMEM;
+    uint8_t *freed = ms_calloc((size_t)graph->storage_count + 1, 1);
+    int rc = freed != NULL ? MS_OK : MS_ENOMEM;
     for (uint32_t i = 0; rc == MS_OK && i < graph->profile_count; i++) {
-        rc = release_in(graph, i, ended);
+        rc = release_in_profile(graph, i, freed);
     }
     for (uint32_t i = 0; rc == MS_OK && i < graph->storage_count; i++) {
-        graph->storages[i].role = ended[i] ? MS_STORAGE_ACTIVATION : graph->storages[i].role;
+        graph->storages[i].role = freed[i] ? MS_STORAGE_ACTIVATION : graph->storages[i].role;
     }
-    ms_free(ended);
+    ms_free(freed);
     step->resident_bytes = ms__add_sat(step->resident_bytes, graph->loop.optimizer_transient_bytes);
     graph->loop.optimizer_transient_bytes = 0;
     return rc;
 }
 
-const ms__step_option ms__step_gradient_release = {.judge = judge, .apply = apply};
+const ms__step_option ms__step_gradient_release = {.judge = gradient_release_judge, .apply = gradient_release_apply};

@@ -1,22 +1,22 @@
 /*
- * The exact loss head as an option of the step. The traced cross entropy keeps the
- * log-softmax of its logits, and its backward makes a scattered and a final gradient:
- * three tokens x vocabulary buffers. The head (techniques/loss.c) keeps the logits and
- * writes the gradient over them, or into one buffer of its own where others hold them.
+ * The exact loss head as an option of the step. The traced cross entropy keeps the log-softmax of its logits,
+ * and its backward allocates a scattered and a final gradient: three tokens x vocabulary buffers. The head
+ * (techniques/loss.c) keeps the logits and writes the gradient over them, or into one buffer if another
+ * holder keeps the logits.
  */
 #include "base/units.h"
 #include "sim/step_options.h"
 
-/* One marked cross entropy: where its events stand and what is between them. */
-typedef struct region {
+/* One marked cross entropy, as positions of its events. */
+typedef struct loss_region {
     uint32_t forward_begin, forward_end;   /* of the LOSS and LOSS_END events */
     uint32_t backward_begin, backward_end;
     uint32_t logits, gradient;             /* local storages */
-    bool freed;                            /* the logits end in this node */
-    bool in_place;                         /* nobody else holds them in backward */
-} region;
+    bool freed;                            /* this node frees the logits */
+    bool in_place;                         /* no other holder keeps them in backward */
+} loss_region;
 
-/* The next marked stretch of a program from `from` on; false where there is none. */
+/* The next marked region of a program from `from` on; false if there is none. */
 static bool next_marked(const ms_event *events, uint32_t count, uint32_t from, uint32_t *begin, uint32_t *end)
 {
     bool open = false;
@@ -42,7 +42,7 @@ static bool has_event(const ms_event *events, uint32_t count, ms_event_kind kind
     return false;
 }
 
-static bool frees(const ms_profile *profile, uint32_t storage)
+static bool frees_storage(const ms_profile *profile, uint32_t storage)
 {
     return has_event(profile->forward, profile->forward_count, MS_EVENT_FREE, storage) ||
            has_event(profile->backward, profile->backward_count, MS_EVENT_FREE, storage);
@@ -55,8 +55,8 @@ static bool held_by_caller(const ms_graph *graph, const ms_node *node, uint32_t 
            graph->storages[node->externals[storage]].role == MS_STORAGE_OUTPUT;
 }
 
-/* The next cross entropy of the node whose gradient was followed too. */
-static bool next_region(const ms_graph *graph, const ms_node *node, uint32_t from, region *found)
+/* The next cross entropy of the node whose backward is marked too. */
+static bool next_region(const ms_graph *graph, const ms_node *node, uint32_t from, loss_region *found)
 {
     const ms_profile *p = &graph->profiles[node->profile];
     while (next_marked(p->forward, p->forward_count, from, &found->forward_begin, &found->forward_end)) {
@@ -66,8 +66,9 @@ static bool next_region(const ms_graph *graph, const ms_node *node, uint32_t fro
             at = found->backward_end + 1;
             if (p->backward[found->backward_begin].storage == found->logits) {
                 found->gradient = p->backward[found->backward_end].storage;
-                found->freed = frees(p, found->logits);
-                found->in_place = found->freed && found->gradient >= p->external_count && frees(p, found->gradient) &&
+                found->freed = frees_storage(p, found->logits);
+                found->in_place = found->freed && found->gradient >= p->external_count &&
+                                  frees_storage(p, found->gradient) &&
                                   p->storage_bytes[found->gradient] == p->storage_bytes[found->logits] &&
                                   !held_by_caller(graph, node, found->logits) &&
                                   !has_event(p->forward, p->forward_count, MS_EVENT_SAVE, found->logits);
@@ -79,9 +80,9 @@ static bool next_region(const ms_graph *graph, const ms_node *node, uint32_t fro
     return false;
 }
 
-/* Buffers of tokens x vocabulary that the region makes for itself: of at least half the
- * logits' bytes, since they may be of a smaller type. Sets 1 in `gone`. */
-static void find_gone(const ms_profile *profile, const region *r, uint8_t *gone)
+/* Sets 1 in `removed` for the region's own tokens x vocabulary buffers. They have at least half the
+ * logits' bytes, as their type may be smaller. */
+static void loss_find_removed(const ms_profile *profile, const loss_region *r, uint8_t *removed)
 {
     uint64_t least = profile->storage_bytes[r->logits] / 2;
     for (int pass = 0; pass < 2; pass++) {
@@ -92,22 +93,22 @@ static void find_gone(const ms_profile *profile, const region *r, uint8_t *gone)
             uint32_t storage = events[i].storage;
             if (events[i].kind == MS_EVENT_ALLOC && storage >= profile->external_count && storage != r->gradient &&
                 profile->storage_bytes[storage] >= least) {
-                gone[storage] = 1;
+                removed[storage] = 1;
             }
         }
     }
-    gone[r->gradient] = r->in_place;
+    removed[r->gradient] = r->in_place;
 }
 
-/* What remains of an event; false where nothing does. The logits live until backward ends
- * with them: in place of their gradient, or to the end of the region. */
-static bool rewrite(const ms_profile *profile, const region *r, const uint8_t *gone, bool backward, uint32_t index,
-                    ms_event *event)
+/* Rewrites one event; false if it is removed. The logits live until backward has finished with them: up to
+ * their gradient's FREE, or to the end of the region. */
+static bool rewrite_event(const ms_profile *profile, const loss_region *r, const uint8_t *removed, bool backward,
+                          uint32_t index, ms_event *event)
 {
     uint32_t begin = backward ? r->backward_begin : r->forward_begin;
     uint32_t end = backward ? r->backward_end : r->forward_end;
     uint64_t bytes = profile->storage_bytes[r->logits];
-    if (index == begin) { /* rows are read once in forward; read and written in backward */
+    if (index == begin) { /* forward reads rows once; backward reads and writes them */
         *event = (ms_event){.kind = MS_EVENT_WORK, .bytes = backward ? 2 * bytes : bytes};
         return true;
     }
@@ -125,23 +126,23 @@ static bool rewrite(const ms_profile *profile, const region *r, const uint8_t *g
         event->storage = r->logits;
         return true;
     }
-    return !gone[event->storage];
+    return !removed[event->storage];
 }
 
-static uint32_t rewrite_program(const ms_profile *profile, const region *r, const uint8_t *gone, bool backward)
+static uint32_t rewrite_program(const ms_profile *profile, const loss_region *r, const uint8_t *removed, bool backward)
 {
     ms_event *events = backward ? profile->backward : profile->forward;
     uint32_t count = backward ? profile->backward_count : profile->forward_count, kept = 0;
     for (uint32_t i = 0; i < count; i++) {
         ms_event event = events[i];
-        if (rewrite(profile, r, gone, backward, i, &event)) {
+        if (rewrite_event(profile, r, removed, backward, i, &event)) {
             events[kept++] = event;
         }
     }
     return kept;
 }
 
-/* The head's tensor, not the caller's, keeps the logits until then. */
+/* The head, not the caller, holds the logits until backward. */
 static void keep_for_backward(ms_graph *graph, const ms_node *node, uint32_t logits)
 {
     if (logits < graph->profiles[node->profile].external_count && !held_by_caller(graph, node, logits)) {
@@ -149,38 +150,38 @@ static void keep_for_backward(ms_graph *graph, const ms_node *node, uint32_t log
     }
 }
 
-static int apply_to(ms_graph *graph, const ms_node *node)
+static int loss_head_apply_to(ms_graph *graph, const ms_node *node)
 {
     ms_profile *profile = &graph->profiles[node->profile];
-    region r;
+    loss_region r;
     while (next_region(graph, node, 0, &r)) {
-        uint8_t *gone = ms_calloc(profile->storage_count, 1);
-        if (gone == NULL) {
+        uint8_t *removed = ms_calloc(profile->storage_count, 1);
+        if (removed == NULL) {
             return MS_ENOMEM;
         }
-        find_gone(profile, &r, gone);
-        uint32_t forward = rewrite_program(profile, &r, gone, false);
-        uint32_t backward = rewrite_program(profile, &r, gone, true);
+        loss_find_removed(profile, &r, removed);
+        uint32_t forward = rewrite_program(profile, &r, removed, false);
+        uint32_t backward = rewrite_program(profile, &r, removed, true);
         profile->forward_count = forward;
         profile->backward_count = backward;
         keep_for_backward(graph, node, r.logits);
-        ms_free(gone);
+        ms_free(removed);
     }
     return MS_OK;
 }
 
-/* Nodes may share a profile: the marks are gone once the first was rewritten. */
-static int apply(const ms_hardware *hardware, ms__step *step)
+/* Nodes may share a profile: rewriting for the first removes the marks. */
+static int loss_head_apply(const ms_hardware *hardware, ms__step *step)
 {
     (void)hardware;
     int rc = MS_OK;
     for (uint32_t i = 0; rc == MS_OK && i < step->graph->node_count; i++) {
-        rc = apply_to(step->graph, &step->graph->nodes[i]);
+        rc = loss_head_apply_to(step->graph, &step->graph->nodes[i]);
     }
     return rc;
 }
 
-/* Of what is needed with everything kept, what a loss outside of the model has to hold to be told of. */
+/* A loss outside the model is reported if it holds at least this part of the peak with everything kept. */
 enum { OUTSIDE_PERMILLE = 20 };
 
 static bool is_outside(const ms__step_case *facts)
@@ -189,13 +190,13 @@ static bool is_outside(const ms__step_case *facts)
     return bytes > 0 && bytes >= ms__mul_div(facts->pressure->need_bytes, OUTSIDE_PERMILLE, 1000);
 }
 
-static uint32_t judge(const ms__step_case *facts)
+static uint32_t loss_head_judge(const ms__step_case *facts)
 {
     if (!ms_hardware_host_is_device(facts->hardware)) {
         return MS_RULE_HOST_ONLY;
     }
     for (uint32_t i = 0; i < facts->graph->node_count; i++) {
-        region r;
+        loss_region r;
         if (next_region(facts->graph, &facts->graph->nodes[i], 0, &r)) {
             return MS__STEP_ADMITTED;
         }
@@ -203,4 +204,4 @@ static uint32_t judge(const ms__step_case *facts)
     return is_outside(facts) ? MS_RULE_LOSS_OUTSIDE : MS_RULE_NO_LOSS_HEAD;
 }
 
-const ms__step_option ms__step_exact_loss_head = {.judge = judge, .apply = apply};
+const ms__step_option ms__step_exact_loss_head = {.judge = loss_head_judge, .apply = loss_head_apply};

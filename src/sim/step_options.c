@@ -1,7 +1,6 @@
 /*
- * The list of options for the whole step: their names, who may be combined, and the
- * step that a combination makes. Called by the search and by ms_simulate(); what an
- * option does is in its own file.
+ * The list of step options: names, combinations, and the step that a combination makes. Called by the search
+ * and by ms_simulate(); each option is in its own file.
  */
 #include "sim/step_options.h"
 #include "base/units.h"
@@ -70,7 +69,7 @@ ms_exactness ms__step_options_exactness(uint32_t options)
     return most;
 }
 
-/* What the optimizer does whatever the plan: not among the options, but part of the step. */
+/* Options that the optimizer applies under every plan: they are part of the step. */
 static uint32_t given_options(const ms_loop *loop)
 {
     return loop->gradients_released && !loop->gradients_needed ? 1u << MS_STEP_GRADIENT_RELEASE : 0;

@@ -1,27 +1,28 @@
 /*
- * Options for the step as a whole: what is done to a training step besides what is done
- * to its nodes, such as the loss head. An option judges whether it may be used, and
- * changes a copy of the step; the simulator then replays that copy under any techniques.
+ * Options that change the step as a whole, such as the loss head, independently of its nodes' techniques. An
+ * option judges whether it may be used, and changes a copy of the step; the simulator then replays that copy
+ * under any techniques.
  *
- * To add one: a line in MS_STEP_OPTION_TABLE (plan.h) and one file here, step_NAME.c,
- * that defines `const ms__step_option ms__step_NAME`. The search takes it from there:
- * every combination of admitted options is a step of its own, and those that another
- * beats in time and peak under every plain plan are dropped early.
+ * To add one: a line in MS_STEP_OPTION_TABLE (simulate.h) and one file here, step_NAME.c, that defines `const
+ * ms__step_option ms__step_NAME`. The search does the rest: every combination of admitted options is a step
+ * of its own, and a combination that another beats in time and peak under every plain plan is dropped early.
+ *
+ * Tests: tests/c/sim/test_step_options.c; each option's own are in test_chunked_head.c, test_tiled_mlp.c and
+ * test_step_optimizer.c.
  */
 #ifndef MS_SIM_STEP_OPTIONS_H
 #define MS_SIM_STEP_OPTIONS_H
 
 #include "sim/sim.h"
 
-/* Buffers of optimizer state on disk: MS_OPTIMIZER_CHUNKS of MS_OPTIMIZER_CHUNK_BYTES,
- * which a test holds it to. */
+/* Buffers of optimizer state on disk: MS_OPTIMIZER_CHUNKS of MS_OPTIMIZER_CHUNK_BYTES. A test compares
+ * them. */
 #define MS__STREAM_BUFFER_BYTES ((uint64_t)32 << 20)
 
-/* Logits of one chunk of a loss head: at most so many bytes, of 32 bits, which is
- * ms_loss_chunk_rows()'s size and a test holds it to. */
+/* Most bytes of one chunk's 32-bit logits: the size that ms_loss_chunk_rows() gives. A test compares them. */
 #define MS__LOSS_CHUNK_BYTES ((uint64_t)24 << 20)
 
-/* What an option may look at when it is judged. */
+/* The facts that an option is judged by. */
 typedef struct ms__step_case {
     const ms_graph *graph;
     const ms_hardware *hardware;
@@ -29,28 +30,28 @@ typedef struct ms__step_case {
     const ms_pressure *pressure; /* never comfortable */
 } ms__step_case;
 
-/* Nothing refuses it. */
+/* no rule refuses */
 enum { MS__STEP_ADMITTED = MS_RULE_COUNT };
 
 /*
- * The step that an option changes. Programs, storages and the loop of the graph may be
- * changed, but neither its nodes (their profile alone, by an option that goes first) nor
- * which storages they bind; it need not pass ms_graph_check() any more. Options are applied
- * once each, in the order of their bits among those that go first and among the others.
+ * The step that an option changes. It may change programs, storages and the loop of the graph, but not its
+ * nodes (except their profile, if it goes first) nor the storages that they bind. The result need not pass
+ * ms_graph_check(). Each option is applied once: first those that go first, then the others, each group in
+ * the order of their bits.
  */
 typedef struct ms__step {
     ms_graph *graph;         /* a private copy */
-    uint64_t optimizer_ns;   /* of the optimizer's step, at first as if nothing was changed */
-    uint64_t resident_bytes; /* held on the device all the time, and not by hostmem: slots */
-    uint64_t tier_bytes[MS__TIER_COUNT]; /* held on a lower tier all the time, against its cap */
+    uint64_t optimizer_ns;   /* of the optimizer's step, initially unchanged */
+    uint64_t resident_bytes; /* always held on the device, outside hostmem */
+    uint64_t tier_bytes[MS__TIER_COUNT]; /* always held on a lower tier, counted against its cap */
 } ms__step;
 
 typedef struct ms__step_option {
-    uint32_t excludes; /* bits of the options that it can't be combined with */
-    bool goes_first;   /* applied before the others: it changes which programs nodes run */
+    uint32_t excludes; /* bits of options that it can't be combined with */
+    bool goes_first;   /* applied before the others, as it changes the nodes' programs */
     /* The ms_rule that refuses it, or MS__STEP_ADMITTED. Pure. */
     uint32_t (*judge)(const ms__step_case *facts);
-    /* Changes the step; MS_ENOMEM, or MS_OK. Pure: a function of graph and machine. */
+    /* Changes the step. MS_ENOMEM is the only failure. Pure: a function of graph and machine. */
     int (*apply)(const ms_hardware *hardware, ms__step *step);
 } ms__step_option;
 
@@ -58,18 +59,17 @@ typedef struct ms__step_option {
 MS_STEP_OPTION_TABLE(MS__STEP_OPTION_EXTERN)
 #undef MS__STEP_OPTION_EXTERN
 
-/* Judges every option: `rules` has MS_STEP_OPTION_COUNT entries, and the mask of those
- * admitted is returned. */
+/* Judges every option. `rules` has MS_STEP_OPTION_COUNT entries; returns the mask of admitted options. */
 uint32_t ms__step_options_admit(const ms__step_case *facts, uint32_t *rules);
 
-/* Whether none of these excludes another. */
+/* Whether no two of these exclude each other. */
 bool ms__step_options_agree(uint32_t options);
 
-/* The furthest-going class among them. */
+/* The least exact class among them. */
 ms_exactness ms__step_options_exactness(uint32_t options);
 
-/* The simulator of the graph's step under these options. It keeps pointers into the
- * hardware, and into the graph where there are no options. */
+/* The simulator of the graph's step under these options. It keeps pointers into the hardware, and into the
+ * graph if there are no options. */
 int ms__step_sim_new(const ms_graph *graph, const ms_hardware *hardware, uint32_t options, ms__sim **sim,
                      ms_error *err);
 

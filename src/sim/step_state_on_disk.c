@@ -1,9 +1,10 @@
 /*
- * Optimizer state on disk as an option of the step (execute/optimizer_stream.c does it):
- * the state leaves memory, a few buffers come while the optimizer runs, and its step takes
- * at least as long as reading and writing the state.
+ * Optimizer state on disk as an option of the step (execute/optimizer_stream.c executes it): the state leaves
+ * memory, a few buffers are live while the optimizer runs, and its step takes at least the time to read and
+ * write the state.
  */
 #include "base/units.h"
+#include "rules/rules_internal.h"
 #include "sim/step_options.h"
 
 static const uint64_t buffer_bytes = MS__STREAM_BUFFER_BYTES;
@@ -13,7 +14,7 @@ static uint64_t streamed_bytes(const ms_loop *loop)
     return ms__min_u64(loop->optimizer_stream_bytes, loop->optimizer_state_bytes);
 }
 
-static uint32_t judge(const ms__step_case *facts)
+static uint32_t state_on_disk_judge(const ms__step_case *facts)
 {
     const ms_disk *disk = &facts->hardware->disk;
     uint64_t bytes = streamed_bytes(&facts->graph->loop);
@@ -29,15 +30,15 @@ static uint32_t judge(const ms__step_case *facts)
     if (!facts->config->enable_offloading) {
         return MS_RULE_FLAG_OFF;
     }
-    if (disk->dir[0] == '\0' || disk->refusal[0] != '\0' || disk->is_memory) {
+    if (!ms__disk_is_usable(disk)) {
         return MS_RULE_NO_DISK;
     }
     uint64_t cap_bytes = ms_rules_disk_cap(facts->hardware, facts->config);
     return cap_bytes < ms__add_sat(bytes, buffer_bytes) ? MS_RULE_DISK_CAP : MS__STEP_ADMITTED;
 }
 
-/* While one stretch is read the last is written, which the device does in turn. */
-static int apply(const ms_hardware *hardware, ms__step *step)
+/* The device reads one chunk and writes another by turns. */
+static int state_on_disk_apply(const ms_hardware *hardware, ms__step *step)
 {
     ms_loop *loop = &step->graph->loop;
     uint64_t bytes = streamed_bytes(loop);
@@ -46,9 +47,9 @@ static int apply(const ms_hardware *hardware, ms__step *step)
     step->optimizer_ns = ms__max_u64(step->optimizer_ns, moving_ns);
     loop->optimizer_state_bytes -= bytes;
     loop->optimizer_transient_bytes = ms__add_sat(loop->optimizer_transient_bytes, buffer_bytes);
-    /* A version on disk goes when the next one is there. */
+    /* A version on disk is freed once the next one is written. */
     step->tier_bytes[MS__DISK_TIER] = ms__add_sat(step->tier_bytes[MS__DISK_TIER], ms__add_sat(bytes, buffer_bytes));
     return MS_OK;
 }
 
-const ms__step_option ms__step_state_on_disk = {.judge = judge, .apply = apply};
+const ms__step_option ms__step_state_on_disk = {.judge = state_on_disk_judge, .apply = state_on_disk_apply};

@@ -1,16 +1,15 @@
 /*
- * Position-wise modules in tiles as an option of the step (techniques/tiles.py does it): what such a
- * module makes of a row depends on that row alone, so that it can run some rows at a time. It
- * saves its input and nothing else, and runs again, tile by tile, in backward. Sums over rows (the
- * weights' gradients) have another order: it rounds otherwise.
+ * Position-wise modules in tiles as an option of the step (techniques/tiles.py executes it). Such a module's
+ * result for a row depends on that row alone, so it can run some rows at a time. It saves only its input, and
+ * runs again in backward, tile by tile. Sums over rows (the weights' gradients) have another order, so the
+ * option rounds differently.
  *
- * How a layer's step is then, was traced with the rest (ms_node.tiled): here it takes the place
- * of the layer's own.
+ * Layers in tiles were traced with the rest (ms_node.tiled); here that program replaces the layer's own.
  */
 #include "base/units.h"
 #include "sim/step_options.h"
 
-/* More tiles free little: what is left then are the module's input and output, which stay whole. */
+/* More tiles free little more: the module's input and output stay whole. */
 enum { TILES = 8, LEAST_ROWS = 16 };
 
 uint64_t ms_tile_rows(uint64_t rows)
@@ -19,7 +18,7 @@ uint64_t ms_tile_rows(uint64_t rows)
     return ms__min_u64(tile, rows);
 }
 
-static uint32_t judge(const ms__step_case *facts)
+static uint32_t tiled_mlp_judge(const ms__step_case *facts)
 {
     bool found = false;
     for (uint32_t i = 0; i < facts->graph->node_count; i++) {
@@ -34,7 +33,7 @@ static uint32_t judge(const ms__step_case *facts)
     return facts->config->mode == MS_MODE_CONSERVATIVE ? MS_RULE_MODE : MS__STEP_ADMITTED;
 }
 
-static int apply(const ms_hardware *hardware, ms__step *step)
+static int tiled_mlp_apply(const ms_hardware *hardware, ms__step *step)
 {
     (void)hardware;
     for (uint32_t i = 0; i < step->graph->node_count; i++) {
@@ -44,4 +43,4 @@ static int apply(const ms_hardware *hardware, ms__step *step)
     return MS_OK;
 }
 
-const ms__step_option ms__step_tiled_mlp = {.goes_first = true, .judge = judge, .apply = apply};
+const ms__step_option ms__step_tiled_mlp = {.goes_first = true, .judge = tiled_mlp_judge, .apply = tiled_mlp_apply};

@@ -1,7 +1,7 @@
 /*
- * Graphs and machines of plan_fixture.h. A layer's program: it saves its input and one
- * inner result, frees its input, and gives an output; its backward needs both, makes
- * the gradient of its input and of its parameter.
+ * Graphs and machines of plan_fixture.h. A layer's program: it saves its input and one inner result, frees
+ * its input and gives an output; its backward needs both, and makes the gradients of its input and of its
+ * parameter.
  */
 #include "plan_fixture.h"
 
@@ -116,8 +116,8 @@ static void marked_head_profile(ms_profile *profile, const fixture_chain *chain)
     set_programs(profile, forward, LENGTH(forward), backward, LENGTH(backward));
 }
 
-/* As above, with the marks of the layer that makes 3, and 7 the gradient of its weight. Of 16
- * bits: 8 is what the layer makes, of which 3 is a cast, and 9 the cast of 5. */
+/* As above, with the marks of the layer that makes 3, and 7 the gradient of its weight. A 16-bit layer
+ * makes 8; 3 is its cast, and 9 the cast of 5. */
 static void marked_layer_profile(ms_profile *profile, const fixture_chain *chain)
 {
     uint64_t x = chain->activation_bytes, logits = chain->logits_bytes;

@@ -1,6 +1,5 @@
 /*
- * Graphs and machines for the tests of planning, made by hand so that what a replay
- * must give can be worked out on paper.
+ * Graphs and machines for the tests of planning, made by hand so that replays can be worked out on paper.
  */
 #ifndef MS_TEST_PLAN_FIXTURE_H
 #define MS_TEST_PLAN_FIXTURE_H
@@ -17,7 +16,7 @@ typedef struct fixture_layer {
     uint64_t flops;       /* in forward */
     uint64_t gradient_bytes;
     uint32_t flags;
-    uint64_t maker_flops; /* to make the inner result again from the input; 0: it can't be */
+    uint64_t maker_flops; /* to recompute the inner result from the input; 0: impossible */
 } fixture_layer;
 
 /* root "embed", layers "h.0" ... , root head with the loss; activations between them
@@ -25,16 +24,16 @@ typedef struct fixture_layer {
  * gradient). Checked by ms_graph_check(). */
 typedef struct fixture_chain {
     uint32_t layer_count;
-    const fixture_layer *layers; /* [layer_count], or one for all where `uniform` */
+    const fixture_layer *layers; /* [layer_count], or one for all if `uniform` */
     bool uniform;
     uint64_t activation_bytes;
     uint64_t logits_bytes;
     uint64_t parameter_bytes;
     uint64_t state_bytes;
-    bool marks_loss; /* the cross entropy is marked, and makes one buffer more in backward */
-    bool marks_head; /* so is the layer that makes its logits, with ... */
-    uint64_t head_bytes; /* ... a gradient of this size */
-    bool is_half;    /* the layer is of 16 bits, and its result is cast up for the cross entropy */
+    bool marks_loss; /* the cross entropy is marked, and makes one more buffer in backward */
+    bool marks_head; /* the layer that makes its logits is marked too */
+    uint64_t head_bytes; /* bytes of that layer's weight gradient */
+    bool is_half;    /* that layer is of 16 bits; its result is cast for the cross entropy */
 } fixture_chain;
 
 ms_graph *fixture_chain_graph(const fixture_chain *chain);
@@ -42,28 +41,28 @@ ms_graph *fixture_chain_graph(const fixture_chain *chain);
 /* A list of one storage, with its bytes. */
 void fixture_list_storage(ms_storage_list *list, uint32_t storage, uint64_t bytes);
 
-/* Says that what the layers save of their own has two values, of four bytes each. */
+/* Makes the layers' own saved storages two-valued, with elements of four bytes. */
 void fixture_mark_masks(ms_graph *graph);
 
 /* A CPU host: 1 GFLOP/s, so that a FLOP takes a nanosecond; bytes moved by operators,
  * page faults and checksums cost nothing; a disk of 1 GB/s both ways. Nothing resident. */
 ms_hardware *fixture_hardware(void);
 
-/* The graphs that properties are tried on: 0 .. FIXTURE_GRAPHS-1. */
+/* The graphs for property tests: 0 .. FIXTURE_GRAPHS-1. */
 enum { FIXTURE_GRAPHS = 6 };
 ms_graph *fixture_graph(int which);
 
 /* The machine for them: every cost counts. */
 ms_hardware *fixture_real_hardware(void);
 
-/* What plans are made from; a test may change any of it between two plans. */
+/* The documents of a plan; a test may change any of them between two plans. */
 typedef struct fixture_planning {
     ms_graph *graph;
     ms_hardware *hardware;
     ms_config config;
 } fixture_planning;
 
-/* Takes `graph`; the real machine and the default configuration beside it. */
+/* Takes `graph`, with the real machine and the default configuration. */
 fixture_planning fixture_open(ms_graph *graph);
 void fixture_close(fixture_planning *f);
 
@@ -73,22 +72,22 @@ ms_replay fixture_simulate(const fixture_planning *f, const uint8_t *techniques,
 /* As ms_pipeline_plan() at a budget. */
 int fixture_try_plan(const fixture_planning *f, uint64_t budget_bytes, ms_plan **plan, ms_error *err);
 
-/* The plan of a budget, which has to be feasible. To be freed by the caller. */
+/* The plan of a feasible budget. Freed by the caller. */
 ms_plan *fixture_plan_at(const fixture_planning *f, uint64_t budget_bytes);
 
 /* Planning at a budget gives a plan or MS_ENOMEM, and leaks nothing, whichever allocation fails. */
 void fixture_plan_without_memory(const fixture_planning *f, uint64_t budget_bytes);
 
-/* What a refusal names. */
+/* The smallest budget that a refusal names. */
 uint64_t fixture_smallest_budget(const fixture_planning *f);
 
-/* What an unoptimized step needs. */
+/* The need of an unoptimized step. */
 uint64_t fixture_need(const fixture_planning *f);
 
 /* The k-th of `count` budgets from the smallest to 20% above the need. */
 uint64_t fixture_budget(uint64_t smallest, uint64_t need, uint64_t k, uint64_t count);
 
-/* What a library function printed has `part` in it; the text is freed. */
+/* Asserts that `text` contains `part`; frees the text. */
 void fixture_assert_says(char *text, const char *part);
 
 #endif

@@ -283,7 +283,7 @@ def test_a_model_that_makes_nothing_has_a_plan_that_says_so(model, config, tmp_p
         assert torch.equal(model(batch), batch)
         model(batch.clone().requires_grad_()).sum().backward()
     executor = model._memscale_executor
-    assert "nothing to plan: none holds anything between forward and backward" in str(executor.plan)
+    assert "nothing to plan: no layer holds anything between forward and backward" in str(executor.plan)
     executor.report(tmp_path / "r.html")
     memscale.detach(model)
     assert "nothing to plan" in str(memscale.plan(model, batch, config))

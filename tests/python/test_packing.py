@@ -253,7 +253,7 @@ def test_what_a_plan_has_become_bits_does_and_nothing_else(missing, tmp_path):
     counters = counters_of_the_same_run(case, twin, text, tmp_path)
     assert counters["packed_bytes"] == STEPS * promised
     for index, entry in enumerate(plan["entries"]):
-        said = "saved tensors of two values become bits" in _core.plan_explain(text, index)
+        said = "two-valued saved tensors are bit-packed" in _core.plan_explain(text, index)
         assert said == ("packing" in entry)
     explained = _core.plan_explain(text, -1)
     assert f"{sum(entry['packing']['packed'] for entry in named)} of" in explained

@@ -1,6 +1,5 @@
 /*
- * The search finds the largest batch that fits, wherever the guess lay, in few trials, and
- * keeps an effective batch.
+ * The search finds the largest batch that fits from any guess, in few trials, and keeps an effective batch.
  */
 #include "memscale/autotuning.h"
 #include "test_common.h"
@@ -27,7 +26,7 @@ static found search_for(uint32_t most, uint32_t effective, uint32_t guess, uint3
     return result;
 }
 
-static void the_largest_that_fits_is_found_from_any_guess(void **state)
+static void the_largest_fitting_batch_is_found_from_any_guess(void **state)
 {
     (void)state;
     for (uint32_t limit = 0; limit <= 70; limit++) {
@@ -53,7 +52,7 @@ static void an_effective_batch_is_kept(void **state)
     assert_int_equal(search_for(47, 48, 10, 100, 100).best, 24);
 }
 
-static void trials_are_bounded_and_what_fitted_stays(void **state)
+static void trials_are_bounded_and_a_fitting_batch_stays(void **state)
 {
     (void)state;
     found result = search_for(1 << 20, 0, 1, 5, 1 << 19);
@@ -81,9 +80,9 @@ static void bad_bounds_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_largest_that_fits_is_found_from_any_guess),
+        cmocka_unit_test(the_largest_fitting_batch_is_found_from_any_guess),
         cmocka_unit_test(an_effective_batch_is_kept),
-        cmocka_unit_test(trials_are_bounded_and_what_fitted_stays),
+        cmocka_unit_test(trials_are_bounded_and_a_fitting_batch_stays),
         cmocka_unit_test(bad_bounds_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

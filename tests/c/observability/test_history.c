@@ -1,6 +1,6 @@
 /*
- * A history holds a run of any length from its first step on, in bounded room, and loses
- * neither a peak nor a sum; counters have names with base units.
+ * A history keeps a run of any length from its first step on, in bounded memory, and loses neither a peak nor
+ * a sum; counters have names with base units.
  */
 #include "memscale/observability.h"
 #include "test_common.h"
@@ -51,7 +51,7 @@ static void a_long_run_stays_bounded_and_whole(void **state)
     ms_history_free(history);
 }
 
-static void without_memory_there_is_no_history(void **state)
+static void a_history_needs_memory(void **state)
 {
     (void)state;
     ms_error err;
@@ -81,7 +81,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_long_run_stays_bounded_and_whole),
-        cmocka_unit_test(without_memory_there_is_no_history),
+        cmocka_unit_test(a_history_needs_memory),
         cmocka_unit_test(counters_are_named_in_base_units),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /*
- * The log ring keeps order, drops the oldest when full and counts what it lost, also
- * with several writers and with memory out.
+ * The log ring keeps order, drops the oldest line if full and counts lost lines, also with several writers
+ * and out of memory.
  */
 #include "test_common.h"
 
@@ -70,7 +70,7 @@ static void write_lines(void *ring)
     }
 }
 
-static void nothing_is_lost_uncounted_with_many_writers(void **state)
+static void lost_lines_are_counted_with_many_writers(void **state)
 {
     (void)state;
     ms_log_ring *ring = ring_of(64);
@@ -90,7 +90,7 @@ static void nothing_is_lost_uncounted_with_many_writers(void **state)
     ms_log_ring_free(ring);
 }
 
-static void making_a_ring_survives_every_allocation_failing(void **state)
+static void any_allocation_of_a_ring_may_fail(void **state)
 {
     (void)state;
     uint64_t blocks = ms_memory_live_blocks();
@@ -109,8 +109,8 @@ int main(void)
         cmocka_unit_test(lines_come_out_in_order),
         cmocka_unit_test(a_full_ring_drops_the_oldest_and_counts_it),
         cmocka_unit_test(a_line_without_memory_is_counted_as_lost),
-        cmocka_unit_test(nothing_is_lost_uncounted_with_many_writers),
-        cmocka_unit_test(making_a_ring_survives_every_allocation_failing),
+        cmocka_unit_test(lost_lines_are_counted_with_many_writers),
+        cmocka_unit_test(any_allocation_of_a_ring_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,7 +60,7 @@ void pipeline_replan(pipeline *f)
     f->plan = pipeline_plan(f);
 }
 
-/* Outputs that matter: the logits are returned. */
+/* Outputs of a size that matters: the logits are returned. */
 void pipeline_return_logits(pipeline *f)
 {
     for (uint32_t i = 0; i < f->graph->storage_count; i++) {

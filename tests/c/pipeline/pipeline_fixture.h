@@ -1,6 +1,6 @@
 /*
- * A wrapped process with its plan and a step that went as planned, for the tests of the
- * pipeline and of what it learns.
+ * A wrapped process with its plan and a step as planned, for the tests of the pipeline and of its
+ * corrections.
  */
 #ifndef MS_TEST_PIPELINE_FIXTURE_H
 #define MS_TEST_PIPELINE_FIXTURE_H
@@ -22,9 +22,9 @@ int pipeline_close(void **state);
 ms_plan *pipeline_plan(pipeline *f);
 void pipeline_replan(pipeline *f);
 
-/* Live and cached maps at their most in a step that takes what its plan expects. */
+/* The largest live + cached maps in a step that takes its plan's expected bytes. */
 uint64_t pipeline_held(const pipeline *f);
-/* Outputs that matter: the logits are returned. */
+/* Outputs of a size that matters: the logits are returned. */
 void pipeline_return_logits(pipeline *f);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * What a finished step teaches the pipeline, without swinging.
+ * Corrections from a finished step, without oscillation.
  */
 #include "pipeline_fixture.h"
 
@@ -39,7 +39,7 @@ static void a_step_as_planned_changes_nothing(void **state)
     ms_free(hardware_after);
 }
 
-static void what_was_not_seen_changes_nothing(void **state)
+static void unmeasured_values_change_nothing(void **state)
 {
     pipeline *f = *state;
     f->seen = (ms_observation){.peak_bytes = MS_UNSET,
@@ -50,12 +50,12 @@ static void what_was_not_seen_changes_nothing(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
-static void the_loop_is_learnt_once_and_then_only_grows(void **state)
+static void the_loop_is_observed_once_and_then_only_grows(void **state)
 {
     pipeline *f = *state;
     pipeline_return_logits(f);
     pipeline_replan(f);
-    assert_int_equal(observe_line(f, "loop"), MS_DRIFT_LOOP); /* assumed held, seen dropped */
+    assert_int_equal(observe_line(f, "loop"), MS_DRIFT_LOOP); /* assumed held, observed dropped */
     assert_true(f->graph->loop.observed);
     assert_false(f->graph->loop.outputs_held);
     pipeline_replan(f);
@@ -63,12 +63,12 @@ static void the_loop_is_learnt_once_and_then_only_grows(void **state)
     f->seen.outputs_held = true;
     assert_int_equal(observe(f), MS_DRIFT_LOOP);
     pipeline_replan(f);
-    f->seen.outputs_held = false; /* now and then it is dropped: no reason to plan again */
+    f->seen.outputs_held = false; /* dropped now and then: not worth a new plan */
     assert_int_equal(observe(f), MS_DRIFT_NONE);
     assert_true(f->graph->loop.outputs_held);
 }
 
-static void the_real_optimizer_is_learnt(void **state)
+static void the_optimizers_state_is_corrected(void **state)
 {
     pipeline *f = *state;
     f->seen.optimizer_state_bytes = 250 * MIB;
@@ -93,7 +93,7 @@ static void the_real_optimizer_is_learnt(void **state)
     }
 }
 
-/* Scratch that was not known of is added, and the next plan leaves room for it. */
+/* Unknown scratch is added, and the next plan leaves room for it. */
 static void a_peak_over_the_plan_grows_scratch(void **state)
 {
     pipeline *f = *state;
@@ -111,8 +111,8 @@ static void a_peak_over_the_plan_grows_scratch(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
-/* Where no plan fits, the one in force goes on: the same peak again is nothing new. */
-static void a_peak_is_added_once_where_the_plan_goes_on(void **state)
+/* If no plan fits, the current one stays: the same peak again changes nothing. */
+static void a_peak_is_added_once_if_the_plan_stays(void **state)
 {
     pipeline *f = *state;
     f->seen.peak_bytes = f->config.memory_budget_bytes + 300 * MIB;
@@ -123,15 +123,15 @@ static void a_peak_is_added_once_where_the_plan_goes_on(void **state)
         assert_int_equal(observe_line(f, "no other plan fits"), MS_DRIFT_NONE);
     }
     assert_int_equal(f->hardware->process.scratch_bytes, scratch);
-    /* What lay beside the tensors is still learnt. */
+    /* Memory besides the tensors is still corrected. */
     f->seen.peak_held_bytes = 0;
     f->seen.peak_bytes += 2000 * MIB;
     assert_int_equal(observe_line(f, "peak"), MS_DRIFT_PEAK);
     assert_true(f->hardware->process.scratch_bytes > scratch);
 }
 
-/* It may be over the plan, and nothing else is learnt from it. */
-static void a_step_of_smaller_inputs_teaches_only_what_it_took_too_much(void **state)
+/* It may exceed the plan; nothing else is corrected. */
+static void a_step_of_smaller_inputs_can_only_raise_scratch(void **state)
 {
     pipeline *f = *state;
     f->seen.smaller_inputs = true;
@@ -144,8 +144,8 @@ static void a_step_of_smaller_inputs_teaches_only_what_it_took_too_much(void **s
     assert_int_equal(observe_line(f, "peak"), MS_DRIFT_PEAK);
 }
 
-/* A step that shows another loop also tells what lay beside its tensors. */
-static void scratch_is_learnt_beside_a_new_loop(void **state)
+/* A step with another loop also corrects the memory besides its tensors. */
+static void scratch_is_corrected_with_a_new_loop(void **state)
 {
     pipeline *f = *state;
     f->seen.optimizer_state_bytes = 250 * MIB;
@@ -156,7 +156,7 @@ static void scratch_is_learnt_beside_a_new_loop(void **state)
     assert_int_equal(f->hardware->process.scratch_bytes, 180 * MIB);
 }
 
-static void a_peak_over_the_budget_is_never_left_alone(void **state)
+static void a_peak_over_the_budget_is_always_corrected(void **state)
 {
     pipeline *f = *state;
     f->seen.peak_bytes = f->config.memory_budget_bytes + 4 * MIB; /* less than 5% */
@@ -164,7 +164,7 @@ static void a_peak_over_the_budget_is_never_left_alone(void **state)
     assert_true(f->hardware->process.scratch_bytes > 100 * MIB);
 }
 
-static void a_peak_a_little_off_is_left_alone(void **state)
+static void a_small_difference_of_the_peak_is_ignored(void **state)
 {
     pipeline *f = *state;
     f->plan->pressure.allowed_bytes *= 2; /* far from the budget */
@@ -172,7 +172,7 @@ static void a_peak_a_little_off_is_left_alone(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
-/* What large products take beside tensors is expected of steps that have them, until it is measured. */
+/* Memory of large products besides tensors is expected of steps that have them, until it is measured. */
 static void packing_buffers_are_expected_of_large_products(void **state)
 {
     pipeline *f = *state;
@@ -190,8 +190,8 @@ static void packing_buffers_are_expected_of_large_products(void **state)
     ms_plan_free(large);
 }
 
-/* A reserve changes what is predicted, and nothing of what is done. */
-static void a_reserve_is_left_free_and_not_predicted(void **state)
+/* A reserve changes predictions and no choice. */
+static void a_reserve_is_kept_free_and_not_predicted(void **state)
 {
     pipeline *f = *state;
     ms_plan *without = pipeline_plan(f);
@@ -214,7 +214,7 @@ static void a_reserve_is_left_free_and_not_predicted(void **state)
     assert_int_equal(read->reserve_bytes, f->plan->reserve_bytes);
     ms_plan_free(read);
     ms_free(text);
-    /* A step that took it all is as planned; one over the budget is not. */
+    /* A step that used all of it is as planned; one over the budget is not. */
     f->seen.peak_bytes = f->plan->replay.peak_bytes + f->plan->reserve_bytes;
     assert_int_equal(observe(f), MS_DRIFT_NONE);
     f->seen.peak_bytes = f->config.memory_budget_bytes + 1;
@@ -222,8 +222,8 @@ static void a_reserve_is_left_free_and_not_predicted(void **state)
     ms_plan_free(without);
 }
 
-/* What was measured is what is expected from then on: at a rare step, and once. */
-static void what_is_expected_is_learnt(void **state)
+/* The measured value is expected from then on: at a rare step, and once. */
+static void expected_scratch_is_corrected(void **state)
 {
     pipeline *f = *state;
     f->hardware->process.reserve_bytes = 90 * MIB;
@@ -244,9 +244,8 @@ static void what_is_expected_is_learnt(void **state)
     }
 }
 
-/* Too much scratch is given back at rare steps only, and not so much that it is asked
- * for again. */
-static void scratch_shrinks_rarely_and_does_not_swing(void **state)
+/* Excess scratch is reduced only at rare steps, and by less than would make it grow again. */
+static void scratch_shrinks_rarely_and_does_not_oscillate(void **state)
 {
     pipeline *f = *state;
     f->hardware->process.scratch_bytes = 900 * MIB;
@@ -270,9 +269,8 @@ static void scratch_shrinks_rarely_and_does_not_swing(void **state)
     assert_in_range(f->hardware->process.scratch_bytes, true_scratch, 2 * true_scratch);
 }
 
-/* Compute slower than predicted hides more transfers: learnt at step 3, then left alone
- * unless it is far off at a rare step. */
-static void time_is_learnt_early_and_then_rarely(void **state)
+/* Slower compute hides more transfers: corrected at step 3, later only if far off at a rare step. */
+static void time_is_corrected_early_and_then_rarely(void **state)
 {
     pipeline *f = *state;
     uint32_t replans = 0, planned_after = 0;
@@ -297,8 +295,8 @@ static void time_is_learnt_early_and_then_rarely(void **state)
     assert_in_range(f->hardware->time_scale_permille, 1500, 2500);
 }
 
-/* What a new plan holds more is faulted in by its first step, whose time tells nothing. */
-static void the_first_step_under_a_plan_teaches_no_time(void **state)
+/* A new plan's first step faults in its memory, so its time is ignored. */
+static void the_first_step_under_a_plan_corrects_no_time(void **state)
 {
     pipeline *f = *state;
     f->seen.step_ns = f->plan->replay.step_ns * 2;
@@ -316,7 +314,7 @@ static void the_first_step_under_a_plan_teaches_no_time(void **state)
     assert_int_equal(observe(f), MS_DRIFT_NONE);
 }
 
-static void nothing_is_learnt_when_memory_is_out(void **state)
+static void nothing_is_corrected_out_of_memory(void **state)
 {
     pipeline *f = *state;
     ms_drift drift;
@@ -335,23 +333,22 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_step_as_planned_changes_nothing, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(what_was_not_seen_changes_nothing, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(the_loop_is_learnt_once_and_then_only_grows, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(the_real_optimizer_is_learnt, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(unmeasured_values_change_nothing, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(the_loop_is_observed_once_and_then_only_grows, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(the_optimizers_state_is_corrected, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_peak_over_the_plan_grows_scratch, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(a_peak_is_added_once_where_the_plan_goes_on, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(a_step_of_smaller_inputs_teaches_only_what_it_took_too_much, pipeline_open,
-                                        pipeline_close),
+        cmocka_unit_test_setup_teardown(a_peak_is_added_once_if_the_plan_stays, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_step_of_smaller_inputs_can_only_raise_scratch, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(packing_buffers_are_expected_of_large_products, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(a_reserve_is_left_free_and_not_predicted, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(what_is_expected_is_learnt, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(scratch_is_learnt_beside_a_new_loop, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(a_peak_over_the_budget_is_never_left_alone, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(a_peak_a_little_off_is_left_alone, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(scratch_shrinks_rarely_and_does_not_swing, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(time_is_learnt_early_and_then_rarely, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(the_first_step_under_a_plan_teaches_no_time, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(nothing_is_learnt_when_memory_is_out, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_reserve_is_kept_free_and_not_predicted, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(expected_scratch_is_corrected, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(scratch_is_corrected_with_a_new_loop, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_peak_over_the_budget_is_always_corrected, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_small_difference_of_the_peak_is_ignored, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(scratch_shrinks_rarely_and_does_not_oscillate, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(time_is_corrected_early_and_then_rarely, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(the_first_step_under_a_plan_corrects_no_time, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(nothing_is_corrected_out_of_memory, pipeline_open, pipeline_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

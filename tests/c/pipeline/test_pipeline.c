@@ -1,12 +1,12 @@
 /*
- * The pipeline: what it assumes of a loop that nobody has seen, what a refused budget is told,
- * and what a plan leaves free.
+ * The pipeline: its assumptions before the training loop has been observed, its suggestions for a refused
+ * budget, and the room that a plan leaves.
  */
 #include "base/units.h"
 #include "pipeline_fixture.h"
 #include "sim/sim.h"
 
-static void an_unseen_loop_is_assumed_to_hold_most(void **state)
+static void an_unobserved_loop_is_assumed_to_hold_most(void **state)
 {
     pipeline *f = *state;
     pipeline_return_logits(f);
@@ -14,7 +14,7 @@ static void an_unseen_loop_is_assumed_to_hold_most(void **state)
     assert_true(f->plan->assumed_outputs_held && f->plan->assumed_gradients_live);
 }
 
-static void assumptions_are_dropped_only_where_nothing_fits(void **state)
+static void assumptions_are_relaxed_only_if_nothing_fits(void **state)
 {
     pipeline *f = *state;
     pipeline_return_logits(f);
@@ -36,8 +36,8 @@ static void assumptions_are_dropped_only_where_nothing_fits(void **state)
     ms_graph_free(seen);
 }
 
-/* Candidates of an assumption that was tried and dropped are gone by then: whoever frees
- * the plan of a failed call must find what was there before. */
+/* Plans of a relaxed assumption are freed: a caller that frees the plan of a failed call must find its old
+ * value. */
 static void a_failed_plan_is_not_handed_out(void **state)
 {
     pipeline *f = *state;
@@ -45,7 +45,7 @@ static void a_failed_plan_is_not_handed_out(void **state)
     ms_error err = {0};
     ms_plan untouched;
     ms_plan *plan = &untouched;
-    /* A target that only the least careful assumption meets, so that all are tried. */
+    /* A target that only the least careful assumption meets, so all are tried. */
     f->config.memory_budget_bytes = 1;
     assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &plan, &err), MS_EINFEASIBLE);
     f->config.memory_budget_bytes = MS_UNSET;
@@ -65,7 +65,7 @@ static void a_failed_plan_is_not_handed_out(void **state)
 }
 
 /* Careful or not, a larger budget is never slower and never peaks lower. */
-static void an_unseen_loop_stays_monotone(void **state)
+static void an_unobserved_loop_stays_monotone(void **state)
 {
     pipeline *f = *state;
     pipeline_return_logits(f);
@@ -89,8 +89,8 @@ static void an_unseen_loop_stays_monotone(void **state)
     assert_int_equal(careful, 2);
 }
 
-/* A refusal says what the configuration leaves unused, where that would help. */
-static void a_refusal_says_what_would_help(void **state)
+/* A refusal names unused techniques and options that would help. */
+static void a_refusal_names_suggestions(void **state)
 {
     pipeline *f = *state;
     ms_plan *none;
@@ -123,8 +123,8 @@ static void an_empty_graph_is_refused(void **state)
     ms_free(hardware);
 }
 
-/* What bits free is there to be planned with: a budget that nothing else meets. */
-static void masks_as_bits_meet_budgets_that_nothing_else_does(void **state)
+/* Packing frees bytes for planning: a budget that nothing else meets. */
+static void packed_masks_fit_budgets_that_nothing_else_fits(void **state)
 {
     pipeline *f = *state;
     ms_free(f->hardware);
@@ -150,7 +150,7 @@ static void masks_as_bits_meet_budgets_that_nothing_else_does(void **state)
 
 enum { PLAN_NODES = 128 };
 
-/* What a plan chose, without options of the step and with nothing cached. */
+/* A plan's choices, without step options and without a cache. */
 static ms_choices choices_of(const ms_plan *plan, uint8_t rows[2 * PLAN_NODES])
 {
     assert_true(plan->entry_count <= PLAN_NODES);
@@ -163,8 +163,8 @@ static ms_choices choices_of(const ms_plan *plan, uint8_t rows[2 * PLAN_NODES])
                         .read_window_bytes = plan->read_window_bytes};
 }
 
-/* What becomes bits is what the plan says: its replay is the proof that it fits. */
-static void masks_as_bits_stay_within_what_a_budget_covers(void **state)
+/* Exactly the plan's storages are packed: its replay is the proof of fit. */
+static void packed_masks_stay_within_the_budget(void **state)
 {
     (void)state;
     enum { BUDGETS = 5 };
@@ -206,8 +206,8 @@ static void replay_unbounded(const fixture_planning *f, const ms_plan *plan, ms_
     ms__sim_free(sim);
 }
 
-/* A cache that falls short of what a step holds by a little faults in much more than that. */
-static void the_cache_gets_a_margin_where_the_budget_has_room(void **state)
+/* A cache slightly smaller than a step's memory faults in much more than the difference. */
+static void the_cache_gets_a_margin_if_the_budget_has_room(void **state)
 {
     (void)state;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
@@ -231,16 +231,15 @@ static void the_cache_gets_a_margin_where_the_budget_has_room(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(an_unseen_loop_is_assumed_to_hold_most, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(assumptions_are_dropped_only_where_nothing_fits, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(an_unobserved_loop_is_assumed_to_hold_most, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(assumptions_are_relaxed_only_if_nothing_fits, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_failed_plan_is_not_handed_out, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(an_unseen_loop_stays_monotone, pipeline_open, pipeline_close),
-        cmocka_unit_test_setup_teardown(a_refusal_says_what_would_help, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(an_unobserved_loop_stays_monotone, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_refusal_names_suggestions, pipeline_open, pipeline_close),
         cmocka_unit_test(an_empty_graph_is_refused),
-        cmocka_unit_test_setup_teardown(masks_as_bits_meet_budgets_that_nothing_else_does, pipeline_open,
-                                        pipeline_close),
-        cmocka_unit_test(the_cache_gets_a_margin_where_the_budget_has_room),
-        cmocka_unit_test(masks_as_bits_stay_within_what_a_budget_covers),
+        cmocka_unit_test_setup_teardown(packed_masks_fit_budgets_that_nothing_else_fits, pipeline_open, pipeline_close),
+        cmocka_unit_test(the_cache_gets_a_margin_if_the_budget_has_room),
+        cmocka_unit_test(packed_masks_stay_within_the_budget),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

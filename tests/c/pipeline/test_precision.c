@@ -1,6 +1,6 @@
 /*
- * Autocast to BF16 or FP16: where the machine has the instructions and the step gains by it,
- * and the log says why or why not; and the scale of a loss under FP16.
+ * Autocast to BF16 or FP16: used if the machine has the instructions and the step gains, with the reason in
+ * the log; and the scale of a loss under FP16.
  */
 #include "plan_fixture.h"
 
@@ -31,7 +31,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* Decides; the line must contain `words`, and the rate must be what it says. */
+/* Decides. The line must contain `words`, and the rate must be the chosen precision's. */
 static ms_precision decide(const fixture *f, const ms_graph *half, uint64_t permille, const char *words)
 {
     ms_error err;
@@ -47,7 +47,7 @@ static ms_precision decide(const fixture *f, const ms_graph *half, uint64_t perm
     return chosen;
 }
 
-static void a_faster_step_is_taken(void **state)
+static void a_faster_step_uses_bf16(void **state)
 {
     fixture *f = *state;
     assert_int_equal(decide(f, f->half, 1500, "forwards run under autocast"), MS_PRECISION_BF16);
@@ -57,7 +57,7 @@ static void a_faster_step_is_taken(void **state)
 }
 
 /* Casts without products to make up for them. */
-static void a_step_that_gains_nothing_is_not(void **state)
+static void a_step_without_gain_does_not(void **state)
 {
     fixture *f = *state;
     f->hardware->cpu.matmul_flops_per_s = UINT64_C(1) << 50;
@@ -65,7 +65,7 @@ static void a_step_that_gains_nothing_is_not(void **state)
 }
 
 /* As fast, and smaller. */
-static void a_smaller_step_is_taken(void **state)
+static void a_smaller_step_uses_bf16(void **state)
 {
     fixture *f = *state;
     f->hardware->cpu.matmul_flops_per_s = UINT64_C(1) << 50;
@@ -79,14 +79,14 @@ static void a_smaller_step_is_taken(void **state)
     assert_int_equal(decide(f, f->half, 1500, "forwards run under autocast"), MS_PRECISION_BF16);
 }
 
-static void without_instructions_it_is_not_used(void **state)
+static void bf16_needs_instructions(void **state)
 {
     fixture *f = *state;
     f->hardware->cpu.isa = MS_ISA_AVX2 | MS_ISA_AVX512F | MS_ISA_AVX512_VNNI;
     assert_int_equal(decide(f, f->half, 1000, "no instructions for BF16"), MS_PRECISION_AS_IS);
 }
 
-static void without_a_trace_it_is_not_used(void **state)
+static void bf16_needs_a_trace(void **state)
 {
     fixture *f = *state;
     assert_int_equal(decide(f, NULL, 1000, "can't be traced in both precisions"), MS_PRECISION_AS_IS);
@@ -141,7 +141,7 @@ static void a_scale_has_bounds(void **state)
     assert_true(scale.scale == 0x1p40);
 }
 
-static void memory_may_run_out(void **state)
+static void failed_allocations_leave_no_leak(void **state)
 {
     fixture *f = *state;
     uint64_t blocks = ms_memory_live_blocks(), rate = f->hardware->cpu.matmul_flops_per_s;
@@ -170,15 +170,15 @@ static void memory_may_run_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_faster_step_is_taken),
-        TEST(a_step_that_gains_nothing_is_not),
-        TEST(a_smaller_step_is_taken),
-        TEST(without_instructions_it_is_not_used),
-        TEST(without_a_trace_it_is_not_used),
+        TEST(a_faster_step_uses_bf16),
+        TEST(a_step_without_gain_does_not),
+        TEST(a_smaller_step_uses_bf16),
+        TEST(bf16_needs_instructions),
+        TEST(bf16_needs_a_trace),
         TEST(on_a_gpu_the_generation_decides),
         cmocka_unit_test(a_scale_halves_at_once_and_doubles_after_many_steps),
         cmocka_unit_test(a_scale_has_bounds),
-        TEST(memory_may_run_out),
+        TEST(failed_allocations_leave_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /*
- * Explanations are true: the parts of a peak sum to it and are what the graph says, a
- * runner-up's cost is that of a replay with it, no plan that fits beats the lower bound,
- * and the budgets beside a plan's give what is said of them.
+ * Explanations are true: the parts of a peak sum to it and agree with the graph, a runner-up's time is that
+ * of its replay, no plan that fits beats the lower bound, and the neighbouring budgets give the stated plans.
  */
 #include "plan_fixture.h"
 
@@ -104,7 +103,7 @@ static void uniform_plans_and_gpus_are_explained_too(void **state)
     fixture_close(&f);
 }
 
-/* Bytes of one kind; of one node, or of all where it is MS_NO_NODE. */
+/* Bytes of one kind, of one node or, with MS_NO_NODE, of all. */
 static uint64_t bytes_of(const ms_plan *plan, ms_peak_kind kind, uint32_t node)
 {
     uint64_t bytes = 0;
@@ -115,7 +114,7 @@ static uint64_t bytes_of(const ms_plan *plan, ms_peak_kind kind, uint32_t node)
     return bytes;
 }
 
-static void parts_are_what_the_graph_says(void **state)
+static void parts_agree_with_the_graph(void **state)
 {
     (void)state;
     fixture_planning f = fixture_open(small_chain(true));
@@ -141,9 +140,9 @@ static void parts_are_what_the_graph_says(void **state)
     fixture_close(&f);
 }
 
-/* Of a forced plan with recomputation only, while layer 2 runs again: its arguments and
- * those before it are held, gradients of nothing yet. */
-static void what_is_made_again_is_told_apart(void **state)
+/* A forced plan with recomputation only, while layer 2 runs again: its arguments and those before it are
+ * held, and no gradient yet. */
+static void recomputed_tensors_have_their_own_part(void **state)
 {
     (void)state;
     fixture_planning f = fixture_open(small_chain(false));
@@ -161,8 +160,8 @@ static void what_is_made_again_is_told_apart(void **state)
     fixture_close(&f);
 }
 
-/* Offloaded layers: transfers in flight and what came back, the slab beside them. */
-static void what_moves_is_told_apart(void **state)
+/* Offloaded layers: transfers in flight, fetched tensors and the slab. */
+static void moving_tensors_have_their_own_parts(void **state)
 {
     (void)state;
     uint64_t fetched = 0, storing = 0, moving = 0;
@@ -172,7 +171,7 @@ static void what_moves_is_told_apart(void **state)
         uint64_t smallest = fixture_smallest_budget(&f), need = fixture_need(&f);
         for (uint64_t k = 0; k < BUDGETS; k++) {
             ms_plan *plan = fixture_plan_at(&f, budget_number(smallest, need, k));
-            /* Maps move without it. */
+            /* Maps move without the slab. */
             assert_int_equal(bytes_of(plan, MS_PEAK_SLAB, MS_NO_NODE),
                              plan->offload_min_bytes < MIB ? plan->slab_bytes : 0);
             assert_true(plan->slab_bytes == 0 || plan->reserve_bytes >= plan->slab_bytes);
@@ -198,8 +197,7 @@ static bool moves(const uint8_t *techniques, uint32_t count)
     return false;
 }
 
-/* The plan with other techniques, without a cache; step time with the cache that the
- * plan's time counts on. */
+/* The plan with other techniques, without a cache; step time with the cache that the plan's time assumes. */
 static ms_replay replay_with(const fixture_planning *f, const ms_plan *plan, const uint8_t *techniques)
 {
     ms_choices choices = {.technique = techniques,
@@ -255,7 +253,7 @@ static void check_runner_ups(fixture_planning *f, const ms_plan *plan)
     }
 }
 
-static void runner_ups_cost_what_a_replay_with_them_says(void **state)
+static void runner_ups_take_the_time_of_their_replay(void **state)
 {
     (void)state;
     static const int graphs[] = {0, 2, 3};
@@ -300,7 +298,7 @@ static void check_neighbour(fixture_planning *f, const ms_plan *plan, const ms_n
     ms_plan_free(near);
 }
 
-static void the_budgets_beside_give_what_is_said(void **state)
+static void neighbouring_budgets_give_the_stated_plans(void **state)
 {
     (void)state;
     uint32_t larger = 0, smaller = 0;
@@ -317,7 +315,7 @@ static void the_budgets_beside_give_what_is_said(void **state)
                 check_neighbour(&f, plan, &plan->why.smaller, false);
                 smaller++;
             } else if (!plan->skipped) {
-                ms_plan *least = fixture_plan_at(&f, smallest); /* then nothing smaller is another plan */
+                ms_plan *least = fixture_plan_at(&f, smallest); /* no smaller budget has another plan */
                 assert_true(same_choices(least, plan));
                 ms_plan_free(least);
             }
@@ -330,7 +328,7 @@ static void the_budgets_beside_give_what_is_said(void **state)
 
 /* ---- the bound ---------------------------------------------------------------------------------- */
 
-/* The best step time of all assignments that fit, page faults left out; UINT64_MAX: none. */
+/* The best step time of all assignments that fit, without page faults; UINT64_MAX: none. */
 static uint64_t exhaustive(fixture_planning *f, const ms_pressure *pressure, uint32_t step_options)
 {
     ms_admission admissions[16];
@@ -380,7 +378,7 @@ static void no_assignment_that_fits_beats_the_bound(void **state)
                 assert_true(bound <= exhaustive(&f, &plan->pressure, 0));
             }
             assert_true(bound > 0 && bound <= plan->replay.step_ns);
-            assert_true(bound <= last); /* more room never bounds from higher up */
+            assert_true(bound <= last); /* more room never raises the bound */
             last = bound;
             ms_plan_free(plan);
         }
@@ -388,8 +386,8 @@ static void no_assignment_that_fits_beats_the_bound(void **state)
     }
 }
 
-/* Recomputation alone: a layer gives up its inner result for the work of its forward, and
- * the input that the layer before it does not keep as its own. */
+/* Recomputation alone: a layer gives up its inner result for the time of its forward, and its input unless
+ * the layer before keeps that. */
 static void the_bound_counts_the_cheapest_bytes(void **state)
 {
     (void)state;
@@ -433,11 +431,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_sum_to_the_peak_at_every_budget),
         cmocka_unit_test(uniform_plans_and_gpus_are_explained_too),
-        cmocka_unit_test(parts_are_what_the_graph_says),
-        cmocka_unit_test(what_is_made_again_is_told_apart),
-        cmocka_unit_test(what_moves_is_told_apart),
-        cmocka_unit_test(runner_ups_cost_what_a_replay_with_them_says),
-        cmocka_unit_test(the_budgets_beside_give_what_is_said),
+        cmocka_unit_test(parts_agree_with_the_graph),
+        cmocka_unit_test(recomputed_tensors_have_their_own_part),
+        cmocka_unit_test(moving_tensors_have_their_own_parts),
+        cmocka_unit_test(runner_ups_take_the_time_of_their_replay),
+        cmocka_unit_test(neighbouring_budgets_give_the_stated_plans),
         cmocka_unit_test(no_assignment_that_fits_beats_the_bound),
         cmocka_unit_test(the_bound_counts_the_cheapest_bytes),
         cmocka_unit_test(step_options_lower_the_bound),

@@ -1,6 +1,6 @@
 /*
- * Plans as JSON: what is read and written again is the same text; what is no plan is
- * refused with its place named; memory may run out anywhere.
+ * Plans as JSON: a document is written again as it was read; a malformed one is refused with its place named;
+ * any allocation may fail.
  */
 #include <jansson.h>
 
@@ -56,7 +56,7 @@ static void every_member_survives_the_round_trip(void **state)
     }
 }
 
-/* A plan for layers not yet known is a document too. */
+/* A plan for unknown layers is a document too. */
 static void a_plan_without_entries_survives(void **state)
 {
     (void)state;
@@ -76,7 +76,7 @@ static void a_plan_without_entries_survives(void **state)
     ms_free(hardware);
 }
 
-/* The document with one change made by `jansson`, parsed. */
+/* The document with one change made by jansson, parsed. */
 static void refused(const char *path, json_t *value, int code, const char *part)
 {
     ms_plan *plan = some_plan(2000 * MIB), *read = NULL;
@@ -113,7 +113,7 @@ static void refused(const char *path, json_t *value, int code, const char *part)
     ms_plan_free(plan);
 }
 
-static void what_is_no_plan_is_refused_with_its_place(void **state)
+static void a_malformed_plan_is_refused_with_its_place(void **state)
 {
     (void)state;
     refused("version", json_integer(2), MS_EVERSION, "version");
@@ -148,7 +148,7 @@ static void what_is_no_plan_is_refused_with_its_place(void **state)
     refused("part/extra", json_true(), MS_EFORMAT, "$.explanation.peak.parts[0]");
 }
 
-static void what_is_no_json_is_refused(void **state)
+static void malformed_json_is_refused(void **state)
 {
     (void)state;
     static const char *const texts[] = {"", "{", "[]", "null", "{\"version\":1}", "{\"version\":1,\"version\":1}"};
@@ -160,7 +160,7 @@ static void what_is_no_json_is_refused(void **state)
     }
 }
 
-static void reading_and_writing_fail_cleanly_when_memory_is_out(void **state)
+static void reading_and_writing_fail_cleanly_out_of_memory(void **state)
 {
     (void)state;
     ms_plan *plan = some_plan(2000 * MIB), *read = NULL;
@@ -242,12 +242,12 @@ static void every_entry_is_explained(void **state)
     contains(whole, "the next larger budget");
     ms_free(whole);
     char *none = ms_plan_explain(plan, plan->entry_count);
-    contains(none, "there is no number");
+    contains(none, "does not exist");
     ms_free(none);
     ms_plan_free(plan);
 }
 
-static void texts_fail_cleanly_when_memory_is_out(void **state)
+static void texts_fail_cleanly_out_of_memory(void **state)
 {
     (void)state;
     ms_plan *plan = some_plan(1400 * MIB);
@@ -270,12 +270,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_member_survives_the_round_trip),
         cmocka_unit_test(a_plan_without_entries_survives),
-        cmocka_unit_test(what_is_no_plan_is_refused_with_its_place),
-        cmocka_unit_test(what_is_no_json_is_refused),
-        cmocka_unit_test(reading_and_writing_fail_cleanly_when_memory_is_out),
+        cmocka_unit_test(a_malformed_plan_is_refused_with_its_place),
+        cmocka_unit_test(malformed_json_is_refused),
+        cmocka_unit_test(reading_and_writing_fail_cleanly_out_of_memory),
         cmocka_unit_test(the_table_names_need_budget_and_layers),
         cmocka_unit_test(every_entry_is_explained),
-        cmocka_unit_test(texts_fail_cleanly_when_memory_is_out),
+        cmocka_unit_test(texts_fail_cleanly_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /*
- * What the solver promises: it fits, it is never worse than a uniform plan, it is
- * monotone in the budget, feasible exactly from the smallest budget on, deterministic
- * to the byte, quick, and it fails cleanly.
+ * The solver's promises: its plan fits, is never worse than a uniform plan, is monotone in the budget, exists
+ * exactly from the smallest budget on, is deterministic to the byte; it is quick and fails cleanly.
  */
 #include "plan_fixture.h"
 
@@ -45,7 +44,7 @@ static void the_replay_of_every_plan_fits(void **state)
             assert_true(replay_of(&f, plan, 0).peak_bytes <= plan->replay.peak_bytes + plan->reserve_bytes);
             uint64_t ceiling = plan->ceiling_bytes + plan->replay.small_peak_bytes;
             assert_true(replay_of(&f, plan, ceiling).peak_bytes <= budget);
-            /* hostmem counts maps only; libc's part is beside them. */
+            /* Hostmem counts maps only, not libc's part. */
             assert_true(replay_of(&f, plan, plan->ceiling_bytes).peak_bytes <= budget);
             ms_plan_free(plan);
         }
@@ -136,7 +135,7 @@ static void the_same_documents_give_the_same_bytes(void **state)
     }
 }
 
-/* ---- what it decides ------------------------------------------------------------------- */
+/* ---- decisions ------------------------------------------------------------------------- */
 
 static void count_techniques(const ms_plan *plan, uint32_t counts[MS_TECHNIQUE_COUNT])
 {
@@ -182,14 +181,14 @@ static void a_comfortable_run_is_left_alone(void **state)
     fixture_close(&f);
 }
 
-static void a_run_that_is_left_alone_leaves_room_in_the_cache(void **state)
+static void a_comfortable_run_leaves_room_in_the_cache(void **state)
 {
     (void)state;
     fixture_planning f = fixture_open(fixture_graph(0));
     uint64_t budget = fixture_need(&f) * 2;
     ms_plan *plan = fixture_plan_at(&f, budget), *ample = fixture_plan_at(&f, budget * 100);
     assert_true(replay_of(&f, plan, plan->ceiling_bytes).peak_bytes <= budget);
-    /* A model of the same size finds room beside it, but not all that is free is taken. */
+    /* A model of the same size has room beside it, but not all free memory is taken. */
     uint64_t need = replay_of(&f, ample, UINT64_MAX).peak_bytes - f.hardware->process.baseline_bytes;
     assert_true(ample->ceiling_bytes >= need * 3 / 2 && ample->ceiling_bytes <= need * 2);
     ms_plan_free(ample);
@@ -197,7 +196,7 @@ static void a_run_that_is_left_alone_leaves_room_in_the_cache(void **state)
     fixture_close(&f);
 }
 
-/* No candidate that was looked at peaks lower; here, no uniform one. */
+/* No candidate peaks lower; here, no uniform one. */
 static void a_forced_run_is_planned_for_the_smallest_peak(void **state)
 {
     (void)state;
@@ -222,9 +221,9 @@ static void a_forced_run_is_planned_for_the_smallest_peak(void **state)
     }
 }
 
-/* A model so small that no technique moves its peak is still optimized when forced:
- * that is what tests and trials force it for. */
-static void a_forced_run_presses_on_tiny_layers_too(void **state)
+/* A forced run also optimizes a model so small that no technique lowers its peak: tests and trials rely on
+ * it. */
+static void a_forced_run_optimizes_tiny_layers_too(void **state)
 {
     (void)state;
     static const fixture_layer tiny = {2000, 100, 1000, 500, 0};
@@ -249,10 +248,10 @@ static void a_forced_run_presses_on_tiny_layers_too(void **state)
                              admitted == OFFLOAD ? MS_TECHNIQUE_OFFLOAD_DISK : MS_TECHNIQUE_RECOMPUTE);
             assert_int_equal(plan->entries[i].rule, MS_RULE_FORCED);
         }
-        /* The slab alone is larger than these tensors: only where nothing else is admitted. */
+        /* The slab alone is larger than these tensors: chosen only if nothing else is admitted. */
         assert_int_equal(plan->slab_bytes > 0, admitted == OFFLOAD);
         assert_int_equal(plan->replay.peak_bytes > plan->unoptimized.peak_bytes, admitted == OFFLOAD);
-        /* Each of them waits for the one before only where they are worth waiting for. */
+        /* Each store waits for the one before only if its bytes are worth it. */
         if (admitted == OFFLOAD) {
             assert_int_equal(plan->write_window_bytes, MIB);
         }
@@ -264,7 +263,7 @@ static void a_forced_run_presses_on_tiny_layers_too(void **state)
     fixture_close(&f);
 }
 
-static void a_target_that_cannot_be_met_gives_the_smallest_plan(void **state)
+static void a_missed_target_gives_the_smallest_plan(void **state)
 {
     (void)state;
     fixture_planning f = fixture_open(fixture_graph(0));
@@ -296,7 +295,7 @@ static void tiers_are_not_filled_beyond_their_caps(void **state)
 
 /* ---- entries --------------------------------------------------------------------------- */
 
-static void entries_say_what_they_free_and_cost(void **state)
+static void entries_state_their_bytes_and_time(void **state)
 {
     (void)state;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
@@ -323,7 +322,7 @@ static void entries_say_what_they_free_and_cost(void **state)
 
 /* ---- speed and faults ------------------------------------------------------------------ */
 
-/* Counted, not timed: the work is bounded whatever the graph. */
+/* Counted, not timed: the work is bounded for any graph. */
 static void long_chains_are_solved_too(void **state)
 {
     (void)state;
@@ -346,7 +345,7 @@ static void long_chains_are_solved_too(void **state)
     fixture_close(&f);
 }
 
-static void it_fails_cleanly_when_memory_is_out(void **state)
+static void it_fails_cleanly_out_of_memory(void **state)
 {
     (void)state;
     fixture_planning f = fixture_open(fixture_graph(3));
@@ -420,14 +419,14 @@ int main(void)
         cmocka_unit_test(the_same_documents_give_the_same_bytes),
         cmocka_unit_test(cheap_layers_run_again_and_dear_ones_move),
         cmocka_unit_test(a_comfortable_run_is_left_alone),
-        cmocka_unit_test(a_run_that_is_left_alone_leaves_room_in_the_cache),
+        cmocka_unit_test(a_comfortable_run_leaves_room_in_the_cache),
         cmocka_unit_test(a_forced_run_is_planned_for_the_smallest_peak),
-        cmocka_unit_test(a_forced_run_presses_on_tiny_layers_too),
-        cmocka_unit_test(a_target_that_cannot_be_met_gives_the_smallest_plan),
+        cmocka_unit_test(a_forced_run_optimizes_tiny_layers_too),
+        cmocka_unit_test(a_missed_target_gives_the_smallest_plan),
         cmocka_unit_test(tiers_are_not_filled_beyond_their_caps),
-        cmocka_unit_test(entries_say_what_they_free_and_cost),
+        cmocka_unit_test(entries_state_their_bytes_and_time),
         cmocka_unit_test(long_chains_are_solved_too),
-        cmocka_unit_test(it_fails_cleanly_when_memory_is_out),
+        cmocka_unit_test(it_fails_cleanly_out_of_memory),
         cmocka_unit_test(a_uniform_plan_needs_no_graph),
         cmocka_unit_test(a_uniform_plan_uses_its_technique_where_admitted),
     };

@@ -1,7 +1,6 @@
 /*
- * Stage 1: a trained policy does what its trees say and is refused whole where anything is
- * wrong with it; a policy narrows and never makes a run fail that the caller's own
- * configuration lets succeed.
+ * Stage 1: a trained policy follows its trees and is refused whole if malformed; a policy narrows, and never
+ * makes a run fail that the caller's own configuration lets succeed.
  */
 #include "plan_fixture.h"
 
@@ -63,10 +62,10 @@ static void a_malformed_artifact_is_refused(void **state)
     const struct {
         const char *from, *to, *part;
     } bodies[] = {
-        {"\"then\":1", "\"then\":0", "then"},                /* not behind its parent: a loop */
+        {"\"then\":1", "\"then\":0", "then"},                /* not after its parent: a loop */
         {"\"else\":2", "\"else\":3", "else"},                /* beyond the tree */
-        {"pressure_permille", "colour", "feature"},          /* not known */
-        {"{\"scores\":[1,3]}", "{\"scores\":[1]}", "score"}, /* one strategy without */
+        {"pressure_permille", "colour", "feature"},          /* unknown */
+        {"{\"scores\":[1,3]}", "{\"scores\":[1]}", "score"}, /* one strategy has no score */
         {"[3,1]", "[3,1099511627777]", "scores"},
         {"conservative", "careful", "mode"},
         {"\"name\":\"test\",", "", "name"},
@@ -94,7 +93,7 @@ static void a_malformed_artifact_is_refused(void **state)
     ms_free(artifact);
 }
 
-static void an_artifact_is_read_or_nothing_is_left(void **state)
+static void reading_an_artifact_leaks_nothing_out_of_memory(void **state)
 {
     (void)state;
     ms_error err;
@@ -158,13 +157,13 @@ static uint64_t need_bytes(void)
     return found.decision.context.value[MS_FEATURE_NEED_BYTES];
 }
 
-static void the_source_says_who_chose(void **state)
+static void the_source_names_the_policy(void **state)
 {
     (void)state;
     ms_policy *policy = policy_of(two_trees);
     ms_config config;
     ms_config_default(&config);
-    expect_source(&config, policy, false, MS_DECISION_SOURCE_USER_CONFIG); /* no pressure to reason about */
+    expect_source(&config, policy, false, MS_DECISION_SOURCE_USER_CONFIG); /* no pressure to judge by */
     config.memory_budget_bytes = need_bytes() * 4 / 5;
     expect_source(&config, NULL, false, MS_DECISION_SOURCE_RULE_FALLBACK);
     expect_source(&config, NULL, true, MS_DECISION_SOURCE_RULE);
@@ -173,7 +172,7 @@ static void the_source_says_who_chose(void **state)
     ms_policy_free(policy);
 }
 
-static void what_the_caller_switched_off_stays_off(void **state)
+static void techniques_switched_off_stay_off(void **state)
 {
     (void)state;
     ms_config config;
@@ -192,7 +191,7 @@ static void what_the_caller_switched_off_stays_off(void **state)
 static void a_strategy_that_fits_no_plan_is_widened(void **state)
 {
     (void)state;
-    /* Keeps everything, whatever the pressure. */
+    /* Keeps everything at any pressure. */
     ms_policy *policy = policy_of("{\"name\":\"lazy\",\"strategies\":[{\"mode\":\"conservative\","
                                   "\"enable_checkpointing\":false,\"enable_offloading\":false}],"
                                   "\"trees\":[[{\"scores\":[1]}]]}");
@@ -206,7 +205,7 @@ static void a_strategy_that_fits_no_plan_is_widened(void **state)
     ms_policy_free(policy);
 }
 
-static void a_budget_that_nothing_fits_is_refused_as_ever(void **state)
+static void a_budget_that_nothing_fits_is_refused(void **state)
 {
     (void)state;
     ms_error err;
@@ -230,11 +229,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scores_add_up_over_the_trees),
         cmocka_unit_test(a_malformed_artifact_is_refused),
-        cmocka_unit_test(an_artifact_is_read_or_nothing_is_left),
-        cmocka_unit_test(the_source_says_who_chose),
-        cmocka_unit_test(what_the_caller_switched_off_stays_off),
+        cmocka_unit_test(reading_an_artifact_leaks_nothing_out_of_memory),
+        cmocka_unit_test(the_source_names_the_policy),
+        cmocka_unit_test(techniques_switched_off_stay_off),
         cmocka_unit_test(a_strategy_that_fits_no_plan_is_widened),
-        cmocka_unit_test(a_budget_that_nothing_fits_is_refused_as_ever),
+        cmocka_unit_test(a_budget_that_nothing_fits_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

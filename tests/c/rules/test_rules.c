@@ -1,5 +1,5 @@
 /*
- * Pressure and the rules: each rule admits or refuses where it should, and says so.
+ * Pressure, and the rules: each admits or refuses as documented and names itself.
  */
 #include "memscale/rules.h"
 #include "test_common.h"
@@ -90,7 +90,7 @@ static void admitted(int node, ms_technique technique, ms_rule rule)
 
 /* ---- pressure ----------------------------------------------------------------------------- */
 
-static void a_budget_is_what_may_be_used(void **state)
+static void a_budget_sets_the_allowed_bytes(void **state)
 {
     (void)state;
     config.memory_budget_bytes = 4 * GB;
@@ -100,7 +100,7 @@ static void a_budget_is_what_may_be_used(void **state)
     assert_true(pressure.budget_given && !pressure.comfortable && !pressure.forced);
 }
 
-static void without_a_budget_a_share_of_the_device_is(void **state)
+static void without_a_budget_a_share_of_the_device_is_allowed(void **state)
 {
     (void)state;
     ms_pressure_of(6 * GB, &hardware, &config, &pressure);
@@ -139,7 +139,7 @@ static void force_is_for_runs_without_a_binding_budget(void **state)
 
 /* ---- rules -------------------------------------------------------------------------------- */
 
-static void bytes_are_weighed_by_storage(void **state)
+static void bytes_are_summed_over_storages(void **state)
 {
     (void)state;
     admit();
@@ -147,12 +147,12 @@ static void bytes_are_weighed_by_storage(void **state)
     assert_int_equal(admissions[LARGE].saved_bytes, 104 * MIB);
     assert_int_equal(admissions[LARGE].offload_bytes, 104 * MIB);
     assert_int_equal(admissions[SMALL].offload_bytes, 0);
-    shared[0].role = MS_STORAGE_BATCH; /* the caller's: frees nothing */
+    shared[0].role = MS_STORAGE_BATCH; /* the caller's: moving it frees nothing */
     admit();
     assert_int_equal(admissions[LARGE].saved_bytes, 100 * MIB);
 }
 
-static void under_pressure_all_that_the_mode_has_is_admitted(void **state)
+static void under_pressure_every_technique_of_the_mode_is_admitted(void **state)
 {
     (void)state;
     admit();
@@ -174,7 +174,7 @@ static void root_work_can_move_but_not_run_again(void **state)
     admitted(ROOT, MS_TECHNIQUE_OFFLOAD_DISK, MS_RULE_PRESSURE);
 }
 
-static void a_comfortable_run_admits_nothing_else(void **state)
+static void a_comfortable_run_admits_keep_only(void **state)
 {
     (void)state;
     pressure.comfortable = true;
@@ -230,13 +230,13 @@ static void layers_that_cannot_run_again_are_refused(void **state)
         refused(LARGE, MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT, cases[i].rule);
         admitted(LARGE, MS_TECHNIQUE_OFFLOAD_DISK, MS_RULE_PRESSURE);
     }
-    /* These two are no obstacle. */
+    /* These two flags do not prevent recomputation. */
     nodes[LARGE].flags = MS_NODE_UPDATES_BUFFERS | MS_NODE_USES_RNG;
     admit();
     admitted(LARGE, MS_TECHNIQUE_RECOMPUTE, MS_RULE_PRESSURE);
 }
 
-static void a_module_that_must_be_left_alone_is(void **state)
+static void an_unhookable_module_is_left_alone(void **state)
 {
     (void)state;
     nodes[LARGE].flags = MS_NODE_UNHOOKABLE;
@@ -298,7 +298,7 @@ static void the_disk_tier_needs_a_real_disk(void **state)
     refused(LARGE, MS_TECHNIQUE_OFFLOAD_DISK, MS_RULE_NO_DISK);
 }
 
-static void caps_leave_out_what_they_cannot_hold(void **state)
+static void caps_refuse_techniques_that_exceed_them(void **state)
 {
     (void)state;
     assert_int_equal(ms_rules_disk_cap(&hardware, &config), 50 * GB);
@@ -344,22 +344,22 @@ static void names_read_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(a_budget_is_what_may_be_used, set_up),
-        cmocka_unit_test_setup(without_a_budget_a_share_of_the_device_is, set_up),
+        cmocka_unit_test_setup(a_budget_sets_the_allowed_bytes, set_up),
+        cmocka_unit_test_setup(without_a_budget_a_share_of_the_device_is_allowed, set_up),
         cmocka_unit_test_setup(a_fit_is_comfortable_up_to_85_percent, set_up),
         cmocka_unit_test_setup(force_is_for_runs_without_a_binding_budget, set_up),
-        cmocka_unit_test_setup(bytes_are_weighed_by_storage, set_up),
-        cmocka_unit_test_setup(under_pressure_all_that_the_mode_has_is_admitted, set_up),
+        cmocka_unit_test_setup(bytes_are_summed_over_storages, set_up),
+        cmocka_unit_test_setup(under_pressure_every_technique_of_the_mode_is_admitted, set_up),
         cmocka_unit_test_setup(root_work_can_move_but_not_run_again, set_up),
-        cmocka_unit_test_setup(a_comfortable_run_admits_nothing_else, set_up),
+        cmocka_unit_test_setup(a_comfortable_run_admits_keep_only, set_up),
         cmocka_unit_test_setup(the_conservative_mode_only_recomputes, set_up),
         cmocka_unit_test_setup(flags_switch_techniques_off, set_up),
         cmocka_unit_test_setup(layers_that_cannot_run_again_are_refused, set_up),
-        cmocka_unit_test_setup(a_module_that_must_be_left_alone_is, set_up),
+        cmocka_unit_test_setup(an_unhookable_module_is_left_alone, set_up),
         cmocka_unit_test_setup(small_layers_stay_unless_forced, set_up),
         cmocka_unit_test_setup(low_pressure_touches_the_larger_layers_only, set_up),
         cmocka_unit_test_setup(the_disk_tier_needs_a_real_disk, set_up),
-        cmocka_unit_test_setup(caps_leave_out_what_they_cannot_hold, set_up),
+        cmocka_unit_test_setup(caps_refuse_techniques_that_exceed_them, set_up),
         cmocka_unit_test_setup(a_gpu_moves_to_the_host, set_up),
         cmocka_unit_test_setup(names_read_back, set_up),
     };

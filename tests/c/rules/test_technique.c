@@ -1,6 +1,5 @@
 /*
- * The table of techniques: names and columns lead back to the technique, and what is derived from the
- * columns says what the words of the table say.
+ * The table of techniques: names and columns identify a technique, and names agree with columns.
  */
 #include "memscale/technique.h"
 #include "test_common.h"
@@ -39,8 +38,8 @@ static void columns_name_one_technique(void **state)
     assert_int_equal(ms_technique_with(&none), MS_TECHNIQUE_COUNT);
 }
 
-/* The words of a name say what its columns must be. */
-static void names_say_what_columns_do(void **state)
+/* The words of a name determine its columns. */
+static void names_agree_with_columns(void **state)
 {
     (void)state;
     for (int i = 0; i < MS_TECHNIQUE_COUNT; i++) {
@@ -62,7 +61,7 @@ int main(void)
         cmocka_unit_test(names_read_back),
         cmocka_unit_test(every_row_has_a_text_and_a_colour),
         cmocka_unit_test(columns_name_one_technique),
-        cmocka_unit_test(names_say_what_columns_do),
+        cmocka_unit_test(names_agree_with_columns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /*
- * Saved tensors of two values as an option of the planner: what bits free and cost in a replay, to
- * the byte and the nanosecond; which of them a plan has become bits at which budget, and what it
- * says of that.
+ * Bit packing in the planner: its bytes and time in a replay, to the byte and the nanosecond; the tensors
+ * that a plan packs at each budget; and what the plan says of them.
  */
 #include "base/units.h"
 #include "plan_fixture.h"
@@ -11,7 +10,7 @@ enum { LAYERS = 2, NODES = LAYERS + 2, HEADER_BYTES = 48, BUDGETS = 9 };
 
 /* ---- a replay ------------------------------------------------------------------------ */
 
-/* Two layers, each of which saves 8 MiB of floats of two values; packed at 4 GB/s, rebuilt at 2. */
+/* Two layers that each save 8 MiB of two-valued floats; packed at 4 GB/s, unpacked at 2. */
 static fixture_planning two_layers(void)
 {
     static const fixture_layer layer = {8 * MIB, 4 * MIB, 1000000, MIB, 0, 0};
@@ -47,7 +46,7 @@ static const uint64_t mask_bytes = 8 * MIB, bit_bytes = 8 * MIB / 32 + HEADER_BY
 /* 8 MiB at both rates, and the handling of each. */
 static const uint64_t mask_ns = 2097152 + 4194304 + 2 * MS__HANDLING_NS;
 
-static void bits_free_and_cost_what_they_say(void **state)
+static void packing_frees_and_costs_the_stated_amounts(void **state)
 {
     (void)state;
     fixture_planning f = two_layers();
@@ -67,7 +66,7 @@ static void bits_free_and_cost_what_they_say(void **state)
     fixture_close(&f);
 }
 
-static void only_what_is_saved_is_packed(void **state)
+static void only_saved_storages_are_packed(void **state)
 {
     (void)state;
     fixture_planning f = two_layers();
@@ -82,8 +81,8 @@ static void only_what_is_saved_is_packed(void **state)
     fixture_close(&f);
 }
 
-/* Documents without the rates: an eighth and a twelfth of those of element-wise work. */
-static void rates_that_are_not_known_follow_the_memory(void **state)
+/* A description without the rates: an eighth and a twelfth of the rate of element-wise work. */
+static void unknown_rates_follow_the_memory_rate(void **state)
 {
     (void)state;
     fixture_planning f = two_layers();
@@ -92,12 +91,12 @@ static void rates_that_are_not_known_follow_the_memory(void **state)
     f.hardware->cpu.stream_bytes_per_s = 32000000000;
     f.hardware->cpu.pack_bytes_per_s = f.hardware->cpu.unpack_bytes_per_s = 0;
     uint64_t unknown = replay(&f, kept, both, MIB).packing_ns;
-    /* 4 GB/s are 32 / 8; 2.667 in place of 2 take three quarters of the time. */
+    /* 4 GB/s are 32 / 8; 2.667 instead of 2 take three quarters of the time. */
     assert_int_equal(measured - unknown, LAYERS * (4194304 - mask_bytes * 12 / 32));
     fixture_close(&f);
 }
 
-/* On a GPU nothing looks at bytes. */
+/* On a GPU nothing scans bytes. */
 static void a_gpu_packs_nothing(void **state)
 {
     (void)state;
@@ -117,8 +116,8 @@ static void a_gpu_packs_nothing(void **state)
 
 /* ---- several tensors of a layer ----------------------------------------------------------- */
 
-/* Storage 5 is named as 4 bytes an element, storage 6 as single bytes: what is saved of that is
- * an eighth, so that a byte less costs more. */
+/* Storage 5 has elements of 4 bytes, storage 6 of one byte: that one saves 7/8 of its bytes, so each byte
+ * costs more. */
 static void the_cheaper_tensor_comes_first(void **state)
 {
     (void)state;
@@ -162,7 +161,7 @@ static fixture_planning masked(int which, uint64_t pack_bytes_per_s)
     return f;
 }
 
-static void bits_are_chosen_where_bytes_are_short_and_cheap(void **state)
+static void packing_is_chosen_if_bytes_are_short_and_cheap(void **state)
 {
     (void)state;
     fixture_planning fast = masked(0, 50000000000), slow = masked(0, 100000000);
@@ -173,7 +172,7 @@ static void bits_are_chosen_where_bytes_are_short_and_cheap(void **state)
     assert_int_equal(room->replay.packed_bytes, 0);
     assert_int_equal(room->entries[1].packing.rule, MS_RULE_COMFORTABLE);
     assert_true(tight->replay.packed_bytes > 0);
-    /* Running a layer again is quicker than a scan that slow. */
+    /* Recompute is faster than so slow a scan. */
     assert_int_equal(dear->replay.packed_bytes, 0);
     assert_true(dear->replay.step_ns > tight->replay.step_ns);
     ms_plan_free(room);
@@ -183,9 +182,8 @@ static void bits_are_chosen_where_bytes_are_short_and_cheap(void **state)
     fixture_close(&slow);
 }
 
-/* As for any option: a larger budget is never slower, nor needs less; and having the option is
- * never worse than not having it. */
-static void plans_stay_monotone_and_gain_by_the_option(void **state)
+/* A larger budget is never slower, nor smaller; and a plan with the option is never worse than without. */
+static void plans_stay_monotone_and_gain_from_packing(void **state)
 {
     (void)state;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
@@ -214,7 +212,7 @@ static void plans_stay_monotone_and_gain_by_the_option(void **state)
     }
 }
 
-static void an_entry_says_what_bits_free_cost_and_what_else_there_was(void **state)
+static void an_entry_states_bytes_time_and_alternative_of_packing(void **state)
 {
     (void)state;
     fixture_planning f = masked(0, 50000000000);
@@ -234,27 +232,27 @@ static void an_entry_says_what_bits_free_cost_and_what_else_there_was(void **sta
         assert_int_equal(selection->slot_bytes[selection->two_valued[0].slot], 340 * MIB);
         assert_int_equal(entry->packing.saved_bytes, selection->two_valued[0].saved_bytes);
         assert_int_equal(entry->packing.runner_up, 0);
-        /* With less that is free for the cache it need not be faster. */
+        /* With less room for the cache it need not be faster. */
         assert_true(entry->packing.runner_up_ns > 0);
         assert_true(entry->packing.runner_up_peak_bytes > plan->pressure.allowed_bytes - entry->packing.saved_bytes);
         char *text = ms_plan_explain(plan, i);
-        assert_non_null(strstr(text, "1 of 1 saved tensors of two values become bits (rule pressure): frees"));
-        assert_non_null(strstr(text, "with none as bits the step would take"));
+        assert_non_null(strstr(text, "1 of 1 two-valued saved tensors are bit-packed (rule pressure): frees"));
+        assert_non_null(strstr(text, "with none packed the step would take"));
         ms_free(text);
         packed++;
     }
     assert_true(packed > 0 && packed < plan->entry_count);
     char *text = ms_plan_explain(plan, -1);
-    assert_non_null(strstr(text, "saved tensors of two values become bits"));
+    assert_non_null(strstr(text, "two-valued saved tensors are bit-packed"));
     ms_free(text);
     text = ms_plan_table(plan, NULL);
-    assert_non_null(strstr(text, "saved tensors of two values become bits"));
+    assert_non_null(strstr(text, "two-valued saved tensors are bit-packed"));
     ms_free(text);
     ms_plan_free(plan);
     fixture_close(&f);
 }
 
-static void who_may_not_move_may_not_pack(void **state)
+static void packing_follows_the_offloading_flag(void **state)
 {
     (void)state;
     fixture_planning f = masked(0, 50000000000);
@@ -291,7 +289,7 @@ static char *planned_text(void)
     return text;
 }
 
-static void plans_with_bits_are_read_as_they_were_written(void **state)
+static void plans_with_packing_are_read_back_as_written(void **state)
 {
     (void)state;
     char *text = planned_text();
@@ -306,7 +304,7 @@ static void plans_with_bits_are_read_as_they_were_written(void **state)
     ms_free(text);
 }
 
-/* The text with the first `from` in it made `to`. */
+/* The text with the first `from` replaced by `to`. */
 static char *changed(const char *text, const char *from, const char *to)
 {
     const char *at = strstr(text, from);
@@ -318,7 +316,7 @@ static char *changed(const char *text, const char *from, const char *to)
     return made;
 }
 
-static void plans_that_say_nonsense_of_bits_are_refused(void **state)
+static void malformed_packing_is_refused(void **state)
 {
     (void)state;
     static const struct {
@@ -346,7 +344,7 @@ static void plans_that_say_nonsense_of_bits_are_refused(void **state)
     ms_free(text);
 }
 
-static void plans_with_bits_are_made_or_refused_without_memory(void **state)
+static void packing_plans_fail_cleanly_out_of_memory(void **state)
 {
     (void)state;
     fixture_planning f = masked(4, 50000000000);
@@ -358,18 +356,18 @@ static void plans_with_bits_are_made_or_refused_without_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits_free_and_cost_what_they_say),
-        cmocka_unit_test(only_what_is_saved_is_packed),
-        cmocka_unit_test(rates_that_are_not_known_follow_the_memory),
+        cmocka_unit_test(packing_frees_and_costs_the_stated_amounts),
+        cmocka_unit_test(only_saved_storages_are_packed),
+        cmocka_unit_test(unknown_rates_follow_the_memory_rate),
         cmocka_unit_test(a_gpu_packs_nothing),
         cmocka_unit_test(the_cheaper_tensor_comes_first),
-        cmocka_unit_test(bits_are_chosen_where_bytes_are_short_and_cheap),
-        cmocka_unit_test(plans_stay_monotone_and_gain_by_the_option),
-        cmocka_unit_test(an_entry_says_what_bits_free_cost_and_what_else_there_was),
-        cmocka_unit_test(who_may_not_move_may_not_pack),
-        cmocka_unit_test(plans_with_bits_are_read_as_they_were_written),
-        cmocka_unit_test(plans_that_say_nonsense_of_bits_are_refused),
-        cmocka_unit_test(plans_with_bits_are_made_or_refused_without_memory),
+        cmocka_unit_test(packing_is_chosen_if_bytes_are_short_and_cheap),
+        cmocka_unit_test(plans_stay_monotone_and_gain_from_packing),
+        cmocka_unit_test(an_entry_states_bytes_time_and_alternative_of_packing),
+        cmocka_unit_test(packing_follows_the_offloading_flag),
+        cmocka_unit_test(plans_with_packing_are_read_back_as_written),
+        cmocka_unit_test(malformed_packing_is_refused),
+        cmocka_unit_test(packing_plans_fail_cleanly_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /*
- * Segments: layers that are run again from what the layer before them gives. What a replay
- * takes, worked out on paper (layers as in test_simulate.c); where the rules offer them; that
- * they cost the solver nothing where they don't help; the shorter programs give the same.
+ * Segments: layers whose arguments the layers before recompute. Their replays, worked out on paper (layers as
+ * in test_simulate.c); the rules that offer them; that offering them never makes a plan worse; and that the
+ * shorter programs give the same.
  */
 #include "graph/graph_internal.h"
 #include "memscale/rules.h"
@@ -12,7 +12,7 @@ enum { LAYERS = 3, NODES = LAYERS + 2, LAYERS_MOST = 9, LAYER_NS = 1000000 + MS_
 
 static const fixture_layer layer = {8 * MIB, 4 * MIB, 1000000, MIB, 0, 0};
 
-/* Each layer but the last gives the next one its argument. */
+/* Each layer's output is the next one's argument. */
 static void chain_up(ms_graph *graph)
 {
     for (uint32_t i = 0; i + 1 < graph->node_count; i++) {
@@ -31,7 +31,7 @@ static ms_graph *layers_in_a_row(uint32_t count)
     return graph;
 }
 
-/* Techniques of the layers, as letters: keep, recompute, joined, and numbers of nesting. */
+/* The layers' techniques as letters: keep, recompute, joined, and digits of nesting. */
 static ms__outcome replay_row(const char *row)
 {
     uint8_t techniques[LAYERS_MOST + 2] = {0};
@@ -64,7 +64,7 @@ static ms__outcome replay_row(const char *row)
 }
 
 /* Each layer is replayed up to its first half; layers 1 and 2 run whole before that. */
-static void arguments_inside_a_segment_are_made_again(void **state)
+static void arguments_inside_a_segment_are_recomputed(void **state)
 {
     (void)state;
     ms__outcome plain = replay_row("rrr"), segment = replay_row("r11"), two = replay_row("r1r");
@@ -76,8 +76,8 @@ static void arguments_inside_a_segment_are_made_again(void **state)
     assert_int_equal(segment.replay.moved_bytes, 0);
 }
 
-/* Runs of whole layers beside each one's own replay, counted by hand. */
-static void nested_runs_cost_what_they_say(void **state)
+/* Runs of whole layers besides each one's own replay, counted by hand. */
+static void nested_runs_cost_the_counted_runs(void **state)
 {
     (void)state;
     static const struct {
@@ -85,7 +85,7 @@ static void nested_runs_cost_what_they_say(void **state)
         uint32_t runs;
     } rows[] = {
         {"r22122", 2 + 2 + 1 + 1 + 1},                    /* 0-4, then 0 and 1 */
-        {"r22222", 5},                                    /* nothing is deeper than the rest */
+        {"r22222", 5},                                    /* all have the same depth */
         {"r32313231", 3 + 2 + 2 + 1 + 3 + 2 + 2 + 1},     /* 0-7; 4 and 5, 6, 4; 0 and 1, 2, 0 */
         {"r2r2r", 2},
         {"r31", 3},                                       /* 0 and 1, then 0 */
@@ -95,13 +95,13 @@ static void nested_runs_cost_what_they_say(void **state)
         ms__outcome outcome = replay_row(rows[i].row);
         assert_int_equal(outcome.replay.recompute_ns, (layers + 2 * (size_t)rows[i].runs) * LAYER_NS);
     }
-    /* As many arguments less between forward and backward, whatever the nesting. */
+    /* The same number of arguments is missing between forward and backward, whatever the nesting. */
     ms__outcome plain = replay_row("rrrrrr"), nested = replay_row("r22122"), flat = replay_row("r11111");
     assert_int_equal(plain.boundary_bytes - nested.boundary_bytes, 5 * 2 * MIB);
     assert_int_equal(flat.boundary_bytes, nested.boundary_bytes);
 }
 
-/* In the last layer's backward "r11111" has five arguments made, "r22122" one. */
+/* In the last layer's backward "r11111" holds five recomputed arguments, "r22122" one. */
 static void nested_runs_hold_fewer_arguments(void **state)
 {
     (void)state;
@@ -110,7 +110,7 @@ static void nested_runs_hold_fewer_arguments(void **state)
     assert_true(plain.activation_peak_bytes >= nested.activation_peak_bytes);
 }
 
-/* The one before runs to its end; otherwise each as often as by itself. */
+/* The layer before runs to its end; each layer runs as often as alone. */
 static void joined_layers_run_again_once(void **state)
 {
     (void)state;
@@ -123,7 +123,7 @@ static void joined_layers_run_again_once(void **state)
     assert_int_equal(beside.replay.recompute_ns, (4 + 2 + 2 * 2) * LAYER_NS);
 }
 
-static void a_layer_after_one_that_is_not_replayed_keeps_its_argument(void **state)
+static void a_layer_after_a_kept_one_keeps_its_argument(void **state)
 {
     (void)state;
     ms__outcome plain = replay_row("krk");
@@ -183,7 +183,7 @@ static ms_plan *plan_of(const ms_graph *graph, uint64_t budget_bytes)
     return plan;
 }
 
-/* Forty layers whose activations weigh as much as what is saved inside them. */
+/* Forty layers whose activations are as large as the tensors saved inside them. */
 static ms_graph *long_chain(bool chained)
 {
     static const fixture_layer thin = {24 * MIB, 4 * MIB, 200000000, MIB, 0, 0};
@@ -201,7 +201,7 @@ static ms_graph *long_chain(bool chained)
     return graph;
 }
 
-static void segments_reach_budgets_that_nothing_else_does(void **state)
+static void segments_fit_budgets_that_nothing_else_fits(void **state)
 {
     (void)state;
     ms_graph *plain = long_chain(false), *chained = long_chain(true);
@@ -236,8 +236,8 @@ static uint32_t deepest_of(const ms_plan *plan)
     return deepest;
 }
 
-/* Named in every plan that fits; met by one with runs inside runs; and no budget below is met. */
-static void the_smallest_budget_that_is_named_is_the_smallest_accepted(void **state)
+/* Every plan names it; a plan with nested runs meets it; no smaller budget is met. */
+static void the_named_smallest_budget_is_the_smallest_accepted(void **state)
 {
     (void)state;
     ms_graph *graph = long_chain(true);
@@ -265,7 +265,7 @@ static void the_smallest_budget_that_is_named_is_the_smallest_accepted(void **st
     ms_graph_free(graph);
 }
 
-static void segments_on_offer_never_hurt(void **state)
+static void offering_segments_never_makes_a_plan_worse(void **state)
 {
     (void)state;
     for (int which = 0; which < FIXTURE_GRAPHS; which++) {
@@ -288,15 +288,15 @@ static void segments_on_offer_never_hurt(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arguments_inside_a_segment_are_made_again),
-        cmocka_unit_test(nested_runs_cost_what_they_say),
+        cmocka_unit_test(arguments_inside_a_segment_are_recomputed),
+        cmocka_unit_test(nested_runs_cost_the_counted_runs),
         cmocka_unit_test(nested_runs_hold_fewer_arguments),
         cmocka_unit_test(joined_layers_run_again_once),
-        cmocka_unit_test(a_layer_after_one_that_is_not_replayed_keeps_its_argument),
+        cmocka_unit_test(a_layer_after_a_kept_one_keeps_its_argument),
         cmocka_unit_test(segments_are_offered_along_a_chain_only),
-        cmocka_unit_test(segments_reach_budgets_that_nothing_else_does),
-        cmocka_unit_test(the_smallest_budget_that_is_named_is_the_smallest_accepted),
-        cmocka_unit_test(segments_on_offer_never_hurt),
+        cmocka_unit_test(segments_fit_budgets_that_nothing_else_fits),
+        cmocka_unit_test(the_named_smallest_budget_is_the_smallest_accepted),
+        cmocka_unit_test(offering_segments_never_makes_a_plan_worse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /*
- * Selective sets: which saved tensors make one, what a replay with one takes, what the
- * solver makes of them, and that a plan carries them. One layer's numbers are those of
- * test_simulate.c, with an inner result that its input can make again.
+ * Selective sets: their members, the replay with one, the solver's use of them, and their form in a plan. A
+ * layer's numbers are those of test_simulate.c, with an inner result that its input can recompute.
  */
 #include "plan_fixture.h"
 #include "sim/sim.h"
@@ -37,9 +36,9 @@ static ms_replay replay_layers(ms_technique technique)
     return result;
 }
 
-/* x_0, x_1, x_2, twice the logits and the loss; the inner results are made again, at half a
- * millisecond, 2 us and what running an operator again costs. */
-static void what_is_dropped_is_made_again(void **state)
+/* x_0, x_1, x_2, twice the logits and the loss; the inner results are recomputed in half a millisecond, 2
+ * us and the overhead of one operator. */
+static void dropped_tensors_are_recomputed(void **state)
 {
     (void)state;
     ms_replay kept = replay_layers(MS_TECHNIQUE_KEEP), made = replay_layers(MS_TECHNIQUE_SELECTIVE_1);
@@ -50,8 +49,8 @@ static void what_is_dropped_is_made_again(void **state)
     assert_int_equal(made.moved_bytes, 0);
 }
 
-/* Only the inputs go down, and come back before they are read. */
-static void what_is_not_dropped_moves(void **state)
+/* Only the inputs are offloaded, and fetched before they are read. */
+static void undropped_tensors_move(void **state)
 {
     (void)state;
     ms_replay moved = replay_layers(MS_TECHNIQUE_SELECTIVE_1_DISK);
@@ -62,7 +61,7 @@ static void what_is_not_dropped_moves(void **state)
 
 /* ---- sets --------------------------------------------------------------------------- */
 
-/* Saved: 0 the input, 1 made of it, 2 made of 1, 3 made of 0 by way of 4, 5 of nothing. */
+/* Saved: 0 the input, 1 made of it, 2 made of 1, 3 made of 0 by way of 4, 5 without a maker. */
 static ms_graph *three_made(const uint64_t flops[4])
 {
     ms_graph *graph = two_layers();
@@ -111,7 +110,7 @@ static void check_set(const ms__sim_profile *profile, ms_technique technique, co
 }
 
 /* The second result is cheapest, then the one by way of a temporary, then the first. */
-static void sets_end_where_the_next_byte_is_dearer(void **state)
+static void sets_end_where_the_price_jumps(void **state)
 {
     (void)state;
     const uint64_t flops[4] = {900000000, 1000000, 5000000, 5000000};
@@ -153,8 +152,8 @@ static void drop_makers(ms_graph *graph)
     }
 }
 
-/* With sets on offer no plan is slower than without, and some are faster. */
-static void sets_on_offer_never_hurt(void **state)
+/* Offering sets makes no plan slower and some faster. */
+static void offering_sets_never_makes_a_plan_worse(void **state)
 {
     (void)state;
     ms_graph *with = fixture_graph(5), *without = fixture_graph(5);
@@ -179,7 +178,7 @@ static void sets_on_offer_never_hurt(void **state)
     ms_free(hardware);
 }
 
-/* The plan says what is dropped, once for all equal layers, and is read back as written. */
+/* The plan lists dropped tensors, once for all equal layers, and is read back as written. */
 static void a_plan_carries_its_selections(void **state)
 {
     (void)state;
@@ -257,12 +256,9 @@ static void makers_are_written_and_read(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_dropped_is_made_again),
-        cmocka_unit_test(what_is_not_dropped_moves),
-        cmocka_unit_test(sets_end_where_the_next_byte_is_dearer),
-        cmocka_unit_test(sets_on_offer_never_hurt),
-        cmocka_unit_test(a_plan_carries_its_selections),
-        cmocka_unit_test(bad_makers_are_refused),
+        cmocka_unit_test(dropped_tensors_are_recomputed), cmocka_unit_test(undropped_tensors_move),
+        cmocka_unit_test(sets_end_where_the_price_jumps), cmocka_unit_test(offering_sets_never_makes_a_plan_worse),
+        cmocka_unit_test(a_plan_carries_its_selections),  cmocka_unit_test(bad_makers_are_refused),
         cmocka_unit_test(makers_are_written_and_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

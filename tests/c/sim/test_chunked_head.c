@@ -1,6 +1,6 @@
 /*
- * The chunked loss head as an option of the step: tokens x vocabulary is never there, and
- * it is chosen only where it is asked for and nothing exact fits.
+ * The chunked loss head as an option of the step: tokens x vocabulary never exists, and the head is chosen
+ * only if enabled and if nothing exact fits.
  */
 #include <math.h>
 
@@ -16,7 +16,7 @@ enum { LAYERS = 6 };
 static const uint32_t chunked_bit = 1u << MS_STEP_CHUNKED_LOSS_HEAD;
 static const uint32_t exact_bit = 1u << MS_STEP_EXACT_LOSS_HEAD;
 
-/* Techniques: nothing is dropped or moved. */
+/* Techniques: keep everywhere. */
 static const uint8_t keep[LAYERS + 2];
 
 typedef fixture_planning fixture;
@@ -68,11 +68,11 @@ static uint64_t smallest_exact_budget(const fixture *f)
     return fixture_smallest_budget(&exact);
 }
 
-/* ---- what it takes off ------------------------------------------------------------------------- */
+/* ---- its effect -------------------------------------------------------------------------------- */
 
-/* Without: log-softmax, scattered gradient and gradient. With: a chunk and its exponentials,
- * and the gradients of the layer's operands, which are made in forward. */
-static void tokens_by_vocabulary_are_never_there(void **state)
+/* Without it: log-softmax, scattered gradient and gradient. With it: a chunk and its exponentials, and the
+ * gradients of the layer's operands, which forward makes. */
+static void tokens_by_vocabulary_never_exists(void **state)
 {
     fixture *f = *state;
     uint64_t with_bytes = 2 * MS__LOSS_CHUNK_BYTES + ACTIVATION + WEIGHT;
@@ -82,9 +82,9 @@ static void tokens_by_vocabulary_are_never_there(void **state)
     assert_false(with.peak_in_backward);
 }
 
-/* Of a layer of 16 bits the weight's gradient is summed in 32; of the products, which are
- * not told apart, the input's counts as well. */
-static void a_layer_of_16_bits_is_summed_in_32(void **state)
+/* A 16-bit layer sums its weight gradient in 32 bits. The products are not told apart, so the input's
+ * counts too. */
+static void a_16_bit_layer_sums_in_32(void **state)
 {
     fixture *f = *state;
     use_graph(f, true, true);
@@ -94,8 +94,8 @@ static void a_layer_of_16_bits_is_summed_in_32(void **state)
     assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, 3 * LOGITS - with_bytes);
 }
 
-/* The chunks' work takes the place of the cross entropy's; the products stay. */
-static void its_work_is_counted(void **state)
+/* The chunks' work replaces the cross entropy's; the products stay. */
+static void the_chunks_work_counts(void **state)
 {
     fixture *f = *state;
     ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, chunked_bit);
@@ -106,16 +106,16 @@ static void its_work_is_counted(void **state)
                     without.compute_ns - without.fault_ns + moved_ns / 1000 + 400000);
 }
 
-static void the_chunks_are_the_loss_heads(void **state)
+static void chunk_bytes_equal_the_loss_heads(void **state)
 {
     (void)state;
     uint64_t rows = ms_loss_chunk_rows(1 << 20, 4096, 4, 2);
     assert_int_equal(rows * 4096 * 4, MS__LOSS_CHUNK_BYTES);
 }
 
-/* ---- a weight that the embedding uses too -------------------------------------------------------- */
+/* ---- a tied weight -------------------------------------------------------------------------------- */
 
-/* The number of a local storage when 7, the weight's gradient, becomes the last external. */
+/* The local number of a storage if 7, the weight's gradient, becomes the last external. */
 static uint32_t moved(uint32_t local)
 {
     return local == 7 ? 3 : local >= 3 && local < 7 ? local + 1 : local;
@@ -128,7 +128,7 @@ static void bind(ms_graph *graph, ms_node *node, uint32_t storage)
     node->externals[count] = storage;
 }
 
-/* The gradient of the head's weight goes on to the first node, which adds the embedding's. */
+/* The gradient of the head's weight passes to the first node, which adds the embedding's. */
 static void tie(ms_graph *graph, uint64_t weight_bytes)
 {
     enum { COUNT = 7 };
@@ -165,9 +165,9 @@ static void tie(ms_graph *graph, uint64_t weight_bytes)
     assert_ms_ok(ms_graph_check(graph, &err), err);
 }
 
-/* Autograd adds the embedding's gradient to the head's in place; to that of the layer itself,
- * which is a view, it does not. */
-static void a_tied_weight_has_two_gradients_and_no_third(void **state)
+/* Autograd adds the embedding's gradient to the head's in place, but not to the layer's own, which is a
+ * view. */
+static void a_tied_weight_has_two_gradients_at_most(void **state)
 {
     fixture *f = *state;
     const uint64_t weight = 2000 * MIB, rest = 120 * MIB + LAYERS * 4 * MIB + ACTIVATION + 4;
@@ -179,8 +179,8 @@ static void a_tied_weight_has_two_gradients_and_no_third(void **state)
     assert_int_equal(with.peak_live_bytes, rest + 2 * weight);
 }
 
-/* The logits as an output of the model: nobody keeps them. */
-static void returned_logits_are_gone_too(void **state)
+/* The logits as an output of the model that no caller keeps. */
+static void returned_logits_are_removed_too(void **state)
 {
     fixture *f = *state;
     ms_replay local = fixture_simulate(f, keep, chunked_bit);
@@ -210,7 +210,7 @@ static void assert_off(const fixture *f, uint64_t budget_bytes, ms_rule rule)
     ms_plan_free(plan);
 }
 
-static void it_makes_smaller_budgets_possible(void **state)
+static void it_fits_smaller_budgets(void **state)
 {
     const fixture *f = *state;
     uint64_t with = fixture_smallest_budget(f), without = smallest_exact_budget(f);
@@ -223,8 +223,8 @@ static void it_makes_smaller_budgets_possible(void **state)
     ms_plan_free(plan);
 }
 
-/* From the smallest budget that is exact on, the flag changes nothing; below, it is needed. */
-static void a_budget_that_fits_without_it_does_not_get_it(void **state)
+/* From the smallest exact budget on, the flag changes nothing; below, it is needed. */
+static void exact_budgets_do_not_use_it(void **state)
 {
     fixture *f = *state;
     uint64_t exact = smallest_exact_budget(f);
@@ -247,15 +247,15 @@ static void a_budget_that_fits_without_it_does_not_get_it(void **state)
     ms_plan_free(below);
 }
 
-/* In a loop that was not observed, dropping an assumption comes before rounding. */
-static void so_it_is_before_the_loop_is_known(void **state)
+/* In an unobserved loop, relaxing an assumption comes before rounding. */
+static void the_same_holds_before_the_loop_is_observed(void **state)
 {
     fixture *f = *state;
     f->graph->loop.observed = false;
-    a_budget_that_fits_without_it_does_not_get_it(state);
+    exact_budgets_do_not_use_it(state);
 }
 
-static void within_its_budgets_plans_are_monotone(void **state)
+static void plans_below_exact_budgets_are_monotone(void **state)
 {
     const fixture *f = *state;
     uint64_t smallest = fixture_smallest_budget(f), exact = smallest_exact_budget(f), slower_ns = UINT64_MAX;
@@ -292,7 +292,7 @@ static void the_flag_and_the_mode_refuse_it(void **state)
     assert_off(f, 100000 * MIB, MS_RULE_COMFORTABLE);
 }
 
-/* A refusal without the flag says what the flag would allow, and one with it doesn't. */
+/* A refusal without the flag names the flag's budget; one with it does not. */
 static void a_refusal_names_the_flag(void **state)
 {
     fixture *f = *state;
@@ -312,12 +312,12 @@ static void a_refusal_names_the_flag(void **state)
     assert_int_equal(sscanf(at, "%lf %2s", &named, unit), 2);
     named = strcmp(unit, "MB") == 0 ? named / 1000 : named;
     assert_true(fabs(named - with_gb) < 0.006);
-    f->config.mode = MS_MODE_CONSERVATIVE; /* which has no rounding technique */
+    f->config.mode = MS_MODE_CONSERVATIVE; /* which admits no rounding */
     assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
     assert_null(strstr(err.text, "with enable_tiling=True"));
 }
 
-static void without_the_layers_marks_there_is_none(void **state)
+static void an_unmarked_layer_has_no_chunked_head(void **state)
 {
     fixture *f = *state;
     use_graph(f, false, false);
@@ -326,7 +326,7 @@ static void without_the_layers_marks_there_is_none(void **state)
     assert_memory_equal(&without, &with, sizeof with);
 }
 
-/* Marks of another storage, or that another node has to do with. */
+/* Marks of another storage, or of one that another node uses. */
 static void odd_marks_change_nothing(void **state)
 {
     fixture *f = *state;
@@ -351,7 +351,7 @@ static void a_forced_plan_takes_the_smaller_head(void **state)
     ms_plan_free(plan);
 }
 
-static void a_target_that_is_missed_takes_it(void **state)
+static void a_missed_target_takes_it(void **state)
 {
     fixture *f = *state;
     f->hardware->ram.limit_bytes = fixture_smallest_budget(f);
@@ -361,7 +361,8 @@ static void a_target_that_is_missed_takes_it(void **state)
     ms_plan_free(plan);
 }
 
-/* ---- how it is told ------------------------------------------------------------------------------------ */
+/* ---- texts
+ * ------------------------------------------------------------------------------------------------ */
 
 static void it_is_explained(void **state)
 {
@@ -392,8 +393,8 @@ static void its_names_are_stable(void **state)
     assert_true(ms__step_options_agree(chunked_bit));
 }
 
-/* Wherever memory runs out, nothing is left behind. */
-static void memory_may_run_out(void **state)
+/* Nothing leaks if memory runs out at any allocation. */
+static void failed_allocations_leave_no_leak(void **state)
 {
     const fixture *f = *state;
     fixture_plan_without_memory(f, fixture_smallest_budget(f));
@@ -404,26 +405,26 @@ static void memory_may_run_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(tokens_by_vocabulary_are_never_there),
-        TEST(a_layer_of_16_bits_is_summed_in_32),
-        TEST(its_work_is_counted),
-        TEST(the_chunks_are_the_loss_heads),
-        TEST(a_tied_weight_has_two_gradients_and_no_third),
-        TEST(returned_logits_are_gone_too),
-        TEST(it_makes_smaller_budgets_possible),
-        TEST(a_budget_that_fits_without_it_does_not_get_it),
-        TEST(so_it_is_before_the_loop_is_known),
-        TEST(within_its_budgets_plans_are_monotone),
+        TEST(tokens_by_vocabulary_never_exists),
+        TEST(a_16_bit_layer_sums_in_32),
+        TEST(the_chunks_work_counts),
+        TEST(chunk_bytes_equal_the_loss_heads),
+        TEST(a_tied_weight_has_two_gradients_at_most),
+        TEST(returned_logits_are_removed_too),
+        TEST(it_fits_smaller_budgets),
+        TEST(exact_budgets_do_not_use_it),
+        TEST(the_same_holds_before_the_loop_is_observed),
+        TEST(plans_below_exact_budgets_are_monotone),
         TEST(the_next_larger_budget_is_the_exact_one),
         TEST(the_flag_and_the_mode_refuse_it),
         TEST(a_refusal_names_the_flag),
-        TEST(without_the_layers_marks_there_is_none),
+        TEST(an_unmarked_layer_has_no_chunked_head),
         TEST(odd_marks_change_nothing),
         TEST(a_forced_plan_takes_the_smaller_head),
-        TEST(a_target_that_is_missed_takes_it),
+        TEST(a_missed_target_takes_it),
         TEST(it_is_explained),
         TEST(its_names_are_stable),
-        TEST(memory_may_run_out),
+        TEST(failed_allocations_leave_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,7 @@ static uint64_t baseline(void)
     return machine.process.baseline_bytes;
 }
 
-/* Resident bytes that only munmap() takes back. */
+/* Resident bytes that only munmap() frees. */
 static void *touched(size_t bytes)
 {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

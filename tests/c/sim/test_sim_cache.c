@@ -1,7 +1,7 @@
 /*
- * The simulator's cache of freed maps does what hostmem's does, which serves tensors: the same
- * requests are put to both, at random and in steps that come again, and both keep the same bytes,
- * find the same maps and stay under the same ceiling.
+ * The simulator's cache of freed maps behaves as hostmem's, which serves tensors. Both get the same requests,
+ * at random and in repeated steps; both keep the same bytes, find the same maps and stay under the same
+ * ceiling.
  */
 #include "memscale/hostmem.h"
 #include "sim/sim.h"
@@ -81,7 +81,7 @@ static uint32_t draw(uint64_t *seed, uint32_t below)
     return (uint32_t)(*seed >> 33) % below;
 }
 
-/* A place is taken, or free again. Large classes are drawn seldom. */
+/* Allocates or frees one map. Large classes are drawn seldom. */
 static void request(twins *self, uint64_t *seed)
 {
     size_t place = draw(seed, LIVE_MOST);
@@ -119,7 +119,7 @@ static void both_caches_answer_alike(void **state)
     }
 }
 
-/* Bytes faulted in by the last of some equal steps, and how much was requested. */
+/* Bytes faulted in by the last of several equal steps, and the bytes requested. */
 static uint64_t faulted_in_a_step(uint64_t ceiling_bytes, uint64_t *requested_bytes, uint64_t *held_bytes)
 {
     twins self;
@@ -144,7 +144,7 @@ static uint64_t faulted_in_a_step(uint64_t ceiling_bytes, uint64_t *requested_by
     return faulted;
 }
 
-/* What lacks is given back, not whole maps of many times that. */
+/* Only the missing bytes return to the system, not whole maps many times as large. */
 static void a_ceiling_a_little_too_low_costs_little(void **state)
 {
     (void)state;

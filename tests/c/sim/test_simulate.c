@@ -1,8 +1,7 @@
 /*
- * The simulator against cases worked out on paper. Two layers, activations of 2 MiB,
- * inner results of 8, scratch of 4, gradients of 1, logits of 16; a FLOP takes a
- * nanosecond, an operator 2 us more, a transfer 15 us of handling. The loss is a small
- * tensor: what libc holds for it counts all the time.
+ * The simulator against cases worked out on paper. Two layers, activations of 2 MiB, inner results of 8,
+ * scratch of 4, gradients of 1, logits of 16; a FLOP takes a nanosecond, an operator 2 us more, a transfer 15
+ * us of handling. The loss is a small tensor; libc keeps its memory, so it always counts.
  */
 #include "plan_fixture.h"
 #include "sim/sim.h"
@@ -73,8 +72,8 @@ static uint64_t expected_peak(ms_graph *graph, ms_technique first, ms_technique 
     return peak_of(graph, first, second, ms__sim_run_expected);
 }
 
-/* A loss outside holds 20 MiB, of which half in forward, where outputs of 40 MiB are held,
- * and those of the step before. */
+/* The loss outside holds 20 MiB, half of it in forward, when outputs of 40 MiB are held besides those of
+ * the step before. */
 static void a_loss_outside_is_expected_to_be_a_cross_entropy(void **state)
 {
     (void)state;
@@ -91,7 +90,7 @@ static void a_loss_outside_is_expected_to_be_a_cross_entropy(void **state)
     uint64_t held = runtime_bytes + (2 + 8 + 2 + 8 + 2 + 16 + 80) * MIB;
     assert_int_equal(replay(graph, hardware, techniques, 8 * MIB, 0, NULL).peak_bytes, held + 20 * MIB);
     assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), held + 10 * MIB);
-    /* In backward all of it, until the first gradient of the model's own. */
+    /* In backward it holds all 20, until the model's first own gradient. */
     graph->loop.external_loss_bytes = 90 * MIB;
     assert_int_equal(expected_peak(graph, MS_TECHNIQUE_KEEP, MS_TECHNIQUE_KEEP), held - 40 * MIB + (90 + 16) * MIB);
     ms_free(hardware);
@@ -127,8 +126,8 @@ static void recompute_holds_arguments_and_runs_again(void **state)
     assert_int_equal(again.peak_bytes, runtime_bytes + again.peak_live_bytes);
 }
 
-/* See the timeline: 1 GB/s, window 8 MiB, 2 MiB and 8 MiB storages by turns. Both
- * directions share the disk while the last store meets the first fetches. */
+/* 1 GB/s, window 8 MiB, storages of 2 and 8 MiB by turns. Both directions share the disk while the last
+ * store overlaps the first fetches. */
 static void offload_stalls_on_a_slow_disk(void **state)
 {
     (void)state;
@@ -141,11 +140,11 @@ static void offload_stalls_on_a_slow_disk(void **state)
     assert_int_equal(moved.peak_live_bytes, (8 + 2 + 32) * MIB + LOSS_BYTES);
     assert_int_equal(moved.peak_bytes, runtime_bytes + MS__SLAB_BYTES + moved.peak_live_bytes);
     assert_int_equal(moved.tier_peak_bytes[2], 20 * MIB);
-    /* The last layer's inner result never left: it is down but need not come back. */
+    /* The last layer's inner result is written, but backward needs it before memory is released. */
     assert_int_equal(moved.moved_bytes, (20 + 12) * MIB);
 }
 
-static void a_fast_disk_is_hidden(void **state)
+static void compute_hides_a_fast_disk(void **state)
 {
     (void)state;
     ms_graph *graph = two_layers();
@@ -154,14 +153,14 @@ static void a_fast_disk_is_hidden(void **state)
     const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_OFFLOAD_DISK, 0};
     ms_replay moved = replay(graph, hardware, techniques, 64 * MIB, 0, NULL);
     assert_int_equal(moved.stall_forward_ns, 0);
-    /* The first fetch of backward is waited for (x_1 is behind the inner result). */
+    /* Backward waits for its first fetch (x_1 is behind the inner result). */
     assert_true(moved.stall_backward_ns <= 8389);
     assert_int_equal(moved.peak_live_bytes, (2 + 32) * MIB + LOSS_BYTES);
     ms_graph_free(graph);
     ms_free(hardware);
 }
 
-/* A window that holds all never stalls forward, but what is in flight stays resident. */
+/* A window that holds every store never stalls forward, but stores in flight stay resident. */
 static void the_write_window_trades_memory_for_waiting(void **state)
 {
     (void)state;
@@ -176,15 +175,14 @@ static void the_write_window_trades_memory_for_waiting(void **state)
     ms_free(hardware);
 }
 
-/* The arguments of the recomputed layers go down and come back before they run again. */
-static void recompute_with_arguments_away(void **state)
+/* The arguments of recomputed layers are offloaded, and fetched before the layers run again. */
+static void offloaded_arguments_come_back_before_recompute(void **state)
 {
     (void)state;
     ms_replay away = replay_layers(MS_TECHNIQUE_RECOMPUTE_OFFLOAD_INPUT);
     assert_int_equal(away.recompute_ns, LAYERS * 1002000);
     assert_int_equal(away.tier_peak_bytes[2], 4 * MIB);
-    /* x_1 takes longer to write than h.1 to run, and nobody looks while the head runs:
-     * it is still held beside x_2 and twice the logits. */
+    /* Writing x_1 takes longer than running h.1, and the executor does not poll while the head runs: */
     assert_int_equal(away.peak_live_bytes, (2 + 2 + 32) * MIB + LOSS_BYTES);
 }
 
@@ -226,8 +224,8 @@ static ms_graph *output_savers(void)
     return graph;
 }
 
-/* A storage that two nodes save is one extent, and stays as long as one of them keeps it. */
-static void a_keeper_holds_what_another_moves(void **state)
+/* A storage that two nodes save is one extent. It stays as long as one of them keeps it. */
+static void a_storage_that_one_node_keeps_stays(void **state)
 {
     (void)state;
     ms_graph *graph = output_savers();
@@ -236,7 +234,7 @@ static void a_keeper_holds_what_another_moves(void **state)
     uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_DISK, MS_TECHNIQUE_KEEP, 0};
     ms_sample samples[2 * NODES];
     replay(graph, hardware, techniques, 64 * MIB, 0, samples);
-    /* x_0, inner and x_1 went down; x_1 is kept by h.1 all the same. */
+    /* x_0, inner and x_1 were offloaded; h.1 still keeps x_1. */
     assert_int_equal(samples[NODES - 1].lower_tier_bytes, (2 + 8 + 2) * MIB);
     uint64_t fixed = runtime_bytes + MS__SLAB_BYTES;
     assert_int_equal(samples[NODES - 1].device_bytes, fixed + (2 + 8 + 2 + 16) * MIB + LOSS_BYTES);
@@ -249,7 +247,7 @@ static void a_keeper_holds_what_another_moves(void **state)
     ms_free(hardware);
 }
 
-/* In the first step it comes last, to the gradients alone. */
+/* In the first step, state is allocated last, when gradients alone are live. */
 static void optimizer_state_appears_at_the_end_of_the_first_step(void **state)
 {
     (void)state;
@@ -271,9 +269,9 @@ static void optimizer_state_appears_at_the_end_of_the_first_step(void **state)
     ms_free(hardware);
 }
 
-/* What the caller's loop holds: gradients through the next forward, outputs until they
- * are replaced, both steps' gradients while they are added up. */
-static void the_loop_is_charged(void **state)
+/* Held by the caller's loop: gradients through the next forward, outputs until they are replaced, both
+ * steps' gradients while they add up. */
+static void the_loops_own_bytes_count(void **state)
 {
     (void)state;
     ms_graph *graph = two_layers();
@@ -317,8 +315,8 @@ static void a_measured_baseline_replaces_the_stated_runtime(void **state)
     ms_free(hardware);
 }
 
-/* Without a cache every map is faulted in anew; with a boundless one the second step
- * faults nothing; the ceiling is never passed by more than what is live. */
+/* Without a cache every map is faulted in again; with an unbounded one the second step faults nothing; the
+ * ceiling is exceeded only by live bytes. */
 static void the_cache_saves_faults_under_its_ceiling(void **state)
 {
     (void)state;
@@ -343,7 +341,7 @@ static void the_cache_saves_faults_under_its_ceiling(void **state)
     ms_free(hardware);
 }
 
-/* Of fresh maps what nobody touches is not resident in an unmodified run; elsewhere it counts. */
+/* Untouched bytes of fresh maps are not resident in an unmodified run; in other runs they count. */
 static void untouched_bytes_are_not_expected_of_an_unmodified_run(void **state)
 {
     (void)state;
@@ -367,10 +365,9 @@ static void untouched_bytes_are_not_expected_of_an_unmodified_run(void **state)
     ms_free(hardware);
 }
 
-/* Inner results and logits are four maps of 16 MiB at once; of these the two gradients leave two
- * free, which the optimizer's step takes: nothing beside them. Where nothing is cached it is part
- * of the peak as ever. */
-static void the_optimizers_step_takes_maps_out_of_the_cache(void **state)
+/* Inner results and logits are four maps of 16 MiB at once. The two gradients leave two of them free,
+ * which serve the optimizer's step. Without a cache the step's temporaries are part of the peak. */
+static void the_optimizers_step_reuses_cached_maps(void **state)
 {
     (void)state;
     static const fixture_layer wide = {16 * MIB, 4 * MIB, 1000000, 16 * MIB, 0};
@@ -388,7 +385,7 @@ static void the_optimizers_step_takes_maps_out_of_the_cache(void **state)
     assert_int_equal(stepped.step_ns, bare.step_ns);
     assert_true(stepped.peak_live_bytes >= bare_live.peak_live_bytes);
     assert_int_equal(stepped.peak_live_bytes, stepped_live.peak_live_bytes);
-    /* All parameters at once are no maps of one size. */
+    /* An update of all parameters at once does not take maps of one size. */
     graph->loop.optimizer_transient_bytes = 5 * 16 * MIB;
     ms_replay at_once = replay(graph, hardware, techniques, 0, UINT64_MAX, NULL);
     assert_int_equal(at_once.peak_bytes, bare.peak_bytes + 5 * 16 * MIB);
@@ -396,7 +393,7 @@ static void the_optimizers_step_takes_maps_out_of_the_cache(void **state)
     ms_free(hardware);
 }
 
-static void the_timeline_shows_every_node_twice(void **state)
+static void the_timeline_has_every_node_twice(void **state)
 {
     (void)state;
     ms_graph *graph = two_layers();
@@ -416,8 +413,8 @@ static void the_timeline_shows_every_node_twice(void **state)
     ms_free(hardware);
 }
 
-/* A GPU counts multiples of 512 bytes, has no cache of ours, and two copy engines move
- * both ways at once. */
+/* A GPU counts multiples of 512 bytes, has no hostmem cache, and two copy engines that move both ways at
+ * once. */
 static void a_gpu_moves_to_host_memory(void **state)
 {
     (void)state;
@@ -461,7 +458,7 @@ static void the_same_documents_give_the_same_replay(void **state)
     }
 }
 
-static void it_fails_only_when_memory_is_out(void **state)
+static void it_fails_only_out_of_memory(void **state)
 {
     (void)state;
     ms_graph *graph = two_layers();
@@ -484,8 +481,8 @@ static void it_fails_only_when_memory_is_out(void **state)
     ms_free(hardware);
 }
 
-/* On a CPU, one after the other; a GPU draws as fast as it writes. */
-static void random_numbers_take_their_time_on_a_cpu(void **state)
+/* Drawn one after the other on a CPU; a GPU draws as fast as it writes. */
+static void random_numbers_take_time_on_a_cpu(void **state)
 {
     (void)state;
     enum { DRAWS = 10000000 };
@@ -517,8 +514,8 @@ static void random_numbers_take_their_time_on_a_cpu(void **state)
     assert_int_equal(took_ns[1][1], took_ns[1][0]);
 }
 
-/* At the rate of the description; on a GPU while the bytes move. */
-static void functions_take_their_time_on_a_cpu(void **state)
+/* At the description's rate; on a GPU, while the bytes move. */
+static void evaluations_take_time_on_a_cpu(void **state)
 {
     (void)state;
     enum { EVALUATIONS = 500000000 };
@@ -551,7 +548,7 @@ static void functions_take_their_time_on_a_cpu(void **state)
     ms_free(hardware);
 }
 
-/* 2^58 bytes at a byte a second take 2^88 ns. Times end at UINT64_MAX, replays end as well. */
+/* 2^58 bytes at a byte a second take 2^88 ns. Times saturate at UINT64_MAX, and replays end. */
 static void times_beyond_64_bits_saturate(void **state)
 {
     (void)state;
@@ -582,27 +579,27 @@ static void times_beyond_64_bits_saturate(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(functions_take_their_time_on_a_cpu),
-        cmocka_unit_test(random_numbers_take_their_time_on_a_cpu),
+        cmocka_unit_test(evaluations_take_time_on_a_cpu),
+        cmocka_unit_test(random_numbers_take_time_on_a_cpu),
         cmocka_unit_test(keep_holds_every_saved_tensor),
         cmocka_unit_test(a_loss_outside_is_expected_to_be_a_cross_entropy),
         cmocka_unit_test(recompute_holds_arguments_and_runs_again),
         cmocka_unit_test(offload_stalls_on_a_slow_disk),
-        cmocka_unit_test(a_fast_disk_is_hidden),
+        cmocka_unit_test(compute_hides_a_fast_disk),
         cmocka_unit_test(the_write_window_trades_memory_for_waiting),
-        cmocka_unit_test(recompute_with_arguments_away),
+        cmocka_unit_test(offloaded_arguments_come_back_before_recompute),
         cmocka_unit_test(small_storages_stay),
-        cmocka_unit_test(a_keeper_holds_what_another_moves),
+        cmocka_unit_test(a_storage_that_one_node_keeps_stays),
         cmocka_unit_test(optimizer_state_appears_at_the_end_of_the_first_step),
-        cmocka_unit_test(the_loop_is_charged),
+        cmocka_unit_test(the_loops_own_bytes_count),
         cmocka_unit_test(a_measured_baseline_replaces_the_stated_runtime),
         cmocka_unit_test(the_cache_saves_faults_under_its_ceiling),
         cmocka_unit_test(untouched_bytes_are_not_expected_of_an_unmodified_run),
-        cmocka_unit_test(the_optimizers_step_takes_maps_out_of_the_cache),
-        cmocka_unit_test(the_timeline_shows_every_node_twice),
+        cmocka_unit_test(the_optimizers_step_reuses_cached_maps),
+        cmocka_unit_test(the_timeline_has_every_node_twice),
         cmocka_unit_test(a_gpu_moves_to_host_memory),
         cmocka_unit_test(the_same_documents_give_the_same_replay),
-        cmocka_unit_test(it_fails_only_when_memory_is_out),
+        cmocka_unit_test(it_fails_only_out_of_memory),
         cmocka_unit_test(times_beyond_64_bits_saturate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

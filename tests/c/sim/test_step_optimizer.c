@@ -1,6 +1,6 @@
 /*
- * Options of the step that are the optimizer's: state on disk and gradient release take the
- * right bytes off the peak, cost the right time, and are refused with the right rule.
+ * Step options of optimizers: state on disk and gradient release take the right bytes off the peak, cost the
+ * right time, and are refused by the right rule.
  */
 #include <math.h>
 
@@ -18,7 +18,7 @@ static const uint8_t keep[NODES];
 
 typedef fixture_planning fixture;
 
-/* Gradients are what is large. */
+/* Gradients are the largest tensors. */
 static int set_up(void **state)
 {
     const fixture_layer layer = {.saved_bytes = MIB, .flops = 5000000, .gradient_bytes = GRADIENT};
@@ -58,7 +58,7 @@ static uint32_t rule_of(const fixture *f, ms_step_option option)
     return rules[option];
 }
 
-static void state_on_disk_frees_the_state_and_takes_the_disks_time(void **state)
+static void state_on_disk_frees_the_state_and_takes_disk_time(void **state)
 {
     fixture *f = *state;
     ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, disk_bit);
@@ -79,7 +79,7 @@ static void part_of_the_state_may_stay(void **state)
     assert_int_equal(with.step_ns - without.step_ns, STATE);
 }
 
-static void release_leaves_one_layers_gradients_at_a_time(void **state)
+static void gradient_release_keeps_one_layers_gradients_at_a_time(void **state)
 {
     fixture *f = *state;
     ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, release_bit);
@@ -88,7 +88,7 @@ static void release_leaves_one_layers_gradients_at_a_time(void **state)
     assert_int_equal(with.step_ns, without.step_ns);
 }
 
-static void with_both_the_buffers_are_there_in_backward(void **state)
+static void with_both_options_the_buffers_are_live_in_backward(void **state)
 {
     fixture *f = *state;
     ms_replay release = fixture_simulate(f, keep, release_bit),
@@ -96,26 +96,26 @@ static void with_both_the_buffers_are_there_in_backward(void **state)
     assert_int_equal(release.peak_bytes - both.peak_bytes, STATE - MS__STREAM_BUFFER_BYTES);
 }
 
-static void a_gradient_that_another_node_adds_to_stays_until_then(void **state)
+static void a_gradient_stays_until_the_last_node_adds_to_it(void **state)
 {
     fixture *f = *state;
     for (uint32_t i = 0; i < f->graph->storage_count; i++) {
         ms_storage *storage = &f->graph->storages[i];
         if (storage->role == MS_STORAGE_GRADIENT && storage->bytes == GRADIENT) {
-            storage->last_node = 0; /* as if tied to the embedding */
+            storage->last_node = 0; /* like a tied embedding */
         }
     }
     ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, release_bit);
     assert_int_equal(with.peak_live_bytes, without.peak_live_bytes);
 }
 
-static void the_buffers_are_the_streams(void **state)
+static void buffer_bytes_equal_the_streams(void **state)
 {
     (void)state;
     assert_int_equal(MS__STREAM_BUFFER_BYTES, (uint64_t)MS_OPTIMIZER_CHUNKS * MS_OPTIMIZER_CHUNK_BYTES);
 }
 
-static void rules_say_why_not(void **state)
+static void rules_name_the_reason(void **state)
 {
     fixture *f = *state;
     f->hardware->disk.free_bytes = UINT64_C(1) << 40;
@@ -140,7 +140,7 @@ static void rules_say_why_not(void **state)
     assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_HOST_ONLY);
 }
 
-static void what_the_optimizer_can_do_survives_the_documents(void **state)
+static void the_optimizers_abilities_survive_the_round_trip(void **state)
 {
     fixture *f = *state;
     ms_graph *read;
@@ -167,8 +167,9 @@ static void what_the_optimizer_can_do_survives_the_documents(void **state)
     ms_free(text);
 }
 
-/* At its owner's wish the optimizer does it in every plan's step, and no plan has it as an option. */
-static void what_the_owner_wants_is_part_of_every_step(void **state)
+/* If its caller asks for it, the optimizer does it in every plan's step, and no plan lists it as an
+ * option. */
+static void the_callers_choices_are_part_of_every_step(void **state)
 {
     fixture *f = *state;
     ms_replay plain = fixture_simulate(f, keep, 0), chosen = fixture_simulate(f, keep, release_bit);
@@ -177,7 +178,7 @@ static void what_the_owner_wants_is_part_of_every_step(void **state)
     assert_true(given.peak_bytes < plain.peak_bytes);
     assert_int_equal(given.peak_bytes, chosen.peak_bytes);
     assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_OTHER_OPTIMIZER);
-    f->graph->loop.state_streamed = true; /* its updates, and the buffers, are in backward */
+    f->graph->loop.state_streamed = true; /* updates and buffers are in backward */
     assert_int_equal(fixture_simulate(f, keep, 0).peak_bytes - given.peak_bytes, MS__STREAM_BUFFER_BYTES);
     f->graph->loop.gradients_released = false;
     f->graph->loop.optimizer_state_bytes = 0;
@@ -187,8 +188,8 @@ static void what_the_owner_wants_is_part_of_every_step(void **state)
     assert_int_equal(streamed.peak_bytes, fixture_simulate(f, keep, 0).peak_bytes);
 }
 
-/* A GradScaler has to see them first: nothing is released, whoever wanted it. */
-static void gradients_that_are_needed_are_kept(void **state)
+/* A GradScaler must see every gradient first: nothing is released. */
+static void needed_gradients_are_kept(void **state)
 {
     fixture *f = *state;
     ms_replay plain = fixture_simulate(f, keep, 0);
@@ -198,22 +199,22 @@ static void gradients_that_are_needed_are_kept(void **state)
     assert_int_equal(fixture_simulate(f, keep, 0).peak_bytes, plain.peak_bytes);
 }
 
-/* Before a loop was seen it may add up the gradients of several backwards. */
-static void a_loop_that_nobody_has_seen_keeps_its_gradients(void **state)
+/* Before the training loop has been observed, it may accumulate the gradients of several backwards. */
+static void an_unobserved_loop_keeps_its_gradients(void **state)
 {
     fixture *f = *state;
     f->graph->loop.observed = false;
     f->graph->loop.gradients_live_in_forward = true;
     assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_GRADIENTS_NEEDED);
-    f->graph->loop.gradients_live_in_forward = false; /* where no other plan fits */
+    f->graph->loop.gradients_live_in_forward = false; /* if no other plan fits */
     assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_PRESSURE);
     f->graph->loop.observed = f->graph->loop.gradients_live_in_forward = true; /* zero_grad() after forward */
     assert_int_equal(rule_of(f, MS_STEP_GRADIENT_RELEASE), MS_RULE_PRESSURE);
 }
 
-/* ---- what a refusal says of optimizers ----------------------------------------------------- */
+/* ---- optimizers that a refusal suggests ---------------------------------------------------- */
 
-/* The figure behind `what` in a refusal, in GB; 0 where it is not named. */
+/* The figure behind `what` in a refusal, in GB; 0 if it is not named. */
 static double named(const char *text, const char *what)
 {
     const char *at = strstr(text, what);
@@ -234,20 +235,20 @@ static double smallest_gb(const fixture *f, const ms_config *config)
     return (double)err.hint_bytes / 1e9;
 }
 
-static void a_refusal_names_optimizers_and_what_each_would_allow(void **state)
+static void a_refusal_names_optimizers_and_the_budget_of_each(void **state)
 {
     fixture *f = *state;
     ms_loop *loop = &f->graph->loop;
     ms_error err = {0};
     ms_plan *none;
-    loop->optimizer_state_bytes = 2 * LAYERS * GRADIENT; /* what an Adam has */
+    loop->optimizer_state_bytes = 2 * LAYERS * GRADIENT; /* Adam's */
     loop->optimizer_transient_bytes = loop->optimizer_stream_bytes = 0;
     loop->gradients_releasable = false;
     f->config.mode = MS_MODE_BALANCED;
     f->config.memory_budget_bytes = 1;
     assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
     double own = named(err.text, "with memscale.optim.AdamW (state on disk)");
-    assert_null(strstr(err.text, "use_8bit_optimizer")); /* on disk, it takes no less memory */
+    assert_null(strstr(err.text, "use_8bit_optimizer")); /* on disk, 8 bits take no less memory */
     double all = named(err.text, "with all that keeps 32 bits and mode=\"aggressive\"");
     assert_true(own > 0 && all > 0);
     assert_true(all < own);
@@ -271,7 +272,7 @@ static void a_refusal_names_optimizers_and_what_each_would_allow(void **state)
     loop->optimizer_state_bytes = LAYERS * 2 * (elements + 4 * (elements / 256));
     assert_true(fabs(smallest_gb(f, &f->config) - small) < 0.011);
 
-    loop->optimizer_state_bytes = 5 * MIB; /* of no Adam */
+    loop->optimizer_state_bytes = 5 * MIB; /* not Adam's */
     assert_int_equal(ms_pipeline_plan(f->graph, f->hardware, &f->config, &none, &err), MS_EINFEASIBLE);
     assert_null(strstr(err.text, "optimizer="));
     assert_null(strstr(err.text, "AdamW"));
@@ -281,18 +282,18 @@ int main(void)
 {
 #define TEST(body) cmocka_unit_test_setup_teardown(body, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(state_on_disk_frees_the_state_and_takes_the_disks_time),
+        TEST(state_on_disk_frees_the_state_and_takes_disk_time),
         TEST(part_of_the_state_may_stay),
-        TEST(release_leaves_one_layers_gradients_at_a_time),
-        TEST(with_both_the_buffers_are_there_in_backward),
-        TEST(a_gradient_that_another_node_adds_to_stays_until_then),
-        TEST(the_buffers_are_the_streams),
-        TEST(rules_say_why_not),
-        TEST(what_the_optimizer_can_do_survives_the_documents),
-        TEST(what_the_owner_wants_is_part_of_every_step),
-        TEST(gradients_that_are_needed_are_kept),
-        TEST(a_loop_that_nobody_has_seen_keeps_its_gradients),
-        TEST(a_refusal_names_optimizers_and_what_each_would_allow),
+        TEST(gradient_release_keeps_one_layers_gradients_at_a_time),
+        TEST(with_both_options_the_buffers_are_live_in_backward),
+        TEST(a_gradient_stays_until_the_last_node_adds_to_it),
+        TEST(buffer_bytes_equal_the_streams),
+        TEST(rules_name_the_reason),
+        TEST(the_optimizers_abilities_survive_the_round_trip),
+        TEST(the_callers_choices_are_part_of_every_step),
+        TEST(needed_gradients_are_kept),
+        TEST(an_unobserved_loop_keeps_its_gradients),
+        TEST(a_refusal_names_optimizers_and_the_budget_of_each),
     };
     return cmocka_run_group_tests_name("options of the optimizer", tests, NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /*
- * Options for the step as a whole: what the exact loss head takes off a step's peak and
- * time, that it is used where bytes are wanted and where it can be, and that plans with
- * it keep what every plan promises.
+ * Step options: the exact loss head's effect on a step's peak and time, when it is used, and that plans with
+ * it keep every plan's promises.
  */
 #include <jansson.h>
 
@@ -10,13 +9,13 @@
 enum { LAYERS = 6 };
 #define LOGITS (400 * MIB)
 #define ACTIVATION (8 * MIB)
-/* The head's peak is its end: the logits and the gradient of its input. */
+/* The head peaks at its end: the logits and the gradient of its input. */
 #define FREED (2 * LOGITS - ACTIVATION)
 static const uint32_t head_bit = 1u << MS_STEP_EXACT_LOSS_HEAD;
 
 typedef fixture_planning fixture;
 
-/* Layers that save little beside the logits. */
+/* Layers that save little besides the logits. */
 static ms_graph *make_graph(bool marks_loss)
 {
     const fixture_layer layer = {
@@ -49,10 +48,10 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* ---- what the head takes off ------------------------------------------------------------------ */
+/* ---- the head's effect ------------------------------------------------------------------------- */
 
-/* In backward: log-softmax, scattered gradient and gradient; then the logits alone. */
-static void one_buffer_of_three_is_left(void **state)
+/* In backward: log-softmax, scattered gradient and gradient; with the head, the logits alone. */
+static void the_head_keeps_one_buffer_of_three(void **state)
 {
     fixture *f = *state;
     const uint8_t keep[LAYERS + 2] = {0};
@@ -76,7 +75,7 @@ static void return_logits(ms_graph *graph)
     assert_ms_ok(ms_graph_check(graph, &err), err);
 }
 
-static void returned_logits_are_overwritten_once_dropped(void **state)
+static void returned_logits_are_overwritten_after_their_drop(void **state)
 {
     fixture *f = *state;
     const uint8_t keep[LAYERS + 2] = {0};
@@ -85,7 +84,7 @@ static void returned_logits_are_overwritten_once_dropped(void **state)
     assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, FREED);
 }
 
-/* Four buffers then, with the caller's; the head needs one beside his. */
+/* With the caller's there are four buffers; the head needs one besides the caller's. */
 static void logits_that_the_caller_holds_are_not_overwritten(void **state)
 {
     fixture *f = *state;
@@ -95,11 +94,11 @@ static void logits_that_the_caller_holds_are_not_overwritten(void **state)
     f->graph->loop.outputs_held = true;
     ms_replay without = fixture_simulate(f, keep, 0), with = fixture_simulate(f, keep, head_bit);
     assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, FREED);
-    assert_int_equal(with.peak_live_bytes - dropped.peak_live_bytes, LOGITS); /* his loss is among what libc keeps */
+    assert_int_equal(with.peak_live_bytes - dropped.peak_live_bytes, LOGITS); /* libc keeps the loss's memory */
 }
 
-/* Of the region's work nothing is left but reading rows, and reading and writing them. */
-static void the_work_of_the_region_is_the_heads(void **state)
+/* The region's only work is one pass that reads rows, and one that reads and writes them. */
+static void the_heads_work_replaces_the_regions(void **state)
 {
     fixture *f = *state;
     const uint8_t keep[LAYERS + 2] = {0};
@@ -111,8 +110,8 @@ static void the_work_of_the_region_is_the_heads(void **state)
     assert_true(moved.step_ns - with.step_ns >= 3 * LOGITS);
 }
 
-/* A saved tensor of the head can go to disk; the logits that the head keeps can't. */
-static void the_heads_logits_do_not_move(void **state)
+/* A saved tensor of the head can be offloaded; the logits that it keeps can't. */
+static void the_heads_logits_stay_in_memory(void **state)
 {
     fixture *f = *state;
     uint8_t techniques[LAYERS + 2] = {0};
@@ -122,7 +121,7 @@ static void the_heads_logits_do_not_move(void **state)
     assert_true(with.moved_bytes <= 2 * ACTIVATION);
 }
 
-/* Marks that do not pair are no head: another program's gradient, or none. */
+/* Marks without a pair are no head: the backward is of another program, or missing. */
 static void unpaired_marks_change_nothing(void **state)
 {
     fixture *f = *state;
@@ -134,7 +133,7 @@ static void unpaired_marks_change_nothing(void **state)
 
 /* ---- the plan ------------------------------------------------------------------------------------- */
 
-static void a_budget_that_binds_turns_the_head_on(void **state)
+static void a_binding_budget_turns_the_head_on(void **state)
 {
     fixture *f = *state;
     ms_plan *plan = fixture_plan_at(f, fixture_smallest_budget(f));
@@ -161,13 +160,13 @@ static void a_budget_that_binds_turns_the_head_on(void **state)
     ms_plan_free(plan);
 }
 
-/* The smallest budget without the head is larger by the buffers it does away with. */
+/* Without the head, the smallest budget is larger by the head's savings. */
 static void the_head_lowers_the_smallest_budget(void **state)
 {
     fixture *f = *state;
     uint64_t with = fixture_smallest_budget(f);
     ms_graph_free(f->graph);
-    f->graph = make_graph(false); /* two buffers in its backward, and nothing marked */
+    f->graph = make_graph(false); /* two buffers in its backward, no marks */
     uint64_t without = fixture_smallest_budget(f);
     assert_true(without >= with + LOGITS - ACTIVATION);
 }
@@ -182,7 +181,7 @@ static void a_comfortable_fit_leaves_the_head_off(void **state)
     ms_plan_free(plan);
 }
 
-static void without_marks_there_is_no_head(void **state)
+static void an_unmarked_step_has_no_head(void **state)
 {
     fixture *f = *state;
     ms_graph_free(f->graph);
@@ -193,8 +192,8 @@ static void without_marks_there_is_no_head(void **state)
     ms_plan_free(plan);
 }
 
-/* Where it would matter, the plan says what the caller's own loop can do. */
-static void a_loss_outside_of_the_model_is_told_of(void **state)
+/* If it matters, the plan says that the caller's loop can use the exact cross entropy. */
+static void a_loss_outside_the_model_is_reported(void **state)
 {
     fixture *f = *state;
     ms_graph_free(f->graph);
@@ -215,7 +214,7 @@ static void a_loss_outside_of_the_model_is_told_of(void **state)
     }
 }
 
-static void on_a_gpu_the_head_is_torchs(void **state)
+static void on_a_gpu_the_head_is_refused(void **state)
 {
     fixture *f = *state;
     f->hardware->device = 0;
@@ -244,7 +243,7 @@ static void plans_stay_monotone(void **state)
     }
 }
 
-/* ---- how it is told --------------------------------------------------------------------------------- */
+/* ---- documents and texts ----------------------------------------------------------------------------- */
 
 static void table_and_explanation_name_it(void **state)
 {
@@ -275,7 +274,7 @@ static void options_survive_the_round_trip(void **state)
     ms_plan_free(plan);
 }
 
-/* ms_plan_parse() of a document whose first option was changed. */
+/* ms_plan_parse() of a document with a changed first option. */
 static void refuse_option(const fixture *f, const char *member, json_t *value, const char *place)
 {
     ms_plan *plan = fixture_plan_at(f, fixture_smallest_budget(f)), *read;
@@ -300,7 +299,7 @@ static void a_document_of_other_options_is_refused(void **state)
     refuse_option(f, "more", json_true(), "step_options");
 }
 
-/* A document from before there were options, or with none of them. */
+/* An older document without options, or one with an empty list. */
 static void a_document_without_options_is_read(void **state)
 {
     const fixture *f = *state;
@@ -337,8 +336,8 @@ static void names_and_classes_are_stable(void **state)
     assert_string_equal(ms_exactness_name(MS_ROUNDING), "rounding");
 }
 
-/* Wherever memory runs out, nothing is left behind. */
-static void memory_may_run_out(void **state)
+/* Nothing leaks if memory runs out at any allocation. */
+static void failed_allocations_leave_no_leak(void **state)
 {
     const fixture *f = *state;
     fixture_plan_without_memory(f, fixture_smallest_budget(f));
@@ -349,25 +348,25 @@ static void memory_may_run_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(one_buffer_of_three_is_left),
-        TEST(returned_logits_are_overwritten_once_dropped),
+        TEST(the_head_keeps_one_buffer_of_three),
+        TEST(returned_logits_are_overwritten_after_their_drop),
         TEST(logits_that_the_caller_holds_are_not_overwritten),
-        TEST(the_work_of_the_region_is_the_heads),
-        TEST(the_heads_logits_do_not_move),
+        TEST(the_heads_work_replaces_the_regions),
+        TEST(the_heads_logits_stay_in_memory),
         TEST(unpaired_marks_change_nothing),
-        TEST(a_budget_that_binds_turns_the_head_on),
+        TEST(a_binding_budget_turns_the_head_on),
         TEST(the_head_lowers_the_smallest_budget),
         TEST(a_comfortable_fit_leaves_the_head_off),
-        TEST(without_marks_there_is_no_head),
-        TEST(a_loss_outside_of_the_model_is_told_of),
-        TEST(on_a_gpu_the_head_is_torchs),
+        TEST(an_unmarked_step_has_no_head),
+        TEST(a_loss_outside_the_model_is_reported),
+        TEST(on_a_gpu_the_head_is_refused),
         TEST(plans_stay_monotone),
         TEST(table_and_explanation_name_it),
         TEST(options_survive_the_round_trip),
         TEST(a_document_of_other_options_is_refused),
         TEST(a_document_without_options_is_read),
         TEST(names_and_classes_are_stable),
-        TEST(memory_may_run_out),
+        TEST(failed_allocations_leave_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /*
- * The simulator's shorter programs give what the whole ones give, to the byte and the
- * nanosecond: layers with temporaries of all sizes and lives thrown in, under techniques
- * drawn at random.
+ * The simulator's shorter programs give the same result as the whole ones, to the byte and the nanosecond:
+ * layers with random temporaries under random techniques.
  */
 #include "plan_fixture.h"
 #include "sim/sim.h"
@@ -91,7 +90,7 @@ static void compare(ms__sim *sim, const ms_choices *choices)
     ms__sim_run(sim, choices, &brief, NULL);
     sim->in_full = true;
     ms__sim_run(sim, choices, &full, NULL);
-    brief.peak_tick = full.peak_tick = 0; /* counts what was noted: less */
+    brief.peak_tick = full.peak_tick = 0; /* the shorter programs note less */
     assert_memory_equal(&brief, &full, sizeof full);
 }
 
@@ -116,7 +115,7 @@ static void compare_techniques(const ms_graph *graph, const ms_hardware *hardwar
     ms__sim_free(sim);
 }
 
-/* Something is taken together: or both ways would be the same. */
+/* The programs do get shorter; otherwise the test proves nothing. */
 static void check_shorter(const ms_graph *graph, const ms_hardware *hardware)
 {
     ms__sim *sim;

@@ -1,6 +1,6 @@
 /*
- * Modules in tiles as an option of the step: layers run their second program, and it is chosen
- * only where it is asked for and nothing exact fits.
+ * Modules in tiles as an option of the step: layers run their second program, and the option is chosen only
+ * if enabled and if nothing exact fits.
  */
 #include "plan_fixture.h"
 #include "sim/step_options.h"
@@ -10,7 +10,7 @@ enum { LAYERS = 6 };
 #define TILE (10 * MIB)
 static const uint32_t tiled_bit = 1u << MS_STEP_TILED_MLP, release_bit = 1u << MS_STEP_GRADIENT_RELEASE;
 
-/* Techniques: nothing is dropped or moved. */
+/* Techniques: keep everywhere. */
 static const uint8_t keep[LAYERS + 2];
 
 typedef fixture_planning fixture;
@@ -68,8 +68,8 @@ static void layers_run_their_second_program(void **state)
     assert_int_equal(without.peak_live_bytes - with.peak_live_bytes, LAYERS * (SAVED - TILE));
 }
 
-/* Release changes the programs that run then, whichever option comes first in the list. */
-static void it_goes_before_the_other_options(void **state)
+/* Gradient release changes the programs in tiles, whichever option comes first in the list. */
+static void it_is_applied_before_the_other_options(void **state)
 {
     fixture *f = *state;
     ms_graph_free(f->graph);
@@ -78,7 +78,7 @@ static void it_goes_before_the_other_options(void **state)
     assert_true(with.peak_live_bytes + 2 * 40 * MIB < without.peak_live_bytes);
 }
 
-static void it_is_for_budgets_that_nothing_exact_fits(void **state)
+static void it_is_chosen_if_nothing_exact_fits(void **state)
 {
     const fixture *f = *state;
     uint64_t exact = smallest_budget(f, false), tiled = smallest_budget(f, true);
@@ -103,7 +103,7 @@ static void assert_off(const fixture *f, uint64_t budget_bytes, ms_rule rule)
     ms_plan_free(plan);
 }
 
-static void flag_mode_and_graph_may_refuse_it(void **state)
+static void flag_mode_and_graph_can_refuse_it(void **state)
 {
     fixture *f = *state;
     uint64_t exact = smallest_budget(f, false);
@@ -138,7 +138,7 @@ static void its_name_and_class_are_stable(void **state)
     assert_int_equal(ms_step_option_exactness(MS_STEP_TILED_MLP), MS_ROUNDING);
 }
 
-static void memory_may_run_out(void **state)
+static void failed_allocations_leave_no_leak(void **state)
 {
     const fixture *f = *state;
     fixture_plan_without_memory(f, smallest_budget(f, true));
@@ -149,13 +149,10 @@ static void memory_may_run_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(layers_run_their_second_program),
-        TEST(it_goes_before_the_other_options),
-        TEST(it_is_for_budgets_that_nothing_exact_fits),
-        TEST(flag_mode_and_graph_may_refuse_it),
-        TEST(tiles_are_an_eighth_and_cover_all_rows),
-        TEST(its_name_and_class_are_stable),
-        TEST(memory_may_run_out),
+        TEST(layers_run_their_second_program),        TEST(it_is_applied_before_the_other_options),
+        TEST(it_is_chosen_if_nothing_exact_fits),     TEST(flag_mode_and_graph_can_refuse_it),
+        TEST(tiles_are_an_eighth_and_cover_all_rows), TEST(its_name_and_class_are_stable),
+        TEST(failed_allocations_leave_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,45 @@
+/*
+ * Fields of a struct as members of a JSON object: one table writes them and reads them back. For documents
+ * whose objects mirror a struct (plans and their parts). Thread-safe. Tests: tests/c/base/test_json_fields.c.
+ */
+#ifndef MS_BASE_JSON_FIELDS_H
+#define MS_BASE_JSON_FIELDS_H
+
+#include <stddef.h>
+
+#include "base/json.h"
+
+typedef enum ms__field_kind {
+    MS__FIELD_U64,  /* uint64_t; above INT64_MAX it is written as that */
+    MS__FIELD_U32,  /* uint32_t */
+    MS__FIELD_BOOL, /* bool */
+    MS__FIELD_WORD, /* uint32_t, written as its word */
+} ms__field_kind;
+
+typedef struct ms__json_field {
+    const char *name;
+    ms__field_kind kind;
+    size_t offset;
+    uint64_t least, most;          /* bounds of a number; most 0: all of its type */
+    const char *(*word)(uint32_t); /* of a WORD: the words of 0 to most - 1 */
+} ms__json_field;
+
+/* Rows of a table: the member of `type` with the same name. */
+#define MS__FIELD(type, member, kind) {#member, MS__FIELD_##kind, offsetof(type, member), 0, 0, NULL}
+#define MS__FIELD_NUMBER(type, member, kind, least, most) \
+    {#member, MS__FIELD_##kind, offsetof(type, member), (least), (most), NULL}
+#define MS__FIELD_WORDS(type, member, words, word) {#member, MS__FIELD_WORD, offsetof(type, member), 0, (words), (word)}
+
+/* Adds all fields of the struct at `base` to `object`, in the table's order. */
+void ms__json_put_fields(ms__json_writer *writer, json_t *object, const ms__json_field *fields, size_t count,
+                         const void *base);
+
+/* Reads all fields, which must be present, into the struct at `base`; the first failure ends it, as that of the
+ * reader of one member does (json.h). */
+MS_NODISCARD int ms__json_read_fields(const ms__json_at *object, const ms__json_field *fields, size_t count,
+                                      void *base);
+
+/* MS_EFORMAT unless the object has exactly `count` members. After `count` members were read, it has no others. */
+MS_NODISCARD int ms__json_only_count(const ms__json_at *object, size_t count);
+
+#endif

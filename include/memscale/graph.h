@@ -101,7 +101,7 @@ typedef struct ms_event {
     uint64_t flops;   /* WORK: floating-point operations of matrix products, else 0 */
     uint64_t bytes;   /* WORK: bytes read + written */
     uint64_t draws;   /* WORK: random numbers drawn; on a CPU each takes as long as hundreds of bytes */
-    uint64_t evaluations; /* WORK: elementary functions computed, or what takes a CPU as long; 0 where
+    uint64_t evaluations; /* WORK: elementary functions computed, or what takes a CPU as long; 0 if
                              moving the bytes takes longer */
 } ms_event;
 
@@ -286,7 +286,7 @@ MS_API void ms_signature_drop_different(char *signature, const char *other);
 
 /*
  * Are two graphs of one model the same step, whatever their signatures say and whatever was seen of the
- * loop? False too where memory is out.
+ * loop? False too when out of memory.
  */
 MS_API bool ms_graph_same_step(const ms_graph *graph, const ms_graph *other);
 

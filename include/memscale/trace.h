@@ -116,7 +116,7 @@ MS_API int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inpu
 /*
  * A cross entropy over the rows of the logits `key` begins and ends, outside of layers,
  * and later its backward: from the gradient of its value to `gradient_key`, the gradient
- * of the logits. *head is 0 where it is none to mark (in a layer, logits that are not of
+ * of the logits. *head is 0 if it is none to mark (in a layer, logits that are not of
  * the step); the other calls ignore that number.
  */
 MS_API int ms_trace_loss(ms_trace *trace, uint64_t key, uint64_t *head, ms_error *err);
@@ -128,7 +128,7 @@ MS_API int ms_trace_loss_backward_end(ms_trace *trace, uint64_t head, uint64_t g
  * A linear layer outside of layers has just made the storage `key`, which may be logits.
  * It counts once head_used() says that nothing but the cross entropy `loss`, of the same
  * node, looks at them. Then its backward is told of: from the gradient of what it made to
- * `gradient_key`, the gradient of its input. *head is 0 where it is none to mark; the other
+ * `gradient_key`, the gradient of its input. *head is 0 if it is none to mark; the other
  * calls ignore that number, and those of heads that are not used.
  */
 MS_API int ms_trace_head(ms_trace *trace, uint64_t key, uint64_t *head, ms_error *err);
@@ -165,11 +165,11 @@ MS_API int ms_trace_wrote(ms_trace *trace, uint64_t key, ms_error *err);
 
 /*
  * Autograd packed, unpacked or gave up a saved tensor. saved() tells the node that
- * saves and a serial for its save of that storage, 0 where the storage is none of the
+ * saves and a serial for its save of that storage, 0 if the storage is none of the
  * trace's (a parameter, the batch) or the phase is past LOSS; the other two are given
  * both back. One SAVE, NEED and DROP per node and storage come of any number of calls.
  *
- * `copy_key` is the storage that an unpack made to stand for the saved one, 0 where it
+ * `copy_key` is the storage that an unpack made to stand for the saved one, 0 if it
  * made none: its death is reported by died(), and DROP waits for it.
  */
 MS_API int ms_trace_saved(ms_trace *trace, uint64_t key, uint32_t *node, uint64_t *serial, ms_error *err);

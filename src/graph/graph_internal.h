@@ -42,7 +42,7 @@ bool ms__pairs_equal(const ms_profile *a, const ms_profile *b);
 int ms__pairs_copy(const ms_profile *from, ms_profile *to); /* MS_ENOMEM */
 void ms__pairs_clear(ms_profile *profile);
 
-/* The layer whose first output is the node's first argument, the same object; NULL where
+/* The layer whose first output is the node's first argument, the same object; NULL if
  * there is none. `storage`: that output's local number there. */
 const ms_node *ms__chain_before(const ms_graph *graph, const ms_node *node, uint32_t *storage);
 

@@ -60,7 +60,7 @@ static bool same_nodes(const ms_graph *a, const ms_graph *b)
 
 /* ---- profiles ----------------------------------------------------------------------------------- */
 
-/* Where each external of a node in `from` stands among those of the node in `to`; false where
+/* Where each external of a node in `from` stands among those of the node in `to`; false if
  * they bind different storages, or inputs in another order. */
 static bool match_externals(const matching *m, uint32_t index, uint32_t *place)
 {

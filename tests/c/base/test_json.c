@@ -30,7 +30,7 @@ static void parse_well(const char *text)
 
 /* ---- reading ------------------------------------------------------------ */
 
-/* Only objects of the member's own list count, whatever stands in texts and in other lists. */
+/* Only objects of the member's own list count, not those in strings and in other lists. */
 static void long_documents_are_refused_before_they_are_read(void **state)
 {
     (void)state;

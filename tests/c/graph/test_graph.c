@@ -3,7 +3,6 @@
 #include <errno.h>
 
 #include "base/json.h"
-#include "base/keymap.h"
 #include "memscale/graph.h"
 #include "test_common.h"
 
@@ -403,36 +402,6 @@ static void memory_running_out_anywhere_leaves_nothing_behind(void **state)
     assert_true(failures > 200);
 }
 
-/* ---- the map ------------------------------------------------------------------- */
-
-/* Against a plain array, with keys that collide and are removed in every order. */
-static void the_map_remembers_what_was_put(void **state)
-{
-    (void)state;
-    enum { KEYS = 257, ROUNDS = 200000 };
-    static uint64_t values[KEYS]; /* 0: absent */
-    ms__keymap map = {0};
-    uint64_t random = 12345;
-    for (int i = 0; i < ROUNDS; i++) {
-        random = random * 6364136223846793005ULL + 1442695040888963407ULL;
-        size_t which = (size_t)(random >> 33) % KEYS;
-        uint64_t key = which * 0x100000001ULL << 6;
-        uint64_t found = 0;
-        assert_int_equal(ms__keymap_get(&map, key, &found), values[which] != 0);
-        assert_int_equal(found, values[which]);
-        if (random & 1) {
-            values[which] = random | 1;
-            assert_int_equal(ms__keymap_put(&map, key, values[which]), MS_OK);
-        } else {
-            values[which] = 0;
-            ms__keymap_remove(&map, key);
-        }
-    }
-    ms__keymap_free(&map);
-    ms__keymap_remove(&map, 1);
-    assert_int_equal(map.count, 0);
-}
-
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, disarm)
 
 static void a_loop_that_was_seen_is_taken_over(void **state)
@@ -485,7 +454,6 @@ int main(void)
         TEST(built_graphs_are_checked_too),
         TEST(a_document_cut_off_anywhere_is_refused),
         TEST(memory_running_out_anywhere_leaves_nothing_behind),
-        TEST(the_map_remembers_what_was_put),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -301,7 +301,7 @@ int ms__json_enum(const ms__json_at *object, const char *name, const char *const
     for (size_t i = 0; i < count && used < sizeof known; i++) {
         used += (size_t)snprintf(known + used, sizeof known - used, "%s\"%s\"", i ? ", " : "", names[i]);
     }
-    return ms__json_fail(&at, MS_EFORMAT, "\"%.64s\" is none of %s", text, known);
+    return ms__json_fail(&at, MS_EFORMAT, "\"%.64s\" is not one of %s", text, known);
 }
 
 int ms__json_array(const ms__json_at *object, const char *name, ms__json_at *out)

@@ -1,5 +1,5 @@
-/* The configuration: defaults are the published ones, every bad value names its
- * field, what was written reads back the same. */
+/* The configuration: defaults are the published ones, every bad value names its field, a written config reads back
+ * the same. */
 #include "memscale/config.h"
 #include "test_common.h"
 
@@ -77,7 +77,7 @@ static void what_is_written_reads_back_byte_for_byte(void **state)
     ms_free(second);
 }
 
-/* Bytes are whole, and every budget a person writes comes back as they wrote it. */
+/* Bytes are whole, and every budget is written back as the user gave it. */
 static void gigabytes_are_1e9_bytes_to_the_byte(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Graph documents are read strictly, with the place in every error; what contradicts
- * itself is refused; what was read is written again byte for byte. */
+/* Graph documents are read strictly, with the place in every error; contradictions are refused; a document is
+ * written again byte for byte. */
 #include <errno.h>
 
 #include "base/json.h"
@@ -303,7 +303,7 @@ static void a_profile_that_nothing_uses_is_refused(void **state)
     ms_graph_free(graph);
 }
 
-/* What no document can say, because the reader refuses it before. */
+/* Faults that no document can have, because the reader refuses them first. */
 static void built_graphs_are_checked_too(void **state)
 {
     (void)state;
@@ -371,8 +371,8 @@ static int read_copy_write(void)
     return rc;
 }
 
-/* Allocations of the JSON parser alone, which come first. jansson's lexer does not
- * survive a failure in a long text; that is not this room's to test. */
+/* Allocations of the JSON parser alone, which come first. jansson's lexer does not survive a failure in a long
+ * text, so these are skipped. */
 static uint64_t parser_allocations(void)
 {
     json_t *tree;

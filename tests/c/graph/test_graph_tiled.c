@@ -1,5 +1,4 @@
-/* Layers get the programs that they have in tiles from a graph traced in tiles, and nothing
- * where the two graphs do not belong together. */
+/* Layers get their programs in tiles from a graph traced in tiles; graphs of different steps add nothing. */
 #include <errno.h>
 
 #include "memscale/graph.h"
@@ -86,7 +85,7 @@ static void layers_get_their_programs_in_tiles(void **state)
     assert_int_equal(graph->nodes[0].tiled + graph->nodes[3].tiled, 0);
     const ms_profile *profile = &graph->profiles[3];
     assert_int_equal(profile->storage_bytes[4], 6);
-    /* Externals stand where the layer's own program has them. */
+    /* Externals keep the order of the layer's own program. */
     assert_int_equal(profile->backward[1].kind, MS_EVENT_ALLOC);
     assert_int_equal(profile->backward[1].storage, 3);
     assert_int_equal(profile->backward[3].storage, 2);

@@ -249,8 +249,8 @@ static void graphs_hold_them_strictly(void **state)
     static const struct {
         const char *from, *to, *text;
     } rows[] = {
-        {"[[1,4]]", "[[0,4]]", "$.profiles[1].two_valued[0]: storage 0 is none of the node's own"},
-        {"[[1,4]]", "[[9,4]]", "storage 9 is none of the node's own"},
+        {"[[1,4]]", "[[0,4]]", "$.profiles[1].two_valued[0]: storage 0 is not local to the node"},
+        {"[[1,4]]", "[[9,4]]", "storage 9 is not local to the node"},
         {"[[1,4]]", "[[1,3]]", "has no whole number of elements"},
         {"[[1,4]]", "[[1,4],[1,4]]", "is out of order"},
         {"[[1,4]]", "[[1,9]]", "two_valued[0][1]"},

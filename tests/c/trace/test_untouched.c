@@ -49,8 +49,8 @@ static void graphs_hold_them_strictly(void **state)
     static const struct {
         const char *to, *text;
     } rows[] = {
-        {"[[0,48]]", "$.profiles[1].untouched[0]: storage 0 is none of the node's own"},
-        {"[[9,48]]", "storage 9 is none of the node's own"},
+        {"[[0,48]]", "$.profiles[1].untouched[0]: storage 0 is not local to the node"},
+        {"[[9,48]]", "storage 9 is not local to the node"},
         {"[[1,65]]", "has not so many bytes"},
         {"[[1,8],[1,8]]", "is out of order"},
         {"[[1,0]]", "untouched[0][1]"},

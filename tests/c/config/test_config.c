@@ -44,7 +44,7 @@ static void the_defaults_are_the_published_ones(void **state)
     assert_string_equal(config.log_file, "");
 }
 
-static void what_is_written_reads_back_byte_for_byte(void **state)
+static void a_written_config_reads_back_byte_for_byte(void **state)
 {
     (void)state;
     ms_config config;
@@ -249,7 +249,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_defaults_are_the_published_ones),
-        cmocka_unit_test(what_is_written_reads_back_byte_for_byte),
+        cmocka_unit_test(a_written_config_reads_back_byte_for_byte),
         cmocka_unit_test(gigabytes_are_1e9_bytes_to_the_byte),
         cmocka_unit_test(every_bad_value_names_field_value_and_what_is_allowed),
         cmocka_unit_test(nested_fields_are_named_with_their_object),

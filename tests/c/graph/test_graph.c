@@ -89,7 +89,7 @@ static void a_document_is_read_and_written_byte_for_byte(void **state)
     ms_graph_free(graph);
 }
 
-static void every_member_is_where_it_belongs(void **state)
+static void every_member_is_read_into_its_field(void **state)
 {
     (void)state;
     ms_graph *graph = parse_sound();
@@ -404,7 +404,7 @@ static void memory_running_out_anywhere_leaves_nothing_behind(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, disarm)
 
-static void a_loop_that_was_seen_is_taken_over(void **state)
+static void an_observed_loop_is_adopted(void **state)
 {
     (void)state;
     ms_graph *graph = parse_sound(), *other = parse_sound();
@@ -442,10 +442,10 @@ static void graphs_are_the_same_step_whatever_their_signatures_and_loops(void **
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_loop_that_was_seen_is_taken_over),
+        cmocka_unit_test(an_observed_loop_is_adopted),
         TEST(graphs_are_the_same_step_whatever_their_signatures_and_loops),
         TEST(a_document_is_read_and_written_byte_for_byte),
-        TEST(every_member_is_where_it_belongs),
+        TEST(every_member_is_read_into_its_field),
         TEST(spaces_and_order_of_members_do_not_matter),
         TEST(a_copy_is_equal_and_independent),
         TEST(malformed_documents_are_refused_with_the_place),

@@ -16,7 +16,7 @@ enum {
 int cli_fail(const ms_error *err);
 
 /* Prints "memscale: <command>: <message>" and where help on the command is found to
- * stderr; returns CLI_USAGE. `command` is NULL where none is known. */
+ * stderr; returns CLI_USAGE. `command` is NULL if none is known. */
 int cli_usage_error(const char *command, const char *fmt, ...) MS_PRINTF(2, 3);
 
 /* Prints "memscale: <message>", one line, for a file that is not what it should be;
@@ -31,7 +31,7 @@ int cli_check_directory(const char *path, ms_error *err);
  * standard output where that was asked for. */
 int cli_infeasible(const ms_error *err, bool as_json);
 
-/* Writes all of `text` to stdout; CLI_FAILED where that fails. cli_finish() tells. */
+/* Writes all of `text` to stdout; CLI_FAILED if that fails. cli_finish() tells. */
 int cli_print(const char *text);
 
 /* The same for a text that the library made, which is freed here. NULL is out of memory:

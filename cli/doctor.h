@@ -12,13 +12,13 @@ typedef enum check_status { CHECK_OK, CHECK_WARN, CHECK_FAIL } check_status;
 typedef struct check_result {
     check_status status;
     char text[512];
-    char advice[256]; /* "" where there is nothing to do */
+    char advice[256]; /* "" if there is nothing to do */
 } check_result;
 
 /* What the checks look at. */
 typedef struct patient {
     const char *disk_dir;       /* NULL: the chosen one */
-    const ms_hardware *machine; /* NULL where probing failed */
+    const ms_hardware *machine; /* NULL if probing failed */
     ms_error probe_error;
 } patient;
 

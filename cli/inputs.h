@@ -11,11 +11,11 @@
  * beyond INT64_MAX. */
 int cli_parse_budget(const char *command, const char *text, uint64_t least, uint64_t *bytes);
 
-/* The text of a file, to be freed with ms_free(); NULL where it fails. */
+/* The text of a file, to be freed with ms_free(); NULL if it fails. */
 int cli_read_text(const char *path, char **text, ms_error *err);
 
 /* The status to end with where the file that `option` names gave `rc`: CLI_OK; else one line with
- * file, place and reason is printed, and it is CLI_USAGE, or CLI_FAILED where memory was out. */
+ * file, place and reason is printed, and it is CLI_USAGE, or CLI_FAILED when out of memory. */
 int cli_file_status(const char *command, const char *option, const char *path, int rc, const ms_error *err);
 
 /* A saved machine, or this one where `path` is NULL. Returns CLI_OK, or the status to end

@@ -1,23 +1,24 @@
 /*
- * base.h - what every room of libmemscale stands on: errors, counted memory,
- * fault points, logging and the counter registry.
+ * base.h - the foundation of every room: errors, counted memory, fault points, logging, counters, the clock.
  *
  * Every header of this library keeps the same conventions:
  *
  *   - A function that can fail returns an int: 0 (MS_OK) or one of the negative
  *     MS_E... codes below. It takes a `ms_error *err` as its last parameter,
  *     which may be NULL; on failure the error holds the code and one line of
- *     text that says what was being done, with what, and why it failed.
+ *     text: the operation, its object and the cause.
  *   - Out-parameters are written only on success.
  *   - A `char *` that a function hands out is freed with ms_free(). A
  *     `const char *` stays the library's and lives as long as the object (or,
  *     for texts of codes and names of enumerators, for ever).
- *   - Objects come in pairs: X_new/X_free for plain memory, X_open/X_close where
- *     threads, files or maps are held. Free and close accept NULL.
+ *   - Objects come in pairs: X_new/X_free for plain memory, X_open/X_close for objects that hold threads, files or
+ *     maps. Free and close accept NULL.
  *   - Sizes are bytes and times are nanoseconds unless the name says otherwise.
- *   - Unless a declaration says so, an object is used by one thread at a time,
- *     and functions that take no object are safe from any thread.
+ *   - Unless its declaration says otherwise, an object is used by one thread at a time. A function that takes no
+ *     object may be called from any thread.
  *   - Nothing here aborts, prints, or installs a signal handler.
+ *
+ * Tests: tests/c/base/.
  */
 #ifndef MEMSCALE_BASE_H
 #define MEMSCALE_BASE_H
@@ -31,7 +32,7 @@ extern "C" {
 #endif
 
 #if defined(__GNUC__)
-/* What the library exports; arguments that are checked as printf's are; results that must be looked at. */
+/* Exported symbol; arguments checked like printf's; result that the caller must use. */
 #define MS_API __attribute__((visibility("default")))
 #define MS_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define MS_NODISCARD __attribute__((warn_unused_result))
@@ -82,9 +83,8 @@ enum {
 
 enum { MS_ERROR_TEXT_MAX = 512 };
 
-/* What went wrong, filled by the callee. `system_errno` is 0 where no system
- * call was involved. `hint_bytes` carries the one number some errors have: for
- * MS_EINFEASIBLE the smallest budget that fits, else 0. */
+/* A failure, filled by the callee. `system_errno` is 0 if no system call was involved. `hint_bytes` is the
+ * smallest budget that fits for MS_EINFEASIBLE, else 0. */
 typedef struct ms_error {
     int code;
     int system_errno;
@@ -107,9 +107,8 @@ MS_API int ms_fail_errno(ms_error *err, int code, int system_errno, const char *
 
 /* ---- counted memory ----------------------------------------------------- */
 
-/* malloc, calloc, realloc, strdup and free through one gate: counted, and a
- * fault point. ms_calloc() and ms_realloc_array() check the multiplication.
- * They return NULL where memory is out. Thread-safe. */
+/* malloc, calloc, realloc, strdup and free of the library: counted, and fault points. ms_calloc() and
+ * ms_realloc_array() check the multiplication. They return NULL when out of memory. Thread-safe. */
 MS_API void *ms_malloc(size_t size_bytes);
 MS_API void *ms_calloc(size_t count, size_t size_bytes);
 MS_API void *ms_realloc_array(void *block, size_t count, size_t size_bytes);
@@ -126,7 +125,7 @@ MS_API uint64_t ms_memory_live_blocks(void);
  * Every allocation, system call, driver call and thread start of the library
  * goes through a point of one of these kinds. A test arms a kind: the Nth call
  * from now on (1 = the next) fails once with `system_errno`, or, for
- * MS_FAULT_SHORT and MS_FAULT_FLIP, misbehaves as the name says. Arming with
+ * MS_FAULT_SHORT and MS_FAULT_FLIP, misbehaves as described below. Arming with
  * nth = 0 disarms. Unarmed, a point costs one relaxed load.
  */
 typedef enum ms_fault {
@@ -136,54 +135,53 @@ typedef enum ms_fault {
     MS_FAULT_WRITE,  /* pwrite */
     MS_FAULT_READ,   /* pread */
     MS_FAULT_SHORT,  /* the read or write moves only part of its bytes */
-    MS_FAULT_FLIP,   /* one bit of what was read is flipped */
+    MS_FAULT_FLIP,   /* one bit of the bytes read is flipped */
     MS_FAULT_THREAD, /* pthread_create */
     MS_FAULT_DRIVER, /* a call into libcuda or a system library opened by name */
-    MS_FAULT_SYSTEM, /* any other call of the system: unlink, rename, fcntl, statx, getrlimit, getcpu,
-                      * pthread_atfork, atexit. None for those that give something back (close, munmap,
-                      * pthread_join) and those that can't fail. */
+    MS_FAULT_SYSTEM, /* any other system call: unlink, rename, fcntl, statx, getrlimit, getcpu,
+                      * pthread_atfork, atexit. Calls that release (close, munmap, pthread_join) and
+                      * calls that can't fail have no fault point. */
     MS_FAULT_COUNT
 } ms_fault;
 
-/* Arms one kind, as said above; disarms all kinds. */
+/* ms_fault_arm() arms one kind; ms_fault_disarm_all() disarms all kinds. */
 MS_API void ms_fault_arm(ms_fault kind, uint64_t nth, int system_errno);
 MS_API void ms_fault_disarm_all(void);
-/* How many calls have passed a point of this kind since it was last armed with
- * ms_fault_arm(): lets a test loop until its fault no longer fires. */
+/* Calls that have passed a point of this kind since it was last armed. A test raises `nth` until this stays below
+ * it. */
 MS_API uint64_t ms_fault_passed(ms_fault kind);
 
 /* ---- log ---------------------------------------------------------------- */
 
-/* How much a line matters. */
+/* The severity of a line. */
 typedef enum ms_log_level { MS_LOG_DEBUG, MS_LOG_INFO, MS_LOG_WARNING, MS_LOG_ERROR } ms_log_level;
 
 /* Receives one line without a newline, from any thread; must not call back
  * into the library. */
 typedef void (*ms_log_sink)(void *context, ms_log_level level, const char *line);
 
-/* Sets the process's one sink; NULL (the start) drops everything. The previous
- * sink is not called after this returns. */
+/* Sets the process's only sink. NULL, the initial value, drops every line. The previous sink is not called after
+ * this returns. */
 MS_API void ms_log_set_sink(ms_log_sink sink, void *context);
-/* Formats one line and gives it to the sink. Thread-safe. */
+/* Formats one line and passes it to the sink. Thread-safe. */
 MS_API void ms_log(ms_log_level level, const char *fmt, ...) MS_PRINTF(2, 3);
 
 /* ---- counters ----------------------------------------------------------- */
 
 /*
- * The counters that the rooms add to and that observability exports. All are
- * cumulative, start at 0 and never fall. A set belongs to one executor;
- * adding is atomic and safe from any thread.
+ * The counters: every room adds to them, observability exports them. They are cumulative, start at 0 and never fall.
+ * A set belongs to one executor; adding is atomic and safe from any thread.
  */
 #define MS_COUNTER_TABLE(X) \
     X(STEPS, "steps", "training steps finished") \
     X(RECOMPUTED_LAYERS, "recomputed_layers", "layer forwards replayed in backward") \
-    X(REMADE_TENSORS, "remade_tensors", "saved tensors given back as single operators made them again") \
+    X(REMADE_TENSORS, "remade_tensors", "saved tensors recomputed by single operators") \
     X(OFFLOADED_BYTES, "offloaded_bytes", "bytes of saved tensors sent to a lower tier") \
     X(FETCHED_BYTES, "fetched_bytes", "bytes of saved tensors brought back") \
     X(DISK_BYTES, "disk_bytes", "bytes written to the disk tier") \
     X(PACKED_BYTES, "packed_bytes", "bytes of saved tensors of two values that were kept as bits") \
-    X(PACKED_INTO_BYTES, "packed_into_bytes", "what those bits took") \
-    X(KEPT_TENSORS, "kept_tensors", "saved tensors left where they were") \
+    X(PACKED_INTO_BYTES, "packed_into_bytes", "bytes that those bits took") \
+    X(KEPT_TENSORS, "kept_tensors", "saved tensors left in place") \
     X(OFFLOADED_STORAGES, "offloaded_storages", "storages sent to a lower tier") \
     X(FORWARD_STALL_NS, "forward_stall_ns", "time that forward waited for writes") \
     X(BACKWARD_STALL_NS, "backward_stall_ns", "time that backward waited for reads") \
@@ -211,14 +209,14 @@ MS_API uint64_t ms_counter_get(const ms_counters *set, ms_counter id);
 
 /* ---- time --------------------------------------------------------------- */
 
-/* Nanoseconds of a clock that only moves forward. */
+/* Nanoseconds of a monotonic clock. */
 MS_API uint64_t ms_now_ns(void);
 
 /* ---- threads ------------------------------------------------------------ */
 
-/* How many threads OpenMP would compute with if the calling thread divided work now; 0 where the
- * process has no OpenMP. A thread that torch has not yet given the number of set_num_threads() has
- * another: asking torch would give it that. */
+/* The number of threads that OpenMP would use if the calling thread opened a parallel region now; 0 if the process
+ * has no OpenMP. The number may differ from torch.get_num_threads(): torch applies set_num_threads() to a thread
+ * only when that thread first asks torch, and this function does not ask torch. */
 MS_API uint32_t ms_team_threads(void);
 
 #ifdef __cplusplus

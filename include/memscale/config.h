@@ -1,9 +1,9 @@
 /*
- * config.h - what the user asked for, as a value.
+ * config.h - the user's configuration as a value.
  *
- * The Python `Config` is written to JSON and parsed here, so that every bound
- * and every message about a bad field exists once, in C. Planning reads this
- * struct and nothing else of the user's wishes.
+ * The Python `Config` is written to JSON and parsed here, so that every bound and every message about a bad field
+ * exists once, in C. Planning reads the user's wishes only from this struct.
+ * Tests: tests/c/config/test_config.c.
  */
 #ifndef MEMSCALE_CONFIG_H
 #define MEMSCALE_CONFIG_H
@@ -19,10 +19,11 @@ extern "C" {
 
 enum { MS_PATH_MAX = 4096 };
 
-/* How far to go, as `OptimizationMode` in Python: recomputation only; offload too; all that the flags allow. */
+/* The techniques allowed, as `OptimizationMode` in Python: recomputation only; offload too; all that the flags
+ * allow. */
 typedef enum ms_mode { MS_MODE_CONSERVATIVE, MS_MODE_BALANCED, MS_MODE_AGGRESSIVE, MS_MODE_COUNT } ms_mode;
 
-/* The fields of `memscale.Config`, whose documentation says what they mean. */
+/* The fields of `memscale.Config`; its documentation explains them. */
 typedef struct ms_config {
     ms_mode mode;
     bool enable_checkpointing;
@@ -40,8 +41,8 @@ typedef struct ms_config {
     uint32_t warmup_steps;
     uint32_t target_utilization_permille; /* of `target_gpu_utilization` */
     uint64_t memory_budget_bytes;         /* MS_UNSET: a share of the device is the target */
-    uint64_t max_cpu_offload_bytes;       /* MS_UNSET: what is available */
-    uint64_t max_disk_offload_bytes;      /* MS_UNSET: a stated share of what is free */
+    uint64_t max_cpu_offload_bytes;       /* MS_UNSET: all available memory */
+    uint64_t max_disk_offload_bytes;      /* MS_UNSET: a stated share of the free space */
     int32_t observability_port;           /* -1: none */
     uint64_t pinned_pool_bytes;           /* of AsyncOffloadConfig; MS_UNSET: chosen */
     uint32_t prefetch_depth;              /* layers ahead; 0: chosen */
@@ -58,11 +59,9 @@ MS_API const char *ms_mode_name(ms_mode mode);
 MS_API void ms_config_default(ms_config *config);
 
 /*
- * Parses the JSON of a `Config`: an object with "version": 1 and any of the
- * published fields under their published names, GB fields as numbers of 1e9
- * bytes, null for "not given", `async_config` as a nested object. A field that
- * is absent keeps its default. MS_ECONFIG names the field, the value given and
- * what is allowed; an unknown field is one as well.
+ * Parses the JSON of a `Config`: an object with "version": 1 and any of the published fields under their published
+ * names, GB fields as numbers of 1e9 bytes, null for "not given", `async_config` as a nested object. An absent field
+ * keeps its default. MS_ECONFIG names the field, its value and the allowed values, or an unknown field.
  */
 MS_API int ms_config_parse(const char *json, ms_config *config, ms_error *err);
 

@@ -65,7 +65,7 @@ typedef struct ms_disk {
     uint64_t free_bytes;
     uint64_t write_bytes_per_s;
     uint64_t read_bytes_per_s;
-    char refusal[MS_NAME_MAX]; /* why `dir` can't be used; "" where it can */
+    char refusal[MS_NAME_MAX]; /* why `dir` can't be used; "" if it can */
 } ms_disk;
 
 /* What the training process itself holds, measured when it is wrapped. A plan

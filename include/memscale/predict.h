@@ -2,11 +2,11 @@
  * predict.h - a training step's graph from a Hugging Face configuration alone: no torch,
  * no weights, no run.
  *
- * The step is the one that transformers 5 and torch 2.13 run on a CPU in float32 with
- * sdpa attention: the family's causal (of BERT its masked) language model in training
- * mode, called with input_ids and labels of one shape and no padding. Families: "llama",
- * "mistral", "qwen2", "qwen3", "gpt2", "bert". The result is what the profiler's trace of
- * that model gives: residents, saved storages and live bytes are equal to the byte.
+ * The step is that of transformers 5 and torch 2.13 on a CPU in float32 with sdpa attention: the family's causal
+ * language model (for BERT, the masked one) in training mode, called with input_ids and labels of one shape and no
+ * padding. Families: "llama", "mistral", "qwen2", "qwen3", "gpt2", "bert". The result equals the profiler's trace of
+ * that model: residents, saved storages and live bytes agree to the byte. Tests: tests/c/predict/test_predict.c,
+ * tests/python/test_predict.py.
  */
 #ifndef MEMSCALE_PREDICT_H
 #define MEMSCALE_PREDICT_H
@@ -18,13 +18,12 @@ extern "C" {
 #endif
 
 /*
- * `config_json` is the text of a config.json; members that the model does not depend on
- * are not looked at, those that it lacks have transformers' defaults, but for the sizes:
- * hidden size, layers, heads, vocabulary. MS_EFORMAT with the place for a malformed
- * document, an unknown "model_type", sizes that do not go together, and what is not
- * modelled (attention dropout of decoders, cross-attention, rotary positions that change
- * with the sequence's length); MS_EINVAL for a batch or sequence that the model can't take; MS_ENOMEM.
- * Free the graph with ms_graph_free(). Safe from any thread.
+ * `config_json` is the text of a config.json. Members that the model does not depend on are ignored. Missing members
+ * have transformers' defaults, except for the required sizes: hidden size, layers, heads, vocabulary. MS_EFORMAT with
+ * the place for a malformed document, an unknown "model_type", inconsistent sizes, and features that are not modelled
+ * (attention dropout of decoders, cross-attention, rotary positions that change with the sequence's length);
+ * MS_EINVAL for a batch or sequence that the model can't take; MS_ENOMEM. Free the graph with ms_graph_free(). Safe
+ * from any thread.
  */
 MS_API int ms_predict_hf_graph(const char *config_json, uint64_t batch, uint64_t seq, ms_graph **graph, ms_error *err);
 

@@ -1,8 +1,9 @@
 /*
- * Growable arrays of any type:
+ * Growable arrays of any type.
+ * Tests: tests/c/base/test_memory.c.
  *
  *     MS__ARRAY(uint64_t) sizes = {0};
- *     uint64_t *slot = MS__ARRAY_PUSH(&sizes);    NULL where memory is out
+ *     uint64_t *item = MS__ARRAY_PUSH(&sizes);    NULL when out of memory
  *     ...
  *     MS__ARRAY_FREE(&sizes);
  *
@@ -22,16 +23,15 @@
         size_t capacity; \
     }
 
-/* Makes room for `needed` items in all. 0, or MS_ENOMEM with the array as it was;
- * MS_EOVERFLOW where the bytes do not fit a size. `*items` is the array's
- * pointer. */
+/* Makes room for `needed` items in all. `items` is the address of the array's pointer. MS_ENOMEM, or MS_EOVERFLOW
+ * if the bytes do not fit a size; the array is then unchanged. */
 MS_NODISCARD int ms__array_reserve(void *items, size_t *capacity, size_t needed, size_t item_bytes);
 
 /* Room for `needed` items in all: 0 or an error code. */
 #define MS__ARRAY_RESERVE(array, needed) \
     ms__array_reserve(&(array)->items, &(array)->capacity, (needed), sizeof *(array)->items)
 
-/* One more item, zeroed, at the end: its address, or NULL where memory is out. */
+/* One more item, zeroed, at the end: its address, or NULL when out of memory. */
 #define MS__ARRAY_PUSH(array) \
     (MS__ARRAY_RESERVE(array, (array)->count + 1) == MS_OK \
          ? (memset(&(array)->items[(array)->count], 0, sizeof *(array)->items), &(array)->items[(array)->count++]) \

@@ -20,8 +20,8 @@ uint64_t ms__checksum_copy_plain(void *to, const void *from, size_t bytes)
     return ms__copy_hashed(to, from, bytes, copy_block);
 }
 
-/* AVX2 and no wider: with AVX-512 the same data took as long (it is memory that
- * limits), and wider registers may lower the clock under the training's feet. */
+/* AVX2, not AVX-512: AVX-512 took as long, because memory bandwidth is the limit, and wider registers may lower
+ * the clock of the training threads. */
 ms__checksum_fn ms__checksum_select(void)
 {
 #ifdef MS_BASE_X86

@@ -1,11 +1,10 @@
 /*
- * checksum.h - the checksum of every extent: XXH3, 64 bits, seed 0. Used by the
- * offload engine, and by the hardware probe to tell plans what it costs.
+ * checksum.h - the checksum of every extent: XXH3, 64 bits, seed 0. Used by the offload engine; the hardware probe
+ * measures its rate.
  *
- * Hashing runs on the cores that training computes on, so the vectors of the
- * processor are used as far as that helps. Every variant gives the same value:
- * XXH3 is defined without reference to an instruction set. What has to be copied as well
- * is hashed on the way.
+ * Hashing competes with training for cores, so there is a variant with vector instructions. Every variant gives the
+ * same value: XXH3 does not depend on the instruction set. A copy and its checksum are one pass over memory.
+ * Tests: tests/c/base/test_checksum.c.
  */
 #ifndef MS_BASE_CHECKSUM_H
 #define MS_BASE_CHECKSUM_H
@@ -19,15 +18,15 @@ typedef uint64_t (*ms__checksum_fn)(const void *data, size_t bytes);
 uint64_t ms__checksum_plain(const void *data, size_t bytes);
 
 #ifdef MS_BASE_X86
-/* Call only where the processor has AVX2. */
+/* Call only if the processor has AVX2. */
 uint64_t ms__checksum_avx2(const void *data, size_t bytes);
 #endif
 
 /* The fastest of these on this processor. */
 ms__checksum_fn ms__checksum_select(void);
 
-/* Copies `bytes` (the ranges do not overlap) and gives the checksum of `from`, reading it
- * from memory once. What the copy leaves in the caches is not said. */
+/* Copies `bytes` (the ranges do not overlap) and gives the checksum of `from`, reading
+ * it from memory once. The state of the caches afterwards is unspecified. */
 typedef uint64_t (*ms__checksum_copy_fn)(void *to, const void *from, size_t bytes);
 
 uint64_t ms__checksum_copy_plain(void *to, const void *from, size_t bytes);

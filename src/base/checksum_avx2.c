@@ -1,13 +1,12 @@
 /*
- * The variants for processors with AVX2: the same source, built with -mavx2, from
- * which xxHash chooses its vectors; and a copy that does not read what it overwrites.
- * Nothing else belongs in this file: the flag would reach it.
+ * The variants for processors with AVX2: xxHash chooses its vectors by the flag -mavx2, and the copy does not read
+ * the lines that it overwrites. Keep other code out of this file: it would be built with -mavx2.
  */
 #include "base/checksum_copy.h"
 
 #include <immintrin.h>
 
-/* From here on a copy is larger than what a core's caches would keep of it. */
+/* Copies of this size and more do not fit a core's caches. */
 enum { STREAM_LEAST_BYTES = 256 << 10, LINE_BYTES = 64 };
 
 uint64_t ms__checksum_avx2(const void *data, size_t bytes)
@@ -20,8 +19,7 @@ static void copy_block(unsigned char *to, const unsigned char *from, size_t byte
     memcpy(to, from, bytes);
 }
 
-/* Whole cache lines past the caches; what is left at the end like any copy. `to` begins a
- * line. */
+/* Writes whole cache lines past the caches and copies the rest as usual. `to` begins a cache line. */
 static void stream_block(unsigned char *to, const unsigned char *from, size_t bytes)
 {
     size_t at = 0;
@@ -40,6 +38,6 @@ uint64_t ms__checksum_copy_avx2(void *to, const void *from, size_t bytes)
         return ms__copy_hashed(to, from, bytes, copy_block);
     }
     uint64_t checksum = ms__copy_hashed(to, from, bytes, stream_block);
-    _mm_sfence(); /* other threads may be told of the copy now */
+    _mm_sfence(); /* makes the copy visible to other threads */
     return checksum;
 }

@@ -1,6 +1,5 @@
 /*
- * The counter registry: names and texts of the counters that all rooms add to
- * and that observability exports, and the atomic access to a set of them.
+ * The counter registry: names and texts of the counters, and atomic access to a set of them.
  */
 #include "memscale/base.h"
 

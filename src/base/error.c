@@ -1,6 +1,5 @@
 /*
- * The error table as code, and the two functions that fill an ms_error. Every
- * room calls them where something fails; nothing here allocates or fails itself.
+ * The error table, and the two functions that fill an ms_error. Nothing here allocates or fails.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -49,7 +48,7 @@ const char *ms_error_exception(int code)
     return error_find(code)->exception;
 }
 
-/* Names from documents and of files are quoted in errors and may hold anything. */
+/* Errors quote names from documents and of files, which may hold any bytes. */
 void ms__keep_to_one_line(char *text)
 {
     for (; *text != '\0'; text++) {
@@ -100,7 +99,7 @@ int ms_fail_errno(ms_error *err, int code, int system_errno, const char *fmt, ..
         error_fill(err, code, system_errno, fmt, args);
         va_end(args);
         char reason[128];
-        /* The GNU variant: it returns the text, which need not be in the buffer. */
+        /* The GNU variant returns the text, which may lie outside the buffer. */
         const char *reason_text = strerror_r(system_errno, reason, sizeof reason);
         size_t used = strlen(err->text);
         snprintf(err->text + used, sizeof err->text - used, ": %s (errno %d)", reason_text, system_errno);

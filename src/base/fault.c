@@ -1,7 +1,5 @@
 /*
- * The state behind the fault points. Armed by tests only; counts the calls of
- * each kind from the moment it is armed, so that a test can raise N until the
- * fault no longer fires.
+ * The state of the fault points. Only tests arm them.
  */
 #include "base/fault.h"
 

@@ -1,10 +1,9 @@
 /*
- * JSON documents, read and written over jansson. The rooms' readers and writers
- * (graph, hardware, config, plan) use only these helpers, so that every error
- * names the place in the document and every text is the same byte for byte.
+ * JSON documents, read and written over jansson. The rooms' readers and writers (graph, hardware, config, plan) use
+ * only these helpers, so that every error names the place in the document and every text is the same byte for byte.
  *
- * Reading. A cursor is a value and the way to it; cursors live on the caller's
- * stack, inner ones point at outer ones:
+ * Reading. A cursor is a value and its path in the document. Cursors live on the caller's stack; inner ones point at
+ * outer ones:
  *
  *     ms__json_at root, layers, layer;
  *     json_t *tree;
@@ -16,10 +15,11 @@
  *         ms__json_u64(&layer, "bytes", 0, UINT64_MAX, &bytes)
  *         -> MS_EFORMAT "graph: $.layers[3].bytes: expected a non-negative integer"
  *     }
- *     json_decref(tree)                              frees what the cursors showed
+ *     json_decref(tree)                              frees the values of all cursors
  *
- * Writing. A writer remembers its first failure, so that a document is built
- * without a check per field and judged once, by ms__json_finish().
+ * Writing. A writer remembers its first failure. A document is built without a check per field; ms__json_finish()
+ * reports the failure.
+ * Tests: tests/c/base/test_json.c.
  */
 #ifndef MS_BASE_JSON_H
 #define MS_BASE_JSON_H
@@ -34,57 +34,52 @@ typedef struct ms__json_at {
     const json_t *value;              /* borrowed; NULL for an optional member that is absent */
     const struct ms__json_at *parent; /* NULL at the root */
     const char *name;                 /* member name; at the root the document's name */
-    size_t index;                     /* used where name is NULL */
-    ms_error *err;                    /* where failures are written; may be NULL */
+    size_t index;                     /* used if name is NULL */
+    ms_error *err;                    /* receives failures; may be NULL */
 } ms__json_at;
 
-/* Parses `length` bytes of text. On success `*tree` owns the document (free it
- * with json_decref) and `*root` is the cursor at its top, which must be an
- * object. `name` ("graph") begins every error text and outlives the cursors; where it
- * is that of a kind in docs/formats, a document that is evidently of another kind is
- * refused. MS_EFORMAT with line and column for malformed text (duplicate members
- * included), MS_ENOMEM. */
+/* Parses `length` bytes of text. On success `*tree` owns the document (free it with json_decref) and `*root` is
+ * the cursor at its top, which must be an object. `name` ("graph") begins every error text and outlives the
+ * cursors. If it names a kind of docs/formats, a document that is evidently of another kind is refused. MS_EFORMAT
+ * with line and column for malformed text (duplicate members included), MS_ENOMEM. */
 MS_NODISCARD int ms__json_parse(const char *text, size_t length, const char *name, json_t **tree, ms__json_at *root,
                                 ms_error *err);
 
-/* How long a document may be: objects in the list that the root has as `member`, and values in all. */
+/* The largest document accepted: `items` objects in the root's list `member`, `values` values in all. */
 typedef struct ms__json_extent {
     const char *member;
     size_t items, values;
 } ms__json_extent;
 
-/* MS_EFORMAT with the line where the text is longer: to be asked before ms__json_parse(), whose tree
- * takes many times the text. */
+/* MS_EFORMAT with the line at which the text exceeds `most`. Call it before ms__json_parse(), whose tree takes
+ * many times the text's bytes. */
 MS_NODISCARD int ms__json_check_extent(const char *json, const char *name, const ms__json_extent *most, ms_error *err);
 
-/* MS_EFORMAT where the document at the root is evidently of another kind than its name
- * says; see json_kind.c. */
+/* MS_EFORMAT if the root's document is evidently of another kind than the root's name (json_kind.c). */
 MS_NODISCARD int ms__json_check_kind(const ms__json_at *root);
 
 /* Fills the cursor's error with "name: $.path: text" and returns `code`. */
 int ms__json_fail(const ms__json_at *at, int code, const char *fmt, ...) MS_PRINTF(3, 4);
 
-/* Checks that member "version" is an integer in [oldest, newest]: MS_EFORMAT
- * where it is missing or no integer, MS_EVERSION where it is another number.
- * `*version` may be NULL. */
+/* Checks that member "version" is an integer in [oldest, newest]. MS_EFORMAT if it is missing or not an integer,
+ * MS_EVERSION if it is another number. `version` may be NULL. */
 MS_NODISCARD int ms__json_version(const ms__json_at *object, uint64_t oldest, uint64_t newest, uint64_t *version);
 
 /* Fails with MS_EFORMAT on a member that is not among the `count` names. */
 MS_NODISCARD int ms__json_only(const ms__json_at *object, const char *const names[], size_t count);
 
-/* True where the member is there and not null. */
+/* True if the member is there and not null. */
 bool ms__json_has(const ms__json_at *object, const char *name);
 
 /*
- * Required members. MS_EFORMAT where the member is missing, has another type or
- * lies outside the bounds (bounds included). An integer above INT64_MAX is
- * malformed already for the parser.
+ * Required members. MS_EFORMAT if the member is missing, has another type or lies outside
+ * the bounds, which are inclusive. The parser refuses integers above INT64_MAX.
  */
 MS_NODISCARD int ms__json_u64(const ms__json_at *object, const char *name, uint64_t least, uint64_t most,
                               uint64_t *out);
 MS_NODISCARD int ms__json_u32(const ms__json_at *object, const char *name, uint32_t least, uint32_t most,
                               uint32_t *out);
-/* Several of the same bounds: the first failure. */
+/* Reads several members with the same bounds; returns the first failure. */
 typedef struct ms__json_u64_member {
     const char *name;
     uint64_t *out;
@@ -98,23 +93,22 @@ MS_NODISCARD int ms__json_bool(const ms__json_at *object, const char *name, bool
 MS_NODISCARD int ms__json_string(const ms__json_at *object, const char *name, const char **out);
 /* A copy, to be freed with ms_free(). MS_ENOMEM. */
 MS_NODISCARD int ms__json_string_copy(const ms__json_at *object, const char *name, char **out);
-/* A string that is one of `names`: its index. The error lists them. */
+/* The index in `names` of the member's string. The error lists `names`. */
 MS_NODISCARD int ms__json_enum(const ms__json_at *object, const char *name, const char *const names[], size_t count,
                                size_t *out);
 MS_NODISCARD int ms__json_array(const ms__json_at *object, const char *name, ms__json_at *out);
 MS_NODISCARD int ms__json_object(const ms__json_at *object, const char *name, ms__json_at *out);
 
-/* An optional member: absent or null gives the fallback; present and wrong fails as
- * above. */
+/* An optional member: `fallback` if it is absent or null; otherwise as ms__json_u64(). */
 MS_NODISCARD int ms__json_u64_or(const ms__json_at *object, const char *name, uint64_t least, uint64_t most,
                                  uint64_t fallback, uint64_t *out);
 
-/* Items of the array at the cursor, members of the object at it, else 0. */
+/* The number of items of an array or members of an object; 0 for any other value. */
 size_t ms__json_count(const ms__json_at *at);
 
-/* Room for what the required array `name` lists: zeros, `item_bytes` for each of its items,
- * `*count` of them, to be freed with ms_free(). NULL, and the code in `*rc`, where there is no
- * such array or it has more than `most` items (MS_EFORMAT), or memory is out. */
+/* Allocates zeroed memory for the items of the required array `name`: `*count` items of `item_bytes` each, to be
+ * freed with ms_free(). On failure NULL, with `*rc` MS_EFORMAT (the array is missing or has more than `most`
+ * items) or MS_ENOMEM. */
 MS_NODISCARD void *ms__json_items(const ms__json_at *object, const char *name, uint32_t most, size_t item_bytes,
                                   ms__json_at *array, uint32_t *count, int *rc);
 
@@ -127,49 +121,47 @@ MS_NODISCARD int ms__json_item_object(const ms__json_at *array, size_t index, ms
 
 /* ---- writing ------------------------------------------------------------ */
 
-/* All zero is a writer without a failure. */
+/* All zero is a new writer. */
 typedef struct ms__json_writer {
     int code;         /* of the first failure, or MS_OK */
     const char *name; /* of the member that failed */
 } ms__json_writer;
 
-/* A new empty document. Owned by the caller until ms__json_finish() takes it;
- * NULL where memory is out, which the writer remembers. */
+/* A new empty document. Owned by the caller until ms__json_finish() takes it. When out of memory NULL, and the
+ * writer remembers the failure. */
 json_t *ms__json_new(ms__json_writer *writer);
 
-/* Set a member of `object`, in the order of the calls. Nothing is done where
- * the writer has failed already or `object` is NULL. Sizes above INT64_MAX and
- * numbers that are not finite fail with MS_EOVERFLOW and MS_EINVAL. */
+/* Append a member to `object`. They do nothing if the writer has already failed or `object` is NULL. Sizes above
+ * INT64_MAX fail with MS_EOVERFLOW, numbers that are not finite with MS_EINVAL. */
 void ms__json_put_u64(ms__json_writer *writer, json_t *object, const char *name, uint64_t value);
-/* JSON integers are signed here: a number that saturated above INT64_MAX is written as that. */
+/* As ms__json_put_u64(), but a value above INT64_MAX is written as INT64_MAX. */
 void ms__json_put_saturated(ms__json_writer *writer, json_t *object, const char *name, uint64_t value);
-/* null where the value is `none` (for "no limit", "not known"). */
+/* null if the value is `none` (for "no limit", "not known"). */
 void ms__json_put_u64_or_null(ms__json_writer *writer, json_t *object, const char *name, uint64_t value, uint64_t none);
 void ms__json_put_f64(ms__json_writer *writer, json_t *object, const char *name, double value);
 void ms__json_put_bool(ms__json_writer *writer, json_t *object, const char *name, bool value);
-/* null where `text` is NULL; bytes that are not UTF-8 are replaced by "?". */
+/* null if `text` is NULL; bytes that are not UTF-8 are replaced by "?". */
 void ms__json_put_string(ms__json_writer *writer, json_t *object, const char *name, const char *text);
 void ms__json_put_null(ms__json_writer *writer, json_t *object, const char *name);
 /* The new child, borrowed from `object`; NULL after a failure. */
 json_t *ms__json_put_object(ms__json_writer *writer, json_t *object, const char *name);
 json_t *ms__json_put_array(ms__json_writer *writer, json_t *object, const char *name);
-/* Puts a value of any kind and takes it over, whatever happens. */
+/* Puts any value and takes its reference, also on failure. */
 void ms__json_put_value(ms__json_writer *writer, json_t *object, const char *name, json_t *value);
 
-/* Append to `array`, in the same way. */
+/* Append an item to `array`, likewise. */
 void ms__json_add_u64(ms__json_writer *writer, json_t *array, uint64_t value);
 void ms__json_add_string(ms__json_writer *writer, json_t *array, const char *text);
 json_t *ms__json_add_object(ms__json_writer *writer, json_t *array);
 json_t *ms__json_add_array(ms__json_writer *writer, json_t *array);
 
-/* Frees `tree` (may be NULL) and, where nothing failed, hands its text out, to
- * be freed with ms_free(): members in the order they were put, two spaces of
- * indent, a newline at the end, numbers in the fewest digits that read back as
- * the same value. `what` names the document in errors. */
+/* Frees `tree` (may be NULL). If the writer has not failed, `*text` receives the document, to be freed with
+ * ms_free(): members in the order of the calls, an indent of two spaces, a newline at the end, numbers in the
+ * fewest digits that read back as the same value. `what` names the document in errors. */
 MS_NODISCARD int ms__json_finish(ms__json_writer *writer, json_t *tree, const char *what, char **text, ms_error *err);
 
 /* The text of a value that the caller keeps; `compact` gives one line without
- * spaces and without a newline. NULL where memory is out. */
+ * spaces and without a newline. NULL when out of memory. */
 char *ms__json_text(const json_t *value, bool compact);
 
 #endif

@@ -1,7 +1,6 @@
 /*
- * Documents that are refused for their length anyway, before a tree is made of them: that would
- * take gigabytes. Called by the readers of documents that may be long; looks at brackets, commas
- * and names, and leaves everything else to the parser.
+ * Refuses documents that are too long before they are parsed: their tree would take gigabytes. Counts brackets,
+ * commas and the one list; the parser checks everything else.
  */
 #include <string.h>
 
@@ -16,7 +15,7 @@ static const char *string_end(const char *at)
     return at;
 }
 
-static bool is_text(const char *begin, const char *end, const char *text)
+static bool range_equals(const char *begin, const char *end, const char *text)
 {
     size_t length = strlen(text);
     return (size_t)(end - begin) == length && memcmp(begin, text, length) == 0;
@@ -25,11 +24,11 @@ static bool is_text(const char *begin, const char *end, const char *text)
 int ms__json_check_extent(const char *json, const char *name, const ms__json_extent *most, ms_error *err)
 {
     size_t depth = 0, items = 0, values = 0, line = 1;
-    bool is_named = false, is_in_list = false; /* the last text was the member's name; its list is open */
+    bool is_named = false, is_in_list = false; /* the last string was the member's name; the member's list is open */
     for (const char *at = json; *at != '\0'; at++) {
         if (*at == '"') {
             const char *end = string_end(at + 1);
-            is_named = depth == 1 && is_text(at + 1, end, most->member);
+            is_named = depth == 1 && range_equals(at + 1, end, most->member);
             at = *end != '\0' ? end : end - 1;
         } else if (*at == '[' || *at == '{') {
             is_in_list = depth == 1 ? is_named && *at == '[' : is_in_list;

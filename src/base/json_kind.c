@@ -1,7 +1,6 @@
 /*
- * Tells the kinds of documents apart, so that a file given in the place of another is
- * refused by its name and not by the first member that it lacks. Called by
- * ms__json_parse(); what the documents hold is their rooms' business.
+ * Recognizes the kind of a document, so that a wrong file is refused by its kind and not by the first member that it
+ * lacks. Called by ms__json_parse().
  */
 #include <string.h>
 
@@ -10,11 +9,11 @@
 typedef struct kind {
     const char *name; /* as ms__json_parse() gets it */
     const char *text;
-    const char *members[3]; /* that it has, together, and no kind before it in the table */
+    const char *members[3]; /* a document of this kind has them all; the first match in the table counts */
 } kind;
 
-/* As docs/formats has them; a configuration may have any one of its members only, so its
- * most usual ones stand alone, and last. */
+/* The kinds of docs/formats. A configuration may have a single member of any name, so its two most usual members
+ * stand alone, and last. */
 static const kind kinds[] = {
     {"graph", "a graph", {"profiles", "nodes"}},
     {"plan", "an execution plan", {"predicted", "entries"}},
@@ -30,7 +29,7 @@ static const kind kinds[] = {
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0], MEMBERS = sizeof kinds[0].members / sizeof kinds[0].members[0] };
 
-static bool is_of(const json_t *object, const kind *tried)
+static bool kind_matches(const json_t *object, const kind *tried)
 {
     for (size_t i = 0; i < MEMBERS && tried->members[i] != NULL; i++) {
         if (json_object_get(object, tried->members[i]) == NULL) {
@@ -55,9 +54,9 @@ int ms__json_check_kind(const ms__json_at *root)
     const kind *wanted = find_name(root->name);
     const kind *found = NULL;
     for (size_t i = 0; wanted != NULL && found == NULL && i < KINDS; i++) {
-        found = is_of(root->value, &kinds[i]) ? &kinds[i] : NULL;
+        found = kind_matches(root->value, &kinds[i]) ? &kinds[i] : NULL;
     }
-    if (found == NULL || strcmp(found->name, wanted->name) == 0 || is_of(root->value, wanted)) {
+    if (found == NULL || strcmp(found->name, wanted->name) == 0 || kind_matches(root->value, wanted)) {
         return MS_OK;
     }
     return ms__json_fail(root, MS_EFORMAT, "expected %s, found %s", wanted->text, found->text);

@@ -14,7 +14,7 @@
 
 enum { PATH_DEPTH_MAX = 32 };
 
-/* Writes "name: $.a[3].b" of a cursor. Outer steps of very deep paths are cut. */
+/* Writes a cursor's path as "name: $.a[3].b". Very deep paths lose their outer steps. */
 static void write_path(const ms__json_at *at, char *out, size_t size)
 {
     const ms__json_at *steps[PATH_DEPTH_MAX];
@@ -77,7 +77,7 @@ int ms__json_parse(const char *text, size_t length, const char *name, json_t **t
 
 /* ---- cursors ------------------------------------------------------------ */
 
-/* Absent and null are the same: value NULL. */
+/* An absent member and null both give the value NULL. */
 static ms__json_at member_of(const ms__json_at *object, const char *name)
 {
     const json_t *value = json_object_get(object->value, name);
@@ -146,7 +146,7 @@ int ms__json_version(const ms__json_at *object, uint64_t oldest, uint64_t newest
 
 /* ---- values at a cursor ------------------------------------------------- */
 
-static int missing(const ms__json_at *at, const char *expected)
+static int fail_missing(const ms__json_at *at, const char *expected)
 {
     return ms__json_fail(at, MS_EFORMAT, "missing, expected %s", expected);
 }
@@ -154,7 +154,7 @@ static int missing(const ms__json_at *at, const char *expected)
 static int read_u64(const ms__json_at *at, uint64_t least, uint64_t most, uint64_t *out)
 {
     if (at->value == NULL) {
-        return missing(at, "a non-negative integer");
+        return fail_missing(at, "a non-negative integer");
     }
     if (!json_is_integer(at->value) || json_integer_value(at->value) < 0) {
         return ms__json_fail(at, MS_EFORMAT, "expected a non-negative integer");
@@ -171,7 +171,7 @@ static int read_u64(const ms__json_at *at, uint64_t least, uint64_t most, uint64
 static int read_f64(const ms__json_at *at, double least, double most, double *out)
 {
     if (at->value == NULL) {
-        return missing(at, "a number");
+        return fail_missing(at, "a number");
     }
     if (!json_is_number(at->value)) {
         return ms__json_fail(at, MS_EFORMAT, "expected a number");
@@ -187,7 +187,7 @@ static int read_f64(const ms__json_at *at, double least, double most, double *ou
 static int read_bool(const ms__json_at *at, bool *out)
 {
     if (at->value == NULL) {
-        return missing(at, "true or false");
+        return fail_missing(at, "true or false");
     }
     if (!json_is_boolean(at->value)) {
         return ms__json_fail(at, MS_EFORMAT, "expected true or false");
@@ -199,7 +199,7 @@ static int read_bool(const ms__json_at *at, bool *out)
 static int read_string(const ms__json_at *at, const char **out)
 {
     if (at->value == NULL) {
-        return missing(at, "a string");
+        return fail_missing(at, "a string");
     }
     if (!json_is_string(at->value)) {
         return ms__json_fail(at, MS_EFORMAT, "expected a string");
@@ -212,7 +212,7 @@ static int check_container(const ms__json_at *at, json_type type, ms__json_at *o
 {
     const char *expected = type == JSON_ARRAY ? "an array" : "an object";
     if (at->value == NULL) {
-        return missing(at, expected);
+        return fail_missing(at, expected);
     }
     if (json_typeof(at->value) != type) {
         return ms__json_fail(at, MS_EFORMAT, "expected %s", expected);
@@ -301,7 +301,7 @@ int ms__json_enum(const ms__json_at *object, const char *name, const char *const
     for (size_t i = 0; i < count && used < sizeof known; i++) {
         used += (size_t)snprintf(known + used, sizeof known - used, "%s\"%s\"", i ? ", " : "", names[i]);
     }
-    return ms__json_fail(&at, MS_EFORMAT, "\"%.64s\" is none of %s", text, known);
+    return ms__json_fail(&at, MS_EFORMAT, "\"%.64s\" is not one of %s", text, known);
 }
 
 int ms__json_array(const ms__json_at *object, const char *name, ms__json_at *out)

@@ -1,4 +1,5 @@
-/* Shared by the two halves of json.h only. */
+/* Shared by json_read.c and json_write.c only.
+ * Tests: tests/c/base/test_json.c. */
 #ifndef MS_BASE_JSON_SETUP_H
 #define MS_BASE_JSON_SETUP_H
 
@@ -7,9 +8,9 @@
 /* Routes jansson's allocations through ms_malloc(), once per process. */
 void ms__json_setup(void);
 
-/* Whether an allocation of jansson's has failed in this thread since the last
- * call of this function. jansson calls most such failures a syntax error, and
- * where its buffer of a string can't grow it drops a character and goes on. */
+/* True if an allocation of jansson's has failed in this thread since the last call of this function. jansson
+ * reports most such failures as a syntax error; if a string's buffer can't grow, it drops a character and
+ * continues. */
 bool ms__json_ran_out_of_memory(void);
 
 #endif

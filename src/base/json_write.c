@@ -64,7 +64,7 @@ void ms__json_put_value(ms__json_writer *writer, json_t *object, const char *nam
         json_decref(value);
         return;
     }
-    /* Takes the reference also where it fails; NULL fails. */
+    /* jansson takes the reference even when it fails; NULL fails. */
     if (json_object_set_new(object, name, value) != 0) {
         writer_fail(writer, MS_ENOMEM, name);
     }
@@ -91,7 +91,7 @@ static json_t *new_u64(ms__json_writer *writer, const char *name, uint64_t value
     return json_integer((json_int_t)value);
 }
 
-/* Length of the UTF-8 sequence at `text`, or 0 where it is none. */
+/* Length of the UTF-8 sequence at `text`, or 0 if the bytes are not UTF-8. */
 static size_t utf8_length(const unsigned char *text)
 {
     static const struct {
@@ -115,7 +115,7 @@ static size_t utf8_length(const unsigned char *text)
     return 0;
 }
 
-/* Names of modules and files come from outside and may hold any bytes. */
+/* Names of modules and files may hold any bytes. */
 static json_t *new_string(const char *text)
 {
     if (text == NULL) {
@@ -241,9 +241,8 @@ static int digits_of_number(double value)
     return DIGITS_MOST;
 }
 
-/* The fewest digits with which every real number of the tree reads back as the
- * same value. 15 for all that people write ("0.85"), 17 for any computed one.
- * Recursion is as deep as the documents of this library are nested. */
+/* The fewest digits with which every real number of the tree reads back as the same value: 15 for numbers that
+ * people write ("0.85"), 17 for computed ones. The documents are flat, so recursion is shallow. */
 static int digits_of_tree(const json_t *value)
 {
     int most = DIGITS_LEAST;
@@ -269,7 +268,7 @@ char *ms__json_text(const json_t *value, bool compact)
     size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION((size_t)digits_of_tree(value));
     (void)ms__json_ran_out_of_memory();
     char *text = json_dumps(value, flags | (compact ? JSON_COMPACT : JSON_INDENT(2)));
-    /* Where its buffer can't grow, jansson leaves a key out and goes on. */
+    /* If its buffer can't grow, jansson drops a key and continues. */
     if (ms__json_ran_out_of_memory()) {
         ms_free(text);
         return NULL;

@@ -4,7 +4,7 @@
 
 enum { SMALLEST_CAPACITY = 64 };
 
-/* The finaliser of MurmurHash3: addresses differ in few bits. */
+/* The finalizer of MurmurHash3: addresses differ in few bits. */
 static size_t home_of(const ms__keymap *map, uint64_t key)
 {
     key ^= key >> 33;
@@ -13,7 +13,7 @@ static size_t home_of(const ms__keymap *map, uint64_t key)
     return (size_t)key & (map->capacity - 1);
 }
 
-/* The key's slot, or the free one where it would stand. */
+/* The key's entry, or the free entry that the key would take. */
 static size_t slot_of(const ms__keymap *map, uint64_t key)
 {
     size_t at = home_of(map, key);
@@ -41,7 +41,7 @@ bool ms__keymap_get(const ms__keymap *map, uint64_t key, uint64_t *value)
     return slot->used;
 }
 
-static int grow(ms__keymap *map)
+static int keymap_grow(ms__keymap *map)
 {
     ms__keymap larger = {0};
     larger.capacity = map->capacity != 0 ? 2 * map->capacity : SMALLEST_CAPACITY;
@@ -63,7 +63,7 @@ static int grow(ms__keymap *map)
 int ms__keymap_put(ms__keymap *map, uint64_t key, uint64_t value)
 {
     if (2 * (map->count + 1) > map->capacity) {
-        int rc = grow(map);
+        int rc = keymap_grow(map);
         if (rc != MS_OK) {
             return rc;
         }
@@ -85,7 +85,7 @@ void ms__keymap_remove(ms__keymap *map, uint64_t key)
     }
     size_t mask = map->capacity - 1;
     for (size_t at = (hole + 1) & mask; map->slots[at].used; at = (at + 1) & mask) {
-        /* May move only where its home is not between the hole and itself. */
+        /* An entry may move unless its home lies between the hole and the entry. */
         size_t distance = (at - home_of(map, map->slots[at].key)) & mask;
         if (distance >= ((at - hole) & mask)) {
             map->slots[hole] = map->slots[at];

@@ -1,7 +1,7 @@
 /*
- * A map from 64-bit keys to 64-bit values, open addressing. Used by the tracer
- * for storages by their address and for saves by node and storage. Keys and values
- * are any numbers; one value per key.
+ * A map from 64-bit keys to 64-bit values, open addressing. Keys and values are any numbers. Used by the tracer:
+ * storages by address, saves by node and storage.
+ * Tests: tests/c/base/test_keymap.c.
  */
 #ifndef MS_BASE_KEYMAP_H
 #define MS_BASE_KEYMAP_H
@@ -23,7 +23,7 @@ typedef struct ms__keymap {
 
 void ms__keymap_free(ms__keymap *map);
 
-/* False where the key is absent; `*value` is then untouched. */
+/* False if the key is absent; `*value` is then untouched. */
 bool ms__keymap_get(const ms__keymap *map, uint64_t key, uint64_t *value);
 
 /* Sets or replaces; MS_ENOMEM leaves the map as it was. */

@@ -22,7 +22,7 @@ static int resolve_all(const ms__library *library, void *handle, const char *pat
 }
 
 /* Under the lock. */
-static int load(ms__library *library, const char *path, ms_error *err)
+static int library_load_locked(ms__library *library, const char *path, ms_error *err)
 {
     if (ms__fault(MS_FAULT_DRIVER, NULL)) {
         return ms_fail(err, MS_ENOTSUP, "loading %s failed as a test asked", path);
@@ -43,7 +43,7 @@ static int load(ms__library *library, const char *path, ms_error *err)
 int ms__library_load(ms__library *library, const char *path, ms_error *err)
 {
     ms__mutex_lock(&library->lock);
-    int rc = library->is_loaded ? MS_OK : load(library, path, err);
+    int rc = library->is_loaded ? MS_OK : library_load_locked(library, path, err);
     ms__mutex_unlock(&library->lock);
     return rc;
 }

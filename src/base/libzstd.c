@@ -1,5 +1,5 @@
 /*
- * The zstd library's functions, one row each; library.c loads them.
+ * The table of the zstd library's functions; library.c loads them.
  */
 #include "base/libzstd.h"
 

@@ -1,6 +1,7 @@
 /*
- * The zstd library, found at run time: nothing has to be there to build, and a machine
- * without it does without packing. Used by the offload engine's codec.
+ * The zstd library, found at run time: the build does not need it, and without it nothing is compressed. Used by the
+ * offload engine's codec.
+ * Tests: tests/c/offload/test_codec.c.
  */
 #ifndef MS_BASE_LIBZSTD_H
 #define MS_BASE_LIBZSTD_H
@@ -10,7 +11,7 @@
 /* Parameters of a compression context, as the library's ABI has them since 1.4. */
 enum {
     MS__ZSTD_COMPRESSION_LEVEL = 100,
-    MS__ZSTD_LITERAL_COMPRESSION = 1002, /* of experimental standing: a refusal is no error */
+    MS__ZSTD_LITERAL_COMPRESSION = 1002, /* experimental: a refusal is ignored */
 };
 
 typedef struct ms__libzstd {
@@ -24,9 +25,8 @@ typedef struct ms__libzstd {
     unsigned (*is_error)(size_t result);
 } ms__libzstd;
 
-/* The functions of libzstd.so.1. Loaded at most once and never unloaded; a failed try is
- * repeated by the next call. MS_ENOTSUP where the library or a function is missing.
- * Thread-safe. */
+/* The functions of libzstd.so.1. The library is loaded once and never unloaded; after a failure the next call
+ * tries again. MS_ENOTSUP if the library or a function is missing. Thread-safe. */
 MS_NODISCARD int ms__libzstd_get(const ms__libzstd **out, ms_error *err);
 
 #endif

@@ -13,14 +13,14 @@
 #include "base/forks.h"
 #include "base/log.h"
 
-/* Writers first: among threads that log without a pause, one would wait for ever. */
+/* Writers first: otherwise a writer would starve while threads log without a pause. */
 #ifdef PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
 #define SINK_LOCK_INIT PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
 #else
 #define SINK_LOCK_INIT PTHREAD_RWLOCK_INITIALIZER
 #endif
 
-/* How long a fork waits for lines that are being written. */
+/* The longest that a fork waits for lines being written. */
 #define FORK_WAIT_NS 200000000L
 
 static pthread_rwlock_t sink_lock = SINK_LOCK_INIT;
@@ -28,7 +28,7 @@ static ms_log_sink sink_function;
 static void *sink_context;
 static atomic_bool sink_is_set;
 
-/* Only the thread that forks touches it, between the two ends of a fork. */
+/* Used only by the forking thread, between the handlers of one fork. */
 static _Thread_local bool is_held_for_fork;
 
 static void before_fork(void)
@@ -48,8 +48,8 @@ static void after_fork_in_parent(void)
     }
 }
 
-/* A lock is written down under its thread's number, and the child's thread has another
- * one: given back or not, the lock has to be made anew. */
+/* The lock records its owner's thread number, which differs in the child: the child needs a fresh lock, released
+ * or not. */
 static void after_fork_in_child(void)
 {
     static const pthread_rwlock_t fresh = SINK_LOCK_INIT;
@@ -59,7 +59,7 @@ static void after_fork_in_child(void)
     sink_lock = fresh;
 }
 
-/* Until it succeeds: without it a child could find the lock taken for ever. */
+/* Tried until it succeeds: otherwise a child could inherit a lock that is never released. */
 static void cover_fork(void)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

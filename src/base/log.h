@@ -1,13 +1,12 @@
 /*
- * What rooms need of the log beyond ms_log(): whether a line would go anywhere,
- * so that a costly text is not built for nothing; and texts of one line.
+ * The log inside the library: ms__log_enabled() saves building a costly text that no sink would get.
  *
- * A sink runs under a shared lock and ms_log_set_sink() under an exclusive one.
- * A sink that waits for a lock of its host (Python's interpreter lock) is
- * therefore only safe if that lock is released around ms_log_set_sink().
+ * A sink runs under a shared lock and ms_log_set_sink() under an exclusive one. A sink that waits for a lock of its
+ * host (Python's interpreter lock) is therefore only safe if that lock is released around ms_log_set_sink().
  *
- * A fork waits for the lines that are being written, so that a lock of the sink's
- * is free in the child. Not for ever: a sink may itself wait for who forks.
+ * A fork waits for lines that are being written, so that the sink's own locks are free in the child. The wait ends
+ * after 0.2 s, because a sink may itself wait for the forking thread.
+ * Tests: tests/c/base/test_thread.c.
  */
 #ifndef MS_BASE_LOG_H
 #define MS_BASE_LOG_H
@@ -19,7 +18,7 @@ enum { MS__LOG_LINE_MAX = 1024 };
 /* True while a sink is set. Thread-safe. */
 bool ms__log_enabled(void);
 
-/* Control characters become spaces. Errors and log lines pass through here. */
+/* Replaces control characters by spaces. Applied to every error and log line. */
 void ms__keep_to_one_line(char *text);
 
 #endif

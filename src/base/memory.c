@@ -1,7 +1,6 @@
 /*
- * Counted memory: the one gate through which the library allocates. Blocks are
- * libc's own and carry no header, because jansson is routed through here too and
- * may hand in blocks that it allocated for someone else before.
+ * Counted memory: every allocation of the library. Blocks are libc's own and carry no header, because jansson
+ * allocates here too and may free blocks that it allocated earlier for another user.
  */
 #include <errno.h>
 #include <malloc.h>

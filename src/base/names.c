@@ -1,5 +1,5 @@
 /*
- * Similarity of names. For short names: the cost is the product of their lengths.
+ * Similarity of short names: the time is the product of their lengths.
  */
 #include "base/names.h"
 
@@ -8,7 +8,7 @@
 enum { LENGTH_MOST = 64 };
 
 /* Length of the longest common subsequence, row by row. */
-static size_t common(const char *a, size_t a_length, const char *b, size_t b_length)
+static size_t common_length(const char *a, size_t a_length, const char *b, size_t b_length)
 {
     size_t row[LENGTH_MOST + 1] = {0};
     for (size_t i = 0; i < a_length; i++) {
@@ -29,5 +29,5 @@ uint32_t ms__names_similarity_permille(const char *a, const char *b)
     if (a_length == 0 || b_length == 0 || a_length > LENGTH_MOST || b_length > LENGTH_MOST) {
         return 0;
     }
-    return (uint32_t)(2000 * common(a, a_length, b, b_length) / (a_length + b_length));
+    return (uint32_t)(2000 * common_length(a, a_length, b, b_length) / (a_length + b_length));
 }

@@ -1,6 +1,5 @@
 /*
- * Two-valued storages as bits: which two values, the reference kernels, and the choice
- * between kernels.
+ * Bit packing: finds the two values, has the reference kernels, and chooses between kernels.
  */
 #include "base/pack.h"
 
@@ -15,7 +14,7 @@ struct ms__packed {
     unsigned char bits[];
 };
 
-/* Looked at before memory is taken; a multiple of 8 words of any width. */
+/* Scanned before memory is allocated; a multiple of 8 words of any width. */
 enum { PROBE_BYTES = 4096, COMPARED_AT_ONCE = 16384 };
 
 /* ---- the reference ------------------------------------------------------------- */
@@ -65,8 +64,8 @@ const ms__pack_kernels *ms__pack_select(void)
 
 /* ---- finding the two values ------------------------------------------------------ */
 
-/* The first word that differs from word 0, or `count`. Data that equals itself one word
- * further on is one value, and comparing is the C library's fastest loop. */
+/* The first word that differs from word 0, or `count`. Data that equals itself shifted by one word has one value;
+ * memcmp() finds that fastest. */
 static uint64_t find_other(const unsigned char *data, uint64_t count, uint32_t width)
 {
     uint64_t at = 1;
@@ -85,8 +84,7 @@ static uint64_t find_other(const unsigned char *data, uint64_t count, uint32_t w
     return at;
 }
 
-/* The two values of words of this width, if the words around the first change are of
- * no third. */
+/* The two values of words of this width, provided that the words around the first change have no third. */
 static bool find_values(const unsigned char *data, uint64_t bytes, uint32_t width, uint64_t values[2])
 {
     unsigned char bits[PROBE_BYTES / 8];

@@ -1,7 +1,6 @@
 /*
- * The kernels of pack.h for processors with AVX2: floats and bools by hand, the other
- * widths and what is left at the end by the reference. Nothing else belongs in this
- * file: its flags would reach it.
+ * The kernels of pack.h for processors with AVX2: vectors for words of 4 bytes and 1 byte; the reference packs other
+ * widths and the tail. Keep other code out of this file: it would be built with -mavx2.
  */
 #include "base/pack.h"
 
@@ -20,7 +19,7 @@ static void store(unsigned char *to, __m256i words)
 
 /* ---- floats: 8 words to a byte ----------------------------------------------------- */
 
-/* The number of words packed: all whole bytes of them, or up to a third value. */
+/* Returns the number of words packed, a multiple of 8; it stops at a third value. */
 static uint64_t pack_floats(const unsigned char *data, uint64_t count, const uint64_t values[2], unsigned char *bits)
 {
     const __m256i first = _mm256_set1_epi32((int)values[0]);
@@ -28,7 +27,7 @@ static uint64_t pack_floats(const unsigned char *data, uint64_t count, const uin
     uint64_t done = 0;
     for (; done + 8 <= count; done += 8) {
         __m256i words = load(data + done * 4);
-        /* Where both values are the same, no word is the second. */
+        /* If both values are equal, no word counts as the second. */
         __m256i is_first = _mm256_cmpeq_epi32(words, first);
         __m256i is_second = _mm256_andnot_si256(is_first, _mm256_cmpeq_epi32(words, second));
         if (_mm256_movemask_epi8(_mm256_or_si256(is_first, is_second)) != -1) {
@@ -78,8 +77,7 @@ static uint64_t unpack_bytes(const unsigned char *bits, uint64_t count, const ui
     const __m256i first = _mm256_set1_epi8((char)values[0]);
     const __m256i second = _mm256_set1_epi8((char)values[1]);
     const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201);
-    /* Byte i / 8 of the four to byte i: a shuffle stays within its half, and both halves
-     * hold the four. */
+    /* Copies byte i / 8 of the four to byte i. A shuffle stays within its half; both halves hold all four. */
     const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3,
                                             3, 3, 3, 3, 3, 3, 3);
     uint64_t done = 0;

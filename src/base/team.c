@@ -1,5 +1,5 @@
 /*
- * The OpenMP library that the process has loaded, if any, asked without loading or linking one.
+ * Asks the OpenMP library that the process has already loaded, if any; loads and links none.
  */
 #include <dlfcn.h>
 #include <string.h>

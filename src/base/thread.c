@@ -27,7 +27,7 @@ static void *thread_main(void *pointer)
     return NULL;
 }
 
-/* Signals stay with the threads of the program that uses the library. */
+/* Threads of the library take no signals: these belong to the program's own threads. */
 static int create_without_signals(pthread_t *handle, thread_start *start)
 {
     int failure = 0;

@@ -1,6 +1,7 @@
 /*
- * Threads, mutexes and conditions for the rooms that have workers. Starting a
- * thread is a fault point; waits with a deadline use the clock of ms_now_ns().
+ * Threads, mutexes and conditions for the rooms that have workers. Starting a thread is a fault point; waits with a
+ * deadline use the clock of ms_now_ns().
+ * Tests: tests/c/base/test_thread.c.
  */
 #ifndef MS_BASE_THREAD_H
 #define MS_BASE_THREAD_H
@@ -18,17 +19,15 @@ typedef struct ms__thread {
 typedef void (*ms__thread_body)(void *argument);
 
 /* Runs body(argument) in a new thread that takes no signals, named `name` (15
- * characters are kept). MS_ESYSTEM where the system gives no thread; MS_ENOMEM
- * where memory is out. */
+ * characters are kept). MS_ESYSTEM if the system refuses a thread; MS_ENOMEM. */
 MS_NODISCARD int ms__thread_start(ms__thread *thread, const char *name, ms__thread_body body, void *argument,
                                   ms_error *err);
 
-/* Waits for the end of the thread's body. Allowed on a thread that was never
- * started or is already joined. */
+/* Waits for the end of the thread's body. Does nothing if the thread was never started or is already joined. */
 void ms__thread_join(ms__thread *thread);
 
-/* Gives up on a thread whose end nobody can wait for: the system frees what it held
- * once it ends after all. What its body uses must live as long as the process. */
+/* Detaches a thread that may never end: the system releases it if it ends. Objects that its body uses must live as
+ * long as the process. */
 void ms__thread_detach(ms__thread *thread);
 
 typedef struct ms__mutex {
@@ -49,7 +48,7 @@ void ms__mutex_unlock(ms__mutex *mutex);
 void ms__cond_init(ms__cond *cond);
 void ms__cond_destroy(ms__cond *cond);
 void ms__cond_broadcast(ms__cond *cond);
-/* Wakes one of those that wait: only where any of them will do. */
+/* Wakes one waiting thread: only if any of them will do. */
 void ms__cond_signal(ms__cond *cond);
 
 /* Both may return without a signal: call them in a loop over the condition. */

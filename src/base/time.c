@@ -1,4 +1,4 @@
-/* The library's one clock. Called by whoever measures or waits; never fails. */
+/* The library's clock. Never fails. */
 #include <time.h>
 
 #include "memscale/base.h"

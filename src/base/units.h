@@ -1,33 +1,33 @@
 /*
- * Arithmetic on bytes and nanoseconds that cannot wrap, and their texts. Used
- * wherever sizes are added, multiplied, aligned or shown; allocates nothing.
+ * Arithmetic on bytes and nanoseconds that cannot wrap, and their texts. Allocates nothing.
+ * Tests: tests/c/base/test_units.c.
  */
 #ifndef MS_BASE_UNITS_H
 #define MS_BASE_UNITS_H
 
 #include "memscale/base.h"
 
-/* a + b, or UINT64_MAX where that does not fit. */
+/* a + b, or UINT64_MAX if that does not fit. */
 static inline uint64_t ms__add_sat(uint64_t a, uint64_t b)
 {
     uint64_t sum;
     return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
 }
 
-/* a - b, or 0 where b is larger. */
+/* a - b, or 0 if b is larger. */
 static inline uint64_t ms__sub_sat(uint64_t a, uint64_t b)
 {
     return a > b ? a - b : 0;
 }
 
-/* a * b, or UINT64_MAX where that does not fit. */
+/* a * b, or UINT64_MAX if that does not fit. */
 static inline uint64_t ms__mul_sat(uint64_t a, uint64_t b)
 {
     uint64_t product;
     return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
-/* The same, telling: false and `*out` untouched where the product does not fit. */
+/* a * b. False, with `*out` unchanged, if the product does not fit. */
 static inline MS_NODISCARD bool ms__mul_checked(uint64_t a, uint64_t b, uint64_t *out)
 {
     uint64_t product;
@@ -38,7 +38,7 @@ static inline MS_NODISCARD bool ms__mul_checked(uint64_t a, uint64_t b, uint64_t
     return true;
 }
 
-/* a * b / c rounded down, the product taken in 128 bits; UINT64_MAX where the
+/* a * b / c rounded down, the product taken in 128 bits; UINT64_MAX if the
  * quotient does not fit or c is 0. */
 uint64_t ms__mul_div(uint64_t a, uint64_t b, uint64_t c);
 
@@ -52,7 +52,7 @@ static inline uint64_t ms__div_up(uint64_t a, uint64_t b)
 }
 
 /* The smallest multiple of `alignment` (not 0, any number) that is >= value, or
- * UINT64_MAX where that does not fit. */
+ * UINT64_MAX if that does not fit. */
 static inline uint64_t ms__align_up(uint64_t value, uint64_t alignment)
 {
     return ms__mul_sat(ms__div_up(value, alignment), alignment);
@@ -90,7 +90,7 @@ typedef struct ms__unit_text {
  * the same in every locale. */
 ms__unit_text ms__text_bytes(uint64_t bytes);
 
-/* The same, never less than `bytes`: for the least that will do. */
+/* As ms__text_bytes(), rounded up: for minimum requirements. */
 ms__unit_text ms__text_bytes_up(uint64_t bytes);
 
 /* "850 ns", "12.00 us", "1.50 ms", "2.05 s". */

@@ -1,6 +1,5 @@
 /*
- * The library's version. Called by the program, the extension and anyone who
- * links the library; the number itself is written once, in meson.build.
+ * The library's version. The number itself is in meson.build only.
  */
 #include "memscale/base.h"
 

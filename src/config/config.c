@@ -1,7 +1,6 @@
 /*
- * Reads and writes the user's configuration. One table holds every field with
- * its kind and bounds; the Python `Config`, the program and the tests all come
- * here, so that a bad value has one message. Nothing here decides anything.
+ * Reads and writes the user's configuration. One table holds every field with its kind and bounds. The Python
+ * `Config` and the program use it, so that a bad value has one message.
  */
 #include <math.h>
 #include <stdio.h>
@@ -122,7 +121,7 @@ static void copy_shortened(value_text *out, const char *text, size_t length)
     if (length >= sizeof out->text) {
         kept = sizeof out->text - sizeof "...";
         while (kept > 0 && ((unsigned char)text[kept] & 0xC0) == 0x80) {
-            kept--; /* not within a character */
+            kept--; /* not inside a character */
         }
     }
     memcpy(out->text, text, kept);
@@ -130,11 +129,10 @@ static void copy_shortened(value_text *out, const char *text, size_t length)
 }
 
 /*
- * A value as its Python user wrote it. What JSON can't hold (nan, any object)
- * arrives as {"__repr__": text}: no field accepts an object of that kind, and
- * the text is what the user should see.
+ * A value as its Python user wrote it. Values that JSON can't hold (nan, any object) arrive as {"__repr__": text}; no
+ * field accepts such an object, so the text is for messages only.
  */
-static value_text show(const json_t *value)
+static value_text value_as_written(const json_t *value)
 {
     value_text out = {"a value"};
     const json_t *repr = json_object_get(value, "__repr__");
@@ -159,7 +157,7 @@ static value_text show(const json_t *value)
     return out;
 }
 
-/* A field, where its value stands and where failures are written. */
+/* A field, its value, and the error that receives failures. */
 typedef struct place {
     const char *prefix; /* "async_config." or "" */
     const field *field;
@@ -169,7 +167,7 @@ typedef struct place {
 
 static int refuse(const place *at, const char *allowed)
 {
-    value_text value = show(at->value);
+    value_text value = value_as_written(at->value);
     return ms_fail(at->err, MS_ECONFIG, "%s%s: %s is not allowed; give %s", at->prefix, at->field->name, value.text,
                    allowed);
 }
@@ -341,7 +339,7 @@ static const field *find_field(const field *table, size_t count, const char *nam
     return NULL;
 }
 
-/* Names the field that was probably meant. */
+/* The message suggests the likely field. */
 static int refuse_name(const char *prefix, const char *name, const field *table, size_t count, ms_error *err)
 {
     const char *meant = NULL;

@@ -1,6 +1,5 @@
 /*
- * The graph as a value: names of its enumerators, freeing, copying and finding
- * nodes. Called by everyone who holds a graph; knows nothing of JSON or of the
+ * The graph as a value: names of its enumerators, freeing, copying and finding nodes. Knows nothing of JSON or of the
  * tracer.
  */
 #include <string.h>
@@ -99,8 +98,8 @@ void ms_graph_free(ms_graph *graph)
     ms_free(graph);
 }
 
-/* A copy of `count` items, or NULL. An empty array is a valid block too. */
-static void *duplicate(const void *items, size_t count, size_t item_bytes)
+/* A copy of `count` items, or NULL. A copy of no items is a valid block. */
+static void *copy_items(const void *items, size_t count, size_t item_bytes)
 {
     void *copy = ms_calloc(count, item_bytes);
     if (copy != NULL && count > 0) {
@@ -112,12 +111,12 @@ static void *duplicate(const void *items, size_t count, size_t item_bytes)
 int ms__profile_copy(const ms_profile *from, ms_profile *to)
 {
     *to = *from;
-    to->storage_bytes = duplicate(from->storage_bytes, from->storage_count, sizeof *from->storage_bytes);
-    to->inputs = duplicate(from->inputs, from->input_count, sizeof *from->inputs);
-    to->forward = duplicate(from->forward, from->forward_count, sizeof *from->forward);
-    to->backward = duplicate(from->backward, from->backward_count, sizeof *from->backward);
-    to->makers = duplicate(from->makers, from->maker_count, sizeof *from->makers);
-    to->operands = duplicate(from->operands, from->operand_count, sizeof *from->operands);
+    to->storage_bytes = copy_items(from->storage_bytes, from->storage_count, sizeof *from->storage_bytes);
+    to->inputs = copy_items(from->inputs, from->input_count, sizeof *from->inputs);
+    to->forward = copy_items(from->forward, from->forward_count, sizeof *from->forward);
+    to->backward = copy_items(from->backward, from->backward_count, sizeof *from->backward);
+    to->makers = copy_items(from->makers, from->maker_count, sizeof *from->makers);
+    to->operands = copy_items(from->operands, from->operand_count, sizeof *from->operands);
     int rc = ms__pairs_copy(from, to);
     bool complete = to->storage_bytes != NULL && to->inputs != NULL && to->forward != NULL && to->backward != NULL &&
                     to->makers != NULL && to->operands != NULL;
@@ -128,17 +127,17 @@ static int copy_node(const ms_graph *graph, const ms_node *from, ms_node *to)
 {
     *to = *from;
     to->name = ms_strdup(from->name);
-    to->externals = duplicate(from->externals, graph->profiles[from->profile].external_count, sizeof *from->externals);
+    to->externals = copy_items(from->externals, graph->profiles[from->profile].external_count, sizeof *from->externals);
     return to->name != NULL && to->externals != NULL ? MS_OK : MS_ENOMEM;
 }
 
-/* Fills a graph whose arrays are all NULL; what it made stays with `to`. */
+/* Fills a graph whose arrays are all NULL. After a failure `to` still owns its parts. */
 static int copy_parts(const ms_graph *from, ms_graph *to)
 {
     to->model = ms_strdup(from->model);
     to->signature = ms_strdup(from->signature);
     to->source = ms_strdup(from->source);
-    to->storages = duplicate(from->storages, from->storage_count, sizeof *from->storages);
+    to->storages = copy_items(from->storages, from->storage_count, sizeof *from->storages);
     to->profiles = ms_calloc(from->profile_count, sizeof *to->profiles);
     to->nodes = ms_calloc(from->node_count, sizeof *to->nodes);
     if (to->model == NULL || to->signature == NULL || to->source == NULL || to->storages == NULL ||
@@ -214,9 +213,26 @@ bool ms_graph_same_step(const ms_graph *graph, const ms_graph *other)
     return is_same;
 }
 
+static bool equal_items(const void *a, const void *b, size_t count, size_t item_bytes)
+{
+    return count == 0 || memcmp(a, b, count * item_bytes) == 0;
+}
+
+bool ms__profile_equal(const ms_profile *a, const ms_profile *b)
+{
+    return a->storage_count == b->storage_count && a->external_count == b->external_count &&
+           a->input_count == b->input_count && a->forward_count == b->forward_count &&
+           a->backward_count == b->backward_count &&
+           equal_items(a->storage_bytes, b->storage_bytes, a->storage_count, sizeof *a->storage_bytes) &&
+           equal_items(a->inputs, b->inputs, a->input_count, sizeof *a->inputs) &&
+           equal_items(a->forward, b->forward, a->forward_count, sizeof *a->forward) &&
+           equal_items(a->backward, b->backward, a->backward_count, sizeof *a->backward) && ms__makers_equal(a, b) &&
+           ms__pairs_equal(a, b);
+}
+
 /* ---- chains --------------------------------------------------------------- */
 
-static bool makes(const ms_profile *profile, uint32_t storage)
+static bool profile_allocates(const ms_profile *profile, uint32_t storage)
 {
     for (uint32_t i = 0; i < profile->forward_count; i++) {
         if (profile->forward[i].kind == MS_EVENT_ALLOC && profile->forward[i].storage == storage) {
@@ -243,7 +259,7 @@ const ms_node *ms__chain_before(const ms_graph *graph, const ms_node *node, uint
     for (uint32_t i = 0; i < made->external_count; i++) {
         if (before->externals[i] == node->externals[profile->inputs[0]]) {
             *storage = i;
-            return makes(made, i) ? before : NULL;
+            return profile_allocates(made, i) ? before : NULL;
         }
     }
     return NULL;

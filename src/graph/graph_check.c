@@ -1,17 +1,15 @@
 /*
- * ms_graph_check(): everything that a reader of a graph may rely on, checked
- * once, so that the planner and the simulator can index and add without looking.
- * Called by the parser, by the tracer when it has built a graph and by tests.
- * This file looks at profiles and nodes one by one; graph_check_step.c runs the
- * step over the storages that cross nodes. Time and memory are linear in the
- * graph, but for the sorting of names.
+ * ms_graph_check(): checks the invariants of a graph once, so that the planner and the simulator index and add
+ * without checks. Called by the parser, and by the tracer when it has built a graph. This file checks profiles and
+ * nodes one by one; graph_check_step.c runs the step over the storages that cross nodes. Time and memory are linear
+ * in the graph, except for sorting names.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "graph/graph_internal.h"
 
-/* What has happened to a local storage so far in one profile. */
+/* Events of a local storage so far in one profile. */
 enum {
     SEEN_ALLOC = 1 << 0,
     SEEN_FREE = 1 << 1,
@@ -30,8 +28,8 @@ static int event_error(ms_error *err, uint32_t profile, bool backward, uint32_t 
                    (unsigned)event->storage, problem);
 }
 
-/* Why the event may not follow what was `seen` of its storage, or NULL. What only
- * the whole step can tell of an external (is it alive?) is check_lifetimes()'s. */
+/* Why the event may not follow the events `seen` of its storage, or NULL. check_lifetimes() checks externals over
+ * the whole step. */
 static const char *event_problem(const ms_event *event, unsigned seen, bool external, bool backward)
 {
     if (!external && event->kind != MS_EVENT_ALLOC && !(seen & SEEN_ALLOC)) {
@@ -229,7 +227,7 @@ static int check_node(const ms_graph *graph, uint32_t index, uint32_t *last_seen
     return rc == MS_OK ? check_tiled(graph, index, profile_used, err) : rc;
 }
 
-/* Orders node indices by name, then by place. */
+/* Orders node indices by name, then by index. */
 static int compare_names(const void *a, const void *b, void *graph)
 {
     const uint32_t *first = a;
@@ -239,8 +237,7 @@ static int compare_names(const void *a, const void *b, void *graph)
     return side != 0 ? side : (*first > *second) - (*first < *second);
 }
 
-/* Calls of one module are numbered upwards in order of execution, so that name and
- * call together are a key. */
+/* Calls of one module have ascending numbers in order of execution, so that name and call form a key. */
 static int check_calls(const ms_graph *graph, ms_error *err)
 {
     uint32_t *order = ms_calloc(graph->node_count, sizeof *order);
@@ -289,7 +286,7 @@ cleanup:
     return rc;
 }
 
-/* The step with all layers in tiles that can be. */
+/* Checks the step with every layer in tiles that has a tiled profile. */
 static int check_tiled_step(const ms_graph *graph, ms_error *err)
 {
     bool any = false;
@@ -320,7 +317,7 @@ int ms_graph_check(const ms_graph *graph, ms_error *err)
         return ms_fail(err, MS_EFORMAT, "graph: model, signature or source is missing");
     }
     if (strcmp(graph->source, "static") != 0 && strcmp(graph->source, "empirical") != 0) {
-        return ms_fail(err, MS_EFORMAT, "graph: $.source: \"%.64s\" is none of \"static\", \"empirical\"",
+        return ms_fail(err, MS_EFORMAT, "graph: $.source: \"%.64s\" is not one of \"static\", \"empirical\"",
                        graph->source);
     }
     if (graph->node_count == UINT32_MAX) {

@@ -1,7 +1,6 @@
 /*
- * The part of ms_graph_check() that looks at the step as a whole: the lifetimes of
- * storages that cross nodes, and sums. Called after every profile and node was
- * found sound on its own (graph_check.c).
+ * The part of ms_graph_check() about the step as a whole: the lifetimes of storages that cross nodes, and sums.
+ * Called after every profile and node passed graph_check.c.
  */
 #include "base/array.h"
 #include "base/units.h"
@@ -9,8 +8,8 @@
 
 /* ---- storages over the whole step ----------------------------------------- */
 
-/* The events of external storages, taken out of the profiles once: there are at
- * most five per external (graph_check.c), so that a node costs what it binds. */
+/* The events of external storages, collected from the profiles once. There are at most five per external
+ * (graph_check.c), so the time for a node is linear in its externals. */
 typedef struct crossing_events {
     uint32_t *starts; /* [2 x profile_count + 1]: of forward and backward of each profile */
     MS__ARRAY(const ms_event *) list;
@@ -167,7 +166,7 @@ cleanup:
 
 typedef struct profile_sums {
     uint64_t local_bytes;
-    uint64_t work; /* operations, bytes moved, draws and evaluations, added up */
+    uint64_t work; /* sum of operations, bytes moved, draws and evaluations */
 } profile_sums;
 
 static uint64_t sum_work(const ms_event *events, uint32_t count)
@@ -191,8 +190,8 @@ static profile_sums sum_profile(const ms_profile *profile)
     return sums;
 }
 
-/* Everything that could ever be alive at once, and all work of the step, must
- * fit a signed 64-bit number: readers add without checking. */
+/* The bytes of all storages and residents together, and all work of the step, must each fit a signed 64-bit
+ * number: readers add without checking. */
 static int check_sums(const ms_graph *graph, ms_error *err)
 {
     const ms_residents *residents = &graph->residents;

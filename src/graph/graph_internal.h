@@ -1,6 +1,6 @@
 /*
- * What graph.c, graph_check.c, graph_json*.c and the tracer share about graphs.
- * Nothing outside src/core includes this.
+ * Internals of graphs, shared by the files of src/graph and the tracer.
+ * Tests: tests/c/graph/test_graph.c.
  */
 #ifndef MS_GRAPH_GRAPH_INTERNAL_H
 #define MS_GRAPH_GRAPH_INTERNAL_H
@@ -20,16 +20,18 @@ const char *ms__node_kind_name(uint32_t kind);
 /* The `index`-th flag of a node: its bit and name; false past the last one. */
 bool ms__node_flag_at(size_t index, uint32_t *bit, const char **name);
 
-/* Frees what the profile or node holds, not the struct itself. */
+/* Frees the parts of the profile or node, not the struct itself. */
 void ms__profile_clear(ms_profile *profile);
-/* MS_ENOMEM; what was made stays with `to`, for ms__profile_clear(). */
+/* After MS_ENOMEM `to` holds a part of the copy; free it with ms__profile_clear(). */
 int ms__profile_copy(const ms_profile *from, ms_profile *to);
+/* True if both are the same program over storages of the same bytes. */
+bool ms__profile_equal(const ms_profile *a, const ms_profile *b);
 void ms__node_clear(ms_node *node);
 
-/* graph_makers.c: bounds of a profile's makers, and that each output is made once, in
- * forward, after what it is made of. */
+/* graph_makers.c: checks the bounds of a profile's makers, and that each output is made once, in forward, after
+ * its maker's inputs. */
 int ms__makers_check(const ms_profile *profile, uint32_t index, ms_error *err);
-/* The optional member "makers" of a profile; written where there are any. */
+/* The optional member "makers" of a profile; not written if empty. */
 void ms__makers_put(ms__json_writer *writer, json_t *profile, const ms_profile *from);
 int ms__makers_read(const ms__json_at *object, ms_profile *profile);
 bool ms__makers_equal(const ms_profile *a, const ms_profile *b);
@@ -42,8 +44,8 @@ bool ms__pairs_equal(const ms_profile *a, const ms_profile *b);
 int ms__pairs_copy(const ms_profile *from, ms_profile *to); /* MS_ENOMEM */
 void ms__pairs_clear(ms_profile *profile);
 
-/* The layer whose first output is the node's first argument, the same object; NULL where
- * there is none. `storage`: that output's local number there. */
+/* The layer whose first output is the node's first argument, as the same object; NULL if there is no such layer.
+ * `storage`: the output's local number in that layer. */
 const ms_node *ms__chain_before(const ms_graph *graph, const ms_node *node, uint32_t *storage);
 
 /* The checks of ms_graph_check() that need sound profiles and nodes. */

@@ -1,8 +1,6 @@
 /*
- * Graphs as JSON: the document of docs/formats/graph.schema.json, one line, its
- * members always in the same order, so that reading a document that was written
- * here (graph_json_read.c) and writing it again gives the same bytes. Called by everyone
- * who saves a graph, from any thread: the graph is only read.
+ * Writes graphs as JSON (docs/formats/graph.schema.json): one line, members always in the same order, so that reading
+ * (graph_json_read.c) and writing again gives the same bytes. Called from any thread.
  */
 #include "graph/graph_internal.h"
 

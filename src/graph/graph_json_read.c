@@ -1,7 +1,6 @@
 /*
- * Reads the document that graph_json.c writes, strictly: every refusal names its place.
- * Called by everyone who loads a graph, from any thread. What was read is not trusted before
- * ms_graph_check() passed it; what was made until a refusal is freed here.
+ * Reads the document that graph_json.c writes, strictly: every refusal names its place. Called from any thread.
+ * ms_graph_check() checks the result; a refused graph is freed here.
  */
 #include <string.h>
 
@@ -9,10 +8,10 @@
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-/* UINT32_MAX itself is refused, so that counts can be stepped over. */
+/* UINT32_MAX is refused, so that a loop over a count can't overflow. */
 #define ITEMS_MOST (UINT32_MAX - 1)
 
-/* Of a whole document, looked at before a tree is made of it. */
+/* Limit of a whole document, checked before it is parsed. */
 enum { VALUES_MOST = 32 << 20 };
 
 static int read_numbers(const ms__json_at *object, const ms__json_u64_member *members, size_t count)
@@ -39,7 +38,7 @@ static int read_residents(const ms__json_at *root, ms_residents *residents)
     return rc == MS_OK ? read_numbers(&object, fields, COUNT_OF(fields)) : rc;
 }
 
-/* What an optimizer of memscale's own can do: documents without one do not speak of it. */
+/* Optional members about memscale's own optimizers. */
 static int read_own_optimizer(const ms__json_at *object, const char *const names[5], ms_loop *loop)
 {
     const ms__json_u64_member field = {names[0], &loop->optimizer_stream_bytes};

@@ -1,7 +1,6 @@
 /*
- * The makers of a profile: the operators of a layer that can run again on their own
- * (graph.h). Read, written, checked and compared here, for the other files of graphs.
- * Which operators these are is the tracer's to say, what is done with them the planner's.
+ * The makers of a profile, the operators that can recompute single tensors (graph.h): read, written, checked and
+ * compared here. The tracer finds them; the planner uses them.
  */
 #include <string.h>
 
@@ -44,7 +43,7 @@ static int no_memory(const ms__json_at *at)
     return ms__json_fail(at, MS_ENOMEM, "out of memory");
 }
 
-/* Operands of all makers, counted before there is room for them. */
+/* Counts the operands of all makers, for one allocation. */
 static int count_operands(const ms__json_at *array, size_t *total)
 {
     int rc = MS_OK;
@@ -142,7 +141,7 @@ static int maker_error(ms_error *err, uint32_t profile, uint32_t maker, uint32_t
                    (unsigned)maker, (unsigned)storage, problem);
 }
 
-/* `seen`: MADE by a maker before, READ by one; `allocated`: in the forward program. */
+/* `seen`: MADE or READ by an earlier maker; `allocated`: in the forward program. */
 static const char *operand_problem(uint8_t seen, bool allocated, bool is_output)
 {
     if (!is_output) {

@@ -1,14 +1,13 @@
 /*
- * The optional members of a profile that list [storage, bytes] for storages of the node's own
- * (graph.h): read, written, checked and compared here, for the other files of graphs. What they
- * list is the tracer's to say.
+ * The optional members of a profile that list [storage, bytes] of local storages (graph.h): read, written, checked
+ * and compared here. The tracer fills them.
  */
 #include <stddef.h>
 
 #include "graph/graph_internal.h"
 
 typedef struct pair_list {
-    const char *name, *item; /* of the member; what an item has to be */
+    const char *name, *item; /* of the member; the expected item */
     uint64_t most;           /* the second number's largest value; the least is 1 */
     size_t offset;           /* of the ms_storage_list */
     const char *(*problem_of)(const ms_profile *profile, const ms_storage_bytes *pair);
@@ -140,7 +139,7 @@ static const char *problem_of(const ms_profile *profile, const pair_list *which,
 {
     const ms_storage_bytes *pair = &list_of(profile, which)->items[number];
     if (pair->storage < profile->external_count || pair->storage >= profile->storage_count) {
-        return "is none of the node's own";
+        return "is not local to the node";
     }
     if (number > 0 && pair->storage <= (pair - 1)->storage) {
         return "is out of order";

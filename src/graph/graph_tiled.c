@@ -1,7 +1,6 @@
 /*
- * ms_graph_add_tiled(): layers of a step and of the same step in tiles, brought together in one
- * graph. Called once per traced graph; what crosses nodes is matched by what is known of it, and
- * where anything does not match, nothing is added.
+ * ms_graph_add_tiled(): adds the profiles of a step traced in tiles to the step's graph. Called once per traced
+ * graph. Storages that cross nodes are matched by size, role and nodes; if one has no match, nothing is added.
  */
 #include <string.h>
 
@@ -15,12 +14,12 @@ typedef struct matching {
 
 /* ---- storages that cross nodes ------------------------------------------------------------- */
 
-static bool alike(const ms_storage *a, const ms_storage *b)
+static bool storages_match(const ms_storage *a, const ms_storage *b)
 {
     return a->bytes == b->bytes && a->role == b->role && a->first_node == b->first_node && a->last_node == b->last_node;
 }
 
-/* In order among those that nothing tells apart. */
+/* Equal storages are matched in order. */
 static int match_storages(const matching *m, bool *complete)
 {
     uint8_t *taken = ms_calloc((size_t)m->to->storage_count + 1, 1);
@@ -35,7 +34,7 @@ static int match_storages(const matching *m, bool *complete)
         }
         uint32_t found = first_free;
         while (found < m->to->storage_count &&
-               (taken[found] || !alike(&m->from->storages[i], &m->to->storages[found]))) {
+               (taken[found] || !storages_match(&m->from->storages[i], &m->to->storages[found]))) {
             found++;
         }
         *complete = found < m->to->storage_count;
@@ -60,8 +59,8 @@ static bool same_nodes(const ms_graph *a, const ms_graph *b)
 
 /* ---- profiles ----------------------------------------------------------------------------------- */
 
-/* Where each external of a node in `from` stands among those of the node in `to`; false where
- * they bind different storages, or inputs in another order. */
+/* The place of each external of a node in `from` among those of the node in `to`; false if they bind different
+ * storages, or inputs in another order. */
 static bool match_externals(const matching *m, uint32_t index, uint32_t *place)
 {
     const ms_node *from = &m->from->nodes[index], *to = &m->to->nodes[index];
@@ -93,8 +92,8 @@ static void renumber_events(ms_event *events, uint32_t count, const uint32_t *pl
     }
 }
 
-/* Its externals get their places; their bytes are those of the storages they are bound to. */
-static void renumber(ms_profile *profile, const uint32_t *place, const ms_profile *own)
+/* Moves the profile's externals to their places; their bytes become those of `own`. */
+static void renumber_profile(ms_profile *profile, const uint32_t *place, const ms_profile *own)
 {
     uint32_t count = profile->external_count;
     renumber_events(profile->forward, profile->forward_count, place, count);
@@ -110,31 +109,14 @@ static void renumber(ms_profile *profile, const uint32_t *place, const ms_profil
     }
 }
 
-static bool equal_items(const void *a, const void *b, size_t count, size_t item_bytes)
-{
-    return count == 0 || memcmp(a, b, count * item_bytes) == 0;
-}
-
-static bool equal(const ms_profile *a, const ms_profile *b)
-{
-    return a->storage_count == b->storage_count && a->external_count == b->external_count &&
-           a->input_count == b->input_count && a->forward_count == b->forward_count &&
-           a->backward_count == b->backward_count &&
-           equal_items(a->storage_bytes, b->storage_bytes, a->storage_count, sizeof *a->storage_bytes) &&
-           equal_items(a->inputs, b->inputs, a->input_count, sizeof *a->inputs) &&
-           equal_items(a->forward, b->forward, a->forward_count, sizeof *a->forward) &&
-           equal_items(a->backward, b->backward, a->backward_count, sizeof *a->backward) && ms__makers_equal(a, b) &&
-           ms__pairs_equal(a, b);
-}
-
-/* Takes the profile over; gives its number among those added, or what it equals. */
+/* Takes ownership of the profile. Returns its number, or the number of an equal profile. */
 static uint32_t add_profile(ms_graph *graph, uint32_t own_count, uint32_t own, ms_profile *profile)
 {
     uint32_t found = own_count;
-    while (found < graph->profile_count && !equal(profile, &graph->profiles[found])) {
+    while (found < graph->profile_count && !ms__profile_equal(profile, &graph->profiles[found])) {
         found++;
     }
-    if (equal(profile, &graph->profiles[own])) {
+    if (ms__profile_equal(profile, &graph->profiles[own])) {
         found = own;
     }
     if (found == graph->profile_count) {
@@ -157,7 +139,7 @@ static int add_node(const matching *m, uint32_t index, uint32_t own_count, bool 
         rc = ms__profile_copy(from, &copy);
     }
     if (*complete && rc == MS_OK) {
-        renumber(&copy, place, &m->to->profiles[node->profile]);
+        renumber_profile(&copy, place, &m->to->profiles[node->profile]);
         uint32_t found = add_profile(m->to, own_count, node->profile, &copy);
         node->tiled = found == node->profile ? 0 : found + 1;
     } else {
@@ -167,7 +149,7 @@ static int add_node(const matching *m, uint32_t index, uint32_t own_count, bool 
     return rc;
 }
 
-static void take_back(ms_graph *graph, uint32_t own_count)
+static void remove_tiled(ms_graph *graph, uint32_t own_count)
 {
     while (graph->profile_count > own_count) {
         ms__profile_clear(&graph->profiles[--graph->profile_count]);
@@ -196,7 +178,7 @@ static int add_nodes(const matching *m, ms_error *err)
         rc = ms_graph_check(m->to, &unfit);
     }
     if (rc != MS_OK || !complete) {
-        take_back(m->to, own_count);
+        remove_tiled(m->to, own_count);
     }
     if (rc == MS_EFORMAT) {
         rc = MS_OK;

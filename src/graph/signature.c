@@ -1,6 +1,5 @@
 /*
- * Input signatures: which plan can serve inputs that no plan was made for. Called when a
- * training forward sees new shapes.
+ * Input signatures: finds the plan for inputs of new shapes. Called when a training forward sees them.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -68,14 +67,14 @@ static size_t number_length(const char *text)
     return text[length] == ',' || text[length] == '\0' ? length : 0;
 }
 
-/* An argument's name and '=', at `text`, or 0. */
+/* Length of an argument's name and '=' at `text`, or 0. */
 static size_t name_length(const char *text)
 {
     size_t length = strcspn(text, ",=:'");
     return text[length] == '=' ? length + 1 : 0;
 }
 
-/* Whether `signature` has an argument of this name (with its '=') and value. */
+/* True if `signature` has an argument of this name (with its '=') and value. */
 static bool has_value(const char *signature, const char *name, size_t name_size, const char *value, size_t value_size)
 {
     bool in_text = false;
@@ -91,8 +90,9 @@ static bool has_value(const char *signature, const char *name, size_t name_size,
     return false;
 }
 
-/* Which numbers go: all where `other` is NULL, else those that it has '#' for, or another value. */
-static bool goes(const char *other, bool different, const char *name, size_t name_size, size_t value_size)
+/* True if the number is to be dropped: always if `other` is NULL, else if `other` has '#' or, with `different`,
+ * another value for it. */
+static bool is_dropped(const char *other, bool different, const char *name, size_t name_size, size_t value_size)
 {
     if (other == NULL) {
         return true;
@@ -109,7 +109,7 @@ static void drop_numbers(char *signature, const char *other, bool different)
     for (const char *from = signature; *from != '\0';) {
         size_t name_size = is_start ? name_length(from) : 0;
         size_t value_size = name_size > 0 ? number_length(from + name_size) : 0;
-        if (value_size > 0 && goes(other, different, from, name_size, value_size)) {
+        if (value_size > 0 && is_dropped(other, different, from, name_size, value_size)) {
             memmove(to, from, name_size);
             to += name_size;
             *to++ = '#';

@@ -109,7 +109,7 @@ static key_text disk_key(const ms_disk *disk)
 
 /* ---- rates, from the cache or measured ---------------------------------- */
 
-/* Where rates are kept; "" where nowhere. */
+/* Where rates are kept; "" if nowhere. */
 typedef struct rate_store {
     char dir[MS_PATH_MAX];
     bool ignore; /* what is there; new rates are still written */

@@ -13,7 +13,7 @@
 void ms__probe_cpu(ms_cpu *cpu);
 int ms__probe_ram(ms_ram *ram, ms_error *err);
 
-/* The processor's name out of the text of /proc/cpuinfo; "" where it has none. */
+/* The processor's name out of the text of /proc/cpuinfo; "" if it has none. */
 void ms__cpu_name(const char *cpuinfo, char *name, size_t size);
 
 /* ---- hardware.c --------------------------------------------------------- */
@@ -45,7 +45,7 @@ void ms__disk_choose(bool make, ms_disk *disk);
 void ms__disk_identity(const char *dir, char *out, size_t size);
 
 /* A directory for the user's cache files with `name` (may be "") below it: under
- * XDG_CACHE_HOME or ~/.cache. False where neither is known. Nothing is made. */
+ * XDG_CACHE_HOME or ~/.cache. False if neither is known. Nothing is made. */
 bool ms__cache_directory(const char *name, char *out, size_t size);
 
 /* ---- rate_cache.c ------------------------------------------------------- */

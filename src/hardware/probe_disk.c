@@ -87,7 +87,7 @@ cleanup:
     return best > 0;
 }
 
-/* True where writing to this file system takes memory; `what` says why. */
+/* True if writing to this file system takes memory; `what` says why. */
 static bool is_in_memory(const ms__filesystem *filesystem, const mount_info *mount, char *what, size_t size)
 {
     ms__filesystem upper;
@@ -303,7 +303,7 @@ bool ms__cache_directory(const char *name, char *out, size_t size)
 
 enum { PLACES = 4 };
 
-/* The path of the place with this number; false where it has none here. */
+/* The path of the place with this number; false if it has none here. */
 static bool usual_place(int number, char *out, size_t size)
 {
     switch (number) {

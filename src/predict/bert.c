@@ -1,6 +1,6 @@
 /*
- * BERT for masked language modelling as transformers runs it: post-norm layers, attention
- * that sees everything, a head of its own before the tied decoder.
+ * BERT for masked language modelling as transformers runs it: post-norm layers, bidirectional attention, a separate
+ * head before the tied decoder.
  */
 #include "predict/models.h"
 
@@ -49,7 +49,7 @@ static ms__value project(ms__tape *tape, const ms__model *m, affine with, ms__va
     return heads;
 }
 
-/* A product, dropout, the residual added, normalised. */
+/* A product, dropout, residual sum and norm. */
 static ms__value finish_part(ms__tape *tape, const ms__model *m, affine with, affine norm, ms__value x,
                              ms__value residual)
 {
@@ -115,7 +115,7 @@ static ms__value predict_words(ms__tape *tape, const ms__model *m, ms__value x, 
     ms__value decoder = m->tied ? words : ms__parameter(tape, MS__SHAPE(m->vocabulary, m->width));
     ms__value bias = ms__parameter(tape, MS__SHAPE(m->vocabulary));
     if (!m->tied) {
-        ms__parameter(tape, MS__SHAPE(m->vocabulary)); /* the head's own, which nothing uses then */
+        ms__parameter(tape, MS__SHAPE(m->vocabulary)); /* the head's own weight, unused if tied */
     }
     ms__value made = ms__linear(tape, x, transform.weight, transform.bias, m->width);
     ms__value active = ms__activate(tape, made, m->activation);

@@ -1,21 +1,16 @@
 /*
- * A Hugging Face configuration read: sizes checked, what it leaves out as transformers has it,
- * and what is not modelled refused by name. Called by predict.c.
+ * Reads a Hugging Face configuration: checks sizes, applies transformers' defaults, and refuses features that are not
+ * modelled by name. Called by predict.c.
  */
 #include <inttypes.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "predict/models.h"
 
 enum { SIZE_MOST = 1 << 24 };
 
-static const struct {
-    const char *type; /* "model_type" */
-    bool tied;        /* where the configuration doesn't say */
-} families[MS__FAMILIES] = {
-    [MS__LLAMA] = {"llama", false}, [MS__MISTRAL] = {"mistral", false}, [MS__QWEN2] = {"qwen2", false},
-    [MS__QWEN3] = {"qwen3", false}, [MS__GPT2] = {"gpt2", true},        [MS__BERT] = {"bert", true},
-};
+#define COUNT_OF(table) (sizeof(table) / sizeof(table)[0])
 
 /* ---- members ------------------------------------------------------------------------------ */
 
@@ -35,9 +30,9 @@ static int read_flag(const ms__json_at *at, const char *name, bool fallback, boo
     return ms__json_has(at, name) ? ms__json_bool(at, name, out) : MS_OK;
 }
 
-static int read_dropout(const ms__json_at *at, const char *name, double fallback, bool *drops)
+static int read_dropout(const ms__json_at *at, const char *name, bool fallback, bool *drops)
 {
-    double share = fallback;
+    double share = fallback ? 1 : 0;
     int rc = ms__json_has(at, name) ? ms__json_f64(at, name, 0, 1, &share) : MS_OK;
     *drops = share > 0;
     return rc;
@@ -52,13 +47,13 @@ static int read_activation(const ms__json_at *at, const char *name, ms__activati
     if (!ms__json_has(at, name)) {
         return MS_OK;
     }
-    int rc = ms__json_enum(at, name, names, sizeof names / sizeof names[0], &index);
+    int rc = ms__json_enum(at, name, names, COUNT_OF(names), &index);
     *out = kinds[index];
     return rc;
 }
 
-/* Refuses a member that is true, or not zero: what it asks for is not modelled. */
-static int refuse(const ms__json_at *at, const char *name)
+/* Refuses a member that asks for a feature that is not modelled: true, or not 0. */
+static int refuse_feature(const ms__json_at *at, const char *name)
 {
     const json_t *value = json_object_get(at->value, name);
     bool off = value == NULL || json_is_null(value) || json_is_false(value) ||
@@ -66,9 +61,50 @@ static int refuse(const ms__json_at *at, const char *name)
     return off ? MS_OK : ms__json_fail(at, MS_EFORMAT, "%s: not modelled", name);
 }
 
+/* A member of a configuration and its field of ms__model. */
+typedef struct model_member {
+    const char *name;
+    enum { MEMBER_SIZE, MEMBER_LAYERS, MEMBER_FLAG, MEMBER_DROPOUT, MEMBER_ACTIVATION, MEMBER_REFUSED } kind;
+    size_t offset;     /* unused for REFUSED */
+    uint64_t fallback; /* if the member is missing; of a SIZE 0: it is required; of a DROPOUT: whether it drops */
+} model_member;
+
+#define MEMBER(name, kind, field, fallback) {name, MEMBER_##kind, offsetof(ms__model, field), (fallback)}
+#define REFUSED(name) {name, MEMBER_REFUSED, 0, 0}
+
+static int read_member(const ms__json_at *at, const model_member *member, ms__model *m)
+{
+    void *field = (char *)m + member->offset;
+    switch (member->kind) {
+    case MEMBER_SIZE:
+        return member->fallback == 0 ? read_size(at, member->name, field)
+                                     : read_size_or(at, member->name, member->fallback, field);
+    case MEMBER_LAYERS:
+        return ms__json_u64(at, member->name, 1, MS__LAYERS_MOST, field);
+    case MEMBER_FLAG:
+        return read_flag(at, member->name, member->fallback != 0, field);
+    case MEMBER_DROPOUT:
+        return read_dropout(at, member->name, member->fallback != 0, field);
+    case MEMBER_ACTIVATION:
+        return read_activation(at, member->name, (ms__activation)member->fallback, field);
+    default:
+        return refuse_feature(at, member->name);
+    }
+}
+
+static int read_members(const ms__json_at *at, const model_member *members, size_t count, ms__model *m)
+{
+    int rc = MS_OK;
+    for (size_t i = 0; rc == MS_OK && i < count; i++) {
+        rc = read_member(at, &members[i], m);
+    }
+    return rc;
+}
+
 /* ---- windows ---------------------------------------------------------------------------- */
 
-/* Qwen's layers see all or through the window, each as its list says, or those from one on. */
+/* Qwen's layers attend to everything or through the window: a list gives each layer's kind, or a number the first
+ * layer with the window. */
 static int read_layer_types(const ms__json_at *at, ms__model *m)
 {
     static const char *const kinds[] = {"full_attention", "sliding_attention"};
@@ -100,7 +136,7 @@ static int read_layer_types(const ms__json_at *at, ms__model *m)
     return rc;
 }
 
-/* What is not named is transformers' 4096, null is none. */
+/* A missing window is transformers' 4096; null is no window. */
 static int read_window(const ms__json_at *at, ms__model *m)
 {
     bool used = m->family == MS__MISTRAL;
@@ -123,8 +159,8 @@ static int read_window(const ms__json_at *at, ms__model *m)
 
 /* ---- positions -------------------------------------------------------------------------- */
 
-/* Frequencies depend on the sequence in two kinds: while it is as long as the model was made for, "dynamic"
- * only looks at its length. */
+/* In the kinds "longrope" and "dynamic", frequencies depend on the sequence's length. Up to the model's own
+ * length, "dynamic" only reads it. */
 static int read_rope(const ms__json_at *at, ms__model *m)
 {
     static const uint64_t positions[MS__FAMILIES] = {
@@ -150,7 +186,7 @@ static int read_rope(const ms__json_at *at, ms__model *m)
 
 /* ---- the families ------------------------------------------------------------------------ */
 
-/* `key_heads`: where the configuration doesn't speak of them; 0, or null there: one for each head. */
+/* `key_heads`: the default; 0, or null in the configuration: one for each head. */
 static int read_heads(const ms__json_at *at, uint64_t key_heads, uint64_t head_width, ms__model *m)
 {
     bool is_null = json_is_null(json_object_get(at->value, "num_key_value_heads"));
@@ -165,7 +201,7 @@ static int read_heads(const ms__json_at *at, uint64_t key_heads, uint64_t head_w
     uint64_t natural = m->width / m->heads;
     rc = read_size_or(at, "head_dim", head_width != 0 ? head_width : natural > 0 ? natural : 1, &m->head_width);
     if (rc == MS_OK && m->heads % m->key_heads != 0) {
-        return ms__json_fail(at, MS_EFORMAT, "num_attention_heads is no multiple of num_key_value_heads");
+        return ms__json_fail(at, MS_EFORMAT, "num_attention_heads is not a multiple of num_key_value_heads");
     }
     if (rc == MS_OK && m->head_width % 2 != 0) {
         return ms__json_fail(at, MS_EFORMAT, "head_dim is odd: its halves are rotated");
@@ -176,107 +212,95 @@ static int read_heads(const ms__json_at *at, uint64_t key_heads, uint64_t head_w
 static int read_decoder(const ms__json_at *at, ms__model *m)
 {
     static const uint64_t key_heads[MS__FAMILIES] = {[MS__MISTRAL] = 8, [MS__QWEN2] = 32, [MS__QWEN3] = 32};
-    bool drops = false, biased = false;
-    int rc = read_size(at, "hidden_size", &m->width);
-    if (rc == MS_OK) {
-        rc = read_size(at, "intermediate_size", &m->inner);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_u64(at, "num_hidden_layers", 1, MS__LAYERS_MOST, &m->layers);
-    }
-    if (rc == MS_OK) {
-        rc = read_heads(at, key_heads[m->family], m->family == MS__QWEN3 ? 128 : 0, m);
-    }
-    if (rc == MS_OK) {
-        rc = read_activation(at, "hidden_act", MS__SILU, &m->activation);
-    }
-    if (rc == MS_OK) {
-        rc = read_flag(at, "attention_bias", false, &biased);
-    }
-    if (rc == MS_OK) {
-        rc = read_flag(at, "mlp_bias", false, &m->mlp_bias);
-    }
-    if (rc == MS_OK) {
-        rc = read_dropout(at, "attention_dropout", 0, &drops);
-    }
-    if (rc == MS_OK && drops) {
+    static const model_member members[] = {
+        MEMBER("hidden_size", SIZE, width, 0),
+        MEMBER("intermediate_size", SIZE, inner, 0),
+        MEMBER("num_hidden_layers", LAYERS, layers, 0),
+        MEMBER("hidden_act", ACTIVATION, activation, MS__SILU),
+        MEMBER("attention_bias", FLAG, output_bias, false),
+        MEMBER("mlp_bias", FLAG, mlp_bias, false),
+        MEMBER("attention_dropout", DROPOUT, drops_attention, false),
+    };
+    int rc = read_members(at, members, COUNT_OF(members), m);
+    if (rc == MS_OK && m->drops_attention) {
         return ms__json_fail(at, MS_EFORMAT, "attention_dropout: not modelled");
     }
     m->mlp_bias = m->mlp_bias && m->family == MS__LLAMA;
-    m->output_bias = biased && (m->family == MS__LLAMA || m->family == MS__QWEN3);
+    m->output_bias = m->output_bias && (m->family == MS__LLAMA || m->family == MS__QWEN3);
     m->attention_bias = m->output_bias || m->family == MS__QWEN2;
+    if (rc == MS_OK) {
+        rc = read_heads(at, key_heads[m->family], m->family == MS__QWEN3 ? 128 : 0, m);
+    }
     if (rc == MS_OK) {
         rc = read_rope(at, m);
     }
     return rc != MS_OK ? rc : read_window(at, m);
 }
 
+/* The families of fixed positions: heads share the width, and a sequence is at most as long as the positions. */
+static int check_fixed(const ms__json_at *at, const ms__model *m)
+{
+    if (m->width % m->heads != 0) {
+        return ms__json_fail(at, MS_EFORMAT, "the hidden size is not a multiple of the number of heads");
+    }
+    if (m->seq > m->positions) {
+        return ms_fail(at->err, MS_EINVAL, "seq: %" PRIu64 " is more than the %" PRIu64 " positions of the model",
+                       m->seq, m->positions);
+    }
+    return MS_OK;
+}
+
 static int read_gpt2(const ms__json_at *at, ms__model *m)
 {
-    int rc = read_size(at, "n_embd", &m->width);
-    if (rc == MS_OK) {
-        rc = ms__json_u64(at, "n_layer", 1, MS__LAYERS_MOST, &m->layers);
-    }
-    if (rc == MS_OK) {
-        rc = read_size(at, "n_head", &m->heads);
-    }
-    if (rc == MS_OK) {
-        rc = read_size_or(at, "n_positions", 1024, &m->positions);
-    }
+    static const model_member members[] = {
+        MEMBER("n_embd", SIZE, width, 0),
+        MEMBER("n_layer", LAYERS, layers, 0),
+        MEMBER("n_head", SIZE, heads, 0),
+        MEMBER("n_positions", SIZE, positions, 1024),
+        MEMBER("activation_function", ACTIVATION, activation, MS__GELU_NEW),
+        MEMBER("embd_pdrop", DROPOUT, drops_embeddings, true),
+        MEMBER("attn_pdrop", DROPOUT, drops_attention, true),
+        MEMBER("resid_pdrop", DROPOUT, drops_residuals, true),
+        REFUSED("add_cross_attention"),
+    };
+    int rc = read_members(at, members, COUNT_OF(members), m);
     if (rc == MS_OK) {
         rc = read_size_or(at, "n_inner", 4 * m->width, &m->inner);
     }
-    if (rc == MS_OK) {
-        rc = read_activation(at, "activation_function", MS__GELU_NEW, &m->activation);
-    }
-    if (rc == MS_OK) {
-        rc = read_dropout(at, "embd_pdrop", 0.1, &m->drops_embeddings);
-    }
-    if (rc == MS_OK) {
-        rc = read_dropout(at, "attn_pdrop", 0.1, &m->drops_attention);
-    }
-    if (rc == MS_OK) {
-        rc = read_dropout(at, "resid_pdrop", 0.1, &m->drops_residuals);
-    }
-    return rc != MS_OK ? rc : refuse(at, "add_cross_attention");
+    return rc != MS_OK ? rc : check_fixed(at, m);
 }
 
 static int read_bert(const ms__json_at *at, ms__model *m)
 {
-    int rc = read_size(at, "hidden_size", &m->width);
-    if (rc == MS_OK) {
-        rc = read_size(at, "intermediate_size", &m->inner);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_u64(at, "num_hidden_layers", 1, MS__LAYERS_MOST, &m->layers);
-    }
-    if (rc == MS_OK) {
-        rc = read_size(at, "num_attention_heads", &m->heads);
-    }
-    if (rc == MS_OK) {
-        rc = read_size_or(at, "max_position_embeddings", 512, &m->positions);
-    }
-    if (rc == MS_OK) {
-        rc = read_size_or(at, "type_vocab_size", 2, &m->token_types);
-    }
-    if (rc == MS_OK) {
-        rc = read_activation(at, "hidden_act", MS__GELU, &m->activation);
-    }
-    if (rc == MS_OK) {
-        rc = read_dropout(at, "hidden_dropout_prob", 0.1, &m->drops_residuals);
-    }
-    if (rc == MS_OK) {
-        rc = read_dropout(at, "attention_probs_dropout_prob", 0.1, &m->drops_attention);
-    }
+    static const model_member members[] = {
+        MEMBER("hidden_size", SIZE, width, 0),
+        MEMBER("intermediate_size", SIZE, inner, 0),
+        MEMBER("num_hidden_layers", LAYERS, layers, 0),
+        MEMBER("num_attention_heads", SIZE, heads, 0),
+        MEMBER("max_position_embeddings", SIZE, positions, 512),
+        MEMBER("type_vocab_size", SIZE, token_types, 2),
+        MEMBER("hidden_act", ACTIVATION, activation, MS__GELU),
+        MEMBER("hidden_dropout_prob", DROPOUT, drops_residuals, true),
+        MEMBER("attention_probs_dropout_prob", DROPOUT, drops_attention, true),
+        REFUSED("is_decoder"),
+        REFUSED("add_cross_attention"),
+        REFUSED("chunk_size_feed_forward"),
+    };
+    int rc = read_members(at, members, COUNT_OF(members), m);
     m->drops_embeddings = m->drops_residuals;
-    if (rc == MS_OK) {
-        rc = refuse(at, "is_decoder");
-    }
-    if (rc == MS_OK) {
-        rc = refuse(at, "add_cross_attention");
-    }
-    return rc != MS_OK ? rc : refuse(at, "chunk_size_feed_forward");
+    return rc != MS_OK ? rc : check_fixed(at, m);
 }
+
+static const struct {
+    const char *type; /* "model_type" */
+    bool tied;        /* if the configuration does not say */
+    bool caches;
+    int (*read)(const ms__json_at *at, ms__model *m);
+} families[MS__FAMILIES] = {
+    [MS__LLAMA] = {"llama", false, true, read_decoder}, [MS__MISTRAL] = {"mistral", false, true, read_decoder},
+    [MS__QWEN2] = {"qwen2", false, true, read_decoder}, [MS__QWEN3] = {"qwen3", false, true, read_decoder},
+    [MS__GPT2] = {"gpt2", true, true, read_gpt2},       [MS__BERT] = {"bert", true, false, read_bert},
+};
 
 int ms__read_model(const ms__json_at *at, ms__model *m)
 {
@@ -287,27 +311,14 @@ int ms__read_model(const ms__json_at *at, ms__model *m)
     }
     int rc = ms__json_enum(at, "model_type", types, MS__FAMILIES, &family);
     m->family = (ms__family)family;
+    const model_member members[] = {
+        MEMBER("vocab_size", SIZE, vocabulary, 0),
+        MEMBER("tie_word_embeddings", FLAG, tied, families[family].tied),
+        MEMBER("use_cache", FLAG, uses_cache, families[family].caches),
+    };
     if (rc == MS_OK) {
-        rc = read_size(at, "vocab_size", &m->vocabulary);
+        rc = read_members(at, members, COUNT_OF(members), m);
     }
-    if (rc == MS_OK) {
-        rc = read_flag(at, "tie_word_embeddings", families[family].tied, &m->tied);
-    }
-    if (rc == MS_OK) {
-        rc = read_flag(at, "use_cache", m->family != MS__BERT, &m->uses_cache);
-    }
-    if (rc != MS_OK) {
-        return rc;
-    }
-    m->uses_cache = m->uses_cache && m->family != MS__BERT;
-    rc = m->family == MS__GPT2 ? read_gpt2(at, m) : m->family == MS__BERT ? read_bert(at, m) : read_decoder(at, m);
-    bool fixed = m->family == MS__GPT2 || m->family == MS__BERT;
-    if (rc == MS_OK && fixed && m->width % m->heads != 0) {
-        return ms__json_fail(at, MS_EFORMAT, "the hidden size is no multiple of the number of heads");
-    }
-    if (rc == MS_OK && fixed && m->seq > m->positions) {
-        return ms_fail(at->err, MS_EINVAL, "seq: %" PRIu64 " is more than the %" PRIu64 " positions of the model",
-                       m->seq, m->positions);
-    }
-    return rc;
+    m->uses_cache = m->uses_cache && families[family].caches;
+    return rc != MS_OK ? rc : families[family].read(at, m);
 }

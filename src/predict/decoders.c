@@ -1,7 +1,6 @@
 /*
- * Llama, Mistral, Qwen2 and Qwen3 for causal language modelling as transformers runs them:
- * RMS norms by single operators, rotary positions, fused attention, gated MLP. Where a
- * value is dropped is where its Python variable ends.
+ * Llama, Mistral, Qwen2 and Qwen3 for causal language modelling as transformers runs them: RMS norms by single
+ * operators, rotary positions, fused attention, gated MLP. A value is dropped where its Python variable ends.
  */
 #include "predict/models.h"
 
@@ -10,13 +9,13 @@ typedef struct layer_weights {
     ms__value mlp_norm, gate, gate_bias, up, up_bias, down, down_bias;
 } layer_weights;
 
-/* What layers share. */
+/* Values that layers share. */
 typedef struct frame {
     ms__value positions, cos, sin;
-    ms__value mask; /* of what a window shows, for layers that see through it; 0: none is needed */
+    ms__value mask; /* of the window, for layers that use it; 0: not needed */
 } frame;
 
-/* A weight (out, in) and its bias, where there is one. */
+/* A weight (out, in) and its optional bias. */
 static ms__value weight(ms__tape *tape, uint64_t out, uint64_t in, bool biased, ms__value *bias)
 {
     ms__value made = ms__parameter(tape, MS__SHAPE(out, in));
@@ -44,7 +43,7 @@ static layer_weights make_weights(ms__tape *tape, const ms__model *m)
     return w;
 }
 
-/* Queries or keys as heads, normalised where the family does. */
+/* Queries or keys as heads, normalized if the family does. */
 static ms__value project(ms__tape *tape, const ms__model *m, ms__value x, ms__value w, ms__value bias, uint64_t heads,
                          ms__value norm)
 {
@@ -52,7 +51,7 @@ static ms__value project(ms__tape *tape, const ms__model *m, ms__value x, ms__va
     if (norm == 0) {
         made = ms__heads(tape, flat, heads, true);
     } else {
-        /* The copy in backward comes where heads become rows again: behind the norm. */
+        /* Backward copies where heads become rows again: after the norm. */
         ms__value rows = ms__split_heads(tape, flat, heads);
         ms__value normal = ms__rms_norm(tape, rows, norm);
         made = ms__heads(tape, normal, heads, false);
@@ -79,7 +78,7 @@ static ms__value attend(ms__tape *tape, const ms__model *m, const layer_weights 
     ms__value q = project(tape, m, x, w->q, w->q_bias, m->heads, w->q_norm);
     ms__value k = project(tape, m, x, w->k, w->k_bias, m->key_heads, w->k_norm);
     ms__value flat = ms__linear(tape, x, w->v, w->v_bias, m->key_heads * m->head_width);
-    /* Where heads are repeated, the sum of their gradients lies by heads. */
+    /* If heads are repeated, the sum of their gradients is laid out by heads. */
     ms__value v = ms__heads(tape, flat, m->key_heads, at->mask != 0 && m->heads != m->key_heads);
     ms__drop(tape, flat);
     ms__value q_turned = rotate(tape, q, at->cos, at->sin), k_turned = rotate(tape, k, at->cos, at->sin);
@@ -140,7 +139,7 @@ static void make_rotations(ms__tape *tape, const ms__model *m, ms__value frequen
     ms__drop(tape, twice);
 }
 
-/* The last position is looked at, and compared with the longest and the first length. */
+/* Reads the last position and compares it with the longest and the original length. */
 static void look_at_length(ms__tape *tape, ms__value positions)
 {
     ms__shape number = {.rank = 0};
@@ -172,7 +171,7 @@ static ms__value count_from(ms__tape *tape, uint64_t length)
     return made;
 }
 
-/* Which keys each query sees, of one sample: others see the same. */
+/* The keys that each query sees, for one sample; all samples are alike. */
 static ms__value make_mask(ms__tape *tape, const ms__model *m)
 {
     ms__shape square = MS__SHAPE(m->seq, m->seq), number = {.rank = 0};
@@ -195,7 +194,7 @@ static ms__value make_mask(ms__tape *tape, const ms__model *m)
     return seen;
 }
 
-/* Qwen asks for each kind of mask that its layers need, Mistral for its only one. */
+/* Qwen makes each kind of mask that its layers need, Mistral its only one. */
 static ms__value look_for_mask(ms__tape *tape, const ms__model *m, ms__value positions)
 {
     bool windowed = has_windows(m);
@@ -207,7 +206,7 @@ static ms__value look_for_mask(ms__tape *tape, const ms__model *m, ms__value pos
 
 /* ---- the model ------------------------------------------------------------------------------ */
 
-/* What the layer is called with, in the order of its family's arguments. */
+/* Reports the layer's arguments in the order of its family. */
 static void enter_layer(ms__tape *tape, const ms__model *m, uint64_t index, ms__value x, const frame *at)
 {
     ms__value inputs[5] = {x};
@@ -245,7 +244,7 @@ static ms__value run_layers(ms__tape *tape, const ms__model *m, ms__value embedd
     return x;
 }
 
-/* In the order in which the model's own variables end. */
+/* In the order in which the model's variables end. */
 static void drop_frame(ms__tape *tape, const ms__model *m, ms__value x, ms__value embedded, const frame *at)
 {
     bool qwen = m->family == MS__QWEN2 || m->family == MS__QWEN3;

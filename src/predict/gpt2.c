@@ -1,6 +1,6 @@
 /*
  * GPT-2 with its language-model head as transformers runs it: learned positions, layer
- * norms, one product for queries, keys and values, dropout where the configuration has it.
+ * norms, one product for queries, keys and values, dropout if configured.
  */
 #include "predict/models.h"
 

@@ -1,6 +1,7 @@
 /*
- * A configuration as the families need it, and the families. Between config.c, which
- * reads it, predict.c, and decoders.c, gpt2.c and bert.c, which write the model down.
+ * A model's configuration, read by config.c, and the families, which run its step on a tape: decoders.c, gpt2.c and
+ * bert.c.
+ * Tests: tests/c/predict/test_predict.c.
  */
 #ifndef MS_PREDICT_MODELS_H
 #define MS_PREDICT_MODELS_H
@@ -19,13 +20,13 @@ typedef struct ms__model {
     ms__activation activation;
     bool attention_bias, output_bias, mlp_bias, tied;
     bool drops_embeddings, drops_attention, drops_residuals;
-    bool uses_cache;   /* which memscale runs it without */
-    bool dynamic_rope; /* looks at the sequence's length */
+    bool uses_cache;   /* memscale runs the step without its cache */
+    bool dynamic_rope; /* reads the sequence's length */
     uint64_t window;   /* tokens that a token sees; 0: all before it */
-    bool windowed[MS__LAYERS_MOST]; /* which layers see through it */
+    bool windowed[MS__LAYERS_MOST]; /* the layers that use the window */
 } ms__model;
 
-/* `batch` and `seq` are given. MS_EFORMAT with the place, MS_EINVAL. */
+/* Fills the model; the caller sets `batch` and `seq` before. MS_EFORMAT with the place, MS_EINVAL. */
 int ms__read_model(const ms__json_at *config, ms__model *model);
 
 /* The step of one family: forward with the loss, and backward. */
@@ -33,14 +34,14 @@ void ms__write_decoder(ms__tape *tape, const ms__model *model);
 void ms__write_gpt2(ms__tape *tape, const ms__model *model);
 void ms__write_bert(ms__tape *tape, const ms__model *model);
 
-/* ---- what they share (predict.c) -------------------------------------------------------- */
+/* ---- shared by the families (predict.c) ------------------------------------------------- */
 
 void ms__enter_layer(ms__tape *tape, const char *prefix, uint64_t index, size_t inputs, const ms__value *values);
-/* `last`: what it gives is no other layer's input. */
+/* `last`: its output is not another layer's input. */
 void ms__leave_layer(ms__tape *tape, bool last);
-/* What transformers works out to see that no mask is needed: whether rows hold several texts. */
+/* The operators by which transformers finds out whether rows hold several texts, which would need a mask. */
 void ms__look_for_packing(ms__tape *tape, const ms__model *model, ms__value positions);
-/* From the forward's end to the step's. Both are given up. */
+/* Runs the step from the end of forward to its end. Releases both values. */
 void ms__finish_step(ms__tape *tape, ms__value logits, ms__value loss);
 
 #endif

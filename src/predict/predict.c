@@ -1,6 +1,6 @@
 /*
- * From a Hugging Face configuration to a graph: lets the family write its step down, and
- * finishes the trace. Public face: memscale/predict.h. The configuration is config.c's.
+ * From a Hugging Face configuration to a graph: runs the family's step on a tape and finishes the trace. config.c
+ * reads the configuration.
  */
 #include "memscale/predict.h"
 
@@ -25,7 +25,7 @@ static const family_row families[MS__FAMILIES] = {
     [MS__GPT2] = {"GPT2LMHeadModel", ms__write_gpt2},      [MS__BERT] = {"BertForMaskedLM", ms__write_bert},
 };
 
-/* ---- what the families share ------------------------------------------------------------ */
+/* ---- shared by the families ------------------------------------------------------------- */
 
 void ms__enter_layer(ms__tape *tape, const char *prefix, uint64_t index, size_t inputs, const ms__value *values)
 {

@@ -1,6 +1,5 @@
 /*
- * Values and storages of the step that is written down, and their reports to ms_trace.
- * Called by the operators; decides nothing about models.
+ * Values and storages of the tape, and their reports to ms_trace. Called by the operators; knows nothing of models.
  */
 #include <string.h>
 
@@ -49,7 +48,7 @@ uint64_t ms__shape_items(const ms__shape *shape)
     return items;
 }
 
-/* What isn't there, after a failure, has one dimension: callers change the last. */
+/* After a failure a missing value has one dimension, because callers change the last one. */
 ms__shape ms__shape_at(const ms__tape *tape, ms__value value)
 {
     bool there = value != 0 && value < tape->values.count;
@@ -72,7 +71,7 @@ static uint32_t push_storage(ms__tape *tape, uint64_t bytes, bool resident)
 static ms__value push_value(ms__tape *tape, ms__tensor tensor)
 {
     if (tape->values.count == 0 && tape->rc == MS_OK) {
-        ms__fail_tape(tape, MS__PUSH(&tape->values, ((ms__tensor){.function = MS__NOBODY})));
+        ms__fail_tape(tape, MS__PUSH(&tape->values, ((ms__tensor){.function = MS__NO_FUNCTION})));
     }
     if (tape->rc == MS_OK) {
         ms__fail_tape(tape, MS__PUSH(&tape->values, tensor));
@@ -88,7 +87,7 @@ ms__value ms__fresh(ms__tape *tape, ms__shape shape, uint32_t item_bytes)
 {
     uint64_t bytes = ms__mul_sat(ms__shape_items(&shape), item_bytes);
     uint32_t storage = push_storage(tape, bytes, false);
-    ms__value made = push_value(tape, (ms__tensor){shape, item_bytes, storage, MS__NOBODY, false});
+    ms__value made = push_value(tape, (ms__tensor){shape, item_bytes, storage, MS__NO_FUNCTION, false});
     if (tape->rc == MS_OK) {
         ms__fail_tape(tape, ms_trace_born(tape->trace, storage, bytes, tape->err));
     }
@@ -99,7 +98,7 @@ ms__value ms__resident(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms_
 {
     uint64_t bytes = ms__mul_sat(ms__shape_items(&shape), item_bytes);
     uint32_t storage = push_storage(tape, bytes, true);
-    ms__value made = push_value(tape, (ms__tensor){shape, item_bytes, storage, MS__NOBODY, false});
+    ms__value made = push_value(tape, (ms__tensor){shape, item_bytes, storage, MS__NO_FUNCTION, false});
     if (tape->rc == MS_OK) {
         bool trains = role == MS_RESIDENT_PARAMETER;
         ms__fail_tape(tape, ms_trace_resident(tape->trace, storage, bytes, item_bytes, role, trains, tape->err));
@@ -149,7 +148,7 @@ uint64_t ms__key_of(const ms__tape *tape, ms__value value)
 
 /* ---- operators -------------------------------------------------------------------------- */
 
-/* Element-wise as torch tags them, of those that are used here. */
+/* The element-wise operators used here, as torch tags them. */
 static bool is_pointwise(const char *name)
 {
     static const char *const names[] = {"aten.add.",  "aten.gelu.",  "aten.gelu_tanh.", "aten.mul.",  "aten.pow.",
@@ -162,7 +161,7 @@ static bool is_pointwise(const char *name)
     return false;
 }
 
-/* What single operators could make again, and what is written to: as the tracer reports it. */
+/* Reports makers and writes as the profiler does. */
 static void report_maker(ms__tape *tape, const char *name, size_t inputs, size_t outputs, const ms__value *operands)
 {
     uint64_t keys[OPERANDS_MOST];
@@ -212,10 +211,10 @@ void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, co
 
 int32_t ms__open(ms__tape *tape, ms__derivative kind, size_t count, const ms__value *operands)
 {
-    ms__function made = {.kind = kind, .edges = {MS__NOBODY, MS__NOBODY, MS__NOBODY}};
+    ms__function made = {.kind = kind, .edges = {MS__NO_FUNCTION, MS__NO_FUNCTION, MS__NO_FUNCTION}};
     bool differentiable = false;
     if (tape->rc != MS_OK || !tape->differentiates) {
-        return MS__NOBODY;
+        return MS__NO_FUNCTION;
     }
     for (size_t i = 0; i < count; i++) {
         if (operands[i] != 0) {
@@ -223,14 +222,14 @@ int32_t ms__open(ms__tape *tape, ms__derivative kind, size_t count, const ms__va
             made.edges[i] = operand->function;
             made.operands[i] = operand->shape;
             made.items[i] = operand->item_bytes;
-            differentiable |= operand->function != MS__NOBODY;
+            differentiable |= operand->function != MS__NO_FUNCTION;
         }
     }
     if (!differentiable) {
-        return MS__NOBODY;
+        return MS__NO_FUNCTION;
     }
     ms__fail_tape(tape, MS__PUSH(&tape->functions, made));
-    return tape->rc == MS_OK ? (int32_t)tape->functions.count - 1 : MS__NOBODY;
+    return tape->rc == MS_OK ? (int32_t)tape->functions.count - 1 : MS__NO_FUNCTION;
 }
 
 void ms__save(ms__tape *tape, int32_t function, ms__value saved)

@@ -1,19 +1,19 @@
 /*
- * Between the files of the prediction room (public face: memscale/predict.h): a training
- * step written down operator by operator, as torch would run it on a CPU, and reported to
- * ms_trace as the profiler would report the real one. Nothing is computed but sizes.
+ * The tape of a predicted training step: operators run in the order of torch on a CPU and are reported to ms_trace as
+ * the profiler reports a real step. Only sizes are computed.
+ * Tests: tests/c/predict/test_predict.c.
  *
- *   config.c          the configuration read
- *   predict.c         which family writes it down, and the graph
+ *   config.c          reads the configuration
+ *   predict.c         runs the family, builds the graph
  *   decoders.c        Llama, Mistral, Qwen2 and Qwen3 as calls of operators
  *   gpt2.c, bert.c    the other families
- *   models.h          between these
- *   tape.c            values, storages and what they are reported as
- *   tape_forward.c    operators: what they allocate and what autograd saves
- *   tape_backward.c   their derivatives, in the order of torch's engine
+ *   models.h          shared by these
+ *   tape.c            values, storages and their reports
+ *   tape_forward.c    operators: their allocations and autograd's saves
+ *   tape_backward.c   their derivatives, in the order of autograd
  *
- * A value is a tensor that somebody holds; ms__drop() is the end of its Python variable.
- * The first failure is kept: calls after it do nothing, so only the end is checked.
+ * A value is a tensor that a Python variable holds; ms__drop() ends the variable. The tape keeps the first failure;
+ * later calls do nothing, so callers check once at the end.
  */
 #ifndef MS_PREDICT_TAPE_H
 #define MS_PREDICT_TAPE_H
@@ -21,29 +21,29 @@
 #include "base/array.h"
 #include "memscale/trace.h"
 
-enum { MS__RANK = 4, MS__SAVES = 6, MS__EDGES = 3, MS__NOBODY = -1 };
+enum { MS__RANK = 4, MS__SAVES = 6, MS__EDGES = 3, MS__NO_FUNCTION = -1 };
 
 typedef struct ms__shape {
     uint32_t rank;
     uint64_t size[MS__RANK];
 } ms__shape;
 
-/* What a value is, by number in the tape. 0 is none. */
+/* A value's number in the tape. 0 is none. */
 typedef uint32_t ms__value;
 
 typedef enum ms__derivative {
-    MS__D_PASS,      /* the gradient goes on as it is: views, a sum's terms */
-    MS__D_COPY,      /* the same, copied: it does not lie as the view needs it */
+    MS__D_PASS,      /* passes the gradient on unchanged: views, a sum's terms */
+    MS__D_COPY,      /* passes on a copy: the view needs another layout */
     MS__D_ADD,       /* to both operands, summed to their shapes */
     MS__D_MUL,
     MS__D_SCALE,     /* by a number, or the sign: one operator */
     MS__D_POWER,
     MS__D_MEAN,
     MS__D_RSQRT,
-    MS__D_REPEAT,    /* heads that several see: their gradients' sum */
+    MS__D_REPEAT,    /* heads that several queries share: sums their gradients */
     MS__D_HALF,      /* a slice of the last dimension */
     MS__D_JOIN,      /* the two halves joined */
-    MS__D_UNARY,     /* one operator over the gradient and what was saved: tanh, silu, gelu, softmax */
+    MS__D_UNARY,     /* one operator over the gradient and the saved tensor: tanh, silu, gelu, softmax */
     MS__D_LINEAR,
     MS__D_PRODUCT,   /* of batches of matrices */
     MS__D_NORM,      /* layer norm */
@@ -54,7 +54,7 @@ typedef enum ms__derivative {
     MS__D_LOSS
 } ms__derivative;
 
-/* What autograd keeps of one storage for one node. */
+/* Autograd's save of one storage for one node. */
 typedef struct ms__save_of {
     uint32_t trace_node;
     uint64_t serial;
@@ -71,16 +71,16 @@ typedef struct ms__function {
     ms__value gradients[MS__EDGES];       /* of its outputs; most have one */
     int part;                             /* PART: which */
     const char *derivative;               /* UNARY: the operator, a constant */
-    uint64_t head;                        /* of the loss it is the last or first operator of; 0: none */
-    uint64_t product;                     /* of the logits that it makes as a linear layer; 0: none */
+    uint64_t head;                        /* number of the loss whose first or last operator it is; 0: none */
+    uint64_t product;                     /* number of the logits that it makes as a linear layer; 0: none */
 } ms__function;
 
 typedef struct ms__tensor {
     ms__shape shape;
     uint32_t item_bytes;
-    uint32_t storage;  /* 0: a number, nothing is stored */
-    int32_t function;  /* that made it; MS__NOBODY; -2 - n is leaf n */
-    bool is_view;      /* of gradients: another tensor's storage, seen otherwise */
+    uint32_t storage;  /* 0: a number without storage */
+    int32_t function;  /* that made it; MS__NO_FUNCTION; -2 - n is leaf n */
+    bool is_view;      /* of gradients: a view of another tensor's storage */
 } ms__tensor;
 
 typedef struct ms__held {
@@ -100,7 +100,7 @@ typedef struct ms__tape {
     ms_trace *trace;
     ms_error *err;
     int rc;
-    bool differentiates; /* off where torch's no_grad is on */
+    bool differentiates; /* false under torch's no_grad */
     MS__ARRAY(ms__tensor) values;
     MS__ARRAY(ms__held) storages;
     MS__ARRAY(ms__leaf) leaves;
@@ -121,7 +121,7 @@ uint64_t ms__shape_items(const ms__shape *shape);
 
 ms__value ms__parameter(ms__tape *tape, ms__shape shape);
 ms__value ms__resident(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms_resident_role role);
-/* A new storage, which nothing made yet. */
+/* A new storage that no function made. */
 ms__value ms__fresh(ms__tape *tape, ms__shape shape, uint32_t item_bytes);
 /* The same storage in another shape, made by the same function. */
 ms__value ms__alias(ms__tape *tape, ms__value of, ms__shape shape);
@@ -133,15 +133,15 @@ uint64_t ms__key_of(const ms__tape *tape, ms__value value);
 void ms__ran(ms__tape *tape, const char *name, size_t inputs, size_t outputs, const ms__value *operands);
 #define MS__RAN(tape, name, inputs, outputs, ...) ms__ran(tape, name, inputs, outputs, (const ms__value[]){__VA_ARGS__})
 
-/* Begins a function of autograd over its operands; MS__NOBODY where it needs none. What
- * it saves is saved before or after its result is there, as torch does. */
+/* Begins a function of autograd over its operands; MS__NO_FUNCTION if no operand needs a gradient. Its saves come
+ * before or after its result is made, as in torch. */
 int32_t ms__open(ms__tape *tape, ms__derivative kind, size_t count, const ms__value *operands);
 #define MS__OPEN(tape, kind, ...) \
     ms__open(tape, kind, sizeof((ms__value[]){__VA_ARGS__}) / sizeof(ms__value), (const ms__value[]){__VA_ARGS__})
 void ms__save(ms__tape *tape, int32_t function, ms__value saved);
 /* `out` is its result. */
 void ms__close(ms__tape *tape, int32_t function, ms__value out);
-/* What ran last drew random numbers. */
+/* The last operator drew random numbers. */
 void ms__random(ms__tape *tape);
 void ms__fail_tape(ms__tape *tape, int rc);
 
@@ -149,7 +149,7 @@ void ms__fail_tape(ms__tape *tape, int rc);
 
 typedef enum ms__activation { MS__GELU_NEW, MS__GELU, MS__GELU_TANH, MS__SILU, MS__RELU } ms__activation;
 
-/* A result that nothing differentiates, such as masks and positions, of up to two operands. */
+/* A result without a derivative, such as masks and positions, of up to two operands. */
 ms__value ms__constant(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms__value a, ms__value b);
 ms__value ms__embedding(ms__tape *tape, ms__value weight, ms__value index);
 ms__value ms__add(ms__tape *tape, ms__value a, ms__value b);
@@ -163,24 +163,24 @@ ms__value ms__rotate_half(ms__tape *tape, ms__value a);
 ms__value ms__activate(ms__tape *tape, ms__value a, ms__activation kind);
 /* `bias` may be 0. */
 ms__value ms__linear(ms__tape *tape, ms__value a, ms__value weight, ms__value bias, uint64_t out_width);
-/* The same, marked as the one that makes logits for the loss that is computed next. */
+/* The same, marked as the layer that makes the logits of the next loss. */
 ms__value ms__logits(ms__tape *tape, ms__value a, ms__value weight, ms__value bias, uint64_t vocabulary);
-/* [b, s, width] as [b, s, h, d]; its gradient comes turned. */
+/* [b, s, width] as [b, s, h, d]; its gradient is transposed. */
 ms__value ms__split_heads(ms__tape *tape, ms__value a, uint64_t heads);
-/* [b, s, width] as heads [b, h, s, d]; in backward the gradient is copied where it asks for it. */
+/* [b, s, width] as heads [b, h, s, d]; `copied_back`: backward copies the gradient. */
 ms__value ms__heads(ms__tape *tape, ms__value a, uint64_t heads, bool copied_back);
-/* The same of keys that are multiplied by single operators: their gradient comes as turned matrices,
- * and is copied even of one head. Of a single sample it lies as it should. */
+/* The same for keys that single operators multiply: their gradient is transposed and copied, even for one head;
+ * for a single sample it already has the right layout. */
 ms__value ms__turned_heads(ms__tape *tape, ms__value a, uint64_t heads);
 /* A third of the last dimension; parts of one value share `split`. */
 int32_t ms__split(ms__tape *tape, ms__value a);
 ms__value ms__part(ms__tape *tape, ms__value a, int32_t split, int index);
-/* Fused attention; [b, s, width] comes out. `mask`: bytes of [s, s] that say what is seen, or 0 for a
- * kernel that knows; with one, heads of keys and values are repeated to those of the queries. */
+/* Fused attention; returns [b, s, width]. `mask`: bytes of [s, s] that mark visible keys, or 0 for a kernel with a
+ * built-in causal mask; with a mask, heads of keys and values are repeated for the queries. */
 ms__value ms__attention(ms__tape *tape, ms__value q, ms__value k, ms__value v, ms__value mask);
-/* The same by single operators, as it is where attention has dropout. */
+/* The same by single operators, which torch runs if attention has dropout. */
 ms__value ms__attention_with_dropout(ms__tape *tape, ms__value q, ms__value k, ms__value v, bool causal);
-/* `a` itself where nothing is dropped: then a second holder of it. */
+/* Without dropout `a` itself, with a second holder. */
 ms__value ms__dropout(ms__tape *tape, ms__value a, bool drops);
 /* Mean cross entropy; rows are shifted by one for a causal model. */
 ms__value ms__loss(ms__tape *tape, ms__value logits, ms__value labels, bool shifted);

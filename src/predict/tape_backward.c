@@ -1,22 +1,21 @@
 /*
- * The derivatives of tape_forward.c's operators, run as torch's engine does: functions in
- * reverse order of their making; in each, what it saved is asked for, its gradients are
- * made, its own gradient and what it saved are given up, and the gradients go on, added
- * to what is there already.
+ * The derivatives of tape_forward.c's operators, run like autograd: functions in reverse order of their creation.
+ * Each function unpacks its saved tensors, computes its operands' gradients, releases its own gradient and its saved
+ * tensors, and adds the new gradients to those already there.
  */
 #include "base/units.h"
 #include "predict/tape.h"
 
 enum { FLOAT = 4 };
 
-static ms__value apply(ms__tape *tape, const char *name, ms__shape shape, ms__value a, ms__value b)
+static ms__value gradient_result(ms__tape *tape, const char *name, ms__shape shape, ms__value a, ms__value b)
 {
     ms__value out = ms__fresh(tape, shape, FLOAT);
     MS__RAN(tape, name, 2, 1, a, b, out);
     return out;
 }
 
-/* The same bytes seen in another shape, for as long as `tape` lives: an operand only. */
+/* The same bytes in another shape, as an operand only. */
 static ms__value seen_as(ms__tape *tape, ms__value of, ms__shape shape)
 {
     ms__value seen = ms__alias(tape, of, shape);
@@ -34,7 +33,7 @@ static ms__value view_of(ms__tape *tape, ms__value of, ms__shape shape)
     return seen;
 }
 
-/* Stands for a saved tensor as an operand: only its bytes count. */
+/* A saved tensor as an operand: only its bytes count. */
 static ms__value saved_as(ms__tape *tape, ms__value any, const ms__function *function, int edge)
 {
     return seen_as(tape, any, function->operands[edge]);
@@ -47,8 +46,7 @@ static ms__value *slot_of(ms__tape *tape, int32_t edge, int part)
     return edge <= -2 ? &tape->leaves.items[-2 - edge].gradient : &tape->functions.items[edge].gradients[part];
 }
 
-/* What is there is written over where nothing else holds it, unless it is a view: see
- * ms_trace_adds(). */
+/* The sum overwrites the first gradient if that has no other holder and is not a view: see ms_trace_adds(). */
 static ms__value sum_of(ms__tape *tape, ms__value before, ms__value gradient)
 {
     ms__shape shape = ms__shape_at(tape, gradient);
@@ -56,16 +54,16 @@ static ms__value sum_of(ms__tape *tape, ms__value before, ms__value gradient)
         uint64_t first = ms__key_of(tape, before), other = ms__key_of(tape, gradient);
         ms__fail_tape(tape, ms_trace_adds(tape->trace, first, other, tape->err));
     }
-    return apply(tape, "aten.add.Tensor", shape, seen_as(tape, before, shape), gradient);
+    return gradient_result(tape, "aten.add.Tensor", shape, seen_as(tape, before, shape), gradient);
 }
 
-/* Hands a gradient on: it is taken over. */
-static void deposit(ms__tape *tape, int32_t edge, int part, ms__value gradient)
+/* Passes a gradient on and takes ownership of it. */
+static void add_gradient(ms__tape *tape, int32_t edge, int part, ms__value gradient)
 {
     if (tape->rc != MS_OK || gradient == 0) {
         return;
     }
-    if (edge == MS__NOBODY) {
+    if (edge == MS__NO_FUNCTION) {
         ms__drop(tape, gradient);
         return;
     }
@@ -90,14 +88,14 @@ static bool equal_shapes(const ms__shape *a, const ms__shape *b)
     return equal;
 }
 
-/* What is broadcast gets the sum; so does what has fewer dimensions, be they all 1. */
+/* A broadcast operand, or one of fewer dimensions, gets the sum of the gradient. */
 static void sum_to(ms__tape *tape, ms__value *gradient, const ms__shape *shape)
 {
     ms__shape full = ms__shape_at(tape, *gradient);
     if (*gradient == 0 || equal_shapes(&full, shape)) {
         return;
     }
-    ms__value sum = apply(tape, "aten.sum.dim_IntList", *shape, *gradient, 0);
+    ms__value sum = gradient_result(tape, "aten.sum.dim_IntList", *shape, *gradient, 0);
     ms__drop(tape, *gradient);
     *gradient = sum;
 }
@@ -111,17 +109,17 @@ typedef struct task {
     ms__value out[MS__EDGES];
 } task;
 
-static bool wanted(const task *at, int edge)
+static bool is_wanted(const task *at, int edge)
 {
-    return at->function->edges[edge] != MS__NOBODY;
+    return at->function->edges[edge] != MS__NO_FUNCTION;
 }
 
 static void of_mul(task *at)
 {
     for (int edge = 1; edge >= 0; edge--) {
-        if (wanted(at, edge)) {
+        if (is_wanted(at, edge)) {
             ms__value other = saved_as(at->tape, at->g, at->function, 1 - edge);
-            at->out[edge] = apply(at->tape, "aten.mul.Tensor", at->function->shape, at->g, other);
+            at->out[edge] = gradient_result(at->tape, "aten.mul.Tensor", at->function->shape, at->g, other);
         }
     }
     for (int edge = 0; edge < 2; edge++) {
@@ -132,7 +130,7 @@ static void of_mul(task *at)
 static void of_add(task *at)
 {
     for (int edge = 0; edge < 2; edge++) {
-        if (wanted(at, edge)) {
+        if (is_wanted(at, edge)) {
             at->out[edge] = ms__alias(at->tape, at->g, ms__shape_at(at->tape, at->g));
             sum_to(at->tape, &at->out[edge], &at->function->operands[edge]);
         }
@@ -142,9 +140,9 @@ static void of_add(task *at)
 static void of_power(task *at)
 {
     ms__shape shape = at->function->shape;
-    ms__value power = apply(at->tape, "aten.pow.Tensor_Scalar", shape, at->g, 0);
-    ms__value scaled = apply(at->tape, "aten.mul.Scalar", shape, power, 0);
-    at->out[0] = apply(at->tape, "aten.mul.Tensor", shape, at->g, scaled);
+    ms__value power = gradient_result(at->tape, "aten.pow.Tensor_Scalar", shape, at->g, 0);
+    ms__value scaled = gradient_result(at->tape, "aten.mul.Scalar", shape, power, 0);
+    at->out[0] = gradient_result(at->tape, "aten.mul.Tensor", shape, at->g, scaled);
     ms__drop(at->tape, scaled);
     ms__drop(at->tape, power);
 }
@@ -152,9 +150,9 @@ static void of_power(task *at)
 static void of_rsqrt(task *at)
 {
     ms__shape shape = at->function->shape;
-    ms__value cube = apply(at->tape, "aten.pow.Tensor_Scalar", shape, at->g, 0);
-    ms__value scaled = apply(at->tape, "aten.mul.Scalar", shape, at->g, 0);
-    at->out[0] = apply(at->tape, "aten.mul.Tensor", shape, scaled, cube);
+    ms__value cube = gradient_result(at->tape, "aten.pow.Tensor_Scalar", shape, at->g, 0);
+    ms__value scaled = gradient_result(at->tape, "aten.mul.Scalar", shape, at->g, 0);
+    at->out[0] = gradient_result(at->tape, "aten.mul.Tensor", shape, scaled, cube);
     ms__drop(at->tape, scaled);
     ms__drop(at->tape, cube);
 }
@@ -162,7 +160,7 @@ static void of_rsqrt(task *at)
 static void of_mean(task *at)
 {
     ms__value wide = saved_as(at->tape, at->g, at->function, 0);
-    at->out[0] = apply(at->tape, "aten.div.Scalar", at->function->operands[0], wide, 0);
+    at->out[0] = gradient_result(at->tape, "aten.div.Scalar", at->function->operands[0], wide, 0);
 }
 
 static void of_join(task *at)
@@ -188,22 +186,22 @@ static void of_linear(task *at)
     for (int step = 0; step < 2; step++) {
         if ((step == 0) != biased) {
             ms__value left = seen_as(at->tape, at->g, turned);
-            ms__value made = apply(at->tape, "aten.mm.default", MS__SHAPE(x.size[1], g.size[1]), left, rows);
+            ms__value made = gradient_result(at->tape, "aten.mm.default", MS__SHAPE(x.size[1], g.size[1]), left, rows);
             at->out[1] = view_of(at->tape, made, f->operands[1]);
             ms__drop(at->tape, made);
-        } else if (wanted(at, 0)) {
+        } else if (is_wanted(at, 0)) {
             ms__value weight = seen_as(at->tape, at->g, f->operands[1]);
-            ms__value made = apply(at->tape, "aten.mm.default", x, rows, weight);
+            ms__value made = gradient_result(at->tape, "aten.mm.default", x, rows, weight);
             at->out[0] = view_of(at->tape, made, f->operands[0]);
             ms__drop(at->tape, made);
         }
     }
     if (biased) {
-        at->out[2] = apply(at->tape, "aten.sum.dim_IntList", f->operands[2], rows, 0);
+        at->out[2] = gradient_result(at->tape, "aten.sum.dim_IntList", f->operands[2], rows, 0);
     }
 }
 
-/* out = a b: of b first. */
+/* out = a b: the gradient of b comes first. */
 static void of_product(task *at)
 {
     const ms__shape *a = &at->function->operands[0];
@@ -211,10 +209,10 @@ static void of_product(task *at)
     ms__value left = seen_as(at->tape, at->g, turned);
     ms__value right = saved_as(at->tape, at->g, at->function, 1);
     ms__shape made = MS__SHAPE(a->size[0], a->size[1], a->size[3], at->function->shape.size[3]);
-    ms__value of_b = apply(at->tape, "aten.bmm.default", made, left, at->g);
+    ms__value of_b = gradient_result(at->tape, "aten.bmm.default", made, left, at->g);
     at->out[1] = view_of(at->tape, of_b, at->function->operands[1]);
     ms__drop(at->tape, of_b);
-    at->out[0] = apply(at->tape, "aten.bmm.default", *a, at->g, right);
+    at->out[0] = gradient_result(at->tape, "aten.bmm.default", *a, at->g, right);
 }
 
 static void of_norm(task *at)
@@ -225,7 +223,7 @@ static void of_norm(task *at)
     for (int i = 0; i < 3; i++) {
         at->out[i] = ms__fresh(at->tape, f->operands[i], FLOAT);
     }
-    /* Means and scales are seen as one operand. */
+    /* Means and scales count as one operand. */
     rows.size[rows.rank - 1] = 2;
     MS__RAN(at->tape, "aten.native_layer_norm_backward.default", 5, 3, at->g, saved_as(at->tape, at->g, f, 0),
             seen_as(at->tape, at->g, rows), saved_as(at->tape, at->g, f, 1), saved_as(at->tape, at->g, f, 2),
@@ -271,7 +269,7 @@ static void of_loss(task *at)
             integers_like(at->tape, at->g, f->operands[1]), seen_as(at->tape, at->g, number), at->out[0]);
 }
 
-/* The gradient as it is, or seen in the operand's shape. */
+/* The gradient itself, or a view in the operand's shape. */
 static void pass_on(task *at)
 {
     const ms__function *f = at->function;
@@ -280,7 +278,7 @@ static void pass_on(task *at)
     at->out[0] = turned ? view_of(at->tape, at->g, f->operands[0]) : ms__alias(at->tape, at->g, shape);
 }
 
-static void derive(task *at)
+static void run_derivative(task *at)
 {
     const ms__function *f = at->function;
     switch ((ms__derivative)f->kind) {
@@ -289,23 +287,24 @@ static void derive(task *at)
         pass_on(at);
         return;
     case MS__D_COPY:
-        at->out[0] = apply(at->tape, "aten.clone.default", f->operands[0], seen_as(at->tape, at->g, f->operands[0]), 0);
+        at->out[0] = gradient_result(at->tape, "aten.clone.default", f->operands[0],
+                                     seen_as(at->tape, at->g, f->operands[0]), 0);
         return;
     case MS__D_SCALE:
-        at->out[0] = apply(at->tape, "aten.mul.Scalar", f->shape, at->g, 0);
+        at->out[0] = gradient_result(at->tape, "aten.mul.Scalar", f->shape, at->g, 0);
         return;
     case MS__D_REPEAT:
-        at->out[0] = apply(at->tape, "aten.sum.dim_IntList", f->operands[0], at->g, 0);
+        at->out[0] = gradient_result(at->tape, "aten.sum.dim_IntList", f->operands[0], at->g, 0);
         return;
     case MS__D_HALF:
-        at->out[0] = apply(at->tape, "aten.slice_backward.default", f->operands[0], at->g, 0);
+        at->out[0] = gradient_result(at->tape, "aten.slice_backward.default", f->operands[0], at->g, 0);
         return;
     case MS__D_UNARY:
-        at->out[0] = apply(at->tape, f->derivative, f->shape, at->g, seen_as(at->tape, at->g, f->shape));
+        at->out[0] = gradient_result(at->tape, f->derivative, f->shape, at->g, seen_as(at->tape, at->g, f->shape));
         return;
     case MS__D_EMBEDDING:
-        at->out[0] = apply(at->tape, "aten.embedding_dense_backward.default", f->operands[0], at->g,
-                           integers_like(at->tape, at->g, f->operands[1]));
+        at->out[0] = gradient_result(at->tape, "aten.embedding_dense_backward.default", f->operands[0], at->g,
+                                     integers_like(at->tape, at->g, f->operands[1]));
         return;
     case MS__D_ADD:
         of_add(at);
@@ -346,7 +345,7 @@ static void derive(task *at)
     }
 }
 
-/* ---- the engine ---------------------------------------------------------------------------- */
+/* ---- the order of functions ---------------------------------------------------------------- */
 
 static void run_function(ms__tape *tape, size_t index)
 {
@@ -365,7 +364,7 @@ static void run_function(ms__tape *tape, size_t index)
         const ms__save_of *save = &function.saves[i];
         ms__fail_tape(tape, ms_trace_unpacked(tape->trace, save->trace_node, save->serial, 0, tape->err));
     }
-    derive(&at);
+    run_derivative(&at);
     for (int i = 0; i < MS__EDGES; i++) {
         ms__drop(tape, function.gradients[i]);
     }
@@ -382,17 +381,17 @@ static void run_function(ms__tape *tape, size_t index)
         ms__fail_tape(tape, ms_trace_head_backward_end(tape->trace, function.product, key, tape->err));
     }
     for (int edge = 0; edge < MS__EDGES; edge++) {
-        deposit(tape, function.edges[edge], function.kind == MS__D_PART ? function.part : 0, at.out[edge]);
+        add_gradient(tape, function.edges[edge], function.kind == MS__D_PART ? function.part : 0, at.out[edge]);
     }
 }
 
 void ms__backward(ms__tape *tape, ms__value loss)
 {
-    ms__value seed = apply(tape, "aten.ones_like.default", ms__shape_at(tape, loss), loss, 0);
+    ms__value seed = gradient_result(tape, "aten.ones_like.default", ms__shape_at(tape, loss), loss, 0);
     if (tape->rc != MS_OK) {
         return;
     }
-    deposit(tape, tape->values.items[loss].function, 0, ms__alias(tape, seed, ms__shape_at(tape, seed)));
+    add_gradient(tape, tape->values.items[loss].function, 0, ms__alias(tape, seed, ms__shape_at(tape, seed)));
     for (size_t i = tape->functions.count; i-- > 0 && tape->rc == MS_OK;) {
         run_function(tape, i);
     }

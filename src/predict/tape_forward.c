@@ -1,6 +1,6 @@
 /*
- * Operators as torch's CPU dispatches them in a forward pass: the tensors that each
- * allocates, and what autograd saves, in torch's order. tape_backward.c has the other half.
+ * Operators as torch dispatches them on a CPU in forward: their allocations and autograd's saves, in torch's order.
+ * tape_backward.c has the derivatives.
  */
 #include "base/units.h"
 #include "predict/tape.h"
@@ -8,7 +8,7 @@
 enum { FLOAT = 4, INTEGER = 8 };
 
 /* A float result of a function's shape, by one operator over up to three operands. */
-static ms__value apply(ms__tape *tape, const char *name, ms__shape shape, ms__value a, ms__value b, ms__value c)
+static ms__value float_result(ms__tape *tape, const char *name, ms__shape shape, ms__value a, ms__value b, ms__value c)
 {
     ms__value out = ms__fresh(tape, shape, FLOAT);
     MS__RAN(tape, name, 3, 1, a, b, c, out);
@@ -22,27 +22,26 @@ ms__value ms__constant(ms__tape *tape, ms__shape shape, uint32_t item_bytes, ms_
     return out;
 }
 
-/* Whether turning [b, s, h, d] into [b, h, s, d] changes where anything lies. */
-static bool moves(uint64_t length, uint64_t heads)
+/* True if transposing [b, s, h, d] to [b, h, s, d] changes the layout. */
+static bool transpose_moves(uint64_t length, uint64_t heads)
 {
     return length > 1 && heads > 1;
 }
 
-/* Whether heads that were turned have to be copied to be one batch of matrices: of a single sample
- * they are that as they lie. */
-static bool batches(const ms__shape *heads)
+/* True if transposed heads must be copied to form one batch of matrices; those of a single sample already do. */
+static bool heads_need_copy(const ms__shape *heads)
 {
-    return heads->size[0] > 1 && moves(heads->size[2], heads->size[1]);
+    return heads->size[0] > 1 && transpose_moves(heads->size[2], heads->size[1]);
 }
 
-/* [b, h, s, d] as it is wanted row by row: a copy where it does not lie so. */
+/* [b, h, s, d] laid out row by row: a copy if it is not already. */
 static ms__value laid_out(ms__tape *tape, ms__value a, bool copies, bool copied_back)
 {
     if (!copies) {
         return ms__alias(tape, a, ms__shape_at(tape, a));
     }
     int32_t f = MS__OPEN(tape, copied_back ? MS__D_COPY : MS__D_PASS, a);
-    ms__value out = apply(tape, "aten.clone.default", ms__shape_at(tape, a), a, 0, 0);
+    ms__value out = float_result(tape, "aten.clone.default", ms__shape_at(tape, a), a, 0, 0);
     ms__close(tape, f, out);
     return out;
 }
@@ -53,12 +52,12 @@ ms__value ms__embedding(ms__tape *tape, ms__value weight, ms__value index)
     shape.size[shape.rank++] = ms__shape_at(tape, weight).size[1];
     int32_t f = MS__OPEN(tape, MS__D_EMBEDDING, weight, index);
     ms__save(tape, f, index);
-    ms__value out = apply(tape, "aten.embedding.default", shape, weight, index, 0);
+    ms__value out = float_result(tape, "aten.embedding.default", shape, weight, index, 0);
     ms__close(tape, f, out);
     return out;
 }
 
-/* What two operands are broadcast to. Of as many elements, the one of more dimensions. */
+/* The shape that two operands are broadcast to: that of more elements, then of more dimensions. */
 static ms__shape larger_of(const ms__tape *tape, ms__value a, ms__value b)
 {
     ms__shape left = ms__shape_at(tape, a), right = ms__shape_at(tape, b);
@@ -69,14 +68,14 @@ static ms__shape larger_of(const ms__tape *tape, ms__value a, ms__value b)
 ms__value ms__add(ms__tape *tape, ms__value a, ms__value b)
 {
     int32_t f = MS__OPEN(tape, MS__D_ADD, a, b);
-    ms__value out = apply(tape, "aten.add.Tensor", larger_of(tape, a, b), a, b, 0);
+    ms__value out = float_result(tape, "aten.add.Tensor", larger_of(tape, a, b), a, b, 0);
     ms__close(tape, f, out);
     return out;
 }
 
 static bool differentiable(const ms__tape *tape, ms__value a)
 {
-    return a < tape->values.count && tape->values.items[a].function != MS__NOBODY;
+    return a < tape->values.count && tape->values.items[a].function != MS__NO_FUNCTION;
 }
 
 ms__value ms__mul(ms__tape *tape, ms__value a, ms__value b)
@@ -88,7 +87,7 @@ ms__value ms__mul(ms__tape *tape, ms__value a, ms__value b)
     if (differentiable(tape, b)) {
         ms__save(tape, f, a);
     }
-    ms__value out = apply(tape, "aten.mul.Tensor", larger_of(tape, a, b), a, b, 0);
+    ms__value out = float_result(tape, "aten.mul.Tensor", larger_of(tape, a, b), a, b, 0);
     ms__close(tape, f, out);
     return out;
 }
@@ -96,7 +95,7 @@ ms__value ms__mul(ms__tape *tape, ms__value a, ms__value b)
 static ms__value by_number(ms__tape *tape, ms__value a, ms__derivative kind)
 {
     int32_t f = MS__OPEN(tape, kind, a);
-    ms__value out = apply(tape, "aten.mul.Scalar", ms__shape_at(tape, a), a, 0, 0);
+    ms__value out = float_result(tape, "aten.mul.Scalar", ms__shape_at(tape, a), a, 0, 0);
     ms__close(tape, f, out);
     return out;
 }
@@ -115,26 +114,26 @@ ms__value ms__power(ms__tape *tape, ms__value a)
 {
     int32_t f = MS__OPEN(tape, MS__D_POWER, a);
     ms__save(tape, f, a);
-    ms__value out = apply(tape, "aten.pow.Tensor_Scalar", ms__shape_at(tape, a), a, 0, 0);
+    ms__value out = float_result(tape, "aten.pow.Tensor_Scalar", ms__shape_at(tape, a), a, 0, 0);
     ms__close(tape, f, out);
     return out;
 }
 
-/* Over the last dimension, which stays as one. */
-static ms__value mean(ms__tape *tape, ms__value a)
+/* Over the last dimension, which stays with size 1. */
+static ms__value mean_of_rows(ms__tape *tape, ms__value a)
 {
     ms__shape shape = ms__shape_at(tape, a);
     shape.size[shape.rank - 1] = 1;
     int32_t f = MS__OPEN(tape, MS__D_MEAN, a);
-    ms__value out = apply(tape, "aten.mean.dim", shape, a, 0, 0);
+    ms__value out = float_result(tape, "aten.mean.dim", shape, a, 0, 0);
     ms__close(tape, f, out);
     return out;
 }
 
-static ms__value rsqrt(ms__tape *tape, ms__value a)
+static ms__value run_rsqrt(ms__tape *tape, ms__value a)
 {
     int32_t f = MS__OPEN(tape, MS__D_RSQRT, a);
-    ms__value out = apply(tape, "aten.rsqrt.default", ms__shape_at(tape, a), a, 0, 0);
+    ms__value out = float_result(tape, "aten.rsqrt.default", ms__shape_at(tape, a), a, 0, 0);
     ms__close(tape, f, out);
     ms__save(tape, f, out);
     return out;
@@ -143,10 +142,10 @@ static ms__value rsqrt(ms__tape *tape, ms__value a)
 ms__value ms__rms_norm(ms__tape *tape, ms__value a, ms__value weight)
 {
     ms__value squares = ms__power(tape, a);
-    ms__value variance = mean(tape, squares);
+    ms__value variance = mean_of_rows(tape, squares);
     ms__drop(tape, squares);
     ms__value shifted = ms__shift(tape, variance);
-    ms__value scale = rsqrt(tape, shifted);
+    ms__value scale = run_rsqrt(tape, shifted);
     ms__drop(tape, shifted);
     ms__value normal = ms__mul(tape, a, scale);
     ms__drop(tape, scale);
@@ -173,7 +172,7 @@ ms__value ms__layer_norm(ms__tape *tape, ms__value a, ms__value weight, ms__valu
     return out;
 }
 
-static ms__value half(ms__tape *tape, ms__value a)
+static ms__value half_of_rows(ms__tape *tape, ms__value a)
 {
     ms__shape shape = ms__shape_at(tape, a);
     shape.size[shape.rank - 1] /= 2;
@@ -185,10 +184,10 @@ static ms__value half(ms__tape *tape, ms__value a)
 
 ms__value ms__rotate_half(ms__tape *tape, ms__value a)
 {
-    ms__value left = half(tape, a), right = half(tape, a);
+    ms__value left = half_of_rows(tape, a), right = half_of_rows(tape, a);
     ms__value minus = ms__scale(tape, right);
     int32_t f = MS__OPEN(tape, MS__D_JOIN, minus, left);
-    ms__value out = apply(tape, "aten.cat.default", ms__shape_at(tape, a), minus, left, 0);
+    ms__value out = float_result(tape, "aten.cat.default", ms__shape_at(tape, a), minus, left, 0);
     ms__close(tape, f, out);
     ms__drop(tape, minus);
     ms__drop(tape, left);
@@ -196,8 +195,9 @@ ms__value ms__rotate_half(ms__tape *tape, ms__value a)
     return out;
 }
 
-/* One operator, whose derivative takes its input or its result. */
-/* What torch runs in backward; the others take as long as their bytes, whatever they are called. */
+/* One operator whose derivative reads its input or its result. */
+/* The operator that torch runs in backward. The time of the others follows from their bytes, so their names do not
+ * matter. */
 static const char *derivative_of(const char *name)
 {
     if (strcmp(name, "aten.gelu.default") == 0) {
@@ -212,7 +212,7 @@ static const char *derivative_of(const char *name)
     return "aten.unary_backward.default";
 }
 
-static ms__value unary(ms__tape *tape, ms__value a, const char *name, bool saves_result)
+static ms__value run_unary(ms__tape *tape, ms__value a, const char *name, bool saves_result)
 {
     int32_t f = MS__OPEN(tape, MS__D_UNARY, a);
     if (f >= 0) {
@@ -221,7 +221,7 @@ static ms__value unary(ms__tape *tape, ms__value a, const char *name, bool saves
     if (!saves_result) {
         ms__save(tape, f, a);
     }
-    ms__value out = apply(tape, name, ms__shape_at(tape, a), a, 0, 0);
+    ms__value out = float_result(tape, name, ms__shape_at(tape, a), a, 0, 0);
     ms__close(tape, f, out);
     if (saves_result) {
         ms__save(tape, f, out);
@@ -238,7 +238,7 @@ static ms__value gelu_new(ms__tape *tape, ms__value a)
     ms__drop(tape, scaled);
     ms__value inner = ms__scale(tape, sum);
     ms__drop(tape, sum);
-    ms__value tanh = unary(tape, inner, "aten.tanh.default", true);
+    ms__value tanh = run_unary(tape, inner, "aten.tanh.default", true);
     ms__drop(tape, inner);
     ms__value one_more = ms__shift(tape, tanh);
     ms__drop(tape, tanh);
@@ -254,11 +254,11 @@ ms__value ms__activate(ms__tape *tape, ms__value a, ms__activation kind)
     case MS__GELU_NEW:
         return gelu_new(tape, a);
     case MS__RELU:
-        return unary(tape, a, "aten.relu.default", true);
+        return run_unary(tape, a, "aten.relu.default", true);
     case MS__GELU_TANH:
-        return unary(tape, a, "aten.gelu_tanh.default", false);
+        return run_unary(tape, a, "aten.gelu_tanh.default", false);
     default:
-        return unary(tape, a, kind == MS__SILU ? "aten.silu.default" : "aten.gelu.default", false);
+        return run_unary(tape, a, kind == MS__SILU ? "aten.silu.default" : "aten.gelu.default", false);
     }
 }
 
@@ -301,7 +301,7 @@ ms__value ms__logits(ms__tape *tape, ms__value a, ms__value weight, ms__value bi
     return out;
 }
 
-static ms__value view(ms__tape *tape, ms__value a, ms__shape shape, bool copied_back)
+static ms__value view_of(ms__tape *tape, ms__value a, ms__shape shape, bool copied_back)
 {
     int32_t f = MS__OPEN(tape, copied_back ? MS__D_COPY : MS__D_PASS, a);
     ms__value out = ms__alias(tape, a, shape);
@@ -313,7 +313,7 @@ ms__value ms__split_heads(ms__tape *tape, ms__value a, uint64_t heads)
 {
     ms__shape shape = ms__shape_at(tape, a);
     ms__shape split = MS__SHAPE(shape.size[0], shape.size[1], heads, shape.size[2] / heads);
-    return view(tape, a, split, moves(shape.size[1], heads));
+    return view_of(tape, a, split, transpose_moves(shape.size[1], heads));
 }
 
 /* [b, s, width] as [b, h, s, d]. */
@@ -321,12 +321,12 @@ static ms__value heads_of(ms__tape *tape, ms__value a, uint64_t heads, bool copi
 {
     ms__shape shape = ms__shape_at(tape, a);
     uint64_t width = shape.rank == 4 ? shape.size[2] * shape.size[3] : shape.size[2];
-    return view(tape, a, MS__SHAPE(shape.size[0], heads, shape.size[1], width / heads), copied_back);
+    return view_of(tape, a, MS__SHAPE(shape.size[0], heads, shape.size[1], width / heads), copied_back);
 }
 
 ms__value ms__heads(ms__tape *tape, ms__value a, uint64_t heads, bool copied_back)
 {
-    return heads_of(tape, a, heads, copied_back && moves(ms__shape_at(tape, a).size[1], heads));
+    return heads_of(tape, a, heads, copied_back && transpose_moves(ms__shape_at(tape, a).size[1], heads));
 }
 
 ms__value ms__turned_heads(ms__tape *tape, ms__value a, uint64_t heads)
@@ -362,13 +362,13 @@ ms__value ms__part(ms__tape *tape, ms__value a, int32_t split, int index)
 static ms__value joined_heads(ms__tape *tape, ms__value a)
 {
     ms__shape shape = ms__shape_at(tape, a);
-    ms__value out = view(tape, a, MS__SHAPE(shape.size[0], shape.size[2], shape.size[1] * shape.size[3]), false);
+    ms__value out = view_of(tape, a, MS__SHAPE(shape.size[0], shape.size[2], shape.size[1] * shape.size[3]), false);
     ms__drop(tape, a);
     return out;
 }
 
-/* Heads of keys or values, each seen by several queries' heads: a copy, unless there is one head alone. */
-static ms__value repeated(ms__tape *tape, ms__value a, uint64_t heads)
+/* Heads of keys or values, each shared by several heads of queries: a copy, unless there is only one head. */
+static ms__value repeat_heads(ms__tape *tape, ms__value a, uint64_t heads)
 {
     ms__shape shape = ms__shape_at(tape, a), wide = shape;
     if (shape.size[1] == heads) {
@@ -377,14 +377,15 @@ static ms__value repeated(ms__tape *tape, ms__value a, uint64_t heads)
     wide.size[1] = heads;
     int32_t f = MS__OPEN(tape, MS__D_REPEAT, a);
     ms__value seen = ms__alias(tape, a, wide);
-    ms__value out = shape.size[1] > 1 ? apply(tape, "aten.clone.default", wide, seen, 0, 0) : ms__alias(tape, a, wide);
+    ms__value out =
+        shape.size[1] > 1 ? float_result(tape, "aten.clone.default", wide, seen, 0, 0) : ms__alias(tape, a, wide);
     ms__drop(tape, seen);
     ms__close(tape, f, out);
     return out;
 }
 
-/* Floats: by a mask of bytes, nothing or what hides a score. */
-static ms__value chosen(ms__tape *tape, ms__value mask, ms__shape shape)
+/* A float mask from a mask of bytes: 0, or the value that hides a score. */
+static ms__value float_mask(ms__tape *tape, ms__value mask, ms__shape shape)
 {
     ms__shape number = {.rank = 0};
     ms__value least = ms__constant(tape, number, FLOAT, 0, 0), zero = ms__constant(tape, number, FLOAT, 0, 0);
@@ -395,7 +396,7 @@ static ms__value chosen(ms__tape *tape, ms__value mask, ms__shape shape)
     return made;
 }
 
-static ms__value fused(ms__tape *tape, ms__value q, ms__value k, ms__value v, ms__value mask)
+static ms__value fused_attention(ms__tape *tape, ms__value q, ms__value k, ms__value v, ms__value mask)
 {
     ms__shape shape = ms__shape_at(tape, q);
     int32_t f = MS__OPEN(tape, MS__D_ATTENTION, q, k, v);
@@ -420,12 +421,12 @@ ms__value ms__attention(ms__tape *tape, ms__value q, ms__value k, ms__value v, m
 {
     ms__shape shape = ms__shape_at(tape, q);
     if (mask == 0) {
-        return fused(tape, q, k, v, 0);
+        return fused_attention(tape, q, k, v, 0);
     }
-    ms__value keys = repeated(tape, k, shape.size[1]), values = repeated(tape, v, shape.size[1]);
+    ms__value keys = repeat_heads(tape, k, shape.size[1]), values = repeat_heads(tape, v, shape.size[1]);
     ms__shape square = MS__SHAPE(shape.size[0], 1, shape.size[2], shape.size[2]);
-    ms__value of_all = ms__alias(tape, mask, square), added = chosen(tape, of_all, square);
-    ms__value out = fused(tape, q, keys, values, added);
+    ms__value of_all = ms__alias(tape, mask, square), added = float_mask(tape, of_all, square);
+    ms__value out = fused_attention(tape, q, keys, values, added);
     ms__drop(tape, of_all);
     ms__drop(tape, added);
     ms__drop(tape, keys);
@@ -433,25 +434,25 @@ ms__value ms__attention(ms__tape *tape, ms__value q, ms__value k, ms__value v, m
     return out;
 }
 
-static ms__value product(ms__tape *tape, ms__value a, ms__value b, uint64_t width)
+static ms__value batched_product(ms__tape *tape, ms__value a, ms__value b, uint64_t width)
 {
     ms__shape shape = ms__shape_at(tape, a);
     shape.size[3] = width;
     int32_t f = MS__OPEN(tape, MS__D_PRODUCT, a, b);
     ms__save(tape, f, b);
     ms__save(tape, f, a);
-    ms__value out = apply(tape, "aten.bmm.default", shape, a, b, 0);
+    ms__value out = float_result(tape, "aten.bmm.default", shape, a, b, 0);
     ms__close(tape, f, out);
     return out;
 }
 
-/* A float mask of what a causal model may see. */
+/* The float mask of a causal model. */
 static ms__value causal_mask(ms__tape *tape, uint64_t length)
 {
     ms__shape square = MS__SHAPE(length, length);
     ms__value ones = ms__constant(tape, square, 1, 0, 0), lower = ms__constant(tape, square, 1, ones, 0);
     ms__drop(tape, ones);
-    ms__value mask = chosen(tape, lower, square);
+    ms__value mask = float_mask(tape, lower, square);
     ms__drop(tape, lower);
     return mask;
 }
@@ -459,10 +460,10 @@ static ms__value causal_mask(ms__tape *tape, uint64_t length)
 static ms__value scores_of(ms__tape *tape, ms__value scaled, ms__value k)
 {
     ms__shape shape = ms__shape_at(tape, k);
-    bool copies = batches(&shape);
+    bool copies = heads_need_copy(&shape);
     ms__value keys = ms__scale(tape, k);
     ms__value left = laid_out(tape, scaled, copies, false), right = laid_out(tape, keys, copies, false);
-    ms__value scores = product(tape, left, right, shape.size[2]);
+    ms__value scores = batched_product(tape, left, right, shape.size[2]);
     ms__drop(tape, right);
     ms__drop(tape, left);
     ms__drop(tape, keys);
@@ -472,7 +473,7 @@ static ms__value scores_of(ms__tape *tape, ms__value scaled, ms__value k)
 ms__value ms__attention_with_dropout(ms__tape *tape, ms__value q, ms__value k, ms__value v, bool causal)
 {
     uint64_t length = ms__shape_at(tape, q).size[2];
-    bool copies = moves(length, ms__shape_at(tape, q).size[1]);
+    bool copies = transpose_moves(length, ms__shape_at(tape, q).size[1]);
     ms__value scaled = ms__scale(tape, q), mask = causal && length > 1 ? causal_mask(tape, length) : 0;
     ms__value scores = scores_of(tape, scaled, k);
     if (mask != 0) {
@@ -480,20 +481,20 @@ ms__value ms__attention_with_dropout(ms__tape *tape, ms__value q, ms__value k, m
         ms__drop(tape, scores);
         scores = masked;
     }
-    ms__value shares = unary(tape, scores, "aten._safe_softmax.default", true);
+    ms__value shares = run_unary(tape, scores, "aten._safe_softmax.default", true);
     ms__drop(tape, scores);
     ms__value kept = ms__dropout(tape, shares, true);
     ms__drop(tape, shares);
     ms__shape shape = ms__shape_at(tape, q);
-    /* Of a causal model, values are a third of wider rows, which lie apart though each is one token. */
+    /* In a causal model, values are a third of wider rows, so they are not contiguous even for one token. */
     bool apart = causal && shape.size[0] > 1 && shape.size[1] > 1;
-    ms__value values = laid_out(tape, v, apart || batches(&shape), false);
-    ms__value out = product(tape, kept, values, ms__shape_at(tape, v).size[3]);
+    ms__value values = laid_out(tape, v, apart || heads_need_copy(&shape), false);
+    ms__value out = batched_product(tape, kept, values, ms__shape_at(tape, v).size[3]);
     ms__drop(tape, values);
     ms__drop(tape, scaled);
     ms__drop(tape, mask);
     ms__drop(tape, kept);
-    ms__value lying = laid_out(tape, out, copies, batches(&shape));
+    ms__value lying = laid_out(tape, out, copies, heads_need_copy(&shape));
     ms__drop(tape, out);
     return joined_heads(tape, lying);
 }
@@ -514,8 +515,8 @@ ms__value ms__dropout(ms__tape *tape, ms__value a, bool drops)
     return out;
 }
 
-/* The marks of a cross entropy, which the planner may put a loss head in place of. The
- * function made last made the logits. */
+/* The marks of a cross entropy, for which the planner may substitute a loss head. The last function made the
+ * logits. */
 static uint64_t begin_head(ms__tape *tape, ms__value logits, uint64_t product)
 {
     uint64_t head = 0;
@@ -535,7 +536,7 @@ static void end_head(ms__tape *tape, uint64_t head)
     }
 }
 
-/* The function made last is an end of it in backward. */
+/* The last function is one end of the loss in backward. */
 static void mark_head(ms__tape *tape, uint64_t head)
 {
     if (tape->rc == MS_OK && tape->functions.count > 0) {
@@ -553,12 +554,12 @@ ms__value ms__loss(ms__tape *tape, ms__value logits, ms__value labels, bool shif
         padded.size[1]++;
         longer = ms__constant(tape, padded, INTEGER, labels, 0);
         ms__value next = ms__alias(tape, longer, ids);
-        /* One row lies as it should. */
+        /* One row is contiguous. */
         target = ids.size[0] > 1 ? ms__constant(tape, ids, INTEGER, next, 0) : ms__alias(tape, next, ids);
         ms__drop(tape, next);
     }
     uint64_t head = begin_head(tape, logits, product);
-    ms__value logs = unary(tape, logits, "aten._log_softmax.default", true);
+    ms__value logs = run_unary(tape, logits, "aten._log_softmax.default", true);
     mark_head(tape, head);
     int32_t f = MS__OPEN(tape, MS__D_LOSS, logs, target);
     ms__save(tape, f, logs);

@@ -1,5 +1,5 @@
-/* The table of draws.h. Attention with dropout draws inside one operator where it is fused,
- * which on a CPU it is not: there its dropout is an operator of its own. */
+/* The table of draws.h. Fused attention draws for its dropout inside one operator. On a CPU attention with dropout
+ * is not fused: its dropout is a separate operator. */
 #include <stdlib.h>
 
 #include "trace/draws.h"

@@ -1,7 +1,7 @@
 /*
- * Random numbers that torch operators draw, from their name and the shapes of their
- * results. Used by the tracer for WORK events: a CPU draws them one after the other, so
- * that neither floating-point operations nor bytes tell what they take.
+ * Random numbers that torch operators draw, from their name and the shapes of their results. Used by the tracer for
+ * WORK events: a CPU draws them one by one, so their time does not follow from floating-point operations or bytes.
+ * Tests: tests/c/trace/test_flops.c.
  */
 #ifndef MS_TRACE_DRAWS_H
 #define MS_TRACE_DRAWS_H

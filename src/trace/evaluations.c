@@ -1,9 +1,8 @@
 /*
- * The table of evaluations.h. Measured with torch 2.13 on AVX-512: one thread, operands of 4 to
- * 100 MB, alone and in the steps of ten models, in memory that was there, over the 0.19 ns that
- * an evaluation took there. Loops of torch that are not vectorised, as pools and batch
- * statistics, and small products of matrices, which don't reach the rate of large ones, count
- * as many evaluations as go by meanwhile.
+ * The table of evaluations.h. Measured with torch 2.13 on AVX-512: one thread, operands of 4 to 100 MB in resident
+ * memory, alone and in the steps of ten models. A measured time counts as evaluations of 0.19 ns each, the time of
+ * one evaluation on that machine. So do loops that torch does not vectorize (pools, batch statistics) and small
+ * matrix products, which are slower than large ones.
  */
 #include "trace/evaluations.h"
 
@@ -18,8 +17,7 @@ typedef struct evaluation_rule {
     uint32_t per_thousand_flops; /* ... and of the operator's products */
 } evaluation_rule;
 
-/* Sorted by name (strcmp), for bsearch. `gelu_tanh` is what the profiler calls the form of
- * GELU with a hyperbolic tangent. */
+/* Sorted by name (strcmp), for bsearch. `gelu_tanh` is the profiler's name for GELU with a hyperbolic tangent. */
 static const evaluation_rule rules[] = {
     {"_log_softmax", 600, 0},
     {"_log_softmax_backward_data", 580, 0},
@@ -51,7 +49,7 @@ static const evaluation_rule rules[] = {
     {"upsample_nearest2d", 430, 0},
 };
 
-/* A filter that sees one channel makes no product of matrices. */
+/* A filter of one channel is not computed as a matrix product. */
 enum { DEPTHWISE_PER_THOUSAND = 84, DEPTHWISE_BACKWARD_PER_THOUSAND = 580 };
 
 static int compare_rule(const void *key, const void *item)

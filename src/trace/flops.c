@@ -14,7 +14,7 @@ typedef struct op_call {
     size_t input_count;
     const ms_operand *outputs;
     size_t output_count;
-    uint32_t first; /* index of the first operand that counts, by the table */
+    uint32_t first; /* the table's index of the first operand that counts */
 } op_call;
 
 static uint64_t last_size(const ms_operand *operand)
@@ -22,8 +22,8 @@ static uint64_t last_size(const ms_operand *operand)
     return operand->rank > 0 ? operand->size[operand->rank - 1] : 1;
 }
 
-/* Each element of the left matrix meets a row of the right one, as long as the
- * output's last dimension: mm, bmm, addbmm, linear, grouped products. */
+/* Each element of the left matrix multiplies a row of the right one, as long as the output's last dimension: mm,
+ * bmm, addbmm, linear, grouped products. */
 static uint64_t product_flops(const op_call *call)
 {
     if (call->input_count <= call->first || call->output_count == 0) {
@@ -40,9 +40,8 @@ static uint64_t vector_flops(const op_call *call)
 }
 
 /*
- * Weight (out, in / groups, kernel...), or for a transposed one (in, out / groups,
- * kernel...): the weight is used once per place of the smaller of the two images,
- * the output's where it shrinks, the input's where it grows. So neither `groups`
+ * Weight (out, in / groups, kernel...), or for a transposed one (in, out / groups, kernel...): the weight is used
+ * once per place of the smaller image, the output if the image shrinks, the input if it grows. So neither `groups`
  * nor `transposed` is needed.
  */
 static uint64_t weight_use_flops(const ms_operand *input, const ms_operand *weight, const ms_operand *output)
@@ -114,8 +113,7 @@ static uint64_t attention_flops(const op_call *call)
     return attention_products(call, &scores, &weighted) ? ms__add_sat(scores, weighted) : 0;
 }
 
-/* Scores are made again; the gradients of query, key, value and of the weights are
- * a product each. */
+/* Scores are recomputed; the gradients of query, key, value and of the weights take one product each. */
 static uint64_t attention_backward_flops(const op_call *call)
 {
     uint64_t scores;
@@ -158,7 +156,7 @@ static uint64_t recurrent_backward_flops(const op_call *call)
 typedef struct op_rule {
     const char *name;
     uint64_t (*flops)(const op_call *call);
-    uint32_t first; /* of the operands that count; for recurrent ones the last that may be a weight */
+    uint32_t first; /* first operand that counts; for recurrent layers the last that may be a weight */
 } op_rule;
 
 /* Sorted by name (strcmp), for bsearch. */

@@ -1,16 +1,14 @@
 /*
- * Which operators can run again on their own, later, and give the same bits: the list
- * that the tracer and the executor share. An operator that is not on it is never run
- * again by itself; its results stay, or the whole layer runs again.
+ * The list of operators that can recompute single tensors with the same bits, shared by the tracer and the executor.
+ * An operator outside the list never runs again by itself: its results are kept, or its whole layer is recomputed.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "memscale/trace.h"
 
-/* Sorted (strcmp), for bsearch. None of these looks at grad mode, at random state or at
- * anything but its operands, and none writes to an operand. Element-wise operators are
- * not listed: torch tags them. */
+/* Sorted (strcmp), for bsearch. Their results depend on their operands only, not on grad mode or random state, and
+ * they write to no operand. Element-wise operators are not listed: torch tags them. */
 static const char *const names[] = {
     "_log_softmax",
     "_scaled_dot_product_efficient_attention",
@@ -45,8 +43,7 @@ static int compare_name(const void *key, const void *item)
     return strcmp(key, *(const char *const *)item);
 }
 
-/* "aten.addmm.default" -> "addmm". Other namespaces are not looked at: their kernels are
- * anybody's. */
+/* "aten.addmm.default" -> "addmm". Other namespaces are refused: their kernels are unknown. */
 static bool bare_name(const char *name, char *bare, size_t size)
 {
     static const char prefix[] = "aten.";
@@ -63,7 +60,7 @@ static bool bare_name(const char *name, char *bare, size_t size)
     return true;
 }
 
-/* Sorted. What looks at its operand in another way, or at each row by itself. */
+/* Sorted. Operators that view or copy their operand, or work on each row by itself. */
 static const char *const seen_names[] = {
     "_to_copy",
     "_unsafe_view",
@@ -111,7 +108,7 @@ bool ms_operator_is_maker(const char *name, bool is_pointwise)
     if (!bare_name(name, bare, sizeof bare) || bare[strlen(bare) - 1] == '_') {
         return false;
     }
-    /* Tagged element-wise, but they read nothing: their values are anything. */
+    /* Tagged element-wise, but their values are undefined: they read nothing. */
     if (strncmp(bare, "empty", 5) == 0 || strncmp(bare, "new_empty", 9) == 0) {
         return false;
     }

@@ -1,5 +1,6 @@
 /*
- * What is asked of an operand of a torch operator, by the files that price operators.
+ * Elements and names of a torch operator's operands, for the tables of flops.c, draws.c and evaluations.c.
+ * Tests: tests/c/trace/test_flops.c.
  */
 #ifndef MS_TRACE_OPERAND_H
 #define MS_TRACE_OPERAND_H
@@ -30,7 +31,7 @@ static inline const char *ms__operator_name(const char *name, size_t *length)
     return name;
 }
 
-/* Orders a name as torch prints it against one of a table's bare names. */
+/* strcmp() of a name as torch prints it and a bare name of a table. */
 static inline int ms__operator_compare(const char *printed, const char *known)
 {
     size_t length;

@@ -1,8 +1,7 @@
 /*
- * The recording half of the tracer: events come in one by one, in order, and are
- * filed under their node, numbered by lives of storages (trace_storages.c). Called by the
- * extension for every operator of a traced step, so that each call is a few table look-ups;
- * by one thread at a time. Nothing is concluded here; see trace_finish.c.
+ * The recording half of the tracer: files events, in order, under their node, with storages numbered by life
+ * (trace_storages.c). Called by the extension for every operator of a traced step, so each call is a few table
+ * look-ups. trace_finish.c draws the conclusions.
  */
 #include "base/units.h"
 #include "trace/draws.h"
@@ -92,8 +91,6 @@ static int push_node(ms_trace *trace, const char *name, uint32_t kind, uint32_t 
     return MS_OK;
 }
 
-/* The node that an event of forward belongs to. Between layers the first event that
- * is not the end of something opens a root node. */
 int ms__trace_forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node, ms_error *err)
 {
     bool ends = event_kind == MS_EVENT_FREE || event_kind == MS_EVENT_DROP;
@@ -119,7 +116,6 @@ int ms__trace_push(trace_program *program, ms_event event, ms_error *err)
     return MS_OK;
 }
 
-/* Files an event under the current node, or the optimizer. */
 int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err)
 {
     if (event.kind != MS_EVENT_WORK) {
@@ -224,9 +220,8 @@ int ms_trace_flag(ms_trace *trace, uint32_t node, uint32_t flags, ms_error *err)
 
 /* ---- phases --------------------------------------------------------------- */
 
-/* What the optimizer's step left alive is its state; the most that the rest took at
- * once is its transient. Told apart at the end, so that one step is enough although
- * the first one makes the state. */
+/* Storages that the optimizer's step left alive are its state; the peak of the others is its transient. Computed
+ * at the end, so that one step suffices although the first step makes the state. */
 static void close_optimizer_step(ms_trace *trace)
 {
     uint64_t live_bytes = 0;
@@ -234,7 +229,7 @@ static void close_optimizer_step(ms_trace *trace)
         const ms_event *event = &trace->optimizer.items[i];
         const trace_life *life = &trace->lives.items[event->storage];
         if (life->in_step) {
-            continue; /* of the step before: a gradient that the optimizer freed */
+            continue; /* allocated before: a gradient that the optimizer freed */
         }
         if (!life->freed) {
             trace->optimizer_state_bytes = ms__add_sat(trace->optimizer_state_bytes, life->bytes);
@@ -280,7 +275,7 @@ int ms__trace_have_node(ms_trace *trace, ms_error *err)
 
 static int begin_backward(ms_trace *trace, ms_error *err)
 {
-    /* A step without any event of forward still needs a place for backward's. */
+    /* A step without events of forward still needs a node for those of backward. */
     int rc = ms__trace_have_node(trace, err);
     if (rc == MS_OK) {
         trace->backward_from = trace->backward_node = ms__trace_last_node(trace);
@@ -328,8 +323,8 @@ int ms_trace_loss_outside(ms_trace *trace, ms_error *err)
 
 /* ---- operators ------------------------------------------------------------ */
 
-/* From here on the mathematics library packs operands into buffers of many megabytes: 3 MB were
- * measured up to 2^28, 20 MB a thread from 2^31 on. */
+/* From this size on the math library packs operands into large buffers: measured 3 MB up to 2^28, 20 MB a thread
+ * from 2^31. */
 static const uint64_t LARGE_PRODUCT_FLOPS = (uint64_t)1 << 29;
 
 int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,
@@ -355,7 +350,7 @@ int ms_trace_op(ms_trace *trace, const char *name, const ms_operand *inputs, siz
     return event.bytes != 0 || event.flops != 0 ? ms__trace_record(trace, event, err) : MS_OK;
 }
 
-/* No storage of torch lies at this address. */
+/* Not an address of any storage of torch. */
 static const uint64_t WORKSPACE_KEY = 1;
 
 int ms_trace_workspace(ms_trace *trace, const char *name, const ms_operand *inputs, size_t input_count,

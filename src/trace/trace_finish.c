@@ -1,7 +1,6 @@
 /*
- * The concluding half of the tracer: what was recorded by trace.c becomes a graph.
- * Nodes without events go, storages are split into those that stay inside one node
- * and those that cross, programs are renumbered locally and equal ones are shared.
+ * The concluding half of the tracer: the recorded events become a graph. Nodes without events are removed, storages
+ * are split into local and crossing ones, programs are renumbered locally, and equal programs are shared.
  */
 #include <string.h>
 
@@ -11,10 +10,10 @@
 
 #define NO_STORAGE UINT32_MAX
 
-/* What is found out about a life. */
+/* Conclusions about a life. */
 typedef struct life_info {
     uint32_t first_node, last_node; /* graph numbers; as ms_storage has them */
-    uint32_t seen_node;             /* 1 + the node seen last, to find those in several */
+    uint32_t seen_node;             /* 1 + the last node that uses it, to find lives used by several */
     uint32_t storage;               /* in the graph, or NO_STORAGE: local */
     uint32_t local;                 /* in the profile being built ... */
     uint32_t local_node;            /* ... of this node, plus 1 */
@@ -33,11 +32,6 @@ typedef struct builder {
     MS__ARRAY(uint32_t) order; /* lives of the profile being built, by local number */
 } builder;
 
-static int no_memory(ms_error *err)
-{
-    return ms_fail(err, MS_ENOMEM, "trace: out of memory while building the graph");
-}
-
 /* ---- what to keep --------------------------------------------------------- */
 
 static void remove_void_events(trace_program *program)
@@ -51,7 +45,7 @@ static void remove_void_events(trace_program *program)
     program->count = kept;
 }
 
-/* Gradients that were there before the step count from the beginning of backward. */
+/* Gradients from before the step count from the beginning of backward. */
 static int place_old_gradients(ms_trace *trace, ms_error *err)
 {
     size_t count = trace->old_gradients.count;
@@ -60,7 +54,7 @@ static int place_old_gradients(ms_trace *trace, ms_error *err)
     }
     trace_program *program = &trace->nodes.items[trace->backward_from].backward;
     if (MS__ARRAY_RESERVE(program, program->count + count) != MS_OK) {
-        return no_memory(err);
+        return ms__trace_no_memory(err);
     }
     if (program->count > 0) {
         memmove(program->items + count, program->items, program->count * sizeof *program->items);
@@ -78,7 +72,7 @@ static int choose_nodes(builder *b, ms_error *err)
     b->kept = ms_calloc(trace->nodes.count, sizeof *b->kept);
     b->graph->nodes = ms_calloc(trace->nodes.count, sizeof *b->graph->nodes);
     if (b->kept == NULL || b->graph->nodes == NULL) {
-        return no_memory(err);
+        return ms__trace_no_memory(err);
     }
     for (uint32_t i = 0; i < trace->nodes.count; i++) {
         trace_node *node = &trace->nodes.items[i];
@@ -89,14 +83,14 @@ static int choose_nodes(builder *b, ms_error *err)
         }
     }
     if (b->graph->node_count == 0) {
-        b->graph->node_count = 1; /* the first, which does nothing: plans are made of nodes */
+        b->graph->node_count = 1; /* the first, which is empty: a plan needs a node */
     }
     return MS_OK;
 }
 
 /* ---- which storages cross ------------------------------------------------- */
 
-static void touch(builder *b, uint32_t life, uint32_t node, bool backward)
+static void note_use(builder *b, uint32_t life, uint32_t node, bool backward)
 {
     life_info *info = &b->infos[life];
     info->crosses |= info->seen_node != 0 && info->seen_node != node + 1;
@@ -111,29 +105,29 @@ static void touch(builder *b, uint32_t life, uint32_t node, bool backward)
     }
 }
 
-static void touch_program(builder *b, const trace_program *program, uint32_t node, bool backward)
+static void note_program(builder *b, const trace_program *program, uint32_t node, bool backward)
 {
     for (size_t i = 0; i < program->count; i++) {
         if (program->items[i].kind != MS_EVENT_WORK) {
-            touch(b, program->items[i].storage, node, backward);
+            note_use(b, program->items[i].storage, node, backward);
         }
     }
 }
 
-/* In order of execution, as ms_graph_check() will. An input crosses by itself: it was
- * allocated by an earlier node, or is of the batch. */
-static void touch_all(builder *b)
+/* In order of execution, as in ms_graph_check(). An input always crosses: an earlier node allocated it, or it is
+ * of the batch. */
+static void note_uses(builder *b)
 {
     const ms_trace *trace = b->trace;
     for (uint32_t i = 0; i < b->graph->node_count; i++) {
         const trace_node *node = &trace->nodes.items[b->kept[i]];
         for (size_t k = 0; k < node->inputs.count; k++) {
-            touch(b, node->inputs.items[k], i, false);
+            note_use(b, node->inputs.items[k], i, false);
         }
-        touch_program(b, &node->forward, i, false);
+        note_program(b, &node->forward, i, false);
     }
     for (uint32_t i = b->graph->node_count; i-- > 0;) {
-        touch_program(b, &trace->nodes.items[b->kept[i]].backward, i, true);
+        note_program(b, &trace->nodes.items[b->kept[i]].backward, i, true);
     }
 }
 
@@ -143,7 +137,7 @@ static int make_storages(builder *b, ms_error *err)
     ms_graph *graph = b->graph;
     graph->storages = ms_calloc(trace->lives.count, sizeof *graph->storages);
     if (graph->storages == NULL) {
-        return no_memory(err);
+        return ms__trace_no_memory(err);
     }
     for (uint32_t i = 0; i < trace->lives.count; i++) {
         life_info *info = &b->infos[i];
@@ -169,7 +163,7 @@ static int add_local(builder *b, uint32_t life, uint32_t node, ms_error *err)
     }
     uint32_t *slot = MS__ARRAY_PUSH(&b->order);
     if (slot == NULL) {
-        return no_memory(err);
+        return ms__trace_no_memory(err);
     }
     *slot = life;
     info->local = (uint32_t)b->order.count - 1;
@@ -188,8 +182,8 @@ static int number_program(builder *b, const trace_program *program, uint32_t nod
     return rc;
 }
 
-/* Local numbers: inputs, other externals, then locals, each by first appearance.
- * So equal layers get equal programs whatever their storages are called. */
+/* Local numbers: inputs, other externals, then locals, each by first appearance. So equal layers get equal
+ * programs. */
 static int number_locals(builder *b, uint32_t index, uint32_t *external_count, ms_error *err)
 {
     const trace_node *node = &b->trace->nodes.items[b->kept[index]];
@@ -221,8 +215,8 @@ static ms_event *copy_program(const builder *b, const trace_program *program)
     return events;
 }
 
-/* Whether the profile being built knows all operands. */
-static bool is_known(const builder *b, const trace_node *node, const ms_maker *maker, uint32_t index)
+/* True if all operands are storages of the profile being built. */
+static bool operands_are_local(const builder *b, const trace_node *node, const ms_maker *maker, uint32_t index)
 {
     for (uint32_t i = 0; i < maker->input_count + maker->output_count; i++) {
         if (b->infos[node->operands.items[maker->first + i].life].local_node != index + 1) {
@@ -232,8 +226,7 @@ static bool is_known(const builder *b, const trace_node *node, const ms_maker *m
     return true;
 }
 
-/* Makers that read what neither the node saves nor its other makers make are of no use:
- * so they need no storages that the events don't name. */
+/* Copies the makers whose operands the node's events name; the others could not run. */
 static int fill_makers(const builder *b, trace_node *node, uint32_t index, ms_profile *profile, ms_error *err)
 {
     memset(b->needed, 0, b->trace->lives.count);
@@ -241,11 +234,11 @@ static int fill_makers(const builder *b, trace_node *node, uint32_t index, ms_pr
     profile->makers = ms_calloc(node->makers.count, sizeof *profile->makers);
     profile->operands = ms_calloc(node->operands.count, sizeof *profile->operands);
     if (profile->makers == NULL || profile->operands == NULL) {
-        return no_memory(err);
+        return ms__trace_no_memory(err);
     }
     for (size_t i = 0; i < node->makers.count; i++) {
         const ms_maker *from = &node->makers.items[i];
-        if (!is_known(b, node, from, index)) {
+        if (!operands_are_local(b, node, from, index)) {
             continue;
         }
         ms_maker *to = &profile->makers[profile->maker_count++];
@@ -270,7 +263,7 @@ static void add_pair(ms_storage_list *list, uint32_t storage, uint64_t bytes)
     list->items[list->count++] = (ms_storage_bytes){storage, bytes};
 }
 
-/* Of the node's own storages that it saves, those of two values. */
+/* The saved local storages of two values. */
 static int fill_two_valued(const builder *b, const trace_node *node, ms_profile *profile, ms_error *err)
 {
     memset(b->needed, 0, b->trace->lives.count);
@@ -280,7 +273,7 @@ static int fill_two_valued(const builder *b, const trace_node *node, ms_profile 
         }
     }
     if (!open_pairs(profile, &profile->two_valued)) {
-        return no_memory(err);
+        return ms__trace_no_memory(err);
     }
     for (uint32_t i = profile->external_count; node->kind == MS_NODE_LAYER && i < profile->storage_count; i++) {
         const trace_life *life = &b->trace->lives.items[b->order.items[i]];
@@ -294,7 +287,7 @@ static int fill_two_valued(const builder *b, const trace_node *node, ms_profile 
 static int fill_untouched(const builder *b, ms_profile *profile, ms_error *err)
 {
     if (!open_pairs(profile, &profile->untouched)) {
-        return no_memory(err);
+        return ms__trace_no_memory(err);
     }
     for (uint32_t i = profile->external_count; i < profile->storage_count; i++) {
         uint64_t bytes = b->trace->lives.items[b->order.items[i]].untouched_bytes;
@@ -319,7 +312,7 @@ static int fill_profile(const builder *b, const trace_node *node, uint32_t exter
     profile->backward = copy_program(b, &node->backward);
     if (profile->storage_bytes == NULL || profile->inputs == NULL || profile->forward == NULL ||
         profile->backward == NULL) {
-        return no_memory(err);
+        return ms__trace_no_memory(err);
     }
     for (uint32_t i = 0; i < profile->storage_count; i++) {
         profile->storage_bytes[i] = b->trace->lives.items[b->order.items[i]].bytes;
@@ -332,54 +325,42 @@ static int fill_profile(const builder *b, const trace_node *node, uint32_t exter
 
 /* ---- sharing -------------------------------------------------------------- */
 
-static uint64_t mix(uint64_t hash, uint64_t value)
+static uint64_t hash_add(uint64_t hash, uint64_t value)
 {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15ULL;
     return hash ^ (hash >> 29);
 }
 
-static uint64_t mix_events(uint64_t hash, const ms_event *events, uint32_t count)
+static uint64_t hash_add_events(uint64_t hash, const ms_event *events, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        hash = mix(hash, (uint64_t)events[i].kind << 32 | events[i].storage);
-        hash = mix(mix(mix(hash, events[i].flops), events[i].bytes), events[i].draws);
-        hash = mix(hash, events[i].evaluations);
+        hash = hash_add(hash, (uint64_t)events[i].kind << 32 | events[i].storage);
+        hash = hash_add(hash_add(hash_add(hash, events[i].flops), events[i].bytes), events[i].draws);
+        hash = hash_add(hash, events[i].evaluations);
     }
-    return mix(hash, count);
+    return hash_add(hash, count);
 }
 
-static uint64_t hash_of(const ms_profile *profile)
+static uint64_t hash_of_profile(const ms_profile *profile)
 {
-    uint64_t hash = mix(profile->input_count, profile->external_count);
+    uint64_t hash = hash_add(profile->input_count, profile->external_count);
     for (uint32_t i = 0; i < profile->storage_count; i++) {
-        hash = mix(hash, profile->storage_bytes[i]);
+        hash = hash_add(hash, profile->storage_bytes[i]);
     }
-    hash = mix_events(hash, profile->forward, profile->forward_count);
-    hash = mix(hash, (uint64_t)profile->maker_count << 32 | profile->operand_count);
-    hash = mix(hash, (uint64_t)profile->untouched.count << 32 | profile->two_valued.count);
-    return mix_events(hash, profile->backward, profile->backward_count);
+    hash = hash_add_events(hash, profile->forward, profile->forward_count);
+    hash = hash_add(hash, (uint64_t)profile->maker_count << 32 | profile->operand_count);
+    hash = hash_add(hash, (uint64_t)profile->untouched.count << 32 | profile->two_valued.count);
+    return hash_add_events(hash, profile->backward, profile->backward_count);
 }
 
-/* Of inputs only the number counts: they are 0, 1, 2 ... in every profile made here.
- * Events have no padding (two words of 32 bits, then only of 64). */
-static bool equal(const ms_profile *a, const ms_profile *b)
-{
-    return a->storage_count == b->storage_count && a->external_count == b->external_count &&
-           a->input_count == b->input_count && a->forward_count == b->forward_count &&
-           a->backward_count == b->backward_count && ms__makers_equal(a, b) && ms__pairs_equal(a, b) &&
-           memcmp(a->storage_bytes, b->storage_bytes, a->storage_count * sizeof *a->storage_bytes) == 0 &&
-           memcmp(a->forward, b->forward, a->forward_count * sizeof *a->forward) == 0 &&
-           memcmp(a->backward, b->backward, a->backward_count * sizeof *a->backward) == 0;
-}
-
-/* The number of an equal profile, or of this one, which the graph then owns. */
-static int share(builder *b, ms_profile *profile, uint32_t *number, ms_error *err)
+/* Returns the number of an equal profile, or of this one, which the graph then owns. */
+static int share_profile(builder *b, ms_profile *profile, uint32_t *number, ms_error *err)
 {
     ms_graph *graph = b->graph;
-    uint64_t hash = hash_of(profile);
+    uint64_t hash = hash_of_profile(profile);
     uint64_t known;
     while (ms__keymap_get(&b->by_hash, hash, &known)) {
-        if (equal(&graph->profiles[known], profile)) {
+        if (ms__profile_equal(&graph->profiles[known], profile)) {
             ms__profile_clear(profile);
             *number = (uint32_t)known;
             return MS_OK;
@@ -387,7 +368,7 @@ static int share(builder *b, ms_profile *profile, uint32_t *number, ms_error *er
         hash++;
     }
     if (ms__keymap_put(&b->by_hash, hash, graph->profile_count) != MS_OK) {
-        return no_memory(err);
+        return ms__trace_no_memory(err);
     }
     *number = graph->profile_count++;
     graph->profiles[*number] = *profile;
@@ -418,7 +399,7 @@ static int make_node(builder *b, uint32_t index, uint32_t *root_calls, ms_error 
     }
     if (rc == MS_OK) {
         node->externals = ms_calloc(external_count, sizeof *node->externals);
-        rc = node->externals != NULL ? share(b, &profile, &node->profile, err) : no_memory(err);
+        rc = node->externals != NULL ? share_profile(b, &profile, &node->profile, err) : ms__trace_no_memory(err);
     }
     for (uint32_t i = 0; rc == MS_OK && i < external_count; i++) {
         node->externals[i] = b->infos[b->order.items[i]].storage;
@@ -437,7 +418,7 @@ static int make_nodes(builder *b, ms_error *err)
     uint32_t root_calls = 0;
     b->graph->profiles = ms_calloc(b->graph->node_count, sizeof *b->graph->profiles);
     if (b->graph->profiles == NULL) {
-        return no_memory(err);
+        return ms__trace_no_memory(err);
     }
     int rc = MS_OK;
     for (uint32_t i = 0; rc == MS_OK && i < b->graph->node_count; i++) {
@@ -448,8 +429,7 @@ static int make_nodes(builder *b, ms_error *err)
 
 /* ---- the loop around the step --------------------------------------------- */
 
-/* Two fp32 moments per trainable element, as Adam's; torch's own step needs two
- * temporaries of the parameter it is at. */
+/* Two fp32 moments per trainable element, as in Adam; torch's step needs two temporaries of the current parameter. */
 enum { STATE_BYTES_PER_ELEMENT = 8, TRANSIENT_COPIES = 2, LOSS_COPIES = 2 };
 
 static uint64_t output_bytes(const ms_graph *graph)
@@ -470,7 +450,7 @@ static void assume_loop(const ms_trace *trace, ms_graph *graph)
         loop->optimizer_transient_bytes = ms__mul_sat(trace->residents.largest_parameter_bytes, TRANSIENT_COPIES);
     }
     if (trace->optimizer_seen) {
-        /* State of a real optimizer may be there from the step before, unseen. */
+        /* A real optimizer may have made its state before the trace. */
         uint64_t unseen_bytes = strcmp(trace->source, "empirical") == 0 ? loop->optimizer_state_bytes : 0;
         loop->optimizer_state_bytes = ms__max_u64(trace->optimizer_state_bytes, unseen_bytes);
         loop->optimizer_transient_bytes = trace->optimizer_transient_bytes;
@@ -486,7 +466,7 @@ static void assume_loop(const ms_trace *trace, ms_graph *graph)
 
 /* ---- all ------------------------------------------------------------------ */
 
-static int build(builder *b, ms_error *err)
+static int build_graph(builder *b, ms_error *err)
 {
     ms_trace *trace = b->trace;
     if (trace->phase == MS_TRACE_OPTIMIZER) {
@@ -502,13 +482,13 @@ static int build(builder *b, ms_error *err)
     b->infos = ms_calloc(trace->lives.count, sizeof *b->infos);
     b->needed = ms_calloc(trace->lives.count, 1);
     if (rc == MS_OK && (b->infos == NULL || b->needed == NULL)) {
-        rc = no_memory(err);
+        rc = ms__trace_no_memory(err);
     }
     if (rc == MS_OK) {
         rc = choose_nodes(b, err);
     }
     if (rc == MS_OK) {
-        touch_all(b);
+        note_uses(b);
         rc = make_storages(b, err);
     }
     if (rc == MS_OK) {
@@ -522,7 +502,7 @@ static int build(builder *b, ms_error *err)
     return rc;
 }
 
-/* The trace gives its texts away: it is only freed after this. */
+/* Moves the trace's texts to the graph; the trace can then only be freed. */
 static void take_texts(ms_trace *trace, ms_graph *graph)
 {
     graph->model = trace->model;
@@ -531,8 +511,7 @@ static void take_texts(ms_trace *trace, ms_graph *graph)
     trace->model = trace->signature = trace->source = NULL;
 }
 
-/* Sizes too large for a graph, or events that contradict each other: the step, not a
- * document, is at fault. */
+/* A refusal (sizes too large, contradictory events) is the step's fault: MS_EPROFILE, not MS_EFORMAT. */
 static int check_result(const ms_graph *graph, ms_error *err)
 {
     ms_error problem = {0};
@@ -550,7 +529,7 @@ int ms_trace_finish(ms_trace *trace, ms_graph **graph, ms_error *err)
     }
     trace->finished = true;
     builder b = {.trace = trace, .graph = ms_calloc(1, sizeof *b.graph)};
-    int rc = b.graph != NULL ? build(&b, err) : no_memory(err);
+    int rc = b.graph != NULL ? build_graph(&b, err) : ms__trace_no_memory(err);
     if (rc == MS_OK) {
         take_texts(trace, b.graph);
         rc = check_result(b.graph, err);

@@ -9,7 +9,7 @@
 #include "base/keymap.h"
 #include "memscale/trace.h"
 
-/* Kind of an event that was taken back. */
+/* Kind of a withdrawn event. */
 #define TRACE_VOID_EVENT ((uint32_t)MS_EVENT_COUNT)
 #define TRACE_NO_NODE UINT32_MAX
 #define TRACE_NO_LIFE UINT32_MAX
@@ -18,30 +18,30 @@
 typedef struct trace_life {
     uint64_t bytes;
     uint32_t role;   /* ms_storage_role */
-    uint32_t holds;  /* saves not given up */
+    uint32_t holds;  /* saves not released */
     bool freed;
     bool in_step;    /* it has an ALLOC, or is of the batch */
     uint32_t writes; /* by operators that write in place */
-    uint32_t makers; /* operators that could make it again */
-    uint32_t values_at;   /* 1 + its writes when it had few values; 0: it never had */
+    uint32_t makers; /* operators that could recompute it */
+    uint32_t values_at;   /* 1 + `writes` when it had few values; 0: it never had */
     uint32_t values;      /* then: 1 or 2, ... */
-    uint32_t value_bytes; /* ... of elements of so many bytes, ... */
+    uint32_t value_bytes; /* ... of elements of this many bytes, ... */
     bool are_truths;      /* ... of torch's bool */
     uint64_t untouched_bytes;
 } trace_life;
 
-/* What an operator leaves in the storage that it makes or writes to: see trace_values.c. */
+/* The values that an operator writes to a storage: see trace_values.c. */
 typedef struct trace_write {
     /* numbers; one; two; a function of its first operand; that operand with one value more */
     enum { WRITE_ANYTHING, WRITE_ONE_VALUE, WRITE_TWO_VALUES, WRITE_MAPS_VALUES, WRITE_ADDS_VALUE } kind;
     bool in_place;
-    bool are_truths;           /* of torch's bool: two values, whatever was read */
+    bool are_truths;           /* of torch's bool: two values, whatever the operands */
     uint64_t bytes;            /* that it writes */
     uint32_t value_bytes;      /* of an element */
-    uint32_t read_value_bytes; /* of one of its first operand */
+    uint32_t read_value_bytes; /* of an element of its first operand */
 } trace_write;
 
-/* An operand of an operator that can run again, and how often it was written before. */
+/* An operand of a maker, and its number of writes before the maker ran. */
 typedef struct trace_operand {
     uint32_t life;
     uint32_t writes;
@@ -51,8 +51,8 @@ typedef struct trace_operand {
 typedef struct trace_save {
     uint32_t node;
     uint32_t life;
-    uint32_t tokens; /* packed and not given up */
-    uint32_t copies; /* storages that stand for it in backward, alive */
+    uint32_t tokens; /* packed and not released */
+    uint32_t copies; /* living storages that replace it in backward */
     bool needed;
     bool dropped;        /* its DROP is recorded: ... */
     bool drop_backward;  /* ... in this program, */
@@ -68,8 +68,8 @@ typedef struct trace_loss {
 /* A linear layer that may make logits. */
 typedef struct trace_head {
     uint32_t node;
-    uint32_t life; /* of what it made */
-    size_t index;  /* of its event in the node's forward program, void until it is used */
+    uint32_t life; /* of its output */
+    size_t index;  /* of its event in the node's forward program, withdrawn until it is used */
     bool used;
 } trace_head;
 
@@ -81,8 +81,8 @@ typedef struct trace_sum {
     uint32_t life;
     uint64_t key;
     uint64_t peak_bytes; /* before it */
-    uint32_t node;       /* its ALLOC is in backward of this one, ... */
-    size_t index;        /* ... at this place */
+    uint32_t node;       /* its ALLOC is in backward of this node, ... */
+    size_t index;        /* ... at this index */
 } trace_sum;
 
 /* Events here number lives, not local storages. */
@@ -109,7 +109,7 @@ struct ms_trace {
     bool finished;
     bool loss_outside;
 
-    ms__keymap keys;    /* address -> what it is now, see below */
+    ms__keymap keys;    /* address -> its current meaning, see KEY_... */
     ms__keymap save_of; /* node << 32 | life -> index into saves */
     MS__ARRAY(trace_life) lives;
     MS__ARRAY(trace_save) saves;
@@ -117,11 +117,11 @@ struct ms_trace {
     MS__ARRAY(trace_loss) losses;
     MS__ARRAY(trace_head) heads;
 
-    bool layer_open;        /* the last node is a layer that was not left */
-    bool root_open;         /* the last node is a root node and takes more */
+    bool layer_open;        /* the last node is a layer that is still open */
+    bool root_open;         /* the last node is a root node that takes more events */
     uint32_t backward_from; /* the node that backward began in */
     uint32_t backward_node; /* the current one */
-    MS__ARRAY(uint32_t) old_gradients; /* lives that were there before the step */
+    MS__ARRAY(uint32_t) old_gradients; /* lives from before the step */
 
     ms_event last_work; /* of the last operator */
     bool has_large_product;
@@ -143,12 +143,12 @@ struct ms_trace {
     bool state_streamed;
 };
 
-/* What an address is now: the two top bits of its value in `keys`, an index below. */
+/* The meaning of an address: the two top bits of its value in `keys`; the rest is an index. */
 #define KEY_LIFE (0ULL << 62)
-#define KEY_RESIDENT (1ULL << 62) /* parameter or buffer; with these bits below: */
+#define KEY_RESIDENT (1ULL << 62) /* parameter or buffer; its index has the bits RESIDENT_... */
 #define RESIDENT_TRAINABLE 1ULL
-#define RESIDENT_WRITTEN 2ULL     /* to, by an operator of the step */
-#define KEY_COPY (2ULL << 62)     /* stands for a save in backward */
+#define RESIDENT_WRITTEN 2ULL     /* an operator of the step wrote to it */
+#define KEY_COPY (2ULL << 62)     /* replaces a save in backward */
 #define KEY_KIND (3ULL << 62)
 #define KEY_INDEX (~KEY_KIND)
 
@@ -165,42 +165,41 @@ static inline uint32_t ms__trace_last_node(const ms_trace *trace)
 /* trace.c */
 int ms__trace_no_memory(ms_error *err);
 int ms__trace_check_open(const ms_trace *trace, ms_error *err);
-/* The node that an event of forward belongs to. Between layers the first event that is
- * not the end of something opens a root node. */
+/* The node of an event of forward. Between layers the first event that ends nothing (FREE, DROP) opens a root
+ * node. */
 int ms__trace_forward_node(ms_trace *trace, uint32_t event_kind, uint32_t *node, ms_error *err);
-/* Opens a root node where there is no node at all. */
+/* Opens a root node if there is no node. */
 int ms__trace_have_node(ms_trace *trace, ms_error *err);
 int ms__trace_push(trace_program *program, ms_event event, ms_error *err);
 /* Files an event under the current node, or the optimizer. */
 int ms__trace_record(ms_trace *trace, ms_event event, ms_error *err);
-/* trace_storages.c: what an address is now. */
+/* trace_storages.c: the meaning of an address. */
 bool ms__trace_find_life(const ms_trace *trace, uint64_t key, uint32_t *life);
-/* A parameter or buffer: true, with whether the step has written to it so far. */
+/* True for a parameter or buffer; `*written`: the step has written to it. */
 bool ms__trace_is_resident(const ms_trace *trace, uint64_t key, bool *written);
 int ms__trace_resident_written(ms_trace *trace, uint64_t key, ms_error *err);
 int ms__trace_put_key(ms_trace *trace, uint64_t key, uint64_t value, ms_error *err);
-/* A life that is freed and that nobody saved is live no longer. */
+/* Ends the life's count in live bytes if it is freed and not saved. */
 void ms__trace_release_life(ms_trace *trace, uint32_t index);
-/* trace_sums.c: a storage was born, whose ALLOC is the last event; an event other than WORK
- * follows; a life of no holder but autograd dies: *replaced where a sum takes its place, which
- * then is its storage, and nothing is to be recorded. */
+/* trace_sums.c. sum_born(): a storage was born; its ALLOC is the last event. sum_ends(): an event other than WORK
+ * follows. sum_replaces(): a life with no holder but autograd dies; `*replaced` if the sum takes over its storage:
+ * its FREE is then not recorded. */
 void ms__trace_sum_born(ms_trace *trace, uint64_t key, uint32_t life, uint64_t peak_before);
 void ms__trace_sum_ends(ms_trace *trace);
 int ms__trace_sum_replaces(ms_trace *trace, uint32_t dying, bool *replaced, ms_error *err);
-/* trace_saved.c: records that the node will not ask for the life again. A DROP stands in the
- * node's own programs: when the node is no longer, or not yet, the current one, at the nearest
- * place there that does not end the storage early in forward. */
+/* trace_saved.c: records the node's DROP of a save. A DROP stands in the node's own programs; if the node is not
+ * the current one, at the nearest place there that does not end the storage early in forward. */
 int ms__trace_drop_save(ms_trace *trace, uint32_t index, ms_error *err);
-/* trace_values.c: what an operator writes, by its name and operands; that a life was
- * written to, which is counted already; that the operator told last made it, of `source` (NULL: of
- * nothing that is known); whether it has two values at most now. */
+/* trace_values.c. write_of(): the values that an operator writes, by its name and operands. note_write(): a life
+ * was written to; the write is already counted. note_result(): the last operator made the life from `source`
+ * (NULL: unknown). is_two_valued(): it has at most two values now. */
 trace_write ms__trace_write_of(const char *name, const ms_operand *inputs, size_t input_count,
                                const ms_operand *outputs, size_t output_count);
 void ms__trace_note_write(trace_life *life, const trace_write *write);
 void ms__trace_note_result(const ms_trace *trace, const trace_life *source, trace_life *made);
 bool ms__trace_is_two_valued(const trace_life *life);
-/* trace_makers.c: leaves the makers that lead to what the node saves and whose operands
- * nobody wrote to. `needed` has a zero for each life, and is left in disorder. */
+/* trace_makers.c: keeps the makers that lead to the node's saves and whose operands were not written to. `needed`
+ * has a zero for each life on entry; its contents are undefined afterwards. */
 void ms__trace_thin_makers(ms_trace *trace, trace_node *node, uint8_t *needed);
 
 #endif

@@ -1,11 +1,10 @@
 /*
- * The tracer's marks around the model's own cross entropy and the linear layer that makes
- * its logits: where their operators begin and end, in forward and in backward, so that the
- * planner can put a loss head in their place. Called by the extension; see trace.c for the rest.
+ * The tracer's marks around the model's own cross entropy and the linear layer that makes its logits: begin and end
+ * of their operators in both passes, so that the planner can substitute a loss head. Called by the extension.
  */
 #include "trace/trace_internal.h"
 
-/* Whether logits of this key can be marked now: outside of layers, of the step. */
+/* True if logits of this key can be marked now: outside of layers, and of the step. */
 static bool can_mark(const ms_trace *trace, uint64_t key, uint32_t *life)
 {
     return ms__trace_find_life(trace, key, life) && trace->lives.items[*life].role != MS_STORAGE_BATCH &&
@@ -38,7 +37,7 @@ int ms_trace_loss(ms_trace *trace, uint64_t key, uint64_t *head, ms_error *err)
     return rc;
 }
 
-/* The loss that a number names; *loss is NULL for 0. */
+/* The loss with this number; *loss is NULL for 0. */
 static int find_loss(const ms_trace *trace, uint64_t head, const trace_loss **loss, ms_error *err)
 {
     int rc = ms__trace_check_open(trace, err);
@@ -110,7 +109,7 @@ int ms_trace_head(ms_trace *trace, uint64_t key, uint64_t *head, ms_error *err)
     return rc;
 }
 
-/* The head that a number names; *found is NULL for 0. */
+/* The head with this number; *found is NULL for 0. */
 static int find_head(ms_trace *trace, uint64_t head, trace_head **found, ms_error *err)
 {
     int rc = ms__trace_check_open(trace, err);

@@ -1,18 +1,11 @@
 /*
- * The tracer's account of operators that can run again: recorded while the step runs,
- * thinned out and numbered when its graph is built (trace_finish.c). A storage that
- * somebody writes to afterwards is no longer what an operator made or read, so writes
- * are counted.
+ * The tracer's account of makers: recorded while the step runs, thinned out and numbered when its graph is built
+ * (trace_finish.c). A write after a maker ran changes its operand, so writes are counted.
  */
 #include <string.h>
 
 #include "base/units.h"
 #include "trace/trace_internal.h"
-
-static int out_of_memory(ms_error *err)
-{
-    return ms_fail(err, MS_ENOMEM, "trace: out of memory");
-}
 
 /* ---- recording ------------------------------------------------------------ */
 
@@ -32,9 +25,9 @@ int ms_trace_wrote(ms_trace *trace, uint64_t key, ms_error *err)
     return unseen ? ms__trace_resident_written(trace, key, err) : MS_OK;
 }
 
-/* What an operand is: true, with *life TRACE_NO_LIFE where it needs no account. A buffer that the
- * step writes to may have been written to again when somebody asks. */
-static bool know_operand(const ms_trace *trace, uint64_t key, uint32_t *life)
+/* True if a maker may use the operand; *life is TRACE_NO_LIFE for residents and the batch. A buffer that the step
+ * writes to may change again before backward, so it is refused. */
+static bool account_for_operand(const ms_trace *trace, uint64_t key, uint32_t *life)
 {
     bool written;
     *life = TRACE_NO_LIFE;
@@ -54,21 +47,21 @@ static int push_operand(ms_trace *trace, trace_node *node, uint32_t life, ms_err
 {
     trace_operand *slot = MS__ARRAY_PUSH(&node->operands);
     if (slot == NULL) {
-        return out_of_memory(err);
+        return ms__trace_no_memory(err);
     }
     slot->life = life;
     slot->writes = trace->lives.items[life].writes;
     return MS_OK;
 }
 
-/* Operands of one side; false in *known where the operator can't be accounted for. */
+/* Pushes the inputs or the outputs; *known becomes false if an operand can't be used. */
 static int push_operands(ms_trace *trace, trace_node *node, const uint64_t *keys, size_t count, bool are_outputs,
                          bool *known, ms_error *err)
 {
     int rc = MS_OK;
     for (size_t i = 0; rc == MS_OK && *known && i < count; i++) {
         uint32_t life;
-        *known = know_operand(trace, keys[i], &life) && !(are_outputs && life == TRACE_NO_LIFE);
+        *known = account_for_operand(trace, keys[i], &life) && !(are_outputs && life == TRACE_NO_LIFE);
         if (*known && life != TRACE_NO_LIFE) {
             rc = push_operand(trace, node, life, err);
         }
@@ -96,7 +89,7 @@ static int file_maker(ms_trace *trace, const uint64_t *inputs, size_t input_coun
     }
     ms_maker *maker = MS__ARRAY_PUSH(&node->makers);
     if (maker == NULL) {
-        return out_of_memory(err);
+        return ms__trace_no_memory(err);
     }
     maker->flops = trace->last_work.flops;
     maker->bytes = trace->last_work.bytes;
@@ -133,7 +126,7 @@ int ms_trace_made(ms_trace *trace, const uint64_t *inputs, size_t input_count, c
 
 /* ---- thinning out --------------------------------------------------------- */
 
-static bool unwritten(const ms_trace *trace, const trace_node *node, const ms_maker *maker)
+static bool operands_unwritten(const ms_trace *trace, const trace_node *node, const ms_maker *maker)
 {
     for (uint32_t i = 0; i < maker->input_count + maker->output_count; i++) {
         const trace_operand *operand = &node->operands.items[maker->first + i];
@@ -146,7 +139,7 @@ static bool unwritten(const ms_trace *trace, const trace_node *node, const ms_ma
     return true;
 }
 
-/* Marks of `needed`, by life: somebody asks for it, or it was saved by this node. */
+/* Marks in `needed`, by life: a kept maker reads it, or this node saved it. */
 static bool is_needed(const trace_node *node, const ms_maker *maker, const uint8_t *needed)
 {
     for (uint32_t i = 0; i < maker->output_count; i++) {
@@ -173,7 +166,7 @@ void ms__trace_thin_makers(ms_trace *trace, trace_node *node, uint8_t *needed)
     size_t kept = node->makers.count;
     for (size_t i = node->makers.count; i-- > 0;) {
         ms_maker maker = node->makers.items[i];
-        if (!unwritten(trace, node, &maker) || !is_needed(node, &maker, needed)) {
+        if (!operands_unwritten(trace, node, &maker) || !is_needed(node, &maker, needed)) {
             continue;
         }
         for (uint32_t k = 0; k < maker.input_count; k++) {

@@ -1,7 +1,6 @@
 /*
- * The tracer's account of saved tensors: which node saved which storage, how often it was
- * asked for and when it was given up. Called for every tensor that autograd packs, unpacks
- * or drops.
+ * The tracer's account of saved tensors: the saves of each node, their requests in backward and their release. Called
+ * for every tensor that autograd packs, unpacks or drops.
  */
 #include "trace/trace_internal.h"
 
@@ -28,7 +27,7 @@ static int find_save(ms_trace *trace, uint32_t node, uint32_t life, uint32_t *in
     return ms__trace_push(&trace->nodes.items[node].forward, event, err);
 }
 
-/* The storage is saved again by a node that had given it up: it did not, after all. */
+/* The node saves a storage again that it had released: withdraws the DROP. */
 static void take_back_drop(ms_trace *trace, trace_save *save)
 {
     if (!save->dropped) {
@@ -75,7 +74,7 @@ int ms_trace_saved(ms_trace *trace, uint64_t key, uint32_t *node, uint64_t *seri
     return MS_OK;
 }
 
-/* The save that a node and a serial name; *save is NULL for serial 0. */
+/* The save of a node and serial; *save is NULL for serial 0. */
 static int save_of_serial(ms_trace *trace, uint32_t node, uint64_t serial, trace_save **save, ms_error *err)
 {
     int rc = ms__trace_check_open(trace, err);

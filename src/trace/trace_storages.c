@@ -1,8 +1,7 @@
 /*
- * The tracer's account of storages: what an address is now, from birth to death, and how many
- * bytes are live. Addresses serve one storage after another; everything else numbers lives.
- * Called by the extension for each storage that a traced step makes or frees, by one thread at
- * a time; the events are filed by trace.c.
+ * The tracer's account of storages: the meaning of each address, and live bytes. An address serves one storage after
+ * another; each storage is a life with a number. Called by the extension for each storage that a traced step
+ * allocates or frees; trace.c files the events.
  */
 #include "base/units.h"
 #include "trace/trace_internal.h"
@@ -55,7 +54,7 @@ int ms_trace_resident(ms_trace *trace, uint64_t key, uint64_t bytes, uint32_t it
     bool is_parameter = role == MS_RESIDENT_PARAMETER;
     bool was_trainable = !is_new && (known & RESIDENT_TRAINABLE) != 0;
     if (!is_new && (known & KEY_KIND) != KEY_RESIDENT) {
-        return MS_OK; /* of the batch too, which came first */
+        return MS_OK; /* also of the batch, reported first */
     }
     uint64_t value = KEY_RESIDENT | (was_trainable || (is_parameter && trainable) ? RESIDENT_TRAINABLE : 0);
     if (role == MS_RESIDENT_BATCH && is_new) {
@@ -141,7 +140,7 @@ int ms_trace_died(ms_trace *trace, uint64_t key, ms_error *err)
         save->copies--;
         return save->copies == 0 && save->tokens == 0 ? ms__trace_drop_save(trace, index, err) : MS_OK;
     }
-    /* The address of a resident that was replaced may serve another storage. */
+    /* The address of a replaced resident may serve another storage. */
     ms__keymap_remove(&trace->keys, key);
     if ((value & KEY_KIND) != KEY_LIFE || trace->lives.items[index].role == MS_STORAGE_BATCH) {
         return MS_OK;
@@ -204,7 +203,7 @@ int ms_trace_role(ms_trace *trace, uint64_t key, uint64_t bytes, ms_storage_role
     uint32_t index = (uint32_t)(value & KEY_INDEX);
     trace_life *life = (value & KEY_KIND) == KEY_COPY ? &trace->lives.items[trace->saves.items[index].life]
                                                       : &trace->lives.items[index];
-    /* A gradient that was freed as an activation and lives on in a copy stays one. */
+    /* A gradient that was freed as an activation and survives in a copy keeps its role. */
     bool fits = life->role != MS_STORAGE_BATCH && !(role == MS_STORAGE_GRADIENT && life->freed);
     if (fits) {
         life->role = role;

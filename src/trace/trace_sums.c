@@ -1,8 +1,7 @@
 /*
- * The tracer's account of gradients that are added up. Autograd's engine writes the sum over
- * the first of two gradients where nobody else holds that; under a dispatch mode, which is how
- * steps are traced, it never does. So a sum whose first operand dies as soon as it is there is
- * taken for that operand, written over. Called by the other files of the tracer.
+ * The tracer's account of sums of gradients. Autograd writes the sum over the first of two gradients if that has no
+ * other holder, but never under a dispatch mode, as in a trace. So if the first operand dies right after the sum is
+ * born, the trace treats the sum as that operand, overwritten.
  */
 #include "base/units.h"
 #include "trace/trace_internal.h"

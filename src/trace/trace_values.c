@@ -1,9 +1,8 @@
 /*
- * The tracer's account of storages that surely have two values at most, by the operator that made
- * them or wrote to them last: truth values, which comparisons give; constants; what adds one value to
- * a constant (masked_fill, triu); dropout masks, drawn in place; and what a function of one number
- * makes of such a storage. Anything else that is written to it ends it; only what is certain
- * counts, and packing looks at every word all the same. Called by the other files of the tracer.
+ * The tracer's account of storages that certainly have at most two values, by the operator that made them or wrote to
+ * them last: comparisons (truth values); constants; operators that add one value to a constant (masked_fill, triu);
+ * dropout masks, drawn in place; functions of one number of such a storage. Any other write ends the property. Bit
+ * packing still scans every word.
  */
 #include <string.h>
 
@@ -13,8 +12,7 @@
 
 enum { VALUES_MOST = 2 };
 
-/* Whether an operator's name without its namespace, and without the "_" of its form in place, is
- * one of these; another namespace's operator is none. */
+/* True if the operator is in namespace aten and its bare name, without the "_" of its in-place form, is listed. */
 static bool is_one_of(const char *name, const char *const *list, size_t count)
 {
     static const char prefix[] = "aten.";
@@ -36,7 +34,7 @@ static bool is_one_of(const char *name, const char *const *list, size_t count)
 
 #define IS_ONE_OF(name, list) is_one_of(name, list, sizeof list / sizeof list[0])
 
-/* Numbers of any value: they are whatever lay there. */
+/* Operators whose result is uninitialized memory. */
 static bool is_empty(const char *name)
 {
     static const char *const empties[] = {"empty",     "empty_like",        "empty_permuted", "empty_strided",
@@ -44,9 +42,8 @@ static bool is_empty(const char *name)
     return IS_ONE_OF(name, empties);
 }
 
-/* What the operator does to the values of its first operand; `numbers` says that all others are
- * numbers, or one element. */
-static int kind_of(const char *name, const ms_operand *inputs, size_t input_count, bool numbers)
+/* The operator's effect on the values of its first operand; `numbers`: all others are numbers or have one element. */
+static int write_kind_of(const char *name, const ms_operand *inputs, size_t input_count, bool numbers)
 {
     static const char *const constants[] = {"fill", "full",      "full_like", "new_full", "new_ones",  "new_zeros",
                                             "ones", "ones_like", "zero",      "zeros",    "zeros_like"};
@@ -76,7 +73,7 @@ static int kind_of(const char *name, const ms_operand *inputs, size_t input_coun
     return input_count > 0 && IS_ONE_OF(name, functions) ? WRITE_MAPS_VALUES : WRITE_ANYTHING;
 }
 
-/* 0: not a whole number of bytes that a packed word may have. */
+/* 0: not a word size of bit packing. */
 static uint32_t value_bytes_of(const ms_operand *operand)
 {
     uint64_t elements = ms__operand_elements(operand);
@@ -96,7 +93,7 @@ trace_write ms__trace_write_of(const char *name, const ms_operand *inputs, size_
     for (size_t i = 1; i < input_count; i++) {
         numbers &= inputs[i].rank == 0;
     }
-    write.kind = kind_of(name, inputs, input_count, numbers);
+    write.kind = write_kind_of(name, inputs, input_count, numbers);
     write.in_place = strstr(name, "_.") != NULL;
     write.are_truths = outputs[0].are_truths;
     write.bytes = outputs[0].bytes;
@@ -105,14 +102,14 @@ trace_write ms__trace_write_of(const char *name, const ms_operand *inputs, size_
     return write;
 }
 
-/* How many values `life` has; 0: unknown, or elements of this width are not what they are of. */
+/* The number of values of `life`; 0: unknown, or known for elements of another width. */
 static uint32_t values_of(const trace_life *life, uint32_t writes, uint32_t value_bytes)
 {
     bool known = life->values_at == writes + 1 && life->value_bytes == value_bytes;
     return known ? life->values : 0;
 }
 
-/* How many there are after a write that covers all, of those that the source had; 0: unknown. */
+/* The number of values after a write to the whole storage, given that of its source; 0: unknown. */
 static uint32_t values_after(const trace_write *write, uint32_t source)
 {
     switch (write->kind) {
@@ -129,7 +126,7 @@ static uint32_t values_after(const trace_write *write, uint32_t source)
     }
 }
 
-static void note(trace_life *life, const trace_write *write, uint32_t values, bool are_truths)
+static void life_set_values(trace_life *life, const trace_write *write, uint32_t values, bool are_truths)
 {
     if (are_truths && (values == 0 || values > VALUES_MOST)) {
         values = VALUES_MOST;
@@ -150,11 +147,11 @@ void ms__trace_note_write(trace_life *life, const trace_write *write)
         return;
     }
     if (write->bytes == life->bytes) {
-        note(life, write, values_after(write, before), write->are_truths);
+        life_set_values(life, write, values_after(write, before), write->are_truths);
     } else if (write->kind == WRITE_ONE_VALUE || write->kind == WRITE_ADDS_VALUE) {
-        note(life, write, before > 0 ? before + 1 : 0, had_truths && write->are_truths);
+        life_set_values(life, write, before > 0 ? before + 1 : 0, had_truths && write->are_truths);
     } else {
-        note(life, write, 0, had_truths && write->are_truths);
+        life_set_values(life, write, 0, had_truths && write->are_truths);
     }
 }
 
@@ -163,7 +160,7 @@ void ms__trace_note_result(const ms_trace *trace, const trace_life *source, trac
     const trace_write *write = &trace->last_write;
     if (write->bytes == made->bytes && !write->in_place) {
         uint32_t known = source != NULL ? values_of(source, source->writes, write->read_value_bytes) : 0;
-        note(made, write, values_after(write, known), write->are_truths);
+        life_set_values(made, write, values_after(write, known), write->are_truths);
     }
 }
 

@@ -1,8 +1,7 @@
 /*
- * The formulas of workspace.h. Measured as the peak of torch 2.13's allocator beyond
- * operands and results, over shapes, strides, groups and dilations (tests/c/trace/
- * test_workspace.c has the figures); upper bounds where two kernels differ, but for the few
- * channels by which narrow images are padded.
+ * The formulas of workspace.h. Measured as the peak of torch 2.13's allocator beyond operands and results, over
+ * shapes, strides, groups and dilations (tests/c/trace/ test_workspace.c has the figures). If two kernels differ, the
+ * larger one, except for the few channels that pad narrow images.
  */
 #include "trace/workspace.h"
 
@@ -11,7 +10,7 @@
 #include "base/units.h"
 #include "trace/operand.h"
 
-/* (input, weight) and what the forward makes of them. */
+/* (input, weight) and the forward's output. */
 typedef struct convolution {
     const ms_operand *input, *weight, *output;
 } convolution;
@@ -22,8 +21,8 @@ static uint64_t item_bytes(const ms_operand *operand)
     return count > 0 ? operand->bytes / count : 0;
 }
 
-/* Without a kernel of oneDNN (fp64, complex): the whole batch unfolded, one column of
- * weights' length per place of the output. */
+/* Without a kernel of oneDNN (fp64, complex): the whole batch unfolded, one column of a filter's length per place
+ * of the output. */
 static uint64_t columns_bytes(const convolution *c)
 {
     uint64_t per_channel = c->output->bytes / ms__max_u64(c->output->size[1], 1);
@@ -35,7 +34,7 @@ static uint64_t larger_image(const convolution *c)
     return ms__max_u64(c->input->bytes, c->output->bytes);
 }
 
-/* One image reordered at a time; a transposed one, whose output grows, holds two. */
+/* One image is reordered at a time; a transposed convolution, whose output grows, holds two. */
 static uint64_t forward_bytes(const convolution *c)
 {
     uint32_t last = c->input->rank - 1;

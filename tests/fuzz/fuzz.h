@@ -1,6 +1,5 @@
 /*
- * What fuzz targets of documents share: the input as text, and checks that end
- * the process where a promise is broken.
+ * Shared by the fuzz targets of documents: the input as text, and checks that abort on a broken promise.
  */
 #ifndef MS_FUZZ_H
 #define MS_FUZZ_H
@@ -15,7 +14,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* A broken promise ends the process, which is what a fuzzer looks for. */
+/* Fuzzers detect a broken promise by the abort. */
 #define FUZZ_CHECK(condition) \
     do { \
         if (!(condition)) { \

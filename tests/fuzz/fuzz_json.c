@@ -1,6 +1,6 @@
 /*
- * The JSON reader and writer on any bytes: what is accepted is written, read back
- * and written again to the same text, and nothing is left behind.
+ * The JSON reader and writer on any bytes: an accepted text is written, read back and written again to the same text,
+ * and no memory leaks.
  */
 #include <stdlib.h>
 #include <string.h>

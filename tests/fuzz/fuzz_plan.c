@@ -1,5 +1,5 @@
-/* Any text is a plan or is refused; a plan is written as a text that reads back as
- * itself, and can be shown and explained whatever its numbers are. */
+/* Any text is a plan or is refused; a plan is written as a text that reads back
+ * as itself, and can be shown and explained with any numbers. */
 #include "fuzz.h"
 #include "memscale/plan.h"
 

@@ -1,4 +1,4 @@
-/* Any text is a trained policy or is refused; one that is sealed reads back, and chooses. */
+/* Any text is a trained policy or is refused; a sealed policy reads back and chooses. */
 #include "fuzz.h"
 #include "memscale/policy.h"
 

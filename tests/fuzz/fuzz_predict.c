@@ -1,4 +1,4 @@
-/* Any text is a Hugging Face configuration or is refused; what it gives is a sound graph. */
+/* Any text is a Hugging Face configuration or is refused; the result is a sound graph. */
 #include "fuzz.h"
 #include "memscale/predict.h"
 

@@ -1,7 +1,6 @@
 /*
- * Runs a fuzz target without a fuzzer: on every file of a corpus folder, and on
- * cuts and damaged copies of each, chosen by a fixed generator so that a failure
- * repeats. A target that breaks crashes the program; it judges nothing itself.
+ * Runs a fuzz target without a fuzzer: on every file of a corpus folder, and on truncated and damaged copies of each.
+ * A fixed generator chooses them, so that a failure repeats. A failing target aborts the program.
  */
 #include <dirent.h>
 #include <stdint.h>
@@ -26,8 +25,7 @@ static uint64_t next_number(uint64_t *state)
     return *state;
 }
 
-/* The target gets a block of exactly `size` bytes, so that a sanitizer sees reads
- * behind its end. */
+/* The target gets a block of exactly `size` bytes, so that a sanitizer sees reads past its end. */
 static void run_exactly(const uint8_t *data, size_t size)
 {
     uint8_t *copy = malloc(size != 0 ? size : 1);

@@ -19,11 +19,10 @@ enum {
     GROUP_DEPTH_MAX = 64,
 };
 
-/* Version 1 writes "no limit" as the largest page-aligned signed number; nothing
- * near it is a real limit. */
+/* Version 1 writes "no limit" as the largest page-aligned signed number. Numbers near it are not limits. */
 #define NO_LIMIT_FROM_BYTES (UINT64_C(1) << 60)
 
-/* What differs between the two versions of the interface. */
+/* The differences between the two versions of the interface. */
 typedef struct group_interface {
     unsigned version;
     const char *filesystem; /* in mountinfo */
@@ -35,7 +34,7 @@ typedef struct group_interface {
 
 static const group_interface interfaces[] = {
     {1, "cgroup", "memory", {"memory.limit_in_bytes", NULL}, "memory.usage_in_bytes", "total_cache"},
-    /* memory.high does not kill but stalls who goes over it: it binds as well. */
+    /* memory.high stalls processes beyond it instead of killing them: it counts as a limit too. */
     {2, "cgroup2", "memory", {"memory.max", "memory.high"}, "memory.current", "file"},
 };
 
@@ -46,14 +45,14 @@ static const group_interface cpu_interfaces[] = {
 
 /* A hierarchy as this process sees it. */
 typedef struct group_mount {
-    char point[PATH_BYTES]; /* where it is mounted */
-    char top[PATH_BYTES];   /* which group is mounted there */
+    char point[PATH_BYTES]; /* mount point */
+    char top[PATH_BYTES];   /* the group mounted there */
 } group_mount;
 
 /* ---- small parsers ------------------------------------------------------ */
 
 /* Copies a field of mountinfo, which writes space, tab, newline and backslash as
- * \ and three octal digits. False where it does not fit. */
+ * \ and three octal digits. False if it does not fit. */
 static bool copy_unescaped(const char *from, size_t length, char *out, size_t size)
 {
     size_t used = 0;
@@ -72,7 +71,7 @@ static bool copy_unescaped(const char *from, size_t length, char *out, size_t si
     return true;
 }
 
-/* The field with this number (from 0) of a line of fields set apart by spaces. */
+/* Field number `index` (from 0) of a line of fields separated by spaces. */
 static bool find_field(const char *line, size_t line_length, size_t number, const char **field, size_t *length)
 {
     const char *end = line + line_length;
@@ -110,7 +109,7 @@ static const char *find_separator(const char *line, size_t length)
 }
 
 /* One line of mountinfo: "id parent dev root point options ... - type source
- * options". True where it is the hierarchy of this interface. */
+ * options". True if the line mounts the hierarchy of this interface. */
 static bool parse_mount(const char *line, size_t length, const group_interface *interface, group_mount *out)
 {
     const char *separator = find_separator(line, length);
@@ -185,8 +184,8 @@ static bool find_group(const char *groups, const group_interface *interface, cha
     return false;
 }
 
-/* The group's path below the mount point. Inside a container the mount may show
- * only a part of the hierarchy (`top`); a group outside it is seen as its top. */
+/* The group's path below the mount point. Inside a container the mount may show only
+ * a part of the hierarchy (`top`); a group outside that part counts as its top. */
 static const char *path_below(const group_mount *mount, const char *group)
 {
     size_t top_length = strlen(mount->top);
@@ -201,7 +200,7 @@ static const char *path_below(const group_mount *mount, const char *group)
 
 /* ---- reading the limits ------------------------------------------------- */
 
-/* UINT64_MAX for "max", for huge numbers and for a file that is not there. */
+/* UINT64_MAX for "max", for huge numbers and for a missing file. */
 static uint64_t read_bytes(const char *directory, const char *file)
 {
     char path[PATH_MAX];
@@ -271,7 +270,7 @@ static bool parent_binds(const char *directory, const group_interface *interface
     return interface->version != 1 || read_bytes(directory, "memory.use_hierarchy") != 0;
 }
 
-/* What walk_up() calls for every group; `result` is the caller's. */
+/* Called by walk_up() for every group; `result` is the caller's. */
 typedef void (*group_visitor)(const char *directory, const group_interface *interface, void *result);
 
 static void walk_up(const char *root, const group_interface *interface, const group_mount *mount, const char *group,

@@ -1,6 +1,7 @@
 /*
- * The limits of memory and CPU time that the control groups of version 1 and 2
- * put on this process. Used by the hardware probe and by checks of what may be allocated.
+ * The limits of memory and CPU time that control groups (versions 1 and 2) put on this process. Used by the hardware
+ * probe and by checks of available memory.
+ * Tests: tests/c/base/test_cgroup.c.
  */
 #ifndef MS_BASE_OS_CGROUP_H
 #define MS_BASE_OS_CGROUP_H
@@ -8,28 +9,26 @@
 #include "memscale/base.h"
 
 typedef struct ms__cgroup_memory {
-    uint64_t limit_bytes; /* the smallest on the way to the top; UINT64_MAX where there is none */
+    uint64_t limit_bytes; /* the smallest on the way to the top; UINT64_MAX without a limit */
     uint64_t usage_bytes; /* charged to the group that has that limit; 0 without a limit */
-    uint64_t cache_bytes; /* the part of it that is file cache, which the kernel can drop */
+    uint64_t cache_bytes; /* the part of the usage that is file cache, which the kernel can drop */
     unsigned version;     /* 1 or 2; 0 without a limit */
-    char directory[1024]; /* of the group that has the limit; "" without one */
-    const char *limit_file; /* the file in there that sets it; "" without a limit */
+    char directory[1024]; /* of the group that has the limit; "" without a limit */
+    const char *limit_file; /* the file in that directory that sets the limit; "" without a limit */
 } ms__cgroup_memory;
 
 /*
- * Reads /proc/self/cgroup and /proc/self/mountinfo and walks from the group of
- * this process up to the root of its hierarchy; a parent's limit binds as well.
- * `root` goes before every path: "" but in tests. A machine without control
- * groups, or one that shows nothing of them, has no limit; that is no error.
+ * Reads /proc/self/cgroup and /proc/self/mountinfo and walks from the group of this process up to the root of its
+ * hierarchy: a parent's limit counts too. `root` is prepended to every path; it is "" except in tests. A machine
+ * without visible control groups has no limit.
  */
 void ms__cgroup_memory_read(const char *root, ms__cgroup_memory *out);
 
-/* Bytes that this process may still take, by the kernel's estimate and by the limit, whose
- * group can drop its cache; 0 where the kernel tells nothing. */
+/* Bytes that this process may still allocate: the smaller of the kernel's estimate and the rest of the group's
+ * limit, whose file cache counts as free. 0 if the kernel does not say. */
 uint64_t ms__memory_room_bytes(const char *root);
 
-/* How many CPUs' worth of time the tightest quota leaves, rounded up; 0 where
- * there is no quota. Found in the same way. */
+/* CPUs that the tightest quota is worth, rounded up; 0 without a quota. Walks like ms__cgroup_memory_read(). */
 uint32_t ms__cgroup_cpu_quota(const char *root);
 
 #endif

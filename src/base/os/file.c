@@ -1,5 +1,5 @@
 /*
- * Spill files, positioned reads and writes, and what file systems are, on Linux.
+ * Spill files, positioned reads and writes, and the description of file systems, on Linux.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,12 +20,12 @@
 
 enum {
     DIRECT_ALIGN_BYTES = 4096,
-    /* Largest single step; Linux moves at most 0x7ffff000 bytes a call. */
+    /* Largest single transfer; Linux moves at most 0x7ffff000 bytes a call. */
     STEP_MAX_BYTES = 1 << 30,
     STUCK_STEPS_MAX = 16,
 };
 
-/* The number of a failed call: the injected one, or errno. 0 = go on. */
+/* The errno that an armed fault injects; 0 if the call is to be made. */
 static int injected(ms_fault kind, int otherwise)
 {
     int system_errno = 0;
@@ -35,8 +35,8 @@ static int injected(ms_fault kind, int otherwise)
     return system_errno != 0 ? system_errno : otherwise;
 }
 
-/* What a file may grow to. Who goes beyond is sent a signal that kills (SIGXFSZ), so it is not
- * tried: a caller's thread need not have blocked it. */
+/* The largest size that a file may have. A write beyond it would raise SIGXFSZ, which kills the process unless the
+ * caller's thread blocks it; so it is never tried. */
 static uint64_t file_limit_bytes(void)
 {
     struct rlimit limit;
@@ -63,15 +63,15 @@ static int remove_once(const char *path)
     return failure != 0 || unlink(path) == 0 ? failure : errno;
 }
 
-/* 0 or the number of the failure. What can't be removed would be left behind for good, so it is
- * tried twice: a network may have been away for a moment. */
+/* 0 or the errno. A file that can't be removed would stay for good, so removal is tried twice: a network may have
+ * failed for a moment. */
 static int remove_name(const char *path)
 {
     int failure = remove_once(path);
     if (failure != 0) {
         failure = remove_once(path);
     }
-    return failure == ENOENT ? 0 : failure; /* somebody was tidier */
+    return failure == ENOENT ? 0 : failure; /* already removed by another process */
 }
 
 static int open_and_unlink(const char *directory)
@@ -97,7 +97,7 @@ static int open_and_unlink(const char *directory)
     return fd;
 }
 
-/* What kernels and file systems without O_TMPFILE answer. */
+/* The answers of kernels and file systems without O_TMPFILE. */
 static bool means_no_tmpfile(int failure)
 {
     return failure == EOPNOTSUPP || failure == EISDIR || failure == EINVAL || failure == ENOSYS;
@@ -109,7 +109,7 @@ static bool turn_direct_on(int fd)
     return flags >= 0 && injected(MS_FAULT_SYSTEM, EIO) == 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
 }
 
-/* What the file system says that direct I/O must be aligned to, at least 4096. */
+/* The alignment that the file system requires for direct I/O, at least 4096. */
 static size_t direct_alignment(int fd)
 {
     size_t align_bytes = DIRECT_ALIGN_BYTES;
@@ -187,8 +187,8 @@ int ms__file_reserve(const ms__file *file, uint64_t size_bytes, ms_error *err)
 
 /* ---- moving bytes ------------------------------------------------------- */
 
-/* A test's short move asks for half the bytes (whole blocks, as direct I/O wants
- * them) and reports one less, so that the caller has to go on from an odd place. */
+/* A test's short transfer moves half the bytes (whole blocks, for direct I/O) and reports one less, so that the
+ * caller must continue at an odd offset. */
 static bool shorten(size_t *size_bytes)
 {
     if (*size_bytes < 4 || !ms__fault(MS_FAULT_SHORT, NULL)) {
@@ -203,7 +203,7 @@ ssize_t ms__os_pwrite(int fd, const void *from, size_t size_bytes, uint64_t offs
 {
     int failure = injected(MS_FAULT_WRITE, EIO);
     if (failure == 0 && offset_bytes >= file_limit_bytes()) {
-        failure = EFBIG; /* what begins below is cut short by the kernel, without a signal */
+        failure = EFBIG; /* the kernel shortens a write that begins below the limit, without a signal */
     }
     if (failure != 0) {
         return -failure;
@@ -233,9 +233,9 @@ ssize_t ms__os_pread(int fd, void *to, size_t size_bytes, uint64_t offset_bytes)
     return is_short && moved > 1 ? moved - 1 : moved;
 }
 
-/* Goes on behind a step that moved `moved` of `left` bytes (or was interrupted): direct
- * I/O at aligned places only. False where that did not help for too long. */
-static bool advance(const ms__file *file, ssize_t moved, size_t left, size_t *done, int *stuck)
+/* Accounts for a transfer that moved `moved` of `left` bytes or was interrupted. Direct I/O continues at aligned
+ * offsets only. False after STUCK_STEPS_MAX transfers without progress. */
+static bool advance_transfer(const ms__file *file, ssize_t moved, size_t left, size_t *done, int *stuck)
 {
     size_t ahead = moved > 0 ? (size_t)moved : 0;
     if (file->is_direct && ahead < left) {
@@ -262,7 +262,7 @@ int ms__file_write(const ms__file *file, const void *from, size_t size_bytes, ui
             return ms_fail_errno(err, MS_EIO, (int)-moved, "writing %zu bytes at %llu to disk", left,
                                  (unsigned long long)at);
         }
-        if (!advance(file, moved, left, &done, &stuck)) {
+        if (!advance_transfer(file, moved, left, &done, &stuck)) {
             return ms_fail(err, MS_EIO, "writing to disk makes no progress at %llu", (unsigned long long)at);
         }
     }
@@ -284,7 +284,7 @@ int ms__file_read(const ms__file *file, void *to, size_t size_bytes, uint64_t of
             return ms_fail(err, MS_EIO, "the spill file ends at %llu, %zu bytes too early", (unsigned long long)at,
                            left);
         }
-        if (!advance(file, moved, left, &done, &stuck)) {
+        if (!advance_transfer(file, moved, left, &done, &stuck)) {
             return ms_fail(err, MS_EIO, "reading from disk makes no progress at %llu", (unsigned long long)at);
         }
     }
@@ -333,7 +333,7 @@ int ms__filesystem_of(const char *path, ms__filesystem *out, ms_error *err)
         }
     }
     found.is_read_only = ((unsigned long)info.f_flags & ST_RDONLY) != 0;
-    /* Some network file systems say "any amount"; documents hold 63 bits. */
+    /* Some network file systems report 2^64 - 1; documents hold 63 bits. */
     found.free_bytes = ms__min_u64(ms__mul_sat(info.f_bavail, (uint64_t)info.f_frsize), INT64_MAX);
     found.total_bytes = ms__min_u64(ms__mul_sat(info.f_blocks, (uint64_t)info.f_frsize), INT64_MAX);
     *out = found;

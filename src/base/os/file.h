@@ -1,8 +1,8 @@
 /*
- * Files as the operating system gives them: spill files without a name, reads
- * and writes that resume, small text files, what a file system is. Used by the
- * file backend, the hardware probe and the readers of documents. Every system
- * call goes through a fault point.
+ * Files of the operating system: spill files without a name, reads and writes that resume, small text files, the
+ * description of a file system. Used by the file backend, the hardware probe and the readers of documents. Every
+ * system call is a fault point.
+ * Tests: tests/c/base/test_file.c.
  */
 #ifndef MS_BASE_OS_FILE_H
 #define MS_BASE_OS_FILE_H
@@ -16,44 +16,41 @@
 typedef struct ms__file {
     int fd;              /* -1 when closed */
     bool is_direct;      /* O_DIRECT is on: offsets, sizes and addresses must be aligned */
-    size_t align_bytes;  /* what they must be aligned to; 4096 or more */
+    size_t align_bytes;  /* required alignment, at least 4096 */
 } ms__file;
 
 #define MS__FILE_CLOSED {.fd = -1}
 
-/* Opens a new, empty file in `directory`, for this process alone, mode 0600,
- * which disappears with its last descriptor whatever happens to the process:
- * O_TMPFILE, or mkostemp() and an immediate unlink() where that is missing. With
- * `want_direct`, O_DIRECT is tried and `is_direct` says whether it took.
- * MS_ENOSPC, MS_ESYSTEM. */
+/* Opens a new, empty file without a name in `directory`, mode 0600. It disappears with its last descriptor, also
+ * if the process is killed: O_TMPFILE, or mkostemp() and an immediate unlink() without it. With `want_direct`,
+ * O_DIRECT is tried, and `is_direct` tells the result. MS_ENOSPC, MS_ESYSTEM. */
 MS_NODISCARD int ms__file_open_unnamed(const char *directory, bool want_direct, ms__file *out, ms_error *err);
 
 void ms__file_close(ms__file *file);
 
-/* Gives the file `size_bytes` of real disk blocks, so that a full disk shows now;
- * where the file system cannot, only the size is set. */
+/* Reserves `size_bytes` of disk blocks for the file, so that a full disk fails here. If the file system can't
+ * reserve, only the size is set. */
 MS_NODISCARD int ms__file_reserve(const ms__file *file, uint64_t size_bytes, ms_error *err);
 
-/* Moves all bytes, resuming after interruptions and short moves. MS_EIO (also for
- * an end of file inside the range), MS_ENOSPC. Positions are given, so threads
- * may share the file. */
+/* Moves all bytes and resumes after interruptions and short transfers. MS_EIO (also for an end of file inside the
+ * range), MS_ENOSPC. Threads may share the file: there is no file position. */
 MS_NODISCARD int ms__file_write(const ms__file *file, const void *from, size_t size_bytes, uint64_t offset_bytes,
                                 ms_error *err);
 MS_NODISCARD int ms__file_read(const ms__file *file, void *to, size_t size_bytes, uint64_t offset_bytes, ms_error *err);
 
-/* One step of the above: the bytes moved or a negative errno. With the fault
- * points of reads, writes, short moves and flipped bits. */
+/* One transfer: the bytes moved or a negative errno. Has the fault points of reads, writes, short transfers and
+ * flipped bits. */
 ssize_t ms__os_pwrite(int fd, const void *from, size_t size_bytes, uint64_t offset_bytes);
 ssize_t ms__os_pread(int fd, void *to, size_t size_bytes, uint64_t offset_bytes);
 
 /* ---- small files -------------------------------------------------------- */
 
 /* The whole file, with a NUL after its `*length` bytes, to be freed with
- * ms_free(). MS_ESYSTEM where it cannot be read, MS_EFORMAT where it holds more
+ * ms_free(). MS_ESYSTEM if it cannot be read, MS_EFORMAT if it holds more
  * than `most_bytes`. */
 MS_NODISCARD int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err);
 
-/* Reads at most size - 1 bytes into `out` and ends them with a NUL; false where
+/* Reads at most size - 1 bytes into `out` and ends them with a NUL; false if
  * the file cannot be read. Allocates nothing: for /proc and /sys. */
 bool ms__file_read_small(const char *path, char *out, size_t size);
 
@@ -67,11 +64,11 @@ MS_NODISCARD int ms__directory_make(const char *path, ms_error *err);
 /* ---- file systems ------------------------------------------------------- */
 
 typedef struct ms__filesystem {
-    char type[16];        /* "ext4", "tmpfs", ...; "0x9123683e" where not known by name */
+    char type[16];        /* "ext4", "tmpfs", ...; "0x9123683e" if its name is unknown */
     bool is_memory;       /* tmpfs, ramfs, hugetlbfs: bytes there are resident memory */
     bool is_network;      /* NFS, SMB and their kin */
     bool is_read_only;
-    uint64_t free_bytes;  /* to this user; as the total at most INT64_MAX */
+    uint64_t free_bytes;  /* to this user; at most INT64_MAX, as the total */
     uint64_t total_bytes;
 } ms__filesystem;
 

@@ -58,24 +58,24 @@ void ms__unmap(void *address, size_t size_bytes)
     }
 }
 
-static bool advise(void *address, size_t size_bytes, int advice)
+static bool map_advise(void *address, size_t size_bytes, int advice)
 {
     return !ms__fault(MS_FAULT_MAP, NULL) && madvise(address, size_bytes, advice) == 0;
 }
 
 bool ms__map_want_huge_pages(void *address, size_t size_bytes)
 {
-    return advise(address, size_bytes, MADV_HUGEPAGE);
+    return map_advise(address, size_bytes, MADV_HUGEPAGE);
 }
 
 bool ms__map_no_fork(void *address, size_t size_bytes)
 {
-    return advise(address, size_bytes, MADV_DONTFORK);
+    return map_advise(address, size_bytes, MADV_DONTFORK);
 }
 
 bool ms__map_empty(void *address, size_t size_bytes)
 {
-    return advise(address, size_bytes, MADV_DONTNEED);
+    return map_advise(address, size_bytes, MADV_DONTNEED);
 }
 
 uint64_t ms__map_untouched(const void *address, size_t size_bytes)
@@ -105,7 +105,7 @@ int ms__map_protect(void *address, size_t size_bytes, bool writable, ms_error *e
     uintptr_t end = (uintptr_t)ms__align_up((uintptr_t)address + size_bytes, page_bytes);
     int failure = EACCES;
     if (!ms__fault(MS_FAULT_MAP, &failure)) {
-        /* Addresses come in as numbers because relocations are rounded to pages. */
+        /* An integer because the range is rounded to pages. */
         void *start = (void *)first;
         if (mprotect(start, end - first, writable ? PROT_READ | PROT_WRITE : PROT_READ) == 0) {
             return MS_OK;

@@ -1,6 +1,7 @@
 /*
- * Anonymous memory maps, private to this process. Used by hostmem for tensors,
- * by offload for slabs. Every call is a fault point of kind MS_FAULT_MAP.
+ * Anonymous memory maps, private to this process. Used by hostmem for tensors, by offload for slabs. Every call is a
+ * fault point of kind MS_FAULT_MAP.
+ * Tests: tests/c/base/test_os.c.
  */
 #ifndef MS_BASE_OS_MAP_H
 #define MS_BASE_OS_MAP_H
@@ -17,21 +18,19 @@ size_t ms__page_bytes(void);
  * size); zeroed, not yet resident. MS_EINVAL, MS_EOVERFLOW, MS_ENOMEM. */
 MS_NODISCARD int ms__map(size_t size_bytes, size_t align_bytes, void **out, ms_error *err);
 
-/* Returns the range to the system; where that fails, at least its pages. NULL is
- * allowed. Never a fault point: what is given back must be gone. */
+/* Unmaps the range; if that fails, releases its pages. NULL is allowed. Not a fault point. */
 void ms__unmap(void *address, size_t size_bytes);
 
-/* Gives the pages of a range back and keeps it mapped: zeroed, not resident. False where the
- * kernel refuses, which changes nothing. */
+/* Releases the pages of a range and keeps it mapped: zeroed, not resident. False, with the range unchanged, if the
+ * kernel refuses. */
 bool ms__map_empty(void *address, size_t size_bytes);
 
-/* Advice; false where the kernel refuses, which changes nothing but speed. */
+/* Advice: if the kernel refuses (false), only speed changes. */
 bool ms__map_want_huge_pages(void *address, size_t size_bytes);
 /* Children made by fork() do not get the range. */
 bool ms__map_no_fork(void *address, size_t size_bytes);
 
-/* Bytes of the whole pages within [address, address + size) that are not resident; 0 where the
- * kernel does not tell. */
+/* Bytes of the whole pages within [address, address + size) that are not resident; 0 if the kernel does not say. */
 uint64_t ms__map_untouched(const void *address, size_t size_bytes);
 
 /* Makes the pages that hold [address, address + size) read-only or writable. */

@@ -1,4 +1,4 @@
-/* numa.h on Linux, by system calls: no library of its own is worth two of them. */
+/* numa.h on Linux, by two system calls, which do not justify a dependency on libnuma. */
 #include "base/os/numa.h"
 
 #include <limits.h>
@@ -13,7 +13,7 @@
 
 enum { NODES_MOST = 1024, LONG_BITS = 8 * sizeof(unsigned long) };
 
-/* Of a list such as "0-1,4": how many numbers are meant; 0 where it is no such list. */
+/* The count of numbers in a list such as "0-1,4"; 0 if the text is not such a list. */
 static uint32_t count_listed(const char *text)
 {
     uint32_t count = 0;
@@ -62,6 +62,6 @@ bool ms__map_prefer_node(void *address, size_t size_bytes, int node)
         return false;
     }
     mask[(size_t)node / LONG_BITS] = 1UL << (size_t)node % LONG_BITS;
-    /* The kernel takes one bit off the number that it is told. */
+    /* The kernel subtracts one from the given number of bits. */
     return syscall(SYS_mbind, address, size_bytes, MPOL_PREFERRED, mask, NODES_MOST + 1UL, 0U) == 0;
 }

@@ -83,6 +83,6 @@ uint64_t ms__memlock_limit_bytes(void)
     if (ms__fault(MS_FAULT_SYSTEM, NULL) || getrlimit(RLIMIT_MEMLOCK, &limit) != 0) {
         return 0;
     }
-    /* More than documents can hold is no limit either. */
+    /* A limit beyond the 63 bits of documents counts as unlimited. */
     return limit.rlim_cur > INT64_MAX ? UINT64_MAX : (uint64_t)limit.rlim_cur;
 }

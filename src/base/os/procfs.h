@@ -1,7 +1,7 @@
 /*
- * What the kernel says about this process and this machine's memory. Used by
- * the hardware probe, the executor's step boundaries and the budget's promise.
- * Reading allocates nothing.
+ * Resident memory of this process and memory of this machine, as the kernel reports them. Used by the hardware probe
+ * and by the executor at step boundaries. Allocates nothing.
+ * Tests: tests/c/base/test_os.c.
  */
 #ifndef MS_BASE_OS_PROCFS_H
 #define MS_BASE_OS_PROCFS_H
@@ -13,25 +13,25 @@ typedef struct ms__resident {
     uint64_t peak_bytes; /* VmHWM: since the start or the last reset */
 } ms__resident;
 
-/* Resident memory of this process. MS_ESYSTEM where /proc cannot be read. */
+/* Resident memory of this process. MS_ESYSTEM if /proc cannot be read. */
 MS_NODISCARD int ms__resident_read(ms__resident *out, ms_error *err);
 
-/* Sets VmHWM to VmRSS. MS_ENOTSUP where the kernel does not let us. */
+/* Sets VmHWM to VmRSS. MS_ENOTSUP if the kernel forbids it. */
 MS_NODISCARD int ms__resident_reset_peak(ms_error *err);
 
 typedef struct ms__machine_memory {
     uint64_t total_bytes;
-    uint64_t available_bytes; /* the kernel's estimate of what can be had without swapping */
+    uint64_t available_bytes; /* the kernel's estimate of memory available without swapping */
 } ms__machine_memory;
 
-/* Reads `root`/proc/meminfo; `root` is "" but in tests. MS_ESYSTEM. */
+/* Reads `root`/proc/meminfo; `root` is "" except in tests. MS_ESYSTEM. */
 MS_NODISCARD int ms__machine_memory_read(const char *root, ms__machine_memory *out, ms_error *err);
 
-/* How much this process may lock in memory; UINT64_MAX where there is no limit. */
+/* Bytes that this process may lock in memory; UINT64_MAX without a limit. */
 uint64_t ms__memlock_limit_bytes(void);
 
-/* The number behind "key:" at the start of a line, times 1024 where "kB" follows.
- * False where the key is not there. Shared with the parsers of similar files. */
+/* The number after "key:" at the start of a line, times 1024 if "kB" follows. False if the key is missing. Shared
+ * with the parsers of similar files. */
 bool ms__proc_field(const char *text, const char *key, uint64_t *out);
 
 #endif

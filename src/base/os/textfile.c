@@ -1,6 +1,5 @@
 /*
- * Small files read and replaced as a whole, and directories: the second half of
- * file.h. Called by the readers of documents, of /proc and of caches.
+ * The small files and directories of file.h.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,8 +24,8 @@ static int open_checked(const char *path, int flags)
     return fd >= 0 ? fd : -errno;
 }
 
-/* Reads until the end or until `size` bytes; negative errno or the bytes read.
- * Files under /proc tell no size and may answer in pieces. */
+/* Reads until the end or until `size` bytes; negative errno or the bytes
+ * read. Files under /proc have no size and may be read in pieces. */
 static ssize_t read_up_to(int fd, char *out, size_t size)
 {
     size_t used = 0;
@@ -62,8 +61,8 @@ bool ms__file_read_small(const char *path, char *out, size_t size)
     return true;
 }
 
-/* Reads all of `fd` into a block that doubles, but never by more than it takes to see
- * that there is too much; `*text` is the caller's to free also on failure. */
+/* Reads all of `fd` into a block that doubles up to one byte beyond the limit. The caller frees `*text`, also on
+ * failure. */
 static int read_growing(int fd, const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err)
 {
     size_t capacity = most_bytes < 4096 ? most_bytes + 1 : 4096;
@@ -112,9 +111,8 @@ int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t 
 
 enum { NAME_TRIES = 100 };
 
-/* A new file beside `path`, to be renamed over it; negative errno or descriptor. The
- * kernel takes the umask off the mode: asking for the umask would change it for a moment,
- * and other threads make files too. */
+/* A new file beside `path`, to be renamed over it: a descriptor or a negative errno. The kernel applies the umask.
+ * Reading the umask would change it for a moment, while other threads may create files. */
 static int open_beside(const char *path, char *temporary, size_t size)
 {
     int failure = 0;
@@ -134,7 +132,7 @@ static int open_beside(const char *path, char *temporary, size_t size)
     return -EEXIST;
 }
 
-/* Whether the name is to stand for a new file: devices, pipes and what a link leads to stay. */
+/* True if a new file replaces the name. Devices, pipes and links stay and are written to. */
 static bool is_replaced(const char *path)
 {
     struct stat info;
@@ -190,7 +188,7 @@ int ms__file_write_text(const char *path, const char *text, size_t length, ms_er
     }
     ms__file file = {.fd = fd, .align_bytes = 1};
     int rc = ms__file_write(&file, text, length, 0, err);
-    /* Some file systems tell of a full disk only now. */
+    /* Some file systems report a full disk only at close. */
     if (close(fd) != 0 && rc == MS_OK) {
         rc = ms_fail_errno(err, MS_ESYSTEM, errno, "writing %s", path);
     }

@@ -1,5 +1,5 @@
-/* The limit that control groups really put on a process, read from small trees
- * that look like what containers, systemd and bare machines show. */
+/* The effective limit of control groups on a process, read from small trees like those of containers, systemd and
+ * bare machines. */
 #include <fcntl.h>
 #include <ftw.h>
 #include <sys/stat.h>

@@ -1,6 +1,5 @@
 /*
- * Checksums are XXH3's, and the same whatever instructions they are made with: what was
- * written with one variant must be found sound by another.
+ * Checksums are XXH3's and equal for every instruction set: one variant accepts the data that another wrote.
  */
 #include "test_common.h"
 
@@ -34,8 +33,8 @@ static void every_variant_gives_the_same_value(void **state)
     }
 }
 
-/* Whatever the addresses, and on both sides of the size from which copies go past the
- * caches: the same value, every byte, and none around them. */
+/* At any address, below and above the size of streaming copies: the same value, every byte copied, none around
+ * them written. */
 static void a_copy_has_the_value_and_the_bytes(void **state)
 {
     (void)state;

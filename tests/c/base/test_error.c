@@ -1,4 +1,4 @@
-/* The error table is complete, and filling an error keeps what callers rely on. */
+/* The error table is complete, and errors are filled as base.h promises. */
 #include <errno.h>
 
 #include "test_common.h"

@@ -30,7 +30,7 @@ static void parse_well(const char *text)
 
 /* ---- reading ------------------------------------------------------------ */
 
-/* Only objects of the member's own list count, whatever stands in texts and in other lists. */
+/* Only objects of the member's own list count, not those in strings and in other lists. */
 static void long_documents_are_refused_before_they_are_read(void **state)
 {
     (void)state;
@@ -183,7 +183,7 @@ static void wrong_types_and_ranges_are_refused(void **state)
     assert_ms_fails(ms__json_object(&root, "o", &at), MS_EFORMAT, err, "expected an object");
     assert_ms_fails(ms__json_array(&root, "a", &at), MS_EFORMAT, err, "expected an array");
     assert_ms_fails(ms__json_enum(&root, "e", names, 2, &e), MS_EFORMAT, err,
-                    "\"x\" is none of \"keep\", \"recompute\"");
+                    "\"x\" is not one of \"keep\", \"recompute\"");
     json_decref(tree);
 }
 

@@ -1,4 +1,4 @@
-/* How alike two names are. */
+/* Similarity of two names. */
 #include "base/names.h"
 
 #include "test_common.h"

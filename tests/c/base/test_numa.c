@@ -1,4 +1,4 @@
-/* Memory nodes: how many, and asking for one. Most machines have one, which is node 0. */
+/* NUMA nodes: their number, and requests for one. Most machines have one, node 0. */
 #include <linux/mempolicy.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>

@@ -1,5 +1,5 @@
-/* Two-valued storages as bits: found wherever they are, rebuilt bit for bit, nothing else
- * taken for one; and the kernels of this processor agree with the reference. */
+/* Bit packing: two-valued storages are found at any width and rebuilt bit for bit, others are refused, and the
+ * kernels of this processor agree with the reference. */
 #include "test_common.h"
 
 #include "base/pack.h"
@@ -37,7 +37,7 @@ static void assert_packs(const unsigned char *data, uint64_t bytes, uint64_t mos
     ms__unpack(packed, again);
     assert_memory_equal(data, again, bytes);
     for (int i = 0; i < 64; i++) {
-        assert_int_equal(again[bytes + i], 0xA5); /* nothing behind it */
+        assert_int_equal(again[bytes + i], 0xA5); /* nothing written past the end */
     }
     ms__packed_free(packed);
     free(again);
@@ -111,7 +111,7 @@ static void a_third_value_anywhere_is_noticed(void **state)
         memcpy(data, &values[0], 4);
         memcpy(data + 8, &values[1], 4);
         unsigned char before = data[at];
-        data[at] = 0x5A; /* in no value; and four bytes of it would be a fifth */
+        data[at] = 0x5A; /* in neither value; read as four bytes it would be a fifth value */
         ms__packed *packed = ms__pack(data, BYTES);
         assert_null(packed);
         data[at] = before;
@@ -123,7 +123,7 @@ static void a_third_value_anywhere_is_noticed(void **state)
 static void ordinary_numbers_are_given_up_at_once(void **state)
 {
     (void)state;
-    /* Only the first words are there: looking further would be a fault. */
+    /* Only the first words are mapped: reading further would fault. */
     float *numbers = malloc(4096 + 8 * sizeof *numbers);
     assert_non_null(numbers);
     for (int i = 0; i < 1032; i++) {
@@ -150,8 +150,7 @@ static void without_memory_nothing_is_packed(void **state)
     assert_int_equal(ms_memory_live_blocks(), blocks);
 }
 
-/* The reference and the kernels of this processor, on random words of which now and then
- * one is foreign. */
+/* The reference against the kernels of this processor, on random words with an occasional third value. */
 static void the_kernels_agree_with_the_reference(void **state)
 {
     (void)state;

@@ -343,7 +343,7 @@ static void a_child_can_log_though_a_thread_was_logging(void **state)
     ms__mutex_destroy(&g.mutex);
 }
 
-/* A sink with a lock of its own, which it holds most of the time. */
+/* A sink that holds its own lock most of the time. */
 typedef struct slow_sink {
     ms__mutex lock;
     atomic_bool goes_on;
@@ -367,8 +367,8 @@ static void log_until_told(void *context)
     }
 }
 
-/* A fork waits so long, and no longer, for lines that are being written: where a busy machine kept
- * the one who writes from it, there is nothing to see. */
+/* A fork waits this long for lines that are being written. If a busy machine delays the writer for longer, the run
+ * shows nothing. */
 enum { FORK_WAIT_MS = 200, NOTHING_TO_SEE = 78, SIGHTS = 10, TRIES = 500 };
 
 /* Forks; the exit status of a child that writes a line. */

@@ -1,5 +1,5 @@
-/* The configuration: defaults are the published ones, every bad value names its
- * field, what was written reads back the same. */
+/* The configuration: defaults are the published ones, every bad value names its field, a written config reads back
+ * the same. */
 #include "memscale/config.h"
 #include "test_common.h"
 
@@ -44,7 +44,7 @@ static void the_defaults_are_the_published_ones(void **state)
     assert_string_equal(config.log_file, "");
 }
 
-static void what_is_written_reads_back_byte_for_byte(void **state)
+static void a_written_config_reads_back_byte_for_byte(void **state)
 {
     (void)state;
     ms_config config;
@@ -77,7 +77,7 @@ static void what_is_written_reads_back_byte_for_byte(void **state)
     ms_free(second);
 }
 
-/* Bytes are whole, and every budget a person writes comes back as they wrote it. */
+/* Bytes are whole, and every budget is written back as the user gave it. */
 static void gigabytes_are_1e9_bytes_to_the_byte(void **state)
 {
     (void)state;
@@ -249,7 +249,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_defaults_are_the_published_ones),
-        cmocka_unit_test(what_is_written_reads_back_byte_for_byte),
+        cmocka_unit_test(a_written_config_reads_back_byte_for_byte),
         cmocka_unit_test(gigabytes_are_1e9_bytes_to_the_byte),
         cmocka_unit_test(every_bad_value_names_field_value_and_what_is_allowed),
         cmocka_unit_test(nested_fields_are_named_with_their_object),

@@ -1,9 +1,8 @@
-/* Graph documents are read strictly, with the place in every error; what contradicts
- * itself is refused; what was read is written again byte for byte. */
+/* Graph documents are read strictly, with the place in every error; contradictions are refused; a document is
+ * written again byte for byte. */
 #include <errno.h>
 
 #include "base/json.h"
-#include "base/keymap.h"
 #include "memscale/graph.h"
 #include "test_common.h"
 
@@ -90,7 +89,7 @@ static void a_document_is_read_and_written_byte_for_byte(void **state)
     ms_graph_free(graph);
 }
 
-static void every_member_is_where_it_belongs(void **state)
+static void every_member_is_read_into_its_field(void **state)
 {
     (void)state;
     ms_graph *graph = parse_sound();
@@ -304,7 +303,7 @@ static void a_profile_that_nothing_uses_is_refused(void **state)
     ms_graph_free(graph);
 }
 
-/* What no document can say, because the reader refuses it before. */
+/* Faults that no document can have, because the reader refuses them first. */
 static void built_graphs_are_checked_too(void **state)
 {
     (void)state;
@@ -372,8 +371,8 @@ static int read_copy_write(void)
     return rc;
 }
 
-/* Allocations of the JSON parser alone, which come first. jansson's lexer does not
- * survive a failure in a long text; that is not this room's to test. */
+/* Allocations of the JSON parser alone, which come first. jansson's lexer does not survive a failure in a long
+ * text, so these are skipped. */
 static uint64_t parser_allocations(void)
 {
     json_t *tree;
@@ -403,39 +402,9 @@ static void memory_running_out_anywhere_leaves_nothing_behind(void **state)
     assert_true(failures > 200);
 }
 
-/* ---- the map ------------------------------------------------------------------- */
-
-/* Against a plain array, with keys that collide and are removed in every order. */
-static void the_map_remembers_what_was_put(void **state)
-{
-    (void)state;
-    enum { KEYS = 257, ROUNDS = 200000 };
-    static uint64_t values[KEYS]; /* 0: absent */
-    ms__keymap map = {0};
-    uint64_t random = 12345;
-    for (int i = 0; i < ROUNDS; i++) {
-        random = random * 6364136223846793005ULL + 1442695040888963407ULL;
-        size_t which = (size_t)(random >> 33) % KEYS;
-        uint64_t key = which * 0x100000001ULL << 6;
-        uint64_t found = 0;
-        assert_int_equal(ms__keymap_get(&map, key, &found), values[which] != 0);
-        assert_int_equal(found, values[which]);
-        if (random & 1) {
-            values[which] = random | 1;
-            assert_int_equal(ms__keymap_put(&map, key, values[which]), MS_OK);
-        } else {
-            values[which] = 0;
-            ms__keymap_remove(&map, key);
-        }
-    }
-    ms__keymap_free(&map);
-    ms__keymap_remove(&map, 1);
-    assert_int_equal(map.count, 0);
-}
-
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, disarm)
 
-static void a_loop_that_was_seen_is_taken_over(void **state)
+static void an_observed_loop_is_adopted(void **state)
 {
     (void)state;
     ms_graph *graph = parse_sound(), *other = parse_sound();
@@ -473,10 +442,10 @@ static void graphs_are_the_same_step_whatever_their_signatures_and_loops(void **
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_loop_that_was_seen_is_taken_over),
+        cmocka_unit_test(an_observed_loop_is_adopted),
         TEST(graphs_are_the_same_step_whatever_their_signatures_and_loops),
         TEST(a_document_is_read_and_written_byte_for_byte),
-        TEST(every_member_is_where_it_belongs),
+        TEST(every_member_is_read_into_its_field),
         TEST(spaces_and_order_of_members_do_not_matter),
         TEST(a_copy_is_equal_and_independent),
         TEST(malformed_documents_are_refused_with_the_place),
@@ -485,7 +454,6 @@ int main(void)
         TEST(built_graphs_are_checked_too),
         TEST(a_document_cut_off_anywhere_is_refused),
         TEST(memory_running_out_anywhere_leaves_nothing_behind),
-        TEST(the_map_remembers_what_was_put),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

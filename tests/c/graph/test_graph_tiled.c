@@ -1,5 +1,4 @@
-/* Layers get the programs that they have in tiles from a graph traced in tiles, and nothing
- * where the two graphs do not belong together. */
+/* Layers get their programs in tiles from a graph traced in tiles; graphs of different steps add nothing. */
 #include <errno.h>
 
 #include "memscale/graph.h"
@@ -86,14 +85,14 @@ static void layers_get_their_programs_in_tiles(void **state)
     assert_int_equal(graph->nodes[0].tiled + graph->nodes[3].tiled, 0);
     const ms_profile *profile = &graph->profiles[3];
     assert_int_equal(profile->storage_bytes[4], 6);
-    /* Externals stand where the layer's own program has them. */
+    /* Externals keep the order of the layer's own program. */
     assert_int_equal(profile->backward[1].kind, MS_EVENT_ALLOC);
     assert_int_equal(profile->backward[1].storage, 3);
     assert_int_equal(profile->backward[3].storage, 2);
     ms_graph_free(graph);
 }
 
-static void what_was_added_is_written_and_read_and_copied(void **state)
+static void added_programs_are_written_read_and_copied(void **state)
 {
     (void)state;
     ms_graph *graph = added(whole, tiled);
@@ -122,7 +121,7 @@ static void assert_nothing_added(const char *text, const char *other)
     ms_graph_free(graph);
 }
 
-static void graphs_that_do_not_belong_together_add_nothing(void **state)
+static void graphs_of_different_steps_add_nothing(void **state)
 {
     (void)state;
     assert_nothing_added(whole, whole);
@@ -159,7 +158,7 @@ static void assert_refused(ms_graph *graph, uint32_t node, uint32_t number, cons
     graph->nodes[node].tiled = kept;
 }
 
-static void what_can_not_be_a_call_in_tiles_is_refused(void **state)
+static void an_impossible_call_in_tiles_is_refused(void **state)
 {
     (void)state;
     ms_graph *graph = added(whole, tiled);
@@ -216,9 +215,9 @@ int main(void)
 #define TEST(body) cmocka_unit_test_setup_teardown(body, setup, disarm)
     const struct CMUnitTest tests[] = {
         TEST(layers_get_their_programs_in_tiles),
-        TEST(what_was_added_is_written_and_read_and_copied),
-        TEST(graphs_that_do_not_belong_together_add_nothing),
-        TEST(what_can_not_be_a_call_in_tiles_is_refused),
+        TEST(added_programs_are_written_read_and_copied),
+        TEST(graphs_of_different_steps_add_nothing),
+        TEST(an_impossible_call_in_tiles_is_refused),
         TEST(memory_may_run_out),
         TEST(operators_are_known_by_what_they_do_to_rows),
     };

@@ -1,5 +1,5 @@
 /*
- * A plan serves inputs that are alike and nowhere larger, and no others.
+ * A plan serves inputs that differ only by smaller sizes.
  */
 #include "memscale/graph.h"
 #include "test_common.h"

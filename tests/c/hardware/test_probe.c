@@ -61,7 +61,7 @@ static bool exists(const char *path)
     return stat(path, &info) == 0;
 }
 
-/* True where /dev/shm is what it is on most machines. */
+/* True if /dev/shm is what it is on most machines. */
 static bool shm_is_tmpfs(void)
 {
     ms__filesystem filesystem;

@@ -1,7 +1,6 @@
 /*
- * Graphs from Hugging Face configurations: sound for every family, refused with a place
- * where the file is wrong, nothing leaked where memory runs out. That they equal traces of
- * the real models is tests/python/test_predict.py's.
+ * Graphs from Hugging Face configurations are sound for every family; faults are refused with their place; running
+ * out of memory leaks nothing. tests/python/test_predict.py compares them with traces of the real models.
  */
 #include <errno.h>
 
@@ -68,7 +67,7 @@ static void sizes_grow_with_batch_and_sequence(void **state)
     }
 }
 
-static void what_is_wrong_is_named(void **state)
+static void faults_are_named(void **state)
 {
     (void)state;
     static const struct {
@@ -102,7 +101,7 @@ static void what_is_wrong_is_named(void **state)
     }
 }
 
-static void memory_may_run_out_anywhere(void **state)
+static void running_out_of_memory_leaks_nothing(void **state)
 {
     (void)state;
     uint64_t before = ms_memory_live_blocks();
@@ -125,8 +124,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_family_gives_a_sound_graph),
         cmocka_unit_test(sizes_grow_with_batch_and_sequence),
-        cmocka_unit_test(what_is_wrong_is_named),
-        cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(faults_are_named),
+        cmocka_unit_test(running_out_of_memory_leaks_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -129,7 +129,7 @@ static void evaluations_follow_the_elements_made_or_the_products(void **state)
     assert_int_equal(EVALUATIONS("aten.add.Tensor", 0, x, x, x), 0);
     assert_int_equal(EVALUATIONS("aten.mm.default", 1000000, x, x, x), 0);
     assert_int_equal(ms__evaluations("aten.gelu.default", &x, 1, NULL, 0, 0), 0);
-    /* A filter for each channel makes no product. */
+    /* Filters of one channel are no matrix product. */
     ms_operand image = shape(4, 2, 64, 8, 8), filters = shape(4, 64, 64, 3, 3), single = shape(4, 64, 1, 3, 3);
     uint64_t whole = EVALUATIONS("aten.convolution.default", 1000000, image, image, filters);
     uint64_t depthwise = EVALUATIONS("aten.convolution.default", 1000000, image, image, single);

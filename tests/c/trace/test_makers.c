@@ -1,9 +1,9 @@
 /*
- * Operators that can run again: which they are, and which of them a trace keeps.
+ * Makers: the operators that can recompute single tensors, and those that a trace keeps.
  */
 #include "trace_stream.h"
 
-static void names_tell_what_can_run_again(void **state)
+static void makers_are_known_by_name(void **state)
 {
     (void)state;
     assert_true(ms_operator_is_maker("aten.addmm.default", false));
@@ -46,31 +46,31 @@ static void end_layer(token of_z)
     phase(MS_TRACE_DONE);
 }
 
-static void what_leads_to_a_saved_tensor_is_kept(void **state)
+static void makers_that_lead_to_a_saved_tensor_are_kept(void **state)
 {
     (void)state;
     begin_layer();
     token z = saved(3);
     born(4, 64);
-    made(3, 4); /* nobody saves it */
+    made(3, 4); /* not saved */
     died(2);
     end_layer(z);
     assert_finishes_with("\"makers\":[[0,64,[0],[1]],[0,64,[1],[2]]]");
 }
 
-static void what_was_written_to_is_not_made_again(void **state)
+static void an_overwritten_operand_ends_its_makers(void **state)
 {
     (void)state;
     begin_layer();
     token z = saved(3);
-    assert_ms_ok(ms_trace_wrote(trace, 2, &err), err); /* z could be had no more from y */
+    assert_ms_ok(ms_trace_wrote(trace, 2, &err), err); /* y can no longer give z */
     end_layer(z);
     char *text = finish();
     assert_null(strstr(text, "makers"));
     ms_free(text);
 }
 
-static void a_parameter_is_there_anyway(void **state)
+static void a_parameter_needs_no_maker(void **state)
 {
     (void)state;
     resident(9, 64, MS_RESIDENT_PARAMETER, true);
@@ -120,10 +120,10 @@ static void unknown_storages_make_an_operator_unknown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_tell_what_can_run_again),
-        cmocka_unit_test_setup_teardown(what_leads_to_a_saved_tensor_is_kept, setup, teardown),
-        cmocka_unit_test_setup_teardown(what_was_written_to_is_not_made_again, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_parameter_is_there_anyway, setup, teardown),
+        cmocka_unit_test(makers_are_known_by_name),
+        cmocka_unit_test_setup_teardown(makers_that_lead_to_a_saved_tensor_are_kept, setup, teardown),
+        cmocka_unit_test_setup_teardown(an_overwritten_operand_ends_its_makers, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_parameter_needs_no_maker, setup, teardown),
         cmocka_unit_test_setup_teardown(a_buffer_that_the_step_writes_to_makes_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(unknown_storages_make_an_operator_unknown, setup, teardown),
     };

@@ -1,6 +1,5 @@
-/* A stream of events becomes exactly the graph that it describes, whatever order or
- * rest the events come with; wrong streams are refused; memory running out anywhere
- * leaves nothing behind. */
+/* A stream of events becomes exactly the graph that it describes; wrong streams are refused; memory running out
+ * anywhere leaks nothing. */
 #include <errno.h>
 
 #include "trace_stream.h"
@@ -123,7 +122,7 @@ static void equal_layers_share_a_profile_and_different_ones_do_not(void **state)
     ms_graph *graph;
     assert_ms_ok(ms_trace_finish(trace, &graph, &err), err);
     assert_int_equal(graph->node_count, 7);
-    /* The last of the chain hands its gradient to nobody: h.0 differs from h.1 to h.4. */
+    /* The last of the chain passes its gradient to no layer: h.0 differs from h.1 to h.4. */
     uint32_t shared = graph->nodes[2].profile;
     for (uint32_t i = 2; i <= 5; i++) {
         assert_int_equal(graph->nodes[i].profile, shared);
@@ -212,7 +211,7 @@ static void a_cross_entropy_is_marked_in_both_passes(void **state)
     died(10);
     phase(MS_TRACE_BACKWARD);
     assert_ms_ok(ms_trace_loss_backward(trace, head, &err), err);
-    born(20, 64); /* of the cross entropy's node, not of the layer's, which was the last */
+    born(20, 64); /* of the cross entropy's node, not of the layer's, the last one */
     unpacked(saved_rows, 0);
     born(21, 64);
     died(20);
@@ -248,7 +247,7 @@ static void the_optimizers_state_is_told_from_its_temporaries(void **state)
     born(30, 40);
     role(30, 40, MS_STORAGE_GRADIENT);
     phase(MS_TRACE_OPTIMIZER);
-    born(50, 10); /* a temporary before any state is there */
+    born(50, 10); /* a temporary before any state exists */
     born(60, 40);
     born(61, 40);
     died(30); /* the optimizer frees the gradient: not its own */

@@ -1,4 +1,4 @@
-/* Which storages a stream of events means, and what autograd's saves of them come to. */
+/* The storages of a stream of events, and autograd's saves of them. */
 #include "trace_stream.h"
 
 /* ---- storages --------------------------------------------------------------- */
@@ -57,7 +57,7 @@ static void trainable_is_what_one_use_says(void **state)
     (void)state;
     resident(1, 40, MS_RESIDENT_PARAMETER, false);
     resident(1, 40, MS_RESIDENT_PARAMETER, true);
-    /* Adam's two moments are kept in fp32 whatever the parameter's type. */
+    /* Adam's two moments are fp32 for parameters of every type. */
     assert_ms_ok(ms_trace_resident(trace, 2, 20, 2, MS_RESIDENT_PARAMETER, true, &err), err);
     assert_finishes_with("\"trainable_bytes\":60,\"buffer_bytes\":0,\"batch_bytes\":0,"
                          "\"largest_parameter_bytes\":40},\"loop\":{\"outputs_held\":true,"
@@ -142,7 +142,7 @@ static void a_copy_that_outlives_its_tokens_puts_the_drop_off(void **state)
     assert_finishes_with("\"backward\":[[\"need\",0],[\"work\",0,4],[\"drop\",0],[\"work\",0,8]]");
 }
 
-static void a_storage_saved_again_was_not_given_up(void **state)
+static void a_storage_saved_again_is_not_dropped(void **state)
 {
     (void)state;
     born(10, 8);
@@ -157,7 +157,7 @@ static void a_storage_saved_again_was_not_given_up(void **state)
                          "\"backward\":[[\"need\",0],[\"drop\",0]]");
 }
 
-/* A function that made the gradient in its forward hands out what it saved. */
+/* A function that made the gradient in its forward returns its saved tensor. */
 static void a_saved_storage_that_becomes_a_gradient_lives_on(void **state)
 {
     (void)state;
@@ -206,7 +206,7 @@ static void each_node_saves_for_itself(void **state)
     ms_graph_free(graph);
 }
 
-static void a_save_given_up_late_is_dropped_in_its_own_backward(void **state)
+static void a_save_released_late_is_dropped_in_its_own_backward(void **state)
 {
     (void)state;
     born(10, 8);
@@ -222,7 +222,7 @@ static void a_save_given_up_late_is_dropped_in_its_own_backward(void **state)
     ms_free(text);
 }
 
-static void what_is_kept_counts_as_live(void **state)
+static void saved_tensors_count_as_live(void **state)
 {
     (void)state;
     born(10, 8);
@@ -254,11 +254,11 @@ int main(void)
         TEST(an_unknown_gradient_before_backward_is_ignored),
         TEST(many_saves_and_unpacks_of_a_storage_are_one_each),
         TEST(a_copy_that_outlives_its_tokens_puts_the_drop_off),
-        TEST(a_storage_saved_again_was_not_given_up),
+        TEST(a_storage_saved_again_is_not_dropped),
         TEST(a_saved_storage_that_becomes_a_gradient_lives_on),
         TEST(each_node_saves_for_itself),
-        TEST(a_save_given_up_late_is_dropped_in_its_own_backward),
-        TEST(what_is_kept_counts_as_live),
+        TEST(a_save_released_late_is_dropped_in_its_own_backward),
+        TEST(saved_tensors_count_as_live),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * Gradients that autograd adds up: one storage where the first is nobody else's, as torch
- * writes the sum over it outside of traces; two where anything else holds it.
+ * Sums of gradients: one storage if autograd alone holds the first gradient, because untraced torch writes the sum
+ * over it; two storages otherwise.
  */
 #include "trace_stream.h"
 
@@ -71,7 +71,7 @@ static void sums_follow_one_another(void **state)
 
 static const char apart[] = "[\"alloc\",3],[\"work\",0,64],[\"free\",2],[\"free\",1],[\"free\",3]";
 
-static void one_that_stays_is_not_written_over(void **state)
+static void a_gradient_with_another_holder_is_not_overwritten(void **state)
 {
     (void)state;
     begin_backward(64, 64);
@@ -81,7 +81,7 @@ static void one_that_stays_is_not_written_over(void **state)
     end(apart);
 }
 
-static void neither_is_one_of_other_bytes(void **state)
+static void a_gradient_of_other_bytes_is_not_overwritten(void **state)
 {
     (void)state;
     begin_backward(4, 64);
@@ -91,7 +91,7 @@ static void neither_is_one_of_other_bytes(void **state)
     end("[\"alloc\",3],[\"work\",0,64],[\"free\",1],[\"free\",2],[\"free\",3]");
 }
 
-static void nor_one_that_is_added_to_itself(void **state)
+static void a_gradient_added_to_itself_is_not_overwritten(void **state)
 {
     (void)state;
     begin_backward(64, 64);
@@ -101,7 +101,7 @@ static void nor_one_that_is_added_to_itself(void **state)
     end("[\"alloc\",3],[\"work\",0,64],[\"free\",1],[\"free\",2],[\"free\",3]");
 }
 
-static void a_sum_that_nobody_announced_is_its_own(void **state)
+static void an_unannounced_sum_is_its_own_storage(void **state)
 {
     (void)state;
     begin_backward(64, 64);
@@ -129,9 +129,12 @@ int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        CASE(a_sum_over_the_first_is_one_storage), CASE(sums_follow_one_another),
-        CASE(one_that_stays_is_not_written_over),  CASE(neither_is_one_of_other_bytes),
-        CASE(nor_one_that_is_added_to_itself),     CASE(a_sum_that_nobody_announced_is_its_own),
+        CASE(a_sum_over_the_first_is_one_storage),
+        CASE(sums_follow_one_another),
+        CASE(a_gradient_with_another_holder_is_not_overwritten),
+        CASE(a_gradient_of_other_bytes_is_not_overwritten),
+        CASE(a_gradient_added_to_itself_is_not_overwritten),
+        CASE(an_unannounced_sum_is_its_own_storage),
         CASE(a_sum_can_be_a_parameters_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

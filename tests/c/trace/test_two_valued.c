@@ -1,7 +1,7 @@
 /*
- * Storages that surely have two values at most: truth values, constants and what one value more or
- * a function of one number makes of them, dropout masks, and nothing that was written to otherwise;
- * as the trace finds them, and as a graph holds them.
+ * Storages that certainly have at most two values, as the trace finds them and as a graph holds them: truth values,
+ * constants, constants with one more value, functions of one number of these, dropout masks; none after any other
+ * write.
  */
 #include "trace_stream.h"
 
@@ -108,7 +108,7 @@ static void a_mask_is_found(void **state)
     is_found(end_layer(true), "two_valued\":[[1,4]]");
 }
 
-static void a_mask_that_nobody_saves_is_not_named(void **state)
+static void an_unsaved_mask_is_not_listed(void **state)
 {
     (void)state;
     begin_drawing();
@@ -116,7 +116,7 @@ static void a_mask_that_nobody_saves_is_not_named(void **state)
     is_found(end_layer(false), NULL);
 }
 
-static void what_was_only_drawn_in_part_is_none(void **state)
+static void a_partly_drawn_mask_does_not_count(void **state)
 {
     (void)state;
     begin_drawing();
@@ -152,7 +152,7 @@ static void a_scaled_part_ends_it(void **state)
     is_found(end_layer(true), NULL);
 }
 
-/* What an operator gives, and what becomes of it under a second. */
+/* The result of one operator, and of a second operator on that result. */
 typedef struct result_row {
     operator_call first, second; /* the second reads the first's storage, 3, and makes 2, if it has a name */
     const char *expected;
@@ -249,8 +249,8 @@ static void graphs_hold_them_strictly(void **state)
     static const struct {
         const char *from, *to, *text;
     } rows[] = {
-        {"[[1,4]]", "[[0,4]]", "$.profiles[1].two_valued[0]: storage 0 is none of the node's own"},
-        {"[[1,4]]", "[[9,4]]", "storage 9 is none of the node's own"},
+        {"[[1,4]]", "[[0,4]]", "$.profiles[1].two_valued[0]: storage 0 is not local to the node"},
+        {"[[1,4]]", "[[9,4]]", "storage 9 is not local to the node"},
         {"[[1,4]]", "[[1,3]]", "has no whole number of elements"},
         {"[[1,4]]", "[[1,4],[1,4]]", "is out of order"},
         {"[[1,4]]", "[[1,9]]", "two_valued[0][1]"},
@@ -285,8 +285,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_mask_is_found, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_mask_that_nobody_saves_is_not_named, setup, teardown),
-        cmocka_unit_test_setup_teardown(what_was_only_drawn_in_part_is_none, setup, teardown),
+        cmocka_unit_test_setup_teardown(an_unsaved_mask_is_not_listed, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_partly_drawn_mask_does_not_count, setup, teardown),
         cmocka_unit_test_setup_teardown(a_product_with_a_tensor_ends_it, setup, teardown),
         cmocka_unit_test_setup_teardown(any_other_write_ends_it, setup, teardown),
         cmocka_unit_test_setup_teardown(a_scaled_part_ends_it, setup, teardown),

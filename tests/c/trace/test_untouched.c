@@ -1,6 +1,5 @@
 /*
- * Storages of which operators touch a part only: as the trace is told, as graphs hold them, and
- * as the kernel tells them.
+ * Storages that operators touch only in part: in the trace, in graphs, and as the kernel reports them.
  */
 #include <sys/mman.h>
 
@@ -27,7 +26,7 @@ static char *told(uint64_t bytes)
     return finish();
 }
 
-static void what_is_told_stands_in_the_graph(void **state)
+static void reported_bytes_stand_in_the_graph(void **state)
 {
     (void)state;
     char *text = told(48);
@@ -35,7 +34,7 @@ static void what_is_told_stands_in_the_graph(void **state)
     ms_free(text);
 }
 
-static void no_more_than_all_of_it_is_untouched(void **state)
+static void untouched_bytes_do_not_exceed_the_storage(void **state)
 {
     (void)state;
     char *text = told(4096);
@@ -49,8 +48,8 @@ static void graphs_hold_them_strictly(void **state)
     static const struct {
         const char *to, *text;
     } rows[] = {
-        {"[[0,48]]", "$.profiles[1].untouched[0]: storage 0 is none of the node's own"},
-        {"[[9,48]]", "storage 9 is none of the node's own"},
+        {"[[0,48]]", "$.profiles[1].untouched[0]: storage 0 is not local to the node"},
+        {"[[9,48]]", "storage 9 is not local to the node"},
         {"[[1,65]]", "has not so many bytes"},
         {"[[1,8],[1,8]]", "is out of order"},
         {"[[1,0]]", "untouched[0][1]"},
@@ -78,7 +77,7 @@ static void graphs_hold_them_strictly(void **state)
     ms_free(text);
 }
 
-static void pages_that_nobody_touched_are_told(void **state)
+static void untouched_pages_are_reported(void **state)
 {
     (void)state;
     enum { PAGE = 4096, PAGES = 3000 };
@@ -97,10 +96,10 @@ int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        CASE(what_is_told_stands_in_the_graph),
-        CASE(no_more_than_all_of_it_is_untouched),
+        CASE(reported_bytes_stand_in_the_graph),
+        CASE(untouched_bytes_do_not_exceed_the_storage),
         CASE(graphs_hold_them_strictly),
-        CASE(pages_that_nobody_touched_are_told),
+        CASE(untouched_pages_are_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* What convolutions take for themselves, against the peaks that torch's allocator showed. */
+/* The workspace of convolutions, against peaks measured in torch's allocator. */
 #include "test_common.h"
 #include "trace/workspace.h"
 
@@ -34,7 +34,7 @@ static ms_operand operand_of(const measured *row, const uint64_t *size)
     return operand;
 }
 
-/* At least what was measured, but for a few channels of padding, and not far more. */
+/* At least the measured bytes, except for a few channels of padding, and not far more. */
 static void assert_covers(const char *what, uint64_t bytes, uint64_t measured_kb)
 {
     if (bytes < measured_kb * 930 || bytes > measured_kb * 1720 + 60000) {

@@ -1,6 +1,6 @@
 /*
- * Streams of events for the tracer's tests: one short call per event, each checked, over a
- * trace that is made before every test and freed after it.
+ * Streams of events for the tracer's tests: one short call per event, each checked, over a trace that every test
+ * creates and frees.
  */
 #ifndef MS_TEST_TRACE_STREAM_H
 #define MS_TEST_TRACE_STREAM_H

@@ -126,12 +126,12 @@ MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_
                                const ms_observation *observation, ms_drift *drift, char **line, ms_error *err);
 
 /*
- * Compares the graph of a traced step with the one that a real step gave, storage by storage: which
- * allocations, releases and saved tensors only one of them has, and after which operator. For finding out why
- * a peak is predicted wrongly (docs/peaks.md).
+ * Compares the graph of a traced step with that of a real step, storage by storage: the allocations, releases
+ * and saved tensors that only one of them has, and the operator before each. It helps to explain a wrong
+ * predicted peak (docs/peaks.md).
  *
- * *report is a text for people, to be freed with ms_free(); *differences counts what only one graph has.
- * Fails only if memory is out. Tests: tests/c/pipeline/test_trace_diff.c.
+ * *report is a text, to be freed with ms_free(); *differences counts the events and nodes that only one graph
+ * has. MS_ENOMEM is the only failure. Tests: tests/c/pipeline/test_trace_diff.c.
  */
 MS_API int ms_pipeline_trace_diff(const ms_graph *traced, const ms_graph *seen, const ms_hardware *hardware,
                                   char **report, uint32_t *differences, ms_error *err);

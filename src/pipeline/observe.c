@@ -63,7 +63,7 @@ static bool is_rare_step(uint32_t step, uint32_t first)
 
 /* ---- the loop and the optimizer --------------------------------------------------- */
 
-static bool learn_loop(ms_loop *loop, const ms_plan *plan, const ms_observation *seen)
+static bool correct_loop(ms_loop *loop, const ms_plan *plan, const ms_observation *seen)
 {
     if (!seen->loop_seen) {
         return false;
@@ -83,7 +83,7 @@ static bool learn_loop(ms_loop *loop, const ms_plan *plan, const ms_observation 
            seen->gradients_live_in_forward != plan->assumed_gradients_live || seen->gradients_live_in_forward;
 }
 
-static bool learn_release(ms_loop *loop, const ms_observation *seen)
+static bool correct_release(ms_loop *loop, const ms_observation *seen)
 {
     bool is_new = seen->gradients_released && !loop->gradients_released;
     bool needed = seen->gradients_needed && !loop->gradients_needed;
@@ -92,7 +92,7 @@ static bool learn_release(ms_loop *loop, const ms_observation *seen)
     return is_new || needed;
 }
 
-static bool learn_state(ms_loop *loop, const ms_observation *seen)
+static bool correct_state(ms_loop *loop, const ms_observation *seen)
 {
     uint64_t state = seen->optimizer_state_bytes;
     if (state == MS_UNSET || distance(state, loop->optimizer_state_bytes) <= ((uint64_t)1 << 20)) {
@@ -217,7 +217,7 @@ static bool time_is_early(const ms_observation *seen)
 }
 
 /* The scale of compute matters only if there are transfers, which do not scale with it. */
-static bool learn_time(ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
+static bool correct_time(ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
     uint64_t stalls = ms__add_sat(plan->replay.stall_forward_ns, plan->replay.stall_backward_ns);
     bool early = time_is_early(seen);
@@ -275,9 +275,9 @@ static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drif
 static ms_drift observe_step(ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
     /* One step may correct several numbers; the first names the reason. */
-    bool loop = learn_loop(&graph->loop, plan, seen);
-    bool optimizer = learn_state(&graph->loop, seen);
-    optimizer |= learn_release(&graph->loop, seen);
+    bool loop = correct_loop(&graph->loop, plan, seen);
+    bool optimizer = correct_state(&graph->loop, seen);
+    optimizer |= correct_release(&graph->loop, seen);
     bool planned = plan->entry_count > 0;
     if (loop || optimizer) {
         if (planned) {
@@ -292,7 +292,7 @@ static ms_drift observe_step(ms_graph *graph, ms_hardware *hardware, const ms_pl
     bool measured = seen->peak_bytes != MS_UNSET;
     bool peak = measured && grow_scratch(graph, hardware, plan, seen);
     bool reserve = measured && own && !peak && shrink_scratch(graph, hardware, plan, seen);
-    bool time = own && learn_time(hardware, plan, seen);
+    bool time = own && correct_time(hardware, plan, seen);
     return peak ? MS_DRIFT_PEAK : reserve ? MS_DRIFT_RESERVE : time ? MS_DRIFT_TIME : MS_DRIFT_NONE;
 }
 

@@ -1,9 +1,9 @@
 /*
- * Where two graphs of one step part: the traced one and the one that a real step gave. For the page of
- * docs/peaks.md and `python -m memscale.trace_diff`. Nothing here changes a graph.
+ * The differences between two graphs of one step: the traced one, and the one that a real step gave. For the
+ * page docs/peaks.md and `python -m memscale.trace_diff`. Nothing here changes a graph.
  *
  * Nodes are paired by name and call. The events of a pair are aligned by their longest common subsequence
- * (Hunt and McIlroy's diff), an event being its kind and its storage's bytes; work is left out.
+ * (Hunt and McIlroy's diff); two events are equal if kind and bytes are. Work is left out.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -11,13 +11,14 @@
 #include "base/units.h"
 #include "memscale/pipeline.h"
 #include "plan/text.h"
+#include "sim/sim.h"
 
 enum {
-    EVENTS_MOST = 4096, /* of a program; longer ones are cut, and the report says so */
+    EVENTS_MOST = 4096, /* of a program; longer ones are cut, which the report states */
     LINES_MOST = 40     /* shown of a program */
 };
 
-/* An event that moves bytes, and how many operators ran before it. */
+/* An event that changes a storage's life, and the number of operators before it. */
 typedef struct diff_event {
     uint32_t kind, operators;
     uint64_t bytes;
@@ -68,7 +69,7 @@ static uint16_t *common_lengths(const diff_events *a, const diff_events *b)
     return lengths;
 }
 
-static void add_line(ms__text *text, const diff_event *event, bool in_trace, uint32_t *lines)
+static void diff_add_line(ms__text *text, const diff_event *event, bool in_trace, uint32_t *lines)
 {
     static const char *const names[] = {[MS_EVENT_ALLOC] = "alloc",
                                         [MS_EVENT_FREE] = "free",
@@ -82,8 +83,8 @@ static void add_line(ms__text *text, const diff_event *event, bool in_trace, uin
                  names[event->kind], ms__text_bytes(event->bytes).text, event->operators, in_trace ? "trace" : "step");
 }
 
-/* Prints the events that only one side has; returns how many. */
-static uint32_t add_differences(ms__text *text, const diff_events *a, const diff_events *b)
+/* Prints the events that only one side has; returns their number. */
+static uint32_t diff_add_events(ms__text *text, const diff_events *a, const diff_events *b)
 {
     uint16_t *lengths = common_lengths(a, b);
     size_t i = 0, k = 0, width = b->count + 1;
@@ -98,9 +99,9 @@ static uint32_t add_differences(ms__text *text, const diff_events *a, const diff
             i++;
             k++;
         } else if (k == b->count || (both && lengths[(i + 1) * width + k] >= lengths[i * width + k + 1])) {
-            add_line(text, &a->items[i++], true, &lines);
+            diff_add_line(text, &a->items[i++], true, &lines);
         } else {
-            add_line(text, &b->items[k++], false, &lines);
+            diff_add_line(text, &b->items[k++], false, &lines);
         }
     }
     if (lines > LINES_MOST) {
@@ -110,7 +111,7 @@ static uint32_t add_differences(ms__text *text, const diff_events *a, const diff
     return lines;
 }
 
-static uint32_t compare_program(ms__text *text, const ms_profile *traced, const ms_profile *seen, bool backward)
+static uint32_t diff_programs(ms__text *text, const ms_profile *traced, const ms_profile *seen, bool backward)
 {
     diff_events a = events_of(traced, backward), b = events_of(seen, backward);
     uint32_t found = 0;
@@ -123,7 +124,7 @@ static uint32_t compare_program(ms__text *text, const ms_profile *traced, const 
     } else if (!equal) {
         ms__text_add(text, "  %s%s\n", backward ? "backward" : "forward",
                      a.cut || b.cut ? " (its first 4096 events)" : "");
-        found = add_differences(text, &a, &b);
+        found = diff_add_events(text, &a, &b);
     }
     ms_free(a.items);
     ms_free(b.items);
@@ -140,12 +141,12 @@ static const ms_node *node_named(const ms_graph *graph, const ms_node *like)
     return NULL;
 }
 
-static void add_title(ms__text *text, const ms_node *node, const char *more)
+static void diff_add_title(ms__text *text, const ms_node *node, const char *more)
 {
     ms__text_add(text, "%s, call %" PRIu32 "%s\n", node->name[0] != '\0' ? node->name : "(root)", node->call, more);
 }
 
-/* The nodes before `index` of the same two profiles were compared already. */
+/* Whether a node before `index` had the same two profiles. */
 static bool was_compared(const ms_graph *traced, const ms_graph *seen, uint32_t index, const ms_node *other)
 {
     for (uint32_t i = 0; i < index; i++) {
@@ -158,13 +159,13 @@ static bool was_compared(const ms_graph *traced, const ms_graph *seen, uint32_t 
     return false;
 }
 
-static uint32_t compare_nodes(ms__text *text, const ms_graph *traced, const ms_graph *seen)
+static uint32_t diff_nodes(ms__text *text, const ms_graph *traced, const ms_graph *seen)
 {
     uint32_t found = 0, like = 0;
     for (uint32_t i = 0; i < traced->node_count; i++) {
         const ms_node *node = &traced->nodes[i], *other = node_named(seen, node);
         if (other == NULL) {
-            add_title(text, node, ": only in the trace");
+            diff_add_title(text, node, ": only in the trace");
             found++;
             continue;
         }
@@ -174,10 +175,10 @@ static uint32_t compare_nodes(ms__text *text, const ms_graph *traced, const ms_g
         }
         ms__text differences = {0};
         uint32_t here =
-            compare_program(&differences, &traced->profiles[node->profile], &seen->profiles[other->profile], false) +
-            compare_program(&differences, &traced->profiles[node->profile], &seen->profiles[other->profile], true);
+            diff_programs(&differences, &traced->profiles[node->profile], &seen->profiles[other->profile], false) +
+            diff_programs(&differences, &traced->profiles[node->profile], &seen->profiles[other->profile], true);
         if (here > 0) {
-            add_title(text, node, "");
+            diff_add_title(text, node, "");
             ms__text_add(text, "%s", differences.bytes);
         }
         text->failed = text->failed || differences.failed;
@@ -186,7 +187,7 @@ static uint32_t compare_nodes(ms__text *text, const ms_graph *traced, const ms_g
     }
     for (uint32_t i = 0; i < seen->node_count; i++) {
         if (node_named(traced, &seen->nodes[i]) == NULL) {
-            add_title(text, &seen->nodes[i], ": only in the step");
+            diff_add_title(text, &seen->nodes[i], ": only in the step");
             found++;
         }
     }
@@ -195,36 +196,22 @@ static uint32_t compare_nodes(ms__text *text, const ms_graph *traced, const ms_g
     return found;
 }
 
-/* The peak of tensors when every layer keeps what it saves. */
-static int kept_live_bytes(const ms_graph *graph, const ms_hardware *hardware, uint64_t *bytes, ms_error *err)
-{
-    uint8_t *kept = ms_calloc(graph->node_count, 1);
-    ms_choices choices = {.technique = kept, .offload_min_bytes = MS_OFFLOAD_MIN_BYTES};
-    ms_replay replay;
-    int rc = kept != NULL ? ms_simulate(graph, hardware, &choices, &replay, NULL, err)
-                          : ms_fail(err, MS_ENOMEM, "comparing graphs: out of memory");
-    ms_free(kept);
-    if (rc == MS_OK) {
-        *bytes = replay.peak_live_bytes;
-    }
-    return rc;
-}
-
 int ms_pipeline_trace_diff(const ms_graph *traced, const ms_graph *seen, const ms_hardware *hardware, char **report,
                            uint32_t *differences, ms_error *err)
 {
     ms__text text = {0};
-    uint64_t traced_bytes = 0, seen_bytes = 0;
-    int rc = kept_live_bytes(traced, hardware, &traced_bytes, err);
+    ms_replay traced_kept, seen_kept;
+    int rc = ms__simulate_kept(traced, hardware, &traced_kept, err);
     if (rc == MS_OK) {
-        rc = kept_live_bytes(seen, hardware, &seen_bytes, err);
+        rc = ms__simulate_kept(seen, hardware, &seen_kept, err);
     }
     if (rc != MS_OK) {
         return rc;
     }
-    ms__text_add(&text, "peak of tensors, everything kept: %s traced, ", ms__text_bytes(traced_bytes).text);
-    ms__text_add(&text, "%s in the step\n", ms__text_bytes(seen_bytes).text);
-    *differences = compare_nodes(&text, traced, seen);
+    ms__text_add(&text, "peak of tensors, everything kept: %s traced, ",
+                 ms__text_bytes(traced_kept.peak_live_bytes).text);
+    ms__text_add(&text, "%s in the step\n", ms__text_bytes(seen_kept.peak_live_bytes).text);
+    *differences = diff_nodes(&text, traced, seen);
     ms__text_add(&text, *differences > 0 ? "%" PRIu32 " differences\n" : "no difference\n", *differences);
     *report = ms__text_take(&text);
     return *report != NULL ? MS_OK : ms_fail(err, MS_ENOMEM, "comparing graphs: out of memory");

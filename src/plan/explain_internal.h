@@ -1,7 +1,7 @@
 /*
  * The files that compute an explanation: each fills its part of plan->why from replays. Called by the solver
- * after it has chosen, and by uniform plans. Nothing here changes a choice. Tests:
- * tests/c/plan/test_explain.c.
+ * after it has chosen, and by uniform plans. Nothing here changes a choice.
+ * Tests: tests/c/plan/test_explain.c.
  */
 #ifndef MS_PLAN_EXPLAIN_INTERNAL_H
 #define MS_PLAN_EXPLAIN_INTERNAL_H

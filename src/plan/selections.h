@@ -1,6 +1,6 @@
 /*
- * A plan's selections: see selections.c. For the files that make, free, write and read plans. Tests:
- * tests/c/search/test_selective.c, test_packing.c.
+ * A plan's selections: see selections.c. For the files that make, free, write and read plans.
+ * Tests: tests/c/search/test_selective.c, test_packing.c.
  */
 #ifndef MS_PLAN_SELECTIONS_H
 #define MS_PLAN_SELECTIONS_H

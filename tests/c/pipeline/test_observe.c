@@ -81,11 +81,11 @@ static void the_optimizers_state_is_corrected(void **state)
     f->seen.optimizer_state_bytes = 250 * MIB + 4096; /* a step counter or two */
     assert_int_equal(observe(f), MS_DRIFT_NONE);
     bool *const marks[] = {&f->seen.gradients_released, &f->seen.gradients_needed};
-    bool *const learnt[] = {&f->graph->loop.gradients_released, &f->graph->loop.gradients_needed};
+    bool *const corrected[] = {&f->graph->loop.gradients_released, &f->graph->loop.gradients_needed};
     for (size_t i = 0; i < sizeof marks / sizeof marks[0]; i++) {
         *marks[i] = true;
         assert_int_equal(observe_line(f, "optimizer"), MS_DRIFT_OPTIMIZER);
-        assert_true(*learnt[i]);
+        assert_true(*corrected[i]);
         pipeline_replan(f);
         f->seen.peak_bytes = f->plan->replay.peak_bytes;
         f->seen.step_ns = f->plan->replay.step_ns;

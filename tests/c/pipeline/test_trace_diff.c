@@ -43,7 +43,7 @@ static void equal_graphs_do_not_differ(void **state)
     ms_free(report);
 }
 
-/* All layers share a profile: the first says it for all. */
+/* All layers share a profile, so the first one's report stands for all. */
 static void a_storage_of_other_bytes_is_named_once(void **state)
 {
     (void)state;

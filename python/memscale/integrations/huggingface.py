@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..base.warnings import warn_replaced
 from ..errors import IntegrationError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def wrap_trainer(trainer: TrainerT, config: Config, sample_input: Any = None) ->
     """
     previous = _wrapped(trainer)
     if previous is not None:
-        _log.warning("wrap: this %s was already wrapped; the first wrap is replaced", type(trainer).__name__)
+        warn_replaced(trainer)
         previous.remove()
     _refuse_arguments(trainer)
     wrapped = WrappedTrainer(trainer, config, sample_input)

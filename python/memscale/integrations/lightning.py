@@ -12,6 +12,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..base.warnings import warn_nothing_to_undo, warn_replaced
 from ..config import Config, check_config
 from ..errors import IntegrationError
 
@@ -181,7 +182,7 @@ def is_lightning_trainer(target: Any) -> bool:
 def wrap_lightning_trainer(trainer: TrainerT, config: Config, sample_input: Any = None) -> TrainerT:
     """Adds a callback that wraps what is fitted; returns the trainer."""
     if _remove_callbacks(trainer):
-        _log.warning("wrap: this %s was already wrapped; the first wrap is replaced", type(trainer).__name__)
+        warn_replaced(trainer)
     # First: checkpoints stay last, where Lightning put them.
     trainer.callbacks.insert(0, MemScaleCallback(config, None, sample_input))  # type: ignore[attr-defined]
     return trainer
@@ -190,7 +191,7 @@ def wrap_lightning_trainer(trainer: TrainerT, config: Config, sample_input: Any 
 def unwrap_lightning_trainer(trainer: TrainerT) -> TrainerT:
     """Removes the callback; warns where there is none. Returns the trainer."""
     if not _remove_callbacks(trainer):
-        _log.warning("detach: this %s was not wrapped; nothing to undo", type(trainer).__name__)
+        warn_nothing_to_undo(trainer)
     return trainer
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..base.warnings import warn_nothing_to_undo, warn_replaced
 from ..config import AsyncOffloadConfig, Config
 from ..errors import ConfigError, IntegrationError
 from ..observability.watch import RunWatch
@@ -145,7 +146,7 @@ def _wrap_watched(
     sample = None if sample_input is None else sample_arguments(model, sample_input)
     previous = executor_of(model)
     if previous is not None:
-        _log.warning("wrap: this %s was already wrapped; the first wrap is replaced", type(model).__name__)
+        warn_replaced(model)
         previous.detach()
     _unwrap_submodules(model)
     session = session_for(model, config, optimizer)
@@ -201,7 +202,7 @@ def unwrap_module(model: torch.nn.Module) -> None:
     """Takes the executor off a module; warns where there is none."""
     executor = executor_of(model)
     if executor is None:
-        _log.warning("detach: this %s was not wrapped; nothing to undo", type(model).__name__)
+        warn_nothing_to_undo(model)
     else:
         executor.detach()
 

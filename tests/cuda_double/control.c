@@ -2,15 +2,21 @@
  * The tests' side of the double, what it says of its devices, and its one object.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "internal.h"
+
+/* What the devices have, in bytes. */
+#define MEMORY_0 ((size_t)24000000000)
+#define MEMORY_1 ((size_t)25000000000)
 
 cuda_double the = {
     .lock = MS__MUTEX_INIT,
     .changed = {PTHREAD_COND_INITIALIZER},
     .registered_limit = SIZE_MAX,
     .copy_engines = 2,
+    .memory = {{.total = MEMORY_0}, {.total = MEMORY_1}},
 };
 
 /* ---- control -------------------------------------------------------------------- */
@@ -26,6 +32,10 @@ EXPORT void cuda_double_reset(void)
     the.hangs = false;
     the.registered_limit = SIZE_MAX;
     the.copy_engines = 2;
+    the.queue_limit = 0;
+    the.memory[0].total = MEMORY_0;
+    the.memory[1].total = MEMORY_1;
+    the.memory[0].taken = the.memory[1].taken = 0;
     the.counts.pinned_copies = the.counts.pageable_copies = the.counts.cold_pages = 0;
     ms__cond_broadcast(&the.changed);
     ms__mutex_unlock(&the.lock);
@@ -53,6 +63,31 @@ EXPORT void cuda_double_hang(int hangs)
     ms__mutex_lock(&the.lock);
     the.hangs = hangs != 0;
     ms__cond_broadcast(&the.changed);
+    ms__mutex_unlock(&the.lock);
+}
+
+EXPORT void cuda_double_queue_limit(uint64_t pieces)
+{
+    ms__mutex_lock(&the.lock);
+    the.queue_limit = pieces;
+    ms__cond_broadcast(&the.changed);
+    ms__mutex_unlock(&the.lock);
+}
+
+EXPORT uint64_t cuda_double_pending(void *handle)
+{
+    ms__mutex_lock(&the.lock);
+    const stream *one = stream_of(handle);
+    uint64_t pieces = one != NULL ? one->queued - one->finished : 0;
+    ms__mutex_unlock(&the.lock);
+    return pieces;
+}
+
+EXPORT void cuda_double_memory(int device, size_t total, size_t taken)
+{
+    ms__mutex_lock(&the.lock);
+    the.memory[device].total = total;
+    the.memory[device].taken = taken;
     ms__mutex_unlock(&the.lock);
 }
 
@@ -95,11 +130,49 @@ EXPORT int cuda_double_launch(void *handle, unsigned long long pointer, size_t b
     stream *one = stream_of(handle);
     unsigned char *view = result == OK ? device_view(pointer, bytes) : NULL;
     if (one != NULL && view != NULL) {
+        stream_make_room(one);
         order_access(one, (const unsigned char *)(uintptr_t)pointer, bytes, writes != 0);
         result = stream_queue(
             one, &(work){.kind = WORK_KERNEL, .memory = view, .bytes = bytes, .kernel = kernel, .argument = argument});
     } else {
         result = result != OK ? result : INVALID_VALUE;
+    }
+    ms__mutex_unlock(&the.lock);
+    return result;
+}
+
+/* The views of the ranges, or NULL: one of them is not device memory. */
+static unsigned char **views_of(const cuda_double_range *ranges, size_t count)
+{
+    unsigned char **views = malloc((count + 1) * sizeof *views);
+    for (size_t i = 0; views != NULL && i < count; i++) {
+        views[i] = device_view(ranges[i].pointer, ranges[i].bytes);
+        if (views[i] == NULL) {
+            free(views);
+            return NULL;
+        }
+    }
+    return views;
+}
+
+EXPORT int cuda_double_launch_ranges(void *handle, const cuda_double_range *ranges, size_t count,
+                                     cuda_double_program *program, void *argument)
+{
+    int result = enter("launch");
+    stream *one = stream_of(handle);
+    unsigned char **views = result == OK && one != NULL ? views_of(ranges, count) : NULL;
+    if (views == NULL) {
+        ms__mutex_unlock(&the.lock);
+        return result != OK ? result : INVALID_VALUE;
+    }
+    stream_make_room(one);
+    for (size_t i = 0; i < count; i++) {
+        order_access(one, (const unsigned char *)(uintptr_t)ranges[i].pointer, ranges[i].bytes, ranges[i].writes != 0);
+    }
+    result =
+        stream_queue(one, &(work){.kind = WORK_PROGRAM, .memories = views, .program = program, .argument = argument});
+    if (result != OK) {
+        free(views);
     }
     ms__mutex_unlock(&the.lock);
     return result;
@@ -149,8 +222,10 @@ int cuDeviceGetName(char *name, int size, int device)
 
 int cuDeviceTotalMem_v2(size_t *bytes, int device)
 {
-    *bytes = device == 0 ? (size_t)24000000000 : (size_t)25000000000;
-    return asked("cuDeviceTotalMem_v2");
+    int result = enter("cuDeviceTotalMem_v2");
+    *bytes = the.memory[device].total;
+    ms__mutex_unlock(&the.lock);
+    return result;
 }
 
 /* 75 and 76 are the compute capability, 40 the copy engines. */

@@ -31,6 +31,17 @@ void cuda_double_fail(const char *function, uint64_t nth, int result);
 /* Streams stop before their next piece of work, or go on. */
 void cuda_double_hang(int hangs);
 
+/* A launch waits while its stream holds `pieces` of unfinished work, as a driver's does whose
+ * queue is full. 0 at first: no limit. */
+void cuda_double_queue_limit(uint64_t pieces);
+
+/* Pieces that are queued on a stream and not finished. */
+uint64_t cuda_double_pending(void *stream);
+
+/* What a device has, and how much of it other processes hold; both in bytes. What
+ * cuMemAlloc has given out already stays. */
+void cuda_double_memory(int device, size_t total, size_t taken);
+
 /* Bytes that may be registered at a time, and copy engines; SIZE_MAX and 2 at first. */
 void cuda_double_limit_registered(size_t bytes);
 void cuda_double_copy_engines(int count);
@@ -50,6 +61,16 @@ void cuda_double_count(cuda_double_counts *counts);
 typedef void cuda_double_kernel(void *argument, unsigned char *memory, size_t bytes);
 int cuda_double_launch(void *stream, unsigned long long pointer, size_t bytes, int writes, cuda_double_kernel *kernel,
                        void *argument);
+
+/* A kernel that works on several ranges: called in stream order with one address per range. */
+typedef struct cuda_double_range {
+    unsigned long long pointer;
+    size_t bytes;
+    int writes;
+} cuda_double_range;
+typedef void cuda_double_program(void *argument, unsigned char *const *memories);
+int cuda_double_launch_ranges(void *stream, const cuda_double_range *ranges, size_t count, cuda_double_program *program,
+                              void *argument);
 
 /* For hosts whose threads are not the system's: how time passes, and who is calling.
  * Set before the first call of the driver. */

@@ -155,6 +155,9 @@ EXPORT int cuEventCreate(void **made, unsigned flags);
 EXPORT int cuEventDestroy_v2(void *which);
 EXPORT int cuEventRecord(void *which, void *handle);
 EXPORT int cuEventSynchronize(void *which);
+EXPORT int cuStreamQuery(void *handle);
+EXPORT int cuEventQuery(void *which);
+EXPORT int cuCtxSynchronize(void);
 
 int cuStreamCreate(void **made, unsigned flags)
 {
@@ -279,10 +282,53 @@ int cuEventSynchronize(void *which)
     return leave(result);
 }
 
+int cuStreamQuery(void *handle)
+{
+    int result = enter_in_context("cuStreamQuery");
+    const stream *one = stream_of(handle);
+    if (result == OK && one != NULL) {
+        result = one->finished < one->queued ? NOT_READY : OK;
+    }
+    if (result == OK && one != NULL) {
+        clock_join(&the.host, &one->clock);
+    }
+    return leave(result);
+}
+
+int cuEventQuery(void *which)
+{
+    int result = enter_in_context("cuEventQuery");
+    const event *one = which;
+    if (result == OK) {
+        result = one->done < one->recorded ? NOT_READY : OK;
+    }
+    if (result == OK) {
+        clock_join(&the.host, &one->clock);
+    }
+    return leave(result);
+}
+
+int cuCtxSynchronize(void)
+{
+    int result = enter_in_context("cuCtxSynchronize");
+    int device = current_device();
+    for (int i = 0; i < STREAMS_MAX && (result == OK || result == the.sticky); i++) {
+        stream *one = &the.streams[i];
+        if (one->is_used && one->device == device) {
+            clock_vector clock = one->clock;
+            stream_wait_finished(one, one->queued);
+            clock_join(&the.host, &clock);
+            result = the.sticky;
+        }
+    }
+    return leave(result);
+}
+
 /* ---- memory ------------------------------------------------------------------------ */
 
 EXPORT int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes);
 EXPORT int cuMemFree_v2(unsigned long long pointer);
+EXPORT int cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
 EXPORT int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags);
 EXPORT int cuMemHostUnregister(void *memory);
 EXPORT int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *handle);
@@ -305,6 +351,17 @@ int cuMemFree_v2(unsigned long long pointer)
     if (result == OK && !device_memory_free((unsigned char *)(uintptr_t)pointer)) {
         violate("device memory was freed that nobody had");
         result = INVALID_VALUE;
+    }
+    return leave(result);
+}
+
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+    int result = enter_in_context("cuMemGetInfo_v2");
+    if (result == OK) {
+        int device = current_device();
+        *free_bytes = device_memory_left(device);
+        *total = the.memory[device].total;
     }
     return leave(result);
 }

@@ -23,6 +23,7 @@ enum {
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
     INVALID_HANDLE = 400,
+    NOT_READY = 600,
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713
 };
@@ -43,10 +44,11 @@ typedef struct range {
     unsigned char *begin;
     size_t bytes;
     unsigned char *shadow; /* of device memory: the view that work uses */
+    int device;            /* of device memory */
     struct range *next;
 } range;
 
-typedef enum work_kind { WORK_COPY, WORK_KERNEL, WORK_RECORD, WORK_WAIT } work_kind;
+typedef enum work_kind { WORK_COPY, WORK_KERNEL, WORK_PROGRAM, WORK_RECORD, WORK_WAIT } work_kind;
 
 typedef struct work {
     work_kind kind;
@@ -58,6 +60,8 @@ typedef struct work {
     uint64_t fingerprint;
     unsigned char *memory; /* KERNEL */
     cuda_double_kernel *kernel;
+    unsigned char **memories; /* PROGRAM: owned; one per range */
+    cuda_double_program *program;
     void *argument;
     event *event; /* RECORD, WAIT */
     uint64_t count;
@@ -94,12 +98,16 @@ typedef struct planned_failure {
 typedef struct cuda_double {
     ms__mutex lock;
     ms__cond changed;
-    stream streams[STREAMS_MAX]; /* 0: the legacy default stream */
+    stream streams[STREAMS_MAX]; /* the first DEVICES: the legacy default streams */
     clock_vector host;           /* what the host has seen the end of */
     touch *accesses;            /* that the host has not seen the end of */
     range *allocations, *registered;
     size_t registered_bytes, registered_limit;
+    struct {
+        size_t total, taken, allocated; /* bytes; taken: by other processes */
+    } memory[DEVICES];
     int context_uses[DEVICES];
+    uint64_t queue_limit; /* pieces that a stream holds before launches wait */
     int copy_engines;
     bool hangs;
     uint64_t random, most_delay_ns;
@@ -118,6 +126,8 @@ extern cuda_double the;
 stream *stream_of(void *handle);
 int stream_new(int device, stream **made);
 void stream_end(stream *which);
+/* Waits until the stream may hold one more piece; before order_access(). */
+void stream_make_room(const stream *which);
 /* Queues a piece; `what` is copied. Takes a place in the stream's time. */
 int stream_queue(stream *which, const work *what);
 void stream_wait_finished(stream *which, uint64_t until);
@@ -137,6 +147,7 @@ range *range_find(range *list, const unsigned char *begin, size_t bytes);
 bool range_touches(const range *list, const unsigned char *begin, size_t bytes);
 range *range_remove(range **list, const unsigned char *begin);
 bool range_add(range **list, unsigned char *begin, size_t bytes, unsigned char *shadow);
+size_t device_memory_left(int device);
 int device_memory_new(size_t bytes, unsigned char **address);
 bool device_memory_free(unsigned char *address);
 /* The view of device memory that work uses, NULL (a violation) outside of it. */

@@ -53,8 +53,20 @@ bool range_add(range **list, unsigned char *begin, size_t bytes, unsigned char *
     return true;
 }
 
+/* Bytes that are left on the device. */
+size_t device_memory_left(int device)
+{
+    size_t total = the.memory[device].total;
+    size_t used = the.memory[device].taken + the.memory[device].allocated;
+    return used < total ? total - used : 0;
+}
+
 int device_memory_new(size_t bytes, unsigned char **address)
 {
+    int device = current_device();
+    if (bytes > device_memory_left(device)) {
+        return OUT_OF_MEMORY;
+    }
     int file = memfd_create("device", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, (off_t)bytes) != 0) {
         if (file >= 0) {
@@ -68,6 +80,8 @@ int device_memory_new(size_t bytes, unsigned char **address)
     if (shadow == MAP_FAILED || outside == MAP_FAILED || !range_add(&the.allocations, outside, bytes, shadow)) {
         return OUT_OF_MEMORY;
     }
+    the.allocations->device = device;
+    the.memory[device].allocated += bytes;
     memset(shadow, POISON, bytes); /* what was there before is nobody's */
     the.counts.allocations++;
     *address = outside;
@@ -81,6 +95,7 @@ bool device_memory_free(unsigned char *address)
         return false;
     }
     order_check_idle(found->begin, found->bytes, "device memory freed");
+    the.memory[found->device].allocated -= found->bytes;
     munmap(found->shadow, found->bytes);
     munmap(found->begin, found->bytes);
     free(found);

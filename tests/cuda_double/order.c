@@ -46,6 +46,24 @@ static void forget_seen(void)
     }
 }
 
+/* What comes after a write also comes after whatever had to come before it; and what comes after
+ * a stream's read comes after its earlier ones. So those need not be remembered. */
+static void forget_covered(const stream *which, const unsigned char *begin, size_t bytes, bool is_write)
+{
+    touch **link = &the.accesses;
+    while (*link != NULL) {
+        touch *one = *link;
+        bool is_inside = begin <= one->begin && one->begin + one->bytes <= begin + bytes;
+        bool is_own_read = !one->is_write && one->stream == (uint32_t)(which - the.streams);
+        if (is_inside && (is_write || is_own_read)) {
+            *link = one->next;
+            free(one);
+        } else {
+            link = &one->next;
+        }
+    }
+}
+
 void order_access(const stream *which, const unsigned char *begin, size_t bytes, bool is_write)
 {
     forget_seen();
@@ -57,6 +75,7 @@ void order_access(const stream *which, const unsigned char *begin, size_t bytes,
                     is_write ? "writes" : "reads", one->stream, one->is_write ? "writing" : "reading");
         }
     }
+    forget_covered(which, begin, bytes, is_write);
     touch *made = malloc(sizeof *made);
     if (made != NULL) {
         *made = (touch){.begin = begin,

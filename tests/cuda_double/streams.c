@@ -36,7 +36,8 @@ __attribute__((no_sanitize("thread"))) uint64_t fingerprint_of(const void *memor
 
 stream *stream_of(void *handle)
 {
-    stream *found = handle == NULL ? &the.streams[0] : handle;
+    int device = current_device();
+    stream *found = handle == NULL ? &the.streams[device > 0 ? device : 0] : handle;
     if (found < the.streams || found >= the.streams + STREAMS_MAX || (!found->is_used && handle != NULL)) {
         violate("a stream that does not exist");
         return NULL;
@@ -85,13 +86,15 @@ static void do_work(const work *what)
         do_copy(what);
     } else if (what->kind == WORK_KERNEL) {
         what->kernel(what->argument, what->memory, what->bytes);
+    } else if (what->kind == WORK_PROGRAM) {
+        what->program(what->argument, what->memories);
     }
 }
 
 /* Under the lock: the nth piece of work may be the one that breaks the device. */
 static bool work_fails(const work *what)
 {
-    bool is_work = what->kind == WORK_COPY || what->kind == WORK_KERNEL;
+    bool is_work = what->kind == WORK_COPY || what->kind == WORK_KERNEL || what->kind == WORK_PROGRAM;
     planned_failure *plan = &the.failure;
     if (is_work && the.sticky == OK && plan->left > 0 && strcmp(plan->function, "work") == 0 && --plan->left == 0) {
         the.sticky = plan->result;
@@ -110,6 +113,7 @@ static void conclude(stream *self, work *what)
         }
         event_unuse(what->event);
     }
+    free(what->memories);
     free(what);
     ms__cond_broadcast(&the.changed);
 }
@@ -145,7 +149,7 @@ static void stream_main(void *argument)
 /* A stream's place may have been another's: its time goes on. */
 int stream_new(int device, stream **made)
 {
-    for (int i = 1; i < STREAMS_MAX; i++) {
+    for (int i = DEVICES; i < STREAMS_MAX; i++) {
         stream *one = &the.streams[i];
         if (one->is_used) {
             continue;
@@ -191,14 +195,23 @@ static uint64_t random_delay(void)
     return the.random % (the.most_delay_ns + 1);
 }
 
+void stream_make_room(const stream *which)
+{
+    while (the.queue_limit > 0 && which->queued - which->finished >= the.queue_limit && !the.hangs &&
+           the.sticky == OK) {
+        ms__cond_wait(&the.changed, &the.lock);
+    }
+}
+
 int stream_queue(stream *which, const work *what)
 {
     work *made = malloc(sizeof *made);
     if (made == NULL) {
         return OUT_OF_MEMORY;
     }
-    if (which == &the.streams[0] && !which->is_used) {
+    if (which < &the.streams[DEVICES] && !which->is_used) {
         which->is_used = true;
+        which->device = (int)(which - the.streams);
         if (ms__thread_start(&which->thread, "double-legacy", stream_main, which, NULL) != MS_OK) {
             which->is_used = false;
             free(made);

@@ -22,8 +22,14 @@ run_meson_tests() {
 say "structure"
 python scripts/check_structure.py
 
+# Only the double of torch's CUDA is C++.
+if ! command -v c++ >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" -eq 0 ]; then
+    say "installing g++"
+    quietly apt-get install -y --no-install-recommends g++ || say "g++ could not be installed"
+fi
+
 say "C tests, the program, the fuzz corpora"
-meson_build test -Dpython=disabled -Dwerror=true
+meson_build test -Dpython=disabled -Dwerror=true -Dtorch_double=auto
 run_meson_tests test
 
 say "the same under the address and undefined-behaviour sanitizers"
@@ -59,6 +65,15 @@ if ! command -v promtool >/dev/null 2>&1 && [ ! -x "$judge/usr/bin/promtool" ] &
         say "skipped: promtool could not be fetched"
 fi
 export PATH="$PATH:$judge/usr/bin"
+
+say "the CUDA path, on a double of torch's CUDA"
+mkdir -p build/pytest
+if [ -e build/test/tests/torch_double/libtorch_double.so ]; then
+    (cd build/pytest && python -m pytest -n auto --dist worksteal --durations 5 -c "$ROOT/pyproject.toml" \
+        --rootdir "$ROOT" "$ROOT/tests/python_cuda")
+else
+    say "skipped: the CUDA path (it needs a C++ compiler, and torch 2.13 without CUDA)"
+fi
 
 say "Python tests"
 # From a folder without the sources, so that the installed package is tested.

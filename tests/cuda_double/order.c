@@ -69,7 +69,8 @@ void order_access(const stream *which, const unsigned char *begin, size_t bytes,
     forget_seen();
     for (const touch *one = the.accesses; one != NULL; one = one->next) {
         bool is_conflict = (is_write || one->is_write) && touches(one, begin, bytes);
-        bool is_before = one->time <= which->clock.at[one->stream] || one->time <= the.host.at[one->stream];
+        bool is_before = one->stream == (uint32_t)(which - the.streams) || one->time <= which->clock.at[one->stream] ||
+                         one->time <= the.host.at[one->stream];
         if (is_conflict && !is_before) {
             violate("stream %d %s memory that stream %u may still be %s", (int)(which - the.streams),
                     is_write ? "writes" : "reads", one->stream, one->is_write ? "writing" : "reading");

@@ -1,0 +1,48 @@
+"""The tests of this folder run on the double of torch's CUDA (tests/torch_double), so in a process of their own.
+
+The double comes from build/test/tests or the folder that TORCH_DOUBLE names; without it nothing is collected.
+"""
+
+import os
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDER = pathlib.Path(os.environ.get("TORCH_DOUBLE", ROOT / "build" / "test" / "tests"))
+IS_BUILT = (FOLDER / "torch_double" / "libtorch_double.so").exists()
+
+sys.path[:0] = [str(ROOT / "tests" / "torch_double"), str(ROOT / "tests" / "python")]
+if IS_BUILT:
+    import torch_double
+
+    torch_double.load(str(FOLDER))
+else:
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_report_header() -> str:
+    return f"double of torch's CUDA: {FOLDER}" if IS_BUILT else f"skipped: no double of torch's CUDA in {FOLDER}"
+
+
+@pytest.fixture(autouse=True)
+def double(request):
+    """The double, as it was at first; whatever a test does, no rule of order may be broken at its end, but in
+    a test that has the mark `breaks_rules`."""
+    import torch
+
+    torch.set_num_threads(1)  # two processes on two cores
+    torch_double.reset()
+    torch.cuda.empty_cache()
+    yield torch_double
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
+    count, first = torch_double.violations()
+    torch_double.reset()
+    if request.node.get_closest_marker("breaks_rules") is None:
+        assert count == 0, first
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "breaks_rules: breaks a rule of order on purpose")

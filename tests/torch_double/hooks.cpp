@@ -1,0 +1,108 @@
+/*
+ * What torch asks of a CUDA build, answered by the double; and where the double registers itself.
+ */
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include "internal.h"
+
+namespace torch_double
+{
+
+namespace
+{
+
+class Hooks final : public at::CUDAHooksInterface
+{
+  public:
+    explicit Hooks(at::CUDAHooksArgs)
+    {
+    }
+    void init() const override
+    {
+        Context opened(0);
+    }
+    bool hasCUDA() const override
+    {
+        return true;
+    }
+    bool isBuilt() const override
+    {
+        return true;
+    }
+    bool isAvailable() const override
+    {
+        return true;
+    }
+    bool hasPrimaryContext(c10::DeviceIndex) const override
+    {
+        return true;
+    }
+    c10::DeviceIndex deviceCount() const override
+    {
+        return device_count;
+    }
+    int getNumGPUs() const override
+    {
+        return device_count;
+    }
+    c10::DeviceIndex current_device() const override
+    {
+        return torch_double::current_device();
+    }
+    c10::DeviceIndex getCurrentDevice() const override
+    {
+        return torch_double::current_device();
+    }
+    void setCurrentDevice(c10::DeviceIndex device) const override
+    {
+        exchange_device(device);
+    }
+    c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override
+    {
+        return device < 0 ? -1 : exchange_device(device);
+    }
+    c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override
+    {
+        return device < 0 ? -1 : exchange_device(device);
+    }
+    void deviceSynchronize(c10::DeviceIndex device) const override
+    {
+        wait_for_device(device);
+        raise_failure();
+    }
+    bool isPinnedPtr(const void *memory) const override
+    {
+        return is_pinned(memory);
+    }
+    c10::Allocator *getPinnedMemoryAllocator() const override
+    {
+        return &pinned_allocator();
+    }
+    c10::Allocator *getCUDADeviceAllocator() const override
+    {
+        return &device_allocator();
+    }
+    const at::Generator &getDefaultGenerator(c10::DeviceIndex device) const override
+    {
+        return default_generator(device);
+    }
+    at::Generator getNewGenerator(c10::DeviceIndex device) const override
+    {
+        return new_generator(device);
+    }
+};
+
+const bool is_registered = [] {
+    register_device_allocator();
+    return true;
+}();
+
+} // namespace
+
+} // namespace torch_double
+
+namespace at
+{
+/* torch looks the name up when it is first asked for CUDA: the double has to be there by then. */
+C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, torch_double::Hooks)
+} // namespace at

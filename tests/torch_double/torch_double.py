@@ -1,0 +1,307 @@
+"""Loads the double of torch's CUDA; then `import torch` finds two CUDA devices.
+
+    import torch_double
+    torch_double.load("build/test/tests")  # before torch is imported
+    import torch
+
+One process has one double, for good. Functions of this module are for tests: what the devices do is
+asked of torch, how they do it is set here. All of them may be called by any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+_driver: ctypes.CDLL
+_double: ctypes.CDLL
+
+
+def load(folder: str) -> None:
+    """Loads the two libraries that were built below `folder`. Raises RuntimeError if torch is loaded already."""
+    global _driver, _double
+    if "torch" in sys.modules:
+        raise RuntimeError("the double has to be loaded before torch")
+    driver = os.path.join(folder, "cuda_double", "libcuda_double.so")
+    os.environ["MEMSCALE_LIBCUDA"] = driver
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("there is no torch")
+    library = os.path.join(os.path.dirname(spec.origin), "lib")
+    for name in [*glob.glob(library + "/libgomp*.so*"), library + "/libc10.so", library + "/libtorch_cpu.so", driver]:
+        _driver = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+    _double = ctypes.CDLL(os.path.join(folder, "torch_double", "libtorch_double.so"))
+    _declare()
+    sys.meta_path.insert(0, _AfterTorchC())
+
+
+def _declare() -> None:
+    size, number, pointer = ctypes.c_size_t, ctypes.c_uint64, ctypes.c_void_p
+    _driver.cuda_double_violations.restype = number
+    _driver.cuda_double_violations.argtypes = [ctypes.c_char_p, size]
+    _driver.cuda_double_pending.restype = number
+    _driver.cuda_double_pending.argtypes = [pointer]
+    _driver.cuda_double_schedule.argtypes = [number, number]
+    _driver.cuda_double_queue_limit.argtypes = [number]
+    _driver.cuda_double_memory.argtypes = [ctypes.c_int, size, size]
+    _driver.cuda_double_fail.argtypes = [ctypes.c_char_p, number, ctypes.c_int]
+    _double.torch_double_limit_reserved.argtypes = [ctypes.c_int, size]
+
+
+# ---- what tests do with the devices ----------------------------------------------------------
+
+
+def reset() -> None:
+    """Forgets violations, planned failures, schedules and limits."""
+    _driver.cuda_double_reset()
+
+
+def violations() -> tuple[int, str]:
+    """How many rules of order were broken since the last reset, and the first of them."""
+    text = ctypes.create_string_buffer(256)
+    return _driver.cuda_double_violations(text, len(text)), text.value.decode()
+
+
+def schedule(seed: int, most_delay_ns: int, queue_limit: int = 0) -> None:
+    """Each piece of work takes up to `most_delay_ns`, by chance; a stream holds `queue_limit` of them (0: any)
+    before the host waits."""
+    _driver.cuda_double_schedule(seed, most_delay_ns)
+    _driver.cuda_double_queue_limit(queue_limit)
+
+
+def pending(stream: Any = None) -> int:
+    """Pieces of work that the host queued on a stream (default: the current one) and that aren't done."""
+    import torch
+
+    stream = stream or torch.cuda.current_stream()
+    with torch.cuda.device(stream.device):
+        return _in_context(stream.device.index, lambda: _driver.cuda_double_pending(stream.cuda_stream or None))
+
+
+def set_memory(device: int, total_bytes: int, taken_bytes: int = 0) -> None:
+    """What a device has, and how much of it other processes hold."""
+    _driver.cuda_double_memory(device, total_bytes, taken_bytes)
+
+
+def fail(function: str, nth: int, result: int) -> None:
+    """The nth call from now of a function of the driver fails; "work" stands for queued work."""
+    _driver.cuda_double_fail(function.encode(), nth, result)
+
+
+@contextlib.contextmanager
+def stopped() -> Iterator[None]:
+    """Streams stop before their next piece of work meanwhile."""
+    _driver.cuda_double_hang(1)
+    try:
+        yield
+    finally:
+        _driver.cuda_double_hang(0)
+
+
+def _in_context(device: int, call: Any) -> Any:
+    context, popped = ctypes.c_void_p(), ctypes.c_void_p()
+    _driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    _driver.cuCtxPushCurrent_v2(context)
+    try:
+        return call()
+    finally:
+        _driver.cuCtxPopCurrent_v2(ctypes.byref(popped))
+        _driver.cuDevicePrimaryCtxRelease_v2(device)
+
+
+# ---- what a CUDA build of torch has in torch._C --------------------------------------------------
+
+
+class _AfterTorchC(importlib.abc.MetaPathFinder):
+    """Adds to torch._C, when it is loaded, before torch's own modules look at it."""
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
+        if name != "torch._C":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load_module = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load_module(module)
+                _complete(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+class _Cudart:
+    """What torch.cuda.cudart() gives."""
+
+    class cudaError(int):
+        success = 0
+
+    def __init__(self, c: ModuleType) -> None:
+        self._c = c
+
+    def cudaMemGetInfo(self, device: int) -> tuple[int, int]:
+        return self._c._accelerator_getMemoryInfo(device)
+
+    def cudaGetErrorString(self, error: int) -> str:
+        return f"CUDA error {int(error)}"
+
+
+class _DeviceProperties:
+    """As an RTX 3090 says of itself."""
+
+    major, minor, multi_processor_count, warp_size = 8, 6, 82, 32
+    is_integrated, is_multi_gpu_board, gcnArchName = 0, 0, ""
+    max_threads_per_multi_processor, regs_per_multiprocessor = 1536, 65536
+    shared_memory_per_block, shared_memory_per_block_optin, shared_memory_per_multiprocessor = 49152, 101376, 102400
+    L2_cache_size = 6291456
+
+    def __init__(self, name: str, total_memory: int) -> None:
+        self.name, self.total_memory = name, total_memory
+
+
+class _Refused:
+    """Stands for CUDA graphs, which the double doesn't have."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("the double of torch's CUDA has no graphs")
+
+
+def _stream_base(c: ModuleType) -> type:
+    """_CudaStreamBase, under torch.cuda.Stream."""
+
+    class StreamBase(c.Stream):
+        def __new__(cls, priority: int = 0, **kwargs: Any) -> Any:
+            if "stream_id" in kwargs:
+                return c.Stream.__new__(cls, **kwargs)
+            return c.Stream.__new__(cls, device=f"cuda:{c._accelerator_getDeviceIndex()}", priority=priority)
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        @property
+        def cuda_stream(self) -> int:
+            return self.stream_id
+
+        @staticmethod
+        def priority_range() -> tuple[int, int]:
+            return 0, -1
+
+    return StreamBase
+
+
+def _event_base(c: ModuleType) -> type:
+    """_CudaEventBase, under torch.cuda.Event."""
+
+    class EventBase:
+        # Has a torch.Event and isn't one: those measure time between no subclasses.
+        def __new__(cls, external: bool = False, **kwargs: Any) -> Any:
+            made = super().__new__(cls)
+            made._event = c.Event(device="cuda", **kwargs)
+            return made
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def record(self, stream: Any) -> None:
+            self._event.record(stream)
+
+        def wait(self, stream: Any) -> None:
+            self._event.wait(stream)
+
+        def query(self) -> bool:
+            return self._event.query()
+
+        def synchronize(self) -> None:
+            self._event.synchronize()
+
+        def elapsed_time(self, other: Any) -> float:
+            return self._event.elapsed_time(other._event)
+
+        @property
+        def device(self) -> Any:
+            return self._event.device
+
+        @property
+        def cuda_event(self) -> int:
+            return self._event.event_id
+
+    return EventBase
+
+
+def _initializer(c: ModuleType) -> Any:
+    """What torch calls once, when it first needs a device."""
+
+    def properties(device: int) -> _DeviceProperties:
+        return _DeviceProperties(f"Double GPU {device}", c._accelerator_getMemoryInfo(device)[1])
+
+    def init() -> None:
+        import torch
+
+        generators = []
+        for device in range(2):
+            _double.torch_double_next_generator_is_default()
+            generators.append(c.Generator(device=f"cuda:{device}"))
+        torch.cuda.default_generators = tuple(generators)
+        torch.cuda._get_device_properties = properties
+
+    return init
+
+
+def _functions(c: ModuleType) -> dict[str, Any]:
+    """The functions of CUDA builds, most of which torch has for any accelerator."""
+
+    def stream_data(stream: Any) -> tuple[int, int, int]:
+        return stream.stream_id, stream.device_index, stream.device_type
+
+    def current(device: int) -> Any:
+        return c._accelerator_getStream(device)
+
+    def set_fraction(fraction: float, device: int) -> None:
+        total = c._accelerator_getMemoryInfo(device)[1]
+        _double.torch_double_limit_reserved(device, int(fraction * total))
+
+    main_process = os.getpid()
+    return {
+        "_cuda_init": _initializer(c),
+        "_cuda_isInBadFork": lambda: os.getpid() != main_process,
+        "_cuda_getDeviceCount": lambda: 2,
+        "_cuda_getDevice": c._accelerator_getDeviceIndex,
+        "_cuda_setDevice": c._accelerator_setDeviceIndex,
+        "_cuda_exchangeDevice": c._accelerator_exchangeDevice,
+        "_cuda_maybeExchangeDevice": c._accelerator_maybeExchangeDevice,
+        "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
+        "_cuda_synchronize": lambda: c._accelerator_synchronizeDevice(c._accelerator_getDeviceIndex()),
+        "_cuda_getCurrentStream": lambda device: stream_data(current(device)),
+        "_cuda_getDefaultStream": lambda device: (0, device, current(device).device_type),
+        "_cuda_getCurrentRawStream": lambda device: current(device).stream_id,
+        "_cuda_setStream": lambda stream_id, device_index, device_type: c._accelerator_setStream(
+            c.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+        ),
+        "_cuda_emptyCache": lambda *pool: c._accelerator_emptyCache(),
+        "_cuda_memoryStats": c._accelerator_getDeviceStats,
+        "_cuda_resetPeakMemoryStats": c._accelerator_resetPeakStats,
+        "_cuda_resetAccumulatedMemoryStats": c._accelerator_resetAccumulatedStats,
+        "_cuda_setMemoryFraction": set_fraction,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_getArchFlags": lambda: "sm_86",
+        "_cuda_ipc_collect": lambda: None,
+        "_cuda_get_sync_debug_mode": lambda: 0,
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+    }
+
+
+def _complete(c: ModuleType) -> None:
+    for name, function in _functions(c).items():
+        setattr(c, name, function)
+    c._CudaStreamBase, c._CudaEventBase, c._CudaDeviceProperties = _stream_base(c), _event_base(c), _DeviceProperties
+    c._CUDAGraph, c._graph_pool_handle = type("_CUDAGraph", (_Refused,), {}), _Refused
+    c._cudart, c._has_cuda = _Cudart(c), True

@@ -46,6 +46,7 @@ def plan_json(
     min_bytes: int = 1,
     write_window: int = 1 << 20,
     read_window: int = 1 << 20,
+    host_cap: int = 0,
 ) -> str:
     """A plan document: (name, call, technique) in order of execution; "" is the root's work."""
     replay = {**dict.fromkeys(_REPLAY, 0), "peak_in_backward": False}
@@ -75,7 +76,7 @@ def plan_json(
                 "ceiling_bytes": 0,
                 "slab_bytes": 32 << 20,
                 "disk_cap_bytes": 1 << 30,
-                "host_cap_bytes": 0,
+                "host_cap_bytes": host_cap,
             },
             "smallest_budget_bytes": None,
             "fallback": fallback,
@@ -131,13 +132,14 @@ def seed_everything(seed: int) -> None:
 
 def rng_states() -> tuple[Any, ...]:
     state = numpy.random.get_state()
-    return torch.get_rng_state(), random.getstate(), state[1].tolist(), state[2]
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), devices, random.getstate(), state[1].tolist(), state[2]
 
 
 def forward(case: Case, model: torch.nn.Module, seed: int) -> Any:
     args, kwargs = case.batch(seed)
     if case.autocast is not None:
-        with torch.autocast("cpu", dtype=case.autocast):
+        with torch.autocast(next(model.parameters()).device.type, dtype=case.autocast):
             return model(*args, **kwargs)
     return model(*args, **kwargs)
 

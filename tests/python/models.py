@@ -34,7 +34,7 @@ def loss_of(output: Any) -> torch.Tensor:
         return loss
     tensors: list[torch.Tensor] = []
     _collect(output, tensors)
-    return sum((t.float() * torch.linspace(0.5, 1.5, t.numel()).view(t.shape)).mean() for t in tensors)
+    return sum((t.float() * torch.linspace(0.5, 1.5, t.numel(), device=t.device).view(t.shape)).mean() for t in tensors)
 
 
 def _collect(value: Any, found: list[torch.Tensor]) -> None:

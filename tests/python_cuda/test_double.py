@@ -271,6 +271,16 @@ def test_storages_can_be_made_smaller_and_larger(double):
     assert torch.equal(x[:1000].cpu(), torch.arange(1000.0))
 
 
+def test_storages_are_copied_as_on_the_host():
+    import copy
+
+    module = nn.BatchNorm1d(4).to("cuda")
+    twin = copy.deepcopy(module)
+    twin.running_mean.add_(1)
+    assert module.running_mean.eq(0).all() and twin.running_mean.eq(1).all()
+    assert torch.UntypedStorage(16, device="cuda").device.type == "cuda"
+
+
 # ---- random numbers --------------------------------------------------------------------------------
 
 

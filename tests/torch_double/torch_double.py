@@ -252,8 +252,24 @@ def _initializer(c: ModuleType) -> Any:
             generators.append(c.Generator(device=f"cuda:{device}"))
         torch.cuda.default_generators = tuple(generators)
         torch.cuda._get_device_properties = properties
+        _make_storages_of_devices()
 
     return init
+
+
+def _make_storages_of_devices() -> None:
+    """`torch.UntypedStorage(n, device="cuda")`, which CPU builds refuse in their constructor; copies need it."""
+    import torch
+
+    construct = torch.UntypedStorage.__new__
+
+    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or torch.device(device).type != "cuda":
+            return construct(cls, *args, **kwargs) if device is None else construct(cls, *args, device=device, **kwargs)
+        size_bytes = int(args[0]) if args else 0
+        return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+
+    torch.UntypedStorage.__new__ = staticmethod(new)
 
 
 def _functions(c: ModuleType) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""What the tests of the CUDA path share: the models of tests/python on a device, and schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import models
+import torch
+import torch_double
+from execute_support import twins
+
+# Without those that draw from a generator of the host and multiply that with device tensors.
+MODELS = {name: make for name, make in models.MODELS.items() if name != "own_random"}
+
+# Seeds per test of schedules; 1,000 in all takes TORCH_DOUBLE_SEEDS=70.
+SEEDS = int(os.environ.get("TORCH_DOUBLE_SEEDS", "4"))
+
+
+def to_device(value: Any, device: str = "cuda") -> Any:
+    """The value with all tensors in it on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: to_device(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_device(item, device) for item in value)
+    return value
+
+
+def case_on(name: str, device: str = "cuda") -> models.Case:
+    """A case of tests/python whose model and batches are on the device."""
+    case = MODELS[name]()
+
+    def batch(seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = case.batch(seed)
+        if name == "packed_lstm":  # lengths stay on the host: torch wants them there
+            return (args[0].to(device), *args[1:]), kwargs
+        return to_device(args, device), to_device(kwargs, device)
+
+    return dataclasses.replace(case, model=case.model.to(device), batch=batch)
+
+
+def twins_on(name: str, device: str = "cuda") -> tuple[models.Case, torch.nn.Module]:
+    """A case on the device and a second model with the same parameters."""
+    return twins(lambda: case_on(name, device))
+
+
+@contextmanager
+def scheduled(seed: int) -> Iterator[None]:
+    """A schedule drawn from the seed: how long work takes, and how far the host may run ahead. At the end
+    nothing may have been out of order."""
+    chance = random.Random(seed)
+    torch_double.schedule(seed, chance.choice([0, 20_000, 100_000, 500_000]), chance.choice([0, 0, 1, 3, 30]))
+    yield
+    torch.cuda.synchronize()
+    count, first = torch_double.violations()
+    torch_double.reset()
+    assert count == 0, f"seed {seed}: {first}"
+
+
+def peak_of(step: Callable[[], Any], device: int = 0) -> int:
+    """The peak of allocated bytes in a call, as torch has it."""
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    return torch.cuda.max_memory_allocated(device)

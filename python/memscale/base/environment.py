@@ -20,9 +20,44 @@ __all__ = ["Environment"]
 _Switch = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
+# torch has two ways to set the precision of float32 products. The older one's getters raise where the
+# newer one was used: then there is nothing of the older one to put back.
+_UNREADABLE = object()
+
+# Each inherits from those before it.
+_PRECISIONS = (
+    ("generic", "all"),
+    *((backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")),
+)
+
+
 def _switch(getter: str, setter: str) -> _Switch | None:
     read, write = getattr(torch._C, getter, None), getattr(torch._C, setter, None)
-    return (read, write) if read is not None and write is not None else None
+    return _older(read, write) if read is not None and write is not None else None
+
+
+def _older(read: Callable[[], Any], write: Callable[..., Any]) -> _Switch:
+    def read_or_nothing() -> Any:
+        try:
+            return read()
+        except RuntimeError:
+            return _UNREADABLE
+
+    def write_back(value: Any) -> None:
+        if isinstance(value, tuple):
+            write(*value)
+        elif value is not _UNREADABLE:
+            write(value)
+
+    return read_or_nothing, write_back
+
+
+def _precisions() -> list[_Switch]:
+    read = getattr(torch._C, "_get_fp32_precision_getter", None)
+    write = getattr(torch._C, "_set_fp32_precision_setter", None)
+    if read is None or write is None:
+        return []
+    return [(functools.partial(read, *of), functools.partial(write, *of)) for of in _PRECISIONS]
 
 
 def _set_deterministic(value: tuple[bool, bool]) -> None:
@@ -52,10 +87,11 @@ def _switches() -> list[_Switch]:
             "_get_cublas_allow_bf16_reduced_precision_reduction",
             "_set_cublas_allow_bf16_reduced_precision_reduction",
         ),
+        _switch("_get_cublas_allow_fp16_accumulation", "_set_cublas_allow_fp16_accumulation"),
     ]
     return [
         (torch.get_default_dtype, torch.set_default_dtype),
-        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        _older(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         (torch.get_num_threads, torch.set_num_threads),
         (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
         (
@@ -66,6 +102,7 @@ def _switches() -> list[_Switch]:
             _set_deterministic,
         ),
         *(pair for pair in found if pair is not None),
+        *_precisions(),  # after the older ones, which set these too
     ]
 
 
@@ -76,6 +113,12 @@ def _all_switches() -> list[_Switch]:
     if not _SWITCHES:
         _SWITCHES.extend(_switches())
     return _SWITCHES
+
+
+def _put_back(values: list[Any]) -> None:
+    for (read, write), value in zip(_all_switches(), values, strict=True):
+        if value is not _UNREADABLE and read() != value:
+            write(value)
 
 
 class Environment:
@@ -99,11 +142,10 @@ class Environment:
         with ExitStack() as stack:
             now = RandomState(self._random.devices)
             stack.callback(now.put_back)
-            for (read, write), value in zip(_all_switches(), self._switches, strict=True):
-                current = read()
-                if current != value:
-                    stack.callback(write, current)
-                    write(value)
+            current = [read() for read, _ in _all_switches()]
+            if current != self._switches:
+                stack.callback(_put_back, current)
+                _put_back(self._switches)
             if torch.get_default_device() != self._default_device:
                 stack.enter_context(self._default_device)
             for device, (enabled, dtype) in zip(AUTOCAST_KINDS, self._autocast, strict=True):

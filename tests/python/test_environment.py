@@ -1,0 +1,66 @@
+"""Whatever chooses kernels is for a recomputed layer as it was for its forward, and afterwards as the user
+has it: also where precision was set in the newer of torch's two ways, after which the older getters raise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SETTINGS = {
+    "older": "torch.set_float32_matmul_precision('high')",
+    "all": "torch.backends.fp32_precision = 'tf32'",
+    "matmul": "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    "conv": "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
+    "mkldnn": "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
+    "bf16": "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False",
+    "fp16": "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)",
+    "accumulation": "torch.backends.cuda.matmul.allow_fp16_accumulation = True",
+}
+
+CODE = """
+import torch
+from memscale.base import environment
+
+def seen():
+    c = torch._C
+    return [c._get_fp32_precision_getter(*of) for of in environment._PRECISIONS] + [
+        c._get_cublas_allow_bf16_reduced_precision_reduction(),
+        c._get_cublas_allow_fp16_reduced_precision_reduction(), c._get_cublas_allow_fp16_accumulation()]
+
+exec({first!r})
+taken, before = environment.Environment([]), seen()
+exec({second!r})
+after = seen()
+assert (after != before) == bool({second!r})
+with taken.restored():
+    assert seen() == before, (seen(), before)
+assert seen() == after, (seen(), after)
+"""
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_precision_set_before_a_layer_or_after_it_is_put_back(name):
+    for first, second in ((SETTINGS[name], ""), ("", SETTINGS[name])):
+        run(CODE.format(first=first, second=second))
+
+
+def run(code: str) -> None:
+    """In a process of its own: some of these can't be undone."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_recomputed_step_goes_on_under_the_newer_switches():
+    run(
+        """
+import torch, memscale
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(3)])
+memscale.wrap(model, memscale.Config(force_optimize=True, enable_offloading=False, enable_logging=False))
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+model(torch.randn(2, 8)).sum().backward()
+assert model._memscale_executor.counters()["recomputed_layers"] > 0
+"""
+    )

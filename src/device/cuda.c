@@ -11,6 +11,7 @@ enum { BLOCK_BYTES = 512 };
 
 static const ms__device_conflict conflicts[] = {
     {"PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", "its pool can't be counted as the plan counts"},
+    {"PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", "its pool can't be counted as the plan counts"},
     {"PYTORCH_NO_CUDA_MEMORY_CACHING", "", "every CUDA block is returned at once: steps are slow"},
     {"CUDA_LAUNCH_BLOCKING", "1", "no transfer overlaps compute while it is set"},
 };

@@ -1,6 +1,6 @@
 """The tests of this folder run on the double of torch's CUDA (tests/torch_double), so in a process of their own.
 
-The double comes from build/test/tests or the folder that TORCH_DOUBLE names; without it nothing is collected.
+The double comes from build/test/tests or the folder that TORCH_DOUBLE names; without it nothing is run.
 """
 
 import os
@@ -18,12 +18,6 @@ if IS_BUILT:
     import torch_double
 
     torch_double.load(str(FOLDER))
-else:
-    collect_ignore_glob = ["test_*.py"]
-
-
-def pytest_report_header() -> str:
-    return f"double of torch's CUDA: {FOLDER}" if IS_BUILT else f"skipped: no double of torch's CUDA in {FOLDER}"
 
 
 @pytest.fixture(autouse=True)
@@ -45,4 +39,6 @@ def double(request):
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not IS_BUILT:
+        pytest.exit(f"skipped: there is no double of torch's CUDA in {FOLDER}", returncode=0)
     config.addinivalue_line("markers", "breaks_rules: breaks a rule of order on purpose")

@@ -7,6 +7,7 @@ afterwards. Used by `memscale.execution.replay`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

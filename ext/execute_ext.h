@@ -154,6 +154,9 @@ void ms_ext_device_close(ms_execution *execution);
 /* The rest only while !ms_execute_host_is_device(). */
 void *ms_ext_device_stream(const ms_execution *execution);
 bool ms_ext_device_has(const ms_execution *execution, PyObject *tensor);
+/* As ms_ext_check(); a GPU's memory that ran out is torch.OutOfMemoryError, which loops catch. */
+int ms_ext_check_fetch(const ms_execution *execution, int code, const ms_error *err);
+
 /* `view` of fetched memory goes to the calling thread's stream. -1 with an exception. */
 int ms_ext_device_lend(const ms_execution *execution, const ms_memory *memory, PyObject *view);
 

@@ -10,7 +10,7 @@ static PyObject *unpack_extent(ms_saved *saved)
     ms_error err;
     void *reference;
     if (ms_ext_check_probe(saved) != 0 ||
-        ms_ext_check(ms_extent_take(execute, saved->extent, &reference, &err), &err) != 0) {
+        ms_ext_check_fetch(saved->execution, ms_extent_take(execute, saved->extent, &reference, &err), &err) != 0) {
         return NULL;
     }
     PyObject *storage = ((ms_memory *)reference)->strong;

@@ -144,6 +144,20 @@ static int fail_with_exception(uint64_t bytes, ms_error *err)
     return rc;
 }
 
+int ms_ext_check_fetch(const ms_execution *execution, int code, const ms_error *err)
+{
+    PyObject *torch = code == MS_ENOMEM && execution->device.name != NULL ? PyImport_ImportModule("torch") : NULL;
+    PyObject *class = torch != NULL ? PyObject_GetAttrString(torch, "OutOfMemoryError") : NULL;
+    Py_XDECREF(torch);
+    if (class == NULL) {
+        PyErr_Clear();
+        return ms_ext_check(code, err);
+    }
+    PyErr_SetString(class, err->text);
+    Py_DECREF(class);
+    return -1;
+}
+
 static int host_obtain(void *context, uint64_t bytes, void **reference, void **address, uint64_t *capacity,
                        ms_error *err)
 {

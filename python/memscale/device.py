@@ -20,7 +20,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .errors import MemScaleError
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +35,6 @@ __all__ = [
     "is_out_of_memory",
     "kind_of",
 ]
-
-_ENOMEM = -1  # MS_ENOMEM of memscale/base.h
 
 
 @dataclass(frozen=True)
@@ -172,8 +169,6 @@ def kind_of(device: torch.device) -> Kind:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory could not be had, of a device or of the host."""
-    if isinstance(error, MemScaleError) and error.code == _ENOMEM:
-        return True  # host memory for what came back
     return any(kind.out_of_memory(error) for kind in KINDS.values())
 
 

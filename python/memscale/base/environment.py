@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..device import AUTOCAST_KINDS, RandomState, devices_of
+from ..device import ACCELERATORS, AUTOCAST_KINDS, RandomState, devices_of
 
 __all__ = ["Environment"]
 
@@ -28,7 +28,11 @@ _UNREADABLE = object()
 # Each inherits from those before it.
 _PRECISIONS = (
     ("generic", "all"),
-    *((backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")),
+    *(
+        (backend, op)
+        for backend in (*(kind.name for kind in ACCELERATORS), "mkldnn")
+        for op in ("all", "matmul", "conv", "rnn")
+    ),
 )
 
 

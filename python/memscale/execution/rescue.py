@@ -18,7 +18,7 @@ import torch
 
 from ..base.walk import version_of
 from ..device import KINDS, RandomState, is_out_of_memory
-from ..errors import BudgetInfeasibleError
+from ..errors import BudgetInfeasibleError, MemScaleError
 
 __all__ = ["StepRescue"]
 
@@ -28,6 +28,14 @@ Result = TypeVar("Result")
 
 # Larger buffers are not copied before every step: a step that changed one is not made again.
 _SMALL_BYTES = 1 << 20
+
+
+_ENOMEM = -1  # MS_ENOMEM of memscale/base.h
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # Memory of the host for what comes back is an error of the library's own.
+    return is_out_of_memory(error) or (isinstance(error, MemScaleError) and error.code == _ENOMEM)
 
 
 class StepRescue:
@@ -62,7 +70,7 @@ class StepRescue:
         try:
             return call()
         except Exception as error:
-            if self._buffers is None or not is_out_of_memory(error):
+            if self._buffers is None or not _is_out_of_memory(error):
                 self.update_ended()
                 raise
             failure = error
@@ -92,7 +100,7 @@ class StepRescue:
                     result = call()
                 return result
             except Exception as error:
-                if error is failure or not is_out_of_memory(error):
+                if error is failure or not _is_out_of_memory(error):
                     raise
                 failure = error
 

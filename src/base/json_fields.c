@@ -1,7 +1,9 @@
 /*
- * The tables of json_fields.h. Called by the readers and writers of plans.
+ * The tables of json_fields.h. Called by the readers and writers of plans and machines.
  */
 #include "base/json_fields.h"
+
+#include <string.h>
 
 enum { WORDS_MOST = 64 };
 
@@ -19,6 +21,17 @@ static void put_field(ms__json_writer *writer, json_t *object, const ms__json_fi
         break;
     case MS__FIELD_WORD:
         ms__json_put_string(writer, object, field->name, field->word(*(const uint32_t *)(const void *)at));
+        break;
+    case MS__FIELD_IF_ANY:
+        if (*(const uint64_t *)(const void *)at > 0) {
+            ms__json_put_saturated(writer, object, field->name, *(const uint64_t *)(const void *)at);
+        }
+        break;
+    case MS__FIELD_LIMIT:
+        ms__json_put_u64_or_null(writer, object, field->name, *(const uint64_t *)(const void *)at, UINT64_MAX);
+        break;
+    case MS__FIELD_TEXT:
+        ms__json_put_string(writer, object, field->name, at);
         break;
     }
 }
@@ -43,6 +56,31 @@ static int read_word(const ms__json_at *object, const ms__json_field *field, uin
     return rc;
 }
 
+/* null means UINT64_MAX; the member itself is required. */
+static int read_limit(const ms__json_at *object, const ms__json_field *field, uint64_t most, uint64_t *value)
+{
+    if (json_is_null(json_object_get(object->value, field->name))) {
+        *value = UINT64_MAX;
+        return MS_OK;
+    }
+    return ms__json_u64(object, field->name, field->least, most, value);
+}
+
+static int read_text(const ms__json_at *object, const ms__json_field *field, char *to)
+{
+    const char *text = "";
+    int rc = ms__json_string(object, field->name, &text);
+    size_t length = strlen(text);
+    if (rc == MS_OK && length >= field->most) {
+        return ms__json_fail(object, MS_EFORMAT, "\"%s\" is longer than %zu bytes", field->name,
+                             (size_t)field->most - 1);
+    }
+    if (rc == MS_OK) {
+        memcpy(to, text, length + 1);
+    }
+    return rc;
+}
+
 static int read_field(const ms__json_at *object, const ms__json_field *field, char *at)
 {
     uint64_t most = field->most > 0 ? field->most : INT64_MAX;
@@ -54,6 +92,12 @@ static int read_field(const ms__json_at *object, const ms__json_field *field, ch
         return ms__json_u32(object, field->name, (uint32_t)field->least, most_32, (uint32_t *)(void *)at);
     case MS__FIELD_BOOL:
         return ms__json_bool(object, field->name, (bool *)(void *)at);
+    case MS__FIELD_IF_ANY:
+        return ms__json_u64_or(object, field->name, field->least, most, 0, (uint64_t *)(void *)at);
+    case MS__FIELD_LIMIT:
+        return read_limit(object, field, most, (uint64_t *)(void *)at);
+    case MS__FIELD_TEXT:
+        return read_text(object, field, at);
     default:
         return read_word(object, field, (uint32_t *)(void *)at);
     }

@@ -1,6 +1,7 @@
 /*
  * Fields of a struct as members of a JSON object: one table writes them and reads them back. For documents
- * whose objects mirror a struct (plans and their parts). Thread-safe. Tests: tests/c/base/test_json_fields.c.
+ * whose objects mirror a struct (plans, machines and their parts). Thread-safe.
+ * Tests: tests/c/base/test_json_fields.c.
  */
 #ifndef MS_BASE_JSON_FIELDS_H
 #define MS_BASE_JSON_FIELDS_H
@@ -10,10 +11,13 @@
 #include "base/json.h"
 
 typedef enum ms__field_kind {
-    MS__FIELD_U64,  /* uint64_t; above INT64_MAX it is written as that */
-    MS__FIELD_U32,  /* uint32_t */
-    MS__FIELD_BOOL, /* bool */
-    MS__FIELD_WORD, /* uint32_t, written as its word */
+    MS__FIELD_U64,    /* uint64_t; a value above INT64_MAX is written as INT64_MAX */
+    MS__FIELD_U32,    /* uint32_t */
+    MS__FIELD_BOOL,   /* bool */
+    MS__FIELD_WORD,   /* uint32_t, written as its word */
+    MS__FIELD_IF_ANY, /* uint64_t that may be missing: 0, and not written if 0 */
+    MS__FIELD_LIMIT,  /* uint64_t, null for UINT64_MAX */
+    MS__FIELD_TEXT,   /* char[most], with its NUL */
 } ms__field_kind;
 
 typedef struct ms__json_field {
@@ -29,17 +33,20 @@ typedef struct ms__json_field {
 #define MS__FIELD_NUMBER(type, member, kind, least, most) \
     {#member, MS__FIELD_##kind, offsetof(type, member), (least), (most), NULL}
 #define MS__FIELD_WORDS(type, member, words, word) {#member, MS__FIELD_WORD, offsetof(type, member), 0, (words), (word)}
+#define MS__FIELD_CHARS(type, member) \
+    {#member, MS__FIELD_TEXT, offsetof(type, member), 0, sizeof((type *)0)->member, NULL}
 
 /* Adds all fields of the struct at `base` to `object`, in the table's order. */
 void ms__json_put_fields(ms__json_writer *writer, json_t *object, const ms__json_field *fields, size_t count,
                          const void *base);
 
-/* Reads all fields, which must be present, into the struct at `base`; the first failure ends it, as that of the
- * reader of one member does (json.h). */
+/* Reads all fields into the struct at `base`. All are required, except IF_ANY. Returns the first failure, with the
+ * codes of json.h's readers. */
 MS_NODISCARD int ms__json_read_fields(const ms__json_at *object, const ms__json_field *fields, size_t count,
                                       void *base);
 
-/* MS_EFORMAT unless the object has exactly `count` members. After `count` members were read, it has no others. */
+/* MS_EFORMAT unless the object has exactly `count` members: after `count` different members were read, it has no
+ * others. */
 MS_NODISCARD int ms__json_only_count(const ms__json_at *object, size_t count);
 
 #endif

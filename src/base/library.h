@@ -1,7 +1,7 @@
 /*
  * library.h - the functions of a shared library, found at run time: neither the build nor a machine requires the
  * library. Used by device/libcuda.c and libzstd.c.
- * Tests: tests/c/base/test_os.c.
+ * Tests: tests/c/device/test_libcuda.c.
  */
 #ifndef MS_BASE_LIBRARY_H
 #define MS_BASE_LIBRARY_H

@@ -1,11 +1,10 @@
 /*
- * hardware.h - the machine as a value: what there is, what limits it and how
- * fast it moves bytes.
+ * hardware.h - the machine as a value: its parts, its limits and its rates.
  *
- * A description is probed once, its measured rates rounded to two significant
- * digits and cached per machine, so that a plan is a pure function of three
- * documents: graph, hardware, config. Everything here prints as JSON and can be
- * loaded back in, also on another machine.
+ * A description is probed once. Its measured rates are rounded to two significant digits and cached per machine, so
+ * that a plan is a pure function of three documents: graph, hardware, config. Everything here prints as JSON and can
+ * be loaded again, also on another machine.
+ * Tests: tests/c/hardware/test_hardware.c.
  */
 #ifndef MEMSCALE_HARDWARE_H
 #define MEMSCALE_HARDWARE_H
@@ -17,7 +16,7 @@
 extern "C" {
 #endif
 
-/* Instruction sets that the kernels know; a bit each. */
+/* Instruction sets that have kernels; a bit each. */
 #define MS_ISA_TABLE(X) \
     X(AVX2, 0, "avx2") \
     X(AVX512F, 1, "avx512f") \
@@ -40,11 +39,11 @@ typedef struct ms_cpu {
     uint64_t stream_bytes_per_s;   /* element-wise work: bytes read + written */
     uint64_t fault_bytes_per_s;    /* first touch of fresh huge pages, one thread */
     uint64_t checksum_bytes_per_s; /* XXH3, one thread */
-    uint64_t evaluations_per_s;    /* elementary functions, all usable CPUs; 0: not known, and taken to
-                                      be in proportion to matmul_flops_per_s */
-    uint64_t pack_bytes_per_s;     /* of a tensor of two values as it becomes bits, one thread; and ... */
-    uint64_t unpack_bytes_per_s;   /* ... as it becomes itself again. 0: not known, and taken to be in
-                                      proportion to stream_bytes_per_s */
+    uint64_t evaluations_per_s;    /* elementary functions, all usable CPUs; 0: unknown, estimated in proportion
+                                      to matmul_flops_per_s */
+    uint64_t pack_bytes_per_s;     /* bit packing of a two-valued tensor, one thread */
+    uint64_t unpack_bytes_per_s;   /* bit unpacking, one thread. 0: both unknown, estimated in proportion to
+                                      stream_bytes_per_s */
 } ms_cpu;
 
 /* Host memory and its limits. */
@@ -60,7 +59,7 @@ typedef struct ms_ram {
 typedef struct ms_disk {
     char dir[MS_PATH_MAX];    /* "": no usable directory, the disk tier is off */
     char filesystem[MS_NAME_MAX];
-    bool is_memory;           /* tmpfs, ramfs: no room is made by writing there */
+    bool is_memory;           /* tmpfs, ramfs: writing there frees no memory */
     bool direct_io;
     uint64_t free_bytes;
     uint64_t write_bytes_per_s;
@@ -68,13 +67,13 @@ typedef struct ms_disk {
     char refusal[MS_NAME_MAX]; /* why `dir` can't be used; "" if it can */
 } ms_disk;
 
-/* What the training process itself holds, measured when it is wrapped. A plan
- * made without a process (the command line) has zeros here. */
+/* Memory of the training process itself, measured by wrap(). Zero in a plan made without a process (the command
+ * line). */
 typedef struct ms_process {
     uint64_t baseline_bytes; /* resident (CPU) or allocated (GPU) before the first step */
-    uint64_t scratch_bytes;  /* what operators and the interpreter may take beside tensors */
-    uint64_t reserve_bytes;  /* the part of it that is not expected: budgets leave it free */
-    uint64_t products_bytes; /* the part of it that only large matrix products take; 0 once measured */
+    uint64_t scratch_bytes;  /* memory of operators and the interpreter beside tensors, at most */
+    uint64_t reserve_bytes;  /* the part of scratch_bytes that is not expected: budgets leave it free */
+    uint64_t products_bytes; /* the expected part that only large matrix products take; 0 once measured */
 } ms_process;
 
 /* The machine. */
@@ -86,28 +85,26 @@ typedef struct ms_hardware {
     uint32_t gpu_count;
     ms_gpu gpu[MS_GPU_MAX];
     int32_t device;             /* the training device: -1 the CPU, else an index into gpu[] */
-    uint64_t time_scale_permille; /* measured step time / predicted; 1000 until steps were seen */
+    uint64_t time_scale_permille; /* measured step time / predicted; 1000 until a step is measured */
 } ms_hardware;
 
-/* How to look at the machine. */
+/* Options of the probe. */
 typedef struct ms_hardware_options {
     const char *disk_dir;  /* NULL: choose a cache directory on a real disk */
-    const char *cache_dir; /* where measured rates are kept; NULL: the user's cache directory */
+    const char *cache_dir; /* directory of cached rates; NULL: the user's cache directory */
     bool no_cache;         /* measure again */
-    bool no_measure;       /* rates stay at stated defaults; nothing is written */
+    bool no_measure;       /* use stated default rates; nothing is written */
 } ms_hardware_options;
 
 /*
- * Probes this machine. Never fails for something that is absent (no GPU, no
- * usable disk): that is part of the description. Measuring takes a second or
- * two the first time and writes a temporary file of 256 MB in the disk
- * directory, deleted at once.
+ * Probes this machine. An absent part (no GPU, no usable disk) is no failure: the description says so. The first
+ * measurement takes a second or two and writes a temporary file of 256 MB in the disk directory, deleted at once.
+ * Tests: tests/c/hardware/test_probe.c.
  */
 MS_API int ms_hardware_probe(const ms_hardware_options *options, ms_hardware *hardware, ms_error *err);
 
-/* Is `dir` fit for the disk tier? Fills the ms_disk except for its rates. Fails
- * with MS_ECONFIG only for a directory that the user named and that is a
- * memory file system, is not writable or does not exist and can't be made. */
+/* Checks that `dir` can hold the disk tier. Fills the ms_disk except for its rates. MS_ECONFIG if the directory is
+ * on a memory file system, is not writable, or does not exist and can't be made. */
 MS_API int ms_disk_probe(const char *dir, ms_disk *disk, ms_error *err);
 
 /* Reads and writes the description of a machine as JSON (docs/formats/hardware.schema.json). */
@@ -117,23 +114,22 @@ MS_API char *ms_hardware_to_json(const ms_hardware *hardware);
 /* The kind of the training device: MS_DEVICE_CPU, or that of its GPU. */
 MS_API ms_device_kind ms_hardware_device_kind(const ms_hardware *hardware);
 
-/* Whether training runs in host memory. */
+/* True if training runs in host memory. */
 MS_API bool ms_hardware_host_is_device(const ms_hardware *hardware);
 
-/* The GPU that training runs on; NULL where that is the CPU, or a GPU that is not described. */
+/* The GPU that training runs on; NULL for the CPU and for a GPU without a description. */
 MS_API const ms_gpu *ms_hardware_gpu(const ms_hardware *hardware);
 
-/* The bytes that training may take on its device when the user names no budget:
+/* The bytes that training may take on its device if the user sets no budget:
  * for a GPU its total, for a CPU host the smaller of RAM and the binding limit. */
 MS_API uint64_t ms_hardware_device_bytes(const ms_hardware *hardware);
 
 /*
- * Fills `process` and `device` for the process that calls. For the CPU (device -1) the
- * baseline is the resident memory now, after libc gave back what it holds free, or the
- * one before where that differs by no more than 20 MB: plans of one process agree. For a
- * GPU it is `allocated_bytes`, what the framework has allocated there. The scratch
- * bytes, and the part of them that is a reserve, are a prior that the first steps replace
- * (ms_pipeline_observe()). Thread-safe.
+ * Fills `process` and `device` for the calling process. For the CPU (device -1) the baseline is the current resident
+ * memory after libc released its free memory. If it differs from the previous baseline by at most 20 MB, the previous
+ * one stays, so that plans of one process agree. For a GPU the baseline is `allocated_bytes`, the framework's
+ * allocations there. Scratch and reserve are priors that the first steps replace (ms_pipeline_observe()).
+ * Thread-safe.
  */
 MS_API int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes, ms_error *err);
 

@@ -1,7 +1,6 @@
 /*
- * The logistic function of many fp32 numbers, one kernel per instruction set: an exponential
- * (reduction, polynomial, scaling) and a division, which is what the functions of neural
- * networks consist of. Called by rates.c to time it; its results mean nothing.
+ * The logistic function of many fp32 numbers, one kernel per instruction set: an exponential (reduction, polynomial,
+ * scaling) and a division, the operations of neural networks' functions. rates.c times it; its results are not used.
  */
 #include "hardware/evaluate_kernel.h"
 
@@ -31,7 +30,7 @@
 DEFINE_KERNEL(evaluate_avx512, __attribute__((target("avx512f"))), 16)
 DEFINE_KERNEL(evaluate_avx2, __attribute__((target("avx2,fma"))), 8)
 #endif
-/* What every x86-64 has (SSE2), NEON, and any other machine that GCC knows. */
+/* SSE2, which every x86-64 has; NEON; any other target of GCC. */
 DEFINE_KERNEL(evaluate_plain, , 4)
 
 void (*ms__evaluate_kernel_for(uint32_t isa))(float *values)

@@ -1,7 +1,6 @@
 /*
- * Puts the hardware description together: what there is (probe_*.c) and how fast
- * it is (rates*.c), the latter measured once and kept in the user's cache. Called
- * before planning and by `memscale hardware`; decides nothing.
+ * Builds the hardware description from the probes (probe_*.c) and the rates (rates*.c), which are measured once and
+ * kept in the user's cache. Called before planning and by `memscale hardware`.
  */
 #include <stdio.h>
 #include <string.h>
@@ -17,8 +16,7 @@
 enum { MEASURE_BYTES = 256 << 20, DIR_SHARE = 4, MEMORY_SHARE = 8, TIME_SCALE_NEUTRAL = 1000 };
 #define DISK_LIMIT_NS UINT64_C(800000000)
 
-/* Rates of unoptimized or instrumented code must not be taken for those of the
- * code that trains. */
+/* Rates of unoptimized or instrumented builds have their own cache key. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define BUILD_FLAVOUR "instrumented"
 #elif defined(__OPTIMIZE__)
@@ -66,7 +64,7 @@ uint64_t ms_hardware_device_bytes(const ms_hardware *hardware)
     return gpu != NULL ? gpu->total_bytes : ms__min_u64(hardware->ram.total_bytes, hardware->ram.limit_bytes);
 }
 
-/* ---- what a measurement holds for --------------------------------------- */
+/* ---- keys of cached measurements ---------------------------------------- */
 
 typedef struct key_text {
     char text[1024];
@@ -109,10 +107,10 @@ static key_text disk_key(const ms_disk *disk)
 
 /* ---- rates, from the cache or measured ---------------------------------- */
 
-/* Where rates are kept; "" if nowhere. */
+/* The directory of cached rates; "" for none. */
 typedef struct rate_store {
     char dir[MS_PATH_MAX];
-    bool ignore; /* what is there; new rates are still written */
+    bool ignore; /* do not read cached rates; new rates are still written */
 } rate_store;
 
 static void open_store(const ms_hardware_options *options, rate_store *store)
@@ -125,7 +123,7 @@ static void open_store(const ms_hardware_options *options, rate_store *store)
     }
 }
 
-static bool load(const rate_store *store, const char *kind, const char *key, const ms__rate *rates, size_t count)
+static bool rates_load(const rate_store *store, const char *kind, const char *key, const ms__rate *rates, size_t count)
 {
     return !store->ignore && store->dir[0] != '\0' && ms__rate_cache_load(store->dir, kind, key, rates, count);
 }
@@ -151,7 +149,7 @@ static void find_cpu_rates(const rate_store *store, const ms_ram *ram, ms_cpu *c
     };
     size_t count = sizeof rates / sizeof rates[0];
     key_text key = cpu_key(cpu);
-    if (load(store, "cpu", key.text, rates, count)) {
+    if (rates_load(store, "cpu", key.text, rates, count)) {
         return;
     }
     uint64_t room_bytes = ms__min_u64(ram->available_bytes, ram->limit_bytes) / MEMORY_SHARE;
@@ -168,7 +166,7 @@ static int measure_disk(ms_disk *disk, ms_error *err)
     uint64_t file_bytes = ms__min_u64(MEASURE_BYTES, disk->free_bytes / DIR_SHARE);
     int rc = ms__rates_measure_disk(disk, file_bytes, DISK_LIMIT_NS, err);
     if (rc != MS_OK && disk->direct_io) {
-        /* Some file systems open files for direct I/O and then refuse it. */
+        /* Some file systems accept O_DIRECT at open and refuse the transfers. */
         disk->direct_io = false;
         rc = ms__rates_measure_disk(disk, file_bytes, DISK_LIMIT_NS, err);
     }
@@ -183,7 +181,7 @@ static void find_disk_rates(const rate_store *store, ms_disk *disk)
     };
     size_t count = sizeof rates / sizeof rates[0];
     key_text key = disk_key(disk);
-    if (load(store, "disk", key.text, rates, count)) {
+    if (rates_load(store, "disk", key.text, rates, count)) {
         return;
     }
     ms_error err;
@@ -213,7 +211,7 @@ uint32_t ms__probe_gpus(ms_gpu *gpus)
 
 /* ---- the whole ---------------------------------------------------------- */
 
-/* The named directory must do (MS_ECONFIG); without a name, none may be found. */
+/* A named directory must be usable (MS_ECONFIG); without a name, none need be found. */
 static int find_disk(const ms_hardware_options *options, ms_disk *disk, ms_error *err)
 {
     char reason[MS_NAME_MAX];

@@ -1,53 +1,99 @@
 /*
- * Reads and writes the hardware description as JSON (docs/formats/
- * hardware.schema.json). Reading is strict: every member is required, bounded
- * and known, so that what was saved by one machine plans alike on another.
- * What is read and written again is the same text byte for byte.
+ * Reads and writes the hardware description as JSON (docs/formats/hardware.schema.json). Reading is strict: members
+ * are required unless the schema says otherwise, bounded and known, so that a saved machine gives the same plans
+ * elsewhere. A description that is read and written again is the same text byte for byte.
  */
 #include <string.h>
 
-#include "base/json.h"
+#include "base/json_fields.h"
 #include "hardware/isa.h"
 #include "memscale/hardware.h"
 
 enum { CPUS_MOST = 65536, COPY_ENGINES_MOST = 64, COMPUTE_MOST = 1000, TIME_SCALE_MOST = 1000000 };
 
-/* ---- members of more than one object ------------------------------------ */
+/* ---- the fields ----------------------------------------------------------- */
 
-#define READ_ALL(object, least, ...) \
-    ms__json_u64s(object, least, INT64_MAX, (const ms__json_u64_member[]){__VA_ARGS__}, \
-                  sizeof((const ms__json_u64_member[]){__VA_ARGS__}) / sizeof(ms__json_u64_member))
-#define READ_BYTES(object, ...) READ_ALL(object, 0, __VA_ARGS__)
-/* A rate is never 0: everybody divides by it. */
-#define READ_RATES(object, ...) READ_ALL(object, 1, __VA_ARGS__)
+#define COUNT_OF(table) (sizeof(table) / sizeof(table)[0])
+/* A rate is never 0: it is a divisor everywhere. */
+#define RATE(type, member) MS__FIELD_NUMBER(type, member, U64, 1, 0)
 
-#define ONLY(object, ...) \
-    ms__json_only(object, (const char *const[]){__VA_ARGS__}, \
-                  sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
+static const ms__json_field cpu_fields[] = {
+    MS__FIELD_CHARS(ms_cpu, name),
+    MS__FIELD_NUMBER(ms_cpu, usable_cpus, U32, 1, CPUS_MOST),
+    RATE(ms_cpu, matmul_flops_per_s),
+    RATE(ms_cpu, stream_bytes_per_s),
+    RATE(ms_cpu, fault_bytes_per_s),
+    RATE(ms_cpu, checksum_bytes_per_s),
+    MS__FIELD_NUMBER(ms_cpu, evaluations_per_s, IF_ANY, 1, 0),
+};
+enum { CPU_FIELDS_BEFORE_ISA = 2 };
+/* Both or neither. */
+static const ms__json_field packing_fields[] = {RATE(ms_cpu, pack_bytes_per_s), RATE(ms_cpu, unpack_bytes_per_s)};
 
-static int read_text(const ms__json_at *object, const char *name, char *out, size_t size)
+static const ms__json_field ram_fields[] = {
+    MS__FIELD(ms_ram, total_bytes, U64),   MS__FIELD(ms_ram, available_bytes, U64),
+    MS__FIELD(ms_ram, limit_bytes, LIMIT), MS__FIELD(ms_ram, memlock_bytes, LIMIT),
+    MS__FIELD_CHARS(ms_ram, limit_source),
+};
+
+static const ms__json_field disk_fields[] = {
+    MS__FIELD_CHARS(ms_disk, dir),       MS__FIELD_CHARS(ms_disk, filesystem), MS__FIELD(ms_disk, is_memory, BOOL),
+    MS__FIELD(ms_disk, direct_io, BOOL), MS__FIELD(ms_disk, free_bytes, U64),  RATE(ms_disk, write_bytes_per_s),
+    RATE(ms_disk, read_bytes_per_s),     MS__FIELD_CHARS(ms_disk, refusal),
+};
+
+static const ms__json_field process_fields[] = {
+    MS__FIELD(ms_process, baseline_bytes, U64),
+    MS__FIELD(ms_process, scratch_bytes, U64),
+    MS__FIELD(ms_process, reserve_bytes, IF_ANY),
+    MS__FIELD(ms_process, products_bytes, IF_ANY),
+};
+
+static const ms__json_field gpu_fields[] = {
+    MS__FIELD_CHARS(ms_gpu, name),
+    MS__FIELD(ms_gpu, total_bytes, U64),
+    MS__FIELD(ms_gpu, free_bytes, U64),
+    MS__FIELD_NUMBER(ms_gpu, copy_engines, U32, 0, COPY_ENGINES_MOST),
+    MS__FIELD_NUMBER(ms_gpu, compute_major, U32, 0, COMPUTE_MOST),
+    MS__FIELD_NUMBER(ms_gpu, compute_minor, U32, 0, COMPUTE_MOST),
+    RATE(ms_gpu, matmul_flops_per_s),
+    RATE(ms_gpu, stream_bytes_per_s),
+    RATE(ms_gpu, to_host_bytes_per_s),
+    RATE(ms_gpu, from_host_bytes_per_s),
+};
+
+enum { NAMES_MOST = 16 };
+
+/* Reads the fields of an object that has only these members and the `others`, up to a NULL. */
+static int read_fields(const ms__json_at *at, const ms__json_field *fields, size_t count, const char *const *others,
+                       void *base)
 {
-    const char *text;
-    int rc = ms__json_string(object, name, &text);
-    if (rc != MS_OK) {
-        return rc;
+    const char *names[NAMES_MOST];
+    size_t name_count = 0;
+    while (name_count < count) {
+        names[name_count] = fields[name_count].name;
+        name_count++;
     }
-    size_t length = strlen(text);
-    if (length >= size) {
-        return ms__json_fail(object, MS_EFORMAT, "\"%s\" is longer than %zu bytes", name, size - 1);
+    for (; *others != NULL; others++) {
+        names[name_count++] = *others;
     }
-    memcpy(out, text, length + 1);
-    return MS_OK;
+    int rc = ms__json_only(at, names, name_count);
+    return rc == MS_OK ? ms__json_read_fields(at, fields, count, base) : rc;
 }
 
-/* null stands for "no limit"; the member itself must be there. */
-static int read_limit(const ms__json_at *object, const char *name, uint64_t *out)
+/* The object `name` of the root, all of whose members are fields. */
+static int read_part(const ms__json_at *root, const char *name, const ms__json_field *fields, size_t count, void *base)
 {
-    if (json_is_null(json_object_get(object->value, name))) {
-        *out = UINT64_MAX;
-        return MS_OK;
-    }
-    return ms__json_u64(object, name, 0, INT64_MAX, out);
+    static const char *const no_others[] = {NULL};
+    ms__json_at at;
+    int rc = ms__json_object(root, name, &at);
+    return rc == MS_OK ? read_fields(&at, fields, count, no_others, base) : rc;
+}
+
+static void write_part(ms__json_writer *writer, json_t *root, const char *name, const ms__json_field *fields,
+                       size_t count, const void *base)
+{
+    ms__json_put_fields(writer, ms__json_put_object(writer, root, name), fields, count, base);
 }
 
 /* ---- reading ------------------------------------------------------------ */
@@ -65,7 +111,7 @@ static int read_isa(const ms__json_at *cpu, uint32_t *isa)
         }
         uint32_t bit = ms__isa_from_name(name);
         if (bit == 0) {
-            rc = ms__json_fail(&list, MS_EFORMAT, "\"%.64s\" is no known instruction set", name);
+            rc = ms__json_fail(&list, MS_EFORMAT, "\"%.64s\" is not a known instruction set", name);
         } else if (bits >= bit) {
             rc = ms__json_fail(&list, MS_EFORMAT, "\"%.64s\" is out of order or twice here", name);
         }
@@ -79,122 +125,43 @@ static int read_isa(const ms__json_at *cpu, uint32_t *isa)
 
 static int read_cpu(const ms__json_at *root, ms_cpu *cpu)
 {
+    static const char *const others[] = {"isa", "pack_bytes_per_s", "unpack_bytes_per_s", NULL};
     ms__json_at at;
     int rc = ms__json_object(root, "cpu", &at);
     if (rc == MS_OK) {
-        rc = ONLY(&at, "name", "usable_cpus", "isa", "matmul_flops_per_s", "stream_bytes_per_s", "fault_bytes_per_s",
-                  "checksum_bytes_per_s", "evaluations_per_s", "pack_bytes_per_s", "unpack_bytes_per_s");
-    }
-    if (rc == MS_OK) {
-        rc = read_text(&at, "name", cpu->name, sizeof cpu->name);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_u32(&at, "usable_cpus", 1, CPUS_MOST, &cpu->usable_cpus);
+        rc = read_fields(&at, cpu_fields, COUNT_OF(cpu_fields), others, cpu);
     }
     if (rc == MS_OK) {
         rc = read_isa(&at, &cpu->isa);
     }
-    if (rc == MS_OK) {
-        rc = READ_RATES(
-            &at, {"matmul_flops_per_s", &cpu->matmul_flops_per_s}, {"stream_bytes_per_s", &cpu->stream_bytes_per_s},
-            {"fault_bytes_per_s", &cpu->fault_bytes_per_s}, {"checksum_bytes_per_s", &cpu->checksum_bytes_per_s});
-    }
-    if (rc == MS_OK && ms__json_has(&at, "evaluations_per_s")) {
-        rc = READ_RATES(&at, {"evaluations_per_s", &cpu->evaluations_per_s});
-    }
-    if (rc == MS_OK && (ms__json_has(&at, "pack_bytes_per_s") || ms__json_has(&at, "unpack_bytes_per_s"))) {
-        rc = READ_RATES(&at, {"pack_bytes_per_s", &cpu->pack_bytes_per_s},
-                        {"unpack_bytes_per_s", &cpu->unpack_bytes_per_s});
-    }
-    return rc;
-}
-
-static int read_ram(const ms__json_at *root, ms_ram *ram)
-{
-    ms__json_at at;
-    int rc = ms__json_object(root, "ram", &at);
-    if (rc == MS_OK) {
-        rc = ONLY(&at, "total_bytes", "available_bytes", "limit_bytes", "memlock_bytes", "limit_source");
-    }
-    if (rc == MS_OK) {
-        rc = READ_BYTES(&at, {"total_bytes", &ram->total_bytes}, {"available_bytes", &ram->available_bytes});
-    }
-    if (rc == MS_OK) {
-        rc = read_limit(&at, "limit_bytes", &ram->limit_bytes);
-    }
-    if (rc == MS_OK) {
-        rc = read_limit(&at, "memlock_bytes", &ram->memlock_bytes);
-    }
-    if (rc == MS_OK) {
-        rc = read_text(&at, "limit_source", ram->limit_source, sizeof ram->limit_source);
-    }
-    return rc;
-}
-
-static int read_disk(const ms__json_at *root, ms_disk *disk)
-{
-    ms__json_at at;
-    int rc = ms__json_object(root, "disk", &at);
-    if (rc == MS_OK) {
-        rc = ONLY(&at, "dir", "filesystem", "is_memory", "direct_io", "free_bytes", "write_bytes_per_s",
-                  "read_bytes_per_s", "refusal");
-    }
-    if (rc == MS_OK) {
-        rc = read_text(&at, "dir", disk->dir, sizeof disk->dir);
-    }
-    if (rc == MS_OK) {
-        rc = read_text(&at, "filesystem", disk->filesystem, sizeof disk->filesystem);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_bool(&at, "is_memory", &disk->is_memory);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_bool(&at, "direct_io", &disk->direct_io);
-    }
-    if (rc == MS_OK) {
-        rc = READ_BYTES(&at, {"free_bytes", &disk->free_bytes});
-    }
-    if (rc == MS_OK) {
-        rc = READ_RATES(&at, {"write_bytes_per_s", &disk->write_bytes_per_s},
-                        {"read_bytes_per_s", &disk->read_bytes_per_s});
-    }
-    if (rc == MS_OK) {
-        rc = read_text(&at, "refusal", disk->refusal, sizeof disk->refusal);
+    if (rc == MS_OK && (ms__json_has(&at, others[1]) || ms__json_has(&at, others[2]))) {
+        rc = ms__json_read_fields(&at, packing_fields, COUNT_OF(packing_fields), cpu);
     }
     return rc;
 }
 
 static int read_process(const ms__json_at *root, ms_process *process)
 {
-    ms__json_at at;
-    int rc = ms__json_object(root, "process", &at);
-    if (rc == MS_OK) {
-        rc = ONLY(&at, "baseline_bytes", "scratch_bytes", "reserve_bytes", "products_bytes");
-    }
-    if (rc == MS_OK) {
-        rc = READ_BYTES(&at, {"baseline_bytes", &process->baseline_bytes}, {"scratch_bytes", &process->scratch_bytes});
-    }
-    if (rc == MS_OK && ms__json_has(&at, "reserve_bytes")) {
-        rc = READ_BYTES(&at, {"reserve_bytes", &process->reserve_bytes});
-    }
+    int rc = read_part(root, "process", process_fields, COUNT_OF(process_fields), process);
     if (rc == MS_OK && process->reserve_bytes > process->scratch_bytes) {
-        rc = ms__json_fail(&at, MS_EFORMAT, "\"reserve_bytes\" is a part of \"scratch_bytes\"");
-    }
-    if (rc == MS_OK && ms__json_has(&at, "products_bytes")) {
-        rc = READ_BYTES(&at, {"products_bytes", &process->products_bytes});
+        return ms__json_fail(root, MS_EFORMAT, "\"process\": \"reserve_bytes\" is a part of \"scratch_bytes\"");
     }
     if (rc == MS_OK && process->products_bytes > process->scratch_bytes - process->reserve_bytes) {
-        rc = ms__json_fail(&at, MS_EFORMAT, "\"products_bytes\" is a part of the expected \"scratch_bytes\"");
+        return ms__json_fail(root, MS_EFORMAT,
+                             "\"process\": \"products_bytes\" is a part of the expected \"scratch_bytes\"");
     }
     return rc;
 }
 
-/* Documents of before there were kinds say none. */
+/* Older documents have no kind. */
 static int read_kind(const ms__json_at *at, ms_device_kind *kind)
 {
-    char name[MS_NAME_MAX];
+    const char *name;
     ms_error err;
-    int rc = read_text(at, "kind", name, sizeof name);
+    if (!ms__json_has(at, "kind")) {
+        return MS_OK;
+    }
+    int rc = ms__json_string(at, "kind", &name);
     if (rc == MS_OK && (ms_device_kind_named(name, kind, &err) != MS_OK || ms_device_host_is_device(*kind))) {
         rc = ms__json_fail(at, MS_EFORMAT, "\"kind\": memscale knows no GPU of kind \"%.64s\"", name);
     }
@@ -203,32 +170,9 @@ static int read_kind(const ms__json_at *at, ms_device_kind *kind)
 
 static int read_gpu(const ms__json_at *at, ms_gpu *gpu)
 {
-    int rc = ONLY(at, "kind", "name", "total_bytes", "free_bytes", "copy_engines", "compute_major", "compute_minor",
-                  "matmul_flops_per_s", "stream_bytes_per_s", "to_host_bytes_per_s", "from_host_bytes_per_s");
-    if (rc == MS_OK && ms__json_has(at, "kind")) {
-        rc = read_kind(at, &gpu->kind);
-    }
-    if (rc == MS_OK) {
-        rc = read_text(at, "name", gpu->name, sizeof gpu->name);
-    }
-    if (rc == MS_OK) {
-        rc = READ_BYTES(at, {"total_bytes", &gpu->total_bytes}, {"free_bytes", &gpu->free_bytes});
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_u32(at, "copy_engines", 0, COPY_ENGINES_MOST, &gpu->copy_engines);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_u32(at, "compute_major", 0, COMPUTE_MOST, &gpu->compute_major);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_u32(at, "compute_minor", 0, COMPUTE_MOST, &gpu->compute_minor);
-    }
-    if (rc == MS_OK) {
-        rc = READ_RATES(
-            at, {"matmul_flops_per_s", &gpu->matmul_flops_per_s}, {"stream_bytes_per_s", &gpu->stream_bytes_per_s},
-            {"to_host_bytes_per_s", &gpu->to_host_bytes_per_s}, {"from_host_bytes_per_s", &gpu->from_host_bytes_per_s});
-    }
-    return rc;
+    static const char *const others[] = {"kind", NULL};
+    int rc = read_fields(at, gpu_fields, COUNT_OF(gpu_fields), others, gpu);
+    return rc == MS_OK ? read_kind(at, &gpu->kind) : rc;
 }
 
 static int read_gpus(const ms__json_at *root, ms_hardware *hardware)
@@ -253,7 +197,7 @@ static int read_gpus(const ms__json_at *root, ms_hardware *hardware)
     return rc;
 }
 
-/* -1, or the index of a GPU that is described. */
+/* -1, or an index into the described GPUs. */
 static int read_device(const ms__json_at *root, ms_hardware *hardware)
 {
     const json_t *value = json_object_get(root->value, "device");
@@ -267,18 +211,20 @@ static int read_device(const ms__json_at *root, ms_hardware *hardware)
 
 static int read_hardware(const ms__json_at *root, ms_hardware *hardware)
 {
+    static const char *const names[] = {"version", "cpu",  "ram",    "disk",
+                                        "process", "gpus", "device", "time_scale_permille"};
     int rc = ms__json_version(root, 1, 1, NULL);
     if (rc == MS_OK) {
-        rc = ONLY(root, "version", "cpu", "ram", "disk", "process", "gpus", "device", "time_scale_permille");
+        rc = ms__json_only(root, names, COUNT_OF(names));
     }
     if (rc == MS_OK) {
         rc = read_cpu(root, &hardware->cpu);
     }
     if (rc == MS_OK) {
-        rc = read_ram(root, &hardware->ram);
+        rc = read_part(root, "ram", ram_fields, COUNT_OF(ram_fields), &hardware->ram);
     }
     if (rc == MS_OK) {
-        rc = read_disk(root, &hardware->disk);
+        rc = read_part(root, "disk", disk_fields, COUNT_OF(disk_fields), &hardware->disk);
     }
     if (rc == MS_OK) {
         rc = read_process(root, &hardware->process);
@@ -320,60 +266,17 @@ int ms_hardware_parse(const char *json, ms_hardware *hardware, ms_error *err)
 static void write_cpu(ms__json_writer *writer, json_t *root, const ms_cpu *cpu)
 {
     json_t *object = ms__json_put_object(writer, root, "cpu");
-    ms__json_put_string(writer, object, "name", cpu->name);
-    ms__json_put_u64(writer, object, "usable_cpus", cpu->usable_cpus);
+    ms__json_put_fields(writer, object, cpu_fields, CPU_FIELDS_BEFORE_ISA, cpu);
     json_t *isa = ms__json_put_array(writer, object, "isa");
     for (uint32_t bit = 1; bit != 0; bit <<= 1) {
         if ((cpu->isa & bit) != 0 && ms__isa_name(bit) != NULL) {
             ms__json_add_string(writer, isa, ms__isa_name(bit));
         }
     }
-    ms__json_put_u64(writer, object, "matmul_flops_per_s", cpu->matmul_flops_per_s);
-    ms__json_put_u64(writer, object, "stream_bytes_per_s", cpu->stream_bytes_per_s);
-    ms__json_put_u64(writer, object, "fault_bytes_per_s", cpu->fault_bytes_per_s);
-    ms__json_put_u64(writer, object, "checksum_bytes_per_s", cpu->checksum_bytes_per_s);
-    if (cpu->evaluations_per_s > 0) {
-        ms__json_put_u64(writer, object, "evaluations_per_s", cpu->evaluations_per_s);
-    }
+    ms__json_put_fields(writer, object, cpu_fields + CPU_FIELDS_BEFORE_ISA,
+                        COUNT_OF(cpu_fields) - CPU_FIELDS_BEFORE_ISA, cpu);
     if (cpu->pack_bytes_per_s > 0 && cpu->unpack_bytes_per_s > 0) {
-        ms__json_put_u64(writer, object, "pack_bytes_per_s", cpu->pack_bytes_per_s);
-        ms__json_put_u64(writer, object, "unpack_bytes_per_s", cpu->unpack_bytes_per_s);
-    }
-}
-
-static void write_ram(ms__json_writer *writer, json_t *root, const ms_ram *ram)
-{
-    json_t *object = ms__json_put_object(writer, root, "ram");
-    ms__json_put_u64(writer, object, "total_bytes", ram->total_bytes);
-    ms__json_put_u64(writer, object, "available_bytes", ram->available_bytes);
-    ms__json_put_u64_or_null(writer, object, "limit_bytes", ram->limit_bytes, UINT64_MAX);
-    ms__json_put_u64_or_null(writer, object, "memlock_bytes", ram->memlock_bytes, UINT64_MAX);
-    ms__json_put_string(writer, object, "limit_source", ram->limit_source);
-}
-
-static void write_disk(ms__json_writer *writer, json_t *root, const ms_disk *disk)
-{
-    json_t *object = ms__json_put_object(writer, root, "disk");
-    ms__json_put_string(writer, object, "dir", disk->dir);
-    ms__json_put_string(writer, object, "filesystem", disk->filesystem);
-    ms__json_put_bool(writer, object, "is_memory", disk->is_memory);
-    ms__json_put_bool(writer, object, "direct_io", disk->direct_io);
-    ms__json_put_u64(writer, object, "free_bytes", disk->free_bytes);
-    ms__json_put_u64(writer, object, "write_bytes_per_s", disk->write_bytes_per_s);
-    ms__json_put_u64(writer, object, "read_bytes_per_s", disk->read_bytes_per_s);
-    ms__json_put_string(writer, object, "refusal", disk->refusal);
-}
-
-static void write_process(ms__json_writer *writer, json_t *root, const ms_process *process)
-{
-    json_t *object = ms__json_put_object(writer, root, "process");
-    ms__json_put_u64(writer, object, "baseline_bytes", process->baseline_bytes);
-    ms__json_put_u64(writer, object, "scratch_bytes", process->scratch_bytes);
-    if (process->reserve_bytes > 0) {
-        ms__json_put_u64(writer, object, "reserve_bytes", process->reserve_bytes);
-    }
-    if (process->products_bytes > 0) {
-        ms__json_put_u64(writer, object, "products_bytes", process->products_bytes);
+        ms__json_put_fields(writer, object, packing_fields, COUNT_OF(packing_fields), cpu);
     }
 }
 
@@ -383,16 +286,7 @@ static void write_gpu(ms__json_writer *writer, json_t *list, const ms_gpu *gpu)
     if (gpu->kind != MS_DEVICE_UNSTATED) {
         ms__json_put_string(writer, object, "kind", ms_device_kind_name(gpu->kind));
     }
-    ms__json_put_string(writer, object, "name", gpu->name);
-    ms__json_put_u64(writer, object, "total_bytes", gpu->total_bytes);
-    ms__json_put_u64(writer, object, "free_bytes", gpu->free_bytes);
-    ms__json_put_u64(writer, object, "copy_engines", gpu->copy_engines);
-    ms__json_put_u64(writer, object, "compute_major", gpu->compute_major);
-    ms__json_put_u64(writer, object, "compute_minor", gpu->compute_minor);
-    ms__json_put_u64(writer, object, "matmul_flops_per_s", gpu->matmul_flops_per_s);
-    ms__json_put_u64(writer, object, "stream_bytes_per_s", gpu->stream_bytes_per_s);
-    ms__json_put_u64(writer, object, "to_host_bytes_per_s", gpu->to_host_bytes_per_s);
-    ms__json_put_u64(writer, object, "from_host_bytes_per_s", gpu->from_host_bytes_per_s);
+    ms__json_put_fields(writer, object, gpu_fields, COUNT_OF(gpu_fields), gpu);
 }
 
 char *ms_hardware_to_json(const ms_hardware *hardware)
@@ -401,9 +295,9 @@ char *ms_hardware_to_json(const ms_hardware *hardware)
     json_t *root = ms__json_new(&writer);
     ms__json_put_u64(&writer, root, "version", 1);
     write_cpu(&writer, root, &hardware->cpu);
-    write_ram(&writer, root, &hardware->ram);
-    write_disk(&writer, root, &hardware->disk);
-    write_process(&writer, root, &hardware->process);
+    write_part(&writer, root, "ram", ram_fields, COUNT_OF(ram_fields), &hardware->ram);
+    write_part(&writer, root, "disk", disk_fields, COUNT_OF(disk_fields), &hardware->disk);
+    write_part(&writer, root, "process", process_fields, COUNT_OF(process_fields), &hardware->process);
     json_t *gpus = ms__json_put_array(&writer, root, "gpus");
     for (uint32_t i = 0; i < hardware->gpu_count && i < MS_GPU_MAX; i++) {
         write_gpu(&writer, gpus, &hardware->gpu[i]);

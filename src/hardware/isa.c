@@ -1,7 +1,6 @@
 /*
- * Finds the instruction sets of the processor by CPUID (x86) or by the
- * architecture (NEON is part of aarch64). Called by the hardware probe and by
- * whoever picks kernels; it may not keep state.
+ * Finds the instruction sets of the processor by CPUID (x86) or by the architecture (NEON is part of aarch64). Keeps
+ * no state.
  */
 #include "hardware/isa.h"
 
@@ -10,7 +9,7 @@
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 
-/* Register sets that the system saves at a task switch (XCR0). */
+/* Register sets that the operating system saves at a task switch (XCR0). */
 enum { STATE_AVX = 0x6, STATE_AVX512 = 0xe6, STATE_AMX = 0x60000 };
 
 static uint64_t saved_state(void)
@@ -20,7 +19,7 @@ static uint64_t saved_state(void)
     return (uint64_t)high << 32 | low;
 }
 
-static bool has(uint32_t word, unsigned bit)
+static bool register_has(uint32_t word, unsigned bit)
 {
     return (word >> bit & 1) != 0;
 }
@@ -28,29 +27,29 @@ static bool has(uint32_t word, unsigned bit)
 uint32_t ms__isa_detect(void)
 {
     uint32_t a, b, c, d, isa = 0;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !has(c, 27) || !has(c, 28)) {
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !register_has(c, 27) || !register_has(c, 28)) {
         return 0; /* no XGETBV or no AVX */
     }
-    bool fma = has(c, 12);
+    bool fma = register_has(c, 12);
     uint64_t state = saved_state();
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
         return 0;
     }
     uint32_t subleaf_count = a;
-    if ((state & STATE_AVX) == STATE_AVX && fma && has(b, 5)) {
+    if ((state & STATE_AVX) == STATE_AVX && fma && register_has(b, 5)) {
         isa |= MS_ISA_AVX2;
     }
-    bool avx512 = (state & STATE_AVX512) == STATE_AVX512 && has(b, 16);
+    bool avx512 = (state & STATE_AVX512) == STATE_AVX512 && register_has(b, 16);
     if (avx512) {
         isa |= MS_ISA_AVX512F;
     }
-    if (avx512 && has(c, 11)) {
+    if (avx512 && register_has(c, 11)) {
         isa |= MS_ISA_AVX512_VNNI;
     }
-    if ((state & STATE_AMX) == STATE_AMX && has(d, 22)) {
+    if ((state & STATE_AMX) == STATE_AMX && register_has(d, 22)) {
         isa |= MS_ISA_AMX_BF16;
     }
-    if (subleaf_count >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && avx512 && has(a, 5)) {
+    if (subleaf_count >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && avx512 && register_has(a, 5)) {
         isa |= MS_ISA_AVX512_BF16;
     }
     return isa;

@@ -1,18 +1,18 @@
 /*
- * isa.h - which instruction sets of MS_ISA_TABLE this processor and its
- * operating system can run. Every room that picks a kernel at run time asks here.
+ * isa.h - the instruction sets of MS_ISA_TABLE that this processor and its operating system can run. Used by every
+ * room that picks a kernel at run time.
+ * Tests: tests/c/hardware/test_hardware.c.
  */
 #ifndef MS_HARDWARE_ISA_H
 #define MS_HARDWARE_ISA_H
 
 #include "memscale/hardware.h"
 
-/* MS_ISA_... bits. A bit is set only where the operating system saves the
- * registers too. AVX2 stands for AVX2 with FMA. AMX may still have to be asked
- * for (arch_prctl). Thread-safe; a few hundred nanoseconds: keep the answer. */
+/* MS_ISA_... bits. A bit is set only if the operating system also saves the registers. AVX2 means AVX2 with FMA.
+ * AMX may still need a request (arch_prctl). Thread-safe; takes a few hundred nanoseconds, so keep the answer. */
 uint32_t ms__isa_detect(void);
 
-/* Name of one bit ("avx2"), NULL for anything else; and back, 0 if unknown. */
+/* The name of one bit ("avx2"), NULL for anything else; and the bit of a name, 0 if unknown. */
 const char *ms__isa_name(uint32_t bit);
 uint32_t ms__isa_from_name(const char *name);
 

@@ -1,7 +1,7 @@
 /*
  * The register-blocked inner loop of an fp32 matrix product, one function per
  * instruction set: ROWS x VECTORS accumulators, one multiply-add each per step.
- * Called by rates.c to time it; its results mean nothing.
+ * rates.c times it; its results are not used.
  */
 #include "hardware/matmul_kernel.h"
 
@@ -56,7 +56,7 @@ DEFINE_KERNEL(kernel_avx2, __attribute__((target("avx2,fma"))), __m256, 8, 6, 2,
 DEFINE_KERNEL(kernel_neon, , float32x4_t, 4, 8, 3, vld1q_f32, vst1q_f32, vdupq_n_f32, NEON_MULTIPLY_ADD)
 #else
 
-/* What every x86-64 has (SSE2), and any other machine that GCC knows. */
+/* SSE2, which every x86-64 has, and any other target of GCC. */
 typedef float vector4 __attribute__((vector_size(16)));
 #define VECTOR4_LOAD(p) (*(const vector4 *)(p))
 #define VECTOR4_STORE(p, x) (*(vector4 *)(p) = (x))

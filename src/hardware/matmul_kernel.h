@@ -1,6 +1,6 @@
 /*
- * matmul_kernel.h - the inner loop of a matrix product, for measuring how many
- * floating-point operations a CPU does. Not for computing anything.
+ * matmul_kernel.h - the inner loop of a matrix product, for measuring a CPU's floating-point rate only.
+ * Tests: tests/c/hardware/test_hardware.c.
  */
 #ifndef MS_HARDWARE_MATMUL_KERNEL_H
 #define MS_HARDWARE_MATMUL_KERNEL_H

@@ -1,6 +1,6 @@
 /*
- * probe.h - the parts of the hardware probe, one file each; hardware.c puts them
- * together. None fails for what is absent.
+ * probe.h - the parts of the hardware probe, one file each; hardware.c combines them. An absent part is no failure.
+ * Tests: tests/c/hardware/test_probe.c.
  */
 #ifndef MS_HARDWARE_PROBE_H
 #define MS_HARDWARE_PROBE_H
@@ -24,28 +24,28 @@ uint32_t ms__probe_gpus(ms_gpu *gpus);
 
 /* ---- probe_disk.c ------------------------------------------------------- */
 
-/* Why a directory is, or is not, fit for the disk tier. */
+/* Whether a directory can hold the disk tier. */
 typedef enum ms__disk_verdict {
     MS__DISK_FIT,
-    MS__DISK_FULL,  /* fit, but for space */
+    MS__DISK_FULL,  /* fit, except for space */
     MS__DISK_UNFIT
 } ms__disk_verdict;
 
-/* Looks at `dir`, making it if `make` and else at the nearest directory above it
- * that exists. Fills everything but the rates, `refusal` included; `reason` (of
- * `reason_bytes`) gets the refusal without the directory's name. */
+/* Examines `dir`. If it does not exist, `make` makes it; without `make` the nearest existing directory above it is
+ * examined. Fills everything except the rates; `reason` (of `reason_bytes`) gets the refusal without the
+ * directory's name. */
 ms__disk_verdict ms__disk_examine(const char *dir, bool make, ms_disk *disk, char *reason, size_t reason_bytes);
 
-/* Fills `disk` with the first fit directory of the usual places; with an empty
- * `dir` and a `refusal` where there is none. */
+/* Fills `disk` with the first fit directory of the usual places; without one, `dir` is empty and `refusal` says
+ * why. */
 void ms__disk_choose(bool make, ms_disk *disk);
 
-/* One line that names the disk behind `dir` as long as the machine stays as it
- * is: device number, source and type of the mount. */
+/* One line that identifies the disk of `dir` on this machine: device number, source and type of the mount. */
 void ms__disk_identity(const char *dir, char *out, size_t size);
 
-/* A directory for the user's cache files with `name` (may be "") below it: under
- * XDG_CACHE_HOME or ~/.cache. False if neither is known. Nothing is made. */
+/* A directory for the user's cache files with `name` (may be "") below it:
+ * under XDG_CACHE_HOME or ~/.cache. False if neither is known. Makes no
+ * directory. */
 bool ms__cache_directory(const char *name, char *out, size_t size);
 
 /* ---- rate_cache.c ------------------------------------------------------- */
@@ -55,12 +55,11 @@ typedef struct ms__rate {
     uint64_t *value;
 } ms__rate;
 
-/* Measured rates in a file of their own in `dir`, for one `kind` ("cpu", "disk")
- * and `key`, the line that says what was measured. A file that is missing,
- * damaged, or of another key is no answer. */
+/* Loads measured rates from a file in `dir`, one per `kind` ("cpu", "disk"). `key` is a line that identifies the
+ * measured part. False if the file is missing, damaged, or of another key. */
 MS_NODISCARD bool ms__rate_cache_load(const char *dir, const char *kind, const char *key, const ms__rate *rates,
                                       size_t count);
-/* Replaces the file at once. Failing costs only a measurement next time: logged. */
+/* Replaces the file. A failure is only logged: the next run measures again. */
 void ms__rate_cache_save(const char *dir, const char *kind, const char *key, const ms__rate *rates, size_t count);
 
 #endif

@@ -1,8 +1,7 @@
 /*
- * Decides whether a directory can hold the disk tier, and chooses one where the
- * user named none. Writing to a file system that lives in memory makes no room,
- * so those are refused. Called by hardware.c; makes directories only when told
- * to and writes nothing into them.
+ * Decides whether a directory can hold the disk tier, and chooses one if the user named none. Memory file systems are
+ * refused: writing there frees no memory. Called by hardware.c; makes directories only on request and writes nothing
+ * into them.
  */
 #include <errno.h>
 #include <limits.h>
@@ -20,8 +19,7 @@
 #include "base/units.h"
 #include "hardware/probe.h"
 
-/* A directory that the user names may be small; one that we choose should hold a
- * step's activations. */
+/* A directory that the user names may be small; a chosen one should hold a step's activations. */
 #define NAMED_LEAST_BYTES (UINT64_C(64) << 20)
 #define CHOSEN_LEAST_BYTES (UINT64_C(1) << 30)
 
@@ -32,7 +30,7 @@ enum { MOUNT_LINE_BYTES = 64 << 10, REASON_BYTES = 160 };
 typedef struct mount_info {
     char type[32];
     char source[256];
-    char upper[MS_PATH_MAX]; /* where an overlay keeps what is written; else "" */
+    char upper[MS_PATH_MAX]; /* the upper directory of an overlay, which takes its writes; else "" */
 } mount_info;
 
 static bool is_below(const char *path, const char *mount_point)
@@ -56,8 +54,8 @@ static void copy_mount(const struct mntent *entry, mount_info *out)
     }
 }
 
-/* The mount that holds an existing path: the longest mount point above it, and
- * of several on one point the last. */
+/* The mount that holds an existing path: the longest mount point above it; of several mounts on one point, the
+ * last. */
 static bool find_mount(const char *path, mount_info *out)
 {
     char real[PATH_MAX];
@@ -141,7 +139,7 @@ static bool make_absolute(const char *dir, char *out, size_t size)
     return length > 0 && (size_t)length < size;
 }
 
-/* Cuts names off the end of an absolute path until it exists. */
+/* Removes names from the end of an absolute path until it exists. */
 static void nearest_existing(const char *path, char *out, size_t size)
 {
     struct stat info;
@@ -161,10 +159,10 @@ typedef struct reason_text {
     size_t size;
 } reason_text;
 
-/* Writes the reason and hands the verdict back. */
-static ms__disk_verdict refuse(reason_text why, ms__disk_verdict verdict, const char *fmt, ...) MS_PRINTF(3, 4);
+/* Writes the reason and returns the verdict. */
+static ms__disk_verdict refuse_disk(reason_text why, ms__disk_verdict verdict, const char *fmt, ...) MS_PRINTF(3, 4);
 
-static ms__disk_verdict refuse(reason_text why, ms__disk_verdict verdict, const char *fmt, ...)
+static ms__disk_verdict refuse_disk(reason_text why, ms__disk_verdict verdict, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
@@ -173,14 +171,14 @@ static ms__disk_verdict refuse(reason_text why, ms__disk_verdict verdict, const 
     return verdict;
 }
 
-/* Looks at the file system before anything is made on it. */
+/* Examines the file system before making anything on it. */
 static ms__disk_verdict examine_filesystem(const char *existing, ms_disk *disk, reason_text why)
 {
     ms__filesystem filesystem;
     ms_error err;
     char what[96];
     if (ms__filesystem_of(existing, &filesystem, &err) != MS_OK) {
-        return refuse(why, MS__DISK_UNFIT, "can't be examined (%s)", strerror(err.system_errno));
+        return refuse_disk(why, MS__DISK_UNFIT, "can't be examined (%s)", strerror(err.system_errno));
     }
     mount_info *mount = ms_calloc(1, sizeof *mount);
     bool has_mount = mount != NULL && find_mount(existing, mount);
@@ -189,33 +187,33 @@ static ms__disk_verdict examine_filesystem(const char *existing, ms_disk *disk, 
     disk->free_bytes = filesystem.free_bytes;
     ms_free(mount);
     if (disk->is_memory) {
-        return refuse(why, MS__DISK_UNFIT, "is %s, which is memory; name a directory on a disk", what);
+        return refuse_disk(why, MS__DISK_UNFIT, "is %s, which is memory; name a directory on a disk", what);
     }
     if (filesystem.is_read_only) {
-        return refuse(why, MS__DISK_UNFIT, "is on a read-only file system; name a directory that can be written");
+        return refuse_disk(why, MS__DISK_UNFIT, "is on a read-only file system; name a directory that can be written");
     }
     return MS__DISK_FIT;
 }
 
-/* Opens a file there as the disk tier would. */
+/* Opens a file in the directory, as the disk tier does. */
 static ms__disk_verdict examine_writing(const char *dir, ms_disk *disk, reason_text why)
 {
     ms__file file = MS__FILE_CLOSED;
     ms_error err;
     int rc = ms__file_open_unnamed(dir, true, &file, &err);
     if (rc == MS_ENOSPC) {
-        return refuse(why, MS__DISK_FULL, "is full (%s)", strerror(err.system_errno));
+        return refuse_disk(why, MS__DISK_FULL, "is full (%s)", strerror(err.system_errno));
     }
     if (rc != MS_OK) {
-        return refuse(why, MS__DISK_UNFIT, "can't be written (%s); name a directory that can",
-                      strerror(err.system_errno));
+        return refuse_disk(why, MS__DISK_UNFIT, "can't be written (%s); name a directory that can",
+                           strerror(err.system_errno));
     }
     disk->direct_io = file.is_direct;
     ms__file_close(&file);
     return MS__DISK_FIT;
 }
 
-static ms__disk_verdict examine(bool make, ms_disk *disk, reason_text why)
+static ms__disk_verdict examine_directory(bool make, ms_disk *disk, reason_text why)
 {
     char existing[MS_PATH_MAX];
     struct stat info;
@@ -223,21 +221,21 @@ static ms__disk_verdict examine(bool make, ms_disk *disk, reason_text why)
     nearest_existing(disk->dir, existing, sizeof existing);
     bool is_there = strcmp(existing, disk->dir) == 0;
     if (stat(existing, &info) != 0) {
-        return refuse(why, MS__DISK_UNFIT, "can't be reached (%s)", strerror(errno));
+        return refuse_disk(why, MS__DISK_UNFIT, "can't be reached (%s)", strerror(errno));
     }
     if (!S_ISDIR(info.st_mode)) {
-        return refuse(why, MS__DISK_UNFIT, "is not a directory");
+        return refuse_disk(why, MS__DISK_UNFIT, "is not a directory");
     }
     ms__disk_verdict verdict = examine_filesystem(existing, disk, why);
     if (verdict != MS__DISK_FIT) {
         return verdict;
     }
     if (make && !is_there && ms__directory_make(disk->dir, &err) != MS_OK) {
-        return refuse(why, MS__DISK_UNFIT, "does not exist and can't be made (%s)", strerror(err.system_errno));
+        return refuse_disk(why, MS__DISK_UNFIT, "does not exist and can't be made (%s)", strerror(err.system_errno));
     }
     verdict = examine_writing(make ? disk->dir : existing, disk, why);
     if (verdict == MS__DISK_FIT && disk->free_bytes < NAMED_LEAST_BYTES) {
-        verdict = refuse(why, MS__DISK_FULL, "has only %s free", ms__text_bytes(disk->free_bytes).text);
+        verdict = refuse_disk(why, MS__DISK_FULL, "has only %s free", ms__text_bytes(disk->free_bytes).text);
     }
     return verdict;
 }
@@ -249,13 +247,13 @@ ms__disk_verdict ms__disk_examine(const char *dir, bool make, ms_disk *disk, cha
     memset(disk, 0, sizeof *disk);
     reason[0] = '\0';
     if (!make_absolute(dir, disk->dir, sizeof disk->dir)) {
-        verdict = refuse(why, MS__DISK_UNFIT, "is longer than a path may be");
+        verdict = refuse_disk(why, MS__DISK_UNFIT, "is longer than a path may be");
     } else {
         size_t length = strlen(disk->dir);
         while (length > 1 && disk->dir[length - 1] == '/') {
             disk->dir[--length] = '\0';
         }
-        verdict = examine(make, disk, why);
+        verdict = examine_directory(make, disk, why);
     }
     if (verdict != MS__DISK_FIT) {
         snprintf(disk->refusal, sizeof disk->refusal, "%.*s %s", (int)(MS_NAME_MAX - REASON_BYTES), disk->dir, reason);
@@ -290,7 +288,7 @@ static bool cache_below(const char *variable, const char *between, const char *n
 {
     const char *base = getenv(variable);
     if (base == NULL || base[0] != '/') {
-        return false; /* relative ones are to be ignored (XDG base directories) */
+        return false; /* relative paths are ignored, by the XDG base directory specification */
     }
     int length = snprintf(out, size, "%s%s/memscale%s%s", base, between, name[0] ? "/" : "", name);
     return length > 0 && (size_t)length < size;
@@ -303,7 +301,7 @@ bool ms__cache_directory(const char *name, char *out, size_t size)
 
 enum { PLACES = 4 };
 
-/* The path of the place with this number; false if it has none here. */
+/* The path of place number `place`; false if this machine does not have it. */
 static bool usual_place(int number, char *out, size_t size)
 {
     switch (number) {
@@ -328,7 +326,7 @@ void ms__disk_choose(bool make, ms_disk *disk)
         if (!usual_place(i, place, sizeof place)) {
             continue;
         }
-        /* First without making anything: a place that is refused stays as it was. */
+        /* First without making directories, so that a refused place is unchanged. */
         ms__disk_verdict verdict = ms__disk_examine(place, false, disk, reason, sizeof reason);
         if (verdict == MS__DISK_FIT && disk->free_bytes < CHOSEN_LEAST_BYTES) {
             snprintf(disk->refusal, sizeof disk->refusal, "%.*s has only %s free", (int)(MS_NAME_MAX - REASON_BYTES),

@@ -1,6 +1,6 @@
 /*
- * Finds the processors and the memory of this machine, and what affinity, control
- * groups and resource limits leave of them. Called by hardware.c only.
+ * Finds the processors and the memory of this machine within affinity, control groups and resource limits. Called by
+ * hardware.c only.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ enum { CPU_SET_MOST = 1 << 16 };
 
 /* ---- processors --------------------------------------------------------- */
 
-/* Copies what stands behind "key<blanks>: " at the start of a line. */
+/* Copies the text after "key<blanks>: " at the start of a line. */
 static bool copy_value(const char *text, const char *key, char *out, size_t size)
 {
     size_t key_length = strlen(key);
@@ -56,7 +56,7 @@ void ms__cpu_name(const char *cpuinfo, char *name, size_t size)
     name[0] = '\0';
 }
 
-/* CPUs this thread may run on; the set grows until the kernel's fits. */
+/* The number of CPUs that this thread may run on; the set grows until the kernel's fits. */
 static uint32_t count_affinity(void)
 {
     for (int cpus = 1024; cpus <= CPU_SET_MOST; cpus *= 2) {

@@ -1,7 +1,6 @@
 /*
- * Keeps measured rates between runs: a small JSON file per machine and disk,
- * replaced as a whole, so that processes that start together do not spoil it.
- * Called by hardware.c only; it never makes anything fail.
+ * Keeps measured rates between runs: a small JSON file per machine and disk, replaced as a whole, so that processes
+ * that start together do not damage it. Called by hardware.c only. Failures are not reported.
  */
 #include <stdio.h>
 #include <string.h>
@@ -69,7 +68,8 @@ bool ms__rate_cache_load(const char *dir, const char *kind, const char *key, con
     return rc == MS_OK;
 }
 
-static int save(const char *path, const char *dir, const char *key, const ms__rate *rates, size_t count, ms_error *err)
+static int write_rates(const char *path, const char *dir, const char *key, const ms__rate *rates, size_t count,
+                       ms_error *err)
 {
     ms__json_writer writer = {0};
     json_t *root = ms__json_new(&writer);
@@ -95,7 +95,7 @@ void ms__rate_cache_save(const char *dir, const char *kind, const char *key, con
 {
     char path[MS_PATH_MAX];
     ms_error err;
-    if (file_path(dir, kind, key, path, sizeof path) && save(path, dir, key, rates, count, &err) != MS_OK) {
+    if (file_path(dir, kind, key, path, sizeof path) && write_rates(path, dir, key, rates, count, &err) != MS_OK) {
         ms_log(MS_LOG_WARNING, "measured rates are not kept for the next run: %s", err.text);
     }
 }

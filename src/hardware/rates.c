@@ -1,7 +1,6 @@
 /*
- * Measures what the processors and the memory do: matrix products, element-wise
- * work, first touch of fresh pages, checksums. Called by the hardware probe when
- * its cache knows nothing of this machine. Everything it takes is given back.
+ * Measures the rates of processors and memory: matrix products, element-wise work, first touch of fresh pages,
+ * checksums, bit packing. Called by the hardware probe if its cache lacks this machine. Frees all its memory.
  */
 #include "hardware/rates.h"
 
@@ -24,9 +23,8 @@
 #define DEFAULT_FAULT_BYTES_PER_S UINT64_C(5000000000)
 #define DEFAULT_CHECKSUM_BYTES_PER_S UINT64_C(10000000000)
 
-/* What a library's matrix product reaches of the bare inner loop, in percent.
- * Measured: fp32 products of a GPT-2 block (2048 x 768 x 3072 and back) through
- * torch with MKL on AVX-512 reach 75 to 88. */
+/* The speed of a library's matrix product in percent of the bare inner loop. Measured: fp32 products of a GPT-2
+ * block (2048 x 768 x 3072 and back) through torch with MKL on AVX-512 reach 75 to 88. */
 enum { MATMUL_EFFICIENCY_PERCENT = 80 };
 
 #define MATMUL_NS UINT64_C(80000000)
@@ -66,7 +64,7 @@ typedef struct team team;
 typedef struct team_member {
     team *owner;
     uint32_t index;
-    uint64_t rate; /* what this member reached */
+    uint64_t rate; /* this member's result */
 } team_member;
 
 struct team {
@@ -75,7 +73,7 @@ struct team {
     uint32_t isa;
     char *memory;
     size_t memory_bytes;
-    atomic_uint waiting; /* members that have not come to the start yet */
+    atomic_uint waiting; /* members that have not reached the start yet */
     atomic_bool is_called_off;
 };
 
@@ -92,7 +90,7 @@ static void member_main(void *argument)
     }
 }
 
-/* Lets every member measure at the same time; `*rate` is the sum. */
+/* All members measure at the same time; `*rate` is the sum. */
 static int team_run(team *t, uint64_t *rate, ms_error *err)
 {
     ms__thread *threads = ms_calloc(t->size, sizeof *threads);
@@ -180,7 +178,7 @@ static uint64_t measure_evaluations(const team *t, uint32_t index)
 
 typedef float vector4 __attribute__((vector_size(16)));
 
-static void scale(const char *from, char *to, size_t bytes)
+static void scale_block(const char *from, char *to, size_t bytes)
 {
     const vector4 *x = (const vector4 *)from;
     vector4 *y = (vector4 *)to;
@@ -204,7 +202,7 @@ static uint64_t measure_stream(const team *t, uint32_t index)
         uint64_t pass_ns = now_ns;
         for (size_t done = 0; done < part_bytes; done += STREAM_BLOCK_BYTES) {
             size_t left = part_bytes - done;
-            scale(from + done, to + done, left < STREAM_BLOCK_BYTES ? left : STREAM_BLOCK_BYTES);
+            scale_block(from + done, to + done, left < STREAM_BLOCK_BYTES ? left : STREAM_BLOCK_BYTES);
         }
         now_ns = ms_now_ns();
         best = ms__max_u64(best, per_second(2 * part_bytes, now_ns - pass_ns));
@@ -214,8 +212,8 @@ static uint64_t measure_stream(const team *t, uint32_t index)
 
 /* ---- pages and checksums ------------------------------------------------ */
 
-/* Touches every page of a fresh map, which is handed out; the best part counts,
- * for the kernel may stop in between to gather huge pages. `*rate` only rises. */
+/* Touches every page of a fresh map, which the caller gets. The best part counts, because the kernel may pause to
+ * gather huge pages. `*rate` only rises. */
 static int measure_faults(size_t bytes, char **memory, uint64_t *rate, ms_error *err)
 {
     void *map;
@@ -237,7 +235,7 @@ static int measure_faults(size_t bytes, char **memory, uint64_t *rate, ms_error 
     return MS_OK;
 }
 
-/* Once more at another moment: this rate swings most with what else is running. */
+/* Measured again later: of all rates this one varies most with the machine's load. */
 static void measure_faults_again(const team *t, uint64_t *rate)
 {
     size_t bytes = t->memory_bytes < FAULT_AGAIN_BYTES ? t->memory_bytes : FAULT_AGAIN_BYTES;
@@ -258,13 +256,13 @@ static uint64_t measure_checksum(const char *memory, size_t bytes)
         sink ^= checksum(memory, part_bytes);
         best = ms__max_u64(best, per_second(part_bytes, ms_now_ns() - begun_ns));
     }
-    (void)sink; /* only there so that the work is not left out */
+    (void)sink; /* keeps the compiler from removing the work */
     return best;
 }
 
-/* ---- tensors of two values as bits ------------------------------------------ */
+/* ---- bit packing ------------------------------------------------------------ */
 
-/* A mask as dropout makes one: floats, about one in eight of them 0. */
+/* A mask like dropout's: floats, about one in eight of them 0. */
 static void draw_mask(char *memory, size_t bytes)
 {
     static const float values[] = {1.125f, 0.0f};
@@ -275,8 +273,8 @@ static void draw_mask(char *memory, size_t bytes)
     }
 }
 
-/* What is written is fresh every time for the bits, as in a step, and warm for the tensor, whose
- * pages the plan counts by themselves. */
+/* Packing writes to fresh memory, as in a step. Unpacking writes to resident memory, because the plan counts the
+ * tensor's page faults separately. */
 static int measure_packing(char *memory, size_t bytes, ms_cpu *cpu, ms_error *err)
 {
     size_t part_bytes = (size_t)ms__align_down(ms__min_u64(bytes, PACK_BYTES), sizeof(float));

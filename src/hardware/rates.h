@@ -1,7 +1,7 @@
 /*
- * rates.h - how fast this machine computes and moves bytes: defaults, and
- * measurements that take a few hundred milliseconds. Only the hardware probe
- * calls these; the results are rounded and cached by it.
+ * rates.h - the rates at which this machine computes and moves bytes: defaults, and measurements of a few hundred
+ * milliseconds. Called only by the hardware probe, which rounds and caches the results.
+ * Tests: tests/c/hardware/test_probe.c.
  */
 #ifndef MS_HARDWARE_RATES_H
 #define MS_HARDWARE_RATES_H
@@ -13,17 +13,15 @@ void ms__rates_default_cpu(ms_cpu *cpu);
 void ms__rates_default_disk(ms_disk *disk);
 
 /*
- * Measures the rates of `cpu`, whose `usable_cpus` and `isa` are set, with
- * that many threads and about `memory_bytes` of memory (given back before the
- * return). Each rate is the best of several tries: what disturbs a measurement
- * only slows it.
+ * Measures the rates of `cpu`, whose `usable_cpus` and `isa` are set, with that many threads and about `memory_bytes`
+ * of memory, freed before the return. Each rate is the best of several tries, because disturbances only slow a
+ * measurement.
  */
 MS_NODISCARD int ms__rates_measure_cpu(ms_cpu *cpu, uint64_t memory_bytes, ms_error *err);
 
 /*
- * Measures writing and reading of the directory `disk->dir`, which is fit for
- * it: a temporary file of at most `file_bytes`, direct I/O if `disk->direct_io`,
- * stopped after about `limit_ns` in each direction.
+ * Measures writing and reading in `disk->dir`, which must be fit: a temporary file of at most `file_bytes`, direct
+ * I/O if `disk->direct_io`, stopped after about `limit_ns` in each direction.
  */
 MS_NODISCARD int ms__rates_measure_disk(ms_disk *disk, uint64_t file_bytes, uint64_t limit_ns, ms_error *err);
 

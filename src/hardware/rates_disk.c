@@ -1,7 +1,6 @@
 /*
- * Measures how fast a directory's disk takes and gives bytes, the way the file
- * backend uses it: a file without a name, direct I/O, two threads, 8 MB blocks.
- * Called by the hardware probe when its cache knows nothing of the disk.
+ * Measures the write and read rates of a directory's disk under the file backend's access pattern: a file without a
+ * name, direct I/O, two threads, 8 MB blocks. Called by the hardware probe if its cache lacks the disk.
  */
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -26,9 +25,8 @@ void ms__rates_default_disk(ms_disk *disk)
     disk->read_bytes_per_s = DEFAULT_READ_BYTES_PER_S;
 }
 
-/* One direction over one file; workers take the next block until none is left or
- * the time is over. The first is taken however late it is: a machine that stood still for
- * that long has a disk nevertheless. */
+/* One direction over one file. Workers take the next block until none is left or the time is over. The first block
+ * is taken even after the time is over, so that a stalled machine still gives a rate. */
 typedef struct transfer {
     const ms__file *file;
     bool is_write;
@@ -62,7 +60,7 @@ static void worker_main(void *argument)
     }
 }
 
-/* Runs the workers; `*rate` is bytes per second, `*blocks` how many were moved. */
+/* Runs the workers; `*rate` is bytes per second, `*blocks` the number of blocks moved. */
 static int run_transfer(transfer *job, char *memory, uint64_t limit_ns, uint64_t *rate, uint32_t *blocks, ms_error *err)
 {
     worker workers[WORKERS];
@@ -85,7 +83,7 @@ static int run_transfer(transfer *job, char *memory, uint64_t limit_ns, uint64_t
         }
     }
     if (rc == MS_OK && job->is_write && !job->file->is_direct) {
-        fdatasync(job->file->fd); /* what is still in the page cache has not been written */
+        fdatasync(job->file->fd); /* bytes in the page cache are not yet written */
     }
     if (rc == MS_OK) {
         uint64_t elapsed_ns = ms__max_u64(ms_now_ns() - begun_ns, 1);
@@ -114,7 +112,7 @@ static int measure_file(const ms__file *file, char *memory, uint64_t file_bytes,
     if (!file->is_direct) {
         posix_fadvise(file->fd, 0, 0, POSIX_FADV_DONTNEED);
     }
-    /* A block that was taken was written: they lie without a hole. */
+    /* Every taken block was written, so the file has no holes. */
     transfer in = {.file = file, .block_count = written};
     rc = run_transfer(&in, memory, limit_ns, &read_rate, &read, err);
     if (rc == MS_OK) {
@@ -134,7 +132,7 @@ int ms__rates_measure_disk(ms_disk *disk, uint64_t file_bytes, uint64_t limit_ns
     if (rc != MS_OK) {
         return rc;
     }
-    /* Not zeros: some disks and file systems store those as nothing. */
+    /* Not zeros: some disks and file systems do not store them. */
     uint64_t state = UINT64_C(0x9E3779B97F4A7C15);
     for (size_t i = 0; i < memory_bytes / sizeof state; i++) {
         state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);

@@ -1,5 +1,5 @@
-/* The hardware description: what is written reads back the same, what is wrong is
- * named by its place, and this machine can be described. */
+/* The hardware description: a written one reads back the same, faults are named by their place, and this machine
+ * can be described. */
 #include <unistd.h>
 
 #include "base/os/file.h"
@@ -89,7 +89,7 @@ static char *edited(const char *from, const char *to)
     return text;
 }
 
-static void everything_wrong_is_named_by_its_place(void **state)
+static void faults_are_named_by_their_place(void **state)
 {
     (void)state;
     static const struct {
@@ -104,7 +104,7 @@ static void everything_wrong_is_named_by_its_place(void **state)
         {"\"usable_cpus\": 8", "\"usable_cpus\": 65537", MS_EFORMAT, "$.cpu.usable_cpus"},
         {"\"usable_cpus\": 8,", "", MS_EFORMAT, "$.cpu.usable_cpus: missing"},
         {"\"usable_cpus\": 8", "\"cpus\": 8", MS_EFORMAT, "$.cpu: unknown member \"cpus\""},
-        {"\"avx2\"", "\"sse9\"", MS_EFORMAT, "$.cpu.isa: \"sse9\" is no known instruction set"},
+        {"\"avx2\"", "\"sse9\"", MS_EFORMAT, "$.cpu.isa: \"sse9\" is not a known instruction set"},
         {"\"avx2\"", "\"avx512f\"", MS_EFORMAT, "$.cpu.isa: \"avx512f\" is out of order or twice"},
         {"\"avx2\"", "7", MS_EFORMAT, "$.cpu.isa[0]: expected a string"},
         {"310000000000", "0", MS_EFORMAT, "$.cpu.matmul_flops_per_s"},
@@ -140,7 +140,7 @@ static void everything_wrong_is_named_by_its_place(void **state)
     }
 }
 
-/* Descriptions of before do not have them, and say the same again. */
+/* Older descriptions lack them and are written again without them. */
 static void rates_of_packing_read_back(void **state)
 {
     (void)state;
@@ -161,7 +161,7 @@ static void rates_of_packing_read_back(void **state)
     assert_int_equal(machine.cpu.pack_bytes_per_s, 0);
 }
 
-/* Not expected to be taken, so written only where there is any. */
+/* Written only if there is a reserve. */
 static void a_reserve_reads_back(void **state)
 {
     (void)state;
@@ -198,7 +198,7 @@ static void texts_that_are_too_long_are_refused(void **state)
     ms_free(text);
 }
 
-static void no_more_gpus_than_there_is_room_for(void **state)
+static void too_many_gpus_are_refused(void **state)
 {
     (void)state;
     ms_error err;
@@ -265,7 +265,7 @@ static void instruction_sets_have_one_name_each(void **state)
     assert_null(ms__isa_name(0));
 }
 
-static void what_is_detected_is_what_the_compiler_detects(void **state)
+static void detected_instruction_sets_are_those_of_the_compiler(void **state)
 {
     (void)state;
     uint32_t isa = ms__isa_detect();
@@ -280,7 +280,7 @@ static void what_is_detected_is_what_the_compiler_detects(void **state)
 #endif
 }
 
-/* A kernel that computed nothing would look very fast. */
+/* A kernel that computes nothing would seem fast. */
 static void the_timed_kernel_multiplies(void **state)
 {
     (void)state;
@@ -325,7 +325,7 @@ static void processors_have_names(void **state)
 
 /* ---- GPUs --------------------------------------------------------------- */
 
-/* Runs before the double is loaded: once loaded, a driver stays. */
+/* Runs before the double is loaded, because a loaded driver stays. */
 static void no_driver_is_no_gpu(void **state)
 {
     (void)state;
@@ -355,7 +355,7 @@ static void the_drivers_devices_are_described(void **state)
     assert_ms_ok(ms_hardware_probe(&options, &machine, &err), err);
     assert_int_equal(machine.device, 0);
     assert_int_equal(ms_hardware_device_bytes(&machine), 24000000000);
-    /* A driver that fails at any call leaves fewer GPUs, never an error. */
+    /* A driver that fails at any call gives fewer GPUs, not an error. */
     bool fired = true;
     for (uint64_t nth = 1; fired; nth++) {
         ms_fault_arm(MS_FAULT_DRIVER, nth, 0);
@@ -365,13 +365,13 @@ static void the_drivers_devices_are_described(void **state)
     }
 }
 
-static void the_process_is_what_it_holds_now(void **state)
+static void the_baseline_is_the_current_memory(void **state)
 {
     (void)state;
     ms_error err;
     ms__resident resident;
     assert_ms_ok(ms_hardware_parse(example, &machine, &err), err);
-    /* On the CPU: resident memory, whatever the framework says; and a prior for the rest. */
+    /* On the CPU: resident memory, not the framework's figure; and a prior for the rest. */
     assert_ms_ok(ms_hardware_set_process(&machine, -1, 5, &err), err);
     assert_ms_ok(ms__resident_read(&resident, &err), err);
     assert_int_equal(machine.device, -1);
@@ -380,13 +380,13 @@ static void the_process_is_what_it_holds_now(void **state)
     assert_true(machine.process.scratch_bytes > machine.process.reserve_bytes && machine.process.reserve_bytes > 0);
     assert_in_range(machine.process.products_bytes, 1,
                     machine.process.scratch_bytes - machine.process.reserve_bytes - 1);
-    /* On a GPU: what the framework has allocated there. */
+    /* On a GPU: the framework's allocations there. */
     assert_ms_ok(ms_hardware_set_process(&machine, 0, 5, &err), err);
     assert_int_equal(machine.device, 0);
     assert_int_equal(machine.process.baseline_bytes, 5);
     assert_int_equal(machine.process.scratch_bytes, 0);
     assert_int_equal(machine.process.reserve_bytes, 0);
-    /* What does not exist changes nothing. */
+    /* A device that does not exist changes nothing. */
     int32_t beyond = (int32_t)machine.gpu_count;
     assert_ms_fails(ms_hardware_set_process(&machine, beyond, 7, &err), MS_EINVAL, err, "no GPU");
     assert_int_equal(machine.device, 0);
@@ -399,19 +399,19 @@ int main(void)
         cmocka_unit_test(two_digits_are_kept),
         cmocka_unit_test(a_saved_description_reads_back_byte_for_byte),
         cmocka_unit_test(the_device_bounds_the_bytes_of_training),
-        cmocka_unit_test(everything_wrong_is_named_by_its_place),
+        cmocka_unit_test(faults_are_named_by_their_place),
         cmocka_unit_test(rates_of_packing_read_back),
         cmocka_unit_test(a_reserve_reads_back),
         cmocka_unit_test(texts_that_are_too_long_are_refused),
-        cmocka_unit_test(no_more_gpus_than_there_is_room_for),
+        cmocka_unit_test(too_many_gpus_are_refused),
         cmocka_unit_test(running_out_of_memory_leaks_nothing),
         cmocka_unit_test(instruction_sets_have_one_name_each),
-        cmocka_unit_test(what_is_detected_is_what_the_compiler_detects),
+        cmocka_unit_test(detected_instruction_sets_are_those_of_the_compiler),
         cmocka_unit_test(the_timed_kernel_multiplies),
         cmocka_unit_test(processors_have_names),
         cmocka_unit_test(no_driver_is_no_gpu),
         cmocka_unit_test(the_drivers_devices_are_described),
-        cmocka_unit_test(the_process_is_what_it_holds_now),
+        cmocka_unit_test(the_baseline_is_the_current_memory),
     };
     return cmocka_run_group_tests(tests, load_example, free_example);
 }

@@ -1,5 +1,5 @@
-/* The probe of this machine: directories for the disk tier, rates that are
- * measured once and kept, and what happens where the system says no. */
+/* The probe of this machine: directories for the disk tier, rates that are measured once and kept, and refusals of
+ * the system. */
 #include <errno.h>
 #include <ftw.h>
 #include <limits.h>
@@ -24,7 +24,7 @@ static int remove_entry(const char *path, const struct stat *info, int kind, str
     return remove(path);
 }
 
-/* A home of its own, below the directory that the tests run in: on a disk. */
+/* A private home below the tests' working directory, which is on a disk. */
 static int enter_home(void **state)
 {
     (void)state;
@@ -61,7 +61,7 @@ static bool exists(const char *path)
     return stat(path, &info) == 0;
 }
 
-/* True if /dev/shm is what it is on most machines. */
+/* True if /dev/shm is a tmpfs, as on most machines. */
 static bool shm_is_tmpfs(void)
 {
     ms__filesystem filesystem;
@@ -128,7 +128,7 @@ static void memory_file_systems_are_refused_and_left_alone(void **state)
     assert_false(exists("/dev/shm/memscale-test"));
 }
 
-static void what_is_no_usable_directory_is_refused(void **state)
+static void unusable_directories_are_refused(void **state)
 {
     (void)state;
     ms_disk disk;
@@ -208,7 +208,7 @@ static void without_a_place_the_tier_is_off_and_says_why(void **state)
     if (!shm_is_tmpfs() || !exists("/var/tmp")) {
         skip();
     }
-    /* Fault points make /var/tmp, whatever it is, and the rest unusable. */
+    /* Fault points make /var/tmp and the other places unusable. */
     assert_non_null(getcwd(before, sizeof before));
     setenv("HOME", "/dev/shm/memscale-test", 1);
     assert_int_equal(chdir("/proc"), 0);
@@ -254,7 +254,7 @@ static void this_machine_is_described_without_writing(void **state)
     ms_free(second);
 }
 
-static void a_named_directory_that_will_not_do_fails_the_probe(void **state)
+static void an_unusable_named_directory_fails_the_probe(void **state)
 {
     (void)state;
     ms_error err;
@@ -303,7 +303,7 @@ static void assert_two_digits(uint64_t rate)
     assert_int_equal(ms_round_2_digits(rate), rate);
 }
 
-/* That the cache is read shows in a number that no measurement gives. */
+/* A number that no measurement gives shows that the cache is read. */
 static void set_cached(const char *kind, const char *rate, uint64_t old_value, const char *digit)
 {
     char from[128];
@@ -346,7 +346,7 @@ static void rates_are_measured_once_and_kept(void **state)
     assert_int_equal(again.disk.read_bytes_per_s, machine.disk.read_bytes_per_s + 7);
     assert_int_equal(again.cpu.matmul_flops_per_s, machine.cpu.matmul_flops_per_s);
 
-    /* What was measured for something else, or is damaged, is measured again. */
+    /* Rates of another key, or damaged ones, are measured again. */
     replace_in_file(cache_file("cpu"), "\"machine ", "\"mochine ");
     assert_ms_ok(ms__file_write_text(cache_file("disk"), "{\"version\": 1", 13, &err), err);
     assert_ms_ok(ms_hardware_probe(&options, &again, &err), err);
@@ -402,7 +402,7 @@ static void a_refused_measurement_fails_and_leaks_nothing(void **state)
     }
 }
 
-/* Whatever the system refuses, the machine is described. */
+/* The machine is described whatever the system refuses. */
 static void without_a_measurement_defaults_stand_in(void **state)
 {
     (void)state;
@@ -425,7 +425,7 @@ static void without_a_measurement_defaults_stand_in(void **state)
     assert_null(cache_file("cpu"));
     assert_non_null(cache_file("disk"));
 
-    /* A disk that refuses direct I/O gets another trial; one that fails is off. */
+    /* A disk that refuses direct I/O is measured without it; a failing disk is off. */
     bool was_direct = again.disk.direct_io;
     assert_ms_ok(ms_hardware_probe(&options, &again, &err), err);
     assert_non_null(cache_file("cpu"));
@@ -443,18 +443,12 @@ static void without_a_measurement_defaults_stand_in(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        IN_HOME(a_named_directory_is_made_and_described),
-        IN_HOME(relative_directories_become_absolute),
-        IN_HOME(memory_file_systems_are_refused_and_left_alone),
-        IN_HOME(what_is_no_usable_directory_is_refused),
-        IN_HOME(a_failing_system_refuses_with_its_reason),
-        IN_HOME(the_first_place_on_a_disk_is_chosen),
-        IN_HOME(without_a_place_the_tier_is_off_and_says_why),
-        IN_HOME(this_machine_is_described_without_writing),
-        IN_HOME(a_named_directory_that_will_not_do_fails_the_probe),
-        IN_HOME(rates_are_measured_once_and_kept),
-        IN_HOME(a_refused_measurement_fails_and_leaks_nothing),
-        IN_HOME(without_a_measurement_defaults_stand_in),
+        IN_HOME(a_named_directory_is_made_and_described),        IN_HOME(relative_directories_become_absolute),
+        IN_HOME(memory_file_systems_are_refused_and_left_alone), IN_HOME(unusable_directories_are_refused),
+        IN_HOME(a_failing_system_refuses_with_its_reason),       IN_HOME(the_first_place_on_a_disk_is_chosen),
+        IN_HOME(without_a_place_the_tier_is_off_and_says_why),   IN_HOME(this_machine_is_described_without_writing),
+        IN_HOME(an_unusable_named_directory_fails_the_probe),    IN_HOME(rates_are_measured_once_and_kept),
+        IN_HOME(a_refused_measurement_fails_and_leaks_nothing),  IN_HOME(without_a_measurement_defaults_stand_in),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

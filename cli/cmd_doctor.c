@@ -1,8 +1,7 @@
 /*
- * `memscale doctor`: one check per line of what memscale needs or can use here,
- * with what to do about what is missing. The checks are a table; each looks at
- * the hardware description or asks the system, and none leaves anything behind but
- * the directories of cache and disk tier and the measured rates.
+ * `memscale doctor`: one line per check of this machine, with advice for every problem. The checks are a table. Each
+ * reads the hardware description or asks the system. They leave only the directories of cache and disk tier and the
+ * measured rates.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -27,17 +26,17 @@
 static const char help[] = "Usage: memscale doctor [--json] [--disk-dir DIR]\n"
                            "\n"
                            "Checks what memscale needs or can use on this machine. Each line says ok, warn\n"
-                           "(it works, but slower or with a part switched off) or fail, and what to do.\n"
+                           "(it works, but slower or with a part switched off) or fail, with advice.\n"
                            "\n"
                            "  --json          print a JSON document (docs/formats/doctor.schema.json)\n"
                            "  --disk-dir DIR  check this directory for the disk tier, not a chosen one; it must\n"
-                           "                  be there\n"
+                           "                  exist\n"
                            "\n"
                            "Examples:\n"
                            "  memscale doctor\n"
                            "  memscale doctor --disk-dir /scratch\n"
                            "\n"
-                           "Exit status: 0, 1 where a check fails, 2 for a wrong option.\n";
+                           "Exit status: 0, 1 if a check fails, 2 for a wrong option.\n";
 
 /* ---- results ------------------------------------------------------------ */
 
@@ -99,7 +98,7 @@ static void check_peak(const patient *p, check_result *result)
         return;
     }
     doctor_say(result, "%s", err.text);
-    doctor_advise(result, CHECK_WARN, "measured peaks will include what came before wrap()");
+    doctor_advise(result, CHECK_WARN, "measured peaks will include memory from before wrap()");
 }
 
 static void check_huge_pages(const patient *p, check_result *result)
@@ -248,9 +247,8 @@ static int print_json(const check_result *results, bool has_failure)
     return cli_print_made(text);
 }
 
-/* Runs every check; returns how many failed. A named directory that does not do
- * makes the disk check fail and leaves the others alone. */
-static int examine(patient *p, ms_hardware *machine, check_result *results)
+/* Runs every check; returns the number of failures. An unusable named directory fails the disk check only. */
+static int run_checks(patient *p, ms_hardware *machine, check_result *results)
 {
     ms_hardware_options options = {.disk_dir = p->disk_dir};
     char refusal[sizeof results->text] = "";
@@ -290,13 +288,13 @@ int cmd_doctor(int argc, char **argv)
         return status;
     }
     check_result results[CHECK_COUNT];
-    ms_log_set_sink(NULL, NULL); /* what is wrong stands in a check */
+    ms_log_set_sink(NULL, NULL); /* checks report the problems */
     ms_hardware *machine = ms_calloc(1, sizeof *machine);
     if (machine == NULL) {
         ms_fail(&p.probe_error, MS_ENOMEM, "out of memory");
         return cli_fail(&p.probe_error);
     }
-    int failures = examine(&p, machine, results);
+    int failures = run_checks(&p, machine, results);
     status = CLI_OK;
     if (as_json) {
         status = print_json(results, failures > 0);

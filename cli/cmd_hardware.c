@@ -1,6 +1,5 @@
 /*
- * `memscale hardware`: the description of this machine that plans are made for,
- * or one that was saved, as a table or as JSON.
+ * `memscale hardware`: the description of this machine, or a saved one, as a table or as JSON.
  */
 #include <stdio.h>
 #include <string.h>
@@ -16,13 +15,13 @@
 static const char help[] = "Usage: memscale hardware [--json] [--disk-dir DIR] [--no-cache]\n"
                            "       memscale hardware [--json] --from FILE\n"
                            "\n"
-                           "Shows the machine as plans see it: processors, memory and what limits it, the\n"
+                           "Shows the machine as plans see it: processors, memory and its limits, the\n"
                            "disk tier, GPUs. Rates are measured once (about a second, a temporary file of\n"
                            "256 MB), rounded to two digits and kept in $XDG_CACHE_HOME/memscale or\n"
                            "~/.cache/memscale.\n"
                            "\n"
                            "  --json          print the JSON document (docs/formats/hardware.schema.json)\n"
-                           "  --disk-dir DIR  the directory of the disk tier, which must be there; chosen if not\n"
+                           "  --disk-dir DIR  the directory of the disk tier, which must exist; chosen if not\n"
                            "                  given\n"
                            "  --no-cache      measure again, and keep the new rates\n"
                            "  --from FILE     show a saved description instead of this machine\n"
@@ -32,7 +31,7 @@ static const char help[] = "Usage: memscale hardware [--json] [--disk-dir DIR] [
                            "  memscale hardware --disk-dir /scratch --json > machine.json\n"
                            "  memscale hardware --from machine.json\n"
                            "\n"
-                           "Exit status: 0, 1 where the machine can't be described, 2 for a wrong option,\n"
+                           "Exit status: 0, 1 if the machine can't be described, 2 for a wrong option,\n"
                            "directory or file.\n";
 
 /* ---- the table ---------------------------------------------------------- */
@@ -125,7 +124,7 @@ static void print_table(const ms_hardware *hardware)
 
 /* ---- the command -------------------------------------------------------- */
 
-static int load(const char *path, ms_hardware *hardware)
+static int load_description(const char *path, ms_hardware *hardware)
 {
     ms_error err;
     char *text;
@@ -137,7 +136,7 @@ static int load(const char *path, ms_hardware *hardware)
     return cli_file_status("hardware", "--from", path, rc, &err);
 }
 
-static int probe(const ms_hardware_options *options, ms_hardware *hardware)
+static int probe_machine(const ms_hardware_options *options, ms_hardware *hardware)
 {
     static const char field[] = "disk_offload_dir: ";
     ms_error err;
@@ -158,7 +157,7 @@ static int out_of_memory(void)
     return cli_fail(&err);
 }
 
-static int show(const ms_hardware *hardware, bool as_json)
+static int show_hardware(const ms_hardware *hardware, bool as_json)
 {
     if (!as_json) {
         print_table(hardware);
@@ -189,9 +188,9 @@ int cmd_hardware(int argc, char **argv)
     if (hardware == NULL) {
         return out_of_memory();
     }
-    status = from != NULL ? load(from, hardware) : probe(&options, hardware);
+    status = from != NULL ? load_description(from, hardware) : probe_machine(&options, hardware);
     if (status == CLI_OK) {
-        status = show(hardware, as_json);
+        status = show_hardware(hardware, as_json);
     }
     ms_free(hardware);
     return status;

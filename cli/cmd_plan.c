@@ -1,6 +1,5 @@
 /*
- * `memscale plan`: from a graph document to a plan, as a table, as JSON or explained,
- * without Python or torch.
+ * `memscale plan`: the plan for a graph document, as a table, as JSON or explained, without Python or torch.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +16,7 @@ static const char help[] = "Usage: memscale plan --graph FILE [--hardware FILE] 
                            "                     [--budget BYTES] [--json | --explain [LAYER]]\n"
                            "       memscale plan --graph FILE --sweep N [--json | --csv] [--plot FILE] [...]\n"
                            "\n"
-                           "Makes the plan for a graph: which layers are kept, run again or moved to a lower\n"
+                           "Makes the plan for a graph: which layers are kept, recomputed or moved to a lower\n"
                            "tier, the predicted peak and step time, and why.\n"
                            "\n"
                            "  --graph FILE      the graph (docs/formats/graph.schema.json)\n"
@@ -25,9 +24,9 @@ static const char help[] = "Usage: memscale plan --graph FILE [--hardware FILE] 
                            "  --config FILE     a configuration; the defaults if not given\n"
                            "  --budget BYTES    replaces the configuration's budget: 4000000000, 4.0GB, 3.7GiB\n"
                            "  --json            print the JSON document (docs/formats/plan.schema.json)\n"
-                           "  --explain [LAYER] why a layer is treated as it is (a module's name or its number\n"
+                           "  --explain [LAYER] why a layer has its technique (a module's name or its number\n"
                            "                    in the list of layers), or the whole plan\n"
-                           "  --sweep N         what N budgets would buy, from the need of the unoptimized step\n"
+                           "  --sweep N         plans for N budgets, from the need of the unoptimized step\n"
                            "                    down to the smallest that fits\n"
                            "  --csv             print the sweep as CSV (--json: docs/formats/frontier.schema.json)\n"
                            "  --plot FILE       also write the sweep as an SVG picture\n"
@@ -38,18 +37,18 @@ static const char help[] = "Usage: memscale plan --graph FILE [--hardware FILE] 
                            "  memscale plan --graph gpt2.json --budget 4.0GB --explain transformer.h.0\n"
                            "  memscale plan --graph gpt2.json --sweep 8 --plot gpt2.svg\n"
                            "\n"
-                           "Exit status: 0 with a plan, 1 where no plan fits the budget (the smallest that\n"
-                           "would is printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}),\n"
+                           "Exit status: 0 with a plan, 1 if no plan fits the budget (the smallest that\n"
+                           "fits is printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}),\n"
                            "2 for a wrong option or file.\n";
 
-/* What the command line asked for. */
+/* The command line. */
 typedef struct plan_request {
     const char *graph_path, *hardware_path, *config_path, *budget, *explain, *sweep, *plot_path;
     bool as_json, as_csv, explain_all;
     uint32_t sweep_points; /* 0: one plan */
 } plan_request;
 
-/* What planning reads and gives. */
+/* The input and output of planning. */
 typedef struct plan_work {
     ms_graph *graph;
     ms_hardware *hardware;
@@ -100,7 +99,7 @@ static int load_config(const plan_request *request, plan_work *work)
 
 /* ---- answers -------------------------------------------------------------------------- */
 
-/* Node of the layer that `text` names: a module's name, else its number among layers. */
+/* The node of the layer `text`: a module's name, or its number among layers. */
 static int64_t find_layer(const ms_graph *graph, const char *text)
 {
     char *end;
@@ -120,7 +119,7 @@ static int64_t find_layer(const ms_graph *graph, const char *text)
     return -1;
 }
 
-static int show(const plan_request *request, const plan_work *work)
+static int show_plan(const plan_request *request, const plan_work *work)
 {
     /* A plan has an entry for each node, in order. */
     int64_t entry = request->explain != NULL ? find_layer(work->graph, request->explain) : -1;
@@ -155,7 +154,7 @@ static int show_sweep(const plan_request *request, const ms_frontier *frontier)
     return cli_print_made(text);
 }
 
-/* A graph that is sound but can't be planned for, or a budget that nothing fits. */
+/* Reports a sound graph that can't be planned, or a budget that no plan fits. */
 static int not_planned(const plan_request *request, int rc, const ms_error *err)
 {
     if (rc == MS_EINFEASIBLE) {
@@ -164,7 +163,7 @@ static int not_planned(const plan_request *request, int rc, const ms_error *err)
     return rc == MS_EINVAL ? cli_file_status("plan", "--graph", request->graph_path, rc, err) : cli_fail(err);
 }
 
-static int sweep(const plan_request *request, const plan_work *work)
+static int run_sweep(const plan_request *request, const plan_work *work)
 {
     ms_error err;
     ms_frontier *frontier = NULL;
@@ -193,11 +192,11 @@ static int make_plan(const plan_request *request, plan_work *work)
         return status;
     }
     if (request->sweep_points > 0) {
-        return sweep(request, work);
+        return run_sweep(request, work);
     }
     ms_error err;
     int rc = ms_pipeline_plan(work->graph, work->hardware, &work->config, &work->plan, &err);
-    return rc == MS_OK ? show(request, work) : not_planned(request, rc, &err);
+    return rc == MS_OK ? show_plan(request, work) : not_planned(request, rc, &err);
 }
 
 /* Options that exclude or need each other. */

@@ -1,6 +1,6 @@
 /*
- * `memscale predict`: from a Hugging Face configuration to what a training step needs, the
- * plan for it and the smallest budget, without Python, torch or weights.
+ * `memscale predict`: the memory of a Hugging Face model's training step, its plan and the smallest budget, without
+ * Python, torch or weights.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,9 +19,9 @@
 static const char help[] = "Usage: memscale predict --hf FILE --batch B --seq S [--budget BYTES]\n"
                            "                        [--hardware FILE] [--json | --graph]\n"
                            "\n"
-                           "Says what a training step of a Hugging Face model would need: everything kept, with\n"
-                           "the plan for this machine or a budget, and at the least. Reads the configuration\n"
-                           "only; neither torch nor weights are needed.\n"
+                           "Predicts the memory of a training step of a Hugging Face model: unoptimized, with\n"
+                           "the plan for this machine or a budget, and the smallest budget. Reads only the\n"
+                           "configuration; needs neither torch nor weights.\n"
                            "\n"
                            "  --hf FILE         the model's config.json. Families (\"model_type\"): llama, mistral,\n"
                            "                    qwen2, qwen3, gpt2, bert; their causal (bert: masked) language\n"
@@ -36,7 +36,7 @@ static const char help[] = "Usage: memscale predict --hf FILE --batch B --seq S 
                            "Example:\n"
                            "  memscale predict --hf config.json --batch 4 --seq 512 --budget 4.0GB\n"
                            "\n"
-                           "Exit status: 0 with a plan, 1 where none fits the budget (the smallest that would is\n"
+                           "Exit status: 0 with a plan, 1 if none fits the budget (the smallest that fits is\n"
                            "printed, with --json as {\"feasible\": false, \"smallest_budget_bytes\": ...}), 2 for a\n"
                            "wrong option or file.\n";
 
@@ -100,7 +100,7 @@ static int load_graph(const predict_request *request, predict_work *work)
 
 /* ---- answers -------------------------------------------------------------------------- */
 
-/* The smallest budget is what a plan for next to nothing is refused with. */
+/* A plan for a budget of almost nothing is refused with the smallest budget. */
 static int find_smallest(predict_work *work, ms_error *err)
 {
     ms_config config;
@@ -191,7 +191,7 @@ static char *table_of(const predict_work *work)
     return ms__text_take(&text);
 }
 
-static int show(const predict_request *request, const predict_work *work)
+static int show_prediction(const predict_request *request, const predict_work *work)
 {
     char *text = request->as_graph ? ms_graph_to_json(work->graph) : request->as_json ? json_of(work) : table_of(work);
     return cli_print_made(text);
@@ -220,7 +220,7 @@ int cmd_predict(int argc, char **argv)
         status = cli_load_hardware("predict", request.hardware_path, &work.hardware);
         status = status != CLI_OK ? status : make_plan(&request, &work);
     }
-    status = status != CLI_OK ? status : show(&request, &work);
+    status = status != CLI_OK ? status : show_prediction(&request, &work);
     ms_graph_free(work.graph);
     ms_free(work.hardware);
     ms_plan_free(work.plan);

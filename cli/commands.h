@@ -2,6 +2,7 @@
  * The commands of the program, one row each: the function cmd_<name> in
  * cli/cmd_<name>.c and the line that `memscale --help` shows. The order is the
  * order of the help.
+ * Tests: tests/cli/main.golden.
  */
 #ifndef MS_CLI_COMMANDS_H
 #define MS_CLI_COMMANDS_H
@@ -9,7 +10,7 @@
 #define CLI_COMMANDS(X) \
     X(hardware, "show this machine as plans see it") \
     X(plan, "make and explain the plan for a graph") \
-    X(predict, "what a Hugging Face model would need, without torch") \
+    X(predict, "the memory that a Hugging Face model needs, without torch") \
     X(doctor, "check what memscale needs or can use here")
 
 /* argv[0] is the command's name. Returns the exit status of the program. */

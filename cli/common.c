@@ -55,8 +55,8 @@ int cli_infeasible(const ms_error *err, bool as_json)
     return cli_fail(err);
 }
 
-/* Of the first write of the output that failed; 0: none has. A later one may succeed,
- * and what was lost stays lost. */
+/* The errno of the first failed write of the output; 0: none. A later write may succeed, but the lost output stays
+ * lost. */
 static int output_errno;
 
 int cli_print(const char *text)
@@ -91,13 +91,13 @@ int cli_finish(int status)
     return CLI_FAILED;
 }
 
-/* A descriptor that the caller closed would be given to the next file that is opened,
- * and messages would be written into it. Opened the wrong way round, it still fails. */
+/* Without this the next opened file would get the number of a standard descriptor that the caller closed, and
+ * messages would be written into that file. Opened in the wrong direction, the descriptor still fails. */
 void cli_begin(void)
 {
     for (int fd = 0; fd <= 2; fd++) {
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) {
-            _exit(CLI_FAILED); /* nobody can be told */
+            _exit(CLI_FAILED); /* no stream for a message */
         }
     }
     ms_log_set_sink(show_warning, NULL);
@@ -107,7 +107,8 @@ int cli_check_directory(const char *path, ms_error *err)
 {
     struct stat found;
     if (stat(path, &found) != 0) {
-        return ms_fail(err, MS_ECONFIG, "disk_offload_dir: %s: %s; it is not made here", path, strerror(errno));
+        return ms_fail(err, MS_ECONFIG, "disk_offload_dir: %s: %s; this command does not make it", path,
+                       strerror(errno));
     }
     if (!S_ISDIR(found.st_mode)) {
         return ms_fail(err, MS_ECONFIG, "disk_offload_dir: %s is not a directory", path);

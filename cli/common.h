@@ -1,5 +1,6 @@
 /*
- * What the commands share: exit statuses, messages, output. Used by cmd_*.c only.
+ * Exit statuses, messages and output of the commands. Used by cmd_*.c only.
+ * Tests: tests/cli/main.golden.
  */
 #ifndef MS_CLI_COMMON_H
 #define MS_CLI_COMMON_H
@@ -15,35 +16,32 @@ enum {
 /* Prints "memscale: <text of the error>" to stderr; returns CLI_FAILED. */
 int cli_fail(const ms_error *err);
 
-/* Prints "memscale: <command>: <message>" and where help on the command is found to
- * stderr; returns CLI_USAGE. `command` is NULL if none is known. */
+/* Prints "memscale: <command>: <message>" and a pointer to the command's help to stderr; returns CLI_USAGE.
+ * `command` is NULL if it is unknown. */
 int cli_usage_error(const char *command, const char *fmt, ...) MS_PRINTF(2, 3);
 
-/* Prints "memscale: <message>", one line, for a file that is not what it should be;
- * returns CLI_USAGE. */
+/* Prints "memscale: <message>", one line, for an unsuitable file; returns CLI_USAGE. */
 int cli_file_error(const char *fmt, ...) MS_PRINTF(1, 2);
 
-/* Whether `path` is there and a directory; else MS_ECONFIG, saying which. For commands that
- * only look: they make no directory from a name that may be misspelt. */
+/* MS_ECONFIG if `path` does not exist or is not a directory. For commands that only read: they must not make a
+ * directory from a misspelt name. */
 int cli_check_directory(const char *path, ms_error *err);
 
-/* The same for a budget that no plan fits, with the smallest that one does as a JSON document on
- * standard output where that was asked for. */
+/* As cli_fail(), for a budget that no plan fits. With `as_json` also prints the smallest budget that fits as a
+ * JSON document to stdout. */
 int cli_infeasible(const ms_error *err, bool as_json);
 
-/* Writes all of `text` to stdout; CLI_FAILED if that fails. cli_finish() tells. */
+/* Writes all of `text` to stdout; CLI_FAILED if that fails. cli_finish() prints the message. */
 int cli_print(const char *text);
 
-/* The same for a text that the library made, which is freed here. NULL is out of memory:
- * CLI_FAILED, with a message. */
+/* The same for a text made by the library; frees it. NULL means out of memory: CLI_FAILED, with a message. */
 int cli_print_made(char *text);
 
-/* Sees to standard input, output and error, and shows the library's warnings on the
- * last. main() calls it first. */
+/* Makes sure that stdin, stdout and stderr are open, and prints the library's warnings to stderr. main() calls it
+ * first. */
 void cli_begin(void);
 
-/* Closes stdout and says whether everything reached it: `status`, or CLI_FAILED
- * with a message. main() calls it last. */
+/* Closes stdout. Returns `status`, or CLI_FAILED with a message if some output was lost. main() calls it last. */
 int cli_finish(int status);
 
 #endif

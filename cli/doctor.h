@@ -1,6 +1,6 @@
 /*
- * One check of `memscale doctor` and how it reports; shared by cmd_doctor.c and
- * doctor_software.c.
+ * One check of `memscale doctor` and its report; shared by cmd_doctor.c and doctor_software.c.
+ * Tests: tests/cli/doctor.golden.
  */
 #ifndef MS_CLI_DOCTOR_H
 #define MS_CLI_DOCTOR_H
@@ -15,9 +15,9 @@ typedef struct check_result {
     char advice[256]; /* "" if there is nothing to do */
 } check_result;
 
-/* What the checks look at. */
+/* The input of the checks. */
 typedef struct patient {
-    const char *disk_dir;       /* NULL: the chosen one */
+    const char *disk_dir;       /* NULL: memscale chooses */
     const ms_hardware *machine; /* NULL if probing failed */
     ms_error probe_error;
 } patient;

@@ -1,6 +1,6 @@
 /*
- * The checks of `memscale doctor` on software: versions, Python packages, control groups,
- * and what else wants the mechanisms that memscale uses.
+ * The checks of `memscale doctor` on software: versions, Python packages, control groups, and conflicting settings of
+ * the environment.
  */
 #include <glob.h>
 #include <stdio.h>
@@ -44,7 +44,7 @@ static bool version_of(const char *site, const char *package, char *version, siz
     return is_there;
 }
 
-/* The packages' folder beside this program, or of the active environment. */
+/* The folder of packages beside this program, or that of the active environment. */
 static bool find_site(char *site, size_t room)
 {
     char program[MS_PATH_MAX] = "", pattern[MS_PATH_MAX + 64];
@@ -126,7 +126,7 @@ static void check_conflict(const ms__device_conflict *conflict, check_result *re
     const char *value = getenv(conflict->variable);
     if (value != NULL && value[0] != '\0' && strstr(value, conflict->part) != NULL) {
         doctor_say(result, "%s%s: %s", result->text[0] != '\0' ? "; " : "", conflict->variable, conflict->why);
-        doctor_advise(result, CHECK_WARN, "unset what is named where training runs, unless it is meant");
+        doctor_advise(result, CHECK_WARN, "unset these for training, unless they are intended");
     }
 }
 
@@ -140,7 +140,7 @@ void doctor_check_conflicts(const patient *p, check_result *result)
         }
     }
     if (result->text[0] == '\0') {
-        doctor_say(result, "nothing in the environment wants the same mechanisms; hooks of other libraries on a model "
-                           "show when it is wrapped");
+        doctor_say(result, "no setting of the environment conflicts; hooks of other libraries on a model "
+                           "are found by wrap()");
     }
 }

@@ -1,6 +1,5 @@
 /*
- * What several commands read: a number of bytes, a file's text, a machine. Messages go to
- * standard error in the form of common.h.
+ * Inputs of several commands: a number of bytes, a file's text, a machine.
  */
 #include "inputs.h"
 
@@ -40,7 +39,7 @@ static bool unit_of(const char *text, uint64_t *unit)
     return false;
 }
 
-/* A number of bytes; one beyond 64 bits gives UINT64_MAX. False: it is none. */
+/* Parses a number of bytes; one beyond 64 bits gives UINT64_MAX. False if it is not a number. */
 static bool parse_bytes(const char *text, uint64_t *bytes)
 {
     uint64_t whole = 0, fraction = 0, scale = 1, unit = 0;

@@ -1,6 +1,5 @@
 /*
- * Entry of the `memscale` program: picks the command and hands the rest of the
- * line to it. Commands are listed in commands.h; no work is done here.
+ * Entry of the `memscale` program: finds the command in commands.h and passes the rest of the line to it.
  */
 #include <stdio.h>
 #include <string.h>
@@ -62,7 +61,7 @@ static int help_on(int argc, char **argv)
     return found != NULL ? found->run(2, line) : cli_usage_error(NULL, "help: unknown command \"%s\"", argv[1]);
 }
 
-static int run(int argc, char **argv)
+static int run_command(int argc, char **argv)
 {
     if (argc < 2) {
         print_help(stderr);
@@ -94,5 +93,5 @@ static int run(int argc, char **argv)
 int main(int argc, char **argv)
 {
     cli_begin();
-    return cli_finish(run(argc, argv));
+    return cli_finish(run_command(argc, argv));
 }

@@ -39,7 +39,7 @@ static int set_value(const char *command, const cli_option *option, const char *
     return CLI_GO_ON;
 }
 
-/* Whether the option at `i` stands without its value, which it may. */
+/* True if the option at `i` omits its optional value. */
 static bool is_bare(const cli_option *option, int argc, char **argv, int i)
 {
     return option->flag != NULL && (i + 1 == argc || strncmp(argv[i + 1], "--", 2) == 0);

@@ -65,7 +65,7 @@ MS_API const char *ms_version(void);
     X(MS_EINFEASIBLE, -9, "BudgetInfeasibleError", "no plan fits the budget") \
     X(MS_EIO, -10, "OffloadError", "a transfer to or from a tier failed") \
     X(MS_ENOSPC, -11, "OffloadError", "a tier is full") \
-    X(MS_ECHECKSUM, -12, "OffloadError", "an extent read back differs from what was written") \
+    X(MS_ECHECKSUM, -12, "OffloadError", "an extent read back differs from the written one") \
     X(MS_ETIMEDOUT, -13, "OffloadError", "a transfer did not finish in time") \
     X(MS_ECANCELED, -14, "OffloadError", "the operation was cancelled") \
     X(MS_ENOTSUP, -15, "MemScaleError", "this machine or build does not support it") \

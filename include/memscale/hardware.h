@@ -97,7 +97,7 @@ typedef struct ms_hardware_options {
 } ms_hardware_options;
 
 /*
- * Probes this machine. An absent part (no GPU, no usable disk) is no failure: the description says so. The first
+ * Probes this machine. An absent part (no GPU, no usable disk) is not a failure: the description says so. The first
  * measurement takes a second or two and writes a temporary file of 256 MB in the disk directory, deleted at once.
  * Tests: tests/c/hardware/test_probe.c.
  */

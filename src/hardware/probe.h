@@ -1,5 +1,5 @@
 /*
- * probe.h - the parts of the hardware probe, one file each; hardware.c combines them. An absent part is no failure.
+ * probe.h - the parts of the hardware probe, one file each; hardware.c combines them. An absent part is not a failure.
  * Tests: tests/c/hardware/test_probe.c.
  */
 #ifndef MS_HARDWARE_PROBE_H

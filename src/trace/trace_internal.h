@@ -1,6 +1,6 @@
 /*
  * The tracer's state: recorded by trace.c and its neighbours, turned into a graph by trace_finish.c.
- * Nothing else includes this.
+ * Private to src/trace. Tests: tests/c/trace/test_trace.c.
  */
 #ifndef MS_TRACE_TRACE_INTERNAL_H
 #define MS_TRACE_TRACE_INTERNAL_H

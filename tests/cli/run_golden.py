@@ -1,15 +1,14 @@
-"""Runs the command lines of a golden file and compares what they print.
+"""Runs the command lines of a golden file and compares their output.
 
-A golden file is a list of blocks, each a command line after "$ ", then what it
-prints: lines of standard error begin with "! ", and a status other than 0 closes
-the block as "[status 2]". `{any}` in an expected line stands for any text, a line
-`{lines}` for any number of lines. Lines that begin with "#" are comments. The
-commands run in a temporary folder that holds a copy of tests/cli/data.
+A golden file is a list of blocks: a command line after "$ ", then its output. Lines of standard error begin with
+"! ", and a status other than 0 closes the block as "[status 2]". `{any}` in an expected line stands for any text, a
+line `{lines}` for any number of lines. Lines that begin with "#" are comments. The commands run in a temporary
+folder that holds a copy of tests/cli/data.
 
     run_golden.py PROGRAM FILE [--update]
 
-`--update` writes what was printed into the file instead (then put `{any}` back by
-hand where the machine shows through).
+`--update` writes the output into the file instead (then restore `{any}` by hand for output that depends on the
+machine).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Block:
-    """One command and what it should print, with the comments before it."""
+    """One command and its expected output, with the comments before it."""
 
     command: str
     comments: list[str] = field(default_factory=list)
@@ -52,7 +51,7 @@ def read_blocks(text: str) -> list[Block]:
 
 
 def run_command(command: str, program: pathlib.Path, folder: str) -> list[str]:
-    """What a shell prints for the command, in the form of a golden file."""
+    """The command's output in a shell, in the form of a golden file."""
     environment = dict(os.environ, PATH=f"{program.parent}:{os.environ['PATH']}", LC_ALL="C", HOME=folder)
     environment["XDG_CACHE_HOME"] = f"{folder}/cache"
     done = subprocess.run(
@@ -66,7 +65,7 @@ def run_command(command: str, program: pathlib.Path, folder: str) -> list[str]:
 
 
 def matches(expected: list[str], printed: list[str]) -> bool:
-    """Whether the printed lines are what the expected ones allow."""
+    """True if the printed lines match the expected ones."""
     pattern = ""
     for line in expected:
         if line == "{lines}":
@@ -77,7 +76,7 @@ def matches(expected: list[str], printed: list[str]) -> bool:
 
 
 def main() -> int:
-    """Runs one golden file; 1 where something differs."""
+    """Runs one golden file; 1 if something differs."""
     program = pathlib.Path(sys.argv[1]).resolve()
     golden = pathlib.Path(sys.argv[2])
     blocks = read_blocks(golden.read_text())

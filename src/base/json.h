@@ -79,13 +79,6 @@ MS_NODISCARD int ms__json_u64(const ms__json_at *object, const char *name, uint6
                               uint64_t *out);
 MS_NODISCARD int ms__json_u32(const ms__json_at *object, const char *name, uint32_t least, uint32_t most,
                               uint32_t *out);
-/* Reads several members with the same bounds; returns the first failure. */
-typedef struct ms__json_u64_member {
-    const char *name;
-    uint64_t *out;
-} ms__json_u64_member;
-MS_NODISCARD int ms__json_u64s(const ms__json_at *object, uint64_t least, uint64_t most,
-                               const ms__json_u64_member *members, size_t count);
 /* Any JSON number, integer or not. */
 MS_NODISCARD int ms__json_f64(const ms__json_at *object, const char *name, double least, double most, double *out);
 MS_NODISCARD int ms__json_bool(const ms__json_at *object, const char *name, bool *out);

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { WORDS_MOST = 64 };
+enum { WORDS_MOST = 64, NAMES_MOST = 32 };
 
 static void put_field(ms__json_writer *writer, json_t *object, const ms__json_field *field, const char *at)
 {
@@ -25,6 +25,11 @@ static void put_field(ms__json_writer *writer, json_t *object, const ms__json_fi
     case MS__FIELD_IF_ANY:
         if (*(const uint64_t *)(const void *)at > 0) {
             ms__json_put_saturated(writer, object, field->name, *(const uint64_t *)(const void *)at);
+        }
+        break;
+    case MS__FIELD_IF_SET:
+        if (*(const bool *)(const void *)at) {
+            ms__json_put_bool(writer, object, field->name, true);
         }
         break;
     case MS__FIELD_LIMIT:
@@ -94,6 +99,9 @@ static int read_field(const ms__json_at *object, const ms__json_field *field, ch
         return ms__json_bool(object, field->name, (bool *)(void *)at);
     case MS__FIELD_IF_ANY:
         return ms__json_u64_or(object, field->name, field->least, most, 0, (uint64_t *)(void *)at);
+    case MS__FIELD_IF_SET:
+        *(bool *)(void *)at = false;
+        return ms__json_has(object, field->name) ? ms__json_bool(object, field->name, (bool *)(void *)at) : MS_OK;
     case MS__FIELD_LIMIT:
         return read_limit(object, field, most, (uint64_t *)(void *)at);
     case MS__FIELD_TEXT:
@@ -110,6 +118,21 @@ int ms__json_read_fields(const ms__json_at *object, const ms__json_field *fields
         rc = read_field(object, &fields[i], (char *)base + fields[i].offset);
     }
     return rc;
+}
+
+int ms__json_read_only_fields(const ms__json_at *object, const ms__json_field *fields, size_t count,
+                              const char *const *others, void *base)
+{
+    const char *names[NAMES_MOST];
+    size_t name_count = 0;
+    for (; name_count < count && name_count < NAMES_MOST; name_count++) {
+        names[name_count] = fields[name_count].name;
+    }
+    for (; *others != NULL && name_count < NAMES_MOST; others++) {
+        names[name_count++] = *others;
+    }
+    int rc = ms__json_only(object, names, name_count);
+    return rc == MS_OK ? ms__json_read_fields(object, fields, count, base) : rc;
 }
 
 int ms__json_only_count(const ms__json_at *object, size_t count)

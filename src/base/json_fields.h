@@ -16,6 +16,7 @@ typedef enum ms__field_kind {
     MS__FIELD_BOOL,   /* bool */
     MS__FIELD_WORD,   /* uint32_t, written as its word */
     MS__FIELD_IF_ANY, /* uint64_t that may be missing: 0, and not written if 0 */
+    MS__FIELD_IF_SET, /* bool that may be missing: false, and not written if false */
     MS__FIELD_LIMIT,  /* uint64_t, null for UINT64_MAX */
     MS__FIELD_TEXT,   /* char[most], with its NUL */
 } ms__field_kind;
@@ -40,10 +41,14 @@ typedef struct ms__json_field {
 void ms__json_put_fields(ms__json_writer *writer, json_t *object, const ms__json_field *fields, size_t count,
                          const void *base);
 
-/* Reads all fields into the struct at `base`. All are required, except IF_ANY. Returns the first failure, with the
- * codes of json.h's readers. */
+/* Reads all fields into the struct at `base`. All are required, except IF_ANY and IF_SET. Returns the first failure,
+ * with the codes of json.h's readers. */
 MS_NODISCARD int ms__json_read_fields(const ms__json_at *object, const ms__json_field *fields, size_t count,
                                       void *base);
+
+/* The same, and MS_EFORMAT for a member that is neither a field nor among `others`, up to a NULL. */
+MS_NODISCARD int ms__json_read_only_fields(const ms__json_at *object, const ms__json_field *fields, size_t count,
+                                           const char *const *others, void *base);
 
 /* MS_EFORMAT unless the object has exactly `count` members: after `count` different members were read, it has no
  * others. */

@@ -239,16 +239,6 @@ int ms__json_u32(const ms__json_at *object, const char *name, uint32_t least, ui
     return rc;
 }
 
-int ms__json_u64s(const ms__json_at *object, uint64_t least, uint64_t most, const ms__json_u64_member *members,
-                  size_t count)
-{
-    int rc = MS_OK;
-    for (size_t i = 0; rc == MS_OK && i < count; i++) {
-        rc = ms__json_u64(object, members[i].name, least, most, members[i].out);
-    }
-    return rc;
-}
-
 int ms__json_f64(const ms__json_at *object, const char *name, double least, double most, double *out)
 {
     ms__json_at at = member_of(object, name);

@@ -28,6 +28,11 @@ int ms__profile_copy(const ms_profile *from, ms_profile *to);
 bool ms__profile_equal(const ms_profile *a, const ms_profile *b);
 void ms__node_clear(ms_node *node);
 
+/* graph_json.c, whose tables both write and read these. */
+int ms__graph_read_residents(const ms__json_at *root, ms_residents *residents);
+int ms__graph_read_loop(const ms__json_at *root, ms_loop *loop);
+int ms__graph_read_storage(const ms__json_at *object, ms_storage *storage);
+
 /* graph_makers.c: checks the bounds of a profile's makers, and that each output is made once, in forward, after
  * its maker's inputs. */
 int ms__makers_check(const ms_profile *profile, uint32_t index, ms_error *err);

@@ -2,54 +2,69 @@
  * Writes graphs as JSON (docs/formats/graph.schema.json): one line, members always in the same order, so that reading
  * (graph_json_read.c) and writing again gives the same bytes. Called from any thread.
  */
+#include "base/json_fields.h"
 #include "graph/graph_internal.h"
 
-static void put_residents(ms__json_writer *writer, json_t *tree, const ms_residents *residents)
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+static const ms__json_field residents_fields[] = {
+    MS__FIELD(ms_residents, parameter_bytes, U64),
+    MS__FIELD(ms_residents, trainable_bytes, U64),
+    MS__FIELD(ms_residents, buffer_bytes, U64),
+    MS__FIELD(ms_residents, batch_bytes, U64),
+    MS__FIELD(ms_residents, largest_parameter_bytes, U64),
+};
+
+static const ms__json_field loop_fields[] = {
+    MS__FIELD(ms_loop, outputs_held, BOOL),
+    MS__FIELD(ms_loop, gradients_live_in_forward, BOOL),
+    MS__FIELD(ms_loop, observed, BOOL),
+    MS__FIELD(ms_loop, optimizer_state_bytes, U64),
+    MS__FIELD(ms_loop, optimizer_transient_bytes, U64),
+    MS__FIELD(ms_loop, external_loss_bytes, U64),
+    MS__FIELD(ms_loop, optimizer_stream_bytes, IF_ANY),
+    MS__FIELD(ms_loop, gradients_releasable, IF_SET),
+    MS__FIELD(ms_loop, gradients_released, IF_SET),
+    MS__FIELD(ms_loop, gradients_needed, IF_SET),
+    MS__FIELD(ms_loop, state_streamed, IF_SET),
+};
+
+static const ms__json_field storage_fields[] = {
+    MS__FIELD(ms_storage, bytes, U64),
+    MS__FIELD_WORDS(ms_storage, role, MS_STORAGE_ROLE_COUNT, ms__storage_role_name),
+    MS__FIELD(ms_storage, first_node, U32),
+    MS__FIELD(ms_storage, last_node, U32),
+};
+
+static const char *const no_others[] = {NULL};
+
+int ms__graph_read_residents(const ms__json_at *root, ms_residents *residents)
 {
-    json_t *out = ms__json_put_object(writer, tree, "residents");
-    ms__json_put_u64(writer, out, "parameter_bytes", residents->parameter_bytes);
-    ms__json_put_u64(writer, out, "trainable_bytes", residents->trainable_bytes);
-    ms__json_put_u64(writer, out, "buffer_bytes", residents->buffer_bytes);
-    ms__json_put_u64(writer, out, "batch_bytes", residents->batch_bytes);
-    ms__json_put_u64(writer, out, "largest_parameter_bytes", residents->largest_parameter_bytes);
+    ms__json_at object;
+    int rc = ms__json_object(root, "residents", &object);
+    return rc != MS_OK
+               ? rc
+               : ms__json_read_only_fields(&object, residents_fields, COUNT_OF(residents_fields), no_others, residents);
 }
 
-static void put_loop(ms__json_writer *writer, json_t *tree, const ms_loop *loop)
+int ms__graph_read_loop(const ms__json_at *root, ms_loop *loop)
 {
-    json_t *out = ms__json_put_object(writer, tree, "loop");
-    ms__json_put_bool(writer, out, "outputs_held", loop->outputs_held);
-    ms__json_put_bool(writer, out, "gradients_live_in_forward", loop->gradients_live_in_forward);
-    ms__json_put_bool(writer, out, "observed", loop->observed);
-    ms__json_put_u64(writer, out, "optimizer_state_bytes", loop->optimizer_state_bytes);
-    ms__json_put_u64(writer, out, "optimizer_transient_bytes", loop->optimizer_transient_bytes);
-    ms__json_put_u64(writer, out, "external_loss_bytes", loop->external_loss_bytes);
-    if (loop->optimizer_stream_bytes > 0) {
-        ms__json_put_u64(writer, out, "optimizer_stream_bytes", loop->optimizer_stream_bytes);
-    }
-    if (loop->gradients_releasable) {
-        ms__json_put_bool(writer, out, "gradients_releasable", true);
-    }
-    if (loop->gradients_released) {
-        ms__json_put_bool(writer, out, "gradients_released", true);
-    }
-    if (loop->gradients_needed) {
-        ms__json_put_bool(writer, out, "gradients_needed", true);
-    }
-    if (loop->state_streamed) {
-        ms__json_put_bool(writer, out, "state_streamed", true);
-    }
+    ms__json_at object;
+    int rc = ms__json_object(root, "loop", &object);
+    return rc != MS_OK ? rc : ms__json_read_only_fields(&object, loop_fields, COUNT_OF(loop_fields), no_others, loop);
+}
+
+int ms__graph_read_storage(const ms__json_at *object, ms_storage *storage)
+{
+    return ms__json_read_only_fields(object, storage_fields, COUNT_OF(storage_fields), no_others, storage);
 }
 
 static void put_storages(ms__json_writer *writer, json_t *tree, const ms_graph *graph)
 {
     json_t *out = ms__json_put_array(writer, tree, "storages");
     for (uint32_t i = 0; i < graph->storage_count; i++) {
-        const ms_storage *storage = &graph->storages[i];
-        json_t *item = ms__json_add_object(writer, out);
-        ms__json_put_u64(writer, item, "bytes", storage->bytes);
-        ms__json_put_string(writer, item, "role", ms__storage_role_name(storage->role));
-        ms__json_put_u64(writer, item, "first_node", storage->first_node);
-        ms__json_put_u64(writer, item, "last_node", storage->last_node);
+        ms__json_put_fields(writer, ms__json_add_object(writer, out), storage_fields, COUNT_OF(storage_fields),
+                            &graph->storages[i]);
     }
 }
 
@@ -140,8 +155,10 @@ char *ms_graph_to_json(const ms_graph *graph)
     ms__json_put_string(&writer, tree, "model", graph->model);
     ms__json_put_string(&writer, tree, "signature", graph->signature);
     ms__json_put_string(&writer, tree, "source", graph->source);
-    put_residents(&writer, tree, &graph->residents);
-    put_loop(&writer, tree, &graph->loop);
+    ms__json_put_fields(&writer, ms__json_put_object(&writer, tree, "residents"), residents_fields,
+                        COUNT_OF(residents_fields), &graph->residents);
+    ms__json_put_fields(&writer, ms__json_put_object(&writer, tree, "loop"), loop_fields, COUNT_OF(loop_fields),
+                        &graph->loop);
     if (graph->small_products) {
         ms__json_put_bool(&writer, tree, "small_products", true);
     }

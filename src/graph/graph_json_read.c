@@ -14,97 +14,6 @@
 /* Limit of a whole document, checked before it is parsed. */
 enum { VALUES_MOST = 32 << 20 };
 
-static int read_numbers(const ms__json_at *object, const ms__json_u64_member *members, size_t count)
-{
-    return ms__json_u64s(object, 0, MS__GRAPH_NUMBER_MAX, members, count);
-}
-
-static int read_residents(const ms__json_at *root, ms_residents *residents)
-{
-    static const char *const names[] = {"parameter_bytes", "trainable_bytes", "buffer_bytes", "batch_bytes",
-                                        "largest_parameter_bytes"};
-    const ms__json_u64_member fields[] = {
-        {names[0], &residents->parameter_bytes},
-        {names[1], &residents->trainable_bytes},
-        {names[2], &residents->buffer_bytes},
-        {names[3], &residents->batch_bytes},
-        {names[4], &residents->largest_parameter_bytes},
-    };
-    ms__json_at object;
-    int rc = ms__json_object(root, "residents", &object);
-    if (rc == MS_OK) {
-        rc = ms__json_only(&object, names, COUNT_OF(names));
-    }
-    return rc == MS_OK ? read_numbers(&object, fields, COUNT_OF(fields)) : rc;
-}
-
-/* Optional members about memscale's own optimizers. */
-static int read_own_optimizer(const ms__json_at *object, const char *const names[5], ms_loop *loop)
-{
-    const ms__json_u64_member field = {names[0], &loop->optimizer_stream_bytes};
-    bool *const switches[] = {&loop->gradients_releasable, &loop->gradients_released, &loop->state_streamed,
-                              &loop->gradients_needed};
-    int rc = ms__json_has(object, names[0]) ? read_numbers(object, &field, 1) : MS_OK;
-    for (size_t i = 0; rc == MS_OK && i < COUNT_OF(switches); i++) {
-        rc = ms__json_has(object, names[1 + i]) ? ms__json_bool(object, names[1 + i], switches[i]) : MS_OK;
-    }
-    return rc;
-}
-
-static int read_loop(const ms__json_at *root, ms_loop *loop)
-{
-    static const char *const names[] = {
-        "outputs_held",           "gradients_live_in_forward", "observed",
-        "optimizer_state_bytes",  "optimizer_transient_bytes", "external_loss_bytes",
-        "optimizer_stream_bytes", "gradients_releasable",      "gradients_released",
-        "state_streamed",         "gradients_needed",
-    };
-    bool *const switches[] = {&loop->outputs_held, &loop->gradients_live_in_forward, &loop->observed};
-    const ms__json_u64_member fields[] = {
-        {names[3], &loop->optimizer_state_bytes},
-        {names[4], &loop->optimizer_transient_bytes},
-        {names[5], &loop->external_loss_bytes},
-    };
-    ms__json_at object;
-    int rc = ms__json_object(root, "loop", &object);
-    if (rc == MS_OK) {
-        rc = ms__json_only(&object, names, COUNT_OF(names));
-    }
-    for (size_t i = 0; rc == MS_OK && i < COUNT_OF(switches); i++) {
-        rc = ms__json_bool(&object, names[i], switches[i]);
-    }
-    if (rc == MS_OK) {
-        rc = read_numbers(&object, fields, COUNT_OF(fields));
-    }
-    return rc == MS_OK ? read_own_optimizer(&object, &names[6], loop) : rc;
-}
-
-static int read_storage(const ms__json_at *object, ms_storage *storage)
-{
-    static const char *const names[] = {"bytes", "role", "first_node", "last_node"};
-    static const char *const roles[] = {
-#define ROLE_NAME(id, name) [MS_STORAGE_##id] = name,
-        MS_STORAGE_ROLE_TABLE(ROLE_NAME)
-#undef ROLE_NAME
-    };
-    size_t role = 0;
-    int rc = ms__json_only(object, names, COUNT_OF(names));
-    if (rc == MS_OK) {
-        rc = ms__json_u64(object, "bytes", 0, MS__GRAPH_NUMBER_MAX, &storage->bytes);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_enum(object, "role", roles, COUNT_OF(roles), &role);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_u32(object, "first_node", 0, UINT32_MAX, &storage->first_node);
-    }
-    if (rc == MS_OK) {
-        rc = ms__json_u32(object, "last_node", 0, UINT32_MAX, &storage->last_node);
-    }
-    storage->role = (uint32_t)role;
-    return rc;
-}
-
 static int read_storages(const ms__json_at *root, ms_graph *graph)
 {
     ms__json_at array;
@@ -115,7 +24,7 @@ static int read_storages(const ms__json_at *root, ms_graph *graph)
         ms__json_at item;
         rc = ms__json_item_object(&array, i, &item);
         if (rc == MS_OK) {
-            rc = read_storage(&item, &graph->storages[i]);
+            rc = ms__graph_read_storage(&item, &graph->storages[i]);
         }
     }
     return rc;
@@ -342,10 +251,10 @@ static int read_graph(const ms__json_at *root, ms_graph *graph)
         rc = ms__json_string_copy(root, "source", &graph->source);
     }
     if (rc == MS_OK) {
-        rc = read_residents(root, &graph->residents);
+        rc = ms__graph_read_residents(root, &graph->residents);
     }
     if (rc == MS_OK) {
-        rc = read_loop(root, &graph->loop);
+        rc = ms__graph_read_loop(root, &graph->loop);
     }
     if (rc == MS_OK && ms__json_has(root, "small_products")) {
         rc = ms__json_bool(root, "small_products", &graph->small_products);

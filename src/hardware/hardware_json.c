@@ -62,32 +62,13 @@ static const ms__json_field gpu_fields[] = {
     RATE(ms_gpu, from_host_bytes_per_s),
 };
 
-enum { NAMES_MOST = 16 };
-
-/* Reads the fields of an object that has only these members and the `others`, up to a NULL. */
-static int read_fields(const ms__json_at *at, const ms__json_field *fields, size_t count, const char *const *others,
-                       void *base)
-{
-    const char *names[NAMES_MOST];
-    size_t name_count = 0;
-    while (name_count < count) {
-        names[name_count] = fields[name_count].name;
-        name_count++;
-    }
-    for (; *others != NULL; others++) {
-        names[name_count++] = *others;
-    }
-    int rc = ms__json_only(at, names, name_count);
-    return rc == MS_OK ? ms__json_read_fields(at, fields, count, base) : rc;
-}
-
 /* The object `name` of the root, all of whose members are fields. */
 static int read_part(const ms__json_at *root, const char *name, const ms__json_field *fields, size_t count, void *base)
 {
     static const char *const no_others[] = {NULL};
     ms__json_at at;
     int rc = ms__json_object(root, name, &at);
-    return rc == MS_OK ? read_fields(&at, fields, count, no_others, base) : rc;
+    return rc == MS_OK ? ms__json_read_only_fields(&at, fields, count, no_others, base) : rc;
 }
 
 static void write_part(ms__json_writer *writer, json_t *root, const char *name, const ms__json_field *fields,
@@ -129,7 +110,7 @@ static int read_cpu(const ms__json_at *root, ms_cpu *cpu)
     ms__json_at at;
     int rc = ms__json_object(root, "cpu", &at);
     if (rc == MS_OK) {
-        rc = read_fields(&at, cpu_fields, COUNT_OF(cpu_fields), others, cpu);
+        rc = ms__json_read_only_fields(&at, cpu_fields, COUNT_OF(cpu_fields), others, cpu);
     }
     if (rc == MS_OK) {
         rc = read_isa(&at, &cpu->isa);
@@ -171,7 +152,7 @@ static int read_kind(const ms__json_at *at, ms_device_kind *kind)
 static int read_gpu(const ms__json_at *at, ms_gpu *gpu)
 {
     static const char *const others[] = {"kind", NULL};
-    int rc = read_fields(at, gpu_fields, COUNT_OF(gpu_fields), others, gpu);
+    int rc = ms__json_read_only_fields(at, gpu_fields, COUNT_OF(gpu_fields), others, gpu);
     return rc == MS_OK ? read_kind(at, &gpu->kind) : rc;
 }
 

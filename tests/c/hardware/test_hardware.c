@@ -388,7 +388,7 @@ static void the_baseline_is_the_current_memory(void **state)
     assert_int_equal(machine.process.reserve_bytes, 0);
     /* A device that does not exist changes nothing. */
     int32_t beyond = (int32_t)machine.gpu_count;
-    assert_ms_fails(ms_hardware_set_process(&machine, beyond, 7, &err), MS_EINVAL, err, "no GPU");
+    assert_ms_fails(ms_hardware_set_process(&machine, beyond, 7, &err), MS_EINVAL, err, "does not exist");
     assert_int_equal(machine.device, 0);
     assert_int_equal(machine.process.baseline_bytes, 5);
 }

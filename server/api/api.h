@@ -1,0 +1,95 @@
+/*
+ * api.h - the handlers of /api/v1 and what the pages share with them: each does one thing to the store
+ * and writes its row of the audit. See http.h for what a handler is, routes.c for who may call it, and
+ * openapi.json for what it takes and gives.
+ */
+#ifndef MSS_API_API_H
+#define MSS_API_API_H
+
+#include "base/json.h"
+#include "http/http.h"
+
+/* ---- what handlers share ---------------------------------------------------------- */
+
+/* The cursor at the top of the JSON body. */
+ms__json_at mss_api_body(mss_request *r, ms_error *err);
+/* 422 with the text for a body that says what is not allowed, else mss_answer_failure(). */
+int mss_api_refuse(mss_request *r, const ms_error *err);
+/* A required or (`is_optional`: "" then) text of at most `most` bytes without control characters. */
+MS_NODISCARD int mss_api_text(const ms__json_at *object, const char *name, size_t most, bool is_optional,
+                              const char **text);
+/* Answers the objects of a query as {"items": [...]}; `map` (may be NULL) rewrites each. */
+int mss_api_items(mss_request *r, mss_statement statement, const mss_value *values, size_t count,
+                  void (*map)(json_t *item));
+/* The number in the query, `fallback` where it is missing; -1 for what is none or beyond `most`. */
+int64_t mss_api_query_number(const mss_request *r, const char *name, int64_t fallback, int64_t most);
+/* Adds a row of the audit for this request: who, the object's team, and the given object. */
+MS_NODISCARD int mss_api_audit(mss_request *r, const char *verb, const char *object, ms_error *err);
+/* "role_number" becomes "role", "scope_bits" a list "scopes". */
+void mss_api_name_role(json_t *item);
+void mss_api_name_scopes(json_t *item);
+/* Whether a text is 1 to `most` bytes of UTF-8 without control characters. */
+bool mss_api_is_line(const char *text, size_t most);
+bool mss_api_is_email(const char *text);
+
+/* ---- runs -------------------------------------------------------------------- */
+
+int mss_api_run_create(mss_request *r);
+int mss_api_run_list(mss_request *r);
+int mss_api_run_show(mss_request *r);
+int mss_api_run_plan(mss_request *r);
+int mss_api_run_append(mss_request *r);
+int mss_api_run_steps(mss_request *r);
+int mss_api_run_events(mss_request *r);
+int mss_api_run_finish(mss_request *r);
+int mss_api_run_delete(mss_request *r);
+int mss_api_run_compare(mss_request *r);
+int mss_api_projects(mss_request *r);
+
+/* {"items": [...], "next_cursor": ...} of the request's query; NULL with the status of a refusal. */
+json_t *mss_run_page(mss_request *r, int *status);
+/* Both runs and what differs; the other must be of the same team. NULL with the status of a refusal. */
+json_t *mss_run_comparison(mss_request *r, const char *one, const char *other, int *status);
+MS_NODISCARD int mss_run_remove(mss_request *r, const char *run, ms_error *err);
+
+/* ---- teams, invitations, tokens --------------------------------------------------- */
+
+int mss_api_teams(mss_request *r);
+int mss_api_team_create(mss_request *r);
+int mss_api_team_delete(mss_request *r);
+int mss_api_members(mss_request *r);
+int mss_api_member_set(mss_request *r);
+int mss_api_member_remove(mss_request *r);
+int mss_api_invitations(mss_request *r);
+int mss_api_invite(mss_request *r);
+int mss_api_invitation_delete(mss_request *r);
+int mss_api_tokens(mss_request *r);
+int mss_api_token_create(mss_request *r);
+int mss_api_token_delete(mss_request *r);
+int mss_api_audit_list(mss_request *r);
+
+/* Each gives 0 or the status of a refusal that is already answered. */
+int mss_team_make(mss_request *r, const char *name, const char *owner, mss_id *team);
+int mss_member_change(mss_request *r, const char *account, mss_role role);
+int mss_member_remove(mss_request *r, const char *account);
+int mss_invitation_add(mss_request *r, mss_role role, char secret[MSS_SECRET_BYTES]);
+int mss_token_make(mss_request *r, const char *name, uint32_t scopes, char token[MSS_TOKEN_BYTES], mss_id *id);
+int mss_token_revoke(mss_request *r, const char *token);
+
+/* ---- the account ------------------------------------------------------------------ */
+
+int mss_api_account_export(mss_request *r);
+/* 0, or the status of a refusal: 409 for the only owner of a team that others are in. */
+int mss_account_remove(mss_request *r);
+
+/* ---- the rest -------------------------------------------------------------------- */
+
+int mss_api_openapi(mss_request *r);
+int mss_api_healthz(mss_request *r);
+int mss_api_readyz(mss_request *r);
+int mss_api_metrics(mss_request *r);
+int mss_api_telemetry(mss_request *r);
+int mss_api_plan_prepare(mss_request *r);
+int mss_api_plan(mss_request *r);
+
+#endif

@@ -1,0 +1,558 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "api/api.h"
+#include "base/units.h"
+#include "log/log.h"
+#include "store/statements.h"
+#include "store/steps.h"
+
+#define COUNT(table) (sizeof(table) / sizeof(table)[0])
+
+enum { NAME_BYTES = 120, PAGE_MOST = 200, PAGE_USUAL = 50, OUTCOME_COUNT = 4 };
+
+static const char *const outcomes[OUTCOME_COUNT] = {"finished", "failed", "infeasible", "stopped"};
+
+/* ---- create -------------------------------------------------------------------- */
+
+typedef struct new_run {
+    const char *project, *name, *model, *machine, *graph_digest;
+    uint64_t budget_bytes, predicted_peak_bytes, predicted_step_ns;
+    char *versions, *config, *plan; /* JSON texts, NULL when missing */
+    mss_id id;
+} new_run;
+
+static void free_new_run(new_run *run)
+{
+    ms_free(run->versions);
+    ms_free(run->config);
+    ms_free(run->plan);
+}
+
+/* An optional object, as compact text. */
+static int read_document(const ms__json_at *body, const char *name, char **text)
+{
+    ms__json_at object;
+    if (!ms__json_has(body, name)) {
+        return MS_OK;
+    }
+    int rc = ms__json_object(body, name, &object);
+    if (rc == MS_OK && (*text = ms__json_text(object.value, true)) == NULL) {
+        rc = ms_fail(body->err, MS_ENOMEM, "run: out of memory");
+    }
+    return rc;
+}
+
+static int read_texts(const ms__json_at *body, new_run *run)
+{
+    int rc = mss_api_text(body, "project", NAME_BYTES, true, &run->project);
+    rc = rc != MS_OK ? rc : mss_api_text(body, "name", NAME_BYTES, true, &run->name);
+    rc = rc != MS_OK ? rc : mss_api_text(body, "model", NAME_BYTES, false, &run->model);
+    rc = rc != MS_OK ? rc : mss_api_text(body, "machine", NAME_BYTES, true, &run->machine);
+    rc = rc != MS_OK ? rc : mss_api_text(body, "graph_digest", NAME_BYTES, true, &run->graph_digest);
+    run->project = run->project != NULL && run->project[0] != '\0' ? run->project : "default";
+    return rc;
+}
+
+static int read_new_run(const ms__json_at *body, new_run *run)
+{
+    static const char *const members[] = {"project",      "name",         "model",  "machine", "versions",
+                                          "config",       "graph_digest", "plan",   "budget_bytes",
+                                          "predicted_peak_bytes", "predicted_step_ns"};
+    int rc = ms__json_only(body, members, COUNT(members));
+    rc = rc != MS_OK ? rc : read_texts(body, run);
+    rc = rc != MS_OK ? rc : ms__json_u64_or(body, "budget_bytes", 0, MSS_STEP_VALUE_MOST, UINT64_MAX, &run->budget_bytes);
+    rc = rc != MS_OK ? rc
+                     : ms__json_u64_or(body, "predicted_peak_bytes", 0, MSS_STEP_VALUE_MOST, UINT64_MAX,
+                                       &run->predicted_peak_bytes);
+    rc = rc != MS_OK ? rc
+                     : ms__json_u64_or(body, "predicted_step_ns", 0, MSS_STEP_VALUE_MOST, UINT64_MAX,
+                                       &run->predicted_step_ns);
+    rc = rc != MS_OK ? rc : read_document(body, "versions", &run->versions);
+    rc = rc != MS_OK ? rc : read_document(body, "config", &run->config);
+    return rc != MS_OK ? rc : read_document(body, "plan", &run->plan);
+}
+
+/* The run that this key has made already; empty where there is none. */
+static int find_by_key(mss_request *r, const mss_hash *body, mss_id *id, bool *is_same, ms_error *err)
+{
+    mss_rows rows;
+    bool has = false;
+    *id = (mss_id){""};
+    int rc = mss_sql_query(r->sql, MSS_RUN_BY_KEY, MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(r->idempotency_key)),
+                           &rows, err);
+    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    if (rc == MS_OK && has) {
+        size_t bytes;
+        const void *hash = mss_rows_blob(&rows, 1, &bytes);
+        mss_rows_copy(&rows, 0, id->text, sizeof id->text);
+        *is_same = bytes == sizeof body->bytes && memcmp(hash, body->bytes, bytes) == 0;
+    }
+    mss_rows_end(&rows);
+    return rc;
+}
+
+static int find_project(mss_request *r, const char *name, mss_id *project, ms_error *err)
+{
+    mss_id fresh = mss_id_new('p');
+    mss_rows rows;
+    bool has = false;
+    int rc = mss_sql_run(r->sql, MSS_PROJECT_ADD,
+                         MSS_WITH(MSS_TEXT(fresh.text), MSS_TEXT(r->object.team.text), MSS_TEXT(name), MSS_INT(mss_now_ms())),
+                         NULL, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    rc = mss_sql_query(r->sql, MSS_PROJECT_FIND, MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(name)), &rows, err);
+    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    if (rc == MS_OK) {
+        mss_rows_copy(&rows, 0, project->text, sizeof project->text);
+    }
+    mss_rows_end(&rows);
+    return rc;
+}
+
+static const char *or_null(const char *text)
+{
+    return text[0] != '\0' ? text : NULL;
+}
+
+#define U64_OR_NULL(value) {(value) == UINT64_MAX ? MSS_IS_NULL : MSS_IS_INT, (int64_t)(value), NULL, 0}
+
+static int insert_run(mss_request *r, const new_run *run, const mss_hash *body, ms_error *err)
+{
+    mss_id project;
+    int rc = find_project(r, run->project, &project, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    return mss_sql_run(
+        r->sql, MSS_RUN_ADD,
+        MSS_WITH(MSS_TEXT(run->id.text), MSS_TEXT(r->object.team.text), MSS_TEXT(project.text), MSS_TEXT(r->who.account.text),
+                 MSS_TEXT(r->idempotency_key), MSS_HASH(body), MSS_TEXT(or_null(run->name)), MSS_TEXT(run->model),
+                 MSS_TEXT(or_null(run->machine)), MSS_TEXT(run->versions), MSS_TEXT(run->config), MSS_TEXT(run->plan),
+                 MSS_TEXT(or_null(run->graph_digest)), U64_OR_NULL(run->budget_bytes), U64_OR_NULL(run->predicted_peak_bytes),
+                 U64_OR_NULL(run->predicted_step_ns), MSS_INT(mss_now_ms())),
+        NULL, err);
+}
+
+static bool is_key(const char *text)
+{
+    size_t length = strlen(text);
+    return length > 0 &&
+           strspn(text, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-") == length;
+}
+
+static int answer_run(mss_request *r, int status, const char *id)
+{
+    snprintf(r->answer.location, sizeof r->answer.location, "/api/v1/runs/%s", id);
+    return mss_answer_json(r, status, json_pack("{s:s}", "id", id));
+}
+
+/* A run counts as a kilobyte beside its documents, so that empty ones fill the quota too. */
+static int check_quota(mss_request *r, ms_error *err, bool *is_used_up)
+{
+    int64_t used;
+    int rc = mss_sql_number(r->sql, MSS_RUN_TEAM_USE, MSS_WITH(MSS_TEXT(r->object.team.text)), &used, err);
+    *is_used_up = rc == MS_OK && (uint64_t)used >= mss_server_settings(r->server)->team_quota_bytes;
+    return rc;
+}
+
+int mss_api_run_create(mss_request *r)
+{
+    ms_error err = {0};
+    new_run run = {.id = mss_id_new('r')};
+    ms__json_at body = mss_api_body(r, &err);
+    mss_hash hash = mss_hash_of(r->body, r->body_bytes);
+    mss_id found;
+    bool is_same = false, is_used_up = false;
+    int status;
+    if (!is_key(r->idempotency_key)) {
+        return mss_answer_problem(r, 400, "Send an Idempotency-Key of 1 to 64 letters, digits, \"_\" or \"-\".");
+    }
+    int rc = read_new_run(&body, &run);
+    rc = rc != MS_OK ? rc : find_by_key(r, &hash, &found, &is_same, &err);
+    rc = rc != MS_OK ? rc : check_quota(r, &err, &is_used_up);
+    if (rc != MS_OK) {
+        status = mss_api_refuse(r, &err);
+    } else if (mss_id_is(&found)) {
+        status = is_same ? answer_run(r, 200, found.text)
+                         : mss_answer_problem(r, 409, "This Idempotency-Key has made another run.");
+    } else if (is_used_up) {
+        status = mss_answer_problem(r, 507, "The team's storage is used up; delete runs.");
+    } else {
+        rc = insert_run(r, &run, &hash, &err);
+        status = rc == MS_OK ? answer_run(r, 201, run.id.text) : mss_answer_failure(r, &err);
+    }
+    free_new_run(&run);
+    return status;
+}
+
+/* ---- list and show --------------------------------------------------------------- */
+
+/* "<started ms>-<run>": what the next page begins behind. */
+static bool read_cursor(const char *text, int64_t *started_at, const char **id)
+{
+    *started_at = INT64_MAX;
+    *id = "";
+    if (text == NULL) {
+        return true;
+    }
+    char *end;
+    *started_at = strtoll(text, &end, 10);
+    *id = end + (*end == '-');
+    mss_id run = mss_id_of(*id);
+    return end != text && *end == '-' && mss_id_is(&run) && text[0] >= '0' && text[0] <= '9';
+}
+
+static const char *query_or_empty(const mss_request *r, const char *name)
+{
+    const char *text = mss_pairs_get(&r->query, name);
+    return text != NULL ? text : "";
+}
+
+/* Started times are written for people; the cursor needs the number. */
+static int64_t time_of(const char *text)
+{
+    struct tm parts = {0};
+    const char *rest = strptime(text, "%Y-%m-%dT%H:%M:%S", &parts);
+    return rest == NULL ? 0 : (int64_t)timegm(&parts) * 1000 + (rest[0] == '.' ? atoi(rest + 1) : 0);
+}
+
+static void add_cursor(json_t *page, json_t *items, int64_t limit)
+{
+    size_t count = json_array_size(items);
+    if ((int64_t)count <= limit) {
+        json_object_set_new(page, "next_cursor", json_null());
+        return;
+    }
+    json_array_remove(items, count - 1); /* asked for to see that there is more */
+    json_t *last = json_array_get(items, (size_t)limit - 1);
+    char cursor[64];
+    snprintf(cursor, sizeof cursor, "%" PRId64 "-%s", time_of(json_string_value(json_object_get(last, "started_at"))),
+             json_string_value(json_object_get(last, "id")));
+    json_object_set_new(page, "next_cursor", json_string(cursor));
+}
+
+json_t *mss_run_page(mss_request *r, int *status)
+{
+    ms_error err;
+    int64_t started_at, limit = mss_api_query_number(r, "limit", PAGE_USUAL, PAGE_MOST);
+    const char *id;
+    if (limit < 1 || !read_cursor(mss_pairs_get(&r->query, "cursor"), &started_at, &id)) {
+        *status = mss_answer_problem(r, 400, "The limit must be 1 to %d, and the cursor one that was given.", PAGE_MOST);
+        return NULL;
+    }
+    json_t *items = mss_sql_objects(
+        r->sql, MSS_RUN_LIST,
+        MSS_WITH(MSS_TEXT(r->object.team.text), MSS_INT(started_at), MSS_TEXT(id), MSS_TEXT(query_or_empty(r, "project")),
+                 MSS_TEXT(query_or_empty(r, "model")), MSS_TEXT(query_or_empty(r, "outcome")), MSS_INT(limit + 1)),
+        &err);
+    json_t *page = items != NULL ? json_pack("{s:o}", "items", items) : NULL;
+    if (page == NULL) {
+        *status = mss_answer_failure(r, &err);
+        return NULL;
+    }
+    add_cursor(page, items, limit);
+    return page;
+}
+
+int mss_api_run_list(mss_request *r)
+{
+    int status = 200;
+    json_t *page = mss_run_page(r, &status);
+    return page != NULL ? mss_answer_json(r, 200, page) : status;
+}
+
+int mss_api_run_show(mss_request *r)
+{
+    ms_error err;
+    json_t *run = mss_sql_object(r->sql, MSS_RUN_SHOW, MSS_WITH(MSS_TEXT(r->parameters[0])), &err);
+    return run != NULL ? mss_answer_json(r, 200, run) : mss_answer_failure(r, &err);
+}
+
+int mss_api_run_plan(mss_request *r)
+{
+    ms_error err;
+    json_t *row = mss_sql_object(r->sql, MSS_RUN_PLAN, MSS_WITH(MSS_TEXT(r->parameters[0])), &err);
+    if (row == NULL) {
+        return mss_answer_failure(r, &err);
+    }
+    json_t *plan = json_incref(json_object_get(row, "plan"));
+    json_decref(row);
+    if (json_is_object(plan)) {
+        return mss_answer_json(r, 200, plan);
+    }
+    json_decref(plan);
+    return mss_answer_problem(r, 404, "This run sent no plan.");
+}
+
+int mss_api_projects(mss_request *r)
+{
+    return mss_api_items(r, MSS_PROJECT_LIST, MSS_WITH(MSS_TEXT(r->object.team.text)), NULL);
+}
+
+/* ---- append -------------------------------------------------------------------- */
+
+typedef struct run_state {
+    uint64_t last_sequence, last_step;
+    bool is_running;
+} run_state;
+
+static int read_state(mss_request *r, run_state *state, ms_error *err)
+{
+    mss_rows rows;
+    bool has = false;
+    int rc = mss_sql_query(r->sql, MSS_RUN_STATE, MSS_WITH(MSS_TEXT(r->parameters[0])), &rows, err);
+    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    if (rc == MS_OK && has) {
+        state->last_sequence = (uint64_t)mss_rows_int(&rows, 0);
+        state->last_step = (uint64_t)mss_rows_int(&rows, 1);
+        state->is_running = strcmp(mss_rows_text(&rows, 2), "running") == 0;
+    }
+    mss_rows_end(&rows);
+    return rc;
+}
+
+/* What the steps change in their run's row. */
+typedef struct summary {
+    uint64_t sum_ns, peak, budget, predicted_peak, predicted_ns; /* UINT64_MAX: no step says */
+} summary;
+
+static summary summarize(const mss_steps *steps)
+{
+    summary s = {0, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    for (size_t i = 0; i < steps->count; i++) {
+        const uint64_t *v = steps->items[i].value;
+        s.sum_ns = v[MSS_STEP_NS] == UINT64_MAX ? s.sum_ns : ms__add_sat(s.sum_ns, v[MSS_STEP_NS]);
+        if (v[MSS_STEP_PEAK] != UINT64_MAX) {
+            s.peak = s.peak == UINT64_MAX ? v[MSS_STEP_PEAK] : ms__max_u64(s.peak, v[MSS_STEP_PEAK]);
+        }
+        s.budget = v[MSS_STEP_BUDGET] != UINT64_MAX ? v[MSS_STEP_BUDGET] : s.budget;
+        s.predicted_peak = v[MSS_STEP_PREDICTED_PEAK] != UINT64_MAX ? v[MSS_STEP_PREDICTED_PEAK] : s.predicted_peak;
+        s.predicted_ns = v[MSS_STEP_PREDICTED_NS] != UINT64_MAX ? v[MSS_STEP_PREDICTED_NS] : s.predicted_ns;
+    }
+    s.sum_ns = ms__min_u64(s.sum_ns, MSS_STEP_VALUE_MOST >> 16);
+    return s;
+}
+
+static int insert_batch(mss_request *r, uint64_t sequence, const mss_steps *steps, ms_error *err)
+{
+    unsigned char *data = NULL;
+    size_t bytes = 0;
+    summary s = summarize(steps);
+    uint64_t first = steps->items[0].value[0], last = steps->items[steps->count - 1].value[0];
+    int rc = mss_steps_pack(steps, &data, &bytes, err);
+    rc = rc != MS_OK ? rc
+                     : mss_sql_run(r->sql, MSS_BATCH_ADD,
+                                   MSS_WITH(MSS_TEXT(r->parameters[0]), MSS_INT(sequence), MSS_INT(first), MSS_INT(last),
+                                            MSS_INT(steps->count), MSS_BLOB(data, bytes)),
+                                   NULL, err);
+    rc = rc != MS_OK ? rc
+                     : mss_sql_run(r->sql, MSS_RUN_APPENDED,
+                                   MSS_WITH(MSS_INT(sequence), MSS_INT(last), MSS_INT(steps->count), MSS_INT(s.sum_ns),
+                                            U64_OR_NULL(s.peak), U64_OR_NULL(s.budget), U64_OR_NULL(s.predicted_peak),
+                                            U64_OR_NULL(s.predicted_ns), MSS_INT(bytes), MSS_TEXT(r->parameters[0])),
+                                   NULL, err);
+    ms_free(data);
+    return rc;
+}
+
+/* Viewers get the new points; a long batch as a sign to ask. */
+static void tell_viewers(mss_request *r, uint64_t sequence, mss_steps *steps)
+{
+    mss_steps_thin(steps, 200);
+    json_t *event = json_pack("{s:I, s:o}", "sequence", (json_int_t)sequence, "columns", mss_steps_json(steps));
+    r->answer.event = event != NULL ? ms__json_text(event, true) : NULL;
+    r->answer.told = mss_id_of(r->parameters[0]);
+    json_decref(event);
+}
+
+static int answer_sequence(mss_request *r, uint64_t last_sequence, bool is_new)
+{
+    return mss_answer_json(r, 200, json_pack("{s:I, s:b}", "last_sequence", (json_int_t)last_sequence, "counted", (int)is_new));
+}
+
+static int append(mss_request *r, uint64_t sequence, mss_steps *steps)
+{
+    ms_error err = {0};
+    run_state state = {0};
+    int rc = read_state(r, &state, &err);
+    if (rc != MS_OK) {
+        return mss_answer_failure(r, &err);
+    }
+    if (sequence <= state.last_sequence) {
+        return answer_sequence(r, state.last_sequence, false);
+    }
+    if (sequence > state.last_sequence + 1) {
+        return mss_answer_problem(r, 409, "Batch %" PRIu64 " is missing; %" PRIu64 " came.", state.last_sequence + 1, sequence);
+    }
+    if (!state.is_running) {
+        return mss_answer_problem(r, 409, "The run has finished.");
+    }
+    if (steps->items[0].value[0] <= state.last_step) {
+        return mss_answer_problem(r, 422, "Steps must rise: %" PRIu64 " was the last one.", state.last_step);
+    }
+    rc = insert_batch(r, sequence, steps, &err);
+    if (rc != MS_OK) {
+        return mss_answer_failure(r, &err);
+    }
+    tell_viewers(r, sequence, steps);
+    return answer_sequence(r, sequence, true);
+}
+
+int mss_api_run_append(mss_request *r)
+{
+    static const char *const members[] = {"sequence", "steps"};
+    ms_error err = {0};
+    mss_steps steps = {0};
+    uint64_t sequence = 0;
+    ms__json_at body = mss_api_body(r, &err);
+    int rc = ms__json_only(&body, members, COUNT(members));
+    rc = rc != MS_OK ? rc : ms__json_u64(&body, "sequence", 1, MSS_STEP_VALUE_MOST, &sequence);
+    rc = rc != MS_OK ? rc : mss_steps_read(&body, "steps", &steps);
+    int status = rc == MS_OK ? append(r, sequence, &steps) : mss_api_refuse(r, &err);
+    MS__ARRAY_FREE(&steps);
+    return status;
+}
+
+/* ---- steps --------------------------------------------------------------------- */
+
+int mss_api_run_steps(mss_request *r)
+{
+    ms_error err = {0};
+    mss_steps steps = {0};
+    run_state state = {0};
+    int64_t after = mss_api_query_number(r, "after", 0, INT64_MAX);
+    int64_t points = mss_api_query_number(r, "points", 1000, MSS_POINTS_MOST);
+    if (after < 0 || points < 1) {
+        return mss_answer_problem(r, 400, "\"after\" is a step's number, \"points\" 1 to %d.", MSS_POINTS_MOST);
+    }
+    int rc = read_state(r, &state, &err);
+    rc = rc != MS_OK ? rc : mss_steps_load(r->sql, r->parameters[0], (uint64_t)after, &steps, &err);
+    size_t each = rc == MS_OK ? mss_steps_thin(&steps, (size_t)points) : 1;
+    json_t *columns = rc == MS_OK ? mss_steps_json(&steps) : NULL;
+    MS__ARRAY_FREE(&steps);
+    if (rc != MS_OK) {
+        return mss_answer_failure(r, &err);
+    }
+    return mss_answer_json(r, 200,
+                           json_pack("{s:I, s:I, s:b, s:o}", "last_sequence", (json_int_t)state.last_sequence,
+                                     "steps_per_point", (json_int_t)each, "is_running", (int)state.is_running, "columns",
+                                     columns));
+}
+
+int mss_api_run_events(mss_request *r)
+{
+    r->answer.watch = mss_id_of(r->parameters[0]);
+    return 200;
+}
+
+/* ---- finish, delete, compare ------------------------------------------------------- */
+
+static int finish(mss_request *r, const char *outcome, const char *counters)
+{
+    ms_error err = {0};
+    run_state state = {0};
+    int rc = read_state(r, &state, &err);
+    if (rc == MS_OK && !state.is_running) {
+        json_t *run = mss_sql_object(r->sql, MSS_RUN_SHOW, MSS_WITH(MSS_TEXT(r->parameters[0])), &err);
+        const char *was = json_string_value(json_object_get(run, "outcome"));
+        bool is_same = was != NULL && strcmp(was, outcome) == 0;
+        json_decref(run);
+        return is_same ? mss_answer_empty(r) : mss_answer_problem(r, 409, "The run has finished with another outcome.");
+    }
+    rc = rc != MS_OK ? rc
+                     : mss_sql_run(r->sql, MSS_RUN_FINISH,
+                                   MSS_WITH(MSS_TEXT(outcome), MSS_INT(mss_now_ms()), MSS_TEXT(counters),
+                                            MSS_TEXT(r->parameters[0])),
+                                   NULL, &err);
+    if (rc != MS_OK) {
+        return mss_answer_failure(r, &err);
+    }
+    r->answer.event = ms_strdup("{\"finished\":true}");
+    r->answer.told = mss_id_of(r->parameters[0]);
+    return mss_answer_empty(r);
+}
+
+int mss_api_run_finish(mss_request *r)
+{
+    static const char *const members[] = {"outcome", "counters"};
+    ms_error err = {0};
+    size_t outcome = 0;
+    char *counters = NULL;
+    ms__json_at body = mss_api_body(r, &err);
+    int rc = ms__json_only(&body, members, COUNT(members));
+    rc = rc != MS_OK ? rc : ms__json_enum(&body, "outcome", outcomes, OUTCOME_COUNT, &outcome);
+    rc = rc != MS_OK ? rc : read_document(&body, "counters", &counters);
+    int status = rc == MS_OK ? finish(r, outcomes[outcome], counters) : mss_api_refuse(r, &err);
+    ms_free(counters);
+    return status;
+}
+
+int mss_run_remove(mss_request *r, const char *run, ms_error *err)
+{
+    int rc = mss_sql_run(r->sql, MSS_RUN_DELETE, MSS_WITH(MSS_TEXT(run)), NULL, err);
+    return rc != MS_OK ? rc : mss_api_audit(r, "run deleted", run, err);
+}
+
+int mss_api_run_delete(mss_request *r)
+{
+    ms_error err;
+    return mss_run_remove(r, r->parameters[0], &err) == MS_OK ? mss_answer_empty(r) : mss_answer_failure(r, &err);
+}
+
+/* Second over first, in permille; null where either is not known. */
+static json_t *ratio(const json_t *one, const json_t *other, const char *name)
+{
+    json_int_t a = json_integer_value(json_object_get(one, name)), b = json_integer_value(json_object_get(other, name));
+    return a > 0 && b > 0 ? json_integer((json_int_t)ms__mul_div((uint64_t)b, 1000, (uint64_t)a)) : json_null();
+}
+
+static int team_of(mss_request *r, const char *run, mss_id *team, ms_error *err)
+{
+    mss_rows rows;
+    bool has = false;
+    *team = (mss_id){""};
+    int rc = mss_sql_query(r->sql, MSS_RUN_TEAM, MSS_WITH(MSS_TEXT(run)), &rows, err);
+    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    if (rc == MS_OK && has) {
+        mss_rows_copy(&rows, 0, team->text, sizeof team->text);
+    }
+    mss_rows_end(&rows);
+    return rc;
+}
+
+json_t *mss_run_comparison(mss_request *r, const char *one, const char *other, int *status)
+{
+    ms_error err;
+    mss_id team;
+    if (team_of(r, other, &team, &err) != MS_OK) {
+        *status = mss_answer_failure(r, &err);
+        return NULL;
+    }
+    if (strcmp(team.text, r->object.team.text) != 0) { /* permission was asked for this team alone */
+        *status = mss_answer_problem(r, 404, "The team has no such run.");
+        return NULL;
+    }
+    json_t *a = mss_sql_object(r->sql, MSS_RUN_SHOW, MSS_WITH(MSS_TEXT(one)), &err);
+    json_t *b = a != NULL ? mss_sql_object(r->sql, MSS_RUN_SHOW, MSS_WITH(MSS_TEXT(other)), &err) : NULL;
+    if (b == NULL) {
+        json_decref(a);
+        *status = mss_answer_failure(r, &err);
+        return NULL;
+    }
+    json_t *peak = ratio(a, b, "peak_bytes"), *time = ratio(a, b, "mean_step_ns");
+    return json_pack("{s:o, s:o, s:{s:o, s:o}}", "one", a, "other", b, "other_permille", "peak_bytes", peak,
+                     "mean_step_ns", time);
+}
+
+int mss_api_run_compare(mss_request *r)
+{
+    int status = 200;
+    json_t *both = mss_run_comparison(r, r->parameters[0], r->parameters[1], &status);
+    return both != NULL ? mss_answer_json(r, 200, both) : status;
+}

@@ -1,0 +1,414 @@
+#include <arpa/inet.h>
+#include <microhttpd.h>
+#include <netinet/in.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/units.h"
+#include "http/head.h"
+#include "http/lanes.h"
+#include "http/live.h"
+#include "log/log.h"
+
+/* Memory of a connection: its head has to fit into it. 10,000 idle ones take some 160 MB of it at most. */
+enum { NETWORK_THREADS = 2, CONNECTIONS_MOST = 12000, CONNECTION_BYTES = 16384, IDLE_S = 30, BODY_S = 30 };
+
+struct mss_server {
+    mss_settings settings;
+    char url[280];
+    struct MHD_Daemon *daemon;
+    mss_lanes *lanes;
+    mss_live *live;
+    mss_limits *limits;
+    _Atomic uint64_t statuses[6], busy_ns;
+};
+
+const char *mss_method_name(mss_method method)
+{
+    static const char *const names[] = {"GET", "POST", "PUT", "DELETE"};
+    return names[method];
+}
+
+/* ---- what others ask ------------------------------------------------------------- */
+
+const mss_settings *mss_server_settings(const mss_server *server)
+{
+    return &server->settings;
+}
+
+mss_limits *mss_server_limits(mss_server *server)
+{
+    return server->limits;
+}
+
+bool mss_server_is_https(const mss_server *server)
+{
+    return strncmp(server->url, "https:", 6) == 0;
+}
+
+const char *mss_server_url(const mss_server *server)
+{
+    return server->url;
+}
+
+uint16_t mss_server_port(const mss_server *server)
+{
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_BIND_PORT);
+    return info != NULL ? info->port : 0;
+}
+
+void mss_server_touch(mss_server *server, const mss_id *token)
+{
+    mss_lanes_touch(server->lanes, token);
+}
+
+void mss_server_count(mss_server *server, mss_server_numbers *numbers)
+{
+    *numbers = (mss_server_numbers){.viewers = mss_live_count(server->live), .busy_ns = atomic_load(&server->busy_ns)};
+    for (int i = 0; i < 6; i++) {
+        numbers->requests[i] = atomic_load(&server->statuses[i]);
+    }
+    mss_lanes_count(server->lanes, numbers);
+}
+
+/* ---- requests ------------------------------------------------------------------ */
+
+/* `target` is the raw one; its request lives as long as MHD's context of it. */
+typedef struct context {
+    mss_request request;
+    bool has_head;
+    char target[];
+} context;
+
+/* MHD calls this first, with the target as it came over the wire: its own decoding is not used. */
+static void *begin_request(void *argument, const char *target, struct MHD_Connection *connection)
+{
+    size_t bytes = strlen(target) + 1;
+    context *c = ms_calloc(1, sizeof *c + bytes);
+    if (c != NULL) {
+        memcpy(c->target, target, bytes);
+        c->request.server = argument;
+        c->request.connection = connection;
+        c->request.begun_ns = ms_now_ns();
+        memcpy(c->request.id, mss_id_new('q').text, MSS_ID_BYTES);
+    }
+    return c;
+}
+
+static void free_request(mss_request *request)
+{
+    mss_pairs_free(&request->query);
+    if (request->form.text != NULL) { /* passwords */
+        mss_secret_wipe(request->form.text, 2 * request->body_bytes);
+    }
+    mss_pairs_free(&request->form);
+    json_decref(request->json);
+    if (request->body != NULL) {
+        mss_secret_wipe(request->body, request->body_room);
+    }
+    ms_free(request->body);
+    ms_free(request->answer.text);
+    ms_free(request->answer.event);
+    mss_secret_wipe(request, sizeof *request);
+}
+
+static void end_request(void *argument, struct MHD_Connection *connection, void **slot, enum MHD_RequestTerminationCode how)
+{
+    context *c = *slot;
+    mss_server *server = argument;
+    (void)connection;
+    (void)how;
+    if (c == NULL) {
+        return;
+    }
+    mss_request *r = &c->request;
+    uint64_t duration_ns = ms_now_ns() - r->begun_ns;
+    int status = r->answer.status != 0 ? r->answer.status : 408; /* it never came to an answer */
+    bool hides_address = r->route != NULL && r->route->limit == MSS_LIMIT_TELEMETRY;
+    atomic_fetch_add(&server->statuses[status / 100 % 6], 1);
+    atomic_fetch_add(&server->busy_ns, duration_ns);
+    mss_log_request_done(&(mss_log_request){.id = r->id,
+                                            .method = mss_method_name(r->method),
+                                            .route = r->route != NULL ? r->route->path : "",
+                                            .address = hides_address ? NULL : r->address,
+                                            .account = r->who.account.text,
+                                            .status = status,
+                                            .duration_ns = duration_ns,
+                                            .sent_bytes = r->answer.bytes,
+                                            .reason = r->reason});
+    free_request(r);
+    ms_free(c);
+    *slot = NULL;
+}
+
+/* ---- answers -------------------------------------------------------------------- */
+
+static void add_header(struct MHD_Response *response, const char *name, const char *value)
+{
+    if (value != NULL && value[0] != '\0') {
+        (void)MHD_add_response_header(response, name, value);
+    }
+}
+
+/* Nothing but our own scripts, styles and pictures; nobody frames us. */
+static void add_security_headers(const mss_server *server, struct MHD_Response *response)
+{
+    add_header(response, "Content-Security-Policy",
+               "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+               "form-action 'self'; frame-ancestors 'none'; base-uri 'none'");
+    add_header(response, "X-Content-Type-Options", "nosniff");
+    add_header(response, "Referrer-Policy", "same-origin");
+    add_header(response, "Cross-Origin-Opener-Policy", "same-origin");
+    add_header(response, "Cross-Origin-Resource-Policy", "same-origin");
+    add_header(response, "Permissions-Policy", "camera=(), geolocation=(), microphone=()");
+    if (mss_server_is_https(server)) {
+        add_header(response, "Strict-Transport-Security", "max-age=31536000");
+    }
+}
+
+static struct MHD_Response *make_response(mss_request *request)
+{
+    mss_answer *answer = &request->answer;
+    if (mss_id_is(&answer->watch)) {
+        answer->type = "text/event-stream";
+        return mss_live_watch(request->server->live, &answer->watch, request->connection);
+    }
+    if (answer->text == NULL) {
+        return MHD_create_response_from_buffer(answer->bytes, (void *)(uintptr_t)(answer->fixed != NULL ? answer->fixed : ""),
+                                               MHD_RESPMEM_PERSISTENT);
+    }
+    /* Copied, because jansson's and our allocations go through ms_free() and MHD would call free(). */
+    return MHD_create_response_from_buffer(answer->bytes, answer->text, MHD_RESPMEM_MUST_COPY);
+}
+
+static enum MHD_Result send_answer(mss_request *request)
+{
+    mss_answer *answer = &request->answer;
+    struct MHD_Response *response = make_response(request);
+    if (response == NULL) {
+        return MHD_NO;
+    }
+    char wait[16] = "";
+    snprintf(wait, sizeof wait, "%u", answer->retry_after_s);
+    add_security_headers(request->server, response);
+    add_header(response, "Content-Type", answer->type);
+    add_header(response, "Location", answer->location);
+    add_header(response, "Set-Cookie", answer->cookie);
+    add_header(response, "Retry-After", answer->retry_after_s > 0 ? wait : NULL);
+    add_header(response, "Content-Disposition", answer->is_download ? "attachment" : NULL);
+    add_header(response, "Cache-Control", answer->may_be_cached ? "public, max-age=3600" : "no-store");
+    add_header(response, "WWW-Authenticate", answer->status == 401 && mss_request_is_api(request) ? "Bearer" : NULL);
+    enum MHD_Result result = MHD_queue_response(request->connection, (unsigned)answer->status, response);
+    MHD_destroy_response(response);
+    return result;
+}
+
+static void answered(mss_request *request)
+{
+    if (request->answer.event != NULL && request->answer.status < 400) {
+        mss_live_tell(request->server->live, &request->answer.told, request->answer.event);
+    }
+    request->state = MSS_ANSWERED;
+    MHD_resume_connection(request->connection);
+}
+
+/* ---- bodies ------------------------------------------------------------------- */
+
+static bool add_to_body(mss_request *request, const char *data, size_t bytes)
+{
+    if (request->body_bytes + bytes > request->route->body_most_bytes ||
+        ms_now_ns() - request->begun_ns > (uint64_t)BODY_S * 1000000000) {
+        return false;
+    }
+    if (request->body_bytes + bytes + 1 > request->body_room) {
+        size_t room = (size_t)ms__max_u64(2 * request->body_room, request->body_bytes + bytes + 1);
+        char *larger = ms_realloc_array(request->body, room, 1);
+        if (larger == NULL) {
+            return false;
+        }
+        request->body = larger;
+        request->body_room = room;
+    }
+    memcpy(request->body + request->body_bytes, data, bytes);
+    request->body_bytes += bytes;
+    request->body[request->body_bytes] = '\0';
+    return true;
+}
+
+static int parse_body(mss_request *request)
+{
+    ms_error err;
+    const char *body = request->body != NULL ? request->body : "";
+    if (request->route->body == MSS_BODY_FORM) {
+        int rc = mss_pairs_read(body, request->body_bytes, &request->form, &err);
+        return rc == MS_OK ? 0 : rc == MS_EFORMAT ? mss_answer_problem(request, 400, "The form is malformed.")
+                                                  : mss_answer_failure(request, &err);
+    }
+    if (request->route->body == MSS_BODY_JSON) {
+        ms__json_at root;
+        int rc = ms__json_parse(body, request->body_bytes, "body", &request->json, &root, &err);
+        return rc == MS_OK ? 0 : rc == MS_EFORMAT ? mss_answer_problem(request, 400, "%s", err.text)
+                                                  : mss_answer_failure(request, &err);
+    }
+    return 0;
+}
+
+/* The whole request is there. */
+static enum MHD_Result begin_work(mss_request *request)
+{
+    int status = parse_body(request);
+    if (status == 0 && request->route->lane == MSS_LANE_INLINE) {
+        status = request->server->settings.dispatch(request, false);
+    }
+    if (status != 0) {
+        request->answer.status = status;
+        return send_answer(request);
+    }
+    request->state = MSS_RUNNING;
+    /* First: the lane may be done before this thread goes on. */
+    MHD_suspend_connection(request->connection);
+    if (!mss_lanes_submit(request->server->lanes, request)) {
+        request->answer.retry_after_s = 1;
+        request->answer.status = mss_answer_problem(request, 503, "The server is busy.");
+        answered(request);
+    }
+    return MHD_YES;
+}
+
+static enum MHD_Result handle(void *argument, struct MHD_Connection *connection, const char *url, const char *method,
+                              const char *version, const char *data, size_t *bytes, void **slot)
+{
+    context *c = *slot;
+    (void)argument;
+    (void)url;
+    (void)version;
+    if (c == NULL) {
+        return MHD_NO; /* memory was out */
+    }
+    mss_request *request = &c->request;
+    if (!c->has_head) {
+        c->has_head = true;
+        int status = mss_head_read(request, connection, method, c->target);
+        if (status != 0) {
+            request->answer.status = status;
+            return send_answer(request);
+        }
+        return MHD_YES;
+    }
+    if (request->state == MSS_ANSWERED) {
+        return send_answer(request);
+    }
+    if (*bytes > 0) {
+        bool is_taken = request->answer.status == 0 && add_to_body(request, data, *bytes);
+        *bytes = 0;
+        return is_taken ? MHD_YES : MHD_NO;
+    }
+    return begin_work(request);
+}
+
+/* ---- start and stop ---------------------------------------------------------------- */
+
+static void log_daemon(void *argument, const char *fmt, va_list arguments) MS_PRINTF(2, 0);
+static void log_daemon(void *argument, const char *fmt, va_list arguments)
+{
+    char text[512];
+    (void)argument;
+    vsnprintf(text, sizeof text, fmt, arguments);
+    mss_log_event(MS_LOG_DEBUG, "http: %s", text);
+}
+
+static int make_socket_address(const mss_settings *settings, struct sockaddr_storage *to, unsigned *flags, ms_error *err)
+{
+    struct sockaddr_in *four = (void *)to;
+    struct sockaddr_in6 *six = (void *)to;
+    memset(to, 0, sizeof *to);
+    if (inet_pton(AF_INET, settings->listen_address, &four->sin_addr) == 1) {
+        four->sin_family = AF_INET;
+        four->sin_port = htons(settings->port);
+        return MS_OK;
+    }
+    if (inet_pton(AF_INET6, settings->listen_address, &six->sin6_addr) == 1) {
+        six->sin6_family = AF_INET6;
+        six->sin6_port = htons(settings->port);
+        *flags |= MHD_USE_IPv6;
+        return MS_OK;
+    }
+    return ms_fail(err, MS_ECONFIG, "--listen %s: give a numeric address", settings->listen_address);
+}
+
+static int listen_on(mss_server *server, ms_error *err)
+{
+    struct sockaddr_storage address;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    int rc = make_socket_address(&server->settings, &address, &flags, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    server->daemon = MHD_start_daemon(
+        flags, server->settings.port, NULL, NULL, handle, server, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, NULL,
+        MHD_OPTION_SOCK_ADDR, (struct sockaddr *)(void *)&address, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)NETWORK_THREADS,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MOST, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_URI_LOG_CALLBACK, begin_request, server,
+        MHD_OPTION_NOTIFY_COMPLETED, end_request, server, MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u, MHD_OPTION_END);
+    if (server->daemon == NULL) {
+        return ms_fail(err, MS_ESYSTEM, "can't listen on %s port %u", server->settings.listen_address,
+                       server->settings.port);
+    }
+    return MS_OK;
+}
+
+static void name_url(mss_server *server)
+{
+    const mss_settings *s = &server->settings;
+    bool is_six = strchr(s->listen_address, ':') != NULL;
+    if (s->public_url != NULL) {
+        snprintf(server->url, sizeof server->url, "%s", s->public_url);
+    } else {
+        snprintf(server->url, sizeof server->url, "http://%s%s%s:%u", is_six ? "[" : "", s->listen_address,
+                 is_six ? "]" : "", mss_server_port(server));
+    }
+}
+
+int mss_server_start(const mss_settings *settings, mss_server **out, ms_error *err)
+{
+    mss_server *server = ms_calloc(1, sizeof *server);
+    if (server == NULL) {
+        return ms_fail(err, MS_ENOMEM, "server: out of memory");
+    }
+    server->settings = *settings;
+    snprintf(server->url, sizeof server->url, "%s", settings->public_url != NULL ? settings->public_url : "");
+    int rc = mss_limits_new(settings->limit_scale_percent, &server->limits, err);
+    rc = rc != MS_OK ? rc : mss_live_open(&server->live, err);
+    rc = rc != MS_OK ? rc : mss_lanes_open(&server->settings, answered, &server->lanes, err);
+    rc = rc != MS_OK ? rc : listen_on(server, err);
+    if (rc != MS_OK) {
+        mss_server_stop(server);
+        return rc;
+    }
+    name_url(server);
+    *out = server;
+    return MS_OK;
+}
+
+void mss_server_stop(mss_server *server)
+{
+    if (server == NULL) {
+        return;
+    }
+    if (server->live != NULL) {
+        mss_live_end(server->live);
+    }
+    if (server->lanes != NULL) {
+        mss_lanes_end(server->lanes);
+    }
+    if (server->daemon != NULL) {
+        MHD_stop_daemon(server->daemon);
+    }
+    mss_lanes_close(server->lanes);
+    mss_live_close(server->live);
+    mss_limits_free(server->limits);
+    ms_free(server);
+}

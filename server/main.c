@@ -1,0 +1,346 @@
+/*
+ * memscale-server: the command line. What it does is in the rooms; see README.md.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "api/plan_worker.h"
+#include "auth/identity.h"
+#include "base/json.h"
+#include "dispatch.h"
+#include "log/log.h"
+#include "pages/pages.h"
+#include "routes.h"
+#include "store/audit.h"
+#include "store/statements.h"
+
+enum { EXIT_WRONG = 2, PATH_BYTES = 4096, FILES_MOST = 16384 };
+#define QUOTA_BYTES ((uint64_t)10 * 1000 * 1000 * 1000)
+
+static const char help[] =
+    "Usage: memscale-server --data DIR [--listen ADDRESS] [--port N] [--url https://HOST]\n"
+    "                       [--trust-proxy ADDRESS] [--limits PERCENT] [--team-quota BYTES]\n"
+    "       memscale-server backup --data DIR FILE\n"
+    "       memscale-server restore --check FILE\n"
+    "       memscale-server restore --data DIR FILE\n"
+    "       memscale-server routes\n"
+    "\n"
+    "Keeps the runs of memscale's users in one file and shows them. The first start prints a\n"
+    "link that works once and makes the first owner.\n"
+    "\n"
+    "  --data DIR            where the database is; made if it is missing\n"
+    "  --listen ADDRESS      numeric address, 127.0.0.1 if not given\n"
+    "  --port N              8321 if not given; 0 takes one that is free\n"
+    "  --url https://HOST    what browsers call this server, behind a proxy that speaks TLS\n"
+    "  --trust-proxy ADDRESS whose X-Forwarded-For is believed\n"
+    "  --limits PERCENT      multiplies every limit of requests per minute (100)\n"
+    "  --team-quota BYTES    of steps that a team may store (10000000000)\n"
+    "  backup FILE           a consistent copy, while the server runs\n"
+    "  restore --check FILE  whether a copy is whole: pages, references, schema, audit\n"
+    "  restore FILE          puts a copy, once checked, into a directory without a database\n"
+    "  routes                the table of routes, as JSON\n";
+
+typedef struct command_line {
+    const char *command, *data, *file;
+    bool is_check;
+    mss_settings settings;
+} command_line;
+
+static int fail(const ms_error *err)
+{
+    fprintf(stderr, "memscale-server: %s\n", err->text);
+    return EXIT_FAILURE;
+}
+
+static int usage(const char *text, const char *what)
+{
+    fprintf(stderr, "memscale-server: %s%s; memscale-server --help says more\n", text, what);
+    return EXIT_WRONG;
+}
+
+/* ---- files ------------------------------------------------------------------- */
+
+static int database_path(const char *data, char path[PATH_BYTES], ms_error *err)
+{
+    int length = snprintf(path, PATH_BYTES, "%s/memscale.db", data);
+    return length < PATH_BYTES ? MS_OK : ms_fail(err, MS_EINVAL, "--data: the path is too long");
+}
+
+static int make_directory(const char *data, ms_error *err)
+{
+    if (mkdir(data, 0700) != 0 && errno != EEXIST) {
+        return ms_fail_errno(err, MS_ESYSTEM, errno, "--data %s", data);
+    }
+    return MS_OK;
+}
+
+/* ---- backup and restore ------------------------------------------------------------ */
+
+static int backup(const command_line *line)
+{
+    ms_error err;
+    char path[PATH_BYTES];
+    mss_sql *sql = NULL;
+    if (access(line->file, F_OK) == 0) {
+        return usage(line->file, " is there already");
+    }
+    int rc = database_path(line->data, path, &err);
+    rc = rc != MS_OK ? rc : mss_sql_open(path, MSS_SQL_READ, &sql, &err);
+    rc = rc != MS_OK ? rc : mss_sql_backup(sql, line->file, &err);
+    mss_sql_close(sql);
+    return rc == MS_OK ? EXIT_SUCCESS : fail(&err);
+}
+
+static int check_file(const char *file, int64_t *audit_rows, ms_error *err)
+{
+    mss_sql *sql = NULL;
+    int rc = mss_sql_open(file, MSS_SQL_READ, &sql, err);
+    rc = rc != MS_OK ? rc : mss_sql_check(sql, err);
+    rc = rc != MS_OK ? rc : mss_audit_check(sql, audit_rows, err);
+    mss_sql_close(sql);
+    return rc;
+}
+
+static int restore(const command_line *line)
+{
+    ms_error err;
+    int64_t audit_rows = 0;
+    char path[PATH_BYTES];
+    mss_sql *sql = NULL;
+    int rc = check_file(line->file, &audit_rows, &err);
+    if (rc != MS_OK) {
+        return fail(&err);
+    }
+    printf("%s is whole; %lld rows of audit follow from each other\n", line->file, (long long)audit_rows);
+    if (line->is_check) {
+        return EXIT_SUCCESS;
+    }
+    rc = make_directory(line->data, &err);
+    rc = rc != MS_OK ? rc : database_path(line->data, path, &err);
+    if (rc == MS_OK && access(path, F_OK) == 0) {
+        return usage(path, " is there already");
+    }
+    rc = rc != MS_OK ? rc : mss_sql_open(line->file, MSS_SQL_READ, &sql, &err);
+    rc = rc != MS_OK ? rc : mss_sql_backup(sql, path, &err);
+    mss_sql_close(sql);
+    return rc == MS_OK ? EXIT_SUCCESS : fail(&err);
+}
+
+/* ---- serve -------------------------------------------------------------------- */
+
+/* Makes the database ready; `secret` is that of the first owner's link, empty when there are accounts. */
+static int prepare_database(const char *path, char secret[MSS_SECRET_BYTES], ms_error *err)
+{
+    mss_sql *sql = NULL;
+    int64_t accounts = 0;
+    secret[0] = '\0';
+    int rc = mss_sql_open(path, MSS_SQL_WRITE, &sql, err);
+    rc = rc != MS_OK ? rc : mss_sql_migrate(sql, err);
+    rc = rc != MS_OK ? rc : mss_sql_number(sql, MSS_ACCOUNT_COUNT, MSS_NONE, &accounts, err);
+    if (rc == MS_OK && accounts == 0) {
+        rc = mss_invitation_make(sql, NULL, MSS_OWNER, NULL, secret, err);
+    }
+    mss_sql_close(sql);
+    return rc;
+}
+
+/* Nobody reads passwords from a core file, or this process's memory from another of the same user. */
+static void close_process(void)
+{
+    struct rlimit none = {0, 0}, files;
+    umask(077);
+    (void)prctl(PR_SET_DUMPABLE, 0);
+    (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    (void)setrlimit(RLIMIT_CORE, &none);
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < FILES_MOST) {
+        files.rlim_cur = files.rlim_max < FILES_MOST ? files.rlim_max : FILES_MOST;
+        (void)setrlimit(RLIMIT_NOFILE, &files);
+    }
+}
+
+static int wait_for_signal(void)
+{
+    sigset_t wanted;
+    int number = 0;
+    sigemptyset(&wanted);
+    sigaddset(&wanted, SIGINT);
+    sigaddset(&wanted, SIGTERM);
+    sigwait(&wanted, &number);
+    return number;
+}
+
+/* Before any thread starts, so that every thread inherits it. */
+static void block_signals(void)
+{
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGINT);
+    sigaddset(&blocked, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &blocked, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static int serve(command_line *line)
+{
+    ms_error err;
+    char path[PATH_BYTES], secret[MSS_SECRET_BYTES];
+    mss_server *server = NULL;
+    close_process();
+    block_signals();
+    int rc = make_directory(line->data, &err);
+    rc = rc != MS_OK ? rc : database_path(line->data, path, &err);
+    rc = rc != MS_OK ? rc : prepare_database(path, secret, &err);
+    line->settings.database_path = path;
+    line->settings.routes = mss_routes(&line->settings.route_count);
+    line->settings.problem_page = mss_page_problem;
+    line->settings.dispatch = mss_dispatch;
+    rc = rc != MS_OK ? rc : mss_server_start(&line->settings, &server, &err);
+    if (rc != MS_OK) {
+        return fail(&err);
+    }
+    printf("memscale-server %s listens on %s\n", ms_version(), mss_server_url(server));
+    if (secret[0] != '\0') {
+        printf("The first owner signs up here, once: %s/welcome/%s\n", mss_server_url(server), secret);
+        mss_secret_wipe(secret, sizeof secret);
+    }
+    (void)fflush(stdout);
+    mss_log_event(MS_LOG_INFO, "started, version %s", ms_version());
+    int number = wait_for_signal();
+    mss_server_stop(server);
+    mss_log_event(MS_LOG_INFO, "stopped by signal %d", number);
+    return EXIT_SUCCESS;
+}
+
+/* ---- the command line ---------------------------------------------------------------- */
+
+static bool read_number(const char *text, uint64_t most, uint64_t *number)
+{
+    char *end;
+    errno = 0;
+    *number = strtoull(text, &end, 10);
+    return text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && *number <= most;
+}
+
+static bool is_url(const char *text)
+{
+    const char *host = strstr(text, "://");
+    return host != NULL && strlen(text) < 256 && (strncmp(text, "https://", 8) == 0 || strncmp(text, "http://", 7) == 0) &&
+           host[3] != '\0' && strpbrk(host + 3, "/?# @") == NULL;
+}
+
+static bool take_option(command_line *line, int option, const char *value)
+{
+    uint64_t number = 0;
+    switch (option) {
+    case 'd':
+        line->data = value;
+        return true;
+    case 'a':
+        line->settings.listen_address = value;
+        return true;
+    case 'p':
+        line->settings.port = read_number(value, 65535, &number) ? (uint16_t)number : 0;
+        return read_number(value, 65535, &number);
+    case 'u':
+        line->settings.public_url = value;
+        return is_url(value);
+    case 't':
+        line->settings.trusted_proxy = value;
+        return true;
+    case 'l':
+        line->settings.limit_scale_percent = read_number(value, 1000000, &number) ? (uint32_t)number : 0;
+        return line->settings.limit_scale_percent > 0;
+    case 'q':
+        return read_number(value, UINT64_MAX, &line->settings.team_quota_bytes);
+    case 'c':
+        line->is_check = true;
+        return true;
+    default:
+        return false;
+    }
+}
+
+static const struct option options[] = {
+    {"data", required_argument, NULL, 'd'},        {"listen", required_argument, NULL, 'a'},
+    {"port", required_argument, NULL, 'p'},        {"url", required_argument, NULL, 'u'},
+    {"trust-proxy", required_argument, NULL, 't'}, {"limits", required_argument, NULL, 'l'},
+    {"team-quota", required_argument, NULL, 'q'},  {"check", no_argument, NULL, 'c'},
+    {NULL, 0, NULL, 0},
+};
+
+/* 0, or the status to exit with. */
+static int read_command_line(int argc, char **argv, command_line *line)
+{
+    int option;
+    if (argc > 1 && argv[1][0] != '-') {
+        line->command = argv[1];
+        argc--;
+        argv++;
+    }
+    opterr = 0;
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (!take_option(line, option, optarg)) {
+            return usage("can't use ", argv[optind - 1]);
+        }
+    }
+    line->file = optind < argc ? argv[optind++] : NULL;
+    if (optind < argc || ((line->file != NULL) != (line->command != NULL && strcmp(line->command, "routes") != 0))) {
+        return usage(optind < argc ? argv[optind] : "a file", " is not expected here, or missing");
+    }
+    bool needs_data = !line->is_check && (line->command == NULL || strcmp(line->command, "routes") != 0);
+    return needs_data && line->data == NULL ? usage("--data DIR", " is missing") : 0;
+}
+
+static int print_routes(void)
+{
+    char *text = mss_routes_json();
+    int rc = text != NULL && fputs(text, stdout) >= 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    ms_free(text);
+    return rc;
+}
+
+static int run(command_line *line)
+{
+    if (line->command == NULL) {
+        return serve(line);
+    }
+    if (strcmp(line->command, "backup") == 0) {
+        return backup(line);
+    }
+    if (strcmp(line->command, "restore") == 0) {
+        return restore(line);
+    }
+    return strcmp(line->command, "routes") == 0 ? print_routes() : usage("unknown command ", line->command);
+}
+
+int main(int argc, char **argv)
+{
+    ms_error err;
+    ms__json_writer writer = {0};
+    json_decref(ms__json_new(&writer)); /* from now on jansson's memory is ours */
+    if (argc == 2 && strcmp(argv[1], "plan-worker") == 0) {
+        return mss_plan_worker();
+    }
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        return fputs(help, stdout) >= 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    }
+    if (argc == 2 && strcmp(argv[1], "--version") == 0) {
+        printf("memscale-server %s\n", ms_version());
+        return EXIT_SUCCESS;
+    }
+    command_line line = {.settings = {.listen_address = "127.0.0.1", .port = 8321, .limit_scale_percent = 100,
+                                      .team_quota_bytes = QUOTA_BYTES}};
+    int status = read_command_line(argc, argv, &line);
+    if (status == 0 && mss_secret_start(&err) != MS_OK) {
+        status = fail(&err);
+    }
+    return status != 0 ? status : run(&line);
+}

@@ -1,0 +1,275 @@
+/* Runs, teams, tokens. */
+#include <stdio.h>
+#include <string.h>
+
+#include "api/api.h"
+#include "base/units.h"
+#include "pages/pages.h"
+#include "store/statements.h"
+
+enum { LAYERS_MOST = 500 };
+
+/* ---- runs --------------------------------------------------------------------- */
+
+static void add_text(json_t *run, const char *name, const char *text_name, ms__unit_text (*format)(uint64_t))
+{
+    const json_t *value = json_object_get(run, name);
+    json_object_set_new(run, text_name,
+                        json_string(json_is_integer(value) ? format((uint64_t)json_integer_value(value)).text : "-"));
+}
+
+/* "2026-01-31T12:00:00.000Z" as people write it, to the second. */
+static void add_time(json_t *run, const char *name, const char *text_name)
+{
+    const char *time = json_string_value(json_object_get(run, name));
+    char text[32] = "-";
+    if (time != NULL) {
+        snprintf(text, sizeof text, "%.10s %.8s", time, time + 11);
+    }
+    json_object_set_new(run, text_name, json_string(text));
+}
+
+static void decorate_run(json_t *run)
+{
+    add_text(run, "peak_bytes", "peak_text", ms__text_bytes);
+    add_text(run, "budget_bytes", "budget_text", ms__text_bytes);
+    add_text(run, "predicted_peak_bytes", "predicted_peak_text", ms__text_bytes);
+    add_text(run, "mean_step_ns", "mean_step_text", ms__text_ns);
+    add_text(run, "predicted_step_ns", "predicted_step_text", ms__text_ns);
+    add_time(run, "started_at", "started_text");
+    add_time(run, "finished_at", "finished_text");
+    const json_t *name = json_object_get(run, "name");
+    json_object_set_new(run, "title_text",
+                        json_string(json_is_string(name) ? json_string_value(name)
+                                                         : json_string_value(json_object_get(run, "model"))));
+    const char *outcome = json_string_value(json_object_get(run, "outcome"));
+    json_object_set_new(run, "is_running", json_boolean(outcome != NULL && strcmp(outcome, "running") == 0));
+}
+
+static void keep_filter(const mss_request *r, json_t *page, const char *name)
+{
+    const char *value = mss_pairs_get(&r->query, name);
+    char member[32];
+    snprintf(member, sizeof member, "filter_%s", name);
+    json_object_set_new(page, member, json_string(value != NULL ? value : ""));
+}
+
+int mss_page_runs(mss_request *r)
+{
+    int status = 200;
+    json_t *page = mss_run_page(r, &status);
+    if (page == NULL) {
+        return status;
+    }
+    json_t *items = json_object_get(page, "items");
+    for (size_t i = 0; i < json_array_size(items); i++) {
+        decorate_run(json_array_get(items, i));
+    }
+    json_object_set_new(page, "title", json_string("Runs"));
+    keep_filter(r, page, "project");
+    keep_filter(r, page, "model");
+    keep_filter(r, page, "outcome");
+    return mss_page_show(r, 200, "runs.html", page);
+}
+
+static json_t *load_run(mss_request *r, const char *id, ms_error *err)
+{
+    json_t *run = mss_sql_object(r->sql, MSS_RUN_SHOW, MSS_WITH(MSS_TEXT(id)), err);
+    if (run != NULL) {
+        decorate_run(run);
+    }
+    return run;
+}
+
+/* The plan layer by layer, as in the report: nodes without a name are the root's own work. */
+static void add_layers(json_t *data, const json_t *plan)
+{
+    json_t *layers = json_array();
+    const json_t *entries = json_object_get(plan, "entries");
+    for (size_t i = 0; i < json_array_size(entries) && json_array_size(layers) < LAYERS_MOST; i++) {
+        json_t *entry = json_array_get(entries, i);
+        const char *name = json_string_value(json_object_get(entry, "name"));
+        if (name == NULL || name[0] == '\0') {
+            continue;
+        }
+        json_t *layer = json_pack("{s:O?, s:O?, s:O?, s:O?, s:O?}", "name", json_object_get(entry, "name"), "technique",
+                                  json_object_get(entry, "technique"), "rule", json_object_get(entry, "rule"),
+                                  "saved_bytes", json_object_get(entry, "saved_bytes"), "cost_ns",
+                                  json_object_get(entry, "cost_ns"));
+        add_text(layer, "saved_bytes", "saved_text", ms__text_bytes);
+        add_text(layer, "cost_ns", "cost_text", ms__text_ns);
+        json_array_append_new(layers, layer);
+    }
+    json_object_set_new(data, "layers", layers);
+}
+
+int mss_page_run(mss_request *r)
+{
+    ms_error err;
+    json_t *run = load_run(r, r->parameters[0], &err);
+    json_t *row = run != NULL ? mss_sql_object(r->sql, MSS_RUN_PLAN, MSS_WITH(MSS_TEXT(r->parameters[0])), &err) : NULL;
+    if (row == NULL) {
+        json_decref(run);
+        return mss_answer_failure(r, &err);
+    }
+    json_object_set_new(run, "title", json_incref(json_object_get(run, "title_text")));
+    add_layers(run, json_object_get(row, "plan"));
+    json_decref(row);
+    return mss_page_show(r, 200, "run.html", run);
+}
+
+int mss_page_run_delete(mss_request *r)
+{
+    ms_error err;
+    if (mss_run_remove(r, r->parameters[0], &err) != MS_OK) {
+        return mss_answer_failure(r, &err);
+    }
+    return mss_answer_redirect(r, "/runs?team=%s", r->object.team.text);
+}
+
+int mss_page_compare(mss_request *r)
+{
+    int status = 200;
+    const char *other = mss_pairs_get(&r->query, "with");
+    json_t *both = mss_run_comparison(r, r->parameters[0], other != NULL ? other : "", &status);
+    if (both == NULL) {
+        return status;
+    }
+    decorate_run(json_object_get(both, "one"));
+    decorate_run(json_object_get(both, "other"));
+    json_object_set_new(both, "title", json_string("Two runs"));
+    return mss_page_show(r, 200, "compare.html", both);
+}
+
+/* ---- teams --------------------------------------------------------------------- */
+
+/* The rows of a query as member `name` of the page, in its own words. */
+static int add_list(mss_request *r, json_t *page, const char *name, mss_statement statement, void (*map)(json_t *),
+                    ms_error *err)
+{
+    json_t *items = mss_sql_objects(r->sql, statement, MSS_WITH(MSS_TEXT(r->object.team.text)), err);
+    if (items == NULL) {
+        return err->code;
+    }
+    for (size_t i = 0; i < json_array_size(items); i++) {
+        json_t *item = json_array_get(items, i);
+        add_time(item, "created_at", "created_text");
+        add_time(item, "last_used_at", "last_used_text");
+        add_time(item, "expires_at", "expires_text");
+        add_time(item, "happened_at", "happened_text");
+        if (map != NULL) {
+            map(item);
+        }
+    }
+    json_object_set_new(page, name, items);
+    return MS_OK;
+}
+
+static int show_team(mss_request *r, const char *link)
+{
+    ms_error err = {0};
+    json_t *page = mss_sql_object(r->sql, MSS_TEAM_SHOW, MSS_WITH(MSS_TEXT(r->object.team.text)), &err);
+    if (page == NULL) {
+        return mss_answer_failure(r, &err);
+    }
+    json_object_set_new(page, "title", json_incref(json_object_get(page, "name")));
+    json_object_set_new(page, "link", json_string(link));
+    int rc = add_list(r, page, "members", MSS_MEMBER_LIST, mss_api_name_role, &err);
+    rc = rc != MS_OK ? rc : add_list(r, page, "invitations", MSS_INVITATION_LIST, mss_api_name_role, &err);
+    if (rc == MS_OK && r->object.role >= MSS_ADMIN) {
+        rc = add_list(r, page, "audit", MSS_AUDIT_OF_TEAM, NULL, &err);
+    }
+    if (rc != MS_OK) {
+        json_decref(page);
+        return mss_answer_failure(r, &err);
+    }
+    return mss_page_show(r, 200, "team.html", page);
+}
+
+int mss_page_team(mss_request *r)
+{
+    return show_team(r, "");
+}
+
+int mss_page_team_make(mss_request *r)
+{
+    mss_id team;
+    int status = mss_team_make(r, mss_page_field(r, "name"), r->who.account.text, &team);
+    return status != 0 ? status : mss_answer_redirect(r, "/teams/%s", team.text);
+}
+
+/* The link is shown once, on the page that answers: it can't be found again. */
+int mss_page_invite(mss_request *r)
+{
+    char secret[MSS_SECRET_BYTES], link[400];
+    int status = mss_invitation_add(r, mss_role_of(mss_page_field(r, "role")), secret);
+    if (status != 0) {
+        return status;
+    }
+    snprintf(link, sizeof link, "%s/welcome/%s", mss_server_url(r->server), secret);
+    return show_team(r, link);
+}
+
+int mss_page_member(mss_request *r)
+{
+    const char *role = mss_page_field(r, "role"), *account = mss_page_field(r, "account");
+    int status = strcmp(role, "remove") == 0 ? mss_member_remove(r, account) : mss_member_change(r, account, mss_role_of(role));
+    return status != 0 ? status : mss_answer_redirect(r, "/teams/%s", r->object.team.text);
+}
+
+int mss_page_leave(mss_request *r)
+{
+    int status = mss_member_remove(r, r->who.account.text);
+    return status != 0 ? status : mss_answer_redirect(r, "/account");
+}
+
+/* ---- tokens --------------------------------------------------------------------- */
+
+static int show_tokens(mss_request *r, const char *made)
+{
+    ms_error err = {0};
+    json_t *page = json_pack("{s:s, s:s}", "title", "Tokens", "made", made);
+    if (page == NULL || add_list(r, page, "tokens", MSS_TOKEN_LIST, mss_api_name_scopes, &err) != MS_OK) {
+        json_decref(page);
+        return mss_answer_failure(r, &err);
+    }
+    json_t *tokens = json_object_get(page, "tokens");
+    for (size_t i = 0; i < json_array_size(tokens); i++) {
+        char text[MSS_SCOPES_TEXT_BYTES];
+        uint32_t bits = 0;
+        json_t *token = json_array_get(tokens, i), *scopes = json_object_get(token, "scopes");
+        for (size_t j = 0; j < json_array_size(scopes); j++) {
+            bits |= mss_scope_of(json_string_value(json_array_get(scopes, j)));
+        }
+        mss_scopes_text(bits, text);
+        json_object_set_new(token, "scopes_text", json_string(text));
+    }
+    return mss_page_show(r, 200, "tokens.html", page);
+}
+
+int mss_page_tokens(mss_request *r)
+{
+    return show_tokens(r, "");
+}
+
+int mss_page_token_make(mss_request *r)
+{
+    char token[MSS_TOKEN_BYTES];
+    mss_id id;
+    uint32_t scopes = (mss_page_field(r, "read")[0] != '\0' ? MSS_SCOPE_RUNS_READ : 0) |
+                      (mss_page_field(r, "write")[0] != '\0' ? MSS_SCOPE_RUNS_WRITE : 0) |
+                      (mss_page_field(r, "admin")[0] != '\0' ? MSS_SCOPE_ADMIN : 0);
+    int status = mss_token_make(r, mss_page_field(r, "name"), scopes, token, &id);
+    if (status != 0) {
+        return status;
+    }
+    status = show_tokens(r, token);
+    mss_secret_wipe(token, sizeof token);
+    return status;
+}
+
+int mss_page_token_revoke(mss_request *r)
+{
+    int status = mss_token_revoke(r, mss_page_field(r, "token"));
+    return status != 0 ? status : mss_answer_redirect(r, "/teams/%s/tokens", r->object.team.text);
+}

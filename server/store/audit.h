@@ -1,0 +1,18 @@
+/*
+ * audit.h - who did what to what, append only. Each row's hash covers the row and the hash before it, so
+ * that a row that was changed or taken out breaks the chain. Called by write handlers, within their
+ * transaction: what was done and its row are committed together.
+ */
+#ifndef MSS_STORE_AUDIT_H
+#define MSS_STORE_AUDIT_H
+
+#include "store/sql.h"
+
+/* `verb` is a fixed text ("token made"); `account`, `team` and `object` are identifiers or "". */
+MS_NODISCARD int mss_audit_add(mss_sql *sql, const char *account, const char *team, const char *verb,
+                               const char *object, ms_error *err);
+
+/* MS_EFORMAT with the number of the first row that does not follow from the one before. */
+MS_NODISCARD int mss_audit_check(mss_sql *sql, int64_t *rows, ms_error *err);
+
+#endif

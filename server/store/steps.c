@@ -1,0 +1,206 @@
+#include "store/steps.h"
+
+#include <string.h>
+
+#include "base/units.h"
+#include "store/statements.h"
+
+enum merge { LARGEST, MEAN };
+
+static const char *const names[MSS_STEP_COLUMNS] = {
+#define NAME(id, name, merge) name,
+    MSS_STEP_TABLE(NAME)
+#undef NAME
+};
+
+static const enum merge merges[MSS_STEP_COLUMNS] = {
+#define MERGE(id, name, merge) merge,
+    MSS_STEP_TABLE(MERGE)
+#undef MERGE
+};
+
+/* ---- JSON in ------------------------------------------------------------------ */
+
+static int read_step(const ms__json_at *item, uint64_t least_number, mss_step *step)
+{
+    int rc = ms__json_only(item, names, MSS_STEP_COLUMNS);
+    rc = rc != MS_OK ? rc : ms__json_u64(item, names[0], least_number, MSS_STEP_VALUE_MOST, &step->value[0]);
+    for (int i = 1; rc == MS_OK && i < MSS_STEP_COLUMNS; i++) {
+        rc = ms__json_u64_or(item, names[i], 0, MSS_STEP_VALUE_MOST, UINT64_MAX, &step->value[i]);
+    }
+    return rc;
+}
+
+int mss_steps_read(const ms__json_at *object, const char *name, mss_steps *steps)
+{
+    ms__json_at array, item;
+    int rc = ms__json_array(object, name, &array);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    size_t count = ms__json_count(&array);
+    if (count < 1 || count > MSS_BATCH_STEPS_MOST) {
+        return ms__json_fail(&array, MS_EFORMAT, "expected 1 to %d steps", MSS_BATCH_STEPS_MOST);
+    }
+    uint64_t least = 1;
+    for (size_t i = 0; i < count; i++) {
+        mss_step *step = MS__ARRAY_PUSH(steps);
+        rc = step == NULL ? MS_ENOMEM : ms__json_item_object(&array, i, &item);
+        rc = rc != MS_OK ? rc : read_step(&item, least, step);
+        if (rc != MS_OK) {
+            return rc;
+        }
+        least = step->value[MSS_STEP_NUMBER] + 1;
+    }
+    return MS_OK;
+}
+
+/* ---- the stored form ------------------------------------------------------------ */
+
+/* Unknown is 0, so that a column that nobody reports takes a byte per step. */
+static uint64_t stored(uint64_t value)
+{
+    return value + 1;
+}
+
+static size_t put_varint(unsigned char *to, uint64_t value)
+{
+    size_t length = 0;
+    for (; value >= 0x80; value >>= 7) {
+        to[length++] = (unsigned char)(value | 0x80);
+    }
+    to[length++] = (unsigned char)value;
+    return length;
+}
+
+/* Length of the number, 0 where it does not end within `bytes` or has more than 64 bits. */
+static size_t get_varint(const unsigned char *from, size_t bytes, uint64_t *value)
+{
+    *value = 0;
+    for (size_t i = 0; i < bytes && i < 10; i++) {
+        *value |= (uint64_t)(from[i] & 0x7f) << (7 * i);
+        if (from[i] < 0x80) {
+            return i == 9 && from[i] > 1 ? 0 : i + 1;
+        }
+    }
+    return 0;
+}
+
+int mss_steps_pack(const mss_steps *steps, unsigned char **data, size_t *bytes, ms_error *err)
+{
+    unsigned char *packed = ms_calloc(steps->count + 1, MSS_STEP_COLUMNS * 10);
+    if (packed == NULL) {
+        return ms_fail(err, MS_ENOMEM, "steps: out of memory for %zu", steps->count);
+    }
+    size_t length = 0;
+    for (int column = 0; column < MSS_STEP_COLUMNS; column++) {
+        uint64_t before = 0;
+        for (size_t i = 0; i < steps->count; i++) {
+            uint64_t value = stored(steps->items[i].value[column]);
+            uint64_t difference = value - before; /* wraps around both ways */
+            length += put_varint(packed + length, difference << 1 ^ (uint64_t)((int64_t)difference >> 63));
+            before = value;
+        }
+    }
+    *data = packed;
+    *bytes = length;
+    return MS_OK;
+}
+
+int mss_steps_unpack(const void *data, size_t bytes, size_t count, mss_steps *steps, ms_error *err)
+{
+    const unsigned char *from = data;
+    size_t at = 0, first = steps->count;
+    if (count > bytes || MS__ARRAY_RESERVE(steps, first + count) != MS_OK) {
+        return ms_fail(err, count > bytes ? MS_EFORMAT : MS_ENOMEM, "steps: %zu in %zu bytes", count, bytes);
+    }
+    for (int column = 0; column < MSS_STEP_COLUMNS; column++) {
+        uint64_t value = 0;
+        for (size_t i = 0; i < count; i++) {
+            uint64_t coded;
+            size_t length = get_varint(from + at, bytes - at, &coded);
+            if (length == 0) {
+                return ms_fail(err, MS_EFORMAT, "steps: a damaged batch");
+            }
+            at += length;
+            value += coded >> 1 ^ (0 - (coded & 1));
+            steps->items[first + i].value[column] = value - 1;
+        }
+    }
+    if (at != bytes) {
+        return ms_fail(err, MS_EFORMAT, "steps: %zu bytes too many in a batch", bytes - at);
+    }
+    steps->count += count;
+    return MS_OK;
+}
+
+int mss_steps_load(mss_sql *sql, const char *run, uint64_t after, mss_steps *steps, ms_error *err)
+{
+    mss_rows rows;
+    bool has = true;
+    int rc = mss_sql_query(sql, MSS_BATCH_LIST, MSS_WITH(MSS_TEXT(run), MSS_INT(after)), &rows, err);
+    while (rc == MS_OK && (rc = mss_rows_next(&rows, &has, err)) == MS_OK && has) {
+        size_t bytes;
+        const void *data = mss_rows_blob(&rows, 1, &bytes);
+        rc = mss_steps_unpack(data, bytes, (size_t)mss_rows_int(&rows, 0), steps, err);
+    }
+    mss_rows_end(&rows);
+    size_t skip = 0;
+    while (skip < steps->count && steps->items[skip].value[MSS_STEP_NUMBER] <= after) {
+        skip++;
+    }
+    if (skip > 0) {
+        memmove(steps->items, steps->items + skip, (steps->count - skip) * sizeof *steps->items);
+        steps->count -= skip;
+    }
+    return rc;
+}
+
+/* ---- points ------------------------------------------------------------------- */
+
+static uint64_t merged(const mss_step *steps, size_t count, int column)
+{
+    uint64_t sum = 0, known = 0, largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t value = steps[i].value[column];
+        if (value != UINT64_MAX) {
+            known++;
+            sum = ms__add_sat(sum, value);
+            largest = ms__max_u64(largest, value);
+        }
+    }
+    return known == 0 ? UINT64_MAX : merges[column] == MEAN ? sum / known : largest;
+}
+
+size_t mss_steps_thin(mss_steps *steps, size_t points)
+{
+    size_t each = (size_t)ms__max_u64(ms__div_up(steps->count, ms__max_u64(points, 1)), 1), made = 0;
+    for (size_t from = 0; each > 1 && from < steps->count; from += each, made++) {
+        mss_step point;
+        size_t count = (size_t)ms__min_u64(each, steps->count - from);
+        for (int column = 0; column < MSS_STEP_COLUMNS; column++) {
+            point.value[column] = merged(&steps->items[from], count, column);
+        }
+        steps->items[made] = point;
+    }
+    steps->count = each > 1 ? made : steps->count;
+    return each;
+}
+
+json_t *mss_steps_json(const mss_steps *steps)
+{
+    ms__json_writer writer = {0};
+    json_t *root = ms__json_new(&writer);
+    for (int column = 0; column < MSS_STEP_COLUMNS; column++) {
+        json_t *array = ms__json_put_array(&writer, root, names[column]);
+        for (size_t i = 0; array != NULL && i < steps->count; i++) {
+            uint64_t value = steps->items[i].value[column];
+            json_array_append_new(array, value == UINT64_MAX ? json_null() : json_integer((json_int_t)value));
+        }
+    }
+    if (writer.code != MS_OK) {
+        json_decref(root);
+        return NULL;
+    }
+    return root;
+}

@@ -1,0 +1,68 @@
+"""One server for the tests that leave it as it was: its owner, and a second team that is none of the first's business."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from server_support import Client, Server, first_team, invite, make_token, sign_up
+
+_names = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Limits are out of the way, but for the tests of limits."""
+    started = Server(tmp_path_factory.mktemp("server"), "--limits", "1000000")
+    yield started
+    assert started.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def owner(server: Server) -> Client:
+    """The first account: owner of the first team and operator."""
+    return sign_up(server, server.first_key(), "owner")
+
+
+@pytest.fixture(scope="session")
+def team(owner: Client) -> str:
+    return first_team(owner)
+
+
+@pytest.fixture
+def join(server: Server, owner: Client, team: str) -> Callable[[str], Client]:
+    """Makes an account that has this role in the first team."""
+    return lambda role: sign_up(server, invite(owner, team, role), f"{role}{next(_names)}")
+
+
+@pytest.fixture(scope="session")
+def stranger(server: Server, owner: Client) -> Client:
+    """An account that is in a team of its own only."""
+    other = owner.send("POST", "/api/v1/teams", {"name": "Elsewhere"}).json["id"]
+    client = sign_up(server, invite(owner, other, "owner"), "stranger")
+    assert owner.send("DELETE", f"/api/v1/teams/{other}/members/{owner.account}").status == 204
+    return client
+
+
+@pytest.fixture
+def program(server: Server, owner: Client, team: str) -> Client:
+    """A training process: a token that writes and reads runs."""
+    return Client(server, make_token(owner, team, "runs:write", "runs:read"))
+
+
+@pytest.fixture
+def key() -> Callable[[], str]:
+    """Idempotency keys that no other test uses."""
+    return lambda: f"key{next(_names)}"
+
+
+@pytest.fixture
+def data(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Where a server of one's own keeps its database."""
+    return tmp_path / "data"
+
+
+Roles = collections.namedtuple("Roles", "anyone viewer member admin owner stranger reader writer manager")

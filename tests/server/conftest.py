@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
@@ -63,6 +62,3 @@ def key() -> Callable[[], str]:
 def data(tmp_path: pathlib.Path) -> pathlib.Path:
     """Where a server of one's own keeps its database."""
     return tmp_path / "data"
-
-
-Roles = collections.namedtuple("Roles", "anyone viewer member admin owner stranger reader writer manager")

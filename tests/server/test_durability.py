@@ -1,0 +1,186 @@
+"""What was acknowledged is kept: kill -9 under load, copies while others write, older schemas, a chain that shows tampering."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import threading
+
+import pytest
+from server_support import PROGRAM, Client, Server, first_team, make_token, sign_up, steps
+
+KILLS = int(os.environ.get("MEMSCALE_SERVER_KILLS", "6"))
+
+
+def run_program(*arguments: object) -> subprocess.CompletedProcess:
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+
+
+class Writer(threading.Thread):
+    """Appends to one run until the server dies, and remembers what was acknowledged."""
+
+    def __init__(self, server: Server, token: str, run: str, acknowledged: int) -> None:
+        super().__init__(daemon=True)
+        self.client = Client(server, token)
+        self.run_id = run
+        self.acknowledged = acknowledged
+
+    def run(self) -> None:
+        sequence = self.acknowledged
+        try:
+            while True:
+                sequence += 1
+                answer = self.client.append(self.run_id, sequence, steps(sequence * 10, 10))
+                if answer.status != 200:
+                    return
+                self.acknowledged = sequence
+        except OSError:
+            return
+        except Exception:  # half an answer is none
+            return
+
+
+def test_what_was_acknowledged_outlives_kill_9(data: pathlib.Path) -> None:
+    options = ("--limits", "1000000")
+    server = Server(data, *options)
+    owner = sign_up(server, server.first_key(), "owner")
+    token = make_token(owner, first_team(owner), "runs:write", "runs:read")
+    program = Client(server, token)
+    acknowledged = {program.begin_run(f"writer-{i}"): 0 for i in range(4)}
+    random.seed(7)
+    for _ in range(KILLS):
+        writers = [Writer(server, token, run, count) for run, count in acknowledged.items()]
+        for writer in writers:
+            writer.start()
+        threading.Event().wait(random.uniform(0.05, 0.4))
+        server.stop(signal.SIGKILL)
+        for writer in writers:
+            writer.join(60)
+            assert not writer.is_alive()
+        server = Server(data, *options)
+        program = Client(server, token)
+        for writer in writers:
+            kept = program.get(f"/api/v1/runs/{writer.run_id}").json["last_sequence"]
+            assert kept >= writer.acknowledged  # one more may have been kept without an answer
+            assert kept <= writer.acknowledged + 1
+            acknowledged[writer.run_id] = kept
+            columns = program.get(f"/api/v1/runs/{writer.run_id}/steps?points=5000").json
+            assert columns["steps_per_point"] > 1 or len(columns["columns"]["step"]) == 10 * kept
+    assert sum(acknowledged.values()) > 0
+    assert server.stop() == 0
+    copy = data.parent / "copy.db"
+    assert run_program("backup", "--data", data, copy).returncode == 0
+    assert run_program("restore", "--check", copy).returncode == 0
+
+
+def test_a_copy_is_taken_while_others_write_and_put_back(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    server = Server(data, "--limits", "1000000")
+    owner = sign_up(server, server.first_key(), "owner")
+    token = make_token(owner, first_team(owner), "runs:write", "runs:read")
+    run = Client(server, token).begin_run("one")
+    writer = Writer(server, token, run, 0)
+    writer.start()
+    copy, again = tmp_path / "copy.db", tmp_path / "again"
+    while writer.acknowledged < 3:
+        assert writer.is_alive()
+    before = writer.acknowledged
+    assert run_program("backup", "--data", data, copy).returncode == 0
+    assert run_program("backup", "--data", data, copy).returncode == 2  # never over a file
+    server.stop()
+    writer.join(60)
+    checked = run_program("restore", "--check", copy)
+    assert checked.returncode == 0 and "rows of audit" in checked.stdout
+    assert run_program("restore", "--data", again, copy).returncode == 0
+    assert run_program("restore", "--data", again, copy).returncode == 2
+    restored = Server(again)
+    try:
+        assert Client(restored, token).get(f"/api/v1/runs/{run}").json["last_sequence"] >= before
+        assert Client(restored).sign_in("owner@example.com").status == 303
+    finally:
+        restored.stop()
+
+
+@pytest.fixture
+def whole_copy(data: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    server = Server(data)
+    owner = sign_up(server, server.first_key(), "owner")
+    program = Client(server, make_token(owner, first_team(owner), "runs:write"))
+    program.append(program.begin_run("one"), 1, steps(1, 500))
+    server.stop()
+    copy = tmp_path / "copy.db"
+    assert run_program("backup", "--data", data, copy).returncode == 0
+    return copy
+
+
+def change(path: pathlib.Path, statements: str) -> None:
+    """Past the server; closed, so that the file alone holds it."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(statements)
+        database.commit()
+
+
+@pytest.mark.parametrize(
+    "damage, part",
+    [
+        ("UPDATE audit SET verb = 'nothing' WHERE number = 2", "audit: row 2"),
+        ("DELETE FROM audit WHERE number = 2", "audit: row 3"),
+        ("UPDATE audit SET happened_at = happened_at - 1 WHERE number = 1", "audit: row 1"),
+        ("PRAGMA foreign_keys = OFF; DELETE FROM account", "foreign_key_check"),
+    ],
+)
+def test_a_copy_that_was_tampered_with_is_found(whole_copy: pathlib.Path, damage: str, part: str) -> None:
+    change(whole_copy, damage)
+    checked = run_program("restore", "--check", whole_copy)
+    assert checked.returncode == 1 and part in checked.stderr
+
+
+def test_a_copy_with_a_damaged_page_is_found(whole_copy: pathlib.Path) -> None:
+    data = bytearray(whole_copy.read_bytes())
+    for at in range(4096 * 2, len(data), 4096):
+        data[at : at + 16] = bytes(16)
+    whole_copy.write_bytes(data)
+    assert run_program("restore", "--check", whole_copy).returncode == 1
+
+
+def test_a_database_of_a_newer_program_is_left_alone(whole_copy: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    change(whole_copy, "UPDATE schema_version SET version = 99")
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    shutil.copy(whole_copy, newer / "memscale.db")
+    started = run_program("--data", newer, "--port", "0")
+    assert started.returncode == 1 and "99" in started.stderr
+
+
+def test_a_full_disk_is_told_and_nothing_is_lost(data: pathlib.Path) -> None:
+    """The database may not grow: what was acknowledged stays, what can't be stored is refused with 503."""
+    server = Server(data, "--limits", "1000000")
+    owner = sign_up(server, server.first_key(), "owner")
+    token = make_token(owner, first_team(owner), "runs:write", "runs:read")
+    program = Client(server, token)
+    run = program.begin_run("one")
+    size = sum(path.stat().st_size for path in data.iterdir())
+    subprocess.run(["prlimit", "--pid", str(server.process.pid), f"--fsize={size + 200_000}:"], check=True)
+    kept = 0
+    for sequence in range(1, 500):
+        noise = [{"step": sequence * 1000 + i, "peak_bytes": random.getrandbits(60)} for i in range(300)]
+        answer = program.append(run, sequence, noise)
+        if answer.status != 200:
+            break
+        kept = sequence
+    assert answer.status in (500, 503) and answer.headers["content-type"] == "application/problem+json"
+    assert server.wait_for_log(answer.json["instance"])["reason"]
+    assert program.get(f"/api/v1/runs/{run}").json["last_sequence"] == kept
+    subprocess.run(["prlimit", "--pid", str(server.process.pid), "--fsize=unlimited:"], check=True)
+    assert program.append(run, kept + 1, steps((kept + 1) * 1000, 1)).status == 200
+    server.stop(signal.SIGKILL)
+    again = Server(data)
+    try:
+        assert Client(again, token).get(f"/api/v1/runs/{run}").json["last_sequence"] == kept + 1
+    finally:
+        again.stop()

@@ -1,0 +1,248 @@
+"""What comes over the wire: malformed, oversized, duplicated, from elsewhere. The right status, one problem document, one line
+in the log, nothing changed."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+
+import pytest
+from server_support import PASSWORD, Client, Server, steps
+
+PROBLEM = "application/problem+json"
+
+
+def raw(server: Server, text: str | bytes, is_whole: bool = True) -> bytes:
+    """What the server answers to these bytes, up to its closing the connection; `is_whole` False: nothing more will come."""
+    data = text.encode() if isinstance(text, str) else text
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(data)
+        if not is_whole:
+            connection.shutdown(socket.SHUT_WR)
+        parts = []
+        try:
+            while part := connection.recv(65536):
+                parts.append(part)
+        except ConnectionResetError:
+            pass
+        return b"".join(parts)
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+def head(method: str, path: str, *lines: str, host: str = "127.0.0.1") -> str:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close", *lines, "", ""])
+
+
+REFUSED = [
+    ("an unknown page", "GET", "/nothing", None, {}, 404),
+    ("an unknown object", "GET", "/api/v1/nothing", None, {}, 404),
+    ("another method", "DELETE", "/api/v1/runs", None, {}, 405),
+    ("a method of nobody", "BREW", "/api/v1/runs", None, {}, 405),
+    ("an escaped path", "GET", "/api/v1/%72uns", None, {}, 404),
+    ("an escaped slash", "GET", "/api%2fv1/runs", None, {}, 404),
+    ("a NUL", "GET", "/healthz%00", None, {}, 404),
+    ("dots", "GET", "/assets/../healthz", None, {}, 404),
+    ("two slashes", "GET", "//healthz", None, {}, 404),
+    ("a long path", "GET", "/" + "a" * 300, None, {}, 404),
+    ("a template as a file", "GET", "/assets/layout.html", None, {}, 404),
+    ("a malformed query", "GET", "/api/v1/runs?limit=%zz", None, {}, 400),
+    ("a query that is no UTF-8", "GET", "/api/v1/runs?project=%ff%fe", None, {}, 400),
+    ("forty fields", "GET", "/api/v1/runs?" + "&".join(f"a{i}=1" for i in range(40)), None, {}, 400),
+    ("a body where none is taken", "GET", "/api/v1/runs", b"x", {}, 413),
+    ("another media type", "POST", "/api/v1/runs", b"{}", {"Content-Type": "text/plain"}, 415),
+    ("no media type", "POST", "/api/v1/runs", b"{}", {}, 415),
+    ("a form for JSON", "POST", "/api/v1/runs", b"a=1", {"Content-Type": "application/x-www-form-urlencoded"}, 415),
+    ("no JSON", "POST", "/api/v1/runs", b"{", {"Content-Type": "application/json"}, 400),
+    ("a list", "POST", "/api/v1/runs", b"[]", {"Content-Type": "application/json"}, 400),
+    ("a member twice", "POST", "/api/v1/runs", b'{"a":1,"a":2}', {"Content-Type": "application/json"}, 400),
+    ("deep JSON", "POST", "/api/v1/runs", b'{"a":' + b"[" * 5000, {"Content-Type": "application/json"}, 400),
+    ("no UTF-8", "POST", "/api/v1/runs", b'{"a":"\xff"}', {"Content-Type": "application/json"}, 400),
+    ("a long body", "POST", "/api/v1/telemetry", b" " * 9000, {"Content-Type": "application/json"}, 413),
+    ("a member of ours", "POST", "/api/v1/runs", b'{"model":"M","x":1}',
+     {"Content-Type": "application/json", "Idempotency-Key": "a"}, 422),
+    ("no member", "POST", "/api/v1/runs", b"{}", {"Content-Type": "application/json", "Idempotency-Key": "a"}, 422),
+    ("an empty name", "POST", "/api/v1/runs", b'{"model":""}',
+     {"Content-Type": "application/json", "Idempotency-Key": "a"}, 422),
+    ("a name with a line feed", "POST", "/api/v1/runs", b'{"model":"a\\nb"}',
+     {"Content-Type": "application/json", "Idempotency-Key": "a"}, 422),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("what, method, path, body, headers, status", REFUSED, ids=[row[0] for row in REFUSED])
+def test_refused(server: Server, program: Client, what, method, path, body, headers, status) -> None:
+    del what
+    before = program.get("/api/v1/runs?limit=1").json
+    answer = program.request(method, path, body, headers)
+    assert answer.status == status
+    assert program.get("/api/v1/runs?limit=1").json == before
+    if path.startswith("/api/v1/"):
+        assert answer.headers["content-type"] == PROBLEM
+        problem = answer.json
+        assert problem["status"] == status and problem["title"] and problem["detail"]
+        assert server.wait_for_log(problem["instance"])["status"] == status
+
+
+def test_tokens_that_are_none_are_refused(server: Server, team: str) -> None:
+    for token in ("", "ms_", "ms_" + "0" * 52, "x" * 500, "ms_\u00e9"):
+        client = Client(server, token.encode("latin-1").decode("latin-1"))
+        assert client.get("/api/v1/runs").status in (401, 400), token
+    assert Client(server).get("/api/v1/runs", Authorization="Basic YTpi").status == 401
+
+
+def test_only_our_host_is_answered(server: Server) -> None:
+    for host, status in (
+        ("127.0.0.1", 200), (f"127.0.0.1:{server.port}", 200), ("localhost", 200), ("LOCALHOST:1", 200),
+        ("evil.example", 421), ("127.0.0.1.evil.example", 421), ("", 421), ("localhost@evil.example", 421),
+    ):  # fmt: skip
+        assert status_of(raw(server, head("GET", "/healthz", host=host))) == status, host
+    assert status_of(raw(server, "GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n")) in (400, 421)
+
+
+def test_header_tricks(server: Server, program: Client) -> None:
+    post = ("POST", "/api/v1/telemetry", "Content-Type: application/json")
+    for lines, statuses in (
+        (["Transfer-Encoding: chunked"], {411}),
+        (["Transfer-Encoding: chunked", "Content-Length: 2"], {400, 411}),
+        (["Content-Length: 2", "Content-Length: 3"], {400, 411}),
+        (["Content-Length: -1"], {400}),
+        (["Content-Length: 0x2"], {400}),
+        (["Content-Length: 99999999999999999999999"], {400, 413}),
+    ):
+        assert status_of(raw(server, head(*post, *lines) + "{}")) in statuses, lines
+    twice = f"Authorization: Bearer {program.token}"
+    assert status_of(raw(server, head("GET", "/api/v1/runs", twice))) == 200
+    assert status_of(raw(server, head("GET", "/api/v1/runs", twice, twice))) == 400
+    assert status_of(raw(server, head("GET", "/healthz", "Host: localhost"))) in (400, 421)
+    assert status_of(raw(server, head("GET", "/healthz", "X: " + "a" * 60000))) in (0, 400, 413, 431)
+    assert status_of(raw(server, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100, False)) in (0, 400)
+
+
+def test_requests_in_a_row_are_answered_in_turn(server: Server) -> None:
+    first = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answers = raw(server, first + first + head("GET", "/nothing", host="localhost"))
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"200", b"404"]
+
+
+def test_nobody_waits_for_a_body_that_does_not_come(server: Server) -> None:
+    """The connection is closed, and others are served meanwhile."""
+    slow = head("POST", "/api/v1/telemetry", "Content-Type: application/json", "Content-Length: 1000")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=90) as connection:
+        connection.sendall((slow + "{").encode())
+        assert Client(server).get("/healthz").status == 200
+        began = time.monotonic()
+        while time.monotonic() - began < 80:
+            try:
+                connection.sendall(b" ")  # keeps the connection from being idle
+                connection.settimeout(1)
+                if not connection.recv(1000):
+                    return
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+    raise AssertionError("the body is still waited for")
+
+
+def test_every_answer_has_the_security_headers(server: Server, owner: Client, program: Client) -> None:
+    for client, path in (
+        (owner, "/runs"), (owner, "/nothing"), (program, "/api/v1/runs"), (program, "/api/v1/nothing"),
+        (Client(server), "/sign-in"), (Client(server), "/healthz"), (Client(server), "/assets/chart.js"),
+        (Client(server), "/runs"),
+    ):  # fmt: skip
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "same-origin"
+        assert "access-control-allow-origin" not in headers
+        assert "server" not in headers
+        assert headers["cache-control"] == ("public, max-age=3600" if "assets" in path else "no-store")
+
+
+def test_pages_have_nothing_inline(owner: Client, program: Client, team: str, key) -> None:
+    run = program.begin_run(key())
+    for path in ("/runs", f"/runs/{run}", f"/teams/{team}", f"/teams/{team}/tokens", "/account", "/nothing"):
+        text = owner.get(path).text
+        assert re.search(r"<script(?! src=)|<style| style=| on\w+=|javascript:", text) is None, path
+
+
+def test_what_users_write_is_text_on_pages(owner: Client, program: Client, key) -> None:
+    evil = "<script>alert(1)</script>\"'&{{csrf}}"
+    run = program.begin_run(key(), name=evil, model=evil, machine=evil, project=key())
+    for path in (f"/runs/{run}", "/runs"):
+        text = owner.get(path).text
+        assert "<script>alert" not in text
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#39;&amp;{{csrf}}" in text
+
+
+def test_behind_a_proxy_that_speaks_tls(data) -> None:
+    server = Server(data, "--url", "https://runs.example.com", "--trust-proxy", "127.0.0.1")
+    try:
+        key = server.first_key()
+        client = Client(server)
+        host = {"Host": "runs.example.com"}
+        assert client.request("GET", "/healthz").status == 421
+        answer = client.request("GET", "/healthz", None, host)
+        assert answer.status == 200 and "max-age" in answer.headers["strict-transport-security"]
+        form = {"Content-Type": "application/x-www-form-urlencoded", **host}
+        body = f"csrf=&name=n&email=n%40example.com&password={PASSWORD.replace(' ', '+')}"
+        forwarded = {"X-Forwarded-For": "6.6.6.6, 203.0.113.7"}
+        answer = client.request("POST", f"/welcome/{key}", body, {**form, **forwarded})
+        assert answer.status == 303
+        cookie = answer.headers["set-cookie"]
+        assert cookie.startswith("__Host-ms_session=") and "Secure" in cookie
+        assert client.request("GET", "/account", None, host).status == 200
+    finally:
+        server.stop()
+    line = next(line for line in server.log() if line.get("route") == "/welcome/{key}" and line["method"] == "POST")
+    assert line["address"] == "203.0.113.7"  # what the proxy saw, not what the client claims
+
+
+def test_forwarded_addresses_of_strangers_are_not_believed(server: Server) -> None:
+    answer = Client(server).get("/api/v1/nothing", **{"X-Forwarded-For": "203.0.113.7"})
+    assert server.wait_for_log(answer.json["instance"])["address"] == "127.0.0.1"
+
+
+def test_the_log_holds_no_secret(server: Server, owner: Client, program: Client, team: str, join) -> None:
+    join("viewer").sign_in("nobody@example.com", "a-password-to-look-for")
+    Client(server).get("/welcome/asecretthatisguessed")
+    Client(server, "ms_atokenthatisguessed").get("/api/v1/runs?project=inthequery")
+    owner.get("/account")
+    time.sleep(0.1)
+    text = "".join(server.log_lines)
+    assert owner.cookie is not None and program.token is not None
+    for secret in (
+        "a-password-to-look-for", PASSWORD, "asecretthatisguessed", "atokenthatisguessed", "inthequery",
+        owner.cookie.split("=")[1], program.token,
+    ):  # fmt: skip
+        assert secret not in text
+
+
+def test_the_database_holds_no_secret(server: Server, owner: Client, program: Client) -> None:
+    assert owner.cookie is not None and program.token is not None
+    for path in server.data.iterdir():
+        data = path.read_bytes()
+        assert owner.cookie.split("=")[1].encode() not in data and program.token.encode() not in data
+        assert PASSWORD.encode() not in data
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_head_is_get_without_a_body(server: Server) -> None:
+    answer = Client(server).request("HEAD", "/healthz")
+    assert answer.status == 200 and answer.body == b"" and answer.headers["content-length"] == "3"
+
+
+def test_health_and_metrics(server: Server, owner: Client, program: Client, key) -> None:
+    assert Client(server).get("/healthz").text == "ok\n"
+    assert Client(server).get("/readyz").text == "ready\n"
+    program.append(program.begin_run(key()), 1, steps(1, 7))
+    page = owner.get("/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    assert int(values["memscale_server_steps"]) >= 7
+    assert int(values['memscale_server_requests_total{status="2xx"}']) > 0
+    assert json.loads(values["memscale_server_viewers"]) >= 0

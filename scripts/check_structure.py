@@ -259,7 +259,7 @@ def forbidden_words(text: str) -> Iterator[tuple[int, str]]:
 
 # ---- all of it ---------------------------------------------------------------
 
-CODE_FOLDERS = ["include", "src", "ext", "cli", "python", "tests", "bench", "scripts"]
+CODE_FOLDERS = ["include", "src", "ext", "cli", "server", "python", "tests", "bench", "scripts"]
 TEXT_SUFFIXES = {".c", ".h", ".py", ".sh", ".md", ".build", ".toml", ".json", ".txt", ".yml"}
 
 

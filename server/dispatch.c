@@ -48,8 +48,7 @@ static int find_text(mss_request *r, mss_statement statement, const char *key, m
     mss_rows rows;
     bool has = false;
     *id = (mss_id){""};
-    int rc = mss_sql_query(r->sql, statement, MSS_WITH(MSS_TEXT(key)), &rows, err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    int rc = mss_sql_first(r->sql, statement, MSS_WITH(MSS_TEXT(key)), &rows, &has, err);
     if (rc == MS_OK && has) {
         mss_rows_copy(&rows, 0, id->text, sizeof id->text);
     }

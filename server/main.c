@@ -93,8 +93,12 @@ static int backup(const command_line *line)
         return usage(line->file, " is there already");
     }
     int rc = database_path(line->data, path, &err);
-    rc = rc != MS_OK ? rc : mss_sql_open(path, MSS_SQL_READ, &sql, &err);
-    rc = rc != MS_OK ? rc : mss_sql_backup(sql, line->file, &err);
+    if (rc == MS_OK) {
+        rc = mss_sql_open(path, MSS_SQL_READ, &sql, &err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_sql_backup(sql, line->file, &err);
+    }
     mss_sql_close(sql);
     return rc == MS_OK ? EXIT_SUCCESS : fail(&err);
 }
@@ -103,8 +107,12 @@ static int check_file(const char *file, int64_t *audit_rows, ms_error *err)
 {
     mss_sql *sql = NULL;
     int rc = mss_sql_open(file, MSS_SQL_READ, &sql, err);
-    rc = rc != MS_OK ? rc : mss_sql_check(sql, err);
-    rc = rc != MS_OK ? rc : mss_audit_check(sql, audit_rows, err);
+    if (rc == MS_OK) {
+        rc = mss_sql_check(sql, err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_audit_check(sql, audit_rows, err);
+    }
     mss_sql_close(sql);
     return rc;
 }
@@ -124,12 +132,18 @@ static int restore(const command_line *line)
         return EXIT_SUCCESS;
     }
     rc = make_directory(line->data, &err);
-    rc = rc != MS_OK ? rc : database_path(line->data, path, &err);
+    if (rc == MS_OK) {
+        rc = database_path(line->data, path, &err);
+    }
     if (rc == MS_OK && access(path, F_OK) == 0) {
         return usage(path, " is there already");
     }
-    rc = rc != MS_OK ? rc : mss_sql_open(line->file, MSS_SQL_READ, &sql, &err);
-    rc = rc != MS_OK ? rc : mss_sql_backup(sql, path, &err);
+    if (rc == MS_OK) {
+        rc = mss_sql_open(line->file, MSS_SQL_READ, &sql, &err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_sql_backup(sql, path, &err);
+    }
     mss_sql_close(sql);
     return rc == MS_OK ? EXIT_SUCCESS : fail(&err);
 }
@@ -143,8 +157,12 @@ static int prepare_database(const char *path, char secret[MSS_SECRET_BYTES], ms_
     int64_t accounts = 0;
     secret[0] = '\0';
     int rc = mss_sql_open(path, MSS_SQL_WRITE, &sql, err);
-    rc = rc != MS_OK ? rc : mss_sql_migrate(sql, err);
-    rc = rc != MS_OK ? rc : mss_sql_number(sql, MSS_ACCOUNT_COUNT, MSS_NONE, &accounts, err);
+    if (rc == MS_OK) {
+        rc = mss_sql_migrate(sql, err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_sql_number(sql, MSS_ACCOUNT_COUNT, MSS_NONE, &accounts, err);
+    }
     if (rc == MS_OK && accounts == 0) {
         rc = mss_invitation_make(sql, NULL, MSS_OWNER, NULL, secret, err);
     }
@@ -157,7 +175,9 @@ static void close_process(void)
 {
     struct rlimit none = {0, 0}, files;
     umask(077);
+#ifndef __SANITIZE_ADDRESS__ /* which looks into its own process for leaks */
     (void)prctl(PR_SET_DUMPABLE, 0);
+#endif
     (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     (void)setrlimit(RLIMIT_CORE, &none);
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < FILES_MOST) {
@@ -196,13 +216,19 @@ static int serve(command_line *line)
     close_process();
     block_signals();
     int rc = make_directory(line->data, &err);
-    rc = rc != MS_OK ? rc : database_path(line->data, path, &err);
-    rc = rc != MS_OK ? rc : prepare_database(path, secret, &err);
+    if (rc == MS_OK) {
+        rc = database_path(line->data, path, &err);
+    }
+    if (rc == MS_OK) {
+        rc = prepare_database(path, secret, &err);
+    }
     line->settings.database_path = path;
     line->settings.routes = mss_routes(&line->settings.route_count);
     line->settings.problem_page = mss_page_problem;
     line->settings.dispatch = mss_dispatch;
-    rc = rc != MS_OK ? rc : mss_server_start(&line->settings, &server, &err);
+    if (rc == MS_OK) {
+        rc = mss_server_start(&line->settings, &server, &err);
+    }
     if (rc != MS_OK) {
         return fail(&err);
     }

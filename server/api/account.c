@@ -54,8 +54,14 @@ int mss_account_remove(mss_request *r)
     if (rc == MS_OK && needed > 0) {
         return mss_answer_problem(r, 409, "You are the only owner of a team that others are in: give it another owner first.");
     }
-    rc = rc != MS_OK ? rc : mss_sql_run(r->sql, MSS_ACCOUNT_LONELY_TEAMS, MSS_WITH(MSS_TEXT(who)), NULL, &err);
-    rc = rc != MS_OK ? rc : mss_sql_run(r->sql, MSS_ACCOUNT_DELETE, MSS_WITH(MSS_TEXT(who)), NULL, &err);
-    rc = rc != MS_OK ? rc : mss_api_audit(r, "account deleted", who, &err);
+    if (rc == MS_OK) {
+        rc = mss_sql_run(r->sql, MSS_ACCOUNT_LONELY_TEAMS, MSS_WITH(MSS_TEXT(who)), NULL, &err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_sql_run(r->sql, MSS_ACCOUNT_DELETE, MSS_WITH(MSS_TEXT(who)), NULL, &err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_api_audit(r, "account deleted", who, &err);
+    }
     return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
 }

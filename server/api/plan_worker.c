@@ -80,15 +80,27 @@ static int read_documents(const ms__json_at *root, work *w, ms_error *err)
     char *graph = NULL, *hardware = NULL, *config = NULL;
     ms_config_default(&w->config);
     int rc = ms__json_only(root, members, 3);
-    rc = rc != MS_OK ? rc : member_text(root, "graph", &graph, err);
-    rc = rc != MS_OK ? rc : member_text(root, "hardware", &hardware, err);
-    rc = rc != MS_OK || !ms__json_has(root, "config") ? rc : member_text(root, "config", &config, err);
-    rc = rc != MS_OK ? rc : ms_graph_parse(graph, &w->graph, err);
+    if (rc == MS_OK) {
+        rc = member_text(root, "graph", &graph, err);
+    }
+    if (rc == MS_OK) {
+        rc = member_text(root, "hardware", &hardware, err);
+    }
+    if (rc == MS_OK && ms__json_has(root, "config")) {
+        rc = member_text(root, "config", &config, err);
+    }
+    if (rc == MS_OK) {
+        rc = ms_graph_parse(graph, &w->graph, err);
+    }
     if (rc == MS_OK && (w->hardware = ms_calloc(1, sizeof *w->hardware)) == NULL) {
         rc = ms_fail(err, MS_ENOMEM, "plan: out of memory");
     }
-    rc = rc != MS_OK ? rc : ms_hardware_parse(hardware, w->hardware, err);
-    rc = rc != MS_OK || config == NULL ? rc : ms_config_parse(config, &w->config, err);
+    if (rc == MS_OK) {
+        rc = ms_hardware_parse(hardware, w->hardware, err);
+    }
+    if (rc == MS_OK && config != NULL) {
+        rc = ms_config_parse(config, &w->config, err);
+    }
     ms_free(graph);
     ms_free(hardware);
     ms_free(config);
@@ -105,7 +117,9 @@ static int make_plan(const char *text, size_t bytes, char **output, ms_error *er
         return rc;
     }
     rc = read_documents(&root, &w, err);
-    rc = rc != MS_OK ? rc : ms_pipeline_plan(w.graph, w.hardware, &w.config, &w.plan, err);
+    if (rc == MS_OK) {
+        rc = ms_pipeline_plan(w.graph, w.hardware, &w.config, &w.plan, err);
+    }
     if (rc == MS_OK && (*output = ms_plan_to_json(w.plan)) == NULL) {
         rc = ms_fail(err, MS_ENOMEM, "plan: out of memory");
     }

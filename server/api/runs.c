@@ -49,10 +49,18 @@ static int read_document(const ms__json_at *body, const char *name, char **text)
 static int read_texts(const ms__json_at *body, new_run *run)
 {
     int rc = mss_api_text(body, "project", NAME_BYTES, true, &run->project);
-    rc = rc != MS_OK ? rc : mss_api_text(body, "name", NAME_BYTES, true, &run->name);
-    rc = rc != MS_OK ? rc : mss_api_text(body, "model", NAME_BYTES, false, &run->model);
-    rc = rc != MS_OK ? rc : mss_api_text(body, "machine", NAME_BYTES, true, &run->machine);
-    rc = rc != MS_OK ? rc : mss_api_text(body, "graph_digest", NAME_BYTES, true, &run->graph_digest);
+    if (rc == MS_OK) {
+        rc = mss_api_text(body, "name", NAME_BYTES, true, &run->name);
+    }
+    if (rc == MS_OK) {
+        rc = mss_api_text(body, "model", NAME_BYTES, false, &run->model);
+    }
+    if (rc == MS_OK) {
+        rc = mss_api_text(body, "machine", NAME_BYTES, true, &run->machine);
+    }
+    if (rc == MS_OK) {
+        rc = mss_api_text(body, "graph_digest", NAME_BYTES, true, &run->graph_digest);
+    }
     run->project = run->project != NULL && run->project[0] != '\0' ? run->project : "default";
     return rc;
 }
@@ -63,17 +71,26 @@ static int read_new_run(const ms__json_at *body, new_run *run)
                                           "config",       "graph_digest", "plan",   "budget_bytes",
                                           "predicted_peak_bytes", "predicted_step_ns"};
     int rc = ms__json_only(body, members, COUNT(members));
-    rc = rc != MS_OK ? rc : read_texts(body, run);
-    rc = rc != MS_OK ? rc : ms__json_u64_or(body, "budget_bytes", 0, MSS_STEP_VALUE_MOST, UINT64_MAX, &run->budget_bytes);
-    rc = rc != MS_OK ? rc
-                     : ms__json_u64_or(body, "predicted_peak_bytes", 0, MSS_STEP_VALUE_MOST, UINT64_MAX,
-                                       &run->predicted_peak_bytes);
-    rc = rc != MS_OK ? rc
-                     : ms__json_u64_or(body, "predicted_step_ns", 0, MSS_STEP_VALUE_MOST, UINT64_MAX,
-                                       &run->predicted_step_ns);
-    rc = rc != MS_OK ? rc : read_document(body, "versions", &run->versions);
-    rc = rc != MS_OK ? rc : read_document(body, "config", &run->config);
-    return rc != MS_OK ? rc : read_document(body, "plan", &run->plan);
+    if (rc == MS_OK) {
+        rc = read_texts(body, run);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64_or(body, "budget_bytes", 0, MSS_STEP_VALUE_MOST, UINT64_MAX, &run->budget_bytes);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64_or(body, "predicted_peak_bytes", 0, MSS_STEP_VALUE_MOST, UINT64_MAX,
+                             &run->predicted_peak_bytes);
+    }
+    if (rc == MS_OK) {
+        rc = ms__json_u64_or(body, "predicted_step_ns", 0, MSS_STEP_VALUE_MOST, UINT64_MAX, &run->predicted_step_ns);
+    }
+    if (rc == MS_OK) {
+        rc = read_document(body, "versions", &run->versions);
+    }
+    if (rc == MS_OK) {
+        rc = read_document(body, "config", &run->config);
+    }
+    return rc == MS_OK ? read_document(body, "plan", &run->plan) : rc;
 }
 
 /* The run that this key has made already; empty where there is none. */
@@ -82,9 +99,8 @@ static int find_by_key(mss_request *r, const mss_hash *body, mss_id *id, bool *i
     mss_rows rows;
     bool has = false;
     *id = (mss_id){""};
-    int rc = mss_sql_query(r->sql, MSS_RUN_BY_KEY, MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(r->idempotency_key)),
-                           &rows, err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    int rc = mss_sql_first(r->sql, MSS_RUN_BY_KEY, MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(r->idempotency_key)),
+                           &rows, &has, err);
     if (rc == MS_OK && has) {
         size_t bytes;
         const void *hash = mss_rows_blob(&rows, 1, &bytes);
@@ -106,8 +122,7 @@ static int find_project(mss_request *r, const char *name, mss_id *project, ms_er
     if (rc != MS_OK) {
         return rc;
     }
-    rc = mss_sql_query(r->sql, MSS_PROJECT_FIND, MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(name)), &rows, err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    rc = mss_sql_first(r->sql, MSS_PROJECT_FIND, MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(name)), &rows, &has, err);
     if (rc == MS_OK) {
         mss_rows_copy(&rows, 0, project->text, sizeof project->text);
     }
@@ -174,8 +189,12 @@ int mss_api_run_create(mss_request *r)
         return mss_answer_problem(r, 400, "Send an Idempotency-Key of 1 to 64 letters, digits, \"_\" or \"-\".");
     }
     int rc = read_new_run(&body, &run);
-    rc = rc != MS_OK ? rc : find_by_key(r, &hash, &found, &is_same, &err);
-    rc = rc != MS_OK ? rc : check_quota(r, &err, &is_used_up);
+    if (rc == MS_OK) {
+        rc = find_by_key(r, &hash, &found, &is_same, &err);
+    }
+    if (rc == MS_OK) {
+        rc = check_quota(r, &err, &is_used_up);
+    }
     if (rc != MS_OK) {
         status = mss_api_refuse(r, &err);
     } else if (mss_id_is(&found)) {
@@ -306,8 +325,7 @@ static int read_state(mss_request *r, run_state *state, ms_error *err)
 {
     mss_rows rows;
     bool has = false;
-    int rc = mss_sql_query(r->sql, MSS_RUN_STATE, MSS_WITH(MSS_TEXT(r->parameters[0])), &rows, err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    int rc = mss_sql_first(r->sql, MSS_RUN_STATE, MSS_WITH(MSS_TEXT(r->parameters[0])), &rows, &has, err);
     if (rc == MS_OK && has) {
         state->last_sequence = (uint64_t)mss_rows_int(&rows, 0);
         state->last_step = (uint64_t)mss_rows_int(&rows, 1);
@@ -346,17 +364,18 @@ static int insert_batch(mss_request *r, uint64_t sequence, const mss_steps *step
     summary s = summarize(steps);
     uint64_t first = steps->items[0].value[0], last = steps->items[steps->count - 1].value[0];
     int rc = mss_steps_pack(steps, &data, &bytes, err);
-    rc = rc != MS_OK ? rc
-                     : mss_sql_run(r->sql, MSS_BATCH_ADD,
-                                   MSS_WITH(MSS_TEXT(r->parameters[0]), MSS_INT(sequence), MSS_INT(first), MSS_INT(last),
-                                            MSS_INT(steps->count), MSS_BLOB(data, bytes)),
-                                   NULL, err);
-    rc = rc != MS_OK ? rc
-                     : mss_sql_run(r->sql, MSS_RUN_APPENDED,
-                                   MSS_WITH(MSS_INT(sequence), MSS_INT(last), MSS_INT(steps->count), MSS_INT(s.sum_ns),
-                                            U64_OR_NULL(s.peak), U64_OR_NULL(s.budget), U64_OR_NULL(s.predicted_peak),
-                                            U64_OR_NULL(s.predicted_ns), MSS_INT(bytes), MSS_TEXT(r->parameters[0])),
-                                   NULL, err);
+    if (rc == MS_OK) {
+        rc = mss_sql_run(r->sql, MSS_BATCH_ADD, MSS_WITH(MSS_TEXT(r->parameters[0]), MSS_INT(sequence), MSS_INT(first),
+                                                         MSS_INT(last), MSS_INT(steps->count), MSS_BLOB(data, bytes)),
+                         NULL, err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_sql_run(r->sql, MSS_RUN_APPENDED, MSS_WITH(MSS_INT(sequence), MSS_INT(last), MSS_INT(steps->count),
+                                                            MSS_INT(s.sum_ns), U64_OR_NULL(s.peak),
+                                                            U64_OR_NULL(s.budget), U64_OR_NULL(s.predicted_peak),
+                                                            U64_OR_NULL(s.predicted_ns), MSS_INT(bytes),
+                                                            MSS_TEXT(r->parameters[0])), NULL, err);
+    }
     ms_free(data);
     return rc;
 }
@@ -412,8 +431,12 @@ int mss_api_run_append(mss_request *r)
     uint64_t sequence = 0;
     ms__json_at body = mss_api_body(r, &err);
     int rc = ms__json_only(&body, members, COUNT(members));
-    rc = rc != MS_OK ? rc : ms__json_u64(&body, "sequence", 1, MSS_STEP_VALUE_MOST, &sequence);
-    rc = rc != MS_OK ? rc : mss_steps_read(&body, "steps", &steps);
+    if (rc == MS_OK) {
+        rc = ms__json_u64(&body, "sequence", 1, MSS_STEP_VALUE_MOST, &sequence);
+    }
+    if (rc == MS_OK) {
+        rc = mss_steps_read(&body, "steps", &steps);
+    }
     int status = rc == MS_OK ? append(r, sequence, &steps) : mss_api_refuse(r, &err);
     MS__ARRAY_FREE(&steps);
     return status;
@@ -432,7 +455,9 @@ int mss_api_run_steps(mss_request *r)
         return mss_answer_problem(r, 400, "\"after\" is a step's number, \"points\" 1 to %d.", MSS_POINTS_MOST);
     }
     int rc = read_state(r, &state, &err);
-    rc = rc != MS_OK ? rc : mss_steps_load(r->sql, r->parameters[0], (uint64_t)after, &steps, &err);
+    if (rc == MS_OK) {
+        rc = mss_steps_load(r->sql, r->parameters[0], (uint64_t)after, &steps, &err);
+    }
     size_t each = rc == MS_OK ? mss_steps_thin(&steps, (size_t)points) : 1;
     json_t *columns = rc == MS_OK ? mss_steps_json(&steps) : NULL;
     MS__ARRAY_FREE(&steps);
@@ -465,11 +490,10 @@ static int finish(mss_request *r, const char *outcome, const char *counters)
         json_decref(run);
         return is_same ? mss_answer_empty(r) : mss_answer_problem(r, 409, "The run has finished with another outcome.");
     }
-    rc = rc != MS_OK ? rc
-                     : mss_sql_run(r->sql, MSS_RUN_FINISH,
-                                   MSS_WITH(MSS_TEXT(outcome), MSS_INT(mss_now_ms()), MSS_TEXT(counters),
-                                            MSS_TEXT(r->parameters[0])),
-                                   NULL, &err);
+    if (rc == MS_OK) {
+        rc = mss_sql_run(r->sql, MSS_RUN_FINISH, MSS_WITH(MSS_TEXT(outcome), MSS_INT(mss_now_ms()), MSS_TEXT(counters),
+                                                          MSS_TEXT(r->parameters[0])), NULL, &err);
+    }
     if (rc != MS_OK) {
         return mss_answer_failure(r, &err);
     }
@@ -486,8 +510,12 @@ int mss_api_run_finish(mss_request *r)
     char *counters = NULL;
     ms__json_at body = mss_api_body(r, &err);
     int rc = ms__json_only(&body, members, COUNT(members));
-    rc = rc != MS_OK ? rc : ms__json_enum(&body, "outcome", outcomes, OUTCOME_COUNT, &outcome);
-    rc = rc != MS_OK ? rc : read_document(&body, "counters", &counters);
+    if (rc == MS_OK) {
+        rc = ms__json_enum(&body, "outcome", outcomes, OUTCOME_COUNT, &outcome);
+    }
+    if (rc == MS_OK) {
+        rc = read_document(&body, "counters", &counters);
+    }
     int status = rc == MS_OK ? finish(r, outcomes[outcome], counters) : mss_api_refuse(r, &err);
     ms_free(counters);
     return status;
@@ -496,7 +524,7 @@ int mss_api_run_finish(mss_request *r)
 int mss_run_remove(mss_request *r, const char *run, ms_error *err)
 {
     int rc = mss_sql_run(r->sql, MSS_RUN_DELETE, MSS_WITH(MSS_TEXT(run)), NULL, err);
-    return rc != MS_OK ? rc : mss_api_audit(r, "run deleted", run, err);
+    return rc == MS_OK ? mss_api_audit(r, "run deleted", run, err) : rc;
 }
 
 int mss_api_run_delete(mss_request *r)
@@ -517,8 +545,7 @@ static int team_of(mss_request *r, const char *run, mss_id *team, ms_error *err)
     mss_rows rows;
     bool has = false;
     *team = (mss_id){""};
-    int rc = mss_sql_query(r->sql, MSS_RUN_TEAM, MSS_WITH(MSS_TEXT(run)), &rows, err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    int rc = mss_sql_first(r->sql, MSS_RUN_TEAM, MSS_WITH(MSS_TEXT(run)), &rows, &has, err);
     if (rc == MS_OK && has) {
         mss_rows_copy(&rows, 0, team->text, sizeof team->text);
     }

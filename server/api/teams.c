@@ -30,12 +30,14 @@ int mss_team_make(mss_request *r, const char *name, const char *owner, mss_id *t
     *team = mss_id_new('t');
     int64_t now = mss_now_ms();
     int rc = mss_sql_run(r->sql, MSS_TEAM_ADD, MSS_WITH(MSS_TEXT(team->text), MSS_TEXT(name), MSS_INT(now)), NULL, &err);
-    rc = rc != MS_OK ? rc
-                     : mss_sql_run(r->sql, MSS_MEMBER_SET,
-                                   MSS_WITH(MSS_TEXT(team->text), MSS_TEXT(owner), MSS_INT(MSS_OWNER), MSS_INT(now)), NULL,
-                                   &err);
+    if (rc == MS_OK) {
+        rc = mss_sql_run(r->sql, MSS_MEMBER_SET, MSS_WITH(MSS_TEXT(team->text), MSS_TEXT(owner), MSS_INT(MSS_OWNER),
+                                                          MSS_INT(now)), NULL, &err);
+    }
     r->object = (mss_object){*team, MSS_OWNER};
-    rc = rc != MS_OK ? rc : mss_api_audit(r, "team made", team->text, &err);
+    if (rc == MS_OK) {
+        rc = mss_api_audit(r, "team made", team->text, &err);
+    }
     return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
 }
 
@@ -44,7 +46,7 @@ static int read_one(mss_request *r, const char *name, const char **text, ms_erro
 {
     ms__json_at body = mss_api_body(r, err);
     int rc = ms__json_only(&body, &name, 1);
-    return rc != MS_OK ? rc : mss_api_text(&body, name, NAME_BYTES, false, text);
+    return rc == MS_OK ? mss_api_text(&body, name, NAME_BYTES, false, text) : rc;
 }
 
 int mss_api_team_create(mss_request *r)
@@ -63,7 +65,9 @@ int mss_api_team_delete(mss_request *r)
 {
     ms_error err;
     int rc = mss_sql_run(r->sql, MSS_TEAM_DELETE, MSS_WITH(MSS_TEXT(team_of(r))), NULL, &err);
-    rc = rc != MS_OK ? rc : mss_api_audit(r, "team deleted", team_of(r), &err);
+    if (rc == MS_OK) {
+        rc = mss_api_audit(r, "team deleted", team_of(r), &err);
+    }
     return rc == MS_OK ? mss_answer_empty(r) : mss_answer_failure(r, &err);
 }
 
@@ -80,7 +84,9 @@ static int check_change(mss_request *r, const char *account, mss_role to)
     ms_error err;
     int64_t role = 0, owners = 0;
     int rc = mss_sql_number(r->sql, MSS_MEMBER_ROLE, MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(account)), &role, &err);
-    rc = rc != MS_OK ? rc : mss_sql_number(r->sql, MSS_MEMBER_OWNERS, MSS_WITH(MSS_TEXT(team_of(r))), &owners, &err);
+    if (rc == MS_OK) {
+        rc = mss_sql_number(r->sql, MSS_MEMBER_OWNERS, MSS_WITH(MSS_TEXT(team_of(r))), &owners, &err);
+    }
     if (rc != MS_OK) {
         return mss_answer_failure(r, &err);
     }
@@ -109,7 +115,9 @@ int mss_member_change(mss_request *r, const char *account, mss_role role)
     }
     int rc = mss_sql_run(r->sql, MSS_MEMBER_SET,
                          MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(account), MSS_INT(role), MSS_INT(mss_now_ms())), NULL, &err);
-    rc = rc != MS_OK ? rc : mss_api_audit(r, "role changed", account, &err);
+    if (rc == MS_OK) {
+        rc = mss_api_audit(r, "role changed", account, &err);
+    }
     return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
 }
 
@@ -132,10 +140,13 @@ int mss_member_remove(mss_request *r, const char *account)
         return status;
     }
     int rc = mss_sql_run(r->sql, MSS_MEMBER_DELETE, MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(account)), NULL, &err);
-    rc = rc != MS_OK ? rc
-                     : mss_sql_run(r->sql, MSS_TOKEN_DELETE_OF_MEMBER, MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(account)),
-                                   NULL, &err);
-    rc = rc != MS_OK ? rc : mss_api_audit(r, "member removed", account, &err);
+    if (rc == MS_OK) {
+        rc = mss_sql_run(r->sql, MSS_TOKEN_DELETE_OF_MEMBER, MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(account)), NULL,
+                         &err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_api_audit(r, "member removed", account, &err);
+    }
     return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
 }
 
@@ -162,7 +173,9 @@ int mss_invitation_add(mss_request *r, mss_role role, char secret[MSS_SECRET_BYT
         return mss_answer_problem(r, 403, "Your role in this team does not allow this.");
     }
     int rc = mss_invitation_make(r->sql, team_of(r), role, r->who.account.text, secret, &err);
-    rc = rc != MS_OK ? rc : mss_api_audit(r, "invitation made", mss_role_name(role), &err);
+    if (rc == MS_OK) {
+        rc = mss_api_audit(r, "invitation made", mss_role_name(role), &err);
+    }
     return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
 }
 
@@ -191,7 +204,9 @@ int mss_api_invitation_delete(mss_request *r)
     if (rc == MS_OK && changed == 0) {
         return mss_answer_problem(r, 404, "The team has no such invitation.");
     }
-    rc = rc != MS_OK ? rc : mss_api_audit(r, "invitation withdrawn", r->parameters[1], &err);
+    if (rc == MS_OK) {
+        rc = mss_api_audit(r, "invitation withdrawn", r->parameters[1], &err);
+    }
     return rc == MS_OK ? mss_answer_empty(r) : mss_answer_failure(r, &err);
 }
 
@@ -221,7 +236,9 @@ int mss_token_make(mss_request *r, const char *name, uint32_t scopes, char token
                          MSS_WITH(MSS_TEXT(id->text), MSS_HASH(&hash), MSS_TEXT(team_of(r)), MSS_TEXT(r->who.account.text),
                                   MSS_TEXT(name), MSS_INT(scopes), MSS_INT(mss_now_ms())),
                          NULL, &err);
-    rc = rc != MS_OK ? rc : mss_api_audit(r, "token made", id->text, &err);
+    if (rc == MS_OK) {
+        rc = mss_api_audit(r, "token made", id->text, &err);
+    }
     return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
 }
 
@@ -249,8 +266,12 @@ int mss_api_token_create(mss_request *r)
     uint32_t scopes = 0;
     ms__json_at body = mss_api_body(r, &err);
     int rc = ms__json_only(&body, members, COUNT(members));
-    rc = rc != MS_OK ? rc : mss_api_text(&body, "name", NAME_BYTES, false, &name);
-    rc = rc != MS_OK ? rc : read_scopes(&body, &scopes);
+    if (rc == MS_OK) {
+        rc = mss_api_text(&body, "name", NAME_BYTES, false, &name);
+    }
+    if (rc == MS_OK) {
+        rc = read_scopes(&body, &scopes);
+    }
     if (rc != MS_OK) {
         return mss_api_refuse(r, &err);
     }
@@ -277,7 +298,9 @@ int mss_token_revoke(mss_request *r, const char *token)
     if (rc == MS_OK && changed == 0) {
         return mss_answer_problem(r, 404, "The team has no such token.");
     }
-    rc = rc != MS_OK ? rc : mss_api_audit(r, "token revoked", token, &err);
+    if (rc == MS_OK) {
+        rc = mss_api_audit(r, "token revoked", token, &err);
+    }
     return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
 }
 

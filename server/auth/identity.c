@@ -16,8 +16,7 @@ int mss_identify_session(mss_sql *sql, const char *secret, mss_who *who, ms_erro
     bool has = false;
     mss_hash hash = hash_secret(secret);
     *who = (mss_who){.kind = MSS_ANYONE};
-    int rc = mss_sql_query(sql, MSS_SESSION_FIND, MSS_WITH(MSS_HASH(&hash), MSS_INT(mss_now_ms())), &rows, err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    int rc = mss_sql_first(sql, MSS_SESSION_FIND, MSS_WITH(MSS_HASH(&hash), MSS_INT(mss_now_ms())), &rows, &has, err);
     if (rc == MS_OK && has) {
         who->kind = MSS_PERSON;
         who->session = hash;
@@ -35,8 +34,7 @@ int mss_identify_token(mss_sql *sql, const char *token, mss_who *who, ms_error *
     bool has = false;
     mss_hash hash = hash_secret(token);
     *who = (mss_who){.kind = MSS_ANYONE};
-    int rc = mss_sql_query(sql, MSS_TOKEN_FIND, MSS_WITH(MSS_HASH(&hash)), &rows, err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    int rc = mss_sql_first(sql, MSS_TOKEN_FIND, MSS_WITH(MSS_HASH(&hash)), &rows, &has, err);
     if (rc == MS_OK && has) {
         who->kind = MSS_PROGRAM;
         mss_rows_copy(&rows, 0, who->token.text, sizeof who->token.text);

@@ -246,7 +246,9 @@ int mss_head_read(mss_request *request, struct MHD_Connection *connection, const
         return mss_answer_problem(request, 404, "There is nothing at this address.");
     }
     int status = find_route(request, is_known_method);
-    status = status != 0 ? status : read_headers(request, connection);
+    if (status == 0) {
+        status = read_headers(request, connection);
+    }
     if (status != 0) {
         return status;
     }

@@ -178,7 +178,9 @@ static int run_group(mss_lanes *lanes, group *g, mss_sql *sql, ms_error *err)
     for (size_t i = 0; rc == MS_OK && i < g->count; i++) {
         rc = run_saved(lanes, g->requests[i], sql, err);
     }
-    rc = rc != MS_OK ? rc : mss_sql_transaction(sql, MSS_COMMIT, err);
+    if (rc == MS_OK) {
+        rc = mss_sql_transaction(sql, MSS_COMMIT, err);
+    }
     if (rc != MS_OK) { /* SQLite may have rolled back already */
         mss_sql_rollback(sql);
     }
@@ -236,8 +238,9 @@ static int start_worker(mss_lanes *lanes, mss_lane kind, ms_error *err)
     *w = (worker){.lanes = lanes, .kind = kind};
     int rc = mss_sql_open(lanes->settings->database_path, kind == MSS_LANE_WRITE ? MSS_SQL_WRITE : MSS_SQL_READ, &w->sql,
                           err);
-    rc = rc != MS_OK ? rc
-                     : ms__thread_start(&w->thread, names[kind], kind == MSS_LANE_WRITE ? run_writes : run_others, w, err);
+    if (rc == MS_OK) {
+        rc = ms__thread_start(&w->thread, names[kind], kind == MSS_LANE_WRITE ? run_writes : run_others, w, err);
+    }
     if (rc != MS_OK) {
         mss_sql_close(w->sql);
         return rc;

@@ -381,9 +381,15 @@ int mss_server_start(const mss_settings *settings, mss_server **out, ms_error *e
     server->settings = *settings;
     snprintf(server->url, sizeof server->url, "%s", settings->public_url != NULL ? settings->public_url : "");
     int rc = mss_limits_new(settings->limit_scale_percent, &server->limits, err);
-    rc = rc != MS_OK ? rc : mss_live_open(&server->live, err);
-    rc = rc != MS_OK ? rc : mss_lanes_open(&server->settings, answered, &server->lanes, err);
-    rc = rc != MS_OK ? rc : listen_on(server, err);
+    if (rc == MS_OK) {
+        rc = mss_live_open(&server->live, err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_lanes_open(&server->settings, answered, &server->lanes, err);
+    }
+    if (rc == MS_OK) {
+        rc = listen_on(server, err);
+    }
     if (rc != MS_OK) {
         mss_server_stop(server);
         return rc;

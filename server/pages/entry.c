@@ -32,8 +32,7 @@ static int find_account(mss_request *r, const char *email, mss_id *account, char
     bool has = false;
     *account = (mss_id){""};
     hash[0] = '\0';
-    int rc = mss_sql_query(r->sql, MSS_ACCOUNT_BY_EMAIL, MSS_WITH(MSS_TEXT(email)), &rows, err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    int rc = mss_sql_first(r->sql, MSS_ACCOUNT_BY_EMAIL, MSS_WITH(MSS_TEXT(email)), &rows, &has, err);
     if (rc == MS_OK && has) {
         mss_rows_copy(&rows, 0, account->text, sizeof account->text);
         mss_rows_copy(&rows, 1, hash, MSS_PASSWORD_HASH_BYTES);
@@ -86,8 +85,12 @@ static int start_session(mss_request *r, const mss_id *account, const char *verb
     int rc = r->who.kind == MSS_PERSON ? mss_sql_run(r->sql, MSS_SESSION_DELETE, MSS_WITH(MSS_HASH(&r->who.session)), NULL, err)
                                        : MS_OK;
     r->who.account = *account;
-    rc = rc != MS_OK ? rc : mss_session_start(r->sql, account, secret, err);
-    rc = rc != MS_OK ? rc : mss_api_audit(r, verb, account->text, err);
+    if (rc == MS_OK) {
+        rc = mss_session_start(r->sql, account, secret, err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_api_audit(r, verb, account->text, err);
+    }
     if (rc == MS_OK) {
         mss_page_set_cookie(r, secret);
     }
@@ -127,8 +130,7 @@ static int find_invitation(mss_request *r, invitation *found, ms_error *err)
     bool has = false;
     mss_hash hash = mss_hash_of(r->parameters[0], strlen(r->parameters[0]));
     *found = (invitation){0};
-    int rc = mss_sql_query(r->sql, MSS_INVITATION_FIND, MSS_WITH(MSS_HASH(&hash), MSS_INT(mss_now_ms())), &rows, err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    int rc = mss_sql_first(r->sql, MSS_INVITATION_FIND, MSS_WITH(MSS_HASH(&hash), MSS_INT(mss_now_ms())), &rows, &has, err);
     if (rc == MS_OK && has) {
         mss_rows_copy(&rows, 0, found->id.text, sizeof found->id.text);
         mss_rows_copy(&rows, 1, found->team.text, sizeof found->team.text);
@@ -296,8 +298,7 @@ static int check_password(mss_request *r)
     if (status != 0) {
         return status;
     }
-    int rc = mss_sql_query(r->sql, MSS_ACCOUNT_PASSWORD, MSS_WITH(MSS_TEXT(r->who.account.text)), &rows, &err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, &err);
+    int rc = mss_sql_first(r->sql, MSS_ACCOUNT_PASSWORD, MSS_WITH(MSS_TEXT(r->who.account.text)), &rows, &has, &err);
     if (rc == MS_OK && has) {
         mss_rows_copy(&rows, 0, hash, sizeof hash);
     }
@@ -334,8 +335,12 @@ int mss_page_password_sent(mss_request *r)
     mss_id account = r->who.account;
     int rc = mss_sql_run(r->sql, MSS_ACCOUNT_SET_PASSWORD, MSS_WITH(MSS_TEXT(r->password_hash), MSS_TEXT(account.text)), NULL,
                          &err);
-    rc = rc != MS_OK ? rc : mss_sql_run(r->sql, MSS_SESSION_DELETE_ALL, MSS_WITH(MSS_TEXT(account.text)), NULL, &err);
-    rc = rc != MS_OK ? rc : start_session(r, &account, "password changed", &err);
+    if (rc == MS_OK) {
+        rc = mss_sql_run(r->sql, MSS_SESSION_DELETE_ALL, MSS_WITH(MSS_TEXT(account.text)), NULL, &err);
+    }
+    if (rc == MS_OK) {
+        rc = start_session(r, &account, "password changed", &err);
+    }
     return rc == MS_OK ? mss_answer_redirect(r, "/account") : mss_answer_failure(r, &err);
 }
 

@@ -175,7 +175,9 @@ static int show_team(mss_request *r, const char *link)
     json_object_set_new(page, "title", json_incref(json_object_get(page, "name")));
     json_object_set_new(page, "link", json_string(link));
     int rc = add_list(r, page, "members", MSS_MEMBER_LIST, mss_api_name_role, &err);
-    rc = rc != MS_OK ? rc : add_list(r, page, "invitations", MSS_INVITATION_LIST, mss_api_name_role, &err);
+    if (rc == MS_OK) {
+        rc = add_list(r, page, "invitations", MSS_INVITATION_LIST, mss_api_name_role, &err);
+    }
     if (rc == MS_OK && r->object.role >= MSS_ADMIN) {
         rc = add_list(r, page, "audit", MSS_AUDIT_OF_TEAM, NULL, &err);
     }

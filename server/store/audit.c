@@ -38,8 +38,7 @@ int mss_audit_add(mss_sql *sql, const char *account, const char *team, const cha
     mss_hash before = {{0}};
     bool has = false;
     row r = {1, mss_now_ms(), account, team, verb, object};
-    int rc = mss_sql_query(sql, MSS_AUDIT_LAST, MSS_NONE, &rows, err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    int rc = mss_sql_first(sql, MSS_AUDIT_LAST, MSS_NONE, &rows, &has, err);
     if (rc == MS_OK && has) {
         r.number = mss_rows_int(&rows, 0) + 1;
         read_hash(&rows, 1, &before);

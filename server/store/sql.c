@@ -54,6 +54,19 @@ static int execute(mss_sql *sql, const char *text, const char *doing, ms_error *
 
 /* ---- open, close -------------------------------------------------------------- */
 
+static int set_up(mss_sql *sql, mss_sql_mode mode, const char *path, ms_error *err)
+{
+    sqlite3_busy_timeout(sql->database, BUSY_TIMEOUT_MS);
+    sqlite3_db_config(sql->database, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
+    sqlite3_db_config(sql->database, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
+    /* FULL: a commit waits until the log is on the disk. */
+    int rc = execute(sql,
+                     "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"
+                     "PRAGMA cell_size_check = ON; PRAGMA cache_size = -16000;",
+                     path, err);
+    return rc == MS_OK && mode == MSS_SQL_READ ? execute(sql, "PRAGMA query_only = ON", path, err) : rc;
+}
+
 int mss_sql_open(const char *path, mss_sql_mode mode, mss_sql **out, ms_error *err)
 {
     int flags = mode == MSS_SQL_WRITE ? SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE : SQLITE_OPEN_READWRITE;
@@ -61,23 +74,10 @@ int mss_sql_open(const char *path, mss_sql_mode mode, mss_sql **out, ms_error *e
     if (sql == NULL) {
         return ms_fail(err, MS_ENOMEM, "database: out of memory");
     }
-    int rc = MS_OK;
-    if (sqlite3_open_v2(path, &sql->database, flags | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_NOFOLLOW, NULL) != SQLITE_OK) {
-        rc = ms_fail(err, MS_ESYSTEM, "%s: %s", path,
-                     sql->database != NULL ? sqlite3_errmsg(sql->database) : "out of memory");
-        goto cleanup;
-    }
-    sqlite3_busy_timeout(sql->database, BUSY_TIMEOUT_MS);
-    sqlite3_db_config(sql->database, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
-    sqlite3_db_config(sql->database, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
-    /* FULL: a commit waits until the log is on the disk. */
-    rc = execute(sql, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"
-                      "PRAGMA cell_size_check = ON; PRAGMA cache_size = -16000;",
-                 path, err);
-    if (rc == MS_OK && mode == MSS_SQL_READ) {
-        rc = execute(sql, "PRAGMA query_only = ON", path, err);
-    }
-cleanup:
+    int rc = sqlite3_open_v2(path, &sql->database, flags | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_NOFOLLOW, NULL) == SQLITE_OK
+                 ? set_up(sql, mode, path, err)
+                 : ms_fail(err, MS_ESYSTEM, "%s: %s", path,
+                           sql->database != NULL ? sqlite3_errmsg(sql->database) : "out of memory");
     if (rc != MS_OK) {
         mss_sql_close(sql);
         return rc;
@@ -125,8 +125,12 @@ static int migrate_one(mss_sql *sql, int index, ms_error *err)
         return rc;
     }
     rc = execute(sql, migrations[index], "migration", err);
-    rc = rc != MS_OK ? rc : execute(sql, version, "migration", err);
-    rc = rc != MS_OK ? rc : execute(sql, "COMMIT", "migration", err);
+    if (rc == MS_OK) {
+        rc = execute(sql, version, "migration", err);
+    }
+    if (rc == MS_OK) {
+        rc = execute(sql, "COMMIT", "migration", err);
+    }
     if (rc != MS_OK) {
         mss_sql_rollback(sql);
     }
@@ -139,7 +143,9 @@ int mss_sql_migrate_to(mss_sql *sql, int wanted, ms_error *err)
     int rc = execute(sql, "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL);"
                           "INSERT INTO schema_version SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM schema_version);",
                      "the schema's version", err);
-    rc = rc != MS_OK ? rc : schema_version(sql, &version, err);
+    if (rc == MS_OK) {
+        rc = schema_version(sql, &version, err);
+    }
     if (rc == MS_OK && version > mss_sql_newest_version()) {
         rc = ms_fail(err, MS_EVERSION, "the database's schema is %d, this program knows up to %d", version,
                      mss_sql_newest_version());
@@ -215,6 +221,14 @@ int mss_rows_next(mss_rows *rows, bool *has, ms_error *err)
     return MS_OK;
 }
 
+int mss_sql_first(mss_sql *sql, mss_statement statement, const mss_value *values, size_t count, mss_rows *rows,
+                  bool *has, ms_error *err)
+{
+    *has = false;
+    int rc = mss_sql_query(sql, statement, values, count, rows, err);
+    return rc == MS_OK ? mss_rows_next(rows, has, err) : rc;
+}
+
 void mss_rows_end(mss_rows *rows)
 {
     if (rows->is_open) {
@@ -245,8 +259,7 @@ int mss_sql_number(mss_sql *sql, mss_statement statement, const mss_value *value
 {
     mss_rows rows;
     bool has = false;
-    int rc = mss_sql_query(sql, statement, values, count, &rows, err);
-    rc = rc != MS_OK ? rc : mss_rows_next(&rows, &has, err);
+    int rc = mss_sql_first(sql, statement, values, count, &rows, &has, err);
     if (rc == MS_OK) {
         *number = has ? mss_rows_int(&rows, 0) : 0;
     }
@@ -433,5 +446,5 @@ static int check_one(mss_sql *sql, const char *text, ms_error *err)
 int mss_sql_check(mss_sql *sql, ms_error *err)
 {
     int rc = check_one(sql, "PRAGMA integrity_check", err);
-    return rc != MS_OK ? rc : check_one(sql, "PRAGMA foreign_key_check", err);
+    return rc == MS_OK ? check_one(sql, "PRAGMA foreign_key_check", err) : rc;
 }

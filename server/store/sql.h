@@ -68,6 +68,9 @@ MS_NODISCARD int mss_sql_query(mss_sql *sql, mss_statement statement, const mss_
 /* The next row: `*has` says if there is one. */
 MS_NODISCARD int mss_rows_next(mss_rows *rows, bool *has, ms_error *err);
 void mss_rows_end(mss_rows *rows);
+/* Both: for statements of one row at most. `*has` is written in any case. */
+MS_NODISCARD int mss_sql_first(mss_sql *sql, mss_statement statement, const mss_value *values, size_t count,
+                               mss_rows *rows, bool *has, ms_error *err);
 
 /* Of the current row; what is null is 0 or "". A text lives until the next row. */
 int64_t mss_rows_int(const mss_rows *rows, int column);

@@ -24,7 +24,9 @@ static const enum merge merges[MSS_STEP_COLUMNS] = {
 static int read_step(const ms__json_at *item, uint64_t least_number, mss_step *step)
 {
     int rc = ms__json_only(item, names, MSS_STEP_COLUMNS);
-    rc = rc != MS_OK ? rc : ms__json_u64(item, names[0], least_number, MSS_STEP_VALUE_MOST, &step->value[0]);
+    if (rc == MS_OK) {
+        rc = ms__json_u64(item, names[0], least_number, MSS_STEP_VALUE_MOST, &step->value[0]);
+    }
     for (int i = 1; rc == MS_OK && i < MSS_STEP_COLUMNS; i++) {
         rc = ms__json_u64_or(item, names[i], 0, MSS_STEP_VALUE_MOST, UINT64_MAX, &step->value[i]);
     }
@@ -46,7 +48,9 @@ int mss_steps_read(const ms__json_at *object, const char *name, mss_steps *steps
     for (size_t i = 0; i < count; i++) {
         mss_step *step = MS__ARRAY_PUSH(steps);
         rc = step == NULL ? MS_ENOMEM : ms__json_item_object(&array, i, &item);
-        rc = rc != MS_OK ? rc : read_step(&item, least, step);
+        if (rc == MS_OK) {
+            rc = read_step(&item, least, step);
+        }
         if (rc != MS_OK) {
             return rc;
         }

@@ -123,7 +123,7 @@ def test_what_can_not_be_planned_is_told(program: Client) -> None:
     for bad, part in (
         ({**good, "graph": {}}, "graph"),
         ({**good, "hardware": {"version": 99}}, "hardware"),
-        ({**good, "config": {"mode": "reckless"}}, "mode"),
+        ({**good, "config": {"version": 1, "mode": "reckless"}}, "mode"),
         ({"graph": good["graph"]}, "hardware"),
         ({**good, "extra": 1}, "extra"),
     ):
@@ -132,7 +132,7 @@ def test_what_can_not_be_planned_is_told(program: Client) -> None:
 
 
 def test_a_budget_that_nothing_fits_names_the_smallest(program: Client) -> None:
-    config = {"memory_budget_gb": 0.000001}
+    config = {"version": 1, "memory_budget_gb": 0.000001}
     answer = program.send("POST", "/api/v1/plans", {**documents(), "config": config})
     assert answer.status == 422, answer.text
     assert "smallest" in answer.json["detail"]

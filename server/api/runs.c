@@ -383,6 +383,9 @@ static int insert_batch(mss_request *r, uint64_t sequence, const mss_steps *step
 /* Viewers get the new points; a long batch as a sign to ask. */
 static void tell_viewers(mss_request *r, uint64_t sequence, mss_steps *steps)
 {
+    if (!mss_server_is_watched(r->server)) {
+        return;
+    }
     mss_steps_thin(steps, 200);
     json_t *event = json_pack("{s:I, s:o}", "sequence", (json_int_t)sequence, "columns", mss_steps_json(steps));
     r->answer.event = event != NULL ? ms__json_text(event, true) : NULL;
@@ -425,7 +428,7 @@ static int append(mss_request *r, uint64_t sequence, mss_steps *steps)
 
 int mss_api_run_append(mss_request *r)
 {
-    static const char *const members[] = {"sequence", "steps"};
+    static const char *const members[] = {"sequence", "columns"};
     ms_error err = {0};
     mss_steps steps = {0};
     uint64_t sequence = 0;
@@ -435,7 +438,7 @@ int mss_api_run_append(mss_request *r)
         rc = ms__json_u64(&body, "sequence", 1, MSS_STEP_VALUE_MOST, &sequence);
     }
     if (rc == MS_OK) {
-        rc = mss_steps_read(&body, "steps", &steps);
+        rc = mss_steps_read(&body, "columns", &steps);
     }
     int status = rc == MS_OK ? append(r, sequence, &steps) : mss_api_refuse(r, &err);
     MS__ARRAY_FREE(&steps);

@@ -1,6 +1,6 @@
 /*
  * Telemetry events, taken from anyone: checked against docs/formats/telemetry.schema.json itself, which is
- * built in. The day is stored, and no address, time of day or account.
+ * built in, with the technique.schema.json that it refers to. The day is stored, and no address, time of day or account.
  */
 #include <regex.h>
 #include <string.h>
@@ -57,7 +57,7 @@ static bool is_allowed(const json_t *document, const json_t *schema, const json_
     const char *type = json_string_value(json_object_get(schema, "type"));
     const json_t *constant = json_object_get(schema, "const"), *words = json_object_get(schema, "enum");
     if (reference != NULL) {
-        const char *name = strrchr(reference, '/') + 1;
+        const char *slash = strrchr(reference, '/'), *name = slash != NULL ? slash + 1 : reference;
         return is_allowed(document, json_object_get(json_object_get(document, "$defs"), name), value);
     }
     if (constant != NULL) {
@@ -109,10 +109,27 @@ static int store_event(mss_request *r)
     return rc == MS_OK ? mss_answer_empty(r) : mss_answer_failure(r, &err);
 }
 
+static json_t *load(const char *name)
+{
+    const mss_asset *file = mss_asset_find(name);
+    return json_loadb((const char *)file->bytes, file->size, 0, NULL);
+}
+
+/* The schema; the one of another file that it refers to stands among its definitions. */
+static json_t *load_schema(void)
+{
+    static const char other[] = "technique.schema.json";
+    json_t *document = load("telemetry.schema.json");
+    if (document == NULL || json_object_set_new(json_object_get(document, "$defs"), other, load(other)) != 0) {
+        json_decref(document);
+        return NULL;
+    }
+    return document;
+}
+
 int mss_api_telemetry(mss_request *r)
 {
-    const mss_asset *schema = mss_asset_find("telemetry.schema.json");
-    json_t *document = json_loadb((const char *)schema->bytes, schema->size, 0, NULL);
+    json_t *document = load_schema();
     if (document == NULL) {
         return mss_answer_failure(r, &(ms_error){.code = MS_ENOMEM, .text = "telemetry: out of memory"});
     }

@@ -163,6 +163,9 @@ typedef struct mss_server_numbers {
 } mss_server_numbers;
 void mss_server_count(mss_server *server, mss_server_numbers *numbers);
 
+/* Whether anyone watches any run: else nothing need be put together for them. */
+bool mss_server_is_watched(mss_server *server);
+
 /* Has the write lane note that this token was used. Never waits, and may forget it. */
 void mss_server_touch(mss_server *server, const mss_id *token);
 

@@ -64,6 +64,11 @@ void mss_server_touch(mss_server *server, const mss_id *token)
     mss_lanes_touch(server->lanes, token);
 }
 
+bool mss_server_is_watched(mss_server *server)
+{
+    return mss_live_count(server->live) > 0;
+}
+
 void mss_server_count(mss_server *server, mss_server_numbers *numbers)
 {
     *numbers = (mss_server_numbers){.viewers = mss_live_count(server->live), .busy_ns = atomic_load(&server->busy_ns)};

@@ -21,42 +21,82 @@ static const enum merge merges[MSS_STEP_COLUMNS] = {
 
 /* ---- JSON in ------------------------------------------------------------------ */
 
-static int read_step(const ms__json_at *item, uint64_t least_number, mss_step *step)
+static int read_value(const ms__json_at *column, size_t index, uint64_t *value)
 {
-    int rc = ms__json_only(item, names, MSS_STEP_COLUMNS);
-    if (rc == MS_OK) {
-        rc = ms__json_u64(item, names[0], least_number, MSS_STEP_VALUE_MOST, &step->value[0]);
+    const json_t *item = json_array_get(column->value, index);
+    if (json_is_null(item)) {
+        *value = UINT64_MAX;
+        return MS_OK;
     }
-    for (int i = 1; rc == MS_OK && i < MSS_STEP_COLUMNS; i++) {
-        rc = ms__json_u64_or(item, names[i], 0, MSS_STEP_VALUE_MOST, UINT64_MAX, &step->value[i]);
+    *value = json_is_integer(item) ? (uint64_t)json_integer_value(item) : UINT64_MAX;
+    return *value <= MSS_STEP_VALUE_MOST ? MS_OK
+                                         : ms__json_fail(column, MS_EFORMAT, "item %zu: expected null or 0 to 2^62", index);
+}
+
+/* A column that is missing is known of no step. */
+static int read_column(const ms__json_at *columns, int which, mss_steps *steps)
+{
+    ms__json_at column;
+    if (!ms__json_has(columns, names[which])) {
+        return MS_OK;
+    }
+    int rc = ms__json_array(columns, names[which], &column);
+    if (rc == MS_OK && ms__json_count(&column) != steps->count) {
+        rc = ms__json_fail(&column, MS_EFORMAT, "expected as many items as \"step\" has, %zu", steps->count);
+    }
+    for (size_t i = 0; rc == MS_OK && i < steps->count; i++) {
+        rc = read_value(&column, i, &steps->items[i].value[which]);
     }
     return rc;
 }
 
-int mss_steps_read(const ms__json_at *object, const char *name, mss_steps *steps)
+static int check_numbers(const ms__json_at *columns, const mss_steps *steps)
 {
-    ms__json_at array, item;
-    int rc = ms__json_array(object, name, &array);
+    uint64_t before = 0;
+    for (size_t i = 0; i < steps->count; i++) {
+        uint64_t number = steps->items[i].value[MSS_STEP_NUMBER];
+        if (number == UINT64_MAX || number <= before) {
+            return ms__json_fail(columns, MS_EFORMAT, "\"step\" must rise from 1 on: item %zu does not", i);
+        }
+        before = number;
+    }
+    return MS_OK;
+}
+
+/* So many steps of which nothing is known. */
+static int begin_steps(const ms__json_at *columns, mss_steps *steps)
+{
+    ms__json_at numbers;
+    int rc = ms__json_array(columns, names[MSS_STEP_NUMBER], &numbers);
     if (rc != MS_OK) {
         return rc;
     }
-    size_t count = ms__json_count(&array);
+    size_t count = ms__json_count(&numbers);
     if (count < 1 || count > MSS_BATCH_STEPS_MOST) {
-        return ms__json_fail(&array, MS_EFORMAT, "expected 1 to %d steps", MSS_BATCH_STEPS_MOST);
+        return ms__json_fail(&numbers, MS_EFORMAT, "expected 1 to %d steps", MSS_BATCH_STEPS_MOST);
     }
-    uint64_t least = 1;
-    for (size_t i = 0; i < count; i++) {
-        mss_step *step = MS__ARRAY_PUSH(steps);
-        rc = step == NULL ? MS_ENOMEM : ms__json_item_object(&array, i, &item);
-        if (rc == MS_OK) {
-            rc = read_step(&item, least, step);
-        }
-        if (rc != MS_OK) {
-            return rc;
-        }
-        least = step->value[MSS_STEP_NUMBER] + 1;
+    if (MS__ARRAY_RESERVE(steps, count) != MS_OK) {
+        return ms__json_fail(&numbers, MS_ENOMEM, "out of memory for %zu steps", count);
     }
+    memset(steps->items, 0xff, count * sizeof *steps->items);
+    steps->count = count;
     return MS_OK;
+}
+
+int mss_steps_read(const ms__json_at *object, const char *name, mss_steps *steps)
+{
+    ms__json_at columns;
+    int rc = ms__json_object(object, name, &columns);
+    if (rc == MS_OK) {
+        rc = ms__json_only(&columns, names, MSS_STEP_COLUMNS);
+    }
+    if (rc == MS_OK) {
+        rc = begin_steps(&columns, steps);
+    }
+    for (int column = 0; rc == MS_OK && column < MSS_STEP_COLUMNS; column++) {
+        rc = read_column(&columns, column, steps);
+    }
+    return rc == MS_OK ? check_numbers(&columns, steps) : rc;
 }
 
 /* ---- the stored form ------------------------------------------------------------ */

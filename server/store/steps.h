@@ -42,8 +42,8 @@ typedef struct mss_step {
 
 typedef MS__ARRAY(mss_step) mss_steps;
 
-/* Reads the array `name` of `object`: 1 to MSS_BATCH_STEPS_MOST steps whose numbers rise, no other members
- * than the table's. MS_EFORMAT, MS_ENOMEM. */
+/* Reads the object `name` of `object`: {"step": [...], "step_ns": [...], ...}, columns of equal length. "step" is
+ * needed, its 1 to MSS_BATCH_STEPS_MOST numbers rise; null is a value that is not known. MS_EFORMAT, MS_ENOMEM. */
 MS_NODISCARD int mss_steps_read(const ms__json_at *object, const char *name, mss_steps *steps);
 
 /* The stored form, to be freed with ms_free(). MS_ENOMEM. */

@@ -94,11 +94,13 @@ class Server:
         self._reader.join(PATIENCE_S)
         self.process.stdout.close()  # type: ignore[union-attr]
         self.process.stderr.close()  # type: ignore[union-attr]
+        if status != -how and status != 0:
+            raise AssertionError(f"the server ended with {status}: " + "".join(self.log_lines[-60:]))
         return status
 
     def log(self) -> list[dict[str, Any]]:
         """The lines of the log so far."""
-        return [json.loads(line) for line in list(self.log_lines)]
+        return [json.loads(line) for line in list(self.log_lines) if line.startswith("{")]
 
     def wait_for_log(self, request: str) -> dict[str, Any]:
         """The line of the request with this number."""
@@ -190,7 +192,13 @@ class Client:
         return answer.json["id"]
 
     def append(self, run: str, sequence: int, steps: list[dict[str, Any]]) -> Answer:
-        return self.send("POST", f"/api/v1/runs/{run}/steps", {"sequence": sequence, "steps": steps})
+        """Sends steps, each an object, as the columns of a batch."""
+        names = sorted({name for step in steps for name in step})
+        columns = {name: [step.get(name) for step in steps] for name in names}
+        return self.send_batch(run, sequence, columns)
+
+    def send_batch(self, run: str, sequence: Any, columns: Any) -> Answer:
+        return self.send("POST", f"/api/v1/runs/{run}/steps", {"sequence": sequence, "columns": columns})
 
 
 def steps(first: int, count: int) -> list[dict[str, int]]:

@@ -65,13 +65,14 @@ def test_values_of_any_size_come_back(program: Client, key) -> None:
 def test_what_are_no_steps_is_refused_and_changes_nothing(program: Client, key) -> None:
     run = program.begin_run(key())
     for bad in (
-        [], steps(1, 1001), [{}], [{"step": 0}], [{"step": 1.5}], [{"step": "1"}], [{"step": 1}, {"step": 1}],
-        [{"step": 2}, {"step": 1}], [{"step": 1, "peak_bytes": -1}], [{"step": 1, "peak_bytes": 2**62 + 1}],
-        [{"step": 1, "loss": 3}], [1], "steps",
+        {}, [], "steps", {"step": []}, {"step": list(range(1, 1002))}, {"step": [0]}, {"step": [1.5]}, {"step": ["1"]},
+        {"step": [None]}, {"step": [1, 1]}, {"step": [2, 1]}, {"step": 1}, {"peak_bytes": [1]},
+        {"step": [1], "peak_bytes": [-1]}, {"step": [1], "peak_bytes": [2**62 + 1]}, {"step": [1], "peak_bytes": [True]},
+        {"step": [1, 2], "peak_bytes": [1]}, {"step": [1], "peak_bytes": 1}, {"step": [1], "loss": [3]},
     ):  # fmt: skip
-        assert program.append(run, 1, bad).status == 422, bad
-    assert program.send("POST", f"/api/v1/runs/{run}/steps", {"sequence": 0, "steps": steps(1, 1)}).status == 422
-    assert program.send("POST", f"/api/v1/runs/{run}/steps", {"steps": steps(1, 1)}).status == 422
+        assert program.send_batch(run, 1, bad).status == 422, bad
+    for bad in (0, -1, 1.5, "1", None, 2**63):
+        assert program.send_batch(run, bad, {"step": [1]}).status in (400, 422), bad
     assert program.get(f"/api/v1/runs/{run}").json["last_sequence"] == 0
 
 

@@ -97,7 +97,7 @@ static int read_text(const char *text, mss_steps *steps, ms_error *err)
     ms__json_at root;
     int rc = ms__json_parse(text, strlen(text), "body", &tree, &root, err);
     if (rc == MS_OK) {
-        rc = mss_steps_read(&root, "steps", steps);
+        rc = mss_steps_read(&root, "columns", steps);
         json_decref(tree);
     }
     return rc;
@@ -108,17 +108,22 @@ static void test_steps_are_read_from_json(void **state)
     (void)state;
     mss_steps steps = {0};
     ms_error err;
-    assert_ms_ok(read_text("{\"steps\":[{\"step\":3,\"peak_bytes\":7},{\"step\":5,\"peak_bytes\":null}]}", &steps, &err), err);
+    assert_ms_ok(read_text("{\"columns\":{\"step\":[3,5],\"peak_bytes\":[7,null]}}", &steps, &err), err);
     assert_int_equal(steps.count, 2);
     assert_int_equal(steps.items[0].value[MSS_STEP_PEAK], 7);
     assert_true(steps.items[1].value[MSS_STEP_PEAK] == UINT64_MAX);
+    assert_true(steps.items[1].value[MSS_STEP_NS] == UINT64_MAX);
     MS__ARRAY_FREE(&steps);
-    assert_ms_fails(read_text("{\"steps\":[{\"step\":3},{\"step\":3}]}", &steps, &err), MS_EFORMAT, err, "steps[1].step");
-    MS__ARRAY_FREE(&steps);
-    assert_ms_fails(read_text("{\"steps\":[{\"step\":3,\"loss\":1}]}", &steps, &err), MS_EFORMAT, err, "loss");
-    MS__ARRAY_FREE(&steps);
-    assert_ms_fails(read_text("{\"steps\":[]}", &steps, &err), MS_EFORMAT, err, "1 to 1000");
-    MS__ARRAY_FREE(&steps);
+    static const char *const wrong[][2] = {
+        {"{\"columns\":{\"step\":[3,3]}}", "must rise"},
+        {"{\"columns\":{\"step\":[3],\"loss\":[1]}}", "loss"},
+        {"{\"columns\":{\"step\":[]}}", "1 to 1000"},
+        {"{\"columns\":{\"step\":[1],\"tier_bytes\":[]}}", "$.columns.tier_bytes"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        assert_ms_fails(read_text(wrong[i][0], &steps, &err), MS_EFORMAT, err, wrong[i][1]);
+        MS__ARRAY_FREE(&steps);
+    }
 }
 
 /* Each allocation on the way fails once: an error, and nothing is left. */

@@ -1,0 +1,131 @@
+"""Load on the server, measured by wrk: `python tests/server/load.py [SECONDS]` prints a table. Never a test: speed is measured.
+
+nginx serving a file of the same size as the answer stands beside it in the same run, where nginx is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from server_support import Client, Server, first_team, make_token, sign_up, steps
+
+SECONDS = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+CONNECTIONS = 64
+
+
+def wrk(url: str, script: str, connections: int = CONNECTIONS) -> dict[str, float]:
+    """Requests a second, the 50th and 99th percentile in ms, answers other than 2xx."""
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:
+        file.write(script)
+        file.flush()
+        line = ["wrk", "-t", "1", "-c", str(connections), "-d", f"{SECONDS}s", "--latency", "-s", file.name, url]
+        ran = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert ran.stderr == "", ran.stderr  # of a script that wrk did without
+    text = ran.stdout
+
+    def milliseconds(name: str) -> float:
+        found = re.search(rf"{name}%\s+([\d.]+)(us|ms|s)", text)
+        assert found is not None, text
+        return float(found.group(1)) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[found.group(2)]
+
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
+    wrong = re.search(r"Non-2xx or 3xx responses: (\d+)", text)
+    assert rate is not None, text
+    return {
+        "per_s": float(rate.group(1)),
+        "p50_ms": milliseconds("50"),
+        "p99_ms": milliseconds("99"),
+        "wrong": int(wrong.group(1)) if wrong else 0,
+    }
+
+
+def append_script(token: str, runs: list[str]) -> str:
+    """Each request appends the next 100 steps to one of many runs, in turn: every batch is new and stored."""
+    columns = {name: [step[name] for step in steps(1, 100)] for name in steps(1, 1)[0]}
+    body = json.dumps({**columns, "step": "@"}, separators=(",", ":")).replace('"@"', "%s")
+    names = ",".join(f'"{run}"' for run in runs)
+    return f"""
+local runs, sequence, at = {{{names}}}, {{}}, 0
+local body = [==[{body}]==]
+local headers = {{["Content-Type"] = "application/json", ["Authorization"] = "Bearer {token}"}}
+function request()
+  at = at % #runs + 1
+  local run = runs[at]
+  sequence[run] = (sequence[run] or 0) + 1
+  local first, numbers = sequence[run] * 100, {{}}
+  for i = 0, 99 do numbers[#numbers + 1] = first + i end
+  local text = '{{"sequence":' .. sequence[run] .. ',"columns":' .. string.format(body, "[" .. table.concat(numbers, ",") .. "]") .. '}}'
+  return wrk.format("POST", "/api/v1/runs/" .. run .. "/steps", headers, text)
+end
+"""
+
+
+def get_script(token: str) -> str:
+    return f'wrk.headers["Authorization"] = "Bearer {token}"\n' if token else ""
+
+
+def serve_by_nginx(folder: pathlib.Path, size: int) -> subprocess.Popen | None:
+    """The yardstick: a file of so many bytes on port 8399."""
+    if shutil.which("nginx") is None:
+        return None
+    folder.chmod(0o755)
+    (folder / "file").write_bytes(b"x" * size)
+    (folder / "nginx.conf").write_text(
+        f"daemon off; pid {folder}/pid; error_log {folder}/log; worker_processes 2; events {{}}\n"
+        f"http {{ access_log off; server {{ listen 127.0.0.1:8399; root {folder}; }} }}\n"
+    )
+    process = subprocess.Popen(["nginx", "-c", str(folder / "nginx.conf"), "-e", str(folder / "log")])
+    time.sleep(1)
+    return process
+
+
+def main() -> None:
+    """The table."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        server = Server(folder / "data", "--limits", "1000000")
+        owner = sign_up(server, server.first_key(), "owner")
+        token = make_token(owner, first_team(owner), "runs:write", "runs:read")
+        program = Client(server, token)
+        url = f"http://127.0.0.1:{server.port}"
+        rows: list[tuple[str, dict[str, float]]] = []
+        for connections in (64, 256):
+            # Far more runs than connections, so that no two batches of a run are on their way at the same time.
+            runs = [program.begin_run(f"load-{connections}-{i}") for i in range(16 * connections)]
+            rows.append((f"append 100 steps, {connections} connections", wrk(url, append_script(token, runs), connections)))
+            stored = sum(program.get(f"/api/v1/runs/{run}").json["last_sequence"] for run in runs)
+            assert stored >= rows[-1][1]["per_s"] * SECONDS * 0.9, stored
+        long_run = program.begin_run("long")
+        for sequence in range(1, 101):
+            assert program.append(long_run, sequence, steps(1 + 1000 * (sequence - 1), 1000)).status == 200
+        page = f"/api/v1/runs/{long_run}/steps?points=1000"
+        size = len(program.get(page).body)
+        rows.append(("points of 100,000 steps, 1 connection", wrk(url + page, get_script(token), 1)))
+        rows.append(("one run", wrk(f"{url}/api/v1/runs/{long_run}", get_script(token))))
+        rows.append(("healthz", wrk(url + "/healthz", "")))
+        nginx = serve_by_nginx(folder, size)
+        if nginx is not None:
+            rows.append((f"nginx, a file of {size} bytes, 1 connection", wrk("http://127.0.0.1:8399/file", "", 1)))
+            (folder / "file").write_bytes(b"ok\n")
+            rows.append(("nginx, a file of 3 bytes", wrk("http://127.0.0.1:8399/file", "")))
+            nginx.terminate()
+            nginx.wait()
+        numbers = dict(
+            line.rsplit(" ", 1) for line in owner.get("/metrics").text.splitlines() if not line.startswith("#")
+        )
+        server.stop()
+    print(f"{'':44} {'per s':>9} {'p50 ms':>8} {'p99 ms':>8} {'not 2xx':>8}")
+    for what, row in rows:
+        print(f"{what:44} {row['per_s']:9.0f} {row['p50_ms']:8.2f} {row['p99_ms']:8.2f} {row['wrong']:8.0f}")
+    commits = int(numbers["memscale_server_commits_total"])
+    print(f"{int(numbers['memscale_server_writes_total']) / commits:.1f} writes a commit")
+
+
+main()

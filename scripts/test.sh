@@ -45,6 +45,8 @@ scripts/docs.sh
 say "the wheel"
 scripts/wheel.sh
 
+scripts/test_server.sh
+
 # Trainers that memscale trains under: used by tests alone, so that building and the demo do without them.
 wanted="$(tree_digest scripts/requirements-test.txt) $(python -c 'import sys; print(sys.prefix)')"
 if ! stamp_is test-packages "$wanted"; then

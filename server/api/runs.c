@@ -13,6 +13,8 @@
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
 
 enum { NAME_BYTES = 120, PAGE_MOST = 200, PAGE_USUAL = 50, OUTCOME_COUNT = 4 };
+/* What a run without documents counts for; and how often an append looks at the team's use, which is a sum over its runs. */
+enum { RUN_BYTES = 1000, QUOTA_EVERY = 64 };
 
 static const char *const outcomes[OUTCOME_COUNT] = {"finished", "failed", "infeasible", "stopped"};
 
@@ -150,7 +152,7 @@ static int insert_run(mss_request *r, const new_run *run, const mss_hash *body, 
                  MSS_TEXT(r->idempotency_key), MSS_HASH(body), MSS_TEXT(or_null(run->name)), MSS_TEXT(run->model),
                  MSS_TEXT(or_null(run->machine)), MSS_TEXT(run->versions), MSS_TEXT(run->config), MSS_TEXT(run->plan),
                  MSS_TEXT(or_null(run->graph_digest)), U64_OR_NULL(run->budget_bytes), U64_OR_NULL(run->predicted_peak_bytes),
-                 U64_OR_NULL(run->predicted_step_ns), MSS_INT(mss_now_ms())),
+                 U64_OR_NULL(run->predicted_step_ns), MSS_INT(mss_now_ms()), MSS_INT(RUN_BYTES + r->body_bytes)),
         NULL, err);
 }
 
@@ -167,7 +169,7 @@ static int answer_run(mss_request *r, int status, const char *id)
     return mss_answer_json(r, status, json_pack("{s:s}", "id", id));
 }
 
-/* A run counts as a kilobyte beside its documents, so that empty ones fill the quota too. */
+/* Whether the team's runs take all that they may: their steps, documents and RUN_BYTES each. */
 static int check_quota(mss_request *r, ms_error *err, bool *is_used_up)
 {
     int64_t used;
@@ -414,6 +416,13 @@ static int append(mss_request *r, uint64_t sequence, mss_steps *steps)
     }
     if (!state.is_running) {
         return mss_answer_problem(r, 409, "The run has finished.");
+    }
+    bool is_used_up = false;
+    if (sequence % QUOTA_EVERY == 0 && check_quota(r, &err, &is_used_up) != MS_OK) {
+        return mss_answer_failure(r, &err);
+    }
+    if (is_used_up) {
+        return mss_answer_problem(r, 507, "The team's storage is used up; delete runs.");
     }
     if (steps->items[0].value[0] <= state.last_step) {
         return mss_answer_problem(r, 422, "Steps must rise: %" PRIu64 " was the last one.", state.last_step);

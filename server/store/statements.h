@@ -77,8 +77,8 @@
                     "ON r.project = p.id WHERE p.team = $1 GROUP BY p.id ORDER BY p.name")                           \
     X(RUN_ADD, "INSERT INTO run (id, team, project, account, idempotency_key, request_hash, name, model, machine, "  \
                "versions_json, config_json, plan_json, graph_digest, budget_bytes, predicted_peak_bytes, "           \
-               "predicted_step_ns, started_at) "                                                                     \
-               "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)")                \
+               "predicted_step_ns, started_at, stored_bytes) "                                                       \
+               "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)")           \
     X(RUN_BY_KEY, "SELECT id, request_hash FROM run WHERE team = $1 AND idempotency_key = $2")                       \
     X(RUN_TEAM, "SELECT team FROM run WHERE id = $1")                                                                \
     X(RUN_SHOW, "SELECT " RUN_COLUMNS ", r.graph_digest, r.config_json, r.counters_json " RUN_FROM "WHERE r.id = $1") \

@@ -184,3 +184,10 @@ def test_a_full_disk_is_told_and_nothing_is_lost(data: pathlib.Path) -> None:
         assert Client(again, token).get(f"/api/v1/runs/{run}").json["last_sequence"] == kept + 1
     finally:
         again.stop()
+
+
+def test_the_process_leaves_no_core_and_gains_no_privileges(server: Server) -> None:
+    process = pathlib.Path(f"/proc/{server.process.pid}")
+    core = next(line for line in (process / "limits").read_text().splitlines() if line.startswith("Max core"))
+    assert core.split()[4:6] == ["0", "0"]
+    assert "NoNewPrivs:\t1" in (process / "status").read_text()

@@ -200,6 +200,8 @@ def test_a_team_has_a_quota(data, key) -> None:
         assert program.append(run, 1, steps(1, 100)).status == 200
         answer = program.send("POST", "/api/v1/runs", {"model": "M"}, **{"Idempotency-Key": "two"})
         assert answer.status == 507
+        statuses = [program.append(run, sequence, steps(100 * sequence, 1)).status for sequence in range(2, 70)]
+        assert set(statuses[:62]) == {200} and statuses[62] == 507  # looked at with every 64th batch
         assert owner.send("DELETE", f"/api/v1/runs/{run}").status == 204
         program.begin_run("three")
     finally:

@@ -11,7 +11,8 @@
     X(hardware, "show this machine as plans see it") \
     X(plan, "make and explain the plan for a graph") \
     X(predict, "the memory that a Hugging Face model needs, without torch") \
-    X(doctor, "check what memscale needs or can use here")
+    X(doctor, "check what memscale needs or can use here") \
+    X(dashboard, "show runs from their logs (needs memscale-server)")
 
 /* argv[0] is the command's name. Returns the exit status of the program. */
 #define CLI_DECLARE(name, text) int cmd_##name(int argc, char **argv);

@@ -13,7 +13,12 @@
 /* A token goes before a cookie: who sends one means it. */
 static int identify(mss_request *r, ms_error *err)
 {
+    const mss_id *local = &mss_server_settings(r->server)->local_account;
     r->who = (mss_who){.kind = MSS_ANYONE};
+    if (mss_id_is(local)) {
+        r->who = (mss_who){.kind = MSS_PERSON, .account = *local};
+        return MS_OK;
+    }
     if (r->bearer[0] != '\0') {
         return mss_identify_token(r->sql, r->bearer, &r->who, err);
     }
@@ -29,6 +34,9 @@ static int check_forgery(mss_request *r)
 {
     if (r->method == MSS_GET || r->who.kind == MSS_PROGRAM) {
         return 0;
+    }
+    if (mss_id_is(&mss_server_settings(r->server)->local_account)) {
+        return mss_answer_problem(r, 403, "This dashboard only shows.");
     }
     if (r->is_cross_site) {
         return mss_answer_problem(r, 403, "This was asked for by another site.");

@@ -16,6 +16,7 @@
 #include "auth/identity.h"
 #include "base/json.h"
 #include "dispatch.h"
+#include "local/local.h"
 #include "log/log.h"
 #include "pages/pages.h"
 #include "routes.h"
@@ -31,6 +32,7 @@ static const char help[] =
     "       memscale-server backup --data DIR FILE\n"
     "       memscale-server restore --check FILE\n"
     "       memscale-server restore --data DIR FILE\n"
+    "       memscale-server dashboard [FOLDER] [--port N]\n"
     "       memscale-server routes\n"
     "\n"
     "Keeps the runs of memscale's users in one file and shows them. The first start prints a\n"
@@ -46,6 +48,8 @@ static const char help[] =
     "  backup FILE           a consistent copy, while the server runs\n"
     "  restore --check FILE  whether a copy is whole: pages, references, schema, audit\n"
     "  restore FILE          puts a copy, once checked, into a directory without a database\n"
+    "  dashboard [FOLDER]    shows the runs whose logs (log_file) are below the folder, the\n"
+    "                        present one if none is given, on this machine only\n"
     "  routes                the table of routes, as JSON\n";
 
 typedef struct command_line {
@@ -208,6 +212,70 @@ static void block_signals(void)
     signal(SIGPIPE, SIG_IGN);
 }
 
+/* What every server here is made of. */
+static void complete(mss_settings *settings, const char *database)
+{
+    settings->database_path = database;
+    settings->routes = mss_routes(&settings->route_count);
+    settings->problem_page = mss_page_problem;
+    settings->dispatch = mss_dispatch;
+}
+
+static void remove_database(const char *directory, const char *database)
+{
+    static const char *const endings[] = {"", "-wal", "-shm"};
+    char path[PATH_BYTES + 8];
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
+        snprintf(path, sizeof path, "%s%s", database, endings[i]);
+        (void)unlink(path);
+    }
+    (void)rmdir(directory);
+}
+
+/* Serves what a thread reads from logs; the database is a cache that ends with the process. */
+static int show_dashboard(command_line *line, const char *database, ms_error *err)
+{
+    mss_server *server = NULL;
+    mss_local *local = NULL;
+    int rc = mss_local_prepare(database, &line->settings.local_account, err);
+    complete(&line->settings, database);
+    if (rc == MS_OK) {
+        rc = mss_server_start(&line->settings, &server, err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_local_start(line->file != NULL ? line->file : ".", database, server, &local, err);
+    }
+    if (rc == MS_OK) {
+        printf("The runs of %s are on %s\n", line->file != NULL ? line->file : "this folder", mss_server_url(server));
+        (void)fflush(stdout);
+        (void)wait_for_signal();
+    }
+    mss_local_stop(local);
+    mss_server_stop(server);
+    return rc;
+}
+
+static int dashboard(command_line *line)
+{
+    ms_error err;
+    char directory[PATH_BYTES], path[PATH_BYTES];
+    const char *temporary = getenv("TMPDIR");
+    close_process();
+    block_signals();
+    line->settings.listen_address = "127.0.0.1";
+    snprintf(directory, sizeof directory, "%s/memscale-dashboard-XXXXXX", temporary != NULL ? temporary : "/tmp");
+    if (mkdtemp(directory) == NULL) {
+        (void)ms_fail_errno(&err, MS_ESYSTEM, errno, "%s", directory);
+        return fail(&err);
+    }
+    int rc = database_path(directory, path, &err);
+    if (rc == MS_OK) {
+        rc = show_dashboard(line, path, &err);
+    }
+    remove_database(directory, path);
+    return rc == MS_OK ? EXIT_SUCCESS : fail(&err);
+}
+
 static int serve(command_line *line)
 {
     ms_error err;
@@ -222,10 +290,7 @@ static int serve(command_line *line)
     if (rc == MS_OK) {
         rc = prepare_database(path, secret, &err);
     }
-    line->settings.database_path = path;
-    line->settings.routes = mss_routes(&line->settings.route_count);
-    line->settings.problem_page = mss_page_problem;
-    line->settings.dispatch = mss_dispatch;
+    complete(&line->settings, path);
     if (rc == MS_OK) {
         rc = mss_server_start(&line->settings, &server, &err);
     }
@@ -302,6 +367,18 @@ static const struct option options[] = {
     {NULL, 0, NULL, 0},
 };
 
+/* A file, and a directory with a database, where the command is about one. */
+static int check_command_line(const command_line *line)
+{
+    bool is_serving = line->command == NULL, is_dashboard = !is_serving && strcmp(line->command, "dashboard") == 0;
+    bool is_routes = !is_serving && strcmp(line->command, "routes") == 0;
+    if (!is_dashboard && (line->file == NULL) != (is_serving || is_routes)) {
+        return usage(line->file != NULL ? line->file : "FILE", line->file != NULL ? " is one argument too many" : " is missing");
+    }
+    bool needs_data = !is_dashboard && !is_routes && !line->is_check;
+    return needs_data && line->data == NULL ? usage("--data DIR", " is missing") : 0;
+}
+
 /* 0, or the status to exit with. */
 static int read_command_line(int argc, char **argv, command_line *line)
 {
@@ -318,11 +395,10 @@ static int read_command_line(int argc, char **argv, command_line *line)
         }
     }
     line->file = optind < argc ? argv[optind++] : NULL;
-    if (optind < argc || ((line->file != NULL) != (line->command != NULL && strcmp(line->command, "routes") != 0))) {
-        return usage(optind < argc ? argv[optind] : "a file", " is not expected here, or missing");
+    if (optind < argc) {
+        return usage(argv[optind], " is one argument too many");
     }
-    bool needs_data = !line->is_check && (line->command == NULL || strcmp(line->command, "routes") != 0);
-    return needs_data && line->data == NULL ? usage("--data DIR", " is missing") : 0;
+    return check_command_line(line);
 }
 
 static int print_routes(void)
@@ -340,6 +416,9 @@ static int run(command_line *line)
     }
     if (strcmp(line->command, "backup") == 0) {
         return backup(line);
+    }
+    if (strcmp(line->command, "dashboard") == 0) {
+        return dashboard(line);
     }
     if (strcmp(line->command, "restore") == 0) {
         return restore(line);

@@ -137,8 +137,6 @@ static const char *or_null(const char *text)
     return text[0] != '\0' ? text : NULL;
 }
 
-#define U64_OR_NULL(value) {(value) == UINT64_MAX ? MSS_IS_NULL : MSS_IS_INT, (int64_t)(value), NULL, 0}
-
 static int insert_run(mss_request *r, const new_run *run, const mss_hash *body, ms_error *err)
 {
     mss_id project;
@@ -151,8 +149,8 @@ static int insert_run(mss_request *r, const new_run *run, const mss_hash *body, 
         MSS_WITH(MSS_TEXT(run->id.text), MSS_TEXT(r->object.team.text), MSS_TEXT(project.text), MSS_TEXT(r->who.account.text),
                  MSS_TEXT(r->idempotency_key), MSS_HASH(body), MSS_TEXT(or_null(run->name)), MSS_TEXT(run->model),
                  MSS_TEXT(or_null(run->machine)), MSS_TEXT(run->versions), MSS_TEXT(run->config), MSS_TEXT(run->plan),
-                 MSS_TEXT(or_null(run->graph_digest)), U64_OR_NULL(run->budget_bytes), U64_OR_NULL(run->predicted_peak_bytes),
-                 U64_OR_NULL(run->predicted_step_ns), MSS_INT(mss_now_ms()), MSS_INT(RUN_BYTES + r->body_bytes)),
+                 MSS_TEXT(or_null(run->graph_digest)), MSS_U64_OR_NULL(run->budget_bytes), MSS_U64_OR_NULL(run->predicted_peak_bytes),
+                 MSS_U64_OR_NULL(run->predicted_step_ns), MSS_INT(mss_now_ms()), MSS_INT(RUN_BYTES + r->body_bytes)),
         NULL, err);
 }
 
@@ -337,51 +335,6 @@ static int read_state(mss_request *r, run_state *state, ms_error *err)
     return rc;
 }
 
-/* What the steps change in their run's row. */
-typedef struct summary {
-    uint64_t sum_ns, peak, budget, predicted_peak, predicted_ns; /* UINT64_MAX: no step says */
-} summary;
-
-static summary summarize(const mss_steps *steps)
-{
-    summary s = {0, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
-    for (size_t i = 0; i < steps->count; i++) {
-        const uint64_t *v = steps->items[i].value;
-        s.sum_ns = v[MSS_STEP_NS] == UINT64_MAX ? s.sum_ns : ms__add_sat(s.sum_ns, v[MSS_STEP_NS]);
-        if (v[MSS_STEP_PEAK] != UINT64_MAX) {
-            s.peak = s.peak == UINT64_MAX ? v[MSS_STEP_PEAK] : ms__max_u64(s.peak, v[MSS_STEP_PEAK]);
-        }
-        s.budget = v[MSS_STEP_BUDGET] != UINT64_MAX ? v[MSS_STEP_BUDGET] : s.budget;
-        s.predicted_peak = v[MSS_STEP_PREDICTED_PEAK] != UINT64_MAX ? v[MSS_STEP_PREDICTED_PEAK] : s.predicted_peak;
-        s.predicted_ns = v[MSS_STEP_PREDICTED_NS] != UINT64_MAX ? v[MSS_STEP_PREDICTED_NS] : s.predicted_ns;
-    }
-    s.sum_ns = ms__min_u64(s.sum_ns, MSS_STEP_VALUE_MOST >> 16);
-    return s;
-}
-
-static int insert_batch(mss_request *r, uint64_t sequence, const mss_steps *steps, ms_error *err)
-{
-    unsigned char *data = NULL;
-    size_t bytes = 0;
-    summary s = summarize(steps);
-    uint64_t first = steps->items[0].value[0], last = steps->items[steps->count - 1].value[0];
-    int rc = mss_steps_pack(steps, &data, &bytes, err);
-    if (rc == MS_OK) {
-        rc = mss_sql_run(r->sql, MSS_BATCH_ADD, MSS_WITH(MSS_TEXT(r->parameters[0]), MSS_INT(sequence), MSS_INT(first),
-                                                         MSS_INT(last), MSS_INT(steps->count), MSS_BLOB(data, bytes)),
-                         NULL, err);
-    }
-    if (rc == MS_OK) {
-        rc = mss_sql_run(r->sql, MSS_RUN_APPENDED, MSS_WITH(MSS_INT(sequence), MSS_INT(last), MSS_INT(steps->count),
-                                                            MSS_INT(s.sum_ns), U64_OR_NULL(s.peak),
-                                                            U64_OR_NULL(s.budget), U64_OR_NULL(s.predicted_peak),
-                                                            U64_OR_NULL(s.predicted_ns), MSS_INT(bytes),
-                                                            MSS_TEXT(r->parameters[0])), NULL, err);
-    }
-    ms_free(data);
-    return rc;
-}
-
 /* Viewers get the new points; a long batch as a sign to ask. */
 static void tell_viewers(mss_request *r, uint64_t sequence, mss_steps *steps)
 {
@@ -427,7 +380,7 @@ static int append(mss_request *r, uint64_t sequence, mss_steps *steps)
     if (steps->items[0].value[0] <= state.last_step) {
         return mss_answer_problem(r, 422, "Steps must rise: %" PRIu64 " was the last one.", state.last_step);
     }
-    rc = insert_batch(r, sequence, steps, &err);
+    rc = mss_run_append(r->sql, r->parameters[0], sequence, steps, &err);
     if (rc != MS_OK) {
         return mss_answer_failure(r, &err);
     }

@@ -53,7 +53,7 @@
     if (event.finished) return location.reload();
     if (event.sequence <= sequence) return;
     // A gap, or more points than are drawn: what is there is thinned by the server.
-    if (event.sequence !== sequence + 1 || columns.step.length > 2 * points) return load();
+    if (!event.columns || event.sequence !== sequence + 1 || columns.step.length > 2 * points) return load();
     sequence = event.sequence;
     for (const name of names) columns[name].push(...event.columns[name]);
     draw();

@@ -135,6 +135,7 @@ typedef struct mss_settings {
     const char *trusted_proxy;  /* numeric address whose X-Forwarded-For is believed, or NULL */
     uint32_t limit_scale_percent;
     uint64_t team_quota_bytes;
+    mss_id local_account;       /* of a dashboard for one: everyone who reaches it is this, and may only look */
     const mss_route *routes;
     size_t route_count;
     mss_problem_page problem_page;
@@ -165,6 +166,9 @@ void mss_server_count(mss_server *server, mss_server_numbers *numbers);
 
 /* Whether anyone watches any run: else nothing need be put together for them. */
 bool mss_server_is_watched(mss_server *server);
+
+/* Tells the viewers of a run: one line of JSON. */
+void mss_server_tell(mss_server *server, const mss_id *run, const char *data);
 
 /* Has the write lane note that this token was used. Never waits, and may forget it. */
 void mss_server_touch(mss_server *server, const mss_id *token);

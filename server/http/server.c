@@ -64,6 +64,11 @@ void mss_server_touch(mss_server *server, const mss_id *token)
     mss_lanes_touch(server->lanes, token);
 }
 
+void mss_server_tell(mss_server *server, const mss_id *run, const char *data)
+{
+    mss_live_tell(server->live, run, data);
+}
+
 bool mss_server_is_watched(mss_server *server)
 {
     return mss_live_count(server->live) > 0;

@@ -200,6 +200,54 @@ int mss_steps_load(mss_sql *sql, const char *run, uint64_t after, mss_steps *ste
     return rc;
 }
 
+/* ---- a batch in the database -------------------------------------------------------- */
+
+/* What the steps change in their run's row. */
+typedef struct summary {
+    uint64_t sum_ns, peak, budget, predicted_peak, predicted_ns; /* UINT64_MAX: no step says */
+} summary;
+
+static summary summarize(const mss_steps *steps)
+{
+    summary s = {0, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    for (size_t i = 0; i < steps->count; i++) {
+        const uint64_t *v = steps->items[i].value;
+        s.sum_ns = v[MSS_STEP_NS] == UINT64_MAX ? s.sum_ns : ms__add_sat(s.sum_ns, v[MSS_STEP_NS]);
+        if (v[MSS_STEP_PEAK] != UINT64_MAX) {
+            s.peak = s.peak == UINT64_MAX ? v[MSS_STEP_PEAK] : ms__max_u64(s.peak, v[MSS_STEP_PEAK]);
+        }
+        s.budget = v[MSS_STEP_BUDGET] != UINT64_MAX ? v[MSS_STEP_BUDGET] : s.budget;
+        s.predicted_peak = v[MSS_STEP_PREDICTED_PEAK] != UINT64_MAX ? v[MSS_STEP_PREDICTED_PEAK] : s.predicted_peak;
+        s.predicted_ns = v[MSS_STEP_PREDICTED_NS] != UINT64_MAX ? v[MSS_STEP_PREDICTED_NS] : s.predicted_ns;
+    }
+    s.sum_ns = ms__min_u64(s.sum_ns, MSS_STEP_VALUE_MOST >> 16);
+    return s;
+}
+
+int mss_run_append(mss_sql *sql, const char *run, uint64_t sequence, const mss_steps *steps, ms_error *err)
+{
+    unsigned char *data = NULL;
+    size_t bytes = 0;
+    summary s = summarize(steps);
+    uint64_t first = steps->items[0].value[0], last = steps->items[steps->count - 1].value[0];
+    int rc = mss_steps_pack(steps, &data, &bytes, err);
+    if (rc == MS_OK) {
+        rc = mss_sql_run(sql, MSS_BATCH_ADD,
+                         MSS_WITH(MSS_TEXT(run), MSS_INT(sequence), MSS_INT(first), MSS_INT(last), MSS_INT(steps->count),
+                                  MSS_BLOB(data, bytes)),
+                         NULL, err);
+    }
+    if (rc == MS_OK) {
+        rc = mss_sql_run(sql, MSS_RUN_APPENDED,
+                         MSS_WITH(MSS_INT(sequence), MSS_INT(last), MSS_INT(steps->count), MSS_INT(s.sum_ns),
+                                  MSS_U64_OR_NULL(s.peak), MSS_U64_OR_NULL(s.budget), MSS_U64_OR_NULL(s.predicted_peak),
+                                  MSS_U64_OR_NULL(s.predicted_ns), MSS_INT(bytes), MSS_TEXT(run)),
+                         NULL, err);
+    }
+    ms_free(data);
+    return rc;
+}
+
 /* ---- points ------------------------------------------------------------------- */
 
 static uint64_t merged(const mss_step *steps, size_t count, int column)

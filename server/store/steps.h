@@ -52,6 +52,10 @@ MS_NODISCARD int mss_steps_pack(const mss_steps *steps, unsigned char **data, si
 /* Appends `count` steps of the stored form. MS_EFORMAT where it is damaged, with the steps as they were. */
 MS_NODISCARD int mss_steps_unpack(const void *data, size_t bytes, size_t count, mss_steps *steps, ms_error *err);
 
+/* Stores a batch, and what it changes in its run's row: within a transaction of the caller's, who knows that the
+ * sequence and the first step follow the run's last. */
+MS_NODISCARD int mss_run_append(mss_sql *sql, const char *run, uint64_t sequence, const mss_steps *steps, ms_error *err);
+
 /* All steps of a run behind number `after`. */
 MS_NODISCARD int mss_steps_load(mss_sql *sql, const char *run, uint64_t after, mss_steps *steps, ms_error *err);
 

@@ -48,10 +48,11 @@ class Server:
         self.data = data
         self.log_lines: list[str] = []
         self.process = subprocess.Popen(
-            [PROGRAM, "--data", str(data), "--port", "0", *options],
+            self.command(data, options),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=self.environment(),
         )
         assert self.process.stdout is not None
         first = self.process.stdout.readline()
@@ -62,6 +63,14 @@ class Server:
         self._reader.start()
         self.port = int(found.group(1)) if found else self._port_of_log()
         self._first_line = first
+
+    def command(self, data: pathlib.Path, options: tuple[str, ...]) -> list[str]:
+        """What is started."""
+        return [PROGRAM, "--data", str(data), "--port", "0", *options]
+
+    def environment(self) -> dict[str, str]:
+        """What it is started with."""
+        return dict(os.environ)
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None

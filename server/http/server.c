@@ -1,9 +1,12 @@
 #include <arpa/inet.h>
+#include <errno.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/json.h"
 #include "base/units.h"
@@ -13,11 +16,12 @@
 #include "log/log.h"
 
 /* Memory of a connection: its head has to fit into it. 10,000 idle ones take some 160 MB of it at most. */
-enum { NETWORK_THREADS = 2, CONNECTIONS_MOST = 12000, CONNECTION_BYTES = 16384, IDLE_S = 30, BODY_S = 30 };
+enum { NETWORK_THREADS = 2, CONNECTIONS_MOST = 12000, CONNECTION_BYTES = 16384, IDLE_S = 30, BODY_S = 30, BACKLOG = 1024 };
 
 struct mss_server {
     mss_settings settings;
     char url[280];
+    uint16_t port;
     struct MHD_Daemon *daemon;
     mss_lanes *lanes;
     mss_live *live;
@@ -55,8 +59,7 @@ const char *mss_server_url(const mss_server *server)
 
 uint16_t mss_server_port(const mss_server *server)
 {
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_BIND_PORT);
-    return info != NULL ? info->port : 0;
+    return server->port;
 }
 
 void mss_server_touch(mss_server *server, const mss_id *token)
@@ -329,7 +332,7 @@ static void log_daemon(void *argument, const char *fmt, va_list arguments)
     mss_log_event(MS_LOG_DEBUG, "http: %s", text);
 }
 
-static int make_socket_address(const mss_settings *settings, struct sockaddr_storage *to, unsigned *flags, ms_error *err)
+static int make_socket_address(const mss_settings *settings, struct sockaddr_storage *to, socklen_t *size, ms_error *err)
 {
     struct sockaddr_in *four = (void *)to;
     struct sockaddr_in6 *six = (void *)to;
@@ -337,37 +340,16 @@ static int make_socket_address(const mss_settings *settings, struct sockaddr_sto
     if (inet_pton(AF_INET, settings->listen_address, &four->sin_addr) == 1) {
         four->sin_family = AF_INET;
         four->sin_port = htons(settings->port);
+        *size = sizeof *four;
         return MS_OK;
     }
     if (inet_pton(AF_INET6, settings->listen_address, &six->sin6_addr) == 1) {
         six->sin6_family = AF_INET6;
         six->sin6_port = htons(settings->port);
-        *flags |= MHD_USE_IPv6;
+        *size = sizeof *six;
         return MS_OK;
     }
     return ms_fail(err, MS_ECONFIG, "--listen %s: give a numeric address", settings->listen_address);
-}
-
-static int listen_on(mss_server *server, ms_error *err)
-{
-    struct sockaddr_storage address;
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
-    int rc = make_socket_address(&server->settings, &address, &flags, err);
-    if (rc != MS_OK) {
-        return rc;
-    }
-    server->daemon = MHD_start_daemon(
-        flags, server->settings.port, NULL, NULL, handle, server, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, NULL,
-        MHD_OPTION_SOCK_ADDR, (struct sockaddr *)(void *)&address, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)NETWORK_THREADS,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MOST, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-        MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_URI_LOG_CALLBACK, begin_request, server,
-        MHD_OPTION_NOTIFY_COMPLETED, end_request, server, MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u, MHD_OPTION_END);
-    if (server->daemon == NULL) {
-        return ms_fail(err, MS_ESYSTEM, "can't listen on %s port %u", server->settings.listen_address,
-                       server->settings.port);
-    }
-    return MS_OK;
 }
 
 static void name_url(mss_server *server)
@@ -378,8 +360,57 @@ static void name_url(mss_server *server)
         snprintf(server->url, sizeof server->url, "%s", s->public_url);
     } else {
         snprintf(server->url, sizeof server->url, "http://%s%s%s:%u", is_six ? "[" : "", s->listen_address,
-                 is_six ? "]" : "", mss_server_port(server));
+                 is_six ? "]" : "", server->port);
     }
+}
+
+/* A socket that listens, and the port that it has: known before any thread asks for the URL. */
+static int open_socket(mss_server *server, int *out, ms_error *err)
+{
+    struct sockaddr_storage address;
+    socklen_t size = 0;
+    int rc = make_socket_address(&server->settings, &address, &size, err), yes = 1;
+    if (rc != MS_OK) {
+        return rc;
+    }
+    int listening = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (listening < 0 || setsockopt(listening, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
+        bind(listening, (struct sockaddr *)(void *)&address, size) != 0 || listen(listening, BACKLOG) != 0 ||
+        getsockname(listening, (struct sockaddr *)(void *)&address, &size) != 0) {
+        rc = ms_fail_errno(err, MS_ESYSTEM, errno, "can't listen on %s port %u", server->settings.listen_address,
+                           server->settings.port);
+        if (listening >= 0) {
+            close(listening);
+        }
+        return rc;
+    }
+    bool is_four = address.ss_family == AF_INET;
+    server->port = ntohs(is_four ? ((struct sockaddr_in *)(void *)&address)->sin_port
+                                 : ((struct sockaddr_in6 *)(void *)&address)->sin6_port);
+    *out = listening;
+    return MS_OK;
+}
+
+static int listen_on(mss_server *server, ms_error *err)
+{
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    int listening = -1;
+    int rc = open_socket(server, &listening, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    name_url(server);
+    server->daemon = MHD_start_daemon(
+        flags, server->port, NULL, NULL, handle, server, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, NULL,
+        MHD_OPTION_LISTEN_SOCKET, (MHD_socket)listening, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)NETWORK_THREADS,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MOST, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_URI_LOG_CALLBACK, begin_request, server,
+        MHD_OPTION_NOTIFY_COMPLETED, end_request, server, MHD_OPTION_END);
+    if (server->daemon == NULL) { /* which has closed the socket */
+        return ms_fail(err, MS_ESYSTEM, "the HTTP server could not be started");
+    }
+    return MS_OK;
 }
 
 int mss_server_start(const mss_settings *settings, mss_server **out, ms_error *err)
@@ -389,7 +420,6 @@ int mss_server_start(const mss_settings *settings, mss_server **out, ms_error *e
         return ms_fail(err, MS_ENOMEM, "server: out of memory");
     }
     server->settings = *settings;
-    snprintf(server->url, sizeof server->url, "%s", settings->public_url != NULL ? settings->public_url : "");
     int rc = mss_limits_new(settings->limit_scale_percent, &server->limits, err);
     if (rc == MS_OK) {
         rc = mss_live_open(&server->live, err);
@@ -404,7 +434,6 @@ int mss_server_start(const mss_settings *settings, mss_server **out, ms_error *e
         mss_server_stop(server);
         return rc;
     }
-    name_url(server);
     *out = server;
     return MS_OK;
 }

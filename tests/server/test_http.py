@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
 import time
 
 import pytest
-from server_support import PASSWORD, Client, Server, steps
+from server_support import PASSWORD, PROGRAM, Client, Server, steps
 
 PROBLEM = "application/problem+json"
 
@@ -246,3 +247,12 @@ def test_health_and_metrics(server: Server, owner: Client, program: Client, key)
     assert int(values["memscale_server_steps"]) >= 7
     assert int(values['memscale_server_requests_total{status="2xx"}']) > 0
     assert json.loads(values["memscale_server_viewers"]) >= 0
+
+
+def test_a_port_that_is_taken_is_told(server: Server, data) -> None:
+    line = [PROGRAM, "--data", str(data), "--port", str(server.port)]
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1 and "Address already in use" in ran.stderr
+    for wrong in (["--port", "65536"], ["--port", "x"], ["--url", "https://a/b"], ["--listen", "localhost"], ["extra"]):
+        ran = subprocess.run([PROGRAM, "--data", str(data), *wrong], capture_output=True, text=True, timeout=60)
+        assert ran.returncode in (1, 2) and ran.stderr.startswith("memscale-server: "), wrong

@@ -48,7 +48,8 @@ int cmd_dashboard(int argc, char **argv)
     execvp("memscale-server", (char *const *)(argv - 1));
     ms_error err;
     if (errno == ENOENT) {
-        (void)ms_fail(&err, MS_ENOTSUP, "dashboard: memscale-server is not installed; it is built with -Dserver=enabled");
+        (void)ms_fail(&err, MS_ENOTSUP,
+                      "dashboard: memscale-server is not installed; it is built with -Dserver=enabled");
     } else {
         (void)ms_fail_errno(&err, MS_ESYSTEM, errno, "dashboard: memscale-server");
     }

@@ -13,7 +13,7 @@ python scripts/check_structure.py
 if command -v clang-tidy >/dev/null 2>&1; then
     say "clang-tidy"
     meson_build lint -Dpython=disabled -Dtests=false
-    find src cli -name '*.c' -print0 |
+    find src cli server -name '*.c' -print0 |
         xargs -0 -n 8 -P "$JOBS" clang-tidy --quiet -p build/lint \
             --checks='-*,bugprone-*,clang-analyzer-*,-bugprone-easily-swappable-parameters,-clang-analyzer-security.insecureAPI.DeprecatedOrUnsafeBufferHandling,-bugprone-reserved-identifier'
 else
@@ -29,8 +29,8 @@ quietly python -m pip install -r scripts/requirements-lint.txt || {
 }
 say "layout of C and Python"
 git ls-files '*.c' '*.h' | xargs clang-format --dry-run --Werror
-python -m ruff format --check python tests scripts bench docs/conf.py docs/extensions
+python -m ruff format --check python tests scripts bench server docs/conf.py docs/extensions
 say "ruff"
-python -m ruff check python tests scripts bench docs/conf.py docs/extensions
+python -m ruff check python tests scripts bench server docs/conf.py docs/extensions
 say "mypy"
 MYPYPATH=python python -m mypy --python-executable "$VENV/bin/python" --exclude tests python/memscale

@@ -45,8 +45,9 @@ static int check_forgery(mss_request *r)
         return 0;
     }
     const char *field = mss_pairs_get(&r->form, "csrf"), *given = field != NULL ? field : r->csrf;
-    return mss_secret_equal(given, r->csrf_wanted) ? 0
-                                                   : mss_answer_problem(r, 403, "The form is out of date; load the page again.");
+    return mss_secret_equal(given, r->csrf_wanted)
+               ? 0
+               : mss_answer_problem(r, 403, "The form is out of date; load the page again.");
 }
 
 /* ---- object --------------------------------------------------------------------- */
@@ -94,8 +95,8 @@ static int find_object(mss_request *r, ms_error *err)
     r->object = (mss_object){.role = MSS_NO_MEMBER};
     int rc = r->who.kind == MSS_ANYONE ? MS_OK : find_team(r, &r->object.team, err);
     if (rc == MS_OK && mss_id_is(&r->object.team)) {
-        rc = mss_sql_number(r->sql, MSS_MEMBER_ROLE, MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(r->who.account.text)),
-                            &role, err);
+        rc = mss_sql_number(r->sql, MSS_MEMBER_ROLE,
+                            MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(r->who.account.text)), &role, err);
     }
     /* A token never owns. */
     r->object.role = r->who.kind == MSS_PROGRAM && role > MSS_ADMIN ? MSS_ADMIN : (mss_role)role;

@@ -26,31 +26,30 @@
 enum { EXIT_WRONG = 2, PATH_BYTES = 4096, FILES_MOST = 16384 };
 #define QUOTA_BYTES ((uint64_t)10 * 1000 * 1000 * 1000)
 
-static const char help[] =
-    "Usage: memscale-server --data DIR [--listen ADDRESS] [--port N] [--url https://HOST]\n"
-    "                       [--trust-proxy ADDRESS] [--limits PERCENT] [--team-quota BYTES]\n"
-    "       memscale-server backup --data DIR FILE\n"
-    "       memscale-server restore --check FILE\n"
-    "       memscale-server restore --data DIR FILE\n"
-    "       memscale-server dashboard [FOLDER] [--port N]\n"
-    "       memscale-server routes\n"
-    "\n"
-    "Keeps the runs of memscale's users in one file and shows them. The first start prints a\n"
-    "link that works once and makes the first owner.\n"
-    "\n"
-    "  --data DIR            where the database is; made if it is missing\n"
-    "  --listen ADDRESS      numeric address, 127.0.0.1 if not given\n"
-    "  --port N              8321 if not given; 0 takes one that is free\n"
-    "  --url https://HOST    what browsers call this server, behind a proxy that speaks TLS\n"
-    "  --trust-proxy ADDRESS whose X-Forwarded-For is believed\n"
-    "  --limits PERCENT      multiplies every limit of requests per minute (100)\n"
-    "  --team-quota BYTES    of steps that a team may store (10000000000)\n"
-    "  backup FILE           a consistent copy, while the server runs\n"
-    "  restore --check FILE  whether a copy is whole: pages, references, schema, audit\n"
-    "  restore FILE          puts a copy, once checked, into a directory without a database\n"
-    "  dashboard [FOLDER]    shows the runs whose logs (log_file) are below the folder, the\n"
-    "                        present one if none is given, on this machine only\n"
-    "  routes                the table of routes, as JSON\n";
+static const char help[] = "Usage: memscale-server --data DIR [--listen ADDRESS] [--port N] [--url https://HOST]\n"
+                           "                       [--trust-proxy ADDRESS] [--limits PERCENT] [--team-quota BYTES]\n"
+                           "       memscale-server backup --data DIR FILE\n"
+                           "       memscale-server restore --check FILE\n"
+                           "       memscale-server restore --data DIR FILE\n"
+                           "       memscale-server dashboard [FOLDER] [--port N]\n"
+                           "       memscale-server routes\n"
+                           "\n"
+                           "Keeps the runs of memscale's users in one file and shows them. The first start prints a\n"
+                           "link that works once and makes the first owner.\n"
+                           "\n"
+                           "  --data DIR            where the database is; made if it is missing\n"
+                           "  --listen ADDRESS      numeric address, 127.0.0.1 if not given\n"
+                           "  --port N              8321 if not given; 0 takes one that is free\n"
+                           "  --url https://HOST    what browsers call this server, behind a proxy that speaks TLS\n"
+                           "  --trust-proxy ADDRESS whose X-Forwarded-For is believed\n"
+                           "  --limits PERCENT      multiplies every limit of requests per minute (100)\n"
+                           "  --team-quota BYTES    of steps that a team may store (10000000000)\n"
+                           "  backup FILE           a consistent copy, while the server runs\n"
+                           "  restore --check FILE  whether a copy is whole: pages, references, schema, audit\n"
+                           "  restore FILE          puts a copy, once checked, into a directory without a database\n"
+                           "  dashboard [FOLDER]    shows the runs whose logs (log_file) are below the folder, the\n"
+                           "                        present one if none is given, on this machine only\n"
+                           "  routes                the table of routes, as JSON\n";
 
 typedef struct command_line {
     const char *command, *data, *file;
@@ -323,8 +322,9 @@ static bool read_number(const char *text, uint64_t most, uint64_t *number)
 static bool is_url(const char *text)
 {
     const char *host = strstr(text, "://");
-    return host != NULL && strlen(text) < 256 && (strncmp(text, "https://", 8) == 0 || strncmp(text, "http://", 7) == 0) &&
-           host[3] != '\0' && strpbrk(host + 3, "/?# @") == NULL;
+    return host != NULL && strlen(text) < 256 &&
+           (strncmp(text, "https://", 8) == 0 || strncmp(text, "http://", 7) == 0) && host[3] != '\0' &&
+           strpbrk(host + 3, "/?# @") == NULL;
 }
 
 static bool take_option(command_line *line, int option, const char *value)
@@ -360,10 +360,14 @@ static bool take_option(command_line *line, int option, const char *value)
 }
 
 static const struct option options[] = {
-    {"data", required_argument, NULL, 'd'},        {"listen", required_argument, NULL, 'a'},
-    {"port", required_argument, NULL, 'p'},        {"url", required_argument, NULL, 'u'},
-    {"trust-proxy", required_argument, NULL, 't'}, {"limits", required_argument, NULL, 'l'},
-    {"team-quota", required_argument, NULL, 'q'},  {"check", no_argument, NULL, 'c'},
+    {"data", required_argument, NULL, 'd'},
+    {"listen", required_argument, NULL, 'a'},
+    {"port", required_argument, NULL, 'p'},
+    {"url", required_argument, NULL, 'u'},
+    {"trust-proxy", required_argument, NULL, 't'},
+    {"limits", required_argument, NULL, 'l'},
+    {"team-quota", required_argument, NULL, 'q'},
+    {"check", no_argument, NULL, 'c'},
     {NULL, 0, NULL, 0},
 };
 
@@ -373,7 +377,8 @@ static int check_command_line(const command_line *line)
     bool is_serving = line->command == NULL, is_dashboard = !is_serving && strcmp(line->command, "dashboard") == 0;
     bool is_routes = !is_serving && strcmp(line->command, "routes") == 0;
     if (!is_dashboard && (line->file == NULL) != (is_serving || is_routes)) {
-        return usage(line->file != NULL ? line->file : "FILE", line->file != NULL ? " is one argument too many" : " is missing");
+        return usage(line->file != NULL ? line->file : "FILE",
+                     line->file != NULL ? " is one argument too many" : " is missing");
     }
     bool needs_data = !is_dashboard && !is_routes && !line->is_check;
     return needs_data && line->data == NULL ? usage("--data DIR", " is missing") : 0;
@@ -441,8 +446,9 @@ int main(int argc, char **argv)
         printf("memscale-server %s\n", ms_version());
         return EXIT_SUCCESS;
     }
-    command_line line = {.settings = {.listen_address = "127.0.0.1", .port = 8321, .limit_scale_percent = 100,
-                                      .team_quota_bytes = QUOTA_BYTES}};
+    command_line line = {
+        .settings = {
+            .listen_address = "127.0.0.1", .port = 8321, .limit_scale_percent = 100, .team_quota_bytes = QUOTA_BYTES}};
     int status = read_command_line(argc, argv, &line);
     if (status == 0 && mss_secret_start(&err) != MS_OK) {
         status = fail(&err);

@@ -7,15 +7,15 @@
 
 enum { KB = 1000, MB = 1000 * KB };
 
-#define GET_READ(path, verb, subject, handle)                                                    \
+#define GET_READ(path, verb, subject, handle) \
     {MSS_GET, path, MSS_MAY_##verb, subject, MSS_LANE_READ, MSS_BODY_NONE, 0, MSS_LIMIT_PAGE, handle, NULL}
-#define JSON_WRITE(method, path, verb, subject, most, handle)                                    \
+#define JSON_WRITE(method, path, verb, subject, most, handle) \
     {method, path, MSS_MAY_##verb, subject, MSS_LANE_WRITE, MSS_BODY_JSON, most, MSS_LIMIT_WRITE, handle, NULL}
-#define EMPTY_WRITE(method, path, verb, subject, handle)                                         \
+#define EMPTY_WRITE(method, path, verb, subject, handle) \
     {method, path, MSS_MAY_##verb, subject, MSS_LANE_WRITE, MSS_BODY_NONE, 0, MSS_LIMIT_PAGE, handle, NULL}
-#define FORM_WRITE(path, verb, subject, limit, prepare, handle)                                  \
+#define FORM_WRITE(path, verb, subject, limit, prepare, handle) \
     {MSS_POST, path, MSS_MAY_##verb, subject, MSS_LANE_WRITE, MSS_BODY_FORM, 4 * KB, limit, handle, prepare}
-#define INLINE(path, handle)                                                                     \
+#define INLINE(path, handle) \
     {MSS_GET, path, MSS_MAY_PUBLIC, MSS_NO_SUBJECT, MSS_LANE_INLINE, MSS_BODY_NONE, 0, MSS_LIMIT_NONE, handle, NULL}
 
 static const mss_route routes[] = {
@@ -60,7 +60,8 @@ static const mss_route routes[] = {
                 mss_api_invitation_delete),
     GET_READ("/api/v1/teams/{team}/tokens", TOKEN_MANAGE, MSS_TEAM_IN_PATH, mss_api_tokens),
     JSON_WRITE(MSS_POST, "/api/v1/teams/{team}/tokens", TOKEN_MANAGE, MSS_TEAM_IN_PATH, 4 * KB, mss_api_token_create),
-    EMPTY_WRITE(MSS_DELETE, "/api/v1/teams/{team}/tokens/{token}", TOKEN_MANAGE, MSS_TEAM_IN_PATH, mss_api_token_delete),
+    EMPTY_WRITE(MSS_DELETE, "/api/v1/teams/{team}/tokens/{token}", TOKEN_MANAGE, MSS_TEAM_IN_PATH,
+                mss_api_token_delete),
     GET_READ("/api/v1/teams/{team}/audit", TEAM_MANAGE, MSS_TEAM_IN_PATH, mss_api_audit_list),
     GET_READ("/api/v1/account", SELF, MSS_NO_SUBJECT, mss_api_account_export),
 
@@ -90,7 +91,8 @@ static const mss_route routes[] = {
     FORM_WRITE("/teams/{team}/members", TEAM_MANAGE, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_member),
     GET_READ("/teams/{team}/tokens", TOKEN_MANAGE, MSS_TEAM_IN_PATH, mss_page_tokens),
     FORM_WRITE("/teams/{team}/tokens", TOKEN_MANAGE, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_token_make),
-    FORM_WRITE("/teams/{team}/tokens/revoke", TOKEN_MANAGE, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL, mss_page_token_revoke),
+    FORM_WRITE("/teams/{team}/tokens/revoke", TOKEN_MANAGE, MSS_TEAM_IN_PATH, MSS_LIMIT_PAGE, NULL,
+               mss_page_token_revoke),
 };
 
 const mss_route *mss_routes(size_t *count)
@@ -110,9 +112,9 @@ char *mss_routes_json(void)
     json_t *list = json_array();
     for (size_t i = 0; i < COUNT(routes); i++) {
         const mss_route *route = &routes[i];
-        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s, s:s}", "method", mss_method_name(route->method), "path",
-                                              route->path, "verb", verbs[route->verb], "subject", subjects[route->subject],
-                                              "body", bodies[route->body]));
+        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s, s:s}", "method", mss_method_name(route->method),
+                                              "path", route->path, "verb", verbs[route->verb], "subject",
+                                              subjects[route->subject], "body", bodies[route->body]));
     }
     char *text = ms__json_text(list, false);
     json_decref(list);

@@ -12,7 +12,8 @@ static int add_steps(mss_request *r, json_t *run, ms_error *err)
     mss_steps steps = {0};
     int rc = mss_steps_load(r->sql, json_string_value(json_object_get(run, "id")), 0, &steps, err);
     if (rc == MS_OK) {
-        json_object_set_new(run, "steps_per_point", json_integer((json_int_t)mss_steps_thin(&steps, EXPORT_POINTS_MOST)));
+        json_object_set_new(run, "steps_per_point",
+                            json_integer((json_int_t)mss_steps_thin(&steps, EXPORT_POINTS_MOST)));
         json_object_set_new(run, "steps", mss_steps_json(&steps));
     }
     MS__ARRAY_FREE(&steps);
@@ -34,8 +35,8 @@ int mss_api_account_export(mss_request *r)
     for (size_t i = 0; rc == MS_OK && i < json_array_size(runs); i++) {
         rc = add_steps(r, json_array_get(runs, i), &err);
     }
-    json_t *all = rc == MS_OK ? json_pack("{s:O, s:O, s:O, s:O}", "account", account, "teams", teams, "sessions", sessions,
-                                          "runs", runs)
+    json_t *all = rc == MS_OK ? json_pack("{s:O, s:O, s:O, s:O}", "account", account, "teams", teams, "sessions",
+                                          sessions, "runs", runs)
                               : NULL;
     json_decref(account);
     json_decref(teams);
@@ -52,7 +53,8 @@ int mss_account_remove(mss_request *r)
     const char *who = r->who.account.text;
     int rc = mss_sql_number(r->sql, MSS_ACCOUNT_SOLE_OWNER, MSS_WITH(MSS_TEXT(who)), &needed, &err);
     if (rc == MS_OK && needed > 0) {
-        return mss_answer_problem(r, 409, "You are the only owner of a team that others are in: give it another owner first.");
+        return mss_answer_problem(r, 409,
+                                  "You are the only owner of a team that others are in: give it another owner first.");
     }
     if (rc == MS_OK) {
         rc = mss_sql_run(r->sql, MSS_ACCOUNT_LONELY_TEAMS, MSS_WITH(MSS_TEXT(who)), NULL, &err);

@@ -142,11 +142,11 @@ int mss_plan_worker(void)
     (void)fputs(rc == MS_OK ? output : err.text, stdout);
     ms_free(output);
     bool is_written = fflush(stdout) == 0;
-    return !is_written           ? MSS_PLAN_FAILED
-           : rc == MS_OK         ? MSS_PLAN_MADE
+    return !is_written            ? MSS_PLAN_FAILED
+           : rc == MS_OK          ? MSS_PLAN_MADE
            : rc == MS_EINFEASIBLE ? MSS_PLAN_INFEASIBLE
-           : rc == MS_ENOMEM     ? MSS_PLAN_FAILED
-                                 : MSS_PLAN_REFUSED;
+           : rc == MS_ENOMEM      ? MSS_PLAN_FAILED
+                                  : MSS_PLAN_REFUSED;
 }
 
 /* ---- in the server --------------------------------------------------------------- */

@@ -19,8 +19,8 @@ int mss_api_plan_prepare(mss_request *r)
         status = mss_answer_problem(r, 422, "%s", output);
         break;
     default:
-        status = mss_answer_problem(r, 422, "This plan takes more than %d seconds or 4 GiB here; make it with the program.",
-                                    MSS_PLAN_SECONDS);
+        status = mss_answer_problem(
+            r, 422, "This plan takes more than %d seconds or 4 GiB here; make it with the program.", MSS_PLAN_SECONDS);
     }
     ms_free(output);
     return status;

@@ -69,9 +69,10 @@ static int read_texts(const ms__json_at *body, new_run *run)
 
 static int read_new_run(const ms__json_at *body, new_run *run)
 {
-    static const char *const members[] = {"project",      "name",         "model",  "machine", "versions",
-                                          "config",       "graph_digest", "plan",   "budget_bytes",
-                                          "predicted_peak_bytes", "predicted_step_ns"};
+    static const char *const members[] = {
+        "project",          "name",         "model", "machine",      "versions",
+        "config",           "graph_digest", "plan",  "budget_bytes", "predicted_peak_bytes",
+        "predicted_step_ns"};
     int rc = ms__json_only(body, members, COUNT(members));
     if (rc == MS_OK) {
         rc = read_texts(body, run);
@@ -101,8 +102,8 @@ static int find_by_key(mss_request *r, const mss_hash *body, mss_id *id, bool *i
     mss_rows rows;
     bool has = false;
     *id = (mss_id){""};
-    int rc = mss_sql_first(r->sql, MSS_RUN_BY_KEY, MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(r->idempotency_key)),
-                           &rows, &has, err);
+    int rc = mss_sql_first(r->sql, MSS_RUN_BY_KEY,
+                           MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(r->idempotency_key)), &rows, &has, err);
     if (rc == MS_OK && has) {
         size_t bytes;
         const void *hash = mss_rows_blob(&rows, 1, &bytes);
@@ -118,13 +119,15 @@ static int find_project(mss_request *r, const char *name, mss_id *project, ms_er
     mss_id fresh = mss_id_new('p');
     mss_rows rows;
     bool has = false;
-    int rc = mss_sql_run(r->sql, MSS_PROJECT_ADD,
-                         MSS_WITH(MSS_TEXT(fresh.text), MSS_TEXT(r->object.team.text), MSS_TEXT(name), MSS_INT(mss_now_ms())),
-                         NULL, err);
+    int rc = mss_sql_run(
+        r->sql, MSS_PROJECT_ADD,
+        MSS_WITH(MSS_TEXT(fresh.text), MSS_TEXT(r->object.team.text), MSS_TEXT(name), MSS_INT(mss_now_ms())), NULL,
+        err);
     if (rc != MS_OK) {
         return rc;
     }
-    rc = mss_sql_first(r->sql, MSS_PROJECT_FIND, MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(name)), &rows, &has, err);
+    rc = mss_sql_first(r->sql, MSS_PROJECT_FIND, MSS_WITH(MSS_TEXT(r->object.team.text), MSS_TEXT(name)), &rows, &has,
+                       err);
     if (rc == MS_OK) {
         mss_rows_copy(&rows, 0, project->text, sizeof project->text);
     }
@@ -144,21 +147,21 @@ static int insert_run(mss_request *r, const new_run *run, const mss_hash *body, 
     if (rc != MS_OK) {
         return rc;
     }
-    return mss_sql_run(
-        r->sql, MSS_RUN_ADD,
-        MSS_WITH(MSS_TEXT(run->id.text), MSS_TEXT(r->object.team.text), MSS_TEXT(project.text), MSS_TEXT(r->who.account.text),
-                 MSS_TEXT(r->idempotency_key), MSS_HASH(body), MSS_TEXT(or_null(run->name)), MSS_TEXT(run->model),
-                 MSS_TEXT(or_null(run->machine)), MSS_TEXT(run->versions), MSS_TEXT(run->config), MSS_TEXT(run->plan),
-                 MSS_TEXT(or_null(run->graph_digest)), MSS_U64_OR_NULL(run->budget_bytes), MSS_U64_OR_NULL(run->predicted_peak_bytes),
-                 MSS_U64_OR_NULL(run->predicted_step_ns), MSS_INT(mss_now_ms()), MSS_INT(RUN_BYTES + r->body_bytes)),
-        NULL, err);
+    return mss_sql_run(r->sql, MSS_RUN_ADD,
+                       MSS_WITH(MSS_TEXT(run->id.text), MSS_TEXT(r->object.team.text), MSS_TEXT(project.text),
+                                MSS_TEXT(r->who.account.text), MSS_TEXT(r->idempotency_key), MSS_HASH(body),
+                                MSS_TEXT(or_null(run->name)), MSS_TEXT(run->model), MSS_TEXT(or_null(run->machine)),
+                                MSS_TEXT(run->versions), MSS_TEXT(run->config), MSS_TEXT(run->plan),
+                                MSS_TEXT(or_null(run->graph_digest)), MSS_U64_OR_NULL(run->budget_bytes),
+                                MSS_U64_OR_NULL(run->predicted_peak_bytes), MSS_U64_OR_NULL(run->predicted_step_ns),
+                                MSS_INT(mss_now_ms()), MSS_INT(RUN_BYTES + r->body_bytes)),
+                       NULL, err);
 }
 
 static bool is_key(const char *text)
 {
     size_t length = strlen(text);
-    return length > 0 &&
-           strspn(text, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-") == length;
+    return length > 0 && strspn(text, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-") == length;
 }
 
 static int answer_run(mss_request *r, int status, const char *id)
@@ -262,14 +265,16 @@ json_t *mss_run_page(mss_request *r, int *status)
     int64_t started_at, limit = mss_api_query_number(r, "limit", PAGE_USUAL, PAGE_MOST);
     const char *id;
     if (limit < 1 || !read_cursor(mss_pairs_get(&r->query, "cursor"), &started_at, &id)) {
-        *status = mss_answer_problem(r, 400, "The limit must be 1 to %d, and the cursor one that was given.", PAGE_MOST);
+        *status =
+            mss_answer_problem(r, 400, "The limit must be 1 to %d, and the cursor one that was given.", PAGE_MOST);
         return NULL;
     }
-    json_t *items = mss_sql_objects(
-        r->sql, MSS_RUN_LIST,
-        MSS_WITH(MSS_TEXT(r->object.team.text), MSS_INT(started_at), MSS_TEXT(id), MSS_TEXT(query_or_empty(r, "project")),
-                 MSS_TEXT(query_or_empty(r, "model")), MSS_TEXT(query_or_empty(r, "outcome")), MSS_INT(limit + 1)),
-        &err);
+    json_t *items =
+        mss_sql_objects(r->sql, MSS_RUN_LIST,
+                        MSS_WITH(MSS_TEXT(r->object.team.text), MSS_INT(started_at), MSS_TEXT(id),
+                                 MSS_TEXT(query_or_empty(r, "project")), MSS_TEXT(query_or_empty(r, "model")),
+                                 MSS_TEXT(query_or_empty(r, "outcome")), MSS_INT(limit + 1)),
+                        &err);
     json_t *page = items != NULL ? json_pack("{s:o}", "items", items) : NULL;
     if (page == NULL) {
         *status = mss_answer_failure(r, &err);
@@ -350,7 +355,8 @@ static void tell_viewers(mss_request *r, uint64_t sequence, mss_steps *steps)
 
 static int answer_sequence(mss_request *r, uint64_t last_sequence, bool is_new)
 {
-    return mss_answer_json(r, 200, json_pack("{s:I, s:b}", "last_sequence", (json_int_t)last_sequence, "counted", (int)is_new));
+    return mss_answer_json(r, 200,
+                           json_pack("{s:I, s:b}", "last_sequence", (json_int_t)last_sequence, "counted", (int)is_new));
 }
 
 static int append(mss_request *r, uint64_t sequence, mss_steps *steps)
@@ -365,7 +371,8 @@ static int append(mss_request *r, uint64_t sequence, mss_steps *steps)
         return answer_sequence(r, state.last_sequence, false);
     }
     if (sequence > state.last_sequence + 1) {
-        return mss_answer_problem(r, 409, "Batch %" PRIu64 " is missing; %" PRIu64 " came.", state.last_sequence + 1, sequence);
+        return mss_answer_problem(r, 409, "Batch %" PRIu64 " is missing; %" PRIu64 " came.", state.last_sequence + 1,
+                                  sequence);
     }
     if (!state.is_running) {
         return mss_answer_problem(r, 409, "The run has finished.");
@@ -431,8 +438,8 @@ int mss_api_run_steps(mss_request *r)
     }
     return mss_answer_json(r, 200,
                            json_pack("{s:I, s:I, s:b, s:o}", "last_sequence", (json_int_t)state.last_sequence,
-                                     "steps_per_point", (json_int_t)each, "is_running", (int)state.is_running, "columns",
-                                     columns));
+                                     "steps_per_point", (json_int_t)each, "is_running", (int)state.is_running,
+                                     "columns", columns));
 }
 
 int mss_api_run_events(mss_request *r)
@@ -456,8 +463,10 @@ static int finish(mss_request *r, const char *outcome, const char *counters)
         return is_same ? mss_answer_empty(r) : mss_answer_problem(r, 409, "The run has finished with another outcome.");
     }
     if (rc == MS_OK) {
-        rc = mss_sql_run(r->sql, MSS_RUN_FINISH, MSS_WITH(MSS_TEXT(outcome), MSS_INT(mss_now_ms()), MSS_TEXT(counters),
-                                                          MSS_TEXT(r->parameters[0])), NULL, &err);
+        rc = mss_sql_run(
+            r->sql, MSS_RUN_FINISH,
+            MSS_WITH(MSS_TEXT(outcome), MSS_INT(mss_now_ms()), MSS_TEXT(counters), MSS_TEXT(r->parameters[0])), NULL,
+            &err);
     }
     if (rc != MS_OK) {
         return mss_answer_failure(r, &err);

@@ -44,11 +44,12 @@ typedef struct page {
     size_t length, room;
 } page;
 
-static void add_metric(page *p, const char *name, const char *kind, const char *help, const char *labels, uint64_t value)
+static void add_metric(page *p, const char *name, const char *kind, const char *help, const char *labels,
+                       uint64_t value)
 {
     if (kind != NULL) {
-        p->length += (size_t)snprintf(p->text + p->length, p->room - p->length, "# HELP %s %s\n# TYPE %s %s\n", name, help,
-                                      name, kind);
+        p->length += (size_t)snprintf(p->text + p->length, p->room - p->length, "# HELP %s %s\n# TYPE %s %s\n", name,
+                                      help, name, kind);
     }
     p->length += (size_t)snprintf(p->text + p->length, p->room - p->length, "%s%s %" PRIu64 "\n", name, labels, value);
 }

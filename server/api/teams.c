@@ -29,10 +29,11 @@ int mss_team_make(mss_request *r, const char *name, const char *owner, mss_id *t
     }
     *team = mss_id_new('t');
     int64_t now = mss_now_ms();
-    int rc = mss_sql_run(r->sql, MSS_TEAM_ADD, MSS_WITH(MSS_TEXT(team->text), MSS_TEXT(name), MSS_INT(now)), NULL, &err);
+    int rc =
+        mss_sql_run(r->sql, MSS_TEAM_ADD, MSS_WITH(MSS_TEXT(team->text), MSS_TEXT(name), MSS_INT(now)), NULL, &err);
     if (rc == MS_OK) {
-        rc = mss_sql_run(r->sql, MSS_MEMBER_SET, MSS_WITH(MSS_TEXT(team->text), MSS_TEXT(owner), MSS_INT(MSS_OWNER),
-                                                          MSS_INT(now)), NULL, &err);
+        rc = mss_sql_run(r->sql, MSS_MEMBER_SET,
+                         MSS_WITH(MSS_TEXT(team->text), MSS_TEXT(owner), MSS_INT(MSS_OWNER), MSS_INT(now)), NULL, &err);
     }
     r->object = (mss_object){*team, MSS_OWNER};
     if (rc == MS_OK) {
@@ -114,7 +115,8 @@ int mss_member_change(mss_request *r, const char *account, mss_role role)
         return status;
     }
     int rc = mss_sql_run(r->sql, MSS_MEMBER_SET,
-                         MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(account), MSS_INT(role), MSS_INT(mss_now_ms())), NULL, &err);
+                         MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(account), MSS_INT(role), MSS_INT(mss_now_ms())), NULL,
+                         &err);
     if (rc == MS_OK) {
         rc = mss_api_audit(r, "role changed", account, &err);
     }
@@ -199,8 +201,8 @@ int mss_api_invitation_delete(mss_request *r)
 {
     ms_error err;
     int64_t changed = 0;
-    int rc = mss_sql_run(r->sql, MSS_INVITATION_DELETE, MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(r->parameters[1])), &changed,
-                         &err);
+    int rc = mss_sql_run(r->sql, MSS_INVITATION_DELETE, MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(r->parameters[1])),
+                         &changed, &err);
     if (rc == MS_OK && changed == 0) {
         return mss_answer_problem(r, 404, "The team has no such invitation.");
     }
@@ -232,10 +234,11 @@ int mss_token_make(mss_request *r, const char *name, uint32_t scopes, char token
     mss_secret_wipe(secret, sizeof secret);
     mss_hash hash = mss_hash_of(token, strlen(token));
     *id = mss_id_new('k');
-    int rc = mss_sql_run(r->sql, MSS_TOKEN_ADD,
-                         MSS_WITH(MSS_TEXT(id->text), MSS_HASH(&hash), MSS_TEXT(team_of(r)), MSS_TEXT(r->who.account.text),
-                                  MSS_TEXT(name), MSS_INT(scopes), MSS_INT(mss_now_ms())),
-                         NULL, &err);
+    int rc =
+        mss_sql_run(r->sql, MSS_TOKEN_ADD,
+                    MSS_WITH(MSS_TEXT(id->text), MSS_HASH(&hash), MSS_TEXT(team_of(r)), MSS_TEXT(r->who.account.text),
+                             MSS_TEXT(name), MSS_INT(scopes), MSS_INT(mss_now_ms())),
+                    NULL, &err);
     if (rc == MS_OK) {
         rc = mss_api_audit(r, "token made", id->text, &err);
     }
@@ -291,10 +294,10 @@ int mss_token_revoke(mss_request *r, const char *token)
     ms_error err;
     int64_t changed = 0;
     /* One's own; those of others from admin on. */
-    int rc = mss_sql_run(r->sql, MSS_TOKEN_DELETE,
-                         MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(token), MSS_INT(r->object.role),
-                                  MSS_TEXT(r->who.account.text)),
-                         &changed, &err);
+    int rc = mss_sql_run(
+        r->sql, MSS_TOKEN_DELETE,
+        MSS_WITH(MSS_TEXT(team_of(r)), MSS_TEXT(token), MSS_INT(r->object.role), MSS_TEXT(r->who.account.text)),
+        &changed, &err);
     if (rc == MS_OK && changed == 0) {
         return mss_answer_problem(r, 404, "The team has no such token.");
     }

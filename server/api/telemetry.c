@@ -79,7 +79,8 @@ static bool is_allowed(const json_t *document, const json_t *schema, const json_
 /* The first member that is missing, unknown or wrong; NULL where the event is as it has to be. */
 static const char *first_wrong(const json_t *document, json_t *event)
 {
-    const json_t *properties = json_object_get(document, "properties"), *required = json_object_get(document, "required");
+    const json_t *properties = json_object_get(document, "properties"),
+                 *required = json_object_get(document, "required");
     const char *name;
     json_t *value;
     for (size_t i = 0; i < json_array_size(required); i++) {
@@ -88,7 +89,8 @@ static const char *first_wrong(const json_t *document, json_t *event)
             return name;
         }
     }
-    json_object_foreach(event, name, value) {
+    json_object_foreach(event, name, value)
+    {
         const json_t *schema = json_object_get(properties, name);
         if (schema == NULL || !is_allowed(document, schema, value)) {
             return name;
@@ -103,8 +105,9 @@ static int store_event(mss_request *r)
     char day[MSS_TIME_TEXT_BYTES], *event = ms__json_text(r->json, true);
     mss_time_text(mss_now_ms(), day);
     day[strlen("2026-01-31")] = '\0';
-    int rc = event == NULL ? ms_fail(&err, MS_ENOMEM, "telemetry: out of memory")
-                           : mss_sql_run(r->sql, MSS_TELEMETRY_ADD, MSS_WITH(MSS_TEXT(day), MSS_TEXT(event)), NULL, &err);
+    int rc = event == NULL
+                 ? ms_fail(&err, MS_ENOMEM, "telemetry: out of memory")
+                 : mss_sql_run(r->sql, MSS_TELEMETRY_ADD, MSS_WITH(MSS_TEXT(day), MSS_TEXT(event)), NULL, &err);
     ms_free(event);
     return rc == MS_OK ? mss_answer_empty(r) : mss_answer_failure(r, &err);
 }

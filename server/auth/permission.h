@@ -23,24 +23,24 @@ uint32_t mss_scope_of(const char *name);
 
 /* Verb, role in the object's team (NO_MEMBER: none is asked for), scope that a token needs (0: tokens
  * never), whether signing in is needed, whether the account must be an operator. */
-#define MSS_VERB_TABLE(X)                                                                        \
-    X(PUBLIC, NO_MEMBER, SCOPE_ALL, false, false)                                                \
-    X(SELF, NO_MEMBER, NO_SCOPE, true, false)       /* one's own account, by a person */         \
-    X(RUN_READ, VIEWER, SCOPE_RUNS_READ, true, false)                                            \
-    X(RUN_WRITE, MEMBER, SCOPE_RUNS_WRITE, true, false)                                          \
-    X(RUN_DELETE, ADMIN, SCOPE_ADMIN, true, false)                                               \
-    X(PLAN_MAKE, VIEWER, SCOPE_RUNS_READ, true, false)                                           \
-    X(TEAM_READ, VIEWER, SCOPE_RUNS_READ, true, false)                                           \
-    X(TEAM_MANAGE, ADMIN, SCOPE_ADMIN, true, false) /* members and invitations */                \
-    X(TEAM_OWN, OWNER, NO_SCOPE, true, false)                                                    \
-    X(TOKEN_MANAGE, MEMBER, NO_SCOPE, true, false)  /* by a person: a token makes no tokens */   \
+#define MSS_VERB_TABLE(X) \
+    X(PUBLIC, NO_MEMBER, SCOPE_ALL, false, false) \
+    X(SELF, NO_MEMBER, NO_SCOPE, true, false)       /* one's own account, by a person */ \
+    X(RUN_READ, VIEWER, SCOPE_RUNS_READ, true, false) \
+    X(RUN_WRITE, MEMBER, SCOPE_RUNS_WRITE, true, false) \
+    X(RUN_DELETE, ADMIN, SCOPE_ADMIN, true, false) \
+    X(PLAN_MAKE, VIEWER, SCOPE_RUNS_READ, true, false) \
+    X(TEAM_READ, VIEWER, SCOPE_RUNS_READ, true, false) \
+    X(TEAM_MANAGE, ADMIN, SCOPE_ADMIN, true, false) /* members and invitations */ \
+    X(TEAM_OWN, OWNER, NO_SCOPE, true, false) \
+    X(TOKEN_MANAGE, MEMBER, NO_SCOPE, true, false)  /* by a person: a token makes no tokens */ \
     X(OPERATE, NO_MEMBER, SCOPE_ADMIN, true, true)
 
 typedef enum mss_verb {
 #define MSS_VERB_ENUM(name, role, scope, signed_in, operator) MSS_MAY_##name,
     MSS_VERB_TABLE(MSS_VERB_ENUM)
 #undef MSS_VERB_ENUM
-    MSS_VERB_COUNT
+        MSS_VERB_COUNT
 } mss_verb;
 
 typedef enum mss_who_kind { MSS_ANYONE, MSS_PERSON, MSS_PROGRAM } mss_who_kind;

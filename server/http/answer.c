@@ -57,12 +57,10 @@ static const char *title_of(int status)
         int status;
         const char *title;
     } titles[] = {
-        {400, "Malformed request"},   {401, "Sign-in needed"},         {403, "Not allowed"},
-        {404, "Not found"},           {405, "Method not allowed"},     {408, "Too slow"},
-        {409, "Conflict"},            {411, "Length needed"},          {413, "Too large"},
-        {415, "Wrong media type"},    {421, "Wrong host"},             {422, "Not acceptable content"},
-        {429, "Too many requests"},   {500, "Server error"},           {503, "Busy"},
-        {507, "Quota used up"},
+        {400, "Malformed request"},  {401, "Sign-in needed"},   {403, "Not allowed"}, {404, "Not found"},
+        {405, "Method not allowed"}, {408, "Too slow"},         {409, "Conflict"},    {411, "Length needed"},
+        {413, "Too large"},          {415, "Wrong media type"}, {421, "Wrong host"},  {422, "Not acceptable content"},
+        {429, "Too many requests"},  {500, "Server error"},     {503, "Busy"},        {507, "Quota used up"},
     };
     for (size_t i = 0; i < sizeof titles / sizeof titles[0]; i++) {
         if (titles[i].status == status) {

@@ -59,9 +59,11 @@ static void write_address(struct MHD_Connection *connection, char *to, size_t ro
         return;
     }
     if (info->client_addr->sa_family == AF_INET6) {
-        inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)(const void *)info->client_addr)->sin6_addr, to, (socklen_t)room);
+        inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)(const void *)info->client_addr)->sin6_addr, to,
+                  (socklen_t)room);
     } else {
-        inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)info->client_addr)->sin_addr, to, (socklen_t)room);
+        inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)info->client_addr)->sin_addr, to,
+                  (socklen_t)room);
     }
 }
 
@@ -127,7 +129,8 @@ static bool is_our_host(const mss_request *request, const char *host)
     }
     const char *port = strrchr(host, ':');
     size_t length = port != NULL && strchr(port, ']') == NULL ? (size_t)(port - host) : strlen(host);
-    bool is_address = strlen(settings->listen_address) == length && strncmp(settings->listen_address, host, length) == 0;
+    bool is_address =
+        strlen(settings->listen_address) == length && strncmp(settings->listen_address, host, length) == 0;
     return is_address || is_loopback_name(host, length);
 }
 
@@ -183,7 +186,8 @@ static int find_route(mss_request *request, bool is_known_method)
 static bool is_media_type(const char *value, const char *type)
 {
     size_t length = strlen(type);
-    return value != NULL && strncasecmp(value, type, length) == 0 && (value[length] == '\0' || strchr("; ", value[length]) != NULL);
+    return value != NULL && strncasecmp(value, type, length) == 0 &&
+           (value[length] == '\0' || strchr("; ", value[length]) != NULL);
 }
 
 static int check_body(mss_request *request, struct MHD_Connection *connection)
@@ -196,7 +200,8 @@ static int check_body(mss_request *request, struct MHD_Connection *connection)
     if (strspn(length, "0123456789") != strlen(length) || strlen(length) > 18) {
         return mss_answer_problem(request, 400, "Content-Length is no number.");
     }
-    if (strtoull(length[0] != '\0' ? length : "0", NULL, 10) > (route->body == MSS_BODY_NONE ? 0 : route->body_most_bytes)) {
+    if (strtoull(length[0] != '\0' ? length : "0", NULL, 10) >
+        (route->body == MSS_BODY_NONE ? 0 : route->body_most_bytes)) {
         return mss_answer_problem(request, 413, "The body may have at most %u bytes.", route->body_most_bytes);
     }
     if (route->body == MSS_BODY_NONE) {
@@ -254,7 +259,8 @@ int mss_head_read(mss_request *request, struct MHD_Connection *connection, const
     }
     char key[96];
     bucket_of_address(request, key, sizeof key);
-    uint32_t wait_s = mss_limits_take(mss_server_limits(request->server), request->route->limit, key, request->begun_ns);
+    uint32_t wait_s =
+        mss_limits_take(mss_server_limits(request->server), request->route->limit, key, request->begun_ns);
     if (wait_s > 0) {
         request->answer.retry_after_s = wait_s;
         return mss_answer_problem(request, 429, "Too many requests; try again in %u seconds.", wait_s);

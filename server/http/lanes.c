@@ -173,7 +173,8 @@ static int run_group(mss_lanes *lanes, group *g, mss_sql *sql, ms_error *err)
 {
     int rc = mss_sql_transaction(sql, MSS_BEGIN, err);
     for (size_t i = 0; rc == MS_OK && i < g->touched_count; i++) {
-        rc = mss_sql_run(sql, MSS_TOKEN_TOUCH, MSS_WITH(MSS_INT(mss_now_ms()), MSS_TEXT(g->touched[i].text)), NULL, err);
+        rc =
+            mss_sql_run(sql, MSS_TOKEN_TOUCH, MSS_WITH(MSS_INT(mss_now_ms()), MSS_TEXT(g->touched[i].text)), NULL, err);
     }
     for (size_t i = 0; rc == MS_OK && i < g->count; i++) {
         rc = run_saved(lanes, g->requests[i], sql, err);
@@ -236,8 +237,8 @@ static int start_worker(mss_lanes *lanes, mss_lane kind, ms_error *err)
     static const char *const names[] = {"mss-inline", "mss-read", "mss-write", "mss-slow"};
     worker *w = &lanes->workers[lanes->worker_count];
     *w = (worker){.lanes = lanes, .kind = kind};
-    int rc = mss_sql_open(lanes->settings->database_path, kind == MSS_LANE_WRITE ? MSS_SQL_WRITE : MSS_SQL_READ, &w->sql,
-                          err);
+    int rc = mss_sql_open(lanes->settings->database_path, kind == MSS_LANE_WRITE ? MSS_SQL_WRITE : MSS_SQL_READ,
+                          &w->sql, err);
     if (rc == MS_OK) {
         rc = ms__thread_start(&w->thread, names[kind], kind == MSS_LANE_WRITE ? run_writes : run_others, w, err);
     }

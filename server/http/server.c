@@ -16,7 +16,14 @@
 #include "log/log.h"
 
 /* Memory of a connection: its head has to fit into it. 10,000 idle ones take some 160 MB of it at most. */
-enum { NETWORK_THREADS = 2, CONNECTIONS_MOST = 12000, CONNECTION_BYTES = 16384, IDLE_S = 30, BODY_S = 30, BACKLOG = 1024 };
+enum {
+    NETWORK_THREADS = 2,
+    CONNECTIONS_MOST = 12000,
+    CONNECTION_BYTES = 16384,
+    IDLE_S = 30,
+    BODY_S = 30,
+    BACKLOG = 1024
+};
 
 struct mss_server {
     mss_settings settings;
@@ -127,7 +134,8 @@ static void free_request(mss_request *request)
     mss_secret_wipe(request, sizeof *request);
 }
 
-static void end_request(void *argument, struct MHD_Connection *connection, void **slot, enum MHD_RequestTerminationCode how)
+static void end_request(void *argument, struct MHD_Connection *connection, void **slot,
+                        enum MHD_RequestTerminationCode how)
 {
     context *c = *slot;
     mss_server *server = argument;
@@ -189,8 +197,8 @@ static struct MHD_Response *make_response(mss_request *request)
         return mss_live_watch(request->server->live, &answer->watch, request->connection);
     }
     if (answer->text == NULL) {
-        return MHD_create_response_from_buffer(answer->bytes, (void *)(uintptr_t)(answer->fixed != NULL ? answer->fixed : ""),
-                                               MHD_RESPMEM_PERSISTENT);
+        return MHD_create_response_from_buffer(
+            answer->bytes, (void *)(uintptr_t)(answer->fixed != NULL ? answer->fixed : ""), MHD_RESPMEM_PERSISTENT);
     }
     /* Copied, because jansson's and our allocations go through ms_free() and MHD would call free(). */
     return MHD_create_response_from_buffer(answer->bytes, answer->text, MHD_RESPMEM_MUST_COPY);
@@ -256,14 +264,16 @@ static int parse_body(mss_request *request)
     const char *body = request->body != NULL ? request->body : "";
     if (request->route->body == MSS_BODY_FORM) {
         int rc = mss_pairs_read(body, request->body_bytes, &request->form, &err);
-        return rc == MS_OK ? 0 : rc == MS_EFORMAT ? mss_answer_problem(request, 400, "The form is malformed.")
-                                                  : mss_answer_failure(request, &err);
+        return rc == MS_OK        ? 0
+               : rc == MS_EFORMAT ? mss_answer_problem(request, 400, "The form is malformed.")
+                                  : mss_answer_failure(request, &err);
     }
     if (request->route->body == MSS_BODY_JSON) {
         ms__json_at root;
         int rc = ms__json_parse(body, request->body_bytes, "body", &request->json, &root, &err);
-        return rc == MS_OK ? 0 : rc == MS_EFORMAT ? mss_answer_problem(request, 400, "%s", err.text)
-                                                  : mss_answer_failure(request, &err);
+        return rc == MS_OK        ? 0
+               : rc == MS_EFORMAT ? mss_answer_problem(request, 400, "%s", err.text)
+                                  : mss_answer_failure(request, &err);
     }
     return 0;
 }
@@ -332,7 +342,8 @@ static void log_daemon(void *argument, const char *fmt, va_list arguments)
     mss_log_event(MS_LOG_DEBUG, "http: %s", text);
 }
 
-static int make_socket_address(const mss_settings *settings, struct sockaddr_storage *to, socklen_t *size, ms_error *err)
+static int make_socket_address(const mss_settings *settings, struct sockaddr_storage *to, socklen_t *size,
+                               ms_error *err)
 {
     struct sockaddr_in *four = (void *)to;
     struct sockaddr_in6 *six = (void *)to;

@@ -9,18 +9,18 @@
 #include "memscale/base.h"
 
 /* Name, requests per minute, burst. Routes name their class; each has buckets of its own. */
-#define MSS_LIMIT_TABLE(X)                                                                       \
-    X(PAGE, 600, 120)       /* pages and reads */                                                \
-    X(WRITE, 6000, 600)     /* steps of runs, the bulk of the traffic */                         \
+#define MSS_LIMIT_TABLE(X) \
+    X(PAGE, 600, 120)       /* pages and reads */ \
+    X(WRITE, 6000, 600)     /* steps of runs, the bulk of the traffic */ \
     X(SIGN_IN, 10, 10)      /* guesses of a password, per address and per account at an address */ \
-    X(PLAN, 30, 10)         /* seconds of a processor each */                                    \
+    X(PLAN, 30, 10)         /* seconds of a processor each */ \
     X(TELEMETRY, 60, 60)
 
 typedef enum mss_limit {
 #define MSS_LIMIT_ENUM(name, per_minute, burst) MSS_LIMIT_##name,
     MSS_LIMIT_TABLE(MSS_LIMIT_ENUM)
 #undef MSS_LIMIT_ENUM
-    MSS_LIMIT_COUNT,
+        MSS_LIMIT_COUNT,
     MSS_LIMIT_NONE = MSS_LIMIT_COUNT
 } mss_limit;
 

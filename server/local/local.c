@@ -19,7 +19,8 @@
 enum { DEPTH_MOST = 16, FILES_PER_COMMIT = 100, READ_BYTES = 4 * 1024 * 1024, NAME_BYTES = 120 };
 #define POLL_NS ((uint64_t)1000000000)
 
-static const mss_id team_id = {"t0000000000000000"}, project_id = {"p0000000000000000"}, account_id = {"a0000000000000000"};
+static const mss_id team_id = {"t0000000000000000"}, project_id = {"p0000000000000000"},
+                    account_id = {"a0000000000000000"};
 
 /* A log, and the run that its last line is of. */
 typedef struct log_file {
@@ -49,21 +50,22 @@ static int fill_database(mss_sql *sql, ms_error *err)
 {
     int64_t now = mss_now_ms();
     int rc = mss_sql_run(sql, MSS_ACCOUNT_ADD,
-                         MSS_WITH(MSS_TEXT(account_id.text), MSS_TEXT("local"), MSS_TEXT("local"), MSS_TEXT(""), MSS_INT(0),
-                                  MSS_INT(now)),
+                         MSS_WITH(MSS_TEXT(account_id.text), MSS_TEXT("local"), MSS_TEXT("local"), MSS_TEXT(""),
+                                  MSS_INT(0), MSS_INT(now)),
                          NULL, err);
     if (rc == MS_OK) {
-        rc = mss_sql_run(sql, MSS_TEAM_ADD, MSS_WITH(MSS_TEXT(team_id.text), MSS_TEXT("local"), MSS_INT(now)), NULL, err);
+        rc = mss_sql_run(sql, MSS_TEAM_ADD, MSS_WITH(MSS_TEXT(team_id.text), MSS_TEXT("local"), MSS_INT(now)), NULL,
+                         err);
     }
     if (rc == MS_OK) {
-        rc = mss_sql_run(
-            sql, MSS_MEMBER_SET,
-            MSS_WITH(MSS_TEXT(team_id.text), MSS_TEXT(account_id.text), MSS_INT(MSS_VIEWER), MSS_INT(now)), NULL, err);
+        rc = mss_sql_run(sql, MSS_MEMBER_SET,
+                         MSS_WITH(MSS_TEXT(team_id.text), MSS_TEXT(account_id.text), MSS_INT(MSS_VIEWER), MSS_INT(now)),
+                         NULL, err);
     }
     if (rc == MS_OK) {
         rc = mss_sql_run(sql, MSS_PROJECT_ADD,
-                         MSS_WITH(MSS_TEXT(project_id.text), MSS_TEXT(team_id.text), MSS_TEXT("logs"), MSS_INT(now)), NULL,
-                         err);
+                         MSS_WITH(MSS_TEXT(project_id.text), MSS_TEXT(team_id.text), MSS_TEXT("logs"), MSS_INT(now)),
+                         NULL, err);
     }
     return rc;
 }
@@ -181,7 +183,8 @@ static int add_step(reading *r, const json_t *line, ms_error *err)
     for (int i = 0; i < MSS_STEP_COLUMNS; i++) {
         const json_t *item = json_object_get(told, columns[i]);
         json_int_t found = json_integer_value(item);
-        step->value[i] = json_is_integer(item) && found >= 0 && (uint64_t)found <= MSS_STEP_VALUE_MOST ? (uint64_t)found : UINT64_MAX;
+        step->value[i] = json_is_integer(item) && found >= 0 && (uint64_t)found <= MSS_STEP_VALUE_MOST ? (uint64_t)found
+                                                                                                       : UINT64_MAX;
     }
     r->file->last_step = (uint64_t)value;
     return r->steps.count == MSS_BATCH_STEPS_MOST ? store_steps(r, err) : MS_OK;
@@ -190,8 +193,8 @@ static int add_step(reading *r, const json_t *line, ms_error *err)
 /* Whether a line is one of a log; anything else below the folder is none of ours. */
 static bool is_log_line(const json_t *line)
 {
-    return json_integer_value(json_object_get(line, "version")) == 1 && json_is_string(json_object_get(line, "event")) &&
-           json_is_string(json_object_get(line, "time"));
+    return json_integer_value(json_object_get(line, "version")) == 1 &&
+           json_is_string(json_object_get(line, "event")) && json_is_string(json_object_get(line, "time"));
 }
 
 static int take_line(reading *r, const char *text, size_t length, ms_error *err)
@@ -250,7 +253,9 @@ static int read_file(mss_local *local, log_file *file, ms_error *err)
             continue;
         }
         /* A line that is longer than the buffer, or not yet finished. */
-        char *larger = file->size - file->read_bytes > room && room < MSS_LOCAL_LINE_MOST ? ms_realloc_array(buffer, 2 * room, 1) : NULL;
+        char *larger = file->size - file->read_bytes > room && room < MSS_LOCAL_LINE_MOST
+                           ? ms_realloc_array(buffer, 2 * room, 1)
+                           : NULL;
         if (larger == NULL) {
             break;
         }
@@ -272,9 +277,10 @@ static int read_file(mss_local *local, log_file *file, ms_error *err)
 static int end_run(mss_local *local, log_file *file, ms_error *err)
 {
     file->is_quiet = true;
-    return mss_sql_run(local->sql, MSS_RUN_FINISH,
-                       MSS_WITH(MSS_TEXT("stopped"), MSS_INT(file->changed_s * 1000), MSS_TEXT(NULL), MSS_TEXT(file->run.text)),
-                       NULL, err);
+    return mss_sql_run(
+        local->sql, MSS_RUN_FINISH,
+        MSS_WITH(MSS_TEXT("stopped"), MSS_INT(file->changed_s * 1000), MSS_TEXT(NULL), MSS_TEXT(file->run.text)), NULL,
+        err);
 }
 
 /* ---- the folder --------------------------------------------------------------------- */
@@ -293,8 +299,9 @@ static int see_file(const char *path, const struct stat *status, int kind, struc
         return 0;
     }
     log_file wanted = {.path = (char *)(uintptr_t)path};
-    log_file *file = walked->sorted == 0 ? NULL
-                                         : bsearch(&wanted, walked->files.items, walked->sorted, sizeof wanted, compare_paths);
+    log_file *file = walked->sorted == 0
+                         ? NULL
+                         : bsearch(&wanted, walked->files.items, walked->sorted, sizeof wanted, compare_paths);
     if (file == NULL) {
         char *copy = ms_strdup(path);
         file = copy != NULL ? MS__ARRAY_PUSH(&walked->files) : NULL;

@@ -18,7 +18,8 @@ void mss_page_set_cookie(mss_request *r, const char *secret)
 {
     snprintf(r->answer.cookie, sizeof r->answer.cookie, "%s=%s; Path=/; HttpOnly; SameSite=Strict; Max-Age=%lld%s",
              mss_session_cookie_name(r->server), secret != NULL ? secret : "",
-             secret != NULL ? (long long)(MSS_SESSION_MS / 1000) : 0LL, mss_server_is_https(r->server) ? "; Secure" : "");
+             secret != NULL ? (long long)(MSS_SESSION_MS / 1000) : 0LL,
+             mss_server_is_https(r->server) ? "; Secure" : "");
 }
 
 /* Names of the teams for the menu; the one whose page this is, is marked. */
@@ -82,7 +83,8 @@ int mss_page_asset(mss_request *r)
 {
     static const struct {
         const char *ending, *type;
-    } types[] = {{".css", "text/css; charset=utf-8"}, {".js", "text/javascript; charset=utf-8"}, {".svg", "image/svg+xml"}};
+    } types[] = {
+        {".css", "text/css; charset=utf-8"}, {".js", "text/javascript; charset=utf-8"}, {".svg", "image/svg+xml"}};
     const char *name = r->parameters[0], *ending = strrchr(name, '.');
     const mss_asset *asset = mss_asset_find(name);
     for (size_t i = 0; asset != NULL && ending != NULL && i < sizeof types / sizeof types[0]; i++) {

@@ -82,8 +82,9 @@ int mss_page_sign_in_prepare(mss_request *r)
 static int start_session(mss_request *r, const mss_id *account, const char *verb, ms_error *err)
 {
     char secret[MSS_SECRET_BYTES];
-    int rc = r->who.kind == MSS_PERSON ? mss_sql_run(r->sql, MSS_SESSION_DELETE, MSS_WITH(MSS_HASH(&r->who.session)), NULL, err)
-                                       : MS_OK;
+    int rc = r->who.kind == MSS_PERSON
+                 ? mss_sql_run(r->sql, MSS_SESSION_DELETE, MSS_WITH(MSS_HASH(&r->who.session)), NULL, err)
+                 : MS_OK;
     r->who.account = *account;
     if (rc == MS_OK) {
         rc = mss_session_start(r->sql, account, secret, err);
@@ -130,7 +131,8 @@ static int find_invitation(mss_request *r, invitation *found, ms_error *err)
     bool has = false;
     mss_hash hash = mss_hash_of(r->parameters[0], strlen(r->parameters[0]));
     *found = (invitation){0};
-    int rc = mss_sql_first(r->sql, MSS_INVITATION_FIND, MSS_WITH(MSS_HASH(&hash), MSS_INT(mss_now_ms())), &rows, &has, err);
+    int rc =
+        mss_sql_first(r->sql, MSS_INVITATION_FIND, MSS_WITH(MSS_HASH(&hash), MSS_INT(mss_now_ms())), &rows, &has, err);
     if (rc == MS_OK && has) {
         mss_rows_copy(&rows, 0, found->id.text, sizeof found->id.text);
         mss_rows_copy(&rows, 1, found->team.text, sizeof found->team.text);
@@ -197,8 +199,9 @@ int mss_page_welcome_prepare(mss_request *r)
         json_object_set_new(data, "wrong", json_string(wrong));
         return mss_page_show(r, 422, "welcome.html", data);
     }
-    return mss_password_hash(mss_page_field(r, "password"), r->password_hash, &err) == MS_OK ? 200
-                                                                                             : mss_answer_failure(r, &err);
+    return mss_password_hash(mss_page_field(r, "password"), r->password_hash, &err) == MS_OK
+               ? 200
+               : mss_answer_failure(r, &err);
 }
 
 static int insert_account(mss_request *r, bool is_operator, mss_id *account)
@@ -227,13 +230,13 @@ static int join(mss_request *r, const invitation *found, const mss_id *account)
     if (!mss_id_is(&found->team)) {
         return mss_team_make(r, "My team", account->text, &team);
     }
-    int rc = mss_sql_number(r->sql, MSS_MEMBER_ROLE, MSS_WITH(MSS_TEXT(found->team.text), MSS_TEXT(account->text)), &role,
-                            &err);
+    int rc = mss_sql_number(r->sql, MSS_MEMBER_ROLE, MSS_WITH(MSS_TEXT(found->team.text), MSS_TEXT(account->text)),
+                            &role, &err);
     if (rc == MS_OK && role < (int64_t)found->role) {
-        rc = mss_sql_run(r->sql, MSS_MEMBER_SET,
-                         MSS_WITH(MSS_TEXT(found->team.text), MSS_TEXT(account->text), MSS_INT(found->role),
-                                  MSS_INT(mss_now_ms())),
-                         NULL, &err);
+        rc = mss_sql_run(
+            r->sql, MSS_MEMBER_SET,
+            MSS_WITH(MSS_TEXT(found->team.text), MSS_TEXT(account->text), MSS_INT(found->role), MSS_INT(mss_now_ms())),
+            NULL, &err);
     }
     return rc == MS_OK ? 0 : mss_answer_failure(r, &err);
 }
@@ -282,9 +285,9 @@ int mss_page_account(mss_request *r)
 {
     ms_error err;
     json_t *account = mss_sql_object(r->sql, MSS_ACCOUNT_SHOW, MSS_WITH(MSS_TEXT(r->who.account.text)), &err);
-    return account != NULL ? mss_page_show(r, 200, "account.html",
-                                           json_pack("{s:s, s:o}", "title", "Account", "account", account))
-                           : mss_answer_failure(r, &err);
+    return account != NULL
+               ? mss_page_show(r, 200, "account.html", json_pack("{s:s, s:o}", "title", "Account", "account", account))
+               : mss_answer_failure(r, &err);
 }
 
 /* A stolen session is not enough for what can't be undone. */
@@ -333,8 +336,8 @@ int mss_page_password_sent(mss_request *r)
 {
     ms_error err;
     mss_id account = r->who.account;
-    int rc = mss_sql_run(r->sql, MSS_ACCOUNT_SET_PASSWORD, MSS_WITH(MSS_TEXT(r->password_hash), MSS_TEXT(account.text)), NULL,
-                         &err);
+    int rc = mss_sql_run(r->sql, MSS_ACCOUNT_SET_PASSWORD, MSS_WITH(MSS_TEXT(r->password_hash), MSS_TEXT(account.text)),
+                         NULL, &err);
     if (rc == MS_OK) {
         rc = mss_sql_run(r->sql, MSS_SESSION_DELETE_ALL, MSS_WITH(MSS_TEXT(account.text)), NULL, &err);
     }

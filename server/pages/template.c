@@ -81,7 +81,8 @@ static const char *find_end(const char *from, const char *name)
     snprintf(opening[1], sizeof opening[1], "{{^%s}}", name);
     snprintf(closing, sizeof closing, "{{/%s}}", name);
     for (size_t depth = 1; (from = strstr(from, "{{")) != NULL; from += 2) {
-        depth += strncmp(from, opening[0], strlen(opening[0])) == 0 || strncmp(from, opening[1], strlen(opening[1])) == 0;
+        depth +=
+            strncmp(from, opening[0], strlen(opening[0])) == 0 || strncmp(from, opening[1], strlen(opening[1])) == 0;
         if (strncmp(from, closing, strlen(closing)) == 0 && --depth == 0) {
             return from;
         }

@@ -13,6 +13,7 @@
 
 /* The page, to be freed with ms_free(). `inner` stands for {{>page}}; may be NULL. MS_EFORMAT for a template
  * whose sections don't close, MS_ENOMEM. */
-MS_NODISCARD int mss_template_render(const char *text, const char *inner, const json_t *data, char **html, ms_error *err);
+MS_NODISCARD int mss_template_render(const char *text, const char *inner, const json_t *data, char **html,
+                                     ms_error *err);
 
 #endif

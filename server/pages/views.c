@@ -39,9 +39,9 @@ static void decorate_run(json_t *run)
     add_time(run, "started_at", "started_text");
     add_time(run, "finished_at", "finished_text");
     const json_t *name = json_object_get(run, "name");
-    json_object_set_new(run, "title_text",
-                        json_string(json_is_string(name) ? json_string_value(name)
-                                                         : json_string_value(json_object_get(run, "model"))));
+    json_object_set_new(
+        run, "title_text",
+        json_string(json_is_string(name) ? json_string_value(name) : json_string_value(json_object_get(run, "model"))));
     const char *outcome = json_string_value(json_object_get(run, "outcome"));
     json_object_set_new(run, "is_running", json_boolean(outcome != NULL && strcmp(outcome, "running") == 0));
 }
@@ -92,10 +92,10 @@ static void add_layers(json_t *data, const json_t *plan)
         if (name == NULL || name[0] == '\0') {
             continue;
         }
-        json_t *layer = json_pack("{s:O?, s:O?, s:O?, s:O?, s:O?}", "name", json_object_get(entry, "name"), "technique",
-                                  json_object_get(entry, "technique"), "rule", json_object_get(entry, "rule"),
-                                  "saved_bytes", json_object_get(entry, "saved_bytes"), "cost_ns",
-                                  json_object_get(entry, "cost_ns"));
+        json_t *layer =
+            json_pack("{s:O?, s:O?, s:O?, s:O?, s:O?}", "name", json_object_get(entry, "name"), "technique",
+                      json_object_get(entry, "technique"), "rule", json_object_get(entry, "rule"), "saved_bytes",
+                      json_object_get(entry, "saved_bytes"), "cost_ns", json_object_get(entry, "cost_ns"));
         add_text(layer, "saved_bytes", "saved_text", ms__text_bytes);
         add_text(layer, "cost_ns", "cost_text", ms__text_ns);
         json_array_append_new(layers, layer);
@@ -215,7 +215,8 @@ int mss_page_invite(mss_request *r)
 int mss_page_member(mss_request *r)
 {
     const char *role = mss_page_field(r, "role"), *account = mss_page_field(r, "account");
-    int status = strcmp(role, "remove") == 0 ? mss_member_remove(r, account) : mss_member_change(r, account, mss_role_of(role));
+    int status =
+        strcmp(role, "remove") == 0 ? mss_member_remove(r, account) : mss_member_change(r, account, mss_role_of(role));
     return status != 0 ? status : mss_answer_redirect(r, "/teams/%s", r->object.team.text);
 }
 

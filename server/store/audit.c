@@ -57,7 +57,7 @@ int mss_audit_add(mss_sql *sql, const char *account, const char *team, const cha
 static int check_row(const mss_rows *rows, int64_t number, mss_hash *before, ms_error *err)
 {
     mss_hash stored;
-    row r = {mss_rows_int(rows, 0), mss_rows_int(rows, 1), mss_rows_text(rows, 2),
+    row r = {mss_rows_int(rows, 0),  mss_rows_int(rows, 1),  mss_rows_text(rows, 2),
              mss_rows_text(rows, 3), mss_rows_text(rows, 4), mss_rows_text(rows, 5)};
     mss_hash hash = hash_of(before, &r);
     read_hash(rows, 6, &stored);

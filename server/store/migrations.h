@@ -6,58 +6,58 @@
 #define MSS_STORE_MIGRATIONS_H
 
 /* The first: accounts, sessions, teams, tokens, runs, audit. Times are milliseconds since 1970, UTC. */
-#define MSS_MIGRATION_1                                                                          \
-    "CREATE TABLE account ("                                                                     \
-    " id TEXT PRIMARY KEY, email TEXT NOT NULL UNIQUE, name TEXT NOT NULL,"                      \
-    " password_hash TEXT NOT NULL, is_operator INTEGER NOT NULL, created_at BIGINT NOT NULL);"   \
-    "CREATE TABLE session ("                                                                     \
-    " hash BLOB PRIMARY KEY, account TEXT NOT NULL REFERENCES account ON DELETE CASCADE,"        \
-    " created_at BIGINT NOT NULL, expires_at BIGINT NOT NULL);"                                  \
-    "CREATE INDEX session_account ON session (account);"                                         \
-    "CREATE TABLE team (id TEXT PRIMARY KEY, name TEXT NOT NULL, created_at BIGINT NOT NULL);"   \
-    "CREATE TABLE member ("                                                                      \
-    " team TEXT NOT NULL REFERENCES team ON DELETE CASCADE,"                                     \
-    " account TEXT NOT NULL REFERENCES account ON DELETE CASCADE,"                               \
-    " role INTEGER NOT NULL CHECK (role BETWEEN 1 AND 4), joined_at BIGINT NOT NULL,"            \
-    " PRIMARY KEY (team, account));"                                                             \
-    "CREATE INDEX member_account ON member (account);"                                           \
-    "CREATE TABLE invitation ("                                                                  \
+#define MSS_MIGRATION_1 \
+    "CREATE TABLE account (" \
+    " id TEXT PRIMARY KEY, email TEXT NOT NULL UNIQUE, name TEXT NOT NULL," \
+    " password_hash TEXT NOT NULL, is_operator INTEGER NOT NULL, created_at BIGINT NOT NULL);" \
+    "CREATE TABLE session (" \
+    " hash BLOB PRIMARY KEY, account TEXT NOT NULL REFERENCES account ON DELETE CASCADE," \
+    " created_at BIGINT NOT NULL, expires_at BIGINT NOT NULL);" \
+    "CREATE INDEX session_account ON session (account);" \
+    "CREATE TABLE team (id TEXT PRIMARY KEY, name TEXT NOT NULL, created_at BIGINT NOT NULL);" \
+    "CREATE TABLE member (" \
+    " team TEXT NOT NULL REFERENCES team ON DELETE CASCADE," \
+    " account TEXT NOT NULL REFERENCES account ON DELETE CASCADE," \
+    " role INTEGER NOT NULL CHECK (role BETWEEN 1 AND 4), joined_at BIGINT NOT NULL," \
+    " PRIMARY KEY (team, account));" \
+    "CREATE INDEX member_account ON member (account);" \
+    "CREATE TABLE invitation (" \
     " id TEXT PRIMARY KEY, hash BLOB NOT NULL UNIQUE, team TEXT REFERENCES team ON DELETE CASCADE," \
-    " role INTEGER NOT NULL, created_by TEXT REFERENCES account ON DELETE CASCADE,"              \
-    " created_at BIGINT NOT NULL, expires_at BIGINT NOT NULL);"                                  \
-    "CREATE INDEX invitation_team ON invitation (team);"                                         \
-    "CREATE TABLE token ("                                                                       \
+    " role INTEGER NOT NULL, created_by TEXT REFERENCES account ON DELETE CASCADE," \
+    " created_at BIGINT NOT NULL, expires_at BIGINT NOT NULL);" \
+    "CREATE INDEX invitation_team ON invitation (team);" \
+    "CREATE TABLE token (" \
     " id TEXT PRIMARY KEY, hash BLOB NOT NULL UNIQUE, team TEXT NOT NULL REFERENCES team ON DELETE CASCADE," \
-    " account TEXT NOT NULL REFERENCES account ON DELETE CASCADE, name TEXT NOT NULL,"           \
-    " scopes INTEGER NOT NULL, created_at BIGINT NOT NULL, last_used_at BIGINT);"                \
-    "CREATE INDEX token_team ON token (team);"                                                   \
-    "CREATE INDEX token_account ON token (account);"                                             \
-    "CREATE TABLE project ("                                                                     \
+    " account TEXT NOT NULL REFERENCES account ON DELETE CASCADE, name TEXT NOT NULL," \
+    " scopes INTEGER NOT NULL, created_at BIGINT NOT NULL, last_used_at BIGINT);" \
+    "CREATE INDEX token_team ON token (team);" \
+    "CREATE INDEX token_account ON token (account);" \
+    "CREATE TABLE project (" \
     " id TEXT PRIMARY KEY, team TEXT NOT NULL REFERENCES team ON DELETE CASCADE, name TEXT NOT NULL," \
-    " created_at BIGINT NOT NULL, UNIQUE (team, name));"                                         \
-    "CREATE TABLE run ("                                                                         \
-    " id TEXT PRIMARY KEY, team TEXT NOT NULL REFERENCES team ON DELETE CASCADE,"                \
-    " project TEXT NOT NULL REFERENCES project ON DELETE CASCADE,"                               \
-    " account TEXT REFERENCES account ON DELETE SET NULL,"                                       \
+    " created_at BIGINT NOT NULL, UNIQUE (team, name));" \
+    "CREATE TABLE run (" \
+    " id TEXT PRIMARY KEY, team TEXT NOT NULL REFERENCES team ON DELETE CASCADE," \
+    " project TEXT NOT NULL REFERENCES project ON DELETE CASCADE," \
+    " account TEXT REFERENCES account ON DELETE SET NULL," \
     " idempotency_key TEXT NOT NULL, request_hash BLOB NOT NULL, name TEXT, model TEXT NOT NULL," \
     " machine TEXT, versions_json TEXT, config_json TEXT, plan_json TEXT, counters_json TEXT, graph_digest TEXT," \
     " budget_bytes BIGINT, predicted_peak_bytes BIGINT, predicted_step_ns BIGINT, peak_bytes BIGINT," \
-    " outcome TEXT NOT NULL DEFAULT 'running', started_at BIGINT NOT NULL, finished_at BIGINT,"  \
-    " step_count BIGINT NOT NULL DEFAULT 0, sum_step_ns BIGINT NOT NULL DEFAULT 0,"              \
-    " last_step BIGINT NOT NULL DEFAULT 0, last_sequence BIGINT NOT NULL DEFAULT 0,"             \
-    " stored_bytes BIGINT NOT NULL DEFAULT 0,"                                                   \
-    " UNIQUE (team, idempotency_key));"                                                          \
-    "CREATE INDEX run_started ON run (team, started_at DESC, id DESC);"                          \
-    "CREATE INDEX run_project ON run (project);"                                                 \
-    "CREATE INDEX run_account ON run (account);"                                                 \
-    "CREATE TABLE batch ("                                                                       \
-    " run TEXT NOT NULL REFERENCES run ON DELETE CASCADE, sequence BIGINT NOT NULL,"             \
+    " outcome TEXT NOT NULL DEFAULT 'running', started_at BIGINT NOT NULL, finished_at BIGINT," \
+    " step_count BIGINT NOT NULL DEFAULT 0, sum_step_ns BIGINT NOT NULL DEFAULT 0," \
+    " last_step BIGINT NOT NULL DEFAULT 0, last_sequence BIGINT NOT NULL DEFAULT 0," \
+    " stored_bytes BIGINT NOT NULL DEFAULT 0," \
+    " UNIQUE (team, idempotency_key));" \
+    "CREATE INDEX run_started ON run (team, started_at DESC, id DESC);" \
+    "CREATE INDEX run_project ON run (project);" \
+    "CREATE INDEX run_account ON run (account);" \
+    "CREATE TABLE batch (" \
+    " run TEXT NOT NULL REFERENCES run ON DELETE CASCADE, sequence BIGINT NOT NULL," \
     " first_step BIGINT NOT NULL, last_step BIGINT NOT NULL, steps INTEGER NOT NULL, data BLOB NOT NULL," \
-    " PRIMARY KEY (run, sequence));"                                                             \
-    "CREATE TABLE telemetry (received_on TEXT NOT NULL, event_json TEXT NOT NULL);"              \
-    "CREATE TABLE audit ("                                                                       \
+    " PRIMARY KEY (run, sequence));" \
+    "CREATE TABLE telemetry (received_on TEXT NOT NULL, event_json TEXT NOT NULL);" \
+    "CREATE TABLE audit (" \
     " number BIGINT PRIMARY KEY, happened_at BIGINT NOT NULL, account TEXT NOT NULL, team TEXT NOT NULL," \
-    " verb TEXT NOT NULL, object TEXT NOT NULL, hash BLOB NOT NULL);"                            \
+    " verb TEXT NOT NULL, object TEXT NOT NULL, hash BLOB NOT NULL);" \
     "CREATE INDEX audit_team ON audit (team, number);"
 
 #define MSS_MIGRATION_TABLE(X) X(MSS_MIGRATION_1)

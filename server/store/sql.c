@@ -39,11 +39,11 @@ static const char *const migrations[] = {
 static int fail(const mss_sql *sql, const char *doing, ms_error *err)
 {
     int code = sqlite3_errcode(sql->database);
-    int ours = code == SQLITE_CONSTRAINT                          ? MS_ESTATE
-               : code == SQLITE_FULL                              ? MS_ENOSPC
-               : code == SQLITE_NOMEM                             ? MS_ENOMEM
+    int ours = code == SQLITE_CONSTRAINT                         ? MS_ESTATE
+               : code == SQLITE_FULL                             ? MS_ENOSPC
+               : code == SQLITE_NOMEM                            ? MS_ENOMEM
                : code == SQLITE_CORRUPT || code == SQLITE_NOTADB ? MS_EFORMAT
-                                                                  : MS_ESYSTEM;
+                                                                 : MS_ESYSTEM;
     return ms_fail(err, ours, "%s: %s", doing, sqlite3_errmsg(sql->database));
 }
 
@@ -74,10 +74,11 @@ int mss_sql_open(const char *path, mss_sql_mode mode, mss_sql **out, ms_error *e
     if (sql == NULL) {
         return ms_fail(err, MS_ENOMEM, "database: out of memory");
     }
-    int rc = sqlite3_open_v2(path, &sql->database, flags | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_NOFOLLOW, NULL) == SQLITE_OK
-                 ? set_up(sql, mode, path, err)
-                 : ms_fail(err, MS_ESYSTEM, "%s: %s", path,
-                           sql->database != NULL ? sqlite3_errmsg(sql->database) : "out of memory");
+    int rc =
+        sqlite3_open_v2(path, &sql->database, flags | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_NOFOLLOW, NULL) == SQLITE_OK
+            ? set_up(sql, mode, path, err)
+            : ms_fail(err, MS_ESYSTEM, "%s: %s", path,
+                      sql->database != NULL ? sqlite3_errmsg(sql->database) : "out of memory");
     if (rc != MS_OK) {
         mss_sql_close(sql);
         return rc;
@@ -108,9 +109,9 @@ int mss_sql_newest_version(void)
 static int schema_version(mss_sql *sql, int *version, ms_error *err)
 {
     sqlite3_stmt *statement = NULL;
-    bool has = sqlite3_prepare_v2(sql->database, "SELECT version FROM schema_version", -1, &statement, NULL) ==
-                   SQLITE_OK &&
-               sqlite3_step(statement) == SQLITE_ROW;
+    bool has =
+        sqlite3_prepare_v2(sql->database, "SELECT version FROM schema_version", -1, &statement, NULL) == SQLITE_OK &&
+        sqlite3_step(statement) == SQLITE_ROW;
     *version = has ? sqlite3_column_int(statement, 0) : 0;
     sqlite3_finalize(statement);
     return has ? MS_OK : fail(sql, "the schema's version", err);
@@ -140,8 +141,9 @@ static int migrate_one(mss_sql *sql, int index, ms_error *err)
 int mss_sql_migrate_to(mss_sql *sql, int wanted, ms_error *err)
 {
     int version = 0;
-    int rc = execute(sql, "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL);"
-                          "INSERT INTO schema_version SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM schema_version);",
+    int rc = execute(sql,
+                     "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL);"
+                     "INSERT INTO schema_version SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM schema_version);",
                      "the schema's version", err);
     if (rc == MS_OK) {
         rc = schema_version(sql, &version, err);
@@ -384,8 +386,10 @@ json_t *mss_sql_object(mss_sql *sql, mss_statement statement, const mss_value *v
 int mss_sql_transaction(mss_sql *sql, mss_transaction what, ms_error *err)
 {
     static const char *const texts[] = {
-        [MSS_BEGIN] = "BEGIN IMMEDIATE",   [MSS_COMMIT] = "COMMIT",
-        [MSS_SAVE] = "SAVEPOINT request", [MSS_RELEASE] = "RELEASE request",
+        [MSS_BEGIN] = "BEGIN IMMEDIATE",
+        [MSS_COMMIT] = "COMMIT",
+        [MSS_SAVE] = "SAVEPOINT request",
+        [MSS_RELEASE] = "RELEASE request",
         [MSS_UNDO] = "ROLLBACK TO request; RELEASE request",
     };
     return execute(sql, texts[what], texts[what], err);

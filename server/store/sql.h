@@ -44,7 +44,7 @@ typedef struct mss_value {
 #define MSS_INT(value) {MSS_IS_INT, (int64_t)(value), NULL, 0}
 #define MSS_TEXT(text) {MSS_IS_TEXT, 0, (text), 0} /* NULL is null */
 #define MSS_BLOB(at, size) {MSS_IS_BLOB, 0, (at), (size)}
-#define MSS_HASH(hash) {MSS_IS_BLOB, 0, (hash)->bytes, sizeof (hash)->bytes}
+#define MSS_HASH(hash) {MSS_IS_BLOB, 0, (hash)->bytes, sizeof(hash)->bytes}
 #define MSS_U64_OR_NULL(value) {(value) == UINT64_MAX ? MSS_IS_NULL : MSS_IS_INT, (int64_t)(value), NULL, 0}
 #define MSS_NONE NULL, 0
 /* MSS_WITH(MSS_TEXT(a), MSS_INT(b)): the values of $1, $2. */

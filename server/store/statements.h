@@ -5,119 +5,119 @@
 #ifndef MSS_STORE_STATEMENTS_H
 #define MSS_STORE_STATEMENTS_H
 
-#define RUN_COLUMNS                                                                                                  \
+#define RUN_COLUMNS \
     "r.id, p.name AS project, r.name, r.model, r.machine, r.versions_json, r.outcome, r.started_at, r.finished_at, " \
-    "r.step_count, r.last_step, r.last_sequence, r.peak_bytes, r.budget_bytes, r.predicted_peak_bytes, "             \
+    "r.step_count, r.last_step, r.last_sequence, r.peak_bytes, r.budget_bytes, r.predicted_peak_bytes, " \
     "r.predicted_step_ns, a.name AS account, r.sum_step_ns / max(r.step_count, 1) AS mean_step_ns "
 #define RUN_FROM "FROM run r JOIN project p ON p.id = r.project LEFT JOIN account a ON a.id = r.account "
 
-#define MSS_STATEMENT_TABLE(X)                                                                                       \
-    /* accounts */                                                                                                   \
-    X(ACCOUNT_COUNT, "SELECT count(*) FROM account")                                                                 \
-    X(ACCOUNT_ADD, "INSERT INTO account (id, email, name, password_hash, is_operator, created_at) "                  \
-                   "VALUES ($1, $2, $3, $4, $5, $6)")                                                                \
-    X(ACCOUNT_BY_EMAIL, "SELECT id, password_hash FROM account WHERE email = $1")                                    \
-    X(ACCOUNT_PASSWORD, "SELECT password_hash FROM account WHERE id = $1")                                           \
-    X(ACCOUNT_SET_PASSWORD, "UPDATE account SET password_hash = $1 WHERE id = $2")                                   \
-    X(ACCOUNT_SHOW, "SELECT id, email, name, is_operator, created_at FROM account WHERE id = $1")                    \
-    X(ACCOUNT_DELETE, "DELETE FROM account WHERE id = $1")                                                           \
-    X(ACCOUNT_SOLE_OWNER, "SELECT count(*) FROM member m WHERE m.account = $1 AND m.role = 4 AND NOT EXISTS "        \
+#define MSS_STATEMENT_TABLE(X) \
+    /* accounts */ \
+    X(ACCOUNT_COUNT, "SELECT count(*) FROM account") \
+    X(ACCOUNT_ADD, "INSERT INTO account (id, email, name, password_hash, is_operator, created_at) " \
+                   "VALUES ($1, $2, $3, $4, $5, $6)") \
+    X(ACCOUNT_BY_EMAIL, "SELECT id, password_hash FROM account WHERE email = $1") \
+    X(ACCOUNT_PASSWORD, "SELECT password_hash FROM account WHERE id = $1") \
+    X(ACCOUNT_SET_PASSWORD, "UPDATE account SET password_hash = $1 WHERE id = $2") \
+    X(ACCOUNT_SHOW, "SELECT id, email, name, is_operator, created_at FROM account WHERE id = $1") \
+    X(ACCOUNT_DELETE, "DELETE FROM account WHERE id = $1") \
+    X(ACCOUNT_SOLE_OWNER, "SELECT count(*) FROM member m WHERE m.account = $1 AND m.role = 4 AND NOT EXISTS " \
                           "(SELECT 1 FROM member o WHERE o.team = m.team AND o.account <> m.account AND o.role = 4) " \
-                          "AND EXISTS (SELECT 1 FROM member o WHERE o.team = m.team AND o.account <> m.account)")    \
-    X(ACCOUNT_LONELY_TEAMS, "DELETE FROM team WHERE id IN (SELECT m.team FROM member m WHERE m.account = $1 AND "    \
+                          "AND EXISTS (SELECT 1 FROM member o WHERE o.team = m.team AND o.account <> m.account)") \
+    X(ACCOUNT_LONELY_TEAMS, "DELETE FROM team WHERE id IN (SELECT m.team FROM member m WHERE m.account = $1 AND " \
                             "NOT EXISTS (SELECT 1 FROM member o WHERE o.team = m.team AND o.account <> m.account))") \
-    X(ACCOUNT_RUNS, "SELECT r.team, " RUN_COLUMNS RUN_FROM "WHERE r.account = $1 ORDER BY r.started_at")             \
-    /* sessions */                                                                                                   \
-    X(SESSION_ADD, "INSERT INTO session (hash, account, created_at, expires_at) VALUES ($1, $2, $3, $4)")            \
-    X(SESSION_FIND, "SELECT s.account, a.is_operator, a.email FROM session s JOIN account a ON a.id = s.account "    \
-                    "WHERE s.hash = $1 AND s.expires_at > $2")                                                       \
-    X(SESSION_DELETE, "DELETE FROM session WHERE hash = $1")                                                         \
-    X(SESSION_DELETE_ALL, "DELETE FROM session WHERE account = $1")                                                  \
-    X(SESSION_EXPIRE, "DELETE FROM session WHERE expires_at <= $1")                                                  \
-    X(SESSION_LIST, "SELECT created_at, expires_at FROM session WHERE account = $1 ORDER BY created_at")             \
-    /* teams */                                                                                                      \
-    X(TEAM_ADD, "INSERT INTO team (id, name, created_at) VALUES ($1, $2, $3)")                                       \
-    X(TEAM_SHOW, "SELECT id, name, created_at FROM team WHERE id = $1")                                              \
-    X(TEAM_DELETE, "DELETE FROM team WHERE id = $1")                                                                 \
-    X(TEAM_OF_ACCOUNT, "SELECT t.id, t.name, m.role AS role_number, t.created_at FROM team t "                       \
-                       "JOIN member m ON m.team = t.id WHERE m.account = $1 ORDER BY t.name, t.id")                  \
-    X(MEMBER_SET, "INSERT INTO member (team, account, role, joined_at) VALUES ($1, $2, $3, $4) "                     \
-                  "ON CONFLICT (team, account) DO UPDATE SET role = excluded.role")                                  \
-    X(MEMBER_ROLE, "SELECT role FROM member WHERE team = $1 AND account = $2")                                       \
-    X(MEMBER_LIST, "SELECT a.id, a.name, a.email, m.role AS role_number, m.joined_at FROM member m "                 \
-                   "JOIN account a ON a.id = m.account WHERE m.team = $1 ORDER BY m.role DESC, a.name")              \
-    X(MEMBER_DELETE, "DELETE FROM member WHERE team = $1 AND account = $2")                                          \
-    X(MEMBER_OWNERS, "SELECT count(*) FROM member WHERE team = $1 AND role = 4")                                     \
-    /* invitations; a team of null is the link that makes the first owner */                                         \
-    X(INVITATION_ADD, "INSERT INTO invitation (id, hash, team, role, created_by, created_at, expires_at) "           \
-                      "VALUES ($1, $2, $3, $4, $5, $6, $7)")                                                         \
-    X(INVITATION_FIND, "SELECT i.id, i.team, i.role, t.name FROM invitation i LEFT JOIN team t ON t.id = i.team "    \
-                       "WHERE i.hash = $1 AND i.expires_at > $2")                                                    \
-    X(INVITATION_USE, "DELETE FROM invitation WHERE hash = $1 AND expires_at > $2")                                  \
-    X(INVITATION_LIST, "SELECT id, role AS role_number, created_at, expires_at FROM invitation WHERE team = $1 "     \
-                       "ORDER BY created_at")                                                                        \
-    X(INVITATION_DELETE, "DELETE FROM invitation WHERE team = $1 AND id = $2")                                       \
-    X(INVITATION_DELETE_FIRST, "DELETE FROM invitation WHERE team IS NULL")                                          \
-    X(INVITATION_EXPIRE, "DELETE FROM invitation WHERE expires_at <= $1")                                            \
-    /* tokens */                                                                                                     \
-    X(TOKEN_ADD, "INSERT INTO token (id, hash, team, account, name, scopes, created_at) "                            \
-                 "VALUES ($1, $2, $3, $4, $5, $6, $7)")                                                              \
-    X(TOKEN_FIND, "SELECT k.id, k.team, k.account, k.scopes, a.is_operator, a.email, k.last_used_at FROM token k "   \
-                  "JOIN account a ON a.id = k.account WHERE k.hash = $1")                                            \
-    X(TOKEN_LIST, "SELECT k.id, k.name, k.scopes AS scope_bits, k.created_at, k.last_used_at, a.name AS account "    \
-                  "FROM token k JOIN account a ON a.id = k.account WHERE k.team = $1 ORDER BY k.created_at")         \
-    X(TOKEN_TOUCH, "UPDATE token SET last_used_at = $1 WHERE id = $2")                                               \
-    X(TOKEN_DELETE, "DELETE FROM token WHERE team = $1 AND id = $2 AND ($3 >= 3 OR account = $4)")                   \
-    X(TOKEN_DELETE_OF_MEMBER, "DELETE FROM token WHERE team = $1 AND account = $2")                                  \
-    /* projects and runs */                                                                                          \
-    X(PROJECT_ADD, "INSERT INTO project (id, team, name, created_at) VALUES ($1, $2, $3, $4) "                       \
-                   "ON CONFLICT (team, name) DO NOTHING")                                                            \
-    X(PROJECT_FIND, "SELECT id FROM project WHERE team = $1 AND name = $2")                                          \
-    X(PROJECT_LIST, "SELECT p.name, p.created_at, count(r.id) AS runs FROM project p LEFT JOIN run r "               \
-                    "ON r.project = p.id WHERE p.team = $1 GROUP BY p.id ORDER BY p.name")                           \
-    X(RUN_ADD, "INSERT INTO run (id, team, project, account, idempotency_key, request_hash, name, model, machine, "  \
-               "versions_json, config_json, plan_json, graph_digest, budget_bytes, predicted_peak_bytes, "           \
-               "predicted_step_ns, started_at, stored_bytes) "                                                       \
-               "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)")           \
-    X(RUN_BY_KEY, "SELECT id, request_hash FROM run WHERE team = $1 AND idempotency_key = $2")                       \
-    X(RUN_TEAM, "SELECT team FROM run WHERE id = $1")                                                                \
+    X(ACCOUNT_RUNS, "SELECT r.team, " RUN_COLUMNS RUN_FROM "WHERE r.account = $1 ORDER BY r.started_at") \
+    /* sessions */ \
+    X(SESSION_ADD, "INSERT INTO session (hash, account, created_at, expires_at) VALUES ($1, $2, $3, $4)") \
+    X(SESSION_FIND, "SELECT s.account, a.is_operator, a.email FROM session s JOIN account a ON a.id = s.account " \
+                    "WHERE s.hash = $1 AND s.expires_at > $2") \
+    X(SESSION_DELETE, "DELETE FROM session WHERE hash = $1") \
+    X(SESSION_DELETE_ALL, "DELETE FROM session WHERE account = $1") \
+    X(SESSION_EXPIRE, "DELETE FROM session WHERE expires_at <= $1") \
+    X(SESSION_LIST, "SELECT created_at, expires_at FROM session WHERE account = $1 ORDER BY created_at") \
+    /* teams */ \
+    X(TEAM_ADD, "INSERT INTO team (id, name, created_at) VALUES ($1, $2, $3)") \
+    X(TEAM_SHOW, "SELECT id, name, created_at FROM team WHERE id = $1") \
+    X(TEAM_DELETE, "DELETE FROM team WHERE id = $1") \
+    X(TEAM_OF_ACCOUNT, "SELECT t.id, t.name, m.role AS role_number, t.created_at FROM team t " \
+                       "JOIN member m ON m.team = t.id WHERE m.account = $1 ORDER BY t.name, t.id") \
+    X(MEMBER_SET, "INSERT INTO member (team, account, role, joined_at) VALUES ($1, $2, $3, $4) " \
+                  "ON CONFLICT (team, account) DO UPDATE SET role = excluded.role") \
+    X(MEMBER_ROLE, "SELECT role FROM member WHERE team = $1 AND account = $2") \
+    X(MEMBER_LIST, "SELECT a.id, a.name, a.email, m.role AS role_number, m.joined_at FROM member m " \
+                   "JOIN account a ON a.id = m.account WHERE m.team = $1 ORDER BY m.role DESC, a.name") \
+    X(MEMBER_DELETE, "DELETE FROM member WHERE team = $1 AND account = $2") \
+    X(MEMBER_OWNERS, "SELECT count(*) FROM member WHERE team = $1 AND role = 4") \
+    /* invitations; a team of null is the link that makes the first owner */ \
+    X(INVITATION_ADD, "INSERT INTO invitation (id, hash, team, role, created_by, created_at, expires_at) " \
+                      "VALUES ($1, $2, $3, $4, $5, $6, $7)") \
+    X(INVITATION_FIND, "SELECT i.id, i.team, i.role, t.name FROM invitation i LEFT JOIN team t ON t.id = i.team " \
+                       "WHERE i.hash = $1 AND i.expires_at > $2") \
+    X(INVITATION_USE, "DELETE FROM invitation WHERE hash = $1 AND expires_at > $2") \
+    X(INVITATION_LIST, "SELECT id, role AS role_number, created_at, expires_at FROM invitation WHERE team = $1 " \
+                       "ORDER BY created_at") \
+    X(INVITATION_DELETE, "DELETE FROM invitation WHERE team = $1 AND id = $2") \
+    X(INVITATION_DELETE_FIRST, "DELETE FROM invitation WHERE team IS NULL") \
+    X(INVITATION_EXPIRE, "DELETE FROM invitation WHERE expires_at <= $1") \
+    /* tokens */ \
+    X(TOKEN_ADD, "INSERT INTO token (id, hash, team, account, name, scopes, created_at) " \
+                 "VALUES ($1, $2, $3, $4, $5, $6, $7)") \
+    X(TOKEN_FIND, "SELECT k.id, k.team, k.account, k.scopes, a.is_operator, a.email, k.last_used_at FROM token k " \
+                  "JOIN account a ON a.id = k.account WHERE k.hash = $1") \
+    X(TOKEN_LIST, "SELECT k.id, k.name, k.scopes AS scope_bits, k.created_at, k.last_used_at, a.name AS account " \
+                  "FROM token k JOIN account a ON a.id = k.account WHERE k.team = $1 ORDER BY k.created_at") \
+    X(TOKEN_TOUCH, "UPDATE token SET last_used_at = $1 WHERE id = $2") \
+    X(TOKEN_DELETE, "DELETE FROM token WHERE team = $1 AND id = $2 AND ($3 >= 3 OR account = $4)") \
+    X(TOKEN_DELETE_OF_MEMBER, "DELETE FROM token WHERE team = $1 AND account = $2") \
+    /* projects and runs */ \
+    X(PROJECT_ADD, "INSERT INTO project (id, team, name, created_at) VALUES ($1, $2, $3, $4) " \
+                   "ON CONFLICT (team, name) DO NOTHING") \
+    X(PROJECT_FIND, "SELECT id FROM project WHERE team = $1 AND name = $2") \
+    X(PROJECT_LIST, "SELECT p.name, p.created_at, count(r.id) AS runs FROM project p LEFT JOIN run r " \
+                    "ON r.project = p.id WHERE p.team = $1 GROUP BY p.id ORDER BY p.name") \
+    X(RUN_ADD, "INSERT INTO run (id, team, project, account, idempotency_key, request_hash, name, model, machine, " \
+               "versions_json, config_json, plan_json, graph_digest, budget_bytes, predicted_peak_bytes, " \
+               "predicted_step_ns, started_at, stored_bytes) " \
+               "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)") \
+    X(RUN_BY_KEY, "SELECT id, request_hash FROM run WHERE team = $1 AND idempotency_key = $2") \
+    X(RUN_TEAM, "SELECT team FROM run WHERE id = $1") \
     X(RUN_SHOW, "SELECT " RUN_COLUMNS ", r.graph_digest, r.config_json, r.counters_json " RUN_FROM "WHERE r.id = $1") \
-    X(RUN_PLAN, "SELECT plan_json FROM run WHERE id = $1")                                                           \
-    X(RUN_LIST, "SELECT " RUN_COLUMNS RUN_FROM                                                                       \
-                "WHERE r.team = $1 AND (r.started_at, r.id) < ($2, $3) AND ($4 = '' OR p.name = $4) "                \
-                "AND ($5 = '' OR r.model = $5) AND ($6 = '' OR r.outcome = $6) "                                     \
-                "ORDER BY r.started_at DESC, r.id DESC LIMIT $7")                                                    \
-    X(RUN_STATE, "SELECT last_sequence, last_step, outcome, step_count FROM run WHERE id = $1")                      \
-    X(RUN_APPENDED, "UPDATE run SET last_sequence = $1, last_step = $2, step_count = step_count + $3, "              \
-                    "sum_step_ns = sum_step_ns + $4, peak_bytes = max(coalesce(peak_bytes, $5), "                    \
-                    "coalesce($5, peak_bytes)), "                                                                    \
-                    "budget_bytes = coalesce($6, budget_bytes), "                                                    \
-                    "predicted_peak_bytes = coalesce($7, predicted_peak_bytes), "                                    \
-                    "predicted_step_ns = coalesce($8, predicted_step_ns), stored_bytes = stored_bytes + $9 "         \
-                    "WHERE id = $10")                                                                                \
-    X(RUN_FINISH, "UPDATE run SET outcome = $1, finished_at = $2, counters_json = $3 WHERE id = $4")                 \
-    X(RUN_DELETE, "DELETE FROM run WHERE id = $1")                                                                   \
-    X(RUN_TEAM_USE, "SELECT coalesce(sum(stored_bytes), 0) FROM run WHERE team = $1")                                \
-    X(BATCH_ADD, "INSERT INTO batch (run, sequence, first_step, last_step, steps, data) "                            \
-                 "VALUES ($1, $2, $3, $4, $5, $6)")                                                                  \
-    X(BATCH_LIST, "SELECT steps, data FROM batch WHERE run = $1 AND last_step > $2 ORDER BY sequence")               \
-    /* the rest */                                                                                                   \
-    X(TELEMETRY_ADD, "INSERT INTO telemetry (received_on, event_json) VALUES ($1, $2)")                              \
-    X(TELEMETRY_COUNT, "SELECT count(*) FROM telemetry")                                                             \
-    X(AUDIT_LAST, "SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1")                                     \
-    X(AUDIT_ADD, "INSERT INTO audit (number, happened_at, account, team, verb, object, hash) "                       \
-                 "VALUES ($1, $2, $3, $4, $5, $6, $7)")                                                              \
-    X(AUDIT_ALL, "SELECT number, happened_at, account, team, verb, object, hash FROM audit ORDER BY number")         \
-    X(AUDIT_OF_TEAM, "SELECT happened_at, account, verb, object FROM audit WHERE team = $1 "                         \
-                     "ORDER BY number DESC LIMIT 200")                                                               \
-    X(COUNT_RUNS, "SELECT count(*) FROM run")                                                                        \
+    X(RUN_PLAN, "SELECT plan_json FROM run WHERE id = $1") \
+    X(RUN_LIST, "SELECT " RUN_COLUMNS RUN_FROM \
+                "WHERE r.team = $1 AND (r.started_at, r.id) < ($2, $3) AND ($4 = '' OR p.name = $4) " \
+                "AND ($5 = '' OR r.model = $5) AND ($6 = '' OR r.outcome = $6) " \
+                "ORDER BY r.started_at DESC, r.id DESC LIMIT $7") \
+    X(RUN_STATE, "SELECT last_sequence, last_step, outcome, step_count FROM run WHERE id = $1") \
+    X(RUN_APPENDED, "UPDATE run SET last_sequence = $1, last_step = $2, step_count = step_count + $3, " \
+                    "sum_step_ns = sum_step_ns + $4, peak_bytes = max(coalesce(peak_bytes, $5), " \
+                    "coalesce($5, peak_bytes)), " \
+                    "budget_bytes = coalesce($6, budget_bytes), " \
+                    "predicted_peak_bytes = coalesce($7, predicted_peak_bytes), " \
+                    "predicted_step_ns = coalesce($8, predicted_step_ns), stored_bytes = stored_bytes + $9 " \
+                    "WHERE id = $10") \
+    X(RUN_FINISH, "UPDATE run SET outcome = $1, finished_at = $2, counters_json = $3 WHERE id = $4") \
+    X(RUN_DELETE, "DELETE FROM run WHERE id = $1") \
+    X(RUN_TEAM_USE, "SELECT coalesce(sum(stored_bytes), 0) FROM run WHERE team = $1") \
+    X(BATCH_ADD, "INSERT INTO batch (run, sequence, first_step, last_step, steps, data) " \
+                 "VALUES ($1, $2, $3, $4, $5, $6)") \
+    X(BATCH_LIST, "SELECT steps, data FROM batch WHERE run = $1 AND last_step > $2 ORDER BY sequence") \
+    /* the rest */ \
+    X(TELEMETRY_ADD, "INSERT INTO telemetry (received_on, event_json) VALUES ($1, $2)") \
+    X(TELEMETRY_COUNT, "SELECT count(*) FROM telemetry") \
+    X(AUDIT_LAST, "SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1") \
+    X(AUDIT_ADD, "INSERT INTO audit (number, happened_at, account, team, verb, object, hash) " \
+                 "VALUES ($1, $2, $3, $4, $5, $6, $7)") \
+    X(AUDIT_ALL, "SELECT number, happened_at, account, team, verb, object, hash FROM audit ORDER BY number") \
+    X(AUDIT_OF_TEAM, "SELECT happened_at, account, verb, object FROM audit WHERE team = $1 " \
+                     "ORDER BY number DESC LIMIT 200") \
+    X(COUNT_RUNS, "SELECT count(*) FROM run") \
     X(COUNT_STEPS, "SELECT coalesce(sum(step_count), 0) FROM run")
 
 enum {
 #define MSS_STATEMENT_ENUM(name, text) MSS_##name,
     MSS_STATEMENT_TABLE(MSS_STATEMENT_ENUM)
 #undef MSS_STATEMENT_ENUM
-    MSS_STATEMENT_COUNT
+        MSS_STATEMENT_COUNT
 };
 
 #endif

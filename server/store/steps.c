@@ -29,8 +29,9 @@ static int read_value(const ms__json_at *column, size_t index, uint64_t *value)
         return MS_OK;
     }
     *value = json_is_integer(item) ? (uint64_t)json_integer_value(item) : UINT64_MAX;
-    return *value <= MSS_STEP_VALUE_MOST ? MS_OK
-                                         : ms__json_fail(column, MS_EFORMAT, "item %zu: expected null or 0 to 2^62", index);
+    return *value <= MSS_STEP_VALUE_MOST
+               ? MS_OK
+               : ms__json_fail(column, MS_EFORMAT, "item %zu: expected null or 0 to 2^62", index);
 }
 
 /* A column that is missing is known of no step. */
@@ -233,8 +234,8 @@ int mss_run_append(mss_sql *sql, const char *run, uint64_t sequence, const mss_s
     int rc = mss_steps_pack(steps, &data, &bytes, err);
     if (rc == MS_OK) {
         rc = mss_sql_run(sql, MSS_BATCH_ADD,
-                         MSS_WITH(MSS_TEXT(run), MSS_INT(sequence), MSS_INT(first), MSS_INT(last), MSS_INT(steps->count),
-                                  MSS_BLOB(data, bytes)),
+                         MSS_WITH(MSS_TEXT(run), MSS_INT(sequence), MSS_INT(first), MSS_INT(last),
+                                  MSS_INT(steps->count), MSS_BLOB(data, bytes)),
                          NULL, err);
     }
     if (rc == MS_OK) {

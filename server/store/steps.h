@@ -14,21 +14,21 @@
 
 /* The members of a step, as in the "step" of a log line (docs/formats/log.schema.json): the step's number
  * first, then bytes and nanoseconds. How several steps become one point of a chart: their largest or mean. */
-#define MSS_STEP_TABLE(X)                                                                        \
-    X(NUMBER, "step", LARGEST)                                                                   \
-    X(NS, "step_ns", MEAN)                                                                       \
-    X(PEAK, "peak_bytes", LARGEST)                                                               \
-    X(RESIDENT, "resident_bytes", LARGEST)                                                       \
-    X(TIER, "tier_bytes", LARGEST)                                                               \
-    X(PREDICTED_PEAK, "predicted_peak_bytes", LARGEST)                                           \
-    X(PREDICTED_NS, "predicted_step_ns", MEAN)                                                   \
+#define MSS_STEP_TABLE(X) \
+    X(NUMBER, "step", LARGEST) \
+    X(NS, "step_ns", MEAN) \
+    X(PEAK, "peak_bytes", LARGEST) \
+    X(RESIDENT, "resident_bytes", LARGEST) \
+    X(TIER, "tier_bytes", LARGEST) \
+    X(PREDICTED_PEAK, "predicted_peak_bytes", LARGEST) \
+    X(PREDICTED_NS, "predicted_step_ns", MEAN) \
     X(BUDGET, "budget_bytes", LARGEST)
 
 typedef enum mss_step_column {
 #define MSS_STEP_ENUM(id, name, merge) MSS_STEP_##id,
     MSS_STEP_TABLE(MSS_STEP_ENUM)
 #undef MSS_STEP_ENUM
-    MSS_STEP_COLUMNS
+        MSS_STEP_COLUMNS
 } mss_step_column;
 
 enum { MSS_BATCH_STEPS_MOST = 1000, MSS_POINTS_MOST = 5000 };
@@ -54,7 +54,8 @@ MS_NODISCARD int mss_steps_unpack(const void *data, size_t bytes, size_t count, 
 
 /* Stores a batch, and what it changes in its run's row: within a transaction of the caller's, who knows that the
  * sequence and the first step follow the run's last. */
-MS_NODISCARD int mss_run_append(mss_sql *sql, const char *run, uint64_t sequence, const mss_steps *steps, ms_error *err);
+MS_NODISCARD int mss_run_append(mss_sql *sql, const char *run, uint64_t sequence, const mss_steps *steps,
+                                ms_error *err);
 
 /* All steps of a run behind number `after`. */
 MS_NODISCARD int mss_steps_load(mss_sql *sql, const char *run, uint64_t after, mss_steps *steps, ms_error *err);

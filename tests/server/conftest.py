@@ -1,4 +1,4 @@
-"""One server for the tests that leave it as it was: its owner, and a second team that is none of the first's business."""
+"""One server for the tests that leave it as it was: its owner, a stranger, and programs with tokens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Load on the server, measured by wrk: `python tests/server/load.py [SECONDS]` prints a table. Never a test: speed is measured.
+"""Load on the server, measured by wrk: `python tests/server/load.py [SECONDS]` prints a table.
 
-nginx serving a file of the same size as the answer stands beside it in the same run, where nginx is installed.
+Never a test: speed is measured. nginx serving a file of the same size stands beside it in the same run, where nginx is
+installed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ function request()
   sequence[run] = (sequence[run] or 0) + 1
   local first, numbers = sequence[run] * 100, {{}}
   for i = 0, 99 do numbers[#numbers + 1] = first + i end
-  local text = '{{"sequence":' .. sequence[run] .. ',"columns":' .. string.format(body, "[" .. table.concat(numbers, ",") .. "]") .. '}}'
+  local text = '{{"sequence":' .. sequence[run] .. ',"columns":'
+    .. string.format(body, "[" .. table.concat(numbers, ",") .. "]") .. '}}'
   return wrk.format("POST", "/api/v1/runs/" .. run .. "/steps", headers, text)
 end
 """
@@ -99,7 +101,9 @@ def main() -> None:
         for connections in (64, 256):
             # Far more runs than connections, so that no two batches of a run are on their way at the same time.
             runs = [program.begin_run(f"load-{connections}-{i}") for i in range(16 * connections)]
-            rows.append((f"append 100 steps, {connections} connections", wrk(url, append_script(token, runs), connections)))
+            rows.append(
+                (f"append 100 steps, {connections} connections", wrk(url, append_script(token, runs), connections))
+            )
             stored = sum(program.get(f"/api/v1/runs/{run}").json["last_sequence"] for run in runs)
             assert stored >= rows[-1][1]["per_s"] * SECONDS * 0.9, stored
         long_run = program.begin_run("long")

@@ -1,4 +1,4 @@
-"""The dashboard for one: logs below a folder become runs, as they grow; everyone who reaches it may look and nothing else."""
+"""The dashboard for one: logs below a folder become runs, as they grow; everyone may look, nobody changes anything."""
 
 from __future__ import annotations
 
@@ -184,7 +184,9 @@ def test_the_program_finds_the_server(folder: pathlib.Path) -> None:
     beside = pathlib.Path(PROGRAM).parent
     environment = {**os.environ, "PATH": f"{beside}:{os.environ['PATH']}"}
     line_ = [str(beside.parent / "memscale"), "dashboard", str(folder), "--port", "0"]
-    with subprocess.Popen(line_, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment) as process:
+    with subprocess.Popen(
+        line_, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
         assert "http://127.0.0.1:" in process.stdout.readline()
         process.terminate()

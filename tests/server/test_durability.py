@@ -1,4 +1,4 @@
-"""What was acknowledged is kept: kill -9 under load, copies while others write, older schemas, a chain that shows tampering."""
+"""What was acknowledged is kept: kill -9 under load, full disk, copies while others write, tampering that shows."""
 
 from __future__ import annotations
 

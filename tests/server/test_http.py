@@ -1,5 +1,7 @@
-"""What comes over the wire: malformed, oversized, duplicated, from elsewhere. The right status, one problem document, one line
-in the log, nothing changed."""
+"""What comes over the wire: malformed, oversized, duplicated, from elsewhere.
+
+The right status, one problem document, one line in the log, nothing changed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ PROBLEM = "application/problem+json"
 
 
 def raw(server: Server, text: str | bytes, is_whole: bool = True) -> bytes:
-    """What the server answers to these bytes, up to its closing the connection; `is_whole` False: nothing more will come."""
+    """What the server answers to these bytes, until it closes the connection; `is_whole` False: nothing more comes."""
     data = text.encode() if isinstance(text, str) else text
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(data)

@@ -1,4 +1,4 @@
-"""Every route for everyone: the program's own table of routes against what each role may do, in one's own and another team.
+"""Every route for everyone: the program's own table of routes against what each role may do, here and elsewhere.
 
 What is expected is written down here by verb, not taken from the server.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from server_support import PROGRAM, Client, Server, first_team, make_token, sign_up, invite
+from server_support import PROGRAM, Client, Server, first_team, invite, make_token, sign_up
 
 ROUTES: list[dict[str, str]] = json.loads(subprocess.run([PROGRAM, "routes"], capture_output=True, check=True).stdout)
 
@@ -54,7 +54,11 @@ class Place:
         who["anyone"] = Client(self.server)
         for token, scopes in TOKENS.items():
             who[token] = Client(self.server, make_token(who["owner"], team, *scopes))
-        run = who["owner"].send("POST", f"/api/v1/runs?team={team}", {"model": "M"}, **{"Idempotency-Key": "k"}).json["id"]
+        run = (
+            who["owner"]
+            .send("POST", f"/api/v1/runs?team={team}", {"model": "M"}, **{"Idempotency-Key": "k"})
+            .json["id"]
+        )
         return {"id": team, "who": who, "run": run}
 
 
@@ -66,7 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def ask(client: Client, route: dict[str, str], team: dict[str, Any]) -> int:
-    """The status, for a request whose content is refused later: so that permission alone is seen, and nothing happens."""
+    """The status, for a request whose content is refused later: permission alone is seen, and nothing happens."""
     path = route["path"].replace("{team}", team["id"]).replace("{run}", team["run"])
     for name in ("{other}", "{account}", "{invitation}", "{token}", "{key}", "{file}"):
         path = path.replace(name, "r0000000000000000")
@@ -116,7 +120,9 @@ def test_roles(place: Place, route: dict[str, str]) -> None:
             assert status == 403, (who, status)
 
 
-@pytest.mark.parametrize("route", [r for r in ROUTES if r["subject"] != "none"], ids=lambda r: f"{r['method']} {r['path']}")
+@pytest.mark.parametrize(
+    "route", [r for r in ROUTES if r["subject"] != "none"], ids=lambda r: f"{r['method']} {r['path']}"
+)
 def test_another_team_does_not_exist(place: Place, route: dict[str, str]) -> None:
     own, other = place.teams["own"], place.teams["other"]
     for who in WHO:

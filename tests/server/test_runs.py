@@ -67,7 +67,8 @@ def test_what_are_no_steps_is_refused_and_changes_nothing(program: Client, key) 
     for bad in (
         {}, [], "steps", {"step": []}, {"step": list(range(1, 1002))}, {"step": [0]}, {"step": [1.5]}, {"step": ["1"]},
         {"step": [None]}, {"step": [1, 1]}, {"step": [2, 1]}, {"step": 1}, {"peak_bytes": [1]},
-        {"step": [1], "peak_bytes": [-1]}, {"step": [1], "peak_bytes": [2**62 + 1]}, {"step": [1], "peak_bytes": [True]},
+        {"step": [1], "peak_bytes": [-1]}, {"step": [1], "peak_bytes": [2**62 + 1]},
+        {"step": [1], "peak_bytes": [True]},
         {"step": [1, 2], "peak_bytes": [1]}, {"step": [1], "peak_bytes": 1}, {"step": [1], "loss": [3]},
     ):  # fmt: skip
         assert program.send_batch(run, 1, bad).status == 422, bad
@@ -154,7 +155,9 @@ def test_deleting_a_run_takes_its_steps_along(owner: Client, program: Client, ke
 
 
 def test_a_plan_comes_back(program: Client, key) -> None:
-    plan = {"entries": [{"name": "layer.0", "technique": "recompute", "rule": "pressure", "saved_bytes": 5, "cost_ns": 7}]}
+    plan = {
+        "entries": [{"name": "layer.0", "technique": "recompute", "rule": "pressure", "saved_bytes": 5, "cost_ns": 7}]
+    }
     run = program.begin_run(key(), plan=plan)
     assert program.get(f"/api/v1/runs/{run}/plan").json == plan
     assert program.get(f"/api/v1/runs/{program.begin_run(key())}/plan").status == 404

@@ -62,8 +62,8 @@ def test_too_many_requests_of_a_token_are_told_when_to_come_back(data: pathlib.P
 EVENT = {
     "schema_version": 2, "event": "wrap", "memscale_version": "0.1", "architecture": "decoder", "parameters": "100M-1B",
     "device": "cpu", "device_memory": "18-36GB", "mode": "balanced", "budget_given": True, "layers": "9-16",
-    "pressure": "1.1-2", "decision_source": "user_config", "techniques": ["recompute", "offload_disk"], "peak": "0.25-0.5",
-    "step": "0.85-1.1", "measured_peak": "unknown", "outcome": "planned",
+    "pressure": "1.1-2", "decision_source": "user_config", "techniques": ["recompute", "offload_disk"],
+    "peak": "0.25-0.5", "step": "0.85-1.1", "measured_peak": "unknown", "outcome": "planned",
 }  # fmt: skip
 
 
@@ -124,7 +124,15 @@ def program_of(server_program: str) -> str:
 def test_a_plan_is_that_of_the_program_byte_for_byte(program: Client, hardware: str) -> None:
     body = {**documents(), "hardware": json.loads((DATA / hardware).read_text())}
     answer = program.send("POST", "/api/v1/plans", body)
-    line = [program_of(PROGRAM), "plan", "--graph", str(DATA / "graph_small.json"), "--hardware", str(DATA / hardware), "--json"]
+    line = [
+        program_of(PROGRAM),
+        "plan",
+        "--graph",
+        str(DATA / "graph_small.json"),
+        "--hardware",
+        str(DATA / hardware),
+        "--json",
+    ]
     expected = subprocess.run(line, capture_output=True)
     assert expected.returncode == 0
     assert answer.status == 200 and answer.body == expected.stdout

@@ -56,10 +56,14 @@ static void test_a_token_does_what_its_scopes_say(void **state)
         mss_verb verb;
         uint32_t scope;
     } needs[] = {
-        {MSS_MAY_RUN_READ, MSS_SCOPE_RUNS_READ},   {MSS_MAY_RUN_WRITE, MSS_SCOPE_RUNS_WRITE},
-        {MSS_MAY_RUN_DELETE, MSS_SCOPE_ADMIN},     {MSS_MAY_PLAN_MAKE, MSS_SCOPE_RUNS_READ},
-        {MSS_MAY_TEAM_READ, MSS_SCOPE_RUNS_READ},  {MSS_MAY_TEAM_MANAGE, MSS_SCOPE_ADMIN},
-        {MSS_MAY_TEAM_OWN, 0},                     {MSS_MAY_TOKEN_MANAGE, 0},
+        {MSS_MAY_RUN_READ, MSS_SCOPE_RUNS_READ},
+        {MSS_MAY_RUN_WRITE, MSS_SCOPE_RUNS_WRITE},
+        {MSS_MAY_RUN_DELETE, MSS_SCOPE_ADMIN},
+        {MSS_MAY_PLAN_MAKE, MSS_SCOPE_RUNS_READ},
+        {MSS_MAY_TEAM_READ, MSS_SCOPE_RUNS_READ},
+        {MSS_MAY_TEAM_MANAGE, MSS_SCOPE_ADMIN},
+        {MSS_MAY_TEAM_OWN, 0},
+        {MSS_MAY_TOKEN_MANAGE, 0},
         {MSS_MAY_SELF, 0},
     };
     mss_object object = {team, MSS_OWNER};

@@ -152,7 +152,8 @@ static void test_the_audit_is_a_chain(void **state)
     assert_int_equal(rows, 5);
     sqlite3 *other;
     assert_int_equal(sqlite3_open(path, &other), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(other, "UPDATE audit SET object = 'y' WHERE number = 3", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "UPDATE audit SET object = 'y' WHERE number = 3", NULL, NULL, NULL),
+                     SQLITE_OK);
     sqlite3_close(other);
     assert_ms_fails(mss_audit_check(sql, &rows, &err), MS_EFORMAT, err, "row 3");
     close_and_remove(sql);
@@ -179,9 +180,12 @@ int main(void)
     ms__json_writer writer = {0};
     json_decref(ms__json_new(&writer)); /* jansson's memory is ours from here on */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_older_schema_is_brought_up), cmocka_unit_test(test_every_statement_prepares),
-        cmocka_unit_test(test_a_savepoint_is_taken_back_alone),  cmocka_unit_test(test_a_reader_writes_nothing),
-        cmocka_unit_test(test_rows_become_objects),              cmocka_unit_test(test_the_audit_is_a_chain),
+        cmocka_unit_test(test_every_older_schema_is_brought_up),
+        cmocka_unit_test(test_every_statement_prepares),
+        cmocka_unit_test(test_a_savepoint_is_taken_back_alone),
+        cmocka_unit_test(test_a_reader_writes_nothing),
+        cmocka_unit_test(test_rows_become_objects),
+        cmocka_unit_test(test_the_audit_is_a_chain),
         cmocka_unit_test(test_what_is_no_database_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

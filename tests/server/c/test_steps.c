@@ -148,8 +148,10 @@ static void test_memory_that_runs_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_values_come_back),     cmocka_unit_test(test_damaged_batches_are_refused),
-        cmocka_unit_test(test_points),                   cmocka_unit_test(test_steps_are_read_from_json),
+        cmocka_unit_test(test_any_values_come_back),
+        cmocka_unit_test(test_damaged_batches_are_refused),
+        cmocka_unit_test(test_points),
+        cmocka_unit_test(test_steps_are_read_from_json),
         cmocka_unit_test(test_memory_that_runs_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,7 +31,8 @@ static void test_a_name_that_is_there_twice_has_no_value(void **state)
 static void test_malformed_pairs_are_refused(void **state)
 {
     (void)state;
-    static const char *const texts[] = {"a=%", "a=%4", "a=%zz", "a=%00", "a=%01", "a=%7f", "a=%ff", "%ed%a0%80=1", "a=%c3"};
+    static const char *const texts[] = {"a=%",   "a=%4",  "a=%zz",       "a=%00", "a=%01",
+                                        "a=%7f", "a=%ff", "%ed%a0%80=1", "a=%c3"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         mss_pairs pairs;
         ms_error err;
@@ -78,8 +79,9 @@ static void test_targets_are_split(void **state)
 static void test_paths_of_nobody_are_refused(void **state)
 {
     (void)state;
-    static const char *const targets[] = {"", "*", "a", "//a", "/a//b", "/../a", "/a/./b", "/.a", "/%61", "/a b", "/a\\b",
-                                          "/a;b", "http://h/a", "/\xc3\xa9", "/a:b", "/a\nb"};
+    static const char *const targets[] = {"",           "*",         "a",    "//a",  "/a//b", "/../a",
+                                          "/a/./b",     "/.a",       "/%61", "/a b", "/a\\b", "/a;b",
+                                          "http://h/a", "/\xc3\xa9", "/a:b", "/a\nb"};
     char path[MSS_PATH_BYTES], longest[MSS_PATH_BYTES + 8];
     const char *query;
     for (size_t i = 0; i < sizeof targets / sizeof targets[0]; i++) {

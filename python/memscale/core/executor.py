@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ...execution.executor import Executor
+from ..execution.executor import Executor
 
 __all__ = ["Executor"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ...tracing.profiler import MemoryProfiler
+from ..tracing.profiler import MemoryProfiler
 
 __all__ = ["MemoryProfiler"]

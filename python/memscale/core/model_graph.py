@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ...tracing.model_graph import ModelGraph
+from ..tracing.model_graph import ModelGraph
 
 __all__ = ["ModelGraph"]

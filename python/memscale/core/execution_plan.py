@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ...planning.execution_plan import ExecutionPlan
+from ..planning.execution_plan import ExecutionPlan
 
 __all__ = ["ExecutionPlan"]

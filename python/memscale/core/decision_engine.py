@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ...planning.decision_engine import DecisionEngine
+from ..planning.decision_engine import DecisionEngine
 
 __all__ = ["DecisionEngine"]

@@ -1,0 +1,302 @@
+"""Runs the nasty cases and says what came of each. `python run.py [--case PART] [--config NAME]`.
+
+Each case is trained unwrapped twice, which must agree, and then wrapped in five configurations.
+An outcome is one of
+
+- exact: every loss, gradient, parameter, buffer, generator and what the case watches are the same bits,
+  and the process's state is what the plain run leaves;
+- refused: an error of memscale's says so before a step was taken;
+- stopped: an error of memscale's in a later step, or in backward; no wrong number existed;
+- told: what the layer writes outside of the model differs, a warning names the layer, the rest is exact;
+- wrong: anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import gc
+import logging
+import os
+import pathlib
+import random
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import cases_ambient  # noqa: F401
+import cases_autograd  # noqa: F401
+import cases_effects  # noqa: F401
+import cases_loops  # noqa: F401
+import cases_modes  # noqa: F401
+import cases_random  # noqa: F401
+import numpy
+import torch
+from subjects import CASES, Case, Subject
+
+import memscale
+from memscale import Config, MemScaleError, _core
+from memscale.config import OptimizationMode
+
+# What is forced wherever a plan may; None: what the planner itself finds smallest.
+CONFIGURATIONS: dict[str, str | None] = {
+    "recompute": "recompute",
+    "selective": "selective_4",
+    "offload": "offload_disk",
+    "segments": "recompute_segment",
+    "smallest": None,
+}
+
+
+@dataclasses.dataclass
+class Outcome:
+    word: str
+    detail: str = ""
+
+
+# ---- the process's state --------------------------------------------------------------------
+
+
+def ambient() -> dict[str, Any]:
+    """What a run could leave changed and no other run must see."""
+    state: dict[str, Any] = {name: flag.read() for name, flag in cases_ambient.FLAGS.items()}
+    state |= {
+        "function_stack": torch._C._len_torch_function_stack(),
+        "dispatch_stack": torch._C._len_torch_dispatch_stack(),
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast_cpu": torch.is_autocast_enabled("cpu"),
+        "saved_hooks": torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        "denormals": float(torch.tensor(1e-39) * 1.0) != 0.0,
+        "multithreading": torch._C._is_multithreading_enabled(),
+    }
+    return state
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Whatever a run leaves, the next begins as this one."""
+    flags = {name: flag.read() for name, flag in cases_ambient.FLAGS.items()}
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        for name, flag in cases_ambient.FLAGS.items():
+            if flag.read() != flags[name]:
+                flag.write(flags[name])
+        while torch._C._len_torch_function_stack():
+            torch._C._pop_torch_function_stack()
+        while torch._C._len_torch_dispatch_stack():
+            torch._C._pop_torch_dispatch_stack()
+        torch.set_grad_enabled(True)
+        torch.set_autocast_enabled("cpu", False)
+        torch.clear_autocast_cache()
+        torch.set_flush_denormal(False)
+        torch._C._autograd._saved_tensors_hooks_enable()
+        gc.collect()
+
+
+# ---- one run ---------------------------------------------------------------------------------
+
+
+def train(subject: Subject) -> Iterator[Any]:
+    """Some steps of the usual loop; yields all that must not depend on a plan."""
+    optimizer = torch.optim.SGD(subject.model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(subject.steps):
+        torch.manual_seed(100 + step)
+        random.seed(100 + step)
+        numpy.random.seed(100 + step)
+        loss = subject.one_step(subject.batch(step))
+        yield f"loss {step}", None if loss is None else loss.detach().clone()
+        for name, parameter in subject.model.named_parameters():
+            yield f"gradient {step} {name}", None if parameter.grad is None else parameter.grad.clone()
+        optimizer.step()
+        optimizer.zero_grad()
+        for name, value in [*subject.model.named_parameters(), *subject.model.named_buffers()]:
+            yield f"value {step} {name}", value.detach().clone()
+        yield f"random {step}", torch.get_rng_state()
+        yield f"random of Python {step}", hash(random.getstate())
+        yield f"random of NumPy {step}", numpy.random.get_state()[1].tolist()
+        if subject.watch is not None:
+            yield f"watched {step}", subject.watch()
+
+
+def collected(subject: Subject) -> tuple[list[tuple[str, Any]], BaseException | None]:
+    """All of a run, up to the error that ended it."""
+    found: list[tuple[str, Any]] = []
+    try:
+        for item in train(subject):
+            found.append(item)
+    except Exception as error:
+        return found, error
+    return found, None
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and bool(
+            torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan())
+        )
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def made(case: Case) -> Subject:
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
+    return case.make()
+
+
+def plain(case: Case) -> tuple[list[tuple[str, Any]], BaseException | None, dict[str, Any]]:
+    with restored():
+        found, error = collected(made(case))
+        return found, error, ambient()
+
+
+@contextlib.contextmanager
+def planned_with(technique: str | None) -> Iterator[None]:
+    """Every plan has this technique wherever it may."""
+    from memscale.core.session import Session
+
+    usual = Session._make_plan
+    if technique is not None:
+
+        def make_plan(session: Session, graph: str) -> str:
+            return _core.plan_uniform(graph, session.hardware_json, session.config_json, technique)
+
+        Session._make_plan = make_plan  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Session._make_plan = usual  # type: ignore[method-assign]
+
+
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[list[str]]:
+    handler, logger = _Heard(), logging.getLogger("memscale")
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            yield handler.lines
+            handler.lines.extend(str(warning.message) for warning in told)
+    finally:
+        logger.removeHandler(handler)
+
+
+def judge(case: Case, configuration: str, expected: Any, **fields: Any) -> Outcome:
+    """One case in one configuration against the plain run."""
+    plain_found, plain_error, plain_ambient = expected
+    config = Config(
+        mode=OptimizationMode.AGGRESSIVE, force_optimize=True, enable_logging=False,
+        disk_offload_dir=os.environ.get("NASTY_DIR", tempfile.gettempdir()), **fields,
+    )
+    with restored(), planned_with(CONFIGURATIONS[configuration]), _listening() as heard:
+        subject = made(case)
+        memscale.wrap(subject.model, config)
+        found, error = collected(subject)
+        recorded = (subject.model._memscale_executor.counters(), subject.model._memscale_executor.plan)
+        memscale.detach(subject.model)
+        left = ambient()
+    outcome = _compared(plain_found, plain_error, found, error, heard)
+    if outcome.word in ("exact", "told") and left != plain_ambient:
+        changed = [key for key in left if left[key] != plain_ambient[key]]
+        return Outcome("wrong", f"left behind: {changed}")
+    del recorded
+    return outcome
+
+
+def _compared(
+    plain_found: list[Any], plain_error: BaseException | None, found: list[Any], error: BaseException | None,
+    heard: list[str],
+) -> Outcome:
+    differ = next(
+        (name for (name, a), (_, b) in zip(plain_found, found, strict=False) if not same(a, b)), None
+    )
+    watched_only = differ is not None and all(
+        name.startswith("watched") or same(a, b) for (name, a), (_, b) in zip(plain_found, found, strict=False)
+    )
+    if differ is not None and not (watched_only and any("blocks" in line for line in heard)):
+        return Outcome("wrong", f"{differ} differs" + _told(heard))
+    if isinstance(error, MemScaleError) and plain_error is None:
+        return Outcome("stopped" if found else "refused", f"{error}")
+    if error is None and plain_error is None and len(found) == len(plain_found):
+        return Outcome("exact") if differ is None else Outcome("told", _told(heard))
+    if type(error) is type(plain_error) and len(found) == len(plain_found):
+        return Outcome("exact") if differ is None else Outcome("told", _told(heard))
+    place = traceback.extract_tb(error.__traceback__)[-1] if error is not None else ""
+    return Outcome("wrong", f"ended by {error!r} at {place}, plain by {plain_error!r}")
+
+
+def _told(heard: list[str]) -> str:
+    return "" if not heard else f" (told: {heard[0][:160]})"
+
+
+def all_of(case: Case, configurations: list[str]) -> dict[str, Outcome]:
+    first, second = plain(case), plain(case)
+    if not (same(first[0], second[0]) and type(first[1]) is type(second[1])):
+        differ = next((n for (n, a), (_, b) in zip(first[0], second[0], strict=False) if not same(a, b)), "length")
+        return dict.fromkeys(configurations, Outcome("differs from itself", differ))
+    if first[1] is not None:
+        return dict.fromkeys(configurations, Outcome("fails unwrapped", repr(first[1])))
+    found: dict[str, Outcome] = {}
+    for configuration in configurations:
+        try:
+            found[configuration] = judge(case, configuration, first)
+        except BaseException as error:
+            found[configuration] = Outcome("wrong", f"{error!r} {traceback.format_exc(limit=-3)}")
+            if isinstance(error, KeyboardInterrupt):
+                raise
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", default="", help="only cases whose name has this in it")
+    parser.add_argument("--config", choices=list(CONFIGURATIONS), help="only this configuration")
+    parser.add_argument("--every", type=int, default=1, help="every n-th case only")
+    parser.add_argument("--output", type=pathlib.Path, help="a file for the list of outcomes")
+    options = parser.parse_args()
+    logging.getLogger("memscale").propagate = False
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    configurations = [options.config] if options.config else list(CONFIGURATIONS)
+    chosen = [case for case in CASES if options.case in str(case)][:: options.every]
+    totals: collections.Counter[str] = collections.Counter()
+    lines: list[str] = []
+    for case in chosen:
+        for configuration, outcome in all_of(case, configurations).items():
+            totals[outcome.word] += 1
+            if outcome.word != "exact":
+                lines.append(f"{outcome.word:9} {case!s:70} {configuration:10} {outcome.detail}")
+                print(lines[-1], flush=True)
+    summary = f"{len(chosen)} cases, {sum(totals.values())} runs: " + ", ".join(
+        f"{count} {word}" for word, count in totals.most_common()
+    )
+    print(summary)
+    if options.output:
+        options.output.write_text("\n".join([*lines, summary, ""]))
+    return 1 if set(totals) - {"exact", "refused", "told", "stopped"} else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

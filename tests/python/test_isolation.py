@@ -153,11 +153,10 @@ class Leaking(nn.Module):
         return y.sum()
 
 
-def test_a_tensor_kept_outside_the_modules_is_refused_and_taken_back():
+def test_what_a_forward_puts_into_a_global_list_is_taken_out_again():
     real = torch.zeros(2)
     _kept[:] = [real]
-    with pytest.raises(ProfileError, match="keeps tensors outside its modules"):
-        trace(Leaking(), torch.randn(2, 4))
+    trace(Leaking(), torch.randn(2, 4))
     assert len(_kept) == 1 and _kept[0] is real
     _kept.clear()
 

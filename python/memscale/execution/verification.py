@@ -128,7 +128,8 @@ def _step(
     plan: str | None = None,
 ) -> _Gradients | None:
     """Loss and gradients of one step, by what an error calls them; the model is as before."""
-    with isolated(model) as snapshot:
+
+    def run(snapshot: Snapshot) -> _Gradients | None:
         _copy_buffers(snapshot)
         if not model.training:
             model.train()
@@ -141,6 +142,8 @@ def _step(
         finally:
             if executor is not None:
                 executor.detach()
+
+    return isolated(model, run)
 
 
 def _gradients(model: torch.nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> _Gradients | None:

@@ -82,16 +82,10 @@ _BACKENDS = torch.backends
 # Those that a layer may read, and that change what it computes when it does, or what its kernels do.
 FLAGS: dict[str, _Flag] = {
     "default_dtype": _Flag(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
-    "deterministic": _Flag(
-        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
-    ),
-    "deterministic_debug_mode": _Flag(
-        torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 1
-    ),
+    "deterministic": _Flag(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    "deterministic_debug_mode": _Flag(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 1),
     "fill_uninitialized": _attribute(torch.utils.deterministic, "fill_uninitialized_memory", False),
-    "matmul_precision": _Flag(
-        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
-    ),
+    "matmul_precision": _Flag(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
     "fp32_precision": _attribute(_BACKENDS, "fp32_precision", "tf32"),
     "mkldnn_matmul_precision": _attribute(_BACKENDS.mkldnn.matmul, "fp32_precision", "bf16"),
     "mkldnn_conv_precision": _attribute(_BACKENDS.mkldnn.conv, "fp32_precision", "bf16"),
@@ -103,16 +97,10 @@ FLAGS: dict[str, _Flag] = {
     "cudnn_enabled": _attribute(_BACKENDS.cudnn, "enabled", False),
     "cuda_fp16_reduction": _attribute(_BACKENDS.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
     "cuda_bf16_reduction": _attribute(_BACKENDS.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
-    "mkldnn_enabled": _Flag(
-        torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, False
-    ),
-    "mkldnn_deterministic": _Flag(
-        torch._C._get_mkldnn_deterministic, torch._C._set_mkldnn_deterministic, True
-    ),
+    "mkldnn_enabled": _Flag(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, False),
+    "mkldnn_deterministic": _Flag(torch._C._get_mkldnn_deterministic, torch._C._set_mkldnn_deterministic, True),
     "opt_einsum": _attribute(_BACKENDS.opt_einsum, "enabled", False),
-    "mha_fastpath": _Flag(
-        _BACKENDS.mha.get_fastpath_enabled, _BACKENDS.mha.set_fastpath_enabled, False
-    ),
+    "mha_fastpath": _Flag(_BACKENDS.mha.get_fastpath_enabled, _BACKENDS.mha.set_fastpath_enabled, False),
     "nnpack": _Flag(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, False),
     "flash_sdp": _Flag(_BACKENDS.cuda.flash_sdp_enabled, _BACKENDS.cuda.enable_flash_sdp, False),
     "math_sdp": _Flag(_BACKENDS.cuda.math_sdp_enabled, _BACKENDS.cuda.enable_math_sdp, False),
@@ -125,14 +113,10 @@ FLAGS: dict[str, _Flag] = {
     "autocast_cpu_dtype": _Flag(
         lambda: torch.get_autocast_dtype("cpu"), lambda value: torch.set_autocast_dtype("cpu", value), torch.float16
     ),
-    "autocast_cache": _Flag(
-        torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, False
-    ),
+    "autocast_cache": _Flag(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, False),
     "anomaly": _Flag(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True),
     "threads": _Flag(torch.get_num_threads, torch.set_num_threads, 2),
-    "numpy_errors": _Flag(
-        lambda: numpy.geterr()["over"], lambda value: numpy.seterr(over=value) and None, "ignore"
-    ),
+    "numpy_errors": _Flag(lambda: numpy.geterr()["over"], lambda value: numpy.seterr(over=value) and None, "ignore"),
     "print_options": _Flag(
         lambda: torch._tensor_str.PRINT_OPTS.precision, lambda value: torch.set_printoptions(precision=value), 7
     ),
@@ -174,8 +158,9 @@ def _reader(flag: _Flag) -> Callable[[Any, torch.Tensor], torch.Tensor]:
 def _around(name: str, flag: Context, where: str, body: Any, prepare: Any = None, **more: Any) -> None:
     @case("ambient", f"{name}_around_{where}")
     def make() -> Subject:
-        return Subject(stack(body() if getattr(body, "is_maker", False) else body, prepare), **{f"{where}_in": flag},
-                       **more)
+        return Subject(
+            stack(body() if getattr(body, "is_maker", False) else body, prepare), **{f"{where}_in": flag}, **more
+        )
 
 
 def _reading(flag: _Flag) -> Any:
@@ -233,7 +218,9 @@ KERNELS: dict[str, tuple[Context, Any, Any]] = {
     "math_attention": (lambda: sdpa_kernel([SDPBackend.MATH]), _attend, None),
     "flash_attention_off": (FLAGS["flash_sdp"], _attend, None),
     "sdpa_priority": (
-        lambda: sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True), _attend, None,
+        lambda: sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True),
+        _attend,
+        None,
     ),
     "double_constants": (FLAGS["default_dtype"], _constants, None),
     "default_device": (lambda: torch.device("cpu"), _constants, None),
@@ -345,9 +332,7 @@ def mkldnn_off_in_every_second_step() -> Subject:
 @case("ambient")
 def flush_denormal_in_every_second_step() -> Subject:
     turns = iter(range(100))
-    return Subject(
-        stack(_denormal), forward_in=lambda: _flushing() if next(turns) % 2 else contextlib.nullcontext()
-    )
+    return Subject(stack(_denormal), forward_in=lambda: _flushing() if next(turns) % 2 else contextlib.nullcontext())
 
 
 @case("ambient")

@@ -111,6 +111,7 @@ def hooks_on_parameters() -> Subject:
 def an_optimizer_in_backward() -> Subject:
     model = stack()
     for parameter in model.parameters():
+
         def update(p: torch.Tensor) -> None:
             with torch.no_grad():
                 p.add_(p.grad, alpha=-0.05)  # type: ignore[arg-type]
@@ -161,9 +162,7 @@ def hooks_of_all_modules() -> Subject:
     counts = [0]
 
     def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        handles.append(
-            nn.modules.module.register_module_forward_hook(lambda module, args, output: output * 1.001)
-        )
+        handles.append(nn.modules.module.register_module_forward_hook(lambda module, args, output: output * 1.001))
         loss = mean_loss(model(batch))
         handles.pop().remove()
         loss.backward()

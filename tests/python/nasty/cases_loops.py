@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -58,9 +59,9 @@ def _raising(error: type[BaseException], where: str, turns: tuple[int, ...] = (1
 
 for _error in (ValueError, KeyboardInterrupt, MemoryError):
     for _where in ("forward", "before", "after"):
-        case("loops", f"{_error.__name__}_{_where}_backward" if _where != "forward" else f"{_error.__name__}_in_forward")(
-            _raising(_error, _where)
-        )
+        case(
+            "loops", f"{_error.__name__}_{_where}_backward" if _where != "forward" else f"{_error.__name__}_in_forward"
+        )(_raising(_error, _where))
 case("loops", "an_error_in_the_first_step")(_raising(ValueError, "forward", (0,)))
 case("loops", "an_error_in_backward_of_the_first_step")(_raising(ValueError, "after", (0,)))
 
@@ -107,10 +108,8 @@ def backward_once_too_often() -> Subject:
     def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         loss = mean_loss(model(batch))
         loss.backward()
-        try:
+        with contextlib.suppress(RuntimeError):
             loss.backward()
-        except RuntimeError:
-            pass
         return loss
 
     return Subject(stack(), step=step)

@@ -222,6 +222,7 @@ def an_exception_in_the_middle_of_backward() -> Subject:
 
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         if self is state["third"] and state["turn"] == 1:
+
             def fail(gradient: torch.Tensor) -> None:
                 raise ValueError("nasty")
 

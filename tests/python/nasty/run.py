@@ -21,15 +21,16 @@ import gc
 import logging
 import os
 import pathlib
+import pickle
 import random
 import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import cases_ambient  # noqa: F401
+import cases_ambient
 import cases_autograd  # noqa: F401
 import cases_effects  # noqa: F401
 import cases_loops  # noqa: F401
@@ -62,9 +63,19 @@ class Outcome:
 # ---- the process's state --------------------------------------------------------------------
 
 
+def _flags() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, flag in cases_ambient.FLAGS.items():
+        try:
+            found[name] = flag.read()
+        except RuntimeError:  # an old setting that new ones have split
+            found[name] = "unreadable"
+    return found
+
+
 def ambient() -> dict[str, Any]:
     """What a run could leave changed and no other run must see."""
-    state: dict[str, Any] = {name: flag.read() for name, flag in cases_ambient.FLAGS.items()}
+    state = _flags()
     state |= {
         "function_stack": torch._C._len_torch_function_stack(),
         "dispatch_stack": torch._C._len_torch_dispatch_stack(),
@@ -78,27 +89,36 @@ def ambient() -> dict[str, Any]:
     return state
 
 
-@contextlib.contextmanager
-def restored() -> Iterator[None]:
-    """Whatever a run leaves, the next begins as this one."""
-    flags = {name: flag.read() for name, flag in cases_ambient.FLAGS.items()}
-    try:
-        with warnings.catch_warnings():
-            yield
-    finally:
-        for name, flag in cases_ambient.FLAGS.items():
-            if flag.read() != flags[name]:
-                flag.write(flags[name])
-        while torch._C._len_torch_function_stack():
-            torch._C._pop_torch_function_stack()
-        while torch._C._len_torch_dispatch_stack():
-            torch._C._pop_torch_dispatch_stack()
-        torch.set_grad_enabled(True)
-        torch.set_autocast_enabled("cpu", False)
-        torch.clear_autocast_cache()
-        torch.set_flush_denormal(False)
-        torch._C._autograd._saved_tensors_hooks_enable()
-        gc.collect()
+@dataclasses.dataclass
+class Run:
+    """What came of one run, without anything that can't go from one process to another."""
+
+    found: list[tuple[str, Any]]
+    error: str = ""
+    error_kind: str = ""
+    is_ours: bool = False
+    left: dict[str, Any] = dataclasses.field(default_factory=dict)
+    heard: list[str] = dataclasses.field(default_factory=list)
+
+
+def in_child(make: Callable[[], Run]) -> Run:
+    """In a process of its own: whatever a run leaves changed, no other sees it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            with os.fdopen(writer, "wb") as pipe:
+                pickle.dump(make(), pipe)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        data = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return pickle.loads(data) if data else Run([], f"the process ended with {status}", "crash")
 
 
 # ---- one run ---------------------------------------------------------------------------------
@@ -126,21 +146,26 @@ def train(subject: Subject) -> Iterator[Any]:
             yield f"watched {step}", subject.watch()
 
 
-def collected(subject: Subject) -> tuple[list[tuple[str, Any]], BaseException | None]:
+def collected(subject: Subject) -> Run:
     """All of a run, up to the error that ended it."""
-    found: list[tuple[str, Any]] = []
+    run = Run([])
     try:
         for item in train(subject):
-            found.append(item)
+            run.found.append(item)
     except Exception as error:
-        return found, error
-    return found, None
+        run.error, run.error_kind, run.is_ours = str(error), type(error).__name__, isinstance(error, MemScaleError)
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        run.error += f" ({pathlib.Path(place.filename).name}:{place.lineno})"
+    return run
 
 
 def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and bool(
-            torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan())
+        return (
+            isinstance(b, torch.Tensor)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and bool(torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan()))
         )
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
@@ -156,16 +181,19 @@ def made(case: Case) -> Subject:
     return case.make()
 
 
-def plain(case: Case) -> tuple[list[tuple[str, Any]], BaseException | None, dict[str, Any]]:
-    with restored():
-        found, error = collected(made(case))
-        return found, error, ambient()
+def plain(case: Case) -> Run:
+    def make() -> Run:
+        run = collected(made(case))
+        run.left = ambient()
+        return run
+
+    return in_child(make)
 
 
 @contextlib.contextmanager
 def planned_with(technique: str | None) -> Iterator[None]:
     """Every plan has this technique wherever it may."""
-    from memscale.core.session import Session
+    from memscale.session.session import Session
 
     usual = Session._make_plan
     if technique is not None:
@@ -202,48 +230,45 @@ def _listening() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def judge(case: Case, configuration: str, expected: Any, **fields: Any) -> Outcome:
+def judge(case: Case, configuration: str, expected: Run, **fields: Any) -> Outcome:
     """One case in one configuration against the plain run."""
-    plain_found, plain_error, plain_ambient = expected
     config = Config(
-        mode=OptimizationMode.AGGRESSIVE, force_optimize=True, enable_logging=False,
-        disk_offload_dir=os.environ.get("NASTY_DIR", tempfile.gettempdir()), **fields,
+        mode=OptimizationMode.AGGRESSIVE,
+        force_optimize=True,
+        enable_logging=False,
+        disk_offload_dir=os.environ.get("NASTY_DIR", tempfile.gettempdir()),
+        **fields,
     )
-    with restored(), planned_with(CONFIGURATIONS[configuration]), _listening() as heard:
-        subject = made(case)
-        memscale.wrap(subject.model, config)
-        found, error = collected(subject)
-        recorded = (subject.model._memscale_executor.counters(), subject.model._memscale_executor.plan)
-        memscale.detach(subject.model)
-        left = ambient()
-    outcome = _compared(plain_found, plain_error, found, error, heard)
-    if outcome.word in ("exact", "told") and left != plain_ambient:
-        changed = [key for key in left if left[key] != plain_ambient[key]]
+
+    def make() -> Run:
+        with planned_with(CONFIGURATIONS[configuration]), _listening() as heard:
+            subject = made(case)
+            memscale.wrap(subject.model, config)
+            run = collected(subject)
+            memscale.detach(subject.model)
+            run.left = ambient()
+        run.heard = heard
+        return run
+
+    run = in_child(make)
+    outcome = _compared(expected, run)
+    if outcome.word in ("exact", "told") and run.left != expected.left:
+        changed = [key for key in run.left if run.left[key] != expected.left[key]]
         return Outcome("wrong", f"left behind: {changed}")
-    del recorded
     return outcome
 
 
-def _compared(
-    plain_found: list[Any], plain_error: BaseException | None, found: list[Any], error: BaseException | None,
-    heard: list[str],
-) -> Outcome:
-    differ = next(
-        (name for (name, a), (_, b) in zip(plain_found, found, strict=False) if not same(a, b)), None
-    )
-    watched_only = differ is not None and all(
-        name.startswith("watched") or same(a, b) for (name, a), (_, b) in zip(plain_found, found, strict=False)
-    )
-    if differ is not None and not (watched_only and any("blocks" in line for line in heard)):
-        return Outcome("wrong", f"{differ} differs" + _told(heard))
-    if isinstance(error, MemScaleError) and plain_error is None:
-        return Outcome("stopped" if found else "refused", f"{error}")
-    if error is None and plain_error is None and len(found) == len(plain_found):
-        return Outcome("exact") if differ is None else Outcome("told", _told(heard))
-    if type(error) is type(plain_error) and len(found) == len(plain_found):
-        return Outcome("exact") if differ is None else Outcome("told", _told(heard))
-    place = traceback.extract_tb(error.__traceback__)[-1] if error is not None else ""
-    return Outcome("wrong", f"ended by {error!r} at {place}, plain by {plain_error!r}")
+def _compared(expected: Run, run: Run) -> Outcome:
+    pairs = [(name, same(a, b)) for (name, a), (_, b) in zip(expected.found, run.found, strict=False)]
+    differ = [name for name, is_same in pairs if not is_same]
+    is_told = all(name.startswith("watched") for name in differ) and any("blocks" in line for line in run.heard)
+    if differ and not is_told:
+        return Outcome("wrong", f"{differ[0]} differs" + _told(run.heard))
+    if run.is_ours and not expected.error_kind:
+        return Outcome("stopped" if run.found else "refused", run.error)
+    if run.error_kind != expected.error_kind or len(run.found) != len(expected.found):
+        return Outcome("wrong", f"ended by {run.error_kind} {run.error}")
+    return Outcome("told", _told(run.heard)) if differ else Outcome("exact")
 
 
 def _told(heard: list[str]) -> str:
@@ -252,20 +277,12 @@ def _told(heard: list[str]) -> str:
 
 def all_of(case: Case, configurations: list[str]) -> dict[str, Outcome]:
     first, second = plain(case), plain(case)
-    if not (same(first[0], second[0]) and type(first[1]) is type(second[1])):
-        differ = next((n for (n, a), (_, b) in zip(first[0], second[0], strict=False) if not same(a, b)), "length")
-        return dict.fromkeys(configurations, Outcome("differs from itself", differ))
-    if first[1] is not None:
-        return dict.fromkeys(configurations, Outcome("fails unwrapped", repr(first[1])))
-    found: dict[str, Outcome] = {}
-    for configuration in configurations:
-        try:
-            found[configuration] = judge(case, configuration, first)
-        except BaseException as error:
-            found[configuration] = Outcome("wrong", f"{error!r} {traceback.format_exc(limit=-3)}")
-            if isinstance(error, KeyboardInterrupt):
-                raise
-    return found
+    if first.error_kind:
+        return dict.fromkeys(configurations, Outcome("fails unwrapped", f"{first.error_kind} {first.error}"))
+    differ = [name for (name, a), (_, b) in zip(first.found, second.found, strict=True) if not same(a, b)]
+    if differ:
+        return dict.fromkeys(configurations, Outcome("differs from itself", differ[0]))
+    return {configuration: judge(case, configuration, first) for configuration in configurations}
 
 
 def main() -> int:

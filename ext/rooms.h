@@ -12,6 +12,7 @@
     X(autotuning) \
     X(base) \
     X(config) \
+    X(environment) \
     X(execute) \
     X(graph) \
     X(hardware) \

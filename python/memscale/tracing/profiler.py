@@ -129,11 +129,15 @@ class MemoryProfiler:
         check_torch()
         from ..base.signature import describe_arguments
         from ..model.isolation import isolated
+        from ..model.reach import Reach
         from ..techniques.tiles import Tiles
         from .fakes import Twins
         from .static_tracer import StaticTracer, libraries_branch_on_values
 
         name = type(model).__name__
+        obstacle = Reach(list(model.modules())).obstacle
+        if obstacle is not None:
+            raise ProfileError(f"{name} can't be traced without running it: {obstacle}, and a trace would do that too")
         tracer = StaticTracer(name, describe_arguments(args, kwargs))
         twins = Twins()
         try:

@@ -41,6 +41,7 @@ import torch
 from subjects import CASES, Case, Subject
 
 import memscale
+import memscale.session.session
 from memscale import Config, MemScaleError, _core
 from memscale.config import OptimizationMode
 

@@ -1,4 +1,4 @@
-"""KeyboardInterrupt at every line and call of memscale's Python in a step: the model stays whole, and the next step is exact.
+"""KeyboardInterrupt at every line and call of memscale's Python in a step: the model stays whole, the next step exact.
 
 A trace function counts the events of our files and raises at one of them, as SQLite's tests fail one allocation
 after the other. `python interrupts.py [--stride N] [--technique NAME]`; the tests take a stride.

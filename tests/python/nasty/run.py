@@ -291,6 +291,7 @@ def main() -> int:
     parser.add_argument("--case", default="", help="only cases whose name has this in it")
     parser.add_argument("--config", choices=list(CONFIGURATIONS), help="only this configuration")
     parser.add_argument("--every", type=int, default=1, help="every n-th case only")
+    parser.add_argument("--first", type=int, default=0, help="from this one on")
     parser.add_argument("--output", type=pathlib.Path, help="a file for the list of outcomes")
     options = parser.parse_args()
     logging.getLogger("memscale").propagate = False
@@ -298,7 +299,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     configurations = [options.config] if options.config else list(CONFIGURATIONS)
-    chosen = [case for case in CASES if options.case in str(case)][:: options.every]
+    chosen = [case for case in CASES if options.case in str(case)][options.first :: options.every]
     totals: collections.Counter[str] = collections.Counter()
     lines: list[str] = []
     for case in chosen:

@@ -65,7 +65,7 @@ class LayerState:
 
     def obstacle(self, module: torch.nn.Module) -> str | None:
         """Why a call of `module` can't be repeated, as far as is known."""
-        return self._writes or self._reach_of(list(module.modules())).obstacle
+        return self._writes or (self._reach or self._reach_of(list(module.modules()))).obstacle
 
     def _reach_of(self, modules: list[torch.nn.Module]) -> Reach:
         """Looked for once, and again where parts have been put in or taken out."""
@@ -113,6 +113,7 @@ class LayerState:
             [found for inner in modules for found in _containers(inner)],
             list(generators.values()),
             [found for found in places if type(found[2]) is not _Buffer],
+            reach.holders,
         )
 
     def _look(self, place: Place) -> Any:
@@ -217,6 +218,7 @@ class ModuleState:
         "_layer",
         "_modules",
         "_parameters",
+        "_holders",
         "_places",
         "_scalars",
         "tensors",
@@ -232,6 +234,7 @@ class ModuleState:
         containers: list[tuple[dict[str, Any], str, Any, Any]],
         generators: list[Any],
         places: list[tuple[Any, str, Any, Any]],
+        holders: list[dict[str, Any]],
     ) -> None:
         self._layer = layer
         self._modules = modules
@@ -242,6 +245,7 @@ class ModuleState:
         self._containers = containers
         self._generators = [(generator, _state_of(generator)) for generator in generators]
         self._places = places
+        self._holders = holders
 
     def is_buffer(self, holder: Any) -> bool:
         """Whether that dictionary holds buffers of one of the modules."""
@@ -255,6 +259,8 @@ class ModuleState:
         """The modules are as before the call, until `undo` puts back what is now."""
         for module in self._modules:
             note_attributes(module, undo)
+        for attributes in self._holders:
+            undo.content(attributes)
         for generator, state in self._generators:
             note_generator(undo, generator)
             set_generator(generator, state)

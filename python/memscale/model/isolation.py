@@ -138,6 +138,8 @@ def _isolated(undo: Any, model: torch.nn.Module, function: Callable[[Snapshot], 
         if type(value) in (list, dict, set) or isinstance(value, dict):
             undo.content(value)
         undo.slot(holder, name)
+    for attributes in reach.holders:
+        undo.content(attributes)
     for module in reach.modules:
         undo.content(module._buffers)
         undo.content(module.__dict__)

@@ -57,6 +57,8 @@ class Reach:
     def __init__(self, modules: list[torch.nn.Module]) -> None:
         self.places: list[Place] = []
         """Where scalars, containers and tensors lie that the code reads by name."""
+        self.holders: list[dict[str, Any]] = []
+        """Attributes of objects, to which a forward may add."""
         self.generators: list[Any] = []
         """Random generators of torch, Python and NumPy."""
         self.modules: list[torch.nn.Module] = []
@@ -222,6 +224,7 @@ class Reach:
 
     def _attributes(self, attributes: dict[str, Any], depth: int) -> None:
         if len(attributes) <= _FEW_ITEMS:
+            self.holders.append(attributes)
             for name in list(attributes):
                 self._place(attributes, name, depth - 1)
 

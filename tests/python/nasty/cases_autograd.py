@@ -594,19 +594,6 @@ def weights_bound_anew_in_forward() -> Subject:
 
 
 @case("autograd")
-def noise_on_weights_that_is_taken_off_again() -> Subject:
-    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
-        noise = torch.randn_like(self.inner.weight) * 0.01
-        with torch.no_grad():
-            self.inner.weight.add_(noise)
-            y = functional.linear(x, self.inner.weight)
-            self.inner.weight.sub_(noise)
-        return functional.gelu(x) + y
-
-    return Subject(stack(body))
-
-
-@case("autograd")
 def a_lazy_module() -> Subject:
     def prepare(block: Any) -> None:
         block.extra = nn.Linear(WIDTH, WIDTH)

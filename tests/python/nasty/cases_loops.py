@@ -167,21 +167,6 @@ def a_copy_and_a_checkpoint_between_forward_and_backward() -> Subject:
 
 
 @case("loops")
-def a_state_loaded_before_backward() -> Subject:
-    """Buffers alone: autograd holds what it needs of them."""
-
-    def prepare(block: Any) -> None:
-        block.norm = nn.BatchNorm1d(WIDTH)
-
-    def change(model: nn.Module) -> None:
-        for name, buffer in model.named_buffers():
-            if "running" in name:
-                buffer.fill_(0.5)
-
-    return Subject(stack(lambda self, x: self.norm(x), prepare), before_backward=change)
-
-
-@case("loops")
 def gradients_of_some_parameters_only() -> Subject:
     def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         loss = mean_loss(model(batch))

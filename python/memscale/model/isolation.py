@@ -135,7 +135,7 @@ def _isolated(undo: Any, model: torch.nn.Module, function: Callable[[Snapshot], 
     snapshot = Snapshot(model, undo)
     for holder, name in reach.places:
         value = read_place((holder, name))
-        if type(value) in (list, dict, set) or isinstance(value, dict):
+        if isinstance(value, (list, dict, set, deque)):
             undo.content(value)
         undo.slot(holder, name)
     for attributes in reach.holders:

@@ -11,7 +11,7 @@ PYTHON ?=
 export TORCH_SPEC PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-server docs bench bench-xl soak lint fuzz wheel clean
+.PHONY: help build demo test test-server docs bench bench-xl soak lint fuzz wheel clean nasty
 
 help:
 	@echo "Targets:"
@@ -24,6 +24,7 @@ help:
 	@echo "  bench  build, then measure against the unmodified run and HF checkpointing"
 	@echo "  bench-xl  build, then train GPT-2 XL, which does not fit in 24 GiB unmodified, under 10 GB"
 	@echo "  soak   ten minutes of the offload engine under random schedules, threads and faults"
+	@echo "  nasty  every layer and loop of tests/python/nasty under every plan, and an interrupt at every line"
 	@echo "  lint   static checks of C and Python"
 	@echo "  fuzz   build the libFuzzer targets with clang and run each for a minute"
 	@echo "  wheel  one self-contained wheel in dist/, installed and tried out"
@@ -53,6 +54,9 @@ bench-xl: build
 
 soak:
 	@scripts/soak.sh
+
+nasty:
+	@scripts/nasty.sh
 
 lint:
 	@scripts/lint.sh

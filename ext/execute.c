@@ -408,7 +408,7 @@ static PyMethodDef functions[] = {
 
 static int add_execution_type(PyObject *module)
 {
-    static char doc[] = MS_EXT_TYPE_DOC("Execution", "replay, /", "(Callable[[Region], None]) -> None",
+    static char doc[] = MS_EXT_TYPE_DOC("Execution", "replay, /", "(Callable[[Undo, Region], None]) -> None",
                                         "Carries out plans on one model; `replay` runs a layer again for the saved "
                                         "tensors that its region is missing.");
     static PyType_Slot slots[] = {

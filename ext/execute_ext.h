@@ -115,7 +115,7 @@ typedef struct ms_ext_device {
 typedef struct ms_execution {
     PyObject_HEAD ms_execute *execute;
     ms_ext_device device;
-    PyObject *replay;       /* replay(region) */
+    PyObject *replay;       /* replay(undo, region) */
     PyObject *began;        /* called at the first unpack of a backward, or NULL */
     PyObject *observer;     /* observer(tensor) -> token for each saved tensor, or NULL */
     bool backward_told;
@@ -174,6 +174,7 @@ typedef struct ms_region {
     size_t waiting_count;
     uint64_t waiting_since; /* the operator that saved them */
     uint64_t last_operator; /* 1 + the one after which a replay has all it needs; 0: not reached */
+    bool is_capturing;      /* between begin_replay() and end_replay() */
     PyObject *weak_references;
 } ms_region;
 

@@ -22,6 +22,7 @@ ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame)
     region->caller = NULL;
     region->waiting_count = 0;
     region->last_operator = 0;
+    region->is_capturing = false;
     region->weak_references = NULL;
     region->frame = frame;
     ms_frame_hold(frame);
@@ -132,6 +133,7 @@ static PyObject *begin_replay(PyObject *self, PyObject *whole)
         ms_frame_replay_end(execute, region->frame, true, NULL);
         return NULL;
     }
+    region->is_capturing = true;
     Py_RETURN_NONE;
 }
 
@@ -163,11 +165,27 @@ static PyObject *end_replay(PyObject *self, PyObject *failed)
     if (has_failed < 0) {
         return NULL;
     }
+    region->is_capturing = false;
     int popped = pop_down_to(region);
     ms_error err;
     int rc = ms_frame_replay_end(region->execution->execute, region->frame, has_failed || popped != 0, &err);
     if (popped != 0 || ms_ext_check(rc, &err) != 0) {
         return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *abandon_replay(PyObject *self, PyObject *none)
+{
+    (void)none;
+    ms_region *region = region_of(self);
+    if (region->is_capturing) {
+        region->is_capturing = false;
+        int popped = pop_down_to(region);
+        ms_frame_replay_end(region->execution->execute, region->frame, true, NULL);
+        if (popped != 0) {
+            return NULL;
+        }
     }
     Py_RETURN_NONE;
 }
@@ -188,6 +206,8 @@ static PyMethodDef methods[] = {
                   "Starts capturing what the layer saves; with `whole`, ReplayStop is not to end it early."),
     MS_EXT_METHOD("end_replay", end_replay, METH_O, "failed, /", "(bool) -> None",
                   "Stops capturing; raises IntegrationError where the layer saved too little."),
+    MS_EXT_METHOD("abandon_replay", abandon_replay, METH_NOARGS, "/", "() -> None",
+                  "Stops capturing if that was not ended; what it made is not used."),
     MS_EXT_METHOD("offload_input", offload_input, METH_O, "tensor, /", "(torch.Tensor) -> Saved | None",
                   "A handle of the tensor, which goes to the lower tier; None where it has to stay."),
     {NULL, NULL, 0, NULL},

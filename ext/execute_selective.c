@@ -6,6 +6,8 @@
  */
 #include "execute_selective.h"
 
+#include "undo.h"
+
 /* Whether a storage can be told apart and its view rebuilt. No exception is left set. */
 static bool is_plain(PyObject *tensor)
 {
@@ -27,7 +29,12 @@ static PyObject *unpack_dropped(ms_saved *saved)
         return NULL;
     }
     ms_counter_add(ms_execute_counters(saved->execution->execute), MS_COUNTER_REMADE_TENSORS, 1);
-    return PyObject_CallMethod(saved->ticket, "give", "OOOO", saved->dtype, saved->size, saved->stride, saved->offset);
+    PyObject *give = PyObject_GetAttrString(saved->ticket, "give");
+    PyObject *args = PyTuple_Pack(4, saved->dtype, saved->size, saved->stride, saved->offset);
+    PyObject *tensor = give != NULL && args != NULL ? ms_ext_guarded(give, args) : NULL;
+    Py_XDECREF(give);
+    Py_XDECREF(args);
+    return tensor;
 }
 
 /* The bytes go; the version is still watched. */

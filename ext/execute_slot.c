@@ -4,6 +4,8 @@
  */
 #include "execute_slot.h"
 
+#include "undo.h"
+
 PyObject *ms_ext_replay_stop;
 
 /* The memory in the slot, made by a replay if need be. */
@@ -15,7 +17,7 @@ static ms_memory *take_slot(ms_saved *saved)
     if (memory != NULL) {
         return memory;
     }
-    PyObject *done = PyObject_CallFunctionObjArgs(execution->replay, saved->region, NULL);
+    PyObject *done = ms_ext_guarded_one(execution->replay, (PyObject *)saved->region);
     if (done == NULL) {
         return NULL;
     }

@@ -12,6 +12,7 @@
     X(autotuning) \
     X(base) \
     X(config) \
+    X(environment) \
     X(execute) \
     X(graph) \
     X(hardware) \
@@ -28,7 +29,8 @@
     X(session) \
     X(technique) \
     X(trace) \
-    X(trace_operators)
+    X(trace_operators) \
+    X(undo)
 
 #define MS_EXT_DECLARE(room) int ms_ext_add_##room(PyObject *module);
 MS_EXT_ROOMS(MS_EXT_DECLARE)

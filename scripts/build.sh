@@ -17,6 +17,13 @@ fi
 
 say "building memscale"
 cd "$ROOT"
+# meson can't take a new option into a folder that it configured without it.
+options=$(tree_digest meson.options pyproject.toml)
+if [ "$(cat build/python/.options 2>/dev/null)" != "$options" ]; then
+    rm -rf build/python
+    mkdir -p build/python
+    printf '%s\n' "$options" >build/python/.options
+fi
 quietly python -m pip install --no-build-isolation --no-deps --no-index --force-reinstall \
     --config-settings=build-dir=build/python .
 stamp_set build "$wanted"

@@ -16,7 +16,7 @@ ADAMW_FP32: int
 class Execution:
     """Carries out plans on one model; `replay` runs a layer again for the saved tensors that its region is missing."""
 
-    def __init__(self, replay: Callable[[Region], None], /) -> None:
+    def __init__(self, replay: Callable[[Undo, Region], None], /) -> None:
         ...
     def add_layer(self, name: str, /) -> int:
         """A layer's number."""
@@ -141,6 +141,8 @@ class OptimizerStream:
 
 class Region:
     """One call of a layer, from its forward until nobody asks for what it saved."""
+    def abandon_replay(self) -> None:
+        """Stops capturing if that was not ended; what it made is not used."""
     def begin_replay(self, whole: bool, /) -> None:
         """Starts capturing what the layer saves; with `whole`, ReplayStop is not to end it early."""
     call: int
@@ -269,6 +271,21 @@ class Trace:
     def wrote(self, key: int, /) -> None:
         """An operator wrote to a storage that was there."""
 
+class Undo:
+    """What is to be put back when guarded() ends: notes of it."""
+    def content(self, container: object, /) -> None:
+        """A list, dictionary, set or deque gets back what it holds now."""
+    def hold(self, lock: object, /) -> None:
+        """Takes the lock; it is released when things are put back."""
+    def hooks(self) -> None:
+        """Saved-tensor hooks that are pushed from now on are popped when things are put back."""
+    def later(self, function: Callable[..., object], args: Any, /) -> None:
+        """The function, a builtin, is called when things are put back."""
+    def own_hooks(self) -> None:
+        """From now on saved tensors are held without their graph, until things are put back."""
+    def slot(self, holder: object, key: object, /) -> None:
+        """A dictionary's item or an object's attribute is put back, or deleted if it is not there now."""
+
 def adamw_dequantize(values: int, codes: int, absmax: int, count: int, is_signed: bool, /) -> None:
     """The way back."""
 
@@ -347,6 +364,9 @@ def fault_disarm_all() -> None:
 def fault_passed(kind: str, /) -> int:
     """Calls of this kind since it was armed."""
 
+def float_control() -> int:
+    """How this thread rounds, and whether it flushes denormals."""
+
 def graph_add_tiled(graph: str, tiled: str, /) -> str:
     """The graph whose layers also know how they run in tiles, where the other, traced in tiles, belongs to it."""
 
@@ -355,6 +375,11 @@ def graph_adopt_loop(graph: str, other: str, /) -> str:
 
 def graph_check(json: str, /) -> None:
     """Raises MemScaleError if the document is not a sound graph."""
+
+def guarded(function: Callable[..., Any], args: Any, /) -> Any:
+    """Calls function(undo, *args). What it noted in the Undo is put back then, exception or not, in one call that
+    nothing can interrupt.
+    """
 
 def hardware_check(json: str, /) -> str:
     """The description as the library writes it. Raises MemScaleError."""
@@ -569,6 +594,20 @@ def reset_peak_rss() -> None:
 
 def savings(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """What each mode can save, as JSON."""
+
+def set_float_control(bits: int, /) -> None:
+    """Sets what float_control() gave."""
+
+def set_modes(
+    length: Callable[[], int],
+    pop: Callable[[], object],
+    push: Callable[[Any], object],
+    modes: list[Any],
+    /,
+) -> None:
+    """Takes all modes off this thread's stack, by the three functions of torch that a kind of modes has, and puts
+    these on.
+    """
 
 def signature_find(known: list[str], signature: str, /) -> str | None:
     """Which of the known signatures serves these inputs."""

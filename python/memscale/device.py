@@ -16,6 +16,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "devices_of",
     "is_out_of_memory",
     "kind_of",
+    "python_setters",
 ]
 
 
@@ -50,7 +52,7 @@ class Kind:
         is_active: whether this process has used one: before, asking for states would start it.
         device_count: how many torch sees.
         current_index: of the calling thread's current device.
-        random_state, set_random_state: of the default generator of one device, by its index.
+        generator: the default generator of one device, by its index.
         allocated_bytes: of tensors on a device now; 0 on the host, where the library measures
             resident memory.
         peak_bytes: the most since `reset_peak()`: allocated bytes, or resident ones on the host.
@@ -68,8 +70,7 @@ class Kind:
     is_active: Callable[[], bool]
     device_count: Callable[[], int]
     current_index: Callable[[], int]
-    random_state: Callable[[int], torch.Tensor]
-    set_random_state: Callable[[torch.Tensor, int], None]
+    generator: Callable[[int], torch.Generator]
     allocated_bytes: Callable[[torch.device | None], int]
     peak_bytes: Callable[[torch.device | None], int]
     reset_peak: Callable[[], None]
@@ -104,8 +105,7 @@ def _host(row: dict[str, Any]) -> Kind:
         is_active=lambda: True,
         device_count=lambda: 1,
         current_index=lambda: 0,
-        random_state=lambda _: _torch().random.get_rng_state(),
-        set_random_state=lambda state, _: _torch().random.set_rng_state(state),
+        generator=lambda _: _torch().default_generator,
         allocated_bytes=lambda _: 0,
         peak_bytes=lambda _: int(_core.process_memory()["peak_rss_bytes"]),
         reset_peak=_core.reset_peak_rss,
@@ -130,8 +130,7 @@ def _accelerator(row: dict[str, Any]) -> Kind:
         is_active=lambda: module().is_available() and module().is_initialized(),
         device_count=lambda: module().device_count(),
         current_index=lambda: module().current_device(),
-        random_state=lambda index: module().get_rng_state(index),
-        set_random_state=lambda state, index: module().set_rng_state(state, index),
+        generator=lambda index: module().default_generators[index],
         allocated_bytes=lambda device: module().memory_allocated(device),
         peak_bytes=lambda device: module().max_memory_allocated(device),
         reset_peak=lambda: module().reset_peak_memory_stats(),
@@ -180,20 +179,41 @@ class RandomState:
     def __init__(self, devices: Iterable[tuple[Kind, int]] | None = None) -> None:
         """`devices`: accelerators whose generators count; None: all that are in use."""
         self.devices = _devices_in_use() if devices is None else list(devices)
-        self._torch = [(HOST, 0, HOST.random_state(0))]
-        self._torch += [(kind, index, kind.random_state(index)) for kind, index in self.devices]
+        generators = [HOST.generator(0), *(kind.generator(index) for kind, index in self.devices)]
+        self._torch = [(generator, generator.get_state()) for generator in generators]
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
         self._numpy = numpy.random.get_state() if numpy is not None else None
 
-    def put_back(self) -> None:
-        """The generators go on from where they were."""
-        for kind, index, state in self._torch:
-            kind.set_random_state(state, index)
-        random.setstate(self._python)
+    def _setters(self) -> list[tuple[Callable[[Any], object], Any]]:
+        found: list[tuple[Any, Any]] = [(generator.set_state, state) for generator, state in self._torch]
+        found += python_setters(self._python)
         numpy = sys.modules.get("numpy")
         if self._numpy is not None and numpy is not None:
-            numpy.random.set_state(self._numpy)
+            found.append((numpy.random.set_state, self._numpy))
+        return found
+
+    def later(self, undo: _core.Undo) -> None:
+        """`undo` puts them back."""
+        for put_back, state in self._setters():
+            undo.later(put_back, state)
+
+    def put_back(self) -> None:
+        """The generators go on from where they were."""
+        for put_back, state in self._setters():
+            put_back(state)
+
+
+def python_setters(state: Any, generator: random.Random | None = None) -> list[tuple[Callable[[Any], object], Any]]:
+    """The builtins that do what `generator.setstate(state)` does, each with its argument: an interrupt could come in
+    the middle of the Python that it is. None: the module's own generator."""
+    if generator is None:
+        generator = random.seed.__self__  # type: ignore[attr-defined]
+    _, internal, gauss_next = state
+    return [
+        (super(random.Random, generator).setstate, internal),  # type: ignore[arg-type]
+        (partial(vars(generator).__setitem__, "gauss_next"), gauss_next),
+    ]
 
 
 def _devices_in_use() -> list[tuple[Kind, int]]:

@@ -21,6 +21,7 @@ SETTINGS = {
 
 CODE = """
 import torch
+from memscale import _core
 from memscale.base import environment
 
 def seen():
@@ -34,8 +35,14 @@ taken, before = environment.Environment([]), seen()
 exec({second!r})
 after = seen()
 assert (after != before) == bool({second!r})
-with taken.restored():
+
+
+def replay(undo):
+    taken.put(undo)
     assert seen() == before, (seen(), before)
+
+
+_core.guarded(replay)
 assert seen() == after, (seen(), after)
 """
 

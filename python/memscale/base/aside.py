@@ -7,10 +7,15 @@ stand aside.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from .. import _core
 
 __all__ = ["is_replaying", "is_tracing", "replaying", "standing_aside"]
+
+
+Result = TypeVar("Result")
 
 
 class _OnThread(threading.local):
@@ -31,21 +36,18 @@ def is_replaying() -> bool:
     return _here.replays > 0
 
 
-@contextmanager
-def standing_aside() -> Iterator[None]:
-    """Within, hooks on a model that this thread runs stand aside, as in a trace."""
+def standing_aside(function: Callable[[], Result]) -> Result:
+    """`function()`; meanwhile hooks on a model that this thread runs stand aside, as in a trace."""
+    return cast(Result, _core.guarded(_standing_aside, function))
+
+
+def _standing_aside(undo: _core.Undo, function: Callable[[], Result]) -> Result:
+    undo.slot(_here.__dict__, "traces")
     _here.traces += 1
-    try:
-        yield
-    finally:
-        _here.traces -= 1
+    return function()
 
 
-@contextmanager
-def replaying() -> Iterator[None]:
-    """Within, this thread is running a layer again."""
+def replaying(undo: _core.Undo) -> None:
+    """This thread is running a layer again, until `undo` puts things back."""
+    undo.slot(_here.__dict__, "replays")
     _here.replays += 1
-    try:
-        yield
-    finally:
-        _here.replays -= 1

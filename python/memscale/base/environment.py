@@ -1,164 +1,345 @@
 """What a forward depends on besides its arguments, parameters and buffers: random
-number generators, autocast, the default device, and torch's global switches.
+number generators, autocast, precision, and all else in the process that operators read.
 
-Taken before a layer that will be recomputed, put in place for its replay, and undone
-afterwards. Used by `memscale.execution.replay`.
+One table says what it is (`_rows()`). It is taken before a layer that will be run again, or of
+which single operators will be, put in place for that, and put back afterwards. Used by `memscale.execution.replay`,
+`memscale.execution.tape` and `memscale.techniques.tiles`.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import contextvars
+import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from .. import _core
 from ..device import ACCELERATORS, AUTOCAST_KINDS, RandomState, devices_of
 
-__all__ = ["Environment"]
+__all__ = ["Environment", "Modes", "Switches", "enable_hooks", "without_modes"]
 
-_Switch = tuple[Callable[[], Any], Callable[[Any], Any]]
+_Calls = list[Callable[[], Any]]
+_Row = tuple[Callable[[], Any], Callable[[Any], _Calls]]
+"""How something is read, and which calls set it to a value: of builtins, since an interrupt comes between bytecodes."""
 
-
-# torch has two ways to set the precision of float32 products. The older one's getters raise where the
-# newer one was used: then there is nothing of the older one to put back.
 _UNREADABLE = object()
+"""torch refuses to tell, for one, the old setting of a precision that the new one has split."""
 
-# Each inherits from those before it.
-_PRECISIONS = (
+_PRECISIONS = [
     ("generic", "all"),
     *(
-        (backend, op)
+        (backend, operator)
         for backend in (*(kind.name for kind in ACCELERATORS), "mkldnn")
-        for op in ("all", "matmul", "conv", "rnn")
+        for operator in ("all", "matmul", "conv", "rnn")
     ),
-)
+]
+
+_OLD_PRECISIONS = ("cudnn_allow_tf32", "float32_matmul_precision")
+
+_FLAGS = [
+    # name, or getter and setter where they are called otherwise: all of torch._C
+    ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+    ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    ("_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
+    ("_get_fa3_sdp_enabled", "_set_sdp_use_fa3"),
+    "sdp_priority_order",
+    "math_sdp_allow_fp16_bf16_reduction",
+    "mkldnn_enabled",
+    "mkldnn_deterministic",
+    "nnpack_enabled",
+    "cpu_allow_fp16_reduced_precision_reduction",
+    "cudnn_enabled",
+    "cudnn_benchmark",
+    "cudnn_deterministic",
+    "cublas_allow_fp16_accumulation",
+    "cublas_allow_fp16_reduced_precision_reduction",
+    "cublas_allow_bf16_reduced_precision_reduction",
+    "miopen_immediate",
+    "blas_preferred_backend",
+    "linalg_preferred_backend",
+    "rocm_fa_preferred_backend",
+    "sm_carveout_experimental",
+    "qengine",
+    "deterministic_fill_uninitialized_memory",
+]
 
 
-def _switch(getter: str, setter: str) -> _Switch | None:
-    read, write = getattr(torch._C, getter, None), getattr(torch._C, setter, None)
-    return _older(read, write) if read is not None and write is not None else None
+def _rows() -> list[_Row]:
+    """The table: everything but random numbers that chooses kernels, their results, or what a layer sees
+    when it asks. A row that this build of torch has not is left out."""
+    c = torch._C
+    rows: list[_Row] = [
+        _row(_core.float_control, _core.set_float_control),
+        _row(torch.get_default_dtype, c._set_default_dtype),
+        _row(torch.get_num_threads, torch.set_num_threads),
+        _row(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+        _row(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+        (_deterministic, _set_deterministic),
+        (_anomaly, _set_anomaly),
+        (partial(warnings.__dict__.get, "filters"), _set_filters),
+        *_attribute(torch.backends.opt_einsum, "enabled"),
+        *_attribute(torch.backends.opt_einsum, "strategy"),
+    ]
+    for device in AUTOCAST_KINDS:
+        rows += [
+            _row(partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)),
+            _row(partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)),
+        ]
+    for flag in _FLAGS:
+        getter, setter = flag if isinstance(flag, tuple) else (f"_get_{flag}", f"_set_{flag}")
+        read, write = getattr(c, getter, None), getattr(c, setter, None)
+        if read is not None and write is not None:
+            rows.append(_row(read, write))
+    return [*rows, *_precisions()]
 
 
-def _older(read: Callable[[], Any], write: Callable[..., Any]) -> _Switch:
-    def read_or_nothing() -> Any:
-        try:
-            return read()
-        except RuntimeError:
-            return _UNREADABLE
-
-    def write_back(value: Any) -> None:
-        if isinstance(value, tuple):
-            write(*value)
-        elif value is not _UNREADABLE:
-            write(value)
-
-    return read_or_nothing, write_back
+def _precisions() -> list[_Row]:
+    """The old settings first: each sets some of the new ones, which therefore follow."""
+    c, rows = torch._C, []
+    for name in _OLD_PRECISIONS:
+        read, write = getattr(c, f"_get_{name}", None), getattr(c, f"_set_{name}", None)
+        if read is not None and write is not None:
+            rows.append(_row(read, write))
+    read, write = (getattr(c, f"_{way}_fp32_precision_{way}ter", None) for way in ("get", "set"))
+    if read is not None and write is not None:
+        rows += [_row(partial(read, *where), partial(write, *where)) for where in _PRECISIONS]
+    return rows
 
 
-def _precisions() -> list[_Switch]:
-    read = getattr(torch._C, "_get_fp32_precision_getter", None)
-    write = getattr(torch._C, "_set_fp32_precision_setter", None)
-    if read is None or write is None:
+def _row(read: Any, write: Any) -> _Row:
+    return read, lambda value: [partial(write, *value) if type(value) is tuple else partial(write, value)]
+
+
+def _attribute(holder: Any, name: str) -> list[_Row]:
+    attributes = vars(holder)
+    if name not in attributes:
         return []
-    return [(functools.partial(read, *of), functools.partial(write, *of)) for of in _PRECISIONS]
+    return [_row(partial(attributes.get, name), partial(attributes.__setitem__, name))]
 
 
-def _set_deterministic(value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+def _deterministic() -> tuple[bool, bool]:
+    return torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
 
 
-def _switches() -> list[_Switch]:
-    """Getter and setter of everything that chooses kernels or their results."""
-    found = [
-        _switch("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
-        _switch("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
-        _switch("_get_math_sdp_enabled", "_set_sdp_use_math"),
-        _switch("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
-        _switch("_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
-        _switch("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
-        _switch("_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
-        _switch("_get_cudnn_enabled", "_set_cudnn_enabled"),
-        _switch("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
-        _switch("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
-        _switch("_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
-        _switch("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
-        _switch(
-            "_get_cublas_allow_fp16_reduced_precision_reduction",
-            "_set_cublas_allow_fp16_reduced_precision_reduction",
-        ),
-        _switch(
-            "_get_cublas_allow_bf16_reduced_precision_reduction",
-            "_set_cublas_allow_bf16_reduced_precision_reduction",
-        ),
-        _switch("_get_cublas_allow_fp16_accumulation", "_set_cublas_allow_fp16_accumulation"),
-    ]
-    return [
-        (torch.get_default_dtype, torch.set_default_dtype),
-        _older(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        (torch.get_num_threads, torch.set_num_threads),
-        (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
-        (
-            lambda: (
-                torch.are_deterministic_algorithms_enabled(),
-                torch.is_deterministic_algorithms_warn_only_enabled(),
-            ),
-            _set_deterministic,
-        ),
-        *(pair for pair in found if pair is not None),
-        *_precisions(),  # after the older ones, which set these too
-    ]
+def _set_deterministic(value: tuple[bool, bool]) -> _Calls:
+    return [partial(torch._C._set_deterministic_algorithms, value[0], warn_only=value[1])]
 
 
-_SWITCHES: list[_Switch] = []
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
 
 
-def _all_switches() -> list[_Switch]:
-    if not _SWITCHES:
-        _SWITCHES.extend(_switches())
-    return _SWITCHES
+def _set_anomaly(value: tuple[bool, bool]) -> _Calls:
+    return [partial(torch.set_anomaly_enabled, *value)]
 
 
-def _put_back(values: list[Any]) -> None:
-    for (read, write), value in zip(_all_switches(), values, strict=True):
-        if value is not _UNREADABLE and read() != value:
-            write(value)
+def _set_filters(value: Any) -> _Calls:
+    mutated = getattr(warnings, "_filters_mutated", None)
+    return [partial(warnings.__dict__.__setitem__, "filters", value), *([mutated] if mutated is not None else [])]
+
+
+class Switches:
+    """All rows of the table at one moment."""
+
+    __slots__ = ("_values",)
+
+    _readers: list[Callable[[], Any]] = []
+    _writers: list[Callable[[Any], _Calls]] = []
+    _precisions = 0
+
+    def __init__(self) -> None:
+        if not Switches._readers:
+            rows = _rows()
+            Switches._readers = [read for read, _ in rows]
+            Switches._writers = [write for _, write in rows]
+            Switches._precisions = len(_precisions())
+        self._values = _read_all(Switches._readers)
+
+    def note(self, undo: Any) -> None:
+        """`undo` puts all of them back but precisions, whatever changes them: written once, those of torch no
+        longer follow one another."""
+        rows = list(zip(Switches._writers, self._values, strict=True))
+        for write, value in reversed(rows[: len(rows) - Switches._precisions]):
+            if value is not _UNREADABLE:
+                for call in reversed(write(value)):
+                    undo.later(call)
+
+    def put(self, undo: Any) -> None:
+        """As at that moment, until `undo` puts back what is now."""
+        now = _read_all(Switches._readers)
+        if now == self._values:
+            return
+        rows = list(zip(Switches._writers, now, self._values, strict=True))
+        own = len(rows) - Switches._precisions
+        differing = [
+            row for row in rows[:own] if row[1] != row[2] and row[1] is not _UNREADABLE and row[2] is not _UNREADABLE
+        ]
+        calls = [(write(before), write(value)) for write, before, value in differing]
+        for back, _ in reversed(calls):
+            _later(undo, back)
+        for _, ahead in calls:
+            for call in ahead:
+                call()
+        if now[own:] != self._values[own:]:
+            self._put_precisions(undo, own, rows[own:])
+
+    def _put_precisions(self, undo: _core.Undo, own: int, rows: list[Any]) -> None:
+        """Those that differ, the wider first: those below may follow. An old setting sets new ones, which are all
+        set after it, also when things are put back."""
+        is_old = False
+        noted: list[_Calls] = []
+        for place, (write, before, value) in enumerate(rows):
+            if before is _UNREADABLE or value is _UNREADABLE:
+                continue
+            now = _read(Switches._readers[own + place])
+            if is_old or now != value:
+                is_old = is_old or place < len(_OLD_PRECISIONS)
+                noted.append(write(before))
+        for back in reversed(noted):
+            _later(undo, back)
+        for place, (write, before, value) in enumerate(rows):
+            if (
+                before is not _UNREADABLE
+                and value is not _UNREADABLE
+                and _read(Switches._readers[own + place]) != value
+            ):
+                for call in write(value):
+                    call()
+
+
+def _later(undo: _core.Undo, calls: _Calls) -> None:
+    for call in reversed(calls):
+        undo.later(call)
+
+
+def _read_all(readers: list[Callable[[], Any]]) -> list[Any]:
+    try:
+        return [read() for read in readers]
+    except RuntimeError:
+        return [_read(read) for read in readers]
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except RuntimeError:
+        return _UNREADABLE
+
+
+# ---- modes ----------------------------------------------------------------------------------
+
+
+class Modes:
+    """The modes of this thread at one moment, without those of memscale, which change nothing."""
+
+    __slots__ = ("_dispatch", "_function")
+
+    def __init__(self) -> None:
+        c = torch._C
+        self._function = (
+            [mode for mode in _function_modes() if not _is_ours(mode)] if c._len_torch_function_stack() else []
+        )
+        self._dispatch = (
+            [mode for mode in _dispatch_modes() if not _is_ours(mode)] if c._len_torch_dispatch_stack() else []
+        )
+
+    def put(self, undo: Any) -> None:
+        """They are on, and no other, until `undo` puts back those that are now. A mode that the caller has
+        left meanwhile hears again what it heard."""
+        c = torch._C
+        if self._dispatch or c._len_torch_dispatch_stack() != 0:
+            _set_modes(undo, "dispatch", _dispatch_modes(), self._dispatch)
+        if self._function or c._len_torch_function_stack() != 0:
+            _set_modes(undo, "function", _function_modes(), self._function)
+
+
+def without_modes(undo: Any) -> None:
+    """No mode but default devices, until `undo` puts back those that are now, and no other."""
+    from torch.utils._device import DeviceContext
+
+    modes = _function_modes()
+    _set_modes(undo, "dispatch", _dispatch_modes(), [])
+    _set_modes(undo, "function", modes, [mode for mode in modes if type(mode) is DeviceContext])
+
+
+def _is_ours(mode: Any) -> bool:
+    return type(mode).__module__.partition(".")[0] == "memscale"
+
+
+def _function_modes() -> list[Any]:
+    c = torch._C
+    return [c._get_function_stack_at(at) for at in range(c._len_torch_function_stack())]
+
+
+def _dispatch_modes() -> list[Any]:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return list(_get_current_dispatch_mode_stack())
+
+
+def _set_modes(undo: Any, kind: str, now: list[Any], wanted: list[Any]) -> None:
+    length, pop, push = (getattr(torch._C, name.format(kind)) for name in _STACK)
+    if kind == "dispatch":
+        pop = partial(pop, None)  # whatever key it has
+    undo.later(_core.set_modes, length, pop, push, now)
+    _core.set_modes(length, pop, push, wanted)
+
+
+_STACK = ("_len_torch_{}_stack", "_pop_torch_{}_stack", "_push_on_torch_{}_stack")
+
+
+def enable_hooks(undo: Any) -> None:
+    """Saved-tensor hooks can be pushed, until `undo` forbids it again where it was forbidden."""
+    c = torch._C._autograd
+    if not c._saved_tensors_hooks_is_enabled():
+        undo.later(c._saved_tensors_hooks_disable, c._saved_tensors_hooks_get_disabled_error_message())
+        c._saved_tensors_hooks_enable()
+
+
+def _set_modes(undo: Any, kind: str, now: list[Any], wanted: list[Any]) -> None:
+    length, pop, push = (getattr(torch._C, name.format(kind)) for name in _STACK)
+    if kind == "dispatch":
+        pop = partial(pop, None)  # whatever key it has
+    undo.later(_core.set_modes, length, pop, push, now)
+    _core.set_modes(length, pop, push, wanted)
+
+
+# ---- all of it --------------------------------------------------------------------------------
 
 
 class Environment:
     """The state of one moment."""
 
-    __slots__ = ("_autocast", "_autocast_cache", "_default_device", "_random", "_switches")
+    __slots__ = ("_context", "_modes", "_random", "_switches")
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         """`tensors`: arguments, whose devices' generators count."""
         self._random = RandomState(devices_of(tensors))
-        self._autocast = [
-            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in AUTOCAST_KINDS
-        ]
-        self._autocast_cache = torch.is_autocast_cache_enabled()
-        self._default_device = torch.get_default_device()
-        self._switches = [read() for read, _ in _all_switches()]
+        self._switches = Switches()
+        self._context = contextvars.copy_context()
+        self._modes = Modes()
 
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """The environment is as it was taken; afterwards as it is now."""
-        with ExitStack() as stack:
-            now = RandomState(self._random.devices)
-            stack.callback(now.put_back)
-            current = [read() for read, _ in _all_switches()]
-            if current != self._switches:
-                stack.callback(_put_back, current)
-                _put_back(self._switches)
-            if torch.get_default_device() != self._default_device:
-                stack.enter_context(self._default_device)
-            for device, (enabled, dtype) in zip(AUTOCAST_KINDS, self._autocast, strict=True):
-                if enabled or torch.is_autocast_enabled(device):
-                    stack.enter_context(_autocast(device, enabled, dtype, self._autocast_cache))
-            self._random.put_back()
-            yield
+    def put(self, undo: Any) -> None:
+        """The environment is as it was taken, until `undo` puts back what is now."""
+        now = RandomState(self._random.devices)
+        now.later(undo)
+        self._switches.put(undo)
+        self._modes.put(undo)
+        if any(torch.is_autocast_enabled(device) for device in AUTOCAST_KINDS):
+            # As torch.autocast does: casts of weights live until the outermost ends.
+            if torch.autocast_increment_nesting() == 1:
+                undo.later(torch.clear_autocast_cache)
+            undo.later(torch.autocast_decrement_nesting)
+        enable_hooks(undo)
+        undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
+        torch._C._set_grad_enabled(True)
+        self._random.put_back()
 
-
-def _autocast(device: str, enabled: bool, dtype: torch.dtype, cache: bool) -> Any:
-    return torch.amp.autocast(device, enabled=enabled, dtype=dtype, cache_enabled=cache)
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`function(*args, **kwargs)` with the values that context variables had (NumPy's way with errors is one)."""
+        return self._context.copy().run(function, *args, **kwargs)

@@ -341,19 +341,7 @@ class Executor:
         if obstacle is not None:
             self._notices.say_obstacle(obstacle)
             return None
-        self._thread.is_busy = True
-        try:
-            with self._planning:
-                self._boundary(None)
-                changed = self._without_cache(module, args, kwargs)
-                self._begin_precision(module, args, changed or kwargs)
-                self._ask_for_plan(module, args, changed or kwargs)
-                self._forwards.add(threading.get_ident())
-        except BaseException:
-            self._end_precision()
-            raise
-        finally:
-            self._thread.is_busy = False
+        changed = _core.guarded(self._plan_forward, module, args, kwargs)
         if self._core.is_active():
             residents = [*module.parameters(), *module.buffers(), *plain_tensors((args, kwargs))]
             self._core.set_residents(residents)
@@ -383,6 +371,24 @@ class Executor:
             self._end_profile(False)
         elif (profile := self._layer_calls.own_profile()) is not None:
             profile.forward_ended(output)
+
+    def _plan_forward(
+        self, undo: _core.Undo, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """A forward is about to begin: there is a plan for it. Keyword arguments to pass instead, or None."""
+        undo.hold(self._planning)
+        undo.slot(self._thread.__dict__, "is_busy")
+        self._thread.is_busy = True
+        try:
+            self._boundary(None)
+            changed = self._without_cache(module, args, kwargs)
+            self._begin_precision(module, args, changed or kwargs)
+            self._ask_for_plan(module, args, changed or kwargs)
+            self._forwards.add(threading.get_ident())
+        except BaseException:
+            self._end_precision()
+            raise
+        return changed
 
     def _forward_failed(self, error: BaseException | None) -> None:
         """The root's forward has raised `error`; None where it only gave nothing."""

@@ -236,6 +236,15 @@ class LayerCalls:
                 "the arguments twice; this call is not recomputed",
             )
             return None
+        obstacle = layer.state.obstacle(module)
+        if obstacle is not None:
+            self._notices.say(
+                f"obstacle {layer.state.name}",
+                logging.WARNING,
+                f"layer {layer.state.name}: {obstacle}, which would happen once more if it ran again; it is not "
+                "recomputed, and what it saves stays in memory",
+            )
+            return None
         record = ReplayRecord.take(
             layer.state, module, args, kwargs, self._replay_lock, self._tiles if self._tiles.is_on else None
         )

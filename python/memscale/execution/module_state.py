@@ -18,15 +18,15 @@ import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..base.walk import version_of
 from ..errors import IntegrationError
-from ..model.isolation import generators_of
+from ..model.isolation import generators_of, note_generator, set_generator
 from ..model.parametrized import CachedWeights
+from ..model.reach import MISSING, Place, Reach, generator_state, is_state, read_place, write_place
 
 __all__ = ["LayerState", "ModuleState"]
 
@@ -58,6 +58,21 @@ class LayerState:
         self.name = name
         self._copies: dict[tuple[int, str], torch.Tensor] = {}
         self._constant: dict[tuple[int, str], tuple[torch.Tensor, int]] = {}
+        self._reach: Reach | None = None
+        self._reached_from: list[int] = []
+        self._writes: str | None = None
+        self._rebound: set[tuple[int, str]] = set()
+
+    def obstacle(self, module: torch.nn.Module) -> str | None:
+        """Why a call of `module` can't be repeated, as far as is known."""
+        return self._writes or (self._reach or self._reach_of(list(module.modules()))).obstacle
+
+    def _reach_of(self, modules: list[torch.nn.Module]) -> Reach:
+        """Looked for once, and again where parts have been put in or taken out."""
+        numbers = [id(module) for module in modules]
+        if self._reach is None or numbers != self._reached_from:
+            self._reach, self._reached_from = Reach(modules), numbers
+        return self._reach
 
     def take(self, module: torch.nn.Module) -> ModuleState:
         """The state before a call of `module` (the layer, or a replica of it)."""
@@ -69,6 +84,8 @@ class LayerState:
             if parameter is not None and not _is_gathered(inner)
         ]
         tensors: list[tuple[dict[str, Any], str, _Buffer]] = []
+        reach = self._reach_of(modules)
+        modules = [*modules, *reach.modules]
         with torch.no_grad():
             for index, inner in enumerate(modules):
                 buffers: dict[str, Any] = inner._buffers
@@ -81,8 +98,12 @@ class LayerState:
                 tensors.extend(
                     (attributes, name, self._copy_of((index, name), value))
                     for name, value in attributes.items()
-                    if _is_small_state(value)
+                    if _is_state_tensor(value) and (index, name) not in self._rebound
                 )
+            places = [found for place in reach.places if (found := self._look(place)) is not None]
+            tensors.extend(found for found in places if type(found[2]) is _Buffer)
+        generators = {id(generator): generator for inner in modules for generator in generators_of(inner)}
+        generators.update((id(generator), generator) for generator in reach.generators)
         return ModuleState(
             self,
             modules,
@@ -90,8 +111,22 @@ class LayerState:
             tensors,
             [_scalars(inner) for inner in modules],
             [found for inner in modules for found in _containers(inner)],
-            [(put_back, read) for inner in modules for read, put_back in generators_of(inner)],
+            list(generators.values()),
+            [found for found in places if type(found[2]) is not _Buffer],
+            reach.holders,
         )
+
+    def _look(self, place: Place) -> Any:
+        """What lies in a place that the code names: (holder, name, value, copy of its content), or
+        (holder, name, buffer) of a tensor."""
+        holder, name = place
+        value = read_place(place)
+        if value is MISSING or not is_state(value):
+            return None
+        if isinstance(value, torch.Tensor):
+            key = (id(holder), name)
+            return (holder, name, self._copy_of(key, value)) if key not in self._rebound else None
+        return holder, name, value, value.copy() if type(value) in _CONTAINERS else None
 
     def _copy_of(self, key: tuple[int, str], buffer: torch.Tensor) -> _Buffer:
         if buffer.nbytes > _SMALL_BYTES:
@@ -110,12 +145,17 @@ class LayerState:
         for holder, name, buffer in state.tensors:
             if buffer.copy is None or buffer.tensor.nbytes <= _SMALL_BYTES:
                 continue
-            now = holder.get(name)
-            if now is buffer.tensor and buffer.version is not None and version_of(now) == buffer.version:
-                self._constant[buffer.key] = (now, buffer.version)
+            now = read_place((holder, name))
+            if buffer.version is not None and version_of(buffer.tensor) == buffer.version:
+                if now is buffer.tensor:
+                    self._constant[buffer.key] = (now, buffer.version)
+                elif not state.is_buffer(holder):
+                    self._rebound.add(buffer.key)  # what it was is as it was
                 buffer.copy = None
             else:
                 self._constant.pop(buffer.key, None)
+                if not state.is_buffer(holder):
+                    self._writes = f"it writes to {name!r}, {buffer.tensor.nbytes / 1e6:.0f} MB"
 
 
 class _Parameter:
@@ -178,6 +218,8 @@ class ModuleState:
         "_layer",
         "_modules",
         "_parameters",
+        "_holders",
+        "_places",
         "_scalars",
         "tensors",
     )
@@ -190,7 +232,9 @@ class ModuleState:
         tensors: list[tuple[dict[str, Any], str, _Buffer]],
         scalars: list[dict[str, Any]],
         containers: list[tuple[dict[str, Any], str, Any, Any]],
-        generators: list[tuple[Any, Any]],
+        generators: list[Any],
+        places: list[tuple[Any, str, Any, Any]],
+        holders: list[dict[str, Any]],
     ) -> None:
         self._layer = layer
         self._modules = modules
@@ -199,39 +243,59 @@ class ModuleState:
         self.tensors = tensors
         self._scalars = scalars
         self._containers = containers
-        self._generators = [(put_back, read, read()) for put_back, read in generators]
+        self._generators = [(generator, _state_of(generator)) for generator in generators]
+        self._places = places
+        self._holders = holders
+
+    def is_buffer(self, holder: Any) -> bool:
+        """Whether that dictionary holds buffers of one of the modules."""
+        return any(module._buffers is holder for module in self._modules)
 
     def settle(self) -> None:
         """The call is over."""
         self._layer.settle(self)
 
-    @contextmanager
-    def rebound(self) -> Iterator[None]:
-        """The modules are as before the call; afterwards as they are now."""
-        now = [_Attributes(module) for module in self._modules]
-        generators = [(put_back, read()) for put_back, read, _ in self._generators]
-        try:
-            for parameter in self._parameters:
-                bound: dict[str, Any] = parameter.module._parameters
-                if bound.get(parameter.name) is not parameter.for_replay(self._layer.name):
-                    bound[parameter.name] = parameter.tensor
-            for put_back, _, state in self._generators:
-                put_back(state)
-            with torch.no_grad():
-                for holder, name, buffer in self.tensors:
-                    holder[name] = buffer.for_replay(self._layer.name, name)
-            for module, scalars in zip(self._modules, self._scalars, strict=True):
-                for name, value in scalars.items():
-                    if module.__dict__.get(name, _MISSING) is not value:
-                        module.__dict__[name] = value
-            self._bind_containers()
-            with self._cached_weights.restored():
-                yield
-        finally:
-            for put_back, state in generators:
-                put_back(state)
-            for attributes in now:
-                attributes.put_back()
+    def put(self, undo: Any) -> None:
+        """The modules are as before the call, until `undo` puts back what is now."""
+        for module in self._modules:
+            note_attributes(module, undo)
+        for attributes in self._holders:
+            undo.content(attributes)
+        for generator, state in self._generators:
+            note_generator(undo, generator)
+            set_generator(generator, state)
+        for parameter in self._parameters:
+            bound: dict[str, Any] = parameter.module._parameters
+            if bound.get(parameter.name) is not parameter.for_replay(self._layer.name):
+                undo.slot(bound, parameter.name)
+                bound[parameter.name] = parameter.tensor
+        bound_tensors: dict[int, torch.Tensor] = {}  # one for all names that it has
+        with torch.no_grad():
+            for holder, name, buffer in self.tensors:
+                undo.slot(holder, name)
+                if id(buffer.tensor) not in bound_tensors:
+                    bound_tensors[id(buffer.tensor)] = buffer.for_replay(self._layer.name, name)
+                write_place((holder, name), bound_tensors[id(buffer.tensor)])
+        for module, scalars in zip(self._modules, self._scalars, strict=True):
+            for name, value in scalars.items():
+                if module.__dict__.get(name, _MISSING) is not value:
+                    module.__dict__[name] = value
+        self._bind_containers()
+        self._bind_places(undo)
+        self._cached_weights.put(undo)
+
+    def _bind_places(self, undo: Any) -> None:
+        for holder, name, value, content in self._places:
+            if read_place((holder, name)) is not value:
+                undo.slot(holder, name)
+                write_place((holder, name), value)
+            elif content is None:
+                undo.slot(holder, name)  # the replay may count on
+            if content is not None:
+                undo.content(value)
+                undo.slot(holder, name)
+                value.clear()
+                value.extend(content) if isinstance(value, (list, deque)) else value.update(content)
 
     def _bind_containers(self) -> None:
         """Copies as they were before the call, one for all names that one container has."""
@@ -247,11 +311,18 @@ def _scalars(module: torch.nn.Module) -> dict[str, Any]:
     return {name: value for name, value in module.__dict__.items() if type(value) in _SCALARS}
 
 
+def _state_of(generator: Any) -> Any:
+    read, _ = generator_state(generator) or (None, None)
+    return read() if read is not None else None
+
+
+def _is_state_tensor(value: Any) -> bool:
+    return type(value) is torch.Tensor and not value.requires_grad and value.layout is torch.strided
+
+
 def _is_small_state(value: Any) -> bool:
     """Whether an attribute is a tensor that a forward may keep statistics in."""
-    if type(value) is not torch.Tensor or value.requires_grad or value.layout is not torch.strided:
-        return False
-    return value.nbytes <= _SMALL_BYTES
+    return _is_state_tensor(value) and value.nbytes <= _SMALL_BYTES
 
 
 def _containers(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
@@ -276,54 +347,26 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 
 
-class _Attributes:
-    """A module's attributes and what they hold in plain containers and objects, by reference."""
+def note_attributes(module: torch.nn.Module, undo: Any) -> None:
+    """A module's attributes and what they hold in plain containers and objects are put back by `undo`."""
+    attributes = module.__dict__
+    for name, value in attributes.items():
+        _note(value, 0 if name in _MODULES_OWN else 2, undo)
+    undo.content(attributes)  # put back first, so that what it holds is found
 
-    __slots__ = ("_containers", "_dict", "_module")
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._dict = dict(module.__dict__)
-        self._containers: list[tuple[Any, Any]] = []
-        for name, value in self._dict.items():
-            self._remember(value, 0 if name in _MODULES_OWN else 2)
-
-    def _remember(self, value: Any, depth: int) -> None:
-        """`depth`: of containers inside."""
-        kind = type(value)
-        if kind not in _CONTAINERS:
-            if depth < 2 or isinstance(value, _OPAQUE) or kind.__module__.partition(".")[0] in _CLOSED:
-                return
-            value = getattr(value, "__dict__", None)  # of an object that counts or averages
-            if type(value) is not dict:
-                return
-        if len(value) > _LARGE:
+def _note(value: Any, depth: int, undo: Any) -> None:
+    """`depth`: of containers inside."""
+    kind = type(value)
+    if kind not in _CONTAINERS:
+        if depth < 2 or isinstance(value, _OPAQUE) or kind.__module__.partition(".")[0] in _CLOSED:
             return
-        self._containers.append((value, value.copy()))
-        for item in () if depth == 0 or kind is set else value.values() if type(value) in _MAPPINGS else value:
-            if type(item) in _CONTAINERS:
-                self._remember(item, depth - 1)
-
-    def put_back(self) -> None:
-        current = self._module.__dict__
-        for name in [name for name in current if name not in self._dict]:
-            del current[name]
-        for name, value in self._dict.items():
-            if current.get(name, _MISSING) is not value:
-                current[name] = value
-        for container, before in self._containers:
-            _refill(container, before)
-
-
-def _refill(container: Any, before: Any) -> None:
-    if isinstance(container, (list, deque)):
-        if len(container) != len(before) or any(a is not b for a, b in zip(container, before, strict=True)):
-            container.clear()
-            container.extend(before)
-    elif isinstance(container, dict):
-        if list(container) != list(before) or any(container[key] is not before[key] for key in before):
-            container.clear()
-            container.update(before)
-    elif container != before:
-        container.clear()
-        container.update(before)
+        value = getattr(value, "__dict__", None)  # of an object that counts or averages
+        if type(value) is not dict:
+            return
+    if len(value) > _LARGE:
+        return
+    undo.content(value)
+    for item in () if depth == 0 or kind is set else value.values() if type(value) in _MAPPINGS else value:
+        if type(item) in _CONTAINERS:
+            _note(item, depth - 1, undo)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -134,17 +133,25 @@ class ReplayRecord:
         Raises:
             IntegrationError: it gives no tensor now.
         """
-        args, kwargs = self.arguments.thaw(self.name, _fetch)
-        # With grad, as in forward (without, other kernels may be chosen), and with a graph that
-        # holds what it saves: the layer may differentiate inside itself. It goes at once.
-        with self.environment.restored(), self.state.rebound(), self._tiled(), torch.enable_grad(), _own_graph():
-            first = first_output(self.module(*args, **kwargs))
+        first = _core.guarded(self._give)
         if first is None:
             raise _no_tensor(self.name)
         return first.detach()
 
-    def _tiled(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.tiles is None else self.tiles.in_force()
+    def _give(self, undo: Any) -> torch.Tensor | None:
+        args, kwargs = self.arguments.thaw(self.name, _fetch)
+        self._put(undo)
+        # With grad, as in forward (without, other kernels may be chosen), and with a graph that
+        # holds what it saves: the layer may differentiate inside itself. It goes at once.
+        undo.own_hooks()
+        return first_output(self.environment.call(self.module, *args, **kwargs))
+
+    def _put(self, undo: Any) -> None:
+        """All is as it was before the call, until `undo` puts it back."""
+        self.environment.put(undo)
+        self.state.put(undo)
+        if self.tiles is not None:
+            self.tiles.put(undo)
 
     def run(self, region: Any) -> None:
         """Makes the call again, for the saved tensors that `region` is missing."""
@@ -153,18 +160,22 @@ class ReplayRecord:
 
     def _call(self, region: Any, whole: bool) -> Any:
         """The result, if `whole`; otherwise the call may end as soon as nothing is missing."""
+        return _core.guarded(self._capture, region, whole)
+
+    def _capture(self, undo: Any, region: Any, whole: bool) -> Any:
         args, kwargs = self.arguments.thaw(self.name, _fetch)
         result = None
-        with self.environment.restored(), self.state.rebound(), self._tiled(), torch.enable_grad():
-            region.begin_replay(whole)
-            failed = True
-            try:
-                result = self.module(*args, **kwargs)
-                failed = False
-            except _core.ReplayStop:
-                failed = False
-            finally:
-                region.end_replay(failed)
+        self._put(undo)
+        undo.later(region.abandon_replay)
+        region.begin_replay(whole)
+        failed = True
+        try:
+            result = self.environment.call(self.module, *args, **kwargs)
+            failed = False
+        except _core.ReplayStop:
+            failed = False
+        finally:
+            region.end_replay(failed)
         return result
 
 
@@ -172,24 +183,19 @@ def _no_tensor(layer: str) -> IntegrationError:
     return IntegrationError(f"layer {layer}: it gave a tensor in forward and none when it ran again")
 
 
-def _own_graph() -> Any:
-    """What is saved belongs to no layer's call, also where this runs inside one."""
-    return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
-
-
 def _fetch(handle: Any) -> torch.Tensor:
     return _core.unpack_input(handle)
 
 
-def replay(region: Any) -> None:
+def replay(undo: Any, region: Any) -> None:
     """Called from C when a saved tensor of a recomputed layer is asked for.
 
     Raises:
         IntegrationError: the layer did not save again what it saved in forward.
     """
     record = region.payload
-    with record.lock:
-        if region.missing == 0:
-            return  # another thread made them meanwhile
-        with replaying():
-            record.run(region)
+    undo.hold(record.lock)
+    if region.missing == 0:
+        return  # another thread made them meanwhile
+    replaying(undo)
+    record.run(region)

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+from ..base.environment import Modes, Switches
 from ..base.modes import leave
 from ..base.walk import tensors_of
 from ..errors import IntegrationError
@@ -161,9 +162,11 @@ class Tape(TorchDispatchMode):
         self._makers: list[_Maker] = []
         self._pending: dict[_Value, list[Any]] = {}
         self._is_noting = False
+        self._call: _Call | None = None
 
     def begin(self) -> None:
         """The call begins, on this thread."""
+        self._call = _Call()
         self.__enter__()  # type: ignore[no-untyped-call]
         self._is_noting = True
 
@@ -291,7 +294,7 @@ class Tape(TorchDispatchMode):
                 output = reference()
                 if output is not None and output in self._pending and not _can_be_made(output):
                     _stay(output, self._pending[output])
-        layer = object()
+        layer = self._call
         for value, handles in self._pending.items():
             if value.held is None:
                 ticket = _Ticket(value, layer, self._remade)
@@ -324,12 +327,29 @@ def _is_there(operand: _Operand) -> bool:
 # ---- backward ----------------------------------------------------------------------------
 
 
+class _Call:
+    """One call of a layer, for what is made again of it."""
+
+    __slots__ = ("_modes", "_switches")
+
+    def __init__(self) -> None:
+        self._switches = Switches()
+        self._modes = Modes()
+
+    def put(self, undo: Any) -> None:
+        """Operators find what they found in the call, until `undo` puts back what is now."""
+        self._switches.put(undo)
+        self._modes.put(undo)
+        undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
+        torch._C._set_grad_enabled(False)
+
+
 class _Ticket:
     """What the handles of a dropped storage hold instead of its bytes."""
 
     __slots__ = ("__weakref__", "_layer", "_remade", "_value")
 
-    def __init__(self, value: _Value, layer: object, remade: Remade) -> None:
+    def __init__(self, value: _Value, layer: _Call | None, remade: Remade) -> None:
         self._value = value
         self._layer = layer
         self._remade = remade
@@ -337,18 +357,20 @@ class _Ticket:
     def __del__(self) -> None:
         self._value.made = None
 
-    def give(self, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    def give(self, undo: Any, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> torch.Tensor:
         """A view of the storage, made again if need be. Called from C.
 
         Raises:
             IntegrationError: what it is made from was changed meanwhile.
         """
-        with self._remade.lock:
-            self._remade.enter(self._layer)
-            storage = self._value.made
-            if storage is None:
-                storage = _make(self._value, self._remade)
-            return _view(storage, dtype, size, stride, offset)
+        undo.hold(self._remade.lock)
+        self._remade.enter(self._layer)
+        storage = self._value.made
+        if storage is None:
+            if self._layer is not None:
+                self._layer.put(undo)
+            storage = _make(self._value, self._remade)
+        return _view(storage, dtype, size, stride, offset)
 
 
 def _view(storage: torch.UntypedStorage, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> torch.Tensor:
@@ -379,7 +401,7 @@ def _make(wanted: _Value, remade: Remade) -> torch.UntypedStorage:
     last_reader = {operand.value: maker for maker in makers for operand in maker.operands}
     made: dict[_Value, torch.UntypedStorage] = {}
     result = None
-    with torch.no_grad(), torch._C._DisableAutocast():  # operators are noted below both
+    with torch._C._DisableAutocast():  # operators are noted below it
         for maker in makers:
             for value, storage in _run(maker, made):
                 if value is wanted:

@@ -18,6 +18,7 @@ from ..base.walk import loss_of
 from ..errors import IntegrationError
 from ..model.caches import without_cache
 from ..model.isolation import Snapshot, isolated
+from ..model.reach import Reach, read_place, write_place
 
 if TYPE_CHECKING:
     from ..planning.execution_plan import ExecutionPlan
@@ -61,6 +62,10 @@ def verify_plan(
     """
     if plan.skipped:
         _log.info("verify_correctness: nothing is optimized, so there is nothing to compare")
+        return
+    obstacle = Reach(list(model.modules())).obstacle
+    if obstacle is not None:
+        _log.warning("verify_correctness: %s, which a rehearsal would do too; nothing is compared", obstacle)
         return
     kwargs = without_cache(model, args, dict(kwargs))
     total = next((len(tensor) for tensor in plain_tensors((args, kwargs)) if tensor.dim() > 0), 0)
@@ -128,7 +133,8 @@ def _step(
     plan: str | None = None,
 ) -> _Gradients | None:
     """Loss and gradients of one step, by what an error calls them; the model is as before."""
-    with isolated(model) as snapshot:
+
+    def run(snapshot: Snapshot) -> _Gradients | None:
         _copy_buffers(snapshot)
         if not model.training:
             model.train()
@@ -141,6 +147,8 @@ def _step(
         finally:
             if executor is not None:
                 executor.detach()
+
+    return isolated(model, run)
 
 
 def _gradients(model: torch.nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> _Gradients | None:
@@ -165,6 +173,10 @@ def _gradients(model: torch.nn.Module, inputs: tuple[tuple[Any, ...], dict[str, 
 def _copy_buffers(snapshot: Snapshot) -> None:
     """Puts copies in the place of buffers and plain tensors; the snapshot takes them out again."""
     copies: dict[int, torch.Tensor] = {}
+    for place in snapshot.reach.places if snapshot.reach is not None else ():
+        value = read_place(place)
+        if isinstance(value, torch.Tensor):
+            write_place(place, copies.setdefault(id(value), value.clone()))
     for container in snapshot.containers():
         pairs = list(container.items() if isinstance(container, dict) else enumerate(container))
         for key, value in pairs if isinstance(container, (dict, list)) else ():

@@ -9,8 +9,7 @@ and `memscale.model.isolation`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
@@ -33,11 +32,9 @@ class CachedWeights:
         self._depth = parametrize._cache_enabled
         self._found: _Cache = {key: _apart(value) for key, value in parametrize._cache.items()}
 
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """The cache is as it was taken; afterwards as it is now."""
-        with _replaced(self._depth, dict(self._found)):
-            yield
+    def put(self, undo: Any) -> None:
+        """The cache is as it was taken, until `undo` puts back what is now."""
+        _replace(undo, self._depth, dict(self._found))
 
 
 def _apart(value: torch.Tensor | None) -> torch.Tensor | None:
@@ -45,18 +42,12 @@ def _apart(value: torch.Tensor | None) -> torch.Tensor | None:
     return value if value is None or value.is_leaf else value.detach().requires_grad_(value.requires_grad)
 
 
-@contextmanager
-def without_cached_weights() -> Iterator[None]:
-    """A cache of its own, empty, as far as there is one now."""
-    with _replaced(parametrize._cache_enabled, {}):
-        yield
+def without_cached_weights(undo: Any) -> None:
+    """A cache of its own, empty, as far as there is one now; until `undo` puts back that one."""
+    _replace(undo, parametrize._cache_enabled, {})
 
 
-@contextmanager
-def _replaced(depth: int, cache: _Cache) -> Iterator[None]:
-    now = parametrize._cache_enabled, parametrize._cache
+def _replace(undo: Any, depth: int, cache: _Cache) -> None:
+    undo.slot(vars(parametrize), "_cache_enabled")
+    undo.slot(vars(parametrize), "_cache")
     parametrize._cache_enabled, parametrize._cache = depth, cache
-    try:
-        yield
-    finally:
-        parametrize._cache_enabled, parametrize._cache = now

@@ -343,14 +343,15 @@ class Session:
     def refuses_hooks(self, error: BaseException | None) -> bool:
         """Whether a forward failed because it allows no saved-tensor hooks around it: the plan is
         to leave it alone, from the next forward on."""
-        if _NO_HOOKS not in str(error):
+        if _NO_HOOKS not in str(error) and not _forbids_hooks(error):
             return False
         self._takes_no_hooks = self._is_untraceable = True
         self._graphs.clear()
         self._plans.clear()
         _log.warning(
-            "the forward takes derivatives by torch.func, which allows no saved-tensor hooks around it: the "
-            "model is left alone, and a budget is not kept; torch.autograd.grad in a forward can be planned for"
+            "the forward allows no saved-tensor hooks around it (derivatives by torch.func, or "
+            "disable_saved_tensors_hooks): the model is left alone, and a budget is not kept; torch.autograd.grad in a "
+            "forward can be planned for"
         )
         return True
 
@@ -501,3 +502,11 @@ def probe_machine(config: Config) -> str:
 def _with_process(hardware: str, device: torch.device) -> str:
     kind = kind_of(device)
     return _core.hardware_set_process(hardware, kind.name, device.index or 0, kind.allocated_bytes(device))
+
+
+def _forbids_hooks(error: BaseException | None) -> bool:
+    """Whether it was raised by `torch.autograd.graph.disable_saved_tensors_hooks()`."""
+    place = error.__traceback__ if error is not None else None
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and place.tb_frame.f_code.co_name == "disable_saved_tensors_hooks"

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _core
+from ..base.environment import without_modes
 from ..base.walk import leaves_of, tensors_of
 from ..model.isolation import Snapshot
 from ..model.layers import find_layers
@@ -93,7 +94,12 @@ def _structure(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def _passes(module: torch.nn.Module, width: int, like: torch.Tensor) -> bool:
-    kept = Snapshot(module)
+    return _core.guarded(_try, module, width, like)
+
+
+def _try(undo: Any, module: torch.nn.Module, width: int, like: torch.Tensor) -> bool:
+    Snapshot(module, undo)
+    without_modes(undo)
     modes = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with torch.enable_grad(), torch.inference_mode(False), modes:
@@ -105,8 +111,6 @@ def _passes(module: torch.nn.Module, width: int, like: torch.Tensor) -> bool:
             return _place(made) and {id(leaf) for leaf in leaves_of(made)} <= {id(rows), *map(id, twins.values())}
     except Exception:  # an unfit module may raise whatever it likes
         return False
-    finally:
-        kept.restore()
 
 
 def _place(value: Any) -> bool:

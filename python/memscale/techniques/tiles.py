@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -73,20 +72,15 @@ class Tiles:
             return getattr(_local, "replayed", None) is self
         return self.is_on and not self._is_apart()
 
-    @contextmanager
-    def in_force(self) -> Iterator[None]:
-        """As when a layer ran that runs again now, whatever has changed since. Others are kept
-        from doing the same meanwhile."""
-        missing = [forward for forward in self._found() if not forward.is_installed]
-        before, _local.replayed = getattr(_local, "replayed", None), self
-        for forward in missing:
-            forward.install()
-        try:
-            yield
-        finally:
-            _local.replayed = before
-            for forward in missing:
-                forward.remove()
+    def put(self, undo: Any) -> None:
+        """As when a layer ran that runs again now, whatever has changed since, until `undo` puts that back. Others
+        are kept from doing the same meanwhile."""
+        undo.slot(_local.__dict__, "replayed")
+        _local.replayed = self
+        for forward in self._found():
+            if not forward.is_installed:
+                forward.note(undo)
+                forward.install()
 
 
 class _TiledForward:
@@ -101,6 +95,12 @@ class _TiledForward:
     def is_installed(self) -> bool:
         module = self._module()
         return module is not None and module.__dict__.get("forward") is self
+
+    def note(self, undo: Any) -> None:
+        """What `install()` changes is put back by `undo`."""
+        module = self._module()
+        for name in ("forward", "__getstate__") if module is not None else ():
+            undo.slot(module.__dict__, name)
 
     def install(self) -> None:
         """Puts it on the module; nothing where it is there."""
@@ -224,9 +224,18 @@ class _Run:
         given: torch.Tensor = self._pin.saved_tensors[0]
         return given
 
-    def as_then(self) -> Any:
-        """The random state and all else that the module's call saw."""
-        return nullcontext() if self._environment is None else self._environment.restored()
+    def as_then(self, function: Callable[[], None]) -> None:
+        """Calls it with the random state and all else that the module's call saw."""
+        _core.guarded(self._as_then, function)
+
+    def _as_then(self, undo: Any, function: Callable[[], None]) -> None:
+        if self._environment is None:
+            undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
+            torch._C._set_grad_enabled(True)
+            function()
+        else:
+            self._environment.put(undo)
+            self._environment.call(function)
 
     def ended(self) -> None:
         """Its masks go."""
@@ -260,7 +269,8 @@ class _InTiles(torch.autograd.Function):
         by_made = gradient.reshape(1, run.rows, gradient.shape[-1])
         by_rows = torch.empty_like(rows)
         twins = {id(p): p.detach().requires_grad_() for p in run.parameters}
-        with run.as_then(), torch.enable_grad():
+
+        def differentiate() -> None:
             run.begin()
             for part in run.parts():
                 tile = rows[:, part].detach().requires_grad_()
@@ -268,4 +278,6 @@ class _InTiles(torch.autograd.Function):
                 with torch.no_grad():
                     by_rows[:, part].copy_(tile.grad)  # type: ignore[arg-type]
             run.ended()
+
+        run.as_then(differentiate)
         return None, by_rows.view(given.shape), *(twins[id(p)].grad for p in run.parameters)

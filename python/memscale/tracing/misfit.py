@@ -69,7 +69,7 @@ def _refusal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
     from ..model.isolation import isolated
 
-    with standing_aside(), isolated(model), torch.no_grad():
+    def run(_: Any) -> Exception | None:
         model.train()
         for module in model.modules():
             for name, buffer in module._buffers.items():
@@ -77,10 +77,13 @@ def _refusal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
                     module._buffers[name] = buffer.clone()
         try:
             copied_args, copied_kwargs = copy.deepcopy((args, kwargs))
-            model(*copied_args, **copied_kwargs)
+            with torch.no_grad():
+                model(*copied_args, **copied_kwargs)
         except Exception as error:
             return error
-    return None
+        return None
+
+    return standing_aside(lambda: isolated(model, run))
 
 
 def _line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ import logging
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -129,20 +129,26 @@ class MemoryProfiler:
         check_torch()
         from ..base.signature import describe_arguments
         from ..model.isolation import isolated
+        from ..model.reach import Reach
         from ..techniques.tiles import Tiles
         from .fakes import Twins
         from .static_tracer import StaticTracer, libraries_branch_on_values
 
         name = type(model).__name__
+        obstacle = Reach(list(model.modules())).obstacle
+        if obstacle is not None:
+            raise ProfileError(f"{name} can't be traced without running it: {obstacle}, and a trace would do that too")
         tracer = StaticTracer(name, describe_arguments(args, kwargs))
         twins = Twins()
         try:
-            with standing_aside(), isolated(model) as snapshot, ExitStack() as stack:
+
+            def run(snapshot: Snapshot) -> None:
                 if in_tiles:
                     Tiles(model, is_tracing, traced=True).set(True)  # the snapshot takes them off
-                if branch_on_values:
-                    stack.enter_context(libraries_branch_on_values())
-                _StaticStep(model, tracer, twins).run(snapshot, args, kwargs, optimizer)
+                with libraries_branch_on_values() if branch_on_values else nullcontext():
+                    _StaticStep(model, tracer, twins).run(snapshot, args, kwargs, optimizer)
+
+            standing_aside(lambda: isolated(model, run))
             graph = tracer.finish()
         except BaseException as error:
             _take_back_after(error, twins)

@@ -1,0 +1,425 @@
+/* Undo: notes of what is to be put back, and the one call that does it; see undo.h. */
+#include "undo.h"
+
+#include "execute_ext.h"
+#include "rooms.h"
+
+typedef struct undo {
+    PyObject_HEAD PyObject *log; /* list of (what, object, value, more) */
+} undo;
+
+typedef enum note { NOTE_CALL, NOTE_SLOT, NOTE_CONTENT, NOTE_HOOKS } note;
+
+static PyTypeObject *undo_type;
+static PyObject *missing; /* stands for a slot that is not there */
+
+static int append(undo *self, note what, PyObject *object, PyObject *value)
+{
+    PyObject *entry = Py_BuildValue("(iOO)", (int)what, object, value);
+    int rc = entry != NULL ? PyList_Append(self->log, entry) : -1;
+    Py_XDECREF(entry);
+    return rc;
+}
+
+/* ---- notes ----------------------------------------------------------------------- */
+
+static PyObject *note_call(PyObject *object, PyObject *args)
+{
+    Py_ssize_t count = PyTuple_Size(args);
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "later() takes a function and its arguments");
+        return NULL;
+    }
+    PyObject *rest = PyTuple_GetSlice(args, 1, count);
+    int rc = rest != NULL ? append((undo *)object, NOTE_CALL, PyTuple_GetItem(args, 0), rest) : -1;
+    Py_XDECREF(rest);
+    if (rc != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* What lies in a slot: a new reference, `missing` where there is nothing. */
+static PyObject *look(PyObject *holder, PyObject *key)
+{
+    PyObject *value;
+    if (PyDict_Check(holder)) {
+        value = PyDict_GetItemWithError(holder, key);
+        Py_XINCREF(value);
+        if (value == NULL && PyErr_Occurred()) {
+            return NULL;
+        }
+    } else {
+        value = PyObject_GetAttr(holder, key);
+        if (value == NULL) { /* an empty cell has no content, a slot no value */
+            PyErr_Clear();
+        }
+    }
+    if (value == NULL) {
+        value = missing;
+        Py_INCREF(value);
+    }
+    return value;
+}
+
+static PyObject *note_slot(PyObject *object, PyObject *args)
+{
+    PyObject *holder, *key;
+    if (!PyArg_ParseTuple(args, "OO:slot", &holder, &key)) {
+        return NULL;
+    }
+    PyObject *value = look(holder, key);
+    PyObject *place = value != NULL ? PyTuple_Pack(2, holder, key) : NULL;
+    int rc = place != NULL ? append((undo *)object, NOTE_SLOT, place, value) : -1;
+    Py_XDECREF(place);
+    Py_XDECREF(value);
+    if (rc != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *copy_of(PyObject *container)
+{
+    if (PyDict_Check(container)) {
+        return PyDict_Copy(container);
+    }
+    return PyObject_CallMethod(container, "copy", NULL);
+}
+
+static PyObject *note_content(PyObject *object, PyObject *container)
+{
+    PyObject *copy = copy_of(container);
+    int rc = copy != NULL ? append((undo *)object, NOTE_CONTENT, container, copy) : -1;
+    Py_XDECREF(copy);
+    if (rc != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *hold(PyObject *object, PyObject *lock)
+{
+    PyObject *release = PyObject_GetAttrString(lock, "release");
+    PyObject *none = PyTuple_New(0);
+    PyObject *taken = release != NULL && none != NULL ? PyObject_CallMethod(lock, "acquire", NULL) : NULL;
+    int rc = taken != NULL ? append((undo *)object, NOTE_CALL, release, none) : -1;
+    if (taken != NULL && rc != 0) {
+        Py_XDECREF(PyObject_CallObject(release, none));
+    }
+    Py_XDECREF(taken);
+    Py_XDECREF(none);
+    Py_XDECREF(release);
+    if (rc != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- saved-tensor hooks that hold without a graph ---------------------------------- */
+
+/* The callable that packs on top of this thread's stack of pairs: a new reference, None where there is none. */
+static PyObject *top_pack(void)
+{
+    PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
+    PyObject *pack = top != NULL && top != Py_None ? PyTuple_GetItem(top, 0) : top;
+    Py_XINCREF(pack);
+    Py_XDECREF(top);
+    return pack;
+}
+
+static PyObject *note_hooks(PyObject *object, PyObject *none)
+{
+    (void)none;
+    PyObject *pack = top_pack();
+    int rc = pack != NULL ? append((undo *)object, NOTE_HOOKS, pack, Py_None) : -1;
+    Py_XDECREF(pack);
+    if (rc != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Takes off the pairs above the one that was on top. */
+static int pop_hooks_above(PyObject *wanted)
+{
+    for (;;) {
+        PyObject *pack = top_pack();
+        bool is_there = pack == wanted || pack == Py_None;
+        Py_XDECREF(pack);
+        if (pack == NULL || is_there) {
+            return pack != NULL ? 0 : -1;
+        }
+        PyObject *done = PyObject_CallFunctionObjArgs(ms_ext_torch()->pop_hooks, NULL);
+        Py_XDECREF(done);
+        if (done == NULL) {
+            return -1;
+        }
+    }
+}
+
+static PyObject *pack_plainly(PyObject *self, PyObject *tensor)
+{
+    (void)self;
+    return PyObject_CallFunctionObjArgs(ms_ext_torch()->detach, tensor, NULL);
+}
+
+static PyMethodDef pack_plainly_def = {"pack_plainly", pack_plainly, METH_O, NULL};
+
+static PyObject *own_hooks(PyObject *object, PyObject *none)
+{
+    (void)none;
+    PyObject *pack = PyCFunction_NewEx(&pack_plainly_def, object, NULL);
+    PyObject *noted = pack != NULL ? note_hooks(object, NULL) : NULL;
+    PyObject *done = NULL;
+    if (noted != NULL) {
+        done = PyObject_CallFunctionObjArgs(ms_ext_torch()->push_hooks, pack, pack, NULL);
+    }
+    Py_XDECREF(noted);
+    Py_XDECREF(pack);
+    return done;
+}
+
+/* ---- putting back -------------------------------------------------------------------- */
+
+static int put_slot(PyObject *place, PyObject *value)
+{
+    PyObject *holder = PyTuple_GetItem(place, 0), *key = PyTuple_GetItem(place, 1);
+    PyObject *now = look(holder, key); /* dies at the end: its finalizer may run Python */
+    int rc = now != NULL ? 0 : -1;
+    if (now != NULL && now != value) {
+        if (!PyDict_Check(holder)) {
+            rc = PyType_Check(holder) ? PyObject_SetAttr(holder, key, value != missing ? value : NULL)
+                                      : PyObject_GenericSetAttr(holder, key, value != missing ? value : NULL);
+        } else if (value != missing) {
+            rc = PyDict_SetItem(holder, key, value);
+        } else {
+            rc = PyDict_DelItem(holder, key);
+        }
+    }
+    Py_XDECREF(now);
+    return rc;
+}
+
+static bool is_same_dict(PyObject *a, PyObject *b)
+{
+    PyObject *key_a, *key_b, *value_a, *value_b;
+    Py_ssize_t at_a = 0, at_b = 0;
+    if (PyDict_Size(a) != PyDict_Size(b)) {
+        return false;
+    }
+    while (PyDict_Next(a, &at_a, &key_a, &value_a)) {
+        if (!PyDict_Next(b, &at_b, &key_b, &value_b) || key_a != key_b || value_a != value_b) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_same_list(PyObject *a, PyObject *b)
+{
+    Py_ssize_t count = PyList_Size(a);
+    if (count != PyList_Size(b)) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (PyList_GetItem(a, i) != PyList_GetItem(b, i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int call_method(PyObject *object, const char *name, PyObject *argument)
+{
+    PyObject *done =
+        argument != NULL ? PyObject_CallMethod(object, name, "O", argument) : PyObject_CallMethod(object, name, NULL);
+    Py_XDECREF(done);
+    return done != NULL ? 0 : -1;
+}
+
+/* In place, so that who holds the container sees it restored. */
+static int refill(PyObject *container, PyObject *content)
+{
+    if (PyDict_CheckExact(container)) {
+        return is_same_dict(container, content) ? 0 : (PyDict_Clear(container), PyDict_Update(container, content));
+    }
+    if (PyDict_Check(container)) { /* ordered, counting, with defaults: their own clear(), the plain update() */
+        if (PyDict_Size(container) == PyDict_Size(content) && is_same_dict(container, content)) {
+            return 0;
+        }
+        if (call_method(container, "clear", NULL) != 0) {
+            return -1;
+        }
+        PyObject *items = PyDict_Items(content);
+        int rc = items != NULL ? 0 : -1;
+        for (Py_ssize_t i = 0; rc == 0 && i < PyList_Size(items); i++) {
+            PyObject *pair = PyList_GetItem(items, i);
+            rc = PyObject_SetItem(container, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
+        }
+        Py_XDECREF(items);
+        return rc;
+    }
+    if (PyList_Check(container)) {
+        return is_same_list(container, content) ? 0 : PyList_SetSlice(container, 0, PyList_Size(container), content);
+    }
+    if (PyAnySet_Check(container)) {
+        int is_same = PyObject_RichCompareBool(container, content, Py_EQ);
+        if (is_same != 0) {
+            return is_same < 0 ? -1 : 0;
+        }
+        return call_method(container, "clear", NULL) == 0 ? call_method(container, "update", content) : -1;
+    }
+    return call_method(container, "clear", NULL) == 0 ? call_method(container, "extend", content) : -1; /* deque */
+}
+
+static int put_content(PyObject *container, PyObject *content)
+{
+    PyObject *now = copy_of(container); /* what goes dies when all is in place: finalizers may run Python */
+    int rc = now != NULL ? refill(container, content) : -1;
+    Py_XDECREF(now);
+    return rc;
+}
+
+static int put_back(PyObject *entry)
+{
+    PyObject *place = PyTuple_GetItem(entry, 1), *value = PyTuple_GetItem(entry, 2), *done;
+    switch ((note)PyLong_AsLong(PyTuple_GetItem(entry, 0))) {
+    case NOTE_SLOT:
+        return put_slot(place, value);
+    case NOTE_CONTENT:
+        return put_content(place, value);
+    case NOTE_HOOKS:
+        return pop_hooks_above(place);
+    case NOTE_CALL:
+        done = PyObject_CallObject(place, value);
+        Py_XDECREF(done);
+        return done != NULL ? 0 : -1;
+    }
+    return 0;
+}
+
+/* The last first; all of them, whatever fails. -1 with the first exception. */
+static int restore(undo *self)
+{
+    PyObject *type = NULL, *value = NULL, *traceback = NULL, *log = self->log;
+    self->log = PyList_New(0);
+    for (Py_ssize_t i = PyList_Size(log); i-- > 0;) {
+        if (put_back(PyList_GetItem(log, i)) != 0) {
+            if (type == NULL) {
+                PyErr_Fetch(&type, &value, &traceback);
+            } else {
+                PyErr_Clear();
+            }
+        }
+    }
+    Py_DECREF(log);
+    if (type != NULL) {
+        PyErr_Restore(type, value, traceback);
+    }
+    return type != NULL || self->log == NULL ? -1 : 0;
+}
+
+PyObject *ms_ext_guarded(PyObject *function, PyObject *args)
+{
+    undo *made = PyObject_New(undo, undo_type);
+    if (made == NULL) {
+        return NULL;
+    }
+    made->log = PyList_New(0);
+    PyObject *first = made->log != NULL ? PyTuple_Pack(1, made) : NULL;
+    PyObject *all = first != NULL ? PySequence_Concat(first, args) : NULL;
+    PyObject *result = all != NULL ? PyObject_CallObject(function, all) : NULL;
+    Py_XDECREF(all);
+    Py_XDECREF(first);
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (made->log != NULL && restore(made) != 0) {
+        if (type != NULL) {
+            PyErr_Clear();
+        }
+        Py_CLEAR(result);
+    }
+    if (type != NULL) {
+        PyErr_Restore(type, value, traceback);
+    }
+    Py_DECREF((PyObject *)made);
+    return result;
+}
+
+PyObject *ms_ext_guarded_one(PyObject *function, PyObject *arg)
+{
+    PyObject *args = PyTuple_Pack(1, arg);
+    PyObject *result = args != NULL ? ms_ext_guarded(function, args) : NULL;
+    Py_XDECREF(args);
+    return result;
+}
+
+static PyObject *guarded(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_ssize_t count = PyTuple_Size(args);
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "guarded() takes a function and its arguments");
+        return NULL;
+    }
+    PyObject *rest = PyTuple_GetSlice(args, 1, count);
+    PyObject *result = rest != NULL ? ms_ext_guarded(PyTuple_GetItem(args, 0), rest) : NULL;
+    Py_XDECREF(rest);
+    return result;
+}
+
+/* ---- type ------------------------------------------------------------------------------- */
+
+static void undo_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    Py_CLEAR(((undo *)object)->log);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef undo_methods[] = {
+    MS_EXT_METHOD("later", note_call, METH_VARARGS, "function, /, *args", "(Callable[..., object], Any) -> None",
+                  "The function, a builtin, is called when things are put back."),
+    MS_EXT_METHOD("slot", note_slot, METH_VARARGS, "holder, key, /", "(object, object) -> None",
+                  "A dictionary's item or an object's attribute is put back, or deleted if it is not there now."),
+    MS_EXT_METHOD("content", note_content, METH_O, "container, /", "(object) -> None",
+                  "A list, dictionary, set or deque gets back what it holds now."),
+    MS_EXT_METHOD("hold", hold, METH_O, "lock, /", "(object) -> None",
+                  "Takes the lock; it is released when things are put back."),
+    MS_EXT_METHOD("hooks", note_hooks, METH_NOARGS, "/", "() -> None",
+                  "Saved-tensor hooks that are pushed from now on are popped when things are put back."),
+    MS_EXT_METHOD("own_hooks", own_hooks, METH_NOARGS, "/", "() -> None",
+                  "From now on saved tensors are held without their graph, until things are put back."),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMethodDef methods[] = {
+    MS_EXT_FUNCTION("guarded", guarded, METH_VARARGS, "function, /, *args", "(Callable[..., Any], Any) -> Any",
+                    "Calls function(undo, *args). What it noted in the Undo is put back then, exception or not, in one "
+                    "call that nothing can interrupt."),
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_undo(PyObject *module)
+{
+    static char doc[] = "What is to be put back when guarded() ends: notes of it.";
+    static PyType_Slot slots[] = {
+        {Py_tp_doc, doc},
+        {Py_tp_dealloc, MS_EXT_SLOT(undo_dealloc)},
+        {Py_tp_methods, undo_methods},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {
+        .name = "memscale._core.Undo",
+        .basicsize = sizeof(undo),
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+        .slots = slots,
+    };
+    missing = PyObject_CallObject((PyObject *)&PyBaseObject_Type, NULL);
+    if (missing == NULL || ms_ext_add_type(module, &spec, &undo_type) != 0) {
+        return -1;
+    }
+    return PyModule_AddFunctions(module, methods);
+}

@@ -1,0 +1,436 @@
+"""State of the process that operators read, set around the forward alone, around the backward alone, or
+in the layer: what a plain run computes never depends on when a layer is run again."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import torch
+from subjects import ROWS, WIDTH, Context, Subject, case, floats, stack
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# ---- what a layer may do that a flag changes ---------------------------------------------
+
+
+def _convolve(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + self.conv(x.view(1, 8, 8, 8)).reshape(x.shape)
+
+
+def _with_conv(self: Any) -> None:
+    self.conv = torch.nn.Conv2d(8, 8, 3, padding=1)
+
+
+def _attend(self: Any, x: torch.Tensor) -> torch.Tensor:
+    heads = x.view(1, ROWS, 4, WIDTH // 4).transpose(1, 2)
+    return functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).reshape(x.shape)
+
+
+def _multiply(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(x @ self.inner.weight @ self.outer.weight)
+
+
+def _denormal(self: Any, x: torch.Tensor) -> torch.Tensor:
+    small = x * 1e-20
+    return small * 3e-20 * 1e20 * 1e20
+
+
+def _constants(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return (x * torch.full((WIDTH,), 0.1) + torch.tensor(0.3).sqrt()).float()
+
+
+def _einsum(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("ri,ij,jk->rk", x, self.inner.weight, self.outer.weight)
+
+
+def _sums(self: Any, x: torch.Tensor) -> torch.Tensor:
+    index = torch.arange(ROWS, device=x.device) % 3
+    pooled = torch.zeros(3, WIDTH, dtype=x.dtype, device=x.device).index_add(0, index, x)
+    return pooled[index] + x.cumsum(0)
+
+
+class _Flag:
+    """A setting: how it is read, how it is set, and the value that is not its usual one."""
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], other: Any) -> None:
+        self.read, self.write, self.other = read, write, other
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        before = self.read()
+        self.write(self.other)
+        try:
+            yield
+        finally:
+            self.write(before)
+
+
+def _attribute(holder: Any, name: str, other: Any) -> _Flag:
+    return _Flag(lambda: getattr(holder, name), lambda value: setattr(holder, name, value), other)
+
+
+_BACKENDS = torch.backends
+
+# Those that a layer may read, and that change what it computes when it does, or what its kernels do.
+FLAGS: dict[str, _Flag] = {
+    "default_dtype": _Flag(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "deterministic": _Flag(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    "deterministic_debug_mode": _Flag(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 1),
+    "fill_uninitialized": _attribute(torch.utils.deterministic, "fill_uninitialized_memory", False),
+    "matmul_precision": _Flag(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    "fp32_precision": _attribute(_BACKENDS, "fp32_precision", "tf32"),
+    "mkldnn_matmul_precision": _attribute(_BACKENDS.mkldnn.matmul, "fp32_precision", "bf16"),
+    "mkldnn_conv_precision": _attribute(_BACKENDS.mkldnn.conv, "fp32_precision", "bf16"),
+    "mkldnn_rnn_precision": _attribute(_BACKENDS.mkldnn.rnn, "fp32_precision", "bf16"),
+    "cudnn_conv_precision": _attribute(_BACKENDS.cudnn.conv, "fp32_precision", "ieee"),
+    "cuda_matmul_precision": _attribute(_BACKENDS.cuda.matmul, "fp32_precision", "tf32"),
+    "cudnn_benchmark": _attribute(_BACKENDS.cudnn, "benchmark", True),
+    "cudnn_deterministic": _attribute(_BACKENDS.cudnn, "deterministic", True),
+    "cudnn_enabled": _attribute(_BACKENDS.cudnn, "enabled", False),
+    "cuda_fp16_reduction": _attribute(_BACKENDS.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+    "cuda_bf16_reduction": _attribute(_BACKENDS.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+    "mkldnn_enabled": _Flag(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, False),
+    "mkldnn_deterministic": _Flag(torch._C._get_mkldnn_deterministic, torch._C._set_mkldnn_deterministic, True),
+    "opt_einsum": _attribute(_BACKENDS.opt_einsum, "enabled", False),
+    "mha_fastpath": _Flag(_BACKENDS.mha.get_fastpath_enabled, _BACKENDS.mha.set_fastpath_enabled, False),
+    "nnpack": _Flag(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, False),
+    "flash_sdp": _Flag(_BACKENDS.cuda.flash_sdp_enabled, _BACKENDS.cuda.enable_flash_sdp, False),
+    "math_sdp": _Flag(_BACKENDS.cuda.math_sdp_enabled, _BACKENDS.cuda.enable_math_sdp, False),
+    "mem_efficient_sdp": _Flag(
+        _BACKENDS.cuda.mem_efficient_sdp_enabled, _BACKENDS.cuda.enable_mem_efficient_sdp, False
+    ),
+    "autocast_cuda": _Flag(
+        lambda: torch.is_autocast_enabled("cuda"), lambda value: torch.set_autocast_enabled("cuda", value), True
+    ),
+    "autocast_cpu_dtype": _Flag(
+        lambda: torch.get_autocast_dtype("cpu"), lambda value: torch.set_autocast_dtype("cpu", value), torch.float16
+    ),
+    "autocast_cache": _Flag(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, False),
+    "anomaly": _Flag(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True),
+    "threads": _Flag(torch.get_num_threads, torch.set_num_threads, 2),
+    "numpy_errors": _Flag(lambda: numpy.geterr()["over"], lambda value: numpy.seterr(over=value) and None, "ignore"),
+    "print_options": _Flag(
+        lambda: torch._tensor_str.PRINT_OPTS.precision, lambda value: torch.set_printoptions(precision=value), 7
+    ),
+    "environment": _Flag(
+        lambda: os.environ.get("NASTY", ""), lambda value: os.environ.__setitem__("NASTY", value), "yes"
+    ),
+}
+_CONTEXT: contextvars.ContextVar[float] = contextvars.ContextVar("nasty", default=1.0)
+_LOCAL = threading.local()
+_SCALE = 1.0
+
+
+def _local_scale() -> float:
+    return getattr(_LOCAL, "scale", 1.0)
+
+
+def _set_scale(value: float) -> None:
+    global _SCALE
+    _SCALE = value
+
+
+# State of Python's that a layer reads.
+READ: dict[str, _Flag] = {
+    "context_variable": _Flag(_CONTEXT.get, lambda value: _CONTEXT.set(value) and None, 1.25),
+    "thread_local": _Flag(_local_scale, lambda value: setattr(_LOCAL, "scale", value), 1.25),
+    "global_number": _Flag(lambda: _SCALE, _set_scale, 1.25),
+}
+
+
+def _reader(flag: _Flag) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    usual = flag.read()
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(x) * (1.0 if flag.read() == usual else 1.5)
+
+    return body
+
+
+def _around(name: str, flag: Context, where: str, body: Any, prepare: Any = None, **more: Any) -> None:
+    @case("ambient", f"{name}_around_{where}")
+    def make() -> Subject:
+        return Subject(
+            stack(body() if getattr(body, "is_maker", False) else body, prepare), **{f"{where}_in": flag}, **more
+        )
+
+
+def _reading(flag: _Flag) -> Any:
+    def make() -> Any:
+        return _reader(flag)
+
+    make.is_maker = True  # type: ignore[attr-defined]
+    return make
+
+
+for _name, _flag in {**FLAGS, **READ}.items():
+    _around(f"read_{_name}", _flag, "forward", _reading(_flag))
+for _name in ("deterministic", "autocast_cache", "threads", "default_dtype", "matmul_precision"):
+    _around(f"read_{_name}", FLAGS[_name], "backward", _reading(FLAGS[_name]))
+for _name, _flag in READ.items():
+    _around(f"read_{_name}", _flag, "backward", _reading(_flag))
+
+# ---- kernels that a flag changes ---------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _flushing() -> Iterator[None]:
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@contextlib.contextmanager
+def _rounding_up() -> Iterator[None]:
+    libm = ctypes.CDLL("libm.so.6")
+    libm.fesetround(0x800)
+    try:
+        yield
+    finally:
+        libm.fesetround(0)
+
+
+@contextlib.contextmanager
+def _bf16(**options: Any) -> Iterator[None]:
+    with torch.autocast("cpu", torch.bfloat16, **options):
+        yield
+
+
+KERNELS: dict[str, tuple[Context, Any, Any]] = {
+    "flush_denormal": (_flushing, _denormal, None),
+    "rounding_upward": (_rounding_up, _multiply, None),
+    "mkldnn_off": (lambda: torch.backends.mkldnn.flags(enabled=False), _convolve, _with_conv),
+    "mkldnn_off_linear": (FLAGS["mkldnn_enabled"], _multiply, None),
+    "mkldnn_bf16_matmul": (FLAGS["mkldnn_matmul_precision"], _multiply, None),
+    "mkldnn_bf16_conv": (FLAGS["mkldnn_conv_precision"], _convolve, _with_conv),
+    "medium_matmul": (FLAGS["matmul_precision"], _multiply, None),
+    "nnpack_off": (FLAGS["nnpack"], _convolve, _with_conv),
+    "math_attention": (lambda: sdpa_kernel([SDPBackend.MATH]), _attend, None),
+    "flash_attention_off": (FLAGS["flash_sdp"], _attend, None),
+    "sdpa_priority": (
+        lambda: sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True),
+        _attend,
+        None,
+    ),
+    "double_constants": (FLAGS["default_dtype"], _constants, None),
+    "default_device": (lambda: torch.device("cpu"), _constants, None),
+    "einsum_without_path": (FLAGS["opt_einsum"], _einsum, None),
+    "deterministic_sums": (FLAGS["deterministic"], _sums, None),
+    "autocast": (_bf16, _multiply, None),
+    "autocast_uncached": (lambda: _bf16(cache_enabled=False), _multiply, None),
+    "autocast_fp16": (lambda: torch.autocast("cpu", torch.float16), _multiply, None),
+    "anomaly_mode": (torch.autograd.detect_anomaly, _multiply, None),
+    "two_threads": (FLAGS["threads"], _multiply, None),
+}
+for _name, (_context, _body, _prepare) in KERNELS.items():
+    for _where in ("forward", "backward"):
+        _around(_name, _context, _where, _body, _prepare)
+
+
+@case("ambient")
+def autocast_around_the_step() -> Subject:
+    return Subject(stack(_multiply), step_in=_bf16)
+
+
+@case("ambient")
+def autocast_left_on_by_the_first_layer() -> Subject:
+    """Switched on by hand in one layer and off by the loop."""
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        torch.set_autocast_dtype("cpu", torch.bfloat16)
+        torch.set_autocast_enabled("cpu", True)
+        return functional.linear(x, self.inner.weight).float()
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        yield
+        torch.set_autocast_enabled("cpu", False)
+        torch.clear_autocast_cache()
+
+    return Subject(stack(body), forward_in=around)
+
+
+@case("ambient")
+def a_layer_that_leaves_autocast_for_a_part() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return functional.linear(x.float(), self.inner.weight).float()
+
+    return Subject(stack(body), forward_in=_bf16)
+
+
+@case("ambient")
+def a_layer_that_enters_autocast_for_a_part() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with _bf16():
+            return functional.linear(x, self.inner.weight).float() + functional.linear(x, self.outer.weight).float()
+
+    return Subject(stack(body))
+
+
+@case("ambient")
+def a_layer_that_changes_the_default_dtype_for_good() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.tensor(1.0)
+        torch.set_default_dtype(torch.float64 if scale.dtype == torch.float32 else torch.float32)
+        return (x * torch.full((WIDTH,), 0.1).sqrt()).float()
+
+    return Subject(stack(body), watch=torch.get_default_dtype)
+
+
+@case("ambient")
+def a_layer_that_flushes_denormals_and_leaves_it_on() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        before = _denormal(self, x)
+        torch.set_flush_denormal(True)
+        return before + _denormal(self, x)
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        yield
+        torch.set_flush_denormal(False)
+
+    return Subject(stack(body), forward_in=around)
+
+
+@case("ambient")
+def threads_changed_in_a_layer() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)
+        y = _multiply(self, x)
+        torch.set_num_threads(before)
+        return y
+
+    return Subject(stack(body))
+
+
+@case("ambient")
+def mkldnn_off_from_before_the_wrap_to_the_end() -> Subject:
+    return Subject(stack(_convolve, _with_conv), step_in=lambda: torch.backends.mkldnn.flags(enabled=False))
+
+
+@case("ambient")
+def mkldnn_off_in_every_second_step() -> Subject:
+    turns = iter(range(100))
+    return Subject(
+        stack(_convolve, _with_conv),
+        forward_in=lambda: torch.backends.mkldnn.flags(enabled=next(turns) % 2 == 0),
+    )
+
+
+@case("ambient")
+def flush_denormal_in_every_second_step() -> Subject:
+    turns = iter(range(100))
+    return Subject(stack(_denormal), forward_in=lambda: _flushing() if next(turns) % 2 else contextlib.nullcontext())
+
+
+@case("ambient")
+def no_grad_in_a_part_of_a_layer() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = x.std() + functional.linear(x, self.inner.weight).abs().mean()
+        return x / scale
+
+    return Subject(stack(body))
+
+
+@case("ambient")
+def inference_mode_in_a_part_of_a_layer() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            scale = x.detach().abs().mean().item()
+        return x / scale
+
+    return Subject(stack(body))
+
+
+@case("ambient")
+def gradients_switched_on_inside_no_grad() -> Subject:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), torch.enable_grad():
+            return functional.gelu(x)
+
+    return Subject(stack(body))
+
+
+@case("ambient")
+def gradients_off_in_backward() -> Subject:
+    return Subject(stack(_multiply), backward_in=torch.no_grad)
+
+
+@case("ambient")
+def inference_mode_in_backward() -> Subject:
+    def step(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        loss = model(batch).square().mean()
+        with torch.no_grad():
+            loss.backward()
+        return loss
+
+    return Subject(stack(_multiply), step=step)
+
+
+@case("ambient")
+def backward_on_one_thread() -> Subject:
+    return Subject(stack(_multiply), backward_in=lambda: torch.autograd.set_multithreading_enabled(False))
+
+
+@case("ambient")
+def warnings_are_errors_in_forward() -> Subject:
+    @contextlib.contextmanager
+    def strict() -> Iterator[None]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+
+    return Subject(stack(_multiply), step_in=strict)
+
+
+@case("ambient")
+def warnings_that_a_layer_counts() -> Subject:
+    heard: list[int] = []
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            warnings.warn("nasty", stacklevel=1)
+        heard[:] = [len(told)]
+        return x * len(told)
+
+    return Subject(stack(body), watch=lambda: list(heard))
+
+
+@case("ambient")
+def a_function_patched_for_the_forward() -> Subject:
+    """As unittest.mock.patch does, or a library's own "context manager"."""
+
+    @contextlib.contextmanager
+    def patched() -> Iterator[None]:
+        usual = functional.silu
+        functional.silu = functional.relu
+        try:
+            yield
+        finally:
+            functional.silu = usual
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional.silu(x)
+
+    return Subject(stack(body), forward_in=patched)
+
+
+@case("ambient")
+def a_batch_that_is_not_contiguous_under_a_default_device() -> Subject:
+    return Subject(
+        stack(_constants), batch=lambda seed: floats(seed, WIDTH, ROWS).t(), step_in=lambda: torch.device("cpu")
+    )

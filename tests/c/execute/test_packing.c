@@ -1,6 +1,6 @@
 /*
- * Storages of two values become bits instead of transfers: what the executor promises of
- * them, over the double host.
+ * Bit packing of two-valued storages instead of transfers: the executor's promises, over the
+ * double host.
  */
 #include "test_common.h"
 
@@ -66,7 +66,7 @@ static int close_fixture(void **state)
     return 0;
 }
 
-/* 0.0 or 1.25, by a number. */
+/* 0.0 or 1.25, chosen by an index. */
 static float mask_value(uint64_t index)
 {
     return index * UINT64_C(0x9E3779B97F4A7C15) >> 60 < 3 ? 0.0f : 1.25f;
@@ -93,7 +93,7 @@ static bool is_mask(const storage *item)
     return true;
 }
 
-/* Lets go of the test's own reference. NULL: it was not taken. */
+/* Releases the test's own reference. NULL: the storage was not packed. */
 static ms_extent *send_away(fixture *f, storage *item)
 {
     ms_extent *extent;
@@ -221,12 +221,12 @@ static void a_plan_that_moves_nothing_packs_nothing(void **state)
     assert_null(f->frame);
 }
 
-/* ---- what a plan says of storages that it knows ----------------------------------------- */
+/* ---- a plan's decisions on storages that it knows ---------------------------------------- */
 
 enum { KNOWN_SLOTS = 3 };
 
-/* The layer "layer" saves three storages of BYTES: slot 1 has two values and becomes bits, or
- * not; slot 2 has two and does not. */
+/* The layer "layer" saves three storages of BYTES: slot 1 is two-valued, and the plan may pack it;
+ * slot 2 is two-valued, and the plan does not pack it. */
 static void say_of_known(fixture *f, ms_technique technique, bool packed)
 {
     char name[] = "layer";
@@ -249,7 +249,7 @@ static void say_of_known(fixture *f, ms_technique technique, bool packed)
     open_frame(f, "layer");
 }
 
-/* As autograd saves them: the frame is told, in order. Identities are those of storages that live. */
+/* Reports storages to the frame in order, as autograd saves them. Identities are live storages'. */
 static void save_all(fixture *f, ms_extent *extents[KNOWN_SLOTS])
 {
     storage *items[KNOWN_SLOTS];
@@ -261,7 +261,7 @@ static void save_all(fixture *f, ms_extent *extents[KNOWN_SLOTS])
         assert_ms_ok(ms_frame_choose(f->execute, f->frame, (uintptr_t)items[i], BYTES, &is_dropped, &f->err), f->err);
         assert_false(is_dropped);
     }
-    for (int i = KNOWN_SLOTS; i-- > 0;) { /* what waits is sent later, in any order */
+    for (int i = KNOWN_SLOTS; i-- > 0;) { /* storing may come later, in any order */
         extents[i] = send_away(f, items[i]);
     }
 }
@@ -275,7 +275,7 @@ static void a_plan_that_moves_nothing_packs_what_it_names(void **state)
     assert_non_null(f->frame);
     assert_true(ms_frame_packs(f->frame));
     save_all(f, saved);
-    /* Nothing is said of the first, and nothing is moved; the last is to stay. */
+    /* The plan says nothing of the first and moves nothing; the last must stay. */
     assert_null(saved[0]);
     assert_null(saved[2]);
     assert_true(ms_extent_is_packed(saved[1]));

@@ -251,8 +251,8 @@ static void a_bit_flipped_in_the_tier_never_arrives(void **state)
         work_begin(&w);
         assert_int_equal(store_all(&w), 0);
         corrupt(w.engine, w.ticket[1], offsets[i]);
-        assert_ms_fails(fetch_one(&w, 1, &err), MS_ECHECKSUM, err, "differs");
-        assert_ms_fails(fetch_one(&w, 1, &err), MS_ECHECKSUM, err, "differs");
+        assert_ms_fails(fetch_one(&w, 1, &err), MS_ECHECKSUM, err, "differ from the stored");
+        assert_ms_fails(fetch_one(&w, 1, &err), MS_ECHECKSUM, err, "differ from the stored");
         assert_fetched(&w, 0);
         assert_fetched(&w, 2);
         corrupt(w.engine, w.ticket[1], offsets[i]); /* a second flip restores the byte */

@@ -326,7 +326,7 @@ static void a_replay_that_differs_is_refused(void **state)
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         assert_ms_ok(ms_frame_replay_begin(f->execute, frame, false, &f->err), f->err);
         assert_ms_fails(ms_frame_replay_begin(f->execute, frame, false, &f->err), MS_ESTATE, f->err,
-                        "replayed already");
+                        "already being replayed");
         assert_ms_ok(ms_frame_replay_save(f->execute, frame, &record, &slot, &capture, &f->err), f->err);
         assert_int_equal(capture, MS_CAPTURE_PUT);
         put(f, frame, slot);

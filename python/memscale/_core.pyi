@@ -178,9 +178,9 @@ class Technique(NamedTuple):
     replays: bool
     """The whole layer runs again in backward."""
     set: int
-    """Which set of saved tensors single operators recompute; 0: none."""
+    """The set of saved tensors that single operators recompute; 0: none."""
     nesting: int
-    """In which run inside a run its first argument is recomputed; 0: in none."""
+    """The depth of nested runs at which its first argument is recomputed; 0: not recomputed."""
     is_chained: bool
     """The layers before recompute its first argument."""
     moves_input: bool
@@ -312,7 +312,7 @@ def config_defaults() -> str:
     """JSON of the default config."""
 
 def config_for_shards(config: str, /) -> str:
-    """What may be done where parameters are sharded."""
+    """The techniques allowed with sharded parameters."""
 
 def config_validate(json: str, /) -> str:
     """The config with every field written out. Raises ConfigError."""
@@ -346,10 +346,10 @@ def fault_passed(kind: str, /) -> int:
     """Calls of this kind since it was armed."""
 
 def graph_add_tiled(graph: str, tiled: str, /) -> str:
-    """The graph whose layers also know how they run in tiles, where the other, traced in tiles, belongs to it."""
+    """The graph with its layers' programs in tiles, from the other, traced in tiles, if they match."""
 
 def graph_adopt_loop(graph: str, other: str, /) -> str:
-    """The graph with what the other has seen of the training loop."""
+    """The graph with the other's observations of the training loop."""
 
 def graph_check(json: str, /) -> None:
     """Raises MemScaleError if the document is not a sound graph."""
@@ -367,7 +367,7 @@ def hardware_probe(
 
 def hardware_set_process(hardware: str, kind: str, index: int, allocated_bytes: int, /) -> str:
     """The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident memory,
-    which is measured. MemScaleError for a kind that memscale does not know.
+    which is measured. MemScaleError for an unknown kind.
     """
 
 def history_add(history: object, step: dict[str, Any], counters: dict[str, int], /) -> None:
@@ -529,7 +529,7 @@ def plan_uniform(graph: str | None, hardware: str, config: str, technique: str |
     """One technique for every layer; None means the one that frees most. Without a graph, for layers not yet known."""
 
 def policy_load(artifact: str, /) -> object:
-    """A trained policy. MemScaleError where the text is none."""
+    """A trained policy. MemScaleError for an invalid text."""
 
 def policy_seal(policy: str, /) -> str:
     """The artifact around a policy's JSON."""
@@ -543,10 +543,10 @@ def process_memory() -> dict[str, int]:
     """Rss_bytes and peak_rss_bytes of this process."""
 
 def progress_line(history: object, /) -> str | None:
-    """How the run stands after its last step."""
+    """The run's state after its last step."""
 
 def ranks_agree(documents: list[tuple[str, str]], local_ranks: int, /) -> tuple[str, str]:
-    """Hardware and config that one plan for all ranks is made from, of those of all ranks, rank 0's first."""
+    """Combines the hardware and config of all ranks, rank 0's first, into those for one common plan."""
 
 def report_html(
     model: str,
@@ -570,7 +570,7 @@ def signature_find(known: list[str], signature: str, /) -> str | None:
     """Which of the known signatures serves these inputs."""
 
 def signature_learn(signature: str, graph: str, other: str, other_graph: str, /) -> str | None:
-    """With '#' for numbers that the other signature has otherwise; None where the steps are not the same."""
+    """With '#' for numbers that differ in the other signature; None if the steps differ."""
 
 def signature_without_numbers(signature: str, dropped: str | None = None, /) -> str:
     """With '#' for numbers that are values of arguments, all or those that have it in `dropped`."""
@@ -595,7 +595,7 @@ def telemetry_event(
     """One line of JSON."""
 
 def tile_rows(rows: int, /) -> int:
-    """Rows of a tile where a module gets so many."""
+    """Rows of a tile for a module's number of rows."""
 
 def trace_diff(traced: str, seen: str, hardware: str, /) -> tuple[str, int]:
     """The differences of two graphs of one step, as text, and their number."""

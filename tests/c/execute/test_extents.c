@@ -142,7 +142,7 @@ static void stored_bytes_leave_memory_and_come_back(void **state)
     ms_extent_drop(f->execute, extent, mark);
 }
 
-static void bytes_that_someone_holds_are_not_fetched(void **state)
+static void bytes_that_still_live_are_not_fetched(void **state)
 {
     fixture *f = *state;
     storage *item = storage_new(&f->host, BYTES, 4);
@@ -209,7 +209,7 @@ static void a_retained_graph_fetches_again(void **state)
     ms_extent_drop(f->execute, later, later_mark);
 }
 
-static void the_write_window_bounds_what_is_held(void **state)
+static void the_write_window_bounds_held_bytes(void **state)
 {
     fixture *f = *state;
     ms_extent *extents[16];
@@ -249,7 +249,7 @@ static void fetches_run_ahead_in_reverse_within_their_window(void **state)
 
 /* Autograd unpacks an operator's tensors in the order of saving, its input first: the output of the
  * layer before, which that layer may have saved too. */
-static void the_rest_of_a_layers_own_comes_before_other_layers(void **state)
+static void a_layers_own_extents_are_fetched_before_other_layers(void **state)
 {
     fixture *f = *state;
     enum { OTHER, BEFORE, SHARED, OWN, OWN_TOO, COUNT };
@@ -287,7 +287,7 @@ static void the_rest_of_a_layers_own_comes_before_other_layers(void **state)
     }
 }
 
-static void fetches_ahead_that_nobody_wants_are_let_go(void **state)
+static void unused_prefetches_are_released(void **state)
 {
     fixture *f = *state;
     ms_extent *extents[3];
@@ -312,7 +312,7 @@ static void fetches_ahead_that_nobody_wants_are_let_go(void **state)
     ms_extent_drop(f->execute, extents[0], mark);
 }
 
-static void handles_may_go_at_any_time(void **state)
+static void handles_may_be_dropped_at_any_time(void **state)
 {
     fixture *f = *state;
     for (unsigned i = 0; i < 50; i++) {
@@ -490,7 +490,7 @@ static uint64_t written_bytes(fixture *f)
 }
 
 /* An exception in forward: the graph is freed, and with it every handle. */
-static void a_store_that_nobody_wants_any_more_is_not_made(void **state)
+static void a_store_without_handles_is_cancelled(void **state)
 {
     fixture *f = *state;
     storage *item = storage_new(&f->host, BYTES, 3);
@@ -513,7 +513,7 @@ static void a_store_that_nobody_wants_any_more_is_not_made(void **state)
 }
 
 /* An exception in backward: fetched-ahead extents are released. */
-static void a_fetch_that_nobody_wants_any_more_is_given_up(void **state)
+static void a_fetch_without_handles_is_cancelled(void **state)
 {
     fixture *f = *state;
     ms_extent *extents[2];
@@ -539,22 +539,22 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
         TEST(stored_bytes_leave_memory_and_come_back),
-        TEST(bytes_that_someone_holds_are_not_fetched),
+        TEST(bytes_that_still_live_are_not_fetched),
         TEST(one_extent_serves_every_handle_of_a_version),
         TEST(a_retained_graph_fetches_again),
-        TEST(the_write_window_bounds_what_is_held),
+        TEST(the_write_window_bounds_held_bytes),
         TEST(fetches_run_ahead_in_reverse_within_their_window),
-        TEST(the_rest_of_a_layers_own_comes_before_other_layers),
-        TEST(fetches_ahead_that_nobody_wants_are_let_go),
-        TEST(handles_may_go_at_any_time),
+        TEST(a_layers_own_extents_are_fetched_before_other_layers),
+        TEST(unused_prefetches_are_released),
+        TEST(handles_may_be_dropped_at_any_time),
         TEST(a_full_tier_keeps_tensors_until_the_next_step),
         TEST(no_memory_to_fetch_into_is_an_error_and_can_be_tried_again),
         TEST(running_out_of_memory_keeps_the_tensor),
         TEST(a_tier_is_opened_once_and_without_the_hosts_lock),
         TEST(a_write_that_fails_leaves_the_bytes_in_memory),
         TEST(a_read_that_fails_is_an_error_and_hands_nothing_out),
-        TEST(a_store_that_nobody_wants_any_more_is_not_made),
-        TEST(a_fetch_that_nobody_wants_any_more_is_given_up),
+        TEST(a_store_without_handles_is_cancelled),
+        TEST(a_fetch_without_handles_is_cancelled),
     };
     return cmocka_run_group_tests_name("execute: extents", tests, NULL, NULL);
 }

@@ -168,7 +168,7 @@ static void layers_without_an_entry_get_the_fallback(void **state)
     ms_execute_leave(f->execute, 1);
 }
 
-static void what_can_not_be_done_becomes_what_can(void **state)
+static void an_impossible_technique_is_replaced(void **state)
 {
     fixture *f = *state;
     char a[] = "a", b[] = "b", root[] = "";
@@ -192,7 +192,7 @@ static void what_can_not_be_done_becomes_what_can(void **state)
     ms_execute_leave(f->execute, 1);
 }
 
-static void a_broken_off_forward_is_closed_by_the_next(void **state)
+static void an_aborted_forward_is_closed_by_the_next(void **state)
 {
     fixture *f = *state;
     plan_of(f, NULL, 0, RECOMPUTE);
@@ -209,7 +209,7 @@ static void a_broken_off_forward_is_closed_by_the_next(void **state)
     assert_false(ms_execute_in_root(f->execute, 1));
 }
 
-static void watched_calls_have_frames_though_they_are_kept(void **state)
+static void watched_calls_have_frames_although_they_are_kept(void **state)
 {
     fixture *f = *state;
     uint32_t layer = layer_of(f, "x");
@@ -269,7 +269,7 @@ static uint32_t replay(fixture *f, ms_frame *frame)
     return saves;
 }
 
-static void a_replay_fills_what_is_asked_for_and_stops(void **state)
+static void a_replay_fills_the_live_slots_and_stops(void **state)
 {
     fixture *f = *state;
     ms_frame *frame = saved_frame(f, 5);
@@ -287,7 +287,7 @@ static void a_replay_fills_what_is_asked_for_and_stops(void **state)
     drop_all(f, frame, 3);
 }
 
-static void a_retained_graph_lets_go_when_backward_moves_on(void **state)
+static void a_retained_graph_releases_when_backward_moves_on(void **state)
 {
     fixture *f = *state;
     ms_frame *one = saved_frame(f, 3), *two = saved_frame(f, 3);
@@ -438,11 +438,11 @@ int main(void)
         TEST(calls_follow_the_plan),
         TEST(selective_calls_drop_the_planned_slots),
         TEST(layers_without_an_entry_get_the_fallback),
-        TEST(what_can_not_be_done_becomes_what_can),
-        TEST(a_broken_off_forward_is_closed_by_the_next),
-        TEST(watched_calls_have_frames_though_they_are_kept),
-        TEST(a_replay_fills_what_is_asked_for_and_stops),
-        TEST(a_retained_graph_lets_go_when_backward_moves_on),
+        TEST(an_impossible_technique_is_replaced),
+        TEST(an_aborted_forward_is_closed_by_the_next),
+        TEST(watched_calls_have_frames_although_they_are_kept),
+        TEST(a_replay_fills_the_live_slots_and_stops),
+        TEST(a_retained_graph_releases_when_backward_moves_on),
         TEST(a_replay_that_differs_is_refused),
         TEST(slots_dropped_during_a_replay_are_not_waited_for),
         TEST(steps_end_where_they_should),

@@ -71,7 +71,7 @@ static void updates_may_come_in_another_order_than_expected(void **state)
     twins_close(twins, stream);
 }
 
-static void a_state_that_was_put_goes_on(void **state)
+static void a_replaced_state_continues(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -123,7 +123,7 @@ static void reading_runs_ahead_of_updates(void **state)
     twins_close(twins, stream);
 }
 
-static void space_and_buffers_are_bounded_and_given_back(void **state)
+static void space_and_buffers_are_bounded_and_freed(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -212,7 +212,7 @@ static void out_of_memory_changes_no_number(void **state)
     a_fault_changes_no_number(MS_FAULT_MAP, ENOMEM, MS_OK); /* fewer chunks read ahead */
 }
 
-static void a_full_disk_is_told_and_the_step_finished_later(void **state)
+static void a_full_disk_is_reported_and_the_step_finished_later(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -347,7 +347,7 @@ enum { UPDATES_MEANWHILE = 0 };
 enum { UPDATES_MEANWHILE = 1 };
 #endif
 
-static void a_child_is_refused_and_ends_and_the_parent_goes_on(void **state)
+static void a_child_is_refused_and_the_parent_continues(void **state)
 {
     (void)state;
     updating u = {.stream = twin_stream(UINT64_MAX)};
@@ -428,15 +428,15 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(every_form_has_the_bits_of_memory),
         TEST(updates_may_come_in_another_order_than_expected),
-        TEST(a_state_that_was_put_goes_on),
+        TEST(a_replaced_state_continues),
         TEST(reading_runs_ahead_of_updates),
-        TEST(space_and_buffers_are_bounded_and_given_back),
+        TEST(space_and_buffers_are_bounded_and_freed),
         TEST(faults_change_no_number),
         TEST(out_of_memory_changes_no_number),
-        TEST(a_full_disk_is_told_and_the_step_finished_later),
+        TEST(a_full_disk_is_reported_and_the_step_finished_later),
         TEST(closing_in_the_middle_leaves_nothing),
         TEST(a_killed_process_leaves_no_file),
-        TEST(a_child_is_refused_and_ends_and_the_parent_goes_on),
+        TEST(a_child_is_refused_and_the_parent_continues),
         TEST(bad_calls_are_refused_and_change_nothing),
     };
     if (mkdtemp(twin_spill_dir) == NULL) {

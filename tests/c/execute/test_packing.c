@@ -133,7 +133,7 @@ static ms_execute_stats stats_of(fixture *f)
     return stats;
 }
 
-static void a_mask_becomes_bits_and_goes_nowhere(void **state)
+static void a_mask_becomes_bits_and_is_not_moved(void **state)
 {
     fixture *f = *state;
     ms_extent *extent = send_away(f, mask_new(f));
@@ -149,7 +149,7 @@ static void a_mask_becomes_bits_and_goes_nowhere(void **state)
     ms_extent_drop(f->execute, extent, f->mark);
 }
 
-static void who_still_holds_it_shares_it(void **state)
+static void a_live_mask_is_shared(void **state)
 {
     fixture *f = *state;
     storage *item = mask_new(f);
@@ -167,7 +167,7 @@ static void who_still_holds_it_shares_it(void **state)
     ms_extent_drop(f->execute, extent, f->mark);
 }
 
-static void a_retained_graph_gets_it_again(void **state)
+static void a_retained_graph_unpacks_again(void **state)
 {
     fixture *f = *state;
     ms_extent *extent = send_away(f, mask_new(f));
@@ -302,7 +302,7 @@ static void a_plan_that_moves_packs_what_it_names_and_what_it_does_not_know(void
     }
 }
 
-static void what_a_plan_has_become_bits_and_has_a_third_value_is_as_if_nothing_was_said(void **state)
+static void a_planned_mask_with_a_third_value_is_not_packed(void **state)
 {
     fixture *f = *state;
     static const ms_technique techniques[] = {MS_TECHNIQUE_KEEP, MS_TECHNIQUE_OFFLOAD_DISK};
@@ -324,7 +324,7 @@ static void what_a_plan_has_become_bits_and_has_a_third_value_is_as_if_nothing_w
     }
 }
 
-static void a_plan_that_has_nothing_become_bits_leaves_a_kept_layer_alone(void **state)
+static void a_plan_without_bits_leaves_a_kept_layer_alone(void **state)
 {
     fixture *f = *state;
     say_of_known(f, MS_TECHNIQUE_KEEP, false);
@@ -332,7 +332,7 @@ static void a_plan_that_has_nothing_become_bits_leaves_a_kept_layer_alone(void *
     assert_null(f->frame);
 }
 
-static void without_memory_a_plan_that_names_bits_is_refused_whole(void **state)
+static void without_memory_a_plan_with_bits_is_refused(void **state)
 {
     fixture *f = *state;
     char name[] = "layer";
@@ -354,7 +354,7 @@ static void without_memory_a_plan_that_names_bits_is_refused_whole(void **state)
     }
 }
 
-static void what_is_not_a_mask_or_not_to_be_packed_goes_to_the_tier(void **state)
+static void other_storages_go_to_the_tier(void **state)
 {
     fixture *f = *state;
     ms_extent *numbers = send_away(f, storage_new(&f->host, BYTES, 5));
@@ -368,7 +368,7 @@ static void what_is_not_a_mask_or_not_to_be_packed_goes_to_the_tier(void **state
     ms_extent_drop(f->execute, numbers, 0);
 }
 
-static void a_tier_that_fails_does_not_matter_to_bits(void **state)
+static void a_failed_tier_does_not_affect_bits(void **state)
 {
     fixture *f = *state;
     ms_fault_arm(MS_FAULT_WRITE, 1, 5);
@@ -404,7 +404,7 @@ static void without_memory_a_mask_goes_to_the_tier_or_stays(void **state)
     assert_in_range(packed, 1, 11);
 }
 
-static void memory_for_the_bytes_that_is_refused_is_told(void **state)
+static void refused_memory_for_the_bytes_is_reported(void **state)
 {
     fixture *f = *state;
     void *memory;
@@ -421,21 +421,21 @@ static void memory_for_the_bytes_that_is_refused_is_told(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        PACKING_TEST(a_mask_becomes_bits_and_goes_nowhere),
-        PACKING_TEST(who_still_holds_it_shares_it),
-        PACKING_TEST(a_retained_graph_gets_it_again),
+        PACKING_TEST(a_mask_becomes_bits_and_is_not_moved),
+        PACKING_TEST(a_live_mask_is_shared),
+        PACKING_TEST(a_retained_graph_unpacks_again),
         PACKING_TEST(handles_share_the_bits),
         PACKING_TEST(layers_that_are_kept_pack_masks_and_keep_the_rest),
         PACKING_TEST(a_plan_that_moves_nothing_packs_nothing),
         PACKING_TEST(a_plan_that_moves_nothing_packs_what_it_names),
         PACKING_TEST(a_plan_that_moves_packs_what_it_names_and_what_it_does_not_know),
-        PACKING_TEST(what_a_plan_has_become_bits_and_has_a_third_value_is_as_if_nothing_was_said),
-        PACKING_TEST(a_plan_that_has_nothing_become_bits_leaves_a_kept_layer_alone),
-        PACKING_TEST(without_memory_a_plan_that_names_bits_is_refused_whole),
-        PACKING_TEST(what_is_not_a_mask_or_not_to_be_packed_goes_to_the_tier),
-        PACKING_TEST(a_tier_that_fails_does_not_matter_to_bits),
+        PACKING_TEST(a_planned_mask_with_a_third_value_is_not_packed),
+        PACKING_TEST(a_plan_without_bits_leaves_a_kept_layer_alone),
+        PACKING_TEST(without_memory_a_plan_with_bits_is_refused),
+        PACKING_TEST(other_storages_go_to_the_tier),
+        PACKING_TEST(a_failed_tier_does_not_affect_bits),
         PACKING_TEST(without_memory_a_mask_goes_to_the_tier_or_stays),
-        PACKING_TEST(memory_for_the_bytes_that_is_refused_is_told),
+        PACKING_TEST(refused_memory_for_the_bytes_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -82,7 +82,7 @@ static bool were_bounded(uint64_t begun_ns)
     return ms_now_ns() - begun_ns < PATIENCE_NS;
 }
 
-static void a_store_that_hangs_is_told_and_can_be_dropped(void **state)
+static void a_hanging_store_is_reported_and_can_be_dropped(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -119,7 +119,7 @@ static void a_store_that_hangs_is_told_and_can_be_dropped(void **state)
     pages_free(pages, 64 * KIB);
 }
 
-static void a_fetch_that_hangs_is_told_and_may_be_waited_for_again(void **state)
+static void a_hanging_fetch_is_reported_and_can_be_awaited_again(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -285,7 +285,7 @@ static void nothing_moves_when_destructors_run(void **state)
     assert_int_equal(code, 0);
 }
 
-static void a_process_exits_though_its_device_hangs(void **state)
+static void a_process_exits_although_its_device_hangs(void **state)
 {
     (void)state;
     assert_int_equal(exit_code_of("exit-hanging"), 0);
@@ -303,11 +303,11 @@ int main(int argc, char **argv)
         return 1;
     }
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(a_store_that_hangs_is_told_and_can_be_dropped),
-        OFFLOAD_TEST(a_fetch_that_hangs_is_told_and_may_be_waited_for_again),
+        OFFLOAD_TEST(a_hanging_store_is_reported_and_can_be_dropped),
+        OFFLOAD_TEST(a_hanging_fetch_is_reported_and_can_be_awaited_again),
         OFFLOAD_TEST(closing_is_bounded),
         OFFLOAD_TEST(nothing_moves_when_destructors_run),
-        OFFLOAD_TEST(a_process_exits_though_its_device_hangs),
+        OFFLOAD_TEST(a_process_exits_although_its_device_hangs),
     };
     return run_on_every_backend("hangs", tests, sizeof tests / sizeof tests[0]);
 }

@@ -273,7 +273,7 @@ static const struct {
 
 /* ---- the test ----------------------------------------------------------------------------- */
 
-static void an_engine_is_refused_in_words_or_works(void **state)
+static void an_engine_works_or_is_refused_with_a_message(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -306,7 +306,7 @@ int main(int argc, char **argv)
         return wrong;
     }
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(an_engine_is_refused_in_words_or_works),
+        OFFLOAD_TEST(an_engine_works_or_is_refused_with_a_message),
     };
     return run_on_every_backend("limits", tests, sizeof tests / sizeof tests[0]);
 }

@@ -20,7 +20,7 @@ static size_t drain(ms_offload *engine, ms_ticket *order, size_t max)
     return count;
 }
 
-static void fetches_go_before_stores_and_what_is_waited_for_before_all(void **state)
+static void urgent_fetches_go_first_then_fetches_then_stores(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -157,7 +157,7 @@ static void waits_end_in_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(fetches_go_before_stores_and_what_is_waited_for_before_all),
+        OFFLOAD_TEST(urgent_fetches_go_first_then_fetches_then_stores),
         OFFLOAD_TEST(a_waited_fetch_overtakes_the_rest_of_a_store_that_has_begun),
         OFFLOAD_TEST(stores_are_reaped_once_in_the_order_of_their_end),
         OFFLOAD_TEST(the_cap_holds_before_anything_is_written),

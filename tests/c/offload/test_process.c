@@ -28,7 +28,7 @@ static bool is_mapped(const void *page)
     return mincore((void *)(uintptr_t)page, 4096, &resident) == 0;
 }
 
-static void closing_gives_everything_back(void **state)
+static void closing_frees_everything(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -86,7 +86,7 @@ static void store_body(void *argument)
     self->rc = ms_offload_store(self->engine, self->memory + 8, 3 * MIB, 3 * MIB, &self->ticket, NULL);
 }
 
-static void who_waits_is_told_when_the_engine_closes(void **state)
+static void a_waiting_call_is_cancelled_when_the_engine_closes(void **state)
 {
     (void)state;
     HOST_MEMORY_ONLY(); /* stores of a device's memory never wait for a slot */
@@ -117,7 +117,7 @@ static void who_waits_is_told_when_the_engine_closes(void **state)
 
 /* ---- the spill file ------------------------------------------------------------ */
 
-static void a_missing_directory_is_made(void **state)
+static void a_missing_directory_is_created(void **state)
 {
     (void)state;
     if (tested->tier != MS_TIER_DISK) {
@@ -184,7 +184,7 @@ static void the_spill_file_has_no_name_and_one_reader(void **state)
     umask(mask);
 }
 
-static void freed_space_is_used_again(void **state)
+static void freed_space_is_reused(void **state)
 {
     (void)state;
     if (tested->tier != MS_TIER_DISK) {
@@ -493,11 +493,11 @@ int main(int argc, char **argv)
     }
     pthread_atfork(look_before_fork, NULL, NULL);
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(closing_gives_everything_back),
-        OFFLOAD_TEST(who_waits_is_told_when_the_engine_closes),
-        OFFLOAD_TEST(a_missing_directory_is_made),
+        OFFLOAD_TEST(closing_frees_everything),
+        OFFLOAD_TEST(a_waiting_call_is_cancelled_when_the_engine_closes),
+        OFFLOAD_TEST(a_missing_directory_is_created),
         OFFLOAD_TEST(the_spill_file_has_no_name_and_one_reader),
-        OFFLOAD_TEST(freed_space_is_used_again),
+        OFFLOAD_TEST(freed_space_is_reused),
         OFFLOAD_TEST(a_full_disk_refuses_and_keeps_what_it_has),
         OFFLOAD_TEST(nothing_is_left_by_a_process_that_is_killed),
         OFFLOAD_TEST(a_fork_during_transfers_disturbs_neither_side),

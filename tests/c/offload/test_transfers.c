@@ -32,7 +32,7 @@ static void round_trip(ms_offload *engine, uint64_t bytes, uint64_t source_at, u
     pages_free(destination, AREA);
 }
 
-static void bytes_come_back_whatever_size_and_address(void **state)
+static void bytes_of_any_size_and_address_come_back(void **state)
 {
     (void)state;
     const uint64_t sizes[] = {1, 511, 4095, 4096, 4097, 65535, 65536, 65537, 300000, 1048576, 1048579};
@@ -163,7 +163,7 @@ static void a_ticket_can_be_fetched_again(void **state)
     pages_free(memory, MIB);
 }
 
-static void a_fetch_asked_for_during_the_store_follows_it(void **state)
+static void a_fetch_requested_during_the_store_follows_it(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -274,7 +274,7 @@ static void wait_for_callers(ms_offload *engine, uint32_t count)
     }
 }
 
-static void a_cancelled_store_moves_no_further_and_is_told(void **state)
+static void a_cancelled_store_stops_and_is_reported(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -308,7 +308,7 @@ static void a_cancelled_store_moves_no_further_and_is_told(void **state)
     pages_free(memory, MIB);
 }
 
-static void a_cancelled_fetch_may_be_asked_for_again(void **state)
+static void a_cancelled_fetch_may_be_repeated(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -334,7 +334,7 @@ static void a_cancelled_fetch_may_be_asked_for_again(void **state)
     pages_free(memory, MIB);
 }
 
-static void who_waits_for_a_ticket_is_told_when_it_is_dropped(void **state)
+static void a_wait_is_cancelled_when_its_ticket_is_dropped(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -428,19 +428,19 @@ static void an_engine_describes_itself(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(bytes_come_back_whatever_size_and_address),
+        OFFLOAD_TEST(bytes_of_any_size_and_address_come_back),
         OFFLOAD_TEST(memory_that_is_not_direct_is_copied_before_store_returns),
         OFFLOAD_TEST(direct_memory_uses_no_slot),
         OFFLOAD_TEST(a_store_larger_than_the_slab_goes_through_it),
         OFFLOAD_TEST(it_works_without_checksums),
         OFFLOAD_TEST(every_slot_and_thread_count_works),
         OFFLOAD_TEST(a_ticket_can_be_fetched_again),
-        OFFLOAD_TEST(a_fetch_asked_for_during_the_store_follows_it),
+        OFFLOAD_TEST(a_fetch_requested_during_the_store_follows_it),
         OFFLOAD_TEST(a_dropped_ticket_is_an_error_not_a_crash),
         OFFLOAD_TEST(dropping_stops_a_transfer_and_frees_its_extent),
-        OFFLOAD_TEST(a_cancelled_store_moves_no_further_and_is_told),
-        OFFLOAD_TEST(a_cancelled_fetch_may_be_asked_for_again),
-        OFFLOAD_TEST(who_waits_for_a_ticket_is_told_when_it_is_dropped),
+        OFFLOAD_TEST(a_cancelled_store_stops_and_is_reported),
+        OFFLOAD_TEST(a_cancelled_fetch_may_be_repeated),
+        OFFLOAD_TEST(a_wait_is_cancelled_when_its_ticket_is_dropped),
         OFFLOAD_TEST(bad_arguments_are_refused),
         OFFLOAD_TEST(options_that_cannot_work_are_refused),
         OFFLOAD_TEST(an_engine_describes_itself),

@@ -1,6 +1,6 @@
 /*
- * Judging a run before it is made, and the search for a batch, for Python. Used by
- * memscale.autotuning; conversions only.
+ * The outlook on a run and the search for a batch, for Python. Used by memscale.autotuning;
+ * conversions only.
  */
 #include "common.h"
 #include "documents.h"
@@ -132,20 +132,20 @@ static PyObject *trial_limits(PyObject *module, PyObject *budget)
 
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("outlook", outlook, METH_VARARGS, "graph, hardware, config, is_absent, /",
-                    "(str, str, str, bool) -> str", "Will it fit, as JSON."),
+                    "(str, str, str, bool) -> str", "Whether the run will fit, as JSON."),
     MS_EXT_FUNCTION("savings", savings, METH_VARARGS, "graph, hardware, config, is_absent, /",
-                    "(str, str, str, bool) -> str", "What each mode can save, as JSON."),
+                    "(str, str, str, bool) -> str", "The bytes that each mode can save, as JSON."),
     MS_EXT_FUNCTION("batch_search_new", batch_search_new, METH_VARARGS, "most, effective, guess, trials, /",
                     "(int, int, int, int) -> object",
                     "A search for the largest batch that fits; `effective` 0 for any."),
     MS_EXT_FUNCTION("batch_search_next", batch_search_next, METH_O, "search, /", "(object) -> int",
-                    "The batch to try; 0 is the end."),
+                    "The batch to try; 0 ends the search."),
     MS_EXT_FUNCTION("batch_search_report", batch_search_report, METH_VARARGS, "search, fits, /",
-                    "(object, bool) -> None", "Whether the batch that was tried fits."),
+                    "(object, bool) -> None", "Reports whether the tried batch fits."),
     MS_EXT_FUNCTION("batch_search_best", batch_search_best, METH_O, "search, /", "(object) -> tuple[int, int]",
-                    "Batch and accumulation: the largest that fitted, 0 where none did."),
+                    "Batch and accumulation: the largest that fitted, 0 if none did."),
     MS_EXT_FUNCTION("trial_limits", trial_limits, METH_O, "budget, /", "(int) -> tuple[int, int]",
-                    "Resident bytes and bytes of private maps that a trial may take."),
+                    "Limits of a trial: resident bytes and bytes of private maps."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -113,15 +113,15 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("error_table", error_table, METH_NOARGS, "/", "() -> list[tuple[int, str, str, str]]",
                     "Code, name, exception class, text."),
     MS_EXT_FUNCTION("memory_live", memory_live, METH_NOARGS, "/", "() -> tuple[int, int]",
-                    "Bytes and blocks that the library holds."),
+                    "Bytes and blocks of memory that the library has allocated."),
     MS_EXT_FUNCTION("team_threads", team_threads, METH_NOARGS, "/", "() -> int",
-                    "Threads that OpenMP would take in this thread, 0 without it."),
+                    "Threads that OpenMP would use in this thread, 0 without OpenMP."),
     MS_EXT_FUNCTION("now_ns", now_ns, METH_NOARGS, "/", "() -> int", "The library's clock, in nanoseconds."),
     MS_EXT_FUNCTION(
         "fault_arm", fault_arm, METH_VARARGS, "kind, nth, errno=0, /", "(str, int, int) -> None",
         "Makes the nth call from now on fail, for tests. Kinds: alloc, map, open, write, read, short, flip, thread, "
         "driver."),
-    MS_EXT_FUNCTION("fault_disarm_all", fault_disarm_all, METH_NOARGS, "/", "() -> None", "Ends all of them."),
+    MS_EXT_FUNCTION("fault_disarm_all", fault_disarm_all, METH_NOARGS, "/", "() -> None", "Disarms all fault points."),
     MS_EXT_FUNCTION("fault_passed", fault_passed, METH_VARARGS, "kind, /", "(str) -> int",
                     "Calls of this kind since it was armed."),
     {NULL, NULL, 0, NULL},

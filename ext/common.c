@@ -3,8 +3,8 @@
 
 /* ---- errors ------------------------------------------------------------- */
 
-/* Borrowed from nobody: the caller drops it. Looked up when needed, so that
- * importing the extension imports no Python module. */
+/* A new reference, which the caller drops. Looked up when needed, so that importing the extension
+ * imports no Python module. */
 static PyObject *exception_class(int code)
 {
     PyObject *module = PyImport_ImportModule("memscale.errors");

@@ -1,10 +1,10 @@
 /*
- * What every file of the extension uses: errors of the library as Python
- * exceptions, conversions of text and numbers, the release of the interpreter
- * lock. Only the stable ABI of Python 3.11; no decisions are made here.
+ * What every file of the extension uses: errors of the library as Python exceptions, conversions of
+ * text and numbers, the release of the interpreter lock. Only the stable ABI of Python 3.11; decides
+ * nothing.
  *
- * Convention: functions that return PyObject * or a pointer give NULL, others
- * -1, with a Python exception set.
+ * Convention: functions that return PyObject * or a pointer return NULL, others -1, with a Python
+ * exception set.
  */
 #ifndef MS_EXT_COMMON_H
 #define MS_EXT_COMMON_H
@@ -19,32 +19,29 @@
  * its text and the attributes code, system_errno and hint_bytes. Always NULL. */
 PyObject *ms_ext_raise(const ms_error *err);
 
-/* 0 where `code` is MS_OK, else raises and returns -1. */
+/* 0 if `code` is MS_OK, else raises and returns -1. */
 int ms_ext_check(int code, const ms_error *err);
-/* The same for a function whose answer is None. */
+/* The same for a function that returns None. */
 PyObject *ms_ext_none_or_raise(int code, const ms_error *err);
 
-/* A str of a text that the library handed out; frees the text. NULL text is out
- * of memory. */
+/* A str of a text of the library's; frees the text. A NULL text means out of memory. */
 PyObject *ms_ext_take_text(char *text);
 
 /* None for NULL, else a str. Bytes that are not UTF-8 are replaced. */
 PyObject *ms_ext_text_or_none(const char *text);
 
-/* UTF-8 of a str, borrowed from it; `*length` may be NULL. TypeError names
- * `what` ("graph"). A text with a NUL inside is a ValueError where `length` is
- * NULL. */
+/* UTF-8 of a str, borrowed from it; `*length` may be NULL. TypeError names `what` ("graph"). A text
+ * with a NUL inside is a ValueError if `length` is NULL. */
 const char *ms_ext_utf8(PyObject *object, const char *what, Py_ssize_t *length);
 
-/* The same where None is allowed: `*out` is NULL then. */
+/* The same, but None is allowed: `*out` is NULL then. */
 int ms_ext_utf8_or_none(PyObject *object, const char *what, const char **out);
 
 /* A non-negative int below 2**64. TypeError or OverflowError name `what`. */
 int ms_ext_u64(PyObject *object, const char *what, uint64_t *out);
 int ms_ext_u32(PyObject *object, const char *what, uint32_t *out);
 
-/* Raises TypeError where the count of arguments lies outside [least, most]. For
- * METH_FASTCALL functions. */
+/* Raises TypeError if the count of arguments is outside [least, most]. For METH_FASTCALL functions. */
 int ms_ext_arity(const char *function, Py_ssize_t count, Py_ssize_t least, Py_ssize_t most);
 
 /* Makes a type and puts it into the module under the last part of its name. `*type` gets a

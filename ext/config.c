@@ -1,6 +1,6 @@
 /*
- * The configuration for Python: `Config` sends its JSON here and gets it back
- * checked and complete. Used by memscale.config.
+ * The configuration for Python: `Config` sends its JSON here and gets it back checked and complete.
+ * Used by memscale.config.
  */
 #include "memscale/config.h"
 #include "common.h"
@@ -35,8 +35,7 @@ static PyObject *config_defaults(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("config_validate", config_validate, METH_O, "json, /", "(str) -> str",
                     "The config with every field written out. Raises ConfigError."),
-    MS_EXT_FUNCTION("config_defaults", config_defaults, METH_NOARGS, "/", "() -> str",
-                    "JSON of the config that nobody has touched."),
+    MS_EXT_FUNCTION("config_defaults", config_defaults, METH_NOARGS, "/", "() -> str", "JSON of the default config."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,5 +1,5 @@
 /*
- * Graph documents for Python: whether one is sound, and where two of one step part.
+ * Graph documents for Python: checking one, and comparing two of one step.
  */
 #include "common.h"
 #include "documents.h"
@@ -48,7 +48,7 @@ static PyMethodDef functions[] = {
                     "Raises MemScaleError if the document is not a sound graph."),
     MS_EXT_FUNCTION("trace_diff", trace_diff, METH_VARARGS, "traced, seen, hardware, /",
                     "(str, str, str) -> tuple[str, int]",
-                    "Where two graphs of one step part, for people, and in how many places."),
+                    "The differences of two graphs of one step, as text, and their number."),
     {NULL, NULL, 0, NULL},
 };
 

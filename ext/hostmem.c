@@ -1,7 +1,7 @@
 /*
- * Memory of CPU tensors for Python: taking and giving back the allocator's slots,
- * the ceiling, exact live and peak bytes. Used by the session of a wrap and by the
- * executor's step boundaries; decides nothing.
+ * Memory of CPU tensors for Python: taking and restoring the allocator's slots, the ceiling, exact
+ * live and peak bytes. Used by the session of a wrap and by the executor's step boundaries; decides
+ * nothing.
  */
 #include "memscale/hostmem.h"
 #include "common.h"
@@ -112,7 +112,7 @@ static PyMethodDef methods[] = {
         "Takes the slots of the loaded library (None: torch's libc10.so) for one more user; \"slots\", \"mallopt\" "
         "or \"none\"."),
     MS_EXT_FUNCTION("hostmem_uninstall", hostmem_uninstall, METH_NOARGS, "/", "() -> None",
-                    "One user less; the last one gives the slots back. Blocks that live stay valid."),
+                    "Removes one user; the last one restores the slots. Live blocks stay valid."),
     MS_EXT_FUNCTION(
         "hostmem_stats", hostmem_stats, METH_NOARGS, "/", "() -> dict[str, Any]",
         "Keys: means, live_bytes, peak_live_bytes, cached_bytes, peak_held_bytes, live_blocks, mapped_count, "
@@ -120,11 +120,12 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("hostmem_set_ceiling", hostmem_set_ceiling, METH_O, "ceiling_bytes, /", "(int) -> None",
                     "Bounds live plus cached bytes; trims at once."),
     MS_EXT_FUNCTION("hostmem_trim", MS_EXT_FAST(hostmem_trim), METH_VARARGS | METH_KEYWORDS, "keep=0, libc=True",
-                    "(int, bool) -> None", "Releases cached maps down to `keep` bytes, and what glibc holds free."),
+                    "(int, bool) -> None",
+                    "Releases cached maps down to `keep` bytes, and glibc's free memory if `libc`."),
     MS_EXT_FUNCTION("hostmem_reset_peak", hostmem_reset_peak, METH_NOARGS, "/", "() -> None",
-                    "Both peaks start again from what is held now."),
+                    "Restarts both peaks at the current values."),
     MS_EXT_FUNCTION("hostmem_untouched", hostmem_untouched, METH_VARARGS, "address, bytes, /", "(int, int) -> int",
-                    "Bytes of whole pages in there that are not resident."),
+                    "Bytes of the range's whole pages that are not resident."),
     MS_EXT_FUNCTION("hostmem_find", hostmem_find, METH_O, "address, /", "(int) -> tuple[int, int, int] | None",
                     "Start, bytes in whole pages and serial of the live block that holds the address."),
     {NULL, NULL, 0, NULL},

@@ -37,8 +37,8 @@ static PyObject *loss_lanes(PyObject *module, PyObject *const *args, Py_ssize_t 
 
 enum { ROW_NUMBERS = 10 };
 
-/* (logits, rows, vocabulary, classes, largest, log_sum, lanes, threads) and the two
- * addresses that forward and backward have of their own, all int. */
+/* (logits, rows, vocabulary, classes, largest, log_sum, lanes, threads) and the two addresses that
+ * differ between forward and backward, all int. */
 static int read_rows(const char *function, PyObject *const *args, Py_ssize_t given, ms_loss_rows *rows,
                      uint64_t *number)
 {
@@ -96,7 +96,7 @@ static PyObject *loss_backward(PyObject *module, PyObject *const *args, Py_ssize
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("loss_lanes", MS_EXT_FAST(loss_lanes), METH_FASTCALL, "capability, vocabulary, /",
                     "(str, int) -> int",
-                    "Lanes of torch's vectors where loss_forward and loss_backward have torch's bits, else 0."),
+                    "Lanes of torch's vectors if loss_forward and loss_backward have torch's bits, else 0."),
     MS_EXT_FUNCTION("loss_forward", MS_EXT_FAST(loss_forward), METH_FASTCALL,
                     "logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, picked, unused, /",
                     "(int, int, int, int, int, int, int, int, int, int) -> None",
@@ -107,7 +107,7 @@ static PyMethodDef methods[] = {
                     "As loss_forward(); `gradient` may be `logits`."),
     MS_EXT_FUNCTION("loss_chunk_rows", MS_EXT_FAST(loss_chunk_rows), METH_FASTCALL,
                     "tokens, vocabulary, item_bytes, threads, /", "(int, int, int, int) -> int",
-                    "Rows of logits that are turned into loss or gradient at a time."),
+                    "Rows of logits in a chunk."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,13 +1,12 @@
 /*
- * Log lines for Python: the library's threads write them into a ring, and
- * observability/logs.py drains it into the standard logging tree when it holds the
- * interpreter lock anyway.
+ * Log lines for Python: the library's threads write them into a ring, and observability/logs.py
+ * drains it into the standard logging tree whenever it holds the interpreter lock.
  */
 #include "memscale/observability.h"
 #include "common.h"
 #include "rooms.h"
 
-/* One per process, because the library's sink is; made at import, never freed. */
+/* One per process, like the library's sink; made at import, never freed. */
 static ms_log_ring *ring;
 
 static PyObject *log_drain(PyObject *module, PyObject *args)
@@ -151,7 +150,7 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("history_new", history_new, METH_NOARGS, "/", "() -> object", "An empty history of steps."),
     MS_EXT_FUNCTION("history_add", history_add, METH_VARARGS, "history, step, counters, /",
                     "(object, dict[str, Any], dict[str, int]) -> None",
-                    "Adds what a step showed, and the counters after it."),
+                    "Adds a step's measurements, and the counters after it."),
     MS_EXT_FUNCTION("history_step_times", step_times, METH_O, "history, /",
                     "(object) -> tuple[list[tuple[int | None, int]], int]",
                     "Bounds in ns (None: the last) with counts of steps, and the sum in ns."),

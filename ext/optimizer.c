@@ -1,7 +1,7 @@
 /*
- * The optimizer's update for Python: one call takes the tensors of a parameter group
- * as addresses. Used by memscale.optim, which keeps the tensors alive during the call
- * and vouches for their types and sizes; decides nothing.
+ * The optimizer's update for Python: one call takes the tensors of a parameter group as addresses.
+ * Used by memscale.optim, which keeps the tensors alive during the call and guarantees their types
+ * and sizes; decides nothing.
  */
 #include "optimizer_ext.h"
 #include "rooms.h"
@@ -189,12 +189,13 @@ static PyMethodDef methods[] = {
         "fp32, 1 8-bit), count, step, then addresses (0: none) of parameter, gradient, extra, exp_avg, "
         "exp_avg_sq, max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax."),
     MS_EXT_FUNCTION("adamw_moments_bits", MS_EXT_FAST(adamw_moments_bits), METH_FASTCALL, "elements, bits, /",
-                    "(int, int) -> int", "8 or 32, what a tensor of this size gets."),
+                    "(int, int) -> int", "Bits of the moments for a tensor of this size: 8 or 32."),
     MS_EXT_FUNCTION("adamw_quantize", adamw_quantize, METH_VARARGS, "values, codes, absmax, count, is_signed, /",
                     "(int, int, int, int, bool) -> None",
-                    "Addresses of fp32 values and of where codes and the scales of blocks go."),
+                    "Encodes fp32 values; the addresses of values, codes and the blocks' scales."),
     MS_EXT_FUNCTION("adamw_dequantize", adamw_dequantize, METH_VARARGS, "values, codes, absmax, count, is_signed, /",
-                    "(int, int, int, int, bool) -> None", "The way back."),
+                    "(int, int, int, int, bool) -> None",
+                    "Decodes codes to fp32 values; addresses as for adamw_quantize."),
     MS_EXT_FUNCTION("adamw_map", adamw_map, METH_O, "is_signed, /", "(bool) -> list[float]",
                     "The 256 values that codes stand for."),
     {NULL, NULL, 0, NULL},

@@ -1,7 +1,7 @@
 /*
- * Optimizer state on disk for Python: `_core.OptimizerStream`, a thin face of
- * ms_optimizer_stream. Used by memscale.optim, which keeps parameters and gradients
- * alive during the calls; decides nothing.
+ * Optimizer state on disk for Python: `_core.OptimizerStream`, a thin wrapper of
+ * ms_optimizer_stream. Used by memscale.optim, which keeps parameters and gradients alive during the
+ * calls; decides nothing.
  */
 #include "memscale/optimizer_stream.h"
 
@@ -17,7 +17,7 @@ static ms_optimizer_stream *stream_of(PyObject *self)
     return ((stream_object *)self)->stream;
 }
 
-/* ---- making and freeing --------------------------------------------------------- */
+/* ---- opening and closing -------------------------------------------------------- */
 
 static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
@@ -134,7 +134,7 @@ static PyObject *put(PyObject *self, PyObject *args)
     return ms_ext_none_or_raise(rc, &err);
 }
 
-/* A tuple of MS_PART_COUNT int; None: not this one. */
+/* A tuple of MS_PART_COUNT int; None: skip the array. */
 static int read_offsets(PyObject *tuple, uint64_t offsets[MS_PART_COUNT])
 {
     if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != MS_PART_COUNT) {
@@ -234,7 +234,7 @@ static PyObject *end(PyObject *self, PyObject *args)
     return ms_ext_none_or_raise(rc, &err);
 }
 
-/* ---- questions ------------------------------------------------------------------ */
+/* ---- queries -------------------------------------------------------------------- */
 
 static PyObject *stats(PyObject *self, PyObject *args)
 {
@@ -280,8 +280,8 @@ static PyObject *takes(PyObject *module, PyObject *number)
 
 static PyMethodDef stream_methods[] = {
     MS_EXT_METHOD("add", add, METH_VARARGS, "weights, moments, has_max_exp_avg_sq, count, /",
-                  "(int, int, bool, int) -> int", "A new state; its id."),
-    MS_EXT_METHOD("remove", remove_state, METH_O, "id, /", "(int) -> None", "The state is gone."),
+                  "(int, int, bool, int) -> int", "Adds a new state; returns its id."),
+    MS_EXT_METHOD("remove", remove_state, METH_O, "id, /", "(int) -> None", "Removes the state."),
     MS_EXT_METHOD(
         "part_bytes", part_bytes, METH_O, "id, /", "(int) -> tuple[int, ...]",
         "Bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, exp_avg_absmax, exp_avg_sq_absmax; 0 for those it has "
@@ -290,27 +290,28 @@ static PyMethodDef stream_methods[] = {
                   "Replaces the state by one in memory; `tensor` as for adamw_step."),
     MS_EXT_METHOD("export", export_state, METH_VARARGS, "id, fd, offsets, /",
                   "(int, int, tuple[int | None, ...]) -> None",
-                  "Writes the arrays into a file; offsets as part_bytes(), None: not this one."),
+                  "Writes the arrays into a file; offsets in the order of part_bytes(), None: skip the array."),
     MS_EXT_METHOD("begin", begin, METH_O, "ids, /", "(list[int]) -> None",
-                  "A round of updates, expected in this order."),
+                  "Begins a round of updates, expected in this order."),
     MS_EXT_METHOD("update", update, METH_VARARGS,
                   "id, tensor, lr, beta1, beta2, eps, weight_decay, grad_scale, maximize, threads, /",
                   "(int, tuple[int, ...], float, float, float, float, float, float, bool, int) -> None",
-                  "As adamw_step; the state's addresses are not looked at."),
-    MS_EXT_METHOD("end", end, METH_NOARGS, "/", "() -> None", "Waits; raises the first failure of the round."),
+                  "As adamw_step; the state's addresses are ignored."),
+    MS_EXT_METHOD("end", end, METH_NOARGS, "/", "() -> None",
+                  "Waits for writes; raises the first failure of the round."),
     MS_EXT_METHOD("stats", stats, METH_NOARGS, "/", "() -> dict[str, int]",
                   "Keys: disk_bytes, resident_bytes, peak_resident_bytes, written_bytes, read_bytes, stall_ns."),
     MS_EXT_METHOD("is_inherited", is_inherited, METH_NOARGS, "/", "() -> bool",
-                  "The process that made it forked this one, where it can't be used."),
-    MS_EXT_METHOD("dir", directory, METH_NOARGS, "/", "() -> str", "Where the file is."),
-    MS_EXT_METHOD("description", description, METH_NOARGS, "/", "() -> str", "One line on the file."),
+                  "Whether the parent process opened it: then it is unusable here."),
+    MS_EXT_METHOD("dir", directory, METH_NOARGS, "/", "() -> str", "The file's directory."),
+    MS_EXT_METHOD("description", description, METH_NOARGS, "/", "() -> str", "One line on the file's I/O."),
     {NULL, NULL, 0, NULL},
 };
 
 static char stream_doc[] =
     MS_EXT_TYPE_DOC("OptimizerStream", "dir=None, cap_gb=None", "(str | None, float | None) -> None",
-                    "Optimizer state on disk. OffloadError for what can't be read or written, "
-                    "ConfigError for a directory or cap that is not fit.");
+                    "Optimizer state on disk. OffloadError if a read or write fails, "
+                    "ConfigError for an unfit directory or cap.");
 
 static PyType_Slot stream_slots[] = {
     {Py_tp_doc, stream_doc},

@@ -1,7 +1,6 @@
 /*
- * Planning for Python: documents in as JSON texts, documents out as JSON texts. Every
- * function is a conversion around one call of plan.h or pipeline.h; used by
- * memscale.session.session, decision_engine and execution_plan.
+ * Planning for Python: documents in and out as JSON texts. Every function is a conversion around one
+ * call of plan.h or pipeline.h; used by memscale.session.session, decision_engine and execution_plan.
  */
 #include "common.h"
 #include "documents.h"
@@ -9,7 +8,7 @@
 
 #include "memscale/pipeline.h"
 
-/* The plan as a str where `rc` is MS_OK; frees the documents either way. */
+/* The plan as a str if `rc` is MS_OK; frees the documents in any case. */
 static PyObject *plan_text_or_raise(ms_ext_documents *d, int rc, const ms_error *err)
 {
     PyObject *text = NULL;
@@ -388,7 +387,7 @@ static PyObject *plan_simulate(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("plan_make", plan_make, METH_VARARGS, "graph, hardware, config, /", "(str, str, str) -> str",
-                    "The plan for three JSON documents. BudgetInfeasibleError where none fits."),
+                    "The plan for three JSON documents. BudgetInfeasibleError if none fits."),
     MS_EXT_FUNCTION(
         "plan_uniform", plan_uniform, METH_VARARGS, "graph, hardware, config, technique, /",
         "(str | None, str, str, str | None) -> str",
@@ -397,16 +396,16 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("plan_table", plan_table, METH_VARARGS, "plan, hardware, /", "(str, str | None) -> str",
                     "The plan in a few lines."),
     MS_EXT_FUNCTION("plan_explain", plan_explain, METH_VARARGS, "plan, entry, /", "(str, int) -> str",
-                    "Why an entry is what it is; entry -1 is the whole plan."),
+                    "The reasons for an entry; entry -1 is the whole plan."),
     MS_EXT_FUNCTION(
         "plan_observe", plan_observe, METH_VARARGS, "graph, hardware, config, plan, observation, /",
         "(str, str, str, str, dict[str, Any]) -> tuple[str, str, str, str]",
-        "What a finished step teaches: the kind of drift, a line for the log, and graph and hardware corrected."),
+        "Compares a finished step with the plan: the kind of drift, a log line, and the corrected graph and hardware."),
     MS_EXT_FUNCTION(
         "plan_for_optimizer", plan_for_optimizer, METH_VARARGS, "plan, config, /",
         "(str | None, str) -> tuple[bool, bool, bool]",
-        "What memscale's own optimizer is to do: keep its state on disk, release gradients, watch whether the loop "
-        "needs them. Nothing without a plan."),
+        "Flags for memscale's own optimizer: keep its state on disk, release gradients, watch whether the loop needs "
+        "them. All false without a plan."),
     MS_EXT_FUNCTION(
         "plan_rehearse", plan_rehearse, METH_VARARGS, "graph, hardware, plan, /",
         "(str, str, str) -> tuple[bool, str, str]",
@@ -415,13 +414,13 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
         "plan_tighten", plan_tighten, METH_VARARGS, "graph, hardware, config, plan, attempt, /",
         "(str, str, str, str, int) -> tuple[str, str, str]",
-        "Plan and config to try after an allocation failed, and a line for the log. BudgetInfeasibleError where "
-        "there is none."),
-    MS_EXT_FUNCTION(
-        "plan_precision", plan_precision, METH_VARARGS, "plain, half, hardware, has_fp16_parameters, /",
-        "(str | None, str | None, str, bool) -> tuple[str, str, str]",
-        "The dtype that forwards run under autocast to, by the graphs without and with BF16; a line for the log; the "
-        "description to plan with then."),
+        "Plan and config to try after an allocation failed, and a log line. BudgetInfeasibleError if there is "
+        "none."),
+    MS_EXT_FUNCTION("plan_precision", plan_precision, METH_VARARGS, "plain, half, hardware, has_fp16_parameters, /",
+                    "(str | None, str | None, str, bool) -> tuple[str, str, str]",
+                    "The autocast dtype of forwards, from the graphs without and with BF16; a log line; the hardware "
+                    "description to "
+                    "plan with."),
     MS_EXT_FUNCTION("loss_scale_default", loss_scale_default, METH_NOARGS, "/", "() -> tuple[float, int]",
                     "The scale that a loss begins with, and finite steps: 0."),
     MS_EXT_FUNCTION("loss_scale_update", loss_scale_update, METH_VARARGS, "scale, finite_steps, is_finite, /",

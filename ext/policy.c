@@ -80,7 +80,7 @@ static PyObject *plan_by_policy(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("policy_load", policy_load, METH_O, "artifact, /", "(str) -> object",
-                    "A trained policy. MemScaleError where the text is none."),
+                    "A trained policy. MemScaleError for an invalid text."),
     MS_EXT_FUNCTION("policy_seal", policy_seal, METH_O, "policy, /", "(str) -> str",
                     "The artifact around a policy's JSON."),
     MS_EXT_FUNCTION("plan_by_policy", plan_by_policy, METH_VARARGS, "graph, hardware, config, policy, rules_only, /",

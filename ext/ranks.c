@@ -95,12 +95,11 @@ static PyObject *config_for_shards(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    MS_EXT_FUNCTION(
-        "ranks_agree", ranks_agree, METH_VARARGS, "documents, local_ranks, /",
-        "(list[tuple[str, str]], int) -> tuple[str, str]",
-        "Hardware and config that one plan for all ranks is made from, of those of all ranks, rank 0's first."),
+    MS_EXT_FUNCTION("ranks_agree", ranks_agree, METH_VARARGS, "documents, local_ranks, /",
+                    "(list[tuple[str, str]], int) -> tuple[str, str]",
+                    "Combines the hardware and config of all ranks, rank 0's first, into those for one common plan."),
     MS_EXT_FUNCTION("config_for_shards", config_for_shards, METH_VARARGS, "config, /", "(str) -> str",
-                    "What may be done where parameters are sharded."),
+                    "The techniques allowed with sharded parameters."),
     {NULL, NULL, 0, NULL},
 };
 

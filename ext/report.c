@@ -11,7 +11,7 @@
 
 static const char HISTORY[] = "memscale.history"; /* capsules of ext/observability.c */
 
-/* A dict of counters by name; None is none. */
+/* A dict of counters by name; None has none. */
 static int counters_of(PyObject *dict, ms_counters *counters)
 {
     for (int id = 0; dict != Py_None && id < MS_COUNTER_COUNT; id++) {
@@ -105,7 +105,7 @@ static PyMethodDef methods[] = {
         "(str, str | None, str | None, str | None, str | None, object | None, dict[str, int] | None) -> str",
         "The page."),
     MS_EXT_FUNCTION("progress_line", progress_line, METH_O, "history, /", "(object) -> str | None",
-                    "How the run stands after its last step."),
+                    "The run's state after its last step."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,6 +1,6 @@
 /*
- * What session/session.py asks of the library: the process's place in a hardware
- * description, whether one plan serves other shapes, and what their graphs share.
+ * The library calls of session/session.py: the process's part of a hardware description, whether
+ * one plan serves other shapes, and the common parts of graphs.
  */
 #include "common.h"
 #include "memscale/hardware.h"
@@ -38,7 +38,7 @@ static PyObject *hardware_set_process(PyObject *module, PyObject *args)
     return rc == MS_OK ? ms_ext_take_text(text) : ms_ext_raise(&err);
 }
 
-/* Borrows the texts of a list of str; NULL with an exception where one is none. */
+/* Borrows the texts of a list of str; NULL with an exception if an item is not a str. */
 static const char **texts_of(PyObject *list, size_t *count)
 {
     Py_ssize_t size = PyList_Size(list);
@@ -127,7 +127,7 @@ static int adopt_loop(ms_graph *graph, const ms_graph *other, ms_error *err)
     return MS_OK;
 }
 
-/* The first graph as text, after `change` has put something of the second into it. */
+/* The first graph as text, after `change` has merged a part of the second into it. */
 static PyObject *changed_graph(const char *json, const char *other_json,
                                int (*change)(ms_graph *, const ms_graph *, ms_error *))
 {
@@ -184,23 +184,21 @@ static PyMethodDef methods[] = {
         "hardware_set_process", hardware_set_process, METH_VARARGS, "hardware, kind, index, allocated_bytes, /",
         "(str, str, int, int) -> str",
         "The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident "
-        "memory, which is measured. MemScaleError for a kind that memscale does not know."),
+        "memory, which is measured. MemScaleError for an unknown kind."),
     MS_EXT_FUNCTION("signature_find", signature_find, METH_VARARGS, "known, signature, /",
                     "(list[str], str) -> str | None", "Which of the known signatures serves these inputs."),
     MS_EXT_FUNCTION("signature_without_numbers", signature_without_numbers, METH_VARARGS, "signature, dropped=None, /",
                     "(str, str | None) -> str",
                     "With '#' for numbers that are values of arguments, all or those that have it in `dropped`."),
-    MS_EXT_FUNCTION(
-        "signature_learn", signature_learn, METH_VARARGS, "signature, graph, other, other_graph, /",
-        "(str, str, str, str) -> str | None",
-        "With '#' for numbers that the other signature has otherwise; None where the steps are not the same."),
+    MS_EXT_FUNCTION("signature_learn", signature_learn, METH_VARARGS, "signature, graph, other, other_graph, /",
+                    "(str, str, str, str) -> str | None",
+                    "With '#' for numbers that differ in the other signature; None if the steps differ."),
     MS_EXT_FUNCTION("graph_adopt_loop", graph_adopt_loop, METH_VARARGS, "graph, other, /", "(str, str) -> str",
-                    "The graph with what the other has seen of the training loop."),
-    MS_EXT_FUNCTION(
-        "graph_add_tiled", graph_add_tiled, METH_VARARGS, "graph, tiled, /", "(str, str) -> str",
-        "The graph whose layers also know how they run in tiles, where the other, traced in tiles, belongs to it."),
+                    "The graph with the other's observations of the training loop."),
+    MS_EXT_FUNCTION("graph_add_tiled", graph_add_tiled, METH_VARARGS, "graph, tiled, /", "(str, str) -> str",
+                    "The graph with its layers' programs in tiles, from the other, traced in tiles, if they match."),
     MS_EXT_FUNCTION("tile_rows", tile_rows, METH_O, "rows, /", "(int) -> int",
-                    "Rows of a tile where a module gets so many."),
+                    "Rows of a tile for a module's number of rows."),
     {NULL, NULL, 0, NULL},
 };
 

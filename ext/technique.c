@@ -1,12 +1,12 @@
 /*
- * The table of techniques for Python: `_core.TECHNIQUES`, the rows by name. Rows are made once, at import;
- * the executor hands out the same objects (see technique_ext.h).
+ * The table of techniques for Python: `_core.TECHNIQUES`, the rows by name. Rows are made once, at
+ * import; the executor returns the same objects (see technique_ext.h).
  */
 #include "technique_ext.h"
 
 #include "rooms.h"
 
-static PyObject *rows[MS_TECHNIQUE_COUNT]; /* never given back, as types are */
+static PyObject *rows[MS_TECHNIQUE_COUNT]; /* never freed, like types */
 
 PyObject *ms_ext_technique(ms_technique technique)
 {
@@ -43,8 +43,8 @@ static PyTypeObject *row_type(void)
     static PyStructSequence_Field fields[] = {
         {"name", "The word in documents."},
         {"replays", "The whole layer runs again in backward."},
-        {"set", "Which set of saved tensors single operators recompute; 0: none."},
-        {"nesting", "In which run inside a run its first argument is recomputed; 0: in none."},
+        {"set", "The set of saved tensors that single operators recompute; 0: none."},
+        {"nesting", "The depth of nested runs at which its first argument is recomputed; 0: not recomputed."},
         {"is_chained", "The layers before recompute its first argument."},
         {"moves_input", "The arguments wait on a lower tier."},
         {NULL, NULL},

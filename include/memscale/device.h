@@ -1,8 +1,10 @@
 /*
- * device.h - the kinds of device that training runs on, and what is known of one GPU.
+ * device.h - the kinds of device that training runs on, and the description of a GPU.
  *
- * Kinds are named as torch names them ("cpu", "cuda"). A kind that is not listed here is refused
- * by its name: no number of memscale's would be true of it.
+ * Kinds have torch's names ("cpu", "cuda"). A kind that is not listed here is refused by its name:
+ * memscale has no figures for it.
+ *
+ * Tests: tests/c/device/test_device_kinds.c.
  */
 #ifndef MEMSCALE_DEVICE_H
 #define MEMSCALE_DEVICE_H
@@ -18,17 +20,16 @@ typedef enum ms_device_kind {
     MS_DEVICE_CUDA,
     MS_DEVICE_CPU,
     MS_DEVICE_KIND_COUNT,
-    MS_DEVICE_UNSTATED = MS_DEVICE_CUDA /* 0: of a GPU whose kind nobody states */
+    MS_DEVICE_UNSTATED = MS_DEVICE_CUDA /* 0: of a GPU without a stated kind */
 } ms_device_kind;
 
-/* "cuda"; "unknown" for a number that is no kind's. */
+/* "cuda"; "unknown" for an unknown number. */
 MS_API const char *ms_device_kind_name(ms_device_kind kind);
 
-/* The kind of a name; MS_ENOTSUP for one that memscale does not know: the error names it and
- * those that are known. */
+/* The kind of a name; MS_ENOTSUP for an unknown one: the error names it and the known ones. */
 MS_API int ms_device_kind_named(const char *name, ms_device_kind *kind, ms_error *err);
 
-/* Whether tensors of this kind lie in host memory; true for a number that is no kind's. */
+/* Whether tensors of this kind are in host memory; true for an unknown number. */
 MS_API bool ms_device_host_is_device(ms_device_kind kind);
 
 enum { MS_NAME_MAX = 256, MS_GPU_MAX = 16 };

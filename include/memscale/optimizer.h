@@ -2,16 +2,17 @@
  * optimizer.h - the update of an optimizer on the CPU: AdamW over fp32 and bf16
  * parameters, with moments in fp32 or in 8 bits, one pass over memory.
  *
- * The same inputs give the same bits on every instruction set, with any number of
- * threads and at every place of a tensor: each element is computed by the same
- * correctly rounded operations in the same order, products and sums fused where
- * torch's for-loop AdamW fuses them. Only the sign and payload of NaNs are left open.
+ * The same inputs give the same bits on every instruction set, with any number of threads and at
+ * every place of a tensor: each element is computed by the same correctly rounded operations in
+ * the same order, products and sums fused as in torch's for-loop AdamW. Only the sign and payload
+ * of NaNs are unspecified.
  *
- * Against torch.optim.AdamW (not fused, AVX2 or wider) with fp32 moments: exp_avg,
- * exp_avg_sq and max_exp_avg_sq come out equal bit by bit; a parameter differs by at
- * most one unit in its own last place plus five in the last place of what the step
- * adds to it, because torch takes the square root from a library that may be one unit
- * off and divides where a product with the reciprocal is made here.
+ * Against torch.optim.AdamW (not fused, AVX2 or wider) with fp32 moments: exp_avg, exp_avg_sq and
+ * max_exp_avg_sq are equal bit by bit. A parameter differs by at most one unit in its own last
+ * place plus five in the last place of the step's change to it: torch's square root comes from a
+ * library that may be one unit off, and torch divides instead of multiplying by the reciprocal.
+ *
+ * Tests: tests/c/techniques/test_adamw.c, test_quantize8.c.
  */
 #ifndef MEMSCALE_OPTIMIZER_H
 #define MEMSCALE_OPTIMIZER_H
@@ -22,17 +23,17 @@
 extern "C" {
 #endif
 
-/* How a parameter is held. */
+/* The representation of a parameter. */
 typedef enum ms_adamw_weights {
     MS_ADAMW_FP32,        /* float */
-    MS_ADAMW_BF16_MASTER, /* bf16, rounded to nearest even from a float master. An element that
-                             somebody else has changed is taken over into the master. */
+    MS_ADAMW_BF16_MASTER, /* bf16, rounded to nearest even from a float master. The master adopts
+                             elements that other code has changed. */
     MS_ADAMW_BF16_SPLIT,  /* a float's bits = (bf16 << 16) + low, low signed 16 bits: the bf16 is
                              the float rounded to nearest, ties away from zero */
     MS_ADAMW_WEIGHTS_COUNT
 } ms_adamw_weights;
 
-/* How the moments are held. */
+/* The representation of the moments. */
 typedef enum ms_adamw_moments {
     MS_ADAMW_MOMENTS_FP32, /* float */
     MS_ADAMW_MOMENTS_8BIT, /* a code of 8 bits per element and one float per block of
@@ -42,67 +43,66 @@ typedef enum ms_adamw_moments {
 
 enum {
     MS_ADAMW_BLOCK = 256,
-    /* Smaller tensors keep fp32 moments: their bytes do not count, and biases and
-     * norms suffer most from rounding. As in bitsandbytes. */
+    /* Smaller tensors keep fp32 moments: their bytes hardly matter, and biases and norms suffer most
+     * from rounding. As in bitsandbytes. */
     MS_ADAMW_8BIT_LEAST_ELEMENTS = 4096,
 };
 
-/* What one group of parameters shares. Doubles become floats where torch makes
- * floats of them. */
+/* The settings of one group of parameters. Doubles become floats at the points at which torch
+ * rounds them. */
 typedef struct ms_adamw_group {
     double lr;           /* >= 0 */
     double beta1, beta2; /* [0, 1) */
     double eps;          /* >= 0 */
     double weight_decay; /* >= 0, decoupled */
-    double grad_scale;   /* gradients are divided by it and written back; 1: left alone */
+    double grad_scale;   /* gradients are divided by it and written back; 1: unchanged */
     bool maximize;
 } ms_adamw_group;
 
-/* One tensor of the update. Arrays hold `count` elements unless said otherwise, lie
- * apart from each other and stay the caller's. */
+/* One tensor of the update. Arrays hold `count` elements unless said otherwise, do not overlap and
+ * stay the caller's. */
 typedef struct ms_adamw_tensor {
     ms_adamw_weights weights;
     ms_adamw_moments moments;
-    uint64_t count; /* 0 is allowed: nothing is done */
+    uint64_t count; /* 0 is allowed */
     uint64_t step;  /* number of this update, from 1 */
     void *parameter; /* float or bf16 */
     void *gradient;  /* same type as the parameter; written only if grad_scale is not 1 */
     void *extra;     /* float master or int16_t low bits; NULL for MS_ADAMW_FP32 */
     void *exp_avg;   /* float, or uint8_t codes of the signed map */
     void *exp_avg_sq; /* float, or uint8_t codes of the unsigned map */
-    float *max_exp_avg_sq;    /* amsgrad; NULL without; not with 8 bits */
+    float *max_exp_avg_sq;    /* for amsgrad, else NULL; not with 8 bits */
     float *exp_avg_absmax;    /* with 8 bits: one per block, the last one may be short */
     float *exp_avg_sq_absmax; /* the same */
 } ms_adamw_tensor;
 
 /*
- * One AdamW update of all the tensors, by the calling thread and up to `threads` - 1
- * others that live for the length of the call; fewer where the system gives none or
- * the work is small (0 counts as 1). Everything is checked before anything is written:
- * MS_EINVAL names the tensor by its index. MS_ENOMEM only before the first write.
+ * One AdamW update of all the tensors, by the calling thread and up to `threads` - 1 others for
+ * the length of the call; fewer if the system gives none or the work is small (0 counts as 1).
+ * Everything is checked before anything is written: MS_EINVAL names the tensor by its index.
+ * MS_ENOMEM only before the first write.
  *
- * NaN and infinite gradients go through the formula as in torch. With 8-bit moments
- * they poison their block of 256, not only their element.
+ * NaN and infinite gradients go through the formula as in torch. With 8-bit moments they spoil
+ * their block of 256, not only their element.
  */
 MS_API int ms_adamw_step(const ms_adamw_group *group, const ms_adamw_tensor *tensors, size_t count, uint32_t threads,
                          ms_error *err);
 
-/* Which moments a tensor of `elements` gets where 8 bits (or 32) were asked for.
- * MS_EINVAL for any other number of bits. */
+/* The moments of a tensor of `elements` if 8 bits (or 32) were requested. MS_EINVAL for any other
+ * number of bits. */
 MS_API int ms_adamw_choose_moments(uint64_t elements, uint32_t bits, ms_adamw_moments *out, ms_error *err);
 
 /*
- * The 8-bit code by itself, for converting states. `is_signed` picks the map: signed
- * for the first moment, unsigned for the second. A code is the nearest value of the
- * map, ties towards zero, except that no positive second moment becomes zero: it
- * would let one step divide by eps alone.
+ * The 8-bit codes on their own, for converting states. `is_signed` chooses the map: signed for the
+ * first moment, unsigned for the second. A code is the map's nearest value, ties towards zero,
+ * except that no positive second moment becomes zero: a step would then divide by eps alone.
  */
 MS_API int ms_adamw_quantize(const float *values, uint64_t count, bool is_signed, uint8_t *codes, float *absmax,
                              ms_error *err);
 MS_API int ms_adamw_dequantize(const uint8_t *codes, const float *absmax, uint64_t count, bool is_signed, float *values,
                                ms_error *err);
 
-/* The 256 values of a map, ascending. They live for ever. */
+/* The 256 values of a map, ascending; never freed. */
 MS_API const float *ms_adamw_map(bool is_signed);
 
 #ifdef __cplusplus

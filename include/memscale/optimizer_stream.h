@@ -4,24 +4,26 @@
  * written. The arithmetic is ms_adamw_step()'s, so parameters and state have the bits
  * of a state held in memory.
  *
- * A state is cut into chunks of at most MS_OPTIMIZER_CHUNK_BYTES. Each chunk is wholly
- * updated, its stretch of the parameter included, or not at all, and knows the number of
- * its last update. What a failure leaves behind:
+ * A state is cut into chunks of at most MS_OPTIMIZER_CHUNK_BYTES. Each chunk is updated
+ * as a whole, its stretch of the parameter included, or not at all, and records the number
+ * of its last update. After a failure:
  *
- *   - a chunk that can't be read (or was read with another checksum) has not been
- *     updated, neither on disk nor in the parameter;
- *   - a chunk that can't be written has been updated; its bytes stay in memory, and
- *     ms_optimizer_stream_begin() writes them first of all;
- *   - the calls after the failure in the same round do nothing and return it.
+ *   - a chunk that cannot be read (or has another checksum) has not been updated, neither
+ *     on disk nor in the parameter;
+ *   - a chunk that cannot be written has been updated; its bytes stay in memory, and the
+ *     next ms_optimizer_stream_begin() writes them first;
+ *   - later calls in the same round do nothing and return the failure.
  *
- * So a round that failed can be gone through again with the same step numbers and
- * gradients: chunks that are done are passed over.
+ * So a failed round can be repeated with the same step numbers and gradients: finished
+ * chunks are skipped.
  *
- * Files have no name and are gone with the process. Any thread may call; calls wait for
+ * Files have no name and are deleted with the process. Any thread may call; calls wait for
  * each other.
  *
- * fork(): the parent goes on, in the middle of an update too. In the child the stream can't be
- * used (MS_ESTATE); closing it there gives back what the child inherited and waits for nothing.
+ * fork(): the parent continues, also in the middle of an update. In the child the stream is
+ * unusable (MS_ESTATE); closing it there frees what the child inherited and never waits.
+ *
+ * Tests: tests/c/execute/test_optimizer_stream.c.
  */
 #ifndef MEMSCALE_OPTIMIZER_STREAM_H
 #define MEMSCALE_OPTIMIZER_STREAM_H
@@ -53,14 +55,14 @@ typedef enum ms_optimizer_part {
     MS_PART_COUNT
 } ms_optimizer_part;
 
-/* Where the state goes. */
+/* The place of the state. */
 typedef struct ms_optimizer_stream_options {
     const char *dir;     /* of the spill file; NULL: the first usual place on a real disk */
-    uint64_t cap_bytes;  /* 0: half of what is free there; UINT64_MAX: none */
+    uint64_t cap_bytes;  /* 0: half of the free space there; UINT64_MAX: none */
     uint64_t timeout_ns; /* on one transfer; 0: 120 s */
 } ms_optimizer_stream_options;
 
-/* What a state consists of. */
+/* The types and size of a state. */
 typedef struct ms_optimizer_form {
     ms_adamw_weights weights;
     ms_adamw_moments moments;
@@ -68,65 +70,65 @@ typedef struct ms_optimizer_form {
     uint64_t count; /* elements, at least 1 */
 } ms_optimizer_form;
 
-/* State of an optimizer on disk. */
+/* An optimizer's state on disk. */
 typedef struct ms_optimizer_stream ms_optimizer_stream;
 
 /* Whether the state of a tensor of `elements` is worth streaming. */
 MS_API bool ms_optimizer_stream_takes(uint64_t elements);
 
-/* MS_ECONFIG where the directory is not fit for a disk tier, or none is found. */
+/* MS_ECONFIG if the directory is unfit for a disk tier, or none is found. */
 MS_API int ms_optimizer_stream_open(const ms_optimizer_stream_options *options, ms_optimizer_stream **stream,
                                     ms_error *err);
 MS_API void ms_optimizer_stream_close(ms_optimizer_stream *stream);
 
-/* The state before the first step, all zero (the middle code, with signed codes); takes
- * no space yet. *id is never 0 and is not used again. */
+/* Adds a state before its first step, all zero (the middle code, with signed codes); it takes
+ * no space yet. *id is never 0 and is never reused. */
 MS_API int ms_optimizer_stream_add(ms_optimizer_stream *stream, const ms_optimizer_form *form, uint64_t *id,
                                    ms_error *err);
 MS_API void ms_optimizer_stream_remove(ms_optimizer_stream *stream, uint64_t id);
 
-/* Whether this is a child's copy of a stream that the parent process opened. */
+/* Whether the stream was opened by the parent process, before a fork. */
 MS_API bool ms_optimizer_stream_is_inherited(const ms_optimizer_stream *stream);
 
-/* Bytes of each array of the whole state; 0 for those it does not have. */
+/* Bytes of each array of the whole state; 0 for arrays that it lacks. */
 MS_API int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t id, uint64_t bytes[MS_PART_COUNT],
                                           ms_error *err);
 
 /*
- * One round: begin, one update for each tensor, end. `ids` say in which order updates
- * are expected, so that reading can run ahead; another order costs time only.
+ * A round: begin, one update for each tensor, end. `ids` is the expected order of updates,
+ * for reading ahead; another order only costs time.
  */
 MS_API int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t *ids, size_t count, ms_error *err);
 
 /*
- * Updates one tensor. Of `tensor`, the state's arrays are not looked at; weights,
- * moments, count and step are checked (MS_EINVAL, and MS_ESTATE where the state is of
- * neither the update before nor, being done, this one). Parameter and gradient are
- * not used any more when the call returns. MS_EIO, MS_ENOSPC, MS_ECHECKSUM, MS_ETIMEDOUT
- * as above; a failed write may be told of by a later call of the round.
+ * Updates one tensor. Ignores the state's arrays in `tensor`; checks weights, moments, count
+ * and step (MS_EINVAL; MS_ESTATE if the state's last update is neither the one before nor
+ * this one). Parameter and gradient are not used after the call. MS_EIO, MS_ENOSPC,
+ * MS_ECHECKSUM, MS_ETIMEDOUT as above; a later call of the round may return a failed
+ * write's error.
  */
 MS_API int ms_optimizer_stream_update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group *group,
                                       const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err);
 
-/* Waits for what is being written, gives the buffers back, and returns the first failure
- * of the round. Allowed without a round. */
+/* Waits for all writes, frees the buffers, and returns the first failure of the round.
+ * Allowed without a round. */
 MS_API int ms_optimizer_stream_end(ms_optimizer_stream *stream, ms_error *err);
 
 /*
- * Replaces a state by one in memory of `step` updates; arrays of `source` that are NULL
- * become as new. Not within a round (MS_ESTATE). On a failure the state is a mixture:
+ * Replaces a state by one in memory of `step` updates; arrays that are NULL in `source` get
+ * their initial values. Not within a round (MS_ESTATE). After a failure the state is a mixture:
  * remove it.
  */
 MS_API int ms_optimizer_stream_put(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_tensor *source,
                                    ms_error *err);
 
-/* Writes the arrays one chunk after the other into the file `fd`, each from the offset
- * given for it on (UINT64_MAX: not this one). Not within a round, nor while the state is
- * between two updates (MS_ESTATE). */
+/* Writes the arrays chunk by chunk into the file `fd`, each from its offset on (UINT64_MAX:
+ * skip the array). Not within a round, nor if only some chunks have the last update
+ * (MS_ESTATE). */
 MS_API int ms_optimizer_stream_export(ms_optimizer_stream *stream, uint64_t id, int fd,
                                       const uint64_t offsets[MS_PART_COUNT], ms_error *err);
 
-/* What a stream holds and has moved. */
+/* Counters of a stream: bytes held, bytes moved. */
 typedef struct ms_optimizer_stream_stats {
     uint64_t disk_bytes;      /* extents in use */
     uint64_t resident_bytes;  /* of the buffers */
@@ -138,8 +140,7 @@ typedef struct ms_optimizer_stream_stats {
 /* Fills `stats`. */
 MS_API void ms_optimizer_stream_get_stats(ms_optimizer_stream *stream, ms_optimizer_stream_stats *stats);
 
-/* The directory of the file, and one line on how it is used. They live as long as the
- * stream. */
+/* The file's directory, and one line on its I/O. They live as long as the stream. */
 MS_API const char *ms_optimizer_stream_dir(const ms_optimizer_stream *stream);
 MS_API const char *ms_optimizer_stream_description(const ms_optimizer_stream *stream);
 

@@ -93,26 +93,24 @@ class Execution:
         """One line on the lower tier, if it is open."""
 
 class OptimizerStream:
-    """Optimizer state on disk. OffloadError for what can't be read or written, ConfigError for a directory or cap that
-    is not fit.
-    """
+    """Optimizer state on disk. OffloadError if a read or write fails, ConfigError for an unfit directory or cap."""
 
     def __init__(self, dir: str | None = None, cap_gb: float | None = None) -> None:
         ...
     def add(self, weights: int, moments: int, has_max_exp_avg_sq: bool, count: int, /) -> int:
-        """A new state; its id."""
+        """Adds a new state; returns its id."""
     def begin(self, ids: list[int], /) -> None:
-        """A round of updates, expected in this order."""
+        """Begins a round of updates, expected in this order."""
     def description(self) -> str:
-        """One line on the file."""
+        """One line on the file's I/O."""
     def dir(self) -> str:
-        """Where the file is."""
+        """The file's directory."""
     def end(self) -> None:
-        """Waits; raises the first failure of the round."""
+        """Waits for writes; raises the first failure of the round."""
     def export(self, id: int, fd: int, offsets: tuple[int | None, ...], /) -> None:
-        """Writes the arrays into a file; offsets as part_bytes(), None: not this one."""
+        """Writes the arrays into a file; offsets in the order of part_bytes(), None: skip the array."""
     def is_inherited(self) -> bool:
-        """The process that made it forked this one, where it can't be used."""
+        """Whether the parent process opened it: then it is unusable here."""
     def part_bytes(self, id: int, /) -> tuple[int, ...]:
         """Bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, exp_avg_absmax, exp_avg_sq_absmax; 0 for those it has
         not.
@@ -120,7 +118,7 @@ class OptimizerStream:
     def put(self, id: int, tensor: tuple[int, ...], /) -> None:
         """Replaces the state by one in memory; `tensor` as for adamw_step."""
     def remove(self, id: int, /) -> None:
-        """The state is gone."""
+        """Removes the state."""
     def stats(self) -> dict[str, int]:
         """Keys: disk_bytes, resident_bytes, peak_resident_bytes, written_bytes, read_bytes, stall_ns."""
     def update(
@@ -137,7 +135,7 @@ class OptimizerStream:
         threads: int,
         /,
     ) -> None:
-        """As adamw_step; the state's addresses are not looked at."""
+        """As adamw_step; the state's addresses are ignored."""
 
 class Region:
     """One call of a layer, from its forward until nobody asks for what it saved."""
@@ -182,9 +180,9 @@ class Technique(NamedTuple):
     replays: bool
     """The whole layer runs again in backward."""
     set: int
-    """Which set of saved tensors single operators recompute; 0: none."""
+    """The set of saved tensors that single operators recompute; 0: none."""
     nesting: int
-    """In which run inside a run its first argument is recomputed; 0: in none."""
+    """The depth of nested runs at which its first argument is recomputed; 0: not recomputed."""
     is_chained: bool
     """The layers before recompute its first argument."""
     moves_input: bool
@@ -287,16 +285,16 @@ class Undo:
         """A dictionary's item or an object's attribute is put back, or deleted if it is not there now."""
 
 def adamw_dequantize(values: int, codes: int, absmax: int, count: int, is_signed: bool, /) -> None:
-    """The way back."""
+    """Decodes codes to fp32 values; addresses as for adamw_quantize."""
 
 def adamw_map(is_signed: bool, /) -> list[float]:
     """The 256 values that codes stand for."""
 
 def adamw_moments_bits(elements: int, bits: int, /) -> int:
-    """8 or 32, what a tensor of this size gets."""
+    """Bits of the moments for a tensor of this size: 8 or 32."""
 
 def adamw_quantize(values: int, codes: int, absmax: int, count: int, is_signed: bool, /) -> None:
-    """Addresses of fp32 values and of where codes and the scales of blocks go."""
+    """Encodes fp32 values; the addresses of values, codes and the blocks' scales."""
 
 def adamw_step(
     tensors: list[tuple[int, ...]],
@@ -316,22 +314,22 @@ def adamw_step(
     """
 
 def batch_search_best(search: object, /) -> tuple[int, int]:
-    """Batch and accumulation: the largest that fitted, 0 where none did."""
+    """Batch and accumulation: the largest that fitted, 0 if none did."""
 
 def batch_search_new(most: int, effective: int, guess: int, trials: int, /) -> object:
     """A search for the largest batch that fits; `effective` 0 for any."""
 
 def batch_search_next(search: object, /) -> int:
-    """The batch to try; 0 is the end."""
+    """The batch to try; 0 ends the search."""
 
 def batch_search_report(search: object, fits: bool, /) -> None:
-    """Whether the batch that was tried fits."""
+    """Reports whether the tried batch fits."""
 
 def config_defaults() -> str:
-    """JSON of the config that nobody has touched."""
+    """JSON of the default config."""
 
 def config_for_shards(config: str, /) -> str:
-    """What may be done where parameters are sharded."""
+    """The techniques allowed with sharded parameters."""
 
 def config_validate(json: str, /) -> str:
     """The config with every field written out. Raises ConfigError."""
@@ -342,13 +340,13 @@ def counter_metrics() -> list[tuple[str, str, str, int]]:
     """
 
 def device_check(name: str, /) -> None:
-    """MemScaleError for a kind of device that memscale does not know."""
+    """MemScaleError for an unknown kind of device."""
 
 def device_kinds() -> tuple[dict[str, Any], ...]:
     """Name, label, api, host_is_device and torch_module of each kind of device, the host's first."""
 
 def disk_probe(dir: str, /) -> str:
-    """JSON of a directory of the disk tier, made where it is missing; ConfigError where it is not fit."""
+    """JSON of a directory for the disk tier, created if missing; ConfigError if it is unfit."""
 
 def error_table() -> list[tuple[int, str, str, str]]:
     """Code, name, exception class, text."""
@@ -359,7 +357,7 @@ def fault_arm(kind: str, nth: int, errno: int = 0, /) -> None:
     """
 
 def fault_disarm_all() -> None:
-    """Ends all of them."""
+    """Disarms all fault points."""
 
 def fault_passed(kind: str, /) -> int:
     """Calls of this kind since it was armed."""
@@ -368,10 +366,10 @@ def float_control() -> int:
     """How this thread rounds, and whether it flushes denormals."""
 
 def graph_add_tiled(graph: str, tiled: str, /) -> str:
-    """The graph whose layers also know how they run in tiles, where the other, traced in tiles, belongs to it."""
+    """The graph with its layers' programs in tiles, from the other, traced in tiles, if they match."""
 
 def graph_adopt_loop(graph: str, other: str, /) -> str:
-    """The graph with what the other has seen of the training loop."""
+    """The graph with the other's observations of the training loop."""
 
 def graph_check(json: str, /) -> None:
     """Raises MemScaleError if the document is not a sound graph."""
@@ -390,15 +388,15 @@ def hardware_probe(
     no_cache: bool = False,
     no_measure: bool = False,
 ) -> str:
-    """JSON of this machine. ConfigError where disk_dir is not fit for the disk tier."""
+    """JSON of this machine. ConfigError if disk_dir is unfit for the disk tier."""
 
 def hardware_set_process(hardware: str, kind: str, index: int, allocated_bytes: int, /) -> str:
     """The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident memory,
-    which is measured. MemScaleError for a kind that memscale does not know.
+    which is measured. MemScaleError for an unknown kind.
     """
 
 def history_add(history: object, step: dict[str, Any], counters: dict[str, int], /) -> None:
-    """Adds what a step showed, and the counters after it."""
+    """Adds a step's measurements, and the counters after it."""
 
 def history_new() -> object:
     """An empty history of steps."""
@@ -414,7 +412,7 @@ def hostmem_install(library: str | None = None) -> str:
     """
 
 def hostmem_reset_peak() -> None:
-    """Both peaks start again from what is held now."""
+    """Restarts both peaks at the current values."""
 
 def hostmem_set_ceiling(ceiling_bytes: int, /) -> None:
     """Bounds live plus cached bytes; trims at once."""
@@ -425,13 +423,13 @@ def hostmem_stats() -> dict[str, Any]:
     """
 
 def hostmem_trim(keep: int = 0, libc: bool = True) -> None:
-    """Releases cached maps down to `keep` bytes, and what glibc holds free."""
+    """Releases cached maps down to `keep` bytes, and glibc's free memory if `libc`."""
 
 def hostmem_uninstall() -> None:
-    """One user less; the last one gives the slots back. Blocks that live stay valid."""
+    """Removes one user; the last one restores the slots. Live blocks stay valid."""
 
 def hostmem_untouched(address: int, bytes: int, /) -> int:
-    """Bytes of whole pages in there that are not resident."""
+    """Bytes of the range's whole pages that are not resident."""
 
 def log_drain() -> list[tuple[int, str]]:
     """Level (0 debug to 3 error) and text of the lines written since the last call."""
@@ -452,7 +450,7 @@ def loss_backward(
     """As loss_forward(); `gradient` may be `logits`."""
 
 def loss_chunk_rows(tokens: int, vocabulary: int, item_bytes: int, threads: int, /) -> int:
-    """Rows of logits that are turned into loss or gradient at a time."""
+    """Rows of logits in a chunk."""
 
 def loss_forward(
     logits: int,
@@ -470,7 +468,7 @@ def loss_forward(
     """Takes addresses of fp32 rows, int64 classes and fp32 results per row."""
 
 def loss_lanes(capability: str, vocabulary: int, /) -> int:
-    """Lanes of torch's vectors where loss_forward and loss_backward have torch's bits, else 0."""
+    """Lanes of torch's vectors if loss_forward and loss_backward have torch's bits, else 0."""
 
 def loss_scale_default() -> tuple[float, int]:
     """The scale that a loss begins with, and finite steps: 0."""
@@ -479,7 +477,7 @@ def loss_scale_update(scale: float, finite_steps: int, is_finite: bool, /) -> tu
     """Both after an optimizer's step."""
 
 def memory_live() -> tuple[int, int]:
-    """Bytes and blocks that the library holds."""
+    """Bytes and blocks of memory that the library has allocated."""
 
 def now_ns() -> int:
     """The library's clock, in nanoseconds."""
@@ -494,7 +492,7 @@ def optimizer_stream_takes(elements: int, /) -> bool:
     """Whether a state of this size is worth streaming."""
 
 def outlook(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
-    """Will it fit, as JSON."""
+    """Whether the run will fit, as JSON."""
 
 def plan_by_policy(
     graph: str,
@@ -507,15 +505,15 @@ def plan_by_policy(
     """Stage 1 and stage 2: plan, decision and effective config, all as JSON."""
 
 def plan_explain(plan: str, entry: int, /) -> str:
-    """Why an entry is what it is; entry -1 is the whole plan."""
+    """The reasons for an entry; entry -1 is the whole plan."""
 
 def plan_for_optimizer(plan: str | None, config: str, /) -> tuple[bool, bool, bool]:
-    """What memscale's own optimizer is to do: keep its state on disk, release gradients, watch whether the loop needs
-    them. Nothing without a plan.
+    """Flags for memscale's own optimizer: keep its state on disk, release gradients, watch whether the loop needs
+    them. All false without a plan.
     """
 
 def plan_make(graph: str, hardware: str, config: str, /) -> str:
-    """The plan for three JSON documents. BudgetInfeasibleError where none fits."""
+    """The plan for three JSON documents. BudgetInfeasibleError if none fits."""
 
 def plan_observe(
     graph: str,
@@ -525,7 +523,7 @@ def plan_observe(
     observation: dict[str, Any],
     /,
 ) -> tuple[str, str, str, str]:
-    """What a finished step teaches: the kind of drift, a line for the log, and graph and hardware corrected."""
+    """Compares a finished step with the plan: the kind of drift, a log line, and the corrected graph and hardware."""
 
 def plan_precision(
     plain: str | None,
@@ -534,8 +532,8 @@ def plan_precision(
     has_fp16_parameters: bool,
     /,
 ) -> tuple[str, str, str]:
-    """The dtype that forwards run under autocast to, by the graphs without and with BF16; a line for the log; the
-    description to plan with then.
+    """The autocast dtype of forwards, from the graphs without and with BF16; a log line; the hardware description to
+    plan with.
     """
 
 def plan_rehearse(graph: str, hardware: str, plan: str, /) -> tuple[bool, str, str]:
@@ -550,15 +548,13 @@ def plan_table(plan: str, hardware: str | None, /) -> str:
     """The plan in a few lines."""
 
 def plan_tighten(graph: str, hardware: str, config: str, plan: str, attempt: int, /) -> tuple[str, str, str]:
-    """Plan and config to try after an allocation failed, and a line for the log. BudgetInfeasibleError where there is
-    none.
-    """
+    """Plan and config to try after an allocation failed, and a log line. BudgetInfeasibleError if there is none."""
 
 def plan_uniform(graph: str | None, hardware: str, config: str, technique: str | None, /) -> str:
     """One technique for every layer; None means the one that frees most. Without a graph, for layers not yet known."""
 
 def policy_load(artifact: str, /) -> object:
-    """A trained policy. MemScaleError where the text is none."""
+    """A trained policy. MemScaleError for an invalid text."""
 
 def policy_seal(policy: str, /) -> str:
     """The artifact around a policy's JSON."""
@@ -572,10 +568,10 @@ def process_memory() -> dict[str, int]:
     """Rss_bytes and peak_rss_bytes of this process."""
 
 def progress_line(history: object, /) -> str | None:
-    """How the run stands after its last step."""
+    """The run's state after its last step."""
 
 def ranks_agree(documents: list[tuple[str, str]], local_ranks: int, /) -> tuple[str, str]:
-    """Hardware and config that one plan for all ranks is made from, of those of all ranks, rank 0's first."""
+    """Combines the hardware and config of all ranks, rank 0's first, into those for one common plan."""
 
 def report_html(
     model: str,
@@ -590,10 +586,10 @@ def report_html(
     """The page."""
 
 def reset_peak_rss() -> None:
-    """Peak_rss_bytes starts again at rss_bytes; MemScaleError where the kernel does not allow it."""
+    """Resets peak_rss_bytes to rss_bytes; MemScaleError if the kernel does not allow it."""
 
 def savings(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
-    """What each mode can save, as JSON."""
+    """The bytes that each mode can save, as JSON."""
 
 def set_float_control(bits: int, /) -> None:
     """Sets what float_control() gave."""
@@ -613,7 +609,7 @@ def signature_find(known: list[str], signature: str, /) -> str | None:
     """Which of the known signatures serves these inputs."""
 
 def signature_learn(signature: str, graph: str, other: str, other_graph: str, /) -> str | None:
-    """With '#' for numbers that the other signature has otherwise; None where the steps are not the same."""
+    """With '#' for numbers that differ in the other signature; None if the steps differ."""
 
 def signature_without_numbers(signature: str, dropped: str | None = None, /) -> str:
     """With '#' for numbers that are values of arguments, all or those that have it in `dropped`."""
@@ -622,7 +618,7 @@ def storage_bytes(tensors: list[torch.Tensor], /) -> int:
     """Bytes of the tensors' distinct storages."""
 
 def team_threads() -> int:
-    """Threads that OpenMP would take in this thread, 0 without it."""
+    """Threads that OpenMP would use in this thread, 0 without OpenMP."""
 
 def telemetry_event(
     event: str,
@@ -638,13 +634,13 @@ def telemetry_event(
     """One line of JSON."""
 
 def tile_rows(rows: int, /) -> int:
-    """Rows of a tile where a module gets so many."""
+    """Rows of a tile for a module's number of rows."""
 
 def trace_diff(traced: str, seen: str, hardware: str, /) -> tuple[str, int]:
-    """Where two graphs of one step part, for people, and in how many places."""
+    """The differences of two graphs of one step, as text, and their number."""
 
 def trial_limits(budget: int, /) -> tuple[int, int]:
-    """Resident bytes and bytes of private maps that a trial may take."""
+    """Limits of a trial: resident bytes and bytes of private maps."""
 
 def unpack_input(handle: Saved, /) -> torch.Tensor:
     """The tensor given to Region.offload_input()."""

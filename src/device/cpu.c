@@ -1,6 +1,6 @@
 /*
- * The row of the host's own processors: tensors lie in host memory, in maps of hostmem's or in
- * libc's heap, and nothing has to be copied to reach them.
+ * The row of the host's processors: tensors are in host memory, in maps of hostmem or in libc's heap,
+ * and reaching them needs no copy.
  */
 #include "base/units.h"
 #include "device/kinds.h"
@@ -38,11 +38,11 @@ const ms__device_kind ms__device_cpu = {
     .runtime_bytes = 430000000, /* interpreter, torch and its libraries */
     /*
      * Library code that the first step pages in, packing buffers of matrix products and the
-     * interpreter's own growth. Measured with two threads: 62 to 72 MB on steps of language
-     * models, which is what is expected, 100 MB where convolutions come in (CLIP); a budget
-     * must hold, so with the reserve the prior is above both. The part per CPU is what the
-     * buffers grow by with threads. Without large products (ResNet-18) hardly more is taken than
-     * the 2 MB of the first product and the 8 MB of the first convolution.
+     * interpreter's growth. Measured with two threads: 62 to 72 MB for steps of language models,
+     * which is the expected value, and 100 MB for models with convolutions (CLIP). A plan's budget
+     * must hold, so prior and reserve together exceed both. The part per CPU is the buffers' growth
+     * with threads. Without large products (ResNet-18) a step uses hardly more than the 2 MB of the
+     * first product and the 8 MB of the first convolution.
      */
     .scratch = {.prior_bytes = 96000000,
                 .prior_per_cpu_bytes = 8000000,
@@ -50,7 +50,7 @@ const ms__device_kind ms__device_cpu = {
                 .without_products_bytes = 12000000},
     .probe = cpu_probe,
     .has_driver = cpu_has_driver,
-    .no_driver = "no processor", /* neither is ever said */
+    .no_driver = "no processor", /* neither is ever printed */
     .no_device = "no processor",
     .no_device_advice = "look at the CPUs this process may use",
     .conflicts = conflicts,

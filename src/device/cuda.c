@@ -6,7 +6,7 @@
 #include "device/kinds.h"
 #include "device/libcuda.h"
 
-/* torch's allocator hands out multiples of this; `allocated` counts them. */
+/* torch's allocator allocates multiples of this; `allocated` counts them. */
 enum { BLOCK_BYTES = 512 };
 
 static const ms__device_conflict conflicts[] = {

@@ -1,7 +1,7 @@
 /*
- * Asks the CUDA driver for its devices, without making a context. Called by
- * hardware.c, through the row. No driver, no device or a driver that answers with an error:
- * no GPU, and a debug line in the log.
+ * Describes the CUDA driver's devices, without creating a context. hardware.c calls it through the
+ * row. Without a driver or a device, or if the driver returns an error: no GPU, and a debug line in
+ * the log.
  */
 #include <stdio.h>
 #include <string.h>
@@ -25,7 +25,7 @@ enum {
  * (CUDA C programming guide, table of arithmetic throughput). */
 enum { LANES_64 = 64, LANES_128 = 128, EFFICIENCY_PERCENT = 80 };
 
-/* Where the driver tells no clock: a mid-range card; and PCIe 3.0 x16. */
+/* If the driver reports no clock: a mid-range card; and PCIe 3.0 x16. */
 #define DEFAULT_FLOPS_PER_S UINT64_C(10000000000000)
 #define DEFAULT_MEMORY_BYTES_PER_S UINT64_C(400000000000)
 #define DEFAULT_LINK_BYTES_PER_S UINT64_C(12000000000)
@@ -69,7 +69,7 @@ static bool probe_one(const ms__libcuda *cuda, int ordinal, ms_gpu *out)
     }
     gpu.name[sizeof gpu.name - 1] = '\0';
     gpu.total_bytes = total_bytes;
-    gpu.free_bytes = total_bytes; /* the driver tells only inside a context */
+    gpu.free_bytes = total_bytes; /* the driver reports free bytes only inside a context */
     gpu.copy_engines = (uint32_t)ms__min_u64(attribute(cuda, device, MS__CU_ATTRIBUTE_COPY_ENGINES), 64);
     gpu.compute_major = (uint32_t)attribute(cuda, device, ATTRIBUTE_COMPUTE_MAJOR);
     gpu.compute_minor = (uint32_t)attribute(cuda, device, ATTRIBUTE_COMPUTE_MINOR);

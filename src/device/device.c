@@ -1,5 +1,5 @@
 /*
- * The list of kinds, and the look-ups in it.
+ * The list of kinds, and look-ups in it.
  */
 #include "device/device.h"
 

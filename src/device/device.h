@@ -1,17 +1,17 @@
 /*
- * device.h - one row per kind of device, and the only room that tells one kind from another.
+ * device.h - one row per kind of device, in the only room that distinguishes kinds.
  *
- * Who calls it: hardware (probe), sim (rounding, bytes beside tensors), offload (copies, streams,
- * events, pinning), the doctor (texts), the extension (torch's names), and whoever asks whether host
- * memory is the device's. It owns the rows, which are constants, and the drivers' libraries, loaded
- * at most once and never unloaded; an opened ms__device is its caller's.
+ * Callers: hardware (probe), sim (rounding, bytes beside tensors), offload (copies, streams, events,
+ * pinning), the doctor (texts), the extension (torch's names), and every test of whether host memory
+ * is the device's. The room owns the rows, which are constants, and the drivers' libraries, loaded at
+ * most once and never unloaded; an opened ms__device is its caller's.
  *
- * It promises: every row has every column, so that callers test for no kind; a probe fails for
- * nothing that is absent; nothing here retries, logs above debug, or waits except where said. Rows may be
- * read and their functions called from any thread.
+ * It promises: every row has every column, so that callers test for no kind; a probe does not fail
+ * when a driver or device is absent; nothing here retries, logs above debug, or waits unless stated.
+ * Any thread may read rows and call their functions.
  *
- * To add a kind: its number in memscale/device.h, its row in a file of its own here, the row's address
- * in device.c. tests/c/device/test_device_kinds.c fails for a column that is left empty.
+ * To add a kind: its number in memscale/device.h, its row in its own file here, the row's address in
+ * device.c. tests/c/device/test_device_kinds.c fails for an empty column.
  */
 #ifndef MS_DEVICE_DEVICE_H
 #define MS_DEVICE_DEVICE_H
@@ -23,21 +23,21 @@
 
 typedef struct ms__device_kind ms__device_kind;
 
-/* One device that a driver has opened; driver and context are its row's. */
+/* One opened device; its row owns driver and context. */
 typedef struct ms__device {
     const ms__device_kind *kind;
-    uint32_t number; /* as the driver counts */
+    uint32_t number; /* in the driver's order */
     const void *functions; /* the driver's */
-    void *context;         /* the one that torch uses too */
+    void *context;         /* torch uses the same one */
     int handle;
 } ms__device;
 
-/* Answered by a call that a test made fail. Drivers answer 0 for success. */
+/* The result of a call that a test made fail. Drivers return 0 for success. */
 enum { MS__DEVICE_UNKNOWN = 999 };
 
 /*
- * What moves bytes between a device's memory and the host's. The int of a function is 0 or the driver's number of the
- * failure. Streams are the caller's or from stream_open(); NULL is the default one, which is
+ * Moves bytes between a device's memory and the host's. A function's int is 0 or the driver's
+ * error number. Streams are the caller's or from stream_open(); NULL is the default one, which is
  * ordered with every other blocking stream. Functions from stream_open() on are called between
  * enter() and leave(), in any thread.
  */
@@ -45,17 +45,17 @@ typedef struct ms__device_driver {
     /* Opens device `device->number`; kind and number are set. MS_ENOTSUP: no driver, no such device. */
     int (*open)(ms__device *device, ms_error *err);
     void (*close)(ms__device *device);
-    /* Around calls: the thread may be anybody's, with a context of its own. */
+    /* Around calls: the calling thread may have a context of its own. */
     int (*enter)(const ms__device *device);
     void (*leave)(const ms__device *device);
-    /* How many copies can be made at a time. */
+    /* The number of concurrent copies. */
     int (*copy_engines)(const ms__device *device, int *count);
-    /* Not ordered with the default stream. */
+    /* A stream that is not ordered with the default stream. */
     int (*stream_open)(const ms__device *device, void **stream);
     int (*stream_close)(const ms__device *device, void *stream);
     int (*stream_synchronize)(const ms__device *device, void *stream);
     int (*stream_wait)(const ms__device *device, void *stream, void *event);
-    /* Waiting for one sleeps; it tells no time. */
+    /* Waiting for an event sleeps; it records no time. */
     int (*event_open)(const ms__device *device, void **event);
     int (*event_close)(const ms__device *device, void *event);
     int (*event_record)(const ms__device *device, void *event, void *stream);
@@ -70,16 +70,16 @@ typedef struct ms__device_driver {
 
 /* ---- rows ------------------------------------------------------------------- */
 
-/* Bytes beside tensors that a step may take: workspaces of operators, library code that is paged
- * in, the interpreter's growth. Measured; 0 where the allocator counts them all. */
+/* Bytes beside tensors that a step may use: workspaces of operators, paged-in library code, the
+ * interpreter's growth. Measured; 0 if the allocator counts them all. */
 typedef struct ms__device_scratch {
     uint64_t prior_bytes;            /* before a step has been measured */
-    uint64_t prior_per_cpu_bytes;    /* more of it for each usable CPU */
+    uint64_t prior_per_cpu_bytes;    /* added for each usable CPU */
     uint64_t expected_bytes;         /* of the prior; the rest is a reserve */
     uint64_t without_products_bytes; /* of the expected, for steps without large matrix products */
 } ms__device_scratch;
 
-/* A setting of the environment that makes memory or time differ from the plan. */
+/* An environment setting that makes memory or time differ from the plan. */
 typedef struct ms__device_conflict {
     const char *variable;
     const char *part; /* of its value; "" for any */
@@ -89,20 +89,20 @@ typedef struct ms__device_conflict {
 struct ms__device_kind {
     ms_device_kind id;
     const char *name;    /* torch's device type, also in documents */
-    const char *label;   /* "GPU": texts put the number behind it */
+    const char *label;   /* "GPU": texts append the number */
     const char *api;     /* "CUDA": the driver's name in texts */
-    bool host_is_device; /* tensors lie in host memory: no tier above it, nothing to copy, no driver */
+    bool host_is_device; /* tensors are in host memory: no tier above it, no copies, no driver */
 
-    /* What the allocator takes for a block of `bytes`. */
+    /* The allocator's bytes for a block of `bytes`. */
     uint64_t (*rounded)(uint64_t bytes);
-    /* What torch holds before a model is there: for plans made without a process. */
+    /* torch's bytes before a model exists: for plans made without a process. */
     uint64_t runtime_bytes;
     ms__device_scratch scratch;
 
     /* Describes the devices of this kind, at most `most`; returns their number: 0 for the host,
-     * without a driver, or where it fails, with a debug line in the log. Rates are estimates. */
+     * without a driver, or after a driver error, with a debug line in the log. Rates are estimates. */
     uint32_t (*probe)(ms_gpu *gpus, uint32_t most);
-    /* Whether the driver's library is there. */
+    /* Whether the driver's library is installed. */
     bool (*has_driver)(void);
     const char *no_driver, *no_device, *no_device_advice; /* the doctor's texts */
     const ms__device_conflict *conflicts;
@@ -116,24 +116,24 @@ struct ms__device_kind {
 /* All rows, the host's first: the order of texts. */
 extern const ms__device_kind *const ms__device_kinds[MS_DEVICE_KIND_COUNT];
 
-/* The row of a kind; the host's for a number that is no kind's. */
+/* The row of a kind; the host's for an unknown number. */
 const ms__device_kind *ms__device_kind_of(ms_device_kind id);
 
 /* ---- blocks of host memory ----------------------------------------------------- */
 
-/* Blocks from this size on are maps of hostmem's: whole pages, faulted in,
- * cacheable. The same number as MS_HOSTMEM_MIN_BYTES, which is another room's. */
+/* Blocks from this size on are maps of hostmem's: whole pages, faulted in, cacheable. Equals
+ * MS_HOSTMEM_MIN_BYTES, which belongs to another room. */
 #define MS__MAP_MIN_BYTES ((uint64_t)1 << 20)
 #define MS__PAGE_BYTES ((uint64_t)4096)
 
 /* ---- calls that may fail ----------------------------------------------------------- */
 
-/* A driver call behind the fault point. What gives something back is called without, and its answer
- * not looked at: after an error of the device nothing else could be done. */
+/* A driver call behind the fault point. Calls that free something are made without it and their result
+ * is ignored: after a device error nothing else could be done. */
 #define MS__DEVICE_CALL(device, function, ...) \
     (ms__fault(MS_FAULT_DRIVER, NULL) ? MS__DEVICE_UNKNOWN : (device)->kind->driver->function((device), __VA_ARGS__))
 
-/* ms__device_leave() only after true. */
+/* Call ms__device_leave() only after true. */
 static inline bool ms__device_enter(const ms__device *device)
 {
     return !ms__fault(MS_FAULT_DRIVER, NULL) && device->kind->driver->enter(device) == 0;

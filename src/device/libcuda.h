@@ -1,13 +1,15 @@
 /*
- * The CUDA driver library, found at run time. Used by cuda.c and cuda_probe.c;
- * a machine without it has no GPU, which is no error.
+ * libcuda.h - the CUDA driver library, found at run time. Used by cuda.c and cuda_probe.c; a
+ * machine without it has no GPU, which is not an error.
+ *
+ * Tests: tests/c/device/test_libcuda.c.
  */
 #ifndef MS_DEVICE_LIBCUDA_H
 #define MS_DEVICE_LIBCUDA_H
 
 #include "memscale/base.h"
 
-/* The driver's types, as its ABI has them. CUDA_SUCCESS is 0. */
+/* The driver's types in its ABI. CUDA_SUCCESS is 0. */
 typedef int ms__cu_result;
 typedef int ms__cu_device;
 typedef void *ms__cu_context;
@@ -50,11 +52,10 @@ typedef struct ms__libcuda {
 } ms__libcuda;
 
 /*
- * The library's functions: libcuda.so.1, or the file named by the environment
- * variable MEMSCALE_LIBCUDA, which is how a test brings a double. Loaded at most
- * once and never unloaded; a failed try is repeated by the next call. Nothing of
- * the driver has been called, not even cuInit. MS_ENOTSUP where the library or
- * one of the functions is missing. Thread-safe.
+ * The library's functions: from libcuda.so.1, or from the file named by the environment variable
+ * MEMSCALE_LIBCUDA, through which tests load a double. Loaded at most once and never unloaded; after
+ * a failure the next call tries again. Calls no function of the driver, not even cuInit.
+ * MS_ENOTSUP if the library or one of the functions is missing. Thread-safe.
  */
 MS_NODISCARD int ms__libcuda_get(const ms__libcuda **out, ms_error *err);
 

@@ -1,16 +1,16 @@
 /*
- * What the plan says of single ones of the storages that a call saves: which are dropped under a
- * selective technique, which become bits. They are the plan's slots, found again by order and
- * bytes. A call that saves something else than the traced one loses the thread for a few slots at
- * most; what is not recognised is kept. Called for each tensor that autograd saves in such a call.
+ * The plan's decisions on single storages that a call saves: a selective technique drops some,
+ * packing makes some bits. They are the plan's slots, recognised by order and bytes. A call that
+ * saves other storages than the traced one misses a few slots at most; unrecognised storages are
+ * kept. Called for each tensor that autograd saves in such a call.
  */
 #include "execute/execute_internal.h"
 
-enum { LOOK_AHEAD = 8 }; /* slots that a call may have saved less than the traced one */
+enum { LOOK_AHEAD = 8 }; /* slots of the trace that a call may skip */
 
 /* ---- selections ------------------------------------------------------------- */
 
-static void clear_selection(ms_selection *selection)
+static void selection_clear(ms_selection *selection)
 {
     ms_free(selection->slot_bytes);
     ms_free(selection->dropped);
@@ -18,13 +18,13 @@ static void clear_selection(ms_selection *selection)
     memset(selection, 0, sizeof *selection);
 }
 
-static int copy_selection(const ms_selection *from, ms_selection *to)
+static int selection_copy(const ms_selection *from, ms_selection *to)
 {
     to->slot_bytes = ms_calloc(from->slot_count, sizeof *to->slot_bytes);
     to->dropped = ms_calloc(from->slot_count, 1);
     to->two_valued = ms_calloc(from->two_valued_count, sizeof *to->two_valued);
     if (to->slot_bytes == NULL || to->dropped == NULL || to->two_valued == NULL) {
-        clear_selection(to);
+        selection_clear(to);
         return MS_ENOMEM;
     }
     to->slot_count = from->slot_count;
@@ -42,7 +42,7 @@ static int copy_selection(const ms_selection *from, ms_selection *to)
 void ms__selections_drop(ms_execute *execute)
 {
     for (uint32_t i = 0; i < execute->selection_count; i++) {
-        clear_selection(&execute->selections[i]);
+        selection_clear(&execute->selections[i]);
     }
     ms_free(execute->selections);
     execute->selections = NULL;
@@ -54,7 +54,7 @@ int ms__selections_copy(ms_execute *execute, const ms_plan *plan)
     execute->selections = ms_calloc(plan->selection_count, sizeof *execute->selections);
     int rc = execute->selections != NULL ? MS_OK : MS_ENOMEM;
     for (uint32_t i = 0; rc == MS_OK && i < plan->selection_count; i++) {
-        rc = copy_selection(&plan->selections[i], &execute->selections[i]);
+        rc = selection_copy(&plan->selections[i], &execute->selections[i]);
         execute->selection_count = rc == MS_OK ? i + 1 : i;
     }
     if (rc != MS_OK) {
@@ -70,14 +70,14 @@ int ms__choice_begin(const ms_execute *execute, uint32_t selection, ms__choice *
     if (selection == 0 || selection > execute->selection_count) {
         return MS_OK;
     }
-    int rc = copy_selection(&execute->selections[selection - 1], &choice->own);
+    int rc = selection_copy(&execute->selections[selection - 1], &choice->own);
     choice->selection = rc == MS_OK ? &choice->own : NULL;
     return rc;
 }
 
 void ms__choice_end(ms__choice *choice)
 {
-    clear_selection(&choice->own);
+    selection_clear(&choice->own);
     choice->selection = NULL;
     MS__ARRAY_FREE(&choice->seen);
 }
@@ -96,9 +96,9 @@ bool ms__selection_packs(const ms_execute *execute, uint32_t selection)
     return false;
 }
 
-/* The slot of the next storage, of these bytes; UINT32_MAX: none. The host may leave out those
+/* The slot of the next storage with these bytes, or UINT32_MAX. The host may leave out storages
  * below `least_bytes`. */
-static uint32_t next_slot(ms__choice *choice, uint64_t bytes, uint64_t least_bytes)
+static uint32_t choice_next_slot(ms__choice *choice, uint64_t bytes, uint64_t least_bytes)
 {
     const ms_selection *selection = choice->selection;
     uint32_t looked = 0;
@@ -112,7 +112,7 @@ static uint32_t next_slot(ms__choice *choice, uint64_t bytes, uint64_t least_byt
     return UINT32_MAX;
 }
 
-static const ms__seen *find_seen(const ms__choice *choice, uintptr_t identity)
+static const ms__seen *choice_find_seen(const ms__choice *choice, uintptr_t identity)
 {
     for (size_t i = choice->seen.count; i-- > 0;) {
         if (choice->seen.items[i].identity == identity) {
@@ -131,14 +131,14 @@ int ms_frame_choose(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
     if (choice->selection == NULL && !is_selective) {
         return MS_OK;
     }
-    const ms__seen *seen = find_seen(choice, identity);
+    const ms__seen *seen = choice_find_seen(choice, identity);
     if (seen == NULL) {
         ms__seen *made = MS__ARRAY_PUSH(&choice->seen);
         if (made == NULL) {
             return ms_fail(err, MS_ENOMEM, "layer %s: out of memory", ms_execute_layer_name(execute, frame->layer));
         }
         made->identity = identity;
-        made->slot = next_slot(choice, bytes, is_selective ? 0 : execute->min_bytes);
+        made->slot = choice_next_slot(choice, bytes, is_selective ? 0 : execute->min_bytes);
         seen = made;
     }
     bool all = is_selective && choice->selection == NULL;
@@ -148,7 +148,7 @@ int ms_frame_choose(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
 
 ms__bits ms__choice_bits(const ms__choice *choice, uintptr_t identity)
 {
-    const ms__seen *seen = choice->selection != NULL ? find_seen(choice, identity) : NULL;
+    const ms__seen *seen = choice->selection != NULL ? choice_find_seen(choice, identity) : NULL;
     for (uint32_t i = 0; seen != NULL && i < choice->selection->two_valued_count; i++) {
         const ms_two_valued *one = &choice->selection->two_valued[i];
         if (one->slot == seen->slot) {

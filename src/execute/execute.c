@@ -1,7 +1,6 @@
 /*
- * The executor as an object: opening and closing it and its tier, the points between
- * steps, and what can be asked about it. The rest of the room is listed in
- * execute_internal.h.
+ * The executor as an object: opening and closing it and its tier, the boundaries of steps,
+ * and its queries. execute_internal.h lists the other files of the room.
  */
 #include <string.h>
 
@@ -59,7 +58,7 @@ static int tier_open(const ms_execute *execute, const ms_offload_options *option
 
 static int fail_has_tier(ms_error *err)
 {
-    return ms_fail(err, MS_ESTATE, "this executor has a lower tier already");
+    return ms_fail(err, MS_ESTATE, "this executor already has a lower tier");
 }
 
 int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options, ms_error *err)
@@ -137,7 +136,7 @@ void ms_execute_backward_ended(ms_execute *execute)
         frame = execute->first_full;
     }
     execute->current_frame = 0;
-    ms__fetched_release_all(execute); /* bits need no tier */
+    ms__fetched_release_all(execute); /* packed storages have no tier to retire them */
     ms_execute_poll(execute);
 }
 
@@ -149,7 +148,7 @@ static bool step_has_ended(const ms_execute *execute, ms_boundary boundary)
     if (boundary == MS_BOUNDARY_ANOTHER_OPTIMIZER) {
         return execute->step_started_ns != 0 || execute->hooked_in_step || execute->backward_begun;
     }
-    /* Where neither hooks nor the host can see a backward, a finished forward has to do. */
+    /* If neither hooks nor the host can see a backward, a finished forward ends a step. */
     return !execute->optimizer_seen && (execute->backward_begun || (execute->forward_done && !execute->hooked_in_step));
 }
 
@@ -204,7 +203,7 @@ ms_step_memory ms_execute_step_memory(const ms_execute *execute)
     return execute->step_memory;
 }
 
-/* ---- questions ---------------------------------------------------------------------- */
+/* ---- queries ------------------------------------------------------------------------ */
 
 void ms_execute_get_stats(const ms_execute *execute, ms_execute_stats *stats)
 {

@@ -1,18 +1,20 @@
 /*
- * execute_internal.h - the inside of an ms_execute, shared by the files of this room.
+ * execute_internal.h - the internals of an ms_execute, shared by the files of this room.
  *
- *   execute.c   open, close, steps, statistics
- *   table.c     the plan as a table: layer and call -> technique
- *   frame.c     threads, frames, slots
- *   choose.c    which saved storages a selective technique drops
- *   replay.c    what a replay saves, held against what the forward saved
- *   packing.c   extents of two values, kept as bits
- *   extent.c    extents: store, share, drop, let go of what was written
- *   fetch.c     extents on their way back, prefetch
- *   step_memory.c  what the process held in a step
+ *   execute.c      open, close, steps, statistics
+ *   table.c        the plan as a table: layer and call -> technique
+ *   frame.c        threads, frames, slots
+ *   choose.c       the plan's selections: saved storages to drop or to pack
+ *   replay.c       compares a replay's saved tensors with the forward's
+ *   packing.c      two-valued extents, kept as bits
+ *   extent.c       extents: store, share, drop, release written storages
+ *   fetch.c        fetches, prefetch
+ *   step_memory.c  the process's memory in a step
  *
- * Everything is used under the host's lock. A function that gives it up in between
- * says "may wait" and looks at the state again afterwards.
+ * All calls are made under the host's lock. A function that releases it in between says
+ * "may wait" and reads the state again afterwards.
+ *
+ * Tests: tests/c/execute/.
  */
 #ifndef MS_EXECUTE_INTERNAL_H
 #define MS_EXECUTE_INTERNAL_H
@@ -30,18 +32,17 @@ typedef struct ms__call_plan {
     uint32_t selection; /* as in ms_plan_entry */
 } ms__call_plan;
 
-/* A storage that a frame saves: which of the selection's slots it is, or none. */
+/* A saved storage of a frame and its slot in the selection. */
 typedef struct ms__seen {
     uintptr_t identity;
     uint32_t slot; /* UINT32_MAX: none */
 } ms__seen;
 
-/* What a frame knows of the storages it saves: one of a selective technique, or whose plan says
- * what becomes bits. */
+/* The storages saved in a frame whose technique is selective, or whose plan packs some of them. */
 typedef struct ms__choice {
-    const ms_selection *selection; /* while the frame is open; NULL: of a selective technique, all
-                                    * are dropped */
-    ms_selection own;              /* the plan may be replaced meanwhile */
+    const ms_selection *selection; /* while the frame is open; NULL under a selective technique:
+                                    * all are dropped */
+    ms_selection own;              /* a copy, since the plan may be replaced meanwhile */
     uint32_t next_slot;
     MS__ARRAY(ms__seen) seen;
 } ms__choice;
@@ -64,7 +65,7 @@ typedef struct ms__thread_state {
 
 typedef enum ms__slot_state {
     MS__SLOT_KEPT,  /* the host holds the tensor: only counted */
-    MS__SLOT_EMPTY, /* a handle lives, the tensor would have to be made */
+    MS__SLOT_EMPTY, /* a handle lives, a replay has to recompute the tensor */
     MS__SLOT_FULL,  /* a handle lives, `memory` holds the tensor */
     MS__SLOT_DEAD   /* the handle is gone */
 } ms__slot_state;
@@ -86,15 +87,15 @@ struct ms_frame {
     uint8_t technique;
     bool is_open;
     bool is_replaying;
-    bool is_whole;       /* the replay is not to be stopped early */
-    bool packs;          /* what it keeps may become bits */
-    uint32_t holds;      /* references of the host's, and of calls under way */
-    uint32_t pins;       /* full slots are not to be let go of */
+    bool is_whole;       /* the replay must not stop early */
+    bool packs;          /* kept tensors may become bits */
+    uint32_t holds;      /* references of the host's, and of running calls */
+    uint32_t pins;       /* full slots must not be released */
     uint32_t live_slots; /* EMPTY or FULL */
     uint32_t full_slots;
     uint32_t taken_slots; /* of those, taken */
-    uint32_t cursor;     /* of the replay: the next slot it saves */
-    uint32_t missing;    /* of the replay: EMPTY slots not yet met */
+    uint32_t cursor;     /* of the replay: the next slot */
+    uint32_t missing;    /* of the replay: EMPTY slots not reached */
     MS__ARRAY(ms__slot) slots;
     MS__ARRAY(int64_t) sizes;
     ms_frame *next_full, *previous_full; /* frames with full slots */
@@ -106,7 +107,7 @@ struct ms_frame {
 typedef enum ms__extent_state {
     MS__EXTENT_STORING,  /* source strong */
     MS__EXTENT_HELD,     /* the tier failed: source strong for good */
-    MS__EXTENT_STORED,   /* source weak; a landing, if there is one, weak */
+    MS__EXTENT_STORED,   /* source weak; landing weak or NULL */
     MS__EXTENT_FETCHING, /* landing strong, being written */
     MS__EXTENT_FETCHED   /* landing strong */
 } ms__extent_state;
@@ -117,20 +118,20 @@ struct ms_extent {
     uint64_t bytes;
     uint64_t serial;
     uint64_t frame_serial;
-    uint64_t last_serial, last_frame_serial; /* of the handle that came last, which backward takes first */
-    uint64_t epoch;    /* counts fetches: a handle whose mark differs has not taken since */
-    ms_ticket ticket;  /* 0 once HELD, and where there are bits instead */
+    uint64_t last_serial, last_frame_serial; /* of the newest handle, which backward takes first */
+    uint64_t epoch;    /* counts fetches: a handle with another mark has not taken since */
+    ms_ticket ticket;  /* 0 if HELD or packed */
     ms__packed *packed; /* its bytes as bits in memory; then it is STORED from the start */
     void *source;
-    void *landing;     /* NULL: never fetched, or let go */
-    void *lent;        /* what take() made strong, until taken() */
+    void *landing;     /* NULL: never fetched, or released */
+    void *lent;        /* strong reference of take(), until taken() */
     uint8_t state;     /* ms__extent_state */
-    bool is_ahead;     /* fetched before anyone asked */
-    bool is_unwanted;  /* fetching, but nobody wants the bytes any more */
-    bool is_canceled;  /* no handle was left while a transfer was in flight: not to be found again */
+    bool is_ahead;     /* fetched before a request */
+    bool is_unwanted;  /* fetching, without handles */
+    bool is_canceled;  /* its last handle was dropped in flight: find() skips it */
     uint32_t handles;
     uint32_t pending;  /* handles that have not taken since the fetch */
-    uint32_t pins;     /* calls that wait with this extent in their hands */
+    uint32_t pins;     /* calls that wait and use this extent */
     ms_extent *next_same;                       /* same hash bucket */
     ms_extent *next, *previous;                 /* order of saving */
     ms_extent *next_storing, *previous_storing; /* STORING, oldest first */
@@ -147,15 +148,15 @@ typedef struct ms__extent_list {
 typedef struct ms__step_watch {
     uint64_t held_before_bytes; /* of maps, at the start */
     uint64_t mark_bytes;        /* the kernel's high-water mark at the last boundary */
-    uint64_t beside_bytes;      /* most that was seen resident beside maps */
+    uint64_t beside_bytes;      /* most resident memory seen beside maps */
 } ms__step_watch;
 
 struct ms_execute {
     ms_execute_host host;
     ms_offload *tier;
     bool host_is_device; /* the tier takes the host's storages, or is not open */
-    int device;         /* else: the number of the GPU whose it takes; -1 */
-    bool is_in_step;    /* of a device: transfers are waited for at the layers' ends */
+    int device;         /* otherwise the number of the GPU whose storages it takes; -1 */
+    bool is_in_step;    /* of a device: the ends of layers wait for transfers */
     bool tier_broken; /* an I/O error: not used again */
     bool tier_full;   /* until the next step */
     bool tier_warned;
@@ -167,8 +168,8 @@ struct ms_execute {
     ms_technique fallback;
     bool is_active;
     bool is_watched;
-    bool is_packing;   /* storages may become bits: as the plan says, and ... */
-    bool packs_found;  /* ... those that it says nothing of, where two values are found */
+    bool is_packing;   /* storages may become bits: those the plan selects, and ... */
+    bool packs_found;  /* ... those unknown to it that a scan finds two-valued */
     bool packing_told; /* logged */
     uint64_t packed_bytes; /* bits held now */
     uint64_t min_bytes;
@@ -198,7 +199,7 @@ struct ms_execute {
     bool backward_begun;
     bool optimizer_seen;
     uint64_t steps;
-    uint64_t steps_before_plan; /* that had ended when the plan in force was given */
+    uint64_t steps_before_plan; /* that ended before the plan in force was set */
     uint64_t step_started_ns; /* 0: no forward since the last boundary */
     ms__step_watch watch;
     ms_step_memory step_memory;
@@ -208,15 +209,15 @@ struct ms_execute {
 
 /* step_memory.c */
 void ms__step_memory_begin(ms__step_watch *watch);
-/* The first step is about to start: what the high-water mark showed before is of no interest. */
+/* Called before the first step: forgets the earlier high-water mark. */
 void ms__step_memory_mark(ms__step_watch *watch);
-/* May be called again and again: each end begins the next step. */
+/* May be called repeatedly: each end begins the next step. */
 void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory);
 
 /* table.c */
 void ms__table_clear(ms_execute *execute);
 void ms__table_free(ms_execute *execute);
-/* What the plan has for the `call`-th call of a layer. */
+/* The plan's techniques for the `call`-th call of a layer. */
 ms__call_plan ms__table_find(const ms_execute *execute, uint32_t layer, uint32_t call);
 
 /* choose.c */
@@ -226,19 +227,19 @@ void ms__selections_drop(ms_execute *execute);
 /* The frame follows selection number `selection` (0: none). */
 int ms__choice_begin(const ms_execute *execute, uint32_t selection, ms__choice *choice);
 void ms__choice_end(ms__choice *choice);
-/* Whether selection number `selection` has anything become bits. */
+/* Whether selection number `selection` makes any storage bits. */
 bool ms__selection_packs(const ms_execute *execute, uint32_t selection);
 
-/* What a plan says of a storage of two values. */
+/* The plan's decision on a two-valued storage. */
 typedef enum ms__bits { MS__BITS_UNKNOWN, MS__BITS_STAYS, MS__BITS_PACKED } ms__bits;
-/* Of one that ms_frame_choose() was told of. */
+/* For a storage that ms_frame_choose() reported. */
 ms__bits ms__choice_bits(const ms__choice *choice, uintptr_t identity);
 
 /* frame.c */
 void ms__frame_fill(ms_execute *execute, ms_frame *frame, ms__slot *slot, void *memory);
 void ms__frame_release_full(ms_execute *execute, ms_frame *frame, bool only_taken);
 void ms__frame_free_if_unused(ms_execute *execute, ms_frame *frame);
-/* Backward is in the frame with this serial now: others let go of what was taken. */
+/* Backward is now in the frame with this serial: other frames release taken tensors. */
 void ms__enter_backward_frame(ms_execute *execute, uint64_t serial);
 void ms__threads_purge(ms_execute *execute, bool all);
 
@@ -248,41 +249,41 @@ void ms__tier_failed(ms_execute *execute, int code, const char *text);
 void ms__extent_free_if_unused(ms_execute *execute, ms_extent *extent);
 void ms__back_add(ms_execute *execute, ms_extent *extent);
 void ms__back_remove(ms_execute *execute, ms_extent *extent);
-/* may wait: until every store has ended, where transfers do not overlap. */
+/* may wait: for the end of every store, if transfers do not overlap. */
 void ms__stores_finish(ms_execute *execute);
-/* may wait: until no extent without handles is left in flight. */
+/* may wait: for the end of every transfer without handles. */
 void ms__extents_drain(ms_execute *execute);
 
-/* Room in the bookkeeping for one extent more; false where memory is out. Once it was true,
- * enrolling can't fail, though others may have come before. */
+/* Reserves memory for one more extent; false without memory. After true, enrolling cannot fail, even
+ * if other extents came in between. */
 bool ms__extents_have_room(ms_execute *execute);
 /* Enters a new extent into the bookkeeping. */
 void ms__extent_enroll(ms_execute *execute, ms_extent *extent);
 
 /* packing.c */
-/* may wait: the host's lock is given up while words are looked at. A new extent as in
- * ms_extent_store(), or NULL where the storage has more than two values. */
+/* may wait: releases the host's lock while it scans words. A new extent as in ms_extent_store(), or
+ * NULL if the storage has more than two values. */
 ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t identity, uint64_t version,
                            const void *address, uint64_t bytes, void *memory);
 /* may wait, as above: rebuilds the bytes. */
 void ms__extent_unpack(ms_execute *execute, const ms_extent *extent, void *address);
 void ms__extent_forget_bits(ms_execute *execute, ms_extent *extent);
-/* Whether anything that a call keeps may become bits. */
+/* Whether any tensor that a call keeps may become bits. */
 bool ms__call_packs(const ms_execute *execute, uint32_t selection);
 void ms__packing_tell(ms_execute *execute);
 
 /* fetch.c */
-/* FETCHED -> STORED, the landing weak; released if `forget`. */
-void ms__extent_let_go(ms_execute *execute, ms_extent *extent, bool forget);
+/* FETCHED -> STORED, the landing weak; or released, with `forget`. */
+void ms__extent_release_landing(ms_execute *execute, ms_extent *extent, bool forget);
 void ms__fetched_retire(ms_execute *execute, uint64_t current_frame);
 void ms__fetched_release_all(ms_execute *execute);
-/* Of what was saved before `serial` or in the frame `frame_serial`, the last first, as far as
- * the window goes. */
+/* Prefetches storages saved before `serial` or in the frame `frame_serial`, the last first, within
+ * the window. */
 void ms__prefetch_before(ms_execute *execute, uint64_t serial, uint64_t frame_serial);
-/* Looks after transfers that ended without anyone waiting. */
+/* Handles transfers that ended without a waiting call. */
 void ms__fetches_poll(ms_execute *execute);
-/* Waits for one transfer with the host's lock given up; the extent is pinned meanwhile, so
- * that the caller has to look whether it is still used. */
+/* Waits for one transfer with the host's lock released; the extent is pinned meanwhile, and the
+ * caller must check whether it is still used. */
 int ms__extent_wait(ms_execute *execute, ms_extent *extent, ms_counter stall, ms_error *err);
 
 #endif

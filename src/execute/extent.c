@@ -1,7 +1,7 @@
 /*
- * Extents: storages on the lower tier, from the first saved tensor of a storage to
- * its last. Called from pack (store, find), from the end of a handle (drop) and
- * from every hook (poll). Bringing them back is fetch.c's.
+ * Extents: storages on the lower tier, from the first saved tensor of a storage to its last.
+ * Called from pack (store, find), from the end of a handle (drop) and from every hook (poll).
+ * fetch.c brings them back.
  */
 #include <string.h>
 
@@ -14,7 +14,7 @@ bool ms__tier_usable(const ms_execute *execute)
     return execute->tier != NULL && !execute->tier_broken && !execute->tier_full;
 }
 
-/* What was to be stored stays in memory; a full tier is tried again next step. */
+/* The storage stays in memory; a full tier is tried again in the next step. */
 void ms__tier_failed(ms_execute *execute, int code, const char *text)
 {
     if (code == MS_ENOSPC) {
@@ -30,7 +30,7 @@ void ms__tier_failed(ms_execute *execute, int code, const char *text)
     }
 }
 
-/* ---- by identity ------------------------------------------------------------------ */
+/* ---- lookup by identity ----------------------------------------------------------- */
 
 static size_t bucket_of(const ms_execute *execute, uintptr_t identity)
 {
@@ -46,7 +46,7 @@ bool ms__extents_have_room(ms_execute *execute)
     size_t count = execute->bucket_count > 0 ? 2 * execute->bucket_count : 64;
     ms_extent **buckets = ms_calloc(count, sizeof(ms_extent *));
     if (buckets == NULL) {
-        return execute->bucket_count > 0; /* longer chains do as well */
+        return execute->bucket_count > 0; /* longer chains work too */
     }
     ms_free(execute->buckets);
     execute->buckets = buckets;
@@ -144,8 +144,8 @@ void ms__back_remove(ms_execute *execute, ms_extent *extent)
 
 /* ---- life ------------------------------------------------------------------------------ */
 
-/* Nobody names the extent and no transfer of it is under way: everything goes. Hosts'
- * references last, since releasing them may run anything. */
+/* Frees an extent without handles, pins and transfers. The host's references are released last,
+ * since releasing them may run any code. */
 void ms__extent_free_if_unused(ms_execute *execute, ms_extent *extent)
 {
     if (extent->handles > 0 || extent->pins > 0 || extent->state == MS__EXTENT_STORING ||
@@ -170,8 +170,8 @@ void ms__extent_free_if_unused(ms_execute *execute, ms_extent *extent)
     execute->host.release(execute->host.context, source);
 }
 
-/* Its store has ended. */
-static void store_ended(ms_execute *execute, ms_extent *extent)
+/* Called when its store has ended. */
+static void extent_store_ended(ms_execute *execute, ms_extent *extent)
 {
     storing_remove(execute, extent);
     if (ms_offload_state(execute->tier, extent->ticket) == MS_TICKET_FAILED) {
@@ -217,7 +217,7 @@ void ms_execute_poll(ms_execute *execute)
         for (size_t i = 0; i < count; i++) {
             ms_extent *extent = storing_find(execute, tickets[i]);
             if (extent != NULL) {
-                store_ended(execute, extent);
+                extent_store_ended(execute, extent);
             }
         }
     }
@@ -226,11 +226,11 @@ void ms_execute_poll(ms_execute *execute)
     }
 }
 
-/* After a wait for `extent`: whatever its end was, it is dealt with. */
-static void settle(ms_execute *execute, ms_extent *extent)
+/* Handles the end of `extent`'s store after a wait, success or not. */
+static void extent_settle(ms_execute *execute, ms_extent *extent)
 {
     if (extent->state == MS__EXTENT_STORING && ms_offload_state(execute->tier, extent->ticket) != MS_TICKET_STORING) {
-        store_ended(execute, extent);
+        extent_store_ended(execute, extent);
     } else {
         ms__extent_free_if_unused(execute, extent);
     }
@@ -243,12 +243,12 @@ static void write_window_wait(ms_execute *execute, uint64_t bytes)
     ms_execute_poll(execute);
     while (execute->storing.first != NULL && execute->storing_bytes + bytes > execute->write_window_bytes) {
         ms_error err;
-        /* A store that failed is dealt with when it is settled. */
+        /* extent_settle() handles a failed store. */
         ms_extent *oldest = execute->storing.first;
         int rc = ms__extent_wait(execute, oldest, MS_COUNTER_FORWARD_STALL_NS, &err);
-        settle(execute, oldest);
+        extent_settle(execute, oldest);
         if (rc == MS_ETIMEDOUT) {
-            break; /* the tier is stuck: the window can't be kept */
+            break; /* the tier hangs: the window cannot be kept */
         }
     }
 }
@@ -261,7 +261,8 @@ void ms__stores_finish(ms_execute *execute)
     }
 }
 
-static int store_start(ms_execute *execute, ms_extent *extent, const void *address, uint64_t capacity, ms_error *err)
+static int extent_store_start(ms_execute *execute, ms_extent *extent, const void *address, uint64_t capacity,
+                              ms_error *err)
 {
     const ms_execute_host *host = &execute->host;
     void *stream = !execute->host_is_device ? host->stream(host->context) : NULL;
@@ -279,7 +280,7 @@ static int store_start(ms_execute *execute, ms_extent *extent, const void *addre
 
 void ms__extent_enroll(ms_execute *execute, ms_extent *extent)
 {
-    (void)ms__extents_have_room(execute); /* others came meanwhile: there are buckets */
+    (void)ms__extents_have_room(execute); /* grows the buckets for extents that came meanwhile */
     extent->serial = extent->last_serial = ++execute->clock;
     extent->last_frame_serial = extent->frame_serial;
     size_t at = bucket_of(execute, extent->identity);
@@ -305,8 +306,8 @@ int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
         ms_counter_add(&execute->counters, MS_COUNTER_TIER_FALLBACKS, 1);
         return MS_OK;
     }
-    /* Nothing but the store itself can fail once it is under way: giving it up would mean
-     * waiting for it. */
+    /* Allocate first: once the store runs only the store itself may fail, because undoing it would
+     * mean waiting for it. */
     ms_extent *made = ms__extents_have_room(execute) ? ms_calloc(1, sizeof *made) : NULL;
     if (made == NULL) {
         ms__tier_failed(execute, MS_ENOSPC, "out of memory");
@@ -319,7 +320,7 @@ int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
     made->source = memory;
     made->handles = 1;
     ms_error store_err = {0};
-    int rc = store_start(execute, made, address, capacity, &store_err);
+    int rc = extent_store_start(execute, made, address, capacity, &store_err);
     if (rc != MS_OK) {
         ms_free(made);
         ms__tier_failed(execute, rc, store_err.text);
@@ -330,7 +331,7 @@ int ms_extent_store(ms_execute *execute, ms_frame *frame, uintptr_t identity, ui
     storing_append(execute, made);
     if (ms_offload_state(execute->tier, made->ticket) != MS_TICKET_STORING) {
         /* Another thread may have reaped the ticket before it was in the list. */
-        store_ended(execute, made);
+        extent_store_ended(execute, made);
     }
     *extent = made;
     return MS_OK;
@@ -354,7 +355,7 @@ void ms_extent_drop(ms_execute *execute, ms_extent *extent, uint64_t mark)
     }
     bool is_in_flight = extent->state == MS__EXTENT_STORING || extent->state == MS__EXTENT_FETCHING;
     if (--extent->handles == 0 && is_in_flight) {
-        /* An exception, or a graph that was never used: what has not been moved is not. */
+        /* After an exception, or for a graph that was never used, waiting transfers are cancelled. */
         extent->is_unwanted = extent->state == MS__EXTENT_FETCHING;
         extent->is_canceled = true;
         ms_offload_cancel(execute->tier, extent->ticket);
@@ -375,7 +376,7 @@ void ms__extents_drain(ms_execute *execute)
         }
         ms_error err;
         int rc = ms__extent_wait(execute, extent, MS_COUNTER_BACKWARD_STALL_NS, &err);
-        settle(execute, extent);
+        extent_settle(execute, extent);
         if (rc == MS_ETIMEDOUT) {
             return;
         }

@@ -1,16 +1,16 @@
 /*
- * Extents on their way back: who gets which bytes in backward, what is fetched ahead
- * of use, and when fetched bytes may go again. Called from unpack and between steps.
+ * Extents on their way back: handing out bytes in backward, prefetching, and releasing fetched
+ * bytes. Called from unpack and between steps.
  */
 #include "execute/execute_internal.h"
 
-/* Looked at while searching for something to fetch ahead; more would cost time at
- * every saved tensor where many are kept alive by others. */
+/* Extents examined when searching for one to prefetch; more would cost time at every saved tensor
+ * if others keep many alive. */
 enum { PREFETCH_LOOK_MAX = 256 };
 
-/* ---- letting go ------------------------------------------------------------------ */
+/* ---- releasing ------------------------------------------------------------------- */
 
-void ms__extent_let_go(ms_execute *execute, ms_extent *extent, bool forget)
+void ms__extent_release_landing(ms_execute *execute, ms_extent *extent, bool forget)
 {
     void *landing = extent->landing;
     ms__back_remove(execute, extent);
@@ -26,8 +26,8 @@ void ms__extent_let_go(ms_execute *execute, ms_extent *extent, bool forget)
     ms__extent_free_if_unused(execute, extent);
 }
 
-/* Taken by every handle that lives, and backward is elsewhere: only a retained graph
- * still has handles then. */
+/* Releases extents that every live handle has taken, outside backward's current frame: only a
+ * retained graph still has handles then. */
 void ms__fetched_retire(ms_execute *execute, uint64_t current_frame)
 {
     ms_extent *extent = execute->back.first;
@@ -38,7 +38,7 @@ void ms__fetched_retire(ms_execute *execute, uint64_t current_frame)
             extent = extent->next_back;
             continue;
         }
-        ms__extent_let_go(execute, extent, false);
+        ms__extent_release_landing(execute, extent, false);
         extent = execute->back.first;
     }
 }
@@ -56,21 +56,21 @@ void ms__fetched_release_all(ms_execute *execute)
             extent = extent->next_back;
             continue;
         }
-        /* Someone who took it may still look at it: then it can be found again. */
-        ms__extent_let_go(execute, extent, extent->is_ahead);
+        /* A holder that took it may still use it: then it can be found again. */
+        ms__extent_release_landing(execute, extent, extent->is_ahead);
         extent = execute->back.first;
     }
 }
 
 /* ---- the end of a fetch --------------------------------------------------------------- */
 
-/* The transfer is over. The landing of one that failed goes. */
+/* Handles the end of the transfer; releases the landing of a failed one. */
 static int fetch_ended(ms_execute *execute, ms_extent *extent, ms_error *err)
 {
     if (ms_offload_state(execute->tier, extent->ticket) == MS_TICKET_FAILED) {
         int rc = ms_offload_wait(execute->tier, extent->ticket, err);
         extent->is_unwanted = false;
-        ms__extent_let_go(execute, extent, true);
+        ms__extent_release_landing(execute, extent, true);
         return rc != MS_OK ? rc : MS_EIO;
     }
     extent->state = MS__EXTENT_FETCHED;
@@ -91,7 +91,7 @@ void ms__fetches_poll(ms_execute *execute)
         extent->is_unwanted = false;
         extent->pins++;
         if (fetch_ended(execute, extent, NULL) == MS_OK) {
-            ms__extent_let_go(execute, extent, true);
+            ms__extent_release_landing(execute, extent, true);
         }
         extent->pins--;
         ms__extent_free_if_unused(execute, extent);
@@ -118,7 +118,7 @@ int ms__extent_wait(ms_execute *execute, ms_extent *extent, ms_counter stall, ms
 
 /* ---- starting a fetch ------------------------------------------------------------------ */
 
-static void comes_back(ms_execute *execute, ms_extent *extent, void *memory, ms__extent_state state)
+static void extent_bring_back(ms_execute *execute, ms_extent *extent, void *memory, ms__extent_state state)
 {
     extent->landing = memory;
     extent->state = (uint8_t)state;
@@ -128,16 +128,16 @@ static void comes_back(ms_execute *execute, ms_extent *extent, void *memory, ms_
     ms__back_add(execute, extent);
 }
 
-/* may wait. Bits need no transfer: the bytes are there when this returns. */
+/* may wait. Unpacks bits, without a transfer: the bytes are there on return. */
 static int unpack_into(ms_execute *execute, ms_extent *extent, void *memory, void *address)
 {
     ms__extent_unpack(execute, extent, address);
     if (extent->state != MS__EXTENT_STORED || extent->landing != NULL) {
-        /* Another thread did it at the same time. */
+        /* Another thread unpacked it at the same time. */
         execute->host.release(execute->host.context, memory);
         return MS_OK;
     }
-    comes_back(execute, extent, memory, MS__EXTENT_FETCHED);
+    extent_bring_back(execute, extent, memory, MS__EXTENT_FETCHED);
     return MS_OK;
 }
 
@@ -149,7 +149,7 @@ static int fetch_into(ms_execute *execute, const ms_extent *extent, void *addres
                : ms_offload_fetch(execute->tier, extent->ticket, address, capacity, err);
 }
 
-/* The extent is pinned. It may be on its way already when this returns. */
+/* The extent is pinned. Another fetch of it may already run on return. */
 static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
 {
     void *memory, *address;
@@ -164,7 +164,7 @@ static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
         return rc;
     }
     if (extent->state != MS__EXTENT_STORED || extent->landing != NULL) {
-        /* Another thread was faster while the host made the memory. */
+        /* Another thread started the fetch while the host allocated. */
         execute->host.release(execute->host.context, memory);
         return MS_OK;
     }
@@ -176,11 +176,11 @@ static int fetch_start(ms_execute *execute, ms_extent *extent, ms_error *err)
         execute->host.release(execute->host.context, memory);
         return rc;
     }
-    comes_back(execute, extent, memory, MS__EXTENT_FETCHING);
+    extent_bring_back(execute, extent, memory, MS__EXTENT_FETCHING);
     return MS_OK;
 }
-/* Still in memory without a fetch: nothing to bring ahead. The caller has one pin. */
-static bool is_alive(ms_execute *execute, ms_extent *extent)
+/* Whether the bytes are still in memory without a fetch. The caller has one pin. */
+static bool extent_is_alive(ms_execute *execute, ms_extent *extent)
 {
     const ms_execute_host *host = &execute->host;
     if (extent->pins > 1) {
@@ -197,16 +197,15 @@ static bool is_alive(ms_execute *execute, ms_extent *extent)
     return false;
 }
 
-/* Fetches one extent, which is pinned, ahead if that is due. False where the window has
- * no room. */
+/* Prefetches one pinned extent if that is due. False if the window has no room. */
 static bool prefetch_one(ms_execute *execute, ms_extent *extent, uint64_t serial, uint64_t frame_serial)
 {
-    /* A layer's backward asks for what was saved first at first: the rest of its own comes before
+    /* A layer's backward starts with the tensors it saved first, so all of its own are fetched before
      * other layers'. */
     bool is_ahead = extent->serial < serial || extent->frame_serial == frame_serial;
     bool is_due = is_ahead && extent->state == MS__EXTENT_STORED && extent->handles > 0 &&
-                  extent->packed == NULL; /* bits take no time on their way */
-    if (!is_due || is_alive(execute, extent)) {
+                  extent->packed == NULL; /* bits need no transfer */
+    if (!is_due || extent_is_alive(execute, extent)) {
         return true;
     }
     if (execute->ahead_bytes + extent->bytes > execute->read_window_bytes) {
@@ -229,7 +228,7 @@ void ms__prefetch_before(ms_execute *execute, uint64_t serial, uint64_t frame_se
     ms_extent *extent = execute->saved.last;
     bool goes_on = true;
     for (uint32_t looked = 0; goes_on && extent != NULL && looked < PREFETCH_LOOK_MAX; looked++) {
-        /* Making memory may let other threads in: the way back through the list is held. */
+        /* Allocating may let other threads in: the pin keeps the place in the list. */
         extent->pins++;
         goes_on =
             execute->ahead_bytes < execute->read_window_bytes && prefetch_one(execute, extent, serial, frame_serial);
@@ -251,8 +250,8 @@ void ms__prefetch_before(ms_execute *execute, uint64_t serial, uint64_t frame_se
 
 /* ---- taking ---------------------------------------------------------------------------- */
 
-/* Bytes that are in memory now, or NULL. */
-static void *find_alive(ms_execute *execute, ms_extent *extent, bool *weak_again)
+/* Bytes that are in memory already, or NULL. */
+static void *extent_find_alive(ms_execute *execute, ms_extent *extent, bool *weak_again)
 {
     const ms_execute_host *host = &execute->host;
     *weak_again = false;
@@ -273,8 +272,8 @@ static void *find_alive(ms_execute *execute, ms_extent *extent, bool *weak_again
     return NULL;
 }
 
-/* may wait: until the bytes are there, or can't be had. */
-static int fetch_now(ms_execute *execute, ms_extent *extent, ms_error *err)
+/* may wait: until the bytes are there or the fetch has failed. */
+static int extent_fetch_now(ms_execute *execute, ms_extent *extent, ms_error *err)
 {
     int rc = extent->state == MS__EXTENT_STORED ? fetch_start(execute, extent, err) : MS_OK;
     if (rc != MS_OK || extent->state != MS__EXTENT_FETCHING) {
@@ -283,7 +282,7 @@ static int fetch_now(ms_execute *execute, ms_extent *extent, ms_error *err)
     extent->is_unwanted = false;
     rc = ms__extent_wait(execute, extent, MS_COUNTER_BACKWARD_STALL_NS, err);
     if (extent->state != MS__EXTENT_FETCHING) {
-        return MS_OK; /* another thread saw the end of it: look again */
+        return MS_OK; /* another thread handled its end: check again */
     }
     if (ms_offload_state(execute->tier, extent->ticket) == MS_TICKET_FETCHING) {
         return rc != MS_OK ? rc : ms_fail(err, MS_ETIMEDOUT, "a fetch did not end");
@@ -298,16 +297,16 @@ int ms_extent_take(ms_execute *execute, ms_extent *extent, void **memory, ms_err
     extent->pins++;
     ms__enter_backward_frame(execute, extent->frame_serial);
     ms_execute_poll(execute);
-    if (extent->state == MS__EXTENT_STORED && !is_alive(execute, extent)) {
+    if (extent->state == MS__EXTENT_STORED && !extent_is_alive(execute, extent)) {
         rc = fetch_start(execute, extent, err);
     }
     if (rc == MS_OK) {
         ms__prefetch_before(execute, extent->last_serial, extent->last_frame_serial);
     }
-    /* Nothing lets another thread in between the find that succeeds and the return. */
+    /* No other thread can run between a successful find and the return. */
     void *found = NULL;
-    while (rc == MS_OK && (found = find_alive(execute, extent, &weak_again)) == NULL) {
-        rc = fetch_now(execute, extent, err);
+    while (rc == MS_OK && (found = extent_find_alive(execute, extent, &weak_again)) == NULL) {
+        rc = extent_fetch_now(execute, extent, err);
     }
     if (rc != MS_OK) {
         extent->pins--;
@@ -315,7 +314,7 @@ int ms_extent_take(ms_execute *execute, ms_extent *extent, void **memory, ms_err
         return rc;
     }
     if (weak_again) {
-        extent->lent = found; /* the last to leave weakens it */
+        extent->lent = found; /* the last taken() weakens it */
     }
     *memory = found;
     return MS_OK;

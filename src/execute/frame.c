@@ -1,7 +1,7 @@
 /*
- * Frames: what happens when a call of a layer begins and ends, and the tensors that
- * autograd saves in one that will be run again. Called from hooks and from
- * autograd's pack and unpack; decides nothing about transfers (extent.c).
+ * Frames: the begin and end of a layer's call, and the tensors that autograd saves in a call
+ * that will be replayed. Called from hooks and from autograd's pack and unpack; decides nothing
+ * about transfers (extent.c).
  */
 #include <string.h>
 
@@ -38,7 +38,7 @@ static ms__thread_state *thread_get(ms_execute *execute, uint64_t key, ms_error 
     return thread;
 }
 
-/* Threads come and go (data-parallel forwards): those at rest are forgotten. */
+/* Frees the state of idle threads: threads come and go (data-parallel forwards). */
 void ms__threads_purge(ms_execute *execute, bool all)
 {
     size_t kept = 0;
@@ -91,7 +91,7 @@ void ms__frame_fill(ms_execute *execute, ms_frame *frame, ms__slot *slot, void *
     }
 }
 
-/* FULL -> EMPTY. The release comes last: it may run anything. */
+/* FULL -> EMPTY. Releases last: releasing may run any code. */
 static void frame_empty(ms_execute *execute, ms_frame *frame, ms__slot *slot)
 {
     void *memory = slot->memory;
@@ -180,7 +180,7 @@ bool ms_execute_in_root(const ms_execute *execute, uint64_t thread_key)
     return thread != NULL && thread->in_root;
 }
 
-/* Counts a call of the layer and gives its number. */
+/* Counts a call of the layer and returns its number. */
 static int call_number(const ms_execute *execute, ms__thread_state *thread, uint32_t layer, uint32_t *call,
                        ms_error *err)
 {
@@ -206,8 +206,8 @@ ms_technique ms_execute_peek(const ms_execute *execute, uint64_t thread_key, uin
     return (ms_technique)ms__table_find(execute, layer, call).technique;
 }
 
-/* The nearest thing to `planned` that can be done now. */
-static ms_technique feasible(const ms_execute *execute, ms_technique planned, bool replayable)
+/* The technique closest to `planned` that is possible now. */
+static ms_technique feasible_technique(const ms_execute *execute, ms_technique planned, bool replayable)
 {
     bool can_move = ms__tier_usable(execute);
     ms_technique_row row = *ms_technique_of(planned);
@@ -243,7 +243,7 @@ static int frame_open(ms_execute *execute, ms__thread_state *thread, uint32_t la
     thread->open = frame;
     execute->open_frames++;
     execute->live_frames++;
-    execute->hooked_in_step = true; /* a backward of it can be seen */
+    execute->hooked_in_step = true; /* its backward is observable */
     return MS_OK;
 }
 
@@ -271,7 +271,7 @@ int ms_execute_enter(ms_execute *execute, uint64_t thread_key, uint32_t layer, c
         selection = found.selection;
         thread->after = found.after;
     }
-    ms_technique technique = feasible(execute, planned, facts->replayable);
+    ms_technique technique = feasible_technique(execute, planned, facts->replayable);
     bool packs = layer != MS_ROOT_LAYER && ms__call_packs(execute, selection);
     if (technique == MS_TECHNIQUE_KEEP && !execute->is_watched && !packs) {
         *frame = NULL;
@@ -406,8 +406,8 @@ void ms__enter_backward_frame(ms_execute *execute, uint64_t serial)
         return;
     }
     execute->current_frame = serial;
-    /* A graph that is not retained has dropped these handles by now: nothing to do.
-     * Releasing may run anything, so the list is looked at afresh after each frame. */
+    /* A graph that is not retained has dropped these handles already. Releasing may run any code, so
+     * the list is read again after each frame. */
     ms_frame *frame = execute->first_full;
     while (frame != NULL) {
         if (frame->serial == serial || frame->taken_slots == 0 || frame->pins > 0) {

@@ -1,7 +1,7 @@
 /*
- * Optimizer state on disk: which tensors there are, rounds of updates, what is read ahead.
- * Called by the Python optimizer through ext, by any thread: one lock is held throughout. What
- * is done to a tensor's chunks is state_tensor.c's, buffers and transfers are state_slots.c's.
+ * Optimizer state on disk: the list of tensors, rounds of updates, reading ahead. The Python
+ * optimizer calls it through ext, from any thread: each call holds one lock throughout.
+ * state_tensor.c works on a tensor's chunks; state_slots.c owns buffers and transfers.
  */
 #include "memscale/optimizer_stream.h"
 
@@ -26,8 +26,8 @@ struct ms_optimizer_stream {
     bool in_round;
     hints hints; /* ids whose updates are expected */
     size_t next_hint;
-    uint64_t next_chunk; /* of that one, not yet read ahead */
-    ms_error failure;    /* the first of the round */
+    uint64_t next_chunk; /* of that tensor, not read ahead yet */
+    ms_error failure;    /* the round's first */
 };
 
 /* ---- opening -------------------------------------------------------------------- */
@@ -37,7 +37,7 @@ bool ms_optimizer_stream_takes(uint64_t elements)
     return elements >= MS_OPTIMIZER_STREAM_LEAST_ELEMENTS;
 }
 
-static int find_disk(const char *dir, ms_disk *disk, ms_error *err)
+static int stream_find_disk(const char *dir, ms_disk *disk, ms_error *err)
 {
     if (dir != NULL) {
         int rc = ms_disk_probe(dir, disk, err);
@@ -53,13 +53,13 @@ static int find_disk(const char *dir, ms_disk *disk, ms_error *err)
     return MS_OK;
 }
 
-static int open_engine(const ms_optimizer_stream_options *options, ms_optimizer_stream *stream, ms_error *err)
+static int stream_open_engine(const ms_optimizer_stream_options *options, ms_optimizer_stream *stream, ms_error *err)
 {
     ms_disk *disk = ms_calloc(1, sizeof *disk);
     if (disk == NULL) {
         return ms_fail(err, MS_ENOMEM, "optimizer state on disk: out of memory");
     }
-    int rc = find_disk(options->dir, disk, err);
+    int rc = stream_find_disk(options->dir, disk, err);
     if (rc == MS_OK) {
         memcpy(stream->dir, disk->dir, sizeof stream->dir);
         ms_offload_options engine = {
@@ -81,7 +81,7 @@ int ms_optimizer_stream_open(const ms_optimizer_stream_options *options, ms_opti
     if (made == NULL) {
         return ms_fail(err, MS_ENOMEM, "optimizer state on disk: out of memory");
     }
-    int rc = open_engine(options, made, err);
+    int rc = stream_open_engine(options, made, err);
     if (rc != MS_OK) {
         ms_free(made);
         return rc;
@@ -94,10 +94,10 @@ int ms_optimizer_stream_open(const ms_optimizer_stream_options *options, ms_opti
 
 /*
  * Takes the lock, in the process that opened the stream. At a fork, a thread that the child does
- * not have may hold the lock and be changing what it guards: a child's copy never takes it, and
- * the fork need not wait for an update that lasts seconds.
+ * not have may hold the lock while it changes the lists. So a child's copy never takes it, and a
+ * fork need not wait for an update of several seconds.
  */
-static int enter(ms_optimizer_stream *stream, ms_error *err)
+static int stream_enter(ms_optimizer_stream *stream, ms_error *err)
 {
     if (ms_optimizer_stream_is_inherited(stream)) {
         return ms_fail(err, MS_ESTATE, "optimizer state on disk in %s belongs to the parent process", stream->dir);
@@ -106,7 +106,7 @@ static int enter(ms_optimizer_stream *stream, ms_error *err)
     return MS_OK;
 }
 
-static void leave(ms_optimizer_stream *stream)
+static void stream_leave(ms_optimizer_stream *stream)
 {
     ms__mutex_unlock(&stream->lock);
 }
@@ -120,7 +120,7 @@ void ms_optimizer_stream_close(ms_optimizer_stream *stream)
     bool is_hung = ms_offload_quiesce(stream->engine, NULL) == MS_ETIMEDOUT;
     ms_offload_close(stream->engine);
     ms__state_close(&stream->slots, is_hung);
-    if (!is_inherited) { /* there, the lists may have been half changed when the process forked */
+    if (!is_inherited) { /* in a child, the lists may be half changed since the fork */
         for (size_t i = 0; i < stream->entries.count; i++) {
             ms__state_tensor_free(stream->entries.items[i]);
         }
@@ -140,7 +140,7 @@ int ms_optimizer_stream_add(ms_optimizer_stream *stream, const ms_optimizer_form
         return rc;
     }
     ms__state_tensor *made = ms__state_tensor_new(form);
-    rc = enter(stream, err);
+    rc = stream_enter(stream, err);
     if (rc != MS_OK) {
         ms__state_tensor_free(made);
         return rc;
@@ -150,7 +150,7 @@ int ms_optimizer_stream_add(ms_optimizer_stream *stream, const ms_optimizer_form
         *place = made;
         *id = stream->entries.count;
     }
-    leave(stream);
+    stream_leave(stream);
     if (place == NULL) {
         ms__state_tensor_free(made);
         return ms_fail(err, MS_ENOMEM, "optimizer state: out of memory for %llu elements",
@@ -160,7 +160,7 @@ int ms_optimizer_stream_add(ms_optimizer_stream *stream, const ms_optimizer_form
 }
 
 /* Under the lock. */
-static ms__state_tensor *find(ms_optimizer_stream *stream, uint64_t id, ms_error *err)
+static ms__state_tensor *stream_find(ms_optimizer_stream *stream, uint64_t id, ms_error *err)
 {
     ms__state_tensor *state = id > 0 && id <= stream->entries.count ? stream->entries.items[id - 1] : NULL;
     if (state == NULL) {
@@ -171,10 +171,10 @@ static ms__state_tensor *find(ms_optimizer_stream *stream, uint64_t id, ms_error
 
 void ms_optimizer_stream_remove(ms_optimizer_stream *stream, uint64_t id)
 {
-    if (enter(stream, NULL) != MS_OK) {
+    if (stream_enter(stream, NULL) != MS_OK) {
         return;
     }
-    ms__state_tensor *state = find(stream, id, NULL);
+    ms__state_tensor *state = stream_find(stream, id, NULL);
     for (uint64_t i = 0; state != NULL && i < state->chunk_count; i++) {
         ms__state_drop(&stream->slots, &state->chunks[i]);
     }
@@ -182,31 +182,31 @@ void ms_optimizer_stream_remove(ms_optimizer_stream *stream, uint64_t id)
         stream->entries.items[id - 1] = NULL;
         ms__state_tensor_free(state);
     }
-    leave(stream);
+    stream_leave(stream);
 }
 
 int ms_optimizer_stream_part_bytes(ms_optimizer_stream *stream, uint64_t id, uint64_t bytes[MS_PART_COUNT],
                                    ms_error *err)
 {
-    int rc = enter(stream, err);
+    int rc = stream_enter(stream, err);
     if (rc != MS_OK) {
         return rc;
     }
-    const ms__state_tensor *state = find(stream, id, err);
+    const ms__state_tensor *state = stream_find(stream, id, err);
     for (int part = 0; state != NULL && part < MS_PART_COUNT; part++) {
         bytes[part] = ms__record_part_bytes(&state->form, (ms_optimizer_part)part, state->form.count);
     }
-    leave(stream);
+    stream_leave(stream);
     return state != NULL ? MS_OK : MS_EINVAL;
 }
 
 /* ---- reading ahead ------------------------------------------------------------------- */
 
-/* The next chunk that will be wanted, or NULL. */
-static ms__state_chunk *next_wanted(ms_optimizer_stream *stream)
+/* The next chunk to read ahead, or NULL. */
+static ms__state_chunk *hints_next_chunk(ms_optimizer_stream *stream)
 {
     while (stream->next_hint < stream->hints.count) {
-        ms__state_tensor *state = find(stream, stream->hints.items[stream->next_hint], NULL);
+        ms__state_tensor *state = stream_find(stream, stream->hints.items[stream->next_hint], NULL);
         if (state != NULL && stream->next_chunk < state->chunk_count) {
             return &state->chunks[stream->next_chunk];
         }
@@ -216,18 +216,18 @@ static ms__state_chunk *next_wanted(ms_optimizer_stream *stream)
     return NULL;
 }
 
-static int read_ahead(ms_optimizer_stream *stream, ms_error *err)
+static int stream_read_ahead(ms_optimizer_stream *stream, ms_error *err)
 {
     int rc = MS_OK;
-    ms__state_chunk *chunk = next_wanted(stream);
+    ms__state_chunk *chunk = hints_next_chunk(stream);
     while (chunk != NULL && ms__state_read_ahead(&stream->slots, chunk, &rc, err)) {
         stream->next_chunk++;
-        chunk = next_wanted(stream);
+        chunk = hints_next_chunk(stream);
     }
     return rc;
 }
 
-static int set_hints(ms_optimizer_stream *stream, const uint64_t *ids, size_t count, ms_error *err)
+static int hints_set(ms_optimizer_stream *stream, const uint64_t *ids, size_t count, ms_error *err)
 {
     stream->hints.count = 0;
     stream->next_hint = 0;
@@ -242,9 +242,9 @@ static int set_hints(ms_optimizer_stream *stream, const uint64_t *ids, size_t co
     return MS_OK;
 }
 
-/* An update went to a chunk that was not the one expected: what was read ahead for the
- * hints before it is dropped one by one as buffers are needed. */
-static void pass_over(ms_optimizer_stream *stream, uint64_t id, uint64_t chunk)
+/* Adjusts the hints after an update of another chunk than expected: chunks read ahead for the skipped
+ * hints are dropped one by one when buffers are needed. */
+static void hints_skip(ms_optimizer_stream *stream, uint64_t id, uint64_t chunk)
 {
     bool is_expected = stream->next_hint < stream->hints.count && stream->hints.items[stream->next_hint] == id;
     if (is_expected && stream->next_chunk <= chunk) {
@@ -254,7 +254,7 @@ static void pass_over(ms_optimizer_stream *stream, uint64_t id, uint64_t chunk)
 
 /* ---- rounds ----------------------------------------------------------------------------- */
 
-static int remember(ms_optimizer_stream *stream, int rc, const ms_error *err)
+static int stream_note_failure(ms_optimizer_stream *stream, int rc, const ms_error *err)
 {
     if (rc != MS_OK && stream->failure.code == MS_OK) {
         stream->failure = *err;
@@ -262,7 +262,7 @@ static int remember(ms_optimizer_stream *stream, int rc, const ms_error *err)
     return rc;
 }
 
-static int give_failure(const ms_optimizer_stream *stream, ms_error *err)
+static int stream_return_failure(const ms_optimizer_stream *stream, ms_error *err)
 {
     if (err != NULL && stream->failure.code != MS_OK) {
         *err = stream->failure;
@@ -273,38 +273,38 @@ static int give_failure(const ms_optimizer_stream *stream, ms_error *err)
 int ms_optimizer_stream_begin(ms_optimizer_stream *stream, const uint64_t *ids, size_t count, ms_error *err)
 {
     ms_error cause = {0};
-    int rc = enter(stream, err);
+    int rc = stream_enter(stream, err);
     if (rc != MS_OK) {
         return rc;
     }
     stream->failure = (ms_error){0};
-    rc = set_hints(stream, ids, count, &cause);
+    rc = hints_set(stream, ids, count, &cause);
     if (rc == MS_OK) {
         rc = ms__state_save_rest(&stream->slots, &cause);
     }
     if (rc == MS_OK) {
-        rc = read_ahead(stream, &cause);
+        rc = stream_read_ahead(stream, &cause);
     }
     stream->in_round = true;
-    remember(stream, rc, &cause);
-    give_failure(stream, err);
-    leave(stream);
+    stream_note_failure(stream, rc, &cause);
+    stream_return_failure(stream, err);
+    stream_leave(stream);
     return rc;
 }
 
-static int update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group *group, const ms_adamw_tensor *tensor,
-                  uint32_t threads, ms_error *err)
+static int stream_update(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_group *group,
+                         const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err)
 {
-    ms__state_tensor *state = find(stream, id, err);
+    ms__state_tensor *state = stream_find(stream, id, err);
     if (state == NULL) {
         return MS_EINVAL;
     }
     int rc = ms__state_tensor_check_update(state, tensor, err);
     for (uint64_t i = 0; rc == MS_OK && i < state->chunk_count; i++) {
-        pass_over(stream, id, i);
+        hints_skip(stream, id, i);
         rc = ms__state_tensor_update(&stream->slots, state, i, group, tensor, threads, err);
         if (rc == MS_OK) {
-            rc = read_ahead(stream, err);
+            rc = stream_read_ahead(stream, err);
         }
     }
     return rc;
@@ -314,84 +314,84 @@ int ms_optimizer_stream_update(ms_optimizer_stream *stream, uint64_t id, const m
                                const ms_adamw_tensor *tensor, uint32_t threads, ms_error *err)
 {
     ms_error cause = {0};
-    int rc = enter(stream, err);
+    int rc = stream_enter(stream, err);
     if (rc != MS_OK) {
         return rc;
     }
     if (!stream->in_round) {
-        leave(stream);
+        stream_leave(stream);
         return ms_fail(err, MS_ESTATE, "optimizer state: an update outside a round");
     }
     if (stream->failure.code == MS_OK) {
-        rc = update(stream, id, group, tensor, threads, &cause);
-        remember(stream, rc, &cause);
+        rc = stream_update(stream, id, group, tensor, threads, &cause);
+        stream_note_failure(stream, rc, &cause);
     }
-    rc = give_failure(stream, err);
-    leave(stream);
+    rc = stream_return_failure(stream, err);
+    stream_leave(stream);
     return rc;
 }
 
-/* Ends a round, or what stands for one. */
-static int rest(ms_optimizer_stream *stream, ms_error *err)
+/* Ends a round, or an operation on a whole state. */
+static int stream_rest(ms_optimizer_stream *stream, ms_error *err)
 {
     ms_error cause = {0};
-    remember(stream, ms__state_rest(&stream->slots, &cause), &cause);
+    stream_note_failure(stream, ms__state_rest(&stream->slots, &cause), &cause);
     stream->hints.count = 0;
     stream->in_round = false;
-    int rc = give_failure(stream, err);
+    int rc = stream_return_failure(stream, err);
     stream->failure = (ms_error){0};
     return rc;
 }
 
 int ms_optimizer_stream_end(ms_optimizer_stream *stream, ms_error *err)
 {
-    int rc = enter(stream, err);
+    int rc = stream_enter(stream, err);
     if (rc == MS_OK) {
-        rc = rest(stream, err);
-        leave(stream);
+        rc = stream_rest(stream, err);
+        stream_leave(stream);
     }
     return rc;
 }
 
 /* ---- whole states ---------------------------------------------------------------------- */
 
-static int fail_in_round(ms_error *err)
+static int fail_within_round(ms_error *err)
 {
     return ms_fail(err, MS_ESTATE, "optimizer state: a round of updates has not ended");
 }
 
 int ms_optimizer_stream_put(ms_optimizer_stream *stream, uint64_t id, const ms_adamw_tensor *source, ms_error *err)
 {
-    int rc = enter(stream, err);
+    int rc = stream_enter(stream, err);
     if (rc != MS_OK) {
         return rc;
     }
-    ms__state_tensor *state = find(stream, id, err);
-    rc = state == NULL ? MS_EINVAL : stream->in_round ? fail_in_round(err) : MS_OK;
+    ms__state_tensor *state = stream_find(stream, id, err);
+    rc = state == NULL ? MS_EINVAL : stream->in_round ? fail_within_round(err) : MS_OK;
     if (rc == MS_OK) {
         ms_error cause = {0};
         for (uint64_t i = 0; rc == MS_OK && i < state->chunk_count; i++) {
-            rc = remember(stream, ms__state_tensor_put(&stream->slots, state, i, source, &cause), &cause);
+            rc = stream_note_failure(stream, ms__state_tensor_put(&stream->slots, state, i, source, &cause), &cause);
         }
-        rc = rest(stream, err);
+        rc = stream_rest(stream, err);
     }
-    leave(stream);
+    stream_leave(stream);
     return rc;
 }
 
-static int export(ms_optimizer_stream *stream, uint64_t id, int fd, const uint64_t offsets[MS_PART_COUNT],
-                  ms_error *err)
+static int stream_export(ms_optimizer_stream *stream, uint64_t id, int fd, const uint64_t offsets[MS_PART_COUNT],
+                         ms_error *err)
 {
-    ms__state_tensor *state = find(stream, id, err);
+    ms__state_tensor *state = stream_find(stream, id, err);
     if (state == NULL) {
         return MS_EINVAL;
     }
     int rc = ms__state_save_rest(&stream->slots, err);
     if (rc == MS_OK) {
-        rc = set_hints(stream, &id, 1, err);
+        rc = hints_set(stream, &id, 1, err);
     }
     for (uint64_t i = 0; rc == MS_OK && i < state->chunk_count; i++) {
-        rc = read_ahead(stream, err);
+        rc = stream_read_ahead(stream, err);
         if (rc == MS_OK) {
             rc = ms__state_tensor_export(&stream->slots, state, i, fd, offsets, err);
         }
@@ -403,26 +403,26 @@ int ms_optimizer_stream_export(ms_optimizer_stream *stream, uint64_t id, int fd,
                                ms_error *err)
 {
     ms_error cause = {0};
-    int rc = enter(stream, err);
+    int rc = stream_enter(stream, err);
     if (rc != MS_OK) {
         return rc;
     }
-    rc = stream->in_round ? fail_in_round(err) : MS_OK;
+    rc = stream->in_round ? fail_within_round(err) : MS_OK;
     if (rc == MS_OK) {
-        remember(stream, export(stream, id, fd, offsets, &cause), &cause);
-        rc = rest(stream, err);
+        stream_note_failure(stream, stream_export(stream, id, fd, offsets, &cause), &cause);
+        rc = stream_rest(stream, err);
     }
-    leave(stream);
+    stream_leave(stream);
     return rc;
 }
 
-/* ---- questions ----------------------------------------------------------------------------- */
+/* ---- queries ------------------------------------------------------------------------------- */
 
 void ms_optimizer_stream_get_stats(ms_optimizer_stream *stream, ms_optimizer_stream_stats *stats)
 {
     ms_offload_stats tier;
     ms_offload_get_stats(stream->engine, &tier);
-    bool is_entered = enter(stream, NULL) == MS_OK; /* in a child: nothing changes these any more */
+    bool is_entered = stream_enter(stream, NULL) == MS_OK; /* in a child no thread changes these */
     *stats = (ms_optimizer_stream_stats){
         .disk_bytes = tier.tier_bytes,
         .resident_bytes = stream->slots.resident_bytes,
@@ -432,7 +432,7 @@ void ms_optimizer_stream_get_stats(ms_optimizer_stream *stream, ms_optimizer_str
         .stall_ns = stream->slots.stall_ns,
     };
     if (is_entered) {
-        leave(stream);
+        stream_leave(stream);
     }
 }
 

@@ -1,9 +1,8 @@
 /*
- * Two-valued storages on their way to a lower tier, or simply saved: they stay in memory
- * as bits, an eighth to a sixty-fourth of their size, and no transfer is made. Of those that
- * the trace knows (graph.h) the plan says which: its peak and time count on it. Others show only
- * when they are saved; where the plan moves anything they are looked for, a gain on top that
- * nothing counts on.
+ * Bit packing of two-valued storages: they stay in memory as bits, at an eighth to a
+ * sixty-fourth of their size, without a transfer. For those that the trace knows (graph.h) the
+ * plan decides, and counts on it in peak and time. Others are recognised only when they are saved:
+ * if the plan moves anything, each is scanned; the plan does not count on these.
  */
 #include "execute/execute_internal.h"
 
@@ -21,7 +20,7 @@ static ms__packed *pack_unlocked(const ms_execute_host *host, const void *addres
     return packed;
 }
 
-static void count_bits(ms_execute *execute, const ms_extent *extent)
+static void packing_count(ms_execute *execute, const ms_extent *extent)
 {
     uint64_t packed_bytes = ms__packed_bytes(extent->packed);
     execute->packed_bytes += packed_bytes;
@@ -29,7 +28,7 @@ static void count_bits(ms_execute *execute, const ms_extent *extent)
     ms_counter_add(&execute->counters, MS_COUNTER_PACKED_INTO_BYTES, packed_bytes);
 }
 
-static bool is_wanted(const ms_execute *execute, const ms_frame *frame, uintptr_t identity)
+static bool packing_is_wanted(const ms_execute *execute, const ms_frame *frame, uintptr_t identity)
 {
     ms__bits said = ms__choice_bits(&frame->choice, identity);
     bool is_kept = ms_frame_rest_stays(frame);
@@ -40,7 +39,7 @@ ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t
                            const void *address, uint64_t bytes, void *memory)
 {
     uint64_t frame_serial = frame->serial;
-    if (!execute->is_packing || !execute->host_is_device || !is_wanted(execute, frame, identity) ||
+    if (!execute->is_packing || !execute->host_is_device || !packing_is_wanted(execute, frame, identity) ||
         !ms__pack_may(address, bytes) || !ms__extents_have_room(execute)) {
         return NULL;
     }
@@ -59,8 +58,8 @@ ms_extent *ms__extent_pack(ms_execute *execute, const ms_frame *frame, uintptr_t
                         .handles = 1,
                         .state = MS__EXTENT_STORED};
     ms__extent_enroll(execute, made);
-    count_bits(execute, made);
-    /* Letting go of the storage may run anything. */
+    packing_count(execute, made);
+    /* Releasing the storage may run any code. */
     made->pins++;
     execute->host.weaken(execute->host.context, memory);
     made->pins--;

@@ -1,7 +1,7 @@
 /*
- * Replays: a layer runs again in backward, and every tensor that it saves is held
- * against what its forward saved at the same place. Called by the host's pack
- * callable of a replay; knows slots, not tensors.
+ * Replays: a layer runs again in backward, and each tensor that it saves is compared with the
+ * one its forward saved in the same slot. Called by the host's pack callable of a replay; knows
+ * slots, not tensors.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@ int ms_frame_replay_begin(ms_execute *execute, ms_frame *frame, bool whole, ms_e
 {
     const char *name = ms_execute_layer_name(execute, frame->layer);
     if (frame->is_replaying) {
-        return ms_fail(err, MS_ESTATE, "layer %s: it is being replayed already", name);
+        return ms_fail(err, MS_ESTATE, "layer %s: it is already being replayed", name);
     }
     execute->backward_begun = true;
     frame->is_replaying = true;
@@ -49,7 +49,7 @@ static bool record_equal(const ms_record *a, const ms_record *b)
 
 static ms_record slot_record(const ms_frame *frame, const ms__slot *slot)
 {
-    /* A frame that has saved only scalars has no array of sizes at all. */
+    /* A frame that has saved only scalars has no array of sizes. */
     static const int64_t no_sizes[1];
     return (ms_record){.rank = slot->rank,
                        .size = slot->rank > 0 ? &frame->sizes.items[slot->size_at] : no_sizes,

@@ -72,7 +72,7 @@ void ms__record_fill_new(const ms_optimizer_form *form, uint64_t elements, unsig
     }
 }
 
-/* What lies at element `at` of an array of the whole state. */
+/* The address of element `at` in an array of the whole state. */
 static const unsigned char *part_of(const ms_optimizer_form *form, const ms_adamw_tensor *source,
                                     ms_optimizer_part part, uint64_t at)
 {

@@ -1,13 +1,13 @@
 /*
- * The buffers of state_slots.h. A version of a chunk is given up only when the next one
- * has been written, so whatever fails, one of them is whole.
+ * The buffers of state_slots.h. A version of a chunk is released only after the next one was
+ * written, so one of them is whole after any failure.
  */
 #include "execute/state_slots.h"
 
 #include "base/units.h"
 #include "memscale/hostmem.h"
 
-static int wait_for(ms__state_slots *s, ms_ticket ticket, ms_error *err)
+static int ticket_wait(ms__state_slots *s, ms_ticket ticket, ms_error *err)
 {
     uint64_t began_ns = ms_now_ns();
     int rc = ms_offload_wait(s->engine, ticket, err);
@@ -23,7 +23,7 @@ static void drop_ticket(ms__state_slots *s, ms_ticket *ticket)
     }
 }
 
-static void set_free(ms__state_slot *slot)
+static void state_slot_free(ms__state_slot *slot)
 {
     slot->state = MS__SLOT_FREE;
     if (slot->chunk != NULL) {
@@ -32,7 +32,7 @@ static void set_free(ms__state_slot *slot)
     }
 }
 
-static void bind(ms__state_slot *slot, ms__state_chunk *chunk, ms__state_place state)
+static void state_slot_bind(ms__state_slot *slot, ms__state_chunk *chunk, ms__state_place state)
 {
     slot->chunk = chunk;
     slot->state = state;
@@ -41,7 +41,7 @@ static void bind(ms__state_slot *slot, ms__state_chunk *chunk, ms__state_place s
 
 /* ---- writing ------------------------------------------------------------------ */
 
-static int begin_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
+static int state_slot_begin_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
 {
     int rc =
         ms_offload_store(s->engine, slot->memory, slot->chunk->bytes, MS_OPTIMIZER_CHUNK_BYTES, &slot->stored, err);
@@ -50,20 +50,20 @@ static int begin_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
     return rc;
 }
 
-/* Waits for a store that has begun. */
-static int end_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
+/* Waits for the end of a started store. */
+static int state_slot_end_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
 {
-    int rc = wait_for(s, slot->stored, err);
+    int rc = ticket_wait(s, slot->stored, err);
     if (rc == MS_OK) {
         drop_ticket(s, &slot->chunk->ticket);
         slot->chunk->ticket = slot->stored;
         slot->stored = 0;
-        set_free(slot);
+        state_slot_free(slot);
         return MS_OK;
     }
     slot->state = MS__SLOT_UNSAVED;
     if (rc == MS_ETIMEDOUT) {
-        slot->is_pinned = true; /* dropping the ticket would only wait again */
+        slot->is_pinned = true; /* dropping the ticket would wait again */
         slot->stored = 0;
     } else {
         drop_ticket(s, &slot->stored);
@@ -71,24 +71,24 @@ static int end_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
     return rc;
 }
 
-/* Once more, in the room of the version that is out of date. */
-static int store_again(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
+/* Stores again, in the space of the outdated version. */
+static int state_slot_store_again(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
 {
     drop_ticket(s, &slot->chunk->ticket);
-    int rc = begin_store(s, slot, err);
-    return rc == MS_OK ? end_store(s, slot, err) : rc;
+    int rc = state_slot_begin_store(s, slot, err);
+    return rc == MS_OK ? state_slot_end_store(s, slot, err) : rc;
 }
 
-static int settle(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
+static int state_slot_settle(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
 {
-    int rc = end_store(s, slot, err);
-    return rc == MS_OK || rc == MS_ETIMEDOUT ? rc : store_again(s, slot, err);
+    int rc = state_slot_end_store(s, slot, err);
+    return rc == MS_OK || rc == MS_ETIMEDOUT ? rc : state_slot_store_again(s, slot, err);
 }
 
 int ms__state_store(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
 {
-    int rc = begin_store(s, slot, err);
-    return rc == MS_OK ? MS_OK : store_again(s, slot, err);
+    int rc = state_slot_begin_store(s, slot, err);
+    return rc == MS_OK ? MS_OK : state_slot_store_again(s, slot, err);
 }
 
 int ms__state_save_rest(ms__state_slots *s, ms_error *err)
@@ -96,7 +96,7 @@ int ms__state_save_rest(ms__state_slots *s, ms_error *err)
     int rc = MS_OK;
     for (int i = 0; rc == MS_OK && i < MS_OPTIMIZER_CHUNKS; i++) {
         if (s->slots[i].state == MS__SLOT_UNSAVED) {
-            rc = store_again(s, &s->slots[i], err);
+            rc = state_slot_store_again(s, &s->slots[i], err);
         }
     }
     return rc;
@@ -104,8 +104,8 @@ int ms__state_save_rest(ms__state_slots *s, ms_error *err)
 
 /* ---- taking a buffer ------------------------------------------------------------- */
 
-/* The slot in this state whose transfer began first. */
-static ms__state_slot *oldest(ms__state_slots *s, ms__state_place state)
+/* The slot in this state whose transfer started first. */
+static ms__state_slot *state_slot_oldest(ms__state_slots *s, ms__state_place state)
 {
     ms__state_slot *found = NULL;
     for (int i = 0; i < MS_OPTIMIZER_CHUNKS; i++) {
@@ -117,12 +117,12 @@ static ms__state_slot *oldest(ms__state_slots *s, ms__state_place state)
     return found;
 }
 
-/* Waits for a read ahead and lets go of it; false where it never ends. */
-static bool stop_reading(ms__state_slots *s, ms__state_slot *slot)
+/* Waits for a read-ahead and releases it; false if it never ends. */
+static bool state_slot_stop_reading(ms__state_slots *s, ms__state_slot *slot)
 {
-    int rc = wait_for(s, slot->chunk->ticket, NULL);
+    int rc = ticket_wait(s, slot->chunk->ticket, NULL);
     s->ahead_count--;
-    set_free(slot);
+    state_slot_free(slot);
     if (rc == MS_ETIMEDOUT) {
         slot->state = MS__SLOT_LOST;
         slot->is_pinned = true;
@@ -130,23 +130,23 @@ static bool stop_reading(ms__state_slots *s, ms__state_slot *slot)
     return rc != MS_ETIMEDOUT;
 }
 
-/* Free, or free as soon as the oldest write has ended; NULL where neither. */
-static ms__state_slot *take_written(ms__state_slots *s, int *rc, ms_error *err)
+/* A slot that is free, or will be when the oldest write has ended; NULL if there is neither. */
+static ms__state_slot *state_slot_take_written(ms__state_slots *s, int *rc, ms_error *err)
 {
-    ms__state_slot *slot = oldest(s, MS__SLOT_FREE);
+    ms__state_slot *slot = state_slot_oldest(s, MS__SLOT_FREE);
     *rc = MS_OK;
     while (slot == NULL && *rc == MS_OK) {
-        ms__state_slot *writing = oldest(s, MS__SLOT_STORING);
+        ms__state_slot *writing = state_slot_oldest(s, MS__SLOT_STORING);
         if (writing == NULL) {
             return NULL;
         }
-        *rc = settle(s, writing, err);
-        slot = oldest(s, MS__SLOT_FREE);
+        *rc = state_slot_settle(s, writing, err);
+        slot = state_slot_oldest(s, MS__SLOT_FREE);
     }
     return slot;
 }
 
-static bool has_memory(ms__state_slots *s, ms__state_slot *slot)
+static bool state_slot_has_memory(ms__state_slots *s, ms__state_slot *slot)
 {
     if (slot->memory == NULL) {
         slot->memory = ms_hostmem_alloc(MS_OPTIMIZER_CHUNK_BYTES);
@@ -159,23 +159,23 @@ static bool has_memory(ms__state_slots *s, ms__state_slot *slot)
     return true;
 }
 
-static int take(ms__state_slots *s, ms__state_slot **out, ms_error *err)
+static int state_slot_take(ms__state_slots *s, ms__state_slot **out, ms_error *err)
 {
     int rc;
-    ms__state_slot *slot = take_written(s, &rc, err);
+    ms__state_slot *slot = state_slot_take_written(s, &rc, err);
     while (rc == MS_OK && slot == NULL) {
-        ms__state_slot *reading = oldest(s, MS__SLOT_FETCHING);
+        ms__state_slot *reading = state_slot_oldest(s, MS__SLOT_FETCHING);
         if (reading == NULL) {
             return ms_fail(err, MS_ESTATE,
                            "optimizer state: every buffer holds what could not be "
                            "moved");
         }
-        slot = stop_reading(s, reading) ? reading : NULL;
+        slot = state_slot_stop_reading(s, reading) ? reading : NULL;
     }
     if (rc != MS_OK) {
         return rc;
     }
-    if (!has_memory(s, slot)) {
+    if (!state_slot_has_memory(s, slot)) {
         return ms_fail(err, MS_ENOMEM, "optimizer state: no memory for a buffer of %s",
                        ms__text_bytes(MS_OPTIMIZER_CHUNK_BYTES).text);
     }
@@ -194,28 +194,28 @@ bool ms__state_read_ahead(ms__state_slots *s, ms__state_chunk *chunk, int *rc, m
     if (s->ahead_count >= MS_OPTIMIZER_CHUNKS_AHEAD) {
         return false;
     }
-    ms__state_slot *slot = take_written(s, rc, err);
-    if (slot == NULL || *rc != MS_OK || !has_memory(s, slot)) {
+    ms__state_slot *slot = state_slot_take_written(s, rc, err);
+    if (slot == NULL || *rc != MS_OK || !state_slot_has_memory(s, slot)) {
         return false;
     }
-    /* Where it can't begin, the update will ask again and tell. */
+    /* If it cannot start, the update will try again and report it. */
     if (ms_offload_fetch(s->engine, chunk->ticket, slot->memory, MS_OPTIMIZER_CHUNK_BYTES, NULL) == MS_OK) {
-        bind(slot, chunk, MS__SLOT_FETCHING);
+        state_slot_bind(slot, chunk, MS__SLOT_FETCHING);
         slot->began = ++s->clock;
         s->ahead_count++;
     }
     return true;
 }
 
-/* Waits for the read of a slot that is bound. */
-static int end_fetch(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
+/* Waits for the read of a bound slot. */
+static int state_slot_end_fetch(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
 {
-    int rc = wait_for(s, slot->chunk->ticket, err);
+    int rc = ticket_wait(s, slot->chunk->ticket, err);
     if (rc == MS_OK) {
         slot->state = MS__SLOT_FILLED;
         return MS_OK;
     }
-    set_free(slot);
+    state_slot_free(slot);
     if (rc == MS_ETIMEDOUT) {
         slot->state = MS__SLOT_LOST;
         slot->is_pinned = true;
@@ -223,14 +223,14 @@ static int end_fetch(ms__state_slots *s, ms__state_slot *slot, ms_error *err)
     return rc;
 }
 
-static int fetch_now(ms__state_slots *s, ms__state_chunk *chunk, ms__state_slot *slot, ms_error *err)
+static int state_slot_fetch(ms__state_slots *s, ms__state_chunk *chunk, ms__state_slot *slot, ms_error *err)
 {
     int rc = ms_offload_fetch(s->engine, chunk->ticket, slot->memory, MS_OPTIMIZER_CHUNK_BYTES, err);
     if (rc != MS_OK) {
         return rc;
     }
-    bind(slot, chunk, MS__SLOT_FETCHING);
-    return end_fetch(s, slot, err);
+    state_slot_bind(slot, chunk, MS__SLOT_FETCHING);
+    return state_slot_end_fetch(s, slot, err);
 }
 
 int ms__state_load(ms__state_slots *s, ms__state_chunk *chunk, ms__state_slot **out, bool *is_new, ms_error *err)
@@ -239,7 +239,7 @@ int ms__state_load(ms__state_slots *s, ms__state_chunk *chunk, ms__state_slot **
     int rc = MS_OK;
     *is_new = false;
     if (slot != NULL && slot->state == MS__SLOT_STORING) {
-        rc = settle(s, slot, err);
+        rc = state_slot_settle(s, slot, err);
         slot = chunk->slot;
     }
     if (rc != MS_OK) {
@@ -247,15 +247,15 @@ int ms__state_load(ms__state_slots *s, ms__state_chunk *chunk, ms__state_slot **
     }
     if (slot != NULL && slot->state == MS__SLOT_FETCHING) {
         s->ahead_count--;
-        rc = end_fetch(s, slot, err);
+        rc = state_slot_end_fetch(s, slot, err);
     } else if (slot != NULL) {
         slot->state = MS__SLOT_FILLED;
     } else {
-        rc = take(s, &slot, err);
+        rc = state_slot_take(s, &slot, err);
         if (rc == MS_OK && chunk->ticket != 0) {
-            rc = fetch_now(s, chunk, slot, err);
+            rc = state_slot_fetch(s, chunk, slot, err);
         } else if (rc == MS_OK) {
-            bind(slot, chunk, MS__SLOT_FILLED);
+            state_slot_bind(slot, chunk, MS__SLOT_FILLED);
             *is_new = true;
         }
     }
@@ -265,17 +265,17 @@ int ms__state_load(ms__state_slots *s, ms__state_chunk *chunk, ms__state_slot **
     return rc;
 }
 
-/* ---- letting go ------------------------------------------------------------------- */
+/* ---- releasing -------------------------------------------------------------------- */
 
 void ms__state_release(ms__state_slot *slot)
 {
-    set_free(slot);
+    state_slot_free(slot);
 }
 
 void ms__state_forget(ms__state_slots *s, ms__state_chunk *chunk)
 {
     if (chunk->slot != NULL && chunk->slot->state == MS__SLOT_FETCHING) {
-        stop_reading(s, chunk->slot);
+        state_slot_stop_reading(s, chunk->slot);
     }
 }
 
@@ -284,15 +284,15 @@ void ms__state_drop(ms__state_slots *s, ms__state_chunk *chunk)
     ms__state_slot *slot = chunk->slot;
     ms__state_forget(s, chunk);
     if (chunk->slot != NULL && slot->state == MS__SLOT_STORING) {
-        (void)end_store(s, slot, NULL);
+        (void)state_slot_end_store(s, slot, NULL);
     }
     if (chunk->slot != NULL) {
-        set_free(slot);
+        state_slot_free(slot);
     }
     drop_ticket(s, &chunk->ticket);
 }
 
-static void give_back(ms__state_slots *s, ms__state_slot *slot)
+static void state_slot_unmap(ms__state_slots *s, ms__state_slot *slot)
 {
     if (slot->memory != NULL && !slot->is_pinned) {
         ms_hostmem_release(slot->memory);
@@ -307,15 +307,15 @@ int ms__state_rest(ms__state_slots *s, ms_error *err)
     for (int i = 0; i < MS_OPTIMIZER_CHUNKS; i++) {
         ms__state_slot *slot = &s->slots[i];
         if (slot->state == MS__SLOT_STORING) {
-            int ended = settle(s, slot, rc == MS_OK ? err : NULL);
+            int ended = state_slot_settle(s, slot, rc == MS_OK ? err : NULL);
             if (rc == MS_OK) {
                 rc = ended;
             }
         } else if (slot->state == MS__SLOT_FETCHING) {
-            stop_reading(s, slot);
+            state_slot_stop_reading(s, slot);
         }
         if (slot->state == MS__SLOT_FREE) {
-            give_back(s, slot);
+            state_slot_unmap(s, slot);
         }
     }
     return rc;
@@ -326,7 +326,7 @@ void ms__state_close(ms__state_slots *s, bool is_hung)
     for (int i = 0; i < MS_OPTIMIZER_CHUNKS; i++) {
         bool is_moving = s->slots[i].state == MS__SLOT_STORING || s->slots[i].state == MS__SLOT_FETCHING;
         if (!(is_hung && is_moving)) {
-            give_back(s, &s->slots[i]);
+            state_slot_unmap(s, &s->slots[i]);
         }
     }
 }

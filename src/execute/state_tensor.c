@@ -1,6 +1,6 @@
 /*
- * The state of one parameter: its form, its chunks, and what is done to a chunk. Called by
- * optimizer_stream.c for one chunk after another.
+ * The state of one parameter: its form, its chunks, and the operations on a chunk.
+ * optimizer_stream.c calls it for one chunk after another.
  */
 #include "execute/state_tensor.h"
 

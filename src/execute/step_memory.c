@@ -1,19 +1,17 @@
 /*
- * What the process held in a step, told at its boundary: resident memory at its most,
- * and tensors in maps of hostmem. Used by execute.c; the planner compares it with its
- * prediction.
+ * The process's memory in a step, read at its boundary: peak resident memory, and tensors in
+ * maps of hostmem. Used by execute.c; the planner compares it with its prediction.
  *
- * The kernel's high-water mark is never reset here, because it belongs to the user. So it
- * tells a step's peak only where it rose in that step; for the others the peak is put
- * together from the maps, whose peak is known for every step, and the most that was ever
- * seen resident beside them.
+ * The kernel's high-water mark is never reset here, because it belongs to the user. So it gives a
+ * step's peak only if it rose in that step. For other steps the peak is the maps' peak, known for
+ * every step, plus the most resident memory ever seen beside them.
  */
 #include "base/os/procfs.h"
 #include "base/units.h"
 #include "execute/execute_internal.h"
 #include "memscale/hostmem.h"
 
-static uint64_t held_of(const ms_hostmem_stats *stats)
+static uint64_t hostmem_held_bytes(const ms_hostmem_stats *stats)
 {
     return ms__add_sat(stats->live_bytes, stats->cached_bytes);
 }
@@ -22,7 +20,7 @@ void ms__step_memory_begin(ms__step_watch *watch)
 {
     ms_hostmem_stats stats;
     ms_hostmem_get_stats(&stats);
-    *watch = (ms__step_watch){.held_before_bytes = held_of(&stats)};
+    *watch = (ms__step_watch){.held_before_bytes = hostmem_held_bytes(&stats)};
     ms__step_memory_mark(watch);
 }
 
@@ -34,7 +32,7 @@ void ms__step_memory_mark(ms__step_watch *watch)
     ms_hostmem_reset_peak();
 }
 
-static uint64_t peak_of(ms__step_watch *watch, const ms__resident *resident, const ms_hostmem_stats *stats)
+static uint64_t step_peak_bytes(ms__step_watch *watch, const ms__resident *resident, const ms_hostmem_stats *stats)
 {
     uint64_t mark = resident->peak_bytes;
     bool rose = mark > watch->mark_bytes, was_reset = mark < watch->mark_bytes;
@@ -45,7 +43,7 @@ static uint64_t peak_of(ms__step_watch *watch, const ms__resident *resident, con
     if (rose) {
         return mark;
     }
-    uint64_t beside = ms__max_u64(watch->beside_bytes, ms__sub_sat(resident->now_bytes, held_of(stats)));
+    uint64_t beside = ms__max_u64(watch->beside_bytes, ms__sub_sat(resident->now_bytes, hostmem_held_bytes(stats)));
     uint64_t peak = ms__add_sat(beside, stats->peak_held_bytes);
     return was_reset ? ms__max_u64(mark, peak) : ms__min_u64(mark, peak);
 }
@@ -57,13 +55,13 @@ void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory)
     ms_error err;
     *memory = (ms_step_memory){UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
     ms_hostmem_get_stats(&stats);
-    /* Without the slots, what tensors held at their most is not known. */
+    /* Without the slots, the tensors' peak is unknown. */
     if (stats.means != MS_HOSTMEM_SLOTS || ms__resident_read(&resident, &err) != MS_OK) {
         return;
     }
-    memory->peak_bytes = ms__max_u64(peak_of(watch, &resident, &stats), resident.now_bytes);
+    memory->peak_bytes = ms__max_u64(step_peak_bytes(watch, &resident, &stats), resident.now_bytes);
     memory->peak_held_bytes = ms__sub_sat(stats.peak_held_bytes, watch->held_before_bytes);
     memory->resident_bytes = resident.now_bytes;
-    memory->held_bytes = ms__sub_sat(held_of(&stats), watch->held_before_bytes);
+    memory->held_bytes = ms__sub_sat(hostmem_held_bytes(&stats), watch->held_before_bytes);
     ms_hostmem_reset_peak();
 }

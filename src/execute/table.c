@@ -1,7 +1,7 @@
 /*
- * The plan as a table: which technique a call of a layer gets, and the root's own
- * work after it. Filled by ms_execute_set_plan(), read at every call of a layer; it
- * keeps nothing of the plan itself.
+ * The plan as a table: the technique of each call of a layer, and of the root's own work after
+ * it. Filled by ms_execute_set_plan(), read at every call of a layer; refers to nothing in the
+ * plan.
  */
 #include <string.h>
 
@@ -64,7 +64,7 @@ static bool is_root(const ms_plan_entry *entry)
     return entry->name == NULL || entry->name[0] == '\0';
 }
 
-/* Work outside a layer can't be run again on its own. */
+/* Work outside a layer cannot be recomputed on its own. */
 static ms_technique root_technique(uint32_t technique)
 {
     const ms_technique_row *row = ms_technique_of((ms_technique)technique);
@@ -92,7 +92,7 @@ static int table_set(ms_execute *execute, const ms_plan_entry *entry, ms__call_p
     return MS_OK;
 }
 
-/* Calls far beyond any model's would only be a corrupted plan. */
+/* A plan with a higher call number is corrupt. */
 enum { CALLS_MAX = 1 << 20 };
 
 static int table_fill(ms_execute *execute, const ms_plan *plan, ms_error *err)
@@ -118,16 +118,16 @@ static int table_fill(ms_execute *execute, const ms_plan *plan, ms_error *err)
     return MS_OK;
 }
 
-static bool moves(uint32_t technique)
+static bool technique_moves(uint32_t technique)
 {
     return ms_technique_moves((ms_technique)technique);
 }
 
 static bool plan_moves(const ms_plan *plan)
 {
-    bool found = moves(plan->fallback);
+    bool found = technique_moves(plan->fallback);
     for (uint32_t i = 0; i < plan->entry_count && !found; i++) {
-        found = moves(plan->entries[i].technique);
+        found = technique_moves(plan->entries[i].technique);
     }
     return found;
 }

@@ -1,6 +1,6 @@
 /*
- * Freed blocks by exact size and by age. heap.c calls it under its lock; it may
- * not allocate, and touches nothing but the links of blocks that were freed.
+ * Freed blocks by exact size and by age. heap.c calls it under its lock. It must not allocate,
+ * and writes only the links of freed blocks.
  */
 #include "hostmem/cache.h"
 

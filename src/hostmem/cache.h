@@ -1,9 +1,11 @@
 /*
- * cache.h - freed blocks kept for the next request of exactly their size, some of
- * them without the pages at their end.
+ * cache.h - freed blocks kept for the next request of exactly their size, some of them
+ * without the pages at their end.
  *
- * Called by heap.c under its lock. The cache links blocks; it neither maps nor
- * unmaps them, and knows no ceiling.
+ * Called by heap.c under its lock. The cache links blocks; it neither maps nor unmaps them,
+ * and knows no ceiling.
+ *
+ * Tests: tests/c/hostmem/test_heap.c.
  */
 #ifndef MS_HOSTMEM_CACHE_H
 #define MS_HOSTMEM_CACHE_H
@@ -23,14 +25,14 @@ typedef struct ms__map_cache {
 /* A whole block. */
 void ms__map_cache_put(ms__map_cache *cache, ms__map_block *block);
 
-/* Takes out the most recently freed block of exactly `bytes`, whose pages are the
- * likeliest to be in the processor's caches; NULL if there is none. */
+/* Takes out the most recently freed block of exactly `bytes`, whose pages are most likely in the
+ * processor's caches; NULL if there is none. */
 ms__map_block *ms__map_cache_take(ms__map_cache *cache, uint64_t bytes);
 
-/* Takes out the block that was freed longest ago; NULL if the cache is empty. */
+/* Takes out the least recently freed block; NULL if the cache is empty. */
 ms__map_block *ms__map_cache_take_oldest(ms__map_cache *cache);
 
-/* Of a cached block only `bytes`, fewer than before, are resident from now on. */
+/* Notes that only `bytes` of a cached block, fewer than before, are resident. */
 void ms__map_cache_shrink(ms__map_cache *cache, ms__map_block *block, uint64_t bytes);
 
 #endif

@@ -1,9 +1,8 @@
 /*
- * The blocks in use, the cache behind them and the ceiling over both. One mutex
- * holds it all: a block out of the cache costs less than a page fault by two
- * orders of magnitude, and only under one lock is live + cached <= ceiling true at
- * every moment. Reached from the allocator's own functions: may not log or use
- * malloc.
+ * The blocks in use, the cache behind them and the ceiling over both. One mutex guards it all:
+ * a cached block costs two orders of magnitude less than a page fault, and only under one lock
+ * is live + cached <= ceiling true at every moment. Called from the allocator's own functions:
+ * must not log or use malloc.
  */
 #include "hostmem/heap.h"
 
@@ -17,7 +16,7 @@ typedef struct heap {
     ms__mutex mutex;
     ms__map_cache cache;
     uint64_t ceiling_bytes;
-    uint64_t live_bytes; /* a block that was freed and is being unmapped counts until it is gone */
+    uint64_t live_bytes; /* a freed block counts until it is unmapped */
     uint64_t evicted_bytes; /* out of the cache, being unmapped */
     uint64_t peak_live_bytes;
     uint64_t peak_held_bytes;
@@ -27,15 +26,15 @@ typedef struct heap {
     uint64_t reused_count;
     uint64_t last_serial;
     bool accepts_tensors;
-    ms__map_block *leaving; /* freed and being unmapped outside the lock, linked both ways by age */
-    _Atomic uintptr_t forker; /* during a fork, the thread that holds the lock for it; else 0 */
+    ms__map_block *leaving; /* being unmapped outside the lock, linked both ways by age */
+    _Atomic uintptr_t forker; /* during a fork, the thread that holds the lock; else 0 */
 } heap;
 
-enum { PIECE_BYTES = 8 << 20 }; /* given back at once under the lock */
+enum { PIECE_BYTES = 8 << 20 }; /* released in one go under the lock */
 
 static heap the_heap = {.mutex = MS__MUTEX_INIT};
 
-/* Fork handlers of others run between ours, in the thread that holds the lock for the
+/* Other libraries' fork handlers run between hostmem's, in the thread that holds the lock for the
  * fork, and may free a tensor. */
 static bool is_held_for_fork(void)
 {
@@ -62,7 +61,7 @@ static uint64_t bytes_of(const ms__map_block *block)
     return atomic_load_explicit(&block->bytes, memory_order_relaxed);
 }
 
-/* Less than its size for one out of the cache that lost its end there. */
+/* Smaller than its size for a cached block that lost its end. */
 static uint64_t resident_bytes_of(const ms__map_block *block)
 {
     return bytes_of(block) - block->absent_bytes;
@@ -78,9 +77,9 @@ static uint64_t held_bytes(void)
     return the_heap.live_bytes + the_heap.cache.bytes + the_heap.evicted_bytes;
 }
 
-/* ---- maps on their way out -------------------------------------------------- */
+/* ---- maps being unmapped ---------------------------------------------------- */
 
-static void join_leaving(ms__map_block *block)
+static void leaving_add(ms__map_block *block)
 {
     block->age_prev = NULL;
     block->age_next = the_heap.leaving;
@@ -90,7 +89,7 @@ static void join_leaving(ms__map_block *block)
     the_heap.leaving = block;
 }
 
-static void quit_leaving(ms__map_block *block)
+static void leaving_remove(ms__map_block *block)
 {
     if (block->age_prev != NULL) {
         block->age_prev->age_next = block->age_next;
@@ -105,35 +104,35 @@ static void quit_leaving(ms__map_block *block)
     ms__map_block_free(block);
 }
 
-/* Without the lock: giving back gigabytes takes milliseconds, and others go on meanwhile. The
- * block is on the list of those that leave, and counts until it is gone. */
-static void unmap_leaving(ms__map_block *block)
+/* Without the lock: unmapping gigabytes takes milliseconds, and other threads run meanwhile. The
+ * block is on the list of leaving ones, and counts until it is unmapped. */
+static void leaving_unmap(ms__map_block *block)
 {
     ms__unmap(address_of(block), bytes_of(block));
     lock_heap();
-    quit_leaving(block);
+    leaving_remove(block);
     unlock_heap();
 }
 
-/* One out of the cache. Gives the lock up meanwhile. */
-static void drop_block(ms__map_block *block)
+/* Drops a block taken from the cache. Releases the lock meanwhile. */
+static void block_drop(ms__map_block *block)
 {
     ms__map_table_remove(block);
     block->evicted = true;
     the_heap.evicted_bytes += resident_bytes_of(block);
-    join_leaving(block);
+    leaving_add(block);
     unlock_heap();
-    unmap_leaving(block);
+    leaving_unmap(block);
     lock_heap();
 }
 
 /*
- * One step on the way to `lack_bytes` less in a cache that holds something: of the oldest block
- * what is needed goes, at its end and in whole huge pages, or all of it. A block of hundreds of
- * megabytes that goes for a few is faulted in again, and pushes others out then. It happens under
- * the lock, in pieces that hold others up for no longer than some page faults take.
+ * One step towards `lack_bytes` less in a non-empty cache: releases from the oldest block the
+ * needed bytes, at its end and in whole huge pages, or all of it. Dropping a block of hundreds of
+ * megabytes for a few would cost faulting it in again, and then evict others. Runs under the lock,
+ * in pieces that delay other threads no longer than some page faults.
  */
-static void shrink_oldest(uint64_t lack_bytes)
+static void cache_shrink_oldest(uint64_t lack_bytes)
 {
     ms__map_block *block = the_heap.cache.oldest;
     uint64_t resident = resident_bytes_of(block);
@@ -145,32 +144,32 @@ static void shrink_oldest(uint64_t lack_bytes)
         unlock_heap();
         lock_heap();
     } else {
-        drop_block(ms__map_cache_take_oldest(&the_heap.cache));
+        block_drop(ms__map_cache_take_oldest(&the_heap.cache));
     }
 }
 
-static void trim_cache(uint64_t keep_bytes)
+static void cache_trim(uint64_t keep_bytes)
 {
     while (the_heap.cache.bytes > keep_bytes) {
-        shrink_oldest(the_heap.cache.bytes - keep_bytes);
+        cache_shrink_oldest(the_heap.cache.bytes - keep_bytes);
     }
 }
 
-/* Room for `wanted_bytes` more under the ceiling, as far as the cache can give it. Gives the
- * lock up where blocks go; there is room when it returns with the lock. */
-static void make_room(uint64_t wanted_bytes)
+/* Makes room for `wanted_bytes` more under the ceiling, as far as the cache can. Releases the lock
+ * while blocks are dropped; the room exists when it returns with the lock. */
+static void cache_make_room(uint64_t wanted_bytes)
 {
     uint64_t most_bytes = ms__sub_sat(the_heap.ceiling_bytes, wanted_bytes);
     while (the_heap.cache.bytes > 0 && held_bytes() > most_bytes) {
-        shrink_oldest(held_bytes() - most_bytes);
+        cache_shrink_oldest(held_bytes() - most_bytes);
         most_bytes = ms__sub_sat(the_heap.ceiling_bytes, wanted_bytes);
     }
 }
 
-/* ---- maps: made under the lock ---------------------------------------------- */
+/* ---- maps, made under the lock ---------------------------------------------- */
 
-/* Exactly `bytes`: with nothing mapped behind the last one, a huge page cannot make
- * more resident than is counted. */
+/* Maps exactly `bytes`: with nothing mapped behind the last one, a huge page cannot make more
+ * resident than is counted. */
 static void *open_map(uint64_t bytes)
 {
     bool is_huge = bytes >= MS__HUGE_PAGE_BYTES;
@@ -219,7 +218,7 @@ static void raise_peaks(void)
     }
 }
 
-static void hand_out(ms__map_block *block, ms__heap_owner owner)
+static void block_hand_out(ms__map_block *block, ms__heap_owner owner)
 {
     block->tensor = owner == MS__HEAP_TENSOR;
     the_heap.tensor_blocks += block->tensor;
@@ -229,7 +228,7 @@ static void hand_out(ms__map_block *block, ms__heap_owner owner)
     atomic_store_explicit(&block->serial, ++the_heap.last_serial, memory_order_release);
 }
 
-static void take_back(ms__map_block *block)
+static void block_take_back(ms__map_block *block)
 {
     atomic_store_explicit(&block->serial, 0, memory_order_release);
     the_heap.tensor_blocks -= block->tensor;
@@ -241,35 +240,35 @@ static bool is_served(ms__heap_owner owner)
     return owner == MS__HEAP_LIBRARY || the_heap.accepts_tensors;
 }
 
-/* A block out of the cache that lost its end there takes room when that is touched again; what
- * is resident of it counts meanwhile. NULL where it is not served any more. */
-static ms__map_block *make_whole(ms__map_block *block, ms__heap_owner owner)
+/* A cached block that lost its end needs room when that is touched again; its resident part counts
+ * meanwhile. NULL if the owner is not served any more. */
+static ms__map_block *block_make_whole(ms__map_block *block, ms__heap_owner owner)
 {
     uint64_t resident_bytes = resident_bytes_of(block);
     the_heap.evicted_bytes += resident_bytes;
-    make_room(block->absent_bytes);
+    cache_make_room(block->absent_bytes);
     the_heap.evicted_bytes -= resident_bytes;
     if (!is_served(owner)) {
-        drop_block(block);
+        block_drop(block);
         return NULL;
     }
     block->absent_bytes = 0;
     return block;
 }
 
-/* Where blocks had to go first, the last user may have detached meanwhile: what is handed out
- * then would be freed by libc. */
+/* If blocks had to be dropped first, the last user may have uninstalled meanwhile: libc would free a
+ * block handed out then. */
 static ms__map_block *find_or_map(uint64_t bytes, ms__heap_owner owner)
 {
     ms__map_block *block = ms__map_cache_take(&the_heap.cache, bytes);
     the_heap.reused_count += block != NULL;
     if (block != NULL) {
-        return block->absent_bytes > 0 ? make_whole(block, owner) : block;
+        return block->absent_bytes > 0 ? block_make_whole(block, owner) : block;
     }
-    make_room(bytes);
+    cache_make_room(bytes);
     block = is_served(owner) ? map_block(bytes) : NULL;
     if (block == NULL) {
-        trim_cache(0);
+        cache_trim(0);
         block = is_served(owner) ? map_block(bytes) : NULL;
     }
     return block;
@@ -287,15 +286,15 @@ void *ms__heap_alloc(size_t bytes, ms__heap_owner owner)
         block = find_or_map(whole_bytes, owner);
     }
     if (block != NULL) {
-        hand_out(block, owner);
+        block_hand_out(block, owner);
     }
     unlock_heap();
     return block != NULL ? address_of(block) : NULL;
 }
 
-/* Keeps the block if that stays under the ceiling: freeing moves bytes from live to
- * cached, so the sum says it. True if the caller must unmap the block instead. */
-static bool keep_or_leave(ms__map_block *block)
+/* Caches the block if that stays under the ceiling: freeing moves bytes from live to cached, so the
+ * sum decides. True if the caller must unmap the block instead. */
+static bool block_cache_or_leave(ms__map_block *block)
 {
     if (held_bytes() <= the_heap.ceiling_bytes) {
         the_heap.live_bytes -= bytes_of(block);
@@ -303,7 +302,7 @@ static bool keep_or_leave(ms__map_block *block)
         return false;
     }
     ms__map_table_remove(block);
-    join_leaving(block);
+    leaving_add(block);
     return true;
 }
 
@@ -314,22 +313,22 @@ bool ms__heap_free(void *address)
         return false;
     }
     lock_heap();
-    /* Again, now that it cannot change: a block in the cache, or one whose descriptor
-     * went to another address meanwhile, was not the caller's to free. */
+    /* Checked again under the lock: the caller may not free a cached block, or one whose descriptor
+     * was reused for another address meanwhile. */
     bool is_used = address_of(block) == address && atomic_load_explicit(&block->serial, memory_order_relaxed) != 0;
     bool must_unmap = false;
     if (is_used) {
-        take_back(block);
-        must_unmap = keep_or_leave(block);
+        block_take_back(block);
+        must_unmap = block_cache_or_leave(block);
     }
     unlock_heap();
     if (must_unmap) {
-        unmap_leaving(block);
+        leaving_unmap(block);
     }
     return is_used;
 }
 
-/* ---- switches and numbers ----------------------------------------------- */
+/* ---- switches and counters ---------------------------------------------- */
 
 void ms__heap_accept_tensors(bool accept)
 {
@@ -351,14 +350,14 @@ void ms__heap_set_ceiling(uint64_t ceiling_bytes)
 {
     lock_heap();
     the_heap.ceiling_bytes = ceiling_bytes;
-    make_room(0);
+    cache_make_room(0);
     unlock_heap();
 }
 
 void ms__heap_trim(uint64_t keep_bytes)
 {
     lock_heap();
-    trim_cache(keep_bytes);
+    cache_trim(keep_bytes);
     unlock_heap();
 }
 
@@ -389,16 +388,16 @@ void ms__heap_before_fork(void)
     atomic_store_explicit(&the_heap.forker, (uintptr_t)pthread_self(), memory_order_relaxed);
 }
 
-/* What another thread was unmapping at the fork may or may not be mapped here still:
- * unmapping it again could hit a newer map of somebody else. It only stops counting. */
+/* A block that another thread was unmapping at the fork may or may not be mapped in the child:
+ * unmapping it could hit a newer map. It only stops counting. */
 static void settle_child(void)
 {
     while (the_heap.leaving != NULL) {
-        quit_leaving(the_heap.leaving);
+        leaving_remove(the_heap.leaving);
     }
     the_heap.evicted_bytes = 0;
     the_heap.ceiling_bytes = 0;
-    make_room(0);
+    cache_make_room(0);
 }
 
 void ms__heap_after_fork(bool in_child)

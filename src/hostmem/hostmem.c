@@ -1,6 +1,5 @@
 /*
- * The public functions of memscale/hostmem.h over heap.c (bytes) and install.c
- * (slots). What they promise is said in the header.
+ * The public functions of memscale/hostmem.h over heap.c (bytes) and install.c (slots).
  */
 #include "memscale/hostmem.h"
 

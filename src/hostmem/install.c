@@ -1,8 +1,7 @@
 /*
- * The hooks that stand in the allocator's slots, and their coming and going. `free`
- * is the first to be replaced and the last to be restored, so that a block of ours
- * never reaches libc. What runs inside the hooks may not log: a sink may wait for a
- * lock that the caller of free() holds.
+ * The hooks in the allocator's slots: installing and removing them. `free` is replaced first and
+ * restored last, so that a block of hostmem never reaches libc. The hooks must not log: a sink
+ * may wait for a lock that the caller of free() holds.
  */
 #include "hostmem/install.h"
 
@@ -32,11 +31,11 @@ typedef struct installation {
     ms__got_slot memalign_slot;
     ms__got_slot free_slot;
     _Atomic(ms_hostmem_means) means;
-    atomic_bool is_retiring; /* a slot is still ours though the last user has gone */
+    atomic_bool is_retiring; /* a slot still holds the hook although the last user is gone */
 } installation;
 
-/* A line for the log, sent when no lock is held: the sink may wait for one that a
- * caller of free() holds. */
+/* A log line, sent when no lock is held: the sink may wait for a lock that a caller of free()
+ * holds. */
 typedef struct notice {
     ms_log_level level;
     char text[2 * MS__GOT_SLOT_REASON_MAX];
@@ -44,8 +43,8 @@ typedef struct notice {
 
 static installation the_installation = {.mutex = MS__MUTEX_INIT};
 
-/* What the hooks call through to and look at: set before a hook is, and never unset,
- * because a thread may be inside a hook when the slot is restored. */
+/* The functions that the hooks call, set before a hook is installed and never unset: a thread may
+ * be inside a hook when the slot is restored. */
 static _Atomic(memalign_function *) real_memalign;
 static _Atomic(free_function *) real_free;
 static _Atomic(ms__got_slot_cell *) free_cell;
@@ -54,7 +53,7 @@ static _Atomic(ms__got_slot_cell *) free_cell;
 
 static void hook_free(void *block)
 {
-    /* Blocks of ours begin on a page: nearly every other address is told by its low bits. */
+    /* Blocks of hostmem begin on a page: the low bits rule out nearly every other address. */
     if (((uintptr_t)block & 4095) == 0 && block != NULL) {
         int saved_errno = errno;
         bool is_ours = ms__heap_free(block);
@@ -75,8 +74,8 @@ static bool is_alignment_ours(size_t alignment, size_t bytes)
     return is_valid && alignment <= (bytes >= MS__HUGE_PAGE_BYTES ? MS__HUGE_PAGE_BYTES : 4096);
 }
 
-/* Someone may have put a function of theirs into the slot of `free` since: a block of
- * ours might then never come back here. */
+/* Another tool may have replaced the slot of `free`: then a block of hostmem might never be freed
+ * here. */
 static bool is_free_ours(void)
 {
     ms__got_slot_cell *cell = atomic_load_explicit(&free_cell, memory_order_relaxed);
@@ -97,10 +96,10 @@ static int hook_memalign(void **out, size_t alignment, size_t bytes)
     return atomic_load_explicit(&real_memalign, memory_order_relaxed)(out, alignment, bytes);
 }
 
-/* ---- giving the slots back ---------------------------------------------- */
+/* ---- restoring the slots ------------------------------------------------ */
 
-/* True once the slot is no longer ours: restored, or taken by someone else. */
-static bool restore(const ms__got_slot *slot, uintptr_t hook)
+/* True once the slot does not hold the hook: restored, or taken by another tool. */
+static bool slot_restore(const ms__got_slot *slot, uintptr_t hook)
 {
     if (slot->cell != NULL && ms__got_slot_holds(slot, hook)) {
         (void)ms__got_slot_exchange(slot, hook, slot->real);
@@ -109,11 +108,11 @@ static bool restore(const ms__got_slot *slot, uintptr_t hook)
     return true;
 }
 
-static void restore_slots(bool none_left)
+static void slots_restore(bool none_left)
 {
     installation *self = &the_installation;
-    if (restore(&self->memalign_slot, (uintptr_t)hook_memalign) && none_left &&
-        restore(&self->free_slot, (uintptr_t)hook_free)) {
+    if (slot_restore(&self->memalign_slot, (uintptr_t)hook_memalign) && none_left &&
+        slot_restore(&self->free_slot, (uintptr_t)hook_free)) {
         atomic_store_explicit(&self->is_retiring, false, memory_order_relaxed);
     }
 }
@@ -121,11 +120,11 @@ static void restore_slots(bool none_left)
 void ms__install_settle(void)
 {
     if (atomic_load_explicit(&the_installation.is_retiring, memory_order_relaxed)) {
-        ms__heap_retire(restore_slots);
+        ms__heap_retire(slots_restore);
     }
 }
 
-static void retire(void)
+static void slots_retire(void)
 {
     ms__heap_accept_tensors(false);
     atomic_store_explicit(&the_installation.is_retiring, true, memory_order_relaxed);
@@ -134,29 +133,29 @@ static void retire(void)
 
 /* ---- taking the slots --------------------------------------------------- */
 
-/* The addresses in the slots must stay valid, whoever closes this library. */
+/* The addresses in the slots must stay valid, whatever closes this library. */
 static void stay_loaded(void)
 {
     Dl_info self;
     if (dladdr((void *)(uintptr_t)hook_free, &self) != 0 && self.dli_fname != NULL &&
         dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) == NULL) {
-        (void)dlerror(); /* not a library but the program itself, which stays anyway */
+        (void)dlerror(); /* the program itself, not a library: it stays anyway */
     }
 }
 
-static bool find_slots(const void *library, char reason[MS__GOT_SLOT_REASON_MAX])
+static bool slots_find(const void *library, char reason[MS__GOT_SLOT_REASON_MAX])
 {
     installation *self = &the_installation;
     return ms__got_slot_find(library, "posix_memalign", (uintptr_t)hook_memalign, &self->memalign_slot, reason) &&
            ms__got_slot_find(library, "free", (uintptr_t)hook_free, &self->free_slot, reason);
 }
 
-static bool take(const ms__got_slot *slot, uintptr_t hook)
+static bool slot_take(const ms__got_slot *slot, uintptr_t hook)
 {
     return slot->found == hook || ms__got_slot_exchange(slot, slot->found, hook);
 }
 
-static bool take_slots(const char *name, char reason[MS__GOT_SLOT_REASON_MAX])
+static bool slots_take(const char *name, char reason[MS__GOT_SLOT_REASON_MAX])
 {
     installation *self = &the_installation;
     const void *library = ms__got_slot_library(name);
@@ -168,31 +167,32 @@ static bool take_slots(const char *name, char reason[MS__GOT_SLOT_REASON_MAX])
         snprintf(reason, MS__GOT_SLOT_REASON_MAX, "blocks of the library served before %s still live", name);
         return false;
     }
-    /* First of all: from now on no freeing thread restores what is found here. */
+    /* First of all: from here on no freeing thread restores the slots that are found below. */
     ms__heap_accept_tensors(true);
     self->library = library;
-    if (find_slots(library, reason)) {
+    if (slots_find(library, reason)) {
         atomic_store(&real_memalign, (memalign_function *)self->memalign_slot.real);
         atomic_store(&real_free, (free_function *)self->free_slot.real);
         atomic_store(&free_cell, self->free_slot.cell);
-        if (take(&self->free_slot, (uintptr_t)hook_free) && take(&self->memalign_slot, (uintptr_t)hook_memalign)) {
+        if (slot_take(&self->free_slot, (uintptr_t)hook_free) &&
+            slot_take(&self->memalign_slot, (uintptr_t)hook_memalign)) {
             atomic_store(&self->is_retiring, false);
             return true;
         }
         snprintf(reason, MS__GOT_SLOT_REASON_MAX, "the slots of %s cannot be written", name);
     }
-    retire();
+    slots_retire();
     return false;
 }
 
-/* ---- when the slots are not to be had ----------------------------------- */
+/* ---- without the slots -------------------------------------------------- */
 
-/* Keeps the top of the heap from going back and forth at every free. */
+/* Keeps the heap's top from shrinking and growing at every free. */
 enum { TRIM_THRESHOLD_BYTES = 8 << 20 };
 
 #if defined(__GLIBC__)
-/* Whether `malloc` is glibc's own. What this library's calls lead to is asked: in a program at
- * fixed addresses dlsym() may answer with the program's own stub. */
+/* Whether `malloc` is glibc's own. Looks at the target of this library's calls: in a program at
+ * fixed addresses dlsym() may return the program's stub. */
 static bool is_malloc_glibcs(void)
 {
     Dl_info info;
@@ -215,7 +215,7 @@ static bool is_malloc_glibcs(void)
 }
 #endif
 
-static bool tell_glibc(void)
+static bool glibc_set_thresholds(void)
 {
 #if defined(__GLIBC__)
     return is_malloc_glibcs() && mallopt(M_MMAP_THRESHOLD, (int)MS_HOSTMEM_MIN_BYTES) == 1 &&
@@ -225,11 +225,11 @@ static bool tell_glibc(void)
 #endif
 }
 
-/* What glibc had found out by itself cannot be asked for, nor can its own adjustment be
- * switched on again; where big blocks come and go, that ends at these figures. */
+/* glibc's adjusted thresholds cannot be queried, and its adjustment cannot be switched on again; with
+ * big blocks allocated and freed, it ends at these. */
 enum { ADJUSTED_MMAP_THRESHOLD_BYTES = 32 << 20, ADJUSTED_TRIM_THRESHOLD_BYTES = 64 << 20 };
 
-static void tell_glibc_to_go_on(void)
+static void glibc_reset_thresholds(void)
 {
 #if defined(__GLIBC__)
     (void)mallopt(M_MMAP_THRESHOLD, ADJUSTED_MMAP_THRESHOLD_BYTES);
@@ -237,14 +237,14 @@ static void tell_glibc_to_go_on(void)
 #endif
 }
 
-static ms_hostmem_means fall_back(notice *note)
+static ms_hostmem_means glibc_fall_back(notice *note)
 {
     char reason[MS__GOT_SLOT_REASON_MAX];
     memcpy(reason, note->text, sizeof reason);
     note->level = MS_LOG_WARNING;
-    if (tell_glibc()) {
+    if (glibc_set_thresholds()) {
         snprintf(note->text, sizeof note->text,
-                 "%s; glibc is told to map every block of 1 MiB and more instead, which costs "
+                 "%s; instead glibc maps every block of 1 MiB and more, which costs "
                  "page faults and has no byte counters",
                  reason);
         return MS_HOSTMEM_MALLOPT;
@@ -272,15 +272,15 @@ static int install_locked(const char *name, notice *note, ms_error *err)
         self->users += rc == MS_OK;
         return rc;
     }
-    /* Also after a fall-back: the library may have been loaded since. */
+    /* Also after a fall-back: the library may have been loaded since then. */
     stay_loaded();
-    if (take_slots(name, note->text)) {
+    if (slots_take(name, note->text)) {
         atomic_store(&self->means, MS_HOSTMEM_SLOTS);
         note->level = MS_LOG_INFO;
         snprintf(note->text, sizeof note->text,
                  "CPU tensors of 1 MiB and more get memory maps of their own (through %s)", name);
     } else {
-        atomic_store(&self->means, fall_back(note));
+        atomic_store(&self->means, glibc_fall_back(note));
     }
     self->users++;
     return MS_OK;
@@ -310,9 +310,9 @@ void ms__uninstall(void)
     ms__mutex_lock(&self->mutex);
     if (self->users > 0 && --self->users == 0) {
         if (atomic_load(&self->means) == MS_HOSTMEM_SLOTS) {
-            retire();
+            slots_retire();
         } else if (atomic_load(&self->means) == MS_HOSTMEM_MALLOPT) {
-            tell_glibc_to_go_on();
+            glibc_reset_thresholds();
         }
         ms__heap_set_ceiling(0);
         atomic_store(&self->means, MS_HOSTMEM_NONE);

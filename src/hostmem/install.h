@@ -1,7 +1,9 @@
 /*
- * install.h - taking the allocator's slots and giving them back.
+ * install.h - taking the allocator's slots and restoring them.
  *
- * Called by the public functions in hostmem.c. May not count bytes: heap.c does.
+ * Called by the public functions in hostmem.c. Counts no bytes: heap.c does.
+ *
+ * Tests: tests/c/hostmem/test_slots.c, test_interposer.c, test_fixed_addresses.c.
  */
 #ifndef MS_HOSTMEM_INSTALL_H
 #define MS_HOSTMEM_INSTALL_H
@@ -12,11 +14,11 @@ int ms__install(const char *library, ms_hostmem_means *means, ms_error *err);
 void ms__uninstall(void);
 ms_hostmem_means ms__install_means(void);
 
-/* After the last user has gone: restores what could not be restored yet, as far as
- * that is safe by now. Costs one load when there is nothing to do. */
+/* After the last user is gone: restores the slots that could not be restored yet, if that is safe by
+ * now. Costs one load if there are none. */
 void ms__install_settle(void);
 
-/* Registers the fork handlers, once. False if memory was out. */
+/* Registers the fork handlers, once. False without memory. */
 bool ms__install_cover_fork(void);
 
 #endif

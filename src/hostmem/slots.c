@@ -1,7 +1,7 @@
 /*
- * Slots of a loaded library: the relocation entries of its dynamic section that
- * name a function of another library, and the cells they fill. install.c calls it;
- * it may not decide what to put there, and the exchange may run inside free().
+ * Slots of a loaded library: the entries of its relocation table for another library's functions,
+ * and their cells. install.c calls it. It does not decide on replacements; the exchange may run
+ * inside free().
  */
 #include "hostmem/slots.h"
 
@@ -27,11 +27,11 @@ typedef struct relocations {
     size_t count;
 } relocations;
 
-/* What the dynamic section says about where the cells are. */
+/* The places of the cells, from the dynamic section. */
 typedef struct dynamic_tables {
     const ElfW(Sym) * symbols;
     const char *strings;
-    relocations calls; /* filled at the first call, or at load */
+    relocations calls; /* filled at the first call, or on load */
     relocations data;  /* filled at load */
 } dynamic_tables;
 
@@ -40,7 +40,7 @@ const void *ms__got_slot_library(const char *name)
     if (ms__fault(MS_FAULT_DRIVER, NULL)) {
         return NULL;
     }
-    /* Never closed: the cells are written to again at the end. */
+    /* Never closed: the cells are written again at uninstall. */
     void *handle = dlopen(name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
     if (handle == NULL) {
         (void)dlerror();
@@ -94,8 +94,7 @@ static bool read_dynamic(const struct link_map *map, dynamic_tables *tables)
     return tables->symbols != NULL && tables->strings != NULL;
 }
 
-/* The cell of an undefined symbol: one that the library defines itself is not called
- * through another library. */
+/* The cell of an undefined symbol: a library's calls of its own definition use no slot. */
 static ms__got_slot_cell *cell_in(const struct link_map *map, const dynamic_tables *tables, const relocations *list,
                                   int type, const char *symbol)
 {
@@ -112,8 +111,8 @@ static ms__got_slot_cell *cell_in(const struct link_map *map, const dynamic_tabl
     return NULL;
 }
 
-/* Calls go through the call slots; only a library built without them (-fno-plt) calls
- * through the slots that otherwise serve to take a function's address. */
+/* Calls use the call slots; only a library built without them (-fno-plt) calls through the slots for
+ * taking a function's address. */
 static ms__got_slot_cell *find_cell(const struct link_map *map, const char *symbol)
 {
     dynamic_tables tables;
@@ -162,7 +161,7 @@ static segment_query segments_at(const struct link_map *map, uintptr_t address)
     return query;
 }
 
-/* ---- judging and exchanging --------------------------------------------- */
+/* ---- checking and exchanging -------------------------------------------- */
 
 static uintptr_t address_in(void *handle, const char *symbol)
 {
@@ -173,8 +172,8 @@ static uintptr_t address_in(void *handle, const char *symbol)
     return address;
 }
 
-/* The linker's answer can differ from what dlsym() gives first: in a program linked at
- * fixed addresses the first definition found may be the program's own stub. */
+/* The linker's answer may differ from dlsym()'s: in a program at fixed addresses the first definition
+ * may be the program's stub. */
 static bool is_expected(const char *symbol, uintptr_t value)
 {
     if (value == 0) {
@@ -239,7 +238,7 @@ bool ms__got_slot_exchange(const ms__got_slot *slot, uintptr_t expected, uintptr
     }
     bool is_done = atomic_compare_exchange_strong(slot->cell, &expected, desired);
     if (slot->is_read_only) {
-        /* A page left writable works as well; it is only less hardened. */
+        /* A page left writable works too; it is only less hardened. */
         (void)set_writable(slot, false);
     }
     return is_done;

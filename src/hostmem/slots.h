@@ -1,8 +1,10 @@
 /*
- * slots.h - the cells of a loaded library's relocation table through which it calls
- * a function of another library: found, judged and exchanged.
+ * slots.h - finds, checks and exchanges the cells of a loaded library's relocation table through
+ * which it calls a function of another library.
  *
- * Called by install.c. Knows nothing of what the replacements do.
+ * Called by install.c. Knows nothing of the replacements.
+ *
+ * Tests: tests/c/hostmem/test_slots.c, test_fixed_addresses.c.
  */
 #ifndef MS_HOSTMEM_SLOTS_H
 #define MS_HOSTMEM_SLOTS_H
@@ -14,35 +16,34 @@
 
 enum { MS__GOT_SLOT_REASON_MAX = 256 };
 
-/* The address of a function, as it lies in the table. */
+/* The address of a function in the table. */
 typedef _Atomic uintptr_t ms__got_slot_cell;
 
 typedef struct ms__got_slot {
     ms__got_slot_cell *cell; /* NULL: not found */
-    bool is_read_only;   /* the page was made read-only once relocated (RELRO) */
-    uintptr_t found;     /* what the cell held when it was looked up */
-    uintptr_t real;      /* the function that calls go through to */
+    bool is_read_only;   /* the page was made read-only after relocation (RELRO) */
+    uintptr_t found;     /* the cell's value when it was found */
+    uintptr_t real;      /* the function that replacements call */
 } ms__got_slot;
 
 /*
- * The library of this name that is loaded already (it is not loaded by this, and is
- * kept loaded for ever once found), as an identity to compare, or NULL.
+ * The loaded library of this name, as an identity to compare, or NULL. Does not load it; once
+ * found, it stays loaded for good.
  */
 const void *ms__got_slot_library(const char *name);
 
 /*
- * Finds the cell through which `library` calls `symbol` and judges what it holds:
- * the address that the dynamic linker gives for the symbol (libc's, or that of an
- * interposer loaded in front of it), or the library's own stub that asks the linker
- * at the first call. Then `real` is that function and the answer is true. Anything
- * else, or no such cell: false, and `reason` says what is there. A cell that holds
- * `ours` counts too; `real` is then left as it is.
+ * Finds the cell through which `library` calls `symbol` and checks its value. True if that is
+ * the address that the dynamic linker gives for the symbol (libc's, or that of an interposer
+ * loaded before it), or the library's own stub that asks the linker at the first call; `real`
+ * is then that function. Otherwise, or without a cell: false, and `reason` describes the value.
+ * A cell that holds `ours` counts too; `real` then stays as it is.
  */
 bool ms__got_slot_find(const void *library, const char *symbol, uintptr_t ours, ms__got_slot *slot,
                        char reason[MS__GOT_SLOT_REASON_MAX]);
 
-/* Puts `desired` where `expected` still is. False, with the cell as it was, if it holds
- * something else by now or its page cannot be made writable. */
+/* Writes `desired` if the cell still holds `expected`. False, with the cell unchanged, if it holds
+ * another value or its page cannot be made writable. */
 bool ms__got_slot_exchange(const ms__got_slot *slot, uintptr_t expected, uintptr_t desired);
 
 bool ms__got_slot_holds(const ms__got_slot *slot, uintptr_t address);

@@ -1,7 +1,7 @@
 /*
- * The radix from addresses to blocks, and the store of block descriptors. heap.c
- * changes it under its lock; the hooks and ms_hostmem_find() read it without one.
- * May not use malloc: it runs inside free().
+ * The radix from addresses to blocks, and the store of block descriptors. heap.c changes it under
+ * its lock; the hooks and ms_hostmem_find() read it without one. Must not use malloc: it runs
+ * inside free().
  */
 #include "hostmem/table.h"
 
@@ -12,8 +12,8 @@
 
 enum {
     GRANULE_BITS = 20,
-    LEAF_BITS = 13,    /* a leaf reaches over 8 GiB */
-    ADDRESS_BITS = 48, /* what mmap() hands out without a hint, on every 64-bit Linux */
+    LEAF_BITS = 13,    /* a leaf covers 8 GiB */
+    ADDRESS_BITS = 48, /* mmap()'s addresses without a hint, on every 64-bit Linux */
     ROOT_BITS = ADDRESS_BITS - GRANULE_BITS - LEAF_BITS
 };
 
@@ -21,7 +21,7 @@ enum { BLOCK_STORE_BYTES = 64 << 10 };
 
 typedef struct granule {
     _Atomic(ms__map_block *) starts; /* the block whose first byte is here */
-    _Atomic(ms__map_block *) covers; /* the block that began below and holds the first byte */
+    _Atomic(ms__map_block *) covers; /* the block that began in a lower granule and covers this start */
 } granule;
 
 typedef struct leaf {
@@ -31,7 +31,7 @@ typedef struct leaf {
 static _Atomic(leaf *) root[1u << ROOT_BITS];
 static ms__map_block *spare_blocks; /* linked through age_next; under the heap's lock */
 
-/* A zeroed map below the huge-page size, so only what is touched becomes resident. */
+/* A zeroed map below the huge-page size, so that only touched pages become resident. */
 static void *map_table(size_t bytes)
 {
     void *address = NULL;
@@ -46,7 +46,7 @@ static granule *granule_at(uint64_t number)
     return node ? &node->granules[number & ((1u << LEAF_BITS) - 1)] : NULL;
 }
 
-/* The granule of an address, or NULL where none of ours can be. */
+/* The granule of an address, or NULL if no block can be there. */
 static granule *granule_of(uintptr_t address)
 {
     uint64_t number = (uint64_t)address >> GRANULE_BITS;
@@ -135,7 +135,7 @@ ms__map_block *ms__map_table_start(const void *address)
     return block;
 }
 
-/* The serial is read before and after: it differs if the descriptor changed hands. */
+/* Reads the serial before and after: it differs if the descriptor was reused. */
 static bool copy_if_inside(ms__map_block *block, uintptr_t address, uintptr_t *start, uint64_t *bytes, uint64_t *serial)
 {
     if (block == NULL) {

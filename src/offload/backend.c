@@ -1,5 +1,5 @@
 /*
- * The choice of a backend, and what backends that work in the calling thread share.
+ * The choice of a backend, and the functions of backends that work in the calling thread.
  */
 #include "offload/backend.h"
 

@@ -1,27 +1,27 @@
 /*
  * backend.h - what moves the bytes: one table of functions per kind of tier.
  *
- * The engine owns everything that is the same for all tiers: tickets, queues,
- * order, slots, checksums, resumption of short transfers, errors, threads. A
- * backend owns the space of its tier and one operation: move this much between
- * memory and a position. To add a backend, fill in a table and name it in
- * ms__backend_choose(); the tests in tests/c/offload run on every one.
+ * The engine owns everything that all tiers share: tickets, queues, order, slots,
+ * checksums, resumption of short transfers, errors, threads. A backend owns the space of
+ * its tier and one operation: move bytes between memory and a position. To add a backend,
+ * fill in a table and name it in ms__backend_choose(); the tests in tests/c/offload run on
+ * every backend.
  *
- * Lanes. The engine runs `lane_count` threads, each with a lane of the backend
- * and this loop: start transfers while the lane has room and pieces are waiting,
- * then finish one. A backend that moves bytes in the calling thread (memory,
- * file) has lane_depth 1 and does the work in finish(). One that submits (to a
- * device's stream) has lane_depth N: start() queues, finish() submits what is queued and blocks until any one has ended. How many transfers are to be
- * under way at a time (`depth`) is the same for both: in lanes, or within one. New work is seen when
- * finish() returns, so it need not be interruptible: a piece takes milliseconds.
+ * Lanes. Each of the engine's threads has a lane of the backend and runs this loop: start
+ * transfers while the lane has room and pieces wait, then finish one. A backend that moves
+ * bytes in the calling thread (memory, file) has lane_depth 1 and works in finish(). One
+ * that submits (to a device's stream) has lane_depth N: start() queues, finish() submits
+ * the queued transfers and blocks until one has ended. `depth` is the number of transfers
+ * in flight in either case, over several lanes or within one. The loop sees new pieces
+ * when finish() returns, so finish() need not be interruptible: a piece takes milliseconds.
  *
  * Rules for every function of a table:
  *   - start() and finish() take no lock that another lane or a caller holds while
- *     it waits, and never wait for anything but the transfers that were started;
- *   - whatever happens to a transfer, finish() returns it exactly once;
- *   - a transfer that moved less than asked is no error: the engine resumes it;
- *   - no retry, no checksum, no log: the engine does these;
- *   - every system call or driver call stands behind a fault point.
+ *     it waits, and wait only for transfers that were started;
+ *   - finish() returns each transfer exactly once, also a failed one;
+ *   - a transfer that moved less than requested is not an error: the engine resumes it;
+ *   - no retry, no checksum, no log: the engine does these (device memory excepted);
+ *   - every system call or driver call has a fault point.
  */
 #ifndef MS_OFFLOAD_BACKEND_H
 #define MS_OFFLOAD_BACKEND_H
@@ -33,22 +33,22 @@ enum { MS__DESCRIPTION_MAX = MS_ERROR_TEXT_MAX };
 
 typedef enum ms__direction { MS__WRITE, MS__READ } ms__direction;
 
-/* One transfer of at most a slot's bytes. The engine fills the first part and
- * keeps the struct and the memory alive until finish() has returned it. */
+/* One transfer of at most a slot's bytes. The engine fills the first part and keeps the
+ * struct and the memory alive until finish() has returned it. */
 typedef struct ms__io {
     ms__direction direction;
     unsigned char *memory; /* a multiple of address_alignment */
     uint64_t bytes;        /* a multiple of block_bytes, not 0 */
     uint64_t position;     /* in the tier: reserve()'s answer plus a multiple of block_bytes */
 
-    /* For backends with device_memory, which do all or nothing of a piece. */
+    /* For backends with device_memory, which move a piece completely or not at all. */
     uint64_t payload_bytes; /* of `bytes`, those of the extent; the rest may not be touched */
-    uint64_t checksum;      /* of the payload: told by a write, held against it by a read */
-    unsigned char *staging; /* a slot of the slab that is this transfer's alone */
-    void *mark;             /* what mark() gave for the transfer, or NULL */
+    uint64_t checksum;      /* of the payload: computed by a write, compared by a read */
+    unsigned char *staging; /* a private slot of the slab */
+    void *mark;             /* mark()'s result for the transfer, or NULL */
 
     uint64_t moved_bytes;  /* the answer: bytes moved from the front ... */
-    int system_errno;      /* ... and 0, or why it stopped; EBADMSG: the checksum differs */
+    int system_errno;      /* ... and 0, or the reason for stopping; EBADMSG: the checksum differs */
 
     struct ms__io *next;   /* the backend's, between start() and finish() */
 } ms__io;
@@ -56,13 +56,13 @@ typedef struct ms__io {
 typedef struct ms__backend_options {
     ms_tier tier;
     bool from_device;       /* callers' memory is a GPU's */
-    const char *dir;        /* of the spill file; NULL where there is none */
+    const char *dir;        /* of the spill file, or NULL */
     uint64_t cap_bytes;     /* reserve() beyond it fails; UINT64_MAX: none */
     bool no_direct_io;
-    uint32_t depth;         /* transfers to have under way at a time; >= 1 */
-    unsigned char *slab;    /* where the slots lie, for backends that pin it */
+    uint32_t depth;         /* transfers to keep in flight; >= 1 */
+    unsigned char *slab;    /* the slots' memory, for backends that pin it */
     uint64_t slab_bytes;
-    /* Of a GPU's engine only; see ms_offload_options. */
+    /* For a GPU's engine only; see ms_offload_options. */
     ms_device_kind device_kind;
     uint32_t device;
     uint64_t pinned_bytes;
@@ -78,12 +78,12 @@ typedef struct ms__backend {
     const ms__backend_ops *ops;
     uint64_t block_bytes;       /* extents, positions and transfers are multiples of it */
     uint64_t address_alignment; /* of memory that a transfer may name */
-    uint32_t lane_depth;        /* transfers that one lane may have under way; >= 1 */
-    uint32_t lane_max;          /* more lanes than this bring nothing */
-    bool joins_neighbours;      /* extents may lie side by side, and one transfer over several of
-                                   them costs less than one for each */
-    bool device_memory;         /* addresses of callers are not the CPU's: the engine neither
-                                   copies nor hashes; the backend verifies on its own */
+    uint32_t lane_depth;        /* transfers that one lane may have in flight; >= 1 */
+    uint32_t lane_max;          /* more lanes than this gain nothing */
+    bool joins_neighbours;      /* extents may be neighbours, and one transfer over several of them
+                                   costs less than one each */
+    bool device_memory;         /* callers' addresses are a device's: the engine neither copies nor
+                                   hashes; the backend verifies */
     char place[MS__DESCRIPTION_MAX];       /* for errors: "disk tier in /var/tmp" */
     char description[MS__DESCRIPTION_MAX]; /* one line for people */
 } ms__backend;
@@ -98,34 +98,34 @@ struct ms__backend_ops {
     const char *name;
 
     int (*open)(const ms__backend_options *options, ms__backend **backend, ms_error *err);
-    /* All lanes are closed and no transfer is under way. */
+    /* All lanes are closed and no transfer is in flight. */
     void (*close)(ms__backend *backend);
-    /* Instead of close() in a forked child: gives back what the child inherited (file
-     * descriptors, heap) and leaves alone what it did not (maps, threads, the tier). */
+    /* Instead of close() in a forked child: frees what the child inherited (file descriptors, heap)
+     * and does not touch the rest (maps, threads, the tier). */
     void (*forget)(ms__backend *backend);
 
-    /* Space for `bytes` (a multiple of block_bytes) in the tier; from any thread.
-     * MS_ENOSPC where the cap or the tier is reached: nothing was written then. */
+    /* Reserves `bytes` (a multiple of block_bytes) in the tier; from any thread. MS_ENOSPC if the cap
+     * or the tier is full: nothing was written then. */
     int (*reserve)(ms__backend *backend, uint64_t bytes, uint64_t *position, ms_error *err);
     void (*release)(ms__backend *backend, uint64_t position, uint64_t bytes);
 
-    /* Opened by the thread that opens the engine, then used by its own thread only;
-     * closed by whoever closes the engine, after that thread has ended (in a forked
-     * child: where that thread does not exist). */
+    /* Opened by the thread that opens the engine, then used by its own thread only; closed by
+     * the thread that closes the engine, after that thread has ended (a forked child never had
+     * it). */
     int (*lane_open)(ms__backend *backend, ms__lane **lane, ms_error *err);
     void (*lane_close)(ms__lane *lane);
 
-    /* Where callers' memory is a device's, else NULL. mark() notes, in the thread of the
-     * caller, what is queued on its stream now; a transfer with the mark begins after that.
-     * unmark() gives the mark back once no transfer with it is under way. */
+    /* If callers' memory is a device's, else NULL. mark(), called in the caller's thread, notes the
+     * work queued on its stream; a transfer with the mark begins after that work. unmark() frees the
+     * mark once no transfer uses it. */
     int (*mark)(ms__backend *backend, void *stream, void **mark, ms_error *err);
     void (*unmark)(ms__backend *backend, void *mark);
-    /* The tier of an extent; NULL where all are on the one that was asked for. */
+    /* The tier of an extent; NULL if all are on the requested one. */
     ms_tier (*tier_of)(uint64_t position);
 
     /* Accepts a transfer; at most lane_depth are started and not finished. */
     void (*start)(ms__lane *lane, ms__io *io);
-    /* Blocks until one of the started transfers has ended and returns it. */
+    /* Blocks until a started transfer has ended and returns it. */
     ms__io *(*finish)(ms__lane *lane);
 };
 
@@ -133,10 +133,10 @@ extern const ms__backend_ops ms__backend_memory;
 extern const ms__backend_ops ms__backend_file;
 extern const ms__backend_ops ms__backend_device;
 
-/* The backend for these options; NULL where this build has none for the tier. */
+/* The backend for these options; NULL if this build has none for the tier. */
 const ms__backend_ops *ms__backend_choose(const ms__backend_options *options);
 
-/* May a transfer name this memory? Where only the backend can reach it, it must. */
+/* Whether a transfer may name this memory. Memory that only the backend can reach always may. */
 static inline bool ms__memory_is_direct(const ms__backend *backend, const void *memory, uint64_t padded_bytes,
                                         uint64_t capacity_bytes)
 {

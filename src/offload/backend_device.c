@@ -1,16 +1,16 @@
 /*
- * A device's memory on one side, host memory or the spill file (device_host.h) on the other.
+ * Moves bytes between a device's memory and host memory or the spill file (device_host.h).
  *
- * Streams and order. Copies run on streams of our own that do not wait for the legacy
- * default stream. A transfer begins after an event that was recorded on the caller's stream
- * when it was asked for: the bytes exist then, and memory that torch handed out again is
- * no longer used. In the other direction nothing is recorded: a transfer has ended only
- * when a lane has waited for the event behind its copy, so that whatever the caller
- * queues after it learns of the end, on any stream, comes later; and torch may reuse the
- * storage, because the caller holds it until then.
+ * Streams and order. Copies run on streams of the engine that do not wait for the legacy
+ * default stream. A transfer begins after an event that its call recorded on the caller's
+ * stream: by then the bytes are computed, and memory that torch reused is no longer read.
+ * Nothing is recorded in the other direction: a transfer has ended only when a lane has
+ * waited for the event after its copy. So work that the caller queues after it learns of
+ * the end comes later on every stream, and torch may reuse the storage, because the caller
+ * holds it until then.
  *
- * Checksums are taken here, since the engine cannot see the bytes: of what has arrived on
- * the host, and again before it goes back.
+ * Checksums are computed here, since the engine cannot read the bytes: when they have arrived
+ * on the host, and again before they go back.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -21,10 +21,10 @@
 #include "offload/device_host.h"
 #include "offload/slab.h"
 
-/* Two, so that a lane's next copy is on the link while the host looks at the last one. */
+/* Two, so that a lane's next copy is on the link while the host checks the previous one. */
 enum { LANE_DEPTH = 2, LANES_MAX = 8, STREAMS_MAX = 64, STALLS_MAX = 8 };
 
-/* An event that comes and goes with marks and transfers. */
+/* A pooled event, for marks and transfers. */
 typedef struct device_event {
     void *event;
     struct device_event *next_free;
@@ -36,7 +36,7 @@ typedef struct device_backend {
     ms__device device;
     ms__device_host host;
     ms__checksum_fn checksum;
-    unsigned char *slab; /* pinned, for what goes on to disk; NULL: not pinned */
+    unsigned char *slab; /* pinned, for bytes on their way to disk; NULL: not pinned */
     void *streams[STREAMS_MAX];
     uint32_t stream_count;
     uint32_t lane_count; /* lanes opened so far */
@@ -47,7 +47,7 @@ typedef struct device_backend {
 typedef struct under_way {
     ms__io *io;
     device_event *done;
-    int system_errno; /* of its start; 0: its copy is on the stream */
+    int system_errno; /* of its start; 0: the copy is on the stream */
 } under_way;
 
 typedef struct device_lane {
@@ -59,7 +59,7 @@ typedef struct device_lane {
 
 /* ---- events ---------------------------------------------------------------------- */
 
-/* In the context. NULL where there is none. */
+/* Called in the context. NULL if the driver or memory refuses. */
 static device_event *event_take(device_backend *self)
 {
     ms__mutex_lock(&self->lock);
@@ -118,8 +118,8 @@ static void device_unmark(ms__backend *backend, void *mark)
 
 /* ---- open and close ------------------------------------------------------------------ */
 
-/* One for each direction, so that both ways of the link are used; one in all where the GPU
- * can make one copy at a time. */
+/* One per direction, so that the link is used both ways; one in all if the GPU has a single copy
+ * engine. */
 static uint32_t wanted_streams(const device_backend *self, const ms__backend_options *options)
 {
     int engines = 0;
@@ -130,7 +130,7 @@ static uint32_t wanted_streams(const device_backend *self, const ms__backend_opt
     return failure == 0 && engines >= 2 ? 2 : 1;
 }
 
-/* In the context. */
+/* Called in the context. */
 static int open_streams(device_backend *self, const ms__backend_options *options, ms_error *err)
 {
     uint32_t wanted = wanted_streams(self, options);
@@ -144,13 +144,13 @@ static int open_streams(device_backend *self, const ms__backend_options *options
     return MS_OK;
 }
 
-/* In the context. Copies through memory that is not pinned work too. */
+/* Called in the context. Copies through pageable memory work too, only slower. */
 static void pin_slab(device_backend *self, const ms__backend_options *options)
 {
     if (!self->host.has_disk) {
         return;
     }
-    ms__touch(options->slab, options->slab_bytes); /* as in device_host.c */
+    ms__touch(options->slab, options->slab_bytes); /* for the same reason as in device_host.c */
     if (MS__DEVICE_CALL(&self->device, pin, options->slab, options->slab_bytes) == 0) {
         self->slab = options->slab;
     } else {
@@ -158,7 +158,7 @@ static void pin_slab(device_backend *self, const ms__backend_options *options)
     }
 }
 
-static void describe(device_backend *self)
+static void device_describe(device_backend *self)
 {
     char memory[200] = "no host memory", disk[240] = "";
     const ms__device_host *host = &self->host;
@@ -225,7 +225,7 @@ static void device_forget(ms__backend *backend)
 }
 
 /* With device and host open. */
-static int open_rest(device_backend *self, const ms__backend_options *options, ms_error *err)
+static int open_driver_parts(device_backend *self, const ms__backend_options *options, ms_error *err)
 {
     if (!ms__device_enter(&self->device)) {
         return ms__device_fail(&self->device, MS__DEVICE_UNKNOWN, "its context cannot be used", err);
@@ -259,7 +259,7 @@ static int device_open(const ms__backend_options *options, ms__backend **backend
     }
     ms__mutex_init(&self->lock);
     self->checksum = options->checksum;
-    rc = open_rest(self, options, err);
+    rc = open_driver_parts(self, options, err);
     if (rc != MS_OK) {
         device_close(&self->base);
         return rc;
@@ -270,7 +270,7 @@ static int device_open(const ms__backend_options *options, ms__backend **backend
     self->base.lane_depth = LANE_DEPTH;
     self->base.lane_max = LANES_MAX;
     self->base.device_memory = true;
-    describe(self);
+    device_describe(self);
     *backend = &self->base;
     return MS_OK;
 }
@@ -290,7 +290,7 @@ static ms_tier device_tier_of(uint64_t position)
     return ms__rung_of(position) == MS__RUNG_DISK ? MS_TIER_DISK : MS_TIER_HOST;
 }
 
-/* Lanes share the streams: half of them go down, half come up. */
+/* Lanes share the streams: half of the streams go down, half up. */
 static int device_lane_open(ms__backend *backend, ms__lane **lane, ms_error *err)
 {
     device_backend *self = (device_backend *)backend;
@@ -308,7 +308,7 @@ static int device_lane_open(ms__backend *backend, ms__lane **lane, ms_error *err
 
 /* ---- the host's side of a transfer ------------------------------------------------------ */
 
-/* The spill file takes and gives whole blocks; a piece is moved to its end. 0 or an errno. */
+/* Moves a piece to or from the spill file, in whole blocks, to its end. 0 or an errno. */
 static int move_file(device_backend *self, const ms__io *io)
 {
     const ms__file *file = &self->host.spill.file;
@@ -333,7 +333,7 @@ static int move_file(device_backend *self, const ms__io *io)
     return 0;
 }
 
-/* Where the copy on the link ends or begins. */
+/* The host's end of the copy on the link. */
 static unsigned char *host_side(device_backend *self, const ms__io *io)
 {
     return ms__rung_of(io->position) == MS__RUNG_DISK ? io->staging : ms__device_address(&self->host, io->position);
@@ -344,7 +344,7 @@ static bool is_intact(const device_backend *self, const ms__io *io, const unsign
     return self->checksum == NULL || self->checksum(memory, io->payload_bytes) == io->checksum;
 }
 
-/* Before bytes go up: they are on the host, and what they were. 0 or an errno. */
+/* Before bytes go up: reads them to the host and checks them. 0 or an errno. */
 static int prepare_read(device_backend *self, const ms__io *io, unsigned char *memory)
 {
     if (ms__rung_of(io->position) == MS__RUNG_DISK) {
@@ -356,11 +356,11 @@ static int prepare_read(device_backend *self, const ms__io *io, unsigned char *m
     if (is_intact(self, io, memory)) {
         return 0;
     }
-    memory[io->payload_bytes / 2] ^= flip; /* a test's bit may go again */
+    memory[io->payload_bytes / 2] ^= flip; /* undone, so that a retry can succeed */
     return EBADMSG;
 }
 
-/* After bytes came down. 0 or an errno. */
+/* After bytes came down: hashes them and writes those for the disk. 0 or an errno. */
 static int conclude_write(device_backend *self, ms__io *io, unsigned char *memory)
 {
     if (self->checksum != NULL) {
@@ -375,7 +375,7 @@ static int conclude_write(device_backend *self, ms__io *io, unsigned char *memor
 
 /* ---- the link ------------------------------------------------------------------------------ */
 
-/* The fault points that memory and file have in their calls; disk has its own. */
+/* The fault points that memory and file have in their calls; the disk has its own. */
 static int refused_by_test(const ms__io *io)
 {
     int failure = EIO;
@@ -395,8 +395,8 @@ static int copy_step(device_backend *self, void *stream, const ms__io *io, unsig
                : MS__DEVICE_CALL(&self->device, copy_to_device, device, memory + offset, bytes, stream);
 }
 
-/* Queues the copy, in as many steps as registrations (and tests) ask for. */
-static int copy(device_backend *self, void *stream, const ms__io *io, unsigned char *memory)
+/* Queues the copy, in steps that registrations (and tests) bound. */
+static int copy_queue(device_backend *self, void *stream, const ms__io *io, unsigned char *memory)
 {
     int failure = 0;
     bool is_on_disk = ms__rung_of(io->position) == MS__RUNG_DISK;
@@ -412,7 +412,7 @@ static int copy(device_backend *self, void *stream, const ms__io *io, unsigned c
     return failure;
 }
 
-/* In the context. What was queued before a failure is waited for: its memory is given back. */
+/* Called in the context. Waits for copies queued before a failure: the caller frees their memory. */
 static int queue_all(device_backend *self, void *stream, under_way *entry, unsigned char *memory)
 {
     const ms__io *io = entry->io;
@@ -424,7 +424,7 @@ static int queue_all(device_backend *self, void *stream, under_way *entry, unsig
     if (mark != NULL && MS__DEVICE_CALL(&self->device, stream_wait, stream, mark->event) != 0) {
         return EIO;
     }
-    if (copy(self, stream, io, memory) == 0 &&
+    if (copy_queue(self, stream, io, memory) == 0 &&
         MS__DEVICE_CALL(&self->device, event_record, entry->done->event, stream) == 0) {
         return 0;
     }
@@ -432,8 +432,8 @@ static int queue_all(device_backend *self, void *stream, under_way *entry, unsig
     return EIO;
 }
 
-/* 0: the copy is on the stream. */
-static int begin(device_backend *self, void *stream, under_way *entry)
+/* Starts the transfer. 0 or an errno. */
+static int copy_begin(device_backend *self, void *stream, under_way *entry)
 {
     unsigned char *memory = host_side(self, entry->io);
     int failure = refused_by_test(entry->io);
@@ -456,14 +456,14 @@ static void device_start(ms__lane *lane, ms__io *io)
     device_lane *self = (device_lane *)lane;
     under_way *entry = &self->entries[self->count++];
     *entry = (under_way){.io = io};
-    entry->system_errno = begin((device_backend *)lane->backend, self->streams[io->direction], entry);
+    entry->system_errno = copy_begin((device_backend *)lane->backend, self->streams[io->direction], entry);
 }
 
 /* Waits for the copy. 0 or an errno. */
-static int await(device_backend *self, void *stream, const under_way *entry)
+static int copy_await(device_backend *self, void *stream, const under_way *entry)
 {
     if (!ms__device_enter(&self->device)) {
-        /* A test's doing, or the context is gone, and the copy with it. */
+        /* Either a test's fault, or the context is gone and the copy with it. */
         if (self->device.kind->driver->enter(&self->device) != 0) {
             return EIO;
         }
@@ -489,7 +489,7 @@ static ms__io *device_finish(ms__lane *lane)
     ms__io *io = entry.io;
     int failure = entry.system_errno;
     if (failure == 0) {
-        failure = await(backend, self->streams[io->direction], &entry);
+        failure = copy_await(backend, self->streams[io->direction], &entry);
     }
     if (entry.done != NULL) {
         event_give(backend, entry.done);

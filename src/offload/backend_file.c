@@ -1,6 +1,6 @@
 /*
- * The disk tier by threads: pread and pwrite in the engine's threads, on the spill
- * file of spill.h. Works wherever there is a file system.
+ * The disk tier: pread and pwrite in the engine's threads, on the spill file of spill.h.
+ * Works on every file system.
  */
 #include "offload/spill.h"
 

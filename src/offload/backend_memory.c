@@ -1,7 +1,6 @@
 /*
- * The host tier: an extent is a private map, a transfer a copy. Makes room for a
- * device whose memory is not the host's, and lets every test of the engine run
- * without a disk.
+ * The host tier: an extent is a private map, a transfer a copy. Takes what leaves a device
+ * with its own memory, and lets every test of the engine run without a disk.
  */
 #include "offload/backend.h"
 
@@ -52,7 +51,7 @@ static void memory_forget(ms__backend *backend)
     ms_free(backend);
 }
 
-static bool count_in(memory_backend *self, uint64_t bytes)
+static bool memory_count_in(memory_backend *self, uint64_t bytes)
 {
     ms__mutex_lock(&self->lock);
     bool fits = bytes <= ms__sub_sat(self->cap_bytes, self->used_bytes);
@@ -63,7 +62,7 @@ static bool count_in(memory_backend *self, uint64_t bytes)
     return fits;
 }
 
-static void count_out(memory_backend *self, uint64_t bytes)
+static void memory_count_out(memory_backend *self, uint64_t bytes)
 {
     ms__mutex_lock(&self->lock);
     self->used_bytes -= bytes;
@@ -73,7 +72,7 @@ static void count_out(memory_backend *self, uint64_t bytes)
 static int memory_reserve(ms__backend *backend, uint64_t bytes, uint64_t *position, ms_error *err)
 {
     memory_backend *self = (memory_backend *)backend;
-    if (!count_in(self, bytes)) {
+    if (!memory_count_in(self, bytes)) {
         return ms_fail(err, MS_ENOSPC, "host tier: %s more would pass the cap of %s", ms__text_bytes(bytes).text,
                        ms__text_bytes(self->cap_bytes).text);
     }
@@ -81,7 +80,7 @@ static int memory_reserve(ms__backend *backend, uint64_t bytes, uint64_t *positi
     bool is_large = bytes >= MS__HUGE_PAGE_BYTES;
     int rc = ms__map(bytes, is_large ? MS__HUGE_PAGE_BYTES : ms__page_bytes(), &address, err);
     if (rc != MS_OK) {
-        count_out(self, bytes);
+        memory_count_out(self, bytes);
         return rc;
     }
     if (is_large) {
@@ -95,11 +94,11 @@ static int memory_reserve(ms__backend *backend, uint64_t bytes, uint64_t *positi
 static void memory_release(ms__backend *backend, uint64_t position, uint64_t bytes)
 {
     ms__unmap((void *)(uintptr_t)position, bytes);
-    count_out((memory_backend *)backend, bytes);
+    memory_count_out((memory_backend *)backend, bytes);
 }
 
-/* The copy, misbehaving where a test asks for it. */
-static void move(ms__io *io)
+/* The copy; fails as a test asks. */
+static void memory_move(ms__io *io)
 {
     bool is_write = io->direction == MS__WRITE;
     int failure = EIO;
@@ -120,7 +119,7 @@ static ms__io *memory_finish(ms__lane *lane)
 {
     ms__io *io = lane->started;
     lane->started = NULL;
-    move(io);
+    memory_move(io);
     return io;
 }
 

@@ -1,9 +1,9 @@
 /*
  * The codec of codec.h.
  *
- * Compressed data is: width, mask, and for each block of BLOCK_BYTES the planes (one for each
- * byte of a number) that are copied, then the compressed ones, each behind its size; last
- * the bytes behind the last whole number. A block's planes stay in a core's cache.
+ * Compressed data is: width, mask, and for each block of BLOCK_BYTES the copied planes (a plane
+ * is one byte of each number), then the compressed ones, each behind its size; last the bytes
+ * after the last whole number. A block's planes fit a core's cache.
  */
 #include "offload/codec.h"
 
@@ -20,11 +20,11 @@ enum {
     STRETCHES = 4,
     STRETCH_BYTES = 4096,
     SAMPLE_BYTES = STRETCHES * STRETCH_BYTES,
-    /* A plane is compressed if that saves at least this part of it. */
+    /* A plane is compressed if that saves at least one part in this many. */
     PLANE_GAIN = 16,
-    /* Exponents have few values and no order: entropy coding gives all there is, and the
-     * search for repetitions, which this level all but leaves out, costs twice the time and
-     * gives worse results (docs/results). */
+    /* Exponents have few values and no order, so entropy coding gives the whole gain. Searching
+     * for repetitions, which this level nearly skips, doubles the time and compresses worse
+     * (docs/results). */
     LEVEL = -100,
     HEADER_BYTES = 2,
     SIZE_BYTES = sizeof(uint32_t)
@@ -39,7 +39,7 @@ struct ms__codec {
     void *decompressor;
     unsigned char planes[BLOCK_BYTES];
     unsigned char sample[SAMPLE_BYTES];
-    unsigned char scrap[2 * SAMPLE_BYTES]; /* what a sample becomes */
+    unsigned char scrap[2 * SAMPLE_BYTES]; /* the compressed sample */
 };
 
 int ms__codec_open(ms__codec **codec, ms_error *err)
@@ -53,7 +53,7 @@ int ms__codec_open(ms__codec **codec, ms_error *err)
     if (made == NULL) {
         return ms_fail(err, MS_ENOMEM, "no memory for a codec");
     }
-    bool is_refused = ms__fault(MS_FAULT_ALLOC, NULL); /* the library allocates by itself */
+    bool is_refused = ms__fault(MS_FAULT_ALLOC, NULL); /* the library has its own allocator */
     made->zstd = zstd;
     made->compressor = is_refused ? NULL : zstd->compressor_create();
     made->decompressor = is_refused ? NULL : zstd->decompressor_create();
@@ -79,8 +79,8 @@ void ms__codec_close(ms__codec *codec)
 
 /* ---- planes -------------------------------------------------------------------- */
 
-/* A number at a time, its bytes by shifts: loops that compilers turn into vectors. What
- * byte of a number goes to what plane is the same both ways, whatever the byte order. */
+/* One number at a time, its bytes by shifts: loops that compilers vectorise. Splitting and joining
+ * agree on the plane of each byte, whatever the byte order. */
 #define DEFINE_SHUFFLE(W, TYPE) \
     static void split_##W(const unsigned char *restrict data, uint64_t count, unsigned char *const planes[]) \
     { \
@@ -127,7 +127,7 @@ static void join_8(const unsigned char *const planes[], uint64_t count, unsigned
     }
 }
 
-static void split(const unsigned char *data, uint64_t count, uint32_t width, unsigned char *const planes[])
+static void planes_split(const unsigned char *data, uint64_t count, uint32_t width, unsigned char *const planes[])
 {
     switch (width) {
     case 8:
@@ -145,7 +145,7 @@ static void split(const unsigned char *data, uint64_t count, uint32_t width, uns
     }
 }
 
-static void join(const unsigned char *const planes[], uint64_t count, uint32_t width, unsigned char *data)
+static void planes_join(const unsigned char *const planes[], uint64_t count, uint32_t width, unsigned char *data)
 {
     switch (width) {
     case 8:
@@ -168,7 +168,7 @@ static bool is_compressed(uint32_t mask, uint32_t plane)
     return mask >> plane & 1;
 }
 
-/* ---- looking ------------------------------------------------------------------- */
+/* ---- sampling ------------------------------------------------------------------ */
 
 static uint64_t take_sample(ms__codec *codec, const unsigned char *data, uint64_t bytes)
 {
@@ -183,15 +183,15 @@ static uint64_t take_sample(ms__codec *codec, const unsigned char *data, uint64_
     return SAMPLE_BYTES;
 }
 
-/* What the sample becomes with numbers of this width. */
-static uint64_t judge(ms__codec *codec, uint64_t sample_bytes, uint32_t width, uint32_t *mask)
+/* The sample's compressed bytes with numbers of this width. */
+static uint64_t judge_width(ms__codec *codec, uint64_t sample_bytes, uint32_t width, uint32_t *mask)
 {
     unsigned char *planes[WIDTH_MAX];
     uint64_t count = sample_bytes / width, sum = sample_bytes % width;
     for (uint32_t p = 0; p < width; p++) {
         planes[p] = codec->planes + p * count;
     }
-    split(codec->sample, count, width, planes);
+    planes_split(codec->sample, count, width, planes);
     *mask = 0;
     for (uint32_t p = 0; p < width; p++) {
         size_t compressed =
@@ -209,7 +209,7 @@ void ms__codec_look(ms__codec *codec, const void *data, uint64_t bytes, ms__code
     *view = (ms__codec_view){.expected_bytes = bytes};
     for (int i = 0; i < WIDTHS; i++) {
         uint32_t mask = 0;
-        uint64_t sum = judge(codec, sample_bytes, widths[i], &mask);
+        uint64_t sum = judge_width(codec, sample_bytes, widths[i], &mask);
         if (mask != 0 && sum < least) {
             least = sum;
             view->width = widths[i];
@@ -223,7 +223,7 @@ void ms__codec_look(ms__codec *codec, const void *data, uint64_t bytes, ms__code
 
 /* ---- compression ------------------------------------------------------------------- */
 
-/* Appends one block; the bytes written, or 0 where `room` is too small. */
+/* Appends one block; returns the bytes written, or 0 if `room` is too small. */
 static uint64_t compress_block(ms__codec *codec, const ms__codec_view *view, const unsigned char *data, uint64_t count,
                                unsigned char *compressed, uint64_t room)
 {
@@ -237,7 +237,7 @@ static uint64_t compress_block(ms__codec *codec, const ms__codec_view *view, con
     if (copied_bytes > room) {
         return 0;
     }
-    split(data, count, view->width, planes);
+    planes_split(data, count, view->width, planes);
     uint64_t at = copied_bytes;
     for (uint32_t p = 0; p < view->width; p++) {
         if (!is_compressed(view->mask, p)) {
@@ -287,7 +287,7 @@ uint64_t ms__codec_compress(ms__codec *codec, const ms__codec_view *view, const 
 
 /* ---- decompressing ----------------------------------------------------------------- */
 
-/* Reads one block; the bytes it took, or 0 where it is none. */
+/* Reads one block; returns the bytes read, or 0 if they are not a block. */
 static uint64_t decompress_block(ms__codec *codec, const ms__codec_view *view, const unsigned char *compressed,
                                  uint64_t left, unsigned char *data, uint64_t count)
 {
@@ -319,7 +319,7 @@ static uint64_t decompress_block(ms__codec *codec, const ms__codec_view *view, c
         planes[p] = codec->planes + p * count;
         at += size;
     }
-    join(planes, count, view->width, data);
+    planes_join(planes, count, view->width, data);
     return at;
 }
 

@@ -1,13 +1,11 @@
 /*
- * Which pieces are compressed on their way to the tier: codec.h gives the means, this file
- * weighs them. A piece is compressed where the time that the link saves, down
- * and up, is more than the processor time that the codec takes, both ways. Both are measured:
- * the link's rates came with the options, the codec's cost is tried out when the engine opens
- * and counted from then on, and how much smaller a piece gets is seen from a sample of it.
+ * The choice of pieces to compress on their way to the tier; codec.h does the work. A piece
+ * is compressed if the link's time saved, down and up, exceeds the codec's processor time,
+ * both ways. Both are measured: the options have the link's rates, the codec's cost is measured
+ * when the engine opens and updated with each piece, and a sample predicts a piece's size.
  *
- * A compressed piece lies at the beginning of its own place in the extent, whole blocks of it.
- * It carries two checksums: of what the tier has, looked at before a byte is interpreted, and
- * of the bytes that come out.
+ * A compressed piece takes whole blocks at the beginning of its own place in the extent. It
+ * has two checksums: of the compressed bytes, checked before decompression, and of the result.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,23 +14,23 @@
 #include "base/units.h"
 #include "offload/engine.h"
 
-/* What link_ns is told for. */
+/* The unit of link_ns. */
 #define COMPRESSION_UNIT_BYTES (UINT64_C(1) << 20)
 #define NS_PER_S UINT64_C(1000000000)
 #define GB_BYTES UINT64_C(1000000000)
 
 enum {
-    /* The data that the codec is tried out with, once per engine: a millisecond. */
+    /* The data for measuring the codec, once per engine: a millisecond. */
     TRIAL_NUMBERS = 1 << 16,
     TRIAL_BYTES = TRIAL_NUMBERS * sizeof(float),
-    /* An engine compresses nothing where pieces would have to become smaller than this part: few
-     * tensors do, and looking at the others has its price. */
+    /* An engine compresses nothing if pieces would have to shrink below this part to gain time:
+     * few tensors do, and sampling the others costs time. */
     LEAST_GAIN = 2,
-    /* Below, a block more or less is all there is to gain. */
+    /* Smaller pieces gain a block at most. */
     PIECE_LEAST_BYTES = 16 << 10
 };
 
-/* What has to have gone down before the second line tells how it went. */
+/* Bytes written before the second log line reports the result. */
 #define TELL_AFTER_BYTES (UINT64_C(256) << 20)
 
 static uint64_t processor_ns(void)
@@ -49,7 +47,7 @@ static uint64_t cost_of(const ms__codec_cost *cost, uint64_t bytes)
 
 /* ---- the engine's decision --------------------------------------------------------- */
 
-/* Numbers as layers make them: sums of several, so that small ones are frequent. */
+/* Numbers as layers compute them: sums of several, so that small ones are frequent. */
 static void make_trial(float *numbers)
 {
     uint64_t state = 1;
@@ -86,17 +84,17 @@ static int measure_codec(ms__compression *compression, ms_error *err)
     unsigned char *memory = ms_malloc(2 * TRIAL_BYTES);
     if (memory == NULL) {
         ms__codec_close(codec);
-        return ms_fail(err, MS_ENOMEM, "no memory to try compression with");
+        return ms_fail(err, MS_ENOMEM, "no memory to measure compression");
     }
     float *numbers = (float *)(void *)memory;
-    try_codec(compression, codec, numbers, memory + TRIAL_BYTES); /* the library takes its memory */
+    try_codec(compression, codec, numbers, memory + TRIAL_BYTES); /* warm-up: zstd allocates */
     try_codec(compression, codec, numbers, memory + TRIAL_BYTES);
     ms_free(memory);
     ms__codec_close(codec);
     return MS_OK;
 }
 
-static ms_compression wish_of(const ms_offload *engine, const ms_offload_options *options)
+static ms_compression compression_requested(const ms_offload *engine, const ms_offload_options *options)
 {
     if (engine->backend->device_memory) {
         return MS_COMPRESSION_NEVER;
@@ -113,14 +111,13 @@ static ms_compression wish_of(const ms_offload *engine, const ms_offload_options
     return is_known && !is_refused ? MS_COMPRESSION_AUTO : MS_COMPRESSION_NEVER;
 }
 
-static void tell_decision(const ms_offload *engine, const ms_offload_options *options)
+static void log_decision(const ms_offload *engine, const ms_offload_options *options)
 {
     const ms__compression *compression = &engine->compression;
-    const char *decision =
-        compression->is_on ? "pieces are compressed on their way where that pays" : "nothing is compressed on its way";
+    const char *decision = compression->is_on ? "pieces are compressed if that saves time" : "nothing is compressed";
     uint64_t per_gb_ns = ms__add_sat(cost_of(&compression->down, GB_BYTES), cost_of(&compression->up, GB_BYTES));
     if (compression->is_always) {
-        ms_log(MS_LOG_INFO, "%s: whatever gets smaller is compressed on its way", engine->backend->place);
+        ms_log(MS_LOG_INFO, "%s: every piece that gets smaller is compressed", engine->backend->place);
         return;
     }
     ms_log(MS_LOG_INFO,
@@ -133,14 +130,14 @@ static void tell_decision(const ms_offload *engine, const ms_offload_options *op
 int ms__compression_open(ms_offload *engine, const ms_offload_options *options, ms_error *err)
 {
     ms__compression *compression = &engine->compression;
-    ms_compression wish = wish_of(engine, options);
+    ms_compression wish = compression_requested(engine, options);
     if (wish == MS_COMPRESSION_NEVER) {
         return MS_OK;
     }
     ms_error refusal = {0};
     int rc = measure_codec(compression, &refusal);
     if (rc == MS_ENOTSUP) {
-        ms_log(MS_LOG_INFO, "%s: nothing is compressed on its way: %s", engine->backend->place, refusal.text);
+        ms_log(MS_LOG_INFO, "%s: nothing is compressed: %s", engine->backend->place, refusal.text);
         return MS_OK;
     }
     if (rc != MS_OK) {
@@ -157,13 +154,13 @@ int ms__compression_open(ms_offload *engine, const ms_offload_options *options, 
     uint64_t codec_ns = ms__add_sat(cost_of(&compression->down, COMPRESSION_UNIT_BYTES),
                                     cost_of(&compression->up, COMPRESSION_UNIT_BYTES));
     compression->is_on = compression->is_always || codec_ns < compression->link_ns / LEAST_GAIN;
-    tell_decision(engine, options);
+    log_decision(engine, options);
     return MS_OK;
 }
 
 /* ---- pieces ------------------------------------------------------------------------- */
 
-static bool pays(ms_offload *engine, uint64_t bytes, uint64_t expected_bytes)
+static bool compression_pays(ms_offload *engine, uint64_t bytes, uint64_t expected_bytes)
 {
     ms__compression *compression = &engine->compression;
     if (expected_bytes >= bytes || compression->is_always) {
@@ -191,14 +188,14 @@ void ms__compression_compress(ms__worker *worker, ms__job *job)
     }
     uint64_t begun_ns = processor_ns();
     ms__codec_look(worker->codec, job->memory, job->bytes, &view);
-    if (!pays(engine, job->bytes, view.expected_bytes)) {
+    if (!compression_pays(engine, job->bytes, view.expected_bytes)) {
         return;
     }
     uint64_t compressed_bytes =
         ms__codec_compress(worker->codec, &view, job->memory, job->bytes, job->bounce, job->io.bytes - block_bytes);
     job->codec_ns = ms__max_u64(processor_ns() - begun_ns, 1);
     if (compressed_bytes == 0) {
-        return; /* the sample promised too much */
+        return; /* the sample predicted too much */
     }
     job->io.bytes = ms__align_up(compressed_bytes, block_bytes);
     memset(job->bounce + compressed_bytes, 0, job->io.bytes - compressed_bytes);
@@ -238,7 +235,7 @@ bool ms__compression_count(ms_offload *engine, const ms__job *job)
     return is_to_tell;
 }
 
-void ms__compression_tell(ms_offload *engine)
+void ms__compression_report(ms_offload *engine)
 {
     ms__mutex_lock(&engine->lock);
     ms_offload_stats stats = engine->stats;

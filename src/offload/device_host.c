@@ -1,11 +1,11 @@
 /*
- * Space for what leaves a GPU. The ladder is climbed down extent by extent: pinned memory
- * up to its limit, or to what the driver refuses; pageable memory up to the cap; the
- * spill file beyond. Each rung is told of once, when it is first used.
+ * Space for what leaves a GPU, chosen extent by extent: pinned memory up to its limit or the
+ * driver's; then pageable memory up to the cap; then the spill file. The first use of each of
+ * the latter two is logged.
  *
- * Pinned memory is one range of addresses, registered in chunks as it is needed, so that a
- * small run pins little, and never given back before the end: pinning costs as much as
- * moving the bytes several times.
+ * Pinned memory is one range of addresses, registered in chunks as needed, so that a small run
+ * pins little. It is never unpinned before the end: pinning costs as much as moving the bytes
+ * several times.
  */
 #include "offload/device_host.h"
 
@@ -17,8 +17,8 @@
 
 #define CHUNK_BYTES (UINT64_C(64) << 20)
 
-/* Positions tell the kind of their extent in the two highest bits, which neither
- * addresses nor files reach. */
+/* The two highest bits of a position are the kind of its extent; neither addresses nor file
+ * offsets use them. */
 enum { KIND_SHIFT = 62 };
 #define KIND_MASK (UINT64_C(3) << KIND_SHIFT)
 
@@ -49,8 +49,8 @@ uint64_t ms__device_reach(const ms__device_host *host, uint64_t position, uint64
 
 /* ---- pinned -------------------------------------------------------------------- */
 
-/* Pins up to the end of the last extent. False where the driver refuses. Under the lock. */
-static bool pin(ms__device_host *host)
+/* Pins up to the end of the last extent. False if the driver refuses. Under the lock. */
+static bool pool_pin(ms__device_host *host)
 {
     const ms__device *device = host->device;
     bool is_pinned = true;
@@ -63,7 +63,7 @@ static bool pin(ms__device_host *host)
     while (is_pinned && host->pinned.end_bytes > host->pinned_bytes) {
         unsigned char *chunk = host->pool + host->pinned_bytes;
         uint64_t bytes = ms__min_u64(CHUNK_BYTES, host->pool_bytes - host->pinned_bytes);
-        ms__touch(chunk, bytes); /* the driver would do it with one thread */
+        ms__touch(chunk, bytes); /* the driver would touch it with one thread */
         is_pinned = MS__DEVICE_CALL(device, pin, chunk, bytes) == 0;
         host->pinned_bytes += is_pinned ? bytes : 0;
         if (!is_pinned) {
@@ -79,16 +79,16 @@ static bool reserve_pinned(ms__device_host *host, uint64_t bytes, uint64_t *posi
     if (ms__extents_reserve(&host->pinned, bytes, position) != MS_OK) {
         return false;
     }
-    if (pin(host)) {
+    if (pool_pin(host)) {
         return true;
     }
     ms__extents_release(&host->pinned, *position, bytes);
-    host->pinned.limit_bytes = host->pinned_bytes; /* not asked again */
+    host->pinned.limit_bytes = host->pinned_bytes; /* the driver is not asked again */
     return false;
 }
 
 /* An address range costs nothing until it is pinned. */
-static int open_pool(ms__device_host *host, uint64_t wanted_bytes, ms_error *err)
+static int pool_open(ms__device_host *host, uint64_t wanted_bytes, ms_error *err)
 {
     void *address = NULL;
     uint64_t limit_bytes = wanted_bytes != 0 ? wanted_bytes : ms__memory_room_bytes("") / 2;
@@ -108,7 +108,7 @@ static int open_pool(ms__device_host *host, uint64_t wanted_bytes, ms_error *err
     return MS_OK;
 }
 
-static void close_pool(ms__device_host *host)
+static void pool_close(ms__device_host *host)
 {
     const ms__device *device = host->device;
     bool is_entered = host->pinned_bytes > 0 && device->kind->driver->enter(device) == 0;
@@ -155,7 +155,7 @@ int ms__device_host_open(ms__device_host *host, const ms__device *device, const 
             return rc;
         }
     }
-    int rc = open_pool(host, options->pinned_bytes, err);
+    int rc = pool_open(host, options->pinned_bytes, err);
     if (rc != MS_OK) {
         if (host->has_disk) {
             ms__spill_close(&host->spill);
@@ -169,7 +169,7 @@ int ms__device_host_open(ms__device_host *host, const ms__device *device, const 
 
 void ms__device_host_close(ms__device_host *host)
 {
-    close_pool(host);
+    pool_close(host);
     ms__extents_destroy(&host->pinned);
     ms__mutex_destroy(&host->lock);
     if (host->has_disk) {
@@ -185,7 +185,7 @@ void ms__device_host_forget(ms__device_host *host)
     }
 }
 
-/* Under the lock. False: it has to go to disk. */
+/* Under the lock. False: no memory for it. */
 static bool reserve_memory(ms__device_host *host, uint64_t bytes, uint64_t *position)
 {
     if (bytes > ms__sub_sat(host->cap_bytes, host->used_bytes)) {
@@ -198,8 +198,8 @@ static bool reserve_memory(ms__device_host *host, uint64_t bytes, uint64_t *posi
     return true;
 }
 
-/* True at the first extent of a rung below the first. Under the lock. */
-static bool is_news(ms__device_host *host, ms__rung rung)
+/* Whether this is the first extent below pinned memory, on its rung. Under the lock. */
+static bool rung_is_new(ms__device_host *host, ms__rung rung)
 {
     bool *told = rung == MS__RUNG_DISK ? &host->told_disk : &host->told_pageable;
     bool is_expected = rung == MS__RUNG_PINNED || host->cap_bytes == 0;
@@ -208,14 +208,14 @@ static bool is_news(ms__device_host *host, ms__rung rung)
     return is_first;
 }
 
-static void tell(const ms__device_host *host, ms__rung rung, uint64_t pinned_bytes, uint64_t used_bytes)
+static void rung_report(const ms__device_host *host, ms__rung rung, uint64_t pinned_bytes, uint64_t used_bytes)
 {
     const ms__device *device = host->device;
     if (rung == MS__RUNG_PAGEABLE) {
-        ms_log(MS_LOG_INFO, "%s %u: %s of host memory are pinned, which is the limit; more is pageable, and slower",
+        ms_log(MS_LOG_INFO, "%s %u: %s of host memory are pinned, the limit; more is pageable and slower",
                device->kind->label, device->number, ms__text_bytes(pinned_bytes).text);
     } else {
-        ms_log(MS_LOG_INFO, "%s %u: %s of host memory are used of %s; more goes to the %s", device->kind->label,
+        ms_log(MS_LOG_INFO, "%s %u: %s of %s host memory are used; more goes to the %s", device->kind->label,
                device->number, ms__text_bytes(used_bytes).text, ms__text_bytes(host->cap_bytes).text,
                host->spill.base.place);
     }
@@ -241,10 +241,10 @@ int ms__device_host_reserve(ms__device_host *host, uint64_t bytes, uint64_t *pos
     }
     ms__rung rung = ms__rung_of(taken);
     ms__mutex_lock(&host->lock);
-    bool is_to_be_told = is_news(host, rung);
+    bool is_to_be_told = rung_is_new(host, rung);
     ms__mutex_unlock(&host->lock);
     if (is_to_be_told) {
-        tell(host, rung, pinned_bytes, used_bytes);
+        rung_report(host, rung, pinned_bytes, used_bytes);
     }
     *position = taken;
     return MS_OK;

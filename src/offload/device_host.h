@@ -1,6 +1,8 @@
 /*
- * device_host.h - the host's side of the extents that leave a device: pinned, pageable or in the
+ * device_host.h - the host's side of a device's extents: pinned memory, pageable memory or the
  * spill file. backend_device.c makes the transfers, device_host.c finds the space.
+ *
+ * Tests: tests/c/offload/test_cuda.c.
  */
 #ifndef MS_OFFLOAD_DEVICE_HOST_H
 #define MS_OFFLOAD_DEVICE_HOST_H
@@ -12,9 +14,9 @@ typedef struct ms__device_host {
     const ms__device *device;
     uint64_t cap_bytes;
     bool has_disk;
-    ms__spill spill; /* where has_disk */
+    ms__spill spill; /* if has_disk */
 
-    unsigned char *pool; /* an address range; pinned from its start, as far as it is used */
+    unsigned char *pool; /* an address range; pinned from its start up to the part in use */
     uint64_t pool_bytes;
     ms__mutex lock; /* guards what follows */
     ms__extents pinned;
@@ -23,19 +25,19 @@ typedef struct ms__device_host {
     bool told_pageable, told_disk;
 } ms__device_host;
 
-/* Where an extent's bytes are. */
+/* The place of an extent's bytes. */
 typedef enum ms__rung { MS__RUNG_PINNED, MS__RUNG_PAGEABLE, MS__RUNG_DISK } ms__rung;
 
 ms__rung ms__rung_of(uint64_t position);
-/* The address of a position in memory; the offset in the file of one on disk. */
+/* The address of a position in memory; the file offset of a position on disk. */
 unsigned char *ms__device_address(const ms__device_host *host, uint64_t position);
 uint64_t ms__device_offset(uint64_t position);
-/* Of `bytes` from here on, those that one copy may name: registrations end somewhere. */
+/* Of `bytes` from here on, those that one copy may name: it may not cross registrations. */
 uint64_t ms__device_reach(const ms__device_host *host, uint64_t position, uint64_t bytes);
 
 int ms__device_host_open(ms__device_host *host, const ms__device *device, const ms__backend_ops *ops,
                          const ms__backend_options *options, ms_error *err);
-/* Every extent was released. */
+/* Call when every extent is released. */
 void ms__device_host_close(ms__device_host *host);
 void ms__device_host_forget(ms__device_host *host);
 int ms__device_host_reserve(ms__device_host *host, uint64_t bytes, uint64_t *position, ms_error *err);

@@ -1,9 +1,9 @@
 /*
- * An engine's beginning and end, and what it tells of itself.
+ * Opening, closing and describing an engine.
  *
- * Opening goes slab, backend, slots, workers, threads; closing the other way. A
- * closing engine cancels what is queued, lets lanes finish the pieces they hold
- * (somebody's memory is in them) and only then takes anything away.
+ * Opens slab, backend, slots, workers, threads, and closes them in reverse. A closing
+ * engine cancels what is queued, lets lanes finish their pieces (callers' memory is in
+ * them) and only then frees anything.
  */
 #include "offload/engine.h"
 
@@ -12,10 +12,10 @@
 #include "base/os/map.h"
 #include "base/units.h"
 
-/* Measured on a two-core machine whose cores also compute: a third thread brings a
- * loaded disk from 1.2 to 2.0 GB/s, because two write while one hashes; a fourth
- * brings nothing. Pieces of 1 MiB cost a tenth of the bandwidth, pieces of 16 MiB
- * bring none and double what a waited-for fetch has to wait. */
+/* Measured on a two-core machine whose cores also compute: a third thread raises a loaded
+ * disk from 1.2 to 2.0 GB/s, because two write while one hashes; a fourth gains nothing.
+ * Pieces of 1 MiB cost a tenth of the bandwidth; pieces of 16 MiB gain nothing and double
+ * the wait for an urgent fetch. */
 enum { DEFAULT_WORKERS = 3 };
 #define DEFAULT_SLAB_BYTES (UINT64_C(32) << 20)
 #define DEFAULT_SLOT_BYTES (UINT64_C(4) << 20)
@@ -23,19 +23,19 @@ enum { DEFAULT_WORKERS = 3 };
 
 /* ---- opening --------------------------------------------------------------- */
 
-static uint64_t or_default(uint64_t value, uint64_t otherwise)
+static uint64_t value_or(uint64_t value, uint64_t otherwise)
 {
     return value != 0 ? value : otherwise;
 }
 
-static uint32_t wanted_depth(const ms_offload_options *options)
+static uint32_t depth_of(const ms_offload_options *options)
 {
     return options->worker_count != 0 ? options->worker_count : DEFAULT_WORKERS;
 }
 
 static int check_options(const ms_offload_options *options, ms_error *err)
 {
-    uint64_t slot_bytes = or_default(options->slot_bytes, DEFAULT_SLOT_BYTES);
+    uint64_t slot_bytes = value_or(options->slot_bytes, DEFAULT_SLOT_BYTES);
     if (slot_bytes % ms__page_bytes() != 0) {
         return ms_fail(err, MS_EINVAL, "slots of %llu bytes are not whole pages", (unsigned long long)slot_bytes);
     }
@@ -52,14 +52,14 @@ static int open_backend(ms_offload *engine, const ms_offload_options *options, m
         .dir = options->dir,
         .cap_bytes = options->cap_bytes,
         .no_direct_io = options->no_direct_io,
-        .depth = wanted_depth(options),
+        .depth = depth_of(options),
         .slab = engine->slab.address,
         .slab_bytes = engine->slab.bytes,
         .from_device = options->from_device,
         .device_kind = options->device_kind,
         .device = options->device,
         .pinned_bytes = options->pinned_bytes,
-        .disk_cap_bytes = or_default(options->disk_cap_bytes, UINT64_MAX),
+        .disk_cap_bytes = value_or(options->disk_cap_bytes, UINT64_MAX),
         .stream_count = options->stream_count,
         .checksum = engine->checksum,
     };
@@ -83,7 +83,7 @@ static int open_workers(ms_offload *engine, uint32_t wanted, ms_error *err)
         return ms_fail(err, MS_ENOMEM, "no memory for %u transfer threads", wanted);
     }
     while (engine->worker_count < wanted) {
-        uint32_t index = engine->worker_count++; /* also a half-open one is closed */
+        uint32_t index = engine->worker_count++; /* so that a half-open one is closed too */
         int rc = ms__worker_open(&engine->workers[index], engine, index * depth, err);
         if (rc != MS_OK) {
             return rc;
@@ -92,7 +92,7 @@ static int open_workers(ms_offload *engine, uint32_t wanted, ms_error *err)
     return MS_OK;
 }
 
-/* One thread is enough to work; with fewer than asked for it is only slower. */
+/* One thread is enough; fewer than requested only makes the engine slower. */
 static int start_threads(ms_offload *engine, ms_error *err)
 {
     for (uint32_t i = 0; i < engine->worker_count; i++) {
@@ -120,7 +120,7 @@ static int start_threads(ms_offload *engine, ms_error *err)
 
 static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_error *err)
 {
-    uint64_t slab_bytes = or_default(options->slab_bytes, DEFAULT_SLAB_BYTES);
+    uint64_t slab_bytes = value_or(options->slab_bytes, DEFAULT_SLAB_BYTES);
     slab_bytes = ms__max_u64(ms__align_down(slab_bytes, engine->slot_bytes), engine->slot_bytes);
     int rc = ms__slab_open(&engine->slab, slab_bytes, err);
     if (rc != MS_OK) {
@@ -134,7 +134,7 @@ static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_
     if (rc != MS_OK) {
         return rc;
     }
-    uint32_t worker_count = wanted_depth(options);
+    uint32_t worker_count = depth_of(options);
     if (worker_count > engine->backend->lane_max) {
         worker_count = engine->backend->lane_max;
     }
@@ -153,7 +153,7 @@ static int open_parts(ms_offload *engine, const ms_offload_options *options, ms_
     return start_threads(engine, err);
 }
 
-/* The memory of an engine whose threads have ended or never began. */
+/* Frees the memory of an engine whose threads have ended or never started. */
 static void free_parts(ms_offload *engine)
 {
     for (uint32_t i = 0; i < engine->worker_count; i++) {
@@ -164,7 +164,7 @@ static void free_parts(ms_offload *engine)
     ms__tickets_destroy(&engine->tickets);
 }
 
-static void destroy(ms_offload *engine)
+static void engine_destroy(ms_offload *engine)
 {
     ms__backend *backend = engine->backend;
     for (uint32_t i = 0; i < engine->tickets.count; i++) {
@@ -197,8 +197,8 @@ int ms_offload_open(const ms_offload_options *options, ms_offload **engine, ms_e
     if (made == NULL) {
         return ms_fail(err, MS_ENOMEM, "no memory for an offload engine");
     }
-    made->slot_bytes = or_default(options->slot_bytes, DEFAULT_SLOT_BYTES);
-    made->timeout_ns = or_default(options->timeout_ns, DEFAULT_TIMEOUT_NS);
+    made->slot_bytes = value_or(options->slot_bytes, DEFAULT_SLOT_BYTES);
+    made->timeout_ns = value_or(options->timeout_ns, DEFAULT_TIMEOUT_NS);
     made->tier = options->tier;
     made->checksum = options->no_verify ? NULL : ms__checksum_select();
     made->checksum_copy = ms__checksum_copy_select();
@@ -212,7 +212,7 @@ int ms_offload_open(const ms_offload_options *options, ms_offload **engine, ms_e
     }
     rc = open_parts(made, options, err);
     if (rc != MS_OK) {
-        destroy(made);
+        engine_destroy(made);
         return rc;
     }
     ms__fork_register(made);
@@ -222,9 +222,9 @@ int ms_offload_open(const ms_offload_options *options, ms_offload **engine, ms_e
 
 /* ---- closing --------------------------------------------------------------- */
 
-/* In a forked child: the threads and maps are the parent's alone, and conditions
- * that somebody waits for there can't be destroyed here. */
-static void forget(ms_offload *engine)
+/* In a forked child: threads and maps exist in the parent only, and conditions that parent
+ * threads waited for cannot be destroyed here. */
+static void engine_forget(ms_offload *engine)
 {
     free_parts(engine);
     engine->backend->ops->forget(engine->backend);
@@ -232,7 +232,7 @@ static void forget(ms_offload *engine)
     ms_free(engine);
 }
 
-static void cancel_everything(ms_offload *engine)
+static void cancel_transfers(ms_offload *engine)
 {
     for (uint32_t i = 0; i < engine->tickets.count; i++) {
         ms__ticket *ticket = engine->tickets.all[i];
@@ -242,13 +242,13 @@ static void cancel_everything(ms_offload *engine)
     }
 }
 
-/* True once no piece is in a lane and no caller in a wait; the threads then end. */
-static bool come_to_rest(ms_offload *engine)
+/* True once no piece is in a lane and no caller waits; the threads then end. */
+static bool engine_pause_for_close(ms_offload *engine)
 {
     ms__mutex_lock(&engine->lock);
     uint64_t deadline_ns = ms__add_sat(ms_now_ns(), engine->timeout_ns);
     engine->is_closing = true;
-    cancel_everything(engine);
+    cancel_transfers(engine);
     ms__cond_broadcast(&engine->changed);
     ms__cond_broadcast(&engine->work_ready);
     while ((engine->running_count > 0 || engine->caller_count > 0) &&
@@ -266,12 +266,12 @@ void ms_offload_close(ms_offload *engine)
     }
     ms__fork_unregister(engine);
     if (engine->is_forked) {
-        forget(engine);
+        engine_forget(engine);
         return;
     }
-    bool is_at_rest = come_to_rest(engine);
+    bool is_at_rest = engine_pause_for_close(engine);
     if (!is_at_rest) {
-        /* A thread is inside a system call that does not return, with memory of ours. */
+        /* A thread hangs in a system call that uses the engine's memory. */
         ms_log(MS_LOG_ERROR, "%s: a transfer does not end; the engine is left behind", engine->backend->place);
     }
     for (uint32_t i = 0; i < engine->worker_count; i++) {
@@ -282,11 +282,11 @@ void ms_offload_close(ms_offload *engine)
         }
     }
     if (is_at_rest) {
-        destroy(engine);
+        engine_destroy(engine);
     }
 }
 
-/* ---- telling --------------------------------------------------------------- */
+/* ---- reporting ------------------------------------------------------------- */
 
 void ms_offload_get_stats(ms_offload *engine, ms_offload_stats *stats)
 {

@@ -1,7 +1,7 @@
 /*
- * First fit over an array of free runs sorted by position, with coalescing on
- * release. Training frees in the reverse order of what it stores, so the array
- * holds a handful of runs and a search is a short scan; nothing cleverer pays.
+ * First fit over an array of free runs sorted by position, with coalescing on release.
+ * Training frees extents in the reverse order of its stores, so the array holds a handful
+ * of runs and a search is a short scan; a cleverer structure gains nothing.
  */
 #include "offload/extents.h"
 
@@ -19,9 +19,9 @@ void ms__extents_destroy(ms__extents *extents)
     memset(extents, 0, sizeof *extents);
 }
 
-/* n extents have at most n gaps before them: with room for one run per live extent
- * and one to spare, no release ever has to allocate. */
-static int make_room(ms__extents *extents)
+/* n extents have at most n gaps before them: with room for one run per live extent and a
+ * spare one, a release never has to allocate. */
+static int extents_make_room(ms__extents *extents)
 {
     size_t needed = extents->live_count + 2;
     if (needed <= extents->run_capacity) {
@@ -54,7 +54,7 @@ static void insert_run(ms__extents *extents, size_t index, uint64_t position, ui
 
 int ms__extents_reserve(ms__extents *extents, uint64_t bytes, uint64_t *position)
 {
-    int rc = make_room(extents);
+    int rc = extents_make_room(extents);
     if (rc != MS_OK) {
         return rc;
     }

@@ -1,9 +1,11 @@
 /*
- * extents.h - which bytes of a spill file are in use.
+ * extents.h - the used bytes of a spill file.
  *
- * A backend whose tier is one linear space reserves its extents here: lowest
- * address first, so that freed space is used again before the file grows. Pure
- * bookkeeping: no file is touched, no lock is taken; the owner holds one.
+ * A backend whose tier is one linear space reserves its extents here: lowest address
+ * first, so that freed space is reused before the file grows. Pure bookkeeping: touches no
+ * file, takes no lock; the owner holds one.
+ *
+ * Tests: tests/c/offload/test_extents.c.
  */
 #ifndef MS_OFFLOAD_EXTENTS_H
 #define MS_OFFLOAD_EXTENTS_H
@@ -28,12 +30,12 @@ typedef struct ms__extents {
 void ms__extents_init(ms__extents *extents, uint64_t limit_bytes);
 void ms__extents_destroy(ms__extents *extents);
 
-/* Takes `bytes` > 0 at the lowest position with room. MS_ENOSPC where that would
- * pass the limit, MS_ENOMEM where memory is out; nothing has changed then. */
+/* Takes `bytes` > 0 at the lowest position with room. MS_ENOSPC if that would pass the limit,
+ * MS_ENOMEM without memory; nothing has changed then. */
 int ms__extents_reserve(ms__extents *extents, uint64_t bytes, uint64_t *position);
 
-/* Gives back exactly what a reserve took. Cannot fail: reserve made the room that
- * the free run may need. */
+/* Frees exactly the bytes of one reserve. Cannot fail: reserve allocated the entry that the free
+ * run may need. */
 void ms__extents_release(ms__extents *extents, uint64_t position, uint64_t bytes);
 
 #endif

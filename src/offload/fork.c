@@ -1,15 +1,13 @@
 /*
- * Engines, fork() and exit(). Before the process forks, every engine comes to rest: no
- * piece is in a lane, so no direct read can land in a page that has become the
- * child's copy, and every lock is held, so that the child finds them free. The
- * parent goes on; in the child, which has none of the threads, the engine is dead:
- * each call says so and closing gives back what the child inherited.
+ * Engines, fork() and exit(). Before the process forks, every engine is paused: no piece is
+ * in a lane, so no direct read can land in a page that the child shares, and every lock is
+ * held, so that the child finds them free. The parent continues. The child has none of the
+ * threads, so its engines are dead: each call fails, and closing frees the inherited parts.
  *
- * Before exit() runs destructors, which take away what transfers in flight may read, the
- * engines come to rest too, and stay so.
+ * exit() runs destructors that free memory of transfers in flight, so the engines are paused
+ * before it, for good.
  *
- * The list of open engines is the one piece of global state of this room, because
- * fork handlers have no argument.
+ * The list of open engines is this room's only global state: fork handlers have no argument.
  */
 #include <stdlib.h>
 
@@ -23,11 +21,11 @@ static ms__link registry = {&registry, &registry};
 
 #define ENGINE_OF(link) MS__LIST_MEMBER(link, ms_offload, registry_link)
 
-/* A process that ends should end, disk or no disk. */
+/* A process ends even if a disk hangs. */
 #define EXIT_TIMEOUT_NS (UINT64_C(2) * 1000 * 1000 * 1000)
 
-/* Bounded like every wait: a disk that hangs must not hang the fork as well. A child's copy,
- * when the child forks in its turn, has nothing that could come to rest. */
+/* Bounded like every wait: a disk that hangs must not hang the fork. The copy of an engine in a
+ * child, which may fork again, has no pieces in lanes. */
 static void pause_engine(ms_offload *engine, uint64_t timeout_ns)
 {
     ms__mutex_lock(&engine->lock);
@@ -52,7 +50,7 @@ static void before_exit(void)
     ms__mutex_lock(&registry_lock);
     for (ms__link *link = registry.next; link != &registry; link = link->next) {
         ms_offload *engine = ENGINE_OF(link);
-        if (!engine->is_forked) { /* a child's copy has nothing that could rest */
+        if (!engine->is_forked) { /* a child's copy runs nothing */
             pause_engine(engine, ms__min_u64(engine->timeout_ns, EXIT_TIMEOUT_NS));
             ms__mutex_unlock(&engine->lock);
         }
@@ -64,7 +62,7 @@ static void after_fork(bool is_child)
 {
     for (ms__link *link = registry.next; link != &registry; link = link->next) {
         ms_offload *engine = ENGINE_OF(link);
-        if (is_child) { /* once dead, dead in all that descends from here; never written otherwise */
+        if (is_child) { /* stays set in the child's own children; written nowhere else */
             engine->is_forked = true;
         }
         engine->is_paused = false;
@@ -86,7 +84,7 @@ static void in_child(void)
     after_fork(true);
 }
 
-/* Each once, and again by the next engine where there was no memory for it. */
+/* Installs each handler once; the next engine tries again if memory was short. */
 static bool install_handlers(void)
 {
     static bool hears_of_forks, hears_of_exit;
@@ -97,12 +95,12 @@ static bool install_handlers(void)
 
 int ms__fork_prepare(ms_error *err)
 {
-    /* Not the registry's, which a fork takes while the system holds its list of handlers. */
+    /* Not registry_lock: a fork takes that while the system holds its list of handlers. */
     static ms__mutex lock = MS__MUTEX_INIT;
     ms__mutex_lock(&lock);
     bool is_told = install_handlers();
     ms__mutex_unlock(&lock);
-    return is_told ? MS_OK : ms_fail(err, MS_ENOMEM, "no memory to be told of forks and of the process's exit");
+    return is_told ? MS_OK : ms_fail(err, MS_ENOMEM, "no memory for the handlers of fork and exit");
 }
 
 void ms__fork_register(ms_offload *engine)

@@ -1,28 +1,27 @@
 /*
- * Which pieces go in one request. Small extents that lie side by side in the tier are
- * written or read by one transfer, whose cost is nearly that of one of them: so they pay
- * for a system call, an interrupt and a switch of threads once.
+ * The choice of pieces that share a request. One transfer writes or reads several small
+ * extents that are neighbours on the tier, at nearly the cost of one: a system call, an
+ * interrupt and a switch of threads are paid once.
  *
  * Called by a worker that has just taken a piece. Owns nothing: links tickets into the
- * worker's job, from which each is ended on its own, with its own checksum and its own
- * destination; a transfer that fails, fails each of them. One that is cancelled there goes
- * along without a purpose and leaves the others alone.
+ * worker's job, from which each ends separately, with its own checksum and destination. If
+ * the transfer fails, each of them fails. A ticket cancelled meanwhile is moved anyway and
+ * does not affect the others.
  *
- * What it promises to those who wait: nothing is held back for company. A store wakes a worker
- * and is started by it whether or not neighbours are about to come. Only where more
- * pieces wait than lanes have places for does whoever takes one take its neighbours along,
- * which would have waited, in the order of the queues, leaving a piece for each place. The
- * first of them ends with the others: later than alone by what it takes to move and check
- * REQUEST_BYTES_MAX at most. What a caller waits for goes alone.
+ * No transfer is delayed for joining. A store wakes a worker, which starts it whether or
+ * not neighbours are about to come. Only if more pieces wait than lanes have places does a
+ * worker take neighbours along, in the order of the queues, leaving a piece for each
+ * place. The first of them ends with the others: at most the time to move and check
+ * REQUEST_BYTES_MAX later than alone. A piece that a caller waits for is moved alone.
  */
 #include "base/units.h"
 #include "offload/engine.h"
 
-/* Moving so much takes about as long as any transfer takes to begin. */
+/* Moving this much takes about as long as starting any transfer. */
 #define SMALL_BYTES (UINT64_C(64) << 10)
 #define REQUEST_BYTES_MAX (UINT64_C(256) << 10)
 
-/* A ticket of one small piece that is moved as it is. */
+/* A ticket of one small, uncompressed piece. */
 static bool may_join(const ms_offload *engine, const ms__ticket *ticket)
 {
     if (ticket->is_urgent || ticket->piece_count != 1 || ticket->extent_bytes > SMALL_BYTES) {
@@ -33,8 +32,8 @@ static bool may_join(const ms_offload *engine, const ms__ticket *ticket)
                : ticket->pieces[0].copy != NULL && !ms__compression_may(engine, ticket->bytes);
 }
 
-/* Whether `next` goes on where `ticket` ends: in the tier, and where a write takes it from. What is
- * read comes by a bounce slot, wherever it goes then. */
+/* Whether `next` begins at the end of `ticket`: on the tier, and for a write also in memory. A
+ * joined read passes through a bounce slot, so its destination does not matter. */
 static bool is_followed_by(const ms__ticket *ticket, const ms__ticket *next)
 {
     return next->direction == ticket->direction && next->position == ticket->position + ticket->extent_bytes &&
@@ -57,7 +56,7 @@ void ms__job_take_along(ms_offload *engine, ms__job *job)
             return;
         }
         bool is_behind = is_followed_by(last, next);
-        if (!is_behind && !is_followed_by(next, job->ticket)) { /* backward asks for the last first */
+        if (!is_behind && !is_followed_by(next, job->ticket)) { /* backward fetches in reverse order */
             return;
         }
         (void)ms__transfer_take(engine, &next, &piece);

@@ -1,6 +1,8 @@
 /*
- * list.h - a doubly linked list whose links lie in its members: the queues and
- * the reap list of the engine. Nothing is allocated, so nothing can fail.
+ * list.h - a doubly linked list whose links are inside its members: the engine's queues and
+ * its list of ended stores. Allocates nothing, so nothing can fail.
+ *
+ * Tests: tests/c/offload/test_order.c.
  */
 #ifndef MS_OFFLOAD_LIST_H
 #define MS_OFFLOAD_LIST_H

@@ -1,18 +1,18 @@
 /*
- * The calls of offload.h that ask for transfers and for what became of them.
+ * The calls of offload.h that start transfers and report their results.
  *
- * Why nothing deadlocks is shown in engine.h. Every wait has a deadline besides, for
- * devices that never answer.
+ * engine.h shows why nothing deadlocks. Every wait also has a deadline, for devices that
+ * never answer.
  */
 #include <string.h>
 
 #include "base/units.h"
 #include "offload/engine.h"
 
-/* ---- what calls have in common ------------------------------------------ */
+/* ---- common parts ------------------------------------------------------- */
 
 /* Takes the lock if the engine can be used. */
-static int enter(ms_offload *engine, ms_error *err)
+static int request_enter(ms_offload *engine, ms_error *err)
 {
     if (engine == NULL) {
         return ms_fail(err, MS_EINVAL, "no offload engine was given");
@@ -32,7 +32,7 @@ static uint64_t deadline_of(const ms_offload *engine)
     return ms__add_sat(ms_now_ns(), engine->timeout_ns);
 }
 
-static void leave(ms_offload *engine)
+static void request_leave(ms_offload *engine)
 {
     engine->caller_count--;
     if (engine->is_closing) {
@@ -40,19 +40,19 @@ static void leave(ms_offload *engine)
     }
 }
 
-/* One wait for any change, with the caller counted so that close can wait for it. */
+/* One wait for any change; counts the caller so that close can wait for it. */
 static bool wait_for_change(ms_offload *engine, uint64_t deadline_ns)
 {
     engine->caller_count++;
     bool in_time = ms__cond_wait_until(&engine->changed, &engine->lock, deadline_ns);
-    leave(engine);
+    request_leave(engine);
     return in_time;
 }
 
-static int stale(const ms_offload *engine, ms_ticket id, ms_error *err)
+static int unknown_ticket(const ms_offload *engine, ms_ticket id, ms_error *err)
 {
-    return ms_fail(err, MS_EINVAL, "%s: ticket %#llx does not exist (dropped, or never given out)",
-                   engine->backend->place, (unsigned long long)id);
+    return ms_fail(err, MS_EINVAL, "%s: ticket %#llx does not exist (dropped, or never issued)", engine->backend->place,
+                   (unsigned long long)id);
 }
 
 void ms__ticket_retire(ms_offload *engine, ms__ticket *ticket)
@@ -69,7 +69,7 @@ void ms__ticket_retire(ms_offload *engine, ms__ticket *ticket)
 
 /* ---- store --------------------------------------------------------------- */
 
-/* What is to be stored, before it has a ticket. */
+/* A store before it has a ticket. */
 typedef struct store_request {
     uint64_t bytes;
     uint64_t padded_bytes;
@@ -78,8 +78,8 @@ typedef struct store_request {
     void *mark;
 } store_request;
 
-static int measure(const ms_offload *engine, const void *source, uint64_t bytes, uint64_t capacity, store_request *out,
-                   ms_error *err)
+static int store_measure(const ms_offload *engine, const void *source, uint64_t bytes, uint64_t capacity,
+                         store_request *out, ms_error *err)
 {
     if (source == NULL || bytes == 0 || capacity < bytes) {
         return ms_fail(err, MS_EINVAL, "storing %llu bytes of %llu at %p", (unsigned long long)bytes,
@@ -96,7 +96,7 @@ static int measure(const ms_offload *engine, const void *source, uint64_t bytes,
 }
 
 /* A ticket in state STORING, with no piece ready. Under the lock. */
-static ms__ticket *new_ticket(ms_offload *engine, const store_request *request)
+static ms__ticket *store_new_ticket(ms_offload *engine, const store_request *request)
 {
     ms__ticket *ticket = ms__tickets_new(&engine->tickets, request->piece_count);
     if (ticket == NULL) {
@@ -120,7 +120,7 @@ static ms__ticket *new_ticket(ms_offload *engine, const store_request *request)
     return ticket;
 }
 
-/* Room for the piece, padding included. */
+/* Waits for room for the piece, padding included. */
 static int wait_for_slot(ms_offload *engine, const ms__ticket *ticket, uint32_t piece, uint64_t deadline_ns,
                          unsigned char **copy, ms_error *err)
 {
@@ -140,11 +140,11 @@ static int wait_for_slot(ms_offload *engine, const ms__ticket *ticket, uint32_t 
     }
 }
 
-/* Copies a piece into its slot, and zeros behind it so that the disk never sees
- * what the slot held before. Returns its checksum: hashed on the way, the piece is read
+/* Copies a piece into its slot and pads it with zeros, so that the disk never gets the
+ * slot's earlier contents. Returns the checksum, computed while copying: the piece is read
  * from memory once instead of twice. */
-static uint64_t fill_slot(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece, unsigned char *to,
-                          const unsigned char *source)
+static uint64_t store_fill_slot(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece, unsigned char *to,
+                                const unsigned char *source)
 {
     uint64_t bytes = ms__piece_bytes(engine, ticket, piece), checksum = 0;
     uint64_t padded_bytes = ms__align_up(bytes, engine->backend->block_bytes);
@@ -158,9 +158,9 @@ static uint64_t fill_slot(const ms_offload *engine, const ms__ticket *ticket, ui
     return checksum;
 }
 
-/* Copies the source into slots, piece by piece, while lanes already write the first
- * ones. On an error the ticket goes away by itself. Under the lock, which is let
- * go while bytes are copied. */
+/* Copies the source into slots, piece by piece, while lanes already write the first ones.
+ * On an error the ticket is released when its transfer ends. Under the lock, which is
+ * released while bytes are copied. */
 static int store_through_slots(ms_offload *engine, ms__ticket *ticket, const unsigned char *source, ms_error *err)
 {
     uint64_t deadline_ns = deadline_of(engine);
@@ -170,21 +170,21 @@ static int store_through_slots(ms_offload *engine, ms__ticket *ticket, const uns
     for (uint32_t piece = 0; piece < ticket->piece_count; piece++) {
         unsigned char *copy = NULL;
         if (ticket->failure.code != MS_OK && !ticket->is_canceled) {
-            break; /* the ticket tells of it */
+            break; /* the ticket reports the failure */
         }
         rc = wait_for_slot(engine, ticket, piece, deadline_ns, &copy, err);
         if (rc != MS_OK) {
             break;
         }
         ms__mutex_unlock(&engine->lock);
-        uint64_t checksum = fill_slot(engine, ticket, piece, copy, source);
+        uint64_t checksum = store_fill_slot(engine, ticket, piece, copy, source);
         ms__mutex_lock(&engine->lock);
         ticket->pieces[piece].checksum = checksum;
         ticket->pieces[piece].copy = copy;
         ms__transfer_enqueue(engine, ticket, 1);
     }
     ticket->is_filling = false;
-    leave(engine);
+    request_leave(engine);
     if (rc != MS_OK) {
         ticket->is_orphan = true;
         ms__transfer_cancel(engine, ticket);
@@ -196,13 +196,13 @@ static int store_through_slots(ms_offload *engine, ms__ticket *ticket, const uns
 
 static void store_directly(ms_offload *engine, ms__ticket *ticket, const void *source, uint64_t capacity)
 {
-    /* Only ever read: the direction says so. */
+    /* Only read: the direction is MS__WRITE. */
     ticket->memory = (unsigned char *)(uintptr_t)source;
     ticket->capacity = capacity;
     ms__transfer_enqueue(engine, ticket, ticket->piece_count);
 }
 
-/* Notes what the caller's stream has to do before the transfer, where that matters. */
+/* Marks the work queued on the caller's stream, if callers' memory is a device's. */
 static int take_mark(ms_offload *engine, void *stream, void **mark, ms_error *err)
 {
     ms__backend *backend = engine->backend;
@@ -210,8 +210,8 @@ static int take_mark(ms_offload *engine, void *stream, void **mark, ms_error *er
     return backend->ops->mark != NULL ? backend->ops->mark(backend, stream, mark, err) : MS_OK;
 }
 
-/* Everything of a store that needs no lock; undone by give_up(). */
-static int prepare(ms_offload *engine, void *stream, store_request *request, ms_error *err)
+/* The part of a store that needs no lock; store_abandon() undoes it. */
+static int store_prepare(ms_offload *engine, void *stream, store_request *request, ms_error *err)
 {
     ms__backend *backend = engine->backend;
     int rc = backend->ops->reserve(backend, request->padded_bytes, &request->position, err);
@@ -225,38 +225,38 @@ static int prepare(ms_offload *engine, void *stream, store_request *request, ms_
     return rc;
 }
 
-static void give_up(ms_offload *engine, store_request *request)
+static void store_abandon(ms_offload *engine, store_request *request)
 {
     ms__transfer_unmark(engine, &request->mark);
     engine->backend->ops->release(engine->backend, request->position, request->padded_bytes);
 }
 
-static int store(ms_offload *engine, void *stream, const void *source, uint64_t bytes, uint64_t capacity,
-                 ms_ticket *ticket, ms_error *err)
+static int store_on(ms_offload *engine, void *stream, const void *source, uint64_t bytes, uint64_t capacity,
+                    ms_ticket *ticket, ms_error *err)
 {
     store_request request = {0};
-    int rc = enter(engine, err);
+    int rc = request_enter(engine, err);
     if (rc != MS_OK) {
         return rc;
     }
     ms__mutex_unlock(&engine->lock);
-    rc = measure(engine, source, bytes, capacity, &request, err);
+    rc = store_measure(engine, source, bytes, capacity, &request, err);
     if (rc != MS_OK) {
         return rc;
     }
-    rc = prepare(engine, stream, &request, err);
+    rc = store_prepare(engine, stream, &request, err);
     if (rc != MS_OK) {
         return rc;
     }
-    rc = enter(engine, err);
+    rc = request_enter(engine, err);
     if (rc != MS_OK) {
-        give_up(engine, &request);
+        store_abandon(engine, &request);
         return rc;
     }
-    ms__ticket *made = new_ticket(engine, &request);
+    ms__ticket *made = store_new_ticket(engine, &request);
     if (made == NULL) {
         ms__mutex_unlock(&engine->lock);
-        give_up(engine, &request);
+        store_abandon(engine, &request);
         return ms_fail(err, MS_ENOMEM, "no memory for a ticket");
     }
     ms_ticket id = made->id;
@@ -275,7 +275,7 @@ static int store(ms_offload *engine, void *stream, const void *source, uint64_t 
 int ms_offload_store(ms_offload *engine, const void *source, uint64_t bytes, uint64_t capacity, ms_ticket *ticket,
                      ms_error *err)
 {
-    return store(engine, NULL, source, bytes, capacity, ticket, err);
+    return store_on(engine, NULL, source, bytes, capacity, ticket, err);
 }
 
 static int refuse_stream(const ms_offload *engine, ms_error *err)
@@ -283,21 +283,21 @@ static int refuse_stream(const ms_offload *engine, ms_error *err)
     if (engine == NULL || engine->backend->device_memory) {
         return MS_OK;
     }
-    return ms_fail(err, MS_EINVAL, "%s: a stream was given for memory of the host", engine->backend->place);
+    return ms_fail(err, MS_EINVAL, "%s: a stream was given for host memory", engine->backend->place);
 }
 
 int ms_offload_store_on(ms_offload *engine, void *stream, const void *source, uint64_t bytes, ms_ticket *ticket,
                         ms_error *err)
 {
     int rc = refuse_stream(engine, err);
-    return rc != MS_OK ? rc : store(engine, stream, source, bytes, bytes, ticket, err);
+    return rc != MS_OK ? rc : store_on(engine, stream, source, bytes, bytes, ticket, err);
 }
 
 /* ---- fetch ---------------------------------------------------------------- */
 
-/* Under the lock. Takes over the mark on success. */
-static int fetch(ms_offload *engine, ms__ticket *ticket, void *destination, uint64_t capacity, void *mark,
-                 ms_error *err)
+/* Under the lock. Owns the mark on success. */
+static int fetch_start(ms_offload *engine, ms__ticket *ticket, void *destination, uint64_t capacity, void *mark,
+                       ms_error *err)
 {
     if (destination == NULL || capacity < ticket->bytes) {
         return ms_fail(err, MS_EINVAL, "%s: fetching %s into %llu bytes at %p", engine->backend->place,
@@ -323,7 +323,7 @@ static int fetch(ms_offload *engine, ms__ticket *ticket, void *destination, uint
 static int fetch_on(ms_offload *engine, void *stream, ms_ticket id, void *destination, uint64_t capacity, ms_error *err)
 {
     void *mark = NULL;
-    int rc = enter(engine, err);
+    int rc = request_enter(engine, err);
     if (rc != MS_OK) {
         return rc;
     }
@@ -332,13 +332,14 @@ static int fetch_on(ms_offload *engine, void *stream, ms_ticket id, void *destin
     if (rc != MS_OK) {
         return rc;
     }
-    rc = enter(engine, err);
+    rc = request_enter(engine, err);
     if (rc != MS_OK) {
         ms__transfer_unmark(engine, &mark);
         return rc;
     }
     ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
-    rc = ticket == NULL ? stale(engine, id, err) : fetch(engine, ticket, destination, capacity, mark, err);
+    rc = ticket == NULL ? unknown_ticket(engine, id, err)
+                        : fetch_start(engine, ticket, destination, capacity, mark, err);
     ms__mutex_unlock(&engine->lock);
     if (rc != MS_OK) {
         ms__transfer_unmark(engine, &mark);
@@ -366,7 +367,7 @@ static int wait_until_idle(ms_offload *engine, ms_ticket id, ms_error *err)
     uint64_t deadline_ns = deadline_of(engine);
     ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
     if (ticket == NULL) {
-        return stale(engine, id, err);
+        return unknown_ticket(engine, id, err);
     }
     if (!ms__ticket_is_idle(ticket)) {
         ms__transfer_promote(engine, ticket);
@@ -375,8 +376,7 @@ static int wait_until_idle(ms_offload *engine, ms_ticket id, ms_error *err)
         bool in_time = wait_for_change(engine, deadline_ns);
         ticket = ms__tickets_find(&engine->tickets, id);
         if (ticket == NULL) {
-            return ms_fail(err, MS_ECANCELED, "%s: the ticket was dropped while it was waited for",
-                           engine->backend->place);
+            return ms_fail(err, MS_ECANCELED, "%s: the ticket was dropped during the wait", engine->backend->place);
         }
         if (!in_time && !ms__ticket_is_idle(ticket)) {
             return ms_fail(err, MS_ETIMEDOUT, "%s: a transfer of %s did not end within %s", engine->backend->place,
@@ -388,7 +388,7 @@ static int wait_until_idle(ms_offload *engine, ms_ticket id, ms_error *err)
 
 int ms_offload_wait(ms_offload *engine, ms_ticket id, ms_error *err)
 {
-    int rc = enter(engine, err);
+    int rc = request_enter(engine, err);
     if (rc != MS_OK) {
         return rc;
     }
@@ -399,7 +399,7 @@ int ms_offload_wait(ms_offload *engine, ms_ticket id, ms_error *err)
 
 ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket id)
 {
-    if (enter(engine, NULL) != MS_OK) {
+    if (request_enter(engine, NULL) != MS_OK) {
         return MS_TICKET_FAILED;
     }
     const ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
@@ -410,7 +410,7 @@ ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket id)
 
 ms_tier ms_offload_tier_of(ms_offload *engine, ms_ticket id)
 {
-    if (enter(engine, NULL) != MS_OK) {
+    if (request_enter(engine, NULL) != MS_OK) {
         return MS_TIER_COUNT;
     }
     const ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
@@ -424,7 +424,7 @@ ms_tier ms_offload_tier_of(ms_offload *engine, ms_ticket id)
 
 int ms_offload_quiesce(ms_offload *engine, ms_error *err)
 {
-    int rc = enter(engine, err);
+    int rc = request_enter(engine, err);
     if (rc != MS_OK) {
         return rc;
     }
@@ -443,7 +443,7 @@ int ms_offload_quiesce(ms_offload *engine, ms_error *err)
 
 void ms_offload_cancel(ms_offload *engine, ms_ticket id)
 {
-    if (enter(engine, NULL) != MS_OK) {
+    if (request_enter(engine, NULL) != MS_OK) {
         return;
     }
     ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
@@ -453,7 +453,7 @@ void ms_offload_cancel(ms_offload *engine, ms_ticket id)
     ms__mutex_unlock(&engine->lock);
 }
 
-/* Under the lock. False: something of it is still in a lane at the deadline. */
+/* Under the lock. False: a piece of it is still in a lane at the deadline. */
 static bool stop_transfer(ms_offload *engine, ms__ticket *ticket)
 {
     uint64_t deadline_ns = deadline_of(engine);
@@ -469,7 +469,7 @@ static bool stop_transfer(ms_offload *engine, ms__ticket *ticket)
 
 void ms_offload_drop(ms_offload *engine, ms_ticket id)
 {
-    if (enter(engine, NULL) != MS_OK) {
+    if (request_enter(engine, NULL) != MS_OK) {
         return;
     }
     ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
@@ -478,7 +478,7 @@ void ms_offload_drop(ms_offload *engine, ms_ticket id)
         return;
     }
     bool is_stopped = ms__ticket_is_idle(ticket) || stop_transfer(engine, ticket);
-    if (engine->is_closing) { /* meanwhile: closing gives back what is left */
+    if (engine->is_closing) { /* since the wait began: closing frees the ticket */
         ms__mutex_unlock(&engine->lock);
         return;
     }
@@ -498,7 +498,7 @@ void ms_offload_drop(ms_offload *engine, ms_ticket id)
 size_t ms_offload_reap(ms_offload *engine, ms_ticket *tickets, size_t max)
 {
     if (engine == NULL || atomic_load_explicit(&engine->ended_count, memory_order_acquire) == 0 ||
-        enter(engine, NULL) != MS_OK) {
+        request_enter(engine, NULL) != MS_OK) {
         return 0;
     }
     size_t count = 0;

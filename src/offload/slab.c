@@ -18,8 +18,8 @@ void ms__keep_near(void *address, uint64_t bytes, uint32_t node_count, const cha
         ms_log(MS_LOG_INFO, "%s: %s from memory node %d of %u", what, ms__text_bytes(bytes).text, node, node_count);
     } else {
         ms_log(MS_LOG_INFO,
-               "%s: %s from whichever of %u memory nodes is nearest at first use: the kernel "
-               "takes no wish",
+               "%s: %s from the memory node, of %u, nearest at first use: the kernel "
+               "refused a choice",
                what, ms__text_bytes(bytes).text, node_count);
     }
 }
@@ -65,7 +65,7 @@ void ms__touch(void *address, uint64_t bytes)
 
 void ms__untouch(void *address, uint64_t bytes)
 {
-    (void)ms__map_empty(address, bytes); /* refused: it stays touched */
+    (void)ms__map_empty(address, bytes); /* if refused, the pages stay */
 }
 
 /* ---- the slab ----------------------------------------------------------------------- */
@@ -78,8 +78,8 @@ int ms__slab_open(ms__slab *slab, uint64_t bytes, ms_error *err)
     if (rc != MS_OK) {
         return rc;
     }
-    /* Both may be refused: huge pages are a speed-up, and a child that inherits the
-     * slab only holds memory for nothing. */
+    /* Both may be refused: huge pages only save time, and a child that inherits the slab only
+     * holds unused memory. */
     (void)ms__map_want_huge_pages(address, bytes);
     (void)ms__map_no_fork(address, bytes);
     ms__keep_near(address, bytes, ms__numa_node_count(""), "transfer slots");

@@ -2,8 +2,10 @@
  * slab.h - one private map of exact size from which an engine's slots are cut.
  *
  * Page-aligned, zero when new, huge pages advised, not inherited by forked
- * children, near the thread that opens the engine. Touched only as slots are used, so an
+ * children, near the thread that opens the engine. Slots are touched only when used, so an
  * engine that moves nothing through slots costs no memory.
+ *
+ * Tests: tests/c/offload/test_slab.c.
  */
 #ifndef MS_OFFLOAD_SLAB_H
 #define MS_OFFLOAD_SLAB_H
@@ -18,24 +20,23 @@ typedef struct ms__slab {
 /* Maps `bytes` (a multiple of the page size). */
 int ms__slab_open(ms__slab *slab, uint64_t bytes, ms_error *err);
 
-/* Asks for the range's pages from the node of the calling thread, where memory has more than
- * one, and logs what came of it. Threads that touch them may run anywhere. */
+/* If the machine has several memory nodes, asks for the range's pages from the calling thread's
+ * node and logs the result. Any thread may touch them. */
 void ms__keep_near(void *address, uint64_t bytes, uint32_t node_count, const char *what);
 
-/* Brings every page of a fresh range into memory, by several threads where it is large: one
- * clears pages hardly faster than a link moves them. Where threads are not to be had, the
- * caller does it alone. */
+/* Brings every page of a fresh range into memory, with several threads if it is large: one thread
+ * clears pages hardly faster than a link moves them. Without threads the caller does it alone. */
 void ms__touch(void *address, uint64_t bytes);
-/* Gives the range's pages back; it reads as zeros again. */
+/* Frees the range's pages; it reads as zeros again. */
 void ms__untouch(void *address, uint64_t bytes);
 
 void ms__slab_close(ms__slab *slab);
 
-/* In a forked child, where the map does not exist and its addresses may by now
- * be somebody else's: forgets it. */
+/* In a forked child, which did not inherit the map: clears the fields without unmapping, since
+ * the addresses may be in use by then. */
 void ms__slab_forget(ms__slab *slab);
 
-/* What of it is in memory now. */
+/* The part of it that is in memory. */
 uint64_t ms__slab_resident_bytes(const ms__slab *slab);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * A stack of free slot numbers, and for each other slot how many use it.
+ * A stack of free slot numbers, and a count of takes for each other slot.
  */
 #include "offload/slots.h"
 
@@ -54,7 +54,7 @@ unsigned char *ms__slots_take(ms__slots *slots, uint64_t bytes)
         slots->user_counts[slots->shared]++;
         return memory;
     }
-    uint32_t slot = slots->free_list[--slots->free_count]; /* takers have one each, or less */
+    uint32_t slot = slots->free_list[--slots->free_count]; /* never empty: a taker uses one at most */
     slots->user_counts[slot] = 1;
     if (is_sharer) {
         slots->shared = slot;

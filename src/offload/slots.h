@@ -1,16 +1,17 @@
 /*
- * slots.h - the slab cut into slots of one size, and which of them are free.
+ * slots.h - the slab cut into slots of one size, and the list of free ones.
  *
- * Bookkeeping only: no lock, no waiting. The engine takes room in slots for stores that
- * it has to copy and lets callers wait; the first `private_count` slots are handed to
- * the lanes for good, one for every transfer that a lane can have under way, so
- * that a lane never has to wait for a slot.
+ * Bookkeeping only: no lock, no waiting. The engine takes room in slots for stores that it
+ * has to copy, and lets callers wait. The first `private_count` slots belong to the lanes
+ * for good, one for every transfer a lane can have in flight, so that a lane never waits
+ * for a slot.
  *
- * What takes at most half of a slot shares one: it lies behind what was taken before it, so
- * that what is stored one after the other can be written at once. Sharing is for that alone: there
- * are never more takers than slots. A caller that ran further ahead of the tier would come
- * back to its bytes before they are stored. So whoever may take finds a slot, whoever shares. One is
- * free again when all that was taken of it has been given back.
+ * Extents of at most half a slot share one: each lies behind the one taken before it, so
+ * that consecutive stores can be written by one request. Sharing serves only that: there
+ * are never more takers than slots, or callers would run further ahead of the tier. So a
+ * taker always finds a slot. A slot is free again when all room taken in it was given back.
+ *
+ * Tests: tests/c/offload/test_slots.c.
  */
 #ifndef MS_OFFLOAD_SLOTS_H
 #define MS_OFFLOAD_SLOTS_H
@@ -25,10 +26,10 @@ typedef struct ms__slots {
     uint32_t count;
     uint32_t private_count;
     uint32_t free_count;
-    uint32_t taker_count; /* of room that was not given back; at most count - private_count */
+    uint32_t taker_count; /* takes not given back yet; at most count - private_count */
     uint32_t *free_list; /* a stack: the slot freed last is the warmest */
-    uint32_t *user_counts; /* [count] how often room in it was taken and not given back */
-    uint32_t shared;       /* the slot that has room for sharers, or MS__NO_SLOT ... */
+    uint32_t *user_counts; /* [count] takes in each slot not given back yet */
+    uint32_t shared;       /* the slot with room for sharers, or MS__NO_SLOT ... */
     uint64_t shared_bytes; /* ... behind these */
 } ms__slots;
 
@@ -36,7 +37,7 @@ typedef struct ms__slots {
 int ms__slots_open(ms__slots *slots, const ms__slab *slab, uint64_t slot_bytes, uint32_t private_count, ms_error *err);
 void ms__slots_close(ms__slots *slots);
 
-/* Room for `bytes` (whole blocks, at most a slot's), or NULL where there is none. */
+/* Room for `bytes` (whole blocks, at most a slot's), or NULL if there is none. */
 unsigned char *ms__slots_take(ms__slots *slots, uint64_t bytes);
 void ms__slots_give(ms__slots *slots, const unsigned char *memory);
 

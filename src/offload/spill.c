@@ -1,8 +1,7 @@
 /*
- * The spill file. Extents come from extents.h; the file is given disk blocks ahead of
- * its extents, because a full disk then shows before a byte is written, and because
- * first writes into allocated blocks may run side by side (measured on ext4: 2.5
- * against 2.25 GB/s).
+ * The spill file. Extents come from extents.h. The file's disk blocks are allocated ahead of
+ * its extents, so that a full disk shows before a byte is written, and because first writes
+ * into allocated blocks may run in parallel (measured on ext4: 2.5 against 2.25 GB/s).
  */
 #include "offload/spill.h"
 
@@ -11,13 +10,13 @@
 
 #include "base/units.h"
 
-/* Blocks are asked for in steps of this, or one by one near the cap or a full disk. */
+/* Blocks are allocated in steps of this, or one by one near the cap or on a nearly full disk. */
 #define GROWTH_BYTES (UINT64_C(64) << 20)
 
 /* No file can be longer; a multiple of every block size. */
 #define POSITION_MAX ((uint64_t)INT64_MAX & ~UINT64_C(0xFFFFF))
 
-/* Some file systems take the flag and refuse the transfers: only a write tells. */
+/* Some file systems accept the flag and refuse the transfers: only a write shows it. */
 static int check_direct(ms__file *file, const ms__backend_options *options, ms_error *err)
 {
     if (!file->is_direct) {
@@ -38,8 +37,8 @@ static int check_direct(ms__file *file, const ms__backend_options *options, ms_e
     return MS_OK;
 }
 
-/* A description made without writing names a directory that nobody has made yet; and
- * between a probe and a run, someone may have tidied up. */
+/* A hardware description may name a directory that does not exist yet, or was deleted since the
+ * probe. */
 static int open_or_make(ms__file *file, const ms__backend_options *options, ms_error *err)
 {
     ms_error first = {0};
@@ -67,13 +66,13 @@ static int open_spill_file(ms__spill *self, const ms__backend_options *options, 
     return rc;
 }
 
-static void describe(ms__spill *self, const ms__backend_options *options, const char *means)
+static void spill_describe(ms__spill *self, const ms__backend_options *options, const char *means)
 {
     char cap[64] = "no cap";
     if (options->cap_bytes != UINT64_MAX) {
         snprintf(cap, sizeof cap, "cap %s", ms__text_bytes(options->cap_bytes).text);
     }
-    /* A path may be longer than a message; its beginning says enough. */
+    /* A path may be longer than a message; its beginning is enough. */
     snprintf(self->base.place, sizeof self->base.place, "disk tier in %.400s", options->dir);
     snprintf(self->base.description, sizeof self->base.description, "unnamed file in %.400s, %s I/O by %s, %s",
              options->dir, self->file.is_direct ? "direct" : "buffered", means, cap);
@@ -87,8 +86,8 @@ int ms__spill_open(ms__spill *self, const ms__backend_ops *ops, const ms__backen
         return rc;
     }
     self->base.ops = ops;
-    /* Buffered transfers keep to blocks as well: one rule for callers, and what is
-     * direct does not depend on the file system. */
+    /* Buffered transfers use whole blocks too: one rule for callers, and whether memory is direct
+     * does not depend on the file system. */
     self->base.block_bytes = self->file.align_bytes;
     self->base.address_alignment = self->file.align_bytes;
     self->base.joins_neighbours = true;
@@ -96,7 +95,7 @@ int ms__spill_open(ms__spill *self, const ms__backend_ops *ops, const ms__backen
     uint64_t limit_bytes = ms__min_u64(options->cap_bytes, POSITION_MAX);
     ms__extents_init(&self->extents, ms__align_down(limit_bytes, self->base.block_bytes));
     ms__mutex_init(&self->lock);
-    describe(self, options, means);
+    spill_describe(self, options, means);
     return MS_OK;
 }
 
@@ -112,8 +111,8 @@ void ms__spill_close(ms__spill *self)
     ms__spill_forget(self);
 }
 
-/* Disk blocks up to the end of the last extent. */
-static int grow(ms__spill *self, ms_error *err)
+/* Allocates disk blocks up to the end of the last extent. */
+static int spill_grow(ms__spill *self, ms_error *err)
 {
     uint64_t end_bytes = self->extents.end_bytes;
     if (end_bytes <= self->allocated_bytes) {
@@ -131,7 +130,7 @@ static int grow(ms__spill *self, ms_error *err)
     return rc;
 }
 
-static int reserve_locked(ms__spill *self, uint64_t bytes, uint64_t *position, ms_error *err)
+static int spill_reserve_locked(ms__spill *self, uint64_t bytes, uint64_t *position, ms_error *err)
 {
     int rc = ms__extents_reserve(&self->extents, bytes, position);
     if (rc == MS_ENOSPC) {
@@ -142,7 +141,7 @@ static int reserve_locked(ms__spill *self, uint64_t bytes, uint64_t *position, m
         return ms_fail(err, rc, "%s: no memory for the list of free extents", self->base.place);
     }
     ms_error cause = {0};
-    rc = grow(self, &cause);
+    rc = spill_grow(self, &cause);
     if (rc != MS_OK) {
         ms__extents_release(&self->extents, *position, bytes);
         return ms_fail_errno(err, rc, cause.system_errno, "%s: making room for %s failed", self->base.place,
@@ -156,7 +155,7 @@ int ms__spill_reserve(ms__backend *backend, uint64_t bytes, uint64_t *position, 
     ms__spill *self = (ms__spill *)backend;
     uint64_t taken = 0;
     ms__mutex_lock(&self->lock);
-    int rc = reserve_locked(self, bytes, &taken, err);
+    int rc = spill_reserve_locked(self, bytes, &taken, err);
     ms__mutex_unlock(&self->lock);
     if (rc == MS_OK) {
         *position = taken;
@@ -164,8 +163,8 @@ int ms__spill_reserve(ms__backend *backend, uint64_t bytes, uint64_t *position, 
     return rc;
 }
 
-/* The blocks stay with the file for the next step: giving them back and asking
- * again costs more than they are worth while training runs. */
+/* The blocks stay allocated for the next step: freeing them and allocating them again costs
+ * more than their space is worth while training runs. */
 void ms__spill_release(ms__backend *backend, uint64_t position, uint64_t bytes)
 {
     ms__spill *self = (ms__spill *)backend;

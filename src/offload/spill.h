@@ -1,7 +1,8 @@
 /*
- * spill.h - the space of the disk tier: one unnamed spill file per engine, its
- * extents, its disk blocks. Used by the backends that keep their bytes in a file
- * and differ only in how they move them; moves nothing itself.
+ * spill.h - the space of the disk tier: one unnamed spill file per engine, its extents,
+ * its disk blocks. Used by backends that keep bytes in a file; moves nothing itself.
+ *
+ * Tests: tests/c/offload/test_limits.c, test_faults.c.
  */
 #ifndef MS_OFFLOAD_SPILL_H
 #define MS_OFFLOAD_SPILL_H
@@ -21,8 +22,8 @@ typedef struct ms__spill {
     uint64_t allocated_bytes; /* of the file, from its start */
 } ms__spill;
 
-/* Makes the file and fills in `base` but for the number of lanes. `means` says in one
- * word what moves the bytes. */
+/* Creates the file and fills `base` except the number of lanes. `means` is one word for the
+ * mechanism that moves the bytes. */
 int ms__spill_open(ms__spill *spill, const ms__backend_ops *ops, const ms__backend_options *options, const char *means,
                    ms_error *err);
 void ms__spill_close(ms__spill *spill);

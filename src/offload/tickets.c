@@ -24,7 +24,7 @@ void ms__tickets_destroy(ms__tickets *tickets)
 }
 
 /* The free list grows with the table, so that a release never needs memory. */
-static bool make_room(ms__tickets *tickets)
+static bool tickets_make_room(ms__tickets *tickets)
 {
     if (tickets->count < tickets->capacity) {
         return true;
@@ -47,9 +47,9 @@ static bool make_room(ms__tickets *tickets)
     return true;
 }
 
-static ms__ticket *add_ticket(ms__tickets *tickets)
+static ms__ticket *tickets_add(ms__tickets *tickets)
 {
-    if (!make_room(tickets)) {
+    if (!tickets_make_room(tickets)) {
         return NULL;
     }
     ms__ticket *ticket = ms_calloc(1, sizeof *ticket);
@@ -78,7 +78,7 @@ static bool reserve_pieces(ms__ticket *ticket, uint32_t piece_count)
 
 ms__ticket *ms__tickets_new(ms__tickets *tickets, uint32_t piece_count)
 {
-    if (tickets->free_count == 0 && add_ticket(tickets) == NULL) {
+    if (tickets->free_count == 0 && tickets_add(tickets) == NULL) {
         return NULL;
     }
     ms__ticket *ticket = tickets->all[tickets->free_list[tickets->free_count - 1]];

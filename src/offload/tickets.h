@@ -1,10 +1,11 @@
 /*
- * tickets.h - the table of tickets: who was stored where, and the transfer under way.
+ * tickets.h - the table of tickets: the extent of each, and its transfer.
  *
- * A ticket number holds an index and a generation, so that a number that was
- * dropped is recognised, for ever, instead of meaning somebody else's bytes. The
- * structs stay where they are while the table grows: lanes point to them. All
- * calls are made under the engine's lock.
+ * A ticket number holds an index and a generation, so that a dropped number is always
+ * recognised and never means another ticket. The structs keep their addresses while the
+ * table grows: lanes point to them. All calls are made under the engine's lock.
+ *
+ * Tests: tests/c/offload/test_tickets.c.
  */
 #ifndef MS_OFFLOAD_TICKETS_H
 #define MS_OFFLOAD_TICKETS_H
@@ -12,18 +13,17 @@
 #include "offload/backend.h"
 #include "offload/list.h"
 
-/* A stretch of an extent that is hashed and ends as one: a slot's size, the last one
- * shorter. */
+/* A part of an extent that is hashed and ends as one: a slot's size, the last one shorter. */
 typedef struct ms__piece {
     uint64_t checksum;            /* of the bytes that were stored */
-    uint64_t compressed_checksum; /* of what the tier has of them, where they are compressed */
-    uint32_t compressed_bytes;    /* 0: they are not */
-    unsigned char *copy; /* in a slot: of a copied store, until it is written; else NULL */
+    uint64_t compressed_checksum; /* of the compressed bytes on the tier */
+    uint32_t compressed_bytes;    /* 0: the piece is not compressed */
+    unsigned char *copy; /* a copied store's bytes in a slot, until they are written; else NULL */
 } ms__piece;
 
-/* How a transfer failed; its text is made when somebody asks. */
+/* How a transfer failed; its text is written on request. */
 typedef struct ms__failure {
-    int code; /* MS_OK: it did not */
+    int code; /* MS_OK: it did not fail */
     int system_errno;
     ms__direction direction;
     uint64_t offset; /* of the piece in the extent */
@@ -34,7 +34,7 @@ typedef struct ms__ticket {
     uint32_t generation;
     uint32_t index;
 
-    /* What is stored. Fixed from ms_offload_store() to ms_offload_drop(). */
+    /* The stored bytes. Fixed from ms_offload_store() to ms_offload_drop(). */
     uint64_t bytes;
     uint64_t extent_bytes; /* rounded up to the backend's block */
     uint64_t position;
@@ -45,12 +45,12 @@ typedef struct ms__ticket {
     ms_ticket_state state;
     bool is_stored;   /* the tier has the bytes: a failed fetch may be tried again */
     bool is_filling;  /* a caller is still copying pieces into slots */
-    bool is_canceled; /* dropped, or the engine closes: start nothing more */
-    bool is_orphan;   /* its owner gave up waiting: whoever ends the transfer frees it */
-    bool is_urgent;       /* somebody waits for it */
-    bool fetch_is_wanted; /* to be fetched once the store has ended */
+    bool is_canceled; /* dropped, or the engine closes: start no piece */
+    bool is_orphan;   /* its owner gave up waiting: the end of the transfer releases it */
+    bool is_urgent;       /* a caller waits for it */
+    bool fetch_is_wanted; /* fetch it when the store has ended */
 
-    /* The transfer under way. */
+    /* The transfer in flight. */
     ms__direction direction;
     unsigned char *memory;
     uint64_t capacity;
@@ -61,7 +61,7 @@ typedef struct ms__ticket {
     uint32_t ready_count;   /* pieces that may be taken */
     uint32_t next_piece;    /* first piece not taken */
     uint32_t running_count; /* pieces in lanes */
-    struct ms__ticket *joined; /* in a lane: whose bytes come next in the same request */
+    struct ms__ticket *joined; /* in a lane: the next ticket in the same request */
     ms__failure failure;
 
     ms__link queue_link;

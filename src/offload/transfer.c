@@ -1,8 +1,8 @@
 /*
- * The queues and the life of a transfer. A transfer lies in one queue while it has
- * pieces that may be taken; every lane takes the next piece of the first transfer,
- * so that several lanes share a large one and a waited-for fetch overtakes a large
- * store after one piece, not after all of it.
+ * The queues and the life of a transfer. A transfer is in one queue while it has pieces to
+ * take; every lane takes the next piece of the first transfer. So several lanes share a
+ * large transfer, and an urgent fetch overtakes a large store after one piece instead of
+ * after all of it.
  */
 #include "base/units.h"
 #include "offload/engine.h"
@@ -15,8 +15,8 @@ uint64_t ms__piece_bytes(const ms_offload *engine, const ms__ticket *ticket, uin
     return ms__min_u64(engine->slot_bytes, ticket->bytes - offset);
 }
 
-/* A worker for each piece: who is awake takes more than one, and each that wakes for
- * nothing costs the caller microseconds and a core its rest. */
+/* Wakes one worker per piece. A worker that is awake takes further pieces anyway, and one that
+ * wakes for nothing costs the caller microseconds and uses a core. */
 static void wake_workers(ms_offload *engine, uint32_t piece_count)
 {
     if (piece_count >= engine->worker_count) {
@@ -157,7 +157,7 @@ void ms__transfer_piece_ended(ms_offload *engine, ms__ticket *ticket, uint32_t p
 {
     ticket->running_count--;
     engine->running_count--;
-    if (ticket->joined != NULL) { /* it has one piece: no other lane looks at this */
+    if (ticket->joined != NULL) { /* it has one piece: no other lane reads the field */
         ticket->joined = NULL;
     }
     if (ticket->direction == MS__WRITE) {
@@ -213,7 +213,7 @@ int ms__transfer_error(const ms_offload *engine, const ms__ticket *ticket, ms_er
         return ms_fail(err, MS_ECANCELED, "%s: a transfer of %s was cancelled", place, size.text);
     }
     if (failure->code == MS_ECHECKSUM) {
-        return ms_fail(err, MS_ECHECKSUM, "%s: what was read back at offset %llu of %s differs from what was stored",
+        return ms_fail(err, MS_ECHECKSUM, "%s: the bytes read back at offset %llu of %s differ from the stored ones",
                        place, (unsigned long long)failure->offset, size.text);
     }
     const char *verb = failure->direction == MS__WRITE ? "write" : "read";

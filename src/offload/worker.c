@@ -1,12 +1,12 @@
 /*
- * The threads between the queues and a backend's lanes. A worker takes pieces
- * while its lane has room, hashes each just before it is written and just after it
- * was read (while it is in the cache; what callers or it have to copy is hashed on the
- * way), resumes short transfers, and reports.
+ * The threads between the queues and a backend's lanes. A worker takes pieces while its
+ * lane has room. It hashes each just before it is written or just after it was read, while
+ * it is in the cache; a copied piece is hashed while it is copied. It resumes short
+ * transfers and reports results.
  *
- * A worker waits for two things only: for pieces when its lane is empty, and for
- * the transfers in its lane. It never waits for a slot (its own are private) nor
- * for a caller, so whatever was accepted comes to an end without one.
+ * A worker waits for two things only: for pieces when its lane is empty, and for the
+ * transfers in its lane. It never waits for a slot (its own are private) nor for a caller,
+ * so every accepted transfer ends without one.
  */
 #include <errno.h>
 #include <string.h>
@@ -46,7 +46,7 @@ void ms__worker_close(ms__worker *worker)
     ms_free(worker->jobs);
 }
 
-static ms__job *free_job(ms__worker *worker)
+static ms__job *worker_free_job(ms__worker *worker)
 {
     for (uint32_t i = 0; i < worker->engine->backend->lane_depth; i++) {
         if (!worker->jobs[i].is_running) {
@@ -56,7 +56,7 @@ static ms__job *free_job(ms__worker *worker)
     return NULL;
 }
 
-/* Of a ticket and those that joined it, padding included. */
+/* The bytes of a ticket and those joined to it, padding included. */
 static uint64_t joined_bytes(const ms__ticket *ticket)
 {
     uint64_t bytes = 0;
@@ -66,9 +66,8 @@ static uint64_t joined_bytes(const ms__ticket *ticket)
     return bytes;
 }
 
-/* Where the request is moved from or to. Under the lock: what a piece has of a slot changes
- * there. */
-static void aim(ms__job *job, const ms_offload *engine)
+/* Sets the memory and position of a request. Under the lock, which guards the piece's copy. */
+static void job_aim(ms__job *job, const ms_offload *engine)
 {
     const ms__ticket *ticket = job->ticket;
     uint64_t offset = job->piece * engine->slot_bytes;
@@ -100,12 +99,12 @@ static void aim(ms__job *job, const ms_offload *engine)
     job->stall_count = 0;
 }
 
-/* The next request for this lane. Waits for one only if the lane is empty; NULL if it
- * is not and there is none, or if the engine closes. */
-static ms__job *next_job(ms__worker *worker)
+/* The next request for this lane. Waits for one only if the lane is empty; NULL if the lane is
+ * busy and no piece waits, or if the engine closes. */
+static ms__job *worker_next_job(ms__worker *worker)
 {
     ms_offload *engine = worker->engine;
-    ms__job *job = free_job(worker);
+    ms__job *job = worker_free_job(worker);
     bool is_taken = false;
     if (job == NULL) {
         return NULL;
@@ -121,7 +120,7 @@ static ms__job *next_job(ms__worker *worker)
     if (is_taken) {
         engine->free_places--;
         ms__job_take_along(engine, job);
-        aim(job, engine);
+        job_aim(job, engine);
     }
     ms__mutex_unlock(&engine->lock);
     return is_taken ? job : NULL;
@@ -132,7 +131,7 @@ static bool is_hashed_here(const ms_offload *engine)
     return engine->checksum != NULL && !engine->backend->device_memory;
 }
 
-static void start_job(ms__worker *worker, ms__job *job)
+static void worker_start_job(ms__worker *worker, ms__job *job)
 {
     ms_offload *engine = worker->engine;
     job->is_running = true;
@@ -147,7 +146,7 @@ static void start_job(ms__worker *worker, ms__job *job)
     engine->backend->ops->start(worker->lane, &job->io);
 }
 
-static ms__failure failed(const ms__job *job, const ms_offload *engine, int code, int system_errno)
+static ms__failure job_failure(const ms__job *job, const ms_offload *engine, int code, int system_errno)
 {
     return (ms__failure){
         .code = code,
@@ -157,8 +156,8 @@ static ms__failure failed(const ms__job *job, const ms_offload *engine, int code
     };
 }
 
-/* Looks at what finish() gave back. True: `*failure` says how the request ended.
- * False: some of it was left and has been started again. */
+/* Checks finish()'s result. True: `*failure` says how the request ended. False: a part was left
+ * and has been started again. */
 static bool request_has_ended(ms__worker *worker, ms__job *job, ms__failure *failure)
 {
     ms_offload *engine = worker->engine;
@@ -166,21 +165,21 @@ static bool request_has_ended(ms__worker *worker, ms__job *job, ms__failure *fai
     bool is_transient = io->system_errno == EINTR || io->system_errno == EAGAIN;
     *failure = (ms__failure){0};
     if (io->system_errno == EBADMSG && engine->backend->device_memory) {
-        *failure = failed(job, engine, MS_ECHECKSUM, 0);
+        *failure = job_failure(job, engine, MS_ECHECKSUM, 0);
         return true;
     }
     if (io->system_errno != 0 && !is_transient) {
-        *failure = failed(job, engine, MS_EIO, io->system_errno);
+        *failure = job_failure(job, engine, MS_EIO, io->system_errno);
         return true;
     }
     if (io->moved_bytes >= io->bytes) {
         return true;
     }
-    /* The next start must be at a whole block again; what lies beyond is moved twice. */
+    /* The next start must be at a whole block; a partly moved block is moved again. */
     uint64_t ahead_bytes = ms__align_down(io->moved_bytes, engine->backend->block_bytes);
     job->stall_count = ahead_bytes > 0 ? 0 : job->stall_count + 1;
     if (job->stall_count > STALLS_MAX) {
-        *failure = failed(job, engine, MS_EIO, EIO);
+        *failure = job_failure(job, engine, MS_EIO, EIO);
         return true;
     }
     io->memory += ahead_bytes;
@@ -200,10 +199,10 @@ static bool is_still_wanted(ms_offload *engine, const ms__ticket *ticket)
     return is_wanted;
 }
 
-/* Checks what was read of a ticket, at `from`, and brings it where it was asked for, both in one
- * pass: what a failed fetch leaves in its destination is not said. */
-static void deliver(ms__worker *worker, ms__job *job, const ms__ticket *ticket, const unsigned char *from,
-                    ms__failure *failure)
+/* Checks a ticket's bytes, read to `from`, and copies them to their destination in the same pass:
+ * after a failed fetch the destination's contents are unspecified. */
+static void job_deliver(ms__worker *worker, ms__job *job, const ms__ticket *ticket, const unsigned char *from,
+                        ms__failure *failure)
 {
     ms_offload *engine = worker->engine;
     uint64_t bytes = ms__piece_bytes(engine, ticket, job->piece);
@@ -214,7 +213,7 @@ static void deliver(ms__worker *worker, ms__job *job, const ms__ticket *ticket, 
     unsigned char *to = ticket->memory + job->piece * engine->slot_bytes;
     if (ticket->pieces[job->piece].compressed_bytes != 0) {
         if (!ms__compression_decompress(worker, job, to)) {
-            *failure = failed(job, engine, MS_ECHECKSUM, 0);
+            *failure = job_failure(job, engine, MS_ECHECKSUM, 0);
         }
         return;
     }
@@ -224,13 +223,13 @@ static void deliver(ms__worker *worker, ms__job *job, const ms__ticket *ticket, 
     }
     uint64_t found = is_to_copy ? engine->checksum_copy(to, from, bytes) : engine->checksum(from, bytes);
     if (found != ticket->pieces[job->piece].checksum) {
-        *failure = failed(job, engine, MS_ECHECKSUM, 0);
+        *failure = job_failure(job, engine, MS_ECHECKSUM, 0);
     }
 }
 
-/* The request has ended, with its last piece. Under the lock; true where compression has
- * something to tell. */
-static bool count(ms_offload *engine, const ms__job *job, bool is_moved)
+/* Counts a request whose last piece has ended. Under the lock; true if compression has something
+ * to report. */
+static bool job_count(ms_offload *engine, const ms__job *job, bool is_moved)
 {
     uint64_t moved_bytes = is_moved ? job->moved_bytes : 0;
     uint64_t busy_ns = ms_now_ns() - job->started_ns;
@@ -247,28 +246,28 @@ static bool count(ms_offload *engine, const ms__job *job, bool is_moved)
     return job->codec_ns > 0 && ms__compression_count(engine, job);
 }
 
-/* What was asked for of one ticket has ended with the request, at `memory`. */
-static void end_piece(ms__worker *worker, ms__job *job, ms__ticket *ticket, const unsigned char *memory,
-                      const ms__failure *request_failure, bool is_last)
+/* Ends one ticket's part of a request; its bytes are at `memory`. */
+static void job_end_piece(ms__worker *worker, ms__job *job, ms__ticket *ticket, const unsigned char *memory,
+                          const ms__failure *request_failure, bool is_last)
 {
     ms_offload *engine = worker->engine;
     ms__failure failure = *request_failure;
     bool is_to_tell = false;
     if (failure.code == MS_OK && job->io.direction == MS__READ) {
-        deliver(worker, job, ticket, memory, &failure);
+        job_deliver(worker, job, ticket, memory, &failure);
     }
     ms__mutex_lock(&engine->lock);
     if (is_last) {
-        is_to_tell = count(engine, job, request_failure->code == MS_OK);
+        is_to_tell = job_count(engine, job, request_failure->code == MS_OK);
     }
     ms__transfer_piece_ended(engine, ticket, job->piece, &failure);
     ms__mutex_unlock(&engine->lock);
     if (is_to_tell) {
-        ms__compression_tell(engine);
+        ms__compression_report(engine);
     }
 }
 
-static void finish_one(ms__worker *worker)
+static void worker_finish_one(ms__worker *worker)
 {
     ms__job *job = (ms__job *)worker->engine->backend->ops->finish(worker->lane);
     ms__failure failure;
@@ -276,14 +275,14 @@ static void finish_one(ms__worker *worker)
         return;
     }
     if (worker->engine->backend->device_memory && job->io.direction == MS__WRITE) {
-        /* Read again only by a fetch, which comes after end_piece(). */
+        /* Only a fetch reads it again, and that comes after job_end_piece(). */
         job->ticket->pieces[job->piece].checksum = job->io.checksum;
     }
     const unsigned char *memory = job->memory;
     for (ms__ticket *ticket = job->ticket, *next; ticket != NULL; ticket = next) {
-        uint64_t extent_bytes = ticket->extent_bytes; /* once ended, it may be another's */
+        uint64_t extent_bytes = ticket->extent_bytes; /* the struct may be reused once it ended */
         next = ticket->joined;
-        end_piece(worker, job, ticket, memory, &failure, next == NULL);
+        job_end_piece(worker, job, ticket, memory, &failure, next == NULL);
         memory += extent_bytes;
     }
     job->is_running = false;
@@ -295,12 +294,12 @@ void ms__worker_run(void *argument)
     ms__worker *worker = argument;
     for (;;) {
         ms__job *job;
-        while ((job = next_job(worker)) != NULL) {
-            start_job(worker, job);
+        while ((job = worker_next_job(worker)) != NULL) {
+            worker_start_job(worker, job);
         }
         if (worker->running_count == 0) {
             return;
         }
-        finish_one(worker);
+        worker_finish_one(worker);
     }
 }

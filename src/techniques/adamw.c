@@ -1,7 +1,6 @@
 /*
- * ms_adamw_step: checks the tensors, cuts them into pieces, and lets a few threads
- * take one piece after the other. Called by the Python optimizer through ext; decides
- * nothing about arithmetic, which is in adamw_kernels.h.
+ * ms_adamw_step: checks the tensors, cuts them into pieces, and lets a few threads take piece
+ * after piece. The Python optimizer calls it through ext; the arithmetic is in adamw_kernels.h.
  */
 #include "memscale/optimizer.h"
 
@@ -16,7 +15,7 @@
 enum {
     /* A thread takes this many elements at a time; whole blocks. */
     PIECE_ELEMENTS = 64 * 1024,
-    /* Less than this is not worth the start of another thread (about 30 us). */
+    /* For fewer, starting another thread (about 30 us) does not pay. */
     ELEMENTS_PER_THREAD = 256 * 1024,
     /* Elements whose buffers fit the first-level cache; whole blocks. */
     BUFFER_ELEMENTS = 1024,
@@ -29,7 +28,7 @@ typedef struct work {
     const ms_adamw_group *group;
     const ms_adamw_tensor *tensors;
     const ms__adamw_constants *constants; /* one per tensor */
-    const uint64_t *first_piece;          /* of each tensor, and the number of all */
+    const uint64_t *first_piece;          /* of each tensor, then the total */
     size_t count;
     const ms__adamw_kernels *kernels;
     _Atomic uint64_t next_piece;
@@ -101,7 +100,7 @@ static int check_tensor(const ms_adamw_tensor *t, size_t index, ms_error *err)
 
 /* ---- constants ------------------------------------------------------------------- */
 
-/* In double as far as torch computes in double, then rounded once. */
+/* In double wherever torch computes in double, then rounded once. */
 static ms__adamw_constants constants_of(const ms_adamw_group *group, uint64_t step)
 {
     float lerp = (float)(1.0 - group->beta1);
@@ -159,7 +158,7 @@ static void store_parameter(const ms__adamw_kernels *k, const ms_adamw_tensor *t
     }
 }
 
-/* torch unscales in the gradient's own type, then computes with what it stored. */
+/* torch unscales in the gradient's own type, then computes with the stored value. */
 static const float *load_gradient(const ms__adamw_kernels *k, const ms_adamw_tensor *t, uint64_t at, size_t count,
                                   double grad_scale, buffers *room)
 {
@@ -204,7 +203,7 @@ static void update_8bit(const work *w, const ms_adamw_tensor *t, const ms__adamw
     }
 }
 
-static void run_part(const work *w, size_t index, uint64_t at, size_t count, buffers *room)
+static void adamw_run_part(const work *w, size_t index, uint64_t at, size_t count, buffers *room)
 {
     const ms_adamw_tensor *t = &w->tensors[index];
     const ms__adamw_constants *c = &w->constants[index];
@@ -219,13 +218,13 @@ static void run_part(const work *w, size_t index, uint64_t at, size_t count, buf
     store_parameter(w->kernels, t, at, count, p);
 }
 
-static void run_piece(const work *w, size_t index, uint64_t at, buffers *room)
+static void adamw_run_piece(const work *w, size_t index, uint64_t at, buffers *room)
 {
     const ms_adamw_tensor *t = &w->tensors[index];
     uint64_t end = t->count - at < PIECE_ELEMENTS ? t->count : at + PIECE_ELEMENTS;
     for (; at < end; at += BUFFER_ELEMENTS) {
         size_t count = end - at < BUFFER_ELEMENTS ? (size_t)(end - at) : BUFFER_ELEMENTS;
-        run_part(w, index, at, count, room);
+        adamw_run_part(w, index, at, count, room);
     }
 }
 
@@ -244,7 +243,7 @@ static void take_pieces(void *argument)
         while (piece >= w->first_piece[index + 1]) {
             index++;
         }
-        run_piece(w, index, (piece - w->first_piece[index]) * PIECE_ELEMENTS, &room);
+        adamw_run_piece(w, index, (piece - w->first_piece[index]) * PIECE_ELEMENTS, &room);
     }
 }
 
@@ -276,21 +275,21 @@ const ms__adamw_kernels *ms__adamw_select(uint32_t isa)
 static const ms__adamw_kernels *chosen;
 static ms__once chosen_once = MS__ONCE_INIT;
 
-static void choose(void)
+static void adamw_choose_kernels(void)
 {
     chosen = ms__adamw_select(ms__isa_detect());
 }
 
-/* Asked once: in a virtual machine the question takes as long as a small step. */
-static const ms__adamw_kernels *kernels_here(void)
+/* Chosen once: in a virtual machine the query takes as long as a small step. */
+static const ms__adamw_kernels *adamw_kernels(void)
 {
-    ms__once_run(&chosen_once, choose);
+    ms__once_run(&chosen_once, adamw_choose_kernels);
     return chosen;
 }
 
-/* Fills constants and the first piece of each tensor; returns the elements of all. */
-static uint64_t prepare(const ms_adamw_group *group, const ms_adamw_tensor *tensors, size_t count,
-                        ms__adamw_constants *constants, uint64_t *first_piece)
+/* Fills constants and the first piece of each tensor; returns the total of elements. */
+static uint64_t adamw_prepare(const ms_adamw_group *group, const ms_adamw_tensor *tensors, size_t count,
+                              ms__adamw_constants *constants, uint64_t *first_piece)
 {
     uint64_t elements = 0;
     uint64_t pieces = 0;
@@ -326,9 +325,9 @@ int ms_adamw_step(const ms_adamw_group *group, const ms_adamw_tensor *tensors, s
         .constants = constants,
         .first_piece = first_piece,
         .count = count,
-        .kernels = kernels_here(),
+        .kernels = adamw_kernels(),
     };
-    uint64_t elements = prepare(group, tensors, count, constants, first_piece);
+    uint64_t elements = adamw_prepare(group, tensors, count, constants, first_piece);
     ms__crew_run(useful_threads(elements, threads), "ms-adamw", take_pieces, &w);
 cleanup:
     ms_free(first_piece);
@@ -347,7 +346,7 @@ int ms_adamw_choose_moments(uint64_t elements, uint32_t bits, ms_adamw_moments *
     return MS_OK;
 }
 
-static size_t part_of(uint64_t at, uint64_t count)
+static size_t block_part_elements(uint64_t at, uint64_t count)
 {
     return count - at < MS_ADAMW_BLOCK ? (size_t)(count - at) : MS_ADAMW_BLOCK;
 }
@@ -357,9 +356,10 @@ int ms_adamw_quantize(const float *values, uint64_t count, bool is_signed, uint8
     if (count > 0 && (values == NULL || codes == NULL || absmax == NULL)) {
         return ms_fail(err, MS_EINVAL, "AdamW: quantize lacks an array");
     }
-    const ms__adamw_kernels *k = kernels_here();
+    const ms__adamw_kernels *k = adamw_kernels();
     for (uint64_t at = 0; at < count; at += MS_ADAMW_BLOCK) {
-        absmax[at / MS_ADAMW_BLOCK] = k->quantize(values + at, ms__q8(is_signed), codes + at, part_of(at, count));
+        absmax[at / MS_ADAMW_BLOCK] =
+            k->quantize(values + at, ms__q8(is_signed), codes + at, block_part_elements(at, count));
     }
     return MS_OK;
 }
@@ -370,9 +370,10 @@ int ms_adamw_dequantize(const uint8_t *codes, const float *absmax, uint64_t coun
     if (count > 0 && (values == NULL || codes == NULL || absmax == NULL)) {
         return ms_fail(err, MS_EINVAL, "AdamW: dequantize lacks an array");
     }
-    const ms__adamw_kernels *k = kernels_here();
+    const ms__adamw_kernels *k = adamw_kernels();
     for (uint64_t at = 0; at < count; at += MS_ADAMW_BLOCK) {
-        k->dequantize(codes + at, absmax[at / MS_ADAMW_BLOCK], ms__q8(is_signed), values + at, part_of(at, count));
+        k->dequantize(codes + at, absmax[at / MS_ADAMW_BLOCK], ms__q8(is_signed), values + at,
+                      block_part_elements(at, count));
     }
     return MS_OK;
 }

@@ -1,7 +1,9 @@
 /*
- * adamw.h - the kernels of the AdamW update: one table of functions per instruction
- * set, all made from the one source in adamw_kernels.h. Used by adamw.c and by the
- * tests that hold every table against the plain one.
+ * adamw.h - the kernels of the AdamW update: one table of functions per instruction set, all
+ * compiled from adamw_kernels.h. Used by adamw.c and by the tests that compare every table with
+ * the plain one.
+ *
+ * Tests: tests/c/techniques/test_adamw.c.
  */
 #ifndef MS_TECHNIQUES_ADAMW_H
 #define MS_TECHNIQUES_ADAMW_H
@@ -12,11 +14,11 @@
 
 #include "techniques/quantize8.h"
 
-/* The numbers of one update of one tensor, rounded to float where torch rounds. */
+/* The constants of one update of one tensor, rounded to float as torch rounds. */
 typedef struct ms__adamw_constants {
     float decay; /* 1 - lr * weight_decay */
     float sign;  /* -1 to maximize */
-    /* 1 - beta1, or minus beta1 where the mean is taken from the gradient's side. */
+    /* 1 - beta1, or minus beta1 if torch interpolates from the gradient's side. */
     float lerp;
     bool lerp_from_gradient;
     float beta2;
@@ -35,16 +37,16 @@ typedef struct ms__adamw_kernels {
     void (*divide)(float *values, size_t count, float divisor);
     void (*bf16_load)(const uint16_t *bf16, float *values, size_t count);
     void (*bf16_store)(const float *values, uint16_t *bf16, size_t count);
-    /* Where the bf16 is not what the master rounds to, the master takes it over. */
+    /* The master adopts a bf16 that differs from its own rounded value. */
     void (*master_adopt)(const uint16_t *bf16, float *master, size_t count);
     void (*split_load)(const uint16_t *bf16, const int16_t *low, float *values, size_t count);
     void (*split_store)(const float *values, uint16_t *bf16, int16_t *low, size_t count);
     void (*dequantize)(const uint8_t *codes, float absmax, const ms__q8_table *table, float *values, size_t count);
-    /* Codes of one block; returns its largest magnitude, NaN where it holds one. */
+    /* Codes of one block; returns its largest magnitude, NaN if it holds one. */
     float (*quantize)(const float *values, const ms__q8_table *table, uint8_t *codes, size_t count);
 } ms__adamw_kernels;
 
-/* Plain C, without vector instructions: the reference of all others. */
+/* Plain C, without vector instructions: the reference for the others. */
 extern const ms__adamw_kernels ms__adamw_plain;
 #if defined(__x86_64__)
 extern const ms__adamw_kernels ms__adamw_avx2;
@@ -54,7 +56,7 @@ extern const ms__adamw_kernels ms__adamw_avx512;
 extern const ms__adamw_kernels ms__adamw_neon;
 #endif
 
-/* The widest of those above that MS_ISA_... bits `isa` allow. */
+/* The widest of the tables above that MS_ISA_... bits `isa` allow. */
 const ms__adamw_kernels *ms__adamw_select(uint32_t isa);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The AdamW kernels for processors with AVX2 and FMA. Only
- * adamw_kernels.h is compiled here: the build's flags would reach anything else.
+ * The AdamW kernels for processors with AVX2 and FMA. Compiles adamw_kernels.h and nothing else,
+ * since the build's flags apply to the whole file.
  */
 #define MS_ADAMW_TABLE ms__adamw_avx2
 #define MS_ADAMW_NAME "avx2"

@@ -1,11 +1,13 @@
 /*
- * adamw_kernels.h - the source of the AdamW kernels, plain C that the compiler turns
- * into vectors. Included once by each adamw_<set>.c, which defines MS_ADAMW_TABLE, the
- * name of the table, and MS_ADAMW_NAME; the build gives each its instruction set.
+ * adamw_kernels.h - the source of the AdamW kernels, plain C that compilers vectorise. Each
+ * adamw_<set>.c defines MS_ADAMW_TABLE, the name of the table, and MS_ADAMW_NAME, and includes it
+ * once; the build gives each its instruction set.
  *
- * Every operation is an IEEE one that is rounded correctly on all of them (+ - * /,
- * square root, fused multiply-add where written), and no sum runs over elements. So
- * all tables give the same bits, and a tail gives those of a full vector.
+ * Every operation is an IEEE one that all sets round correctly (+ - * /, square root, explicit
+ * fused multiply-add), and no sum runs over elements. So all tables give the same bits, and a tail
+ * gives those of a full vector.
+ *
+ * Tests: tests/c/techniques/test_adamw.c.
  */
 #include <string.h>
 
@@ -54,7 +56,7 @@ static void update_amsgrad(float *restrict p, const float *restrict g, float *re
         float gradient = g[i] * c.sign;
         m[i] = first_moment(m[i], gradient, &c);
         v[i] = second_moment(v[i], gradient, &c);
-        /* A NaN on either side stays. */
+        /* A NaN on either side is kept. */
         peak[i] = v[i] > peak[i] || v[i] != v[i] ? v[i] : peak[i];
         p[i] = updated(p[i], m[i], peak[i], &c);
     }
@@ -143,7 +145,7 @@ static void dequantize(const uint8_t *restrict codes, float absmax, const ms__q8
     }
 }
 
-/* Of the bits without the sign, so that NaN is the largest of all. */
+/* Compares the bits without the sign, so that NaN is the largest. */
 static float largest_magnitude(const float *restrict values, size_t count)
 {
     uint32_t most = 0;
@@ -154,7 +156,7 @@ static float largest_magnitude(const float *restrict values, size_t count)
     return most > 0x7f800000u ? float_of(0x7fc00000u) : float_of(most);
 }
 
-/* `x` within [-1, 1] (NaN counts as 1): boundaries below its magnitude. */
+/* The number of boundaries below the magnitude of `x` within [-1, 1] (NaN counts as 1). */
 static inline int32_t rank_of(float x, const int32_t *restrict rank, const float *restrict boundary)
 {
     uint32_t bits = bits_of(x) & 0x7fffffffu;

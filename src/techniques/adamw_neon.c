@@ -1,6 +1,6 @@
 /*
- * The AdamW kernels for aarch64. Only
- * adamw_kernels.h is compiled here: the build's flags would reach anything else.
+ * The AdamW kernels for aarch64. Compiles adamw_kernels.h and nothing else, since the build's flags
+ * apply to the whole file.
  */
 #define MS_ADAMW_TABLE ms__adamw_neon
 #define MS_ADAMW_NAME "neon"

@@ -1,6 +1,6 @@
 /*
- * The AdamW kernels without vector instructions, the reference of the others. Only
- * adamw_kernels.h is compiled here: the build's flags would reach anything else.
+ * The AdamW kernels without vector instructions, the reference for the others. Compiles
+ * adamw_kernels.h and nothing else, since the build's flags apply to the whole file.
  */
 #define MS_ADAMW_TABLE ms__adamw_plain
 #define MS_ADAMW_NAME "plain"

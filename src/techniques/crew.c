@@ -1,9 +1,9 @@
 /*
- * crew.h over the OpenMP team of the process, where there is one, else over threads of base.
+ * crew.h over the process's OpenMP team if there is one, else over threads of base.
  *
- * torch's operators run on such a team, and its threads stay awake for a while after each of
- * them. Beside them, threads of our own find the cores taken: AdamW after a backward took 7%
- * longer than on the team itself.
+ * torch's operators run on such a team, whose threads stay awake for a while after each operator.
+ * Additional threads would find the cores taken: AdamW after a backward took 7% longer than on the
+ * team itself.
  */
 #include "techniques/crew.h"
 
@@ -15,12 +15,12 @@
 
 enum { HELPERS_MAX = 255 };
 
-/* What `#pragma omp parallel` compiles to; GNU's library has it, and so have LLVM's and Intel's. */
+/* The entry point of `#pragma omp parallel`, which GNU's, LLVM's and Intel's libraries have. */
 typedef void (*team_run)(ms__thread_body body, void *argument, unsigned threads, unsigned flags);
 
 static team_run run_on_team;
 static ms__once team_once = MS__ONCE_INIT;
-/* A team does not survive a fork, and does not know it. */
+/* A team does not survive a fork, and does not detect it. */
 static atomic_bool is_forked;
 
 static void after_fork_in_child(void)

@@ -1,5 +1,5 @@
 /*
- * float_bits.h - the bits of a float as an integer and back, for the kernels.
+ * float_bits.h - a float's bits as an integer and back, for the kernels.
  */
 #ifndef MS_TECHNIQUES_FLOAT_BITS_H
 #define MS_TECHNIQUES_FLOAT_BITS_H

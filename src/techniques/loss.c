@@ -1,7 +1,7 @@
 /*
- * The row-wise loss head: rows of fp32 logits to losses and gradients, each row by one
- * thread, in the order of operations of torch's kernels. Called by the loss head in
- * Python through ext; which rows and whose memory is decided there.
+ * The row-wise loss head: rows of fp32 logits to losses and gradients, each row by one thread, in
+ * the order of operations of torch's kernels. The loss head in Python calls it through ext and
+ * chooses rows and memory.
  */
 #include "memscale/loss.h"
 
@@ -15,14 +15,14 @@
 #include "techniques/crew.h"
 #include "techniques/loss.h"
 
-/* Large enough that torch's threads have work for milliseconds, small enough that the
- * two or three buffers of a chunk are little beside one of GPT-2 small's 412 MB. */
+/* Large enough for milliseconds of work for torch's threads; small enough that a chunk's two or
+ * three buffers are small beside GPT-2 small's 412 MB. */
 #define CHUNK_BYTES (UINT64_C(24) << 20)
 
 enum {
-    BUFFER_ELEMENTS = 1024, /* exponentials on their way into the sum; whole vectors */
+    BUFFER_ELEMENTS = 1024, /* exponentials before they are summed; whole vectors */
     LANES_MAX = 16,
-    ELEMENTS_PER_THREAD = 128 * 1024, /* less is not worth the start of another thread */
+    ELEMENTS_PER_THREAD = 128 * 1024, /* for fewer, starting another thread does not pay */
 };
 
 uint64_t ms_loss_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_bytes, uint32_t threads)
@@ -31,7 +31,7 @@ uint64_t ms_loss_chunk_rows(uint64_t tokens, uint64_t vocabulary, uint64_t item_
     uint64_t least = threads > 2 ? threads : 2;
     uint64_t rows = CHUNK_BYTES / (row_bytes > 0 ? row_bytes : 1);
     rows = rows > least ? rows : least;
-    /* The remainder goes to the others until it is large enough or gone. */
+    /* Spread the remainder over the chunks until it is large enough or zero. */
     while (rows < tokens && tokens % rows != 0 && tokens % rows < least) {
         rows++;
     }
@@ -58,7 +58,7 @@ uint32_t ms_loss_lanes(const char *capability, uint64_t vocabulary)
 static const ms__loss_kernels *chosen;
 static ms__once chosen_once = MS__ONCE_INIT;
 
-static void choose(void)
+static void loss_choose_kernels(void)
 {
     uint32_t isa = ms__isa_detect();
     (void)isa;
@@ -162,8 +162,8 @@ float ms__loss_fold_lanes(float *running, uint32_t lanes)
     return running[0];
 }
 
-/* Sum of exp(row - most). Starting from zero gives the bits of starting from the first
- * vector: exponentials are not negative. */
+/* Sum of exp(row - most). Starting from zero gives the same bits as starting from the first vector,
+ * because exponentials are not negative. */
 static float sum_of_exponentials(const float *row, uint64_t vocabulary, float most, uint32_t lanes)
 {
     float buffer[BUFFER_ELEMENTS];
@@ -196,7 +196,7 @@ static void forward_row(const ms_loss_rows *r, uint64_t i, float *picked)
     picked[i] = row[r->classes[i]] - most - log_sum;
 }
 
-/* torch sums the gradient of the log-softmax over a row that is zero but for one place. */
+/* torch sums the log-softmax's gradient over a row that has a single non-zero element. */
 static void backward_row(const ms_loss_rows *r, uint64_t i, float by_picked, float *gradient)
 {
     const float *row = r->logits + i * r->vocabulary;
@@ -250,9 +250,9 @@ static int check_rows(const ms_loss_rows *r, const void *array, ms_error *err)
     return MS_OK;
 }
 
-static void run(const ms_loss_rows *rows, const float *by_picked, float *out, uint32_t threads)
+static void loss_run_rows(const ms_loss_rows *rows, const float *by_picked, float *out, uint32_t threads)
 {
-    ms__once_run(&chosen_once, choose);
+    ms__once_run(&chosen_once, loss_choose_kernels);
     work w = {.rows = rows, .by_picked = by_picked, .out = out};
     uint64_t useful = ms__mul_sat(rows->rows, rows->vocabulary) / ELEMENTS_PER_THREAD + 1;
     useful = useful < rows->rows ? useful : rows->rows;
@@ -263,7 +263,7 @@ int ms_loss_forward(const ms_loss_rows *rows, float *picked, uint32_t threads, m
 {
     int rc = check_rows(rows, picked, err);
     if (rc == MS_OK) {
-        run(rows, NULL, picked, threads);
+        loss_run_rows(rows, NULL, picked, threads);
     }
     return rc;
 }
@@ -275,7 +275,7 @@ int ms_loss_backward(const ms_loss_rows *rows, const float *by_picked, float *gr
         rc = ms_fail(err, MS_EINVAL, "loss head: an array is missing");
     }
     if (rc == MS_OK && rows->rows > 0) {
-        run(rows, by_picked, gradient, threads);
+        loss_run_rows(rows, by_picked, gradient, threads);
     }
     return rc;
 }

@@ -1,6 +1,8 @@
 /*
- * loss.h - the kernels of the row-wise loss head: one table of functions per
- * instruction set, all made from loss_kernels.h. Used by loss.c and by the tests.
+ * loss.h - the kernels of the row-wise loss head: one table of functions per instruction set, all
+ * compiled from loss_kernels.h. Used by loss.c and by the tests.
+ *
+ * Tests: tests/c/techniques/test_loss.c.
  */
 #ifndef MS_TECHNIQUES_LOSS_H
 #define MS_TECHNIQUES_LOSS_H
@@ -10,7 +12,7 @@
 
 typedef struct ms__loss_kernels {
     const char *name;
-    /* NaN where there is one among them. `count` is not 0. */
+    /* NaN if one value is. `count` is not 0. */
     float (*largest)(const float *values, size_t count);
     /* out = exp(logits - most) */
     void (*exponentials)(const float *logits, float most, float *out, size_t count);
@@ -18,7 +20,7 @@ typedef struct ms__loss_kernels {
     void (*gradient)(const float *logits, float most, float log_sum, float sum, float *out, size_t count);
 } ms__loss_kernels;
 
-/* Plain C, without vector instructions: the reference of all others. */
+/* Plain C, without vector instructions: the reference for the others. */
 extern const ms__loss_kernels ms__loss_plain;
 #if defined(__x86_64__)
 extern const ms__loss_kernels ms__loss_avx2;
@@ -28,11 +30,11 @@ extern const ms__loss_kernels ms__loss_avx512;
 extern const ms__loss_kernels ms__loss_neon;
 #endif
 
-/* Sleef_logf_u10, for numbers of 1 and more (NaN stays). */
+/* Sleef_logf_u10, for numbers from 1 on (NaN gives NaN). */
 float ms__loss_log(float value);
 
-/* The sum as torch reduces it with vectors of `lanes` floats: one running sum per lane,
- * then halves added to halves. `values` are added to the `lanes` sums in `running`. */
+/* Sums as torch does with vectors of `lanes` floats: one running sum per lane, then halves added to
+ * halves. Adds `values` to the `lanes` sums in `running`. */
 void ms__loss_add_lanes(float *running, uint32_t lanes, const float *values, size_t count);
 float ms__loss_fold_lanes(float *running, uint32_t lanes);
 

@@ -1,6 +1,6 @@
 /*
- * The kernels of the loss head for processors with AVX-512.
- * Only loss_kernels.h is compiled here: the build's flags would reach anything else.
+ * The loss head's kernels for processors with AVX-512. Compiles loss_kernels.h and nothing else,
+ * since the build's flags apply to the whole file.
  */
 #define MS_LOSS_TABLE ms__loss_avx512
 #define MS_LOSS_NAME "avx512"

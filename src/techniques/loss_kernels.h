@@ -1,11 +1,12 @@
 /*
- * loss_kernels.h - the element-wise work of the loss head, plain C that the compiler
- * turns into vectors. Included once by each loss_<set>.c, which defines MS_LOSS_TABLE
- * and MS_LOSS_NAME; the build gives each its instruction set. Every operation is
- * rounded correctly, so that all tables give the same bits.
+ * loss_kernels.h - the element-wise work of the loss head, plain C that compilers vectorise. Each
+ * loss_<set>.c defines MS_LOSS_TABLE and MS_LOSS_NAME and includes it once; the build gives each
+ * its instruction set. Every operation is rounded correctly, so all tables give the same bits.
  *
- * The exponential is the one of SLEEF (https://sleef.org, Boost licence) with an error
- * below one unit in the last place, Sleef_expf_u10: torch computes its softmaxes with it.
+ * The exponential is Sleef_expf_u10 of SLEEF (https://sleef.org, Boost licence), with an error
+ * below one unit in the last place: torch computes its softmaxes with it.
+ *
+ * Tests: tests/c/techniques/test_loss.c.
  */
 #include "techniques/float_bits.h"
 #include "techniques/loss.h"
@@ -17,7 +18,7 @@ static inline float power_of_two(int32_t exponent)
 
 static inline float exp_of(float d)
 {
-    /* In range for the conversion to an integer, NaN too. */
+    /* In range for the conversion to an integer, also for NaN. */
     float x = d > -105.0f ? d : -105.0f;
     x = x < 101.0f ? x : 101.0f;
     float q = __builtin_rintf(x * 1.442695040888963407359924681f);
@@ -39,7 +40,7 @@ static inline float exp_of(float d)
 
 static float largest(const float *values, size_t count)
 {
-    /* As integers in the order of the numbers: such a maximum has no preferred side. */
+    /* As integers in the order of the floats, so that the maximum does not depend on the order. */
     int32_t most = INT32_MIN;
     int32_t nan_count = 0;
     for (size_t i = 0; i < count; i++) {
@@ -58,7 +59,7 @@ static void exponentials(const float *restrict logits, float most, float *restri
     }
 }
 
-/* Not restrict: `out` may be `logits`. Reading comes before writing in any case. */
+/* Not restrict: `out` may be `logits`. Each element is read before it is written. */
 static void gradient(const float *logits, float most, float log_sum, float sum, float *out, size_t count)
 {
 #pragma GCC ivdep

@@ -1,6 +1,6 @@
 /*
- * The kernels of the loss head for aarch64.
- * Only loss_kernels.h is compiled here: the build's flags would reach anything else.
+ * The loss head's kernels for aarch64. Compiles loss_kernels.h and nothing else, since the build's
+ * flags apply to the whole file.
  */
 #define MS_LOSS_TABLE ms__loss_neon
 #define MS_LOSS_NAME "neon"

@@ -1,6 +1,6 @@
 /*
- * The kernels of the loss head without vector instructions, the reference of the others.
- * Only loss_kernels.h is compiled here: the build's flags would reach anything else.
+ * The loss head's kernels without vector instructions, the reference for the others. Compiles
+ * loss_kernels.h and nothing else, since the build's flags apply to the whole file.
  */
 #define MS_LOSS_TABLE ms__loss_plain
 #define MS_LOSS_NAME "plain"

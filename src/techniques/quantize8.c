@@ -1,6 +1,6 @@
 /*
- * Computes the maps from their definition, and the bucket tables from the maps, once
- * per process. Called by adamw.c; holds no other state.
+ * Computes the maps from their definition, and the bucket tables from the maps, once per process.
+ * Called by adamw.c; has no other state.
  */
 #include "techniques/quantize8.h"
 
@@ -57,7 +57,7 @@ static void make_table(ms__q8_table *table, bool is_signed)
 {
     float positive[VALUES_MAX];
     size_t count = positive_values(positive, is_signed);
-    /* Mirrored but for zero and one. */
+    /* Mirrored, except zero and one. */
     size_t negatives = is_signed ? count - 2 : 0;
     for (size_t i = 0; i < negatives; i++) {
         table->value[i] = -positive[count - 2 - i];

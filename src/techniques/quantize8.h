@@ -1,10 +1,12 @@
 /*
- * quantize8.h - the dynamic 8-bit maps and the tables that find a code without a
- * search. Used by the AdamW kernels and by nobody else.
+ * quantize8.h - the dynamic 8-bit maps and the tables that find a code without a search. Used by
+ * the AdamW kernels only.
  *
  * The map is the dynamic tree type of "8-bit Optimizers via Block-wise Quantization"
  * (Dettmers et al., arXiv 2110.02861) as bitsandbytes publishes it: seven decades
  * below one, each cut linearly into twice as many values as the decade below it.
+ *
+ * Tests: tests/c/techniques/test_quantize8.c.
  */
 #ifndef MS_TECHNIQUES_QUANTIZE8_H
 #define MS_TECHNIQUES_QUANTIZE8_H
@@ -14,9 +16,9 @@
 #include <stdint.h>
 
 /*
- * A magnitude's upper 16 bits (sign, exponent, 7 bits of fraction) name a bucket that
- * holds at most one boundary between neighbouring values. Buckets reach from 2^-23,
- * below which everything is zero, to 1.
+ * A magnitude's upper 16 bits (sign, exponent, 7 bits of fraction) name a bucket that holds at
+ * most one boundary between neighbouring values. Buckets span 2^-23 to 1; everything below them
+ * is zero.
  */
 enum {
     MS__Q8_BUCKET_SHIFT = 16,
@@ -27,15 +29,15 @@ enum {
 
 typedef struct ms__q8_table {
     float value[MS__Q8_VALUES]; /* ascending */
-    /* Of magnitudes: [k] between the k-th and the next; infinite behind the last. */
+    /* Of magnitudes: [k] between the k-th and the next; infinite after the last. */
     float boundary[MS__Q8_VALUES];
-    int32_t rank[MS__Q8_BUCKETS]; /* boundaries that lie below the bucket */
+    int32_t rank[MS__Q8_BUCKETS]; /* boundaries below the bucket */
     int32_t zero;          /* code of zero */
     int32_t least;         /* lowest rank of a magnitude above zero */
-    int32_t most_negative; /* highest rank that a negative value may have */
+    int32_t most_negative; /* highest rank of a negative value */
 } ms__q8_table;
 
-/* The table of a map; made at the first call. Thread-safe. */
+/* The table of a map; computed at the first call. Thread-safe. */
 const ms__q8_table *ms__q8(bool is_signed);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * The tests' side of the double, what it says of its devices, and its one object.
+ * The tests' side of the double, its devices' properties, and its one object.
  */
 #include <stdio.h>
 #include <stdlib.h>

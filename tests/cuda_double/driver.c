@@ -1,7 +1,6 @@
 /*
- * The driver's entry points that memscale and its tests use, with the signatures of the
- * driver API. Each asks first whether a test made it fail and whether the caller has a
- * context.
+ * The driver's entry points that memscale and its tests use, with the signatures of the driver API.
+ * Each first checks whether a test made it fail and whether the caller has a context.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -51,7 +50,7 @@ int current_device(void)
     return depth > 0 ? stacks[stack].device[depth - 1] : -1;
 }
 
-/* Takes the lock in any case; leave() gives it back. */
+/* Takes the lock in any case; leave() releases it. */
 int enter(const char *function)
 {
     ms__mutex_lock(&the.lock);
@@ -100,9 +99,9 @@ int cuDevicePrimaryCtxRetain(void **context, int device)
 int cuDevicePrimaryCtxRelease_v2(int device)
 {
     int result = enter("cuDevicePrimaryCtxRelease_v2");
-    bool goes_on = result == OK || result == the.sticky; /* what is broken can be given back */
+    bool goes_on = result == OK || result == the.sticky; /* a broken device's objects can be released */
     if (goes_on && (device < 0 || device >= DEVICES || the.context_uses[device] == 0)) {
-        violate("a context was released that nobody had");
+        violate("a context was released that was not retained");
         goes_on = false;
         result = INVALID_CONTEXT;
     }
@@ -116,7 +115,7 @@ int cuDevicePrimaryCtxRelease_v2(int device)
 int cuCtxPushCurrent_v2(void *context)
 {
     int result = enter("cuCtxPushCurrent_v2");
-    result = result == the.sticky ? OK : result; /* a broken device is still one */
+    result = result == the.sticky ? OK : result; /* a broken device still exists */
     int device = (int)((int *)context - contexts);
     int stack = stack_of_caller();
     if (result == OK &&
@@ -191,7 +190,7 @@ int cuStreamSynchronize(void *handle)
     int result = enter_in_context("cuStreamSynchronize");
     stream *one = stream_of(handle);
     if ((result == OK || result == the.sticky) && one != NULL) {
-        /* Nothing runs on a broken device either, once this returns. */
+        /* On a broken device too, nothing runs once this returns. */
         clock_vector clock = one->clock;
         stream_wait_finished(one, one->queued);
         clock_join(&the.host, &clock);
@@ -349,7 +348,7 @@ int cuMemFree_v2(unsigned long long pointer)
 {
     int result = enter_in_context("cuMemFree_v2");
     if (result == OK && !device_memory_free((unsigned char *)(uintptr_t)pointer)) {
-        violate("device memory was freed that nobody had");
+        violate("device memory was freed that was not allocated");
         result = INVALID_VALUE;
     }
     return leave(result);
@@ -366,7 +365,7 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     return leave(result);
 }
 
-/* Pages that the driver would have to make, with one thread. */
+/* Pages that the driver would have to fault in, with one thread. */
 static uint64_t cold_pages(unsigned char *memory, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -414,19 +413,19 @@ int cuMemHostUnregister(void *memory)
     return leave(result);
 }
 
-/* True: all of it in one registration. What lies half in one is an error of the driver. */
+/* True: all of it in one registration. Memory half in one is a driver error. */
 static bool is_pinned(const unsigned char *memory, size_t bytes)
 {
     if (range_find(the.registered, memory, bytes) != NULL) {
         return true;
     }
     if (range_touches(the.registered, memory, bytes)) {
-        violate("a copy goes over the end of registered memory");
+        violate("a copy crosses the end of registered memory");
     }
     return false;
 }
 
-/* Memory that is not registered is copied before the call returns. */
+/* Pageable memory is copied before the call returns. */
 static int queue_copy(stream *one, const work *copy, bool host_is_pinned, bool to_host)
 {
     int result = stream_queue(one, copy);
@@ -479,7 +478,7 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, 
     return leave(queue_copy(one, &copy, pinned, false));
 }
 
-/* As the driver's: on the legacy default stream, and over when it returns. */
+/* As the driver's: on the legacy default stream, and done when it returns. */
 EXPORT int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t bytes);
 EXPORT int cuMemcpyHtoD_v2(unsigned long long to, const void *from, size_t bytes);
 

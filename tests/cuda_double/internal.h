@@ -1,7 +1,7 @@
 /*
- * internal.h - the inside of the double: streams.c runs work, order.c checks its
- * order, memory.c knows ranges, driver.c is the driver's interface, control.c the
- * tests'. One lock guards everything; work itself is done without it.
+ * internal.h - the internals of the double: streams.c runs work, order.c checks its order, memory.c
+ * knows ranges, driver.c is the driver's interface, control.c the tests'. One lock guards everything;
+ * work itself runs without it.
  */
 #ifndef MS_CUDA_DOUBLE_INTERNAL_H
 #define MS_CUDA_DOUBLE_INTERNAL_H
@@ -29,12 +29,12 @@ enum {
 };
 
 typedef struct clock_vector {
-    uint64_t at[STREAMS_MAX]; /* [stream] the last piece of its work that came before */
+    uint64_t at[STREAMS_MAX]; /* [stream] its last piece of work that came before */
 } clock_vector;
 
 typedef struct event {
-    uint64_t recorded; /* how often */
-    uint64_t done;     /* the latest record that was reached */
+    uint64_t recorded; /* times recorded */
+    uint64_t done;     /* the latest record reached */
     uint32_t uses;     /* in queues */
     bool is_destroyed;
     clock_vector clock;
@@ -73,7 +73,7 @@ typedef struct stream {
     bool is_used;
     bool is_ending;
     int device;
-    uint64_t queued; /* pieces ever: the stream's own time */
+    uint64_t queued; /* pieces in all: the stream's own time */
     uint64_t finished;
     clock_vector clock;
     work *first, *last;
@@ -99,8 +99,8 @@ typedef struct cuda_double {
     ms__mutex lock;
     ms__cond changed;
     stream streams[STREAMS_MAX]; /* the first DEVICES: the legacy default streams */
-    clock_vector host;           /* what the host has seen the end of */
-    touch *accesses;            /* that the host has not seen the end of */
+    clock_vector host;           /* the work that the host has waited for */
+    touch *accesses;            /* that the host has not waited for */
     range *allocations, *registered;
     size_t registered_bytes, registered_limit;
     struct {
@@ -120,7 +120,7 @@ typedef struct cuda_double {
 
 extern cuda_double the;
 
-/* All under the lock, except where told. */
+/* All under the lock, unless stated. */
 
 /* streams.c */
 stream *stream_of(void *handle);
@@ -128,7 +128,7 @@ int stream_new(int device, stream **made);
 void stream_end(stream *which);
 /* Waits until the stream may hold one more piece; before order_access(). */
 void stream_make_room(const stream *which);
-/* Queues a piece; `what` is copied. Takes a place in the stream's time. */
+/* Queues a copy of `what`. Advances the stream's time. */
 int stream_queue(stream *which, const work *what);
 void stream_wait_finished(stream *which, uint64_t until);
 void event_unuse(event *which);
@@ -137,9 +137,9 @@ uint64_t fingerprint_of(const void *memory, size_t bytes);
 /* order.c */
 void violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void clock_join(clock_vector *into, const clock_vector *other);
-/* The next piece of the stream touches the range: checks it against all before. */
+/* The stream's next piece accesses the range: checks it against all earlier ones. */
 void order_access(const stream *which, const unsigned char *begin, size_t bytes, bool is_write);
-/* No work may be under way there. */
+/* Reports work in flight there. */
 void order_check_idle(const unsigned char *begin, size_t bytes, const char *what);
 
 /* memory.c */
@@ -150,7 +150,7 @@ bool range_add(range **list, unsigned char *begin, size_t bytes, unsigned char *
 size_t device_memory_left(int device);
 int device_memory_new(size_t bytes, unsigned char **address);
 bool device_memory_free(unsigned char *address);
-/* The view of device memory that work uses, NULL (a violation) outside of it. */
+/* The view of device memory for work; NULL (a violation) outside of it. */
 unsigned char *device_view(unsigned long long pointer, size_t bytes);
 
 /* driver.c */

@@ -1,6 +1,6 @@
 /*
- * Ranges: device memory, which is mapped twice (out of reach where its address says,
- * and where work finds it), and registered host memory.
+ * Ranges: device memory, mapped twice (inaccessible at its address, accessible for work), and
+ * registered host memory.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +82,7 @@ int device_memory_new(size_t bytes, unsigned char **address)
     }
     the.allocations->device = device;
     the.memory[device].allocated += bytes;
-    memset(shadow, POISON, bytes); /* what was there before is nobody's */
+    memset(shadow, POISON, bytes); /* hides earlier contents */
     the.counts.allocations++;
     *address = outside;
     return OK;

@@ -1,7 +1,7 @@
 /*
- * Which piece of work comes before which. Every stream has a time; a clock says for
- * each stream up to when its work came before. The host is one clock: what any of its
- * threads has waited for comes before whatever is queued later.
+ * The order of pieces of work. Every stream has a time; a clock holds for each stream the time up to
+ * which its work came before. The host is one clock: work that any of its threads has waited for
+ * comes before all later work.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ static bool touches(const touch *one, const unsigned char *begin, size_t bytes)
     return begin < one->begin + one->bytes && one->begin < begin + bytes;
 }
 
-/* What the host has seen the end of comes before everything new. */
+/* Work that the host has waited for comes before everything new. */
 static void forget_seen(void)
 {
     touch **link = &the.accesses;

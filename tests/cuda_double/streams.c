@@ -1,6 +1,6 @@
 /*
- * Streams: a queue and a thread each. Work is done in the order of its queue, after its
- * delay, and as late as that: nothing is done when it is queued.
+ * Streams: a queue and a thread each. Work runs in the order of its queue, after its delay and no
+ * earlier: nothing runs when it is queued.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static void sleep_for(uint64_t ns)
 
 EXPORT void (*cuda_double_pass_time)(uint64_t ns) = sleep_for;
 
-/* The host may not write there, but it may read: nothing for a sanitizer to watch. */
+/* The host may not write there, but may read: the sanitizer must not report this read. */
 __attribute__((no_sanitize("thread"))) uint64_t fingerprint_of(const void *memory, size_t bytes)
 {
     const unsigned char *from = memory;
@@ -57,7 +57,7 @@ static bool is_filled(const unsigned char *memory, int value, size_t bytes)
     return bytes == 0 || (memory[0] == value && memcmp(memory, memory + 1, bytes - 1) == 0);
 }
 
-/* In two halves with time between: whoever looks meanwhile sees a part. */
+/* In two halves with time between, so that an early reader sees a part. */
 static void do_copy(const work *what)
 {
     size_t half = what->bytes / 2;
@@ -91,7 +91,7 @@ static void do_work(const work *what)
     }
 }
 
-/* Under the lock: the nth piece of work may be the one that breaks the device. */
+/* Under the lock: whether the nth piece of work, now reached, breaks the device. */
 static bool work_fails(const work *what)
 {
     bool is_work = what->kind == WORK_COPY || what->kind == WORK_KERNEL || what->kind == WORK_PROGRAM;
@@ -146,7 +146,7 @@ static void stream_main(void *argument)
     ms__mutex_unlock(&the.lock);
 }
 
-/* A stream's place may have been another's: its time goes on. */
+/* A stream's place may be reused: its time continues. */
 int stream_new(int device, stream **made)
 {
     for (int i = DEVICES; i < STREAMS_MAX; i++) {

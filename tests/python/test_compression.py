@@ -1,4 +1,4 @@
-"""What goes to a slow disk is compressed on its way, where that pays, and comes back as it was."""
+"""Bytes for a slow disk are compressed if that saves time, and come back exactly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_step_through_compressed_extents_is_the_plain_step(tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     ("bytes_per_s", "decision"),
-    [(1_000_000, "pieces are compressed on their way where that pays"), (40_000_000_000, "nothing is compressed")],
+    [(1_000_000, "pieces are compressed if that saves time"), (40_000_000_000, "nothing is compressed")],
 )
 def test_the_measured_link_decides_and_the_log_says_so(bytes_per_s, decision, tmp_path, monkeypatch, caplog):
     from memscale import _core

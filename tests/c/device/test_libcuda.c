@@ -1,4 +1,4 @@
-/* The driver's library is found by name, loaded once, or refused. */
+/* The driver's library is found by name and loaded once, or refused. */
 #include <stdlib.h>
 
 #include "device/libcuda.h"
@@ -19,7 +19,7 @@ static void a_missing_driver_is_not_supported(void **state)
     const ms__libcuda *cuda = NULL;
     setenv("MEMSCALE_LIBCUDA", "/nowhere/libcuda.so.1", 1);
     assert_ms_fails(ms__libcuda_get(&cuda, &err), MS_ENOTSUP, err, "/nowhere/libcuda.so.1");
-    setenv("MEMSCALE_LIBCUDA", "libm.so.6", 1); /* a library, but not this one */
+    setenv("MEMSCALE_LIBCUDA", "libm.so.6", 1); /* a library, but not the driver's */
     assert_ms_fails(ms__libcuda_get(&cuda, &err), MS_ENOTSUP, err, "libm.so.6 has no cuInit");
     assert_null(cuda);
 }

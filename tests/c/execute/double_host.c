@@ -16,7 +16,7 @@ static void drop(host *self, storage *item)
     }
 }
 
-/* The struct goes with the last who knows of it. */
+/* The last reference frees the struct. */
 static void forget(storage *item)
 {
     if (--item->known_by == 0) {

@@ -1,6 +1,6 @@
 /*
- * A host for the executor without torch: storages are counted buffers, so that a
- * test sees who holds bytes, and when they go.
+ * A host for the executor without torch: storages are counted buffers, so that a test sees which
+ * references hold bytes and when the bytes are freed.
  */
 #ifndef MS_TEST_DOUBLE_HOST_H
 #define MS_TEST_DOUBLE_HOST_H
@@ -15,7 +15,7 @@ typedef struct storage {
 } storage;
 
 typedef struct host {
-    uint64_t live_storages; /* whose bytes are there */
+    uint64_t live_storages; /* with bytes */
     uint64_t live_memories; /* references of the executor's */
     uint64_t obtained;
     uint64_t locks, unlocks;

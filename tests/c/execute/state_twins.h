@@ -1,6 +1,6 @@
 /*
- * Tensors whose optimizer state is there twice, in memory and on disk, for the tests of
- * memscale/optimizer_stream.h: both are stepped alike, and must have the same bits.
+ * Tensors with their optimizer state twice, in memory and on disk, for the tests of
+ * memscale/optimizer_stream.h: both are stepped alike and must have the same bits.
  */
 #ifndef MS_TEST_STATE_TWINS_H
 #define MS_TEST_STATE_TWINS_H
@@ -13,14 +13,14 @@
 
 enum { TENSORS = 3, THREADS = 2 };
 
-/* Where streams lie: a template for mkdtemp(), which main() calls. */
+/* The streams' directory: a template for mkdtemp(), which main() calls. */
 extern char twin_spill_dir[];
 extern const ms_adamw_group twin_group;
 extern const uint64_t twin_counts[TENSORS]; /* elements of three tensors */
 
 typedef struct twin {
     ms_optimizer_form form;
-    ms_adamw_tensor memory; /* state and all */
+    ms_adamw_tensor memory; /* with its state */
     ms_adamw_tensor disk;   /* parameter and gradient */
     uint64_t id;
     unsigned char *arrays[MS_PART_COUNT];

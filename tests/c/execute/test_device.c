@@ -1,8 +1,7 @@
 /*
- * A step whose saved storages are a GPU's (the double's): they are made on a stream, stored,
- * freed and used again for the next, brought back in backward and looked at; with transfers
- * beside the computation and without. The allocator is torch's in small: what is released is
- * handed out again at once.
+ * A step whose saved storages are a GPU's (the double's): computed on a stream, stored, freed and
+ * reused for the next, fetched in backward and checked; with transfers beside the computation and
+ * without. The allocator is a small copy of torch's: released blocks are reused at once.
  */
 #include "offload/offload_fixture.h"
 
@@ -16,9 +15,9 @@ typedef struct block {
 } block;
 
 typedef struct reference {
-    int block; /* -1: what it named has been handed out again */
+    int block; /* -1: the block has been reused */
     bool is_strong;
-    uint64_t life; /* of the block, when it was made */
+    uint64_t life; /* of the block, at the reference's creation */
 } reference;
 
 typedef struct gpu {
@@ -32,7 +31,7 @@ static int block_new(gpu *self)
 {
     uint64_t used = 1;
     int found = -1;
-    for (int i = BLOCKS - 1; i >= 0; i--) { /* the lowest free one: the one freed last, mostly */
+    for (int i = BLOCKS - 1; i >= 0; i--) { /* the lowest free one: mostly the one freed last */
         used += self->blocks[i].holders > 0;
         found = self->blocks[i].holders == 0 ? i : found;
     }
@@ -94,7 +93,7 @@ static void *stream_of(void *context)
     return ((gpu *)context)->stream;
 }
 
-/* ---- what the layers compute ------------------------------------------------------ */
+/* ---- the layers' computation ------------------------------------------------------ */
 
 static void make_bytes(void *argument, unsigned char *memory, size_t bytes)
 {
@@ -144,7 +143,7 @@ static void open_executor(gpu *self, bool overlaps, ms_execute **execute)
     ms_execute_set_overlap(*execute, overlaps);
 }
 
-/* One layer's forward: makes its storage, saves it, lets go of it. */
+/* One layer's forward: allocates its storage, saves it, releases it. */
 static ms_extent *forward(gpu *self, ms_execute *execute, uintptr_t seed, bool overlaps)
 {
     ms_error err = {0};
@@ -161,7 +160,7 @@ static ms_extent *forward(gpu *self, ms_execute *execute, uintptr_t seed, bool o
                                  reference_new(self, number), &extent, &err),
                  err);
     assert_non_null(extent);
-    assert_false(ms_extent_is_packed(extent)); /* nobody looked at the bytes */
+    assert_false(ms_extent_is_packed(extent)); /* a device's bytes are not scanned */
     self->blocks[number].holders--;
     ms_execute_leave(execute, 1);
     ms_execute_get_stats(execute, &stats);
@@ -204,12 +203,12 @@ static void run_steps(bool overlaps)
         }
         assert_true(ms_execute_boundary(execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns));
     }
-    /* The last ones of a forward may still be under way when backward asks: those stay. */
+    /* The last stores of a forward may still run when backward begins: those storages stay. */
     uint64_t moved = ms_counter_get(ms_execute_counters(execute), MS_COUNTER_OFFLOADED_STORAGES);
     assert_true(moved <= 5 * LAYERS && moved >= (uint64_t)(overlaps ? 5 * LAYERS / 2 : 5 * LAYERS));
     assert_int_equal(ms_counter_get(ms_execute_counters(execute), MS_COUNTER_DISK_BYTES),
                      tested->tier == MS_TIER_DISK ? moved * BYTES : 0);
-    assert_true(self.peak_blocks < LAYERS); /* room was made */
+    assert_true(self.peak_blocks < LAYERS); /* blocks were freed */
     ms_execute_close(execute);
     enter_device();
     assert_int_equal(the_double()->stream_synchronize(NULL), 0);

@@ -1,6 +1,6 @@
 /*
- * Storages on the lower tier, as the executor keeps books of them: the promises of
- * extents in execute.h, over the memory tier and a tier that fails.
+ * Storages on the lower tier: the promises of extents in execute.h, over the memory tier and a
+ * tier that fails.
  */
 #include <errno.h>
 
@@ -88,7 +88,7 @@ static ms_extent *store(fixture *f, storage *item, uint64_t version)
     assert_ms_ok(ms_extent_store(f->execute, f->frame, (uintptr_t)item, version, item->data, item->bytes, item->bytes,
                                  memory, &extent, &f->err),
                  f->err);
-    if (extent == NULL) { /* not taken over */
+    if (extent == NULL) { /* the reference is still the test's */
         ms_execute_host table;
         host kept = f->host;
         host_table(&f->host, &table);
@@ -98,7 +98,7 @@ static ms_extent *store(fixture *f, storage *item, uint64_t version)
     return extent;
 }
 
-/* Until its store has ended. */
+/* Waits for the end of its store. */
 static void settle(fixture *f)
 {
     ms_execute_stats stats;
@@ -142,13 +142,13 @@ static void stored_bytes_leave_memory_and_come_back(void **state)
     ms_extent_drop(f->execute, extent, mark);
 }
 
-static void bytes_that_someone_holds_are_not_fetched(void **state)
+static void bytes_that_still_live_are_not_fetched(void **state)
 {
     fixture *f = *state;
     storage *item = storage_new(&f->host, BYTES, 4);
     ms_extent *extent = store(f, item, 0);
     uint64_t mark = 0;
-    assert_true(take(f, extent, &mark, 4)); /* perhaps still on its way out */
+    assert_true(take(f, extent, &mark, 4)); /* its store may still run */
     settle(f);
     assert_true(take(f, extent, &mark, 4));
     assert_int_equal(item->holders, 1);
@@ -176,7 +176,7 @@ static void one_extent_serves_every_handle_of_a_version(void **state)
     uint64_t first = 0, second = 0;
     assert_true(take(f, extent, &first, 5));
     ms_extent_drop(f->execute, extent, first);
-    assert_int_equal(f->host.live_storages, 1); /* the other handle has not asked yet */
+    assert_int_equal(f->host.live_storages, 1); /* the other handle has not taken yet */
     assert_true(take(f, extent, &second, 5));
     assert_int_equal(f->host.obtained, 1);
     ms_extent_drop(f->execute, extent, second);
@@ -209,7 +209,7 @@ static void a_retained_graph_fetches_again(void **state)
     ms_extent_drop(f->execute, later, later_mark);
 }
 
-static void the_write_window_bounds_what_is_held(void **state)
+static void the_write_window_bounds_held_bytes(void **state)
 {
     fixture *f = *state;
     ms_extent *extents[16];
@@ -239,7 +239,7 @@ static void fetches_run_ahead_in_reverse_within_their_window(void **state)
     for (unsigned i = 8; i-- > 0;) {
         uint64_t mark = 0;
         assert_true(take(f, extents[i], &mark, i));
-        /* What is asked for counts as ahead until it is handed out. */
+        /* A fetched extent counts as ahead until it is taken. */
         uint64_t ahead = i == 7 ? 2 : i > 0;
         assert_int_equal(f->host.live_storages, 1 + ahead);
         ms_extent_drop(f->execute, extents[i], mark);
@@ -247,9 +247,9 @@ static void fetches_run_ahead_in_reverse_within_their_window(void **state)
     assert_int_equal(f->host.obtained, 8);
 }
 
-/* Autograd unpacks what an operator saved in the order of saving, its input at first: the output
- * of the layer before, which that one may have saved too. */
-static void the_rest_of_a_layers_own_comes_before_other_layers(void **state)
+/* Autograd unpacks an operator's tensors in the order of saving, its input first: the output of the
+ * layer before, which that layer may have saved too. */
+static void a_layers_own_extents_are_fetched_before_other_layers(void **state)
 {
     fixture *f = *state;
     enum { OTHER, BEFORE, SHARED, OWN, OWN_TOO, COUNT };
@@ -287,7 +287,7 @@ static void the_rest_of_a_layers_own_comes_before_other_layers(void **state)
     }
 }
 
-static void fetches_ahead_that_nobody_wants_are_let_go(void **state)
+static void unused_prefetches_are_released(void **state)
 {
     fixture *f = *state;
     ms_extent *extents[3];
@@ -312,7 +312,7 @@ static void fetches_ahead_that_nobody_wants_are_let_go(void **state)
     ms_extent_drop(f->execute, extents[0], mark);
 }
 
-static void handles_may_go_at_any_time(void **state)
+static void handles_may_be_dropped_at_any_time(void **state)
 {
     fixture *f = *state;
     for (unsigned i = 0; i < 50; i++) {
@@ -327,7 +327,7 @@ static void handles_may_go_at_any_time(void **state)
             assert_true(take(f, extent, &mark, i));
             ms_extent_drop(f->execute, extent, mark);
         } else {
-            ms_extent_drop(f->execute, extent, 0); /* perhaps still on its way out */
+            ms_extent_drop(f->execute, extent, 0); /* its store may still run */
         }
     }
 }
@@ -398,7 +398,7 @@ static void running_out_of_memory_keeps_the_tensor(void **state)
     }
 }
 
-/* Opening and closing a tier may take long: others of the host's threads go on meanwhile. */
+/* Opening and closing a tier may take long: the host's other threads run meanwhile. */
 static void a_tier_is_opened_once_and_without_the_hosts_lock(void **state)
 {
     fixture *f = *state;
@@ -416,7 +416,7 @@ static void a_tier_is_opened_once_and_without_the_hosts_lock(void **state)
     assert_int_equal(f->host.locks, f->host.unlocks);
 }
 
-/* On a file: what a failing device does. */
+/* On a file: the behaviour of a failing device. */
 static void reopen_on_disk(fixture *f, const char *dir)
 {
     ms_execute_leave(f->execute, 1);
@@ -445,7 +445,7 @@ static void a_write_that_fails_leaves_the_bytes_in_memory(void **state)
     assert_true(take(f, extent, &mark, 11));
     assert_int_equal(f->host.obtained, 0);
     storage *next = storage_new(&f->host, BYTES, 12);
-    assert_null(store(f, next, 0)); /* the tier is not used again */
+    assert_null(store(f, next, 0)); /* the tier is not used any more */
     storage_let_go(&f->host, next);
     ms_extent_drop(f->execute, extent, mark);
 }
@@ -472,7 +472,7 @@ static void a_read_that_fails_is_an_error_and_hands_nothing_out(void **state)
     }
 }
 
-/* The lanes of its tier stand still in between, so that everything is surely in flight. */
+/* The tier's lanes are paused in between, so that everything is certainly in flight. */
 static void hold(fixture *f, bool is_held)
 {
     if (is_held) {
@@ -489,8 +489,8 @@ static uint64_t written_bytes(fixture *f)
     return stats.written_bytes;
 }
 
-/* An exception in forward: the graph goes, and with it every handle. */
-static void a_store_that_nobody_wants_any_more_is_not_made(void **state)
+/* An exception in forward: the graph is freed, and with it every handle. */
+static void a_store_without_handles_is_cancelled(void **state)
 {
     fixture *f = *state;
     storage *item = storage_new(&f->host, BYTES, 3);
@@ -498,8 +498,8 @@ static void a_store_that_nobody_wants_any_more_is_not_made(void **state)
     ms_extent *extent = store(f, item, 0);
     ms_extent_drop(f->execute, extent, 0);
     ms_execute_poll(f->execute);
-    assert_int_equal(f->host.live_memories, 0); /* without a wait for any transfer */
-    /* The same storage may be saved again at once. */
+    assert_int_equal(f->host.live_memories, 0); /* without waiting for a transfer */
+    /* The same storage may be saved again immediately. */
     assert_null(ms_extent_find(f->execute, f->frame, (uintptr_t)item, 0));
     ms_extent *again = store(f, item, 0);
     storage_let_go(&f->host, item);
@@ -512,8 +512,8 @@ static void a_store_that_nobody_wants_any_more_is_not_made(void **state)
     ms_extent_drop(f->execute, again, mark);
 }
 
-/* Another exception, in backward: what was fetched ahead is given up. */
-static void a_fetch_that_nobody_wants_any_more_is_given_up(void **state)
+/* An exception in backward: fetched-ahead extents are released. */
+static void a_fetch_without_handles_is_cancelled(void **state)
 {
     fixture *f = *state;
     ms_extent *extents[2];
@@ -527,7 +527,7 @@ static void a_fetch_that_nobody_wants_any_more_is_given_up(void **state)
     uint64_t mark = 0;
     assert_true(take(f, extents[1], &mark, 1));
     ms_extent_drop(f->execute, extents[1], mark);
-    ms_extent_drop(f->execute, extents[0], 0); /* perhaps on its way, perhaps there */
+    ms_extent_drop(f->execute, extents[0], 0); /* fetching or fetched */
     uint64_t step, step_ns;
     ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns);
     assert_int_equal(f->host.live_memories, 0);
@@ -539,22 +539,22 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
         TEST(stored_bytes_leave_memory_and_come_back),
-        TEST(bytes_that_someone_holds_are_not_fetched),
+        TEST(bytes_that_still_live_are_not_fetched),
         TEST(one_extent_serves_every_handle_of_a_version),
         TEST(a_retained_graph_fetches_again),
-        TEST(the_write_window_bounds_what_is_held),
+        TEST(the_write_window_bounds_held_bytes),
         TEST(fetches_run_ahead_in_reverse_within_their_window),
-        TEST(the_rest_of_a_layers_own_comes_before_other_layers),
-        TEST(fetches_ahead_that_nobody_wants_are_let_go),
-        TEST(handles_may_go_at_any_time),
+        TEST(a_layers_own_extents_are_fetched_before_other_layers),
+        TEST(unused_prefetches_are_released),
+        TEST(handles_may_be_dropped_at_any_time),
         TEST(a_full_tier_keeps_tensors_until_the_next_step),
         TEST(no_memory_to_fetch_into_is_an_error_and_can_be_tried_again),
         TEST(running_out_of_memory_keeps_the_tensor),
         TEST(a_tier_is_opened_once_and_without_the_hosts_lock),
         TEST(a_write_that_fails_leaves_the_bytes_in_memory),
         TEST(a_read_that_fails_is_an_error_and_hands_nothing_out),
-        TEST(a_store_that_nobody_wants_any_more_is_not_made),
-        TEST(a_fetch_that_nobody_wants_any_more_is_given_up),
+        TEST(a_store_without_handles_is_cancelled),
+        TEST(a_fetch_without_handles_is_cancelled),
     };
     return cmocka_run_group_tests_name("execute: extents", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * What a plan makes of calls, and how slots live: the promises of frames in execute.h.
+ * The promises of frames in execute.h: a plan's effect on calls, and the life of slots.
  */
 #include <errno.h>
 
@@ -124,7 +124,7 @@ static bool chosen(fixture *f, ms_frame *frame, uintptr_t identity, uint64_t byt
     return is_dropped;
 }
 
-/* Slots are found again by order and bytes, also where the call saves one less or more. */
+/* Slots are recognised by order and bytes, also if the call saves one less or more. */
 static void selective_calls_drop_the_planned_slots(void **state)
 {
     fixture *f = *state;
@@ -139,12 +139,12 @@ static void selective_calls_drop_the_planned_slots(void **state)
     ms_plan plan = {.entries = entries, .entry_count = 2, .selections = &selection, .selection_count = 1};
     assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
     ms_frame *frame = enter(f, layer_of(f, "a"), false);
-    /* There is no tier: the same set, and the rest stays. */
+    /* Without a tier: the same set, and the rest stays. */
     assert_int_equal(ms_frame_technique(frame), MS_TECHNIQUE_SELECTIVE_2);
     assert_ms_ok(ms_execute_set_plan(f->execute, NULL, &f->err), f->err); /* an open frame keeps its own */
     assert_false(chosen(f, frame, 0x10, 100));
     assert_true(chosen(f, frame, 0x20, 200));
-    assert_false(chosen(f, frame, 0x30, 7)); /* not of the plan */
+    assert_false(chosen(f, frame, 0x30, 7)); /* not in the plan */
     assert_false(chosen(f, frame, 0x40, 200));
     assert_true(chosen(f, frame, 0x20, 200));
     assert_false(chosen(f, frame, 0x50, 200));
@@ -168,7 +168,7 @@ static void layers_without_an_entry_get_the_fallback(void **state)
     ms_execute_leave(f->execute, 1);
 }
 
-static void what_can_not_be_done_becomes_what_can(void **state)
+static void an_impossible_technique_is_replaced(void **state)
 {
     fixture *f = *state;
     char a[] = "a", b[] = "b", root[] = "";
@@ -178,7 +178,7 @@ static void what_can_not_be_done_becomes_what_can(void **state)
         {.name = b, .technique = MS_TECHNIQUE_OFFLOAD_DISK},
     };
     plan_of(f, entries, 3, MS_TECHNIQUE_KEEP);
-    ms_execute_set_packing(f->execute, false); /* it wants frames of kept layers too */
+    ms_execute_set_packing(f->execute, false); /* packing gives kept layers frames too */
     assert_null(enter(f, MS_ROOT_LAYER, false));
     assert_int_equal(ms_frame_technique(enter(f, layer_of(f, "a"), true)), RECOMPUTE);
     assert_null(enter(f, layer_of(f, "a"), false));
@@ -192,7 +192,7 @@ static void what_can_not_be_done_becomes_what_can(void **state)
     ms_execute_leave(f->execute, 1);
 }
 
-static void a_broken_off_forward_is_closed_by_the_next(void **state)
+static void an_aborted_forward_is_closed_by_the_next(void **state)
 {
     fixture *f = *state;
     plan_of(f, NULL, 0, RECOMPUTE);
@@ -209,7 +209,7 @@ static void a_broken_off_forward_is_closed_by_the_next(void **state)
     assert_false(ms_execute_in_root(f->execute, 1));
 }
 
-static void watched_calls_have_frames_though_they_are_kept(void **state)
+static void watched_calls_have_frames_although_they_are_kept(void **state)
 {
     fixture *f = *state;
     uint32_t layer = layer_of(f, "x");
@@ -251,7 +251,7 @@ static void put(fixture *f, ms_frame *frame, uint32_t slot)
     ms_frame_put(f->execute, frame, slot, memory);
 }
 
-/* Plays a replay to its early end; returns the saves it took. */
+/* Plays a replay to its early end; returns the number of saves. */
 static uint32_t replay(fixture *f, ms_frame *frame)
 {
     ms_record record = record_2x3();
@@ -269,7 +269,7 @@ static uint32_t replay(fixture *f, ms_frame *frame)
     return saves;
 }
 
-static void a_replay_fills_what_is_asked_for_and_stops(void **state)
+static void a_replay_fills_the_live_slots_and_stops(void **state)
 {
     fixture *f = *state;
     ms_frame *frame = saved_frame(f, 5);
@@ -287,7 +287,7 @@ static void a_replay_fills_what_is_asked_for_and_stops(void **state)
     drop_all(f, frame, 3);
 }
 
-static void a_retained_graph_lets_go_when_backward_moves_on(void **state)
+static void a_retained_graph_releases_when_backward_moves_on(void **state)
 {
     fixture *f = *state;
     ms_frame *one = saved_frame(f, 3), *two = saved_frame(f, 3);
@@ -296,7 +296,7 @@ static void a_retained_graph_lets_go_when_backward_moves_on(void **state)
     replay(f, one);
     assert_int_equal(f->host.live_memories, 4);
     assert_non_null(ms_frame_take(f->execute, one, 2));
-    assert_int_equal(f->host.live_memories, 3); /* what `two` gave out, and only that */
+    assert_int_equal(f->host.live_memories, 3); /* only the tensors taken from `two` */
     assert_int_equal(ms_frame_missing(two), 1);
     ms_frame_pin(one);
     ms_execute_backward_ended(f->execute);
@@ -326,7 +326,7 @@ static void a_replay_that_differs_is_refused(void **state)
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         assert_ms_ok(ms_frame_replay_begin(f->execute, frame, false, &f->err), f->err);
         assert_ms_fails(ms_frame_replay_begin(f->execute, frame, false, &f->err), MS_ESTATE, f->err,
-                        "replayed already");
+                        "already being replayed");
         assert_ms_ok(ms_frame_replay_save(f->execute, frame, &record, &slot, &capture, &f->err), f->err);
         assert_int_equal(capture, MS_CAPTURE_PUT);
         put(f, frame, slot);
@@ -360,7 +360,7 @@ static void slots_dropped_during_a_replay_are_not_waited_for(void **state)
     assert_ms_ok(ms_frame_replay_save(f->execute, frame, &record, &slot, &capture, &f->err), f->err);
     assert_int_equal(capture, MS_CAPTURE_LAST);
     ms_frame_drop(f->execute, frame, 2);
-    put(f, frame, 2); /* nobody has it any more */
+    put(f, frame, 2); /* its last handle was dropped */
     assert_int_equal(f->host.live_memories, 0);
     assert_ms_ok(ms_frame_replay_save(f->execute, frame, &record, &slot, &capture, &f->err), f->err);
     assert_ms_ok(ms_frame_replay_save(f->execute, frame, &record, &slot, &capture, &f->err), f->err);
@@ -392,7 +392,7 @@ static void steps_end_where_they_should(void **state)
     ms_execute_leave_root(f->execute, 1, false);
     assert_true(ms_execute_boundary(f->execute, MS_BOUNDARY_ANOTHER_OPTIMIZER, &step, &step_ns));
     assert_int_equal(step, 3);
-    /* The same one again: its forward may have been one that nobody was told of. */
+    /* The same optimizer again: its forward may not have been reported. */
     assert_true(ms_execute_boundary(f->execute, MS_BOUNDARY_OPTIMIZER, &step, &step_ns));
     assert_int_equal(step, 4);
     replay(f, first);
@@ -438,11 +438,11 @@ int main(void)
         TEST(calls_follow_the_plan),
         TEST(selective_calls_drop_the_planned_slots),
         TEST(layers_without_an_entry_get_the_fallback),
-        TEST(what_can_not_be_done_becomes_what_can),
-        TEST(a_broken_off_forward_is_closed_by_the_next),
-        TEST(watched_calls_have_frames_though_they_are_kept),
-        TEST(a_replay_fills_what_is_asked_for_and_stops),
-        TEST(a_retained_graph_lets_go_when_backward_moves_on),
+        TEST(an_impossible_technique_is_replaced),
+        TEST(an_aborted_forward_is_closed_by_the_next),
+        TEST(watched_calls_have_frames_although_they_are_kept),
+        TEST(a_replay_fills_the_live_slots_and_stops),
+        TEST(a_retained_graph_releases_when_backward_moves_on),
         TEST(a_replay_that_differs_is_refused),
         TEST(slots_dropped_during_a_replay_are_not_waited_for),
         TEST(steps_end_where_they_should),

@@ -1,6 +1,5 @@
-/* Optimizer state on disk: the bits of a state in memory, whatever its form; after every
- * kind of failure a round can be gone through again and ends where it would have; nothing
- * stays behind. */
+/* Optimizer state on disk has the bits of a state in memory, in every form; after every kind of
+ * failure a round can be repeated and gives the same result; nothing stays behind. */
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
@@ -72,7 +71,7 @@ static void updates_may_come_in_another_order_than_expected(void **state)
     twins_close(twins, stream);
 }
 
-static void a_state_that_was_put_goes_on(void **state)
+static void a_replaced_state_continues(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -99,7 +98,7 @@ static uint64_t bytes_read(ms_optimizer_stream *stream)
     return stats.read_bytes;
 }
 
-/* The next parts are on their way before anybody asks for them, and no more than are wanted. */
+/* The next parts are read ahead, and no more than the hints name. */
 static void reading_runs_ahead_of_updates(void **state)
 {
     (void)state;
@@ -124,13 +123,13 @@ static void reading_runs_ahead_of_updates(void **state)
     twins_close(twins, stream);
 }
 
-static void space_and_buffers_are_bounded_and_given_back(void **state)
+static void space_and_buffers_are_bounded_and_freed(void **state)
 {
     (void)state;
     ms_error err = {0};
     ms_optimizer_stream_stats stats;
-    /* The state and hardly more than the buffers: versions that are out of date go. */
-    enum { MANY = 8 }; /* so that more chunks pass than there are buffers */
+    /* The state and hardly more than the buffers: outdated versions are freed. */
+    enum { MANY = 8 }; /* more chunks than buffers */
     uint64_t bytes = MANY * (twin_counts[0] + twin_counts[1] + twin_counts[2]) * 8;
     ms_optimizer_stream *stream = twin_stream(bytes + (MS_OPTIMIZER_CHUNK_BYTES + (1 << 20)));
     twin twins[TENSORS];
@@ -156,9 +155,8 @@ static void space_and_buffers_are_bounded_and_given_back(void **state)
 
 /* ---- failures -------------------------------------------------------------------------- */
 
-/* In the second step the nth operation of a kind fails. Either nothing is seen of it
- * (`code` is MS_OK), or the step may fail with `code` and is gone through again: the bits
- * are those of memory. */
+/* In the second step the nth operation of a kind fails. Either it has no effect (`code` is MS_OK), or
+ * the step may fail with `code` and is repeated: the bits equal those in memory. */
 static void a_fault_changes_no_number(ms_fault kind, int system_errno, int code)
 {
     uint64_t fired = 0, failed = 0;
@@ -203,7 +201,7 @@ static void faults_change_no_number(void **state)
     a_fault_changes_no_number(MS_FAULT_READ, EIO, MS_EIO);
     a_fault_changes_no_number(MS_FAULT_FLIP, 0, MS_ECHECKSUM);
     a_fault_changes_no_number(MS_FAULT_SHORT, 0, MS_OK);
-    a_fault_changes_no_number(MS_FAULT_WRITE, EIO, MS_OK); /* written again elsewhere */
+    a_fault_changes_no_number(MS_FAULT_WRITE, EIO, MS_OK); /* written again to another place */
     a_fault_changes_no_number(MS_FAULT_WRITE, ENOSPC, MS_OK);
 }
 
@@ -214,7 +212,7 @@ static void out_of_memory_changes_no_number(void **state)
     a_fault_changes_no_number(MS_FAULT_MAP, ENOMEM, MS_OK); /* fewer chunks read ahead */
 }
 
-static void a_full_disk_is_told_and_the_step_finished_later(void **state)
+static void a_full_disk_is_reported_and_the_step_finished_later(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -287,7 +285,7 @@ static void a_killed_process_leaves_no_file(void **state)
 
 /* ---- fork --------------------------------------------------------------------------------- */
 
-/* A thread that updates without end: at any fork it most likely holds the stream's lock. */
+/* A thread that updates endlessly: at a fork it most likely holds the stream's lock. */
 typedef struct updating {
     ms_optimizer_stream *stream;
     twin twins[TENSORS];
@@ -310,7 +308,7 @@ static void update_on(void *argument)
     }
 }
 
-/* In the child: every call says whose the stream is and waits for nothing. */
+/* In the child: every call names the stream's owner and returns without waiting. */
 static int use_in_child(updating *u)
 {
     ms_error err = {0};
@@ -331,7 +329,7 @@ static int use_in_child(updating *u)
     wrong += ms_optimizer_stream_add(u->stream, &form, &made, &err) != MS_ESTATE || made != 0;
     ms_optimizer_stream_remove(u->stream, id);
     ms_optimizer_stream_get_stats(u->stream, &stats);
-    ms_optimizer_stream *own = twin_stream(UINT64_MAX); /* the child's own is none of this */
+    ms_optimizer_stream *own = twin_stream(UINT64_MAX); /* a new stream of the child's */
     twin t;
     twin_open(&t, own, form, 1);
     twin_step_memory(&t, 1);
@@ -341,15 +339,15 @@ static int use_in_child(updating *u)
     return wrong;
 }
 
-/* The address sanitizer's allocator has locks that a child inherits locked where another thread is in
- * it: there the parent rests while it forks. */
+/* The address sanitizer's allocator has locks that a child inherits locked if another thread holds
+ * them: under it the parent's thread pauses during the fork. */
 #if defined(__SANITIZE_ADDRESS__)
 enum { UPDATES_MEANWHILE = 0 };
 #else
 enum { UPDATES_MEANWHILE = 1 };
 #endif
 
-static void a_child_is_refused_and_ends_and_the_parent_goes_on(void **state)
+static void a_child_is_refused_and_the_parent_continues(void **state)
 {
     (void)state;
     updating u = {.stream = twin_stream(UINT64_MAX)};
@@ -369,7 +367,7 @@ static void a_child_is_refused_and_ends_and_the_parent_goes_on(void **state)
         }
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
-        assert_int_equal(status, 0); /* ended by itself, with nothing wrong */
+        assert_int_equal(status, 0); /* it exited without an error */
     }
     atomic_store(&u.ends, true);
     ms__thread_join(&thread);
@@ -386,7 +384,7 @@ static void a_child_is_refused_and_ends_and_the_parent_goes_on(void **state)
     twins_close(u.twins, u.stream);
 }
 
-/* ---- what is refused ---------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void bad_calls_are_refused_and_change_nothing(void **state)
 {
@@ -430,15 +428,15 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(every_form_has_the_bits_of_memory),
         TEST(updates_may_come_in_another_order_than_expected),
-        TEST(a_state_that_was_put_goes_on),
+        TEST(a_replaced_state_continues),
         TEST(reading_runs_ahead_of_updates),
-        TEST(space_and_buffers_are_bounded_and_given_back),
+        TEST(space_and_buffers_are_bounded_and_freed),
         TEST(faults_change_no_number),
         TEST(out_of_memory_changes_no_number),
-        TEST(a_full_disk_is_told_and_the_step_finished_later),
+        TEST(a_full_disk_is_reported_and_the_step_finished_later),
         TEST(closing_in_the_middle_leaves_nothing),
         TEST(a_killed_process_leaves_no_file),
-        TEST(a_child_is_refused_and_ends_and_the_parent_goes_on),
+        TEST(a_child_is_refused_and_the_parent_continues),
         TEST(bad_calls_are_refused_and_change_nothing),
     };
     if (mkdtemp(twin_spill_dir) == NULL) {

@@ -1,6 +1,6 @@
 /*
- * Storages of two values become bits instead of transfers: what the executor promises of
- * them, over the double host.
+ * Bit packing of two-valued storages instead of transfers: the executor's promises, over the
+ * double host.
  */
 #include "test_common.h"
 
@@ -66,7 +66,7 @@ static int close_fixture(void **state)
     return 0;
 }
 
-/* 0.0 or 1.25, by a number. */
+/* 0.0 or 1.25, chosen by an index. */
 static float mask_value(uint64_t index)
 {
     return index * UINT64_C(0x9E3779B97F4A7C15) >> 60 < 3 ? 0.0f : 1.25f;
@@ -93,7 +93,7 @@ static bool is_mask(const storage *item)
     return true;
 }
 
-/* Lets go of the test's own reference. NULL: it was not taken. */
+/* Releases the test's own reference. NULL: the storage was not packed. */
 static ms_extent *send_away(fixture *f, storage *item)
 {
     ms_extent *extent;
@@ -133,7 +133,7 @@ static ms_execute_stats stats_of(fixture *f)
     return stats;
 }
 
-static void a_mask_becomes_bits_and_goes_nowhere(void **state)
+static void a_mask_becomes_bits_and_is_not_moved(void **state)
 {
     fixture *f = *state;
     ms_extent *extent = send_away(f, mask_new(f));
@@ -149,7 +149,7 @@ static void a_mask_becomes_bits_and_goes_nowhere(void **state)
     ms_extent_drop(f->execute, extent, f->mark);
 }
 
-static void who_still_holds_it_shares_it(void **state)
+static void a_live_mask_is_shared(void **state)
 {
     fixture *f = *state;
     storage *item = mask_new(f);
@@ -167,7 +167,7 @@ static void who_still_holds_it_shares_it(void **state)
     ms_extent_drop(f->execute, extent, f->mark);
 }
 
-static void a_retained_graph_gets_it_again(void **state)
+static void a_retained_graph_unpacks_again(void **state)
 {
     fixture *f = *state;
     ms_extent *extent = send_away(f, mask_new(f));
@@ -221,12 +221,12 @@ static void a_plan_that_moves_nothing_packs_nothing(void **state)
     assert_null(f->frame);
 }
 
-/* ---- what a plan says of storages that it knows ----------------------------------------- */
+/* ---- a plan's decisions on storages that it knows ---------------------------------------- */
 
 enum { KNOWN_SLOTS = 3 };
 
-/* The layer "layer" saves three storages of BYTES: slot 1 has two values and becomes bits, or
- * not; slot 2 has two and does not. */
+/* The layer "layer" saves three storages of BYTES: slot 1 is two-valued, and the plan may pack it;
+ * slot 2 is two-valued, and the plan does not pack it. */
 static void say_of_known(fixture *f, ms_technique technique, bool packed)
 {
     char name[] = "layer";
@@ -249,7 +249,7 @@ static void say_of_known(fixture *f, ms_technique technique, bool packed)
     open_frame(f, "layer");
 }
 
-/* As autograd saves them: the frame is told, in order. Identities are those of storages that live. */
+/* Reports storages to the frame in order, as autograd saves them. Identities are live storages'. */
 static void save_all(fixture *f, ms_extent *extents[KNOWN_SLOTS])
 {
     storage *items[KNOWN_SLOTS];
@@ -261,7 +261,7 @@ static void save_all(fixture *f, ms_extent *extents[KNOWN_SLOTS])
         assert_ms_ok(ms_frame_choose(f->execute, f->frame, (uintptr_t)items[i], BYTES, &is_dropped, &f->err), f->err);
         assert_false(is_dropped);
     }
-    for (int i = KNOWN_SLOTS; i-- > 0;) { /* what waits is sent later, in any order */
+    for (int i = KNOWN_SLOTS; i-- > 0;) { /* storing may come later, in any order */
         extents[i] = send_away(f, items[i]);
     }
 }
@@ -275,7 +275,7 @@ static void a_plan_that_moves_nothing_packs_what_it_names(void **state)
     assert_non_null(f->frame);
     assert_true(ms_frame_packs(f->frame));
     save_all(f, saved);
-    /* Nothing is said of the first, and nothing is moved; the last is to stay. */
+    /* The plan says nothing of the first and moves nothing; the last must stay. */
     assert_null(saved[0]);
     assert_null(saved[2]);
     assert_true(ms_extent_is_packed(saved[1]));
@@ -302,7 +302,7 @@ static void a_plan_that_moves_packs_what_it_names_and_what_it_does_not_know(void
     }
 }
 
-static void what_a_plan_has_become_bits_and_has_a_third_value_is_as_if_nothing_was_said(void **state)
+static void a_planned_mask_with_a_third_value_is_not_packed(void **state)
 {
     fixture *f = *state;
     static const ms_technique techniques[] = {MS_TECHNIQUE_KEEP, MS_TECHNIQUE_OFFLOAD_DISK};
@@ -324,7 +324,7 @@ static void what_a_plan_has_become_bits_and_has_a_third_value_is_as_if_nothing_w
     }
 }
 
-static void a_plan_that_has_nothing_become_bits_leaves_a_kept_layer_alone(void **state)
+static void a_plan_without_bits_leaves_a_kept_layer_alone(void **state)
 {
     fixture *f = *state;
     say_of_known(f, MS_TECHNIQUE_KEEP, false);
@@ -332,7 +332,7 @@ static void a_plan_that_has_nothing_become_bits_leaves_a_kept_layer_alone(void *
     assert_null(f->frame);
 }
 
-static void without_memory_a_plan_that_names_bits_is_refused_whole(void **state)
+static void without_memory_a_plan_with_bits_is_refused(void **state)
 {
     fixture *f = *state;
     char name[] = "layer";
@@ -354,7 +354,7 @@ static void without_memory_a_plan_that_names_bits_is_refused_whole(void **state)
     }
 }
 
-static void what_is_not_a_mask_or_not_to_be_packed_goes_to_the_tier(void **state)
+static void other_storages_go_to_the_tier(void **state)
 {
     fixture *f = *state;
     ms_extent *numbers = send_away(f, storage_new(&f->host, BYTES, 5));
@@ -368,7 +368,7 @@ static void what_is_not_a_mask_or_not_to_be_packed_goes_to_the_tier(void **state
     ms_extent_drop(f->execute, numbers, 0);
 }
 
-static void a_tier_that_fails_does_not_matter_to_bits(void **state)
+static void a_failed_tier_does_not_affect_bits(void **state)
 {
     fixture *f = *state;
     ms_fault_arm(MS_FAULT_WRITE, 1, 5);
@@ -404,7 +404,7 @@ static void without_memory_a_mask_goes_to_the_tier_or_stays(void **state)
     assert_in_range(packed, 1, 11);
 }
 
-static void memory_for_the_bytes_that_is_refused_is_told(void **state)
+static void refused_memory_for_the_bytes_is_reported(void **state)
 {
     fixture *f = *state;
     void *memory;
@@ -421,21 +421,21 @@ static void memory_for_the_bytes_that_is_refused_is_told(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        PACKING_TEST(a_mask_becomes_bits_and_goes_nowhere),
-        PACKING_TEST(who_still_holds_it_shares_it),
-        PACKING_TEST(a_retained_graph_gets_it_again),
+        PACKING_TEST(a_mask_becomes_bits_and_is_not_moved),
+        PACKING_TEST(a_live_mask_is_shared),
+        PACKING_TEST(a_retained_graph_unpacks_again),
         PACKING_TEST(handles_share_the_bits),
         PACKING_TEST(layers_that_are_kept_pack_masks_and_keep_the_rest),
         PACKING_TEST(a_plan_that_moves_nothing_packs_nothing),
         PACKING_TEST(a_plan_that_moves_nothing_packs_what_it_names),
         PACKING_TEST(a_plan_that_moves_packs_what_it_names_and_what_it_does_not_know),
-        PACKING_TEST(what_a_plan_has_become_bits_and_has_a_third_value_is_as_if_nothing_was_said),
-        PACKING_TEST(a_plan_that_has_nothing_become_bits_leaves_a_kept_layer_alone),
-        PACKING_TEST(without_memory_a_plan_that_names_bits_is_refused_whole),
-        PACKING_TEST(what_is_not_a_mask_or_not_to_be_packed_goes_to_the_tier),
-        PACKING_TEST(a_tier_that_fails_does_not_matter_to_bits),
+        PACKING_TEST(a_planned_mask_with_a_third_value_is_not_packed),
+        PACKING_TEST(a_plan_without_bits_leaves_a_kept_layer_alone),
+        PACKING_TEST(without_memory_a_plan_with_bits_is_refused),
+        PACKING_TEST(other_storages_go_to_the_tier),
+        PACKING_TEST(a_failed_tier_does_not_affect_bits),
         PACKING_TEST(without_memory_a_mask_goes_to_the_tier_or_stays),
-        PACKING_TEST(memory_for_the_bytes_that_is_refused_is_told),
+        PACKING_TEST(refused_memory_for_the_bytes_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

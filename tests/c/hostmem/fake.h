@@ -1,6 +1,5 @@
 /*
- * The fake allocator libraries of fake_c10.c, loaded and called, and what the tests
- * of this folder ask about the process.
+ * The fake allocator libraries of fake_c10.c, loaded and called, and queries of the process.
  */
 #ifndef MS_TEST_HOSTMEM_FAKE_H
 #define MS_TEST_HOSTMEM_FAKE_H
@@ -12,14 +11,14 @@
 
 #define MIB ((size_t)1 << 20)
 
-/* Sanitizers put their own functions in the place of the allocator's. */
+/* Sanitizers replace the allocator's functions by their own. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define TEST_OWN_ALLOCATOR 1
 #else
 #define TEST_OWN_ALLOCATOR 0
 #endif
 
-/* A small generator of its own, so that a failure comes back. */
+/* A small seeded generator, so that a failure can be repeated. */
 static inline uint32_t next_random(uint64_t *seed)
 {
     *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);

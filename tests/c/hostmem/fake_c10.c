@@ -1,7 +1,7 @@
 /*
- * A library that takes and frees memory as torch's CPU allocator does: through its
- * own slots for posix_memalign and free. Built several times, with the bindings that
- * libraries come with; with FAKE_WITHOUT_SLOTS it has none of these slots.
+ * A library that allocates and frees as torch's CPU allocator does: through its own slots for
+ * posix_memalign and free. Built several times, with the bindings that real libraries have; with
+ * FAKE_WITHOUT_SLOTS it has no slots.
  */
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
-/* A program at fixed addresses, as Debian's Python is one: where its code takes the address
- * of a libc function, its own stub is the function's address for dlsym() and everybody. */
+/* A program at fixed addresses, such as Debian's Python: if its code takes the address of a libc
+ * function, its stub is that function's address, also for dlsym(). */
 #include "fake.h"
 
 static void the_program_has_stubs(void **state)

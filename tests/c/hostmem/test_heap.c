@@ -1,5 +1,5 @@
-/* Blocks, cache and ceiling: the counters are exact at every step, the cache gives
- * way to the ceiling, and resident memory is what is counted. */
+/* Blocks, cache and ceiling: the counters are exact at every step, the cache yields to the ceiling,
+ * and resident memory equals the counters. */
 #include <errno.h>
 #include <unistd.h>
 
@@ -110,7 +110,7 @@ static void a_block_out_of_the_cache_has_a_new_serial(void **state)
     ms_hostmem_release(block);
 }
 
-static void what_is_no_live_block_is_not_released(void **state)
+static void an_address_of_no_live_block_is_ignored(void **state)
 {
     (void)state;
     ms_hostmem_set_ceiling(64 * MIB);
@@ -173,9 +173,9 @@ static void the_oldest_maps_leave_the_cache_first(void **state)
     assert_true(stats_now().cached_bytes <= 8 * MIB);
 }
 
-/* Of the block freed first, 30 MiB, the 6 MiB go that lack, from its end; whoever gets it again
- * has room for them. */
-static void a_block_larger_than_the_lack_gives_up_its_end(void **state)
+/* The block freed first, of 30 MiB, loses the 6 MiB needed from its end; its next user has room for
+ * them. */
+static void a_block_larger_than_needed_loses_its_end(void **state)
 {
     (void)state;
     ms_hostmem_set_ceiling(40 * MIB);
@@ -196,11 +196,11 @@ static void a_block_larger_than_the_lack_gives_up_its_end(void **state)
     assert_int_equal(stats_now().peak_held_bytes, 40 * MIB);
     memset(large, 8, 30 * MIB);
     ms_hostmem_release(large);
-    ms_hostmem_trim(39 * MIB + 4096, false); /* whole huge pages, and at least what lacks */
+    ms_hostmem_trim(39 * MIB + 4096, false); /* whole huge pages, at least the bytes needed */
     assert_int_equal(stats_now().cached_bytes, 38 * MIB);
 }
 
-static void a_block_that_cannot_give_up_its_end_goes(void **state)
+static void a_block_that_cannot_lose_its_end_is_dropped(void **state)
 {
     (void)state;
     ms_hostmem_set_ceiling(40 * MIB);
@@ -224,7 +224,7 @@ static void live_bytes_are_never_refused(void **state)
     assert_non_null(large);
     assert_int_equal(stats_now().live_bytes, 20 * MIB);
     assert_int_equal(stats_now().cached_bytes, 0);
-    ms_hostmem_release(large); /* above the ceiling: goes back at once */
+    ms_hostmem_release(large); /* above the ceiling: unmapped at once */
     assert_int_equal(stats_now().cached_bytes, 0);
 }
 
@@ -247,7 +247,7 @@ static void peaks_hold_until_reset(void **state)
     ms_hostmem_release(c);
 }
 
-/* The model of the test: what the header promises, kept in the plainest way. */
+/* The test's model: the header's promises, in the plainest way. */
 enum { MODEL_BLOCKS = 64, MODEL_STEPS = 20000 };
 
 typedef struct model {
@@ -316,7 +316,7 @@ static void live_and_cached_stay_under_the_ceiling_at_every_step(void **state)
         } else if (self.blocks[i] != NULL) {
             model_release(&self, i);
         } else {
-            /* A dozen sizes come back again and again, as in a training step. */
+            /* A dozen sizes recur, as in a training step. */
             size_t bytes = MIB + (size_t)(next_random(&seed) % 12) * 700001;
             model_alloc(&self, i, next_random(&seed) % 8 == 0 ? 5 * bytes : bytes);
         }
@@ -333,7 +333,7 @@ static void live_and_cached_stay_under_the_ceiling_at_every_step(void **state)
 
 /* ---- resident memory ----------------------------------------------------- */
 
-/* Without pages of files, which a machine short of memory takes back; what it swapped out counts. */
+/* Without file pages, which a machine short of memory reclaims; swapped pages count. */
 static uint64_t resident_now(void)
 {
     char text[4096];
@@ -353,7 +353,7 @@ static void assert_within_one_percent(uint64_t measured, uint64_t expected)
 }
 
 /* Sizes with odd tails: a huge page under a tail would make more resident. */
-static void resident_memory_is_what_is_counted(void **state)
+static void resident_memory_equals_the_counters(void **state)
 {
     (void)state;
     enum { BLOCKS = 60 };
@@ -385,7 +385,7 @@ static void resident_memory_is_what_is_counted(void **state)
 
 /* ---- faults -------------------------------------------------------------- */
 
-static void a_failing_map_drops_the_cache_and_is_tried_again(void **state)
+static void a_failed_map_empties_the_cache_and_is_retried(void **state)
 {
     (void)state;
     ms_hostmem_set_ceiling(64 * MIB);
@@ -400,7 +400,7 @@ static void a_failing_map_drops_the_cache_and_is_tried_again(void **state)
     ms_hostmem_release(block);
 }
 
-static void memory_that_is_out_for_good_gives_null_and_counts_nothing(void **state)
+static void lasting_lack_of_memory_gives_null_and_counts_nothing(void **state)
 {
     (void)state;
     uint64_t peak = stats_now().peak_held_bytes;
@@ -445,17 +445,17 @@ int main(void)
         cmocka_unit_test_teardown(blocks_are_whole_pages_and_aligned, teardown),
         cmocka_unit_test_teardown(find_knows_every_byte_of_a_block_and_no_other, teardown),
         cmocka_unit_test_teardown(a_block_out_of_the_cache_has_a_new_serial, teardown),
-        cmocka_unit_test_teardown(what_is_no_live_block_is_not_released, teardown),
+        cmocka_unit_test_teardown(an_address_of_no_live_block_is_ignored, teardown),
         cmocka_unit_test_teardown(only_the_exact_size_is_served_from_the_cache, teardown),
         cmocka_unit_test_teardown(the_oldest_maps_leave_the_cache_first, teardown),
-        cmocka_unit_test_teardown(a_block_larger_than_the_lack_gives_up_its_end, teardown),
-        cmocka_unit_test_teardown(a_block_that_cannot_give_up_its_end_goes, teardown),
+        cmocka_unit_test_teardown(a_block_larger_than_needed_loses_its_end, teardown),
+        cmocka_unit_test_teardown(a_block_that_cannot_lose_its_end_is_dropped, teardown),
         cmocka_unit_test_teardown(live_bytes_are_never_refused, teardown),
         cmocka_unit_test_teardown(peaks_hold_until_reset, teardown),
         cmocka_unit_test_teardown(live_and_cached_stay_under_the_ceiling_at_every_step, teardown),
-        cmocka_unit_test_teardown(resident_memory_is_what_is_counted, teardown),
-        cmocka_unit_test_teardown(a_failing_map_drops_the_cache_and_is_tried_again, teardown),
-        cmocka_unit_test_teardown(memory_that_is_out_for_good_gives_null_and_counts_nothing, teardown),
+        cmocka_unit_test_teardown(resident_memory_equals_the_counters, teardown),
+        cmocka_unit_test_teardown(a_failed_map_empties_the_cache_and_is_retried, teardown),
+        cmocka_unit_test_teardown(lasting_lack_of_memory_gives_null_and_counts_nothing, teardown),
         cmocka_unit_test_teardown(every_map_call_may_fail, teardown),
     };
     return cmocka_run_group_tests_name("hostmem heap", tests, NULL, NULL);

@@ -1,12 +1,12 @@
-/* An allocator loaded in front of libc (here: this program) stays in use: its slots are
- * taken as well, and what is not ours goes on to it, not to libc. */
+/* An allocator loaded before libc (here: this program) stays in use: hostmem takes its slots too, and
+ * passes on to it, not to libc, the blocks that are not hostmem's. */
 #include <errno.h>
 #include <malloc.h>
 
 #include "fake.h"
 
 #if TEST_OWN_ALLOCATOR
-static void calls_go_on_to_the_interposer(void **state)
+static void calls_are_passed_to_the_interposer(void **state)
 {
     (void)state;
     print_message("skipped: the sanitizer is the interposer, the other tests run with it\n");
@@ -33,7 +33,7 @@ void free(void *block)
     __libc_free(block);
 }
 
-static void calls_go_on_to_the_interposer(void **state)
+static void calls_are_passed_to_the_interposer(void **state)
 {
     (void)state;
     const char *variables[] = {"FAKE_C10_LAZY", "FAKE_C10_NOW"};
@@ -53,7 +53,7 @@ static void calls_go_on_to_the_interposer(void **state)
         ms_hostmem_uninstall();
         library.free(fake_alloc(&library, 3 * MIB));
         assert_int_equal(memalign_calls, 2);
-        assert_true(free_calls >= 2); /* uninstalling closes handles, which frees as well */
+        assert_true(free_calls >= 2); /* uninstalling closes handles, which calls free too */
     }
 }
 #endif
@@ -61,7 +61,7 @@ static void calls_go_on_to_the_interposer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_go_on_to_the_interposer),
+        cmocka_unit_test(calls_are_passed_to_the_interposer),
     };
     return cmocka_run_group_tests_name("hostmem interposer", tests, NULL, NULL);
 }

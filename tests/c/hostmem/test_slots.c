@@ -1,5 +1,5 @@
-/* The slots: taken only when they hold what is expected, given back exactly, never
- * to the harm of a block that lives or of somebody else who took them. */
+/* The slots: taken only if they hold the expected values, restored exactly, without harm to live
+ * blocks or to other tools that took them. */
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -53,7 +53,7 @@ static uintptr_t linker_answer(const char *symbol)
     return (uintptr_t)dlsym(RTLD_DEFAULT, symbol);
 }
 
-/* Both slots lead where the linker would lead them. */
+/* Checks that both slots hold the linker's addresses. */
 static bool are_slots_restored(const fake *library)
 {
     ms__got_slot memalign_slot = slot_of(library, "posix_memalign");
@@ -117,7 +117,7 @@ static void serves_and_restores(const char *variable, bool is_lazy, bool is_read
     assert_non_null(strstr(last_line, "memory maps of their own"));
     assert_int_equal(!is_writable((void *)before.cell), is_read_only);
     assert_serves_blocks(&library);
-    assert_serves_blocks(&library); /* the linker did not bind the slots anew at the first call */
+    assert_serves_blocks(&library); /* the first call did not rebind the slots */
     ms_hostmem_uninstall();
     assert_true(are_slots_restored(&library));
     assert_int_equal(!is_writable((void *)before.cell), is_read_only);
@@ -144,7 +144,7 @@ static void slots_without_a_plt_are_served_and_restored(void **state)
     serves_and_restores("FAKE_C10_NOPLT", false, true);
 }
 
-/* ---- when the slots are not to be had ------------------------------------ */
+/* ---- without the slots --------------------------------------------------- */
 
 static void assert_falls_back(const fake *library, const char *why)
 {
@@ -161,7 +161,7 @@ static void a_library_without_slots_gets_mallopt(void **state)
     (void)state;
     fake library = fake_load("FAKE_C10_NONE");
     assert_falls_back(&library, "does not call posix_memalign through a slot");
-    enum { BLOCKS = 16 }; /* more than what the heap holds free can serve */
+    enum { BLOCKS = 16 }; /* more than the heap's free memory can serve */
     void *blocks[BLOCKS];
     for (size_t i = 0; i < BLOCKS; i++) {
         blocks[i] = fake_alloc(&library, MIB + 4096);
@@ -220,7 +220,7 @@ static void steal(const ms__got_slot *slot, uintptr_t expected, uintptr_t desire
     assert_true(ms__got_slot_exchange(slot, expected, desired));
 }
 
-static void a_slot_that_leads_elsewhere_is_left_alone(void **state)
+static void a_slot_with_an_unexpected_value_is_left_alone(void **state)
 {
     (void)state;
     const char *variables[] = {"FAKE_C10_LAZY", "FAKE_C10_NOW"};
@@ -233,14 +233,14 @@ static void a_slot_that_leads_elsewhere_is_left_alone(void **state)
         assert_int_equal(held_by(&slot), (uintptr_t)thief_free);
         ms__got_slot other = slot_of(&library, "posix_memalign");
         assert_int_equal(held_by(&other), other.found);
-        assert_int_equal(other.found, other.real); /* not ours: what the linker gives */
+        assert_int_equal(other.found, other.real); /* the linker's address, not the hook */
         ms_hostmem_uninstall();
         assert_int_equal(held_by(&slot), (uintptr_t)thief_free);
         steal(&slot, (uintptr_t)thief_free, slot.found);
     }
 }
 
-static void a_slot_stolen_later_is_not_restored_and_gets_no_new_blocks(void **state)
+static void a_slot_taken_by_another_tool_is_not_restored_and_gets_no_new_blocks(void **state)
 {
     (void)state;
     fake library = fake_load("FAKE_C10_LAZY");
@@ -265,7 +265,7 @@ static void a_slot_stolen_later_is_not_restored_and_gets_no_new_blocks(void **st
     assert_true(are_slots_restored(&library));
 }
 
-/* ---- coming and going ---------------------------------------------------- */
+/* ---- installing and uninstalling ----------------------------------------- */
 
 static void users_are_counted(void **state)
 {
@@ -277,7 +277,7 @@ static void users_are_counted(void **state)
     assert_serves_blocks(&library);
     ms_hostmem_uninstall();
     assert_true(are_slots_restored(&library));
-    ms_hostmem_uninstall(); /* one too many does nothing */
+    ms_hostmem_uninstall(); /* a call too many does nothing */
     install_into(&library);
     assert_serves_blocks(&library);
     ms_hostmem_uninstall();
@@ -307,7 +307,7 @@ static void free_stays_until_the_last_block_is_gone(const char *variable)
     char *second = fake_alloc(&library, 3 * MIB);
     library.free(fake_alloc(&library, 4 * MIB));
     assert_int_equal(stats_now().cached_bytes, 4 * MIB);
-    void *buffer = ms_hostmem_alloc(MIB); /* the library's own: does not hold the slot */
+    void *buffer = ms_hostmem_alloc(MIB); /* a library buffer: does not keep the slot */
     ms_hostmem_uninstall();
 
     ms__got_slot memalign_slot = slot_of(&library, "posix_memalign");
@@ -350,7 +350,7 @@ static void a_call_in_flight_at_uninstall_is_not_served(void **state)
     ms_hostmem_uninstall();
     void *late = NULL;
     assert_int_equal(((int (*)(void **, size_t, size_t))hooks[0])(&late, 64, 2 * MIB), 0);
-    assert_false(ms_hostmem_find(late, NULL)); /* though `free` is still ours */
+    assert_false(ms_hostmem_find(late, NULL)); /* although `free` is still hooked */
     library.free(block);
     assert_true(are_slots_restored(&library));
     ((void (*)(void *))hooks[1])(late);
@@ -428,7 +428,7 @@ static void every_failing_map_call_leaves_a_working_allocator(void **state)
             library.free(b);
             has_fired = ms_fault_passed(MS_FAULT_MAP) >= nth;
             ms_fault_disarm_all();
-            ms_hostmem_trim(0, false); /* the next call restores what could not be */
+            ms_hostmem_trim(0, false); /* the next call restores the remaining slot */
             assert_int_equal(stats_now().live_bytes, 0);
             assert_int_equal(stats_now().cached_bytes, 0);
             assert_true(are_slots_restored(&library));
@@ -445,8 +445,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_library_without_slots_gets_mallopt, setup, teardown),
         cmocka_unit_test_setup_teardown(a_library_that_is_not_loaded_gets_mallopt, setup, teardown),
         cmocka_unit_test_setup_teardown(a_fall_back_does_not_stop_the_slots_later, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_slot_that_leads_elsewhere_is_left_alone, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_slot_stolen_later_is_not_restored_and_gets_no_new_blocks, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_slot_with_an_unexpected_value_is_left_alone, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_slot_taken_by_another_tool_is_not_restored_and_gets_no_new_blocks, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(users_are_counted, setup, teardown),
         cmocka_unit_test_setup_teardown(a_second_library_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(free_stays_while_blocks_live, setup, teardown),

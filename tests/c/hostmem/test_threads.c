@@ -1,5 +1,5 @@
-/* Many threads at once: blocks freed by other threads than took them, a ceiling that
- * moves, slots that come and go, and forks in the middle. Run under TSan and ASan. */
+/* Many threads at once: blocks freed by other threads than allocated them, a moving ceiling, slots
+ * taken and restored, and forks meanwhile. Run under TSan and ASan. */
 #include <stdatomic.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -142,15 +142,15 @@ static void slots_come_and_go_under_running_threads(const char *variable)
     assert_all_gone();
 }
 
-static void slots_come_and_go(void **state)
+static void slots_are_taken_and_restored_under_load(void **state)
 {
     (void)state;
     slots_come_and_go_under_running_threads("FAKE_C10_NOW");
     slots_come_and_go_under_running_threads("FAKE_C10_NOPLT");
 }
 
-/* What a child of a DataLoader does: uses inherited blocks, makes and frees its own.
- * Its exit status says which promise broke. */
+/* The work of a DataLoader's child: uses inherited blocks, allocates and frees its own. Its exit status
+ * names the broken promise. */
 static int live_as_a_child(workshop *shop, unsigned char *inherited)
 {
     alarm(PATIENCE_S); /* a lock left behind would hang here */
@@ -183,7 +183,7 @@ static int live_as_a_child(workshop *shop, unsigned char *inherited)
     return atomic_load(&shop->wrong) == 0 ? 0 : 4;
 }
 
-static void children_of_a_fork_in_the_middle_work(void **state)
+static void children_of_a_concurrent_fork_work(void **state)
 {
     (void)state;
     workshop shop = {0};
@@ -218,14 +218,14 @@ static void release(void *block)
     ms_hostmem_release(block);
 }
 
-/* The block is free but its bytes count until they are gone; the thread that gives them
- * back does not exist in the child. */
-static void bytes_on_their_way_out_do_not_count_in_a_child(void **state)
+/* The block is free but counts until it is unmapped; the unmapping thread does not exist in the
+ * child. */
+static void bytes_being_unmapped_do_not_count_in_a_child(void **state)
 {
     (void)state;
     enum { LARGE_BYTES = 256 << 20 };
     ms_error err;
-    prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0); /* small pages take longer to give back */
+    prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0); /* small pages take longer to unmap */
     for (int i = 0; i < 5; i++) {
         ms__thread thread = {0};
         void *block = ms_hostmem_alloc(LARGE_BYTES);
@@ -246,7 +246,7 @@ static void bytes_on_their_way_out_do_not_count_in_a_child(void **state)
     prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0);
 }
 
-/* Fork handlers of others run in the thread that holds our lock, and may free. */
+/* Other libraries' fork handlers run in the thread that holds hostmem's lock, and may free. */
 static fake handler_library;
 static void *handler_blocks[3];
 
@@ -290,13 +290,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_pass_between_threads_under_a_moving_ceiling),
-        cmocka_unit_test(slots_come_and_go),
-        cmocka_unit_test(children_of_a_fork_in_the_middle_work),
-        cmocka_unit_test(bytes_on_their_way_out_do_not_count_in_a_child),
+        cmocka_unit_test(slots_are_taken_and_restored_under_load),
+        cmocka_unit_test(children_of_a_concurrent_fork_work),
+        cmocka_unit_test(bytes_being_unmapped_do_not_count_in_a_child),
         cmocka_unit_test(other_fork_handlers_may_free_blocks),
     };
     handler_library = fake_load("FAKE_C10_LAZY");
-    /* Before ours, so that theirs run while ours hold the lock: after it in prepare,
+    /* Registered before hostmem's, so that they run while it holds the lock: after it in prepare,
      * before it in the child. */
     pthread_atfork(free_in_prepare, NULL, free_in_child);
     return cmocka_run_group_tests_name("hostmem threads", tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /*
- * Calls of offload.h that have to succeed, for tests that look at what comes after.
+ * Calls of offload.h that must succeed, for tests of later calls.
  */
 #ifndef MS_TEST_OFFLOAD_CALLS_H
 #define MS_TEST_OFFLOAD_CALLS_H

@@ -62,7 +62,7 @@ ms_offload *open_engine(const ms_offload_options *options)
 
 void refuse_unnamed_files(void)
 {
-    ms_fault_arm(MS_FAULT_OPEN, 2, EOPNOTSUPP); /* the first asks for the memory nodes */
+    ms_fault_arm(MS_FAULT_OPEN, 2, EOPNOTSUPP); /* the first open reads the memory nodes */
 }
 
 /* ---- device memory ------------------------------------------------------------ */
@@ -157,7 +157,7 @@ void pages_free(unsigned char *pages, uint64_t bytes)
     munmap(pages, bytes);
 }
 
-/* Memory that can be written to instead of `memory`; put_back() brings it there. */
+/* Host memory to write to in place of `memory`; put_back() copies it there. */
 static unsigned char *stand_in(unsigned char *memory, uint64_t bytes)
 {
     unsigned char *host = tested->from_device ? malloc(bytes) : memory;
@@ -210,7 +210,7 @@ bool is_filled(const unsigned char *memory, int value, uint64_t bytes)
     return is_same;
 }
 
-/* Eight bytes that depend on seed and place. */
+/* Eight bytes that depend on seed and index. */
 static uint64_t pattern_word(uint64_t seed, uint64_t index)
 {
     return (index + seed * UINT64_C(0x9E3779B97F4A7C15) + 1) * UINT64_C(0xD6E8FEB86659FD93);
@@ -277,11 +277,11 @@ size_t count_fds(void)
 /* The kernel's PF_EXITING, in the ninth field of a task's stat file. */
 enum { TASK_EXITING = 0x4 };
 
-/* True for an entry of /proc/self/task that stands for a thread of the program's. */
+/* True for an entry of /proc/self/task of one of the program's threads. */
 static bool is_thread(const char *entry)
 {
     char path[300], text[512] = "";
-    unsigned flags = TASK_EXITING; /* one that went while we looked */
+    unsigned flags = TASK_EXITING; /* if it ended during the scan */
     snprintf(path, sizeof path, "/proc/self/task/%s/stat", entry);
     FILE *file = entry[0] != '.' ? fopen(path, "r") : NULL;
     if (file != NULL) {
@@ -306,7 +306,7 @@ static size_t count_once(void)
     return count;
 }
 
-/* A listing may end early where a thread goes at the same time: twice the same is right. */
+/* A listing may end early if a thread ends meanwhile: two equal counts are right. */
 size_t count_threads_now(void)
 {
     size_t count = count_once(), before;
@@ -344,7 +344,7 @@ int fixture_setup(void **state)
     return 0;
 }
 
-/* Rules of the driver that were broken, and things of it that are left. */
+/* Reports broken rules of the driver and objects left in it. */
 static bool device_is_clean(void)
 {
     char text[256];

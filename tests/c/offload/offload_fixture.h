@@ -1,6 +1,6 @@
 /*
  * Shared by the tests of the offload room: engines of every backend, memory with
- * known contents, and a main() that runs one list of tests on each backend.
+ * known contents, and a main() that runs a list of tests on each backend.
  */
 #ifndef MS_TEST_OFFLOAD_FIXTURE_H
 #define MS_TEST_OFFLOAD_FIXTURE_H
@@ -19,22 +19,22 @@ typedef struct backend_case {
     bool no_direct_io;
     bool from_device; /* pages are the double's device memory */
     bool no_pinning;  /* its driver refuses to register any */
-    bool compresses;  /* whatever gets smaller, which pattern() does */
+    bool compresses;  /* every piece that gets smaller; pattern() does */
 } backend_case;
 
 /* The backend that the tests run on now. */
 extern const backend_case *tested;
 
-/* A fresh directory on disk that every file of the tests lies in. */
+/* A fresh directory on disk for all files of the tests. */
 extern char spill_dir[4096];
 
-/* The backend by its number, and a directory: for a process that a test starts. */
+/* The backend's number and a directory, for a child process of a test. */
 size_t backend_number(void);
 void choose_backend(size_t number, const char *dir);
 
-/* Slots that its threads have for themselves then. */
+/* Private slots of the threads in that case. */
 uint64_t tested_private_slots(uint32_t pieces);
-/* Skips the test where pages are a device's. */
+/* Skips the test if pages are a device's. */
 #define HOST_MEMORY_ONLY() \
     do { \
         if (tested->from_device) { \
@@ -42,16 +42,15 @@ uint64_t tested_private_slots(uint32_t pieces);
         } \
     } while (0)
 
-/* Options of the current backend: no cap, slots of 64 KiB, 8 of them, two pieces at
- * a time. */
+/* Options of the current backend: no cap, 8 slots of 64 KiB, two pieces at a time. */
 ms_offload_options small_options(void);
 
 /* For the next engine that opens: its file system has no O_TMPFILE. */
 void refuse_unnamed_files(void);
 ms_offload *open_engine(const ms_offload_options *options);
 
-/* Page-aligned memory of whole pages, of the device where the backend is a GPU's: only
- * these functions touch it. pattern() fills it as `seed` says, fill() with one byte. */
+/* Page-aligned memory of whole pages, the device's if the backend is a GPU's: only these functions
+ * touch it. pattern() fills it from `seed`, fill() with one byte. */
 unsigned char *pages_new(uint64_t bytes);
 void pages_free(unsigned char *pages, uint64_t bytes);
 void fill(unsigned char *memory, int value, uint64_t bytes);
@@ -59,16 +58,16 @@ bool is_filled(const unsigned char *memory, int value, uint64_t bytes);
 void pattern(unsigned char *memory, uint64_t bytes, uint64_t seed);
 bool has_pattern(const unsigned char *memory, uint64_t bytes, uint64_t seed);
 
-/* Stores, checks and drops something, so that a test can show that an engine that
- * saw a failure still works. */
+/* Stores, checks and drops something, so that a test can show that an engine still works after a
+ * failure. */
 void assert_engine_works(ms_offload *engine);
 
 /* Entries of a directory, "." and ".." aside. */
 size_t count_entries(const char *dir);
-/* Of /proc/self/fd. */
+/* Entries of /proc/self/fd. */
 size_t count_fds(void);
-/* Of /proc/self/task, without the kernel's own threads and those that have ended: an entry goes a
- * little after its thread was joined. The second waits for the count to be `expected`, but not for ever. */
+/* Entries of /proc/self/task, without the kernel's threads and ended ones: an entry disappears a
+ * little after its thread was joined. The second waits, with a limit, for the count to be `expected`. */
 size_t count_threads_now(void);
 size_t count_threads(size_t expected);
 
@@ -101,8 +100,8 @@ const double_api *the_double(void);
 void enter_device(void);
 void leave_device(void);
 
-/* Runs the tests once per backend that this machine allows; the number of failures. Every test starts and
- * must end with no fault armed and no memory of the library in use. */
+/* Runs the tests once per backend that this machine allows; returns the number of failures. Every
+ * test starts and must end with no fault armed and no memory of the library in use. */
 int run_on_every_backend(const char *topic, const struct CMUnitTest *tests, size_t count);
 /* The same on the one of this name. */
 int run_on_backend(const char *name, const char *topic, const struct CMUnitTest *tests, size_t count);

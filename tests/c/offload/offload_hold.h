@@ -1,6 +1,6 @@
 /*
- * Holds the lanes of an engine still, the way a fork does, so that a test can look
- * at transfers that are certainly in flight; or waits until one is in a lane.
+ * Pauses an engine's lanes, as a fork does, so that a test can examine transfers that are
+ * certainly in flight; or waits until one is in a lane.
  */
 #ifndef MS_TEST_OFFLOAD_HOLD_H
 #define MS_TEST_OFFLOAD_HOLD_H
@@ -28,7 +28,7 @@ static inline void release_lanes(ms_offload *engine)
     ms__mutex_unlock(&engine->lock);
 }
 
-/* Until a lane has taken a piece, which busy machines do later than a short deadline. */
+/* Waits until a lane has taken a piece; busy machines need longer than a short deadline. */
 static inline void wait_for_lane(ms_offload *engine)
 {
     for (bool is_taken = false; !is_taken;) {

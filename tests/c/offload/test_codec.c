@@ -1,5 +1,5 @@
-/* codec.h: what comes out is what went in, whatever the numbers; damage is seen, or gives other
- * bytes, and never a write beyond the data. */
+/* codec.h: decompressed bytes equal the original, for all numbers; damage is detected or gives
+ * other bytes, and never writes beyond the data. */
 #include "test_common.h"
 
 #include <errno.h>
@@ -86,7 +86,7 @@ static void make_noise(uint64_t bytes)
 typedef struct kind {
     const char *name;
     void (*make)(uint64_t bytes);
-    uint64_t least_percent; /* of its size that 1 MiB of it becomes: 100 where nothing is gained */
+    uint64_t least_percent; /* of its size, for 1 MiB of it, compressed: 100 if nothing is gained */
     uint64_t most_percent;
 } kind;
 
@@ -99,8 +99,8 @@ enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 /* ---- tests ------------------------------------------------------------------------- */
 
-/* What `bytes` of data become, checked to come back exactly; `bytes` where it is not
- * compressed. */
+/* Compresses `bytes` of data and checks that they come back exactly; returns the compressed size, or
+ * `bytes` if they are not compressed. */
 static uint64_t round_trip(uint64_t bytes)
 {
     ms__codec_view view;
@@ -133,7 +133,7 @@ static void numbers_of_every_kind_and_size_come_back(void **state)
     }
 }
 
-static void what_has_few_values_gets_smaller_and_noise_is_left(void **state)
+static void few_values_are_compressed_and_noise_is_not(void **state)
 {
     (void)state;
     uint64_t bytes = 1 << 20;
@@ -148,7 +148,7 @@ static void what_has_few_values_gets_smaller_and_noise_is_left(void **state)
     }
 }
 
-static void too_little_room_is_told(void **state)
+static void too_little_room_is_reported(void **state)
 {
     (void)state;
     uint64_t bytes = 300007;
@@ -168,8 +168,8 @@ static void too_little_room_is_told(void **state)
     }
 }
 
-/* Also every cut, and bytes of no meaning at all: the sanitizers see what is touched. */
-static void damage_is_refused_or_gives_other_bytes(void **state)
+/* Also cuts at every length, and random bytes: the sanitizers check the memory touched. */
+static void damage_is_detected_or_gives_other_bytes(void **state)
 {
     (void)state;
     uint64_t bytes = 70001;
@@ -213,7 +213,7 @@ static void without_the_library_there_is_no_codec(void **state)
     assert_null(none);
 }
 
-static void without_memory_there_is_none_either(void **state)
+static void without_memory_there_is_no_codec(void **state)
 {
     (void)state;
     uint64_t blocks = ms_memory_live_blocks();
@@ -250,11 +250,11 @@ int main(void)
 {
     const struct CMUnitTest first[] = {cmocka_unit_test(without_the_library_there_is_no_codec)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_memory_there_is_none_either),
+        cmocka_unit_test(without_memory_there_is_no_codec),
         cmocka_unit_test_setup_teardown(numbers_of_every_kind_and_size_come_back, open_all, close_all),
-        cmocka_unit_test_setup_teardown(what_has_few_values_gets_smaller_and_noise_is_left, open_all, close_all),
-        cmocka_unit_test_setup_teardown(too_little_room_is_told, open_all, close_all),
-        cmocka_unit_test_setup_teardown(damage_is_refused_or_gives_other_bytes, open_all, close_all),
+        cmocka_unit_test_setup_teardown(few_values_are_compressed_and_noise_is_not, open_all, close_all),
+        cmocka_unit_test_setup_teardown(too_little_room_is_reported, open_all, close_all),
+        cmocka_unit_test_setup_teardown(damage_is_detected_or_gives_other_bytes, open_all, close_all),
     };
     int failures = cmocka_run_group_tests_name("codec, no library", first, NULL, NULL);
     ms_error err = {0};

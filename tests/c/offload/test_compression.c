@@ -1,11 +1,11 @@
-/* Compression on the way to the tier: on where the link is slow and the bytes get smaller, off
- * otherwise, and told. That bytes come back exactly, and what faults do, is tested by the
- * bodies that run on the backend "compressed file" as well. */
+/* Compression on the way to the tier: on if the link is slow and the bytes get smaller, off
+ * otherwise, and logged. The tests that run on the backend "compressed file" too check that
+ * bytes come back exactly, also under faults. */
 #include "offload_calls.h"
 
 #include "offload/engine.h"
 
-/* Also for a codec under a sanitizer, on a processor that stands still in the middle. */
+/* A link slower than a codec under a sanitizer, on a processor that pauses midway. */
 #define SLOW UINT64_C(1000)
 #define FAST UINT64_C(50000000000)
 
@@ -30,7 +30,7 @@ static ms_offload *open_with(ms_compression compression, uint64_t bytes_per_s)
     return engine;
 }
 
-/* Few values, so that a third of it is enough; or none that anything could be made of. */
+/* Either few values, compressible to a third, or noise. */
 static void make(unsigned char *memory, uint64_t bytes, bool is_noise)
 {
     uint64_t state = 7;
@@ -40,7 +40,7 @@ static void make(unsigned char *memory, uint64_t bytes, bool is_noise)
     }
 }
 
-/* Stores and fetches 600 KiB and a bit; what was compressed, and into how much. */
+/* Stores and fetches about 600 KiB; returns the compressed bytes and their result. */
 static ms_offload_stats move(ms_offload *engine, bool is_noise)
 {
     uint64_t bytes = 600 * KIB + 5, area = 604 * KIB;
@@ -88,10 +88,10 @@ static void a_slow_link_turns_it_on_and_the_log_says_so(void **state)
     HOST_MEMORY_ONLY();
     ms_offload *engine = open_with(MS_COMPRESSION_AUTO, SLOW);
     if (is_disk()) {
-        assert_non_null(strstr(lines, "pieces are compressed on their way where that pays: the link moves "
+        assert_non_null(strstr(lines, "pieces are compressed if that saves time: the link moves "
                                       "1.00 kB/s down and 1.00 kB/s up"));
         assert_compresses(engine);
-    } else { /* memory is no link */
+    } else { /* host memory has no link */
         assert_string_equal(lines, "");
         assert_does_not(engine);
     }
@@ -103,7 +103,7 @@ static void a_fast_link_leaves_it_off_and_the_log_says_so(void **state)
     (void)state;
     HOST_MEMORY_ONLY();
     ms_offload *engine = open_with(MS_COMPRESSION_AUTO, FAST);
-    assert_int_equal(strstr(lines, "nothing is compressed on its way: the link moves 50.00 GB/s") != NULL, is_disk());
+    assert_int_equal(strstr(lines, "nothing is compressed: the link moves 50.00 GB/s") != NULL, is_disk());
     assert_does_not(engine);
     ms_offload_close(engine);
 }
@@ -118,7 +118,7 @@ static void a_link_of_unknown_rate_leaves_it_off(void **state)
     ms_offload_close(engine);
 }
 
-static void what_does_not_get_smaller_is_moved_as_it_is(void **state)
+static void incompressible_pieces_are_moved_uncompressed(void **state)
 {
     (void)state;
     HOST_MEMORY_ONLY();
@@ -131,7 +131,7 @@ static void what_does_not_get_smaller_is_moved_as_it_is(void **state)
 }
 
 /* A piece is compressed if that takes less time than the link then saves. */
-static void each_piece_has_to_pay(void **state)
+static void a_piece_is_compressed_only_if_that_saves_time(void **state)
 {
     (void)state;
     HOST_MEMORY_ONLY();
@@ -141,7 +141,7 @@ static void each_piece_has_to_pay(void **state)
     ms_offload *engine = open_with(MS_COMPRESSION_AUTO, SLOW);
     assert_int_equal(engine->compression.link_ns, 2 * MIB * 1000000);
     engine->compression.down = engine->compression.up = (ms__codec_cost){1, 1000001};
-    assert_does_not(engine); /* 2000002 ns a byte against 2000000, were nothing left of it */
+    assert_does_not(engine); /* 2000002 ns a byte against 2000000 saved at most */
     engine->compression.down = engine->compression.up = (ms__codec_cost){MIB << 10, (MIB << 10) * 400000};
     assert_compresses(engine); /* 800000 against at least 1000000 */
     ms_offload_close(engine);
@@ -167,7 +167,7 @@ static void the_environment_decides_instead(void **state)
     unsetenv("MEMSCALE_DISK_COMPRESSION");
 }
 
-/* Where a sample is taken there are zeros, and noise everywhere else. */
+/* Zeros at the sampled stretches, noise everywhere else. */
 static void a_sample_that_promises_too_much_does_no_harm(void **state)
 {
     (void)state;
@@ -201,7 +201,7 @@ static void memory_of_a_device_is_never_compressed(void **state)
     ms_offload_close(engine);
 }
 
-/* The pattern that the other tests store gets smaller, or they would test nothing. */
+/* The pattern that the other tests store must be compressible, or they would test nothing. */
 static void the_tests_pattern_gets_smaller(void **state)
 {
     (void)state;
@@ -215,27 +215,27 @@ static void the_tests_pattern_gets_smaller(void **state)
     ms_offload_close(engine);
 }
 
-/* Before anything has loaded the library. */
-static void without_the_library_the_engine_works_and_says_so(void **state)
+/* Runs before the library is loaded. */
+static void without_the_library_the_engine_works_and_logs_it(void **state)
 {
     (void)state;
     ms_fault_arm(MS_FAULT_DRIVER, 1, 0);
     ms_offload *engine = open_with(MS_COMPRESSION_ALWAYS, 0);
     ms_fault_disarm_all();
-    assert_non_null(strstr(lines, "nothing is compressed on its way: loading libzstd.so.1 failed"));
+    assert_non_null(strstr(lines, "nothing is compressed: loading libzstd.so.1 failed"));
     assert_does_not(engine);
     ms_offload_close(engine);
 }
 
 int main(void)
 {
-    const struct CMUnitTest first[] = {OFFLOAD_TEST(without_the_library_the_engine_works_and_says_so)};
+    const struct CMUnitTest first[] = {OFFLOAD_TEST(without_the_library_the_engine_works_and_logs_it)};
     const struct CMUnitTest tests[] = {
         OFFLOAD_TEST(a_slow_link_turns_it_on_and_the_log_says_so),
         OFFLOAD_TEST(a_fast_link_leaves_it_off_and_the_log_says_so),
         OFFLOAD_TEST(a_link_of_unknown_rate_leaves_it_off),
-        OFFLOAD_TEST(what_does_not_get_smaller_is_moved_as_it_is),
-        OFFLOAD_TEST(each_piece_has_to_pay),
+        OFFLOAD_TEST(incompressible_pieces_are_moved_uncompressed),
+        OFFLOAD_TEST(a_piece_is_compressed_only_if_that_saves_time),
         OFFLOAD_TEST(the_environment_decides_instead),
         OFFLOAD_TEST(a_sample_that_promises_too_much_does_no_harm),
         OFFLOAD_TEST(memory_of_a_device_is_never_compressed),

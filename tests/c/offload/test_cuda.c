@@ -1,6 +1,6 @@
-/* What only a GPU's engine has: order with the caller's streams both ways, the ladder from
- * pinned memory to disk, a driver that fails. And the double that the others rely on: each
- * missing wait is found. */
+/* What only a GPU's engine has: order with the caller's streams both ways, the ladder from pinned
+ * memory to disk, driver failures. Also checks the double that the other tests rely on: it finds
+ * each missing wait. */
 #include "offload_fixture.h"
 #include "offload_hold.h"
 
@@ -38,7 +38,7 @@ static void stream_free(void *stream)
     leave_device();
 }
 
-/* What a training step does on its stream: makes bytes, uses them, overwrites them. */
+/* A training step's work on its stream: writes bytes, reads them, overwrites them. */
 typedef struct kernel_work {
     uint64_t seed;
     bool was_right;
@@ -82,8 +82,8 @@ static void wait_ok(ms_offload *engine, ms_ticket ticket)
 
 /* ---- order --------------------------------------------------------------------- */
 
-/* Made, stored, overwritten; fetched into memory in use a moment ago, looked at. Only the
- * events order it. */
+/* Written, stored, overwritten; fetched into memory that was just in use, and read. Only the events
+ * order it. */
 static void a_step(ms_offload *engine, void *stream, unsigned char *memory, unsigned char *landing, uint64_t seed)
 {
     ms_error err = {0};
@@ -103,7 +103,7 @@ static void a_step(ms_offload *engine, void *stream, unsigned char *memory, unsi
     ms_offload_drop(engine, ticket);
 }
 
-static void bytes_are_right_whatever_stream_and_delay(void **state)
+static void bytes_are_right_on_any_stream_and_delay(void **state)
 {
     (void)state;
     ms_offload_options options = small_options();
@@ -120,15 +120,15 @@ static void bytes_are_right_whatever_stream_and_delay(void **state)
     pages_free(landing, AREA);
 }
 
-/* What follows races on purpose: the thread sanitizer would be right to complain. */
+/* The following races on purpose, so the thread sanitizer would report it. */
 #if defined(__SANITIZE_THREAD__)
 #define RACES_ON_PURPOSE() skip()
 #else
 #define RACES_ON_PURPOSE() (void)0
 #endif
 
-/* The same step with the wrong stream named: what the caller did is no longer ordered, and
- * the double says so, though nothing went wrong in time. */
+/* The same step with the wrong stream: the caller's work is not ordered, and the double reports it
+ * although nothing went wrong in time. */
 static void a_store_after_the_wrong_stream_is_found(void **state)
 {
     (void)state;
@@ -159,7 +159,7 @@ static void a_source_that_is_used_too_early_is_found(void **state)
     the_double()->hang(1);
     launch(NULL, memory, make_bytes, &made);
     ms_ticket ticket = store_on(engine, NULL, memory);
-    for (;;) { /* until a copy waits in a stream */
+    for (;;) { /* until a copy waits on a stream */
         cuda_double_counts counts;
         the_double()->count(&counts);
         if (counts.pinned_copies + counts.pageable_copies > 0) {
@@ -167,7 +167,7 @@ static void a_source_that_is_used_too_early_is_found(void **state)
         }
         usleep(1000);
     }
-    launch(NULL, memory, make_bytes, &other); /* without a wait for the store */
+    launch(NULL, memory, make_bytes, &other); /* does not wait for the store */
     the_double()->hang(0);
     wait_ok(engine, ticket);
     assert_violated("writes memory that stream");
@@ -244,12 +244,12 @@ static void space_goes_from_pinned_to_pageable_to_disk(void **state)
         ms_offload_drop(engine, ticket[i]);
     }
     assert_ms_ok(ms_offload_store(engine, memory, MIB, MIB, &ticket[3], &err), err);
-    assert_int_equal(ms_offload_tier_of(engine, ticket[3]), MS_TIER_HOST); /* the first rung is free */
+    assert_int_equal(ms_offload_tier_of(engine, ticket[3]), MS_TIER_HOST); /* host memory is free again */
     ms_offload_close(engine);
     pages_free(memory, 5 * MIB);
 }
 
-/* Memory is pinned in chunks of 64 MiB, and no copy may go over the end of one. */
+/* Memory is pinned in chunks of 64 MiB, and a copy may not cross the end of one. */
 static void more_than_a_chunk_is_pinned_and_comes_back(void **state)
 {
     (void)state;
@@ -264,7 +264,7 @@ static void more_than_a_chunk_is_pinned_and_comes_back(void **state)
     cuda_double_counts counts;
     pattern(memory, 70 * MIB, 9);
     the_double()->reset();
-    assert_ms_ok(ms_offload_store(engine, memory, 100, 100, &first, &err), err); /* out of step */
+    assert_ms_ok(ms_offload_store(engine, memory, 100, 100, &first, &err), err); /* off the chunk's start */
     assert_ms_ok(ms_offload_store(engine, memory, 70 * MIB, 70 * MIB, &large, &err), err);
     wait_ok(engine, large);
     fill(memory, 0, 70 * MIB);
@@ -278,7 +278,7 @@ static void more_than_a_chunk_is_pinned_and_comes_back(void **state)
     pages_free(memory, 70 * MIB);
 }
 
-static void events_are_used_again(void **state)
+static void events_are_reused(void **state)
 {
     (void)state;
     ms_offload_options options = small_options();
@@ -347,7 +347,7 @@ static void a_machine_without_the_device_is_told(void **state)
 
 /* ---- a driver that fails -------------------------------------------------------------- */
 
-/* A store and a fetch under way; true if both went well. Bytes that were delivered are right. */
+/* A store and a fetch; true if both succeeded. Checks delivered bytes. */
 static bool try_once(ms_offload *engine, unsigned char *memory, unsigned char *landing)
 {
     ms_error err = {0};
@@ -371,7 +371,7 @@ static bool try_once(ms_offload *engine, unsigned char *memory, unsigned char *l
     return rc == MS_OK;
 }
 
-static void each_driver_call_may_fail_while_transfers_are_under_way(void **state)
+static void each_driver_call_may_fail_during_transfers(void **state)
 {
     (void)state;
     unsigned char *memory = pages_new(AREA), *landing = pages_new(AREA);
@@ -390,7 +390,7 @@ static void each_driver_call_may_fail_while_transfers_are_under_way(void **state
         assert_true(is_well || fired);
         assert_true(!is_well || has_pattern(landing, BYTES, 5));
         assert_true(has_pattern(memory, BYTES, 5));
-        assert_true(try_once(engine, memory, landing)); /* and the engine goes on */
+        assert_true(try_once(engine, memory, landing)); /* the engine still works */
         assert_true(has_pattern(landing, BYTES, 5));
         ms_offload_close(engine);
     }
@@ -445,7 +445,7 @@ static void a_device_that_hangs_is_told_and_waited_for_again(void **state)
     uint64_t begun_ns = ms_now_ns();
     assert_ms_fails(ms_offload_wait(engine, ticket, &err), MS_ETIMEDOUT, err, "GPU 0");
     assert_true(ms_now_ns() - begun_ns < PATIENCE_NS);
-    assert_int_equal(ms_offload_state(engine, ticket), MS_TICKET_STORING); /* the source is in use */
+    assert_int_equal(ms_offload_state(engine, ticket), MS_TICKET_STORING); /* the source is still in use */
     the_double()->hang(0);
     while (ms_offload_wait(engine, ticket, &err) == MS_ETIMEDOUT) {
     }
@@ -456,7 +456,7 @@ static void a_device_that_hangs_is_told_and_waited_for_again(void **state)
 
 /* ---- the double ------------------------------------------------------------------------- */
 
-static void what_a_host_does_too_early_is_found(void **state)
+static void the_double_finds_what_a_host_does_too_early(void **state)
 {
     (void)state;
     unsigned char *host = malloc(BYTES);
@@ -465,7 +465,7 @@ static void what_a_host_does_too_early_is_found(void **state)
     kernel_work made = {.seed = 1};
     assert_non_null(host);
     enter_device();
-    /* Reading a page of the device's is not possible, for the kernel neither. */
+    /* A device's page is unreadable, also for the kernel. */
     int tube[2];
     assert_int_equal(pipe(tube), 0);
     assert_int_equal(write(tube[1], memory, 1), -1);
@@ -489,22 +489,22 @@ static void what_a_host_does_too_early_is_found(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(bytes_are_right_whatever_stream_and_delay),
+        OFFLOAD_TEST(bytes_are_right_on_any_stream_and_delay),
         OFFLOAD_TEST(a_store_after_the_wrong_stream_is_found),
         OFFLOAD_TEST(a_source_that_is_used_too_early_is_found),
         OFFLOAD_TEST(a_stream_for_host_memory_is_refused),
         OFFLOAD_TEST(streams_follow_the_copy_engines_or_the_option),
         OFFLOAD_TEST(a_machine_without_the_device_is_told),
-        OFFLOAD_TEST(each_driver_call_may_fail_while_transfers_are_under_way),
+        OFFLOAD_TEST(each_driver_call_may_fail_during_transfers),
         OFFLOAD_TEST(a_device_that_breaks_fails_every_transfer_and_no_more),
         OFFLOAD_TEST(a_device_that_hangs_is_told_and_waited_for_again),
     };
     const struct CMUnitTest pinned_tests[] = {
         OFFLOAD_TEST(space_goes_from_pinned_to_pageable_to_disk),
         OFFLOAD_TEST(more_than_a_chunk_is_pinned_and_comes_back),
-        OFFLOAD_TEST(events_are_used_again),
+        OFFLOAD_TEST(events_are_reused),
         OFFLOAD_TEST(a_refusal_to_pin_is_one_line_and_no_failure),
-        OFFLOAD_TEST(what_a_host_does_too_early_is_found),
+        OFFLOAD_TEST(the_double_finds_what_a_host_does_too_early),
     };
     const char *const names[] = {"cuda", "cuda, pageable", "cuda and disk"};
     int failures = 0;

@@ -41,7 +41,7 @@ static void neighbours_join(void **state)
     assert_int_equal(extents.run_count, 1);
     assert_int_equal(take(&extents, 30), 10);
     ms__extents_release(&extents, 10, 30);
-    ms__extents_release(&extents, 40, 10); /* the end falls behind the gap too */
+    ms__extents_release(&extents, 40, 10); /* the end falls below the gap too */
     assert_int_equal(extents.end_bytes, 10);
     assert_int_equal(extents.run_count, 0);
     ms__extents_destroy(&extents);
@@ -73,7 +73,7 @@ static void without_memory_nothing_changes(void **state)
     assert_int_equal(ms__extents_reserve(&extents, 10, &position), MS_ENOMEM);
     assert_int_equal(extents.end_bytes, 0);
     assert_int_equal(take(&extents, 10), 0);
-    /* However many are live, releasing them in the worst order needs no memory. */
+    /* Releasing any number of live extents in the worst order needs no memory. */
     for (int i = 1; i < 100; i++) {
         take(&extents, 10);
     }

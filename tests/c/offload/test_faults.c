@@ -1,5 +1,5 @@
-/* Every kind of fault on every backend: a clean error or the right bytes, and the
- * engine goes on working. */
+/* Every kind of fault on every backend: a clean error or the right bytes, and an engine that
+ * works afterwards. */
 #include "offload_fixture.h"
 #include "offload_hold.h"
 
@@ -14,7 +14,7 @@ enum { TICKETS = 4 };
 #define BYTES (300 * KIB + 7)
 #define AREA (304 * KIB)
 
-/* Some memory, stored directly and through slots by turns. */
+/* Some memory, stored directly and through slots in turn. */
 typedef struct work {
     ms_offload *engine;
     unsigned char *source[TICKETS];
@@ -50,7 +50,7 @@ static void work_end(work *w)
     }
 }
 
-/* Stores all, waits for all; the number that failed. */
+/* Stores all and waits for all; returns the number of failures. */
 static int store_all(work *w)
 {
     int failures = 0;
@@ -68,7 +68,7 @@ static int store_all(work *w)
             w->store_rc[i] = ms_offload_wait(w->engine, w->ticket[i], &w->store_err[i]);
         }
         failures += w->store_rc[i] != MS_OK;
-        /* Whatever happened, the caller still has its bytes. */
+        /* After any failure, the caller still has its bytes. */
         assert_true(has_pattern(w->source[i] + place_of(i), BYTES, (uint64_t)i));
     }
     return failures;
@@ -104,7 +104,7 @@ static void drop_all(work *w)
 
 /* ---- writes ----------------------------------------------------------------- */
 
-static void a_failed_write_is_told_with_its_cause(int system_errno, int code, const char *cause)
+static void a_failed_write_is_reported_with_its_cause(int system_errno, int code, const char *cause)
 {
     for (uint64_t nth = 1;; nth++) {
         work w;
@@ -127,7 +127,7 @@ static void a_failed_write_is_told_with_its_cause(int system_errno, int code, co
             assert_non_null(strstr(text, cause));
             assert_non_null(strstr(text, tested->tier == MS_TIER_DISK ? spill_dir : "host tier"));
             assert_int_equal(ms_offload_state(w.engine, w.ticket[i]), MS_TICKET_FAILED);
-            assert_int_equal(fetch_one(&w, i, &err), code); /* and there is nothing to fetch */
+            assert_int_equal(fetch_one(&w, i, &err), code); /* nothing was stored to fetch */
         }
         ms_ticket ended[TICKETS + 1];
         assert_int_equal(ms_offload_reap(w.engine, ended, TICKETS + 1), TICKETS);
@@ -144,19 +144,19 @@ static void a_failed_write_is_told_with_its_cause(int system_errno, int code, co
 static void a_write_error_fails_its_own_store_only(void **state)
 {
     (void)state;
-    a_failed_write_is_told_with_its_cause(EIO, MS_EIO, "Input/output error (errno 5)");
+    a_failed_write_is_reported_with_its_cause(EIO, MS_EIO, "Input/output error (errno 5)");
 }
 
 static void a_disk_that_fills_fails_its_own_store_only(void **state)
 {
     (void)state;
-    a_failed_write_is_told_with_its_cause(ENOSPC, MS_ENOSPC, "No space left on device (errno 28)");
+    a_failed_write_is_reported_with_its_cause(ENOSPC, MS_ENOSPC, "No space left on device (errno 28)");
 }
 
 /* ---- reads ------------------------------------------------------------------- */
 
-/* Arms `kind` for every Nth read in turn. The fetch that met it fails with `code`;
- * tried again, it delivers. */
+/* Arms `kind` for every Nth read in turn. The affected fetch fails with `code`; a second attempt
+ * delivers. */
 static void each_read_can_fail(ms_fault kind, int system_errno, int code, const char *part)
 {
     for (uint64_t nth = 1;; nth++) {
@@ -202,11 +202,11 @@ static void a_read_error_fails_its_own_fetch_only(void **state)
 static void a_flipped_bit_never_arrives(void **state)
 {
     (void)state;
-    /* The bit is in the middle of what was read: never in the padding behind the data. */
-    each_read_can_fail(MS_FAULT_FLIP, 0, MS_ECHECKSUM, "differs from what was stored");
+    /* The bit is in the middle of the payload, never in the padding behind it. */
+    each_read_can_fail(MS_FAULT_FLIP, 0, MS_ECHECKSUM, "differ from the stored ones");
 }
 
-/* Changes a byte of what is stored where the engine cannot see it. */
+/* Changes a stored byte behind the engine's back. */
 static void corrupt(ms_offload *engine, ms_ticket ticket, uint64_t offset)
 {
     const ms__ticket *record = ms__tickets_find(&engine->tickets, ticket);
@@ -214,7 +214,7 @@ static void corrupt(ms_offload *engine, ms_ticket ticket, uint64_t offset)
     uint64_t in_piece = offset % engine->slot_bytes;
     uint32_t compressed_bytes = record->pieces[offset / engine->slot_bytes].compressed_bytes;
     if (compressed_bytes != 0 && in_piece >= compressed_bytes) {
-        offset -= in_piece + 1 - compressed_bytes; /* its last byte */
+        offset -= in_piece + 1 - compressed_bytes; /* the last byte of the compressed piece */
     }
     if (tested->tier == MS_TIER_HOST) {
         *((unsigned char *)(uintptr_t)position + offset) ^= 1;
@@ -243,7 +243,7 @@ static void a_bit_flipped_in_the_tier_never_arrives(void **state)
     (void)state;
     const uint64_t offsets[] = {0, 64 * KIB - 1, 64 * KIB, 200 * KIB, BYTES - 1};
     if (tested->from_device && tested->tier == MS_TIER_HOST && !tested->no_pinning) {
-        skip(); /* where the pool lies is the backend's secret */
+        skip(); /* only the backend knows the pool's address */
     }
     for (size_t i = 0; i < sizeof offsets / sizeof offsets[0]; i++) {
         ms_error err = {0};
@@ -251,11 +251,11 @@ static void a_bit_flipped_in_the_tier_never_arrives(void **state)
         work_begin(&w);
         assert_int_equal(store_all(&w), 0);
         corrupt(w.engine, w.ticket[1], offsets[i]);
-        assert_ms_fails(fetch_one(&w, 1, &err), MS_ECHECKSUM, err, "differs");
-        assert_ms_fails(fetch_one(&w, 1, &err), MS_ECHECKSUM, err, "differs");
+        assert_ms_fails(fetch_one(&w, 1, &err), MS_ECHECKSUM, err, "differ from the stored");
+        assert_ms_fails(fetch_one(&w, 1, &err), MS_ECHECKSUM, err, "differ from the stored");
         assert_fetched(&w, 0);
         assert_fetched(&w, 2);
-        corrupt(w.engine, w.ticket[1], offsets[i]); /* and back */
+        corrupt(w.engine, w.ticket[1], offsets[i]); /* a second flip restores the byte */
         assert_fetched(&w, 1);
         drop_all(&w);
         work_end(&w);
@@ -268,7 +268,7 @@ static void an_unverified_engine_lets_the_bit_through(void **state)
     ms_error err = {0};
     ms_ticket ticket = 0;
     ms_offload_options options = small_options();
-    options.no_verify = true; /* so the checks above fail because of checksums alone */
+    options.no_verify = true; /* shows that the failures above come from checksums alone */
     ms_offload *engine = open_engine(&options);
     unsigned char *memory = pages_new(64 * KIB);
     pattern(memory, 64 * KIB, 1);
@@ -346,7 +346,7 @@ static void each_resource_may_be_missing_when_an_engine_opens(void **state)
             fired = ms_fault_passed(kinds[i]) >= nth;
             ms_fault_disarm_all();
             if (rc == MS_OK) {
-                assert_engine_works(engine); /* one thread fewer, or small pages */
+                assert_engine_works(engine); /* with one thread fewer, or small pages */
                 ms_offload_close(engine);
             } else {
                 refusals++;
@@ -363,7 +363,7 @@ static void each_resource_may_be_missing_when_an_engine_opens(void **state)
     assert_true(refusals > (tested->from_device ? 12 : 8));
 }
 
-/* Where the file system has no unnamed files: each call around the one with a name for a moment. */
+/* On a file system without unnamed files: each call around the briefly named one may fail. */
 static void a_spill_file_that_had_a_name_leaves_none(void **state)
 {
     (void)state;
@@ -382,7 +382,7 @@ static void a_spill_file_that_had_a_name_leaves_none(void **state)
         int rc = ms_offload_open(&options, &engine, &err);
         fired = ms_fault_passed(MS_FAULT_SYSTEM) >= nth;
         ms_fault_disarm_all();
-        assert_ms_ok(rc, err); /* the name is removed at the second attempt, and the rest is not needed */
+        assert_ms_ok(rc, err); /* a second attempt removes the name; the other calls are optional */
         assert_int_equal(count_entries(spill_dir), names);
         assert_engine_works(engine);
         ms_offload_close(engine);
@@ -402,7 +402,7 @@ static void an_engine_works_with_fewer_threads_but_not_with_none(void **state)
     assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_ESYSTEM, err, "thread");
     ms_fault_arm(MS_FAULT_THREAD, 2, EAGAIN);
     assert_ms_ok(ms_offload_open(&options, &engine, &err), err);
-    size_t expected = threads + (tested->from_device ? 3 : 1); /* two are the double's streams */
+    size_t expected = threads + (tested->from_device ? 3 : 1); /* two run the double's streams */
     assert_int_equal(count_threads(expected), expected);
     assert_engine_works(engine);
     ms_offload_close(engine);
@@ -430,17 +430,17 @@ static void a_store_fails_cleanly_without_memory_or_room(void **state)
     }
 }
 
-/* The first engine of a process: an engine that forks and the exit could not bring to rest is none. */
-static void without_memory_for_handlers_of_forks_and_exit_no_engine_opens(void **state)
+/* The first engine of a process: without handlers for fork and exit none opens. */
+static void without_handlers_of_fork_and_exit_no_engine_opens(void **state)
 {
     (void)state;
     const ms_offload_options options = {.tier = MS_TIER_HOST, .cap_bytes = UINT64_MAX};
     ms_error err = {0};
     ms_offload *engine = NULL;
-    /* The first, then, once that is there, the second. */
+    /* First the one fails, then, with that one installed, the other. */
     for (uint64_t nth = 1; nth <= 2; nth++) {
         ms_fault_arm(MS_FAULT_SYSTEM, nth, 0);
-        assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_ENOMEM, err, "to be told of forks");
+        assert_ms_fails(ms_offload_open(&options, &engine, &err), MS_ENOMEM, err, "for the handlers of fork");
         assert_null(engine);
     }
     ms_fault_disarm_all();
@@ -451,7 +451,7 @@ static void without_memory_for_handlers_of_forks_and_exit_no_engine_opens(void *
 int main(void)
 {
     const struct CMUnitTest first[] = {
-        cmocka_unit_test(without_memory_for_handlers_of_forks_and_exit_no_engine_opens),
+        cmocka_unit_test(without_handlers_of_fork_and_exit_no_engine_opens),
     };
     const struct CMUnitTest tests[] = {
         OFFLOAD_TEST(a_write_error_fails_its_own_store_only),

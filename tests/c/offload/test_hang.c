@@ -1,10 +1,10 @@
-/* A device that does not answer, on every backend: no wait is without an end, what went
- * wrong is told, and memory that a transfer may still touch is not given away. And a
- * process that exits: nothing moves any more when its destructors run.
+/* A device that does not answer, on every backend: every wait ends, the failure is reported, and
+ * memory that a transfer may still touch is not freed. And a process that exits: nothing moves any
+ * more when its destructors run.
  *
- * The device is played by memory whose pages nobody delivers (userfaultfd): whoever
- * touches it, the kernel's copy or ours, stands still until the test lets go. A GPU is
- * played by the double, whose streams stand still. */
+ * The device is memory whose pages are never delivered (userfaultfd): every access, by the kernel's
+ * copy or the engine's, blocks until the test delivers them. A GPU is the double, whose streams
+ * block. */
 #include "offload_fixture.h"
 #include "offload_hold.h"
 
@@ -18,13 +18,13 @@
 
 enum { CANNOT_HANG = 77, TIMEOUT_MS = 60 };
 
-/* Of a process that exits on a busy machine: when it got there everything had moved already, or
- * a transfer in a lane took longer than an exit waits. */
+/* A process that exits on a busy machine: everything had moved before, or a transfer in a lane took
+ * longer than an exit waits. */
 enum { NOTHING_TO_SEE = 78, TRIES = 20 };
 
 enum { DOUBLE = 1 << 30 };
 
-/* Pages that hang whoever touches them, from begin_hanging() to stop_hanging(). -1: not allowed
+/* Pages on which every access blocks, from begin_hanging() to stop_hanging(). -1: not permitted
  * here. */
 static int hanging_pages(unsigned char **pages, uint64_t bytes)
 {
@@ -47,7 +47,7 @@ static int hanging_pages(unsigned char **pages, uint64_t bytes)
     return fd;
 }
 
-/* From here on waits of the engine, where there is one yet, are short. */
+/* From here on, waits of the engine, if it exists yet, are short. */
 static void begin_hanging(int device, ms_offload *engine)
 {
     if (engine != NULL) {
@@ -58,7 +58,7 @@ static void begin_hanging(int device, ms_offload *engine)
     }
 }
 
-/* Answers after all; what is asked for may take as long as a busy machine needs. */
+/* Answers; the remaining transfers may take as long as a busy machine needs. */
 static void stop_hanging(int device, ms_offload *engine)
 {
     engine->timeout_ns = PATIENCE_NS;
@@ -76,13 +76,13 @@ static ms_offload_options impatient_options(void)
     return options;
 }
 
-/* The waits since then had deadlines. */
+/* Whether the waits since then had deadlines. */
 static bool were_bounded(uint64_t begun_ns)
 {
     return ms_now_ns() - begun_ns < PATIENCE_NS;
 }
 
-static void a_store_that_hangs_is_told_and_can_be_dropped(void **state)
+static void a_hanging_store_is_reported_and_can_be_dropped(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -108,7 +108,7 @@ static void a_store_that_hangs_is_told_and_can_be_dropped(void **state)
     assert_true(were_bounded(begun_ns));
     ms_offload_stats stats;
     ms_offload_get_stats(engine, &stats);
-    assert_int_equal(stats.tier_bytes, 64 * KIB); /* and so is its extent */
+    assert_int_equal(stats.tier_bytes, 64 * KIB); /* and so is the extent */
     stop_hanging(device, engine);
     assert_ms_ok(ms_offload_quiesce(engine, &err), err);
     ms_offload_get_stats(engine, &stats);
@@ -119,7 +119,7 @@ static void a_store_that_hangs_is_told_and_can_be_dropped(void **state)
     pages_free(pages, 64 * KIB);
 }
 
-static void a_fetch_that_hangs_is_told_and_may_be_waited_for_again(void **state)
+static void a_hanging_fetch_is_reported_and_can_be_awaited_again(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -148,7 +148,7 @@ static void a_fetch_that_hangs_is_told_and_may_be_waited_for_again(void **state)
     pages_free(pages, 64 * KIB);
 }
 
-/* ---- what this program does when a test starts it -------------------------------------- */
+/* ---- the modes of this program as a test's child process ------------------------------ */
 
 static bool said_left_behind;
 
@@ -159,7 +159,7 @@ static void look_for_line(void *context, ms_log_level level, const char *line)
     said_left_behind |= strstr(line, "the engine is left behind") != NULL;
 }
 
-/* Closes an engine whose device hangs: that returns, says so, and lets the process end. */
+/* Closes an engine whose device hangs: the call returns, logs it, and the process can end. */
 static int close_while_hanging(void)
 {
     ms_ticket ticket = 0;
@@ -187,7 +187,7 @@ static int close_while_hanging(void)
 
 static ms_offload *exiting_engine;
 
-/* Registered before the engine was opened, so that it runs after the engine's own. */
+/* Registered before the engine was opened, so that it runs after the engine's handler. */
 static void look_at_exit(void)
 {
     if (exiting_engine->busy_count == 0 || exiting_engine->running_count > 0) {
@@ -197,7 +197,7 @@ static void look_at_exit(void)
     _exit(exiting_engine->running_count == 0 && exiting_engine->busy_count > 0 ? 0 : 3);
 }
 
-/* Exits while much is queued and some of it in lanes: they wait until all is. */
+/* Exits with many pieces queued and some in lanes: the latter end, the former stay. */
 static int exit_while_moving(void)
 {
     enum { STORES = 200 };
@@ -215,17 +215,17 @@ static int exit_while_moving(void)
         }
     }
     release_lanes(exiting_engine);
-    exit(4); /* look_at_exit() has the last word */
+    exit(4); /* look_at_exit() decides the code */
 }
 
-/* Exits with the device hanging: a little later, but surely. */
+/* Exits with the device hanging: a little later, but certainly. */
 static int exit_while_hanging(void)
 {
     ms_ticket ticket = 0;
     unsigned char *pages;
     ms_offload *engine = NULL;
     ms_offload_options options = small_options();
-    options.timeout_ns = 5 * PATIENCE_NS; /* so that it is not what ends the exit */
+    options.timeout_ns = 5 * PATIENCE_NS; /* too long to be what ends the exit */
     int device = hanging_pages(&pages, 64 * KIB);
     if (device < 0) {
         return CANNOT_HANG;
@@ -248,7 +248,7 @@ static const struct {
     {"exit-hanging", exit_while_hanging},
 };
 
-/* How this program ended in that mode. */
+/* The exit code of this program in that mode. */
 static int exit_code_of(const char *mode)
 {
     char number[16];
@@ -269,7 +269,7 @@ static int exit_code_of(const char *mode)
     return WEXITSTATUS(status);
 }
 
-static void closing_does_not_wait_for_ever(void **state)
+static void closing_is_bounded(void **state)
 {
     (void)state;
     assert_int_equal(exit_code_of("close"), 0);
@@ -285,7 +285,7 @@ static void nothing_moves_when_destructors_run(void **state)
     assert_int_equal(code, 0);
 }
 
-static void a_process_exits_though_its_device_hangs(void **state)
+static void a_process_exits_although_its_device_hangs(void **state)
 {
     (void)state;
     assert_int_equal(exit_code_of("exit-hanging"), 0);
@@ -303,11 +303,11 @@ int main(int argc, char **argv)
         return 1;
     }
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(a_store_that_hangs_is_told_and_can_be_dropped),
-        OFFLOAD_TEST(a_fetch_that_hangs_is_told_and_may_be_waited_for_again),
-        OFFLOAD_TEST(closing_does_not_wait_for_ever),
+        OFFLOAD_TEST(a_hanging_store_is_reported_and_can_be_dropped),
+        OFFLOAD_TEST(a_hanging_fetch_is_reported_and_can_be_awaited_again),
+        OFFLOAD_TEST(closing_is_bounded),
         OFFLOAD_TEST(nothing_moves_when_destructors_run),
-        OFFLOAD_TEST(a_process_exits_though_its_device_hangs),
+        OFFLOAD_TEST(a_process_exits_although_its_device_hangs),
     };
     return run_on_every_backend("hangs", tests, sizeof tests / sizeof tests[0]);
 }

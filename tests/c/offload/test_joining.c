@@ -1,4 +1,4 @@
-/* Small stores and fetches that wait side by side are one request, and each stays its own. */
+/* Waiting small neighbours are stored and fetched by one request; each keeps its own result. */
 #include "base/units.h"
 #include "offload_calls.h"
 #include "offload_hold.h"
@@ -9,7 +9,7 @@ enum { COUNT = 6, STRIDE = 12 * 1024 };
 #define BYTES (2 * 4096 - 5)
 #define EXTENT (2 * 4096)
 
-/* Some small storages that are not direct, in memory of the host. */
+/* Some small storages in host memory that are not direct. */
 typedef struct work {
     ms_offload *engine;
     unsigned char *source, *destination;
@@ -21,7 +21,7 @@ static bool joins(void)
     return tested->tier == MS_TIER_DISK && !tested->from_device;
 }
 
-/* Requests for `count` neighbours that wait: one, where the backend joins them. */
+/* Requests for `count` waiting neighbours: one if the backend joins them. */
 static uint64_t requests_for(uint64_t count)
 {
     return joins() ? 1 : count;
@@ -81,7 +81,7 @@ static void rest(work *w)
     assert_ms_ok(ms_offload_quiesce(w->engine, &err), err);
 }
 
-/* All stored while lanes stand still. */
+/* Stores all while lanes are paused. */
 static void hold_and_store(work *w)
 {
     hold_lanes(w->engine);
@@ -104,9 +104,9 @@ static bool is_delivered(const work *w, int i)
            has_pattern(destination_of(w, i), BYTES, (uint64_t)i);
 }
 
-/* ---- what is one request ------------------------------------------------------------ */
+/* ---- one request -------------------------------------------------------------------- */
 
-static void what_waits_side_by_side_is_one_request(void **state)
+static void waiting_neighbours_share_a_request(void **state)
 {
     (void)state;
     for (int is_backward = 0; is_backward < 2; is_backward++) {
@@ -132,7 +132,7 @@ static void a_store_alone_is_started_alone(void **state)
     (void)state;
     work w;
     begin(&w, 1);
-    for (int i = 0; i < COUNT; i++) { /* no neighbour comes before it has ended */
+    for (int i = 0; i < COUNT; i++) { /* each ends before its neighbour is stored */
         store_one(&w, i);
         while (ms_offload_state(w.engine, w.tickets[i]) == MS_TICKET_STORING) {
         }
@@ -158,7 +158,7 @@ static void each_place_of_a_lane_gets_a_request(void **state)
     }
 }
 
-static void what_is_waited_for_goes_alone(void **state)
+static void an_urgent_piece_is_moved_alone(void **state)
 {
     (void)state;
     work w;
@@ -170,12 +170,12 @@ static void what_is_waited_for_goes_alone(void **state)
     assert_ms_fails(ms_offload_wait(w.engine, w.tickets[1], &err), MS_ETIMEDOUT, err, "within");
     w.engine->timeout_ns = patience_ns;
     rest(&w);
-    /* It, what lies before it, and the others. */
+    /* The urgent one, those before it, and the others. */
     assert_int_equal(stats_of(w.engine).write_count, joins() ? 3 : COUNT);
     end(&w);
 }
 
-static void what_is_large_goes_in_its_pieces(void **state)
+static void a_large_extent_is_moved_in_pieces(void **state)
 {
     (void)state;
     work w;
@@ -191,7 +191,7 @@ static void what_is_large_goes_in_its_pieces(void **state)
     pages_free(large, MIB);
 }
 
-/* Or backward would come before the tier has what it is to bring back. */
+/* Otherwise backward would fetch before the tier has the bytes. */
 static void a_caller_runs_no_further_ahead_than_there_are_slots(void **state)
 {
     (void)state;
@@ -216,9 +216,9 @@ static void a_caller_runs_no_further_ahead_than_there_are_slots(void **state)
     end(&w);
 }
 
-/* ---- each stays its own --------------------------------------------------------------- */
+/* ---- separate results ------------------------------------------------------------------ */
 
-static void one_that_is_cancelled_before_is_not_in_it(void **state)
+static void a_ticket_cancelled_before_is_not_joined(void **state)
 {
     (void)state;
     work w;
@@ -243,8 +243,8 @@ static void one_that_is_cancelled_before_is_not_in_it(void **state)
     end(&w);
 }
 
-/* Plays a lane that takes a request, in which one store is cancelled and one is dropped. */
-static void one_that_is_cancelled_in_it_leaves_the_others_alone(void **state)
+/* Plays a lane that takes a request; meanwhile one store is cancelled and one is dropped. */
+static void a_ticket_cancelled_in_a_request_does_not_affect_the_others(void **state)
 {
     (void)state;
     work w;
@@ -321,7 +321,7 @@ static void an_error_of_a_request_is_told_of_each_in_it(void **state)
             rest(&w);
             assert_int_equal(count_failures(&w, "read of 8.19 kB failed", MS_EIO), expected);
             ms_fault_disarm_all();
-            hold_and_fetch(&w, true); /* again */
+            hold_and_fetch(&w, true); /* a second attempt */
             rest(&w);
             assert_int_equal(count_failures(&w, "", MS_OK), 0);
         }
@@ -341,7 +341,7 @@ static void a_flipped_bit_fails_the_one_that_it_is_in(void **state)
     ms_fault_arm(MS_FAULT_FLIP, 1, 0);
     rest(&w);
     ms_fault_disarm_all();
-    assert_int_equal(count_failures(&w, "differs from what was stored", MS_ECHECKSUM), 1);
+    assert_int_equal(count_failures(&w, "differ from the stored ones", MS_ECHECKSUM), 1);
     int delivered = 0;
     for (int i = 0; i < COUNT; i++) {
         delivered += is_delivered(&w, i);
@@ -374,14 +374,14 @@ static void a_request_that_moves_a_part_is_resumed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(what_waits_side_by_side_is_one_request),
+        OFFLOAD_TEST(waiting_neighbours_share_a_request),
         OFFLOAD_TEST(a_store_alone_is_started_alone),
         OFFLOAD_TEST(each_place_of_a_lane_gets_a_request),
-        OFFLOAD_TEST(what_is_waited_for_goes_alone),
-        OFFLOAD_TEST(what_is_large_goes_in_its_pieces),
+        OFFLOAD_TEST(an_urgent_piece_is_moved_alone),
+        OFFLOAD_TEST(a_large_extent_is_moved_in_pieces),
         OFFLOAD_TEST(a_caller_runs_no_further_ahead_than_there_are_slots),
-        OFFLOAD_TEST(one_that_is_cancelled_before_is_not_in_it),
-        OFFLOAD_TEST(one_that_is_cancelled_in_it_leaves_the_others_alone),
+        OFFLOAD_TEST(a_ticket_cancelled_before_is_not_joined),
+        OFFLOAD_TEST(a_ticket_cancelled_in_a_request_does_not_affect_the_others),
         OFFLOAD_TEST(an_error_of_a_request_is_told_of_each_in_it),
         OFFLOAD_TEST(a_flipped_bit_fails_the_one_that_it_is_in),
         OFFLOAD_TEST(a_request_that_moves_a_part_is_resumed),

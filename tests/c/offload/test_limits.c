@@ -1,6 +1,6 @@
-/* Processes that the system gives little: files, descriptors, memory, directories. An engine is
- * refused in words or works; what it can't store it refuses, what it has it keeps, and nobody dies of
- * it. Each in a process of its own. */
+/* Processes with few resources: files, descriptors, memory, directories. An engine is refused with a
+ * message or works; it refuses what it cannot store, keeps what it has, and the process survives.
+ * Each test runs in its own process. */
 #include "offload_fixture.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 enum { TRIED = 6 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-static const bool has_own_memory = false; /* a sanitizer's own is without bounds */
+static const bool has_own_memory = false; /* a sanitizer's memory is unbounded */
 #else
 static const bool has_own_memory = true;
 #endif
@@ -26,7 +26,7 @@ static bool limit(int resource, rlim_t most)
 
 /* ---- in the process ------------------------------------------------------------------ */
 
-static int wrong; /* what was not as it should be, written to stderr */
+static int wrong; /* broken expectations, written to stderr */
 
 static bool expect(bool is_right, const char *what, const ms_error *err)
 {
@@ -37,8 +37,8 @@ static bool expect(bool is_right, const char *what, const ms_error *err)
     return is_right;
 }
 
-/* Stores of 1 MiB each: the number that arrived and came back. Of the others each is told as
- * `code`; a code of MS_OK: there may be none. */
+/* Stores 1 MiB at a time: returns the number stored and fetched. The others must fail with `code`;
+ * MS_OK: none may fail. */
 static int stores_that_arrive(ms_offload *engine, int code, int system_errno)
 {
     ms_ticket tickets[TRIED] = {0};
@@ -70,7 +70,7 @@ static int stores_that_arrive(ms_offload *engine, int code, int system_errno)
     return arrived;
 }
 
-/* NULL where it was refused as `code` and in words. */
+/* NULL if it was refused with `code` and a message. */
 static ms_offload *try_open(const ms_offload_options *options, int code)
 {
     ms_error err = {0};
@@ -81,7 +81,7 @@ static ms_offload *try_open(const ms_offload_options *options, int code)
     return engine;
 }
 
-/* Files of 3 MiB at most, and the signal that kills who writes beyond: a host program need not
+/* Files of 3 MiB at most, with the signal that kills a writer beyond that: a host program need not
  * ignore it as Python does. */
 static void files_of_three_megabytes(void)
 {
@@ -107,14 +107,14 @@ static void no_files_at_all(void)
     signal(SIGXFSZ, SIG_DFL);
     limit(RLIMIT_FSIZE, 0);
     ms_offload *engine = try_open(&options, MS_ENOSPC);
-    if (engine != NULL) { /* the first write only tells of direct I/O */
+    if (engine != NULL) { /* the first write only tests direct I/O */
         int arrived = stores_that_arrive(engine, MS_ENOSPC, EFBIG);
         expect(arrived == (tested->tier == MS_TIER_DISK ? 0 : TRIED), "what fits", NULL);
         ms_offload_close(engine);
     }
 }
 
-/* From no descriptor left on, one more each time until it opens. */
+/* From no spare descriptor upwards, until the engine opens. */
 static void few_descriptors(void)
 {
     if (tested->from_device) {
@@ -125,7 +125,7 @@ static void few_descriptors(void)
     close(probe);
     for (rlim_t spare = 0; spare < 8; spare++) {
         ms_offload_options options = small_options();
-        limit(RLIMIT_NOFILE, used + 8); /* the hard one can't be raised again */
+        limit(RLIMIT_NOFILE, used + 8); /* the hard limit cannot be raised again */
         setrlimit(RLIMIT_NOFILE, &(struct rlimit){used + spare, used + 8});
         size_t before = spare > 0 ? count_fds() : 0;
         ms_offload *engine = try_open(&options, MS_ESYSTEM);
@@ -139,7 +139,7 @@ static void few_descriptors(void)
     }
 }
 
-/* Whose standard streams are closed gets their numbers for files of its own. */
+/* A program without standard streams gets their numbers for its files. */
 static void no_standard_input(void)
 {
     ms_offload_options options = small_options();
@@ -152,11 +152,11 @@ static void no_standard_input(void)
     expect(fcntl(0, F_GETFD) == -1, "descriptor 0 stays open", NULL);
 }
 
-/* Address space for the slab and some more, but not for all stores. */
+/* Address space for the slab and a little more, but not for all stores. */
 static void little_memory(void)
 {
     ms_offload_options options = small_options();
-    unsigned char *first = pages_new(MIB); /* what the double and threads take for themselves */
+    unsigned char *first = pages_new(MIB); /* so that the double and threads have their memory */
     ms_offload *warm = try_open(&options, MS_OK);
     ms_offload_close(warm);
     pages_free(first, MIB);
@@ -182,7 +182,7 @@ static void little_memory(void)
     }
 }
 
-/* The file has no name: who tidies up its directory takes nothing away. */
+/* The file has no name: cleaning up its directory removes nothing. */
 static void a_directory_that_vanishes(void)
 {
     char dir[4200];
@@ -197,7 +197,7 @@ static void a_directory_that_vanishes(void)
     }
 }
 
-/* What a path may be, and is no directory to write in. */
+/* Paths that are not directories to write in. */
 static void wrong_directories(void)
 {
     char file[4200], dangling[4200], loop[4200], sealed[4200], link[4200];
@@ -219,7 +219,7 @@ static void wrong_directories(void)
         ms_offload_close(engine);
     }
     ms_offload_options options = small_options();
-    options.dir = link; /* a link to a directory is one */
+    options.dir = link; /* a link to a directory is accepted */
     ms_offload_close(try_open(&options, MS_OK));
     unlink(file);
     unlink(dangling);
@@ -241,7 +241,7 @@ static void a_cap_of_nothing(void)
     }
 }
 
-/* A slab that no machine has. */
+/* A slab larger than any machine. */
 static void a_slab_beyond_memory(void)
 {
     const uint64_t sizes[] = {UINT64_C(1) << 50, UINT64_MAX, UINT64_MAX - 64 * KIB};
@@ -273,7 +273,7 @@ static const struct {
 
 /* ---- the test ----------------------------------------------------------------------------- */
 
-static void an_engine_is_refused_in_words_or_works(void **state)
+static void an_engine_works_or_is_refused_with_a_message(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -306,7 +306,7 @@ int main(int argc, char **argv)
         return wrong;
     }
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(an_engine_is_refused_in_words_or_works),
+        OFFLOAD_TEST(an_engine_works_or_is_refused_with_a_message),
     };
     return run_on_every_backend("limits", tests, sizeof tests / sizeof tests[0]);
 }

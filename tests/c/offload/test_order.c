@@ -1,8 +1,8 @@
-/* Who goes first, what a cap holds and how long a call may wait. */
+/* Priorities, caps and deadlines. */
 #include "offload_calls.h"
 #include "offload_hold.h"
 
-/* Plays the lanes: takes every queued piece in order and calls it done, unmoved. */
+/* Plays the lanes: takes every queued piece in order and ends it without moving it. */
 static size_t drain(ms_offload *engine, ms_ticket *order, size_t max)
 {
     size_t count = 0;
@@ -20,7 +20,7 @@ static size_t drain(ms_offload *engine, ms_ticket *order, size_t max)
     return count;
 }
 
-static void fetches_go_before_stores_and_what_is_waited_for_before_all(void **state)
+static void urgent_fetches_go_first_then_fetches_then_stores(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -94,7 +94,7 @@ static void stores_are_reaped_once_in_the_order_of_their_end(void **state)
     assert_int_equal(ms_offload_reap(engine, ended, 6), 3);
     assert_int_equal(ended[0], tickets[3]);
     assert_int_equal(ended[2], tickets[5]);
-    assert_int_equal(engine->ended_count, 0); /* so the next call costs one load */
+    assert_int_equal(engine->ended_count, 0); /* the next call costs one load */
     assert_int_equal(ms_offload_reap(engine, ended, 6), 0);
     ms_offload_close(engine);
     pages_free(memory, MIB);
@@ -140,7 +140,7 @@ static void waits_end_in_time(void **state)
     uint64_t start_ns = ms_now_ns();
     assert_ms_fails(ms_offload_wait(engine, direct, &err), MS_ETIMEDOUT, err, "did not end within 20.00 ms");
     assert_ms_fails(ms_offload_quiesce(engine, &err), MS_ETIMEDOUT, err, "1 transfers");
-    if (!tested->from_device) { /* whose memory needs no slot */
+    if (!tested->from_device) { /* a device's memory needs no slot */
         assert_ms_fails(ms_offload_store(engine, memory + 8, MIB, MIB, &ticket, &err), MS_ETIMEDOUT, err, "slot");
     }
     assert_true(ms_now_ns() - start_ns >= (tested->from_device ? 40 : 60) * 1000 * 1000);
@@ -157,7 +157,7 @@ static void waits_end_in_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(fetches_go_before_stores_and_what_is_waited_for_before_all),
+        OFFLOAD_TEST(urgent_fetches_go_first_then_fetches_then_stores),
         OFFLOAD_TEST(a_waited_fetch_overtakes_the_rest_of_a_store_that_has_begun),
         OFFLOAD_TEST(stores_are_reaped_once_in_the_order_of_their_end),
         OFFLOAD_TEST(the_cap_holds_before_anything_is_written),

@@ -1,4 +1,4 @@
-/* What is left behind: nothing, whatever ends an engine or a process. */
+/* Nothing is left behind, however an engine or a process ends. */
 #include "offload_fixture.h"
 #include "offload_hold.h"
 
@@ -28,7 +28,7 @@ static bool is_mapped(const void *page)
     return mincore((void *)(uintptr_t)page, 4096, &resident) == 0;
 }
 
-static void closing_gives_everything_back(void **state)
+static void closing_frees_everything(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -36,7 +36,7 @@ static void closing_gives_everything_back(void **state)
     unsigned char *memory = pages_new(area);
     ms_offload_options first = small_options();
     ms_offload *warm = open_engine(&first);
-    assert_engine_works(warm); /* sanitizers, and the double's first stream, have threads of their own */
+    assert_engine_works(warm); /* sanitizers and the double's first stream start threads */
     ms_offload_close(warm);
     size_t fds = count_fds();
     size_t threads = count_threads_now();
@@ -59,7 +59,7 @@ static void closing_gives_everything_back(void **state)
         assert_true(is_mapped(slab));
         ms_offload_close(engine); /* most of it is in flight */
         assert_false(is_mapped(slab));
-        fill(memory, round, area); /* and the memory is ours again */
+        fill(memory, round, area); /* the memory is the caller's again */
     }
     assert_int_equal(count_fds(), fds);
     assert_int_equal(count_threads(threads), threads);
@@ -86,10 +86,10 @@ static void store_body(void *argument)
     self->rc = ms_offload_store(self->engine, self->memory + 8, 3 * MIB, 3 * MIB, &self->ticket, NULL);
 }
 
-static void who_waits_is_told_when_the_engine_closes(void **state)
+static void a_waiting_call_is_cancelled_when_the_engine_closes(void **state)
 {
     (void)state;
-    HOST_MEMORY_ONLY(); /* no store of a device's has to wait for a slot */
+    HOST_MEMORY_ONLY(); /* stores of a device's memory never wait for a slot */
     ms_error err = {0};
     ms_offload_options options = small_options();
     ms_offload *engine = open_engine(&options);
@@ -104,7 +104,7 @@ static void who_waits_is_told_when_the_engine_closes(void **state)
     for (bool are_waiting = false; !are_waiting;) {
         pause_ms(5);
         ms__mutex_lock(&engine->lock);
-        are_waiting = engine->caller_count == 3; /* the storer counts as filling and as waiting */
+        are_waiting = engine->caller_count == 3; /* the storing thread counts as filling and as waiting */
         ms__mutex_unlock(&engine->lock);
     }
     ms_offload_close(engine);
@@ -117,7 +117,7 @@ static void who_waits_is_told_when_the_engine_closes(void **state)
 
 /* ---- the spill file ------------------------------------------------------------ */
 
-static void a_missing_directory_is_made(void **state)
+static void a_missing_directory_is_created(void **state)
 {
     (void)state;
     if (tested->tier != MS_TIER_DISK) {
@@ -132,7 +132,7 @@ static void a_missing_directory_is_made(void **state)
     ms_offload_close(open_engine(&options));
     assert_int_equal(rmdir(dir), 0);
     assert_int_equal(rmdir(above), 0);
-    /* Where it can't be made, the reason is said. */
+    /* If it cannot be created, the error says why. */
     ms_offload *none = NULL;
     options.dir = "/proc/nobody/makes/this";
     assert_int_equal(ms_offload_open(&options, &none, &err), MS_ESYSTEM);
@@ -184,7 +184,7 @@ static void the_spill_file_has_no_name_and_one_reader(void **state)
     umask(mask);
 }
 
-static void freed_space_is_used_again(void **state)
+static void freed_space_is_reused(void **state)
 {
     (void)state;
     if (tested->tier != MS_TIER_DISK) {
@@ -195,7 +195,7 @@ static void freed_space_is_used_again(void **state)
     ms_offload_options options = small_options();
     ms_offload *engine = open_engine(&options);
     unsigned char *memory = pages_new(MIB);
-    int steps = tested->from_device ? 30 : 200; /* the double takes its time */
+    int steps = tested->from_device ? 30 : 200; /* the double is slow */
     for (int step = 0; step < steps; step++) {
         ms_ticket tickets[10];
         for (int i = 0; i < 10; i++) {
@@ -212,13 +212,13 @@ static void freed_space_is_used_again(void **state)
     }
     assert_true(stat_spill_file(&after));
     assert_int_equal(after.st_size, before.st_size);
-    /* Some blocks hold what the file system writes down about the file, when it comes to that. */
+    /* Some blocks may hold the file system's metadata of the file. */
     assert_true((uint64_t)after.st_blocks * 512 < (uint64_t)before.st_blocks * 512 + MIB);
     ms_offload_close(engine);
     pages_free(memory, MIB);
 }
 
-/* ---- what this program does when a test starts it ---------------------------------- */
+/* ---- the modes of this program as a test's child process -------------------------- */
 
 /* Stores and fetches until killed. */
 static void work_for_ever(void)
@@ -254,8 +254,8 @@ static bool mount_small(const char *dir)
     return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 && mount("tmpfs", dir, "tmpfs", 0, "size=5m") == 0;
 }
 
-/* Stores 1 MiB after the other on a file system of 5 MiB: the first four arrive, the
- * next are refused in words, and dropping makes room again. */
+/* Stores 1 MiB at a time on a file system of 5 MiB: the first four succeed, the next are refused with
+ * a message, and a drop makes room again. */
 static int fill_a_disk(void)
 {
     enum { FIT = 4, TRIED = 7 };
@@ -340,7 +340,7 @@ static void nothing_is_left_by_a_process_that_is_killed(void **state)
 
 /* ---- fork ------------------------------------------------------------------------- */
 
-/* In the child: every call says that the engine is not ours, and closing returns. */
+/* In the child: every call fails with the parent's name, and closing returns. */
 static int use_in_child(ms_offload *engine, ms_ticket ticket, unsigned char *memory)
 {
     ms_error err = {0};
@@ -364,8 +364,7 @@ static int use_in_child(ms_offload *engine, ms_ticket ticket, unsigned char *mem
     return wrong;
 }
 
-/* A child that forks in its turn, as workers do that start programs, is not brought back to
- * life by it. */
+/* A child that forks again, as workers that start programs do, does not revive the engine. */
 static int use_in_two_generations(ms_offload *engine, ms_ticket ticket, unsigned char *memory)
 {
     int status = 0;
@@ -377,8 +376,7 @@ static int use_in_two_generations(ms_offload *engine, ms_ticket ticket, unsigned
     return wrong + use_in_child(engine, ticket, memory);
 }
 
-/* Registered before the library's own handler, so that it runs after it: what it sees
- * is what the fork sees. */
+/* Registered before the library's handler, so that it runs after it: it sees the state at the fork. */
 static ms_offload *forked_engine;
 static uint32_t running_at_fork;
 
@@ -423,15 +421,15 @@ static void a_fork_during_transfers_disturbs_neither_side(void **state)
         }
         int status = 0;
         assert_int_equal(waitpid(child, &status, 0), child);
-        assert_int_equal(status, 0); /* ended by itself, with nothing wrong */
+        assert_int_equal(status, 0); /* it exited without an error */
         ms_offload_close(engine);
         pages_free(source, MIB);
         pages_free(destination, MIB);
     }
 }
 
-/* A read that is under way while its page turns copy-on-write would land in one
- * process's copy only: with several engines and forks from another thread. */
+/* A read in flight while its page turns copy-on-write would reach one process's copy only: tested
+ * with several engines and forks from another thread. */
 typedef struct forking {
     _Atomic bool stop;
     _Atomic int forks;
@@ -495,11 +493,11 @@ int main(int argc, char **argv)
     }
     pthread_atfork(look_before_fork, NULL, NULL);
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(closing_gives_everything_back),
-        OFFLOAD_TEST(who_waits_is_told_when_the_engine_closes),
-        OFFLOAD_TEST(a_missing_directory_is_made),
+        OFFLOAD_TEST(closing_frees_everything),
+        OFFLOAD_TEST(a_waiting_call_is_cancelled_when_the_engine_closes),
+        OFFLOAD_TEST(a_missing_directory_is_created),
         OFFLOAD_TEST(the_spill_file_has_no_name_and_one_reader),
-        OFFLOAD_TEST(freed_space_is_used_again),
+        OFFLOAD_TEST(freed_space_is_reused),
         OFFLOAD_TEST(a_full_disk_refuses_and_keeps_what_it_has),
         OFFLOAD_TEST(nothing_is_left_by_a_process_that_is_killed),
         OFFLOAD_TEST(a_fork_during_transfers_disturbs_neither_side),

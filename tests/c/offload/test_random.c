@@ -1,5 +1,5 @@
-/* Eight threads use one engine at random; every byte that is delivered is compared
- * with what was stored. Then the same while faults strike. */
+/* Eight threads use one engine at random; every delivered byte is compared with the stored one.
+ * Then the same under faults. */
 #include "offload_fixture.h"
 #include "offload_hold.h"
 
@@ -11,7 +11,7 @@ enum { CALLERS = 8, HELD = 6, FETCHES_LEAST = 8 };
 
 typedef struct holding {
     ms_ticket ticket;
-    unsigned char *source; /* until the store has ended it must live */
+    unsigned char *source; /* must live until the store has ended */
     uint64_t bytes;
     uint64_t seed;
 } holding;
@@ -25,7 +25,7 @@ typedef struct caller {
     unsigned char *destination;
     unsigned char *sources[HELD];
     uint64_t fetches;
-    const char *wrong; /* what broke a promise; NULL while none did */
+    const char *wrong; /* the broken promise, or NULL */
 } caller;
 
 static uint64_t next_random(caller *self)
@@ -42,10 +42,10 @@ static uint64_t random_place(caller *self)
     return next_random(self) % 2 == 0 ? 0 : next_random(self) % 4096;
 }
 
-/* Calls of all callers that told of a fault. Under load time may be over before one has. */
+/* Calls that reported a fault. Under load the time may end before any. */
 static _Atomic uint64_t struck;
 
-/* A transfer may fail only where faults strike. */
+/* A transfer may fail only under faults. */
 static void expect(caller *self, int rc, const char *what)
 {
     if (rc == MS_OK) {
@@ -149,7 +149,7 @@ static void start(caller *self, ms_offload *engine, uint64_t seed, bool faults_s
     memset(self, 0, sizeof *self);
     self->engine = engine;
     self->random = seed * UINT64_C(0x9E3779B97F4A7C15) + 1;
-    const char *seconds = getenv("MEMSCALE_SOAK_SECONDS"); /* of each backend, for scripts/soak.sh */
+    const char *seconds = getenv("MEMSCALE_SOAK_SECONDS"); /* per backend, for scripts/soak.sh */
     double share = seconds != NULL ? atof(seconds) / 2 : 1.5;
     self->until_ns = ms_now_ns() + (uint64_t)(share * 1e9);
     self->faults_strike = faults_strike;
@@ -167,7 +167,7 @@ static void finish(caller *self)
     }
 }
 
-/* One fault after the other, of every kind that transfers meet, until time is over and one was told. */
+/* One fault after another, of every kind for transfers, until the time ends and one was reported. */
 static void strike(uint64_t until_ns)
 {
     const ms_fault kinds[] = {MS_FAULT_WRITE, MS_FAULT_SHORT, MS_FAULT_READ, MS_FAULT_FLIP};
@@ -189,7 +189,7 @@ static void run_callers(bool faults_strike)
     ms_error err = {0};
     ms_offload_stats stats;
     ms_offload_options options = small_options();
-    options.cap_bytes = 8 * MIB; /* reached now and then */
+    options.cap_bytes = 8 * MIB; /* reached sometimes */
     ms_offload *engine = open_engine(&options);
     struck = 0;
     for (int i = 0; i < CALLERS; i++) {

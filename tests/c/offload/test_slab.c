@@ -1,4 +1,4 @@
-/* The slab's place: asked for where memory has several nodes, and told of either way. */
+/* The slab's memory node: requested if memory has several, and logged either way. */
 #include "base/os/map.h"
 #include "offload/slab.h"
 #include "test_common.h"
@@ -19,7 +19,7 @@ static const char *said_of(ms__slab *slab, uint32_t node_count)
     return line;
 }
 
-static void memory_of_one_node_needs_no_word(void **state)
+static void memory_of_one_node_is_not_logged(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -29,7 +29,7 @@ static void memory_of_one_node_needs_no_word(void **state)
     ms__slab_close(&slab);
 }
 
-static void among_several_nodes_the_nearest_is_asked_for(void **state)
+static void the_nearest_of_several_nodes_is_requested(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -37,16 +37,16 @@ static void among_several_nodes_the_nearest_is_asked_for(void **state)
     assert_ms_ok(ms__slab_open(&slab, 64 << 10, &err), err);
     const char *said = said_of(&slab, 2);
     assert_true(strstr(said, "transfer slots: 65.54 kB from memory node ") == said ||
-                strstr(said, "takes no wish") != NULL);
+                strstr(said, "refused a choice") != NULL);
     ms_fault_arm(MS_FAULT_MAP, 1, 0);
-    assert_non_null(strstr(said_of(&slab, 2), "of 2 memory nodes is nearest"));
+    assert_non_null(strstr(said_of(&slab, 2), "from the memory node, of 2, nearest"));
     ms_fault_disarm_all();
-    memset(slab.address, 1, slab.bytes); /* it is memory all the same */
+    memset(slab.address, 1, slab.bytes); /* the memory is usable all the same */
     ms__slab_close(&slab);
     assert_null(slab.address);
 }
 
-/* Whoever may not be started, the pages are there. */
+/* Whatever thread cannot start, the pages are touched. */
 static void a_large_range_is_touched_by_several_threads(void **state)
 {
     (void)state;
@@ -99,8 +99,8 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(memory_of_one_node_needs_no_word, setup, teardown),
-        cmocka_unit_test_setup_teardown(among_several_nodes_the_nearest_is_asked_for, setup, teardown),
+        cmocka_unit_test_setup_teardown(memory_of_one_node_is_not_logged, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_nearest_of_several_nodes_is_requested, setup, teardown),
         cmocka_unit_test_setup_teardown(a_large_range_is_touched_by_several_threads, setup, teardown),
         cmocka_unit_test_setup_teardown(a_small_range_is_touched_by_the_caller, setup, teardown),
     };

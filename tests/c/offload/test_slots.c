@@ -1,4 +1,4 @@
-/* Slots: what is small shares one, and a slot is free again when all of it came back. */
+/* Slots: small extents share one, and a slot is free again when all takes in it were given back. */
 #include "offload/slots.h"
 #include "test_common.h"
 
@@ -25,7 +25,7 @@ static int teardown(void **state)
     return 0;
 }
 
-static void what_is_small_lies_side_by_side_in_one_slot(void **state)
+static void small_extents_share_a_slot(void **state)
 {
     (void)state;
     unsigned char *first = ms__slots_take(&slots, PAGE);
@@ -37,7 +37,7 @@ static void what_is_small_lies_side_by_side_in_one_slot(void **state)
     assert_int_equal(slots.free_count, TAKERS_MAX - 2);
 }
 
-static void what_is_large_has_a_slot_of_its_own(void **state)
+static void a_large_extent_has_its_own_slot(void **state)
 {
     (void)state;
     unsigned char *small = ms__slots_take(&slots, PAGE);
@@ -48,7 +48,7 @@ static void what_is_large_has_a_slot_of_its_own(void **state)
     assert_ptr_equal(ms__slots_take(&slots, 4 * PAGE), large);
 }
 
-static void a_slot_is_free_when_all_of_it_came_back(void **state)
+static void a_slot_is_free_when_all_its_takes_were_given_back(void **state)
 {
     (void)state;
     unsigned char *parts[PAGES_PER_SLOT];
@@ -63,7 +63,7 @@ static void a_slot_is_free_when_all_of_it_came_back(void **state)
     assert_ptr_equal(ms__slots_take(&slots, PAGE), parts[0]); /* and is filled from its start */
 }
 
-/* As many as if none shared; and whoever needs a whole slot finds one among them. */
+/* As many takers as if none shared; each that needs a whole slot finds one. */
 static void there_are_no_more_takers_than_slots(void **state)
 {
     (void)state;
@@ -96,9 +96,9 @@ static void without_memory_there_are_no_slots(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(what_is_small_lies_side_by_side_in_one_slot, setup, teardown),
-        cmocka_unit_test_setup_teardown(what_is_large_has_a_slot_of_its_own, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_slot_is_free_when_all_of_it_came_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(small_extents_share_a_slot, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_large_extent_has_its_own_slot, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_slot_is_free_when_all_its_takes_were_given_back, setup, teardown),
         cmocka_unit_test_setup_teardown(there_are_no_more_takers_than_slots, setup, teardown),
         cmocka_unit_test_setup_teardown(without_memory_there_are_no_slots, setup, teardown),
     };

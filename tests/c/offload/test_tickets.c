@@ -1,4 +1,4 @@
-/* tickets.h: a number that was dropped never means anything again. */
+/* tickets.h: a dropped number stays unknown. */
 #include "test_common.h"
 
 #include "offload/tickets.h"
@@ -16,7 +16,7 @@ static void a_dropped_number_stays_unknown(void **state)
     assert_null(ms__tickets_find(&tickets, old));
     for (int i = 0; i < 1000; i++) {
         ms__ticket *again = ms__tickets_new(&tickets, 1);
-        assert_ptr_equal(again, first); /* the struct is used again, the number is not */
+        assert_ptr_equal(again, first); /* the struct is reused, the number is not */
         assert_true(again->id != old);
         assert_null(ms__tickets_find(&tickets, old));
         ms__tickets_release(&tickets, again);
@@ -24,7 +24,7 @@ static void a_dropped_number_stays_unknown(void **state)
     ms__tickets_destroy(&tickets);
 }
 
-static void numbers_that_were_never_given_out_are_unknown(void **state)
+static void numbers_never_issued_are_unknown(void **state)
 {
     (void)state;
     ms__tickets tickets;
@@ -57,7 +57,7 @@ static void structs_stay_while_the_table_grows(void **state)
     ms__tickets_destroy(&tickets);
 }
 
-static void a_million_tickets_take_what_those_that_live_take(void **state)
+static void a_million_tickets_take_the_memory_of_the_live_ones(void **state)
 {
     (void)state;
     enum { LIVE = 64, ALL = 1000000 };
@@ -103,9 +103,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_dropped_number_stays_unknown),
-        cmocka_unit_test(numbers_that_were_never_given_out_are_unknown),
+        cmocka_unit_test(numbers_never_issued_are_unknown),
         cmocka_unit_test(structs_stay_while_the_table_grows),
-        cmocka_unit_test(a_million_tickets_take_what_those_that_live_take),
+        cmocka_unit_test(a_million_tickets_take_the_memory_of_the_live_ones),
         cmocka_unit_test(without_memory_the_table_stays_usable),
     };
     return cmocka_run_group_tests_name("tickets", tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* offload.h: bytes come back as they went, and tickets mean what the header says. */
+/* offload.h: bytes come back unchanged, and tickets behave as the header says. */
 #include "offload_calls.h"
 #include "offload_hold.h"
 
@@ -9,9 +9,8 @@
 
 enum { AREA = 1200 * 1024 };
 
-/* Stores from `source_at` bytes into a page and fetches to `destination_at`, with as
- * little capacity as allowed or a whole page more; checks contents and that nothing
- * beyond the capacity was touched. */
+/* Stores from `source_at` bytes into a page and fetches to `destination_at`, with the least capacity
+ * or a page more; checks the contents and that nothing beyond the capacity was touched. */
 static void round_trip(ms_offload *engine, uint64_t bytes, uint64_t source_at, uint64_t destination_at, uint64_t spare)
 {
     unsigned char *source = pages_new(AREA);
@@ -33,7 +32,7 @@ static void round_trip(ms_offload *engine, uint64_t bytes, uint64_t source_at, u
     pages_free(destination, AREA);
 }
 
-static void bytes_come_back_whatever_size_and_address(void **state)
+static void bytes_of_any_size_and_address_come_back(void **state)
 {
     (void)state;
     const uint64_t sizes[] = {1, 511, 4095, 4096, 4097, 65535, 65536, 65537, 300000, 1048576, 1048579};
@@ -83,7 +82,7 @@ static void direct_memory_uses_no_slot(void **state)
     unsigned char *source = pages_new(2 * MIB);
     pattern(source, 2 * MIB, 3);
     hold_lanes(engine);
-    /* Four times the slab, accepted while no lane moves: it cannot have been copied. */
+    /* Four times the slab, accepted while lanes are paused: it cannot have been copied. */
     ms_ticket ticket = store(engine, source, 2 * MIB, 2 * MIB);
     assert_int_equal(engine->slots.free_count, engine->slots.count - engine->slots.private_count);
     assert_int_equal(stats_of(engine).storing_bytes, 2 * MIB);
@@ -164,7 +163,7 @@ static void a_ticket_can_be_fetched_again(void **state)
     pages_free(memory, MIB);
 }
 
-static void a_fetch_asked_for_during_the_store_follows_it(void **state)
+static void a_fetch_requested_during_the_store_follows_it(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -236,15 +235,15 @@ static void dropping_stops_a_transfer_and_frees_its_extent(void **state)
         if (i % 3 > 1) {
             assert_ms_ok(ms_offload_fetch(engine, ticket, memory, MIB, &err), err);
         }
-        ms_offload_drop(engine, ticket); /* while it stores, is stored, is fetched */
+        ms_offload_drop(engine, ticket); /* while storing, stored or fetching */
         assert_int_equal(stats_of(engine).tier_bytes, 0);
         assert_int_equal(stats_of(engine).live_tickets, 0);
-        pattern(memory, MIB, 7); /* ours again: a sanitizer sees if it is not */
+        pattern(memory, MIB, 7); /* the caller's again: a sanitizer reports if it is not */
     }
     assert_int_equal(stats_of(engine).storing_bytes, 0);
     assert_int_equal(stats_of(engine).fetching_bytes, 0);
     ms_ticket ended[4];
-    assert_int_equal(ms_offload_reap(engine, ended, 4), 0); /* nobody asks for them any more */
+    assert_int_equal(ms_offload_reap(engine, ended, 4), 0); /* dropped tickets are not returned */
     assert_engine_works(engine);
     ms_offload_close(engine);
     pages_free(memory, MIB);
@@ -275,7 +274,7 @@ static void wait_for_callers(ms_offload *engine, uint32_t count)
     }
 }
 
-static void a_cancelled_store_moves_no_further_and_is_told(void **state)
+static void a_cancelled_store_stops_and_is_reported(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -289,9 +288,9 @@ static void a_cancelled_store_moves_no_further_and_is_told(void **state)
     ms_ticket copied = store(engine, memory + 8, 100 * KIB, 100 * KIB);
     ms_offload_cancel(engine, direct);
     ms_offload_cancel(engine, copied);
-    ms_offload_cancel(engine, copied);      /* twice is once */
-    ms_offload_cancel(engine, direct ^ 99); /* nobody's */
-    /* Nothing was in a lane: both are over, and memory and slots are free. */
+    ms_offload_cancel(engine, copied);      /* a second cancel changes nothing */
+    ms_offload_cancel(engine, direct ^ 99); /* unknown */
+    /* Nothing was in a lane: both have ended, and memory and slots are free. */
     assert_int_equal(ms_offload_state(engine, direct), MS_TICKET_FAILED);
     assert_int_equal(engine->slots.free_count, engine->slots.count - engine->slots.private_count);
     assert_ms_fails(ms_offload_wait(engine, direct, &err), MS_ECANCELED, err, "cancelled");
@@ -309,7 +308,7 @@ static void a_cancelled_store_moves_no_further_and_is_told(void **state)
     pages_free(memory, MIB);
 }
 
-static void a_cancelled_fetch_may_be_asked_for_again(void **state)
+static void a_cancelled_fetch_may_be_repeated(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -319,7 +318,7 @@ static void a_cancelled_fetch_may_be_asked_for_again(void **state)
     pattern(memory, MIB, 9);
     ms_ticket ticket = store(engine, memory, MIB, MIB);
     wait_ok(engine, ticket);
-    ms_offload_cancel(engine, ticket); /* it is at rest: nothing happens */
+    ms_offload_cancel(engine, ticket); /* idle: nothing happens */
     assert_int_equal(ms_offload_state(engine, ticket), MS_TICKET_STORED);
     fill(memory, 0, MIB);
     hold_lanes(engine);
@@ -335,7 +334,7 @@ static void a_cancelled_fetch_may_be_asked_for_again(void **state)
     pages_free(memory, MIB);
 }
 
-static void who_waits_for_a_ticket_is_told_when_it_is_dropped(void **state)
+static void a_wait_is_cancelled_when_its_ticket_is_dropped(void **state)
 {
     (void)state;
     ms_error err = {0};
@@ -356,7 +355,7 @@ static void who_waits_for_a_ticket_is_told_when_it_is_dropped(void **state)
     pages_free(memory, MIB);
 }
 
-/* ---- bad arguments and what an engine tells --------------------------------- */
+/* ---- bad arguments and descriptions ----------------------------------------- */
 
 static void bad_arguments_are_refused(void **state)
 {
@@ -429,19 +428,19 @@ static void an_engine_describes_itself(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        OFFLOAD_TEST(bytes_come_back_whatever_size_and_address),
+        OFFLOAD_TEST(bytes_of_any_size_and_address_come_back),
         OFFLOAD_TEST(memory_that_is_not_direct_is_copied_before_store_returns),
         OFFLOAD_TEST(direct_memory_uses_no_slot),
         OFFLOAD_TEST(a_store_larger_than_the_slab_goes_through_it),
         OFFLOAD_TEST(it_works_without_checksums),
         OFFLOAD_TEST(every_slot_and_thread_count_works),
         OFFLOAD_TEST(a_ticket_can_be_fetched_again),
-        OFFLOAD_TEST(a_fetch_asked_for_during_the_store_follows_it),
+        OFFLOAD_TEST(a_fetch_requested_during_the_store_follows_it),
         OFFLOAD_TEST(a_dropped_ticket_is_an_error_not_a_crash),
         OFFLOAD_TEST(dropping_stops_a_transfer_and_frees_its_extent),
-        OFFLOAD_TEST(a_cancelled_store_moves_no_further_and_is_told),
-        OFFLOAD_TEST(a_cancelled_fetch_may_be_asked_for_again),
-        OFFLOAD_TEST(who_waits_for_a_ticket_is_told_when_it_is_dropped),
+        OFFLOAD_TEST(a_cancelled_store_stops_and_is_reported),
+        OFFLOAD_TEST(a_cancelled_fetch_may_be_repeated),
+        OFFLOAD_TEST(a_wait_is_cancelled_when_its_ticket_is_dropped),
         OFFLOAD_TEST(bad_arguments_are_refused),
         OFFLOAD_TEST(options_that_cannot_work_are_refused),
         OFFLOAD_TEST(an_engine_describes_itself),

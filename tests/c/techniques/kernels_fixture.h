@@ -1,6 +1,5 @@
 /*
- * What the tests of the kernels share: numbers that come back with their seed, and the
- * check after each test.
+ * Shared by the tests of the kernels: seeded random numbers, and the check after each test.
  */
 #ifndef MS_TEST_KERNELS_FIXTURE_H
 #define MS_TEST_KERNELS_FIXTURE_H
@@ -13,7 +12,7 @@ static inline uint32_t next_random(uint64_t *seed)
     return (uint32_t)(*seed >> 32);
 }
 
-/* A teardown: the library holds nothing, and no fault is armed for the next test. */
+/* A teardown: the library holds no memory, and no fault is armed for the next test. */
 static inline int no_fault_left(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The AdamW update: every instruction set and thread count gives the bits of the plain
- * kernels, at every tail and offset; bad calls are refused before a byte is written. */
+/* The AdamW update: every instruction set and thread count gives the plain kernels' bits, at every
+ * tail and offset; bad calls are refused before a byte is written. */
 #include <errno.h>
 #include <math.h>
 
@@ -24,7 +24,7 @@ static const ms__adamw_constants constants = {.decay = 0.999f,
 
 /* ---- data ------------------------------------------------------------------------ */
 
-/* Ordinary numbers over many decades; now and then zero, a denormal, inf or NaN. */
+/* Ordinary numbers over many decades; sometimes zero, a denormal, inf or NaN. */
 static void fill(float *values, size_t count, uint64_t seed, bool is_positive)
 {
     for (size_t i = 0; i < count; i++) {
@@ -289,7 +289,7 @@ static void make_model(model *of, ms_adamw_weights weights, ms_adamw_moments mom
     assert_true((size_t)(next - of->memory) <= of->bytes);
 }
 
-/* NaNs in what has been computed become one NaN: their payload is left open. */
+/* Maps all NaNs in results to one: their payload is unspecified. */
 static void settle_floats(float *values, uint64_t count)
 {
     for (uint64_t i = 0; values != NULL && i < count; i++) {
@@ -387,7 +387,7 @@ static void a_scaled_gradient_is_divided_and_written_back(void **state)
     assert_memory_equal(v, v_plain, sizeof v);
 }
 
-/* ---- what may go wrong -------------------------------------------------------------- */
+/* ---- failures ------------------------------------------------------------------------ */
 
 static void bad_calls_are_refused_before_anything_is_written(void **state)
 {
@@ -449,7 +449,7 @@ static void without_memory_nothing_is_written(void **state)
     assert_ms_ok(ms_adamw_step(&ordinary, &t, 1, 1, &err), err);
 }
 
-static void without_threads_the_caller_does_all(void **state)
+static void without_threads_the_caller_does_all_work(void **state)
 {
     (void)state;
     ms_error err;
@@ -483,7 +483,7 @@ int main(void)
         cmocka_unit_test(a_scaled_gradient_is_divided_and_written_back),
         cmocka_unit_test_teardown(bad_calls_are_refused_before_anything_is_written, no_fault_left),
         cmocka_unit_test_teardown(without_memory_nothing_is_written, no_fault_left),
-        cmocka_unit_test_teardown(without_threads_the_caller_does_all, no_fault_left),
+        cmocka_unit_test_teardown(without_threads_the_caller_does_all_work, no_fault_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

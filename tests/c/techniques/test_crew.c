@@ -1,6 +1,6 @@
 /*
- * A crew works on the process's OpenMP team where there is one, each thread of it once, and
- * on threads of its own in a forked child, where the team is gone.
+ * A crew runs on the process's OpenMP team if there is one, once on each of its threads; in a forked
+ * child, which has no team, it starts threads.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -19,7 +19,7 @@ typedef struct roll {
     pthread_t members[THREADS];
 } roll;
 
-/* All have to be here at once: none can be counted twice. */
+/* All must be here at once, so that none is counted twice. */
 static void sign(void *argument)
 {
     roll *present = argument;

@@ -1,5 +1,5 @@
-/* The loss head in C: every instruction set gives the bits of the plain kernels, threads
- * change nothing, the numbers are those of the formulas, and chunks are never short. */
+/* The loss head in C: every instruction set gives the plain kernels' bits, the number of threads
+ * changes none, the results are those of the formulas, and chunks are never short. */
 #include <errno.h>
 #include <math.h>
 
@@ -101,7 +101,7 @@ static void exponential_and_logarithm_are_within_one_ulp(void **state)
     assert_true(ms__loss_log(1.0f) == 0.0f && isnan(ms__loss_log(NAN)));
 }
 
-static void the_largest_is_the_largest(void **state)
+static void the_largest_logit_is_found(void **state)
 {
     (void)state;
     const float values[] = {-3.0f, -1.0f, -INFINITY, -2.0f};
@@ -113,7 +113,7 @@ static void the_largest_is_the_largest(void **state)
     assert_true(isnan(ms__loss_plain.largest(bad, 2)));
 }
 
-/* Lane by lane, then halves: written out in another way. */
+/* Lane by lane, then halves: an independent implementation. */
 static void sums_run_in_lanes(void **state)
 {
     (void)state;
@@ -205,7 +205,7 @@ static void losses_and_gradients_are_those_of_the_formula(void **state)
     free_head(&h);
 }
 
-static void threads_and_place_change_no_bit(void **state)
+static void threads_and_offsets_change_no_bit(void **state)
 {
     (void)state;
     ms_error err;
@@ -257,7 +257,7 @@ static void bad_calls_are_refused(void **state)
     free_head(&h);
 }
 
-static void only_known_processors_are_followed(void **state)
+static void only_known_capabilities_are_supported(void **state)
 {
     (void)state;
     assert_int_equal(ms_loss_lanes("AVX512", 16), 16);
@@ -281,8 +281,8 @@ static void chunks_are_small_and_never_short(void **state)
                 assert_true(rows == tokens || rows >= least);
                 uint64_t last = tokens % rows;
                 assert_true(rows == tokens || last == 0 || last >= least);
-                /* Beyond the size only as far as the shortest chunk asks (a few rows more
-                 * where a count leaves one row over for many sizes in turn). */
+                /* Larger than the size only if the shortest chunk needs it (a few rows more if
+                 * several sizes in a row leave one row over). */
                 uint64_t room = (24 << 20) / (vocabularies[v] * 4);
                 assert_true(rows <= (room > least ? room : least) + least + 10);
             }
@@ -298,12 +298,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_have_the_bits_of_the_plain_ones),
         cmocka_unit_test(exponential_and_logarithm_are_within_one_ulp),
-        cmocka_unit_test(the_largest_is_the_largest),
+        cmocka_unit_test(the_largest_logit_is_found),
         cmocka_unit_test(sums_run_in_lanes),
         cmocka_unit_test(losses_and_gradients_are_those_of_the_formula),
-        cmocka_unit_test_teardown(threads_and_place_change_no_bit, no_fault_left),
+        cmocka_unit_test_teardown(threads_and_offsets_change_no_bit, no_fault_left),
         cmocka_unit_test(bad_calls_are_refused),
-        cmocka_unit_test(only_known_processors_are_followed),
+        cmocka_unit_test(only_known_capabilities_are_supported),
         cmocka_unit_test(chunks_are_small_and_never_short),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* The 8-bit maps: the published values, and for every float the nearest of them. */
+/* The 8-bit maps: the published values, and the nearest of them for every float. */
 #include <math.h>
 
 #include "memscale/optimizer.h"
@@ -27,7 +27,7 @@ static void maps_are_the_published_ones(void **state)
     assert_true(fabs((double)without[1] - 0.325e-6) < 1e-13);
 }
 
-/* Distance of the nearest value, by trying all of them. */
+/* Distance of the nearest value, by trying all. */
 static double nearest(float x, const float *map)
 {
     double best = INFINITY;

@@ -1,12 +1,11 @@
 /*
- * Explores schedules of the engine: thousands of seeds, each an engine, callers that use
- * it at random, a device or a disk that takes its time, and, in half of them, faults.
- * Whatever the order, what is fetched is what was stored, or an error says that it is not;
- * nothing waits for ever, and nothing is left.
+ * Explores schedules of the engine: thousands of seeds, each an engine, callers that use it at
+ * random, a slow device or disk, and, in half of them, faults. In any order, fetched bytes equal
+ * the stored ones or an error is returned; no wait is endless, and nothing is left.
  *
  *   test_offload_explore                   3000 seeds
- *   test_offload_explore SEED              one again, with its schedule twice
- *   test_offload_explore SEED SECONDS      from this one on, for so long
+ *   test_offload_explore SEED              one seed, its schedule twice
+ *   test_offload_explore SEED SECONDS      from this seed on, for that time
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -49,7 +48,7 @@ typedef struct caller {
     ms__thread thread;
 } caller;
 
-/* Of the run. */
+/* Totals of the run. */
 static caller callers[CALLERS_MAX];
 static uint64_t seed_now;
 static world world_now;
@@ -153,7 +152,7 @@ static void check_bytes(void *argument, unsigned char *memory, size_t bytes)
     }
 }
 
-/* At once, or on the caller's stream, later. */
+/* At once, or later on the caller's stream. */
 static void touch(const caller *self, unsigned char *memory, uint64_t bytes, uint64_t seed, cuda_double_kernel *kernel)
 {
     void *argument = (void *)(uintptr_t)seed;
@@ -165,9 +164,9 @@ static void touch(const caller *self, unsigned char *memory, uint64_t bytes, uin
     }
 }
 
-/* ---- what callers do ---------------------------------------------------------------------- */
+/* ---- callers ----------------------------------------------------------------------------------- */
 
-/* Errors are allowed where faults strike, at the cap, and after the caller's own cancel. */
+/* Errors are allowed under faults, at the cap, and after the caller's own cancel. */
 static void expect(const holding *held, int rc, const char *what)
 {
     bool is_struck = faults_strike && (rc == MS_EIO || rc == MS_ECHECKSUM || rc == MS_ENOMEM || rc == MS_ESYSTEM);
@@ -209,7 +208,7 @@ static int ask_back(caller *self, holding *held)
                                           held->bytes + next_random(&self->random) % 2 * PAGE, NULL);
 }
 
-/* After ask_back(), which said `rc`. */
+/* After ask_back() returned `rc`. */
 static void take_back(caller *self, holding *held, int rc)
 {
     if (rc == MS_OK) {
@@ -227,7 +226,7 @@ static void bring_back(caller *self, holding *held)
     take_back(self, held, ask_back(self, held));
 }
 
-/* Whether a lane moves several tickets by one request now. */
+/* Whether a lane is moving several tickets by one request. */
 static bool sees_joined(const ms_offload *engine)
 {
     for (uint32_t i = 0; i < engine->worker_count; i++) {
@@ -239,7 +238,7 @@ static bool sees_joined(const ms_offload *engine)
     return false;
 }
 
-/* Stores what it does not hold yet, then brings all of it back: much waits at a time. */
+/* Stores all it does not hold yet, then fetches all of it: much waits at a time. */
 static void move_all(caller *self)
 {
     int rc[HELD] = {0};
@@ -311,7 +310,7 @@ static void caller_body(void *argument)
     }
     for (int i = 0; i < HELD; i++) {
         if (self->held[i].ticket != 0 && next_random(&self->random) % 4 > 0) {
-            end(self, &self->held[i]); /* closing the engine has to do for the rest */
+            end(self, &self->held[i]); /* closing the engine ends the others */
         }
         self->held[i].ticket = 0;
     }
@@ -348,7 +347,7 @@ static void arm(uint64_t *random)
     size_t kind = next_random(random) % (sizeof kinds / sizeof kinds[0]);
     ms_fault_arm(kinds[kind], 1 + next_random(random) % 40, numbers[kind]);
     if (is_device() && next_random(random) % 4 == 0) {
-        cuda_double_fail("work", 1 + next_random(random) % 60, 700); /* the device is gone from then on */
+        cuda_double_fail("work", 1 + next_random(random) % 60, 700); /* from then on the device is gone */
     }
 }
 
@@ -447,7 +446,7 @@ static uint64_t run(uint64_t seed)
     return fibres_trace();
 }
 
-/* What is made once and stays: memory of both kinds, and the legacy default stream. */
+/* Allocated once: memory of both kinds, and the legacy default stream. */
 static void warm_up(void)
 {
     for (int i = 0; i < WORLDS; i++) {

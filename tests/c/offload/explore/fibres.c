@@ -1,7 +1,7 @@
 /*
- * Fibres over ucontext. A mutex is one word (its handle's first), a condition only an
- * address to wait at. Time goes on by a microsecond with each choice, and to the next
- * sleeper where nobody is ready.
+ * Fibres over ucontext. A mutex is one word (its handle's first), a condition only an address to
+ * wait at. Each choice advances the time by a microsecond, or to the next sleeper if no fibre is
+ * ready.
  */
 #include "fibres.h"
 
@@ -13,7 +13,7 @@
 
 enum { FIBRES_MAX = 48, STACK_BYTES = 256 << 10, TICK_NS = 1000 };
 
-/* A wait that long has no end: fibres work for microseconds. */
+/* A wait this long counts as endless: fibres work for microseconds. */
 #define HANG_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 
 typedef enum fibre_state { UNUSED, READY, ASLEEP, WAITING } fibre_state;
@@ -137,7 +137,7 @@ void fibres_sleep(uint64_t ns)
     fibres_yield();
 }
 
-/* False where the deadline passed. */
+/* False if the deadline passed. */
 static bool wait_at(const void *place, uint64_t until_ns)
 {
     fibre *self = &fibres[current];
@@ -158,7 +158,7 @@ static void wake_all(const void *place)
     }
 }
 
-/* Whoever was woken before looks once more and goes back to sleep: so each seed begins alike. */
+/* Lets woken fibres check and sleep again, so that each seed begins alike. */
 void fibres_seed(uint64_t seed)
 {
     while (ready_count() > 1) {
@@ -270,7 +270,7 @@ void ms__cond_broadcast(ms__cond *cond)
     wake_all(cond);
 }
 
-/* One and no more, any of them: whoever counts on a second is found out. */
+/* Wakes exactly one, any of them: exposes code that relies on a second one. */
 void ms__cond_signal(ms__cond *cond)
 {
     int waiting = 0;

@@ -1,8 +1,7 @@
 /*
- * fibres.h - thread.h and the clock without threads: everything that would be a thread is
- * a fibre of one, and at each lock, wait and pause a seed chooses which goes on. So a seed
- * is a schedule: the same number gives the same order of everything, and a circle of waits
- * is seen at once instead of being waited for.
+ * fibres.h - thread.h and the clock without threads: each would-be thread is a fibre of one thread,
+ * and at each lock, wait and pause a seed chooses the next to run. So a seed is a schedule: the same
+ * number gives the same order of everything, and a circle of waits is detected at once.
  *
  * Linked in place of src/base/thread.c and src/base/time.c.
  */
@@ -11,22 +10,22 @@
 
 #include "base/thread.h"
 
-/* The schedule from now on. Called with no fibre but the first, or all others asleep. */
+/* Sets the schedule from now on. Called with no fibre but the first, or all others asleep. */
 void fibres_seed(uint64_t seed);
 
 /* A number that depends on every choice since the seed. */
 uint64_t fibres_trace(void);
 
-/* Lets others go first, perhaps. */
+/* May let other fibres run first. */
 void fibres_yield(void);
 
-/* The calling fibre goes on after `ns` of the fibres' own time. */
+/* The calling fibre continues after `ns` of the fibres' own time. */
 void fibres_sleep(uint64_t ns);
 
-/* Which fibre is calling, from 1. */
+/* The number of the calling fibre, from 1. */
 uintptr_t fibres_self(void);
 
-/* Called, and not returned from, where nobody can go on any more. */
+/* Called when no fibre can continue; does not return. */
 extern void (*fibres_stuck)(void);
 
 #endif

@@ -80,8 +80,11 @@ def function(name: str, value: Any, indent: str = "", own_name: str | None = Non
     named = ["self"] if indent else []
     for parameter, kind in zip(parameters, kinds, strict=True):
         default = "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
-        named.append(f"{parameter.name}: {kind}{default}")
-    if any(parameter.kind is inspect.Parameter.POSITIONAL_ONLY for parameter in parameters):
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            named += ["/", f"*{parameter.name}: {kind}"]
+        else:
+            named.append(f"{parameter.name}: {kind}{default}")
+    if "/" not in named and any(parameter.kind is inspect.Parameter.POSITIONAL_ONLY for parameter in parameters):
         named.append("/")
     line = f"{indent}def {own_name or name}({', '.join(named)}) -> {result}:"
     if len(line) <= WIDTH + 4:

@@ -277,7 +277,7 @@ class Undo:
         """Takes the lock; it is released when things are put back."""
     def hooks(self) -> None:
         """Saved-tensor hooks that are pushed from now on are popped when things are put back."""
-    def later(self, function: Callable[..., object], args: Any, /) -> None:
+    def later(self, function: Callable[..., object], /, *args: Any) -> None:
         """The function, a builtin, is called when things are put back."""
     def own_hooks(self) -> None:
         """From now on saved tensors are held without their graph, until things are put back."""
@@ -374,7 +374,7 @@ def graph_adopt_loop(graph: str, other: str, /) -> str:
 def graph_check(json: str, /) -> None:
     """Raises MemScaleError if the document is not a sound graph."""
 
-def guarded(function: Callable[..., Any], args: Any, /) -> Any:
+def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
     """Calls function(undo, *args). What it noted in the Undo is put back then, exception or not, in one call that
     nothing can interrupt.
     """

@@ -211,7 +211,7 @@ def python_setters(state: Any, generator: random.Random | None = None) -> list[t
         generator = random.seed.__self__  # type: ignore[attr-defined]
     _, internal, gauss_next = state
     return [
-        (super(random.Random, generator).setstate, internal),  # type: ignore[arg-type]
+        (super(random.Random, generator).setstate, internal),  # type: ignore[misc]
         (partial(vars(generator).__setitem__, "gauss_next"), gauss_next),
     ]
 

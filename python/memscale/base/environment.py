@@ -295,18 +295,10 @@ _STACK = ("_len_torch_{}_stack", "_pop_torch_{}_stack", "_push_on_torch_{}_stack
 
 def enable_hooks(undo: Any) -> None:
     """Saved-tensor hooks can be pushed, until `undo` forbids it again where it was forbidden."""
-    c = torch._C._autograd
+    c: Any = torch._C._autograd
     if not c._saved_tensors_hooks_is_enabled():
         undo.later(c._saved_tensors_hooks_disable, c._saved_tensors_hooks_get_disabled_error_message())
         c._saved_tensors_hooks_enable()
-
-
-def _set_modes(undo: Any, kind: str, now: list[Any], wanted: list[Any]) -> None:
-    length, pop, push = (getattr(torch._C, name.format(kind)) for name in _STACK)
-    if kind == "dispatch":
-        pop = partial(pop, None)  # whatever key it has
-    undo.later(_core.set_modes, length, pop, push, now)
-    _core.set_modes(length, pop, push, wanted)
 
 
 # ---- all of it --------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class ReplayRecord:
         Raises:
             IntegrationError: it gives no tensor now.
         """
-        first = _core.guarded(self._give)
+        first: torch.Tensor | None = _core.guarded(self._give)
         if first is None:
             raise _no_tensor(self.name)
         return first.detach()

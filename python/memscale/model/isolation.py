@@ -14,7 +14,7 @@ import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -112,7 +112,7 @@ def isolated(model: torch.nn.Module, function: Callable[[Snapshot], Result]) -> 
     garbage collector is off, so that storages die when their last holder lets go and not
     when a collection happens to run.
     """
-    return _core.guarded(_isolated, model, function)
+    return cast("Result", _core.guarded(_isolated, model, function))
 
 
 def _isolated(undo: Any, model: torch.nn.Module, function: Callable[[Snapshot], Result]) -> Result:

@@ -94,7 +94,7 @@ def _structure(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def _passes(module: torch.nn.Module, width: int, like: torch.Tensor) -> bool:
-    return _core.guarded(_try, module, width, like)
+    return bool(_core.guarded(_try, module, width, like))
 
 
 def _try(undo: Any, module: torch.nn.Module, width: int, like: torch.Tensor) -> bool:

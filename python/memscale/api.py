@@ -1,7 +1,7 @@
 """The public functions: wrap, detach, optimize, plan, trace.
 
-Each checks what it was given, sets up a session (what is known) and an executor
-(what is done), and ties their lifetimes to the model. See docs/guide.md.
+Each checks its arguments, sets up a session (model, machine, plan) and an executor (which applies
+the plan), and ties their lifetimes to the model. See docs/guide.md.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def wrap(
     """Plans and applies memory optimizations to a model's training; returns the same object.
 
     Args:
-        target: an `nn.Module`, a Hugging Face `Trainer`, whose model is wrapped, or a
-            Lightning `Trainer`, which wraps what it fits, while it does.
-        config: what to do and how far to go; `Config()` if None. Never changed.
+        target: an `nn.Module`; a Hugging Face `Trainer`, whose model is wrapped; or a Lightning
+            `Trainer`, which wraps a module while it fits it.
+        config: the budget and the techniques allowed; `Config()` if None. Never changed.
         sample_input: a tensor, a tuple of positional arguments or a dict of keyword
             arguments of the kind training will use. With it the plan is made at once;
             without it at the first training forward, when shapes are known.
@@ -73,7 +73,7 @@ def wrap(
 
 
 def detach(model: torch.nn.Module) -> torch.nn.Module:
-    """Undoes `wrap()`: hooks, attributes, spilled bytes, threads. Returns the model.
+    """Undoes `wrap()`: removes hooks, attributes, spilled bytes and threads. Returns the model.
 
     Warns if the model was never wrapped. A graph that is still waiting for its
     backward can still be run.
@@ -102,11 +102,11 @@ def optimize(
 ) -> Iterator[Executor]:
     """Wraps `model` for the length of a ``with`` block; yields the executor.
 
-    With `optimizer`, its state is planned for exactly from the first step. On exit,
-    exception or not, everything is as before.
+    With `optimizer`, the plan counts its state exactly from the first step. On exit, exception or
+    not, the wrap is removed.
 
     Raises:
-        TypeError: `optimizer` is no `torch.optim.Optimizer`.
+        TypeError: `optimizer` is not a `torch.optim.Optimizer`.
         MemScaleError: as `wrap()`.
     """
     from .session.setup import effective_config, wrap_module
@@ -123,18 +123,18 @@ def optimize(
 def apply_all_optimizations(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: Config | None = None
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Wraps `model` and, with ``use_8bit_optimizer``, replaces the optimizer by one of 8-bit state.
+    """Wraps `model` and, with ``use_8bit_optimizer``, replaces the optimizer by one with 8-bit state.
 
-    Use the returned optimizer from then on. It has the groups of the given one (the same
-    objects: schedulers that hold the old optimizer go on working), its hyperparameters and its
-    state, which moves over. Without the flag the given optimizer is returned; one of `memscale.optim`
-    may have its state on disk and release gradients where the plan says so.
+    Use the returned optimizer from then on. It has the groups of the given one (the same objects: schedulers
+    that hold the old optimizer still work), its hyperparameters and its state, which moves to it. Without the
+    flag the given optimizer is returned; a plan may put the state of one of `memscale.optim` on disk, or have
+    it release gradients.
 
     Returns:
         The same model, wrapped, and the optimizer to step.
 
     Raises:
-        TypeError: `model` is no `nn.Module` or `optimizer` no `torch.optim.Optimizer`.
+        TypeError: `model` is not an `nn.Module`, or `optimizer` not a `torch.optim.Optimizer`.
         IntegrationError: the flag is set and the optimizer is not an AdamW.
         MemScaleError: as `wrap()`. The model is then not wrapped and the optimizer unchanged.
 
@@ -155,7 +155,7 @@ def apply_all_optimizations(
     from .optim.replace import successor_with_8bit_state, take_over
 
     successor = successor_with_8bit_state(optimizer)
-    # The flag has its effect here: for the wrap it would be one that nothing acts on.
+    # The flag has its effect here: wrap_module() would warn that it has none.
     wrap_module(module, dataclasses.replace(checked, use_8bit_optimizer=False), None, successor)
     take_over(successor, optimizer)
     return model, successor
@@ -175,8 +175,8 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
     Raises:
         TypeError: `sample_input` is none of these, or does not fit the model's forward.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
-        ProfileError: the model can't be traced without running it. `wrap()` can plan for such
-            a model all the same, from real steps.
+        ProfileError: the model can't be traced without running it. `wrap()` can still plan for such
+            a model, from real steps.
     """
     from .planning.execution_plan import ExecutionPlan
     from .session.session import Session
@@ -196,10 +196,10 @@ def trace(model: torch.nn.Module, sample_input: Any, optimizer: torch.optim.Opti
         model: the module; it is traced under fake tensors, not run, and left as it was.
         sample_input: a tensor, a tuple of positional arguments or a dict of keyword arguments
             of a training forward. Only shapes, dtypes and plain values matter.
-        optimizer: the one that will step, if known: its state then enters exactly.
+        optimizer: the one that will step, if known: the graph then has its exact state.
 
     Returns:
-        The graph. ``graph.save(path)`` writes what ``memscale plan --graph`` reads,
+        The graph. ``graph.save(path)`` writes the input of ``memscale plan --graph``;
         ``graph.to_json()`` is its text. Sizes in it are bytes.
 
     Raises:

@@ -1,7 +1,7 @@
-"""What the user asks for: `Config` and the values inside it.
+"""The configuration: `Config` and the values inside it.
 
-Every bound, default and message about a bad value lives in the C library; this
-file gives them a Python face. It imports neither torch nor anything that does.
+Every bound, default and message about a bad value is in the C library; this file is their Python
+interface. It imports neither torch nor a module that does.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Class = TypeVar("Class", bound=type)
 
 
 def _names_misspelled_fields(cls: Class) -> Class:
-    """Has the constructor of a dataclass refuse an unknown field with the words of the C
-    library, which name the field that was probably meant."""
+    """Makes a dataclass refuse an unknown field with the C library's message, which suggests the
+    field that was probably meant."""
     construct = cls.__init__  # type: ignore[misc]
     known = {field.name for field in dataclasses.fields(cls)}
 
@@ -71,11 +71,11 @@ class AsyncOffloadConfig:
     """How transfers between GPU and host overlap with compute.
 
     Attributes:
-        pinned_pool_gb: pinned host memory to reserve, in GB (1e9 bytes); a positive
-            number, or None: chosen from the hardware.
-        prefetch_depth: layers to fetch ahead in backward, 1 to 1024, or None: chosen.
-        num_streams: transfer streams, 1 to 64, or None: chosen from the copy engines.
-        debug: log what the transfers of a GPU go through.
+        pinned_pool_gb: pinned host memory to reserve, in GB (1e9 bytes); a positive number, or None
+            to choose from the hardware.
+        prefetch_depth: layers to fetch ahead in backward, 1 to 1024, or None to choose.
+        num_streams: transfer streams, 1 to 64, or None to choose from the copy engines.
+        debug: log each transfer of a GPU.
 
     Raises:
         ConfigError: a value is not allowed; `.field` is ``"async_config.<name>"``.
@@ -93,26 +93,25 @@ class AsyncOffloadConfig:
 @_names_misspelled_fields
 @dataclass(slots=True)
 class Config:
-    """What a wrapped model may use and do. GB is 1e9 bytes in every field.
+    """Memory, disk and techniques that a wrapped model may use. GB is 1e9 bytes in every field.
 
-    Fields marked (*) are checked and carried, but `wrap()` does not act on them, and warns
-    where one is set.
+    Fields marked (*) are checked and stored, but `wrap()` does not act on them and warns if one is
+    set.
 
     Attributes:
         mode: how far to go, an `OptimizationMode` or its string.
         enable_checkpointing: recompute layers in backward.
         enable_offloading: move saved activations (and, when asked, optimizer state)
             to a lower tier: from GPU to host RAM, from host RAM to disk.
-        enable_tiling: compute the loss head in tiles where nothing exact fits. Sums run in
-            another order, so results are rounded differently.
-        use_mixed_precision: run forwards under autocast to BF16 where the machine gains by it, or to FP16
-            with a scaled loss on a GPU that has no BF16.
+        enable_tiling: compute the loss head in tiles if nothing exact fits. Sums run in another
+            order, so results are rounded differently.
+        use_mixed_precision: run forwards under autocast to BF16 if that is faster or smaller on the machine,
+            or to FP16 with a scaled loss on a GPU without BF16.
         use_8bit_optimizer: (*) keep optimizer state in 8 bits; `apply_all_optimizations()` acts on it.
-        max_cpu_offload_gb: cap on host RAM used for offloading, 0 or more; None:
-            what is available.
-        target_gpu_utilization: share of the device's memory to aim for when no
-            byte budget is given, above 0 and at most 1.
-        force_optimize: optimize although the run fits comfortably.
+        max_cpu_offload_gb: cap on host RAM used for offloading, 0 or more; None: the available RAM.
+        target_gpu_utilization: share of the device's memory to aim for if no byte budget is given,
+            above 0 and at most 1.
+        force_optimize: optimize even if the run fits comfortably.
         use_static_profiling: trace a step without running it, first.
         use_empirical_fallback: if tracing fails, profile real steps.
         warmup_steps: steps that the empirical profiler measures, 1 to 1000.
@@ -125,25 +124,23 @@ class Config:
             training, on as many rows of the batch as fit the budget. Slow.
         async_offload: (*) overlap transfers between GPU and host with compute (the disk
             tier always overlaps). The argument of `wrap` and the environment variable
-            ``MEMSCALE_ASYNC_OFFLOAD`` come before this field.
-        async_config: an `AsyncOffloadConfig`, or None: chosen from the hardware. Of its
-            fields, only `prefetch_depth` acts where the model is on the CPU.
+            ``MEMSCALE_ASYNC_OFFLOAD`` override this field.
+        async_config: an `AsyncOffloadConfig`, or None to choose from the hardware. If the model is
+            on the CPU, only its `prefetch_depth` acts.
         auto_policy: let the policy choose mode and techniques among those that are not switched
             off; see `memscale.policy`.
-        memory_budget_gb: the promise: peak bytes on the training device (resident
-            memory of the process on a CPU host) stay under this; a positive number,
-            or None: a share of the device is the target.
+        memory_budget_gb: bound on peak bytes on the training device (resident memory of the process
+            on a CPU host); a positive number, or None to aim for a share of the device.
         disk_offload_dir: directory of the disk tier (str or path-like); None: a cache
-            directory on a real disk. Made where it is missing, when it is used.
-        max_disk_offload_gb: cap on disk used, 0 or more; None: a stated share of what
-            is free.
+            directory on a real disk. Created at its first use if missing.
+        max_disk_offload_gb: cap on disk used, 0 or more; None: half of the free space.
 
     Raises:
-        ConfigError: (also a ValueError) a value is not allowed. The text names the
-            field, the value and what is allowed; `.field` is the name. Fields that
-            are assigned later are checked when the config is used.
-        TypeError, AttributeError: there is no field of that name, given or assigned; the
-            first names the field that was probably meant.
+        ConfigError: (also a ValueError) a value is not allowed. The text names the field, the value
+            and the allowed values; `.field` is the name. A field assigned later is checked when the
+            config is used.
+        TypeError, AttributeError: no field has that name, in the constructor or in an assignment;
+            the TypeError names the field that was probably meant.
 
     Example:
         >>> Config(memory_budget_gb=4.0, mode="aggressive").mode
@@ -205,7 +202,7 @@ def _encode(fields: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON holds it. What JSON can't hold travels as ``{"__repr__": text}``,
+    """`value` as JSON holds it. A value that JSON can't hold becomes ``{"__repr__": text}``,
     which no field accepts, so that C names it in its message."""
     if value is None or isinstance(value, bool):
         return value
@@ -219,7 +216,7 @@ def _plain(value: Any) -> Any:
 
 
 def _json_number(value: Any) -> int | float | None:
-    """A number that JSON and C hold as it is: None for nan, inf and what is too large."""
+    """A number that JSON and C hold exactly; None for nan, inf and numbers that are too large."""
     if isinstance(value, numbers.Integral):
         whole = int(value)
         return whole if -(2**63) <= whole < 2**63 else None
@@ -244,10 +241,10 @@ def _is_unicode(text: str) -> bool:
 
 
 def check_config(config: Config | None) -> Config:
-    """The configuration to work with: a default one for None, else what was given.
+    """`config`, or a default one for None.
 
     Raises:
-        TypeError: it is not a `Config`.
+        TypeError: `config` is not a `Config`.
     """
     if config is None:
         return Config()

@@ -1,12 +1,11 @@
-"""The kinds of device that training runs on: everything that memscale asks torch about one.
+"""The kinds of training device: every question about a device that memscale asks torch.
 
-One row per kind, `KINDS`, under the names of the library's own table, which says what is one;
-nothing else in the package tests for a kind or names one. Used by every room that touches
-random states, memory statistics, streams of work or errors of allocators. It owns no state.
-A row that lacks a column fails when this module is imported; a kind that the library has and
-this module has not, too.
+`KINDS` has one row per kind, with the names of the C library's table. No other module of the
+package tests for a kind or names one. Used by every package that touches random states, memory
+statistics, streams or allocator errors. It owns no state. A row that lacks a column, or a kind that
+only the library has, fails when this module is imported.
 
-Nothing here imports torch before it is asked something. All functions may be called from any
+torch is imported at the first call, not with this module. All functions may be called from any
 thread.
 """
 
@@ -41,25 +40,25 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Kind:
-    """What torch can be asked about one kind of device.
+    """The questions that torch answers about one kind of device.
 
     Attributes:
         name: torch's, as in `torch.device.type`.
-        label: what texts call such a device: "GPU".
-        api: what texts call its programming interface.
+        label: its name in messages: "GPU".
+        api: the name of its programming interface in messages.
         is_host: tensors of this kind lie in host memory.
         is_there: whether torch sees a device of this kind.
-        is_active: whether this process has used one: before, asking for states would start it.
-        device_count: how many torch sees.
+        is_active: whether this process has used one; before that, reading states would initialise it.
+        device_count: number of devices that torch sees.
         current_index: of the calling thread's current device.
         generator: the default generator of one device, by its index.
         allocated_bytes: of tensors on a device now; 0 on the host, where the library measures
             resident memory.
         peak_bytes: the most since `reset_peak()`: allocated bytes, or resident ones on the host.
         reset_peak: for the current device.
-        synchronize: returns when the current device has done what was queued.
-        empty_cache: gives back what the allocator keeps for later.
-        out_of_memory: whether an exception says that memory of this kind could not be had.
+        synchronize: returns when the current device has finished its queue.
+        empty_cache: frees the allocator's cached memory.
+        out_of_memory: whether an exception says that an allocation of this kind failed.
     """
 
     name: str
@@ -79,7 +78,7 @@ class Kind:
     out_of_memory: Callable[[BaseException], bool]
 
 
-# What torch's allocator of host memory says; there is no type for it.
+# The message of torch's host allocator, which raises no type of its own.
 _HOST_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
@@ -140,7 +139,7 @@ def _accelerator(row: dict[str, Any]) -> Kind:
     )
 
 
-# By name of the library's row; each makes a whole row of this table.
+# By the name of the library's row; each makes one row of this table.
 _ROWS: dict[str, Callable[[dict[str, Any]], Kind]] = {"cpu": _host, "cuda": _accelerator}
 
 KINDS: dict[str, Kind] = {row["name"]: _ROWS[row["name"]](row) for row in _core.device_kinds()}
@@ -156,7 +155,7 @@ AUTOCAST_KINDS = tuple(kind.name for kind in (*ACCELERATORS, HOST))
 def kind_of(device: torch.device) -> Kind:
     """The kind of a device.
 
-    Tensors on torch's meta device lie nowhere; what they would be is planned for the host.
+    Tensors on torch's meta device have no memory; they are planned for the host.
 
     Raises:
         MemScaleError: memscale does not know devices of this kind; the error names it.
@@ -167,12 +166,12 @@ def kind_of(device: torch.device) -> Kind:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory could not be had, of a device or of the host."""
+    """Whether an exception says that an allocation failed, on a device or on the host."""
     return any(kind.out_of_memory(error) for kind in KINDS.values())
 
 
 class RandomState:
-    """States of the global generators of torch, Python and NumPy, taken when it is made."""
+    """States of the global generators of torch, Python and NumPy, taken by the constructor."""
 
     __slots__ = ("_numpy", "_python", "_torch", "devices")
 

@@ -25,9 +25,9 @@ class MemScaleError(Exception):
     """Base of every error of this package.
 
     Attributes:
-        code: the C library's error code, such as -5 (`MS_ECONFIG`), or None where
-            the error did not come from there.
-        system_errno: errno of the system call that failed, 0 where there was none.
+        code: the C library's error code, such as -5 (`MS_ECONFIG`), or None if the error came from
+            elsewhere.
+        system_errno: errno of the system call that failed, 0 if none did.
         hint_bytes: the one number that some errors carry, else 0.
     """
 
@@ -54,7 +54,7 @@ class ConfigError(MemScaleError, ValueError):
 
     Attributes:
         field: name of the field, such as ``"memory_budget_gb"`` or
-            ``"async_config.num_streams"``; None where no single field is at fault.
+            ``"async_config.num_streams"``; None if no single field is at fault.
     """
 
     def __init__(
@@ -77,15 +77,14 @@ class ProfileError(MemScaleError):
 class BudgetInfeasibleError(MemScaleError):
     """No plan fits the byte budget that the user gave.
 
-    The text names what would fit and what that takes.
+    The text names a budget that would fit and the techniques it needs.
     """
 
     @property
     def smallest_budget_bytes(self) -> int:
-        """The smallest budget, in bytes, for which a plan exists; 0 where unknown.
+        """The smallest budget, in bytes, for which a plan exists; 0 if unknown.
 
-        On a CPU host 4 MB more than that, since the next run begins with a little more
-        or less than this one.
+        On a CPU host it includes a 4 MB margin for run-to-run variation.
         """
         return self.hint_bytes
 
@@ -94,7 +93,7 @@ class OffloadError(MemScaleError):
     """A transfer to or from a lower tier failed, before a wrong byte could be used.
 
     Attributes:
-        tier: ``"host"``, ``"disk"`` or None where unknown.
+        tier: ``"host"``, ``"disk"``, or None if unknown.
         file: path of the file or directory concerned, or None.
     """
 
@@ -114,12 +113,12 @@ class OffloadError(MemScaleError):
 
     @property
     def errno(self) -> int | None:
-        """errno of the system call that failed, or None where there was none."""
+        """errno of the system call that failed, or None if none did."""
         return self.system_errno or None
 
 
 class IntegrationError(MemScaleError):
-    """Another user of the same mechanism, or the model itself, does not allow it."""
+    """The model can't be hooked, a layer did not repeat itself, or other code uses the same mechanism."""
 
 
 class PolicyFallbackNeeded(MemScaleError):

@@ -1,12 +1,12 @@
-"""``python -m memscale.trace_diff FILE.py:FUNCTION``: where a model's trace and a real step of it part.
+"""``python -m memscale.trace_diff FILE.py:FUNCTION``: where a model's trace and a real step differ.
 
-For finding out why a peak is predicted wrongly (docs/peaks.md). `FUNCTION` takes nothing and returns
-``(model, inputs)`` or ``(model, inputs, optimizer)``: the model in the state in which it is wrapped, and the
-arguments of one training forward (a tensor, a tuple or a dict). It is called twice, for a model that is traced and
-for one that trains a real step. The report names, node by node, every allocation, release and saved tensor that
+Use it to find out why a peak is predicted wrongly (docs/peaks.md). `FUNCTION` takes nothing and returns
+``(model, inputs)`` or ``(model, inputs, optimizer)``: the model as you would wrap it, and the arguments of
+one training forward (a tensor, a tuple or a dict). It is called twice: one model is traced, the other trains
+a real step. The report names, node by node, every allocation, release and saved tensor that
 only one of the two has, with its bytes and the number of operators before it.
 
-Exit status: 0 if the two agree, 1 if they differ, 2 if one of them could not be made.
+Exit status: 0 if the two agree, 1 if they differ, 2 if the trace or the step failed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["compare", "main"]
 
 
 class _WrongModel(Exception):
-    """The model, or one of its two steps, could not be made."""
+    """The model could not be built, or its trace or its step failed."""
 
 
 def _load(place: str) -> Callable[[], Any]:
@@ -80,13 +80,13 @@ def _seen(make: Callable[[], Any]) -> str:
 
 
 def compare(make: Callable[[], Any]) -> tuple[str, int]:
-    """Traces a model and trains another one like it for one step.
+    """Traces one model and trains a second one, built alike, for one step.
 
     Args:
         make: returns ``(model, inputs)`` or ``(model, inputs, optimizer)``; called twice.
 
     Returns:
-        The report, and how many places differ.
+        The report, and the number of places that differ.
     """
     return _core.trace_diff(_traced(make), _seen(make), _core.hardware_probe(None))
 

@@ -1,6 +1,6 @@
-"""Optimizers whose update is the C library's: `AdamW` and `AdamW8bit`.
+"""Optimizers with their update in C: `AdamW` and `AdamW8bit`.
 
-They stand alone: nothing has to be wrapped. torch is imported when a name is first used.
+They work alone; the model need not be wrapped. torch is imported when a name is first used.
 """
 
 from __future__ import annotations

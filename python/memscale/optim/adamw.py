@@ -1,10 +1,10 @@
 """AdamW on the CPU, one pass over memory per step, with fp32 or 8-bit moments.
 
 The classes keep torch's bookkeeping (groups, hooks, state dicts) and hand addresses
-to `_core.adamw_step`. Parameters that C does not take (other devices and dtypes,
-tensor subclasses) go through torch's own AdamW in the same step. `AdamW` is composed of
-parts that own their fields: how states are kept (`StateForm`), where they lie (`StatePlace`),
-whether gradients are released (`ReleaseSwitch`). Here are the step and the state dicts.
+to `_core.adamw_step`. torch's own AdamW updates the others (other devices and dtypes, tensor
+subclasses) in the same step. `AdamW` is composed of parts that own their fields: the form of states
+(`StateForm`), their place (`StatePlace`) and the release of gradients (`ReleaseSwitch`). This file
+has the step and the state dicts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class AdamW(torch.optim.AdamW):
     parameters: it can be loaded into `torch.optim.AdamW` and back.
 
     With fp32 parameters `exp_avg`, `exp_avg_sq` and `max_exp_avg_sq` have the bits of torch's
-    default AdamW (on x86-64 with AVX2 or AVX-512); a parameter differs after a step by at
-    most one unit in its last place plus five of what the step adds. The result does not depend
+    default AdamW (on x86-64 with AVX2 or AVX-512); a parameter differs after a step by at most one
+    unit in its last place plus five of the update. The result does not depend
     on the instruction set or the number of threads (`torch.get_num_threads()`).
 
     Args:
@@ -45,18 +45,18 @@ class AdamW(torch.optim.AdamW):
         state_bits: 32, or 8 for moments in 8 bits: 256-element blocks, the dynamic map of
             bitsandbytes, about 2.03 bytes per parameter. Tensors of fewer than 4096 elements
             keep fp32 moments. Not with `amsgrad`.
-        bf16: how a bf16 parameter keeps what bf16 cannot hold. ``"split"``: 16 more bits per
+        bf16: how a bf16 parameter keeps the bits that bf16 cannot hold. ``"split"``: 16 more bits per
             element (state `low`); together they are an fp32 value. ``"master"``: an fp32 copy
             (state `master`). Moments are fp32 (or 8 bits) either way.
         state: ``"memory"``, or ``"disk"``: moments, masters and low bits live in a file without
             a name and pass through 32 MiB of buffers during the step, bit-identical to memory.
             Tensors of fewer than 16384 elements stay in memory. `state[p]` then holds `step`
             alone; `state_dict()` has everything.
-        disk_offload_dir: where that file is; None for a cache directory on a real disk.
-        max_disk_offload_gb: most space it may take; None for half of what is free.
+        disk_offload_dir: directory of that file; None for a cache directory on a real disk.
+        max_disk_offload_gb: most space it may take; None for half of the free space.
         release_gradients: update each parameter inside backward, as soon as its gradient is
-            final, and free the gradient. `step()` then ends the step; `p.grad` is None. With
-            the bits of a run without. See `accumulate()`; clipping is refused, and under a
+            final, and free the gradient. `step()` then ends the step; `p.grad` is None. Results
+            have the bits of a run without it. See `accumulate()`; clipping is refused, and under a
             GradScaler gradients are kept until `step()`.
 
     Raises:
@@ -110,7 +110,7 @@ class AdamW(torch.optim.AdamW):
             self._releasing.begin(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch; checks `state_bits` and `bf16`, the optimizer's and the group's own."""
+        """As torch; checks `state_bits` and `bf16` of the optimizer and of the group."""
         super().add_param_group(param_group)
         try:
             self._place.form.check(self.param_groups[-1])
@@ -123,7 +123,7 @@ class AdamW(torch.optim.AdamW):
     def accumulate(self) -> AbstractContextManager[None]:
         """Gradients of backwards in this block are added up, as without `release_gradients`.
 
-        Run all micro-steps but the last in it; the last backward updates and frees.
+        Run all micro-steps but the last in the block; the last backward updates and frees.
 
         Example:
             >>> with optimizer.accumulate():
@@ -146,8 +146,8 @@ class AdamW(torch.optim.AdamW):
             IntegrationError: a gradient is sparse, or of another dtype or device than its
                 parameter (nothing has been updated); an earlier step was interrupted; or the
                 process was forked from one that keeps this optimizer's state on disk.
-            OffloadError: state on disk could not be read or written. Some parameters are updated
-                then and others are not, each with its state: `finish_step()`, or load a
+            OffloadError: state on disk could not be read or written. Some parameters are then
+                updated and others are not, each with its state: call `finish_step()`, or load a
                 checkpoint.
         """
         self._refuse_interrupted()
@@ -164,9 +164,9 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def finish_step(self) -> None:
-        """Does what is left of a step that ended with an `OffloadError`, with the same gradients.
+        """Finishes a step that ended with an `OffloadError`, with the same gradients.
 
-        What was updated is not updated again. Does nothing if no step was interrupted.
+        No parameter is updated twice. Does nothing if no step was interrupted.
 
         Raises:
             OffloadError: it failed again, and can be finished later.
@@ -238,10 +238,10 @@ class AdamW(torch.optim.AdamW):
     def _backward_failed(self, error: BaseException) -> None:
         self._place.interrupt(error, can_be_finished=False)
 
-    # ---- what a plan asks and chooses ------------------------------------------------------
+    # ---- options that a plan chooses --------------------------------------------------------
 
     def _facts_for_plan(self) -> tuple[list[torch.Tensor], bool, bool]:
-        """What could lie on disk; whether its owner has it release gradients, or keep state there."""
+        """Bytes that could be on disk, and whether the user chose gradient release or state on disk."""
         place = self._place
         return place.streamable_tensors(self), self._releasing.is_owners_wish, place.is_owners_wish
 
@@ -274,8 +274,8 @@ class AdamW(torch.optim.AdamW):
     def state_dict(self) -> dict[str, Any]:
         """The state in torch's layout.
 
-        With ``state="disk"`` its tensors lie in a file without a name that they map: memory is
-        used for what is read of them.
+        With ``state="disk"`` its tensors map a file without a name: only the parts that are read
+        use memory.
 
         Raises:
             IntegrationError: a step was interrupted.
@@ -285,9 +285,9 @@ class AdamW(torch.optim.AdamW):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state of `torch.optim.AdamW`, of this class or of its 8-bit form.
+        """Loads a state of `torch.optim.AdamW`, of this class or of its 8-bit form.
 
-        Moments are converted to what this optimizer keeps, one parameter after the other: with
+        Moments are converted to this optimizer's form, one parameter after the other: with
         ``state="disk"`` and a dict of ``torch.load(path, mmap=True)`` no more than one is in
         memory. The caller's dict is not changed. Forgets a step that was interrupted.
 
@@ -295,11 +295,11 @@ class AdamW(torch.optim.AdamW):
             IntegrationError: the state is another optimizer's, or a shape differs from the
                 parameter's. Nothing has been changed.
             OffloadError: the state could not be written to disk. Load again before a step.
-            ValueError: as torch, where groups do not match.
+            ValueError: as torch, if groups do not match.
         """
         _state.check_dict(state_dict, self.param_groups)
-        # The base class casts what it can see to the parameter's dtype, codes and moments of
-        # bf16 parameters too. Registered last: the caller's own hooks see the plain dict.
+        # The base class casts every tensor that it sees to the parameter's dtype, also codes and
+        # moments of bf16 parameters. Registered last: the caller's own hooks see the plain dict.
         handle = self.register_load_state_dict_pre_hook(_state.hide)
         place, release = self._place, self._releasing.release
         before = place.interrupted
@@ -321,7 +321,7 @@ class AdamW(torch.optim.AdamW):
                 **super().__getstate__(),
                 "_state_bits": place.form.state_bits,
                 "_bf16": place.form.bf16,
-                # A copy has no plan: what it does is what its original was made to do.
+                # A copy has no plan: it has the options of its original's constructor.
                 "_disk_options": place.options if place.is_owners_wish else None,
                 "_releases": self._releasing.is_owners_wish,
             }
@@ -335,7 +335,7 @@ class AdamW(torch.optim.AdamW):
         releases = state.pop("_releases", False)
         place = self._place
         if place.disk is not None and place.disk.is_inherited:
-            place.disk = None  # what is loaded now takes its place
+            place.disk = None  # the loaded state replaces it
         given = state.get("state", {})
         shown = {p: value for p, value in given.items() if not isinstance(value, _state.Hidden)}
         super().__setstate__({**state, "state": _state.new_state(shown)})  # type: ignore[no-untyped-call]

@@ -2,8 +2,8 @@
 
     model = memscale.wrap(model, memscale.Config(memory_budget_gb=4.0))
 
-Public names are imported when they are first used, so that ``import memscale``
-costs little and does not import torch.
+Public names are imported at their first use, so ``import memscale`` is cheap and does not import
+torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PUBLIC = {
 # Parts that are usable alone, as `memscale.optim.AdamW`.
 _PACKAGES = ("optim", "policy", "techniques")
 
-# Reached as attributes too; what they hold is listed above or in their own documents.
+# Attributes too; their names are listed above or in their own documents.
 _MODULES = ("errors", "integrations")
 
 __all__ = [*_PUBLIC, *_PACKAGES, "__version__"]
@@ -100,7 +100,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# Not for memscale's sake: an unwrapped run that is compared with a wrapped one needs it too.
-# `wrap()` does it where torch is loaded later, or is being loaded now.
+# An unwrapped run that is compared with a wrapped one needs this too. `wrap()` does it if torch is
+# loaded later, or is being loaded now.
 if hasattr(sys.modules.get("torch"), "exp"):
     import_module(".base.vector_math", __name__).settle_vector_math()

@@ -1,7 +1,7 @@
 """Optimizer state on disk, as the optimizer's Python side sees it: which parameter has
 which state of `_core.OptimizerStream`, and states as tensors again.
 
-What is read, computed and written when is C's. See memscale/optimizer_stream.h.
+C decides when to read, compute and write. See memscale/optimizer_stream.h.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class DiskState:
     """The states of one optimizer on disk.
 
     Args:
-        directory: where the file is; None for the first usual place on a real disk.
-        cap_gb: most space it may take, in GB; None for half of what is free.
+        directory: of the file; None for the first usual place on a real disk.
+        cap_gb: most space it may take, in GB; None for half of the free space.
 
     Raises:
-        ConfigError: the directory or the cap is not fit.
+        ConfigError: the directory or the cap can't be used.
     """
 
     def __init__(self, directory: str | None, cap_gb: float | None) -> None:
@@ -51,12 +51,12 @@ class DiskState:
         return len(self._states)
 
     def stats(self) -> dict[str, int]:
-        """Bytes on disk and in buffers, bytes moved, time waited for them."""
+        """Bytes on disk and in buffers, bytes moved, time spent waiting for them."""
         return self._stream.stats()
 
     @property
     def is_inherited(self) -> bool:
-        """Whether another process made it and forked this one, which can't reach the states."""
+        """Whether a parent process made it before a fork; this process can't reach the states."""
         return self._stream.is_inherited()
 
     # ---- states ------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class DiskState:
         self._layouts[p] = tuple(p.shape), tuple(p.stride())
 
     def remove(self, p: torch.Tensor) -> None:
-        """The parameter has no state here any more."""
+        """Forgets the parameter's state."""
         if p in self._states:
             self._stream.remove(self._states.pop(p)[0])
             del self._layouts[p]
@@ -81,14 +81,14 @@ class DiskState:
         return self._layouts[p]
 
     def put(self, p: torch.Tensor, values: dict[str, Any], state_bits: int, bf16: str) -> None:
-        """Takes a state over from memory: a form that `state.adapt()` gives.
+        """Writes a state from memory, in a form that `state.adapt()` returns.
 
         Raises:
             OffloadError: it could not be written; the parameter has no state then.
         """
         self.remove(p)
         self.add(p, "max_exp_avg_sq" in values, state_bits, bf16)
-        # The addresses that are not of the state are not looked at.
+        # Only the state's own addresses are read.
         fields = _state.addresses(p, p, {**values, "step": values["step"] - 1})
         try:
             self._stream.put(self._states[p][0], fields)
@@ -97,7 +97,7 @@ class DiskState:
             raise
 
     def export(self, params: Iterable[torch.Tensor]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        """The states as tensors that lie in a file without a name: memory is used for what is read.
+        """The states as tensors that map a file without a name: only the parts that are read use memory.
 
         Raises:
             OffloadError: a state can't be read back.
@@ -113,7 +113,7 @@ class DiskState:
         return {p: self._tensors(p, pages, offsets) for p, offsets in layout.items()}
 
     def names(self, p: torch.Tensor) -> tuple[str | None, ...]:
-        """The arrays of the parameter's state in C's order; None for those it has not."""
+        """The arrays of the parameter's state in C's order; None for those that it lacks."""
         number, weights, moments = self._states[p]
         names = list(_QUANTIZED if moments else _FULL)
         names[_EXTRA] = (None, "master", "low")[weights]
@@ -121,7 +121,7 @@ class DiskState:
         return tuple(name if size else None for name, size in zip(names, sizes, strict=True))
 
     def _layout(self, params: list[torch.Tensor]) -> tuple[dict[torch.Tensor, tuple[int | None, ...]], int]:
-        """Where each array goes in a file that holds them all, and the file's size."""
+        """The offset of each array in one file that holds all of them, and the file's size."""
         layout: dict[torch.Tensor, tuple[int | None, ...]] = {}
         end = 0
         for p in params:
@@ -151,18 +151,18 @@ class DiskState:
         self._stream.begin([self._states[p][0] for p in params if p in self._states])
 
     def update(self, p: torch.Tensor, gradient: torch.Tensor, step: int, hyperparameters: Hyperparameters) -> None:
-        """One update, its number `step`; the gradient lies in memory as the parameter does."""
+        """One update, the `step`-th; the gradient has the parameter's layout in memory."""
         number, weights, moments = self._states[p]
         fields = (weights, moments, p.numel(), step, p.data_ptr(), gradient.data_ptr(), *_NO_ADDRESSES)
         self._stream.update(number, fields, *hyperparameters, torch.get_num_threads())
         self._updated[p] = None
 
     def end(self) -> list[torch.Tensor]:
-        """Waits for what is being written.
+        """Waits for the writes under way.
 
         Returns:
-            The parameters updated since a round last ended well: one that failed can be gone
-            through again.
+            The parameters updated since the last round that succeeded, so that a failed round can
+            be repeated.
 
         Raises:
             OffloadError: the first failure of the round.
@@ -174,13 +174,13 @@ class DiskState:
         return updated
 
     def rest(self) -> None:
-        """Ends a round that failed already."""
+        """Ends a round that has failed."""
         self.in_round = False
         with suppress(MemScaleError):
             self._stream.end()
 
     def forget_round(self) -> None:
-        """Nothing of a round that failed will be gone through again."""
+        """Forgets a failed round: it will not be repeated."""
         self.rest()
         self._updated.clear()
 

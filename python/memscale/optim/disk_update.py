@@ -1,7 +1,7 @@
-"""Where each parameter's state lies, in memory or on disk, and updates of those on disk.
+"""The place of each parameter's state, memory or disk, and updates of states on disk.
 
-A part of `AdamW`: it moves states there and back, streams updates through `DiskState`, and remembers what an
-interrupted step leaves. It is given the optimizer's `state` or the optimizer itself for the length of a call.
+A part of `AdamW`: it moves states to disk and back, streams updates through `DiskState`, and remembers an
+interrupted step. It is given the optimizer's `state` or the optimizer itself for the length of a call.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class StatePlace:
 
     Args:
         form: how states are kept.
-        options: what `disk_options()` gives: the owner's wish.
+        options: the user's choice, from `disk_options()`.
 
     Attributes:
-        disk: holds the states on disk; None where there is none.
-        options: for new states, the owner's or a plan's; None for memory.
-        is_planned: whether states are on disk at a plan's wish, not the owner's.
-        interrupted: why a step was broken off; None where none was.
+        disk: holds the states on disk; None if no state is on disk.
+        options: for new states, the user's or a plan's; None for memory.
+        is_planned: whether a plan, not the user, put states on disk.
+        interrupted: the error that interrupted a step; None if none was.
     """
 
     def __init__(self, form: StateForm, options: tuple[str | None, float | None] | None) -> None:
@@ -49,10 +49,10 @@ class StatePlace:
         self.is_planned = False
         self.interrupted: str | None = None
 
-    # ---- where a state is ----------------------------------------------------------------
+    # ---- the place of a state ----------------------------------------------------------------
 
     def is_streamed(self, states: _States, p: torch.Tensor, group: _Group) -> bool:
-        """Whether an update goes through the disk: where the state is, or else would be made."""
+        """Whether an update goes through the disk: the state is there, or would be created there."""
         if _state.is_traced(p):
             # A trace shows the step before any plan.
             return not self.is_planned and self.belongs_on_disk(p, group)
@@ -73,7 +73,7 @@ class StatePlace:
         return self.disk
 
     def check_layout(self, states: _States, p: torch.Tensor, group: _Group, name: str) -> None:
-        """The state must fit the parameter as it is now; one that only lies otherwise is moved.
+        """Checks that the state fits the parameter; a state of another layout is moved.
 
         Raises:
             IntegrationError: the parameter has another shape than its state.
@@ -91,7 +91,7 @@ class StatePlace:
             self.adopt(states, p, self.take(states, p), group)
 
     def adopt(self, states: _States, p: torch.Tensor, given: dict[str, Any], group: _Group) -> None:
-        """Takes over a state of any form; one tensor's at a time is in memory."""
+        """Stores a state of any form; one tensor's at a time is in memory."""
         form = self.form.of(group)
         if given and self.belongs_on_disk(p, group):
             values = _state.adapt(p, given, group, *form, copies=False)
@@ -104,7 +104,7 @@ class StatePlace:
             states[p] = _state.adapt(p, given, group, *form)
 
     def take(self, states: _States, p: torch.Tensor) -> dict[str, Any]:
-        """The parameter's state, which the optimizer has no longer."""
+        """Removes the parameter's state from the optimizer and returns it."""
         values: dict[str, Any] = states.pop(p)
         if self.disk is not None and p in self.disk:
             values = {**values, **self.disk.export([p])[p]}
@@ -112,7 +112,7 @@ class StatePlace:
         return values
 
     def settle(self, states: _States, p: torch.Tensor, value: Any, group: _Group) -> None:
-        """What `__setstate__` was given for a parameter takes its place."""
+        """The state that `__setstate__` got for a parameter replaces the old one."""
         is_hidden = isinstance(value, _state.Hidden)
         values = value.value if is_hidden else value
         try:
@@ -126,7 +126,7 @@ class StatePlace:
 
     @contextmanager
     def in_view(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """`optimizer.state` with what is on disk as tensors, for the length of a block."""
+        """`optimizer.state` with the states on disk as tensors, for the length of a block."""
         if self.disk is None:
             yield
             return
@@ -201,10 +201,10 @@ class StatePlace:
         if grad_scale(optimizer) != 1.0 and gradient is not p.grad:
             gradient_of(p).copy_(gradient)
 
-    # ---- a step that was broken off ------------------------------------------------------
+    # ---- an interrupted step ------------------------------------------------------
 
     def interrupt(self, error: BaseException, can_be_finished: bool = True) -> None:
-        """A step ends with `error`, which is told the way out."""
+        """A step ended with `error`; adds the remedy to its text."""
         self.interrupted = str(error) or type(error).__name__
         way_out = (
             "Once the cause is gone, optimizer.finish_step() does the rest with the same gradients; or load "
@@ -217,7 +217,7 @@ class StatePlace:
         )
 
     def refuse_inherited(self) -> None:
-        """Raises where the states are another process's."""
+        """Raises if the states are another process's."""
         if self.disk is not None and self.disk and self.disk.is_inherited:
             raise IntegrationError(
                 "AdamW: its state on disk belongs to the process that forked this one, and is out of reach here. "
@@ -225,7 +225,7 @@ class StatePlace:
             )
 
     def refuse_interrupted(self) -> None:
-        """Raises where the states are another process's, or a step was broken off."""
+        """Raises if the states are another process's, or a step was interrupted."""
         self.refuse_inherited()
         if self.interrupted is not None:
             raise IntegrationError(
@@ -234,15 +234,15 @@ class StatePlace:
                 f"checkpoint. The cause: {self.interrupted}"
             )
 
-    # ---- what a plan chooses -------------------------------------------------------------
+    # ---- a plan's choice -------------------------------------------------------------
 
     @property
     def is_owners_wish(self) -> bool:
-        """Whether the owner, and no plan, has states on disk."""
+        """Whether the user, not a plan, put states on disk."""
         return self.options is not None and not self.is_planned
 
     def streamable_tensors(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        """Of the state, what could lie on disk and does not at its owner's wish."""
+        """Bytes of state that could be on disk and are not there by the user's choice."""
         if self.is_owners_wish:
             return []
         return [
@@ -255,20 +255,20 @@ class StatePlace:
         ]
 
     def planned_disk_bytes(self) -> int:
-        """What lies on disk at a plan's wish."""
+        """Bytes of state that a plan put on disk."""
         return self.disk.stats()["disk_bytes"] if self.is_planned and self.disk is not None else 0
 
     def arrange(self, optimizer: torch.optim.Optimizer, on_disk: bool, directory: Any, cap_gb: float | None) -> None:
-        """Moves states as a plan wants; what the optimizer was made with stays as it is."""
+        """Moves states as a plan says; the user's own choice is not changed."""
         if self.disk is not None and self.disk.is_inherited:
-            return  # nothing can be moved; what needs the states says so
+            return  # nothing can be moved; the calls that need the states raise
         if on_disk != self.is_planned and (self.is_planned or self.options is None):
             self.is_planned = on_disk
             self.options = disk_options("disk", directory, cap_gb) if on_disk else None
             self._move(optimizer)
 
     def _move(self, optimizer: torch.optim.Optimizer) -> None:
-        """Each state to where it belongs now."""
+        """Moves each state to its present place."""
         states = optimizer.state
         try:
             for group in optimizer.param_groups:
@@ -286,7 +286,7 @@ class StatePlace:
 
 
 def disk_options(state: str, directory: str | None, cap_gb: float | None) -> tuple[str | None, float | None] | None:
-    """What `DiskState` takes; None for state in memory."""
+    """The arguments of `DiskState`; None for state in memory."""
     if state == "disk":
         if directory is not None and not isinstance(directory, (str, os.PathLike)):
             raise ConfigError(f"disk_offload_dir: {directory!r} is not allowed; give a path or None")

@@ -1,8 +1,8 @@
-"""What a loop does with gradients between backward and the optimizer's step, seen at torch's own
+"""Observes a loop's use of gradients between backward and the optimizer's step, in torch's own
 functions: a GradScaler scales a loss, gradients are clipped.
 
-Functions of torch are replaced while somebody listens, and put back when nobody does any more.
-What a listener raises reaches the loop.
+Functions of torch are replaced while there are listeners, and restored after the last. Exceptions
+of a listener reach the loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 __all__ = ["GradientUse", "Listener", "listen", "tell_of_scaling"]
 
-# Of torch.nn.utils.clip_grad: what all its functions that clip end in, and that reads gradients.
+# Of torch.nn.utils.clip_grad: the functions that every clipping function ends in, and the one that reads gradients.
 _CLIPPING = ("_clip_grads_with_norm_", "clip_grad_value_")
 _SCALING = "scale"  # of torch.amp.GradScaler
 
@@ -26,7 +26,7 @@ _originals: dict[str, Callable[..., Any]] = {}
 
 
 class Listener(Protocol):
-    """Who wants to know."""
+    """Is called before gradients are used."""
 
     def loss_is_scaled(self) -> None:
         """A loss is about to be scaled, by a GradScaler or for one of our own FP16 forwards."""
@@ -36,7 +36,7 @@ class Listener(Protocol):
 
 
 class Grouped(Protocol):
-    """An optimizer, of which only the groups matter."""
+    """An optimizer; only its groups are read."""
 
     param_groups: list[dict[str, Any]]
 
@@ -76,7 +76,7 @@ def listen(listener: Listener) -> None:
 
 
 def tell_of_scaling(by: Listener | None = None) -> None:
-    """A loss is about to be scaled; whoever does it need not be told."""
+    """A loss is about to be scaled; its own scaler is not told."""
     for listener in list(_listeners):
         if listener is not by:
             listener.loss_is_scaled()
@@ -96,7 +96,7 @@ def _restore_unheard() -> None:
 
 
 def _set_everywhere(name: str, old: Any, new: Any) -> None:
-    """In torch's modules that have the function under this or its public name."""
+    """Replaces the function in torch's modules that have it under this or its public name."""
     import torch.nn.utils as package
     import torch.nn.utils.clip_grad as module
 
@@ -110,7 +110,7 @@ def _telling_of_clipping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        # Without a bound it only asks for the norm, as Trainers do for their log.
+        # Without a bound the call only reads the norm, as Trainers do for their log.
         bound = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
         if float(bound) < math.inf:
             for listener in list(_listeners):

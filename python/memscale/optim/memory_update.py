@@ -1,7 +1,7 @@
-"""Updates of parameters whose state is in memory: by C, and by torch for what C does not take.
+"""Updates of parameters whose state is in memory: by C, or by torch if C does not support them.
 
-Functions over torch's optimizer and its groups; they know nothing of disks, of gradient release or of when a step
-is made.
+Functions over torch's optimizer and its groups; they are independent of disks, of gradient release and of the
+time of a step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Hyperparameters = tuple[float, float, float, float, float, float, bool]
 
 @dataclass(frozen=True)
 class StateForm:
-    """How states are kept unless a group says otherwise."""
+    """The form of states unless a group says otherwise."""
 
     state_bits: int
     bf16: str
@@ -45,10 +45,10 @@ class StateForm:
         return group.get("state_bits", self.state_bits), group.get("bf16", self.bf16)
 
     def check(self, group: dict[str, Any]) -> None:
-        """Refuses what a group can't have.
+        """Refuses options that a group can't have.
 
         Raises:
-            ConfigError: names the field and what is allowed.
+            ConfigError: names the field and the allowed values.
         """
         state_bits, bf16 = self.of(group)
         if state_bits not in (8, 32):
@@ -63,14 +63,14 @@ class StateForm:
 
 
 def make_states(state: dict[Any, Any], group: dict[str, Any], params: list[torch.Tensor], form: StateForm) -> None:
-    """States in memory for those of `params` that have none."""
+    """Creates states in memory for those of `params` that have none."""
     for p in params:
         if not state[p]:
             state[p].update(_state.fresh(p, group["amsgrad"], *form.of(group)))
 
 
 def update_by_torch(optimizer: torch.optim.AdamW, group: dict[str, Any]) -> None:
-    """torch's own update of what C does not take: all parameters of `group`."""
+    """torch's own update, for parameters that C does not support: all of `group`."""
     lists: list[list[torch.Tensor]] = [[] for _ in range(6)]
     has_complex = optimizer._init_group(group, *lists)
     params, gradients, averages, squares, largest_squares, steps = lists
@@ -115,12 +115,12 @@ def update_by_c(optimizer: torch.optim.AdamW, group: dict[str, Any], params: lis
         optimizer.state[p]["step"] += 1
         if is_scaled and gradient is not p.grad:
             gradient_of(p).copy_(gradient)
-    # Autograd learns of writes that it has not seen.
+    # Tells autograd of writes that it has not seen.
     torch.autograd.graph.increment_version(params)
 
 
 def grad_scale(optimizer: object) -> float:
-    """What a GradScaler has left to the step to divide gradients by; 1 without one."""
+    """The scale by which the step has to divide gradients for a GradScaler; 1 without one."""
     scale = getattr(optimizer, "grad_scale", None)
     return 1.0 if scale is None else float(scale)
 
@@ -140,14 +140,14 @@ def hyperparameters(optimizer: object, group: dict[str, Any]) -> Hyperparameters
 
 
 def gradient_of(p: torch.Tensor) -> torch.Tensor:
-    """The gradient of a parameter that was chosen because it has one."""
+    """The gradient of a parameter known to have one."""
     if p.grad is None:
         raise ValueError("the parameter has no gradient")
     return p.grad
 
 
 def check_gradient(p: torch.Tensor, name: str) -> None:
-    """Refuses what neither C nor torch's AdamW can use, by name."""
+    """Refuses, by name, gradients that neither C nor torch's AdamW can use."""
     gradient = gradient_of(p)
     if gradient.layout is not torch.strided:
         raise IntegrationError(

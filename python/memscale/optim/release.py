@@ -1,10 +1,10 @@
 """Gradient release: a parameter is updated inside backward, as soon as its gradient is final,
 and the gradient is freed.
 
-`GradientRelease` watches the gradients of one `AdamW` and decides nothing about arithmetic. What
-would make the result another one (a second gradient, clipped gradients, rates changed between
-backward and step) raises. Where all gradients have to be there first (a GradScaler, which may
-skip the step) or more are to come (accumulation), they are kept until step().
+`GradientRelease` watches the gradients of one `AdamW` and decides nothing about arithmetic. It
+raises on anything that would change the result: a second gradient, clipped gradients, rates changed
+between backward and step. Gradients are kept until step() if all of them are needed first (a
+GradScaler, which may skip the step) or more will follow (accumulation).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WITHOUT = 'release_gradients=False (mode="balanced", where a plan chose it)'
 
 
 class Releasing(Protocol):
-    """What release needs of its optimizer; see `AdamW`."""
+    """The interface that release uses of its optimizer; see `AdamW`."""
 
     param_groups: list[dict[str, Any]]
     defaults: dict[str, Any]
@@ -42,18 +42,18 @@ class Releasing(Protocol):
         """An update in backward ended with `error`: the step can't be finished."""
 
     def _refuse_interrupted(self) -> None:
-        """Raises where a step was broken off."""
+        """Raises if a step was interrupted."""
 
 
 class GradientRelease:
-    """The hooks of one optimizer and what it has updated since its last step."""
+    """The hooks of one optimizer, and the parameters it has updated since its last step."""
 
     def __init__(self, optimizer: Releasing) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._handles: dict[torch.Tensor, Any] = {}
         self.accumulating = 0
         self._is_scaled = False  # since the last step, a GradScaler has scaled a loss
-        self.was_scaled = False  # so it was in the last step
+        self.was_scaled = False  # the same, in the last step
         self.released: dict[torch.Tensor, int] = {}  # with the group's index, in order of update
         self._rates: dict[int, Hyperparameters] = {}
         self._failure: str | None = None
@@ -74,7 +74,7 @@ class GradientRelease:
                     self._handles[p] = p.register_post_accumulate_grad_hook(hook)
 
     def detach(self) -> None:
-        """Takes the hooks away."""
+        """Removes the hooks."""
         _take_away(self._handles)
 
     # ---- backward ----------------------------------------------------------------------
@@ -113,8 +113,8 @@ class GradientRelease:
         optimizer._step_supports_amp_scaling = bool(optimizer.defaults["fused"])
 
     def gradients_are_clipped(self, parameters: list[torch.Tensor]) -> None:
-        """Refuses where some are gone: torch's functions skip parameters without gradients, so a run
-        that clips would go on unclipped."""
+        """Raises if gradients were released: torch's functions skip parameters without gradients, so the run
+        would continue unclipped."""
         released = set(map(id, self.released))
         if any(id(p) in released for p in parameters):
             raise IntegrationError(
@@ -154,11 +154,11 @@ class GradientRelease:
     # ---- step --------------------------------------------------------------------------
 
     def step_begins(self) -> None:
-        """Refuses what would have needed the gradients that are gone."""
+        """Raises if the step would need gradients that were released."""
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        # Its scaling was not seen. Also where it was told to unscale before.
+        # Its scaling was not seen. Also after an earlier call to unscale.
         if self.released and hasattr(optimizer, "found_inf"):
             optimizer.__dict__.pop("grad_scale", None)
             optimizer.__dict__.pop("found_inf")
@@ -177,7 +177,7 @@ class GradientRelease:
             )
 
     def step_ended(self) -> list[torch.Tensor]:
-        """Forgets the round; the parameters in the order in which they were updated."""
+        """Forgets the round; returns the parameters in the order of their updates."""
         order = list(self.released)
         self.released.clear()
         self._rates.clear()
@@ -189,13 +189,13 @@ class GradientRelease:
         return order
 
     def forget(self) -> None:
-        """A checkpoint was loaded: nothing of the round counts any more."""
+        """A checkpoint was loaded: forgets the round."""
         self.step_ended()
         self._failure = None
 
     @property
     def failed_in_backward(self) -> bool:
-        """Whether an update in backward failed: the gradients after it were never made."""
+        """Whether an update in backward failed: the later gradients were never computed."""
         return self._failure is not None
 
 
@@ -207,7 +207,7 @@ def _group_index(groups: list[dict[str, Any]], p: torch.Tensor) -> int:
 
 
 def name_of(groups: list[dict[str, Any]], p: torch.Tensor) -> str:
-    """A parameter of an optimizer as messages call it."""
+    """The name of an optimizer's parameter in messages."""
     index = _group_index(groups, p)
     position = next(i for i, q in enumerate(groups[index]["params"]) if p is q)
     return f"parameter {position} of group {index}"

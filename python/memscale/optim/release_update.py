@@ -1,6 +1,6 @@
-"""Whether gradients are released, at whose wish, and what a loop needs of them.
+"""Whether gradients are released, who chose it, and whether the loop needs them.
 
-A part of `AdamW`; when gradients are final, and what is refused meanwhile, is in release.py.
+A part of `AdamW`; release.py knows when gradients are final and refuses other uses of them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class ReleaseSwitch:
     Attributes:
         release: the hooks, while gradients are released.
         order: the parameters that the last step's backward updated, in order.
-        is_planned: whether they are released at a plan's wish, not the owner's.
+        is_planned: whether a plan, not the user, chose release.
     """
 
     def __init__(self) -> None:
         self.release: GradientRelease | None = None
         self.order: list[torch.Tensor] = []
         self.is_planned = False
-        self._use: GradientUse | None = None  # while a plan may come to want release
+        self._use: GradientUse | None = None  # while a later plan may choose release
 
     def begin(self, optimizer: Releasing) -> None:
-        """From the next backward on."""
+        """Begins with the next backward."""
         # A GradScaler whose scaling was not seen leaves the gradients to step(), which refuses by name.
         optimizer._step_supports_amp_scaling = True
         self.release = GradientRelease(optimizer)
@@ -46,7 +46,7 @@ class ReleaseSwitch:
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Within, gradients are kept and added up."""
+        """Keeps and accumulates gradients within the block."""
         if self.release is None:
             yield
             return
@@ -63,12 +63,12 @@ class ReleaseSwitch:
 
     @property
     def is_owners_wish(self) -> bool:
-        """Whether the owner, and no plan, has gradients released."""
+        """Whether the user, not a plan, chose release."""
         return self.release is not None and not self.is_planned
 
     def arrange(self, optimizer: Releasing, releases: bool, may_release: bool) -> None:
-        """Begins or ends release as a plan wants; what the optimizer was made with stays as it is. Where a later
-        plan `may_release`, it is watched whether the loop needs gradients."""
+        """Begins or ends release as a plan says; the user's own choice is not changed. If a later plan
+        `may_release`, observes whether the loop needs gradients."""
         if not may_release:
             self._use = None
         elif self._use is None:

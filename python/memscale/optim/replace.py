@@ -1,4 +1,4 @@
-"""An optimizer with 8-bit state in the place of a running AdamW, for `use_8bit_optimizer`."""
+"""An optimizer with 8-bit state that replaces a running AdamW, for `use_8bit_optimizer`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .adamw import AdamW, AdamW8bit
 
 _log = logging.getLogger("memscale")
 
-# Of torch.optim.Optimizer, which has no other way to hand them on.
+# Of torch.optim.Optimizer, which has no other way to pass them on.
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """An optimizer with 8-bit moments and without state that can go on where `optimizer` stands.
+    """An optimizer with 8-bit moments, still without state, that can continue from `optimizer`.
 
-    Nothing has changed for `optimizer` until `take_over()`. For parameters on CUDA it is
-    bitsandbytes'; without that package `optimizer` itself is returned, with a warning; so it
-    is where its state has 8 bits already.
+    `optimizer` does not change until `take_over()`. For parameters on CUDA the result is
+    bitsandbytes'. Without that package `optimizer` itself is returned, with a warning. It is also
+    returned if its state already has 8 bits.
 
     Raises:
         IntegrationError: it is not `torch.optim.AdamW` or `memscale.optim.AdamW`, or its
@@ -47,9 +47,9 @@ def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.O
 def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
     """Moves groups and state over.
 
-    The groups are the same objects afterwards, so that a scheduler that holds the old
-    optimizer sets the rates of the new one. Hooks on the old one's step go on with the new
-    one's. The old optimizer is left without state, and refuses to step.
+    The groups stay the same objects, so a scheduler that holds the old optimizer sets the rates of
+    the new one. Hooks on the old one's step move to the new one. The old optimizer is left without
+    state, and refuses to step.
     """
     if successor is optimizer:
         return
@@ -61,7 +61,7 @@ def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer
                 given = optimizer._place.take(states, p) if isinstance(optimizer, AdamW) else states.pop(p)
                 successor._place.adopt(successor.state, p, given, group)
     successor.param_groups = optimizer.param_groups
-    for name in _STEP_HOOKS:  # the same objects: handles that remove hooks go on working
+    for name in _STEP_HOOKS:  # the same objects: handles that remove hooks still work
         if hasattr(optimizer, name):
             setattr(successor, name, getattr(optimizer, name))
 

@@ -1,4 +1,4 @@
-"""The state of `AdamW`: what a parameter has, its addresses, and conversions between forms.
+"""The state of `AdamW`: its tensors, their addresses, and conversions between forms.
 
 A state holds `step` and, per moment, either the tensor itself (`exp_avg`) or codes and
 scales (`exp_avg_8bit`, `exp_avg_absmax`). The 8-bit names differ from torch's, so that
@@ -27,14 +27,14 @@ FP32, BF16_MASTER, BF16_SPLIT = _core.ADAMW_FP32, _core.ADAMW_BF16_MASTER, _core
 
 
 class Hidden:
-    """A state that torch's `load_state_dict` passes on as it is."""
+    """A state that torch's `load_state_dict` passes on unchanged."""
 
     def __init__(self, value: dict[str, Any]) -> None:
         self.value = value
 
 
 def hide(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A load hook: puts each parameter's state out of sight of the base class."""
+    """A load hook: hides each parameter's state from the base class."""
     state = {key: Hidden(value) for key, value in state_dict["state"].items()}
     return {**state_dict, "state": state}
 
@@ -62,14 +62,14 @@ def is_ours(p: torch.Tensor, group: dict[str, Any]) -> bool:
 
 
 def is_traced(p: torch.Tensor) -> bool:
-    """Whether it has a shape but no memory: a step is being profiled."""
-    # Not imported: nothing is fake where nobody has asked for that part of torch.
+    """Whether it has a shape but no memory: a step is being traced."""
+    # Not imported here: without that module of torch no tensor is fake.
     kind = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
     return isinstance(p, kind)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their stretch of memory without gaps or overlap."""
+    """Whether the elements fill their range of memory without gaps or overlap."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -82,7 +82,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def laid_out_as(p: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a copy that lies in memory as `p` does."""
+    """`tensor`, or a copy with the layout of `p`."""
     if tensor.stride() == p.stride() or (tensor.is_contiguous() and p.is_contiguous()):
         return tensor
     return torch.empty_like(p, dtype=tensor.dtype, memory_format=torch.preserve_format).copy_(tensor)
@@ -124,7 +124,7 @@ def fresh(p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> dict[st
 
 
 def _add_precision(values: dict[str, Any], p: torch.Tensor, bf16: str) -> None:
-    """What a bf16 parameter needs beside itself."""
+    """The tensors that a bf16 parameter has beside itself."""
     if p.dtype is not torch.bfloat16:
         return
     if bf16 == "master" and "master" not in values:
@@ -209,9 +209,9 @@ def adapt(
     bf16: str,
     copies: bool = True,
 ) -> dict[str, Any]:
-    """A loaded state as this optimizer keeps it; `given` is not changed.
+    """A loaded state in this optimizer's form; `given` is not changed.
 
-    Without `copies`, tensors of it that are of the right form already are used as they are.
+    Without `copies`, its tensors that already have that form are used as they are.
     """
     if not given:
         return {}
@@ -271,7 +271,7 @@ def _as_torch(p: torch.Tensor, name: str, value: Any, group: dict[str, Any]) -> 
 
 
 def _new_scales(tensor: torch.Tensor) -> torch.Tensor:
-    """Room for what C writes per block: floats in host memory, whatever the defaults of torch are."""
+    """Memory for C's numbers per block: floats on the host, whatever torch's defaults are."""
     return torch.empty(-(-tensor.numel() // BLOCK), dtype=torch.float32, device="cpu")
 
 
@@ -283,13 +283,13 @@ def _quantized(name: str, moment: torch.Tensor, is_signed: bool) -> dict[str, to
 
 
 def _scales(values: dict[str, Any], name: str) -> torch.Tensor:
-    """The scales of a moment's blocks as C reads them, wherever and in whatever dtype they were loaded."""
+    """The scales of a moment's blocks as C reads them, whatever device and dtype they were loaded with."""
     absmax: torch.Tensor = values[f"{name}_absmax"]
     return absmax.detach().to("cpu", torch.float32).contiguous()
 
 
 def _dequantized(values: dict[str, Any], name: str, is_signed: bool) -> torch.Tensor:
-    # Blocks run through memory: the codes must lie as they were written.
+    # Blocks follow memory: the codes must keep the layout in which they were written.
     codes = values[f"{name}_8bit"].to("cpu", torch.uint8)
     absmax = _scales(values, name)
     moment = _empty_as(codes, torch.float32)
@@ -298,7 +298,7 @@ def _dequantized(values: dict[str, Any], name: str, is_signed: bool) -> torch.Te
 
 
 def full_precision(values: dict[str, Any]) -> dict[str, Any]:
-    """A state with fp32 moments: the same dict where it has them already."""
+    """A state with fp32 moments: the same dict if it already has them."""
     if "exp_avg_8bit" not in values:
         return values
     full = {name: value for name, value in values.items() if name not in QUANTIZED}

@@ -1,9 +1,9 @@
 """The chunked loss head: a linear layer and its cross entropy without the logits.
 
-Logits of some tokens at a time are made, turned into losses and into the gradients of
-the layer's operands, and dropped: tokens x vocabulary is never in memory at once. The
-products are summed in another order than those of the whole layer, so that results
-agree to rounding and not to the bit; the exact head is `cross_entropy`.
+The logits of some tokens at a time are computed, turned into losses and into the gradients of the
+layer's operands, and dropped: tokens x vocabulary is never in memory at once. The products are
+summed in another order than those of the whole layer, so results agree to rounding and not to the
+bit; the exact head is `cross_entropy`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def linear_cross_entropy(
     *,
     num_items_in_batch: int | torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Cross entropy of ``hidden @ weight.T + bias``, which is never made as a whole.
+    """Cross entropy of ``hidden @ weight.T + bias``, which is never in memory as a whole.
 
     The gradients of `hidden`, `weight` and `bias` are computed in forward and kept for
     backward: as many elements as these three, instead of three times tokens x vocabulary.
@@ -57,10 +57,10 @@ def linear_cross_entropy(
         A scalar, fp32; float64 for float64 operands.
 
     Raises:
-        TypeError: an operand is no tensor of floating point, or an option no number.
-        ValueError: shapes do not belong together, or an argument is not allowed.
+        TypeError: an operand is not a floating-point tensor, or an option not a number.
+        ValueError: shapes do not match, or an argument is not allowed.
         IndexError: a label is neither a class nor `ignore_index`.
-        RuntimeError: in backward, a second derivative is asked for.
+        RuntimeError: in backward, a second derivative is requested.
 
     Example:
         >>> hidden = model.transformer(ids).last_hidden_state[:, :-1]
@@ -123,7 +123,7 @@ def _check_numbers(**values: object) -> None:
 def _cast_as_torch(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """What autocast makes of a linear layer's operands."""
+    """A linear layer's operands as autocast casts them."""
     device = hidden.device.type
     if not torch.is_autocast_enabled(device):
         return hidden, weight, bias
@@ -132,7 +132,7 @@ def _cast_as_torch(
 
 
 class _Gradients(NamedTuple):
-    """Of one unit of loss; None where nobody asks."""
+    """Gradient for one unit of loss; None if not needed."""
 
     hidden: torch.Tensor | None
     weight: torch.Tensor | None
@@ -140,7 +140,7 @@ class _Gradients(NamedTuple):
 
 
 class _Chunks(torch.autograd.Function):
-    """The loss, with the gradients of its operands made on the way."""
+    """The loss; its forward also computes the gradients of the operands."""
 
     @staticmethod
     def forward(
@@ -154,11 +154,11 @@ class _Chunks(torch.autograd.Function):
         options: _Options,
     ) -> torch.Tensor:
         wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
-        # Of a mean over many tokens most gradients are below what FP16 has: it is divided in backward,
-        # where the gradient that arrives is scaled up.
+        # Most gradients of a mean over many tokens are below FP16's range, so the division is in backward,
+        # when the incoming gradient is scaled up.
         is_fp16 = hidden.dtype is torch.float16
         items = torch.as_tensor(items, dtype=wide, device=hidden.device)
-        # Without any token that counts the loss is not a number, and the gradients are zero.
+        # If no token counts, the loss is nan and the gradients are zero.
         scale = torch.where(items == 0, torch.zeros_like(items), 1 / items)
         gradients = _Gradients(
             torch.empty_like(hidden) if ctx.needs_input_grad[0] else None,
@@ -175,7 +175,7 @@ class _Chunks(torch.autograd.Function):
                 if not is_fp16:
                     logits.mul_(scale)
                 _add_gradients(logits.to(weight.dtype), hidden[part], weight, gradients, part)
-            del logits  # before the next are made
+            del logits  # before the next are computed
         ctx.gradients = gradients
         ctx.scale = scale if is_fp16 else None
         ctx.dtypes = (weight.dtype, bias.dtype if bias is not None else None)

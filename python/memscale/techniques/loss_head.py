@@ -1,11 +1,11 @@
 """The exact loss head: cross entropy with one tokens x vocabulary buffer instead of three.
 
-torch keeps the logits, their log-softmax and the gradient. Rows are independent: here they are
-turned into losses and gradients one by one, and the gradient is written over the logits once
-nobody else holds them. fp32 rows are C's, in the order of operations of torch's kernels; where
-C has not torch's bits (other dtypes, label smoothing, other processors or builds of torch),
-torch's own operators take some rows at a time. What is summed over tokens is summed by torch's
-operators over as many numbers in the same order. So loss and gradient have torch's bits.
+torch keeps the logits, their log-softmax and the gradient. Rows are independent: this file turns
+them into losses and gradients one by one, and writes the gradient over the logits if nothing else
+holds them. C computes fp32 rows, in the order of operations of torch's kernels. If C can't give
+torch's bits (other dtypes, label smoothing, other processors or builds of torch), torch's own
+operators compute some rows at a time. torch's operators also make the sums over tokens, over as
+many numbers in the same order. So loss and gradient have torch's bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .. import _core
 
 __all__ = ["cross_entropy"]
 
-# Inside, an ignored token is this one and every other is class 0 of one class.
+# Inside, an ignored token has this label and every other has class 0, the only class.
 IGNORED = -100
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -39,29 +39,28 @@ def cross_entropy(
 
     On the CPU loss and gradient are `torch.equal` to torch's. The logits are kept for
     backward, where the gradient overwrites them if nothing else holds their memory and the
-    graph is not retained; otherwise it gets a buffer of its own. To let go of them, drop
-    every reference to the logits before ``loss.backward()``, as
-    ``loss = model(...).loss`` does.
+    graph is not retained; otherwise it gets a buffer of its own. To release them, drop every
+    reference to the logits before ``loss.backward()``, as ``loss = model(...).loss`` does.
 
     Args:
         logits: shape (..., vocabulary), floating point. Not to be changed in place before
             backward.
         labels: integers of shape (...), each a class or `ignore_index`.
-        weight: as torch; with it, for labels that are probabilities (of the shape of the
-            logits), and on other devices than the CPU, torch's own function is called.
+        weight: as torch. With a weight, with labels that are probabilities (of the shape of the
+            logits), or on a device other than the CPU, torch's own function is called.
         ignore_index, reduction, label_smoothing: as `F.cross_entropy`.
-        num_items_in_batch: divide the sum by this instead of taking the mean; what Hugging
-            Face passes when gradients are accumulated. `reduction` is then not looked at.
+        num_items_in_batch: divide the sum by this instead of taking the mean; Hugging Face passes
+            it when gradients are accumulated. `reduction` is then ignored.
 
     Returns:
         The loss, a scalar or of the shape of `labels` with ``reduction="none"``.
 
     Raises:
-        TypeError: logits or labels are no tensors.
-        ValueError: shapes do not belong together, or an argument is not allowed.
+        TypeError: logits or labels are not tensors.
+        ValueError: shapes do not match, or an argument is not allowed.
         IndexError: a label is neither a class nor `ignore_index`.
-        RuntimeError: in backward, the logits have been changed in place; or a second
-            derivative is asked for.
+        RuntimeError: in backward, the logits were changed in place, or a second derivative is
+            requested.
 
     Example:
         >>> loss = cross_entropy(model(x), labels)
@@ -97,7 +96,7 @@ def _by_torch(
     reduction: str,
     label_smoothing: float,
 ) -> torch.Tensor:
-    """torch's own function, for which classes are the second dimension and not the last."""
+    """torch's own function; its classes are the second dimension, not the last."""
     rows = logits.reshape(-1, logits.shape[-1])
     flat = labels.reshape(rows.shape if labels.is_floating_point() else -1)
     loss = F.cross_entropy(
@@ -107,14 +106,14 @@ def _by_torch(
 
 
 def check_tensors(caller: str, **values: object) -> None:
-    """Raises a `TypeError` that names the first value which is no tensor."""
+    """Raises a `TypeError` that names the first value that is not a tensor."""
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{caller}: {name} must be a tensor, not {type(value).__qualname__}")
 
 
 def _cast_as_torch(logits: torch.Tensor) -> torch.Tensor:
-    """What autocast makes of the logits on their way into `F.cross_entropy`."""
+    """The logits as autocast casts them for `F.cross_entropy`."""
     if not torch.is_autocast_enabled("cpu"):
         return logits
     probe = torch.zeros((1, 1), dtype=logits.dtype, device="cpu")
@@ -164,14 +163,14 @@ def _check_labels(flat: torch.Tensor, is_ignored: torch.Tensor, vocabulary: int)
 
 
 class _Rows(torch.autograd.Function):
-    """Per row of logits, the log-softmax of one class and, if asked for, the sum of all."""
+    """Per row of logits, the log-softmax of one class and, if requested, the sum of all."""
 
     @staticmethod
     def forward(
         ctx: Any, logits: torch.Tensor, classes: torch.Tensor, wants_sums: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        # Not through save_for_backward: it would keep the tensor itself, and with a view its
-        # base, so that nobody could tell whether somebody else still needs them.
+        # Not through save_for_backward: it would keep the tensor itself, and a view's base, so the
+        # code could not tell whether anything else still needs them.
         ctx.logits = logits.detach()
         ctx.version = logits._version
         ctx.classes = classes
@@ -197,7 +196,7 @@ class _Rows(torch.autograd.Function):
                 "computed; clone them before you change them"
             )
         is_last = not keeps_graph()
-        # Contiguous in any case: operators that write rows elsewhere do not all mind strides.
+        # Always contiguous: some operators that write rows elsewhere ignore strides.
         gradient = logits if is_last and _is_sole_owner(ctx) else logits.new_empty(logits.shape)
         if ctx.in_c:
             by_picked = by_picked.contiguous()
@@ -213,7 +212,7 @@ class _Rows(torch.autograd.Function):
 
 
 def _lanes(logits: torch.Tensor) -> int:
-    """The lanes of torch's vectors where C has torch's bits for these logits, else 0."""
+    """The lanes of torch's vectors if C has torch's bits for these logits, else 0."""
     if logits.dtype is not torch.float32 or not logits.is_contiguous() or not _c_agrees():
         return 0
     return _core.loss_lanes(torch.backends.cpu.get_cpu_capability(), logits.shape[1])
@@ -239,7 +238,7 @@ def _c_agrees() -> bool:
 
     Another build may have other kernels than those that `src/techniques/loss.c` follows.
     """
-    with torch.device("cpu"):  # C is given addresses: torch's defaults may be others
+    with torch.device("cpu"):  # C gets addresses: torch's default device may differ
         return _c_agrees_on_rows()
 
 
@@ -265,7 +264,7 @@ def _c_agrees_on_rows() -> bool:
 
 
 class _Probe:
-    """What `_row_arguments` reads of a context."""
+    """The fields of a context that `_row_arguments` reads."""
 
     def __init__(self, logits: torch.Tensor, classes: torch.Tensor) -> None:
         self.logits = logits
@@ -306,11 +305,11 @@ def _backward_by_operators(
         torch._log_softmax_backward_data(by_row, log_softmax, 1, logits.dtype, out=gradient[begin:end])
 
 
-# ---- whose memory it is -----------------------------------------------------------------------
+# ---- owners of the memory -----------------------------------------------------------------------
 
 
 def _is_sole_owner(ctx: Any) -> bool:
-    """Whether nothing but the context's tensor holds its memory, so that it may be overwritten."""
+    """Whether only the context's tensor holds its memory, so that it may be overwritten."""
     if not hasattr(torch._C, "_storage_Use_Count"):
         return False
     return ctx.logits.is_contiguous() and _holders(ctx.logits) == _holders(torch.empty(1))
@@ -323,7 +322,7 @@ def _holders(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def keeps_graph() -> bool:
-    """Whether the backward under way may be run again; True where this torch does not tell."""
+    """Whether the backward under way may be run again; True if this torch does not tell."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return ask is None or ask()
 

@@ -75,7 +75,7 @@ class AsyncOffloadConfig:
             to choose from the hardware.
         prefetch_depth: layers to fetch ahead in backward, 1 to 1024, or None to choose.
         num_streams: transfer streams, 1 to 64, or None to choose from the copy engines.
-        debug: log each transfer of a GPU.
+        debug: log a GPU's offload tier (its streams and pinned memory) when it is opened.
 
     Raises:
         ConfigError: a value is not allowed; `.field` is ``"async_config.<name>"``.

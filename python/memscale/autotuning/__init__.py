@@ -1,6 +1,6 @@
-"""Before a run: will it fit, what would memscale save, and which batch is the largest.
+"""Before a run: does it fit, how much would memscale save, and which batch is the largest.
 
-Judgements and search are C's (`memscale/outlook.h`, `memscale/autotuning.h`).
+C judges and searches (`memscale/outlook.h`, `memscale/autotuning.h`).
 """
 
 from .predictor import OOMPredictor, Prediction, Savings, estimate_savings

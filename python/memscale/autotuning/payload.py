@@ -1,7 +1,7 @@
 """A model as a file that a trial in another process can load: its structure, not its weights.
 
-Large floating-point tensors travel as shapes and come back as small random values; what is
-small or counts things (indices, masks) travels whole. Sharing between tensors is kept.
+Large floating-point tensors are stored as shapes and loaded as small random values. Small tensors,
+indices and masks are stored with their values. Sharing between tensors is kept.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ def dump(value: Any, file: BinaryIO) -> None:
 
 
 def load(file: BinaryIO) -> Any:
-    """Reads what `dump()` wrote."""
+    """Reads a file that `dump()` wrote."""
     return _Unpickler(file).load()

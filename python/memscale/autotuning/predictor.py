@@ -1,7 +1,7 @@
-"""Will a run fit, before it is made: `OOMPredictor` and `estimate_savings()`.
+"""Predicts whether a run fits, before it starts: `OOMPredictor` and `estimate_savings()`.
 
-A step is traced without running it, as `wrap()` does, or written down by C from a Hugging Face
-``config.json``, for which torch is not needed; C judges the graph.
+A step is traced without running it, as `wrap()` does, or C derives it from a Hugging Face
+``config.json``, without torch. C judges the graph.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ __all__ = ["OOMPredictor", "Prediction", "Savings", "estimate_savings"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """How a run stands against the memory there is.
+    """A run's need compared with the available memory.
 
     Attributes:
         need_bytes: predicted peak of the unmodified run: resident bytes of the process on a
-            CPU host (with what libc keeps of freed memory), allocated bytes on a GPU.
-        capacity_bytes: the configuration's budget, or what the device has.
+            CPU host (including freed memory that libc keeps), allocated bytes on a GPU.
+        capacity_bytes: the configuration's budget, or the device's memory.
         risk: of the unmodified run: "low", "moderate" (both fit), "high" (may fit, within
             the error of the prediction) or "certain" (does not fit).
-        planned_peak_bytes, planned_step_ns: of the run wrapped under the capacity as a
-            budget; None where no plan fits.
-        planned_risk: the same for it.
-        smallest_budget_bytes: that any plan of this configuration meets; None where it was
-            not searched, because the run fits comfortably.
-        advice: what to change, most useful first; empty where the risk is low.
+        planned_peak_bytes, planned_step_ns: of the run wrapped under the capacity as a budget; None
+            if no plan fits.
+        planned_risk: the risk of that run.
+        smallest_budget_bytes: smallest budget that a plan of this configuration meets; None if the
+            run fits comfortably, so that it was not searched.
+        advice: changes to make, most useful first; empty if the risk is low.
     """
 
     need_bytes: int
@@ -54,13 +54,13 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether the unmodified run is taken to fit, its risk being low or moderate."""
+        """Whether the unmodified run should fit: its risk is low or moderate."""
         return self.risk in ("low", "moderate")
 
 
 @dataclass(frozen=True)
 class Savings:
-    """What memscale can save: the smallest peak of each mode beside the unmodified step.
+    """The savings of memscale: the smallest peak of each mode, beside the unmodified step.
 
     Attributes:
         unmodified_peak_bytes, unmodified_step_ns: of the step with everything kept.
@@ -76,21 +76,22 @@ class Savings:
 
 
 class OOMPredictor:
-    """Predicts peak and risk of a training run before it is made.
+    """Predicts peak and risk of a training run before it starts.
 
     Args:
         model: an `nn.Module`, which is traced and left as it was; a Hugging Face
             configuration, whose model is built without memory for its weights; or a
-            ``config.json``, as the path of the file or its folder or as the dict that it
-            holds: then neither torch nor transformers is imported. Of a file, the families
-            and the step are those of ``memscale predict --hf``, and the process is taken to
-            hold torch and the model.
-        config: `memory_budget_gb` is the capacity; without it, what the device has.
+            ``config.json``, as the path of the file or its folder, or as the dict in it: then
+            neither torch nor transformers is imported, the families and the step are those of
+            ``memscale predict --hf``, and the prediction assumes a process that holds torch and the
+            model.
+        config: `memory_budget_gb` is the capacity; without it, the device's memory.
         optimizer: the one that will step, if it exists; otherwise two fp32 values per
             parameter are reserved.
 
     Raises:
-        TypeError: `model` is none of these, `optimizer` is none, or one comes with a ``config.json``.
+        TypeError: `model` is none of these, `optimizer` is not an optimizer, or an optimizer is given with a
+        ``config.json``.
         OSError: the file can't be read.
 
     Example:
@@ -121,27 +122,27 @@ class OOMPredictor:
                 )
 
     def predict(self, sample_input: Any = None, *, batch: int | None = None, sequence: int | None = None) -> Prediction:
-        """Judges one shape.
+        """Predicts for one shape.
 
         Args:
             sample_input: a tensor, a tuple of positional or a dict of keyword arguments, as
                 for `wrap()`.
-            batch, sequence: instead of it, for models of token ids: ``input_ids`` and, where
-                the forward takes them, ``labels``, int64 `[batch, sequence]`.
+            batch, sequence: instead of a sample, for models of token ids: ``input_ids`` and, if the
+                forward takes them, ``labels``, int64 `[batch, sequence]`.
 
         Raises:
-            TypeError: neither or both are given, they do not fit the model's forward, or a
-                sample comes with a ``config.json``.
+            TypeError: neither or both are given, they do not fit the model's forward, or a sample
+                is given with a ``config.json``.
             ProfileError: the model can't be traced without running it.
-            MemScaleError: the ``config.json`` is malformed, of another family, or its model
-                does not take the shape; says which member.
+            MemScaleError: the ``config.json`` is malformed, of another family, or its model does
+                not take the shape; the text names the member.
         """
         graph, hardware = self._documents(sample_input, batch, sequence)
         found = json.loads(_core.outlook(graph, hardware, self._config.to_json(), self._is_absent))
         return Prediction(**found | {"advice": tuple(found["advice"])})
 
     def savings(self, sample_input: Any = None, *, batch: int | None = None, sequence: int | None = None) -> Savings:
-        """What memscale can save at this shape; arguments and errors as for `predict()`."""
+        """The savings of memscale at this shape; arguments and errors as for `predict()`."""
         graph, hardware = self._documents(sample_input, batch, sequence)
         return Savings(**json.loads(_core.savings(graph, hardware, self._config.to_json(), self._is_absent)))
 
@@ -165,7 +166,7 @@ class OOMPredictor:
 
 
 def estimate_savings(model: Any, sample_input: Any = None, config: Config | None = None, **shape: int) -> Savings:
-    """What memscale can save on a model: the smallest peak of each mode, and what it costs.
+    """The savings of memscale on a model: the smallest peak of each mode, and its step time.
 
     Args:
         model: an `nn.Module`, a Hugging Face configuration or its ``config.json``.
@@ -183,7 +184,7 @@ def estimate_savings(model: Any, sample_input: Any = None, config: Config | None
 
 
 def _document_of(given: Any) -> str | None:
-    """The text of a config.json, where that or its contents are given."""
+    """The text of a config.json, if its path or its contents are given."""
     if isinstance(given, Mapping) and "model_type" in given:
         return json.dumps(dict(given))
     if not isinstance(given, (str, os.PathLike)):
@@ -207,7 +208,7 @@ def _model_of(given: Any) -> tuple[Any, bool]:
 
 
 def _build(config: Any) -> Any:
-    """The model of a configuration, its weights in maps that are never touched."""
+    """The model of a configuration; its weights are in maps that are never touched."""
     import torch
     import transformers
 

@@ -1,8 +1,8 @@
 """One trial: a few steps of one batch size in a child process under a hard memory limit.
 
-`run()` starts it and survives whatever becomes of it; `_child()` is what runs there. The
-limit is a memory control group where one can be made; besides, private maps are bounded,
-and the parent ends a child whose resident memory passes the limit.
+`run()` starts the child, which runs `_child()`, and survives any end of it. The limit is a memory
+control group, if one can be made. Private maps are bounded too, and the parent ends a child whose
+resident memory exceeds the limit.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def run(file: Path, request: dict[str, Any], limit_bytes: int, timeout_seconds: 
     """Runs a trial.
 
     Args:
-        file: what `payload.dump()` wrote: model, optimizer class and arguments, sample.
+        file: from `payload.dump()`: model, optimizer class and arguments, sample.
         request: ``batch``, ``accumulation``, ``steps``, ``config`` (JSON text) and ``wrapped``.
         limit_bytes: resident memory that ends the trial.
 
     Returns:
         ``outcome`` ("fits", "infeasible", "out_of_memory", "killed", "timeout" or "error"),
-        ``peak_bytes``, ``step_seconds`` and ``detail`` where they are known.
+        and, if known, ``peak_bytes``, ``step_seconds`` and ``detail``.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -87,7 +87,7 @@ def _resident_bytes(pid: int) -> int:
 
 @contextlib.contextmanager
 def _group(limit_bytes: int) -> Iterator[str | None]:
-    """A memory control group for one trial; None where none can be made."""
+    """A memory control group for one trial; None if none can be made."""
     made = None
     for root, file in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
         path = Path(root) / f"memscale-trial-{os.getpid()}"

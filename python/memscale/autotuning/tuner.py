@@ -31,20 +31,19 @@ __all__ = ["AutoTuner", "Trial", "TuningResult"]
 
 _log = logging.getLogger("memscale")
 
-# Traces of the planner's answer: enough for its order of magnitude, which trials correct.
+# Traces for the planner's answer: enough for its order of magnitude; trials correct it.
 _PREDICTIONS_MOST = 24
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One batch size that was tried.
+    """One trial of a batch size.
 
     Attributes:
         batch: the micro-batch.
         outcome: "fits", "infeasible" (no plan), "out_of_memory", "killed", "timeout" or
             "error".
-        peak_bytes, step_seconds: measured, of the trial's process; None where it did not
-            finish.
+        peak_bytes, step_seconds: measured in the trial's process; None if it did not finish.
         detail: one line, or "".
     """
 
@@ -57,13 +56,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """What to train with.
+    """The batch to train with.
 
     Attributes:
-        micro_batch: the largest that fitted; 0 where not even the smallest did.
+        micro_batch: the largest that fitted; 0 if the smallest did not.
         accumulation: micro-batches per step that keep the effective batch; 1 without one.
-        predicted_batch: what the planner alone would have said.
-        trials: in the order they were made.
+        predicted_batch: the planner's answer, without trials.
+        trials: in the order of their runs.
         from_cache: whether an earlier run had the answer.
     """
 
@@ -82,7 +81,7 @@ class AutoTuner:
             must be importable there, as for any spawned process.
         sample_input: a tensor, tuple or dict as for `wrap()`, batch first; trials repeat or
             cut its first dimension.
-        config: the budget and what may be done to keep it; `Config()` if None.
+        config: the budget and the techniques allowed; `Config()` if None.
         optimizer: class of the optimizer that will step, `torch.optim.AdamW` if None.
         optimizer_arguments: its keyword arguments.
         effective_batch: keep this batch by accumulation: only its divisors are tried.
@@ -128,7 +127,7 @@ class AutoTuner:
             raise TypeError(f"AutoTuner takes a torch.nn.Module, not {type(model).__qualname__}")
         if optimizer is not None and not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
             raise TypeError(f"optimizer must be a subclass of torch.optim.Optimizer or None, not {optimizer!r}")
-        sample_arguments(model, sample_input)  # raises where it does not fit the forward
+        sample_arguments(model, sample_input)  # raises if it does not fit the forward
         for name, value in (("max_batch", max_batch), ("max_trials", max_trials), ("steps", steps)):
             _check_count(name, value)
         if effective_batch is not None:
@@ -150,7 +149,7 @@ class AutoTuner:
         self._hardware: str | None = None
 
     def run(self) -> TuningResult:
-        """Searches, or gives the answer of an earlier search.
+        """Searches, or returns the answer of an earlier search.
 
         Raises:
             ProfileError: the model can't be traced without running it.
@@ -175,7 +174,7 @@ class AutoTuner:
         return result
 
     def predict(self) -> int:
-        """The largest micro-batch that the planner takes to fit; 0 where there is none."""
+        """The largest micro-batch that fits by the planner's prediction; 0 if none does."""
         search = _core.batch_search_new(self._most, self._effective, 1, _PREDICTIONS_MOST)
         while batch := _core.batch_search_next(search):
             _core.batch_search_report(search, self._is_planned(batch))
@@ -212,7 +211,7 @@ class AutoTuner:
                 trials.append(made)
                 _core.batch_search_report(search, made.outcome == "fits")
                 if made.outcome == "error":
-                    break  # not a matter of memory: the next would fail as well
+                    break  # not caused by memory: the next would fail too
         best, accumulation = _core.batch_search_best(search)
         return TuningResult(best, accumulation, predicted, tuple(trials))
 
@@ -247,12 +246,12 @@ class AutoTuner:
         try:
             with file.open("wb") as stream:
                 payload.dump((self._model, self._optimizer, self._optimizer_arguments, self._sample, settings), stream)
-        except Exception as error:  # pickling: whatever the model's classes raise
+        except Exception as error:  # pickling: the model's classes may raise anything
             raise MemScaleError(
                 f"{type(self._model).__name__} can't be copied into a trial: {type(error).__name__}: {error}"
             ) from error
 
-    # -- what is remembered ------------------------------------------------------------------
+    # -- the cache ------------------------------------------------------------------
 
     def _cache_path(self) -> Path | None:
         home = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("HOME") or "") + "/.cache"

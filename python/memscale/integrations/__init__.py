@@ -1,1 +1,1 @@
-"""Where users are: trainers and launchers that own the training loop."""
+"""Trainers that own the training loop."""

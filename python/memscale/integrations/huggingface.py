@@ -43,12 +43,12 @@ def is_trainer(target: Any) -> bool:
 def wrap_trainer(trainer: TrainerT, config: Config, sample_input: Any = None) -> TrainerT:
     """Wraps the trainer's model before training prepares it; returns the trainer.
 
-    Checkpointing asked for by the arguments is taken over: it is switched off, with a log
-    line, because recomputation is planned here. After an exception in `train()` the model
+    Checkpointing in the arguments is switched off, with a log line, because the plan decides on
+    recomputation. After an exception in `train()` the model
     is left unwrapped; the next `train()` wraps it again.
 
     Raises:
-        IntegrationError: the arguments ask for what excludes hooks on the model.
+        IntegrationError: the arguments request a feature that excludes hooks on the model.
         as `memscale.wrap()`; the trainer is then as it was.
     """
     previous = _wrapped(trainer)
@@ -66,7 +66,7 @@ def wrap_trainer(trainer: TrainerT, config: Config, sample_input: Any = None) ->
 
 
 def unwrap_trainer(trainer: TrainerT) -> TrainerT:
-    """Undoes `wrap_trainer`; warns where there is nothing to undo. Returns the trainer."""
+    """Undoes `wrap_trainer`; warns if the trainer is not wrapped. Returns the trainer."""
     from ..session.setup import unwrap_module
 
     wrapped = _wrapped(trainer)
@@ -104,11 +104,11 @@ def _refuse_arguments(trainer: Any) -> None:
 
 
 class WrappedTrainer:
-    """What is on one Trainer, from `install()` to `remove()`.
+    """The wrap of one Trainer, from `install()` to `remove()`.
 
     Four methods of the instance are replaced: `train` (cleaning up after exceptions),
-    `call_model_init` (a model made by it is wrapped), `training_step` (samples are
-    counted, and a step in which an allocation fails is made again) and `log` (throughput and memory are added).
+    `call_model_init` (a model made by it is wrapped), `training_step` (samples are counted, and a step in
+    which an allocation fails is run again) and `log` (throughput and memory are added).
     """
 
     def __init__(self, trainer: Any, config: Config, sample_input: Any) -> None:
@@ -129,7 +129,7 @@ class WrappedTrainer:
             self._replace(name, getattr(self, f"_{name}"))
 
     def remove(self) -> None:
-        """Everything is as before."""
+        """Restores the trainer."""
         for name in self._replaced:
             self._trainer.__dict__.pop(name, None)
         self._replaced = []
@@ -183,7 +183,7 @@ class WrappedTrainer:
         model: torch.nn.Module = original(*args, **kwargs)
         self._unwrap_model()
         if self._trainer.place_model_on_device:
-            model = model.to(self._trainer.args.device)  # where train() is about to move it
+            model = model.to(self._trainer.args.device)  # the device to which train() will move it
         self._wrap_model(model)
         return model
 
@@ -231,7 +231,7 @@ class _Checkpointing:
             _log.info("gradient_checkpointing=True is taken over: the plan decides what is recomputed")
 
     def restore(self) -> None:
-        """As the user had it."""
+        """Restores the user's settings."""
         for name, value in self._before.items():
             setattr(self._arguments, name, value)
         for module in self._modules:
@@ -259,7 +259,7 @@ class _Meter:
         self._samples += _batch_size(inputs) * processes
 
     def read(self, executor: Any) -> dict[str, float]:
-        """What the steps since the last line took; starts over."""
+        """The numbers of the steps since the last line; starts again."""
         logs: dict[str, float] = {}
         seconds = time.perf_counter() - self._began if self._began is not None else 0.0
         if seconds > 0 and self._samples:
@@ -274,12 +274,12 @@ class _Meter:
         return logs
 
     def read_all(self) -> dict[str, float]:
-        """The whole training's."""
+        """The numbers of the whole training."""
         return {} if self._peak_of_all is None else {"train_memory_peak_gb": self._peak_of_all / 1e9}
 
 
 def _batch_size(inputs: Any) -> int:
-    """Size of the first dimension of a batch; 0 where it has no tensor."""
+    """Size of the first dimension of a batch; 0 if it has no tensor."""
     from ..base.arguments import plain_tensors
 
     with contextlib.suppress(TypeError):

@@ -1,7 +1,7 @@
-"""Lightning: a callback that wraps the module a `LightningModule` trains, while it is fitted.
+"""Lightning: a callback that wraps the module that a `LightningModule` trains, during the fit.
 
-For `lightning` and `pytorch_lightning` alike. Neither is imported by importing this file;
-the class of a callback is put together when one is made. Called by users, and by
+Works with `lightning` and `pytorch_lightning`. This file imports neither; the class of a callback
+is built with its first instance. Called by users, and by
 `memscale.wrap()` for a Lightning `Trainer`.
 """
 
@@ -34,14 +34,14 @@ _REFUSED_STRATEGIES = ("FSDPStrategy", "DeepSpeedStrategy", "XLAStrategy", "XLAF
 
 
 class MemScaleCallback:
-    """Wraps what a Lightning Trainer fits, from the start of `fit()` to its end, exception or not.
+    """Wraps the module that a Lightning Trainer fits, from the start of `fit()` to its end, exception or not.
 
     Args:
         config: as for `memscale.wrap()`; `Config()` if None.
         module: qualified name of the submodule of the `LightningModule` that its
-            `training_step` calls, such as ``"model"``. None: its only child with parameters,
-            or, where there are several, the `LightningModule`, whose `training_step` then has
-            to call ``self(...)``.
+            `training_step` calls, such as ``"model"``. None: its only child with parameters or, if
+            there are several, the `LightningModule`, whose `training_step` then has to call
+            ``self(...)``.
         sample_input: as for `memscale.wrap()`: arguments of that module's forward.
 
     Attributes:
@@ -51,10 +51,10 @@ class MemScaleCallback:
     Validation, testing and prediction are left alone. Manual optimization is supported.
 
     Raises:
-        ImportError: no Lightning is installed.
-        TypeError: `config` is no `Config`.
-        IntegrationError: at the start of the fit: there is no such module, or the
-            strategy shards or moves the model's tensors itself.
+        ImportError: Lightning is not installed.
+        TypeError: `config` is not a `Config`.
+        IntegrationError: at the start of the fit: the module does not exist, or the strategy shards
+            or moves the model's tensors itself.
 
     Example:
         >>> callback = MemScaleCallback(memscale.Config(memory_budget_gb=4.0))
@@ -80,7 +80,7 @@ class MemScaleCallback:
     def __reduce__(self) -> Any:
         return (MemScaleCallback, (self._config, self._module, self._sample_input))
 
-    # -- what Lightning calls ------------------------------------------------------------
+    # -- callbacks of Lightning ------------------------------------------------------------
 
     def on_fit_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:
         """Wraps; the model is on its device, and no step has been made."""
@@ -147,7 +147,7 @@ class MemScaleCallback:
 
 
 def _callback_classes() -> list[type]:
-    """The `Callback` of every Lightning that is loaded, else of the one that is installed."""
+    """The `Callback` of each loaded Lightning package, else of the installed one."""
     loaded = [sys.modules[name] for name in _PACKAGES if name in sys.modules]
     for name in _PACKAGES if not loaded else ():
         try:
@@ -180,16 +180,16 @@ def is_lightning_trainer(target: Any) -> bool:
 
 
 def wrap_lightning_trainer(trainer: TrainerT, config: Config, sample_input: Any = None) -> TrainerT:
-    """Adds a callback that wraps what is fitted; returns the trainer."""
+    """Adds a callback that wraps the fitted module; returns the trainer."""
     if _remove_callbacks(trainer):
         warn_replaced(trainer)
-    # First: checkpoints stay last, where Lightning put them.
+    # First, so that checkpoints stay last, as in Lightning.
     trainer.callbacks.insert(0, MemScaleCallback(config, None, sample_input))  # type: ignore[attr-defined]
     return trainer
 
 
 def unwrap_lightning_trainer(trainer: TrainerT) -> TrainerT:
-    """Removes the callback; warns where there is none. Returns the trainer."""
+    """Removes the callback; warns if there is none. Returns the trainer."""
     if not _remove_callbacks(trainer):
         warn_nothing_to_undo(trainer)
     return trainer

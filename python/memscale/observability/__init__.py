@@ -1,1 +1,1 @@
-"""What a user can see of a run: logs, metrics, the history of its steps."""
+"""A run made visible: logs, metrics, the history of its steps."""

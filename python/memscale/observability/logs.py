@@ -1,4 +1,4 @@
-"""The `memscale` logger: where its lines go.
+"""The `memscale` logger and the destinations of its lines.
 
 `open_log()` is called once per wrap and `LogShare.close()` when the wrap ends. Readable
 lines go to standard error when the application has not set up logging itself; JSON lines
@@ -52,7 +52,7 @@ class LogShare:
 
 
 def open_log(config: Config) -> LogShare:
-    """Makes `enable_logging` and `log_file` true for the `memscale` logger."""
+    """Applies `enable_logging` and `log_file` to the `memscale` logger."""
     logger = logging.getLogger("memscale")
     _set_level(logger, config.enable_logging)
     if not logger.hasHandlers():
@@ -61,8 +61,8 @@ def open_log(config: Config) -> LogShare:
 
 
 class _LastResort(logging.Handler):
-    """Writes to standard error as long as nobody else does anything with the lines: an application
-    may set up logging after the first wrap."""
+    """Writes to standard error until another handler takes the lines: an application may set up
+    logging after the first wrap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,16 +74,16 @@ class _LastResort(logging.Handler):
         if any(not isinstance(other, (_LastResort, JsonLinesHandler)) for other in others):
             return
         try:
-            sys.stderr.write(f"{self.format(record)}\n")  # where that is now
+            sys.stderr.write(f"{self.format(record)}\n")  # the present one
             sys.stderr.flush()
         except Exception:  # a closed stream, or none
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A line that nobody reads is no reason to say anything."""
+        """Says nothing: a line that can't be written to standard error is lost."""
 
 
-# The level that we gave the logger; one that the application gave is left alone.
+# The level that memscale gave the logger; a level set by the application is left alone.
 _ours: list[int] = []
 
 
@@ -96,7 +96,7 @@ def _set_level(logger: logging.Logger, is_enabled: bool) -> None:
 
 
 def _open_file(logger: logging.Logger, path: str) -> str | None:
-    """The key of the file's handler; None, with a warning, where it can't be written."""
+    """The key of the file's handler; None, with a warning, if it can't be written."""
     key = os.path.abspath(path)
     with _lock:
         if key in _files:
@@ -115,9 +115,9 @@ def _open_file(logger: logging.Logger, path: str) -> str | None:
 
 
 class JsonLinesHandler(logging.handlers.WatchedFileHandler):
-    """A JSON object per line; opens the file again where someone moved it away (logrotate).
+    """A JSON object per line; reopens the file if it was moved away (logrotate).
 
-    Errors are told once and never reach the caller.
+    Errors are logged once and never reach the caller.
     """
 
     def __init__(self, path: str, encoding: str) -> None:

@@ -1,9 +1,9 @@
 """Prometheus metrics of wrapped models, served by the official client.
 
-One server per port and process, one custom collector, fed from the counters that C keeps:
-nothing is counted twice and nothing is done between scrapes. Loopback unless
+One server per port and process, one custom collector, fed from C's counters: nothing is counted
+twice, and no work is done between scrapes. Loopback unless
 ``MEMSCALE_OBSERVABILITY_ADDRESS`` says otherwise; under torchrun each process takes the
-port plus its local rank. What goes wrong here is a warning.
+port plus its local rank. Every failure here is only a warning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _servers: dict[tuple[str, int], _Server] = {}
 _LABELS = ("model", "run", "rank")
 _NS_PER_S = 1e9
 
-# Key of a source's numbers, name, help, what the value is divided by.
+# Key in a source's numbers, name, help, divisor of the value.
 _GAUGES = (
     ("budget_bytes", "memscale_budget_bytes", "bytes that the training device may hold", 1.0),
     ("predicted_peak_bytes", "memscale_predicted_peak_bytes", "peak that the plan in force predicts", 1.0),
@@ -38,7 +38,7 @@ _GAUGES = (
 
 
 class Source:
-    """What the exporter asks one wrapped model for; called from the server's threads."""
+    """The exporter's view of one wrapped model; called from the server's threads."""
 
     def __init__(self, model: str, run: int) -> None:
         self.labels = (model, str(run), os.environ.get("RANK", "0"))
@@ -48,7 +48,7 @@ class Source:
         raise NotImplementedError
 
     def numbers(self) -> dict[str, int | None]:
-        """What the last step showed and the plan predicts, in bytes and nanoseconds."""
+        """The last step's measurements and the plan's predictions, in bytes and nanoseconds."""
         raise NotImplementedError
 
     def step_times(self) -> tuple[list[tuple[int | None, int]], int]:
@@ -59,7 +59,7 @@ class Source:
 class Exporter:
     """One source's place on a port, from construction to `close()`.
 
-    Where the port can't be served there is a warning and `address` is None.
+    If the port can't be served, it warns and `address` is None.
     """
 
     def __init__(self, port: int, source: Source) -> None:
@@ -77,7 +77,7 @@ class Exporter:
             self._server = server
         except ImportError:
             _log.warning("observability_port: the package prometheus_client is missing; no metrics are served")
-        except Exception as error:  # of the port, or of a client that is another than was expected
+        except Exception as error:  # of the port, or of a client of an unexpected version
             reason = getattr(error, "strerror", None) or error
             _log.warning("observability_port: %s:%d can't be served (%s); no metrics", *key, reason)
 
@@ -87,7 +87,7 @@ class Exporter:
         return None if self._server is None else self._server.address
 
     def close(self) -> None:
-        """Takes the source off; the last one ends the server."""
+        """Removes the source; removing the last one ends the server."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -119,7 +119,7 @@ class _Server:
 
 
 class _Collector:
-    """Asks every source at each scrape."""
+    """Reads every source at each scrape."""
 
     def __init__(self, sources: list[Source]) -> None:
         self._sources = sources
@@ -157,7 +157,7 @@ class _Collector:
 
 
 def _cumulative(buckets: list[tuple[int | None, int]]) -> list[tuple[str, float]]:
-    """As the exposition format wants them: upper bounds in seconds, counts added up."""
+    """Buckets in the exposition format: upper bounds in seconds, cumulative counts."""
     rows, total = [], 0
     for bound, count in buckets:
         total += count

@@ -1,7 +1,7 @@
-"""One line on how a run stands, rewritten in place: asked for with ``MEMSCALE_PROGRESS=1`` or
+"""One line with a run's progress, rewritten in place; enabled by ``MEMSCALE_PROGRESS=1`` or
 `Executor.show_progress()`.
 
-On a terminal the line stays where it is; elsewhere one is written every few seconds.
+A terminal shows one line that changes; other streams get a line every few seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Writes to `stream`; standard error if None. A stream that fails is left alone from then on."""
+    """Writes to `stream`; standard error if None. After a failure the stream is no longer used."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream: TextIO | None = stream if stream is not None else sys.stderr
@@ -53,5 +53,5 @@ class Progress:
 
 
 def progress_from_environment() -> Progress | None:
-    """A progress line where ``MEMSCALE_PROGRESS`` asks for one."""
+    """A progress line if ``MEMSCALE_PROGRESS`` requests one."""
     return Progress() if os.environ.get("MEMSCALE_PROGRESS", "") not in ("", "0") else None

@@ -1,4 +1,4 @@
-"""The report of an executor: one HTML page that needs nothing else. C writes the page."""
+"""The report of an executor: one HTML page that loads no other file. C writes the page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def write_report(
     counters: dict[str, int],
     tier: str | None,
 ) -> None:
-    """Writes the page to `path`; `documents` are graph and hardware as JSON, where known."""
-    path = os.fspath(path)  # a number would be somebody's open file
+    """Writes the page to `path`; `documents` are graph and hardware as JSON, if known."""
+    path = os.fspath(path)  # open() takes a number as a file descriptor
     history = None if watch is None else watch.history
     text = None if plan is None else plan.to_json()
     page = _core.report_html(model, tier, *documents, text, history, counters)

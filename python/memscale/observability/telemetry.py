@@ -2,8 +2,8 @@
 
 An event holds classes and buckets (docs/formats/telemetry.schema.json), written by C from
 the plan. `record()` only puts into a bounded queue; a daemon thread makes the event and
-posts it, with short timeouts, and gives up for good after a few failures. Nothing here can
-raise into, wait for or slow the caller.
+posts it, with short timeouts, and gives up for good after a few failures. The caller gets no
+exception from here and never waits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Sender:
             try:
                 self._post(make().encode())
                 failures = 0
-            except Exception:  # whatever it is, it stays here
+            except Exception:  # no exception leaves this thread
                 failures += 1
 
     def _post(self, body: bytes) -> None:
@@ -70,14 +70,14 @@ _state: dict[str, Any] = {"chosen": None, "sender": None}
 
 
 def enable_telemetry(endpoint: str | None = None) -> None:
-    """Lets this process send telemetry events from now on.
+    """Enables telemetry events in this process.
 
     Args:
-        endpoint: URL that events are posted to; None is ``MEMSCALE_TELEMETRY_ENDPOINT``. Where
-            that is not set either, nothing is sent.
+        endpoint: URL that events are posted to; None for ``MEMSCALE_TELEMETRY_ENDPOINT``. If that
+            is not set either, nothing is sent.
 
     Raises:
-        TypeError, ValueError: `endpoint` is no http or https URL.
+        TypeError, ValueError: `endpoint` is not an http or https URL.
     """
     if endpoint is not None and not isinstance(endpoint, str):
         raise TypeError(f"endpoint must be a str or None, not {type(endpoint).__qualname__}")
@@ -93,7 +93,7 @@ def enable_telemetry(endpoint: str | None = None) -> None:
 
 
 def disable_telemetry() -> None:
-    """Ends telemetry in this process, whatever the environment says. Events that wait are dropped."""
+    """Ends telemetry in this process, whatever the environment says. Drops the events in the queue."""
     with _lock:
         _stop()
         _state["chosen"] = False
@@ -114,7 +114,7 @@ def _is_url(text: str) -> bool:
 
 
 def is_enabled() -> bool:
-    """Whether events are sent: asked for by call or, where neither call was made, by
+    """Whether events are sent: the last call decides or, if neither was made,
     ``MEMSCALE_TELEMETRY=1``."""
     if _state["chosen"] is None:
         asked = os.environ.get("MEMSCALE_TELEMETRY", "").strip().lower() in _TRUE
@@ -146,7 +146,7 @@ def record(
 
 
 def architecture_of(model: Any) -> str:
-    """The class of a model's architecture, by the kinds of its modules; "other" where in doubt."""
+    """The class of a model's architecture, by the kinds of its modules; "other" if in doubt."""
     nn = getattr(sys.modules.get("torch"), "nn", None)
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):

@@ -1,7 +1,7 @@
-"""What is told of one wrapped model while it trains: its log, metrics and history.
+"""Reports on one wrapped model while it trains: its log, metrics and history.
 
-Made by `wrap()` before anything else, closed by the executor's `detach()`. The executor
-and the session tell it of plans and steps; nothing that goes wrong in here reaches them.
+Made by `wrap()` before anything else, closed by the executor's `detach()`. The executor and the
+session report plans and steps to it; its failures never reach them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _runs = itertools.count()
 
 
 def _harmless(method: Callable[..., None]) -> Callable[..., None]:
-    """A failure is logged once, and the watch then rests."""
+    """A failure is logged once; after it the watch does nothing."""
 
     @functools.wraps(method)
     def call(self: RunWatch, *args: Any) -> None:
@@ -39,7 +39,7 @@ def _harmless(method: Callable[..., None]) -> Callable[..., None]:
             return
         try:
             method(self, *args)
-        except Exception:  # whatever it is, training goes on
+        except Exception:  # any failure: training continues
             self.is_broken = True
             _log.warning("watching the run failed; it goes on unwatched", exc_info=True)
 
@@ -74,7 +74,7 @@ class RunWatch(Source):
 
     @_harmless
     def describe(self, model: Any, hardware_json: str) -> None:
-        """What telemetry, where it is on, says of model and machine."""
+        """The model and machine for telemetry, if it is on."""
         self._hardware = hardware_json
         if telemetry.is_enabled():
             count = sum(parameter.numel() for parameter in model.parameters())
@@ -92,7 +92,7 @@ class RunWatch(Source):
             telemetry.record(event, outcome, *self._subject, documents, peak_bytes)
 
     def begin(self, counters: Callable[[], dict[str, int]]) -> None:
-        """The executor exists: `counters` gives its counters, from any thread."""
+        """The executor exists: `counters` returns its counters, from any thread."""
         self._counters = counters
         if self._port is not None:
             self._exporter = Exporter(self._port, self)
@@ -103,14 +103,14 @@ class RunWatch(Source):
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """Host and port of the metrics; None where none are served."""
+        """Host and port of the metrics; None if none are served."""
         return None if self._exporter is None else self._exporter.address
 
-    # -- what executor and session tell ----------------------------------------------
+    # -- reports of executor and session ----------------------------------------------
 
     @_harmless
     def plan_made(self, plan: Any) -> None:
-        """A plan takes force: the first is the wrap's summary, later ones a line."""
+        """A plan takes effect: the first is logged as the wrap's summary, later ones as a line."""
         document = json.loads(plan.to_json())
         with self._lock:
             self._numbers |= {
@@ -128,7 +128,7 @@ class RunWatch(Source):
 
     @_harmless
     def step_finished(self, seen: dict[str, Any], tier_bytes: int) -> None:
-        """A step has ended; `seen` is what the executor observed of it."""
+        """A step has ended; `seen` has the executor's observations."""
         with self._lock:
             for key in ("step", "step_ns", "peak_bytes", "resident_bytes"):
                 self._numbers[key] = seen.get(key)
@@ -145,7 +145,7 @@ class RunWatch(Source):
             self._record("finish", "finished", self._numbers.get("peak_bytes"))
 
     def close(self) -> None:
-        """Ends the server and closes the file; what was counted can still be read."""
+        """Ends the server and closes the file; the counters can still be read."""
         self._finished()
         self._last_counters, self._counters = self.counters(), self._remembered
         if self._progress is not None:
@@ -156,7 +156,7 @@ class RunWatch(Source):
             self._log_share.close()
         self._exporter = self._log_share = None
 
-    # -- what the exporter asks ---------------------------------------------------------
+    # -- questions of the exporter ---------------------------------------------------------
 
     def _remembered(self) -> dict[str, int]:
         return self._last_counters

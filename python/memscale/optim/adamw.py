@@ -241,7 +241,7 @@ class AdamW(torch.optim.AdamW):
     # ---- options that a plan chooses --------------------------------------------------------
 
     def _facts_for_plan(self) -> tuple[list[torch.Tensor], bool, bool]:
-        """Bytes that could be on disk, and whether the user chose gradient release or state on disk."""
+        """Tensors that a plan may put on disk; whether the user chose gradient release; whether, state on disk."""
         place = self._place
         return place.streamable_tensors(self), self._releasing.is_owners_wish, place.is_owners_wish
 

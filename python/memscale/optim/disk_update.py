@@ -242,7 +242,7 @@ class StatePlace:
         return self.options is not None and not self.is_planned
 
     def streamable_tensors(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        """Bytes of state that could be on disk and are not there by the user's choice."""
+        """The state tensors that a plan may put on disk; none if the user already put states there."""
         if self.is_owners_wish:
             return []
         return [

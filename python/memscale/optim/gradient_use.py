@@ -26,7 +26,7 @@ _originals: dict[str, Callable[..., Any]] = {}
 
 
 class Listener(Protocol):
-    """Is called before gradients are used."""
+    """Receives both events."""
 
     def loss_is_scaled(self) -> None:
         """A loss is about to be scaled, by a GradScaler or for one of our own FP16 forwards."""

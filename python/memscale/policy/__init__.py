@@ -1,7 +1,7 @@
 """Stage 1: the policy that picks mode and eligible techniques for ``auto_policy=True``.
 
-The rules, the trees of a trained policy and the numbers they look at are C's
-(`memscale/policy.h`); here are their Python faces and the search for a trained artifact.
+C owns the rules, the trees of a trained policy and their input (`memscale/policy.h`). This package
+is their Python interface, and finds a trained artifact.
 """
 
 from .artifact import TrainedPolicy, load_policy, seal_policy

@@ -1,7 +1,7 @@
 """Trained policies as files: found, read, and written by training.
 
 An artifact is a JSON document (docs/formats/policy.schema.json) with a version and a
-checksum; C reads it strictly and refuses it whole where anything is wrong.
+checksum; C reads it strictly and refuses the whole document on any error.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..errors import MemScaleError, PolicyFallbackNeeded
 
 __all__ = ["TrainedPolicy", "find_policy", "load_policy", "rules_are_asked_for", "seal_policy"]
 
-# "rule" asks for the rule policy, anything else is the path of an artifact.
+# "rule" selects the rule policy; any other value is the path of an artifact.
 _VARIABLE = "MEMSCALE_POLICY"
 _PACKAGED = Path(__file__).parent / "policy.json"
 
 
 class TrainedPolicy:
-    """A trained policy that was read and checked; immutable.
+    """A trained policy, read and checked; immutable.
 
     Args:
         text: the artifact.
@@ -40,7 +40,7 @@ def load_policy(path: str | os.PathLike[str]) -> TrainedPolicy:
     """Reads an artifact.
 
     Raises:
-        PolicyFallbackNeeded: there is no such file, or it is not a whole and known artifact.
+        PolicyFallbackNeeded: the file is missing, incomplete or of an unknown format.
     """
     try:
         return TrainedPolicy(Path(path).read_text(encoding="utf-8"))
@@ -61,15 +61,15 @@ def seal_policy(policy_json: str) -> str:
 
 
 def rules_are_asked_for() -> bool:
-    """Whether the environment asks for the rule policy."""
+    """Whether the environment selects the rule policy."""
     return os.environ.get(_VARIABLE) == "rule"
 
 
 def find_policy() -> TrainedPolicy:
-    """The artifact that ``MEMSCALE_POLICY`` names, else the one that lies beside this package.
+    """The artifact that ``MEMSCALE_POLICY`` names, else the one beside this package.
 
     Raises:
-        PolicyFallbackNeeded: there is none that can be used.
+        PolicyFallbackNeeded: no artifact can be used.
     """
     named = os.environ.get(_VARIABLE)
     if not named and not _PACKAGED.exists():

@@ -1,6 +1,6 @@
-"""What stage 1 looked at and what it chose, as values; and the call that makes both.
+"""The input and the choice of stage 1, as values, and the call that makes both.
 
-Used by the session where ``Config(auto_policy=True)``.
+Used by the session with ``Config(auto_policy=True)``.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _told: set[str] = set()
 
 @dataclass(frozen=True)
 class StrategyContext:
-    """The numbers that a policy sees: bytes, flops per second, permille. 0 where unknown.
+    """The numbers that a policy sees: bytes, flops per second, permille. 0 if unknown.
 
     Attributes:
         need_bytes: predicted peak with everything kept.
         allowed_bytes: the budget, or the target share of the device.
         pressure_permille: 1000 x need / allowed.
-        budget_given: 1 where the caller named a budget.
-        on_gpu: 1 where training runs on a GPU.
+        budget_given: 1 if the caller gave a budget.
+        on_gpu: 1 if training runs on a GPU.
         parameter_bytes, state_bytes: of the parameters and the optimizer's state.
-        saved_bytes, largest_saved_bytes: held between forward and backward if all is
-            kept, in all and by the layer that saves most.
+        saved_bytes, largest_saved_bytes: held between forward and backward if everything is kept:
+            in total, and by the layer that saves most.
         layer_count: calls of layers in a step.
         matmul_flops_per_s: of the training device.
         disk_room_bytes, disk_write_bytes_per_s, disk_read_bytes_per_s: of the disk tier.
@@ -64,15 +64,15 @@ class StrategyContext:
 
 @dataclass(frozen=True)
 class StrategyDecision:
-    """What stage 1 chose.
+    """The choice of stage 1.
 
     Attributes:
-        decision_source: "user_config" (stage 1 stood aside), "ml", "rule_fallback" or "rule".
+        decision_source: "user_config" (stage 1 did not act), "ml", "rule_fallback" or "rule".
         mode: how far stage 2 may go.
         enable_checkpointing, enable_offloading: which techniques are eligible; one that
             the caller switched off stays off.
         reason: one line.
-        context: what it was chosen from.
+        context: the input of the choice.
     """
 
     decision_source: str
@@ -84,7 +84,7 @@ class StrategyDecision:
 
     @classmethod
     def from_json(cls, text: str) -> StrategyDecision:
-        """Reads what C wrote."""
+        """Reads the JSON that C wrote."""
         from ..config import OptimizationMode
 
         fields = json.loads(text)
@@ -112,17 +112,16 @@ def plan_by_policy(
     """Stage 1, then stage 2.
 
     Args:
-        policy: a trained policy; None is the one that is installed or named by
-            ``MEMSCALE_POLICY``, else the rules.
+        policy: a trained policy. None: the one that ``MEMSCALE_POLICY`` names or that is installed,
+            else the rules.
 
     Returns:
-        The plan, the decision, and the configuration that was planned for, plan and
-        configuration as JSON.
+        The plan as JSON, the decision, and the configuration of the plan as JSON.
 
     Raises:
-        TypeError: `policy` is no `TrainedPolicy`, or a document no str.
+        TypeError: `policy` is not a `TrainedPolicy`, or a document not a str.
         BudgetInfeasibleError: no plan fits the byte budget, whatever the strategy.
-        MemScaleError: a document is malformed; names the place.
+        MemScaleError: a document is malformed; the text names the place.
     """
     if policy is not None and not isinstance(policy, TrainedPolicy):
         raise TypeError(f"policy must be a TrainedPolicy or None, not {type(policy).__qualname__}")
@@ -146,7 +145,7 @@ def _installed() -> TrainedPolicy | None:
 
 
 def log_decision(decision: StrategyDecision) -> None:
-    """One line, and all of it in the log file."""
+    """Logs one line, and the whole decision in the log file."""
     fields: Mapping[str, Any] = {"event": "decision", "decision": decision.to_dict()}
     _log.info(
         "policy (%s): mode %s, %s; %s",

@@ -1,1 +1,2 @@
-"""What every room may use: walks over values, arguments, modes, what a forward depends on, torch's own names."""
+"""Shared by all packages: walks over values, arguments, modes, the state a forward depends on, torch's own
+names."""

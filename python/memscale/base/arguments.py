@@ -1,7 +1,7 @@
-"""The arguments of a layer's call, kept so that the call can be made again.
+"""The arguments of a layer's call, kept so that the call can be repeated.
 
-Used by `memscale.execution.replay`. Containers are copied when the call is made (a layer
-may append to a list that it was given); tensors are held without their graph and with
+Used by `memscale.execution.replay`. Containers are copied when the call is made (a layer may append
+to a list among its arguments); tensors are held without their graph and with
 their version, or as a handle on a lower tier.
 """
 
@@ -51,14 +51,14 @@ class _Tensor:
     __slots__ = ("handle", "is_copy", "is_passed_on", "layout", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        # A tensor without gradient has no graph: it is passed on as it is. A parameter is
+        # A tensor without gradient has no graph: it is passed on unchanged. A parameter is
         # its own leaf. Anything else is detached, so that no frame holds another's graph.
         self.is_passed_on = not tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)
         self.tensor: torch.Tensor | None = tensor if self.is_passed_on else tensor.detach()
         self.version = version_of(tensor)
         self.handle: Any = None
         self.is_copy = False
-        self.layout: Any = None  # of one that was let go of
+        self.layout: Any = None  # of a released tensor
 
 
 class Arguments:
@@ -72,7 +72,7 @@ class Arguments:
 
     @classmethod
     def freeze(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        """Copies the arguments; None where one is not plain data (a cache, a module, ...)."""
+        """Copies the arguments; None if one is not plain data (a cache, a module, ...)."""
         freezer = _Freezer()
         try:
             tree = freezer.freeze((args, kwargs))
@@ -82,11 +82,11 @@ class Arguments:
 
     @property
     def has_tensors(self) -> bool:
-        """Whether there is a tensor to run the layer again from."""
+        """Whether there is a tensor from which the layer can be replayed."""
         return bool(self._leaves)
 
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors that are held in memory."""
+        """The tensors held in memory."""
         return [leaf.tensor for leaf in self._leaves if leaf.tensor is not None]
 
     def copy_first(self) -> None:
@@ -104,7 +104,7 @@ class Arguments:
         return first is not None and first.data_ptr() == tensor.data_ptr() and first.shape == tensor.shape
 
     def drop_first(self) -> None:
-        """Lets go of the first tensor: `put_first()` gives it again."""
+        """Releases the first tensor; `put_first()` supplies it again."""
         leaf = self._leaves[0]
         if leaf.tensor is not None:
             leaf.layout = _layout(leaf.tensor)
@@ -112,14 +112,14 @@ class Arguments:
 
     @property
     def lacks_first(self) -> bool:
-        """Whether the first tensor was let go of and not given again."""
+        """Whether the first tensor was released and not supplied again."""
         return bool(self._leaves) and self._leaves[0].tensor is None and self._leaves[0].handle is None
 
     def put_first(self, tensor: torch.Tensor, layer: str) -> None:
-        """Gives the first tensor again.
+        """Supplies the first tensor again.
 
         Raises:
-            IntegrationError: it is not like the one that was let go of.
+            IntegrationError: it differs from the released one.
         """
         leaf = self._leaves[0]
         if _layout(tensor) != leaf.layout:
@@ -131,7 +131,7 @@ class Arguments:
         leaf.version = tensor._version
 
     def offload(self, send: Callable[[torch.Tensor], Any]) -> None:
-        """Gives each tensor to `send`, which returns a handle, or None where it stays."""
+        """Passes each tensor to `send`, which returns a handle, or None if the tensor stays."""
         for leaf in self._leaves:
             if leaf.tensor is None or isinstance(leaf.tensor, torch.nn.Parameter):
                 continue
@@ -174,7 +174,7 @@ def _leaf_of(leaf: _Tensor, tensor: torch.Tensor) -> torch.Tensor:
     if not leaf.is_copy:
         return tensor
     with torch.enable_grad():
-        return tensor.clone()  # a leaf may not be written to
+        return tensor.clone()  # an in-place write to a leaf is an error
 
 
 def _layout(tensor: torch.Tensor) -> Any:
@@ -215,8 +215,8 @@ class _Freezer:
 
 
 class _Named:
-    """A named tuple. Its class may check its items (packed sequences do), and what stands
-    for a tensor here is none."""
+    """A named tuple. Its class may check its items (packed sequences do), and a placeholder is not
+    a tensor."""
 
     __slots__ = ("items", "kind")
 

@@ -1,7 +1,7 @@
-"""What memscale itself does on the calling thread: tracing a model, or running a layer again.
+"""Whether memscale itself runs the model on the calling thread: in a trace, or in a replay of a layer.
 
-Asked by everything that is put on a model: while memscale runs the model for its own purposes, hooks, modes and tiles
-stand aside.
+All hooks, modes and tiles on a model check this: they do nothing while memscale runs the model for its own
+purposes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_tracing() -> bool:
 
 
 def is_replaying() -> bool:
-    """Whether this thread is running a layer again in backward."""
+    """Whether this thread is replaying a layer in backward."""
     return _here.replays > 0
 
 

@@ -310,7 +310,7 @@ class Environment:
     __slots__ = ("_context", "_modes", "_random", "_switches")
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        """`tensors`: arguments, whose devices' generators count."""
+        """`tensors`: arguments; the generators of their devices are taken too."""
         self._random = RandomState(devices_of(tensors))
         self._switches = Switches()
         self._context = contextvars.copy_context()

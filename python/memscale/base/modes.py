@@ -1,8 +1,8 @@
-"""Takes one of torch's modes off, wherever on its stack it is.
+"""Removes one of torch's modes from anywhere on its stack.
 
-A mode that is on for as long as a call of the user's may run can't be a `with` block: hooks
-begin and end it, and whoever began another mode meanwhile ends that one later. Called by the
-modes of ours themselves, on the thread that they are on.
+A mode that spans a call of the user's code can't be a `with` block: hooks begin and end it, and
+other code may begin a mode in between and end it later. Called by memscale's own modes, on their
+own thread.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __all__ = ["leave"]
 
 
 def leave(mode: Any, stack: Callable[[], list[Any]], pop: Callable[[], Any], push: Callable[[Any], Any]) -> None:
-    """Ends `mode`; modes that were begun later stay on. Nothing happens if it is not on.
+    """Ends `mode`; modes begun later stay on. Does nothing if it is not on.
 
     Args:
         mode: a function mode or a dispatch mode, begun by its `__enter__()`.
-        stack: gives this thread's modes of its kind, the innermost last.
-        pop: takes the innermost of them off.
-        push: puts one on, as the innermost.
+        stack: returns this thread's modes of its kind, the innermost last.
+        pop: removes the innermost of them.
+        push: adds one as the innermost.
     """
     if not any(one is mode for one in stack()):
         return

@@ -1,4 +1,4 @@
-"""Names a forward by what a plan depends on: shapes, types and plain values of its arguments.
+"""Names a forward by the facts a plan depends on: shapes, types and plain values of its arguments.
 
 Graphs and plans are kept under these names; `ms_signature_covers()` in C compares them.
 """
@@ -16,7 +16,7 @@ __all__ = ["describe_arguments", "input_signature", "is_full_mask"]
 
 
 def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """One line that is equal for forwards that a plan can't tell apart: shapes, dtypes and
+    """One line, equal for forwards that share a plan: shapes, dtypes and
     plain values of the arguments, the mode of the model, autocast."""
     mode = "train" if model.training else "eval"
     return f"{mode}: {describe_arguments(args, kwargs)}"
@@ -25,9 +25,9 @@ def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
 def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Shapes, dtypes and plain values of a forward's arguments as one line.
 
-    Two forwards with equal descriptions allocate the same: it is what plans are kept
-    under. Values of tensors do not enter, but for masks: models leave out what a mask of
-    ones does not change. The form is that of `ms_signature_covers()`:
+    Two forwards with equal descriptions allocate the same; plans are stored under it. Values of
+    tensors do not count, except in masks: models skip a mask of ones. The form is that of
+    `ms_signature_covers()`:
     ``"input_ids:int64[4,512],use_cache=False"``, positional arguments by number.
     """
     named = [*((str(index), value) for index, value in enumerate(args)), *kwargs.items()]

@@ -1,8 +1,8 @@
-"""The names of torch without a leading promise that memscale relies on, in one list.
+"""The names inside torch, not part of its public interface, that memscale relies on, in one list.
 
 Asked once per process, before a model is wrapped or traced: a torch that lacks one is refused
-with an error that names it, instead of failing in the middle of a step. What can be done
-without has a notice. A test holds the list to what the sources use.
+with an error that names it, instead of failing in the middle of a step. An optional name gives a
+notice instead. A test compares the list with the sources.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["check_torch", "torch_has"]
 
 _log = logging.getLogger("memscale")
 
-# By what needs them; names below `torch`. Those that C asks for are in ext/execute_torch.c.
+# By their user; names below `torch`. The extension's names are in ext/execute_torch.c.
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "following a step": (
         "_C._functorch.maybe_current_level",
@@ -94,7 +94,7 @@ def check_torch() -> None:
     """Looks for every name, once per process if all are there, outside of any mode of the caller's.
 
     Raises:
-        IntegrationError: this torch lacks one that is needed.
+        IntegrationError: this torch lacks a required name.
     """
     import torch
     import torch._subclasses.fake_tensor
@@ -105,7 +105,7 @@ def check_torch() -> None:
         if missing:
             raise _refusal(", ".join(f"torch.{name}" for name in missing), purpose)
     try:
-        _core.storage_bytes([])  # C looks its names up, and makes what it keeps, at the first question
+        _core.storage_bytes([])  # C looks up its names at its first call
     except AttributeError as error:
         raise _refusal(str(error), "saved tensors") from error
     for name, consequence in _OPTIONAL.items():

@@ -1,5 +1,5 @@
-"""What hangs on a value: the tensors in an operator's arguments, others in their place, the leaves under a result,
-the version of one, the loss among a model's outputs."""
+"""Walks over values: the tensors in an operator's arguments and their replacement, the leaves under a result,
+a tensor's version, the loss among a model's outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among an operator's arguments or results, in lists and tuples too; a single one is itself."""
+    """The tensors among an operator's arguments or results, in lists and tuples too, or the single one."""
     if isinstance(values, torch.Tensor):
         yield values
         return
@@ -36,7 +36,7 @@ def tensors_of(values: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """`value` with what `change` gives wherever it is of `kind`, in lists, tuples and dictionaries too."""
+    """`value` with each item of `kind` replaced by `change(item)`, in lists, tuples and dictionaries too."""
     if isinstance(value, kind):
         return change(value)
     if type(value) in (list, tuple):
@@ -60,8 +60,8 @@ def functions_of(result: torch.Tensor) -> Iterator[Any]:
 
 
 def is_accumulation(function: Any) -> bool:
-    """Whether an autograd function adds to the gradient of a leaf, its `variable`; those of a user's own may
-    have an attribute of that name too."""
+    """Whether an autograd function adds to the gradient of a leaf, its `variable`; a user's own functions may
+    have such an attribute too."""
     return type(function).__name__ == "AccumulateGrad"
 
 
@@ -88,13 +88,13 @@ def plain_leaves(value: Any) -> Iterator[Any]:
 
 
 def first_output(output: Any) -> torch.Tensor | None:
-    """The first leaf of what a forward gave, if it is a tensor."""
+    """The first leaf of a forward's result, if it is a tensor."""
     first = next(plain_leaves(output), None)
     return first if isinstance(first, torch.Tensor) else None
 
 
 def version_of(value: Any) -> int | None:
-    """A tensor's version; None where it has none (inference tensors, other objects)."""
+    """A tensor's version; None if it has none (inference tensors, other objects)."""
     if not isinstance(value, torch.Tensor) or value.is_inference():
         return None
     return value._version

@@ -1,1 +1,1 @@
-"""What is found on a user's model and put back: layers, caches, cached weights, divided parameters, its state."""
+"""A user's model: finding its layers, caches, cached weights and sharded parameters, and restoring its state."""

@@ -1,11 +1,11 @@
-"""The cache of keys and values that models of transformers make unasked, in training too.
+"""The cache of keys and values that models of transformers make by default, in training too.
 
-It keeps every layer's keys and values alive through the step for nobody. Profiler,
-verification and executor run such models with ``use_cache=False``, by the rule here.
+It keeps every layer's keys and values alive through the step without a use. Profiler, verification
+and executor run such models with ``use_cache=False``, by the rule in this file.
 
-Layers of linear attention and state-space models compute through their cache: with it they
-go other ways, whose gradients differ in their last bits. Their cache stays, and with it
-what running such a layer again would change; ``use_cache=False`` is the caller's to say.
+Layers of linear attention and state-space models compute through their cache: without it, their
+gradients differ in the last bits. Their cache stays, and a replay of such a layer would change it.
+Only the caller may pass ``use_cache=False``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TYPES_WITH_STATES = frozenset(("linear_attention", "mamba", "conv", "hybrid", "
 
 
 def computes_with_cache(module: torch.nn.Module) -> bool:
-    """Whether layers of the model compute otherwise with a cache than without."""
+    """Whether layers of the model compute differently with a cache."""
     config = getattr(module, "config", None)
     text = getattr(config, "get_text_config", None)
     types = getattr(text() if callable(text) else config, "layer_types", None)
@@ -32,7 +32,7 @@ def computes_with_cache(module: torch.nn.Module) -> bool:
 
 
 def makes_cache(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a forward with these arguments would make a cache that it was not asked for."""
+    """Whether a forward with these arguments would make a cache by default."""
     if not getattr(getattr(module, "config", None), "use_cache", False):
         return False
     if kwargs.get("use_cache") is not None or kwargs.get("past_key_values") is not None:
@@ -43,6 +43,6 @@ def makes_cache(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
 
 
 def without_cache(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments, with ``use_cache=False`` where a cache would be made for nobody."""
+    """The keyword arguments, with ``use_cache=False`` if a cache would be made without a use."""
     is_idle = makes_cache(module, args, kwargs) and not computes_with_cache(module)
     return {**kwargs, "use_cache": False} if is_idle else kwargs

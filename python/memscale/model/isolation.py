@@ -1,9 +1,9 @@
-"""Leaves a model as it was found, whatever ran on it in between.
+"""Restores a model to its former state, whatever ran on it in between.
 
 Used by the profiler around a trace. Modules cache tensors in their forward, count
-calls, rebind buffers; objects they hold (configurations, caches) do the same. All
-attribute dictionaries and plain containers below a module are remembered and put
-back, together with the random number generators and torch's global switches.
+calls, rebind buffers; objects they hold (configurations, caches) do the same. All attribute
+dictionaries and plain containers below a module are remembered and restored, together with the
+random number generators and torch's global switches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DEPTH = 4
 """How deep containers below a module's attributes are followed."""
 
 _LARGE = 4096
-"""Containers with more items are left alone: data sets, vocabularies."""
+"""Containers with more items are not followed: data sets, vocabularies."""
 
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque)
@@ -60,8 +60,8 @@ class Snapshot:
             self._remember(module.__dict__, _DEPTH, True)
 
     def containers(self) -> list[Any]:
-        """The modules' own dictionaries and lists, nested ones included, those of the
-        objects they hold not."""
+        """The modules' own dictionaries and lists, nested ones included, but not those of the
+        objects in them."""
         return self._own
 
     def _remember(self, value: Any, depth: int, is_own: bool) -> None:

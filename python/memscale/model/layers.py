@@ -1,23 +1,22 @@
 """Finds the layers of a model: the pieces that a plan treats one by one.
 
 Called by the profiler and the executor, which must agree: both hook what
-`find_layers()` returns, under the names it gives. It looks at structure only (who
-holds whom, of which class, with parameters of which shapes) and knows no model or
+`find_layers()` returns, under the names it gives. It looks at structure only (which module holds
+which, their classes, the shapes of their parameters) and knows no model or
 class by name beyond torch's own containers. It never calls a module.
 
 How layers are found
-    A *container* (`ModuleList`, `ModuleDict`, `Sequential`, or a module whose
-    parameters lie mostly in two or more equal composite children) gives its children.
+    A *container* (`ModuleList`, `ModuleDict`, `Sequential`, or a module whose parameters are mostly
+    in two or more equal composite children) contributes its children.
     The walk starts at the root and stops at the first container on every path, so
     layers never nest. Two corrections follow:
 
-    - where only a few layers were found, those that are like no other and hold torch
-      containers of alike composite modules (the stages of a vision model, a model in a
-      list of one) are replaced by what these give; equal layers are never opened, since
-      what they hold are parts such as experts;
-    - containers of bare leaves (a `Sequential` of a linear and an activation) count
-      only where nothing larger was found: beside transformer blocks they are part of
-      the root's own work, in a plain perceptron they are the layers.
+    - if only a few layers were found, each unique one that holds torch containers of similar
+      composite modules (the stages of a vision model, a model in a list of one) is replaced by
+      their children; equal layers are never opened, since they hold parts such as experts;
+    - containers of bare leaves (a `Sequential` of a linear and an activation) count only if nothing
+      larger was found: beside transformer blocks they are part of the root's own work, in a plain
+      perceptron they are the layers.
 
     Without any container, the root's direct children that have parameters are taken.
 """
@@ -44,9 +43,9 @@ def find_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
         model: the root module. It is neither called nor changed.
 
     Returns:
-        Pairs of qualified name (as `named_modules()` gives it) and module. No layer
-        contains another, and no module appears twice. What is scripted is none. Empty
-        where the model has no children: then everything is the root's own work.
+        Pairs of qualified name (as in `named_modules()`) and module. No layer
+        contains another, and no module appears twice. A scripted module is not a layer. Empty if
+        the model has no children: then everything is the root's own work.
     """
     finder = _Finder()
     layers = _without_leaf_groups(finder.walk("", model))
@@ -65,13 +64,13 @@ def find_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 
 
 class _Finder:
-    """The walk, with the signatures it has worked out so far."""
+    """The walk, with the signatures computed so far."""
 
     def __init__(self) -> None:
         self._signatures: dict[int, tuple[Any, ...]] = {}
 
     def walk(self, name: str, module: torch.nn.Module, torch_only: bool = False) -> list[Named]:
-        """Layers below `module`, which is not one itself; `torch_only`: of torch's containers."""
+        """Layers below `module`, which is not a layer; `torch_only`: only those in torch's containers."""
         children = _children(name, module)
         if _is_container(module):
             return [
@@ -87,7 +86,7 @@ class _Finder:
         return below
 
     def open_stages(self, layers: list[Named]) -> list[Named]:
-        """The layers with every stage among them replaced by what it holds."""
+        """The layers, with every stage replaced by the layers in it."""
         counts: dict[tuple[Any, ...], int] = {}
         for _, layer in layers:
             counts[self.signature(layer)] = counts.get(self.signature(layer), 0) + 1
@@ -119,7 +118,7 @@ class _Finder:
 
 
 def _children(name: str, module: torch.nn.Module) -> list[Named]:
-    """What a module is made of, but for what computes its parameters (weight norm and the like)."""
+    """A module's children, without those that compute its parameters (weight norm and similar)."""
     from torch.nn.utils.parametrize import is_parametrized
 
     prefix = f"{name}." if name else ""
@@ -138,7 +137,7 @@ def _is_callable(module: torch.nn.Module) -> bool:
     """Whether the module has a forward of its own: lists and dictionaries have none."""
     import torch
 
-    # Not by getattr: a scripted module's class can't be asked.
+    # Not by getattr: a scripted module's class has no such attribute.
     owner = next(cls for cls in type(module).__mro__ if "forward" in cls.__dict__)
     return owner is not torch.nn.Module
 
@@ -160,13 +159,13 @@ def _parameter_count(module: torch.nn.Module) -> int:
 
 
 def _without_leaf_groups(layers: list[Named]) -> list[Named]:
-    """Drops leaves where at least two composite layers were found."""
+    """Drops leaves if at least two composite layers were found."""
     composite = [pair for pair in layers if _is_composite(pair[1])]
     return composite if len(composite) > 1 else layers
 
 
 def _unique(layers: list[Named]) -> list[Named]:
-    """Each module once, and none that lies inside another of the list."""
+    """Each module once, without those inside another of the list."""
     seen: set[int] = set()
     result = []
     for name, layer in layers:
@@ -178,8 +177,8 @@ def _unique(layers: list[Named]) -> list[Named]:
 
 
 def _is_scripted(module: torch.nn.Module) -> bool:
-    """Whether TorchScript is part of the module: scripted modules take no hooks, and save other
-    tensors once the interpreter has optimized them, so that no run of them repeats another."""
+    """Whether TorchScript is part of the module: scripted modules accept no hooks, and save other
+    tensors once the interpreter has optimized them, so their runs do not repeat."""
     import torch
 
     return any(isinstance(inner, torch.jit.ScriptModule) for inner in module.modules())

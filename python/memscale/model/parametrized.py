@@ -1,9 +1,9 @@
 """Values of parametrized weights that `torch.nn.utils.parametrize.cached()` keeps.
 
 Inside that context a parametrized weight is computed at its first use and kept until the
-context ends, usually before backward. A layer that runs again has to find of its weights what
-its call found, and compute what its call computed: other tensors would be saved. What a trace or
-a rehearsal computes must not be found by the caller's step. Used by `memscale.execution.module_state`
+context ends, usually before backward. A replay of a layer has to find the same cached weights as its call,
+and compute the same ones: otherwise other tensors would be saved. The caller's step must not find weights
+that a trace or a rehearsal computed. Used by `memscale.execution.module_state`
 and `memscale.model.isolation`.
 """
 
@@ -20,10 +20,9 @@ _Cache = dict[tuple[int, str], torch.Tensor | None]
 
 
 class CachedWeights:
-    """What the cache holds at one moment, and whether it is on.
+    """The content of the cache at one moment, and whether it is on.
 
-    All of it, not a layer's part: a deep copy's weights lie under the address of the module that was
-    copied.
+    All of it, not a layer's part: a deep copy's weights are under the address of the original module.
     """
 
     __slots__ = ("_depth", "_found")
@@ -38,7 +37,7 @@ class CachedWeights:
 
 
 def _apart(value: torch.Tensor | None) -> torch.Tensor | None:
-    """The same values in no graph: who holds them must not hold the graph that made them."""
+    """The same values without a graph: their holder must not hold the graph that made them."""
     return value if value is None or value.is_leaf else value.detach().requires_grad_(value.requires_grad)
 
 

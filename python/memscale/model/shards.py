@@ -1,7 +1,7 @@
-"""Models whose parameters FSDP2 (`fully_shard`) has divided among ranks, and how one is traced.
+"""Models with parameters that FSDP2 (`fully_shard`) has divided among ranks, and their trace.
 
-A trace takes every parameter as a whole, as a layer has it while it runs, and leaves out the
-hooks that gather and divide. Used by the profiler and by the session of several ranks.
+A trace sees every parameter as a whole, as a layer does while it runs, without the hooks that
+gather and divide. Used by the profiler and by the session of several ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_shard(tensor: torch.Tensor) -> bool:
 
 
 def silence_gathering(model: torch.nn.Module) -> None:
-    """Takes FSDP's hooks off the modules; the caller's snapshot puts them back."""
+    """Removes FSDP's hooks from the modules; the caller's snapshot restores them."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key in [key for key, hook in hooks.items() if _is_of_fsdp(hook)]:

@@ -1,1 +1,1 @@
-"""From graph, hardware and configuration to a plan: the faces of the stages that C carries out."""
+"""From graph, hardware and configuration to a plan: Python interfaces of C's stages."""

@@ -1,6 +1,6 @@
 """Stage 2: from graph and hardware to the execution plan, by rules and a solver in C.
 
-A thin face of the C pipeline; it holds the configuration and nothing else.
+A thin interface to the C pipeline; it holds only the configuration.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["DecisionEngine"]
 
 
 class DecisionEngine:
-    """Decides what is done at every layer: rule-based and deterministic.
+    """Decides on a technique for every layer: rule-based and deterministic.
 
     The same graph, hardware and configuration give the same plan, byte for byte, in any
     process.
 
     Args:
-        config: what the user asked for; `Config()` if None. Read when the engine is
-            made; later changes to it have no effect.
+        config: the user's configuration; `Config()` if None. Read by the constructor; later changes
+            to it have no effect.
 
     Raises:
-        TypeError: `config` is no `Config`.
+        TypeError: `config` is not a `Config`.
 
     Example:
         >>> graph = MemoryProfiler(config).trace(model, (batch,))
@@ -52,15 +52,15 @@ class DecisionEngine:
         return ExecutionPlan(_core.plan_make(graph_json, hardware_json, self._config_json), hardware_json)
 
     def uniform(self, graph_json: str | None, hardware_json: str, technique: str | None = None) -> ExecutionPlan:
-        """A plan with one technique wherever mode and flags admit it, as a yardstick.
+        """A plan with one technique at every layer where mode and flags admit it, for comparison.
 
         Args:
-            graph_json: as for `plan`; None gives a plan for layers not yet known.
+            graph_json: as for `plan`; None for layers that are not known yet.
             hardware_json: as for `plan`.
-            technique: one of ``memscale._core.TECHNIQUES``; None is the one that frees most.
+            technique: one of ``memscale._core.TECHNIQUES``; None for the one that frees most.
 
         Raises:
-            ValueError: there is no such technique.
+            ValueError: `technique` is not one of them.
             MemScaleError: a document is malformed; names the place.
         """
         text = _core.plan_uniform(graph_json, hardware_json, self._config_json, technique)

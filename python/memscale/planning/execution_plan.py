@@ -1,7 +1,7 @@
-"""The execution plan as Python sees it: the JSON that C wrote, and ways to read it.
+"""The execution plan in Python: the JSON that C wrote, and ways to read it.
 
 Made by `memscale.plan()`, `wrap()` and `DecisionEngine`; kept by the executor as
-``executor.plan``. Nothing is computed here: every number and text is C's.
+``executor.plan``. This file computes nothing: every number and text is C's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Settings(TypedDict):
 
 
 class _Document(TypedDict):
-    """What is read here of docs/formats/plan.schema.json."""
+    """The part of docs/formats/plan.schema.json that this file reads."""
 
     model: str
     predicted: _Predicted
@@ -42,7 +42,7 @@ class _Document(TypedDict):
 
 
 class ExecutionPlan:
-    """What will be done at every layer, what it is predicted to take, and why.
+    """The technique of every layer, its predicted memory and time, and the reason.
 
     Args:
         text: the plan's JSON document (docs/formats/plan.schema.json).
@@ -50,7 +50,7 @@ class ExecutionPlan:
 
     Raises:
         MemScaleError: `text` is not a plan.
-        TypeError: one of them is no str.
+        TypeError: one of them is not a str.
 
     Immutable, and safe to read from any thread. Two plans are equal when their
     documents are, byte for byte.
@@ -66,7 +66,7 @@ class ExecutionPlan:
     def __init__(self, text: str, hardware: str | None = None) -> None:
         if hardware is not None and not isinstance(hardware, str):
             raise TypeError(f"hardware must be a str or None, not {type(hardware).__qualname__}")
-        _core.plan_explain(text, -1)  # C reads it strictly: what is no plan raises here
+        _core.plan_explain(text, -1)  # C reads it strictly and raises if it is not a plan
         self._text = text
         self._hardware = hardware
         self._document: _Document = json.loads(text)
@@ -81,8 +81,8 @@ class ExecutionPlan:
 
     @property
     def reserve_bytes(self) -> int:
-        """Bytes that a budget has to have beyond the predicted peak, for what operators may take
-        beside tensors and a cache may fill, but are not expected to."""
+        """Bytes that a budget needs beyond the predicted peak, for memory that operators may take
+        beside tensors and that a cache may fill. They are not expected to be used."""
         return self._document.get("reserve_bytes", 0)
 
     @property
@@ -102,8 +102,8 @@ class ExecutionPlan:
 
     @property
     def smallest_budget_bytes(self) -> int | None:
-        """The smallest budget that some plan meets; None where it was not searched
-        because the run fits comfortably."""
+        """The smallest budget that a plan meets; None if the run fits comfortably, so that it was
+        not searched."""
         return self._document["smallest_budget_bytes"]
 
     @property
@@ -113,7 +113,7 @@ class ExecutionPlan:
 
     @property
     def skipped(self) -> bool:
-        """Whether the run fits comfortably and nothing is done."""
+        """Whether the run fits comfortably, so that no technique is used."""
         return self._document["skipped"]
 
     @property
@@ -123,7 +123,7 @@ class ExecutionPlan:
 
     @property
     def decision_source(self) -> str:
-        """Who picked mode and eligible techniques, ``"user_config"`` until a policy did."""
+        """The source of mode and eligible techniques; ``"user_config"`` without a policy."""
         return self._document["decision_source"]
 
     # -- entries --------------------------------------------------------------------
@@ -151,15 +151,15 @@ class ExecutionPlan:
 
     @property
     def step_options(self) -> dict[str, Mapping[str, Any]]:
-        """What was decided for the step as a whole, by the option's name, such as
-        ``"exact_loss_head"``: `chosen`, `exactness`, `rule`, and by itself `saved_bytes` of
-        the peak, `cost_ns` or `gain_ns` of the step."""
+        """The decisions for the step as a whole, by the option's name, such as
+        ``"exact_loss_head"``: `chosen`, `exactness`, `rule` and, for the option alone,
+        `saved_bytes` of the peak, `cost_ns` or `gain_ns` of the step."""
         return {option["name"]: dict(option) for option in self._document["step_options"]}
 
     @property
     def explanation(self) -> Mapping[str, Any] | None:
         """Where the peak is and what makes it, in bytes, the lower bound on the step's time in
-        nanoseconds, and what the next larger and the next smaller budget would buy (see
+        nanoseconds, and the effect of the next larger and the next smaller budget (see
         docs/formats/plan.schema.json); None for a plan that was made without a graph."""
         found = self._document.get("explanation")
         return None if found is None else dict(found)
@@ -170,17 +170,17 @@ class ExecutionPlan:
     # -- texts ------------------------------------------------------------------------
 
     def explain(self, layer: int | str | None = None) -> str:
-        """Why a layer is treated as it is: rule, bytes, time, runner-up.
+        """The reason for a layer's technique: rule, bytes, time, runner-up.
 
         Args:
             layer: index into `layers` (negative counts from the end), or a module's
-                qualified name (its first call). None explains the whole plan: where its
-                peak is and what makes it, how far its time is from the lower bound, what
-                the next larger and the next smaller budget would buy.
+                qualified name (its first call). None explains the whole plan: the place and the
+                parts of its peak, the distance of its time from the lower bound, and the effect of
+                the next larger and the next smaller budget.
 
         Raises:
-            IndexError: there is no layer of that index; says how many there are.
-            KeyError: there is no layer of that name; names those there are.
+            IndexError: no layer has that index; the text has the number of layers.
+            KeyError: no layer has that name; the text lists the names.
             TypeError: `layer` is neither.
         """
         return _core.plan_explain(self._text, -1 if layer is None else self._entry_index(layer))
@@ -199,7 +199,7 @@ class ExecutionPlan:
         return indices[layer]
 
     def to_json(self) -> str:
-        """The document, the very str that C wrote."""
+        """The document, as C wrote it."""
         return self._text
 
     def __str__(self) -> str:
@@ -217,7 +217,7 @@ class ExecutionPlan:
 
 
 def _listed(names: list[str]) -> str:
-    """All names, or, where there are many, the first and the last few."""
+    """All names or, if there are many, the first and the last few."""
     if not names:
         return "none"
     shown = names if len(names) <= 8 else [*names[:5], "...", *names[-2:]]

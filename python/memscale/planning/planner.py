@@ -1,7 +1,7 @@
-"""What an executor asks for plans and tells of steps.
+"""The interface from which an executor gets plans and to which it reports steps.
 
-A `Session` is the planner of a wrapped model. `NullPlanner` serves executors that carry out plans which they are
-given, one by one, as a rehearsal's does.
+A `Session` is the planner of a wrapped model. `NullPlanner` serves executors whose plans are set from
+outside, one by one, as in a rehearsal.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Planner(Protocol):
 
     @property
     def decision(self) -> dict[str, Any] | None:
-        """Where mode and techniques come from; None where stage 1 was skipped."""
+        """The source of mode and techniques; None if stage 1 was skipped."""
 
     @property
     def documents(self) -> tuple[str | None, str | None]:
-        """Graph and hardware of the plan in force as JSON, where there are any."""
+        """Graph and hardware of the plan in force as JSON, if any."""
 
     @property
     def disk(self) -> Mapping[str, Any]:
@@ -37,7 +37,7 @@ class Planner(Protocol):
 
     @property
     def wants_live_trace(self) -> bool:
-        """Whether the forward about to run has to be profiled as it runs."""
+        """Whether the next forward has to be profiled while it runs."""
 
     def precision(
         self,
@@ -46,7 +46,7 @@ class Planner(Protocol):
         kwargs: dict[str, Any],
         wait_until_alone: Callable[[], bool],
     ) -> AbstractContextManager[Any]:
-        """What a training forward with these arguments runs under."""
+        """The context in which a training forward with these arguments runs."""
 
     def plan_for(
         self,
@@ -59,39 +59,40 @@ class Planner(Protocol):
         """The plan for a forward of this signature."""
 
     def agree(self, plan: ExecutionPlan | None) -> ExecutionPlan | None:
-        """Asked at every training forward, given the plan for it: the plan to follow."""
+        """Called at every training forward with its plan; returns the plan to follow."""
 
     def plan_applied(self, plan: ExecutionPlan | None) -> None:
         """`plan` is in force from the next forward on."""
 
     def refuses_hooks(self, error: BaseException) -> bool:
-        """Whether a forward that raised `error` has to be left alone; the plan is asked for anew then."""
+        """Whether a forward that raised `error` has to run without a plan; the plan is then requested again."""
 
     def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:
-        """Takes the graph of a profiled step, or why there is none; a plan to follow from now on, if any."""
+        """Receives the graph of a profiled step, or the reason why it has none; returns a plan to follow from
+        now on, if any."""
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
-        """Takes what a finished step showed; a plan to follow from now on, if any."""
+        """Receives the observations of a finished step; returns a plan to follow from now on, if any."""
 
     def tighten(self, attempt: int) -> ExecutionPlan:
-        """The plan to make a step again under, after an allocation failed in it for the `attempt`-th time (from 0).
+        """The plan for the next run of a step in which an allocation failed for the `attempt`-th time (from 0).
 
         Raises:
-            BudgetInfeasibleError: there is none.
+            BudgetInfeasibleError: no plan fits.
         """
 
     def rehearsal(
         self, model: torch.nn.Module, plan: Any, args: tuple[Any, ...] | None, kwargs: dict[str, Any]
     ) -> tuple[bool, str, str] | None:
-        """How to run `plan` beside a step that keeps everything: whether that fits, the class of exactness that the
-        plan promises, and the plan to run. None where the step can't be traced."""
+        """For running `plan` beside a step that keeps everything: whether that fits, the plan's class of
+        exactness, and the plan to run. None if the step can't be traced."""
 
     def close(self) -> None:
         """The executor was detached."""
 
 
 class NullPlanner:
-    """Makes no plans: what the executor was given stays in force."""
+    """Makes no plans: the executor's given plan stays in force."""
 
     decision: dict[str, Any] | None = None
     documents: tuple[str | None, str | None] = (None, None)

@@ -1,7 +1,6 @@
-"""Techniques that can be used alone, in anyone's training loop: the exact and the chunked
-loss head.
+"""Techniques for any training loop, without a wrap: the exact and the chunked loss head.
 
-torch is imported when a name is first used.
+torch is imported at the first use of a name.
 """
 
 from __future__ import annotations

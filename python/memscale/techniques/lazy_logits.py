@@ -1,10 +1,10 @@
-"""Logits that are not computed unless somebody looks at them.
+"""Logits that are computed only if they are used.
 
 While the plan wants the chunked loss head, the executor answers a model's call of a
 linear layer with a `LazyLogits` (`deferred`), and the model's cross entropy takes the
-layer's operands from it instead of logits. For everybody else it is the tensor that it
-stands for: any use computes the layer as torch would have, once, gradients included. Only
-shapes, types and what leaves rows as they are (`keeps_rows`) can be asked for free.
+layer's operands from it instead of logits. For all other code it is the tensor that it stands for:
+the first use computes the layer as torch would have, gradients included. Only shapes, types and
+operators that keep rows (`keeps_rows`) do not compute it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Operands(NamedTuple):
     bias: torch.Tensor | None
 
 
-# Views and casts after which row i can still be token i, of all classes.
+# Views and casts after which row i may still be token i, with all classes.
 _SAME_ROWS = (_Tensor.view, _Tensor.reshape, _Tensor.flatten, _Tensor.contiguous, _Tensor.float, _Tensor.to)
 
-# What a stand-in knows without the values.
+# Questions that a stand-in answers without the values.
 _PROPERTIES = (
     *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_sparse", "is_meta"),
     *(f"is_{kind.name}" for kind in ACCELERATORS),
@@ -72,7 +72,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def keeps_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: torch.Tensor, made: Any) -> bool:
-    """Whether ``made = func(*args, **kwargs)`` is `given`, its first argument, seen otherwise:
+    """Whether ``made = func(*args, **kwargs)`` is a view or cast of `given`, its first argument:
     the same rows of the same classes on the same device, in its own type or in fp32."""
     if func not in _SAME_ROWS or not isinstance(made, torch.Tensor) or kwargs.get("copy"):
         return False
@@ -83,7 +83,7 @@ def keeps_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: 
 
 
 class _Product:
-    """A linear layer's result, made when it is asked for; shared by all that stand for it."""
+    """A linear layer's result, computed at its first use; shared by all its stand-ins."""
 
     def __init__(self, operands: Operands) -> None:
         self.operands: Operands | None = operands
@@ -96,10 +96,10 @@ class _Product:
         return self._value is not None
 
     def check(self) -> Operands:
-        """The operands, which nobody has written to.
+        """The operands, unchanged since the call.
 
         Raises:
-            IntegrationError: somebody has.
+            IntegrationError: an operand was changed in place.
         """
         operands = self.operands
         if operands is None or self._versions != [version_of(value) for value in operands]:
@@ -128,7 +128,7 @@ def _autocast_of(device: str) -> Callable[[], contextlib.AbstractContextManager[
 
 
 class LazyLogits(torch.Tensor):
-    """Stands for the logits, or for them seen otherwise. Made by `deferred`."""
+    """Stands for the logits, or for a view or cast of them. Made by `deferred`."""
 
     product: _Product
     seen_as: tuple[Callable[[Any], Any], ...]
@@ -184,18 +184,18 @@ class LazyLogits(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Uses that Python's functions do not see, such as that of a custom autograd function:
-        the operator gets the values, and autograd goes on to the layer by way of `_Stand`."""
+        """Uses that bypass torch's Python functions, such as in a custom autograd function: the
+        operator gets the values, and autograd reaches the layer through `_Stand`."""
         return func(*with_values(args, LazyLogits._values), **with_values(kwargs or {}, LazyLogits._values))
 
 
 def with_values(value: Any, how: Callable[[LazyLogits], torch.Tensor] = LazyLogits.made) -> Any:
-    """`value` with the logits themselves wherever a stand-in is, in lists, tuples and dictionaries."""
+    """`value` with each stand-in replaced by the logits, in lists, tuples and dictionaries."""
     return mapped(value, LazyLogits, how)
 
 
 class _Stand(torch.autograd.Function):
-    """Gives a stand-in its place in autograd's graph."""
+    """Puts a stand-in into autograd's graph."""
 
     @staticmethod
     def forward(
@@ -208,7 +208,7 @@ class _Stand(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """The gradients of the layer, by running it once more."""
+        """The gradients of the layer, by running it again."""
         operands = _detached(ctx.product.check())
         asked = [index for index in range(3) if ctx.needs_input_grad[index]]
         for index in asked:
@@ -232,7 +232,7 @@ def _stand_in(like: torch.Tensor, product: _Product, seen_as: tuple[Any, ...]) -
 
 
 def _seen_otherwise(func: Any, lazy: LazyLogits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`lazy` as `func` sees it; None where that takes the values, or they are there."""
+    """`lazy` as `func` sees it; None if `func` needs the values, or they exist."""
     if lazy.product.is_made or any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
         return None
     if func is _Tensor.to:
@@ -257,7 +257,7 @@ def _is_device(value: Any, own: torch.device) -> bool:
 
 
 def deferred(operands: Operands) -> LazyLogits:
-    """A stand-in for ``torch.nn.functional.linear(*operands)``, of which nothing is computed."""
+    """A stand-in for ``torch.nn.functional.linear(*operands)``, which is not computed."""
     hidden, weight, _ = operands
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type) and dtype is not torch.float64:

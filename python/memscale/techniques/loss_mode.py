@@ -1,10 +1,10 @@
-"""Sees the cross entropies that a model computes in its own forward.
+"""Finds the cross entropies that a model computes in its own forward.
 
-Models call `torch.nn.functional.cross_entropy`, by way of a loss function of their
-library or a module that they build on the spot: a torch function mode sees all of them,
-and nothing on the model or in torch is replaced. The profiler marks them for the
-planner, with the linear layer whose output they take as it is; the executor computes
-them with the exact or the chunked loss head where the plan says so.
+Models call `torch.nn.functional.cross_entropy`, through a loss function of their library or a
+module that they build for the call. A torch function mode sees all of them, so nothing on the model
+or in torch is replaced. The profiler marks them for the planner, with the linear layer whose
+unchanged output they take. The executor computes them with the exact or the chunked loss head if
+the plan says so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["CrossEntropy", "LossMode", "chunked_head", "exact_head", "marking"]
 
 
 class CrossEntropy(NamedTuple):
-    """One call over rows of logits, with what it was given."""
+    """One call over rows of logits, with its arguments."""
 
     logits: torch.Tensor
     labels: torch.Tensor
@@ -36,7 +36,7 @@ class CrossEntropy(NamedTuple):
 
 
 class LossTracer(Protocol):
-    """What `marking()` tells a tracer; see `memscale.tracing.tracer.LiveTracer`."""
+    """The calls of `marking()` to a tracer; see `memscale.tracing.tracer.LiveTracer`."""
 
     def loss(self, logits: torch.Tensor) -> int: ...
 
@@ -50,8 +50,8 @@ class LossTracer(Protocol):
 class LossMode(TorchFunctionMode):
     """While on, cross entropies over rows with class labels go to `compute`.
 
-    On one thread, from `start()` to `stop()`, in any order with other modes. Those that
-    have class weights, probabilities for labels or more dimensions are torch's.
+    On one thread, from `start()` to `stop()`, in any order with other modes. torch computes those
+    with class weights, probabilities for labels or more dimensions.
     """
 
     def __init__(self, compute: Callable[[CrossEntropy], torch.Tensor]) -> None:
@@ -59,11 +59,11 @@ class LossMode(TorchFunctionMode):
         self._compute = compute
 
     def start(self) -> None:
-        """Begins to look."""
+        """Turns the mode on."""
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Ends it; modes that were begun later stay on. Nothing happens a second time."""
+        """Turns it off; modes begun later stay on. A second call does nothing."""
         modes = torch.overrides
         leave(self, modes._get_current_function_mode_stack, modes._pop_mode, modes._push_mode)
 
@@ -78,7 +78,7 @@ class LossMode(TorchFunctionMode):
 
 
 def _rows_of(args: tuple[Any, ...], kwargs: dict[str, Any], kinds: tuple[type, ...] = ()) -> CrossEntropy | None:
-    """The call's arguments where it is one over rows; None for any other."""
+    """The call's arguments if it is one over rows; else None."""
     given = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
     logits: Any = given.get("input")
     labels: Any = given.get("target")
@@ -120,14 +120,14 @@ def _plain_tensors() -> tuple[type, ...]:
 _TENSORS = _plain_tensors()
 
 
-# What the chunked head gives: a loss in the type that it sums in, over all tokens.
+# The chunked head's result: a loss in the type of its sum, over all tokens.
 _SUMMED = ("mean", "sum")
 _WIDE = (torch.float32, torch.float64)
 
 
 class _Marking(LossMode):
-    """Tells the tracer of each, and of the linear layer that its logits come from if nothing but
-    views and casts lie between; torch computes them."""
+    """Reports each to the tracer, with the linear layer of its logits if only views and casts are
+    between the two; torch computes them."""
 
     def __init__(self, tracer: LossTracer) -> None:
         heads = WeakIdKeyDictionary()
@@ -162,12 +162,12 @@ class _Marking(LossMode):
 
 
 def marking(tracer: LossTracer) -> LossMode:
-    """A mode that marks for the planner what a loss head could compute."""
+    """A mode that marks for the planner the losses that a loss head could compute."""
     return _Marking(tracer)
 
 
 def exact_head(is_wanted: Callable[[], bool]) -> LossMode:
-    """A mode that computes them row by row, wherever `is_wanted` says so at that moment."""
+    """A mode that computes them row by row, if `is_wanted` says so at the call."""
     from . import cross_entropy
 
     def compute(found: CrossEntropy) -> torch.Tensor:
@@ -185,8 +185,8 @@ def exact_head(is_wanted: Callable[[], bool]) -> LossMode:
 
 
 class _Chunking(LossMode):
-    """Puts linear layers off whose output may be logits; a cross entropy that gets such output,
-    as it is, is computed by chunks, and any other with the exact head."""
+    """Defers linear layers whose output may be logits. A cross entropy of such an unchanged output
+    is computed by chunks, any other with the exact head."""
 
     def __init__(self, is_wanted: Callable[[], bool]) -> None:
         exact = exact_head(is_wanted)
@@ -210,7 +210,7 @@ class _Chunking(LossMode):
 
 
 def _by_chunks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The cross entropy of logits that were put off; None where it needs the logits."""
+    """The cross entropy of deferred logits; None if it needs the logits."""
     from . import linear_cross_entropy
 
     logits = kwargs.get("input", args[0] if args else None)
@@ -233,6 +233,6 @@ def _by_chunks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | 
 
 
 def chunked_head(is_wanted: Callable[[], bool]) -> LossMode:
-    """A mode that makes loss and gradients by chunks of tokens, without the logits, wherever
-    `is_wanted` says so at that moment; any other use of the logits computes them."""
+    """A mode that computes loss and gradients by chunks of tokens, without the logits, if
+    `is_wanted` says so at the call; any other use of the logits computes them."""
     return _Chunking(is_wanted)

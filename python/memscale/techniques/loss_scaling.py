@@ -1,19 +1,17 @@
 """Backward of forwards under autocast to FP16: its loss is scaled, its gradients are not.
 
-FP16 has no numbers below 6e-8, where many gradients lie. `LossScaling` keeps them: while one
-lives, a `backward()` that reaches its model begins with the scale instead of 1, and what
-arrives at a leaf is divided by it before it is added to ``.grad``. So a loop that knows
-nothing of it clips, logs and accumulates gradients of the usual size. Before an optimizer
-steps, its gradients are looked at: if one is not finite, all of them are dropped, so that the
-step leaves its parameters and state as they are. The scale is C's (`memscale/precision.h`),
-one for all models of the process.
+FP16 has no numbers below 6e-8, and many gradients are smaller. `LossScaling` keeps them: while one
+exists, a `backward()` that reaches its model begins with the scale instead of 1, and each gradient
+is divided by it before it is added to ``.grad``. So an unmodified loop clips, logs and accumulates
+gradients of the usual size. Before an optimizer steps, its gradients are checked: if one is not
+finite, all of them are dropped, and the step leaves its parameters and state as they are. C has the
+scale (`memscale/precision.h`), one for all models of the process.
 
-What is seen scaled: hooks on tensors between loss and parameters, gradients that
-`retain_grad()` keeps, and the `inputs` of a backward that are no leaves (such a backward is
-left alone). `torch.autograd.grad()` is never scaled. A loop with a GradScaler of its own is
-left to it.
+These see scaled values: hooks on tensors between loss and parameters, gradients that
+`retain_grad()` keeps, and `inputs` of a backward that are not leaves (such a backward is left
+alone). `torch.autograd.grad()` is never scaled. A loop with its own GradScaler is left alone.
 
-`torch.autograd.backward` is replaced while there is a `LossScaling`, and put back afterwards.
+`torch.autograd.backward` is replaced while a `LossScaling` exists, and restored afterwards.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ _REENTRANT = "CheckpointFunctionBackward"  # of torch.utils.checkpoint
 class LossScaling:
     """Scales the losses of one model, from its first `autocast()` to `close()`.
 
-    It is made before the first step: what an optimizer is given has to be looked at in a step whose
-    closure makes the first forward, too.
+    Construct it before the first step: a step whose closure runs the first forward has to be
+    checked too.
 
     Args:
-        model: the wrapped root module; only looked at.
+        model: the wrapped root module; not changed.
 
     Used by the threads that run forward, backward and the optimizer's step, one at a time.
     """
@@ -56,12 +54,12 @@ class LossScaling:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = weakref.ref(model)
         self.is_used = self._is_forward_open = False
-        self.awaits_backward = False  # a forward has ended whose backward has not come
+        self.awaits_backward = False  # a forward has ended, its backward has not begun
         _process.join(self)
 
     @contextlib.contextmanager
     def autocast(self, device: str) -> Iterator[None]:
-        """What a training forward runs under; a step traced meanwhile has the scaling in it."""
+        """The context of a training forward; a step traced inside it includes the scaling."""
         self.is_used = self._is_forward_open = True
         try:
             with torch.autocast(device, torch.float16):
@@ -71,22 +69,22 @@ class LossScaling:
             self.awaits_backward = True
 
     def close(self) -> None:
-        """Leaves losses alone from here on."""
+        """Stops scaling losses."""
         _process.leave(self)
 
     def parameters(self) -> list[torch.Tensor]:
-        """Those that get gradients; under re-entrant checkpointing no graph leads to them."""
+        """The parameters that get gradients; under re-entrant checkpointing no graph leads to them."""
         model = self._model()
         return [] if model is None else [p for p in model.parameters() if p.requires_grad]
 
     @property
     def is_traced(self) -> bool:
-        """Whether the backward that this thread runs is that of a trace of the model."""
+        """Whether this thread runs the backward of a trace of the model."""
         return self._is_forward_open and is_tracing()
 
 
 class _UsersScaling:
-    """Whether a GradScaler of the loop's own has scaled a loss, as a listener of gradient_use."""
+    """As a listener of gradient_use: whether the loop's own GradScaler has scaled a loss."""
 
     def __init__(self) -> None:
         self._has_scaled = False
@@ -104,7 +102,7 @@ class _UsersScaling:
 
 
 class _Process:
-    """The scale, and what is replaced in torch while somebody has joined."""
+    """The scale, and the replacements in torch while it has members."""
 
     def __init__(self) -> None:
         self._members: weakref.WeakSet[LossScaling] = weakref.WeakSet()
@@ -135,9 +133,9 @@ class _Process:
         self._end_if_alone()
 
     def _end_if_alone(self) -> None:
-        if list(self._members) or self._backward is None:  # the set still counts one that is just dying
+        if list(self._members) or self._backward is None:  # the set still counts a member that is being destroyed
             return
-        # Whoever has replaced it since has ours under his own, which then only passes on.
+        # Other code that replaced it since calls ours, which then only passes the call on.
         if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
             torch.autograd.backward = self._backward  # type: ignore[assignment]
         self._optimizer_hook.remove()
@@ -160,7 +158,7 @@ class _Process:
         return backward
 
     def _leaves_to_unscale(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """All that this backward may leave gradients on; none where it is not to be scaled."""
+        """All tensors on which this backward may leave gradients; none if it is not to be scaled."""
         if torch._C._current_graph_task_id() >= 0:
             return []  # inside another backward, which is scaled or not
         user_scales = self._user is not None and self._user.take()
@@ -172,7 +170,7 @@ class _Process:
         if is_tracing():
             return leaves if any(member.is_traced for member in members) else []
         own = {id(p): p for member in members for p in member.parameters()}
-        # Re-entrant checkpointing hides what is below it.
+        # Re-entrant checkpointing hides the graph below it.
         is_hidden = any(type(function).__name__ == _REENTRANT for function in functions)
         is_awaited = is_hidden and any(member.awaits_backward for member in members)
         if not is_awaited and not any(id(leaf) in own for leaf in leaves):
@@ -210,7 +208,7 @@ class _Process:
 
     @contextlib.contextmanager
     def _unscaled(self, leaves: list[torch.Tensor]) -> Iterator[None]:
-        """Gradients on their way into `leaves` are divided, before any other hook sees them."""
+        """Divides the gradients of `leaves` before any other hook sees them."""
         inverse = 1 / self._scale
         handles = [leaf.register_hook(lambda gradient: gradient * inverse) for leaf in leaves]
         for leaf, handle in zip(leaves, handles, strict=True):

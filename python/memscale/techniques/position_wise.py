@@ -1,8 +1,8 @@
-"""Finds modules that treat every position by itself: what they make of a row depends on
-nothing but that row, as the MLP of a transformer's layer does.
+"""Finds modules that treat every position by itself: each row of the result depends on one row of
+the input only, as in the MLP of a transformer's layer.
 
-Known by what they do and not by name: a candidate runs once on a fake row tensor whose
-number of rows occurs nowhere else, and every operator must leave rows apart. Called by
+They are found by a trial, not by name: a candidate runs once on a fake tensor with a number of rows
+that occurs nowhere else, and every operator must keep rows apart. Called by
 the profiler and the executor, which must agree; no real tensor is computed.
 """
 
@@ -32,7 +32,7 @@ def find_position_wise(model: torch.nn.Module) -> list[tuple[str, torch.nn.Modul
     """The outermost modules inside the layers of a model that treat positions by themselves.
 
     Args:
-        model: the root module. Nothing of it is computed, and it is left as it was.
+        model: the root module. It computes nothing, and is left as it was.
 
     Returns:
         Pairs of qualified name and module; none contains another.
@@ -45,7 +45,7 @@ def find_position_wise(model: torch.nn.Module) -> list[tuple[str, torch.nn.Modul
 
 
 def has_hooked_parts(module: torch.nn.Module) -> bool:
-    """Whether somebody's hook would see the calls of a part of the module."""
+    """Whether a hook would see the calls of a part of the module."""
     from torch.nn.modules import module as of_all
 
     everywhere = (
@@ -73,7 +73,7 @@ def _inside(name: str, module: torch.nn.Module, known: dict[Any, bool]) -> Itera
 def _is_position_wise(module: torch.nn.Module, known: dict[Any, bool]) -> bool:
     parameters = list(module.parameters())
     matrices = [p for p in parameters if p.dim() == 2]
-    # A lone linear layer makes nothing on the way that could be left out.
+    # A single linear layer has no intermediate result to save.
     if not matrices or len(list(module.children())) < 2 or any(True for _ in module.buffers()):
         return False
     if has_hooked_parts(module):
@@ -88,7 +88,7 @@ def _is_position_wise(module: torch.nn.Module, known: dict[Any, bool]) -> bool:
 
 
 def _structure(module: torch.nn.Module) -> Iterator[Any]:
-    """Classes, and what a repr tells of them (sizes, probabilities)."""
+    """Classes, and the settings in their repr (sizes, probabilities)."""
     for inner in module.modules():
         yield type(inner), inner.extra_repr(), inner.training
 
@@ -107,14 +107,14 @@ def _try(undo: Any, module: torch.nn.Module, width: int, like: torch.Tensor) -> 
             twins = {id(p): torch.empty_like(p, requires_grad=p.requires_grad) for p in module.parameters()}
             with _Watch(rows), RowMode(twins, None):
                 made = module.forward(rows)
-            # A gradient that does not go by way of the twins would be lost.
+            # A gradient that bypasses the twins would be lost.
             return _place(made) and {id(leaf) for leaf in leaves_of(made)} <= {id(rows), *map(id, twins.values())}
-    except Exception:  # an unfit module may raise whatever it likes
+    except Exception:  # an unsuitable module may raise anything
         return False
 
 
 def _place(value: Any) -> bool:
-    """Whether a tensor has its rows where they belong: in one dimension, after none or some of size 1."""
+    """Whether a tensor has its rows in the expected dimension: the first, or one after dimensions of size 1."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     sizes = [size for size in value.shape if size != 1]
@@ -122,11 +122,11 @@ def _place(value: Any) -> bool:
 
 
 class _Mixed(Exception):
-    """An operator may bring rows together."""
+    """An operator may mix rows."""
 
 
 class _Watch(TorchDispatchMode):
-    """Raises at the first operator that may bring rows of the input together."""
+    """Raises at the first operator that may mix rows of the input."""
 
     def __init__(self, rows: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

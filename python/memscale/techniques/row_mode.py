@@ -1,9 +1,8 @@
-"""What a position-wise module's own calls become while it runs on some of its rows.
+"""Changes a position-wise module's own calls while it runs on some of its rows.
 
-Two things may not depend on where tiles end: which numbers dropout draws, and where
-gradients of parameters go. `RowMode` sees the module's calls of torch functions, gives
-them other tensors for the parameters, and drops of each tile what dropout over all rows
-would have dropped.
+Tiles must change neither the numbers that dropout draws nor the destination of parameters'
+gradients. `RowMode` sees the module's calls of torch functions, passes them other tensors for the
+parameters, and drops from each tile the elements that dropout over all rows would have dropped.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ __all__ = ["RowMode", "WholeMasks"]
 class WholeMasks:
     """The masks of one run of a module over all its rows, drawn as torch draws them.
 
-    Made anew for each run, under the random state of the module's call; kept as bools
-    until the run has ended.
+    Drawn for each run, under the random state of the module's call; kept as bools until the run
+    ends.
     """
 
     def __init__(self, rows: int) -> None:
@@ -36,7 +35,7 @@ class WholeMasks:
         self._next = 0
 
     def drop(self, tile: torch.Tensor, p: float) -> torch.Tensor:
-        """The tile's rows as the next dropout of the module leaves them."""
+        """The tile's rows after the next dropout of the module."""
         if self._next == len(self._masks):
             self._masks.append(self._draw(tile, p))
         mask = self._masks[self._next]
@@ -55,11 +54,11 @@ class WholeMasks:
 
 
 class RowMode(TorchFunctionMode):
-    """While on, calls that are given a tensor whose identity is in `twins` are given its twin.
+    """While on, a call with a tensor whose identity is in `twins` gets its twin.
 
     Args:
         twins: by identity of the parameter; the parameters must be alive.
-        masks: for dropout; with None nothing is dropped.
+        masks: for dropout; None drops nothing.
     """
 
     def __init__(self, twins: dict[int, torch.Tensor], masks: WholeMasks | None) -> None:

@@ -1,13 +1,13 @@
 """Position-wise modules run some rows at a time, and again in backward.
 
-A module in tiles saves its input and nothing else. Its forward runs on one tile after
-the other, and so does its backward: the tile runs again, with a graph, which is gone
-before the next. So what the module makes on the way (the wide activations of an MLP) is
-never there for all rows. Sums over rows have another order than without: results agree
-to rounding. What dropout drops does not depend on the tiles.
+A module in tiles saves its input and nothing else. Its forward runs on one tile after the other. So
+does its backward: each tile runs again, with a graph that is freed before the next. So the module's
+intermediate results (the wide activations of an MLP) never exist for all rows. Sums over rows have
+another order than without tiles: results agree to rounding. Dropout drops the same elements as
+without tiles.
 
-`Tiles` puts a forward of its own on the instances, which is the only way to run a part
-of a call; copies and pickles of the modules come out without.
+`Tiles` puts its own forward on the instances, the only way to run a part of a call. Copies and
+pickles of the modules do not have it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Tiles:
     """The position-wise modules of one model.
 
     Args:
-        model: the root module; its modules are looked for when they are first needed.
-        is_apart: whether memscale itself runs the model on the calling thread, otherwise
-            than by running a layer again.
-        traced: whether it is for a trace; else it acts in real forwards, while `is_on`.
+        model: the root module; its modules are found at the first need.
+        is_apart: whether memscale itself runs the model on the calling thread, other than in a
+            replay of a layer.
+        traced: whether it is for a trace; otherwise it acts in real forwards, while `is_on`.
     """
 
     def __init__(self, model: torch.nn.Module, is_apart: Callable[[], bool], traced: bool = False) -> None:
@@ -48,7 +48,7 @@ class Tiles:
         self.is_on = traced
 
     def set(self, is_on: bool) -> None:
-        """From the next forward on modules run in tiles, or not any more."""
+        """From the next forward on, modules run in tiles or whole."""
         self.is_on = is_on
         for forward in self._found() if is_on else self._forwards or ():
             if is_on:
@@ -103,7 +103,7 @@ class _TiledForward:
             undo.slot(module.__dict__, name)
 
     def install(self) -> None:
-        """Puts it on the module; nothing where it is there."""
+        """Puts it on the module, if it is not there."""
         module = self._module()
         if module is None or self.is_installed:
             return
@@ -112,7 +112,7 @@ class _TiledForward:
         module.__dict__.setdefault("__getstate__", self._state)
 
     def remove(self) -> None:
-        """The module is as it was, unless someone has put something else on it since."""
+        """Restores the module's forward, unless other code has replaced it since."""
         module = self._module()
         if module is None:
             return
@@ -124,7 +124,7 @@ class _TiledForward:
             del module.__dict__["__getstate__"]
 
     def _state(self) -> Any:
-        """The module's for a copy."""
+        """The module's own forward, for a copy."""
         module = self._module()
         if module is None:
             return None
@@ -159,8 +159,8 @@ class _TiledForward:
 
 
 def _can_tile(module: torch.nn.Module, given: Any) -> bool:
-    """Whether a call can run in tiles: on a plain tensor, with gradients, in its own type; and
-    nobody's hook on a part of the module would see the tiles."""
+    """Whether a call can run in tiles: on a plain tensor, with gradients, in its own type; and no
+    hook on a part of the module would see the tiles."""
     plain = isinstance(given, torch.Tensor) and (is_tracing() or type(given) is torch.Tensor)
     if not plain or given.dim() < 2 or not given.requires_grad or not torch.is_grad_enabled():
         return False
@@ -170,8 +170,8 @@ def _can_tile(module: torch.nn.Module, given: Any) -> bool:
 
 
 class _Pin(torch.autograd.Function):
-    """Keeps the module's input before the module runs, so that a layer that runs again for what
-    it saved has it all before it comes to the module."""
+    """Saves the module's input before the module runs, so that a replay of the layer has recomputed
+    all its saved tensors before it reaches the module."""
 
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
@@ -184,7 +184,7 @@ class _Pin(torch.autograd.Function):
 
 
 class _Run:
-    """One call of a module in tiles: what running it again takes."""
+    """One call of a module in tiles: the state needed to run it again."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Run:
         self._masks = WholeMasks(rows)
 
     def begin(self) -> None:
-        """Every tile runs once from here on."""
+        """Begins a run over all tiles."""
         self._masks = WholeMasks(self.rows)
 
     def parts(self) -> Iterator[slice]:
@@ -213,14 +213,14 @@ class _Run:
             yield slice(begin, min(begin + self.size, self.rows))
 
     def tile(self, rows: torch.Tensor, part: slice, twins: dict[int, torch.Tensor]) -> torch.Tensor:
-        """What the module makes of a tile of shape (1, rows, width)."""
+        """The module's result for a tile of shape (1, rows, width)."""
         self._masks.tile(part)
         with RowMode(twins, self._masks):
             made: torch.Tensor = self._forward(rows)
         return made
 
     def given(self) -> torch.Tensor:
-        """The module's input, as it was kept."""
+        """The module's saved input."""
         given: torch.Tensor = self._pin.saved_tensors[0]
         return given
 
@@ -238,7 +238,7 @@ class _Run:
             self._environment.call(function)
 
     def ended(self) -> None:
-        """Its masks go."""
+        """Frees its masks."""
         self._masks = WholeMasks(self.rows)
 
 
@@ -249,14 +249,14 @@ class _InTiles(torch.autograd.Function):
     def forward(ctx: Any, run: _Run, given: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
         ctx.run = run
         rows = given.reshape(1, run.rows, given.shape[-1])
-        made = given  # until the first tile has told the width
+        made = given  # until the first tile gives the width
         run.begin()
         for part in run.parts():
             tile = run.tile(rows[:, part], part, {})
             if part.start == 0:
                 made = tile.new_empty((1, run.rows, tile.shape[-1]))
             made[:, part] = tile
-            del tile  # before the next is made
+            del tile  # before the next is computed
         run.ended()
         return made.view(*given.shape[:-1], made.shape[-1])
 

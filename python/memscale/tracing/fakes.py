@@ -28,7 +28,7 @@ class Twins:
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._twins: dict[int, torch.Tensor] = {}
-        self._originals: list[torch.Tensor] = []  # ids stay theirs while they live
+        self._originals: list[torch.Tensor] = []  # keeps ids unique while they live
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The twin of a tensor, without a gradient of its own."""
@@ -44,7 +44,7 @@ class Twins:
         return twin
 
     def _whole(self, shard: torch.Tensor) -> torch.Tensor:
-        """A parameter of which `shard` is one rank's part, as it is while its layer runs."""
+        """The whole parameter of which `shard` is one rank's part, as during its layer's run."""
         with self.mode:
             whole = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
             return torch.nn.Parameter(whole, requires_grad=shard.requires_grad)
@@ -54,7 +54,7 @@ class Twins:
 
         Plain containers and mappings of the dataclass kind are rebuilt; other objects are
         deep-copied with their tensors replaced, so that a forward that changes them (a
-        cache) does not touch the caller's. Modules, and what can't be copied, are passed.
+        cache) does not touch the caller's. Modules, and objects that can't be copied, are passed on.
         """
         if isinstance(value, torch.Tensor):
             return self.of(value)
@@ -76,7 +76,7 @@ class Twins:
             return value
 
     def forget(self) -> None:
-        """Lets the twins go, torch's own memory of them included."""
+        """Releases the twins, also those that torch caches."""
         self._twins.clear()
         self._originals.clear()
         converter = self.mode.fake_tensor_converter.meta_converter

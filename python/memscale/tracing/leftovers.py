@@ -1,9 +1,9 @@
-"""Takes tensors of a trace out of what the caller's code has put them into.
+"""Removes tensors of a trace from the caller's containers.
 
-A forward, or a hook on it, may append what it computes to a list of its own: features,
+A forward, or a hook on it, may append results to a list of its own: features,
 statistics, auxiliary losses. Traced, it appends fake tensors, which must never meet the
-real step. What modules hold is put back by `isolation`; this is for everything else, and
-is used by the profiler after each trace.
+real step. `isolation` restores modules; this file handles everything else. The profiler uses it
+after each trace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WRAPPERS = (tuple, frozenset)
 def take_back(mode: FakeTensorMode) -> list[str]:
     """Removes every live fake tensor of `mode` from the containers that hold it.
 
-    Items of lists, deques, sets and dictionaries go, caches of functions are cleared;
+    Removes items of lists, deques, sets and dictionaries and clears caches of functions;
     attributes and captured variables become None. Frames are left alone: those of a failed
     trace end with its exception.
 
@@ -77,7 +77,7 @@ def _remove_from(holder: Any, thing: Any) -> bool:
 
 
 def _forget_values(holder: dict[Any, Any], thing: Any) -> None:
-    """Entries go; the attributes of an object, whose names code relies on, become None."""
+    """Removes entries. Attributes of an object become None, because code relies on their names."""
     owner = any(getattr(user, "__dict__", None) is holder for user in gc.get_referrers(holder))
     if owner:
         _forget_attributes(holder, thing)

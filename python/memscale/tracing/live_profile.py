@@ -1,8 +1,8 @@
-"""Profiles a real training step while it runs, for models that can't be traced without.
+"""Profiles a real training step while it runs, for models that can't be traced.
 
-The executor makes one for each warm-up step and passes on what its hooks see. The step
-runs under the plan of the warm-up steps; autograd and the model are not disturbed: a step
-that can't be followed is not profiled, and goes on.
+The executor makes a profile for each warm-up step and passes on its hooks' events. The step runs
+under the plan of the warm-up steps. Autograd and the model are not disturbed: if a step can't be
+followed, it continues without a profile.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Events:
                     return report(*values)
                 except MemScaleError as error:
                     self.error = error
-                except Exception as error:  # of a tensor that is like no other: sizes that are no numbers
+                except Exception as error:  # of an unusual tensor: its sizes are not numbers
                     self.error = ProfileError(f"{type(error).__name__}: {error}")
             return (NO_NODE, 0) if name == "saved" else NO_NODE
 
@@ -52,7 +52,7 @@ class _Events:
 
 
 class _StepTracer(LiveTracer):
-    """Does not report what replays compute: they belong to the warm-up's plan, not to the step."""
+    """Does not report replays: they belong to the warm-up's plan, not to the step."""
 
     def __init__(self, model: str, signature: str) -> None:
         super().__init__(model, signature, "empirical")
@@ -68,7 +68,7 @@ class _StepTracer(LiveTracer):
         if self._events.error is None:
             try:
                 super()._report(*operator)
-            except Exception as error:  # the step is the user's, and goes on
+            except Exception as error:  # the user's step continues
                 self._events.error = ProfileError(f"{type(error).__name__}: {error}")
 
     def __torch_dispatch__(
@@ -80,7 +80,7 @@ class _StepTracer(LiveTracer):
 
 
 class _Token:
-    """Stands with the handle of one saved tensor and dies with it."""
+    """Held with the handle of one saved tensor; destroyed with it."""
 
     __slots__ = ("_node", "_serial", "_tracer")
 
@@ -120,7 +120,7 @@ class LiveProfile:
         self._parameters = [weakref.ref(parameter) for parameter in model.parameters()]
         self._phase = "forward"
         self._thread = threading.current_thread()
-        self._here = threading.local()  # a thread's number may be another's later
+        self._here = threading.local()  # a thread's number may be reused
         self._here.is_mine = True
         tracer = _StepTracer(type(model).__name__, describe_arguments(args, kwargs))
         tracer.resident_parameters(model.parameters())
@@ -150,7 +150,7 @@ class LiveProfile:
 
     @property
     def refused(self) -> MemScaleError | None:
-        """Why the step could not be followed; None where it could, or was not whole."""
+        """Why the step could not be followed; None if it could, or was incomplete."""
         return self._tracer.refused
 
     def _token(self, tensor: torch.Tensor) -> _Token:
@@ -163,7 +163,7 @@ class LiveProfile:
         self._tracer.enter(name, module, args, kwargs)
 
     def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """It ends."""
+        """A layer's call ends."""
         self._tracer.leave(args, kwargs, output)
 
     def forward_ended(self, output: Any) -> None:
@@ -174,12 +174,12 @@ class LiveProfile:
             self._advance("loss")
 
     def backward_began(self) -> None:
-        """Autograd asks for the first saved tensor."""
+        """Autograd unpacks the first saved tensor."""
         if self._phase == "loss":
             self._advance("backward")
 
     def backward_ended(self) -> None:
-        """Gradients are there; what comes until the end is the optimizer's."""
+        """Backward has ended; events until the end belong to the optimizer."""
         if self._phase == "backward":
             self._tracer.gradients(p for p in (reference() for reference in self._parameters) if p is not None)
             self._advance("optimizer")
@@ -189,7 +189,7 @@ class LiveProfile:
         self._tracer.phase(phase)
 
     def finish(self, has_stepped: bool) -> str | None:
-        """Ends the profile; the graph, or None where no whole step was seen."""
+        """Ends the profile; returns the graph, or None if no complete step was seen."""
         self._observe(None)
         self._losses.stop()
         self._tracer.stop()
@@ -200,7 +200,7 @@ class LiveProfile:
                 self._tracer.optimizer_unknown()
             self._advance("done")
             graph = self._tracer.finish()
-            if self.refused is not None:  # at its very end, which gives no graph
+            if self.refused is not None:  # refused by the last call: no graph
                 return None
             _core.graph_check(graph)
             return graph

@@ -1,9 +1,8 @@
-"""Tells an input that does not fit a model from a model that can't be traced.
+"""Distinguishes an input that does not fit a model from a model that can't be traced.
 
-Both end a trace with an exception of torch's or of the model's own, in words that change with
-torch's versions, and the second is no fault of the caller's: real steps are profiled then. So it is not the
-words that decide but the model: a trace that failed for a `sample_input`, which no forward would
-complain about, is followed by one forward of the sample for real, without gradients.
+Both end a trace with an exception of torch or of the model, with messages that change with torch's versions.
+The second is not the caller's fault: real steps are then profiled. So the model decides, not the message:
+after a failed trace of a `sample_input`, one real forward of the sample runs, without gradients.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ class Misfit(TypeError):
 def misfit_of(
     error: BaseException, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
-    """What the model says to these arguments, on one line, if that is why a trace ended with
-    `error`; None where the model takes them. Leaves the model, the arguments and the random states as
-    they were."""
+    """The model's error for these arguments, on one line, if it is why a trace ended with `error`; None if
+    the model accepts them. Leaves the model, the arguments and the random states as they were."""
     cause = error.__cause__
     if isinstance(cause, Misfit):
         return _line(cause)
@@ -53,7 +51,7 @@ def _is_about_fakes(cause: BaseException) -> bool:
 
 
 def _can_run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Not where ranks would have to run it together, nor where the sample has no values."""
+    """False if ranks would have to run it together, or if the sample has no values."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     from ..model.shards import has_shards

@@ -1,7 +1,7 @@
-"""The graph of a traced training step as Python sees it: the JSON that C wrote.
+"""The graph of a traced training step in Python: the JSON that C wrote.
 
-Made by `memscale.trace()` for people and files; sessions hand the text itself on.
-Nothing is computed here: every number is C's.
+Made by `memscale.trace()` for people and files; sessions pass on the text itself. This file
+computes nothing: every number is C's.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["ModelGraph"]
 
 
 class ModelGraph:
-    """One training step of a model: its layers, what each allocates, saves and computes.
+    """One training step of a model: its layers, and the memory, saved tensors and work of each.
 
     Args:
         text: the graph's JSON document (docs/formats/graph.schema.json).
 
     Raises:
-        MemScaleError: `text` is not a sound graph.
+        MemScaleError: `text` is not a valid graph.
 
     Immutable, and safe to read from any thread. Two graphs are equal when their
     documents are, byte for byte.
@@ -55,7 +55,7 @@ class ModelGraph:
         return [node["name"] for node in self._document["nodes"] if node["kind"] == "layer"]
 
     def to_json(self) -> str:
-        """The document, the very str that C wrote."""
+        """The document, as C wrote it."""
         return self._text
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -63,7 +63,7 @@ class ModelGraph:
 
         Raises:
             OSError: `path` can't be written.
-            TypeError: `path` is no path.
+            TypeError: `path` is not a path.
         """
         with open(os.fspath(path), "w", encoding="utf-8") as file:
             file.write(self._text)

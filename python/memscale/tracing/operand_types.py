@@ -1,9 +1,9 @@
 """Finds operands of a type that their operator does not take, which many fake kernels let pass.
 
-A trace under fake tensors asks an operator for the shape of its result; many answer whatever the
-types are. What the kernels that will run take, only they know: each combination of operator
-and types that an input of the caller's leads to is tried once, on tensors of one element. Used by the
-static tracer. Nothing is judged by the words of an error.
+A trace under fake tensors gets the shape of an operator's result, and many fake kernels ignore types. Only
+the real kernels know the types that they accept. So each combination of operator and types that a caller's
+input leads to is tried once, on tensors of one element. Used by the
+static tracer. The words of an error do not matter.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["OperandTypes"]
 
 _FILLS = (0, 1)
 
-# Where one element does not go with an operator's other arguments, operands of this many are tried as they are.
+# If one element does not fit an operator's other arguments, operands of up to this many are tried as they are.
 _FEW_ELEMENTS = 1 << 16
 
 
 class OperandTypes:
-    """The inputs of one trace, what was made of them in their own type, and what was tried."""
+    """The inputs of one trace, the tensors derived from them in their own type, and the combinations tried."""
 
     def __init__(self) -> None:
         self._names: dict[int, str | None] = {}  # by storage
         self._tried: set[Any] = set()
 
     def add_input(self, name: str, tensor: torch.Tensor) -> None:
-        """Says that a tensor of the trace stands for the caller's argument `name`."""
+        """Records that a tensor of the trace stands for the caller's argument `name`."""
         if tensor.layout is torch.strided and tensor.device.type == "cpu":
             self._names[tensor.untyped_storage()._cdata] = name
 
@@ -88,8 +88,8 @@ class OperandTypes:
 
 
 def _other_types(tensor: torch.Tensor, operands: list[torch.Tensor]) -> list[torch.dtype]:
-    """Types that the caller may have meant: an index's, or one that the others have. Another
-    floating type than the others' is not among them: kernels of one may refuse small shapes."""
+    """Types that the caller may have meant: an index's, or one that the others have. A floating
+    type other than the others' is not among them: its kernels may refuse small shapes."""
     floating = [value.dtype for value in operands if value.dtype.is_floating_point]
     wanted = [*floating, torch.int64, torch.bool]
     if not (floating or tensor.dtype.is_floating_point):
@@ -100,7 +100,7 @@ def _other_types(tensor: torch.Tensor, operands: list[torch.Tensor]) -> list[tor
 def _refusal(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], types: dict[int, torch.dtype], is_small: bool
 ) -> str | None:
-    """What the operator's kernel says to operands of zeros, and then of ones; None where it takes them."""
+    """The kernel's error for operands of zeros, then of ones; None if it accepts them."""
     said = None
     for fill in _FILLS:
 

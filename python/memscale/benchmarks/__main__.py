@@ -1,8 +1,8 @@
-"""``python -m memscale.benchmarks``: peaks and step times beside the peers'.
+"""``python -m memscale.benchmarks``: peaks and step times beside those of other methods.
 
-Each case is trained unmodified, with Hugging Face checkpointing and wrapped, in turn,
-round by round, so that a drifting machine moves all of them; ratios are taken within a
-round. Writes a table, and with ``--output`` JSON.
+Each case is trained unmodified, with Hugging Face checkpointing, and wrapped, in turn, round by
+round, so that drift of the machine affects all of them. Ratios are taken within a round. Writes a
+table, and with ``--output`` JSON.
 
 ``--suite canonical`` measures the five cases of the published tables with every method,
 ``--suite grid`` their 25 shapes, ``--quick`` small versions of the five.
@@ -26,8 +26,8 @@ from .runner import Run, run
 from .table import METHODS, markdown, measure
 
 # Budgets in GB, or shares of the unmodified peak ("0.75x"), or a factor on the smallest
-# budget that the planner names ("1.05m"). With "+" memscale's optimizer trains, whose state and
-# gradients the plan may place too; with "*" it may also change the order of sums.
+# budget that the planner names ("1.05m"). With "+" memscale's optimizer trains, and the plan may
+# offload its state and release gradients; with "*" it may also change the order of sums.
 SUITES = {
     "gpt2": ("6.0", "5.0", "4.0", "3.8", "2.9", "2.1+", "1.7+", "1.45*"),
     "bert": ("0.75x", "1.05m"),
@@ -39,12 +39,12 @@ DEFAULT_CASES = ("gpt2", "bert", "llama")
 TABLES = {"canonical": BENCHMARK_MODELS, "grid": GRID}
 QUICK_STEPS = 2
 
-# How far losses may be apart: where only the update has other roundings, and where sums have.
+# Largest difference of losses: if only the update rounds differently, and if sums do.
 UPDATED, ROUNDED = 1e-5, 1e-3
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the suite; exit status 1 when a run exceeded its budget or changed a bit."""
+    """Runs the suite; exit status 1 if a run exceeded its budget or changed a bit."""
     parser = argparse.ArgumentParser(prog="python -m memscale.benchmarks", description=__doc__)
     parser.add_argument("--suite", choices=["default", *TABLES], default="default", help="what to measure")
     parser.add_argument("--quick", action="store_true", help="small versions of the canonical cases, two steps")
@@ -137,8 +137,8 @@ def _case(name: str, rounds: int, steps: int) -> tuple[list[dict[str, Any]], boo
 
 
 def _full_offload(name: str, plain: Run, checkpointing: Run, steps: int) -> list[dict[str, Any]]:
-    """Everything that layers save goes to disk, under checkpointing's peak: with all threads, and with
-    torch on one core less than there are, beside an unmodified run that has as many."""
+    """Offloads all saved tensors of layers to disk, under checkpointing's peak: with all threads, and with
+    torch on one core fewer, beside an unmodified run on as many."""
     if not checkpointing.finished:
         return []
     budget = checkpointing.result["peak_bytes"] / 1e9
@@ -168,7 +168,7 @@ def _budget_gb(text: str, name: str, plain: Run) -> float:
 
 
 def _smallest_budget_gb(name: str) -> float:
-    """What the planner names when asked for the impossible."""
+    """The smallest budget that the planner names when it refuses an impossible one."""
     outcome = run(name, "memscale", budget_gb=0.001, steps=1)
     marker = "smallest budget that would fit is "
     if marker not in outcome.stderr:
@@ -208,8 +208,8 @@ def _words(outcome: Run) -> str:
 
 
 def _is_same(outcome: Run, plain: Run, apart: float) -> bool:
-    """Losses and gradients to the bit; losses alone where the update has other roundings and
-    gradients are gone by the time they could be hashed."""
+    """Compares losses and gradients to the bit; only losses if the update rounds differently and
+    gradients are freed before they could be hashed."""
     if outcome.variant == "memscale-all":
         pairs = zip(outcome.steps, plain.steps, strict=True)
         return all(math.isclose(ours["loss"], theirs["loss"], rel_tol=apart) for ours, theirs in pairs)

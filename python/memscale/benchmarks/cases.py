@@ -1,7 +1,7 @@
 """The models and batches that demo and benchmarks train.
 
-Weights are random from the model's configuration; text is the source of Python's
-standard library, as bytes, which every machine has.
+Weights are random from the model's configuration; text is the source of Python's standard library,
+as bytes, present on every machine.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class Case:
         make: builds the model; the caller seeds torch first.
         batch: sequences per step.
         sequence: tokens per sequence.
-        config: the Hugging Face configuration, of which `make` builds the model, where
-            there is one.
+        config: the Hugging Face configuration of the model, if it has one.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""One training run in a process of its own; prints one JSON object per line.
+"""One training run in its own process; prints one JSON object per line.
 
-Started by `runner.run()`. The loop is the plain one that the README shows; nothing in
-it knows of memscale but the one call to `wrap()`.
+Started by `runner.run()`. The loop is the plain one of the README; only the call to `wrap()`
+involves memscale.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 if __package__:
     from .cases import CASES, batches
-else:  # run as a file by an interpreter that has another memscale
+else:  # run as a file by an interpreter with another memscale
     from cases import CASES, batches  # type: ignore[no-redef]
 
 
 VARIANTS = ("plain", "hf", "hf_offload", "memscale", "memscale-all", "uniform", "closed")
-"""`memscale-all` has memscale's optimizer, whose state and gradients the plan may place too; `uniform`
-moves what every layer saves to disk, whatever the planner would have chosen."""
+"""`memscale-all` has memscale's optimizer, whose state and gradients the plan may arrange too; `uniform`
+offloads every layer's saved tensors to disk, whatever the planner would have chosen."""
 
 
 def _status_bytes(field: str) -> int:
@@ -40,7 +40,7 @@ def _reset_peak() -> None:
 
 
 def _digest(model: Any) -> str:
-    """A hash over the bytes of every gradient that is there, in the order of the parameters."""
+    """A hash over the bytes of all present gradients, in the order of the parameters."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if parameter.grad is not None:
@@ -84,7 +84,7 @@ def _prepare_all(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
 
 
 def _plan_uniformly() -> None:
-    """From here on every plan of this process moves all saved tensors of all layers to disk."""
+    """After this call, every plan of this process offloads all saved tensors of all layers to disk."""
     from memscale import _core
     from memscale.session.session import Session
 
@@ -102,8 +102,8 @@ def _config(arguments: argparse.Namespace, **fields: Any) -> Any:
 
 
 class _Meter:
-    """Time and peak of the training device, from construction on. Without memscale's help: another Python may run
-    this file."""
+    """Time and peak of the training device, from construction on. Independent of memscale: another Python may
+    run this file."""
 
     def __init__(self, device: str) -> None:
         self._accelerator: Any = None
@@ -129,7 +129,7 @@ class _Meter:
 
 
 def _around_forward(variant: str) -> Any:
-    """What Hugging Face checkpointing with offload does: checkpoints' inputs go to pinned host memory."""
+    """As Hugging Face checkpointing with offload: checkpoints' inputs go to pinned host memory."""
     if variant != "hf_offload":
         return contextlib.nullcontext()
     import torch
@@ -167,7 +167,7 @@ def main() -> int:
     _say(event="ready", resident_bytes=_status_bytes("VmRSS"))
 
     seconds = []
-    predicted = 0  # the peak is of all steps: so is what their plans predict
+    predicted = 0  # the largest prediction, because the peak is that of all steps
     for step, ids in enumerate(data):
         if arguments.in_turn:
             sys.stdin.readline()

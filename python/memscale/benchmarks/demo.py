@@ -1,8 +1,8 @@
 """The demo: GPT-2 small trains under a byte budget that the unmodified run exceeds.
 
 Child processes run the same steps on the same text: unmodified, with Hugging Face
-gradient checkpointing, and wrapped with budgets of 4.0 and 3.0 GB. Where the machine
-lets it (root and a memory cgroup), the unmodified and the wrapped script then run
+gradient checkpointing, and wrapped with budgets of 4.0 and 3.0 GB. If the machine allows it (root
+and a memory cgroup), the unmodified and the wrapped script then run
 under a kernel limit of 4.5 GB: the first is killed, the second finishes.
 """
 
@@ -22,7 +22,7 @@ UNMODIFIED = "unmodified"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the demo; the exit status is 0 when every claim it prints held."""
+    """Runs the demo; the exit status is 0 if every printed claim held."""
     parser = argparse.ArgumentParser(prog="python -m memscale.benchmarks.demo", description=__doc__)
     parser.add_argument("--steps", type=int, default=4, help="training steps of each run (default 4)")
     parser.add_argument("--no-limit", action="store_true", help="leave out the runs under a kernel limit")

@@ -1,11 +1,11 @@
 """AdamW of memscale beside a plain loop, torch's, bitsandbytes' and torchao's, step by step in turn.
 
 Run with ``python -m memscale.benchmarks.optimizers [million parameters [rounds]]``; ``make
-bench`` does. All step the same parameters, whose gradients stay as they are, each with a
-state of its own. Figures are the best and the median of the rounds, claims the median of the
+bench`` does. All step the same parameters with fixed gradients, each with its own state. Figures
+are the best and the median of the rounds, claims the median of the
 ratios within a round. The plain loop reads four streams and writes three of the parameters'
-size: what any fp32 AdamW has to move.
-bitsandbytes and torchao are measured where they are installed, and named where not.
+size: the least that an fp32 AdamW has to move. bitsandbytes and torchao are measured if they are
+installed, and named if not.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ void stream(float *restrict a, float *restrict b, float *restrict c, const float
 
 
 class Contender(NamedTuple):
-    """One that steps: `make` gives the function that does it, over the parameters."""
+    """One contender: `make` returns the function that steps the parameters."""
 
     make: Callable[[list[Any]], Callable[[], Any]]
     element_bytes: int | None = None
-    """What a step has to move, where it is one pass."""
+    """Bytes that a step has to move, if it is one pass."""
     package: str | None = None
-    """That has to be installed."""
+    """The package that has to be installed."""
 
 
 def _parameters(elements: int) -> list[Any]:
@@ -109,7 +109,7 @@ def _theirs(package: str, module: str, name: str) -> Contender:
 
 
 def contenders() -> dict[str, Contender]:
-    """All that are compared, installed or not, by name."""
+    """All contenders, installed or not, by name."""
     import torch
 
     from .. import optim
@@ -137,7 +137,7 @@ def measure(elements: int, rounds: int) -> dict[str, list[float]]:
             running[name] = step
         except ModuleNotFoundError as error:
             print(f"{name}: not installed ({error.name}); pip install {contender.package} to compare", flush=True)
-        except Exception as error:  # another package's: whatever it raises
+        except Exception as error:  # of another package: any exception
             print(f"{name}: does not run here ({type(error).__name__}: {error})", flush=True)
     times: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(rounds):
@@ -149,7 +149,7 @@ def measure(elements: int, rounds: int) -> dict[str, list[float]]:
 
 
 def _claims(times: dict[str, list[float]]) -> list[tuple[str, float, float]]:
-    """(what is claimed, the median of the rounds' ratios, the least that it may be), of what ran."""
+    """(claim, median of the rounds' ratios, the smallest allowed), for the contenders that ran."""
     wanted = [
         (f"{OURS}: of the rate of the {LOOP}", LOOP, OURS, 0.9),
         (f"{OURS}: times as fast as {FUSED}", FUSED, OURS, 1.0),
@@ -163,7 +163,7 @@ def _claims(times: dict[str, list[float]]) -> list[tuple[str, float, float]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the table, and the ratios that are claimed."""
+    """Prints the table and the claimed ratios."""
     import torch
 
     elements = int(float(arguments[0]) * 1e6) if arguments else 124_000_000

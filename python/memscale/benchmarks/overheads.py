@@ -1,6 +1,6 @@
-"""What memscale costs where it has nothing to do, and what a plan costs.
+"""The cost of memscale when everything fits, and the cost of a plan.
 
-Each figure is taken in a process of its own by ``python -m memscale.benchmarks.overheads
+Each figure is taken in its own process by ``python -m memscale.benchmarks.overheads
 FIGURE``, which prints one JSON object.
 """
 
@@ -63,7 +63,7 @@ def _planning() -> dict[str, float]:
 
 
 def _nothing_to_do() -> dict[str, float]:
-    """Median ratio of wrapped to unwrapped step time where everything fits."""
+    """Median ratio of wrapped to unwrapped step time when everything fits."""
     import torch
 
     import memscale

@@ -1,4 +1,4 @@
-"""A child's run as it goes, in lines for a terminal. Used by the demo and by `xl`."""
+"""A child's progress, in lines for a terminal. Used by the demo and by `xl`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def train(title: str, case: str, variant: str, steps: int, **options: Any) -> Ru
     """Runs `steps` steps in a child process and prints a line for each.
 
     Args:
-        title: what the run is called.
+        title: the run's name.
         options: as for `runner.run()`.
     """
     start = time.perf_counter()

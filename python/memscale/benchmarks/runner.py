@@ -1,6 +1,6 @@
 """Starts one training run in a child process, optionally under a kernel memory limit.
 
-Used by the demo and the suite; `Run` is what a finished child said.
+Used by the demo and the suite; `Run` is a finished child's report.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 
 @dataclass
 class Run:
-    """What a child reported.
+    """A child's report.
 
     Attributes:
         variant: one of `child.VARIANTS`.
-        exit_code: 0 when it finished; negative, or 137, when it was killed.
+        exit_code: 0 if it finished; negative, or 137, if it was killed.
         steps: one dict per step: seconds, loss, digest (first and last step), peak_bytes.
-        result: the closing dict; empty when the child did not finish.
-        stderr: the end of what it wrote there.
+        result: the closing dict; empty if the child did not finish.
+        stderr: the end of its standard error.
     """
 
     variant: str
@@ -64,8 +64,8 @@ def run(
     Args:
         device: "cpu" or "cuda".
         threads: of torch; 0 leaves it to torch.
-        interpreter: another Python that runs the child as a file, with the packages it has;
-            None is this one.
+        interpreter: another Python that runs the child as a file, with its own packages; None is
+            this one.
         group: a memory cgroup's directory that the child joins before it starts Python.
         on_step: called with each step's dict as it arrives.
     """
@@ -119,7 +119,7 @@ def _collect(lines: Any, outcome: Run, on_step: Callable[[dict[str, Any]], None]
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int) -> Iterator[Path | None]:
-    """A memory cgroup with a limit, removed afterwards; None where none can be made."""
+    """A memory cgroup with a limit, removed afterwards; None if none can be made."""
     group = _make_group(limit_bytes)
     try:
         yield group

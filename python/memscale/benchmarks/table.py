@@ -1,5 +1,5 @@
-"""The published table: cases by methods, each run in a process of its own, as JSON and
-Markdown with the machine and versions they were taken on.
+"""The published table: cases by methods, each run in its own process, as JSON and Markdown, with
+machine and versions.
 
 Used by ``python -m memscale.benchmarks --suite canonical`` (or ``grid``), and ``--quick``.
 """
@@ -28,7 +28,7 @@ class Method:
 
     Attributes:
         name: as in the table and on the command line.
-        variant: what the child does.
+        variant: the child's variant.
         budget: share of the unmodified peak, or None.
         mode: of memscale; None is its default.
         budget_gb: the budget itself, instead of a share.
@@ -67,11 +67,11 @@ def measure(
     closed_python: str | None,
     budgets_gb: list[float] | None = None,
 ) -> dict[str, Any]:
-    """Runs every case with every method, and wrapped under every one of `budgets_gb`; prints rows as
-    they come.
+    """Runs every case with every method, and wrapped under every one of `budgets_gb`; prints each row when it
+    is ready.
 
     Returns:
-        The document that is written as JSON: ``version``, ``machine``, ``versions``,
+        The document for JSON: ``version``, ``machine``, ``versions``,
         ``device``, ``load_average`` and ``cases``.
     """
     document: dict[str, Any] = {
@@ -136,7 +136,7 @@ def _run(
         base = plain or outcome
         row["ratio"] = outcome.result["step_seconds"] / base.result["step_seconds"]
         row["peak_share"] = outcome.result["peak_bytes"] / base.result["peak_bytes"]
-        # memscale's own AdamW rounds in its last place otherwise than torch's.
+        # memscale's own AdamW rounds differently from torch's in the last place.
         row["same_bits"] = None if method.variant == "memscale-all" else _bits(outcome) == _bits(base)
     return row, outcome
 
@@ -146,9 +146,9 @@ def _bits(outcome: Run) -> list[tuple[Any, Any]]:
 
 
 def _refusal(case: Case, method: Method, plain: Run | None, device: str, closed_python: str | None) -> str | None:
-    """Why a run is not made, as its status."""
+    """The reason for skipping a run, as its status."""
     if method.variant == "hf_offload" and device == "cpu":
-        return "not applicable"  # the host is where it offloads to
+        return "not applicable"  # the host is its offload tier
     if method.variant == "closed":
         return None if closed_python and _has_closed(closed_python) else "not installed"
     if method.budget is not None and plain is None:
@@ -164,7 +164,7 @@ def _is_hopeless(case: Case, method: Method) -> bool:
 
     if method.variant == "plain":
         return OOMPredictor(case.config()).predict(batch=case.batch, sequence=case.sequence).risk == "certain"
-    # Checkpointing takes at the least what recomputing alone would.
+    # Checkpointing takes at least as much as recomputation alone.
     mode = "conservative" if method.variant == "hf" else method.mode or "balanced"
     budget = method.budget_gb
     config = Config(mode=OptimizationMode(mode), memory_budget_gb=budget, force_optimize=budget is None)
@@ -196,7 +196,7 @@ def _machine() -> Any:
     from memscale import _core
 
     found = json.loads(_core.hardware_probe())
-    found["disk"].pop("dir", None)  # where, which nobody needs to know
+    found["disk"].pop("dir", None)  # the path does not matter
     return found
 
 

@@ -2,8 +2,8 @@
 
 1.56 billion parameters, 1 x 512 tokens, fp32, AdamW: parameters, gradients and two
 moments alone are 24.9 GB. Run with ``python -m memscale.benchmarks.xl``, or ``make
-bench-xl``; it takes some minutes and 13 GB of disk. Where the machine lets it (root
-and a memory cgroup), the unmodified script then runs too, until the kernel kills it.
+bench-xl``; it takes some minutes and 13 GB of disk. If the machine allows it (root and a memory
+cgroup), the unmodified script then runs too, until the kernel kills it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .runner import Run, memory_group
 CASE = "gpt2-xl"
 BUDGET_GB = 10.0
 LEARNING_RATE = 1e-5
-"""So wide a model has to start slowly: AdamW's first step is this much for every weight."""
+"""A model this wide has to start slowly: AdamW's first step changes every weight by this much."""
 RESERVE_BYTES = 2 << 30
-"""What the rest of the machine keeps while the unmodified run is driven into its limit."""
+"""Memory left to the rest of the machine while the unmodified run reaches its limit."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs it; the exit status is 0 when every claim it prints held."""
+    """Runs it; the exit status is 0 if every printed claim held."""
     parser = argparse.ArgumentParser(prog="python -m memscale.benchmarks.xl", description=__doc__)
     parser.add_argument("--steps", type=int, default=4, help="training steps (default 4)")
     parser.add_argument("--budget-gb", type=float, default=BUDGET_GB, help=f"budget (default {BUDGET_GB})")

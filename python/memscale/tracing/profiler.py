@@ -2,17 +2,17 @@
 
 `MemoryProfiler.trace()` runs the model's forward and backward once under fake tensors
 (no memory, no arithmetic) and reports the events to the C tracer, which makes the
-graph. The model is left as it was, and the caller's containers without what the trace has
-put into them; other effects of the forward and of hooks on it (counting, printing) happen
-once more. Where a step can't be traced it raises `ProfileError`, and the executor profiles
-real steps with `LiveTracer` instead.
+graph. The model is left as it was, and the trace's tensors are removed from the caller's
+containers. Other effects of the forward and of hooks on it (counting, printing) happen once more.
+If a step can't be traced, it raises `ProfileError`, and the executor profiles real steps with
+`LiveTracer` instead.
 
-One step is enough. What a second step would add is known without tracing it:
+One step is enough. The additions of a second step are known without tracing it:
 gradients, optimizer state and outputs of the step before are residents of the loop,
 which the graph names (`loop`) and the planner adds; within the step, storages are
-born and die in the second as in the first, because what a module caches in its first
-forward is either small (rotary tables) or stays, and then has no FREE. Only the
-optimizer, whose first step makes its state, is stepped twice.
+born and die in the second as in the first, because a module's caches from its first forward are
+either small (rotary tables) or stay, and then have no FREE. Only the optimizer, whose first step
+makes its state, is stepped twice.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MemoryProfiler:
         config: read for `disk_offload_dir` and `enable_tiling`; may be None.
 
     Raises:
-        TypeError: `config` is no `Config`.
+        TypeError: `config` is not a `Config`.
     """
 
     def __init__(self, config: Config | None = None) -> None:
@@ -83,11 +83,11 @@ class MemoryProfiler:
                 `model.train()` would leave it. Not changed.
             sample_args, sample_kwargs: arguments of a training forward. Only shapes,
                 dtypes and plain values matter; tensors are not read.
-            optimizer: the one that will step, if known. It is stepped, as a copy, on
-                fake gradients; where that fails its state is estimated.
+            optimizer: the one that will step, if known. A copy of it is stepped on fake gradients;
+                if that fails, its state is estimated.
 
-        The first attempt lets transformers branch on values (`libraries_branch_on_values`),
-        which needs those that decide to be known; the second does not.
+        The first attempt lets transformers branch on values (`libraries_branch_on_values`), so the
+        deciding values have to be known; the second does not.
 
         With `enable_tiling` the step is traced a second time, with position-wise modules in tiles.
 
@@ -96,7 +96,7 @@ class MemoryProfiler:
 
         Raises:
             ProfileError: the step can't be traced: its control flow depends on values,
-                an operator has no fake kernel, or a module kept hold of a fake tensor.
+                an operator has no fake kernel, or a module still holds a fake tensor.
         """
         kwargs = without_cache(model, sample_args, dict(sample_kwargs or {}))
         branches = True
@@ -166,8 +166,8 @@ class MemoryProfiler:
 
 @functools.cache
 def load_tracer() -> None:
-    """Traces a step of two weights, once per process. What torch loads for its first trace stays
-    resident, 80 MB where nothing else has loaded it: it must be there when a baseline is measured."""
+    """Traces a step of two weights, once per process. torch's first trace loads code that stays resident, 80
+    MB unless already loaded: it must be loaded before a baseline is measured."""
     import torch
 
     model = torch.nn.LayerNorm(1, device="cpu")  # draws no random numbers
@@ -243,14 +243,14 @@ class _StaticStep:
             losses.stop()
         self._tracer.outputs(output)
         self._tracer.phase("loss")
-        # Autocast is left before backward, and lets go of its casts of the weights.
+        # Autocast ends before backward, and releases its casts of the weights.
         torch.clear_autocast_cache()
         loss = loss_of(output)
         if loss is None:
             loss = stand_in_loss(output)
             if loss is not None:
                 self._tracer.loss_outside()
-        # What the caller holds is not known here: the graph says what dies without him.
+        # The caller's references are not known here: the graph shows which tensors die without them.
         del output
         self._tracer.phase("backward")
         if loss is not None:
@@ -262,7 +262,7 @@ class _StaticStep:
     # -- twins in the model -------------------------------------------------------------
 
     def _swap_in(self, snapshot: Snapshot) -> None:
-        """Puts twins wherever a module holds a tensor; the snapshot takes them out again."""
+        """Replaces every tensor in a module by its twin; the snapshot removes the twins."""
         import torch
 
         for container in snapshot.containers():
@@ -276,14 +276,14 @@ class _StaticStep:
                         container[index] = self._twins.of(value)
 
     def _silence(self) -> None:
-        """Backward hooks of the caller's look at gradients, and keep them; the snapshot puts
-        them back."""
+        """Removes the caller's backward hooks, which look at gradients and keep them; the snapshot
+        restores them."""
         for module in self._model.modules():
             module._backward_hooks.clear()
             module._backward_pre_hooks.clear()
 
     def _know_masks(self, kwargs: dict[str, Any]) -> None:
-        """Masks of ones: the arguments' description says that they are."""
+        """Marks masks of ones, which the arguments' description names."""
         from ..base.signature import is_full_mask
         from .static_tracer import know
 
@@ -346,10 +346,10 @@ class _StaticStep:
 
 
 class _Token:
-    """What autograd holds in place of a saved tensor: enough to make a fake one again.
+    """Held by autograd instead of a saved tensor: enough to make the fake tensor again.
 
-    A tensor that is not the trace's (a parameter, the batch) is held itself, as autograd
-    would. Its end is when autograd gave the saved tensor up.
+    A tensor that is not the trace's (a parameter, the batch) is held itself, as autograd would. It
+    dies when autograd releases the saved tensor.
     """
 
     __slots__ = ("geometry", "node", "serial", "storage_bytes", "tensor", "tracer")
@@ -380,7 +380,7 @@ class _Token:
 def _named_tensors(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a forward's arguments under the names that the forward gives them."""
+    """The tensors of a forward's arguments by the names of the forward's parameters."""
     from .fakes import tensors_in
 
     try:
@@ -397,7 +397,7 @@ def _named_tensors(
 
 def stand_in_loss(output: Any) -> torch.Tensor | None:
     """A scalar whose backward gives every differentiable output a dense gradient, as the
-    caller's loss will; None where nothing is differentiable."""
+    caller's loss will; None if nothing is differentiable."""
     import torch
 
     from .fakes import tensors_in
@@ -417,8 +417,8 @@ def stand_in_loss(output: Any) -> torch.Tensor | None:
 
 
 def _refuse_real_leaves(loss: torch.Tensor) -> None:
-    """Raises where backward would reach a tensor that has no twin, because no module holds
-    it: a fake gradient would be left on it."""
+    """Raises if backward would reach a tensor that has no twin, because no module holds it: it
+    would get a fake gradient."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     from ..base.walk import leaves_of
@@ -430,19 +430,19 @@ def _refuse_real_leaves(loss: torch.Tensor) -> None:
 
 
 def _refuse_sparse_gradients(parameters: list[torch.nn.Parameter]) -> None:
-    """Raises where a gradient's size depends on values: fake ones are empty."""
+    """Raises if a gradient's size depends on values: a fake one is empty."""
     import torch
 
     if any(p.grad is not None and p.grad.layout is not torch.strided for p in parameters):
         raise ProfileError("it has sparse gradients, whose sizes depend on values")
 
 
-# ---- what stands around the step --------------------------------------------------------
+# ---- before and after the step --------------------------------------------------------
 
 
 def _fake_optimizer(optimizer: torch.optim.Optimizer, twins: Twins) -> torch.optim.Optimizer:
-    """A copy without state whose groups hold the twins of the parameters. What patched
-    the instance (schedulers wrap `step`) and the caller's hooks stay behind."""
+    """A copy without state whose groups hold the twins of the parameters. It has neither patches of
+    the instance (schedulers wrap `step`) nor the caller's hooks."""
     import torch
 
     stepping = object.__new__(type(optimizer))
@@ -470,7 +470,7 @@ def _without_autocast() -> Iterator[None]:
 
 
 def _take_back_after(error: BaseException, twins: Twins) -> None:
-    """What a trace that failed has left in the caller's containers."""
+    """Removes a failed trace's tensors from the caller's containers."""
     from .leftovers import take_back
 
     traceback.clear_frames(error.__traceback__)
@@ -479,11 +479,11 @@ def _take_back_after(error: BaseException, twins: Twins) -> None:
 
 
 def _refuse_leftovers(name: str, tracer: LiveTracer, twins: Twins) -> None:
-    """Raises where something still holds a tensor of the trace, which the model must not, once it
-    has been taken away from it.
+    """Raises if anything still holds a tensor of the trace, after removing it from there.
 
     Raises:
-        IntegrationError: it can't be taken away: the step would be made with it.
+        IntegrationError: it can't be removed, so the real step would use it.
+        ProfileError: it was removed; the model can't be traced.
     """
     from .leftovers import take_back
 

@@ -1,4 +1,4 @@
-"""The graph of one real step of a model that is not wrapped, for comparing it with its trace.
+"""The graph of one real step of an unwrapped model, for comparison with its trace.
 
 Called by `memscale.trace_diff`. Autograd holds copies of what it saves, so that storages live exactly as long as
 something other than autograd holds them, as in a trace under fake tensors: the step takes up to twice the memory of a
@@ -29,7 +29,7 @@ __all__ = ["trace_real_step"]
 
 
 class _Copy:
-    """What autograd holds in a saved tensor's place: the tensor if it stays anyway, else a view of a copy."""
+    """Held by autograd instead of a saved tensor: the tensor if it stays anyway, else a view of a copy."""
 
     __slots__ = ("geometry", "node", "serial", "storage", "tensor", "tracer")
 
@@ -128,7 +128,7 @@ class _RealStep:
 def trace_real_step(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: torch.optim.Optimizer
 ) -> str:
-    """Trains `model`, called as a wrapped one is, for one step.
+    """Trains `model` for one step, with the calls of a wrapped one.
 
     Returns:
         The step's graph as JSON (docs/formats/graph.schema.json).

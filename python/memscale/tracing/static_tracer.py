@@ -1,10 +1,10 @@
 """The tracer of a step under fake tensors, which knows the values of small integers.
 
-Models branch on values that no data decides: positions that they count up themselves,
-masks that are all ones. `StaticTracer` keeps the real values of small integer and
-boolean tensors that follow from nothing but constants (and from inputs that the
-profiler vouches for), beside their fake twins, so that such a branch is taken as in the
-real run. Everything else stays unknown, and a branch on it ends the trace.
+Models branch on values that do not depend on data: positions that they count themselves, masks of
+ones. `StaticTracer` keeps the real values of small integer and boolean tensors that follow from
+constants alone (and from inputs that the profiler guarantees), beside their fake twins. Such a
+branch is then taken as in the real run. All other values are unknown, and a branch on one ends the
+trace.
 
 Used by the profiler only.
 """
@@ -33,7 +33,7 @@ _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 
 
 def know(twin: torch.Tensor, value: torch.Tensor) -> None:
-    """Says that a fake tensor has these values (a tensor that nobody will change)."""
+    """Records that a fake tensor has these values (the tensor must not change)."""
     setattr(twin, _VALUE, value)
 
 
@@ -45,7 +45,7 @@ class StaticTracer(LiveTracer):
         self._types = OperandTypes()
 
     def add_input(self, name: str, tensor: torch.Tensor) -> None:
-        """Says which argument of the caller's a fake tensor stands for."""
+        """Records the caller's argument that a fake tensor stands for."""
         self._types.add_input(name, tensor)
 
     @classmethod
@@ -55,7 +55,7 @@ class StaticTracer(LiveTracer):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # Asked for thousands of times a step; no need to bother the fake mode with it.
+        # Called thousands of times a step, so it bypasses the fake mode.
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         try:
@@ -77,7 +77,7 @@ class StaticTracer(LiveTracer):
 
 
 def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: FakeTensor) -> None:
-    """Works out the result's value where all operands' are known, else forgets it."""
+    """Computes the result's value if all operands' are known, else forgets it."""
     if result.is_complex() or result.numel() > _MOST_ELEMENTS or torch.Tag.nondeterministic_seeded in func.tags:
         return
     try:
@@ -93,8 +93,8 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Fa
 
 
 def _forget(func: Any, args: tuple[Any, ...], result: FakeTensor) -> None:
-    """The result is unknown; so is what an operator that writes wrote to, and all that
-    shares its storage, which is why the values' own storage goes."""
+    """The result is unknown. So is every tensor that the operator wrote to, with all that share its
+    storage: the values' own storage is dropped."""
     for value in args if func._schema.is_mutable else ():
         known = getattr(value, _VALUE, None)
         if known is not None:
@@ -108,7 +108,7 @@ class _Unknown(Exception):
 
 
 def _known(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor's value; None where it is not known, or not any more."""
+    """The tensor's value; None if it is not, or no longer, known."""
     value: torch.Tensor | None = getattr(tensor, _VALUE, None)
     if value is None or (value.numel() > 0 and value.untyped_storage().nbytes() == 0):
         return None
@@ -137,7 +137,7 @@ def _scalar_of(tensor: torch.Tensor) -> Any:
 
 @contextmanager
 def libraries_branch_on_values() -> Iterator[None]:
-    """Lets transformers look at values although the tensors are fake.
+    """Lets transformers branch on values although the tensors are fake.
 
     It takes a fake tensor for a sign of compilation, and then builds attention masks
     that a real run does not need: 4 bytes per pair of positions and layer.
@@ -162,7 +162,7 @@ def _never(value: Any) -> bool:
 
 
 def _kernels() -> dict[Any, Callable[..., Any]]:
-    """Operators that are run otherwise than torch's fake mode would run them.
+    """Operators that do not run as torch's fake mode would run them.
 
     The fake kernel of grouped products refuses types that the CPU's real one takes, and
     that of the recurrent layer leaves out the workspace that is saved for backward.
@@ -193,8 +193,8 @@ _workspaces: dict[tuple[Any, ...], tuple[int, int]] = {}
 
 
 def _workspace(args: tuple[Any, ...]) -> tuple[int, int]:
-    """Bytes of oneDNN's workspace and how many of them it leaves untouched, which only the library
-    knows: asked by a run on zeros, once per shape."""
+    """Bytes of oneDNN's workspace, and the number of them that it leaves untouched. Only the
+    library knows: measured in a run on zeros, once per shape."""
     tensors = tuple((tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None for value in args)
     key = (tensors, tuple(str(value) for value in args if not isinstance(value, torch.Tensor)))
     if key not in _workspaces:

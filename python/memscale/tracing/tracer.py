@@ -1,10 +1,10 @@
 """Reports one training step to the C tracer, event by event.
 
-`LiveTracer` sees every operator through torch's dispatcher and tells C which
-storages come to life, which die, and what work is done; the owner of hooks tells it
-where layers begin and end and what autograd packs and unpacks. The static profiler
+`LiveTracer` sees every operator through torch's dispatcher and reports to C the storages that are
+born and die, and the work. The owner of the hooks reports to it the begin and end of layers and the
+tensors that autograd packs and unpacks. The static profiler
 (`profiler.py`) drives it with fake tensors, the executor with the real ones of its
-warm-up steps. It draws no conclusion and adds up nothing: C does.
+warm-up steps. It only reports; C adds up and concludes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ..base.walk import first_output, plain_leaves, tensors_of, version_of
 __all__ = ["NO_NODE", "LiveTracer", "is_maker"]
 
 NO_NODE = 0xFFFFFFFF
-"""What `saved()` gives as node while the tracer is not listening."""
+"""The node that `saved()` returns while the tracer is not listening."""
 
 
 class _Operator(NamedTuple):
-    """What has to be known of an operator, worked out once per trace."""
+    """The facts about an operator, computed once per trace."""
 
     run: Callable[..., Any]
     name: str
-    silent: bool  # a view, or no tensor operator at all: nothing to report
+    silent: bool  # a view, or not a tensor operator: nothing to report
     mutable: bool
     random: bool
     convolves: bool = False
@@ -56,7 +56,7 @@ class _Watch(weakref.ref[torch.UntypedStorage]):
 
 
 class _Frame:
-    """What is remembered of a layer's arguments, parameters and buffers while it runs."""
+    """A record of a layer's arguments, parameters and buffers while it runs."""
 
     __slots__ = ("buffers", "leaves", "node", "parameter_keys", "parameters", "versions")
 
@@ -78,7 +78,7 @@ class _Buffer(NamedTuple):
 
 
 class LiveTracer(TorchDispatchMode):
-    """One traced step. Use it once; it is finished or thrown away.
+    """One traced step. Use it once; finish it or discard it.
 
     Args:
         model: class name of the root module, for the graph.
@@ -118,7 +118,7 @@ class LiveTracer(TorchDispatchMode):
         self._finished = False
         self._error: BaseException | None = None
 
-    # -- what is there before the step ------------------------------------------------
+    # -- tensors from before the step ------------------------------------------------
 
     def resident_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Parameters: never part of an event, counted by storage."""
@@ -149,7 +149,7 @@ class LiveTracer(TorchDispatchMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Ends it; modes that were begun later stay on, and one that somebody took off is not missed."""
+        """Stops listening; modes begun later stay on. Does nothing if the mode was already removed."""
         leave(self, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
 
     @property
@@ -215,8 +215,8 @@ class LiveTracer(TorchDispatchMode):
                     self._trace.flag(self._frame.node, "mutates_input")  # through .data, which no version shows
 
     def _tell_sum(self, gradient: Any, other: Any) -> None:
-        """Autograd may be adding up two gradients: it writes the sum over the first, but for a view,
-        which its base holds too, and not at all under a dispatch mode."""
+        """Autograd may be adding two gradients: it writes the sum over the first, unless that is a view,
+        which its base holds too. Under a dispatch mode it never does."""
         if not torch.is_grad_enabled() and isinstance(other, torch.Tensor) and not gradient._is_view():
             pair = [storage for tensor in (gradient, other) for storage in _storages(tensor)]
             if len(pair) == 2:
@@ -250,7 +250,7 @@ class LiveTracer(TorchDispatchMode):
             self._tell(self._trace.died, watch.key)
 
     def _tell(self, report: Any, *values: int) -> None:
-        """A report from a destructor: its error is kept, since nobody could catch it."""
+        """A report from a destructor: its error is stored, because no caller could catch it."""
         if self._finished:
             return
         try:
@@ -267,8 +267,8 @@ class LiveTracer(TorchDispatchMode):
     def enter(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """A layer's call begins.
 
-        Returns its node, or None where it is not one: inside another layer, outside of
-        the forward, or while paused. Every call is paired with `leave()`.
+        Returns its node, or None if it has none: inside another layer, outside of the forward, or
+        while paused. Every call is paired with `leave()`.
         """
         if self._nesting or self._paused or self._phase not in ("forward", "loss"):
             self._nesting += 1
@@ -292,7 +292,7 @@ class LiveTracer(TorchDispatchMode):
         return node
 
     def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """The call ends, well or not; `output` is None where it raised."""
+        """The call ends; `output` is None if it raised."""
         self._nesting -= 1
         frame = self._frame
         if self._nesting or frame is None:
@@ -326,7 +326,7 @@ class LiveTracer(TorchDispatchMode):
         return NO_NODE, 0
 
     def unpacked(self, node: int, serial: int, copy: torch.UntypedStorage | None = None) -> None:
-        """Autograd asks for it back; `copy` is a storage made to stand for it."""
+        """Autograd unpacks it; `copy` is a storage made to stand for it."""
         if self._finished:
             return
         key = 0
@@ -337,21 +337,21 @@ class LiveTracer(TorchDispatchMode):
         self._trace.unpacked(node, serial, key)
 
     def dropped(self, node: int, serial: int) -> None:
-        """Autograd gave it up. May be called from a destructor."""
+        """Autograd released it. May be called from a destructor."""
         if serial:
             self._tell(self._trace.dropped, node, serial)
 
     # -- the model's own cross entropy ------------------------------------------------
 
     def loss(self, logits: torch.Tensor) -> int:
-        """A cross entropy over rows of logits begins, outside of layers: its number, 0 where
-        there is nothing to mark. To be followed by `loss_ended()`."""
+        """A cross entropy over rows of logits begins, outside of layers. Returns its number, 0 if
+        there is nothing to mark. Call `loss_ended()` after it."""
         if self._paused or self._nesting or self._phase != "forward" or not logits.requires_grad:
             return 0
         return self._trace.loss(logits.untyped_storage()._cdata)
 
     def loss_ended(self, number: int, logits: torch.Tensor, value: torch.Tensor) -> None:
-        """It has given its value; its backward is followed by hooks on both tensors."""
+        """It has returned its value; hooks on both tensors follow its backward."""
         if number == 0 or not value.requires_grad:
             return
         trace = self._trace
@@ -360,8 +360,8 @@ class LiveTracer(TorchDispatchMode):
         logits.register_hook(lambda gradient: trace.loss_backward_end(number, gradient.untyped_storage()._cdata))
 
     def head(self, made: torch.Tensor, hidden: torch.Tensor) -> int:
-        """A linear layer has made what may be logits of `hidden`, outside of layers: its number, 0
-        where there is nothing to mark. It counts if `head_used()` is called."""
+        """A linear layer has made possible logits of `hidden`, outside of layers. Returns its
+        number, 0 if there is nothing to mark. It counts if `head_used()` is called."""
         if self._paused or self._nesting or self._phase != "forward" or made.grad_fn is None:
             return 0
         trace = self._trace
@@ -372,7 +372,7 @@ class LiveTracer(TorchDispatchMode):
         return number
 
     def head_used(self, head: int, loss: int) -> None:
-        """Nothing but the cross entropy that `loss()` has numbered looks at what it made."""
+        """Only the cross entropy that `loss()` has numbered uses its result."""
         if head and loss:
             self._trace.head_used(head, loss)
 
@@ -384,11 +384,11 @@ class LiveTracer(TorchDispatchMode):
         self._phase = name
 
     def outputs(self, result: Any) -> None:
-        """Says which storages the root's forward returned."""
+        """Reports the storages that the root's forward returned."""
         self._roles(self._trace.output, plain_tensors(result))
 
     def gradients(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Says which storages are parameters' gradients, once backward is done."""
+        """Reports the storages of parameters' gradients, after backward."""
         self._roles(self._trace.gradient, (parameter.grad for parameter in parameters))
 
     def _roles(self, report: Any, tensors: Iterable[torch.Tensor | None]) -> None:
@@ -401,12 +401,12 @@ class LiveTracer(TorchDispatchMode):
         self._trace.loss_outside()
 
     def own_optimizer(self, streamable: list[torch.Tensor], released: bool, streamed: bool) -> None:
-        """The optimizer is memscale's: these tensors of its state can lie on disk. At its owner's
-        wish it releases gradients, or keeps state on disk."""
+        """The optimizer is memscale's: these tensors of its state may be on disk. The flags tell
+        whether the user chose gradient release, or state on disk."""
         self._trace.own_optimizer(_core.storage_bytes(streamable), released, streamed)
 
     def optimizer_unknown(self) -> None:
-        """The optimizer's step could not be followed; as if it had not been tried."""
+        """The optimizer's step could not be followed: undoes its events."""
         self._trace.optimizer_unknown()
         self._phase = "done"
 
@@ -436,7 +436,7 @@ def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """What an operator reads or writes of a tensor."""
+    """The bytes of a tensor that an operator reads or writes."""
     if tensor.layout is torch.strided:
         return tensor.nbytes
     return sum(storage.nbytes() for storage in _storages(tensor))
@@ -472,15 +472,15 @@ def _describe(func: Any, run: Callable[..., Any]) -> _Operator:
 
 
 def _name_of(operator: _Operator, kwargs: dict[str, Any] | None) -> str:
-    """Of two operators under one name, the one meant: GELU in its form with a tanh is another."""
+    """Of two operators under one name, the right one: GELU with tanh is a separate one."""
     if kwargs and kwargs.get("approximate") == "tanh":
         return operator.name.replace("gelu", "gelu_tanh")
     return operator.name
 
 
 def is_maker(func: Any) -> bool:
-    """Whether an operator can run again on its own and gives the same bits: it is not random,
-    writes to nothing, gives no view, and C knows it."""
+    """Whether an operator can run again alone with the same bits: it is not random, writes to no
+    argument, returns no view, and C knows it."""
     if func._schema.is_mutable or func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
         return False
     return _core.operator_is_maker(str(func), torch.Tag.pointwise in func.tags)
@@ -499,7 +499,7 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _state_of(parameter: torch.Tensor) -> tuple[int | None, tuple[int, ...]]:
-    """What is another one after a parameter was written to, or its `data` set."""
+    """A value that changes when a parameter is written to, or its `data` is set."""
     return version_of(parameter), tuple(storage._cdata for storage in _storages(parameter))
 
 

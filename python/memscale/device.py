@@ -198,7 +198,7 @@ class RandomState:
             undo.later(put_back, state)
 
     def put_back(self) -> None:
-        """The generators go on from where they were."""
+        """Sets the generators to the states taken."""
         for put_back, state in self._setters():
             put_back(state)
 

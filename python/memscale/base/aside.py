@@ -37,7 +37,7 @@ def is_replaying() -> bool:
 
 
 def standing_aside(function: Callable[[], Result]) -> Result:
-    """`function()`; meanwhile hooks on a model that this thread runs stand aside, as in a trace."""
+    """`function()`; meanwhile hooks on a model that this thread runs do nothing, as in a trace."""
     return cast(Result, _core.guarded(_standing_aside, function))
 
 
@@ -48,6 +48,6 @@ def _standing_aside(undo: _core.Undo, function: Callable[[], Result]) -> Result:
 
 
 def replaying(undo: _core.Undo) -> None:
-    """This thread is running a layer again, until `undo` puts things back."""
+    """This thread replays a layer, until `undo` runs."""
     undo.slot(_here.__dict__, "replays")
     _here.replays += 1

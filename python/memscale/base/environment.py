@@ -1,8 +1,9 @@
-"""What a forward depends on besides its arguments, parameters and buffers: random
-number generators, autocast, precision, and all else in the process that operators read.
+"""The state a forward depends on besides its arguments, parameters and buffers: random number
+generators, autocast, precision, and every other setting of the process that operators read.
 
-One table says what it is (`_rows()`). It is taken before a layer that will be run again, or of
-which single operators will be, put in place for that, and put back afterwards. Used by `memscale.execution.replay`,
+One table lists it (`_rows()`). It is taken before a layer that will be replayed, as a whole or by single
+operators; it is set for the replay, and the present state is restored afterwards. Used by
+`memscale.execution.replay`,
 `memscale.execution.tape` and `memscale.techniques.tiles`.
 """
 
@@ -26,7 +27,7 @@ _Row = tuple[Callable[[], Any], Callable[[Any], _Calls]]
 """How something is read, and which calls set it to a value: of builtins, since an interrupt comes between bytecodes."""
 
 _UNREADABLE = object()
-"""torch refuses to tell, for one, the old setting of a precision that the new one has split."""
+"""torch refuses to return, for example, the old setting of a precision that the new one has split."""
 
 _PRECISIONS = [
     ("generic", "all"),
@@ -40,7 +41,7 @@ _PRECISIONS = [
 _OLD_PRECISIONS = ("cudnn_allow_tf32", "float32_matmul_precision")
 
 _FLAGS = [
-    # name, or getter and setter where they are called otherwise: all of torch._C
+    # name, or getter and setter if they are named differently: all of torch._C
     ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
     ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
     ("_get_math_sdp_enabled", "_set_sdp_use_math"),
@@ -70,8 +71,8 @@ _FLAGS = [
 
 
 def _rows() -> list[_Row]:
-    """The table: everything but random numbers that chooses kernels, their results, or what a layer sees
-    when it asks. A row that this build of torch has not is left out."""
+    """The table: every setting, except random numbers, that chooses kernels or their results, or that a layer
+    can read. A row that this build of torch lacks is left out."""
     c = torch._C
     rows: list[_Row] = [
         _row(_core.float_control, _core.set_float_control),
@@ -170,7 +171,7 @@ class Switches:
                     undo.later(call)
 
     def put(self, undo: Any) -> None:
-        """As at that moment, until `undo` puts back what is now."""
+        """Restores that moment's settings, until `undo` restores the present ones."""
         now = _read_all(Switches._readers)
         if now == self._values:
             return
@@ -249,8 +250,8 @@ class Modes:
         )
 
     def put(self, undo: Any) -> None:
-        """They are on, and no other, until `undo` puts back those that are now. A mode that the caller has
-        left meanwhile hears again what it heard."""
+        """Only these modes are on, until `undo` restores the present ones. A mode that the caller has left
+        meanwhile sees the operators again."""
         c = torch._C
         if self._dispatch or c._len_torch_dispatch_stack() != 0:
             _set_modes(undo, "dispatch", _dispatch_modes(), self._dispatch)
@@ -259,7 +260,7 @@ class Modes:
 
 
 def without_modes(undo: Any) -> None:
-    """No mode but default devices, until `undo` puts back those that are now, and no other."""
+    """No mode but default devices is on, until `undo` restores exactly the present ones."""
     from torch.utils._device import DeviceContext
 
     modes = _function_modes()
@@ -294,7 +295,7 @@ _STACK = ("_len_torch_{}_stack", "_pop_torch_{}_stack", "_push_on_torch_{}_stack
 
 
 def enable_hooks(undo: Any) -> None:
-    """Saved-tensor hooks can be pushed, until `undo` forbids it again where it was forbidden."""
+    """Saved-tensor hooks can be pushed, until `undo` forbids it again if it was forbidden."""
     c: Any = torch._C._autograd
     if not c._saved_tensors_hooks_is_enabled():
         undo.later(c._saved_tensors_hooks_disable, c._saved_tensors_hooks_get_disabled_error_message())
@@ -317,7 +318,7 @@ class Environment:
         self._modes = Modes()
 
     def put(self, undo: Any) -> None:
-        """The environment is as it was taken, until `undo` puts back what is now."""
+        """Restores the taken environment, until `undo` restores the present one."""
         now = RandomState(self._random.devices)
         now.later(undo)
         self._switches.put(undo)

@@ -47,8 +47,8 @@ class Snapshot:
     """The attributes of every module below a root, and the containers they hold.
 
     Values are remembered by reference: tensors are not copied. Plain objects among the
-    attributes (configurations, caches) are remembered one level deep. `undo` puts
-    back what is different, in place, so that who holds a container sees it restored.
+    attributes (configurations, caches) are remembered one level deep. `undo` restores every changed
+    container in place, so all its holders see it.
     """
 
     def __init__(self, model: torch.nn.Module, undo: Any) -> None:
@@ -105,12 +105,12 @@ Result = TypeVar("Result")
 
 
 def isolated(model: torch.nn.Module, function: Callable[[Snapshot], Result]) -> Result:
-    """`function(snapshot)`; everything that a trace could disturb is put back at its end, exception or not, in
-    one step that an interrupt can't break.
+    """`function(snapshot)`; everything that a trace could disturb is restored at its end, exception or not,
+    in one step that can't be interrupted.
 
     Meanwhile gradients are enabled, anomaly detection is off (it looks at values) and the
-    garbage collector is off, so that storages die when their last holder lets go and not
-    when a collection happens to run.
+    garbage collector is off, so that storages die when their last holder releases them, not at a
+    later collection.
     """
     return cast("Result", _core.guarded(_isolated, model, function))
 
@@ -126,7 +126,7 @@ def _isolated(undo: Any, model: torch.nn.Module, function: Callable[[Snapshot], 
     RandomState().later(undo)
     torch_log = logging.getLogger("torch._subclasses.fake_tensor")
     undo.slot(vars(torch_log), "disabled")
-    torch_log.disabled = True  # what fails is raised and reported once
+    torch_log.disabled = True  # errors are raised, and reported once
     Switches().note(undo)
     without_modes(undo)
     enable_hooks(undo)
@@ -151,7 +151,7 @@ def _isolated(undo: Any, model: torch.nn.Module, function: Callable[[Snapshot], 
 
 
 def note_generator(undo: Any, generator: Any) -> None:
-    """`undo` gives a random generator the state again that it has now."""
+    """`undo` restores the random generator's present state."""
     read, put_back = generator_state(generator) or (None, None)
     if read is not None:
         for call, value in _calls(generator, put_back, read()):
@@ -159,7 +159,7 @@ def note_generator(undo: Any, generator: Any) -> None:
 
 
 def set_generator(generator: Any, state: Any) -> None:
-    """Gives it this state."""
+    """Sets its state."""
     _, put_back = generator_state(generator) or (None, None)
     for call, value in _calls(generator, put_back, state):
         call(value)

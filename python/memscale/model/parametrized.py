@@ -32,7 +32,7 @@ class CachedWeights:
         self._found: _Cache = {key: _apart(value) for key, value in parametrize._cache.items()}
 
     def put(self, undo: Any) -> None:
-        """The cache is as it was taken, until `undo` puts back what is now."""
+        """Restores the taken cache, until `undo` restores the present one."""
         _replace(undo, self._depth, dict(self._found))
 
 
@@ -42,7 +42,7 @@ def _apart(value: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def without_cached_weights(undo: Any) -> None:
-    """A cache of its own, empty, as far as there is one now; until `undo` puts back that one."""
+    """An empty cache, if there is one now, until `undo` restores that one."""
     _replace(undo, parametrize._cache_enabled, {})
 
 

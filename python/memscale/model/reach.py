@@ -1,9 +1,8 @@
-"""What the code of a layer reaches beside its modules: closures, globals, classes and the objects they hold.
+"""The state that a layer's code reaches beside its modules: closures, globals, classes and the objects in them.
 
-A layer that is run again has to find there what its call found: random generators in their states, counters
-and averages with their values. What the second run changes has to be put back. Where to look the code says
-itself: its cells, and the globals that it names. Libraries are not looked into; what they hold is what all
-programs have.
+A replay of a layer has to find there the state of its call: random generators in their states, counters and
+averages with their values. The replay's changes have to be undone. The code itself names the places: its
+cells, and the globals that it names. Libraries are not searched: their state is the same for all programs.
 
 Used by `memscale.execution.module_state` around replays and by `memscale.model.isolation` around traces.
 """
@@ -28,13 +27,13 @@ _CLOSED = frozenset(sys.stdlib_module_names) | {
     *("memscale", "torch", "numpy", "transformers", "torchvision", "torchaudio", "accelerate", "peft", "pytest"),
     *("_pytest", "scipy", "triton", "sympy", "pandas", "datasets", "safetensors", "lightning", "tqdm"),
 }
-"""Packages whose functions, classes and globals are not looked into."""
+"""Packages whose functions, classes and globals are not searched."""
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), tuple)
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _CONTAINERS = (*_MAPPINGS, list, deque, set)
 _FEW_ITEMS = 64
-"""Containers with more items are not searched; those with more than `_LARGE` not copied either."""
+"""Containers with more items are not searched; those with more than `_LARGE` are not copied either."""
 
 _LARGE = 4096
 _DEPTH = 6
@@ -48,7 +47,7 @@ Place = tuple[Any, str]
 
 
 class Reach:
-    """Where the code of some modules may find state that is no module's.
+    """The places outside of modules in which the code of some modules may find state.
 
     Args:
         modules: of a layer, or a model.
@@ -56,15 +55,15 @@ class Reach:
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
         self.places: list[Place] = []
-        """Where scalars, containers and tensors lie that the code reads by name."""
+        """Places of scalars, containers and tensors that the code reads by name."""
         self.holders: list[dict[str, Any]] = []
         """Attributes of objects, to which a forward may add."""
         self.generators: list[Any] = []
         """Random generators of torch, Python and NumPy."""
         self.modules: list[torch.nn.Module] = []
-        """Modules that are no children."""
+        """Modules that are not children."""
         self.obstacle: str | None = None
-        """Why nothing can bring the code's state back: what it reaches."""
+        """The reached objects whose state can't be restored."""
         self._inside = {id(module) for module in modules}
         self._seen: set[int] = set()
         for module in modules:
@@ -252,7 +251,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def read_place(place: Place) -> Any:
-    """What lies there; `MISSING` where nothing does."""
+    """The value there; `MISSING` if there is none."""
     holder, name = place
     if type(holder) is dict or isinstance(holder, dict):
         return holder.get(name, MISSING)
@@ -296,7 +295,7 @@ def _is_closed(value: Any) -> bool:
 
 
 def generator_state(value: Any) -> tuple[Any, Any] | None:
-    """How a random generator's state is read and put back; None for anything else."""
+    """How a random generator's state is read and restored; None for anything else."""
     kind = type(value)
     if kind is torch.Generator:
         return value.get_state, value.set_state

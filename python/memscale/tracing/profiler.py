@@ -144,7 +144,7 @@ class MemoryProfiler:
 
             def run(snapshot: Snapshot) -> None:
                 if in_tiles:
-                    Tiles(model, is_tracing, traced=True).set(True)  # the snapshot takes them off
+                    Tiles(model, is_tracing, traced=True).set(True)  # the snapshot removes them
                 with libraries_branch_on_values() if branch_on_values else nullcontext():
                     _StaticStep(model, tracer, twins).run(snapshot, args, kwargs, optimizer)
 

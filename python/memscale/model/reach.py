@@ -63,7 +63,7 @@ class Reach:
         self.modules: list[torch.nn.Module] = []
         """Modules that are not children."""
         self.obstacle: str | None = None
-        """The reached objects whose state can't be restored."""
+        """Why the code's state can't be restored: an object that it reaches, or a call; None if it can."""
         self._inside = {id(module) for module in modules}
         self._seen: set[int] = set()
         for module in modules:

@@ -28,8 +28,8 @@ static char *report_of(ms_graph *traced, ms_graph *seen, uint32_t *differences)
 
 static void assert_says(const char *report, const char *part)
 {
-    if (strstr(report, part) == NULL) {
-        fail_msg("\"%s\" is not in:\n%s", part, report);
+    if (report == NULL || strstr(report, part) == NULL) {
+        fail_msg("\"%s\" is not in:\n%s", part, report != NULL ? report : "(nothing)");
     }
 }
 

@@ -54,7 +54,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether the unmodified run should fit: its risk is low or moderate."""
+        """Whether the unmodified run should fit, which a low or moderate risk means."""
         return self.risk in ("low", "moderate")
 
 
@@ -91,7 +91,7 @@ class OOMPredictor:
 
     Raises:
         TypeError: `model` is none of these, `optimizer` is not an optimizer, or an optimizer is given with a
-        ``config.json``.
+            ``config.json``.
         OSError: the file can't be read.
 
     Example:

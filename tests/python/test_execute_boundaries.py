@@ -3,6 +3,7 @@ failing tiers, what is left in the process afterwards."""
 
 from __future__ import annotations
 
+import array
 import copy
 import io
 import logging
@@ -411,16 +412,16 @@ def test_a_layer_that_saves_something_else_is_refused_by_name(technique, tmp_pat
 
 
 class _Tally:
-    """Counts where a replay can't put it back."""
+    """Counts in an array, which a replay does not put back."""
 
     def __init__(self):
-        self.count = 0
+        self.count = array.array("l", [0])
 
     def append(self, item):
-        self.count += 1
+        self.count[0] += 1
 
     def __len__(self):
-        return self.count
+        return self.count[0]
 
 
 def test_an_error_inside_a_replay_reaches_the_caller(tmp_path):

@@ -64,7 +64,7 @@ def _quietly(*command: str, cwd: pathlib.Path) -> str:
 
 def test_one_row_is_all_that_a_technique_needs_to_be_planned(tmp_path: pathlib.Path) -> None:
     copy, scripts = tmp_path / "copy", pathlib.Path(sysconfig.get_path("scripts"))
-    for name in ("include", "src", "cli", "bench"):
+    for name in ("include", "src", "cli", "bench", "server"):
         shutil.copytree(ROOT / name, copy / name)
     for name in ("meson.build", "meson.options", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
@@ -74,7 +74,14 @@ def test_one_row_is_all_that_a_technique_needs_to_be_planned(tmp_path: pathlib.P
     (copy / "made_up.c").write_text(SOURCE)
     (copy / "meson.build").write_text((copy / "meson.build").read_text() + PROGRAM)
 
-    options = ["-Dpython=disabled", "-Dtests=false", "-Dshared=false", "-Doptimization=0", "-Ddebug=false"]
+    options = [
+        "-Dpython=disabled",
+        "-Dtests=false",
+        "-Dshared=false",
+        "-Dserver=disabled",
+        "-Doptimization=0",
+        "-Ddebug=false",
+    ]
     _quietly(str(scripts / "meson"), "setup", "build", *options, cwd=copy)
     _quietly(str(scripts / "ninja"), "-C", "build", "made_up", "memscale", cwd=copy)
     data = ROOT / "tests" / "cli" / "data"

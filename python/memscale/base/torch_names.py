@@ -43,6 +43,12 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
         "nn.utils.parametrize._cache",
         "nn.utils.parametrize._cache_enabled",
     ),
+    "settings that a replay restores": (
+        "_C._get_deterministic_algorithms",
+        "_C._get_deterministic_algorithms_warn_only",
+        "_C._set_deterministic_algorithms",
+        "_C._set_grad_enabled",
+    ),
     "making single results again": (
         "_C._DisableAutocast",
         "_C._SetExcludeDispatchKeyGuard",

@@ -127,6 +127,8 @@ class MemoryProfiler:
         from ..base.torch_names import check_torch
 
         check_torch()
+        import torch
+
         from ..base.signature import describe_arguments
         from ..model.isolation import isolated
         from ..model.reach import Reach
@@ -135,6 +137,8 @@ class MemoryProfiler:
         from .static_tracer import StaticTracer, libraries_branch_on_values
 
         name = type(model).__name__
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"model: expected an nn.Module, got {name}")
         obstacle = Reach(list(model.modules())).obstacle
         if obstacle is not None:
             raise ProfileError(f"{name} can't be traced without running it: {obstacle}, and a trace would do that too")

@@ -11,7 +11,7 @@ PYTHON ?=
 export TORCH_SPEC PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-server docs bench bench-xl soak lint fuzz wheel clean nasty
+.PHONY: help build demo test test-server test-cuda docs bench bench-xl soak lint fuzz wheel clean nasty
 
 help:
 	@echo "Targets:"
@@ -20,6 +20,7 @@ help:
 	@echo "  demo   build, then train GPT-2 under a byte budget beside the unmodified run"
 	@echo "  test   build, then pass every test"
 	@echo "  docs   the site in build/docs/html: guide, results, formats, references of Python and C"
+	@echo "  test-cuda  the CUDA path on a double of torch's CUDA"
 	@echo "  test-server  the tests of memscale-server alone, where its libraries can be had"
 	@echo "  bench  build, then measure against the unmodified run and HF checkpointing"
 	@echo "  bench-xl  build, then train GPT-2 XL, which does not fit in 24 GiB unmodified, under 10 GB"
@@ -42,6 +43,9 @@ test:
 
 docs:
 	@scripts/docs.sh
+
+test-cuda:
+	@scripts/test_cuda.sh
 
 test-server:
 	@scripts/test_server.sh

@@ -68,15 +68,6 @@ if ! command -v promtool >/dev/null 2>&1 && [ ! -x "$judge/usr/bin/promtool" ] &
 fi
 export PATH="$PATH:$judge/usr/bin"
 
-say "the CUDA path, on a double of torch's CUDA"
-mkdir -p build/pytest
-if [ -e build/test/tests/torch_double/libtorch_double.so ]; then
-    (cd build/pytest && python -m pytest -n auto --dist worksteal --durations 5 -c "$ROOT/pyproject.toml" \
-        --rootdir "$ROOT" "$ROOT/tests/python_cuda")
-else
-    say "skipped: the CUDA path (it needs a C++ compiler, and torch 2.13 without CUDA)"
-fi
-
 say "Python tests"
 # From a folder without the sources, so that the installed package is tested.
 mkdir -p build/pytest

@@ -75,9 +75,9 @@ def _rows() -> list[_Row]:
     can read. A row that this build of torch lacks is left out."""
     c = torch._C
     rows: list[_Row] = [
+        _row(torch.get_num_threads, torch.set_num_threads),  # the first: see Switches.note()
         _row(_core.float_control, _core.set_float_control),
         _row(torch.get_default_dtype, c._set_default_dtype),
-        _row(torch.get_num_threads, torch.set_num_threads),
         _row(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         _row(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
         (_deterministic, _set_deterministic),
@@ -162,10 +162,10 @@ class Switches:
         self._values = _read_all(Switches._readers)
 
     def note(self, undo: Any) -> None:
-        """`undo` puts all of them back but precisions, whatever changes them: written once, those of torch no
-        longer follow one another."""
+        """`undo` restores all of them but two, whatever changes them. Precisions: once written, those of torch no
+        longer follow one another. The number of threads: torch starts a thread of its own when it is written."""
         rows = list(zip(Switches._writers, self._values, strict=True))
-        for write, value in reversed(rows[: len(rows) - Switches._precisions]):
+        for write, value in reversed(rows[1 : len(rows) - Switches._precisions]):
             if value is not _UNREADABLE:
                 for call in reversed(write(value)):
                     undo.later(call)

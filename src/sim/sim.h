@@ -405,6 +405,8 @@ void ms__io_advance(ms__sim *sim);
 /* Releases storages whose write has finished. The executor polls when a layer's forward begins or ends, at
  * the end of forward, and whenever it stores or takes something, but not within the root's own work. */
 void ms__io_poll(ms__sim *sim);
+/* The same at the end of a layer's forward, which may wait for all stores. */
+void ms__io_end_layer(ms__sim *sim);
 /* Stores an instance for one more node; may stall on the window. Returns the fetch entry. */
 uint32_t ms__io_store(ms__sim *sim, uint32_t instance, uint32_t tier);
 /* Issues fetches in reverse order of saving, as far as the window allows. */

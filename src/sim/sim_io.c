@@ -144,6 +144,15 @@ static uint64_t io_stall(ms__sim *sim)
     return sim->now_ns - before;
 }
 
+void ms__io_end_layer(ms__sim *sim)
+{
+    ms__io_poll(sim);
+    while (sim->choices->waits && queue_busy(&sim->io.writes)) {
+        sim->stall_forward_ns = ms__add_sat(sim->stall_forward_ns, io_stall(sim));
+        ms__io_poll(sim);
+    }
+}
+
 /* ---- down ----------------------------------------------------------------------- */
 
 static void io_start_store(ms__sim *sim, uint32_t instance, uint32_t tier)
@@ -201,7 +210,7 @@ static void io_issue(ms__sim *sim, ms__fetch *fetch)
 void ms__io_prefetch(ms__sim *sim)
 {
     ms__io_advance(sim);
-    uint32_t look = LOOK_MOST;
+    uint32_t look = sim->choices->waits ? 0 : LOOK_MOST;
     for (uint32_t at = sim->prefetch_next; at > 0 && look > 0; at--, look--) {
         ms__fetch *fetch = &sim->fetches[at - 1];
         if (fetch->state == MS__FETCH_WAITING && sim->instances[fetch->instance].holds == 0) {

@@ -39,6 +39,10 @@ class Execution:
         """A forward begins, made by this Python frame. True if one was broken off before."""
     def expect_backward(self) -> bool:
         """The forward that has ended will be told of by backward_begins(); False: that is not needed."""
+    def held_layers(self) -> list[str]:
+        """Layers that are not recomputed any more."""
+    def hold(self, layer: int, /) -> None:
+        """The layer is not recomputed any more."""
     def hooks_in_the_way(self) -> str | None:
         """Removes stale hooks of ours; why hooks can't be pushed: "foreign", "wrapped" (those of an execution around
         this one) or "disabled"; None where they can.
@@ -373,6 +377,9 @@ def graph_adopt_loop(graph: str, other: str, /) -> str:
 
 def graph_check(json: str, /) -> None:
     """Raises MemScaleError if the document is not a sound graph."""
+
+def graph_hold(graph: str, layers: list[str], /) -> str:
+    """The graph with these layers as not repeatable."""
 
 def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
     """Calls function(undo, *args). What it noted in the Undo is put back then, exception or not, in one call that

@@ -292,6 +292,35 @@ static PyObject *counters(PyObject *self, PyObject *args)
     return dict;
 }
 
+static PyObject *hold(PyObject *self, PyObject *number)
+{
+    uint32_t layer;
+    if (ms_ext_u32(number, "layer", &layer) != 0) {
+        return NULL;
+    }
+    ms_execute_hold(ms_ext_execution_of(self)->execute, layer);
+    Py_RETURN_NONE;
+}
+
+enum { HELD_MOST = 4096 };
+
+static PyObject *held_layers(PyObject *self, PyObject *args)
+{
+    (void)args;
+    static uint32_t layers[HELD_MOST]; /* under the interpreter lock */
+    const ms_execute *execute = ms_ext_execution_of(self)->execute;
+    size_t count = ms_execute_held_layers(execute, layers, HELD_MOST);
+    PyObject *names = PyList_New(0);
+    for (size_t i = 0; i < count && i < HELD_MOST && names != NULL; i++) {
+        PyObject *name = PyUnicode_FromString(ms_execute_layer_name(execute, layers[i]));
+        if (name == NULL || PyList_Append(names, name) != 0) {
+            Py_CLEAR(names);
+        }
+        Py_XDECREF(name);
+    }
+    return names;
+}
+
 static PyObject *count_replan(PyObject *self, PyObject *args)
 {
     (void)args;
@@ -394,6 +423,9 @@ static PyMethodDef methods[] = {
                   "peak_held_bytes, resident_bytes, held_bytes where they are known."),
     MS_EXT_METHOD("poll", poll, METH_NOARGS, "/", "() -> None", "Lets go of what is no longer needed."),
     MS_EXT_METHOD("counters", counters, METH_NOARGS, "/", "() -> dict[str, int]", "Counters by name."),
+    MS_EXT_METHOD("hold", hold, METH_O, "layer, /", "(int) -> None", "The layer is not recomputed any more."),
+    MS_EXT_METHOD("held_layers", held_layers, METH_NOARGS, "/", "() -> list[str]",
+                  "Layers that are not recomputed any more."),
     MS_EXT_METHOD("count_replan", count_replan, METH_NOARGS, "/", "() -> None", "One more plan after the first."),
     MS_EXT_METHOD("stats", stats, METH_NOARGS, "/", "() -> dict[str, Any]", "What lives now."),
     MS_EXT_METHOD("set_began", set_began, METH_O, "call, /", "(Callable[[], None] | None) -> None",

@@ -166,6 +166,36 @@ static PyObject *graph_adopt_loop(PyObject *module, PyObject *args)
     return changed_graph(json, other_json, adopt_loop);
 }
 
+static int hold_all(ms_graph *graph, PyObject *layers)
+{
+    for (Py_ssize_t i = 0; i < PyList_Size(layers); i++) {
+        const char *name = PyUnicode_AsUTF8AndSize(PyList_GetItem(layers, i), NULL);
+        if (name == NULL) {
+            return -1;
+        }
+        ms_graph_hold(graph, name);
+    }
+    return 0;
+}
+
+static PyObject *graph_hold(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *json;
+    PyObject *layers, *answer = NULL;
+    ms_graph *graph = NULL;
+    ms_error err;
+    if (!PyArg_ParseTuple(args, "sO!:graph_hold", &json, &PyList_Type, &layers) ||
+        ms_ext_check(ms_graph_parse(json, &graph, &err), &err) != 0) {
+        return NULL;
+    }
+    if (hold_all(graph, layers) == 0) {
+        answer = ms_ext_take_text(ms_graph_to_json(graph));
+    }
+    ms_graph_free(graph);
+    return answer;
+}
+
 static PyObject *graph_add_tiled(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -204,6 +234,8 @@ static PyMethodDef methods[] = {
                     "With '#' for numbers that differ in the other signature; None if the steps differ."),
     MS_EXT_FUNCTION("graph_adopt_loop", graph_adopt_loop, METH_VARARGS, "graph, other, /", "(str, str) -> str",
                     "The graph with the other's observations of the training loop."),
+    MS_EXT_FUNCTION("graph_hold", graph_hold, METH_VARARGS, "graph, layers, /", "(str, list[str]) -> str",
+                    "The graph with these layers as not repeatable."),
     MS_EXT_FUNCTION("graph_add_tiled", graph_add_tiled, METH_VARARGS, "graph, tiled, /", "(str, str) -> str",
                     "The graph with its layers' programs in tiles, from the other, traced in tiles, if they match."),
     MS_EXT_FUNCTION("tile_rows", tile_rows, METH_O, "rows, /", "(int) -> int",

@@ -25,7 +25,7 @@
  * "may wait" may wait for a transfer and release that lock meanwhile through host->unlock
  * and host->lock.
  *
- * Tests: tests/c/execute/ (test_frames.c, test_extents.c, test_packing.c, test_device.c).
+ * Tests: tests/c/execute/ (test_frames.c, test_compare.c, test_extents.c, test_packing.c, test_device.c).
  */
 #ifndef MEMSCALE_EXECUTE_H
 #define MEMSCALE_EXECUTE_H
@@ -202,6 +202,35 @@ typedef struct ms_record {
  * With `kept` the host holds the tensor (a parameter): the slot only counts. */
 MS_API int ms_frame_save(ms_execute *execute, ms_frame *frame, const ms_record *record, bool kept, uint32_t *slot,
                          ms_error *err);
+
+/* Where a saved tensor's values are. */
+typedef struct ms_contents {
+    const void *address;   /* of the first element, in host memory; NULL: not compared */
+    const int64_t *stride; /* [rank], in elements */
+} ms_contents;
+
+/*
+ * Remembers the values in a slot, after ms_frame_save() and once they are written, so that ms_frame_compare() can
+ * find a layer that can't be recomputed before a gradient is made from it. Reads every byte until a replay of the layer
+ * has been compared, then sixteen elements. Values of an unknown dtype are not compared.
+ */
+MS_API void ms_frame_mark(ms_execute *execute, ms_frame *frame, uint32_t slot, const ms_contents *contents);
+
+/* Whether the values in a slot were remembered. */
+MS_API bool ms_frame_is_marked(const ms_frame *frame, uint32_t slot);
+
+/*
+ * Compares what a replay saved in a slot, after ms_frame_replay_save() and once it is written. MS_EREPLAY, naming the
+ * layer, if the values are others. If they only differ as rounding does, or in few elements, that is logged. In both
+ * cases the layer is held: from its next call on it is not recomputed.
+ */
+MS_API int ms_frame_compare(ms_execute *execute, ms_frame *frame, uint32_t slot, const ms_contents *contents,
+                            ms_error *err);
+
+/* Holds a layer: from its next call on it is not recomputed. */
+MS_API void ms_execute_hold(ms_execute *execute, uint32_t layer);
+/* The layers that are held, by number; `layers` has room for `capacity`. Gives how many there are. */
+MS_API size_t ms_execute_held_layers(const ms_execute *execute, uint32_t *layers, size_t capacity);
 
 /* The strong memory in a slot, or NULL: then the frame must be replayed first. Marks backward
  * as begun and the slot as taken; releases tensors of earlier frames that were taken and are

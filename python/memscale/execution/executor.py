@@ -109,6 +109,7 @@ class Executor:
         self._loss_head: Callable[[Callable[[], bool]], LossMode] | None = None
         self.run_watch: RunWatch | None = None
         self._peak_bytes: int | None = None
+        self._held: list[str] = []
         self._rescue: StepRescue | None = None
         self._unverified = planner is not None and bool(getattr(config, "verify_correctness", False))
 
@@ -545,11 +546,22 @@ class Executor:
                 ended = self._core.boundary(True, self._watch.is_another(optimizer))
                 if self._rescue is not None:
                     self._rescue.update_ended()
+            self._tell_held()
             if ended is not None:
                 self._step_ended(ended, optimizer)
             elif self._watch.has_new_optimizer and optimizer is not None:
                 # One more after the same backward: its state belongs to the step that has ended.
                 self._teach(self._watch.observation({"step": self._core.counters()["steps"]}))
+
+    def _tell_held(self) -> None:
+        """The planner learns of layers that turned out not to be recomputable."""
+        held = self._core.held_layers()
+        if held == self._held:
+            return
+        self._held = held
+        plan = self._planner.layers_held(held)
+        if plan is not None:
+            self.apply(plan)
 
     def _device_peak(self) -> int | None:
         """What torch's allocator says of a GPU, without a reset: its counters are the user's."""

@@ -74,6 +74,9 @@ class Planner(Protocol):
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """Receives the observations of a finished step; returns a plan to follow from now on, if any."""
 
+    def layers_held(self, names: list[str]) -> ExecutionPlan | None:
+        """Receives all layers that turned out not to be recomputable; returns a plan to follow from now on, if any."""
+
     def tighten(self, attempt: int) -> ExecutionPlan:
         """The plan for the next run of a step in which an allocation failed for the `attempt`-th time (from 0).
 
@@ -121,6 +124,9 @@ class NullPlanner:
         return None
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
+        return None
+
+    def layers_held(self, names: list[str]) -> ExecutionPlan | None:
         return None
 
     def tighten(self, attempt: int) -> ExecutionPlan:

@@ -88,6 +88,7 @@ class Session:
         self._takes_no_hooks = False
         self._replan_refused: str | None = None  # the step whose plan goes on for want of another
         self._idle_numbers = ""  # signatures with '#' for numbers among the arguments that change nothing
+        self._held: list[str] = []  # layers that can't be recomputed
         self._traced: dict[str, tuple[str, str]] = {}  # by signature without numbers: the last, and its graph
         self._precision: str | None = None  # dtype that forwards run under autocast to, or ""; None: not decided
         self._loss_scaling: LossScaling | None = None  # where that is FP16, or may be
@@ -304,6 +305,7 @@ class Session:
         known = next(reversed(self._graphs.values()), None)
         if known is not None:
             graph = _core.graph_adopt_loop(graph, known)
+        graph = _core.graph_hold(graph, self._held)
         while len(self._graphs) >= _GRAPHS_MOST:
             oldest = next(iter(self._graphs))
             del self._graphs[oldest]
@@ -430,7 +432,7 @@ class Session:
         if self._profiled_steps < self.config.warmup_steps or self._current is None:
             return None
         self._profiled_steps = 0
-        self._graphs[self._current] = graph
+        self._graphs[self._current] = _core.graph_hold(graph, self._held)
         return self._plan(self._current)
 
     # -- after a step -------------------------------------------------------------------
@@ -458,6 +460,17 @@ class Session:
             return None
         self._graphs[signature] = graph
         self.hardware_json = hardware
+        return self._plan_again(signature)
+
+    def layers_held(self, names: list[str]) -> ExecutionPlan | None:
+        """All layers that turned out not to be recomputable: plans count with it from now on. The new plan for
+        the step under way, if it has one."""
+        self._held = names
+        self._graphs = {key: _core.graph_hold(graph, names) for key, graph in self._graphs.items()}
+        signature = self._current
+        if signature is None or signature not in self._plans:
+            self._plans.clear()
+            return None
         return self._plan_again(signature)
 
     def _plan_again(self, signature: str) -> ExecutionPlan | None:

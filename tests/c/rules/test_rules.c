@@ -222,6 +222,7 @@ static void layers_that_cannot_run_again_are_refused(void **state)
         ms_rule rule;
     } cases[] = {{MS_NODE_MUTATES_INPUT, MS_RULE_MUTATES_INPUT},
                  {MS_NODE_OPAQUE_ARGUMENT, MS_RULE_OPAQUE_ARGUMENT},
+                 {MS_NODE_NOT_REPEATABLE, MS_RULE_NOT_REPEATABLE},
                  {MS_NODE_NO_TENSOR_INPUT, MS_RULE_NO_TENSOR_INPUT}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         nodes[LARGE].flags = cases[i].flag;

@@ -1,9 +1,11 @@
-/* The baseline of this process: steady over small changes, measured anew after large ones. */
+/* The baseline of this process: steady over small changes, measured anew after large ones. Its scratch: in proportion
+ * to the step until a step was measured. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "memscale/hardware.h"
+#include "sim/process.h"
 #include "test_common.h"
 
 static const uint64_t MB = 1000000;
@@ -58,6 +60,36 @@ static void a_gpu_s_baseline_is_what_was_allocated(void **state)
     machine.gpu_count = 0;
 }
 
+/* A step of one call that allocates `bytes`. */
+static uint64_t scratch_of_step(const ms_process *process, uint64_t bytes, uint64_t *expected_bytes)
+{
+    uint64_t storages[] = {900 * MB, bytes};
+    ms_profile profile = {.storage_count = 2, .external_count = 1, .storage_bytes = storages};
+    ms_node node = {.profile = 0};
+    ms_graph graph = {
+        .small_products = true, .profile_count = 1, .profiles = &profile, .node_count = 1, .nodes = &node};
+    uint64_t scratch = ms__process_scratch(process, &graph), reserve = ms__process_reserve(process, &graph);
+    assert_true(reserve <= scratch);
+    *expected_bytes = scratch - reserve;
+    return scratch;
+}
+
+static void scratch_grows_with_the_step_until_it_is_measured(void **state)
+{
+    (void)state;
+    ms_process process = {.scratch_bytes = 112 * MB, .reserve_bytes = 45 * MB, .products_bytes = 55 * MB};
+    uint64_t little, more, most;
+    assert_in_range(scratch_of_step(&process, 20 * MB, &little), 20 * MB, 40 * MB);
+    assert_in_range(scratch_of_step(&process, 480 * MB, &more), 40 * MB, 60 * MB);
+    assert_int_equal(scratch_of_step(&process, 9000 * MB, &most), 112 * MB);
+    assert_int_equal(little, 12 * MB);
+    assert_int_equal(more, 12 * MB);
+    assert_int_equal(most, 12 * MB);
+    ms__process_expect(&process, 70 * MB);
+    assert_int_equal(scratch_of_step(&process, 20 * MB, &little), 112 * MB);
+    assert_int_equal(little, 70 * MB);
+}
+
 /* A GPU that no driver describes counts with what the framework says, and moves nothing. */
 static void a_gpu_may_be_known_to_the_framework_alone(void **state)
 {
@@ -100,6 +132,7 @@ int main(void)
         cmocka_unit_test(small_changes_keep_the_baseline),
         cmocka_unit_test(large_changes_are_measured),
         cmocka_unit_test(a_gpu_s_baseline_is_what_was_allocated),
+        cmocka_unit_test(scratch_grows_with_the_step_until_it_is_measured),
         cmocka_unit_test(a_gpu_may_be_known_to_the_framework_alone),
         cmocka_unit_test(a_large_card_needs_larger_workspaces),
     };

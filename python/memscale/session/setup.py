@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .. import _core
 from ..base.warnings import warn_nothing_to_undo, warn_replaced
 from ..config import AsyncOffloadConfig, Config
 from ..device import kind_of, training_device

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -32,7 +32,6 @@ __all__ = [
     "Kind",
     "RandomState",
     "Sight",
-    "devices_of",
     "is_out_of_memory",
     "kind_of",
     "python_setters",
@@ -68,6 +67,7 @@ class Kind:
             resident memory.
         peak_bytes: the most since `reset_peak()`: allocated bytes, or resident ones on the host.
         reset_peak: begins a new peak.
+        is_capturing: whether the calling thread's work becomes a graph of the device's driver instead of being done.
         synchronize: returns when the current device has finished its queue.
         empty_cache: frees the allocator's cached memory.
         out_of_memory: whether an exception says that an allocation of this kind failed.
@@ -86,6 +86,7 @@ class Kind:
     allocated_bytes: Callable[[torch.device | None], int]
     peak_bytes: Callable[[torch.device | None], int]
     reset_peak: Callable[[torch.device | None], None]
+    is_capturing: Callable[[], bool]
     synchronize: Callable[[], None]
     empty_cache: Callable[[], None]
     out_of_memory: Callable[[BaseException], bool]
@@ -122,6 +123,7 @@ def _host(row: dict[str, Any]) -> Kind:
         allocated_bytes=lambda _: 0,
         peak_bytes=lambda _: int(_core.process_memory()["peak_rss_bytes"]),
         reset_peak=lambda _: _core.reset_peak_rss(),
+        is_capturing=lambda: False,
         synchronize=lambda: None,
         empty_cache=lambda: None,
         out_of_memory=_host_memory_ran_out,
@@ -148,6 +150,7 @@ def _accelerator(row: dict[str, Any]) -> Kind:
         allocated_bytes=lambda device: module().memory_allocated(device),
         peak_bytes=lambda device: module().max_memory_allocated(device),
         reset_peak=lambda device: module().reset_peak_memory_stats(device),
+        is_capturing=lambda: module().is_initialized() and module().is_current_stream_capturing(),
         synchronize=lambda: module().synchronize(),
         empty_cache=lambda: module().empty_cache(),
         out_of_memory=lambda error: isinstance(error, _torch().OutOfMemoryError),
@@ -198,12 +201,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 class RandomState:
     """States of the global generators of torch, Python and NumPy, taken by the constructor."""
 
-    __slots__ = ("_numpy", "_python", "_torch", "devices")
+    __slots__ = ("_numpy", "_python", "_torch")
 
-    def __init__(self, devices: Iterable[tuple[Kind, int]] | None = None) -> None:
-        """`devices`: accelerators whose generators count; None: all that are in use."""
-        self.devices = _devices_in_use() if devices is None else list(devices)
-        generators = [HOST.generator(0), *(kind.generator(index) for kind, index in self.devices)]
+    def __init__(self) -> None:
+        # Of every device: a layer may draw on one that holds neither its arguments nor its parameters.
+        generators = [HOST.generator(0), *(kind.generator(index) for kind, index in _devices_in_use())]
         self._torch = [(generator, generator.get_state()) for generator in generators]
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
@@ -242,13 +244,3 @@ def python_setters(state: Any, generator: random.Random | None = None) -> list[t
 
 def _devices_in_use() -> list[tuple[Kind, int]]:
     return [(kind, index) for kind in ACCELERATORS if kind.is_active() for index in range(kind.device_count())]
-
-
-def devices_of(tensors: list[torch.Tensor]) -> list[tuple[Kind, int]]:
-    """The accelerators that hold one of `tensors`, and the current one of every kind in use."""
-    found = []
-    for kind in ACCELERATORS:
-        if kind.is_active():
-            held = {tensor.get_device() for tensor in tensors if tensor.device.type == kind.name}
-            found += [(kind, index) for index in sorted(held | {kind.current_index()})]
-    return found

@@ -31,7 +31,7 @@ def seen():
         c._get_cublas_allow_fp16_reduced_precision_reduction(), c._get_cublas_allow_fp16_accumulation()]
 
 exec({first!r})
-taken, before = environment.Environment([]), seen()
+taken, before = environment.Environment(), seen()
 exec({second!r})
 after = seen()
 assert (after != before) == bool({second!r})

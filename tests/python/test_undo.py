@@ -120,7 +120,7 @@ def test_modes_of_the_forward_are_on_in_a_replay_and_those_of_backward_are_off()
     from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_stack
 
     with BaseTorchFunctionMode() as inner:
-        environment = Environment([])
+        environment = Environment()
     with BaseTorchFunctionMode() as outer:
         _core.guarded(lambda undo: (environment.put(undo), found.extend(_get_current_function_mode_stack())))
         assert _get_current_function_mode_stack() == [outer]

@@ -242,7 +242,7 @@ def test_recomputation_needs_no_driver():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("device", ["xpu", "mps"])
+@pytest.mark.parametrize("device", ["xpu", "mps", "privateuseone"])
 def test_other_accelerators_are_refused_by_name(device):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -287,6 +287,115 @@ def test_the_doctor_knows_both_names_of_the_allocators_settings(name):
         [program, "doctor"], env={name: "backend:cudaMallocAsync"}, capture_output=True, text=True, timeout=600
     )
     assert name in done.stdout, done.stdout
+
+
+class DrawsElsewhere(nn.Module):
+    """Dropout on a device that holds neither the layer's arguments nor its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dropped = nn.functional.dropout(self.up(x).to("cuda:1"), 0.5)
+        return self.down(dropped.to("cuda:0"))
+
+
+def test_dropout_on_another_device_is_replayed_alike(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(*[DrawsElsewhere() for _ in range(3)]).to("cuda:0")
+    x = torch.randn(16, 32, device="cuda:0")
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        torch.manual_seed(5)
+        step_of(model, x)
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    expected = gradients()
+    executor = Executor(model, disk_dir=str(tmp_path))
+    executor.attach()
+    executor.apply(plan_for(model, "recompute"))
+    try:
+        found = gradients()
+        assert executor.counters()["recomputed_layers"] == 3
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    finally:
+        executor.detach()
+
+
+def test_a_capture_is_refused_by_name(monkeypatch):
+    model, x = blocks(2).to("cuda"), torch.randn(4, 128, device="cuda")
+    memscale.wrap(model, memscale.Config(force_optimize=True, enable_logging=False))
+    try:
+        with monkeypatch.context() as patch:  # what torch says while it captures; the double has no graphs
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            with pytest.raises(MemScaleError, match="CUDA graph"):
+                model(x)
+        step_of(model, x)
+    finally:
+        memscale.detach(model)
+
+
+def test_a_step_that_ran_out_of_memory_is_made_again():
+    gc.collect()
+    torch.cuda.empty_cache()
+    model, x = blocks(4, 64, p=0.0).to("cuda"), torch.randn(4096, 64, device="cuda")
+    config = memscale.Config(force_optimize=True, enable_logging=False)
+    memscale.wrap(model, config)
+    step_of(model, x)
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    executor = model._memscale_executor
+    attempts = []
+
+    def step() -> None:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        loss = model(x).square().mean()
+        attempts.append(None)
+        if len(attempts) == 1:  # nothing more is to be had
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / torch.cuda.mem_get_info()[1])
+        loss.backward()
+
+    model.zero_grad()
+    executor.run_step(step)
+    assert len(attempts) == 2
+    found = [parameter.grad for parameter in model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    memscale.detach(model)
+
+
+def test_a_model_that_moves_after_its_tensors_did_is_refused(tmp_path):
+    model = blocks(3)
+    config = memscale.Config(
+        force_optimize=True, enable_checkpointing=False, enable_logging=False, disk_offload_dir=str(tmp_path)
+    )
+    memscale.wrap(model, config)
+    try:
+        step_of(model, torch.randn(4096, 128))
+        assert model._memscale_executor.counters()["offloaded_bytes"] > 0
+        model.to("cuda")
+        with pytest.raises(MemScaleError, match=r"cpu to cuda:0"):
+            model(torch.randn(64, 128, device="cuda"))
+    finally:
+        memscale.detach(model)
+
+
+def test_a_users_peak_is_left_alone():
+    model, x = blocks(3).to("cuda"), torch.randn(512, 128, device="cuda")
+    memscale.wrap(model, memscale.Config(force_optimize=True, enable_logging=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.cuda.reset_peak_memory_stats()
+    large = torch.empty(64 * MB, device="cuda", dtype=torch.uint8)
+    del large
+    seen = torch.cuda.max_memory_allocated()
+    for _ in range(3):
+        step_of(model, x)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.cuda.max_memory_allocated() >= seen
+    memscale.detach(model)
 
 
 def test_a_step_after_detach_is_the_plain_one():

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..device import ACCELERATORS, AUTOCAST_KINDS, RandomState, devices_of
+from ..device import ACCELERATORS, AUTOCAST_KINDS, RandomState
 
 __all__ = ["Environment", "Modes", "Switches", "enable_hooks", "without_modes"]
 
@@ -311,17 +311,15 @@ class Environment:
 
     __slots__ = ("_context", "_modes", "_random", "_switches")
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        """`tensors`: arguments; the generators of their devices are taken too."""
-        self._random = RandomState(devices_of(tensors))
+    def __init__(self) -> None:
+        self._random = RandomState()
         self._switches = Switches()
         self._context = _Context()
         self._modes = Modes()
 
     def put(self, undo: Any) -> None:
         """Restores the taken environment, until `undo` restores the present one."""
-        now = RandomState(self._random.devices)
-        now.later(undo)
+        RandomState().later(undo)
         self._switches.put(undo)
         self._modes.put(undo)
         if any(torch.is_autocast_enabled(device) for device in AUTOCAST_KINDS):

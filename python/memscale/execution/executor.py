@@ -437,6 +437,7 @@ class Executor:
         return self._loss_head is not None and self._thread.layer_depth == 0
 
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._refuse_capture(module)
         signature = input_signature(module, args, kwargs)
         plan = self._plan
         if signature != self._signature or self._has_moved(training_device(module)):
@@ -447,6 +448,15 @@ class Executor:
         if plan is not self._plan:
             self.apply(plan)
         self.verify(args, kwargs)
+
+    def _refuse_capture(self, module: torch.nn.Module) -> None:
+        """Raises IntegrationError while a graph is captured: a replay of that would store and fetch nothing."""
+        kind = kind_of(training_device(module))
+        if kind.is_capturing():
+            raise IntegrationError(
+                f"{self._model_name} can't be captured as a {kind.api} graph while it is wrapped: transfers and "
+                "recomputation are the host's work, which a graph leaves out; call memscale.detach(model) before the capture"
+            )
 
     def _has_moved(self, device: torch.device) -> bool:
         """Whether the model is on another device than when a plan was last asked for.

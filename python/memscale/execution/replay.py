@@ -57,7 +57,7 @@ class ReplayRecord:
         self.module = module
         self.arguments = arguments
         self.state = layer.take(module)
-        self.environment = Environment(arguments.tensors())
+        self.environment = Environment()
         self.lock = lock
         self.tiles = tiles
         self.before: ReplayRecord | None = None  # of the layer that makes the first argument again

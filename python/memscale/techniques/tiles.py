@@ -200,7 +200,7 @@ class _Run:
         self.rows = rows
         self.size = size
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self._environment = None if is_tracing() else Environment([given])
+        self._environment = None if is_tracing() else Environment()
         self._masks = WholeMasks(rows)
 
     def begin(self) -> None:

@@ -259,6 +259,19 @@ static PyObject *boundary(PyObject *object, PyObject *args)
     return ended;
 }
 
+static PyObject *device_peak(PyObject *self, PyObject *mark)
+{
+    uint64_t mark_bytes = UINT64_MAX;
+    if (mark != Py_None) {
+        mark_bytes = PyLong_AsUnsignedLongLong(mark);
+        if (mark_bytes == UINT64_MAX && PyErr_Occurred()) {
+            return NULL;
+        }
+    }
+    ms_execute_device_peak(ms_ext_execution_of(self)->execute, mark_bytes);
+    Py_RETURN_NONE;
+}
+
 static PyObject *poll(PyObject *self, PyObject *args)
 {
     (void)args;
@@ -369,6 +382,8 @@ static PyMethodDef methods[] = {
         "(str, str | None, int, int, int, str | None, int, int, float, int, int, int) -> None",
         "Opens the lower tier: \"host\" or \"disk\"; with a `device_kind`, of that GPU's storages. Raises "
         "OffloadError."),
+    MS_EXT_METHOD("device_peak", device_peak, METH_O, "mark_bytes, /", "(int | None) -> None",
+                  "Before a boundary: the high-water mark of the training device's allocator; None for a CPU host."),
     MS_EXT_METHOD("set_overlap", set_overlap, METH_O, "wanted, /", "(bool) -> None",
                   "Whether a GPU's transfers run beside the computation."),
     MS_EXT_METHOD("tier", tier, METH_NOARGS, "/", "() -> str | None", "One line on the lower tier, if it is open."),

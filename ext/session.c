@@ -10,10 +10,11 @@
 static PyObject *hardware_set_process(PyObject *module, PyObject *args)
 {
     (void)module;
-    const char *json, *name;
+    const char *json, *name, *label;
     int index;
-    unsigned long long allocated_bytes;
-    if (!PyArg_ParseTuple(args, "ssiK:hardware_set_process", &json, &name, &index, &allocated_bytes)) {
+    unsigned long long allocated_bytes, total_bytes, available_bytes;
+    if (!PyArg_ParseTuple(args, "ssisKKK:hardware_set_process", &json, &name, &index, &label, &total_bytes,
+                          &available_bytes, &allocated_bytes)) {
         return NULL;
     }
     ms_error err;
@@ -28,8 +29,14 @@ static PyObject *hardware_set_process(PyObject *module, PyObject *args)
         return PyErr_NoMemory();
     }
     rc = ms_hardware_parse(json, hardware, &err);
+    bool is_host = ms_device_host_is_device(kind);
+    if (rc == MS_OK && !is_host) {
+        ms_gpu_sight sight = {
+            .kind = kind, .name = label, .total_bytes = total_bytes, .available_bytes = available_bytes};
+        rc = ms_hardware_see_gpu(hardware, (uint32_t)index, &sight, &err);
+    }
     if (rc == MS_OK) {
-        rc = ms_hardware_set_process(hardware, ms_device_host_is_device(kind) ? -1 : index, allocated_bytes, &err);
+        rc = ms_hardware_set_process(hardware, is_host ? -1 : index, allocated_bytes, &err);
     }
     if (rc == MS_OK) {
         text = ms_hardware_to_json(hardware);
@@ -211,10 +218,12 @@ static PyObject *tile_rows(PyObject *module, PyObject *rows)
 
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
-        "hardware_set_process", hardware_set_process, METH_VARARGS, "hardware, kind, index, allocated_bytes, /",
-        "(str, str, int, int) -> str",
+        "hardware_set_process", hardware_set_process, METH_VARARGS,
+        "hardware, kind, index, name, total_bytes, available_bytes, allocated_bytes, /",
+        "(str, str, int, str, int, int, int) -> str",
         "The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident "
-        "memory, which is measured. MemScaleError for an unknown kind."),
+        "memory, which is measured. Name and bytes of the device are what torch says of it; they count for a GPU "
+        "only. MemScaleError for an unknown kind."),
     MS_EXT_FUNCTION("signature_find", signature_find, METH_VARARGS, "known, signature, /",
                     "(list[str], str) -> str | None", "Which of the known signatures serves these inputs."),
     MS_EXT_FUNCTION("signature_without_numbers", signature_without_numbers, METH_VARARGS, "signature, dropped=None, /",

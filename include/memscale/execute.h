@@ -346,10 +346,15 @@ MS_API uint64_t ms_execute_plan_steps(const ms_execute *execute);
 MS_API bool ms_execute_expect_backward(ms_execute *execute);
 MS_API void ms_execute_backward_begins(ms_execute *execute);
 
-/* The process's memory in a step on a CPU host; UINT64_MAX if unknown: all of it is unknown if
- * hostmem does not own the allocator's slots. */
+/* Before each boundary of a model that trains on a GPU: the most bytes that the framework's allocator has had
+ * allocated there since its counter was last reset, by whomever. Nothing resets it here. UINT64_MAX: the
+ * model trains on a CPU host (again). */
+MS_API void ms_execute_device_peak(ms_execute *execute, uint64_t mark_bytes);
+
+/* The memory of a step; UINT64_MAX if unknown. On a CPU host all of it is unknown if hostmem does not own the
+ * allocator's slots. On a GPU only the peak is known, from the first step in which the allocator's counter moves. */
 typedef struct ms_step_memory {
-    uint64_t peak_bytes;      /* resident, of the whole process */
+    uint64_t peak_bytes;      /* resident, of the whole process; on a GPU what its allocator had allocated */
     uint64_t peak_held_bytes; /* most of live + cached maps, beyond those when `execute` was made */
     uint64_t resident_bytes;  /* at the boundary */
     uint64_t held_bytes;      /* live + cached at the boundary, counted alike */

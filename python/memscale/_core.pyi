@@ -32,6 +32,8 @@ class Execution:
         """One more plan after the first."""
     def counters(self) -> dict[str, int]:
         """Counters by name."""
+    def device_peak(self, mark_bytes: int | None, /) -> None:
+        """Before a boundary: the high-water mark of the training device's allocator; None for a CPU host."""
     def enter(self, layer: int, is_replayable: bool, caller: FrameType | None, /) -> Region | str | None:
         """A call of a layer begins. None: it is kept; a str, as hooks_in_the_way() gives it: it has to be left alone.
         """
@@ -397,9 +399,19 @@ def hardware_probe(
 ) -> str:
     """JSON of this machine. ConfigError if disk_dir is unfit for the disk tier."""
 
-def hardware_set_process(hardware: str, kind: str, index: int, allocated_bytes: int, /) -> str:
+def hardware_set_process(
+    hardware: str,
+    kind: str,
+    index: int,
+    name: str,
+    total_bytes: int,
+    available_bytes: int,
+    allocated_bytes: int,
+    /,
+) -> str:
     """The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident memory,
-    which is measured. MemScaleError for an unknown kind.
+    which is measured. Name and bytes of the device are what torch says of it; they count for a GPU only.
+    MemScaleError for an unknown kind.
     """
 
 def history_add(history: object, step: dict[str, Any], counters: dict[str, int], /) -> None:

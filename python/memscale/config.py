@@ -122,8 +122,9 @@ class Config:
             or None. Needs the package prometheus_client.
         verify_correctness: compare loss and gradients with an unoptimized step before
             training, on as many rows of the batch as fit the budget. Slow.
-        async_offload: (*) overlap transfers between GPU and host with compute (the disk
-            tier always overlaps). The argument of `wrap` and the environment variable
+        async_offload: overlap transfers between GPU and host with compute (the disk tier of a CPU host
+            always overlaps); None: yes. With False the end of each layer waits for them, and the plan
+            counts that time. The argument of `wrap` and the environment variable
             ``MEMSCALE_ASYNC_OFFLOAD`` override this field.
         async_config: an `AsyncOffloadConfig`, or None to choose from the hardware. If the model is
             on the CPU, only its `prefetch_depth` acts.
@@ -163,7 +164,7 @@ class Config:
     log_file: str | None = None
     observability_port: int | None = None
     verify_correctness: bool = False
-    async_offload: bool = False
+    async_offload: bool | None = None
     async_config: AsyncOffloadConfig | None = None
     auto_policy: bool = False
     memory_budget_gb: float | None = None

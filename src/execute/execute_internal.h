@@ -164,6 +164,9 @@ typedef struct ms__step_watch {
     uint64_t held_before_bytes; /* of maps, at the start */
     uint64_t mark_bytes;        /* the kernel's high-water mark at the last boundary */
     uint64_t beside_bytes;      /* most resident memory seen beside maps */
+    uint64_t device_mark_bytes; /* a GPU's: its allocator's high-water mark at the last boundary; UINT64_MAX: a host */
+    uint64_t device_now_bytes;  /* the same at this boundary */
+    uint64_t device_peak_bytes; /* of a step under the plan in force; UINT64_MAX: not known yet */
 } ms__step_watch;
 
 struct ms_execute {
@@ -226,6 +229,8 @@ struct ms_execute {
 void ms__step_memory_begin(ms__step_watch *watch);
 /* Called before the first step: forgets the earlier high-water mark. */
 void ms__step_memory_mark(ms__step_watch *watch);
+/* Steps under another plan have another peak. */
+void ms__step_memory_replanned(ms__step_watch *watch);
 /* May be called repeatedly: each end begins the next step. */
 void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory);
 

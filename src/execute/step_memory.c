@@ -5,6 +5,9 @@
  * The kernel's high-water mark is never reset here, because it belongs to the user. So it gives a
  * step's peak only if it rose in that step. For other steps the peak is the maps' peak, known for
  * every step, plus the most resident memory ever seen beside them.
+ *
+ * A GPU's peak is the mark of torch's allocator, which is the user's too. If it changed in a step (it rose, or
+ * the user reset it), it is that step's peak. Later steps of the same plan repeat that one.
  */
 #include "base/os/procfs.h"
 #include "base/units.h"
@@ -20,8 +23,16 @@ void ms__step_memory_begin(ms__step_watch *watch)
 {
     ms_hostmem_stats stats;
     ms_hostmem_get_stats(&stats);
-    *watch = (ms__step_watch){.held_before_bytes = hostmem_held_bytes(&stats)};
+    *watch = (ms__step_watch){.held_before_bytes = hostmem_held_bytes(&stats),
+                              .device_mark_bytes = UINT64_MAX,
+                              .device_now_bytes = UINT64_MAX,
+                              .device_peak_bytes = UINT64_MAX};
     ms__step_memory_mark(watch);
+}
+
+void ms__step_memory_replanned(ms__step_watch *watch)
+{
+    watch->device_peak_bytes = UINT64_MAX;
 }
 
 void ms__step_memory_mark(ms__step_watch *watch)
@@ -29,6 +40,7 @@ void ms__step_memory_mark(ms__step_watch *watch)
     ms__resident resident;
     ms_error err;
     watch->mark_bytes = ms__resident_read(&resident, &err) == MS_OK ? resident.peak_bytes : 0;
+    watch->device_mark_bytes = watch->device_now_bytes;
     ms_hostmem_reset_peak();
 }
 
@@ -48,12 +60,25 @@ static uint64_t step_peak_bytes(ms__step_watch *watch, const ms__resident *resid
     return was_reset ? ms__max_u64(mark, peak) : ms__min_u64(mark, peak);
 }
 
+static uint64_t device_peak_bytes(ms__step_watch *watch)
+{
+    if (watch->device_now_bytes != watch->device_mark_bytes) {
+        watch->device_peak_bytes = watch->device_now_bytes;
+    }
+    watch->device_mark_bytes = watch->device_now_bytes;
+    return watch->device_peak_bytes;
+}
+
 void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory)
 {
     ms_hostmem_stats stats;
     ms__resident resident;
     ms_error err;
     *memory = (ms_step_memory){UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    if (watch->device_now_bytes != UINT64_MAX) {
+        memory->peak_bytes = device_peak_bytes(watch);
+        return;
+    }
     ms_hostmem_get_stats(&stats);
     /* Without the slots, the tensors' peak is unknown. */
     if (stats.means != MS_HOSTMEM_SLOTS || ms__resident_read(&resident, &err) != MS_OK) {

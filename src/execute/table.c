@@ -136,6 +136,7 @@ int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_error *err)
 {
     ms__table_clear(execute);
     execute->steps_before_plan = execute->steps;
+    ms__step_memory_replanned(&execute->watch);
     if (plan == NULL) {
         return MS_OK;
     }

@@ -142,18 +142,18 @@ static bool grow_scratch(const ms_graph *graph, ms_hardware *hardware, const ms_
     if (!over_budget && !over_plan) {
         return false;
     }
-    uint64_t *scratch = &hardware->process.scratch_bytes;
+    uint64_t scratch = ms__process_scratch(&hardware->process, graph);
     uint64_t missing =
         ms__sub_sat(seen->peak_bytes, over_budget ? ms__min_u64(allowed, plan->pressure.allowed_bytes) : allowed);
     uint64_t measured = measured_scratch(graph, hardware, plan, seen);
     /* The missing bytes were added when the next plan was refused. Adding them at every step would name
      * ever larger budgets. */
-    uint64_t wanted = seen->replan_refused ? *scratch : ms__add_sat(*scratch, missing);
+    uint64_t wanted = seen->replan_refused ? scratch : ms__add_sat(scratch, missing);
     wanted = measured == MS_UNSET ? wanted : ms__max_u64(measured, wanted);
-    if (seen->replan_refused && !off_by(wanted, *scratch, EXPECTED_PERMILLE)) {
+    if (seen->replan_refused && !off_by(wanted, scratch, EXPECTED_PERMILLE)) {
         return false;
     }
-    *scratch = wanted;
+    hardware->process.scratch_bytes = wanted;
     ms__process_expect(&hardware->process, measured);
     return true;
 }
@@ -164,7 +164,7 @@ static void raise_scratch(const ms_graph *graph, ms_hardware *hardware, const ms
 {
     uint64_t measured = seen->peak_bytes != MS_UNSET ? measured_scratch(graph, hardware, plan, seen) : MS_UNSET;
     if (measured != MS_UNSET) {
-        hardware->process.scratch_bytes = ms__max_u64(hardware->process.scratch_bytes, measured);
+        hardware->process.scratch_bytes = ms__max_u64(ms__process_scratch(&hardware->process, graph), measured);
         ms__process_expect(&hardware->process, measured);
     }
 }
@@ -175,23 +175,24 @@ static bool shrink_scratch(const ms_graph *graph, ms_hardware *hardware, const m
                            const ms_observation *seen)
 {
     ms_process *process = &hardware->process;
+    uint64_t scratch = ms__process_scratch(process, graph);
     uint64_t allowed = allowed_peak(plan, seen);
     if (plan->skipped || !is_rare_step(seen->step, FIRST_SHRINK_STEP) || seen->peak_bytes >= allowed) {
         return false;
     }
     uint64_t measured = measured_scratch(graph, hardware, plan, seen);
-    uint64_t known = measured == MS_UNSET ? ms__sub_sat(process->scratch_bytes, allowed - seen->peak_bytes) : measured;
+    uint64_t known = measured == MS_UNSET ? ms__sub_sat(scratch, allowed - seen->peak_bytes) : measured;
     /* The margin is for the next step, and for a plan of other techniques, which takes other memory
      * besides its tensors. */
     uint64_t wanted = ms__add_sat(known, known / 2 + SHRINK_MARGIN_BYTES);
-    uint64_t shrinks = ms__sub_sat(process->scratch_bytes, wanted);
-    uint64_t expected = ms__sub_sat(process->scratch_bytes, ms__process_reserve(process, graph));
+    uint64_t shrinks = ms__sub_sat(scratch, wanted);
+    uint64_t expected = ms__sub_sat(scratch, ms__process_reserve(process, graph));
     bool smaller = shrinks > ms__mul_div(allowed, SHRINK_PERMILLE, 1000);
     bool other = measured != MS_UNSET && distance(measured, expected) > ms__mul_div(allowed, EXPECTED_PERMILLE, 1000);
     if (!smaller && !other) {
         return false;
     }
-    process->scratch_bytes = smaller ? wanted : ms__max_u64(process->scratch_bytes, known);
+    process->scratch_bytes = smaller ? wanted : ms__max_u64(scratch, known);
     ms__process_expect(process, known);
     return true;
 }

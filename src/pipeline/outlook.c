@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "pipeline/pipeline_internal.h"
+#include "sim/process.h"
 #include "sim/sim.h"
 
 const char *ms_risk_name(ms_risk risk)
@@ -36,7 +37,7 @@ static ms_risk risk_of(uint64_t bytes, uint64_t capacity_bytes)
 /* Bytes that do not depend on the batch: the process, gradients, optimizer state. */
 static uint64_t fixed_bytes(const ms_graph *graph, const ms_hardware *hardware)
 {
-    uint64_t process = ms__add_sat(hardware->process.baseline_bytes, hardware->process.scratch_bytes);
+    uint64_t process = ms__add_sat(hardware->process.baseline_bytes, ms__process_scratch(&hardware->process, graph));
     return ms__add_sat(process, ms__add_sat(graph->residents.trainable_bytes, graph->loop.optimizer_state_bytes));
 }
 

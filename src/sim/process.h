@@ -8,7 +8,11 @@
 #include "memscale/graph.h"
 #include "memscale/hardware.h"
 
-/* The part of process->scratch_bytes that a step of this graph is not expected to use. */
+/* The most bytes beside tensors that a step of this graph may use. Before a step was measured, this is in proportion
+ * to what the step allocates, and at most process->scratch_bytes. */
+uint64_t ms__process_scratch(const ms_process *process, const ms_graph *graph);
+
+/* The part of ms__process_scratch() that a step of this graph is not expected to use. */
 uint64_t ms__process_reserve(const ms_process *process, const ms_graph *graph);
 
 /* Sets the expected scratch to `measured_bytes`, at most all of it. */

@@ -73,8 +73,9 @@ static void compile_residents(ms__sim *sim)
         process->baseline_bytes > 0 ? process->baseline_bytes : ms__add_sat(held, sim->device_kind->runtime_bytes);
     sim->parameter_bytes = held;
     sim->reserve_bytes = ms__process_reserve(process, sim->graph);
+    uint64_t scratch = ms__process_scratch(process, sim->graph);
     sim->resident_bytes =
-        ms__add_sat(ms__add_sat(baseline, process->scratch_bytes), sim->device_kind->rounded(residents->batch_bytes));
+        ms__add_sat(ms__add_sat(baseline, scratch), sim->device_kind->rounded(residents->batch_bytes));
     sim->loss_bytes = sim->device_kind->rounded(sim->graph->loop.external_loss_bytes);
 }
 

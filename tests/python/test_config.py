@@ -33,7 +33,7 @@ PUBLISHED = {
     "log_file": None,
     "observability_port": None,
     "verify_correctness": False,
-    "async_offload": False,
+    "async_offload": None,
     "async_config": None,
     "auto_policy": False,
     "memory_budget_gb": None,
@@ -55,6 +55,7 @@ GOOD = {
     "log_file": ["run.log", "ä/ö.log", pathlib.Path("logs/run.log"), None],
     "disk_offload_dir": ["/scratch", pathlib.Path("/scratch/a b"), None],
     "observability_port": [1, 9090, 65535, None],
+    "async_offload": [True, False, None],
     "async_config": [AsyncOffloadConfig(), AsyncOffloadConfig(pinned_pool_gb=1.5, num_streams=2), None],
 }
 

@@ -23,7 +23,8 @@ from .. import _core
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying, is_tracing
 from ..base.signature import input_signature
-from ..errors import MemScaleError, OffloadError
+from ..device import kind_of, training_device
+from ..errors import IntegrationError, MemScaleError, OffloadError
 from ..model.caches import computes_with_cache, makes_cache, without_cache
 from ..model.layers import find_layers
 from ..planning.execution_plan import ExecutionPlan
@@ -93,6 +94,7 @@ class Executor:
         self._watch = StepWatch(self._core)
         self._plan: ExecutionPlan | None = None
         self._signature: str | None = None
+        self._device: torch.device | None = None
         self._root: RootHooks | None = None
         self._layers: list[LayerHooks] = []
         self._optimizer_hook: Any = None
@@ -437,7 +439,7 @@ class Executor:
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         signature = input_signature(module, args, kwargs)
         plan = self._plan
-        if signature != self._signature:
+        if signature != self._signature or self._has_moved(training_device(module)):
             with self._replay_lock:
                 plan = self._planner.plan_for(module, signature, args, kwargs, self._wait_until_alone)
         plan = self._planner.agree(plan)
@@ -445,6 +447,22 @@ class Executor:
         if plan is not self._plan:
             self.apply(plan)
         self.verify(args, kwargs)
+
+    def _has_moved(self, device: torch.device) -> bool:
+        """Whether the model is on another device than when a plan was last asked for.
+
+        Raises:
+            IntegrationError: saved tensors move from the device on which it was.
+        """
+        before, self._device = self._device, device
+        if before is None or before == device:
+            return False
+        if self._core.tier() is not None:
+            raise IntegrationError(
+                f"{self._model_name} moved from {before} to {device} after its saved tensors had begun to move to host "
+                "memory or disk; call memscale.detach(model), then memscale.wrap(model, ...) again"
+            )
+        return True
 
     def _wait_until_alone(self) -> bool:
         """Waits until no other thread is inside the model's forward; False if that takes long."""
@@ -521,6 +539,7 @@ class Executor:
         """A forward is about to begin, or `optimizer` has stepped."""
         with self._planning:
             self._end_profile(optimizer is not None)
+            self._core.device_peak(self._device_peak())
             if optimizer is None:
                 ended = self._core.boundary(False)
             else:
@@ -543,6 +562,12 @@ class Executor:
         plan = self._planner.layers_held(held)
         if plan is not None:
             self.apply(plan)
+
+    def _device_peak(self) -> int | None:
+        """What torch's allocator says of a GPU, without a reset: its counters are the user's."""
+        model = self._model()
+        device = None if model is None else training_device(model)
+        return None if device is None or kind_of(device).is_host else kind_of(device).peak_bytes(device)
 
     def _step_ended(self, ended: dict[str, int], optimizer: torch.optim.Optimizer | None) -> None:
         if optimizer is not None:

@@ -102,6 +102,11 @@ class RunWatch(Source):
         self._progress = Progress(stream)
 
     @property
+    def plan_count(self) -> int:
+        """Plans made so far, for all shapes together."""
+        return self._plans
+
+    @property
     def metrics_address(self) -> tuple[str, int] | None:
         """Host and port of the metrics; None if none are served."""
         return None if self._exporter is None else self._exporter.address

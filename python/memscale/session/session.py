@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..device import kind_of
+from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
 from ..observability.logs import drain_core_log
 from ..planning.execution_plan import ExecutionPlan
@@ -96,12 +96,13 @@ class Session:
             self._scale_losses(model)
         self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
-        machine = probe_machine(config)
-        device = _device_of(model)
-        if applies and kind_of(device).is_host:
+        self._machine = probe_machine(config)
+        self._applies = applies
+        self._device = training_device(model)
+        if applies and kind_of(self._device).is_host:
             self.host_memory.install()
         load_tracer()
-        self.hardware_json = _with_process(machine, device)
+        self.hardware_json = _with_process(self._machine, self._device)
 
     # -- planning ---------------------------------------------------------------------
 
@@ -127,6 +128,7 @@ class Session:
             BudgetInfeasibleError: the budget fits no plan.
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
+        self._follow(training_device(model))
         is_traced = self.config.use_static_profiling and not self._is_untraceable
         signature = _core.signature_without_numbers(signature, self._idle_numbers if is_traced else None)
         self._current = self._known(signature)
@@ -142,6 +144,21 @@ class Session:
             self._remember(signature, graph)
             self._compare_with_last(signature, graph)
         return self._plan(self._current)
+
+    def _follow(self, device: torch.device) -> None:
+        """Describes the process anew, and forgets plans, if the model has moved to `device`."""
+        if device == self._device:
+            return
+        _log.info("the model moved from %s to %s: it is planned for anew", self._device, device)
+        self._device = device
+        if not kind_of(device).is_host:
+            self.host_memory.uninstall()
+        elif self._applies:
+            self.host_memory.install()
+        self.hardware_json = _with_process(self._machine, device)
+        self._graphs.clear()
+        self._plans.clear()
+        self._traced.clear()
 
     def _compare_with_last(self, signature: str, graph: str) -> None:
         """A step that was traced twice, for other numbers among the arguments (a weight that is
@@ -206,7 +223,7 @@ class Session:
         `use_mixed_precision` is set and C has decided for it, at the first forward; else nothing."""
         import torch
 
-        device = _device_of(model).type
+        device = training_device(model).type
         if not self.config.use_mixed_precision:
             return nullcontext()
         if torch.is_autocast_enabled(device):
@@ -488,12 +505,6 @@ class Session:
         drain_core_log()
 
 
-def _device_of(model: torch.nn.Module) -> torch.device:
-    import torch
-
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
 def probe_machine(config: Config) -> str:
     """The description of this machine as JSON, without a process.
 
@@ -514,7 +525,16 @@ def probe_machine(config: Config) -> str:
 
 def _with_process(hardware: str, device: torch.device) -> str:
     kind = kind_of(device)
-    return _core.hardware_set_process(hardware, kind.name, device.index or 0, kind.allocated_bytes(device))
+    sight = kind.sight(device)
+    return _core.hardware_set_process(
+        hardware,
+        kind.name,
+        device.index or 0,
+        sight.name,
+        sight.total_bytes,
+        sight.available_bytes,
+        kind.allocated_bytes(device),
+    )
 
 
 def _forbids_hooks(error: BaseException | None) -> bool:

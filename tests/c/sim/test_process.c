@@ -1,9 +1,11 @@
-/* The baseline of this process: steady over small changes, measured anew after large ones. */
+/* The baseline of this process: steady over small changes, measured anew after large ones. Its scratch: in proportion
+ * to the step until a step was measured. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "memscale/hardware.h"
+#include "sim/process.h"
 #include "test_common.h"
 
 static const uint64_t MB = 1000000;
@@ -58,12 +60,81 @@ static void a_gpu_s_baseline_is_what_was_allocated(void **state)
     machine.gpu_count = 0;
 }
 
+/* A step of one call that allocates `bytes`. */
+static uint64_t scratch_of_step(const ms_process *process, uint64_t bytes, uint64_t *expected_bytes)
+{
+    uint64_t storages[] = {900 * MB, bytes};
+    ms_profile profile = {.storage_count = 2, .external_count = 1, .storage_bytes = storages};
+    ms_node node = {.profile = 0};
+    ms_graph graph = {
+        .small_products = true, .profile_count = 1, .profiles = &profile, .node_count = 1, .nodes = &node};
+    uint64_t scratch = ms__process_scratch(process, &graph), reserve = ms__process_reserve(process, &graph);
+    assert_true(reserve <= scratch);
+    *expected_bytes = scratch - reserve;
+    return scratch;
+}
+
+static void scratch_grows_with_the_step_until_it_is_measured(void **state)
+{
+    (void)state;
+    ms_process process = {.scratch_bytes = 112 * MB, .reserve_bytes = 45 * MB, .products_bytes = 55 * MB};
+    uint64_t little, more, most;
+    assert_in_range(scratch_of_step(&process, 20 * MB, &little), 20 * MB, 40 * MB);
+    assert_in_range(scratch_of_step(&process, 480 * MB, &more), 40 * MB, 60 * MB);
+    assert_int_equal(scratch_of_step(&process, 9000 * MB, &most), 112 * MB);
+    assert_int_equal(little, 12 * MB);
+    assert_int_equal(more, 12 * MB);
+    assert_int_equal(most, 12 * MB);
+    ms__process_expect(&process, 70 * MB);
+    assert_int_equal(scratch_of_step(&process, 20 * MB, &little), 112 * MB);
+    assert_int_equal(little, 70 * MB);
+}
+
+/* A GPU that no driver describes counts with what the framework says, and moves nothing. */
+static void a_gpu_may_be_known_to_the_framework_alone(void **state)
+{
+    (void)state;
+    ms_error err;
+    ms_gpu_sight sight = {.kind = MS_DEVICE_CUDA, .name = "card", .total_bytes = 100 * MB, .available_bytes = 60 * MB};
+    assert_ms_ok(ms_hardware_see_gpu(&machine, 1, &sight, &err), err);
+    assert_int_equal(machine.gpu_count, 2);
+    assert_string_equal(machine.gpu[1].name, "card");
+    assert_int_equal(machine.gpu[1].free_bytes, 60 * MB);
+    assert_int_equal(machine.gpu[1].copy_engines, 0);
+    assert_true(machine.gpu[1].matmul_flops_per_s > 0 && machine.gpu[1].to_host_bytes_per_s > 0);
+    /* One that is known keeps its rates. */
+    machine.gpu[0] = (ms_gpu){.total_bytes = 80 * MB, .copy_engines = 2, .matmul_flops_per_s = 7};
+    assert_ms_ok(ms_hardware_see_gpu(&machine, 0, &sight, &err), err);
+    assert_int_equal(machine.gpu[0].matmul_flops_per_s, 7);
+    assert_int_equal(machine.gpu[0].free_bytes, 60 * MB);
+    assert_int_equal(ms_hardware_see_gpu(&machine, MS_GPU_MAX, &sight, &err), MS_EINVAL);
+    machine.gpu_count = 0;
+}
+
+static void a_large_card_needs_larger_workspaces(void **state)
+{
+    (void)state;
+    ms_error err;
+    machine.gpu_count = 1;
+    machine.gpu[0] = (ms_gpu){.compute_major = 8};
+    assert_ms_ok(ms_hardware_set_process(&machine, 0, 1, &err), err);
+    uint64_t small = machine.process.scratch_bytes;
+    machine.gpu[0].compute_major = 9;
+    assert_ms_ok(ms_hardware_set_process(&machine, 0, 1, &err), err);
+    assert_int_equal(machine.process.scratch_bytes - small, 2 * ((32 << 20) - 8519680));
+    assert_int_equal(machine.process.reserve_bytes, machine.process.scratch_bytes);
+    machine.gpu_count = 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_changes_keep_the_baseline),
         cmocka_unit_test(large_changes_are_measured),
         cmocka_unit_test(a_gpu_s_baseline_is_what_was_allocated),
+        cmocka_unit_test(scratch_grows_with_the_step_until_it_is_measured),
+        cmocka_unit_test(a_gpu_may_be_known_to_the_framework_alone),
+        cmocka_unit_test(a_large_card_needs_larger_workspaces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,74 @@
+"""Loops of reinforcement learning: small models, many forwards without gradients, methods beside forward."""
+
+from __future__ import annotations
+
+import torch
+from frame import Run, loop
+from parts import mlp
+from torch import nn
+
+
+class _Agent(nn.Module):
+    """Has no forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic, self.actor = mlp(64, 512, 512, 1), mlp(64, 512, 512, 8)
+
+    def get_value(self, x: torch.Tensor) -> torch.Tensor:
+        return self.critic(x)
+
+    def get_action_and_value(
+        self, x: torch.Tensor, action: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        odds = torch.distributions.Categorical(logits=self.actor(x))
+        action = odds.sample() if action is None else action
+        return action, odds.log_prob(action), self.critic(x)
+
+
+@loop(120, r"forward.*(never|not) called", is_quick=True)
+def policy_gradient(run: Run) -> None:
+    """A rollout without gradients, then epochs of minibatches; the agent's forward is never called."""
+    agent = run.wrap(_Agent())
+    optimizer = torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=1e-5)
+    for _ in range(3):
+        states, actions, logs, values = [], [], [], []
+        for _ in range(16):
+            state = torch.randn(32, 64)
+            with torch.no_grad():
+                action, log, value = agent.get_action_and_value(state)
+            states, actions, logs, values = [*states, state], [*actions, action], [*logs, log], [*values, value]
+        with torch.no_grad():
+            run.note(agent.get_value(states[-1]))
+        for _ in range(2):
+            _, log, value = agent.get_action_and_value(torch.cat(states), torch.cat(actions))
+            ratio = (log - torch.cat(logs)).exp()
+            loss = -(ratio * torch.randn(512)).mean() + (value - torch.cat(values)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+            optimizer.step()
+            run.note(loss)
+
+
+@loop(160)
+def deep_q(run: Run) -> None:
+    """A target network beside the wrapped one; one step after every few forwards without gradients."""
+    online = run.wrap(mlp(64, 1024, 1024, 8))
+    target = mlp(64, 1024, 1024, 8)
+    target.load_state_dict(online.state_dict())
+    optimizer = torch.optim.Adam(online.parameters(), lr=1e-3)
+    for step in range(20):
+        for _ in range(3):
+            with torch.no_grad():
+                run.note(online(torch.randn(1, 64)).argmax())
+        states, following = torch.randn(2048, 64), torch.randn(2048, 64)
+        with torch.no_grad():
+            wanted = target(following).max(1).values
+        loss = (online(states)[:, 0] - wanted).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.note(loss)
+        if step % 5 == 0:
+            target.load_state_dict(online.state_dict())

@@ -1,0 +1,71 @@
+"""Loops of image scripts."""
+
+from __future__ import annotations
+
+import torch
+from frame import Run, loop
+from parts import ConvNet
+from torch import nn
+from torch.nn import functional
+
+
+@loop(180, r"evaluation.*batch of \d+", may_pass=True)
+def digits(run: Run) -> None:
+    """Training in batches of 64, a test epoch in batches of 1000 without gradients after each epoch."""
+    model = run.wrap(ConvNet())
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+    for _ in range(2):
+        model.train()
+        for _ in range(12):
+            data, target = torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
+            optimizer.zero_grad()
+            loss = functional.nll_loss(model(data), target)
+            loss.backward()
+            optimizer.step()
+            run.note(loss)
+        model.eval()
+        with torch.no_grad():
+            for _ in range(2):
+                output = model(torch.randn(1000, 1, 28, 28))
+                run.note(output.argmax(1).sum())
+        scheduler.step()
+
+
+class _Residual(nn.Module):
+    def __init__(self, narrow: int, wide: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(narrow, wide, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(wide, wide, 3, 1, 1, bias=False)
+        self.bn1, self.bn2 = nn.BatchNorm2d(wide), nn.BatchNorm2d(wide)
+        self.short = nn.Conv2d(narrow, wide, 1, stride, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
+        return functional.relu(y + self.short(x))
+
+
+def _resnet() -> nn.Module:
+    sizes = [(3, 32, 1), (32, 64, 2), (64, 128, 2)]
+    body = [_Residual(*size) for size in sizes]
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
+@loop(210)
+def residual_net(run: Run) -> None:
+    """SGD with momentum, a validation of the same batch after each epoch, accuracy as a running mean."""
+    model = run.wrap(_resnet())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+    criterion = nn.CrossEntropyLoss()
+    for _ in range(2):
+        model.train()
+        for _ in range(5):
+            images, target = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
+            loss = criterion(model(images), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.note(loss)
+        model.eval()
+        with torch.inference_mode():
+            run.note(criterion(model(torch.randn(64, 3, 32, 32)), torch.randint(10, (64,))))

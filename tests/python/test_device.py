@@ -41,6 +41,7 @@ def test_rows_name_what_torch_has():
         names = (
             *("is_available", "is_initialized", "device_count", "current_device", "get_rng_state", "set_rng_state"),
             *("memory_allocated", "max_memory_allocated", "reset_peak_memory_stats", "synchronize", "empty_cache"),
+            *("mem_get_info", "memory_reserved", "get_device_name", "is_current_stream_capturing"),
         )
         assert all(callable(getattr(module, name)) for name in names)
         assert torch.device(kind.name).type == kind.name
@@ -61,7 +62,7 @@ def test_meta_tensors_are_planned_for_the_host():
 
 def test_a_wrap_names_the_kind_that_it_refuses(monkeypatch):
     model = torch.nn.Linear(2, 2)
-    monkeypatch.setattr("memscale.session.session._device_of", lambda model: torch.device("mps"))
+    monkeypatch.setattr("memscale.session.session.training_device", lambda model: torch.device("mps"))
     with pytest.raises(memscale.errors.MemScaleError, match='kind "mps"'):
         memscale.wrap(model, memscale.Config(memory_budget_gb=4))
 

@@ -242,7 +242,7 @@ def test_recomputation_needs_no_driver():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("device", ["xpu", "mps", "privateuseone"])
+@pytest.mark.parametrize("device", ["xpu", "mps"])
 def test_other_accelerators_are_refused_by_name(device):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -287,6 +287,32 @@ def test_the_doctor_knows_both_names_of_the_allocators_settings(name):
         [program, "doctor"], env={name: "backend:cudaMallocAsync"}, capture_output=True, text=True, timeout=600
     )
     assert name in done.stdout, done.stdout
+
+
+def test_a_plugins_device_is_refused_by_the_name_that_it_has_there():
+    done = run_alone(
+        """
+        import types
+        torch.utils.rename_privateuse1_backend("widget")
+        module = types.ModuleType("torch.widget")
+        module.is_available, module.device_count, module.current_device = lambda: True, lambda: 1, lambda: 0
+        module.is_initialized = lambda: True
+        torch._register_device_module("widget", module)
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        with FakeTensorMode():
+            model = torch.nn.Module()
+            model.weight = torch.nn.Parameter(torch.empty(4, 4, device="widget"))
+        import memscale
+        try:
+            memscale.wrap(model)
+        except memscale.MemScaleError as error:
+            assert "widget" in str(error), error
+            assert not hasattr(model, "_memscale_executor") and not model._forward_pre_hooks
+        else:
+            raise AssertionError("it was taken")
+        """
+    )
+    assert done.returncode == 0, done.stderr
 
 
 class DrawsElsewhere(nn.Module):

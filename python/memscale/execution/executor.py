@@ -440,7 +440,8 @@ class Executor:
         self._refuse_capture(module)
         signature = input_signature(module, args, kwargs)
         plan = self._plan
-        if signature != self._signature or self._has_moved(training_device(module)):
+        has_moved = self._has_moved(training_device(module))
+        if signature != self._signature or has_moved:
             with self._replay_lock:
                 plan = self._planner.plan_for(module, signature, args, kwargs, self._wait_until_alone)
         plan = self._planner.agree(plan)

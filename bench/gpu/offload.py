@@ -1,4 +1,4 @@
-"""What bench/gpu/offload.sh measures; writes one page of Markdown.
+"""What bench/gpu/offload.sh measures; writes one JSON and one page of Markdown, and says which goals were missed.
 
 Models have random weights and random tokens. Every run is a process of its own, so that
 peaks and caches of one do not reach the next; the variants of a model take turns.
@@ -16,7 +16,17 @@ import time
 from typing import Any
 
 MODELS = ("gpt2", "bert", "llama", "vit", "t5")
-VARIANTS = ("unmodified", "sync", "async")
+# Settings of each run beside the unmodified one, and its budget as a share of that one's peak.
+VARIANTS: dict[str, tuple[dict[str, bool], float]] = {
+    "offload, waited for": ({"enable_checkpointing": False, "async_offload": False}, 0.7),
+    "offload": ({"enable_checkpointing": False}, 0.7),
+    "recompute": ({"enable_offloading": False}, 0.7),
+    "75%": ({}, 0.75),
+    "50%": ({}, 0.5),
+    "35%": ({}, 0.35),
+}
+# Goals: errors of predicted peaks, and the step time with offload beside the unmodified step's.
+MEDIAN_ERROR, WORST_ERROR, OFFLOAD_RATIO = 0.03, 0.08, 1.05
 STEPS = 6
 COPY_BYTES = 256 << 20
 
@@ -57,8 +67,7 @@ def train(name: str, variant: str, budget_gb: float) -> dict[str, Any]:
     if variant != "unmodified":
         import memscale
 
-        config = memscale.Config(enable_checkpointing=False, memory_budget_gb=budget_gb)
-        memscale.wrap(model, config, async_offload=variant == "async")
+        memscale.wrap(model, memscale.Config(memory_budget_gb=budget_gb, **VARIANTS[variant][0]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     torch.cuda.reset_peak_memory_stats()
     digests, times = [], []
@@ -84,6 +93,7 @@ def train(name: str, variant: str, budget_gb: float) -> dict[str, Any]:
     return {
         "digests": digests,
         "peak_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
         "step_s": statistics.median(times[2:]),
         "predicted_bytes": plan.predicted_peak_bytes if plan is not None else None,
         "counters": executor.counters() if executor is not None else {},
@@ -176,55 +186,111 @@ def answer(arguments: list[str]) -> Any:
     return copy_rates() if arguments[0] == "copies" else engine_rates()
 
 
-def rows_of(name: str) -> list[str]:
-    """One model: the table's lines. The budget is seven tenths of the unmodified peak."""
-    runs: dict[str, Any] = {"unmodified": child("train", name, "unmodified", "0")}
-    plain = runs["unmodified"]
-    if "error" in plain:
-        return [f"| {name} | unmodified | {plain['error']} | | | | |"]
-    budget_gb = 0.7 * plain["peak_bytes"] / 1e9
-    rows = []
-    for variant in VARIANTS:
-        run = runs.setdefault(variant, None) or child("train", name, variant, str(budget_gb))
-        if "error" in run:
-            rows.append(f"| {name} | {variant} | {run['error']} | | | | |")
-            continue
-        same = "yes" if run["digests"] == plain["digests"] else "NO"
-        predicted = f"{run['predicted_bytes'] / 1e9:.3f}" if run["predicted_bytes"] else ""
-        moved = run["counters"].get("offloaded_bytes", 0) / STEPS / 1e9
-        rows.append(
-            f"| {name} | {variant} | {same} | {run['peak_bytes'] / 1e9:.3f} | {predicted} "
-            f"| {moved:.2f} | {run['step_s'] / plain['step_s']:.3f} |"
-        )
-    return rows
+def runs_of(name: str) -> dict[str, Any]:
+    """One model: each variant's answer, with `same` (bits) and `step_ratio` beside the unmodified run."""
+    plain = child("train", name, "unmodified", "0")
+    runs = {"unmodified": plain}
+    for variant, (_, share) in VARIANTS.items() if "error" not in plain else ():
+        budget_bytes = share * plain["peak_bytes"]
+        run = runs[variant] = child("train", name, variant, str(budget_bytes / 1e9))
+        if "error" not in run:
+            run["budget_bytes"] = budget_bytes
+            run["same"] = run["digests"] == plain["digests"]
+            run["step_ratio"] = run["step_s"] / plain["step_s"]
+    return runs
 
 
-def page() -> str:
-    """Everything, as one page."""
-    import torch
+def error_of(run: dict[str, Any]) -> float:
+    """Of the predicted peak, as a share of the measured one."""
+    return float(abs(run["predicted_bytes"] - run["peak_bytes"]) / run["peak_bytes"])
 
-    copies, engine = child("copies"), child("engine")
+
+def missed_goals(models: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for each goal that was missed, none if all were met. A budget that no plan fits is refused, which
+    is no miss."""
+    missed, errors = [], []
+    for name, runs in models.items():
+        for variant, run in runs.items():
+            where = f"{name}, {variant}"
+            if "error" in run:
+                missed += [] if "BudgetInfeasibleError" in run["error"] else [f"{where}: {run['error']}"]
+                continue
+            if variant == "unmodified":
+                continue
+            missed += [] if run["same"] else [f"{where}: gradients differ"]
+            missed += [f"{where}: over its budget"] if run["peak_bytes"] > run["budget_bytes"] else []
+            errors += [(error_of(run), where)] if run["predicted_bytes"] else []
+            if variant == "offload" and run["step_ratio"] > OFFLOAD_RATIO:
+                missed.append(f"{where}: {run['step_ratio']:.3f} of the unmodified step")
+    if errors and max(errors)[0] > WORST_ERROR:
+        missed.append(f"{max(errors)[1]}: the peak is {max(errors)[0]:.1%} off its prediction")
+    if errors and statistics.median(error for error, _ in errors) > MEDIAN_ERROR:
+        missed.append("predicted peaks are off by more than 3% at the median")
+    return missed
+
+
+def row_of(name: str, variant: str, run: dict[str, Any]) -> str:
+    """A line of the table."""
+    if "error" in run:
+        return f"| {name} | {variant} | {run['error']} | | | | | |"
+    same = {True: "yes", False: "NO", None: ""}[run.get("same")]
+    predicted = f"{run['predicted_bytes'] / 1e9:.3f}" if run["predicted_bytes"] else ""
+    moved = run["counters"].get("offloaded_bytes", 0) / STEPS / 1e9
+    return (
+        f"| {name} | {variant} | {same} | {run['peak_bytes'] / 1e9:.3f} | {run['reserved_bytes'] / 1e9:.3f} "
+        f"| {predicted} | {moved:.2f} | {run.get('step_ratio', 1.0):.3f} |"
+    )
+
+
+def page(found: dict[str, Any]) -> str:
+    """The answers as one page."""
     lines = [
-        f"# Host offload on {torch.cuda.get_device_name(0)}",
+        f"# Training under budgets on {found['gpu']}",
         "",
-        f"torch {torch.__version__}, {STEPS} steps a run, each in a process of its own; 'same' compares "
-        "every bit of every gradient in every step with the unmodified run's.",
+        f"torch {found['torch']}, {STEPS} steps a run, each in a process of its own; 'same' compares "
+        "every bit of every gradient in every step with the unmodified run's. Shares are of its peak.",
         "",
         "| way | pinned copy GB/s | engine GB/s |",
         "|---|---|---|",
     ]
     for way in ("to_host", "from_host"):
-        lines.append(f"| {way} | {copies.get(way, copies)} | {engine.get(way, engine)} |")
-    lines += ["", "| model | run | same | peak GB | predicted GB | moved GB a step | step ratio |"]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for name in MODELS:
-        lines += rows_of(name)
-    return "\n".join(lines) + "\n"
+        lines.append(f"| {way} | {found['copies'].get(way, '')} | {found['engine'].get(way, '')} |")
+    lines += ["", "| model | run | same | peak GB | reserved GB | predicted GB | moved GB a step | step ratio |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for name, runs in found["models"].items():
+        lines += [row_of(name, variant, run) for variant, run in runs.items()]
+    lines += ["", "Missed:" if found["missed"] else "All goals were met.", ""]
+    return "\n".join(lines + [f"- {line}" for line in found["missed"]]).rstrip() + "\n"
+
+
+def measure() -> dict[str, Any]:
+    """Everything."""
+    import torch
+
+    models = {name: runs_of(name) for name in MODELS}
+    return {
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "copies": child("copies"),
+        "engine": child("engine"),
+        "models": models,
+        "missed": missed_goals(models),
+    }
+
+
+def main(place: str) -> int:
+    """Writes `place`.json and `place`.md. 1 if a goal was missed."""
+    found = measure()
+    text = page(found)
+    for ending, content in ((".json", json.dumps(found, indent=1) + "\n"), (".md", text)):
+        with open(place + ending, "w", encoding="utf-8") as file:
+            file.write(content)
+    print(text)
+    return 1 if found["missed"] else 0
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--child":
         print(json.dumps(answer(sys.argv[2:])))
     else:
-        with open(sys.argv[1], "w", encoding="utf-8") as file:
-            file.write(page())
+        sys.exit(main(sys.argv[1]))

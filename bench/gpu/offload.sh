@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: is training with host offload bit-exact, how close is the
-# engine to a plain pinned copy, how much of the transfers hides under compute, and does the
-# peak stay under the plan's. Installs the self-contained wheel beside a torch that is
-# already there; needs no compiler, writes nothing but the results.
+# On a machine with an NVIDIA GPU, in one command: is training under budgets bit-exact, are the budgets kept and
+# the peaks as predicted, how close is the engine to a plain pinned copy, and how much of the transfers hides under
+# compute. Installs the self-contained wheel beside a torch that is already there; needs no compiler, writes
+# nothing but the results. Ends with RESULTS.json, RESULTS.md, and exit status 1 if a goal was missed (the page
+# says which).
 #
-#   bench/gpu/offload.sh WHEEL [RESULTS.md]
+#   bench/gpu/offload.sh WHEEL [RESULTS]
 #   PYTHON   the interpreter that has torch with CUDA, and transformers (default: python3)
 set -euo pipefail
 
 wheel=$(realpath "${1:?the wheel: make wheel leaves it in dist/}")
-results=$(realpath -m "${2:-gpu-offload.md}")
+results=$(realpath -m "${2:-gpu-offload}")
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 
@@ -21,5 +22,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 "$python" -m pip install --quiet --no-index --no-deps --target "$folder/site" "$wheel"
 cd "$folder"
-PYTHONPATH="$folder/site" "$python" "$here/offload.py" "$results"
-echo "results: $results"
+status=0
+PYTHONPATH="$folder/site" "$python" "$here/offload.py" "$results" || status=$?
+echo "results: $results.json, $results.md"
+exit "$status"

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 import torch
-from cuda_support import case_on
-from execute_support import train
+from cuda_support import case_on, twins_on
+from execute_support import assert_same, train
 from test_double import run_alone
 from test_exact import plan_for
 from torch import nn
@@ -208,6 +208,48 @@ def test_a_mask_does_not_make_forward_wait(double):
         assert not waits(double, lambda: model(x, attention_mask=mask))
     finally:
         memscale.detach(model)
+
+
+# ---- what goes wrong ---------------------------------------------------------------------------------
+
+
+def test_without_pinned_memory_it_trains_alike(double, tmp_path):
+    case, twin = twins_on("mlp")
+    expected = train(case, twin)
+    double.fail("cuMemHostRegister_v2", 1, 2)  # out of memory; the driver is not asked again
+    executor = Executor(case.model, disk_dir=str(tmp_path))
+    executor.attach()
+    try:
+        executor.apply(plan_for(case.model, "offload_host"))
+        assert_same(expected, train(case, case.model))
+        assert executor.counters()["offloaded_bytes"] > 0
+    finally:
+        executor.detach()
+
+
+@pytest.mark.breaks_rules  # streams are destroyed with the work of a lost device in them
+def test_a_device_that_is_lost_ends_the_step_with_an_error():
+    done = run_alone(
+        """
+        import memscale
+        model = torch.nn.Sequential(
+            *[torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64)) for _ in range(4)]
+        ).to("cuda")
+        config = memscale.Config(force_optimize=True, enable_checkpointing=False, enable_logging=False)
+        memscale.wrap(model, config)
+        x = torch.randn(4096, 64, device="cuda")
+        model(x).square().mean().backward()
+        torch.cuda.synchronize()
+        loss = model(x).square().mean()
+        torch_double.fail("work", 1, 719)
+        try:
+            loss.backward()
+            torch.cuda.synchronize()
+        except (memscale.MemScaleError, RuntimeError) as error:
+            print("told:", type(error).__name__)
+        """
+    )
+    assert "told:" in done.stdout, (done.stdout, done.stderr)
 
 
 # ---- what scripts do --------------------------------------------------------------------------------------

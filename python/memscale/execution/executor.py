@@ -456,7 +456,7 @@ class Executor:
         if kind.is_capturing():
             raise IntegrationError(
                 f"{self._model_name} can't be captured as a {kind.api} graph while it is wrapped: transfers and "
-                "recomputation are the host's work, which a graph leaves out; call memscale.detach(model) before the capture"
+                "recomputation are the host's work, which a graph leaves out; call memscale.detach(model) before it"
             )
 
     def _has_moved(self, device: torch.device) -> bool:

@@ -67,7 +67,7 @@ class Kind:
         allocated_bytes: of tensors on a device now; 0 on the host, where the library measures
             resident memory.
         peak_bytes: the most since `reset_peak()`: allocated bytes, or resident ones on the host.
-        reset_peak: for the current device.
+        reset_peak: begins a new peak.
         synchronize: returns when the current device has finished its queue.
         empty_cache: frees the allocator's cached memory.
         out_of_memory: whether an exception says that an allocation of this kind failed.
@@ -85,7 +85,7 @@ class Kind:
     sight: Callable[[torch.device], Sight]
     allocated_bytes: Callable[[torch.device | None], int]
     peak_bytes: Callable[[torch.device | None], int]
-    reset_peak: Callable[[], None]
+    reset_peak: Callable[[torch.device | None], None]
     synchronize: Callable[[], None]
     empty_cache: Callable[[], None]
     out_of_memory: Callable[[BaseException], bool]
@@ -121,7 +121,7 @@ def _host(row: dict[str, Any]) -> Kind:
         sight=lambda _: Sight(),
         allocated_bytes=lambda _: 0,
         peak_bytes=lambda _: int(_core.process_memory()["peak_rss_bytes"]),
-        reset_peak=_core.reset_peak_rss,
+        reset_peak=lambda _: _core.reset_peak_rss(),
         synchronize=lambda: None,
         empty_cache=lambda: None,
         out_of_memory=_host_memory_ran_out,
@@ -147,7 +147,7 @@ def _accelerator(row: dict[str, Any]) -> Kind:
         sight=lambda device: _sight(module(), device),
         allocated_bytes=lambda device: module().memory_allocated(device),
         peak_bytes=lambda device: module().max_memory_allocated(device),
-        reset_peak=lambda: module().reset_peak_memory_stats(),
+        reset_peak=lambda device: module().reset_peak_memory_stats(device),
         synchronize=lambda: module().synchronize(),
         empty_cache=lambda: module().empty_cache(),
         out_of_memory=lambda error: isinstance(error, _torch().OutOfMemoryError),

@@ -139,6 +139,7 @@ struct ms_extent {
     ms__packed *packed; /* its bytes as bits in memory; then it is STORED from the start */
     void *source;
     void *landing;     /* NULL: never fetched, or released */
+    void *stream;      /* of a GPU: on which the landing was allocated */
     void *lent;        /* strong reference of take(), until taken() */
     uint8_t state;     /* ms__extent_state */
     bool is_ahead;     /* fetched before a request */

@@ -227,6 +227,7 @@ ms_choices ms__search_choices(const ms__search *search, const uint8_t *row, uint
                         .offload_min_bytes = search->offload_min_bytes,
                         .write_window_bytes = search->windows[window].write_bytes,
                         .read_window_bytes = search->windows[window].read_bytes,
+                        .host_leads = !search->forced, /* nothing has to fit */
                         .waits = search->waits,
                         .ceiling_bytes = ceiling_bytes};
 }

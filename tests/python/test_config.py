@@ -71,6 +71,7 @@ BAD = {
     "log_file": ["", 3, True, "a\0b", b"bytes", "\udcff", "x" * 5000],
     "disk_offload_dir": ["", 3, True, "a\0b", b"bytes", "\udcff", "x" * 5000],
     "observability_port": [0, -1, 65536, 9090.0, *NUMBER],
+    "async_offload": [1, 0, "yes", 1.0],
     "async_config": [3, "on", {}, {"num_streams": 1}, True],
 }
 
@@ -112,6 +113,8 @@ def test_good_values_reach_c(name, value):
     elif isinstance(value, pathlib.Path):
         value = str(value)
         assert getattr(config, name) == value
+    elif name == "async_offload":
+        value = value is not False  # None: yes
     assert written == value
 
 

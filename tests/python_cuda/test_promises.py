@@ -95,7 +95,7 @@ def test_memory_that_runs_out_in_a_fetch_is_torchs_error():
     total = torch.cuda.mem_get_info()[1]
     failures = []
     # A segment more each time lets backward come further; whether a fetch is what fails is up to the threads.
-    for spare in [*range(0, 24 * MB, 2 * MB)] * 3:
+    for spare in [*range(0, 24 * MB, 2 * MB)] * 2:
         model.zero_grad()
         loss = model(x).square().mean()
         torch.cuda.synchronize()
@@ -174,7 +174,6 @@ def test_transfers_that_wait_are_planned_as_waiting():
     assert times[1] > times[0]
 
 
-@pytest.mark.xfail(strict=True, reason="5: each fetch makes the host wait")
 def test_backward_with_fetches_does_not_wait(double, tmp_path):
     model, executor = offloaded(True, tmp_path)
     x = torch.randn(512, 128, device="cuda")

@@ -322,6 +322,10 @@ static void a_gpu_moves_to_the_host(void **state)
     (void)state;
     hardware.gpu_count = 1;
     hardware.device = 0;
+    hardware.gpu[0].copy_engines = 0; /* no driver that could move its memory */
+    assert_int_equal(ms_rules_host_cap(&hardware, &config), 0);
+    assert_int_equal(ms_rules_disk_cap(&hardware, &config), 0);
+    hardware.gpu[0].copy_engines = 2;
     assert_int_equal(ms_rules_host_cap(&hardware, &config), 64 * GB);
     admit();
     admitted(LARGE, MS_TECHNIQUE_OFFLOAD_HOST, MS_RULE_PRESSURE);

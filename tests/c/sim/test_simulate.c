@@ -463,7 +463,7 @@ static void the_peak_on_a_gpu_bounds_any_lead_of_the_host(void **state)
     ms_hardware *hardware = hardware_with_gpu();
     const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_HOST, MS_TECHNIQUE_OFFLOAD_HOST, 0};
     const uint8_t kept[NODES] = {0};
-    ms_choices choices = {.technique = techniques, .offload_min_bytes = 1, .read_window_bytes = 8 * MIB};
+    ms_choices choices = {.technique = techniques, .offload_min_bytes = 1, .read_window_bytes = 8 * MIB, .host_leads = true};
     ms_replay result;
     ms_error err;
     uint64_t peaks[2];

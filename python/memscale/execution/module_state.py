@@ -215,6 +215,7 @@ class ModuleState:
     """The state before one call."""
 
     __slots__ = (
+        "_buffer_names",
         "_cached_weights",
         "_containers",
         "_generators",
@@ -241,6 +242,7 @@ class ModuleState:
     ) -> None:
         self._layer = layer
         self._modules = modules
+        self._buffer_names = [tuple(module._buffers) for module in modules]
         self._cached_weights = CachedWeights()
         self._parameters = parameters
         self.tensors = tensors
@@ -264,6 +266,7 @@ class ModuleState:
             note_attributes(module, undo)
         for attributes in self._holders:
             undo.content(attributes)
+        self._drop_later_buffers()
         for generator, state in self._generators:
             note_generator(undo, generator)
             set_generator(generator, state)
@@ -286,6 +289,13 @@ class ModuleState:
         self._bind_containers()
         self._bind_places(undo)
         self._cached_weights.put(undo)
+
+    def _drop_later_buffers(self) -> None:
+        """Those that the call, or a later one, has registered."""
+        for module, names in zip(self._modules, self._buffer_names, strict=True):
+            if len(module._buffers) != len(names):
+                for name in [name for name in module._buffers if name not in names]:
+                    del module._buffers[name]
 
     def _bind_places(self, undo: Any) -> None:
         for holder, name, value, content in self._places:

@@ -167,7 +167,7 @@ typedef struct ms__step_watch {
     uint64_t mark_bytes;        /* the kernel's high-water mark at the last boundary */
     uint64_t beside_bytes;      /* most resident memory seen beside maps */
     uint64_t device_mark_bytes; /* a GPU's: its allocator's high-water mark at the last boundary; UINT64_MAX: a host */
-    uint64_t device_now_bytes;  /* the same at this boundary */
+    uint64_t device_now_bytes; /* the same at this boundary */
     uint64_t device_peak_bytes; /* of a step under the plan in force; UINT64_MAX: not known yet */
 } ms__step_watch;
 
@@ -175,10 +175,10 @@ struct ms_execute {
     ms_execute_host host;
     ms_offload *tier;
     bool host_is_device; /* the tier takes the host's storages, or is not open */
-    int device;         /* otherwise the number of the GPU whose storages it takes; -1 */
-    bool is_in_step;    /* of a device: the ends of layers wait for transfers */
+    int device; /* otherwise the number of the GPU whose storages it takes; -1 */
+    bool is_in_step; /* of a device: the ends of layers wait for transfers */
     bool tier_broken; /* an I/O error: not used again */
-    bool tier_full;   /* until the next step */
+    bool tier_full; /* until the next step */
     bool tier_warned;
 
     MS__ARRAY(ms__layer) layers;
@@ -188,8 +188,8 @@ struct ms_execute {
     ms_technique fallback;
     bool is_active;
     bool is_watched;
-    bool is_packing;   /* storages may become bits: those the plan selects, and ... */
-    bool packs_found;  /* ... those unknown to it that a scan finds two-valued */
+    bool is_packing; /* storages may become bits: those the plan selects, and ... */
+    bool packs_found; /* ... those unknown to it that a scan finds two-valued */
     bool packing_told; /* logged */
     uint64_t packed_bytes; /* bits held now */
     uint64_t min_bytes;

@@ -50,59 +50,42 @@ static void execution_dealloc(PyObject *object)
 
 /* ---- tier and plan ------------------------------------------------------------- */
 
-static int tier_of(const char *name, ms_tier *tier)
-{
-    for (int i = 0; i < MS_TIER_COUNT; i++) {
-        if (strcmp(ms_tier_name((ms_tier)i), name) == 0) {
-            *tier = (ms_tier)i;
-            return 0;
-        }
-    }
-    PyErr_Format(PyExc_ValueError, "there is no tier \"%s\"", name);
-    return -1;
-}
-
 static PyObject *open_tier(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {(char *)"tier",
+    static char *names[] = {(char *)"host_cap_bytes",
+                            (char *)"disk_cap_bytes",
                             (char *)"dir",
-                            (char *)"cap_bytes",
                             (char *)"slab_bytes",
-                            (char *)"worker_count",
                             (char *)"device_kind",
                             (char *)"device",
-                            (char *)"disk_cap_bytes",
                             (char *)"pinned_gb",
                             (char *)"stream_count",
                             (char *)"write_bytes_per_s",
                             (char *)"read_bytes_per_s",
                             NULL};
-    const char *tier, *dir = NULL, *kind = NULL;
-    unsigned long long cap_bytes = UINT64_MAX, slab_bytes = 0, disk_cap_bytes = 0, write_rate = 0, read_rate = 0;
+    const char *dir = NULL, *kind = NULL;
+    unsigned long long host_cap_bytes, disk_cap_bytes, slab_bytes = 0, write_rate = 0, read_rate = 0;
     double pinned_gb = 0;
-    unsigned int worker_count = 0, stream_count = 0;
+    unsigned int stream_count = 0;
     int device = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zKKIziKdIKK:open_tier", names, &tier, &dir, &cap_bytes,
-                                     &slab_bytes, &worker_count, &kind, &device, &disk_cap_bytes, &pinned_gb,
-                                     &stream_count, &write_rate, &read_rate)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KK|zKzidIKK:open_tier", names, &host_cap_bytes, &disk_cap_bytes,
+                                     &dir, &slab_bytes, &kind, &device, &pinned_gb, &stream_count, &write_rate,
+                                     &read_rate)) {
         return NULL;
     }
     ms_offload_options options = {.dir = dir,
-                                  .cap_bytes = cap_bytes,
                                   .slab_bytes = slab_bytes,
-                                  .worker_count = worker_count,
                                   .from_device = kind != NULL,
                                   .device = (uint32_t)device,
-                                  .disk_cap_bytes = disk_cap_bytes,
                                   .pinned_bytes = (uint64_t)(pinned_gb * 1e9), /* a checked field of the config */
                                   .stream_count = stream_count,
                                   .write_bytes_per_s = write_rate,
                                   .read_bytes_per_s = read_rate};
-    if (tier_of(tier, &options.tier) != 0) {
-        return NULL;
-    }
     ms_execution *execution = ms_ext_execution_of(self);
     ms_error err;
+    if (!ms_execute_first_tier(host_cap_bytes, disk_cap_bytes, &options)) {
+        Py_RETURN_NONE;
+    }
     if (kind != NULL && (ms_ext_check(ms_device_kind_named(kind, &options.device_kind, &err), &err) != 0 ||
                          ms_ext_device_open(execution, options.device_kind, device) != 0)) {
         return NULL;
@@ -377,11 +360,11 @@ static PyObject *set_packing(PyObject *object, PyObject *flag)
 static PyMethodDef methods[] = {
     MS_EXT_METHOD(
         "open_tier", MS_EXT_FAST(open_tier), METH_VARARGS | METH_KEYWORDS,
-        "tier, dir=None, cap_bytes=18446744073709551615, slab_bytes=0, worker_count=0, device_kind=None, device=0, "
-        "disk_cap_bytes=0, pinned_gb=0.0, stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0",
-        "(str, str | None, int, int, int, str | None, int, int, float, int, int, int) -> None",
-        "Opens the lower tier: \"host\" or \"disk\"; with a `device_kind`, of that GPU's storages. Raises "
-        "OffloadError."),
+        "host_cap_bytes, disk_cap_bytes, dir=None, slab_bytes=0, device_kind=None, device=0, pinned_gb=0.0, "
+        "stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0",
+        "(int, int, str | None, int, str | None, int, float, int, int, int) -> None",
+        "Opens the lower tier for a plan's caps; with a `device_kind`, of that GPU's storages. Opens none if both "
+        "caps are 0. Raises OffloadError."),
     MS_EXT_METHOD("device_peak", device_peak, METH_O, "mark_bytes, /", "(int | None) -> None",
                   "Before a boundary: the high-water mark of the training device's allocator; None for a CPU host."),
     MS_EXT_METHOD("set_overlap", set_overlap, METH_O, "wanted, /", "(bool) -> None",

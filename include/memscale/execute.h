@@ -80,6 +80,11 @@ MS_API int ms_execute_open(const ms_execute_host *host, const ms_offload_options
  * handle dropped before: the host counts them through its own references. */
 MS_API void ms_execute_close(ms_execute *execute);
 
+/* Sets `tier`, `cap_bytes` and `disk_cap_bytes` of `options` for a plan's caps. A GPU (`from_device`) moves to
+ * host memory first and to the disk beyond it; a CPU host moves to the disk, or to capped host memory without
+ * one. False if both caps are 0: there is no tier. */
+MS_API bool ms_execute_first_tier(uint64_t host_cap_bytes, uint64_t disk_cap_bytes, ms_offload_options *options);
+
 /* Opens the lower tier of an executor without one. MS_ESTATE if it has one. May wait. */
 MS_API int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options, ms_error *err);
 MS_API bool ms_execute_has_tier(const ms_execute *execute);

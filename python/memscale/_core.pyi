@@ -61,20 +61,20 @@ class Execution:
         """The forward is over."""
     def open_tier(
         self,
-        tier: str,
+        host_cap_bytes: int,
+        disk_cap_bytes: int,
         dir: str | None = None,
-        cap_bytes: int = 18446744073709551615,
         slab_bytes: int = 0,
-        worker_count: int = 0,
         device_kind: str | None = None,
         device: int = 0,
-        disk_cap_bytes: int = 0,
         pinned_gb: float = 0.0,
         stream_count: int = 0,
         write_bytes_per_s: int = 0,
         read_bytes_per_s: int = 0,
     ) -> None:
-        """Opens the lower tier: "host" or "disk"; with a `device_kind`, of that GPU's storages. Raises OffloadError."""
+        """Opens the lower tier for a plan's caps; with a `device_kind`, of that GPU's storages. Opens none if both
+        caps are 0. Raises OffloadError.
+        """
     def peek(self, layer: int, /) -> Technique:
         """The technique of the layer's next call."""
     def poll(self) -> None:

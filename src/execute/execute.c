@@ -61,6 +61,15 @@ static int fail_has_tier(ms_error *err)
     return ms_fail(err, MS_ESTATE, "this executor already has a lower tier");
 }
 
+bool ms_execute_first_tier(uint64_t host_cap_bytes, uint64_t disk_cap_bytes, ms_offload_options *options)
+{
+    bool to_host = options->from_device ? host_cap_bytes > 0 : disk_cap_bytes == 0;
+    options->tier = to_host ? MS_TIER_HOST : MS_TIER_DISK;
+    options->cap_bytes = to_host ? host_cap_bytes : disk_cap_bytes;
+    options->disk_cap_bytes = options->from_device ? disk_cap_bytes : 0;
+    return host_cap_bytes > 0 || disk_cap_bytes > 0;
+}
+
 int ms_execute_open_tier(ms_execute *execute, const ms_offload_options *options, ms_error *err)
 {
     ms_offload *tier = NULL;

@@ -31,54 +31,32 @@ def open_tier(
     disk_directory: Callable[[], str],
     disk: Mapping[str, Any],
 ) -> None:
-    """Opens the tier of `settings`, a plan's ``"settings"``; none where they cap all at zero.
+    """Opens the tier of `settings`, a plan's ``"settings"``; none if all caps are zero.
 
     Args:
-        disk_directory: asked for the spill directory where the disk is used.
+        disk_directory: asked for the spill directory if the disk is used.
         disk: what the hardware description says of the disk (``write_bytes_per_s``,
-            ``read_bytes_per_s``); empty where there is none.
+            ``read_bytes_per_s``); empty if there is none.
 
     Raises:
         OffloadError: the tier can't be opened.
     """
-    to_host, to_disk = settings["host_cap_bytes"], settings["disk_cap_bytes"]
     parameter = next(model.parameters(), None)
-    if parameter is not None and not kind_of(parameter.device).is_host:
-        _open_device_tier(core, config, settings, disk_directory, parameter.device)
-    elif to_disk:
-        core.open_tier(
-            "disk",
-            dir=disk_directory(),
-            cap_bytes=to_disk,
-            slab_bytes=settings["slab_bytes"],
-            write_bytes_per_s=disk.get("write_bytes_per_s", 0),
-            read_bytes_per_s=disk.get("read_bytes_per_s", 0),
-        )
-    elif to_host:
-        core.open_tier("host", cap_bytes=to_host, slab_bytes=settings["slab_bytes"])
-
-
-def _open_device_tier(
-    core: _core.Execution,
-    config: Config | None,
-    settings: dict[str, Any],
-    disk_directory: Callable[[], str],
-    device: torch.device,
-) -> None:
-    """From a GPU to host memory, and to disk where the plan says so or that is capped."""
+    device = None if parameter is None or kind_of(parameter.device).is_host else parameter.device
     transfers = getattr(config, "async_config", None)
-    to_host, to_disk = settings["host_cap_bytes"], settings["disk_cap_bytes"]
     core.open_tier(
-        "host" if to_host else "disk",
-        dir=disk_directory() if to_disk else None,
-        cap_bytes=to_host or to_disk,
-        disk_cap_bytes=to_disk,
+        settings["host_cap_bytes"],
+        settings["disk_cap_bytes"],
+        dir=disk_directory() if settings["disk_cap_bytes"] else None,
         slab_bytes=settings["slab_bytes"],
-        device_kind=device.type,
-        device=device.index,
+        device_kind=device.type if device is not None else None,
+        device=device.index if device is not None else 0,
         pinned_gb=getattr(transfers, "pinned_pool_gb", None) or 0,
         stream_count=getattr(transfers, "num_streams", None) or 0,
+        write_bytes_per_s=disk.get("write_bytes_per_s", 0),
+        read_bytes_per_s=disk.get("read_bytes_per_s", 0),
     )
-    core.set_overlap(getattr(config, "async_offload", None) is not False)
-    if getattr(transfers, "debug", False):
-        _log.info("%s %d: %s", kind_of(device).label, device.index, core.tier())
+    if device is not None:
+        core.set_overlap(getattr(config, "async_offload", None) is not False)
+        if getattr(transfers, "debug", False):
+            _log.info("%s %d: %s", kind_of(device).label, device.index, core.tier())

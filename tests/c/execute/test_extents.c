@@ -416,6 +416,22 @@ static void a_tier_is_opened_once_and_without_the_hosts_lock(void **state)
     assert_int_equal(f->host.locks, f->host.unlocks);
 }
 
+static void the_first_tier_follows_the_caps(void **state)
+{
+    (void)state;
+    ms_offload_options host = {0}, gpu = {.from_device = true};
+    assert_false(ms_execute_first_tier(0, 0, &host));
+    assert_true(ms_execute_first_tier(5, 7, &host));
+    assert_true(host.tier == MS_TIER_DISK && host.cap_bytes == 7 && host.disk_cap_bytes == 0);
+    assert_true(ms_execute_first_tier(5, 0, &host));
+    assert_true(host.tier == MS_TIER_HOST && host.cap_bytes == 5);
+    assert_false(ms_execute_first_tier(0, 0, &gpu));
+    assert_true(ms_execute_first_tier(5, 7, &gpu));
+    assert_true(gpu.tier == MS_TIER_HOST && gpu.cap_bytes == 5 && gpu.disk_cap_bytes == 7);
+    assert_true(ms_execute_first_tier(0, 7, &gpu));
+    assert_true(gpu.tier == MS_TIER_DISK && gpu.cap_bytes == 7 && gpu.disk_cap_bytes == 7);
+}
+
 /* On a file: the behaviour of a failing device. */
 static void reopen_on_disk(fixture *f, const char *dir)
 {
@@ -551,6 +567,7 @@ int main(void)
         TEST(no_memory_to_fetch_into_is_an_error_and_can_be_tried_again),
         TEST(running_out_of_memory_keeps_the_tensor),
         TEST(a_tier_is_opened_once_and_without_the_hosts_lock),
+        TEST(the_first_tier_follows_the_caps),
         TEST(a_write_that_fails_leaves_the_bytes_in_memory),
         TEST(a_read_that_fails_is_an_error_and_hands_nothing_out),
         TEST(a_store_without_handles_is_cancelled),

@@ -180,6 +180,7 @@ typedef struct ms_region {
     uint64_t unread_since; /* the operator that saved them */
     uint64_t last_operator; /* 1 + the one after which a replay has all it needs; 0: not reached */
     bool is_capturing;      /* between begin_replay() and end_replay() */
+    bool is_stopped;        /* the replay under way, before its end: its last operator has not run */
     PyObject *weak_references;
 } ms_region;
 

@@ -131,6 +131,7 @@ static PyObject *begin_replay(PyObject *self, PyObject *whole)
         return NULL;
     }
     region->last_operator = 0;
+    region->is_stopped = false;
     ms_ext_values_forget(region);
     if (ms_ext_push_hooks(region, true) != 0) {
         ms_frame_replay_end(execute, region->frame, true, NULL);
@@ -168,7 +169,7 @@ static PyObject *end_replay(PyObject *self, PyObject *failed)
     if (has_failed < 0) {
         return NULL;
     }
-    int differs = has_failed ? 0 : ms_ext_values_settle(region, true);
+    int differs = has_failed ? 0 : ms_ext_values_settle(region, !region->is_stopped);
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     region->is_capturing = false;

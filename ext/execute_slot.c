@@ -104,8 +104,9 @@ static int slot_put(ms_region *region, uint32_t slot, PyObject *tensor, uint64_t
     return 0;
 }
 
-static PyObject *stop_replay(void)
+static PyObject *stop_replay(ms_region *region)
 {
+    region->is_stopped = true;
     PyErr_SetString(ms_ext_replay_stop, "everything that backward needs has been recomputed");
     return NULL;
 }
@@ -121,7 +122,7 @@ PyObject *ms_ext_capture_slot(ms_region *region, PyObject *tensor)
         return NULL;
     }
     if (region->last_operator != 0 && region->last_operator != ms_ext_operator_now() + 1) {
-        return stop_replay();
+        return stop_replay(region);
     }
     if (ms_ext_record_of(tensor, sizes, &record) != 0 ||
         ms_ext_check(ms_frame_replay_save(region->execution->execute, region->frame, &record, &slot, &what, &err),
@@ -145,7 +146,7 @@ PyObject *ms_ext_capture_slot(ms_region *region, PyObject *tensor)
     }
     if (what == MS_CAPTURE_LAST) {
         Py_DECREF(kept);
-        return stop_replay();
+        return stop_replay(region);
     }
     return kept;
 }

@@ -26,13 +26,14 @@ static bool find_contents(PyObject *tensor, ms_contents *contents, int64_t *stri
     return is_found && contents->address != NULL;
 }
 
-static int read_values(ms_region *region, uint32_t slot, PyObject *tensor)
+static int read_values(ms_region *region, uint32_t slot, PyObject *tensor, bool is_late)
 {
     int64_t strides[MS_RECORD_RANK_MAX];
     ms_contents contents;
     if (!find_contents(tensor, &contents, strides)) {
         return 0;
     }
+    contents.is_late = is_late;
     ms_execute *execute = region->execution->execute;
     if (!region->is_capturing) {
         ms_frame_mark(execute, region->frame, slot, &contents);
@@ -56,8 +57,9 @@ int ms_ext_values_settle(ms_region *region, bool all)
     }
     int rc = 0;
     for (size_t i = 0; i < region->unread_count && rc == 0; i++) {
-        if (ms_ext_version_or_none(region->unread[i]) == 0) { /* otherwise somebody wrote to it since */
-            rc = read_values(region, region->unread_slots[i], region->unread[i]);
+        /* In forward somebody may have written to it since. */
+        if (region->is_capturing || ms_ext_version_or_none(region->unread[i]) == 0) {
+            rc = read_values(region, region->unread_slots[i], region->unread[i], true);
         }
     }
     ms_ext_values_forget(region);
@@ -75,19 +77,27 @@ static bool is_workspace(PyObject *tensor)
     return is_bytes;
 }
 
-int ms_ext_values_saved(ms_region *region, uint32_t slot, PyObject *tensor)
+static int read_later(ms_region *region, uint32_t slot, PyObject *tensor)
 {
-    if (region->is_capturing && !ms_frame_is_marked(region->frame, slot)) {
-        return 0;
-    }
-    if (!ms_ext_may_be_unwritten(tensor)) {
-        return read_values(region, slot, tensor);
-    }
-    if (region->unread_count < MS_EXT_WAITING_MAX && !is_workspace(tensor)) {
+    if (region->unread_count < MS_EXT_WAITING_MAX) {
         region->unread_since = ms_ext_operator_now();
         Py_INCREF(tensor);
         region->unread_slots[region->unread_count] = slot;
         region->unread[region->unread_count++] = tensor;
     }
     return 0;
+}
+
+int ms_ext_values_saved(ms_region *region, uint32_t slot, PyObject *tensor)
+{
+    bool is_late;
+    if (region->is_capturing) {
+        bool is_marked = ms_frame_is_marked(region->frame, slot, &is_late);
+        return !is_marked ? 0 : is_late ? read_later(region, slot, tensor) : read_values(region, slot, tensor, false);
+    }
+    is_late = ms_ext_may_be_unwritten(tensor);
+    if (is_late && is_workspace(tensor)) {
+        return 0;
+    }
+    return is_late ? read_later(region, slot, tensor) : read_values(region, slot, tensor, false);
 }

@@ -212,6 +212,7 @@ MS_API int ms_frame_save(ms_execute *execute, ms_frame *frame, const ms_record *
 typedef struct ms_contents {
     const void *address;   /* of the first element, in host memory; NULL: not compared */
     const int64_t *stride; /* [rank], in elements */
+    bool is_late;          /* read when the operator that saved it was over, not when it was saved */
 } ms_contents;
 
 /*
@@ -221,8 +222,8 @@ typedef struct ms_contents {
  */
 MS_API void ms_frame_mark(ms_execute *execute, ms_frame *frame, uint32_t slot, const ms_contents *contents);
 
-/* Whether the values in a slot were remembered. */
-MS_API bool ms_frame_is_marked(const ms_frame *frame, uint32_t slot);
+/* Whether the values in a slot were remembered; *is_late tells when they were read. A replay has to read them then. */
+MS_API bool ms_frame_is_marked(const ms_frame *frame, uint32_t slot, bool *is_late);
 
 /*
  * Compares what a replay saved in a slot, after ms_frame_replay_save() and once it is written. MS_EREPLAY, naming the

@@ -205,13 +205,16 @@ void ms_frame_mark(ms_execute *execute, ms_frame *frame, uint32_t slot, const ms
     ms__mark *mark = MS__ARRAY_PUSH(&frame->marks); /* without memory it is not compared */
     if (mark != NULL) {
         mark_fill(&tensor, !ms__layer_is_proven(execute, frame->layer), mark);
+        mark->is_late = contents->is_late;
         item->mark = (uint32_t)frame->marks.count;
     }
 }
 
-bool ms_frame_is_marked(const ms_frame *frame, uint32_t slot)
+bool ms_frame_is_marked(const ms_frame *frame, uint32_t slot, bool *is_late)
 {
-    return slot < frame->slots.count && frame->slots.items[slot].mark != 0;
+    uint32_t mark = slot < frame->slots.count ? frame->slots.items[slot].mark : 0;
+    *is_late = mark != 0 && frame->marks.items[mark - 1].is_late;
+    return mark != 0;
 }
 
 /* ---- the comparison --------------------------------------------------------- */

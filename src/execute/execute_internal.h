@@ -92,6 +92,7 @@ typedef struct ms__mark {
     uint64_t samples[MS__MARK_SAMPLES]; /* elements, spread evenly */
     uint8_t sample_count;
     bool is_whole;
+    bool is_late;
 } ms__mark;
 
 struct ms_frame {

@@ -1,4 +1,4 @@
-"""Removes one of torch's modes from anywhere on its stack.
+"""Puts one of torch's modes below all others, and removes one from anywhere on its stack.
 
 A mode that spans a call of the user's code can't be a `with` block: hooks begin and end it, and
 other code may begin a mode in between and end it later. Called by memscale's own modes, on their
@@ -8,9 +8,25 @@ own thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-__all__ = ["leave"]
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from .. import _core
+
+__all__ = ["begin_below", "leave"]
+
+
+def begin_below(mode: Any) -> None:
+    """Begins a dispatch mode as the outermost: whoever ends a mode of their own later takes the innermost off,
+    which must not be this one."""
+    c = torch._C
+    above = _get_current_dispatch_mode_stack()
+    mode.__enter__()
+    pop = partial(c._pop_torch_dispatch_stack, None)  # whatever key it has
+    _core.set_modes(c._len_torch_dispatch_stack, pop, c._push_on_torch_dispatch_stack, [mode, *above])
 
 
 def leave(mode: Any, stack: Callable[[], list[Any]], pop: Callable[[], Any], push: Callable[[Any], Any]) -> None:

@@ -26,7 +26,7 @@ from ..base.walk import version_of
 from ..errors import IntegrationError
 from ..model.isolation import generators_of, note_generator, set_generator
 from ..model.parametrized import CachedWeights
-from ..model.reach import MISSING, Place, Reach, generator_state, is_state, read_place, write_place
+from ..model.reach import MISSING, Place, Reach, generator_state, is_array, is_state, read_place, write_place
 
 __all__ = ["LayerState", "ModuleState"]
 
@@ -129,7 +129,7 @@ class LayerState:
         if isinstance(value, torch.Tensor):
             key = (id(holder), name)
             return (holder, name, self._copy_of(key, value)) if key not in self._rebound else None
-        return holder, name, value, value.copy() if type(value) in _CONTAINERS else None
+        return holder, name, value, value.copy() if type(value) in _CONTAINERS or is_array(value) else None
 
     def _copy_of(self, key: tuple[int, str], buffer: torch.Tensor) -> _Buffer:
         if buffer.nbytes > _SMALL_BYTES:
@@ -215,6 +215,7 @@ class ModuleState:
     """The state before one call."""
 
     __slots__ = (
+        "_buffer_names",
         "_cached_weights",
         "_containers",
         "_generators",
@@ -241,6 +242,7 @@ class ModuleState:
     ) -> None:
         self._layer = layer
         self._modules = modules
+        self._buffer_names = [tuple(module._buffers) for module in modules]
         self._cached_weights = CachedWeights()
         self._parameters = parameters
         self.tensors = tensors
@@ -264,6 +266,7 @@ class ModuleState:
             note_attributes(module, undo)
         for attributes in self._holders:
             undo.content(attributes)
+        self._drop_later_buffers()
         for generator, state in self._generators:
             note_generator(undo, generator)
             set_generator(generator, state)
@@ -287,11 +290,22 @@ class ModuleState:
         self._bind_places(undo)
         self._cached_weights.put(undo)
 
+    def _drop_later_buffers(self) -> None:
+        """Those that the call, or a later one, has registered."""
+        for module, names in zip(self._modules, self._buffer_names, strict=True):
+            if len(module._buffers) != len(names):
+                for name in [name for name in module._buffers if name not in names]:
+                    del module._buffers[name]
+
     def _bind_places(self, undo: Any) -> None:
         for holder, name, value, content in self._places:
             if value is MISSING:
                 undo.slot(holder, name)
                 _note(read_place((holder, name)), 2, undo)
+            elif is_array(value):
+                undo.slot(holder, name)
+                write_place((holder, name), content.copy())
+                continue
             elif read_place((holder, name)) is not value:
                 undo.slot(holder, name)
                 write_place((holder, name), value)
@@ -335,7 +349,9 @@ def _containers(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, 
     """Plain containers among a module's attributes: where, the container, a copy of it."""
     attributes: dict[str, Any] = module.__dict__
     for name, value in attributes.items():
-        if type(value) in _CONTAINERS and name not in _MODULES_OWN and len(value) <= _LARGE:
+        if is_array(value):
+            yield attributes, name, value, value.copy()
+        elif type(value) in _CONTAINERS and name not in _MODULES_OWN and len(value) <= _LARGE:
             items = value.values() if type(value) in _MAPPINGS else value
             if not any(isinstance(item, _OPAQUE) and not _is_small_state(item) for item in items):
                 yield attributes, name, value, value.copy()

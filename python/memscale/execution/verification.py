@@ -1,6 +1,8 @@
-"""Compares a step under the plan with one that keeps everything, before training.
+"""Compares steps under the plan with steps that keep everything, before training.
 
-Called by the executor where `verify_correctness` is set. Both steps run on copies of the
+Called by the executor where `verify_correctness` is set. Two steps that keep everything tell a model that differs from
+itself; two under the plan, of which the second meets what the first left in memory and on disk, are held against them;
+replays compare what they save as well. All run on copies of the
 model's buffers and take gradients without touching `.grad`; random states, attributes and
 hooks are as before when it ends. C says how much of the batch fits beside the budget.
 """
@@ -28,6 +30,8 @@ __all__ = ["verify_plan"]
 
 _log = logging.getLogger("memscale")
 
+_STEPS_COMPARED = 2
+
 _Gradients = dict[str, torch.Tensor | None]
 
 
@@ -49,7 +53,7 @@ def verify_plan(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Runs one step with everything kept and one under `plan`, and compares them.
+    """Runs steps with everything kept and steps under `plan`, and compares them.
 
     Args:
         make_executor: gives an executor of `model` that carries out a given plan.
@@ -58,7 +62,7 @@ def verify_plan(
 
     Raises:
         IntegrationError: loss or gradients are not what the plan promises; names the first
-            parameter in the order of `named_parameters()`.
+            parameter in the order of `named_parameters()`, or the layer whose replay differed.
     """
     if plan.skipped:
         _log.info("verify_correctness: nothing is optimized, so there is nothing to compare")
@@ -103,26 +107,36 @@ def _compare(
     if expected is None:
         _log.warning("verify_correctness: no output of the forward is differentiable; nothing is compared")
         return
-    seen = _step(model, inputs, make_executor, plan)
-    differing = _differing(expected, seen or {}, exactness)
-    del seen
-    if not differing:
-        promise = "equal to the bit" if exactness == "exact" else "equal but for rounding"
-        count = len(expected) - 1
-        _log.info("verify_correctness: loss and %d gradients are %s (%s)", count, promise, scope)
-        return
-    again = _step(model, inputs)
-    if _differing(expected, again or {}, exactness):
+    differing = _differing(expected, _step(model, inputs) or {}, exactness)
+    if differing:
         _log.warning(
             "verify_correctness: two unoptimized steps of this model differ from each other (%s), so a plan "
-            "can't be held against them",
+            "can't be held against them: an operator is not deterministic, or the step reads what an earlier one left "
+            "where it can't be put back",
             differing[0],
         )
         return
+    for _ in range(_STEPS_COMPARED):
+        try:
+            seen = _step(model, inputs, make_executor, plan)
+        except IntegrationError as error:  # of a replay, which names its layer
+            raise IntegrationError(
+                f"verify_correctness: two unoptimized steps agree, and under the plan {error}"
+            ) from error
+        _hold_against(expected, seen or {}, exactness, scope)
+    promise = "equal to the bit" if exactness == "exact" else "equal but for rounding"
+    _log.info("verify_correctness: loss and %d gradients are %s (%s)", len(expected) - 1, promise, scope)
+
+
+def _hold_against(expected: _Gradients, seen: _Gradients, exactness: str, scope: str) -> None:
+    differing = _differing(expected, seen, exactness)
+    if not differing:
+        return
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
     raise IntegrationError(
-        f"verify_correctness: {differing[0]}{more} under the plan is not what an unoptimized step gives ({scope}); "
-        "a layer behaves differently when its saved tensors are moved or it is run again"
+        f"verify_correctness: {differing[0]}{more} under the plan is not what an unoptimized step gives ({scope}), "
+        "and two unoptimized steps agree: memscale changes this model. A layer behaves differently when its saved "
+        "tensors are moved or it is run again"
     )
 
 

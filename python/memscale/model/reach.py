@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["MISSING", "Place", "Reach", "generator_state", "is_state", "read_place", "write_place"]
+__all__ = ["MISSING", "Place", "Reach", "generator_state", "is_array", "is_state", "read_place", "write_place"]
 
 _CLOSED = frozenset(sys.stdlib_module_names) | {
     *("memscale", "torch", "numpy", "transformers", "torchvision", "torchaudio", "accelerate", "peft", "pytest"),
@@ -36,6 +36,7 @@ _FEW_ITEMS = 64
 """Containers with more items are not searched; those with more than `_LARGE` are not copied either."""
 
 _LARGE = 4096
+_ARRAY_BYTES = 1 << 20
 _DEPTH = 6
 _PLACES_MOST = 512
 
@@ -279,7 +280,14 @@ def is_state(value: Any) -> bool:
         return len(value) <= _LARGE
     if isinstance(value, torch.Tensor):
         return type(value) is torch.Tensor and value.is_leaf and not value.requires_grad and not value.is_inference()
-    return kind in _SCALARS
+    return kind in _SCALARS or is_array(value)
+
+
+def is_array(value: Any) -> bool:
+    """Whether this is an array of NumPy's in which a forward may keep statistics: of numbers, and small."""
+    kind = type(value)
+    is_numpys = kind.__name__ == "ndarray" and kind.__module__ == "numpy"
+    return is_numpys and value.nbytes <= _ARRAY_BYTES and not value.dtype.hasobject
 
 
 def _names_of(code: types.CodeType) -> Iterator[str]:

@@ -500,7 +500,7 @@ def _refuse_leftovers(name: str, tracer: LiveTracer, twins: Twins) -> None:
 
     Raises:
         IntegrationError: it can't be removed, so the real step would use it.
-        ProfileError: it was removed; the model can't be traced.
+        ProfileError: it was removed, or only a graph holds it; the model can't be traced.
     """
     from .leftovers import take_back
 
@@ -508,9 +508,11 @@ def _refuse_leftovers(name: str, tracer: LiveTracer, twins: Twins) -> None:
         return
     holders = take_back(twins.mode)
     if tracer.alive() and gc.collect() >= 0 and tracer.alive():
-        held_by = f" in {', '.join(sorted(set(holders)))}" if holders else ""
+        if not holders:  # a graph that holds itself, as register_multi_grad_hook() makes: no code can reach it
+            raise ProfileError(f"{name} can't be traced without running it: its forward makes a graph that never ends")
+        held_by = ", ".join(sorted(set(holders)))
         raise IntegrationError(
-            f"{name} was traced under fake tensors, and its forward keeps some{held_by} where they can't be "
+            f"{name} was traced under fake tensors, and its forward keeps some in {held_by} where they can't be "
             "taken back; keep them in a list, a dict or an attribute, or not at all"
         )
     raise ProfileError(f"{name} can't be traced without running it: its forward keeps tensors outside its modules")

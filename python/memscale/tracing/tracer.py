@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (
 
 from .. import _core
 from ..base.arguments import Arguments, plain_tensors
-from ..base.modes import leave
+from ..base.modes import begin_below, leave
 from ..base.walk import first_output, plain_leaves, tensors_of, version_of
 
 __all__ = ["NO_NODE", "LiveTracer", "is_maker"]
@@ -145,8 +145,8 @@ class LiveTracer(TorchDispatchMode):
     # -- operators --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to listen to operators."""
-        self.__enter__()  # type: ignore[no-untyped-call]
+        """Begins to listen to operators. A caller's mode may be on already, and end before `stop()`."""
+        begin_below(self)
 
     def stop(self) -> None:
         """Stops listening; modes begun later stay on. Does nothing if the mode was already removed."""

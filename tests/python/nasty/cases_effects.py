@@ -571,3 +571,16 @@ def a_second_forward_before_backward() -> Subject:
         return loss
 
     return Subject(stack(body), step=step, watch=lambda: count)
+
+
+@case("effects")
+def a_moving_average_in_numpy_in_a_closure() -> Subject:
+    average = numpy.zeros(WIDTH, dtype=numpy.float32)
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        nonlocal average
+        average *= 0.9
+        average += 0.1 * x.detach().mean(0).numpy()
+        return x - torch.from_numpy(average.copy())
+
+    return Subject(stack(body), watch=lambda: torch.from_numpy(average.copy()))

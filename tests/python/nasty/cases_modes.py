@@ -311,17 +311,6 @@ def hooks_disabled_around_the_step() -> Subject:
 
 
 @case("modes")
-def mutation_on_saved_tensors_allowed() -> Subject:
-    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
-        y = torch.tanh(x)
-        z = y * y
-        y.mul_(0.5)
-        return z + y
-
-    return Subject(stack(body), step_in=torch.autograd.graph.allow_mutation_on_saved_tensors)
-
-
-@case("modes")
 def forward_mode_gradients_in_a_layer() -> Subject:
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         _, tangent = torch.func.jvp(torch.tanh, (x,), (torch.ones_like(x),))

@@ -1,0 +1,45 @@
+"""Modes of the caller's around and inside ours: their stack ends as it began."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from memscale.base.modes import begin_below, leave
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def on() -> list[TorchDispatchMode]:
+    return list(_get_current_dispatch_mode_stack())
+
+
+def end(mode: TorchDispatchMode) -> None:
+    leave(mode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
+
+
+def test_a_mode_that_began_earlier_can_end_first():
+    ours, theirs, later = Counting(), Counting(), Counting()
+    with theirs:
+        begin_below(ours)
+        assert on() == [ours, theirs]
+        with later:
+            torch.ones(2) + 1
+    assert on() == [ours]
+    torch.ones(2)
+    end(ours)
+    assert on() == []
+    assert (later.calls, theirs.calls, ours.calls) == (2, 2, 3)
+
+
+def test_a_mode_that_is_not_on_can_be_ended():
+    end(Counting())
+    assert on() == []

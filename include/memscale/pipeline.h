@@ -75,6 +75,14 @@ MS_API int ms_pipeline_agree(const ms_hardware *const *hardware, const ms_config
                              uint32_t local_count, ms_hardware *agreed_hardware, ms_config *agreed_config,
                              ms_error *err);
 
+/*
+ * The smallest plan for a shape that fits no plan within the budget, when training has begun with `first`. *line, to
+ * be freed with ms_free(), names the shape, the first one, the bytes over and the longest size that fits. On failure
+ * neither is set. Tests: tests/c/pipeline/test_pipeline.c.
+ */
+MS_API int ms_pipeline_beyond(const ms_graph *graph, const ms_graph *first, const ms_hardware *hardware,
+                              const ms_config *config, ms_plan **plan, char **line, ms_error *err);
+
 /* Restricts a configuration to techniques that work with parameters sharded and gathered layer by layer
  * (FSDP). */
 MS_API void ms_pipeline_sharded(ms_config *config);
@@ -124,6 +132,20 @@ MS_API const char *ms_drift_text(ms_drift drift);
  */
 MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config, const ms_plan *plan,
                                const ms_observation *observation, ms_drift *drift, char **line, ms_error *err);
+
+/* Measurements of one evaluation: forwards without gradients. MS_UNSET if not measured. */
+typedef struct ms_evaluation {
+    uint64_t before_bytes; /* resident when it began */
+    uint64_t peak_bytes;
+    uint64_t rows; /* of the largest batch; 0 if unknown */
+} ms_evaluation;
+
+/*
+ * The warning for an evaluation that took more than the budget, with the number of rows that would fit; NULL in
+ * *line if it stayed within, or if there is no budget. To be freed with ms_free(). Tests:
+ * tests/c/pipeline/test_evaluation.c.
+ */
+MS_API int ms_pipeline_evaluation(const ms_config *config, const ms_evaluation *seen, char **line, ms_error *err);
 
 /*
  * Compares the graph of a traced step with that of a real step, storage by storage: the allocations, releases

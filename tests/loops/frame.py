@@ -41,7 +41,7 @@ class Loop:
         warns: patterns of the warnings that it must draw, each exactly once, and no other.
         may_pass: whether its peak may pass the budget; it then draws a warning that says so.
         is_quick: whether it is part of every test run.
-        lines_most: lines at the default level besides warnings: hardware, plan, the second step.
+        lines_most: lines at the default level besides warnings: allocator, plan, tier, masks, the second step.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Report:
 
 
 def loop(
-    room_mb: int, *warns: str, may_pass: bool = False, is_quick: bool = False, lines_most: int = 4
+    room_mb: int, *warns: str, may_pass: bool = False, is_quick: bool = False, lines_most: int = 5
 ) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
     """Makes a function a loop of the suite."""
 

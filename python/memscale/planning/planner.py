@@ -74,6 +74,10 @@ class Planner(Protocol):
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """Receives the observations of a finished step; returns a plan to follow from now on, if any."""
 
+    def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
+        """Receives the memory of forwards without gradients: resident bytes before them and at their peak, and the
+        rows of the largest batch."""
+
     def tighten(self, attempt: int) -> ExecutionPlan:
         """The plan for the next run of a step in which an allocation failed for the `attempt`-th time (from 0).
 
@@ -121,6 +125,9 @@ class NullPlanner:
         return None
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
+        return None
+
+    def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
         return None
 
     def tighten(self, attempt: int) -> ExecutionPlan:

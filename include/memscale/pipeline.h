@@ -103,6 +103,7 @@ typedef struct ms_observation {
     bool smaller_inputs;             /* than planned: the step may take less memory and time */
     bool replan_refused;             /* corrections under this plan left no plan that fits: it stays in force, and
                                       * its peak came from other documents */
+    uint64_t plans;                  /* made for these inputs so far; 0 or MS_UNSET: unknown */
     uint32_t step;                   /* 1 for the first after wrap */
     uint32_t plan_steps;             /* steps under this plan, this one included */
 } ms_observation;
@@ -128,7 +129,8 @@ MS_API const char *ms_drift_text(ms_drift drift);
  *
  * Corrections do not oscillate. After its first observation a loop can only be found to hold more. Scratch
  * grows after any step over its limit. It shrinks, and the time scale changes, only at rare steps, by amounts
- * worth a new plan, and never after a step of smaller inputs.
+ * worth a new plan, and never after a step of smaller inputs. After the third plan for the same inputs only a peak
+ * over the budget is corrected.
  */
 MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config, const ms_plan *plan,
                                const ms_observation *observation, ms_drift *drift, char **line, ms_error *err);

@@ -408,6 +408,9 @@ def history_new() -> object:
 def history_step_times(history: object, /) -> tuple[list[tuple[int | None, int]], int]:
     """Bounds in ns (None: the last) with counts of steps, and the sum in ns."""
 
+def hostmem_ceiling_of_smaller(ceiling_bytes: int, /) -> int:
+    """A plan's ceiling while smaller inputs than its own are trained on."""
+
 def hostmem_find(address: int, /) -> tuple[int, int, int] | None:
     """Start, bytes in whole pages and serial of the live block that holds the address."""
 

@@ -39,6 +39,7 @@ from .notices import Notices
 from .observation import StepWatch
 from .replay import replay
 from .tier import open_tier
+from .uncalled import Uncalled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,6 +102,7 @@ class Executor:
         self._replay_lock = threading.RLock()
         self._thread = OnThread()
         self._notices = Notices(self._model_name)
+        self._uncalled = Uncalled(self._notices)
         self._tiles = Tiles(model, lambda thread=self._thread: thread.is_apart)  # type: ignore[misc]
         self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._replay_lock, self._tiles)
         # Planning swaps the model's tensors for a moment: no other thread may be in a forward.
@@ -334,6 +336,7 @@ class Executor:
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self._thread.is_apart:
+            self._uncalled.root_called()
             self._end_what_was_broken_off()
         if self._thread.stands_aside:
             if self._is_evaluation():
@@ -511,6 +514,7 @@ class Executor:
         # Optimizers that step inside backward, parameter by parameter, end no step.
         if torch._C._current_graph_task_id() != -1 or not self._watch.holds_ours(optimizer, self._model()):
             return
+        self._uncalled.optimizer_stepped(self._model())
         self._boundary(optimizer)
 
     def _end_profile(self, is_optimizer: bool) -> None:

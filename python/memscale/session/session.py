@@ -80,6 +80,7 @@ class Session:
         self._has_sample = False
         self._graphs: dict[str, str] = {}
         self._plans: dict[str, ExecutionPlan] = {}
+        self._plans_made: dict[str, int] = {}
         self._current: str | None = None
         self._first: str | None = None  # the shape that training began with
         self._beyond: set[str] = set()  # shapes that run under their smallest plan, over the budget
@@ -100,11 +101,21 @@ class Session:
         self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
         machine = probe_machine(config)
-        device = _device_of(model)
-        if applies and kind_of(device).is_host:
-            self.host_memory.install()
+        self._applies = applies
+        self.hardware_json = machine
         load_tracer()
-        self.hardware_json = _with_process(machine, device)
+        self.awaits_parameters = True  # on the meta device: what the process holds is not known yet
+        self._measure_process(model)
+
+    def _measure_process(self, model: torch.nn.Module) -> None:
+        """Puts the process into the description of the machine, once the model's parameters exist."""
+        device = _device_of(model)
+        if not self.awaits_parameters or (self._applies and device.type == "meta"):
+            return
+        self.awaits_parameters = False
+        if self._applies and kind_of(device).is_host:
+            self.host_memory.install()
+        self.hardware_json = _with_process(self.hardware_json, device)
 
     # -- planning ---------------------------------------------------------------------
 
@@ -130,6 +141,7 @@ class Session:
             BudgetInfeasibleError: the budget fits no plan.
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
+        self._measure_process(model)
         is_traced = self.config.use_static_profiling and not self._is_untraceable
         signature = _core.signature_without_numbers(signature, self._idle_numbers if is_traced else None)
         self._current = self._known(signature)
@@ -209,6 +221,7 @@ class Session:
         `use_mixed_precision` is set and C has decided for it, at the first forward; else nothing."""
         import torch
 
+        self._measure_process(model)
         device = _device_of(model).type
         if not self.config.use_mixed_precision:
             return nullcontext()
@@ -302,9 +315,12 @@ class Session:
         if plan is None:
             text = self._make_plan_or_smallest(signature)
             plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
+            self._plans_made[signature] = self._plans_made.get(signature, 0) + 1
             if self.run_watch is not None:
                 self.run_watch.plan_made(plan)
-        self.host_memory.set_ceiling(plan.ceiling_bytes)
+        is_tight = self._serves_smaller and self.config.memory_budget_gb is not None
+        ceiling = plan.ceiling_bytes
+        self.host_memory.set_ceiling(_core.hostmem_ceiling_of_smaller(ceiling) if is_tight else ceiling)
         return plan
 
     def _make_plan_or_smallest(self, signature: str) -> str:
@@ -464,6 +480,7 @@ class Session:
             {
                 **observation,
                 "smaller_inputs": self._serves_smaller,
+                "plans": self._plans_made.get(signature, 0),
                 "replan_refused": signature == self._replan_refused,
             },
         )

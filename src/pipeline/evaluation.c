@@ -25,9 +25,10 @@ static char *evaluation_line(uint64_t budget_bytes, const ms_evaluation *seen)
         snprintf(cure, sizeof cure, ": evaluate with a batch of %llu instead of %llu", (unsigned long long)rows,
                  (unsigned long long)seen->rows);
     }
-    snprintf(text, sizeof text,
-             "evaluation: a forward without gradients took %s, %s over the budget; the plan is for training and stays%s",
-             ms__text_bytes(seen->peak_bytes).text, ms__text_bytes_up(seen->peak_bytes - budget_bytes).text, cure);
+    snprintf(
+        text, sizeof text,
+        "evaluation: a forward without gradients took %s, %s over the budget; the plan is for training and stays%s",
+        ms__text_bytes(seen->peak_bytes).text, ms__text_bytes_up(seen->peak_bytes - budget_bytes).text, cure);
     return ms_strdup(text);
 }
 

@@ -278,8 +278,8 @@ static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drif
 static bool is_settled(const ms_plan *plan, const ms_observation *seen)
 {
     bool known = seen->plans != MS_UNSET && seen->plans >= MOST_PLANS;
-    bool over = plan->pressure.budget_given && seen->peak_bytes != MS_UNSET &&
-                seen->peak_bytes > plan->pressure.allowed_bytes;
+    bool over =
+        plan->pressure.budget_given && seen->peak_bytes != MS_UNSET && seen->peak_bytes > plan->pressure.allowed_bytes;
     return known && !over;
 }
 

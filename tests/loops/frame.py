@@ -128,6 +128,18 @@ class Run:
             tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
             self._hash.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
+    def refuses(self, forward: Callable[[], Any]) -> None:
+        """Wrapped, `forward` must be refused for the budget; unwrapped it is not called."""
+        if not self._is_wrapped:
+            return
+        import memscale
+
+        try:
+            forward()
+        except memscale.BudgetInfeasibleError:
+            return
+        raise AssertionError("a shape that fits no plan was not refused")
+
     def report(self, lines: list[tuple[str, str]], error: str) -> Report:
         plans = [executor.run_watch.plan_count for executor in self._executors]
         steps = [executor.counters()["steps"] for executor in self._executors]

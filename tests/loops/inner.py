@@ -22,9 +22,7 @@ def adaptation(run: Run) -> None:
                 inner = functional.mse_loss(functional_call(model, fast, torch.randn(512, 64)), torch.zeros(512, 8))
                 slopes = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
                 fast = {name: v - 0.01 * g for (name, v), g in zip(fast.items(), slopes, strict=True)}
-            total = total + functional.mse_loss(
-                functional_call(model, fast, torch.randn(512, 64)), torch.zeros(512, 8)
-            )
+            total = total + functional.mse_loss(functional_call(model, fast, torch.randn(512, 64)), torch.zeros(512, 8))
         optimizer.zero_grad()
         total.backward()
         optimizer.step()

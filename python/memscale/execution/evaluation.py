@@ -55,4 +55,5 @@ class Evaluation:
         rows, self._rows = self._rows, 0
         seen = self._core.evaluation_ends()
         if seen is not None:
-            self._report(*seen, rows)
+            before_bytes, peak_bytes = seen
+            self._report(before_bytes, peak_bytes, rows)

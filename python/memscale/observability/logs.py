@@ -84,12 +84,13 @@ class _LastResort(logging.Handler):
 
 def _write_beside_bars(text: str) -> None:
     """On the present standard error; through tqdm if its bars are drawn, which would be broken otherwise."""
+    stream: Any = sys.stderr
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if getattr(tqdm, "_instances", None):
-        tqdm.write(text, file=sys.stderr, end="")
+        tqdm.write(text, file=stream, end="")
     else:
-        sys.stderr.write(text)
-    sys.stderr.flush()
+        stream.write(text)
+    stream.flush()
 
 
 def _is_other_rank() -> bool:

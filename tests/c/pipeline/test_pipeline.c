@@ -265,7 +265,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(packed_masks_fit_budgets_that_nothing_else_fits, pipeline_open, pipeline_close),
         cmocka_unit_test(the_cache_gets_a_margin_if_the_budget_has_room),
         cmocka_unit_test(packed_masks_stay_within_the_budget),
-        cmocka_unit_test_setup_teardown(a_shape_beyond_the_budget_gets_its_smallest_plan, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_shape_beyond_the_budget_gets_its_smallest_plan, pipeline_open,
+                                        pipeline_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -86,7 +86,7 @@ def _write_beside_bars(text: str) -> None:
     """On the present standard error; through tqdm if its bars are drawn, which would be broken otherwise."""
     stream: Any = sys.stderr
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if getattr(tqdm, "_instances", None):
+    if tqdm is not None and getattr(tqdm, "_instances", None):
         tqdm.write(text, file=stream, end="")
     else:
         stream.write(text)

@@ -5,10 +5,12 @@
 #   PYTHON      the interpreter to make .venv with (default: the newest suitable one found,
 #               the active environment's first)
 #   SOAK_SECONDS  how long `make soak` takes (default: 600)
+#   SCHEDULES   how many seeded schedules `make test-cuda` tries (default: 48)
 
 TORCH_SPEC ?= torch==2.13.0
 PYTHON ?=
-export TORCH_SPEC PYTHON
+SCHEDULES ?= 48
+export TORCH_SPEC PYTHON SCHEDULES
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo test test-server test-cuda docs bench bench-xl soak lint fuzz wheel clean nasty loops
@@ -31,7 +33,7 @@ help:
 	@echo "  fuzz   build the libFuzzer targets with clang and run each for a minute"
 	@echo "  wheel  one self-contained wheel in dist/, installed and tried out"
 	@echo "  clean  remove what was built; keeps .venv"
-	@echo "Variables: TORCH_SPEC ($(TORCH_SPEC)), PYTHON, SOAK_SECONDS (600)"
+	@echo "Variables: TORCH_SPEC ($(TORCH_SPEC)), PYTHON, SOAK_SECONDS (600), SCHEDULES ($(SCHEDULES))"
 
 build:
 	@scripts/build.sh

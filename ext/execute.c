@@ -276,6 +276,19 @@ static PyObject *evaluation_ends(PyObject *self, PyObject *args)
     return Py_BuildValue("(KK)", (unsigned long long)memory.before_bytes, (unsigned long long)memory.peak_bytes);
 }
 
+static PyObject *device_peak(PyObject *self, PyObject *mark)
+{
+    uint64_t mark_bytes = UINT64_MAX;
+    if (mark != Py_None) {
+        mark_bytes = PyLong_AsUnsignedLongLong(mark);
+        if (mark_bytes == UINT64_MAX && PyErr_Occurred()) {
+            return NULL;
+        }
+    }
+    ms_execute_device_peak(ms_ext_execution_of(self)->execute, mark_bytes);
+    Py_RETURN_NONE;
+}
+
 static PyObject *poll(PyObject *self, PyObject *args)
 {
     (void)args;
@@ -294,6 +307,35 @@ static PyObject *counters(PyObject *self, PyObject *args)
         }
     }
     return dict;
+}
+
+static PyObject *hold(PyObject *self, PyObject *number)
+{
+    uint32_t layer;
+    if (ms_ext_u32(number, "layer", &layer) != 0) {
+        return NULL;
+    }
+    ms_execute_hold(ms_ext_execution_of(self)->execute, layer);
+    Py_RETURN_NONE;
+}
+
+enum { HELD_MOST = 4096 };
+
+static PyObject *held_layers(PyObject *self, PyObject *args)
+{
+    (void)args;
+    static uint32_t layers[HELD_MOST]; /* under the interpreter lock */
+    const ms_execute *execute = ms_ext_execution_of(self)->execute;
+    size_t count = ms_execute_held_layers(execute, layers, HELD_MOST);
+    PyObject *names = PyList_New(0);
+    for (size_t i = 0; i < count && i < HELD_MOST && names != NULL; i++) {
+        PyObject *name = PyUnicode_FromString(ms_execute_layer_name(execute, layers[i]));
+        if (name == NULL || PyList_Append(names, name) != 0) {
+            Py_CLEAR(names);
+        }
+        Py_XDECREF(name);
+    }
+    return names;
 }
 
 static PyObject *count_replan(PyObject *self, PyObject *args)
@@ -357,6 +399,8 @@ static PyMethodDef methods[] = {
         "(str, str | None, int, int, int, str | None, int, int, float, int, int, int) -> None",
         "Opens the lower tier: \"host\" or \"disk\"; with a `device_kind`, of that GPU's storages. Raises "
         "OffloadError."),
+    MS_EXT_METHOD("device_peak", device_peak, METH_O, "mark_bytes, /", "(int | None) -> None",
+                  "Before a boundary: the high-water mark of the training device's allocator; None for a CPU host."),
     MS_EXT_METHOD("set_overlap", set_overlap, METH_O, "wanted, /", "(bool) -> None",
                   "Whether a GPU's transfers run beside the computation."),
     MS_EXT_METHOD("tier", tier, METH_NOARGS, "/", "() -> str | None", "One line on the lower tier, if it is open."),
@@ -400,6 +444,9 @@ static PyMethodDef methods[] = {
                   "Bytes resident before the evaluation and at its peak; None if none has begun."),
     MS_EXT_METHOD("poll", poll, METH_NOARGS, "/", "() -> None", "Lets go of what is no longer needed."),
     MS_EXT_METHOD("counters", counters, METH_NOARGS, "/", "() -> dict[str, int]", "Counters by name."),
+    MS_EXT_METHOD("hold", hold, METH_O, "layer, /", "(int) -> None", "The layer is not recomputed any more."),
+    MS_EXT_METHOD("held_layers", held_layers, METH_NOARGS, "/", "() -> list[str]",
+                  "Layers that are not recomputed any more."),
     MS_EXT_METHOD("count_replan", count_replan, METH_NOARGS, "/", "() -> None", "One more plan after the first."),
     MS_EXT_METHOD("stats", stats, METH_NOARGS, "/", "() -> dict[str, Any]", "What lives now."),
     MS_EXT_METHOD("set_began", set_began, METH_O, "call, /", "(Callable[[], None] | None) -> None",

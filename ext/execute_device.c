@@ -5,9 +5,9 @@
  *
  * The allocator's rules. A storage that is stored is held until the library has seen the end
  * of its copy, so it cannot be handed out again under it. A storage that is fetched into is
- * allocated on the current stream, the copy begins after an event on that stream, and the
- * library has seen its end before anyone gets it; where another stream then uses it, the
- * allocator is told by record_stream().
+ * allocated on the current stream, the copy begins after an event on that stream, and that stream
+ * waits for the copy's end before anyone gets it or lets it go; where another stream then uses it, that one
+ * waits too, and the allocator is told by record_stream().
  */
 #include "execute_ext.h"
 

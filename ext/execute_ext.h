@@ -7,6 +7,7 @@
  *   execute_identity.c sets of storages
  *   execute_movable.c whether and how a tensor's bytes can be sent away
  *   execute_handle.c  handles of saved tensors; those that keep their tensor
+ *   execute_values.c  values of saved tensors, compared when a layer is replayed
  *   execute_slot.c    handles whose layer is replayed
  *   execute_extent.c  handles whose storages go to the lower tier
  *   execute_waiting.c handles that wait for their bytes to be written
@@ -32,8 +33,8 @@
 /* Names and objects of torch, looked up when the first Execution is made. */
 typedef struct ms_torch {
     PyObject *tensor_type, *parameter_type;
-    PyObject *detach, *untyped_storage, *stride, *storage_offset, *is_conj, *is_neg, *set_, *copy_,
-        *new_empty_strided; /* methods */
+    PyObject *detach, *untyped_storage, *stride, *storage_offset, *is_conj, *is_neg, *set_, *copy_, *new_empty_strided,
+        *tensor_data_ptr; /* methods */
     PyObject *weak_ref, *nbytes, *data_ptr;                                   /* of storages */
     PyObject *expired, *new_with_weak_ptr, *free_weak_ref;                    /* static */
     PyObject *push_hooks, *pop_hooks, *top_hooks, *hooks_enabled, *sequence_number;
@@ -173,6 +174,10 @@ typedef struct ms_region {
     PyObject *waiting[MS_EXT_WAITING_MAX]; /* handles whose tensors are sent once they are written */
     size_t waiting_count;
     uint64_t waiting_since; /* the operator that saved them */
+    PyObject *unread[MS_EXT_WAITING_MAX]; /* saved tensors whose values are read once they are written */
+    uint32_t unread_slots[MS_EXT_WAITING_MAX];
+    size_t unread_count;
+    uint64_t unread_since; /* the operator that saved them */
     uint64_t last_operator; /* 1 + the one after which a replay has all it needs; 0: not reached */
     bool is_capturing;      /* between begin_replay() and end_replay() */
     PyObject *weak_references;

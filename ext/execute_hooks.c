@@ -39,6 +39,7 @@ static top_hook unwind(const ms_execution *self)
     ms_region *region = NULL;
     while ((top = look_at_top(self, &region)) == TOP_OURS) {
         ms_ext_send_waiting(region);
+        ms_ext_values_settle(region, true);
         Py_CLEAR(region->caller);
         if (ms_ext_pop_hooks() != 0) {
             return TOP_FAILED;

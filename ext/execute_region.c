@@ -21,6 +21,7 @@ ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame)
     region->payload = NULL;
     region->caller = NULL;
     region->waiting_count = 0;
+    region->unread_count = 0;
     region->last_operator = 0;
     region->is_capturing = false;
     region->weak_references = NULL;
@@ -43,6 +44,7 @@ static void region_dealloc(PyObject *self)
     while (region->waiting_count > 0) {
         Py_DECREF(region->waiting[--region->waiting_count]);
     }
+    ms_ext_values_forget(region);
     ms_frame_unhold(region->execution->execute, region->frame);
     Py_DECREF((PyObject *)region->execution);
     PyObject_Free(region);
@@ -129,6 +131,7 @@ static PyObject *begin_replay(PyObject *self, PyObject *whole)
         return NULL;
     }
     region->last_operator = 0;
+    ms_ext_values_forget(region);
     if (ms_ext_push_hooks(region, true) != 0) {
         ms_frame_replay_end(execute, region->frame, true, NULL);
         return NULL;
@@ -165,10 +168,19 @@ static PyObject *end_replay(PyObject *self, PyObject *failed)
     if (has_failed < 0) {
         return NULL;
     }
+    int differs = has_failed ? 0 : ms_ext_values_settle(region, true);
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
     region->is_capturing = false;
+    ms_ext_values_forget(region);
     int popped = pop_down_to(region);
     ms_error err;
-    int rc = ms_frame_replay_end(region->execution->execute, region->frame, has_failed || popped != 0, &err);
+    bool is_lost = has_failed || differs != 0 || popped != 0;
+    int rc = ms_frame_replay_end(region->execution->execute, region->frame, is_lost, &err);
+    if (differs != 0) {
+        PyErr_Restore(type, value, traceback);
+        return NULL;
+    }
     if (popped != 0 || ms_ext_check(rc, &err) != 0) {
         return NULL;
     }
@@ -181,6 +193,7 @@ static PyObject *abandon_replay(PyObject *self, PyObject *none)
     ms_region *region = region_of(self);
     if (region->is_capturing) {
         region->is_capturing = false;
+        ms_ext_values_forget(region);
         int popped = pop_down_to(region);
         ms_frame_replay_end(region->execution->execute, region->frame, true, NULL);
         if (popped != 0) {

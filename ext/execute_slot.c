@@ -4,6 +4,7 @@
  */
 #include "execute_slot.h"
 
+#include "execute_values.h"
 #include "undo.h"
 
 PyObject *ms_ext_replay_stop;
@@ -69,6 +70,7 @@ PyObject *ms_ext_save_slot(ms_region *region, PyObject *tensor)
         ms_execute_kept(execution->execute);
         return ms_ext_keep(execution, tensor);
     }
+    ms_ext_values_settle(region, false);
     bool is_kept = ms_ext_stays(execution, tensor);
     if (ms_ext_record_of(tensor, sizes, &record) != 0 ||
         ms_ext_check(ms_frame_save(execution->execute, region->frame, &record, is_kept, &slot, &err), &err)) {
@@ -85,6 +87,7 @@ PyObject *ms_ext_save_slot(ms_region *region, PyObject *tensor)
     saved->slot = slot;
     Py_INCREF((PyObject *)region);
     saved->region = region;
+    ms_ext_values_saved(region, slot, tensor);
     return (PyObject *)saved;
 }
 
@@ -114,12 +117,16 @@ PyObject *ms_ext_capture_slot(ms_region *region, PyObject *tensor)
     ms_error err;
     ms_capture what;
     uint32_t slot;
+    if (ms_ext_values_settle(region, false) != 0) {
+        return NULL;
+    }
     if (region->last_operator != 0 && region->last_operator != ms_ext_operator_now() + 1) {
         return stop_replay();
     }
     if (ms_ext_record_of(tensor, sizes, &record) != 0 ||
         ms_ext_check(ms_frame_replay_save(region->execution->execute, region->frame, &record, &slot, &what, &err),
-                     &err)) {
+                     &err) ||
+        ms_ext_values_saved(region, slot, tensor) != 0) {
         return NULL;
     }
     /* The replay's own graph has to work too: a layer may differentiate inside itself. */

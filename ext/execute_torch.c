@@ -44,6 +44,7 @@ static int look_up_objects(PyObject *torch)
         {&t->detach, "Tensor.detach"},
         {&t->untyped_storage, "Tensor.untyped_storage"},
         {&t->stride, "Tensor.stride"},
+        {&t->tensor_data_ptr, "Tensor.data_ptr"},
         {&t->storage_offset, "Tensor.storage_offset"},
         {&t->is_conj, "Tensor.is_conj"},
         {&t->is_neg, "Tensor.is_neg"},

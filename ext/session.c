@@ -10,10 +10,11 @@
 static PyObject *hardware_set_process(PyObject *module, PyObject *args)
 {
     (void)module;
-    const char *json, *name;
+    const char *json, *name, *label;
     int index;
-    unsigned long long allocated_bytes;
-    if (!PyArg_ParseTuple(args, "ssiK:hardware_set_process", &json, &name, &index, &allocated_bytes)) {
+    unsigned long long allocated_bytes, total_bytes, available_bytes;
+    if (!PyArg_ParseTuple(args, "ssisKKK:hardware_set_process", &json, &name, &index, &label, &total_bytes,
+                          &available_bytes, &allocated_bytes)) {
         return NULL;
     }
     ms_error err;
@@ -28,8 +29,14 @@ static PyObject *hardware_set_process(PyObject *module, PyObject *args)
         return PyErr_NoMemory();
     }
     rc = ms_hardware_parse(json, hardware, &err);
+    bool is_host = ms_device_host_is_device(kind);
+    if (rc == MS_OK && !is_host) {
+        ms_gpu_sight sight = {
+            .kind = kind, .name = label, .total_bytes = total_bytes, .available_bytes = available_bytes};
+        rc = ms_hardware_see_gpu(hardware, (uint32_t)index, &sight, &err);
+    }
     if (rc == MS_OK) {
-        rc = ms_hardware_set_process(hardware, ms_device_host_is_device(kind) ? -1 : index, allocated_bytes, &err);
+        rc = ms_hardware_set_process(hardware, is_host ? -1 : index, allocated_bytes, &err);
     }
     if (rc == MS_OK) {
         text = ms_hardware_to_json(hardware);
@@ -159,6 +166,36 @@ static PyObject *graph_adopt_loop(PyObject *module, PyObject *args)
     return changed_graph(json, other_json, adopt_loop);
 }
 
+static int hold_all(ms_graph *graph, PyObject *layers)
+{
+    for (Py_ssize_t i = 0; i < PyList_Size(layers); i++) {
+        const char *name = PyUnicode_AsUTF8AndSize(PyList_GetItem(layers, i), NULL);
+        if (name == NULL) {
+            return -1;
+        }
+        ms_graph_hold(graph, name);
+    }
+    return 0;
+}
+
+static PyObject *graph_hold(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *json;
+    PyObject *layers, *answer = NULL;
+    ms_graph *graph = NULL;
+    ms_error err;
+    if (!PyArg_ParseTuple(args, "sO!:graph_hold", &json, &PyList_Type, &layers) ||
+        ms_ext_check(ms_graph_parse(json, &graph, &err), &err) != 0) {
+        return NULL;
+    }
+    if (hold_all(graph, layers) == 0) {
+        answer = ms_ext_take_text(ms_graph_to_json(graph));
+    }
+    ms_graph_free(graph);
+    return answer;
+}
+
 static PyObject *graph_add_tiled(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -181,10 +218,12 @@ static PyObject *tile_rows(PyObject *module, PyObject *rows)
 
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
-        "hardware_set_process", hardware_set_process, METH_VARARGS, "hardware, kind, index, allocated_bytes, /",
-        "(str, str, int, int) -> str",
+        "hardware_set_process", hardware_set_process, METH_VARARGS,
+        "hardware, kind, index, name, total_bytes, available_bytes, allocated_bytes, /",
+        "(str, str, int, str, int, int, int) -> str",
         "The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident "
-        "memory, which is measured. MemScaleError for an unknown kind."),
+        "memory, which is measured. Name and bytes of the device are what torch says of it; they count for a GPU "
+        "only. MemScaleError for an unknown kind."),
     MS_EXT_FUNCTION("signature_find", signature_find, METH_VARARGS, "known, signature, /",
                     "(list[str], str) -> str | None", "Which of the known signatures serves these inputs."),
     MS_EXT_FUNCTION("signature_without_numbers", signature_without_numbers, METH_VARARGS, "signature, dropped=None, /",
@@ -195,6 +234,8 @@ static PyMethodDef methods[] = {
                     "With '#' for numbers that differ in the other signature; None if the steps differ."),
     MS_EXT_FUNCTION("graph_adopt_loop", graph_adopt_loop, METH_VARARGS, "graph, other, /", "(str, str) -> str",
                     "The graph with the other's observations of the training loop."),
+    MS_EXT_FUNCTION("graph_hold", graph_hold, METH_VARARGS, "graph, layers, /", "(str, list[str]) -> str",
+                    "The graph with these layers as not repeatable."),
     MS_EXT_FUNCTION("graph_add_tiled", graph_add_tiled, METH_VARARGS, "graph, tiled, /", "(str, str) -> str",
                     "The graph with its layers' programs in tiles, from the other, traced in tiles, if they match."),
     MS_EXT_FUNCTION("tile_rows", tile_rows, METH_O, "rows, /", "(int) -> int",

@@ -6,7 +6,7 @@ set -euo pipefail
 
 "$ROOT/scripts/setup.sh"
 
-sources=(meson.build meson.options pyproject.toml README.md LICENSE include src ext cli python
+sources=(meson.build meson.options pyproject.toml README.md LICENSE LICENSES include src ext cli python
     bench/meson.build)
 wanted=$(tree_digest "${sources[@]}")
 installed=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/memscale

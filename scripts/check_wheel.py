@@ -11,6 +11,10 @@ import sys
 import sysconfig
 import zipfile
 
+import elf_hardening
+
+LICENSES = {"LICENSE", "LICENSES/jansson.txt", "LICENSES/xxHash.txt"}
+
 
 def check_contents(wheel: pathlib.Path) -> None:
     """The file names the stable ABI and holds nothing that should stay behind."""
@@ -20,6 +24,22 @@ def check_contents(wheel: pathlib.Path) -> None:
     strays = [n for n in names if "__pycache__" in n or n.endswith(("meson.build", ".a", ".c", ".h"))]
     if strays:
         sys.exit(f"the wheel holds {strays}")
+    lacking = [name for name in LICENSES if not any(n.endswith(f".dist-info/licenses/{name}") for n in names)]
+    if lacking:
+        sys.exit(f"the wheel lacks the licences {lacking}")
+
+
+def check_hardening() -> None:
+    """Extension and program are linked and compiled with what limits the use of a bug."""
+    from memscale import _core
+
+    program = pathlib.Path(sysconfig.get_path("scripts")) / "memscale"
+    for path in (pathlib.Path(_core.__file__), program):
+        missing = elf_hardening.read(path).missing()
+        if missing:
+            sys.exit(f"{path.name} lacks {', '.join(missing)}")
+    if not elf_hardening.read(program).is_executable:
+        sys.exit(f"{program.name} is not a position-independent executable")
 
 
 def check_import() -> None:
@@ -55,5 +75,6 @@ def check_program() -> None:
 
 if __name__ == "__main__":
     check_contents(pathlib.Path(sys.argv[1]))
+    check_hardening()
     check_import()
     check_program()

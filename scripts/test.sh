@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every test: structure, C (plain, under address and undefined-behaviour
 # sanitizers, threads under the thread sanitizer), the program, the fuzz corpora,
-# the site, the wheel, Python. Stops at the first stage that fails.
+# the CUDA path on a double, the site, the wheel, Python. Stops at the first stage that fails.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -39,6 +39,8 @@ run_meson_tests asan
 say "threads under the thread sanitizer"
 meson_build tsan -Db_sanitize=thread "${sanitized[@]}"
 run_meson_tests tsan "${tsan_suites[@]}"
+
+scripts/test_cuda.sh
 
 scripts/docs.sh
 

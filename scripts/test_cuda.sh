@@ -12,4 +12,6 @@ if [ ! -e build/test/tests/torch_double/libtorch_double.so ]; then
 fi
 mkdir -p build/pytest
 cd build/pytest
-python -m pytest -n auto --dist worksteal --durations 5 -c "$ROOT/pyproject.toml" --rootdir "$ROOT" "$ROOT/tests/python_cuda" "$@"
+say "the CUDA path on a double of torch's CUDA"
+# A test that hangs shows where after two minutes.
+python -m pytest -n auto --dist worksteal --durations 5 -o faulthandler_timeout=120 -c "$ROOT/pyproject.toml" --rootdir "$ROOT" "$ROOT/tests/python_cuda" "$@"

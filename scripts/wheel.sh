@@ -14,7 +14,7 @@ build_wheel() {
     # The program can hold jansson itself; then it stays a plain executable in the
     # wheel. Only the extension needs the library beside it.
     if printf 'int main(void){return 0;}' |
-        cc -x c - -no-pie -o /dev/null -l:libjansson.a 2>/dev/null; then
+        cc -x c - -pie -o /dev/null -l:libjansson.a 2>/dev/null; then
         static=true
     fi
     quietly python -m build --wheel --no-isolation --outdir "$raw" \
@@ -56,8 +56,8 @@ if sys.implementation.name == "cpython" and sys.version_info >= (3, 11) and (
     done
 }
 
-wanted=$(tree_digest meson.build meson.options pyproject.toml README.md LICENSE include src ext cli \
-    python bench/meson.build scripts/wheel.sh scripts/check_wheel.py)
+wanted=$(tree_digest meson.build meson.options pyproject.toml README.md LICENSE LICENSES include src ext cli \
+    python bench/meson.build scripts/wheel.sh scripts/check_wheel.py scripts/elf_hardening.py)
 wheel=$(compgen -G "dist/memscale-*.whl" || true)
 if [ -n "$wheel" ] && stamp_is wheel "$wanted"; then
     say "$wheel is up to date and was tried"

@@ -40,7 +40,7 @@ typedef struct ms_gpu {
     char name[MS_NAME_MAX];
     uint64_t total_bytes;
     uint64_t free_bytes;
-    uint32_t copy_engines;
+    uint32_t copy_engines; /* 0: nothing can be moved from it */
     uint32_t compute_major, compute_minor;
     uint64_t matmul_flops_per_s;
     uint64_t stream_bytes_per_s;

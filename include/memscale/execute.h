@@ -25,7 +25,7 @@
  * "may wait" may wait for a transfer and release that lock meanwhile through host->unlock
  * and host->lock.
  *
- * Tests: tests/c/execute/ (test_frames.c, test_extents.c, test_packing.c, test_device.c).
+ * Tests: tests/c/execute/ (test_frames.c, test_compare.c, test_extents.c, test_packing.c, test_device.c).
  */
 #ifndef MEMSCALE_EXECUTE_H
 #define MEMSCALE_EXECUTE_H
@@ -203,6 +203,35 @@ typedef struct ms_record {
 MS_API int ms_frame_save(ms_execute *execute, ms_frame *frame, const ms_record *record, bool kept, uint32_t *slot,
                          ms_error *err);
 
+/* Where a saved tensor's values are. */
+typedef struct ms_contents {
+    const void *address;   /* of the first element, in host memory; NULL: not compared */
+    const int64_t *stride; /* [rank], in elements */
+} ms_contents;
+
+/*
+ * Remembers the values in a slot, after ms_frame_save() and once they are written, so that ms_frame_compare() can
+ * find a layer that can't be recomputed before a gradient is made from it. Reads every byte until a replay of the layer
+ * has been compared, then sixteen elements. Values of an unknown dtype are not compared.
+ */
+MS_API void ms_frame_mark(ms_execute *execute, ms_frame *frame, uint32_t slot, const ms_contents *contents);
+
+/* Whether the values in a slot were remembered. */
+MS_API bool ms_frame_is_marked(const ms_frame *frame, uint32_t slot);
+
+/*
+ * Compares what a replay saved in a slot, after ms_frame_replay_save() and once it is written. MS_EREPLAY, naming the
+ * layer, if the values are others. If they only differ as rounding does, or in few elements, that is logged. In both
+ * cases the layer is held: from its next call on it is not recomputed.
+ */
+MS_API int ms_frame_compare(ms_execute *execute, ms_frame *frame, uint32_t slot, const ms_contents *contents,
+                            ms_error *err);
+
+/* Holds a layer: from its next call on it is not recomputed. */
+MS_API void ms_execute_hold(ms_execute *execute, uint32_t layer);
+/* The layers that are held, by number; `layers` has room for `capacity`. Gives how many there are. */
+MS_API size_t ms_execute_held_layers(const ms_execute *execute, uint32_t *layers, size_t capacity);
+
 /* The strong memory in a slot, or NULL: then the frame must be replayed first. Marks backward
  * as begun and the slot as taken; releases tensors of earlier frames that were taken and are
  * still held (retained graphs). */
@@ -317,10 +346,15 @@ MS_API uint64_t ms_execute_plan_steps(const ms_execute *execute);
 MS_API bool ms_execute_expect_backward(ms_execute *execute);
 MS_API void ms_execute_backward_begins(ms_execute *execute);
 
-/* The process's memory in a step on a CPU host; UINT64_MAX if unknown: all of it is unknown if
- * hostmem does not own the allocator's slots. */
+/* Before each boundary of a model that trains on a GPU: the most bytes that the framework's allocator has had
+ * allocated there since its counter was last reset, by whomever. Nothing resets it here. UINT64_MAX: the
+ * model trains on a CPU host (again). */
+MS_API void ms_execute_device_peak(ms_execute *execute, uint64_t mark_bytes);
+
+/* The memory of a step; UINT64_MAX if unknown. On a CPU host all of it is unknown if hostmem does not own the
+ * allocator's slots. On a GPU only the peak is known, from the first step in which the allocator's counter moves. */
 typedef struct ms_step_memory {
-    uint64_t peak_bytes;      /* resident, of the whole process */
+    uint64_t peak_bytes;      /* resident, of the whole process; on a GPU what its allocator had allocated */
     uint64_t peak_held_bytes; /* most of live + cached maps, beyond those when `execute` was made */
     uint64_t resident_bytes;  /* at the boundary */
     uint64_t held_bytes;      /* live + cached at the boundary, counted alike */

@@ -153,7 +153,8 @@ typedef enum ms_node_kind { MS_NODE_ROOT, MS_NODE_LAYER } ms_node_kind;
     X(UPDATES_BUFFERS, 3, "updates_buffers") /* its buffers change in forward */ \
     X(USES_RNG, 4, "uses_rng") \
     X(NO_TENSOR_INPUT, 5, "no_tensor_input") \
-    X(UNHOOKABLE, 6, "unhookable")       /* can't be hooked; the log gives the reason */
+    X(UNHOOKABLE, 6, "unhookable")       /* can't be hooked; the log gives the reason */ \
+    X(NOT_REPEATABLE, 7, "not_repeatable") /* a second run gives other values, or would do something twice */
 enum {
 #define MS_NODE_FLAG_ENUM(id, bit, name) MS_NODE_##id = 1u << (bit),
     MS_NODE_FLAG_TABLE(MS_NODE_FLAG_ENUM)
@@ -297,6 +298,9 @@ MS_API bool ms_signature_learn(char *signature, const ms_graph *graph, const cha
  * `other` has not observed the loop. Fields that depend on shapes stay.
  */
 MS_API void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other);
+
+/* Sets MS_NODE_NOT_REPEATABLE at every call of the layer with this name. */
+MS_API void ms_graph_hold(ms_graph *graph, const char *layer);
 
 /*
  * Gives each layer of a graph its profile in `tiled` if that differs; `tiled` is the graph of the same step traced

@@ -133,6 +133,19 @@ MS_API uint64_t ms_hardware_device_bytes(const ms_hardware *hardware);
  */
 MS_API int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes, ms_error *err);
 
+/* What the framework says of a GPU. */
+typedef struct ms_gpu_sight {
+    ms_device_kind kind;
+    const char *name;
+    uint64_t total_bytes;
+    uint64_t available_bytes; /* free, or reserved by this process's allocator */
+} ms_gpu_sight;
+
+/* Notes what this process can have of GPU `device`. If the driver described none of that number (it was not found, or
+ * is not CUDA's own), adds it with stated default rates and no copy engine: nothing moves from it. MS_EINVAL: the number is
+ * MS_GPU_MAX or more. */
+MS_API int ms_hardware_see_gpu(ms_hardware *hardware, uint32_t device, const ms_gpu_sight *sight, ms_error *err);
+
 /* Two significant digits, so that a noisy measurement gives a stable plan. */
 MS_API uint64_t ms_round_2_digits(uint64_t value);
 

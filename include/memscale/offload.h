@@ -104,7 +104,8 @@ typedef enum ms_ticket_state {
     MS_TICKET_STORING,  /* the source is still read: keep it alive and unchanged */
     MS_TICKET_STORED,   /* the tier has the bytes */
     MS_TICKET_FETCHING, /* the destination is being written */
-    MS_TICKET_FETCHED,  /* the destination has the bytes, and so has the tier */
+    MS_TICKET_FETCHED,  /* the destination has the bytes, and so has the tier; a GPU's is about to: the bytes
+                         * are verified and their copies queued, see ms_offload_order() */
     MS_TICKET_FAILED    /* ms_offload_wait() returns the error */
 } ms_ticket_state;
 
@@ -134,6 +135,15 @@ MS_API int ms_offload_fetch_on(ms_offload *engine, void *stream, ms_ticket ticke
 /* Blocks until the ticket is neither STORING nor FETCHING; returns its error. A failed
  * store leaves the source unchanged: the caller still has the bytes. */
 MS_API int ms_offload_wait(ms_offload *engine, ms_ticket ticket, ms_error *err);
+
+/* The same, but a GPU's fetch need only be queued: its destination may then be used by what comes after it on
+ * a stream, and not otherwise. */
+MS_API int ms_offload_wait_queued(ms_offload *engine, ms_ticket ticket, ms_error *err);
+
+/* As ms_offload_wait_queued(), and whatever is queued on `stream` from now on comes after the fetch. To free the
+ * destination, order the stream on which it is used next. No other thread may drop or fetch the ticket
+ * meanwhile. Waits for no device. */
+MS_API int ms_offload_order(ms_offload *engine, void *stream, ms_ticket ticket, ms_error *err);
 
 /* The ticket's state; never waits. MS_TICKET_FAILED for an unknown ticket. */
 MS_API ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket ticket);

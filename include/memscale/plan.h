@@ -38,6 +38,7 @@ typedef struct ms_plan_entry {
     uint32_t call;
     uint32_t technique;    /* ms_technique */
     uint32_t rule;         /* ms_rule that admitted it */
+    uint32_t refusal;      /* ms_rule that refuses recomputation because of what a run has shown; 0: none */
     uint32_t selection;    /* 1 + index into ms_plan.selections; 0: none */
     uint64_t kept_bytes;   /* held between forward and backward if kept */
     uint64_t saved_bytes;  /* freed of those by this technique */

@@ -32,6 +32,10 @@ extern "C" {
     X(MUTATES_INPUT, "mutates_input", \
       "the layer changes its input or a parameter in place; a second run would change it twice") \
     X(OPAQUE_ARGUMENT, "opaque_argument", "the layer gets an object whose state running it again could change") \
+    X(NOT_REPEATABLE, "not_repeatable", \
+      "a second run of the layer gave other values, or would do something twice: it writes a file, draws from a " \
+      "source " \
+      "that can't be set back") \
     X(NO_TENSOR_INPUT, "no_tensor_input", "the layer has no tensor argument to run again from") \
     X(UNHOOKABLE, "unhookable", "the module must be left alone") \
     X(NOT_CHAINED, "not_chained", \

@@ -62,6 +62,8 @@ typedef struct ms_choices {
     uint64_t write_window_bytes; /* stores in flight; forward waits beyond it */
     uint64_t read_window_bytes;  /* fetched ahead of use in backward */
     uint64_t ceiling_bytes;      /* of live + cached host memory; 0: no cache */
+    bool host_leads;             /* of a GPU: the host is as far ahead of it as it can be; see sim.h */
+    bool waits;                  /* of a GPU: the end of each layer waits for its stores, nothing is fetched ahead */
 } ms_choices;
 
 /* ---- simulator ------------------------------------------------------------ */

@@ -32,6 +32,8 @@ class Execution:
         """One more plan after the first."""
     def counters(self) -> dict[str, int]:
         """Counters by name."""
+    def device_peak(self, mark_bytes: int | None, /) -> None:
+        """Before a boundary: the high-water mark of the training device's allocator; None for a CPU host."""
     def enter(self, layer: int, is_replayable: bool, caller: FrameType | None, /) -> Region | str | None:
         """A call of a layer begins. None: it is kept; a str, as hooks_in_the_way() gives it: it has to be left alone.
         """
@@ -43,6 +45,10 @@ class Execution:
         """Bytes resident before the evaluation and at its peak; None if none has begun."""
     def expect_backward(self) -> bool:
         """The forward that has ended will be told of by backward_begins(); False: that is not needed."""
+    def held_layers(self) -> list[str]:
+        """Layers that are not recomputed any more."""
+    def hold(self, layer: int, /) -> None:
+        """The layer is not recomputed any more."""
     def hooks_in_the_way(self) -> str | None:
         """Removes stale hooks of ours; why hooks can't be pushed: "foreign", "wrapped" (those of an execution around
         this one) or "disabled"; None where they can.
@@ -378,6 +384,9 @@ def graph_adopt_loop(graph: str, other: str, /) -> str:
 def graph_check(json: str, /) -> None:
     """Raises MemScaleError if the document is not a sound graph."""
 
+def graph_hold(graph: str, layers: list[str], /) -> str:
+    """The graph with these layers as not repeatable."""
+
 def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
     """Calls function(undo, *args). What it noted in the Undo is put back then, exception or not, in one call that
     nothing can interrupt.
@@ -394,9 +403,19 @@ def hardware_probe(
 ) -> str:
     """JSON of this machine. ConfigError if disk_dir is unfit for the disk tier."""
 
-def hardware_set_process(hardware: str, kind: str, index: int, allocated_bytes: int, /) -> str:
+def hardware_set_process(
+    hardware: str,
+    kind: str,
+    index: int,
+    name: str,
+    total_bytes: int,
+    available_bytes: int,
+    allocated_bytes: int,
+    /,
+) -> str:
     """The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident memory,
-    which is measured. MemScaleError for an unknown kind.
+    which is measured. Name and bytes of the device are what torch says of it; they count for a GPU only.
+    MemScaleError for an unknown kind.
     """
 
 def history_add(history: object, step: dict[str, Any], counters: dict[str, int], /) -> None:

@@ -124,8 +124,9 @@ class Config:
             training, on as many rows of the batch as fit the budget. Slow.
         strict_budget: inputs of a new shape that fit no plan raise `BudgetInfeasibleError`. Otherwise
             they run under their smallest plan, over the budget, with one warning.
-        async_offload: (*) overlap transfers between GPU and host with compute (the disk
-            tier always overlaps). The argument of `wrap` and the environment variable
+        async_offload: overlap transfers between GPU and host with compute (the disk tier of a CPU host
+            always overlaps); None: yes. With False the end of each layer waits for them, and the plan
+            counts that time. The argument of `wrap` and the environment variable
             ``MEMSCALE_ASYNC_OFFLOAD`` override this field.
         async_config: an `AsyncOffloadConfig`, or None to choose from the hardware. If the model is
             on the CPU, only its `prefetch_depth` acts.
@@ -166,7 +167,7 @@ class Config:
     observability_port: int | None = None
     verify_correctness: bool = False
     strict_budget: bool = False
-    async_offload: bool = False
+    async_offload: bool | None = None
     async_config: AsyncOffloadConfig | None = None
     auto_policy: bool = False
     memory_budget_gb: float | None = None

@@ -31,11 +31,22 @@ __all__ = [
     "KINDS",
     "Kind",
     "RandomState",
+    "Sight",
     "devices_of",
     "is_out_of_memory",
     "kind_of",
     "python_setters",
+    "training_device",
 ]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What torch says of one device. `available_bytes` are free, or reserved by this process's allocator."""
+
+    name: str = ""
+    total_bytes: int = 0
+    available_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,10 +63,11 @@ class Kind:
         device_count: number of devices that torch sees.
         current_index: of the calling thread's current device.
         generator: the default generator of one device, by its index.
+        sight: the name of a device, its memory and what of that this process can have; zeros on the host.
         allocated_bytes: of tensors on a device now; 0 on the host, where the library measures
             resident memory.
         peak_bytes: the most since `reset_peak()`: allocated bytes, or resident ones on the host.
-        reset_peak: for the current device.
+        reset_peak: begins a new peak.
         synchronize: returns when the current device has finished its queue.
         empty_cache: frees the allocator's cached memory.
         out_of_memory: whether an exception says that an allocation of this kind failed.
@@ -70,9 +82,10 @@ class Kind:
     device_count: Callable[[], int]
     current_index: Callable[[], int]
     generator: Callable[[int], torch.Generator]
+    sight: Callable[[torch.device], Sight]
     allocated_bytes: Callable[[torch.device | None], int]
     peak_bytes: Callable[[torch.device | None], int]
-    reset_peak: Callable[[], None]
+    reset_peak: Callable[[torch.device | None], None]
     synchronize: Callable[[], None]
     empty_cache: Callable[[], None]
     out_of_memory: Callable[[BaseException], bool]
@@ -105,9 +118,10 @@ def _host(row: dict[str, Any]) -> Kind:
         device_count=lambda: 1,
         current_index=lambda: 0,
         generator=lambda _: _torch().default_generator,
+        sight=lambda _: Sight(),
         allocated_bytes=lambda _: 0,
         peak_bytes=lambda _: int(_core.process_memory()["peak_rss_bytes"]),
-        reset_peak=_core.reset_peak_rss,
+        reset_peak=lambda _: _core.reset_peak_rss(),
         synchronize=lambda: None,
         empty_cache=lambda: None,
         out_of_memory=_host_memory_ran_out,
@@ -130,13 +144,19 @@ def _accelerator(row: dict[str, Any]) -> Kind:
         device_count=lambda: module().device_count(),
         current_index=lambda: module().current_device(),
         generator=lambda index: module().default_generators[index],
+        sight=lambda device: _sight(module(), device),
         allocated_bytes=lambda device: module().memory_allocated(device),
         peak_bytes=lambda device: module().max_memory_allocated(device),
-        reset_peak=lambda: module().reset_peak_memory_stats(),
+        reset_peak=lambda device: module().reset_peak_memory_stats(device),
         synchronize=lambda: module().synchronize(),
         empty_cache=lambda: module().empty_cache(),
         out_of_memory=lambda error: isinstance(error, _torch().OutOfMemoryError),
     )
+
+
+def _sight(module: Any, device: torch.device) -> Sight:
+    free_bytes, total_bytes = module.mem_get_info(device)
+    return Sight(module.get_device_name(device), total_bytes, free_bytes + module.memory_reserved(device))
 
 
 # By the name of the library's row; each makes one row of this table.
@@ -163,6 +183,11 @@ def kind_of(device: torch.device) -> Kind:
     if device.type != "meta" and device.type not in KINDS:
         _core.device_check(device.type)  # raises: both tables have the same names
     return KINDS.get(device.type, HOST)
+
+
+def training_device(model: torch.nn.Module) -> torch.device:
+    """The device of a model's first parameter; the host for a model without parameters."""
+    return next((parameter.device for parameter in model.parameters()), _torch().device(HOST.name))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

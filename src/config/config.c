@@ -30,6 +30,7 @@ void ms_config_default(ms_config *config)
         .use_static_profiling = true,
         .use_empirical_fallback = true,
         .enable_logging = true,
+        .async_offload = true,
         .warmup_steps = 2,
         .target_utilization_permille = 850,
         .memory_budget_bytes = MS_UNSET,
@@ -45,6 +46,7 @@ void ms_config_default(ms_config *config)
 typedef enum field_kind {
     FIELD_MODE,        /* ms_mode */
     FIELD_BOOL,        /* bool */
+    FIELD_BOOL_OR_ON,  /* the same, null is true */
     FIELD_GB_POSITIVE, /* uint64_t bytes, null is MS_UNSET */
     FIELD_GB_CAP,      /* the same, and 0 is allowed */
     FIELD_SHARE,       /* uint32_t permille of a number in (0, 1] */
@@ -90,7 +92,7 @@ static const field fields[] = {
     {"observability_port", AT(observability_port), FIELD_PORT, 65535},
     {"verify_correctness", AT(verify_correctness), FIELD_BOOL, 0},
     {"strict_budget", AT(strict_budget), FIELD_BOOL, 0},
-    {"async_offload", AT(async_offload), FIELD_BOOL, 0},
+    {"async_offload", AT(async_offload), FIELD_BOOL_OR_ON, 0},
     {"async_config", 0, FIELD_ASYNC, 0},
     {"auto_policy", AT(auto_policy), FIELD_BOOL, 0},
     {"memory_budget_gb", AT(memory_budget_bytes), FIELD_GB_POSITIVE, 0},
@@ -194,6 +196,15 @@ static int read_bool(const place *at, bool *flag)
     }
     *flag = json_is_true(at->value);
     return MS_OK;
+}
+
+static int read_bool_or_on(const place *at, bool *flag)
+{
+    if (json_is_null(at->value)) {
+        *flag = true;
+        return MS_OK;
+    }
+    return json_is_boolean(at->value) ? read_bool(at, flag) : refuse(at, "True, False or None");
 }
 
 static int read_gb(const place *at, bool allow_zero, uint64_t *bytes)
@@ -310,6 +321,8 @@ static int read_field(const place *at, ms_config *config)
         return read_mode(at, target);
     case FIELD_BOOL:
         return read_bool(at, target);
+    case FIELD_BOOL_OR_ON:
+        return read_bool_or_on(at, target);
     case FIELD_GB_POSITIVE:
         return read_gb(at, false, target);
     case FIELD_GB_CAP:
@@ -429,6 +442,7 @@ static void write_field(ms__json_writer *writer, json_t *object, const field *f,
         ms__json_put_string(writer, object, f->name, ms_mode_name(*(const ms_mode *)source));
         break;
     case FIELD_BOOL:
+    case FIELD_BOOL_OR_ON:
         ms__json_put_bool(writer, object, f->name, *(const bool *)source);
         break;
     case FIELD_GB_POSITIVE:

@@ -9,6 +9,22 @@
 /* torch's allocator allocates multiples of this; `allocated` counts them. */
 enum { BLOCK_BYTES = 512 };
 
+/*
+ * Memory that operators take from the allocator beside their tensors, until a step is measured. All of it is
+ * reserve: a workspace that an earlier product of the thread has taken is in the baseline.
+ *   cuBLAS   8.1 MiB for each handle and stream (torch: 2 x 4 MiB + 8 x 16 KiB); forward and backward run on two
+ *            threads with a handle each. From compute capability 9.0 on it is 32 MiB (LARGE_CUBLAS_BYTES).
+ *   splits   a block above 1 MiB keeps a remainder below 1 MiB; a convolution, a product or an attention
+ *            has up to eight blocks at once.
+ */
+enum { MIB = 1 << 20, CUBLAS_BYTES = 8519680, LARGE_CUBLAS_BYTES = 32 * MIB, HANDLES = 2, SPLITS_BYTES = 8 * MIB };
+enum { PRIOR_BYTES = HANDLES * CUBLAS_BYTES + SPLITS_BYTES, LARGE_COMPUTE_MAJOR = 9 };
+
+static uint64_t cuda_more_scratch(const ms_gpu *gpu)
+{
+    return gpu->compute_major >= LARGE_COMPUTE_MAJOR ? HANDLES * (LARGE_CUBLAS_BYTES - CUBLAS_BYTES) : 0;
+}
+
 static const ms__device_conflict conflicts[] = {
     {"PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", "its pool can't be counted as the plan counts"},
     {"PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", "its pool can't be counted as the plan counts"},
@@ -167,8 +183,12 @@ const ms__device_kind ms__device_cuda = {
     .api = "CUDA",
     .host_is_device = false,
     .rounded = cuda_rounded,
-    .runtime_bytes = 8519680, /* a cuBLAS workspace */
-    .scratch = {0},           /* the allocator counts workspaces too */
+    .default_flops_per_s = UINT64_C(10000000000000),
+    .default_memory_bytes_per_s = UINT64_C(400000000000),
+    .default_link_bytes_per_s = UINT64_C(12000000000), /* PCIe 3.0 x16 */
+    .runtime_bytes = CUBLAS_BYTES,
+    .scratch = {.prior_bytes = PRIOR_BYTES}, /* measured steps correct it */
+    .more_scratch = cuda_more_scratch,
     .probe = ms__cuda_probe,
     .has_driver = cuda_has_driver,
     .no_driver = "no CUDA driver: training runs on the CPU",

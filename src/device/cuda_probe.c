@@ -25,11 +25,6 @@ enum {
  * (CUDA C programming guide, table of arithmetic throughput). */
 enum { LANES_64 = 64, LANES_128 = 128, EFFICIENCY_PERCENT = 80 };
 
-/* If the driver reports no clock: a mid-range card; and PCIe 3.0 x16. */
-#define DEFAULT_FLOPS_PER_S UINT64_C(10000000000000)
-#define DEFAULT_MEMORY_BYTES_PER_S UINT64_C(400000000000)
-#define DEFAULT_LINK_BYTES_PER_S UINT64_C(12000000000)
-
 static uint64_t attribute(const ms__libcuda *cuda, ms__cu_device device, int which)
 {
     int value = 0;
@@ -45,7 +40,7 @@ static uint64_t estimate_flops(const ms__libcuda *cuda, ms__cu_device device, co
     uint64_t lanes = attribute(cuda, device, ATTRIBUTE_MULTIPROCESSORS) * (uint64_t)(narrow ? LANES_64 : LANES_128);
     uint64_t khz = attribute(cuda, device, ATTRIBUTE_CLOCK_KHZ);
     uint64_t flops = ms__mul_div(ms__mul_sat(2 * lanes, khz * 1000), EFFICIENCY_PERCENT, 100);
-    return flops > 0 ? flops : DEFAULT_FLOPS_PER_S;
+    return flops > 0 ? flops : ms__device_cuda.default_flops_per_s;
 }
 
 /* Two transfers per clock. */
@@ -54,7 +49,7 @@ static uint64_t estimate_memory(const ms__libcuda *cuda, ms__cu_device device)
     uint64_t bus_bytes = attribute(cuda, device, ATTRIBUTE_MEMORY_BUS_BITS) / 8;
     uint64_t khz = attribute(cuda, device, ATTRIBUTE_MEMORY_CLOCK_KHZ);
     uint64_t rate = ms__mul_div(ms__mul_sat(2 * bus_bytes, khz * 1000), EFFICIENCY_PERCENT, 100);
-    return rate > 0 ? rate : DEFAULT_MEMORY_BYTES_PER_S;
+    return rate > 0 ? rate : ms__device_cuda.default_memory_bytes_per_s;
 }
 
 static bool probe_one(const ms__libcuda *cuda, int ordinal, ms_gpu *out)
@@ -70,13 +65,14 @@ static bool probe_one(const ms__libcuda *cuda, int ordinal, ms_gpu *out)
     gpu.name[sizeof gpu.name - 1] = '\0';
     gpu.total_bytes = total_bytes;
     gpu.free_bytes = total_bytes; /* the driver reports free bytes only inside a context */
-    gpu.copy_engines = (uint32_t)ms__min_u64(attribute(cuda, device, MS__CU_ATTRIBUTE_COPY_ENGINES), 64);
+    uint64_t engines = attribute(cuda, device, MS__CU_ATTRIBUTE_COPY_ENGINES);
+    gpu.copy_engines = (uint32_t)ms__min_u64(ms__max_u64(engines, 1), 64); /* 0: no driver that could copy */
     gpu.compute_major = (uint32_t)attribute(cuda, device, ATTRIBUTE_COMPUTE_MAJOR);
     gpu.compute_minor = (uint32_t)attribute(cuda, device, ATTRIBUTE_COMPUTE_MINOR);
     gpu.matmul_flops_per_s = estimate_flops(cuda, device, &gpu);
     gpu.stream_bytes_per_s = estimate_memory(cuda, device);
-    gpu.to_host_bytes_per_s = DEFAULT_LINK_BYTES_PER_S;
-    gpu.from_host_bytes_per_s = DEFAULT_LINK_BYTES_PER_S;
+    gpu.to_host_bytes_per_s = ms__device_cuda.default_link_bytes_per_s;
+    gpu.from_host_bytes_per_s = ms__device_cuda.default_link_bytes_per_s;
     *out = gpu;
     return true;
 }

@@ -95,9 +95,13 @@ struct ms__device_kind {
 
     /* The allocator's bytes for a block of `bytes`. */
     uint64_t (*rounded)(uint64_t bytes);
+    /* Of a device that no driver describes: a mid-range card's. */
+    uint64_t default_flops_per_s, default_memory_bytes_per_s, default_link_bytes_per_s;
     /* torch's bytes before a model exists: for plans made without a process. */
     uint64_t runtime_bytes;
     ms__device_scratch scratch;
+    /* Added to the prior for this card; NULL: nothing. */
+    uint64_t (*more_scratch)(const ms_gpu *gpu);
 
     /* Describes the devices of this kind, at most `most`; returns their number: 0 for the host,
      * without a driver, or after a driver error, with a debug line in the log. Rates are estimates. */

@@ -208,6 +208,11 @@ void ms_execute_backward_begins(ms_execute *execute)
     execute->backward_begun = true;
 }
 
+void ms_execute_device_peak(ms_execute *execute, uint64_t mark_bytes)
+{
+    execute->watch.device_now_bytes = mark_bytes;
+}
+
 ms_step_memory ms_execute_step_memory(const ms_execute *execute)
 {
     return execute->step_memory;

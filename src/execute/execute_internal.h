@@ -5,7 +5,8 @@
  *   table.c        the plan as a table: layer and call -> technique
  *   frame.c        threads, frames, slots
  *   choose.c       the plan's selections: saved storages to drop or to pack
- *   replay.c       compares a replay's saved tensors with the forward's
+ *   replay.c       compares the shapes of a replay's saved tensors with the forward's
+ *   compare.c      compares their values
  *   packing.c      two-valued extents, kept as bits
  *   extent.c       extents: store, share, drop, release written storages
  *   fetch.c        fetches, prefetch
@@ -49,6 +50,8 @@ typedef struct ms__choice {
 
 typedef struct ms__layer {
     char *name;
+    bool is_proven; /* a replay of it has been compared byte for byte */
+    bool is_held;   /* a replay of it differed: it is not recomputed any more */
     MS__ARRAY(ms__call_plan) calls;
 } ms__layer;
 
@@ -75,10 +78,21 @@ typedef struct ms__slot {
     const char *device;
     void *memory;
     uint32_t size_at; /* index of its first dimension in ms_frame.sizes */
+    uint32_t mark;    /* 1 + index of its mark in ms_frame.marks; 0: none */
     uint8_t rank;
     uint8_t state; /* ms__slot_state */
     bool is_taken; /* since it was filled */
 } ms__slot;
+
+enum { MS__MARK_SAMPLES = 16 };
+
+/* What is remembered of a saved tensor's values. */
+typedef struct ms__mark {
+    uint64_t sum; /* of all bytes, if `is_whole` */
+    uint64_t samples[MS__MARK_SAMPLES]; /* elements, spread evenly */
+    uint8_t sample_count;
+    bool is_whole;
+} ms__mark;
 
 struct ms_frame {
     uint64_t serial; /* on the same clock as ms_extent.serial: order of saving */
@@ -98,6 +112,7 @@ struct ms_frame {
     uint32_t missing;    /* of the replay: EMPTY slots not reached */
     MS__ARRAY(ms__slot) slots;
     MS__ARRAY(int64_t) sizes;
+    MS__ARRAY(ms__mark) marks;
     ms_frame *next_full, *previous_full; /* frames with full slots */
     ms__choice choice;
 };
@@ -124,6 +139,7 @@ struct ms_extent {
     ms__packed *packed; /* its bytes as bits in memory; then it is STORED from the start */
     void *source;
     void *landing;     /* NULL: never fetched, or released */
+    void *stream;      /* of a GPU: on which the landing was allocated */
     void *lent;        /* strong reference of take(), until taken() */
     uint8_t state;     /* ms__extent_state */
     bool is_ahead;     /* fetched before a request */
@@ -153,6 +169,9 @@ typedef struct ms__step_watch {
     uint64_t step_peak_held_bytes;
     uint64_t before_evaluation_bytes;
     bool is_evaluating;
+    uint64_t device_mark_bytes; /* a GPU's: its allocator's high-water mark at the last boundary; UINT64_MAX: a host */
+    uint64_t device_now_bytes;  /* the same at this boundary */
+    uint64_t device_peak_bytes; /* of a step under the plan in force; UINT64_MAX: not known yet */
 } ms__step_watch;
 
 struct ms_execute {
@@ -215,6 +234,8 @@ struct ms_execute {
 void ms__step_memory_begin(ms__step_watch *watch);
 /* Called before the first step: forgets the earlier high-water mark. */
 void ms__step_memory_mark(ms__step_watch *watch);
+/* Steps under another plan have another peak. */
+void ms__step_memory_replanned(ms__step_watch *watch);
 /* May be called repeatedly: each end begins the next step. */
 void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory);
 /* An evaluation inside or between steps: ms_execute_evaluation_begins() and its end. */
@@ -226,6 +247,10 @@ void ms__table_clear(ms_execute *execute);
 void ms__table_free(ms_execute *execute);
 /* The plan's techniques for the `call`-th call of a layer. */
 ms__call_plan ms__table_find(const ms_execute *execute, uint32_t layer, uint32_t call);
+/* What replays have shown of a layer: that they give its tensors, or (ms_execute_hold()) that they don't. */
+bool ms__layer_is_proven(const ms_execute *execute, uint32_t layer);
+void ms__layer_prove(ms_execute *execute, uint32_t layer);
+bool ms__layer_is_held(const ms_execute *execute, uint32_t layer);
 
 /* choose.c */
 /* The plan's selections, copied; MS_ENOMEM leaves none. */

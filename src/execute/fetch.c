@@ -75,7 +75,9 @@ static int fetch_ended(ms_execute *execute, ms_extent *extent, ms_error *err)
     }
     extent->state = MS__EXTENT_FETCHED;
     ms_counter_add(&execute->counters, MS_COUNTER_FETCHED_BYTES, extent->bytes);
-    return MS_OK;
+    /* A GPU's copy may only be queued. On the stream that the landing was allocated for, whatever uses it next
+     * comes after the copy: so it may be released at any time. */
+    return execute->host_is_device ? MS_OK : ms_offload_order(execute->tier, extent->stream, extent->ticket, err);
 }
 
 void ms__fetches_poll(ms_execute *execute)
@@ -107,7 +109,7 @@ int ms__extent_wait(ms_execute *execute, ms_extent *extent, ms_counter stall, ms
     if (host->unlock != NULL) {
         host->unlock(host->context);
     }
-    int rc = ms_offload_wait(execute->tier, extent->ticket, err);
+    int rc = ms_offload_wait_queued(execute->tier, extent->ticket, err);
     if (host->lock != NULL) {
         host->lock(host->context);
     }
@@ -141,12 +143,25 @@ static int unpack_into(ms_execute *execute, ms_extent *extent, void *memory, voi
     return MS_OK;
 }
 
-static int fetch_into(ms_execute *execute, const ms_extent *extent, void *address, uint64_t capacity, ms_error *err)
+static int fetch_into(ms_execute *execute, ms_extent *extent, void *address, uint64_t capacity, ms_error *err)
 {
     const ms_execute_host *host = &execute->host;
-    return !execute->host_is_device
-               ? ms_offload_fetch_on(execute->tier, host->stream(host->context), extent->ticket, address, capacity, err)
-               : ms_offload_fetch(execute->tier, extent->ticket, address, capacity, err);
+    if (execute->host_is_device) {
+        return ms_offload_fetch(execute->tier, extent->ticket, address, capacity, err);
+    }
+    extent->stream = host->stream(host->context);
+    return ms_offload_fetch_on(execute->tier, extent->stream, extent->ticket, address, capacity, err);
+}
+
+/* The calling thread may work on another stream than the one that the landing was allocated for. */
+static int order_here(ms_execute *execute, const ms_extent *extent, const void *found, ms_error *err)
+{
+    const ms_execute_host *host = &execute->host;
+    if (execute->host_is_device || found != extent->landing || extent->packed != NULL) {
+        return MS_OK;
+    }
+    void *stream = host->stream(host->context);
+    return stream == extent->stream ? MS_OK : ms_offload_order(execute->tier, stream, extent->ticket, err);
 }
 
 /* The extent is pinned. Another fetch of it may already run on return. */
@@ -307,6 +322,9 @@ int ms_extent_take(ms_execute *execute, ms_extent *extent, void **memory, ms_err
     void *found = NULL;
     while (rc == MS_OK && (found = extent_find_alive(execute, extent, &weak_again)) == NULL) {
         rc = extent_fetch_now(execute, extent, err);
+    }
+    if (rc == MS_OK) {
+        rc = order_here(execute, extent, found, err);
     }
     if (rc != MS_OK) {
         extent->pins--;

@@ -125,6 +125,7 @@ void ms__frame_free_if_unused(ms_execute *execute, ms_frame *frame)
     execute->live_frames--;
     MS__ARRAY_FREE(&frame->slots);
     MS__ARRAY_FREE(&frame->sizes);
+    MS__ARRAY_FREE(&frame->marks);
     ms_free(frame);
 }
 
@@ -196,16 +197,6 @@ static int call_number(const ms_execute *execute, ms__thread_state *thread, uint
     return MS_OK;
 }
 
-ms_technique ms_execute_peek(const ms_execute *execute, uint64_t thread_key, uint32_t layer)
-{
-    const ms__thread_state *thread = thread_find(execute, thread_key);
-    if (layer == MS_ROOT_LAYER) {
-        return (ms_technique)(thread != NULL ? thread->after : execute->root_start.after);
-    }
-    uint32_t call = thread != NULL && layer < thread->calls.count ? thread->calls.items[layer] : 0;
-    return (ms_technique)ms__table_find(execute, layer, call).technique;
-}
-
 /* The technique closest to `planned` that is possible now. */
 static ms_technique feasible_technique(const ms_execute *execute, ms_technique planned, bool replayable)
 {
@@ -221,6 +212,17 @@ static ms_technique feasible_technique(const ms_execute *execute, ms_technique p
     row.rest = row.replays ? MS_REST_NONE : MS_REST_STAYS;
     ms_technique nearest = ms_technique_with(&row);
     return nearest < MS_TECHNIQUE_COUNT ? nearest : MS_TECHNIQUE_KEEP;
+}
+
+ms_technique ms_execute_peek(const ms_execute *execute, uint64_t thread_key, uint32_t layer)
+{
+    const ms__thread_state *thread = thread_find(execute, thread_key);
+    if (layer == MS_ROOT_LAYER) {
+        return (ms_technique)(thread != NULL ? thread->after : execute->root_start.after);
+    }
+    uint32_t call = thread != NULL && layer < thread->calls.count ? thread->calls.items[layer] : 0;
+    ms_technique planned = (ms_technique)ms__table_find(execute, layer, call).technique;
+    return ms__layer_is_held(execute, layer) ? feasible_technique(execute, planned, false) : planned;
 }
 
 static int frame_open(ms_execute *execute, ms__thread_state *thread, uint32_t layer, uint32_t call,
@@ -271,7 +273,8 @@ int ms_execute_enter(ms_execute *execute, uint64_t thread_key, uint32_t layer, c
         selection = found.selection;
         thread->after = found.after;
     }
-    ms_technique technique = feasible_technique(execute, planned, facts->replayable);
+    bool replayable = facts->replayable && !ms__layer_is_held(execute, layer);
+    ms_technique technique = feasible_technique(execute, planned, replayable);
     bool packs = layer != MS_ROOT_LAYER && ms__call_packs(execute, selection);
     if (technique == MS_TECHNIQUE_KEEP && !execute->is_watched && !packs) {
         *frame = NULL;

@@ -1,6 +1,6 @@
 /*
- * Replays: a layer runs again in backward, and each tensor that it saves is compared with the
- * one its forward saved in the same slot. Called by the host's pack callable of a replay; knows
+ * Replays: a layer runs again in backward, and each tensor that it saves must have the shape of the
+ * one its forward saved in the same slot (compare.c compares the values). Called by the host's pack callable of a replay; knows
  * slots, not tensors.
  */
 #include <stdio.h>
@@ -57,12 +57,13 @@ static ms_record slot_record(const ms_frame *frame, const ms__slot *slot)
                        .device = slot->device};
 }
 
-static int fail_differs(const ms_execute *execute, const ms_frame *frame, uint32_t index, const ms_record *saved,
+static int fail_differs(ms_execute *execute, const ms_frame *frame, uint32_t index, const ms_record *saved,
                         const ms_record *now, ms_error *err)
 {
     char saved_text[160], now_text[160];
     record_print(saved_text, sizeof saved_text, saved);
     record_print(now_text, sizeof now_text, now);
+    ms_execute_hold(execute, frame->layer);
     return ms_fail(err, MS_EREPLAY,
                    "layer %s (call %u): saved tensor %u is %s when the layer is recomputed and was %s in "
                    "forward; a layer whose results depend on more than its arguments, parameters, buffers "
@@ -110,6 +111,7 @@ int ms_frame_replay_end(ms_execute *execute, ms_frame *frame, bool failed, ms_er
     int rc = MS_OK;
     frame->is_replaying = false;
     if (!failed && frame->missing > 0) {
+        ms_execute_hold(execute, frame->layer);
         rc = ms_fail(err, MS_EREPLAY,
                      "layer %s (call %u): it saved %u tensors when it was recomputed and %zu in forward; a "
                      "layer whose results depend on more than its arguments, parameters, buffers and "
@@ -120,6 +122,7 @@ int ms_frame_replay_end(ms_execute *execute, ms_frame *frame, bool failed, ms_er
         ms__frame_release_full(execute, frame, false);
     } else {
         ms_counter_add(&execute->counters, MS_COUNTER_RECOMPUTED_LAYERS, 1);
+        ms__layer_prove(execute, frame->layer);
     }
     ms_frame_unpin(execute, frame);
     return rc;

@@ -6,6 +6,9 @@
  * step's peak only if it rose in that step. For other steps the peak is the maps' peak, known for
  * every step, plus the most resident memory ever seen beside them. An evaluation splits a step into parts, whose
  * largest peak is the step's.
+ *
+ * A GPU's peak is the mark of torch's allocator, which is the user's too. If it changed in a step (it rose, or
+ * the user reset it), it is that step's peak. Later steps of the same plan repeat that one.
  */
 #include "base/os/procfs.h"
 #include "base/units.h"
@@ -21,8 +24,16 @@ void ms__step_memory_begin(ms__step_watch *watch)
 {
     ms_hostmem_stats stats;
     ms_hostmem_get_stats(&stats);
-    *watch = (ms__step_watch){.held_before_bytes = hostmem_held_bytes(&stats)};
+    *watch = (ms__step_watch){.held_before_bytes = hostmem_held_bytes(&stats),
+                              .device_mark_bytes = UINT64_MAX,
+                              .device_now_bytes = UINT64_MAX,
+                              .device_peak_bytes = UINT64_MAX};
     ms__step_memory_mark(watch);
+}
+
+void ms__step_memory_replanned(ms__step_watch *watch)
+{
+    watch->device_peak_bytes = UINT64_MAX;
 }
 
 void ms__step_memory_mark(ms__step_watch *watch)
@@ -30,6 +41,7 @@ void ms__step_memory_mark(ms__step_watch *watch)
     ms__resident resident;
     ms_error err;
     watch->mark_bytes = ms__resident_read(&resident, &err) == MS_OK ? resident.peak_bytes : 0;
+    watch->device_mark_bytes = watch->device_now_bytes;
     ms_hostmem_reset_peak();
 }
 
@@ -49,6 +61,15 @@ static uint64_t step_peak_bytes(ms__step_watch *watch, const ms__resident *resid
     return was_reset ? ms__max_u64(mark, peak) : ms__min_u64(mark, peak);
 }
 
+static uint64_t device_peak_bytes(ms__step_watch *watch)
+{
+    if (watch->device_now_bytes != watch->device_mark_bytes) {
+        watch->device_peak_bytes = watch->device_now_bytes;
+    }
+    watch->device_mark_bytes = watch->device_now_bytes;
+    return watch->device_peak_bytes;
+}
+
 /* Resident memory and maps from the last reset to now. False without the slots: the tensors' peak is unknown then. */
 static bool part_ends(ms__step_watch *watch, ms_step_memory *part)
 {
@@ -56,6 +77,9 @@ static bool part_ends(ms__step_watch *watch, ms_step_memory *part)
     ms__resident resident;
     ms_error err;
     *part = (ms_step_memory){UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    if (watch->device_now_bytes != UINT64_MAX) {
+        return false; /* of a GPU: see device_peak_bytes() */
+    }
     ms_hostmem_get_stats(&stats);
     if (stats.means != MS_HOSTMEM_SLOTS || ms__resident_read(&resident, &err) != MS_OK) {
         return false;
@@ -70,6 +94,10 @@ static bool part_ends(ms__step_watch *watch, ms_step_memory *part)
 
 void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory)
 {
+    if (watch->device_now_bytes != UINT64_MAX) {
+        *memory = (ms_step_memory){device_peak_bytes(watch), UINT64_MAX, UINT64_MAX, UINT64_MAX};
+        return;
+    }
     if (part_ends(watch, memory)) {
         memory->peak_bytes = ms__max_u64(memory->peak_bytes, watch->step_peak_bytes);
         memory->peak_held_bytes = ms__max_u64(memory->peak_held_bytes, watch->step_peak_held_bytes);

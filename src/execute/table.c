@@ -136,6 +136,7 @@ int ms_execute_set_plan(ms_execute *execute, const ms_plan *plan, ms_error *err)
 {
     ms__table_clear(execute);
     execute->steps_before_plan = execute->steps;
+    ms__step_memory_replanned(&execute->watch);
     if (plan == NULL) {
         return MS_OK;
     }
@@ -174,6 +175,47 @@ ms__call_plan ms__table_find(const ms_execute *execute, uint32_t layer, uint32_t
         found.selection = item->calls.items[0].selection;
     }
     return found;
+}
+
+/* ---- what replays have shown -------------------------------------------------- */
+
+bool ms__layer_is_proven(const ms_execute *execute, uint32_t layer)
+{
+    return layer < execute->layers.count && execute->layers.items[layer].is_proven;
+}
+
+void ms__layer_prove(ms_execute *execute, uint32_t layer)
+{
+    if (layer < execute->layers.count) {
+        execute->layers.items[layer].is_proven = true;
+    }
+}
+
+bool ms__layer_is_held(const ms_execute *execute, uint32_t layer)
+{
+    return layer < execute->layers.count && execute->layers.items[layer].is_held;
+}
+
+void ms_execute_hold(ms_execute *execute, uint32_t layer)
+{
+    if (layer < execute->layers.count) {
+        execute->layers.items[layer].is_held = true;
+    }
+}
+
+size_t ms_execute_held_layers(const ms_execute *execute, uint32_t *layers, size_t capacity)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < execute->layers.count; i++) {
+        if (!execute->layers.items[i].is_held) {
+            continue;
+        }
+        if (count < capacity) {
+            layers[count] = (uint32_t)i;
+        }
+        count++;
+    }
+    return count;
 }
 
 void ms_execute_set_watched(ms_execute *execute, bool is_watched)

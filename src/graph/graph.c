@@ -193,6 +193,16 @@ void ms_graph_adopt_loop(ms_graph *graph, const ms_graph *other)
     graph->loop.gradients_needed = other->loop.gradients_needed;
 }
 
+void ms_graph_hold(ms_graph *graph, const char *layer)
+{
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        ms_node *node = &graph->nodes[i];
+        if (node->kind == MS_NODE_LAYER && strcmp(node->name, layer) == 0) {
+            node->flags |= MS_NODE_NOT_REPEATABLE;
+        }
+    }
+}
+
 bool ms_graph_same_step(const ms_graph *graph, const ms_graph *other)
 {
     ms_error err;

@@ -12,6 +12,10 @@
 
 enum { FILE_MOST_BYTES = 64 << 10, RATES_MOST = 8 };
 
+/* No part of a machine is slower or faster: bytes, operations or evaluations a second. */
+#define RATE_LEAST UINT64_C(1000)
+#define RATE_MOST UINT64_C(10000000000000000)
+
 static bool file_path(const char *dir, const char *kind, const char *key, char *out, size_t size)
 {
     unsigned long long hash = XXH3_64bits(key, strlen(key));
@@ -36,7 +40,7 @@ static int read_rates(const ms__json_at *root, const char *key, const ms__rate *
         rc = ms__json_object(root, "rates", &object);
     }
     for (size_t i = 0; i < count && rc == MS_OK; i++) {
-        rc = ms__json_u64(&object, rates[i].name, 1, INT64_MAX, &found[i]);
+        rc = ms__json_u64(&object, rates[i].name, RATE_LEAST, RATE_MOST, &found[i]);
     }
     for (size_t i = 0; i < count && rc == MS_OK; i++) {
         *rates[i].value = found[i];
@@ -53,7 +57,7 @@ bool ms__rate_cache_load(const char *dir, const char *kind, const char *key, con
     ms__json_at root;
     ms_error err;
     if (!file_path(dir, kind, key, path, sizeof path) ||
-        ms__file_read_text(path, FILE_MOST_BYTES, &text, &length, NULL) != MS_OK) {
+        ms__file_read_own_text(path, FILE_MOST_BYTES, &text, &length, NULL) != MS_OK) {
         return false;
     }
     int rc = ms__json_parse(text, length, "measured rates", &tree, &root, &err);
@@ -85,7 +89,7 @@ static int write_rates(const char *path, const char *dir, const char *key, const
         rc = ms__directory_make(dir, err);
     }
     if (rc == MS_OK) {
-        rc = ms__file_write_text(path, text, strlen(text), err);
+        rc = ms__file_replace_text(path, text, strlen(text), err);
     }
     ms_free(text);
     return rc;

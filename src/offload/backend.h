@@ -49,6 +49,8 @@ typedef struct ms__io {
 
     uint64_t moved_bytes;  /* the answer: bytes moved from the front ... */
     int system_errno;      /* ... and 0, or the reason for stopping; EBADMSG: the checksum differs */
+    void *end;             /* of a read that is verified and queued, but may not have ended: NULL, or for await(),
+                            * order() and then unmark() */
 
     struct ms__io *next;   /* the backend's, between start() and finish() */
 } ms__io;
@@ -120,6 +122,9 @@ struct ms__backend_ops {
      * mark once no transfer uses it. */
     int (*mark)(ms__backend *backend, void *stream, void **mark, ms_error *err);
     void (*unmark)(ms__backend *backend, void *mark);
+    /* For io.end: blocks until the read has ended; has the stream's later work wait for it. From any thread. */
+    int (*await)(ms__backend *backend, void *end, ms_error *err);
+    int (*order)(ms__backend *backend, void *stream, void *end, ms_error *err);
     /* The tier of an extent; NULL if all are on the requested one. */
     ms_tier (*tier_of)(uint64_t position);
 

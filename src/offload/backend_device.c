@@ -4,10 +4,16 @@
  * Streams and order. Copies run on streams of the engine that do not wait for the legacy
  * default stream. A transfer begins after an event that its call recorded on the caller's
  * stream: by then the bytes are computed, and memory that torch reused is no longer read.
- * Nothing is recorded in the other direction: a transfer has ended only when a lane has
- * waited for the event after its copy. So work that the caller queues after it learns of
- * the end comes later on every stream, and torch may reuse the storage, because the caller
- * holds it until then.
+ *
+ * A store has ended only when a lane has waited for the event after its copy. So work that the
+ * caller queues after it learns of the end comes later on every stream, and torch may reuse the
+ * storage, because the caller holds it until then.
+ *
+ * A fetch from pinned memory is handed over as soon as its bytes are verified and its copy is queued,
+ * with the event after the copy: streams wait for that, and no thread does. Its host memory may
+ * be given to a store before the copy has read it; so each copy to the host begins after all copies to
+ * the device that were queued before. Other fetches end like
+ * stores: the staging memory of the disk is used again, pageable memory is unmapped.
  *
  * Checksums are computed here, since the engine cannot read the bytes: when they have arrived
  * on the host, and again before they go back.
@@ -38,6 +44,7 @@ typedef struct device_backend {
     ms__checksum_fn checksum;
     unsigned char *slab; /* pinned, for bytes on their way to disk; NULL: not pinned */
     void *streams[STREAMS_MAX];
+    void *reads[STREAMS_MAX]; /* events after the last copy to the device on each stream */
     uint32_t stream_count;
     uint32_t lane_count; /* lanes opened so far */
     ms__mutex lock;      /* guards the events */
@@ -116,6 +123,35 @@ static void device_unmark(ms__backend *backend, void *mark)
     event_give((device_backend *)backend, mark);
 }
 
+static int device_await(ms__backend *backend, void *end, ms_error *err)
+{
+    device_backend *self = (device_backend *)backend;
+    const device_event *event = end;
+    if (!ms__device_enter(&self->device)) {
+        return ms_fail(err, MS_EIO, "%s: its context cannot be used", backend->place);
+    }
+    int failure = MS__DEVICE_CALL(&self->device, event_synchronize, event->event);
+    ms__device_leave(&self->device);
+    return failure == 0 ? MS_OK : ms_fail(err, MS_EIO, "%s: a fetch failed (driver error %d)", backend->place, failure);
+}
+
+static int device_order(ms__backend *backend, void *stream, void *end, ms_error *err)
+{
+    device_backend *self = (device_backend *)backend;
+    const device_event *event = end;
+    if (!ms__device_enter(&self->device)) {
+        return ms_fail(err, MS_EIO, "%s: its context cannot be used", backend->place);
+    }
+    int failure = MS__DEVICE_CALL(&self->device, stream_wait, stream, event->event);
+    if (failure != 0) { /* then the host waits */
+        failure = self->device.kind->driver->event_synchronize(&self->device, event->event);
+    }
+    ms__device_leave(&self->device);
+    return failure == 0 ? MS_OK
+                        : ms_fail(err, MS_EIO, "%s: a stream cannot wait for a fetch (driver error %d)", backend->place,
+                                  failure);
+}
+
 /* ---- open and close ------------------------------------------------------------------ */
 
 /* One per direction, so that the link is used both ways; one in all if the GPU has a single copy
@@ -130,6 +166,14 @@ static uint32_t wanted_streams(const device_backend *self, const ms__backend_opt
     return failure == 0 && engines >= 2 ? 2 : 1;
 }
 
+/* Recorded at once: there is always one to wait for. */
+static int open_read_event(device_backend *self, uint32_t stream)
+{
+    int failure = MS__DEVICE_CALL(&self->device, event_open, &self->reads[stream]);
+    return failure != 0 ? failure
+                        : MS__DEVICE_CALL(&self->device, event_record, self->reads[stream], self->streams[stream]);
+}
+
 /* Called in the context. */
 static int open_streams(device_backend *self, const ms__backend_options *options, ms_error *err)
 {
@@ -140,6 +184,10 @@ static int open_streams(device_backend *self, const ms__backend_options *options
             return ms__device_fail(&self->device, failure, "no stream", err);
         }
         self->stream_count++;
+        failure = open_read_event(self, self->stream_count - 1);
+        if (failure != 0) {
+            return ms__device_fail(&self->device, failure, "no event", err);
+        }
     }
     return MS_OK;
 }
@@ -185,7 +233,11 @@ static void close_driver_parts(device_backend *self)
     const ms__device_driver *driver = device->kind->driver;
     bool is_entered = driver->enter(device) == 0;
     for (uint32_t i = 0; i < self->stream_count; i++) {
+        (void)driver->stream_synchronize(device, self->streams[i]); /* for queued fetches: their memory goes */
         (void)driver->stream_close(device, self->streams[i]);
+        if (self->reads[i] != NULL) {
+            (void)driver->event_close(device, self->reads[i]);
+        }
     }
     while (self->made != NULL) {
         device_event *event = self->made;
@@ -412,6 +464,27 @@ static int copy_queue(device_backend *self, void *stream, const ms__io *io, unsi
     return failure;
 }
 
+/* The host memory that a copy is about to write may still be read by fetches: see the top. */
+static int wait_for_reads(device_backend *self, void *stream)
+{
+    int failure = 0;
+    for (uint32_t i = 0; failure == 0 && i < self->stream_count; i++) {
+        if (self->streams[i] != stream) {
+            failure = MS__DEVICE_CALL(&self->device, stream_wait, stream, self->reads[i]);
+        }
+    }
+    return failure;
+}
+
+static int record_read(device_backend *self, void *stream)
+{
+    uint32_t i = 0;
+    while (self->streams[i] != stream) {
+        i++;
+    }
+    return MS__DEVICE_CALL(&self->device, event_record, self->reads[i], stream);
+}
+
 /* Called in the context. Waits for copies queued before a failure: the caller frees their memory. */
 static int queue_all(device_backend *self, void *stream, under_way *entry, unsigned char *memory)
 {
@@ -424,8 +497,12 @@ static int queue_all(device_backend *self, void *stream, under_way *entry, unsig
     if (mark != NULL && MS__DEVICE_CALL(&self->device, stream_wait, stream, mark->event) != 0) {
         return EIO;
     }
+    if (io->direction == MS__WRITE && wait_for_reads(self, stream) != 0) {
+        return EIO;
+    }
     if (copy_queue(self, stream, io, memory) == 0 &&
-        MS__DEVICE_CALL(&self->device, event_record, entry->done->event, stream) == 0) {
+        MS__DEVICE_CALL(&self->device, event_record, entry->done->event, stream) == 0 &&
+        (io->direction == MS__WRITE || record_read(self, stream) == 0)) {
         return 0;
     }
     (void)self->device.kind->driver->stream_synchronize(&self->device, stream);
@@ -488,7 +565,10 @@ static ms__io *device_finish(ms__lane *lane)
     self->count--;
     ms__io *io = entry.io;
     int failure = entry.system_errno;
-    if (failure == 0) {
+    if (failure == 0 && io->direction == MS__READ && ms__rung_of(io->position) == MS__RUNG_PINNED) {
+        io->end = entry.done;
+        entry.done = NULL;
+    } else if (failure == 0) {
         failure = copy_await(backend, self->streams[io->direction], &entry);
     }
     if (entry.done != NULL) {
@@ -513,6 +593,8 @@ const ms__backend_ops ms__backend_device = {
     .lane_close = ms__plain_lane_close,
     .mark = device_mark,
     .unmark = device_unmark,
+    .await = device_await,
+    .order = device_order,
     .tier_of = device_tier_of,
     .start = device_start,
     .finish = device_finish,

@@ -169,6 +169,7 @@ void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned c
                               void *mark);
 
 /* Returns a mark to the backend that made it; NULL is allowed. */
+void ms__transfer_forget_ends(ms_offload *engine, ms__ticket *ticket);
 void ms__transfer_unmark(ms_offload *engine, void **mark);
 
 uint64_t ms__piece_bytes(const ms_offload *engine, const ms__ticket *ticket, uint32_t piece);

@@ -61,6 +61,7 @@ void ms__ticket_retire(ms_offload *engine, ms__ticket *ticket)
         ms__list_remove(&ticket->reap_link);
         atomic_fetch_sub(&engine->ended_count, 1);
     }
+    ms__transfer_forget_ends(engine, ticket);
     engine->stats.tier_bytes -= ticket->extent_bytes;
     engine->stats.live_tickets--;
     ms__tickets_release(&engine->tickets, ticket);
@@ -386,7 +387,47 @@ static int wait_until_idle(ms_offload *engine, ms_ticket id, ms_error *err)
     return ticket->state == MS_TICKET_FAILED ? ms__transfer_error(engine, ticket, err) : MS_OK;
 }
 
+/* Waits for the ticket; NULL if it is unknown. It stays what it is until it is dropped or fetched
+ * again, which the caller must not let happen meanwhile. */
+static ms__ticket *wait_for_ticket(ms_offload *engine, ms_ticket id, int *rc, ms_error *err)
+{
+    *rc = request_enter(engine, err);
+    if (*rc != MS_OK) {
+        return NULL;
+    }
+    *rc = wait_until_idle(engine, id, err);
+    ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
+    if (ticket != NULL && ms__ticket_is_idle(ticket)) {
+        ticket->is_followed = true;
+    }
+    ms__mutex_unlock(&engine->lock);
+    return ticket;
+}
+
+/* Blocks until the pieces of a fetch have ended on the device. */
+static int await_ends(ms_offload *engine, const ms__ticket *ticket, ms_error *err)
+{
+    int rc = MS_OK;
+    for (uint32_t i = 0; i < ticket->piece_count && rc == MS_OK; i++) {
+        void *end = ticket->pieces[i].end;
+        rc = end != NULL ? engine->backend->ops->await(engine->backend, end, err) : MS_OK;
+    }
+    return rc;
+}
+
 int ms_offload_wait(ms_offload *engine, ms_ticket id, ms_error *err)
+{
+    int rc;
+    const ms__ticket *ticket = wait_for_ticket(engine, id, &rc, err);
+    if (ticket == NULL || !ms__ticket_is_idle(ticket)) {
+        return rc; /* unknown, or the time ran out */
+    }
+    /* Of a failed fetch, some pieces may be on their way. */
+    int ended = await_ends(engine, ticket, rc == MS_OK ? err : NULL);
+    return rc != MS_OK ? rc : ended;
+}
+
+int ms_offload_wait_queued(ms_offload *engine, ms_ticket id, ms_error *err)
 {
     int rc = request_enter(engine, err);
     if (rc != MS_OK) {
@@ -394,6 +435,17 @@ int ms_offload_wait(ms_offload *engine, ms_ticket id, ms_error *err)
     }
     rc = wait_until_idle(engine, id, err);
     ms__mutex_unlock(&engine->lock);
+    return rc;
+}
+
+int ms_offload_order(ms_offload *engine, void *stream, ms_ticket id, ms_error *err)
+{
+    int rc;
+    const ms__ticket *ticket = wait_for_ticket(engine, id, &rc, err);
+    for (uint32_t i = 0; rc == MS_OK && i < ticket->piece_count; i++) {
+        void *end = ticket->pieces[i].end;
+        rc = end != NULL ? engine->backend->ops->order(engine->backend, stream, end, err) : MS_OK;
+    }
     return rc;
 }
 
@@ -478,6 +530,12 @@ void ms_offload_drop(ms_offload *engine, ms_ticket id)
         return;
     }
     bool is_stopped = ms__ticket_is_idle(ticket) || stop_transfer(engine, ticket);
+    if (is_stopped && !ticket->is_followed && !engine->is_closing) {
+        ticket->is_canceled = true; /* nobody else drops it meanwhile */
+        ms__mutex_unlock(&engine->lock);
+        (void)await_ends(engine, ticket, NULL); /* they write to the caller's memory */
+        ms__mutex_lock(&engine->lock);
+    }
     if (engine->is_closing) { /* since the wait began: closing frees the ticket */
         ms__mutex_unlock(&engine->lock);
         return;

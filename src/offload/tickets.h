@@ -18,6 +18,7 @@ typedef struct ms__piece {
     uint64_t checksum;            /* of the bytes that were stored */
     uint64_t compressed_checksum; /* of the compressed bytes on the tier */
     uint32_t compressed_bytes;    /* 0: the piece is not compressed */
+    void *end;           /* the backend's, of a fetch that is queued and may not have ended; else NULL */
     unsigned char *copy; /* a copied store's bytes in a slot, until they are written; else NULL */
 } ms__piece;
 
@@ -48,6 +49,7 @@ typedef struct ms__ticket {
     bool is_canceled; /* dropped, or the engine closes: start no piece */
     bool is_orphan;   /* its owner gave up waiting: the end of the transfer releases it */
     bool is_urgent;       /* a caller waits for it */
+    bool is_followed;     /* somebody has waited for the ends of its pieces, or ordered a stream after them */
     bool fetch_is_wanted; /* fetch it when the store has ended */
 
     /* The transfer in flight. */

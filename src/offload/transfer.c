@@ -114,6 +114,14 @@ void ms__transfer_unmark(ms_offload *engine, void **mark)
     }
 }
 
+void ms__transfer_forget_ends(ms_offload *engine, ms__ticket *ticket)
+{
+    for (uint32_t i = 0; i < ticket->piece_count; i++) {
+        ms__transfer_unmark(engine, &ticket->pieces[i].end);
+    }
+    ticket->is_followed = false;
+}
+
 static void end_transfer(ms_offload *engine, ms__ticket *ticket)
 {
     ms__transfer_unmark(engine, &ticket->mark);
@@ -190,6 +198,7 @@ void ms__transfer_cancel(ms_offload *engine, ms__ticket *ticket)
 void ms__transfer_start_fetch(ms_offload *engine, ms__ticket *ticket, unsigned char *memory, uint64_t capacity,
                               void *mark)
 {
+    ms__transfer_forget_ends(engine, ticket);
     ticket->mark = mark;
     ticket->state = MS_TICKET_FETCHING;
     ticket->direction = MS__READ;

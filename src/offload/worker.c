@@ -94,6 +94,7 @@ static void job_aim(ms__job *job, const ms_offload *engine)
     job->io.memory = job->memory;
     job->io.moved_bytes = 0;
     job->io.system_errno = 0;
+    job->io.end = NULL;
     job->moved_bytes = job->io.bytes;
     job->codec_ns = 0;
     job->stall_count = 0;
@@ -278,6 +279,8 @@ static void worker_finish_one(ms__worker *worker)
         /* Only a fetch reads it again, and that comes after job_end_piece(). */
         job->ticket->pieces[job->piece].checksum = job->io.checksum;
     }
+    /* Such a backend joins no tickets: the request is this piece. */
+    job->ticket->pieces[job->piece].end = job->io.end;
     const unsigned char *memory = job->memory;
     for (ms__ticket *ticket = job->ticket, *next; ticket != NULL; ticket = next) {
         uint64_t extent_bytes = ticket->extent_bytes; /* the struct may be reused once it ended */

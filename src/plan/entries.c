@@ -115,6 +115,8 @@ void ms__plan_fill_entries(ms__search *search, const ms__variant *chosen, uint64
         const ms_admission *admission = &search->admissions[i];
         entry->kept_bytes = admission->saved_bytes;
         entry->rule = admission->rule[entry->technique];
+        bool is_refused = admission->rule[MS_TECHNIQUE_RECOMPUTE] == MS_RULE_NOT_REPEATABLE;
+        entry->refusal = is_refused ? MS_RULE_NOT_REPEATABLE : 0;
         entry->packing.rule = entry->packing.tensors > 0 ? admission->packing_rule : 0;
         entry->runner_up = entry->technique;
         entry->runner_up_ns = plan->replay.step_ns;

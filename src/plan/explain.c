@@ -79,6 +79,9 @@ static void explain_entry(ms__text *text, const ms_plan *plan, const ms_plan_ent
     ms__text_add(text, ": %s - %s\n", ms_technique_name(technique), ms_technique_of(technique)->text);
     ms__text_add(text, "  rule       %s - %s\n", ms_rule_name((ms_rule)entry->rule),
                  ms_rule_text((ms_rule)entry->rule));
+    if (entry->refusal != 0) {
+        ms__text_add(text, "  no rerun   %s\n", ms_rule_text((ms_rule)entry->refusal));
+    }
     ms__text_add(text, "  bytes      if kept, it holds %s from forward to backward; this frees %s\n",
                  ms__text_bytes(entry->kept_bytes).text, ms__text_bytes(entry->saved_bytes).text);
     ms__text_add(text, "  time       adds %s to a step of %s\n", ms__text_ns(entry->cost_ns).text,

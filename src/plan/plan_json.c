@@ -80,6 +80,8 @@ static const ms__json_field entry_fields[] = {
     MS__FIELD(ms_plan_entry, runner_up_peak_bytes, U64),
 };
 
+static const ms__json_field refusal_field[] = {MS__FIELD_WORDS(ms_plan_entry, refusal, MS_RULE_COUNT, rule_word)};
+
 static const ms__json_field packing_fields[] = {
     MS__FIELD_NUMBER(ms_plan_packing, tensors, U32, 1, MS__BITS_MOST),
     MS__FIELD_NUMBER(ms_plan_packing, packed, U32, 0, MS__BITS_MOST),
@@ -124,6 +126,9 @@ static void add_entry(ms__json_writer *writer, json_t *entries, const ms_plan_en
     json_t *object = ms__json_add_object(writer, entries);
     ms__json_put_string(writer, object, "name", entry->name);
     ms__json_put_fields(writer, object, entry_fields, COUNT(entry_fields), entry);
+    if (entry->refusal != 0) {
+        ms__json_put_fields(writer, object, refusal_field, 1, entry);
+    }
     if (entry->selection != 0) {
         ms__json_put_saturated(writer, object, "selection", entry->selection - 1);
     }
@@ -245,13 +250,17 @@ static int read_entry(const ms__json_at *at, const ms_plan *plan, ms_plan_entry 
     if (rc == MS_OK) {
         rc = ms__json_read_fields(at, entry_fields, COUNT(entry_fields), entry);
     }
+    bool is_refused = ms__json_has(at, refusal_field[0].name);
+    if (rc == MS_OK && is_refused) {
+        rc = ms__json_read_fields(at, refusal_field, 1, entry);
+    }
     if (rc == MS_OK) {
         rc = ms__selections_read_entry(at, plan, entry);
     }
     if (rc == MS_OK) {
         rc = read_packing(at, &entry->packing);
     }
-    size_t optional = (entry->selection != 0) + (entry->packing.tensors != 0);
+    size_t optional = (size_t)is_refused + (entry->selection != 0) + (entry->packing.tensors != 0);
     return rc == MS_OK ? ms__json_only_count(at, 1 + COUNT(entry_fields) + optional) : rc;
 }
 

@@ -12,7 +12,12 @@ static uint64_t pressure_allowed_bytes(const ms_hardware *hardware, const ms_con
     if (config->memory_budget_bytes != MS_UNSET) {
         return config->memory_budget_bytes;
     }
-    return ms__mul_div(ms_hardware_device_bytes(hardware), config->target_utilization_permille, 1000);
+    uint64_t bytes = ms_hardware_device_bytes(hardware);
+    const ms_gpu *gpu = ms_hardware_gpu(hardware);
+    if (gpu != NULL && gpu->free_bytes > 0) {
+        bytes = ms__min_u64(bytes, gpu->free_bytes); /* other processes hold the rest */
+    }
+    return ms__mul_div(bytes, config->target_utilization_permille, 1000);
 }
 
 void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_config *config, ms_pressure *pressure)
@@ -27,10 +32,17 @@ void ms_pressure_of(uint64_t need_bytes, const ms_hardware *hardware, const ms_c
     pressure->comfortable = !pressure->forced && pressure->permille <= MS_COMFORTABLE_PERMILLE;
 }
 
+/* A GPU without a driver that could move its memory. */
+static bool has_no_link(const ms_hardware *hardware)
+{
+    const ms_gpu *gpu = ms_hardware_gpu(hardware);
+    return gpu != NULL && gpu->copy_engines == 0;
+}
+
 uint64_t ms_rules_disk_cap(const ms_hardware *hardware, const ms_config *config)
 {
     const ms_disk *disk = &hardware->disk;
-    if (!ms__disk_is_usable(disk)) {
+    if (!ms__disk_is_usable(disk) || has_no_link(hardware)) {
         return 0;
     }
     if (config->max_disk_offload_bytes != MS_UNSET) {
@@ -41,7 +53,7 @@ uint64_t ms_rules_disk_cap(const ms_hardware *hardware, const ms_config *config)
 
 uint64_t ms_rules_host_cap(const ms_hardware *hardware, const ms_config *config)
 {
-    if (ms_hardware_host_is_device(hardware)) {
+    if (ms_hardware_host_is_device(hardware) || has_no_link(hardware)) {
         return 0;
     }
     return ms__min_u64(config->max_cpu_offload_bytes, hardware->ram.available_bytes);

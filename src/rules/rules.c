@@ -117,6 +117,9 @@ static uint32_t rules_judge_recompute(const rule_facts *facts, const ms_node *no
     if (node->flags & MS_NODE_OPAQUE_ARGUMENT) {
         return MS_RULE_OPAQUE_ARGUMENT;
     }
+    if (node->flags & MS_NODE_NOT_REPEATABLE) {
+        return MS_RULE_NOT_REPEATABLE;
+    }
     bool no_input = facts->graph->profiles[node->profile].input_count == 0;
     if (no_input || (node->flags & MS_NODE_NO_TENSOR_INPUT)) {
         return MS_RULE_NO_TENSOR_INPUT;

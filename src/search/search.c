@@ -41,6 +41,7 @@ static uint64_t largest_saved(const ms__search *search, const ms_graph *graph)
 
 static void choose_windows(ms__search *search, const ms_graph *graph, const ms_config *config)
 {
+    search->waits = !config->async_offload && !search->sim->on_host;
     static const ms__window set[MS__WINDOW_COUNT] = {
         {(uint64_t)64 << 20, (uint64_t)64 << 20},
         {(uint64_t)256 << 20, (uint64_t)128 << 20},
@@ -226,6 +227,8 @@ ms_choices ms__search_choices(const ms__search *search, const uint8_t *row, uint
                         .offload_min_bytes = search->offload_min_bytes,
                         .write_window_bytes = search->windows[window].write_bytes,
                         .read_window_bytes = search->windows[window].read_bytes,
+                        .host_leads = !search->forced, /* nothing has to fit */
+                        .waits = search->waits,
                         .ceiling_bytes = ceiling_bytes};
 }
 

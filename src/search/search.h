@@ -58,6 +58,7 @@ typedef struct ms__search {
     uint64_t runs_differ_bytes; /* bytes that another run of the script may hold beyond this one's baseline */
     uint64_t tier_cap_bytes[MS__TIER_COUNT];
     ms__window windows[MS__WINDOW_COUNT];
+    bool waits;                /* transfers do not overlap compute: see ms_choices */
     uint32_t *layers;          /* layers that may run again or move */
     uint32_t layer_count;
     uint32_t *roots;           /* root work that can move */

@@ -4,6 +4,7 @@
  */
 #include <malloc.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 #include "base/os/procfs.h"
 #include "base/units.h"
@@ -12,10 +13,13 @@
 
 static void assume_scratch(const ms_hardware *hardware, ms_process *process)
 {
-    const ms__device_scratch *scratch = &ms__device_kind_of(ms_hardware_device_kind(hardware))->scratch;
+    const ms__device_kind *kind = ms__device_kind_of(ms_hardware_device_kind(hardware));
+    const ms__device_scratch *scratch = &kind->scratch;
     uint64_t per_cpu = ms__mul_sat(hardware->cpu.usable_cpus, scratch->prior_per_cpu_bytes);
-    process->scratch_bytes = ms__add_sat(scratch->prior_bytes, per_cpu);
-    process->reserve_bytes = scratch->prior_bytes - scratch->expected_bytes;
+    uint64_t card = kind->more_scratch != NULL ? kind->more_scratch(ms_hardware_gpu(hardware)) : 0;
+    uint64_t prior = ms__add_sat(scratch->prior_bytes, card);
+    process->scratch_bytes = ms__add_sat(prior, per_cpu);
+    process->reserve_bytes = prior - scratch->expected_bytes;
     process->products_bytes = ms__add_sat(scratch->expected_bytes - scratch->without_products_bytes, per_cpu);
 }
 
@@ -91,6 +95,31 @@ static int resident_baseline(uint64_t *bytes, ms_error *err)
         *bytes = steady_baseline(resident.now_bytes);
     }
     return rc;
+}
+
+/* Until the driver or a step says more. */
+static ms_gpu undescribed_gpu(const ms_gpu_sight *sight)
+{
+    ms_gpu gpu = {.kind = sight->kind, .total_bytes = sight->total_bytes};
+    snprintf(gpu.name, sizeof gpu.name, "%s", sight->name);
+    const ms__device_kind *kind = ms__device_kind_of(sight->kind);
+    gpu.matmul_flops_per_s = kind->default_flops_per_s;
+    gpu.stream_bytes_per_s = kind->default_memory_bytes_per_s;
+    gpu.to_host_bytes_per_s = gpu.from_host_bytes_per_s = kind->default_link_bytes_per_s;
+    return gpu;
+}
+
+int ms_hardware_see_gpu(ms_hardware *hardware, uint32_t device, const ms_gpu_sight *sight, ms_error *err)
+{
+    if (device >= MS_GPU_MAX) {
+        return ms_fail(err, MS_EINVAL, "hardware: GPU %u is beyond the %d that can be described", device, MS_GPU_MAX);
+    }
+    while (hardware->gpu_count <= device) {
+        hardware->gpu[hardware->gpu_count++] = undescribed_gpu(sight);
+    }
+    ms_gpu *gpu = &hardware->gpu[device];
+    gpu->free_bytes = ms__min_u64(sight->available_bytes, gpu->total_bytes);
+    return MS_OK;
 }
 
 int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes, ms_error *err)

@@ -9,6 +9,11 @@
  * an argument. Two queues share the lower tier; see sim_io.c. Freed maps may stay cached under a ceiling; see
  * sim_cache.c.
  *
+ * Two clocks. Times are the device's. On a GPU the host is ahead of it, by how much nobody knows, and it is
+ * the host that allocates and frees. A storage that is being stored is freed when the host has seen its copy
+ * end. Replays that must fit assume the longest lead: the host sees that only when it waits for room in the
+ * write window. Expected replays assume none. Fetches need no such care: they are begun in the host's order.
+ *
  * One pass gives both steps: the second differs from the first by bytes that are constant over a phase
  * (optimizer state, the outputs and gradients that the caller still holds). Only the cache needs a second
  * pass.
@@ -261,6 +266,7 @@ typedef struct ms__sim {
     uint32_t *instance_class;
     uint64_t event_count;      /* of one replay that keeps all: the cost of a replay */
     bool has_bits;             /* some saved storage is two-valued */
+    bool host_leads;           /* the run assumes that the host is as far ahead of the device as it can be */
     bool expects;              /* replays the expected step; see ms__sim_run_expected() */
     bool skips_untouched;      /* does not count untouched bytes; see ms__sim_run_unmodified() */
     bool in_full;              /* does not use the shorter programs, for a watch: its ticks are the whole ones' */
@@ -405,6 +411,8 @@ void ms__io_advance(ms__sim *sim);
 /* Releases storages whose write has finished. The executor polls when a layer's forward begins or ends, at
  * the end of forward, and whenever it stores or takes something, but not within the root's own work. */
 void ms__io_poll(ms__sim *sim);
+/* The same at the end of a layer's forward, which may wait for all stores. */
+void ms__io_end_layer(ms__sim *sim);
 /* Stores an instance for one more node; may stall on the window. Returns the fetch entry. */
 uint32_t ms__io_store(ms__sim *sim, uint32_t instance, uint32_t tier);
 /* Issues fetches in reverse order of saving, as far as the window allows. */

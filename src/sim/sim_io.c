@@ -124,14 +124,24 @@ void ms__io_advance(ms__sim *sim)
     }
 }
 
-void ms__io_poll(ms__sim *sim)
+/* Releases the oldest storage whose write has finished; false if there is none. */
+static bool io_release_oldest(ms__sim *sim)
 {
     ms__io *io = &sim->io;
+    if (io->released == io->writes.next) {
+        return false;
+    }
+    uint32_t instance = io->writes.transfers[io->released++].instance;
+    io->in_flight_bytes -= sim->instance_bytes[instance];
+    ms__sim_release(sim, instance);
+    return true;
+}
+
+void ms__io_poll(ms__sim *sim)
+{
+    bool sees_no_end = sim->host_leads && !sim->choices->waits;
     ms__io_advance(sim);
-    while (io->released < io->writes.next) {
-        uint32_t instance = io->writes.transfers[io->released++].instance;
-        io->in_flight_bytes -= sim->instance_bytes[instance];
-        ms__sim_release(sim, instance);
+    while (!sees_no_end && io_release_oldest(sim)) {
     }
 }
 
@@ -144,6 +154,15 @@ static uint64_t io_stall(ms__sim *sim)
     return sim->now_ns - before;
 }
 
+void ms__io_end_layer(ms__sim *sim)
+{
+    ms__io_poll(sim);
+    while (sim->choices->waits && queue_busy(&sim->io.writes)) {
+        sim->stall_forward_ns = ms__add_sat(sim->stall_forward_ns, io_stall(sim));
+        ms__io_poll(sim);
+    }
+}
+
 /* ---- down ----------------------------------------------------------------------- */
 
 static void io_start_store(ms__sim *sim, uint32_t instance, uint32_t tier)
@@ -152,7 +171,13 @@ static void io_start_store(ms__sim *sim, uint32_t instance, uint32_t tier)
     uint64_t bytes = sim->instance_bytes[instance];
     ms__sim_spend(sim, io_handling_ns(sim, bytes));
     ms__io_poll(sim);
-    while (queue_busy(&io->writes) && io->in_flight_bytes + bytes > sim->choices->write_window_bytes) {
+    while (io->in_flight_bytes + bytes > sim->choices->write_window_bytes) {
+        if (io_release_oldest(sim)) {
+            continue;
+        }
+        if (!queue_busy(&io->writes)) {
+            break;
+        }
         sim->stall_forward_ns = ms__add_sat(sim->stall_forward_ns, io_stall(sim));
         ms__io_poll(sim);
     }
@@ -201,7 +226,7 @@ static void io_issue(ms__sim *sim, ms__fetch *fetch)
 void ms__io_prefetch(ms__sim *sim)
 {
     ms__io_advance(sim);
-    uint32_t look = LOOK_MOST;
+    uint32_t look = sim->choices->waits ? 0 : LOOK_MOST;
     for (uint32_t at = sim->prefetch_next; at > 0 && look > 0; at--, look--) {
         ms__fetch *fetch = &sim->fetches[at - 1];
         if (fetch->state == MS__FETCH_WAITING && sim->instances[fetch->instance].holds == 0) {

@@ -188,7 +188,7 @@ void ms__sim_run_forward(ms__sim *sim, uint32_t index)
     }
     release_set(sim, node, technique);
     if (!node->is_root) {
-        ms__io_poll(sim);
+        ms__io_end_layer(sim);
     }
 }
 

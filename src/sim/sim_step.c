@@ -219,6 +219,7 @@ void ms__sim_run(ms__sim *sim, const ms_choices *choices, ms__outcome *outcome, 
     uint64_t slab = sim->on_host && moves_anything(sim) ? MS__SLAB_BYTES : 0;
     slab = sim->expects ? ms__slab_expected(slab, choices->offload_min_bytes) : slab;
     outcome->fixed_bytes = ms__add_sat(sim->resident_bytes, slab);
+    sim->host_leads = choices->host_leads && !sim->on_host && !sim->expects;
     sim->class_peak_bytes = 0;
     sim->small_peak_bytes = 0;
     memset(sim->class_peak, 0, sim->class_count * sizeof *sim->class_peak);

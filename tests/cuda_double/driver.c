@@ -451,13 +451,16 @@ int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *
         return leave(result != OK ? result : INVALID_VALUE);
     }
     bool pinned = is_pinned(to, bytes);
+    bool is_poisoned = pinned && !copies_read(to, bytes);
     order_access(one, (const unsigned char *)(uintptr_t)from, bytes, false);
     if (pinned) {
         order_access(one, to, bytes, true);
+    }
+    if (is_poisoned) {
         memset(to, POISON, bytes);
     }
-    return leave(queue_copy(
-        one, &(work){.kind = WORK_COPY, .to = to, .from = view, .bytes = bytes, .is_poisoned = pinned}, pinned, true));
+    work copy = {.kind = WORK_COPY, .to = to, .from = view, .bytes = bytes, .is_poisoned = is_poisoned};
+    return leave(queue_copy(one, &copy, pinned, true));
 }
 
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *handle)

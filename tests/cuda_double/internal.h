@@ -126,6 +126,8 @@ extern cuda_double the;
 stream *stream_of(void *handle);
 int stream_new(int device, stream **made);
 void stream_end(stream *which);
+/* Whether a queued copy reads the memory: what may be written only in order can't be poisoned yet. */
+bool copies_read(const unsigned char *memory, size_t bytes);
 /* Waits until the stream may hold one more piece; before order_access(). */
 void stream_make_room(const stream *which);
 /* Queues a copy of `what`. Advances the stream's time. */

@@ -169,6 +169,23 @@ int stream_new(int device, stream **made)
     return OUT_OF_MEMORY;
 }
 
+static bool copy_reads(const work *what, const unsigned char *memory, size_t bytes)
+{
+    return what->kind == WORK_COPY && what->from < memory + bytes && memory < what->from + what->bytes;
+}
+
+bool copies_read(const unsigned char *memory, size_t bytes)
+{
+    for (int i = 0; i < STREAMS_MAX; i++) {
+        for (const work *what = the.streams[i].first; what != NULL; what = what->next) {
+            if (copy_reads(what, memory, bytes)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 void stream_end(stream *which)
 {
     if (which->first != NULL) {

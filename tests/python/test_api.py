@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from models import MODELS, loss_of
+from time_limits import HANG_SECONDS
 from torch import nn
 
 import memscale
@@ -461,6 +462,22 @@ def test_a_model_that_is_garbage_has_no_budget(caplog: pytest.LogCaptureFixture)
     memscale.wrap(model, config)  # the same again: the first wrap is replaced
     assert "another model of this process" not in caplog.text
     memscale.detach(model)
+
+
+def test_a_model_that_is_garbage_gives_the_allocator_back() -> None:
+    code = """
+import gc, torch, memscale
+from memscale import _core
+
+model = memscale.wrap(torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)]))
+model(torch.ones(4, 8)).sum().backward()
+assert _core.hostmem_stats()["means"] == "slots"
+del model
+gc.collect()
+assert _core.hostmem_stats()["means"] == "none", _core.hostmem_stats()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS)
+    assert done.returncode == 0, done.stderr
 
 
 @contextmanager

@@ -34,7 +34,7 @@ PUBLISHED = {
     "observability_port": None,
     "verify_correctness": False,
     "strict_budget": False,
-    "async_offload": False,
+    "async_offload": None,
     "async_config": None,
     "auto_policy": False,
     "memory_budget_gb": None,
@@ -56,6 +56,7 @@ GOOD = {
     "log_file": ["run.log", "ä/ö.log", pathlib.Path("logs/run.log"), None],
     "disk_offload_dir": ["/scratch", pathlib.Path("/scratch/a b"), None],
     "observability_port": [1, 9090, 65535, None],
+    "async_offload": [True, False, None],
     "async_config": [AsyncOffloadConfig(), AsyncOffloadConfig(pinned_pool_gb=1.5, num_streams=2), None],
 }
 
@@ -71,6 +72,7 @@ BAD = {
     "log_file": ["", 3, True, "a\0b", b"bytes", "\udcff", "x" * 5000],
     "disk_offload_dir": ["", 3, True, "a\0b", b"bytes", "\udcff", "x" * 5000],
     "observability_port": [0, -1, 65536, 9090.0, *NUMBER],
+    "async_offload": [1, 0, "yes", 1.0],
     "async_config": [3, "on", {}, {"num_streams": 1}, True],
 }
 
@@ -112,6 +114,8 @@ def test_good_values_reach_c(name, value):
     elif isinstance(value, pathlib.Path):
         value = str(value)
         assert getattr(config, name) == value
+    elif name == "async_offload":
+        value = value is not False  # None: yes
     assert written == value
 
 

@@ -52,7 +52,7 @@ def test_an_unknown_kind_is_refused_by_its_name(name):
     with pytest.raises(memscale.errors.MemScaleError, match=f'not on devices of kind "{name}"'):
         device.kind_of(torch.device(name, 0))
     with pytest.raises(memscale.errors.MemScaleError, match=name):
-        _core.hardware_set_process(_core.hardware_probe(no_measure=True), name, 0, 0)
+        _core.hardware_set_process(_core.hardware_probe(no_measure=True), name, 0, "", 0, 0, 0)
 
 
 def test_meta_tensors_are_planned_for_the_host():
@@ -61,7 +61,7 @@ def test_meta_tensors_are_planned_for_the_host():
 
 def test_a_wrap_names_the_kind_that_it_refuses(monkeypatch):
     model = torch.nn.Linear(2, 2)
-    monkeypatch.setattr("memscale.session.session._device_of", lambda model: torch.device("mps"))
+    monkeypatch.setattr("memscale.session.session.training_device", lambda model: torch.device("mps"))
     with pytest.raises(memscale.errors.MemScaleError, match='kind "mps"'):
         memscale.wrap(model, memscale.Config(memory_budget_gb=4))
 
@@ -89,7 +89,7 @@ def test_the_peak_of_the_host_starts_again():
     high = device.HOST.peak_bytes(None)
     assert high > 50_000_000
     del held
-    device.HOST.reset_peak()
+    device.HOST.reset_peak(None)
     assert device.HOST.peak_bytes(None) < high
     assert device.HOST.allocated_bytes(None) == 0
 

@@ -3,6 +3,7 @@ gave, the model as no other thread is using it."""
 
 from __future__ import annotations
 
+import contextvars
 import threading
 
 import pytest
@@ -313,3 +314,49 @@ def test_a_tensor_that_is_filled_after_it_was_saved_is_stored_filled(technique, 
         executor._core.backward_ended()
         assert_nothing_left(executor)
     assert_same(expected, gradients(model))
+
+
+_OUTPUTS: contextvars.ContextVar[dict[str, list[torch.Tensor]] | None] = contextvars.ContextVar("outputs", default=None)
+_scale_of: contextvars.ContextVar[list[float]] = contextvars.ContextVar("scale", default=[1.0])
+
+
+class _Collecting(nn.Module):
+    """Hands its output to whoever collects, and reads a setting of its caller's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.inner(x)) * _scale_of.get()[0]
+        outputs = _OUTPUTS.get()
+        if outputs is not None:
+            outputs["y"].append(y)
+        return y
+
+
+@every_technique
+@pytest.mark.parametrize("has_backward", [True, False], ids=["backward", "forward alone"])
+def test_a_collector_in_a_context_variable_keeps_no_graph_and_hears_no_replay(technique, has_backward, tmp_path):
+    def run(model: nn.Module) -> tuple[list[int], dict[str, torch.Tensor | None]]:
+        seen = []
+        for _ in range(2):
+            collected: dict[str, list[torch.Tensor]] = {"y": []}
+            tokens = _OUTPUTS.set(collected), _scale_of.set([0.5])
+            loss = model(torch.ones(4, 12)).sum() + sum(y.square().sum() for y in collected["y"])
+            _OUTPUTS.reset(tokens[0])
+            _scale_of.reset(tokens[1])
+            if has_backward:
+                loss.backward()
+            seen.append(len(collected["y"]))
+        return seen, gradients(model)
+
+    seed_everything(1)
+    model = nn.Sequential(*(_Collecting() for _ in range(3)))
+    expected = run(model)
+    model.zero_grad()
+    with executing(model, uniform(model, technique), tmp_path) as executor:
+        found = run(model)
+        executor._core.backward_ended()
+        assert_nothing_left(executor)
+    assert_same(expected, found)

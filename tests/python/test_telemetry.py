@@ -60,12 +60,14 @@ class _Receiver:
     def __init__(self, status: int = 204) -> None:
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
         receiver = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                receiver.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+                receiver.paths.append(self.path)
                 receiver.headers.append(dict(self.headers))
+                receiver.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
                 self.send_response(status)
                 self.end_headers()
 
@@ -215,6 +217,15 @@ def test_what_is_sent_is_an_event_and_nothing_else() -> None:
         ("finish", "finished"),
         ("wrap", "infeasible"),
     ]
+
+
+def test_an_endpoint_keeps_its_query() -> None:
+    receiver = _Receiver()
+    memscale.enable_telemetry(receiver.url + "?token=a%20b&x=1")
+    _train()
+    receiver.wait_for(1)
+    receiver.close()
+    assert set(receiver.paths) == {"/v2/events?token=a%20b&x=1"}
 
 
 def test_architectures_are_told_by_their_modules() -> None:

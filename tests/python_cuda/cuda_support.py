@@ -17,8 +17,9 @@ from execute_support import twins
 # Without those that draw from a generator of the host and multiply that with device tensors.
 MODELS = {name: make for name, make in models.MODELS.items() if name != "own_random"}
 
-# Seeds per test of schedules; 1,000 in all takes TORCH_DOUBLE_SEEDS=70.
-SEEDS = int(os.environ.get("TORCH_DOUBLE_SEEDS", "4"))
+# Schedules that the sweep tries in all (`make test-cuda SCHEDULES=1000`), over its twelve tests; each has two.
+SWEEP_TESTS = 12
+SEEDS = max(1, -(-int(os.environ.get("SCHEDULES") or "48") // (2 * SWEEP_TESTS)))
 
 
 def to_device(value: Any, device: str = "cuda") -> Any:

@@ -39,7 +39,6 @@ def step_of(model: nn.Module, x: torch.Tensor) -> None:
 # ---- bytes ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="2: peaks of a GPU are not measured")
 def test_the_peak_of_a_step_is_measured():
     model, x = blocks().to("cuda"), torch.randn(512, 128, device="cuda")
     with memscale.optimize(
@@ -53,16 +52,7 @@ def test_the_peak_of_a_step_is_measured():
         assert (executor.take_peak_bytes() or 0) > 0
 
 
-@pytest.mark.parametrize(
-    "foreach",
-    [
-        pytest.param(
-            None,
-            marks=pytest.mark.xfail(strict=True, reason="3: temporaries of foreach optimizers are not planned"),
-        ),
-        False,
-    ],
-)
+@pytest.mark.parametrize("foreach", [None, False])
 def test_the_predicted_peak_holds_for_the_optimizers_step(foreach):
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).to("cuda")
@@ -81,7 +71,6 @@ def test_the_predicted_peak_holds_for_the_optimizers_step(foreach):
     assert 0.92 * max(peaks) <= predicted <= 1.08 * max(peaks)
 
 
-@pytest.mark.xfail(strict=True, reason="13: the target is a share of all memory, whoever holds it")
 def test_without_a_budget_the_target_counts_what_is_free(double):
     total = torch.cuda.mem_get_info()[1]
     double.set_memory(0, total, taken_bytes=total - 2 * 10**9)
@@ -90,7 +79,6 @@ def test_without_a_budget_the_target_counts_what_is_free(double):
     assert json.loads(plan.to_json())["pressure"]["allowed_bytes"] <= 2 * 10**9
 
 
-@pytest.mark.xfail(strict=True, reason="7: no bytes are set aside for cuBLAS (8.1 MiB for each handle and stream)")
 def test_products_workspaces_are_planned():
     model, x = blocks(p=0.0).to("cuda"), torch.randn(64, 128, device="cuda")
     plan = json.loads(memscale.plan(model, x, memscale.Config(force_optimize=True)).to_json())
@@ -107,7 +95,7 @@ def test_memory_that_runs_out_in_a_fetch_is_torchs_error():
     total = torch.cuda.mem_get_info()[1]
     failures = []
     # A segment more each time lets backward come further; whether a fetch is what fails is up to the threads.
-    for spare in [*range(0, 24 * MB, 2 * MB)] * 3:
+    for spare in [*range(0, 24 * MB, 2 * MB)] * 2:
         model.zero_grad()
         loss = model(x).square().mean()
         torch.cuda.synchronize()
@@ -177,7 +165,6 @@ def test_a_recomputed_step_does_not_wait(double, tmp_path):
         executor.detach()
 
 
-@pytest.mark.xfail(strict=True, reason="4: without async_offload the plan still counts transfers as hidden")
 def test_transfers_that_wait_are_planned_as_waiting():
     model, x = blocks(p=0.0).to("cuda"), torch.randn(4096, 128, device="cuda")
     times = []
@@ -187,7 +174,6 @@ def test_transfers_that_wait_are_planned_as_waiting():
     assert times[1] > times[0]
 
 
-@pytest.mark.xfail(strict=True, reason="5: each fetch makes the host wait")
 def test_backward_with_fetches_does_not_wait(double, tmp_path):
     model, executor = offloaded(True, tmp_path)
     x = torch.randn(512, 128, device="cuda")
@@ -211,7 +197,6 @@ class Masked(nn.Module):
         return self.body(x) * attention_mask[..., None]
 
 
-@pytest.mark.xfail(strict=True, reason="14: a two-dimensional mask is looked at in each forward")
 def test_a_mask_does_not_make_forward_wait(double):
     model = Masked().to("cuda")
     x, mask = torch.randn(4, 16, 128, device="cuda"), torch.ones(4, 16, dtype=torch.long, device="cuda")
@@ -228,7 +213,6 @@ def test_a_mask_does_not_make_forward_wait(double):
 # ---- what scripts do --------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="9: device and baseline are those of the moment of wrap()")
 def test_a_model_may_move_to_the_device_after_wrap():
     model = blocks()
     memscale.wrap(model, memscale.Config(memory_budget_gb=0.2, enable_logging=False))
@@ -241,7 +225,6 @@ def test_a_model_may_move_to_the_device_after_wrap():
         memscale.detach(model)
 
 
-@pytest.mark.xfail(strict=True, reason="10: without the driver's library no GPU is known, as under ROCm")
 def test_recomputation_needs_no_driver():
     done = run_alone(
         """
@@ -270,7 +253,6 @@ def test_other_accelerators_are_refused_by_name(device):
         memscale.wrap(model)
 
 
-@pytest.mark.xfail(strict=True, reason="15: a trace is not known to the thread of the device, where backward runs")
 def test_a_traced_backward_knows_that_it_is_traced():
     from memscale.base.aside import is_tracing
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextvars
 import warnings
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -314,7 +315,7 @@ class Environment:
         """`tensors`: arguments; the generators of their devices are taken too."""
         self._random = RandomState(devices_of(tensors))
         self._switches = Switches()
-        self._context = contextvars.copy_context()
+        self._context = _Context()
         self._modes = Modes()
 
     def put(self, undo: Any) -> None:
@@ -335,4 +336,63 @@ class Environment:
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`function(*args, **kwargs)` with the values that context variables had (NumPy's way with errors is one)."""
-        return self._context.copy().run(function, *args, **kwargs)
+        return self._context.made().run(function, *args, **kwargs)
+
+
+class _Context:
+    """Context variables with the values of one moment.
+
+    A collector of outputs is such a value: a container to which layers append. It is taken as it is
+    now and without tensors of a graph, which it must not keep alive; each replay has its own copy.
+    """
+
+    __slots__ = ("_containers", "_context")
+
+    def __init__(self) -> None:
+        self._context = contextvars.copy_context()
+        self._containers = [
+            (variable, _without_graphs(value))
+            for variable, value in self._context.items()
+            if type(value) in _CONTAINERS
+        ]
+        if self._containers:
+            containers = {variable for variable, _ in self._containers}
+            kept = [(variable, value) for variable, value in self._context.items() if variable not in containers]
+            self._context = _context_of(kept)
+
+    def made(self) -> contextvars.Context:
+        """A context of its own for one call."""
+        context = self._context.copy()
+        for variable, value in self._containers:
+            context.run(variable.set, _without_graphs(value))
+        return context
+
+
+def _context_of(values: list[tuple[contextvars.ContextVar[Any], Any]]) -> contextvars.Context:
+    context = contextvars.Context()
+    for variable, value in values:
+        context.run(variable.set, value)
+    return context
+
+
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, tuple)
+
+
+def _without_graphs(value: Any, depth: int = 3) -> Any:
+    """A copy of plain containers, `depth` of them inside each other, less the tensors that operators gave."""
+    kind = type(value)
+    if kind not in _CONTAINERS or depth == 0:
+        return value
+    if kind in (dict, OrderedDict, defaultdict):
+        copied = value.copy()
+        for key, item in value.items():
+            if _is_of_graph(item):
+                del copied[key]
+            else:
+                copied[key] = _without_graphs(item, depth - 1)
+        return copied
+    return kind(_without_graphs(item, depth - 1) for item in value if not _is_of_graph(item))
+
+
+def _is_of_graph(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None

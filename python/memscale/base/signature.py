@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..device import AUTOCAST_KINDS
+from ..device import AUTOCAST_KINDS, kind_of
 
-__all__ = ["describe_arguments", "input_signature", "is_full_mask"]
+__all__ = ["describe_arguments", "input_signature", "is_full_mask", "is_unread_mask"]
 
 
 def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -26,7 +26,7 @@ def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Shapes, dtypes and plain values of a forward's arguments as one line.
 
     Two forwards with equal descriptions allocate the same; plans are stored under it. Values of
-    tensors do not count, except in masks: models skip a mask of ones. The form is that of
+    tensors do not count, except in masks in host memory: models skip a mask of ones. The form is that of
     `ms_signature_covers()`:
     ``"input_ids:int64[4,512],use_cache=False"``, positional arguments by number.
     """
@@ -52,12 +52,20 @@ def _describe_value(name: str, value: Any) -> str:
 
 
 def is_full_mask(name: str, value: Any) -> bool:
-    """Whether an argument is a padding mask that masks nothing."""
+    """Whether an argument is a padding mask in host memory that masks nothing."""
+    return _is_padding_mask(name, value) and not is_unread_mask(name, value) and bool((value == 1).all())
+
+
+def is_unread_mask(name: str, value: Any) -> bool:
+    """Whether an argument is a padding mask on an accelerator: to look at it, each forward would
+    wait for all work that is queued there."""
+    return _is_padding_mask(name, value) and not kind_of(value.device).is_host
+
+
+def _is_padding_mask(name: str, value: Any) -> bool:
     if not (isinstance(value, torch.Tensor) and name.endswith("mask") and value.dim() == 2):
         return False
-    if value.dtype.is_floating_point or value.dtype.is_complex or value.device.type == "meta":
-        return False
-    return bool((value == 1).all())
+    return not (value.dtype.is_floating_point or value.dtype.is_complex or value.device.type == "meta")
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -23,7 +23,8 @@ from .. import _core
 from ..base.arguments import plain_tensors
 from ..base.aside import is_replaying, is_tracing
 from ..base.signature import input_signature
-from ..errors import MemScaleError, OffloadError
+from ..device import kind_of, training_device
+from ..errors import IntegrationError, MemScaleError, OffloadError
 from ..model.caches import computes_with_cache, makes_cache, without_cache
 from ..model.layers import find_layers
 from ..planning.execution_plan import ExecutionPlan
@@ -96,6 +97,7 @@ class Executor:
         self._evaluation = Evaluation(self._core, self._planner.evaluation_ended)
         self._plan: ExecutionPlan | None = None
         self._signature: str | None = None
+        self._device: torch.device | None = None
         self._root: RootHooks | None = None
         self._layers: list[LayerHooks] = []
         self._optimizer_hook: Any = None
@@ -111,6 +113,7 @@ class Executor:
         self._loss_head: Callable[[Callable[[], bool]], LossMode] | None = None
         self.run_watch: RunWatch | None = None
         self._peak_bytes: int | None = None
+        self._held: list[str] = []
         self._rescue: StepRescue | None = None
         self._unverified = planner is not None and bool(getattr(config, "verify_correctness", False))
 
@@ -451,7 +454,7 @@ class Executor:
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         signature = input_signature(module, args, kwargs)
         plan = self._plan
-        if signature != self._signature:
+        if signature != self._signature or self._has_moved(training_device(module)):
             with self._replay_lock:
                 plan = self._planner.plan_for(module, signature, args, kwargs, self._wait_until_alone)
         plan = self._planner.agree(plan)
@@ -459,6 +462,22 @@ class Executor:
         if plan is not self._plan:
             self.apply(plan)
         self.verify(args, kwargs)
+
+    def _has_moved(self, device: torch.device) -> bool:
+        """Whether the model is on another device than when a plan was last asked for.
+
+        Raises:
+            IntegrationError: saved tensors move from the device on which it was.
+        """
+        before, self._device = self._device, device
+        if before is None or before == device:
+            return False
+        if self._core.tier() is not None:
+            raise IntegrationError(
+                f"{self._model_name} moved from {before} to {device} after its saved tensors had begun to move to host "
+                "memory or disk; call memscale.detach(model), then memscale.wrap(model, ...) again"
+            )
+        return True
 
     def _wait_until_alone(self) -> bool:
         """Waits until no other thread is inside the model's forward; False if that takes long."""
@@ -538,17 +557,35 @@ class Executor:
         self._evaluation.end()
         with self._planning:
             self._end_profile(optimizer is not None)
+            self._core.device_peak(self._device_peak())
             if optimizer is None:
                 ended = self._core.boundary(False)
             else:
                 ended = self._core.boundary(True, self._watch.is_another(optimizer))
                 if self._rescue is not None:
                     self._rescue.update_ended()
+            self._tell_held()
             if ended is not None:
                 self._step_ended(ended, optimizer)
             elif self._watch.has_new_optimizer and optimizer is not None:
                 # One more after the same backward: its state belongs to the step that has ended.
                 self._teach(self._watch.observation({"step": self._core.counters()["steps"]}))
+
+    def _tell_held(self) -> None:
+        """The planner learns of layers that turned out not to be recomputable."""
+        held = self._core.held_layers()
+        if held == self._held:
+            return
+        self._held = held
+        plan = self._planner.layers_held(held)
+        if plan is not None:
+            self.apply(plan)
+
+    def _device_peak(self) -> int | None:
+        """What torch's allocator says of a GPU, without a reset: its counters are the user's."""
+        model = self._model()
+        device = None if model is None else training_device(model)
+        return None if device is None or kind_of(device).is_host else kind_of(device).peak_bytes(device)
 
     def _step_ended(self, ended: dict[str, int], optimizer: torch.optim.Optimizer | None) -> None:
         if optimizer is not None:

@@ -238,6 +238,7 @@ class LayerCalls:
             return None
         obstacle = layer.state.obstacle(module)
         if obstacle is not None:
+            self._core.hold(layer.number)
             self._notices.say(
                 f"obstacle {layer.state.name}",
                 logging.WARNING,

@@ -118,11 +118,14 @@ class LayerState:
 
     def _look(self, place: Place) -> Any:
         """What lies in a place that the code names: (holder, name, value, copy of its content), or
-        (holder, name, buffer) of a tensor."""
+        (holder, name, buffer) of a tensor. The value is MISSING if it belongs to a graph, which a record
+        must not keep alive: the replay finds there what is there then."""
         holder, name = place
         value = read_place(place)
         if value is MISSING or not is_state(value):
             return None
+        if _holds_graph(value, 2):
+            return holder, name, MISSING, None
         if isinstance(value, torch.Tensor):
             key = (id(holder), name)
             return (holder, name, self._copy_of(key, value)) if key not in self._rebound else None
@@ -286,7 +289,10 @@ class ModuleState:
 
     def _bind_places(self, undo: Any) -> None:
         for holder, name, value, content in self._places:
-            if read_place((holder, name)) is not value:
+            if value is MISSING:
+                undo.slot(holder, name)
+                _note(read_place((holder, name)), 2, undo)
+            elif read_place((holder, name)) is not value:
                 undo.slot(holder, name)
                 write_place((holder, name), value)
             elif content is None:
@@ -333,6 +339,16 @@ def _containers(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, 
             items = value.values() if type(value) in _MAPPINGS else value
             if not any(isinstance(item, _OPAQUE) and not _is_small_state(item) for item in items):
                 yield attributes, name, value, value.copy()
+
+
+def _holds_graph(value: Any, depth: int) -> bool:
+    """Whether a container holds a tensor that an operator gave; `depth`: of containers inside."""
+    if isinstance(value, torch.Tensor):
+        return value.grad_fn is not None
+    if type(value) not in (*_CONTAINERS, tuple) or depth < 0 or len(value) > _LARGE:
+        return False
+    items = value.values() if type(value) in _MAPPINGS else value
+    return any(_holds_graph(item, depth - 1) for item in items)
 
 
 def _is_gathered(module: torch.nn.Module) -> bool:

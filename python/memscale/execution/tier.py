@@ -79,6 +79,6 @@ def _open_device_tier(
         pinned_gb=getattr(transfers, "pinned_pool_gb", None) or 0,
         stream_count=getattr(transfers, "num_streams", None) or 0,
     )
-    core.set_overlap(bool(getattr(config, "async_offload", False)))
+    core.set_overlap(getattr(config, "async_offload", None) is not False)
     if getattr(transfers, "debug", False):
         _log.info("%s %d: %s", kind_of(device).label, device.index, core.tier())

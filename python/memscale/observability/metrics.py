@@ -102,20 +102,20 @@ class Exporter:
 
 class _Server:
     def __init__(self, host: str, port: int) -> None:
-        import prometheus_client
+        from prometheus_client import make_wsgi_app
         from prometheus_client.registry import CollectorRegistry
+
+        from .metrics_http import MetricsServer
 
         self.address = (host, port)
         self.sources: list[Source] = []
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(self.sources))
-        self._httpd, self._thread = prometheus_client.start_http_server(port, addr=host, registry=registry)
+        self._httpd = MetricsServer(host, port, make_wsgi_app(registry))
         _log.info("metrics are served on http://%s:%d/metrics", host, port)
 
     def close(self) -> None:
-        self._httpd.shutdown()
-        self._httpd.server_close()
-        self._thread.join()
+        self._httpd.end()
 
 
 class _Collector:

@@ -57,7 +57,8 @@ class _Sender:
         connection = kind(self._target.hostname or "", self._target.port, timeout=_TIMEOUT_SECONDS)
         try:
             headers = {"Content-Type": "application/json", "User-Agent": "memscale"}
-            connection.request("POST", self._target.path or "/", body, headers)
+            place = urllib.parse.urlunsplit(("", "", self._target.path or "/", self._target.query, ""))
+            connection.request("POST", place, body, headers)
             status = connection.getresponse().status
             if status >= 400:
                 raise OSError(f"status {status}")

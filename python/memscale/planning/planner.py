@@ -78,6 +78,9 @@ class Planner(Protocol):
         """Receives the memory of forwards without gradients: resident bytes before them and at their peak, and the
         rows of the largest batch."""
 
+    def layers_held(self, names: list[str]) -> ExecutionPlan | None:
+        """Receives all layers that turned out not to be recomputable; returns a plan to follow from now on, if any."""
+
     def tighten(self, attempt: int) -> ExecutionPlan:
         """The plan for the next run of a step in which an allocation failed for the `attempt`-th time (from 0).
 
@@ -128,6 +131,9 @@ class NullPlanner:
         return None
 
     def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
+        return None
+
+    def layers_held(self, names: list[str]) -> ExecutionPlan | None:
         return None
 
     def tighten(self, attempt: int) -> ExecutionPlan:

@@ -136,6 +136,10 @@ class RankedSession(Session):
         self._wanted = super().step_finished(observation) or self._wanted
         return None
 
+    def layers_held(self, names: list[str]) -> ExecutionPlan | None:
+        """No new plan: other ranks know nothing of it. The layers' tensors stay on this rank."""
+        return None
+
     def live_trace_finished(self, graph: str | None, refused: Any) -> ExecutionPlan | None:
         """A new plan waits for the next `agree()`."""
         self._wanted = super().live_trace_finished(graph, refused) or self._wanted

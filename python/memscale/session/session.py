@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..device import kind_of
+from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
 from ..observability.logs import drain_core_log, log_detail
 from ..planning.execution_plan import ExecutionPlan
@@ -93,6 +93,7 @@ class Session:
         self._takes_no_hooks = False
         self._replan_refused: str | None = None  # the step whose plan goes on for want of another
         self._idle_numbers = ""  # signatures with '#' for numbers among the arguments that change nothing
+        self._held: list[str] = []  # layers that can't be recomputed
         self._traced: dict[str, tuple[str, str]] = {}  # by signature without numbers: the last, and its graph
         self._precision: str | None = None  # dtype that forwards run under autocast to, or ""; None: not decided
         self._loss_scaling: LossScaling | None = None  # where that is FP16, or may be
@@ -100,22 +101,13 @@ class Session:
             self._scale_losses(model)
         self.run_watch: RunWatch | None = None
         self.host_memory = HostMemory()
-        machine = probe_machine(config)
+        self._machine = probe_machine(config)
         self._applies = applies
-        self.hardware_json = machine
-        load_tracer()
-        self.awaits_parameters = True  # on the meta device: what the process holds is not known yet
-        self._measure_process(model)
-
-    def _measure_process(self, model: torch.nn.Module) -> None:
-        """Puts the process into the description of the machine, once the model's parameters exist."""
-        device = _device_of(model)
-        if not self.awaits_parameters or (self._applies and device.type == "meta"):
-            return
-        self.awaits_parameters = False
-        if self._applies and kind_of(device).is_host:
+        self._device = training_device(model)
+        if applies and kind_of(self._device).is_host:
             self.host_memory.install()
-        self.hardware_json = _with_process(self.hardware_json, device)
+        load_tracer()
+        self.hardware_json = _with_process(self._machine, self._device)
 
     # -- planning ---------------------------------------------------------------------
 
@@ -141,7 +133,7 @@ class Session:
             BudgetInfeasibleError: the budget fits no plan.
             ProfileError: the step can't be traced and the empirical fallback is off.
         """
-        self._measure_process(model)
+        self._follow(training_device(model))
         is_traced = self.config.use_static_profiling and not self._is_untraceable
         signature = _core.signature_without_numbers(signature, self._idle_numbers if is_traced else None)
         self._current = self._known(signature)
@@ -157,6 +149,26 @@ class Session:
             self._remember(signature, graph)
             self._compare_with_last(signature, graph)
         return self._plan(self._current)
+
+    @property
+    def awaits_parameters(self) -> bool:
+        """Whether the model was wrapped on the meta device and has no bytes yet."""
+        return self._device.type == "meta"
+
+    def _follow(self, device: torch.device) -> None:
+        """Describes the process anew, and forgets plans, if the model has moved to `device`."""
+        if device == self._device:
+            return
+        _log.info("the model moved from %s to %s: it is planned for anew", self._device, device)
+        self._device = device
+        if not kind_of(device).is_host:
+            self.host_memory.uninstall()
+        elif self._applies:
+            self.host_memory.install()
+        self.hardware_json = _with_process(self._machine, device)
+        self._graphs.clear()
+        self._plans.clear()
+        self._traced.clear()
 
     def _compare_with_last(self, signature: str, graph: str) -> None:
         """A step that was traced twice, for other numbers among the arguments (a weight that is
@@ -221,8 +233,7 @@ class Session:
         `use_mixed_precision` is set and C has decided for it, at the first forward; else nothing."""
         import torch
 
-        self._measure_process(model)
-        device = _device_of(model).type
+        device = training_device(model).type
         if not self.config.use_mixed_precision:
             return nullcontext()
         if torch.is_autocast_enabled(device):
@@ -304,6 +315,7 @@ class Session:
         known = next(reversed(self._graphs.values()), None)
         if known is not None:
             graph = _core.graph_adopt_loop(graph, known)
+        graph = _core.graph_hold(graph, self._held)
         while len(self._graphs) >= _GRAPHS_MOST:
             oldest = next(iter(self._graphs))
             del self._graphs[oldest]
@@ -459,7 +471,7 @@ class Session:
         if self._profiled_steps < self.config.warmup_steps or self._current is None:
             return None
         self._profiled_steps = 0
-        self._graphs[self._current] = graph
+        self._graphs[self._current] = _core.graph_hold(graph, self._held)
         return self._plan(self._current)
 
     # -- after a step -------------------------------------------------------------------
@@ -494,6 +506,17 @@ class Session:
         self.hardware_json = hardware
         return self._plan_again(signature)
 
+    def layers_held(self, names: list[str]) -> ExecutionPlan | None:
+        """All layers that turned out not to be recomputable: plans count with it from now on. The new plan for
+        the step under way, if it has one."""
+        self._held = names
+        self._graphs = {key: _core.graph_hold(graph, names) for key, graph in self._graphs.items()}
+        signature = self._current
+        if signature is None or signature not in self._plans:
+            self._plans.clear()
+            return None
+        return self._plan_again(signature)
+
     def _plan_again(self, signature: str) -> ExecutionPlan | None:
         old = self._plans.pop(signature)
         # Plans for other shapes were made from the old description: made anew when asked for.
@@ -526,12 +549,6 @@ class Session:
         drain_core_log()
 
 
-def _device_of(model: torch.nn.Module) -> torch.device:
-    import torch
-
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
 def probe_machine(config: Config) -> str:
     """The description of this machine as JSON, without a process.
 
@@ -552,7 +569,16 @@ def probe_machine(config: Config) -> str:
 
 def _with_process(hardware: str, device: torch.device) -> str:
     kind = kind_of(device)
-    return _core.hardware_set_process(hardware, kind.name, device.index or 0, kind.allocated_bytes(device))
+    sight = kind.sight(device)
+    return _core.hardware_set_process(
+        hardware,
+        kind.name,
+        device.index or 0,
+        sight.name,
+        sight.total_bytes,
+        sight.available_bytes,
+        kind.allocated_bytes(device),
+    )
 
 
 def _forbids_hooks(error: BaseException | None) -> bool:

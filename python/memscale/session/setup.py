@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..base.warnings import warn_nothing_to_undo, warn_replaced
 from ..config import AsyncOffloadConfig, Config
+from ..device import kind_of, training_device
 from ..errors import ConfigError, IntegrationError
 from ..observability.watch import RunWatch
 from .ranks import session_for
@@ -163,7 +164,8 @@ def _wrap_watched(
                 if session.applies_at_once:
                     executor.apply(plan)
                     executor.verify(args, kwargs)
-        _core.reset_peak_rss()
+        device = training_device(model)
+        kind_of(device).reset_peak(device)
     except BaseException:
         executor.detach()
         raise

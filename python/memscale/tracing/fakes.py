@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ..model.shards import is_shard
 
-__all__ = ["Twins", "copy_of_storage", "fake_view", "tensors_in"]
+__all__ = ["Twins", "copy_of_storage", "fake_view", "foreach_as_for", "tensors_in"]
 
 _DEPTH = 6
 
@@ -103,6 +105,23 @@ def fake_view(
     with torch._C._DisableTorchDispatch():
         meta = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, size, stride)
         return FakeTensor(mode, meta, device)
+
+
+@contextmanager
+def foreach_as_for(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Lets torch step twins by its `foreach` functions if it would do so with the parameters of
+    `optimizer`: they make lists of temporaries as large as all parameters. torch takes them for tensors
+    and parameters of exactly these types on some devices, which a twin's type is not."""
+    types: list[type] = getattr(import_module("torch.optim.optimizer"), "_foreach_supported_types", [])
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if FakeTensor in types or not all(type(parameter) in types for parameter in parameters):
+        yield
+        return
+    types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        types.remove(FakeTensor)
 
 
 def tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:

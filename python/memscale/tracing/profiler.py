@@ -259,7 +259,8 @@ class _StaticStep:
         self._tracer.phase("backward")
         if loss is not None:
             _refuse_real_leaves(loss)
-            with _without_autocast():
+            # On the calling thread, which knows that it is traced: a GPU's backward has a thread of its own.
+            with _without_autocast(), torch.autograd.set_multithreading_enabled(False):
                 loss.backward()
         return loss
 
@@ -287,13 +288,16 @@ class _StaticStep:
             module._backward_pre_hooks.clear()
 
     def _know_masks(self, kwargs: dict[str, Any]) -> None:
-        """Marks masks of ones, which the arguments' description names."""
-        from ..base.signature import is_full_mask
+        """Marks masks of ones, which the arguments' description names; a mask that nobody looked at
+        counts as one that masks, so that its step needs no less."""
+        from ..base.signature import is_full_mask, is_unread_mask
         from .static_tracer import know
 
         for name, value in kwargs.items():
             if is_full_mask(name, value):
                 know(self._twins.of(value), value.new_ones(value.shape, device="cpu"))
+            elif is_unread_mask(name, value):
+                know(self._twins.of(value), _padded(value))
 
     # -- layers -------------------------------------------------------------------------
 
@@ -336,10 +340,13 @@ class _StaticStep:
 
     def _optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Steps a copy of the optimizer on the twins: the first step makes its state."""
+        from .fakes import foreach_as_for
+
         self._tracer.phase("optimizer")
         try:
             stepping = _fake_optimizer(optimizer, self._twins)
-            stepping.step()
+            with foreach_as_for(optimizer):
+                stepping.step()
             self._tracer.phase("done")  # while the state is held
             own_facts = getattr(stepping, "_facts_for_plan", None)
             if own_facts is not None:
@@ -418,6 +425,12 @@ def stand_in_loss(output: Any) -> torch.Tensor | None:
 
     outputs = [value for value in tensors_in(output) if value.requires_grad]
     return OutsideLoss.apply(*outputs) if outputs else None  # type: ignore[no-untyped-call]
+
+
+def _padded(mask: torch.Tensor) -> torch.Tensor:
+    value = mask.new_ones(mask.shape, device="cpu")
+    value[..., -1:] = 0
+    return value
 
 
 def _refuse_real_leaves(loss: torch.Tensor) -> None:

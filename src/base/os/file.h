@@ -50,6 +50,11 @@ ssize_t ms__os_pread(int fd, void *to, size_t size_bytes, uint64_t offset_bytes)
  * than `most_bytes`. */
 MS_NODISCARD int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err);
 
+/* The same of a regular file that belongs to this user and that not everybody may write; MS_ESYSTEM for anything else. A
+ * link is not followed, and a pipe is not waited for: for files that memscale wrote. */
+MS_NODISCARD int ms__file_read_own_text(const char *path, size_t most_bytes, char **text, size_t *length,
+                                        ms_error *err);
+
 /* Reads at most size - 1 bytes into `out` and ends them with a NUL; false if
  * the file cannot be read. Allocates nothing: for /proc and /sys. */
 bool ms__file_read_small(const char *path, char *out, size_t size);
@@ -57,6 +62,9 @@ bool ms__file_read_small(const char *path, char *out, size_t size);
 /* Replaces the file as a whole (mode 0644 less the umask): a reader sees the old
  * or the new text, never a part. A device, a pipe or a link stays and is written to. */
 MS_NODISCARD int ms__file_write_text(const char *path, const char *text, size_t length, ms_error *err);
+
+/* The same, whatever has that name: a pipe or a link is replaced too. */
+MS_NODISCARD int ms__file_replace_text(const char *path, const char *text, size_t length, ms_error *err);
 
 /* Makes the directory and those above it, mode 0700; existing ones are fine. */
 MS_NODISCARD int ms__directory_make(const char *path, ms_error *err);

@@ -90,12 +90,9 @@ static int read_growing(int fd, const char *path, size_t most_bytes, char **text
     }
 }
 
-int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err)
+/* Closes `fd`. */
+static int read_and_close(int fd, const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err)
 {
-    int fd = open_checked(path, O_RDONLY);
-    if (fd < 0) {
-        return ms_fail_errno(err, MS_ESYSTEM, -fd, "opening %s", path);
-    }
     char *block = NULL;
     size_t used = 0;
     int rc = read_growing(fd, path, most_bytes, &block, &used, err);
@@ -107,6 +104,29 @@ int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t 
     *text = block;
     *length = used;
     return MS_OK;
+}
+
+int ms__file_read_text(const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err)
+{
+    int fd = open_checked(path, O_RDONLY);
+    if (fd < 0) {
+        return ms_fail_errno(err, MS_ESYSTEM, -fd, "opening %s", path);
+    }
+    return read_and_close(fd, path, most_bytes, text, length, err);
+}
+
+int ms__file_read_own_text(const char *path, size_t most_bytes, char **text, size_t *length, ms_error *err)
+{
+    struct stat info;
+    int fd = open_checked(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
+    if (fd < 0) {
+        return ms_fail_errno(err, MS_ESYSTEM, -fd, "opening %s", path);
+    }
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & S_IWOTH) != 0) {
+        close(fd);
+        return ms_fail(err, MS_ESYSTEM, "%s is not a file that this user alone may write", path);
+    }
+    return read_and_close(fd, path, most_bytes, text, length, err);
 }
 
 enum { NAME_TRIES = 100 };
@@ -178,9 +198,11 @@ static int write_into(const char *path, const char *text, size_t length, ms_erro
 
 int ms__file_write_text(const char *path, const char *text, size_t length, ms_error *err)
 {
-    if (!is_replaced(path)) {
-        return write_into(path, text, length, err);
-    }
+    return is_replaced(path) ? ms__file_replace_text(path, text, length, err) : write_into(path, text, length, err);
+}
+
+int ms__file_replace_text(const char *path, const char *text, size_t length, ms_error *err)
+{
     char temporary[PATH_MAX];
     int fd = open_beside(path, temporary, sizeof temporary);
     if (fd < 0) {

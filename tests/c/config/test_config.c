@@ -29,7 +29,8 @@ static void the_defaults_are_the_published_ones(void **state)
     assert_true(config.use_static_profiling && config.use_empirical_fallback);
     assert_true(config.enable_logging);
     assert_false(config.enable_tiling || config.use_mixed_precision || config.use_8bit_optimizer);
-    assert_false(config.force_optimize || config.verify_correctness || config.async_offload);
+    assert_false(config.force_optimize || config.verify_correctness);
+    assert_true(config.async_offload);
     assert_false(config.auto_policy || config.async_debug);
     assert_int_equal(config.warmup_steps, 2);
     assert_int_equal(config.target_utilization_permille, 850);

@@ -422,6 +422,23 @@ static void an_observed_loop_is_adopted(void **state)
     ms_graph_free(other);
 }
 
+static void every_call_of_a_layer_is_held(void **state)
+{
+    (void)state;
+    ms_graph *graph = parse_sound();
+    ms_graph_hold(graph, "");
+    ms_graph_hold(graph, "no such layer");
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        assert_false(graph->nodes[i].flags & MS_NODE_NOT_REPEATABLE);
+    }
+    ms_graph_hold(graph, "h");
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        bool is_h = strcmp(graph->nodes[i].name, "h") == 0;
+        assert_int_equal((graph->nodes[i].flags & MS_NODE_NOT_REPEATABLE) != 0, is_h);
+    }
+    ms_graph_free(graph);
+}
+
 static void graphs_are_the_same_step_whatever_their_signatures_and_loops(void **state)
 {
     (void)state;
@@ -443,6 +460,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_observed_loop_is_adopted),
+        cmocka_unit_test(every_call_of_a_layer_is_held),
         TEST(graphs_are_the_same_step_whatever_their_signatures_and_loops),
         TEST(a_document_is_read_and_written_byte_for_byte),
         TEST(every_member_is_read_into_its_field),

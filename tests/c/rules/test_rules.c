@@ -222,6 +222,7 @@ static void layers_that_cannot_run_again_are_refused(void **state)
         ms_rule rule;
     } cases[] = {{MS_NODE_MUTATES_INPUT, MS_RULE_MUTATES_INPUT},
                  {MS_NODE_OPAQUE_ARGUMENT, MS_RULE_OPAQUE_ARGUMENT},
+                 {MS_NODE_NOT_REPEATABLE, MS_RULE_NOT_REPEATABLE},
                  {MS_NODE_NO_TENSOR_INPUT, MS_RULE_NO_TENSOR_INPUT}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         nodes[LARGE].flags = cases[i].flag;
@@ -321,6 +322,10 @@ static void a_gpu_moves_to_the_host(void **state)
     (void)state;
     hardware.gpu_count = 1;
     hardware.device = 0;
+    hardware.gpu[0].copy_engines = 0; /* no driver that could move its memory */
+    assert_int_equal(ms_rules_host_cap(&hardware, &config), 0);
+    assert_int_equal(ms_rules_disk_cap(&hardware, &config), 0);
+    hardware.gpu[0].copy_engines = 2;
     assert_int_equal(ms_rules_host_cap(&hardware, &config), 64 * GB);
     admit();
     admitted(LARGE, MS_TECHNIQUE_OFFLOAD_HOST, MS_RULE_PRESSURE);

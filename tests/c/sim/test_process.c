@@ -90,6 +90,42 @@ static void scratch_grows_with_the_step_until_it_is_measured(void **state)
     assert_int_equal(little, 70 * MB);
 }
 
+/* A GPU that no driver describes counts with what the framework says, and moves nothing. */
+static void a_gpu_may_be_known_to_the_framework_alone(void **state)
+{
+    (void)state;
+    ms_error err;
+    ms_gpu_sight sight = {.kind = MS_DEVICE_CUDA, .name = "card", .total_bytes = 100 * MB, .available_bytes = 60 * MB};
+    assert_ms_ok(ms_hardware_see_gpu(&machine, 1, &sight, &err), err);
+    assert_int_equal(machine.gpu_count, 2);
+    assert_string_equal(machine.gpu[1].name, "card");
+    assert_int_equal(machine.gpu[1].free_bytes, 60 * MB);
+    assert_int_equal(machine.gpu[1].copy_engines, 0);
+    assert_true(machine.gpu[1].matmul_flops_per_s > 0 && machine.gpu[1].to_host_bytes_per_s > 0);
+    /* One that is known keeps its rates. */
+    machine.gpu[0] = (ms_gpu){.total_bytes = 80 * MB, .copy_engines = 2, .matmul_flops_per_s = 7};
+    assert_ms_ok(ms_hardware_see_gpu(&machine, 0, &sight, &err), err);
+    assert_int_equal(machine.gpu[0].matmul_flops_per_s, 7);
+    assert_int_equal(machine.gpu[0].free_bytes, 60 * MB);
+    assert_int_equal(ms_hardware_see_gpu(&machine, MS_GPU_MAX, &sight, &err), MS_EINVAL);
+    machine.gpu_count = 0;
+}
+
+static void a_large_card_needs_larger_workspaces(void **state)
+{
+    (void)state;
+    ms_error err;
+    machine.gpu_count = 1;
+    machine.gpu[0] = (ms_gpu){.compute_major = 8};
+    assert_ms_ok(ms_hardware_set_process(&machine, 0, 1, &err), err);
+    uint64_t small = machine.process.scratch_bytes;
+    machine.gpu[0].compute_major = 9;
+    assert_ms_ok(ms_hardware_set_process(&machine, 0, 1, &err), err);
+    assert_int_equal(machine.process.scratch_bytes - small, 2 * ((32 << 20) - 8519680));
+    assert_int_equal(machine.process.reserve_bytes, machine.process.scratch_bytes);
+    machine.gpu_count = 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -97,6 +133,8 @@ int main(void)
         cmocka_unit_test(large_changes_are_measured),
         cmocka_unit_test(a_gpu_s_baseline_is_what_was_allocated),
         cmocka_unit_test(scratch_grows_with_the_step_until_it_is_measured),
+        cmocka_unit_test(a_gpu_may_be_known_to_the_framework_alone),
+        cmocka_unit_test(a_large_card_needs_larger_workspaces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

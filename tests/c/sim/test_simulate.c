@@ -440,6 +440,52 @@ static void a_gpu_moves_to_host_memory(void **state)
     ms_free(hardware);
 }
 
+static ms_hardware *hardware_with_gpu(void)
+{
+    ms_hardware *hardware = fixture_hardware();
+    hardware->gpu_count = 1;
+    hardware->device = 0;
+    hardware->gpu[0] = (ms_gpu){.total_bytes = 1000 * MIB,
+                                .free_bytes = 1000 * MIB,
+                                .copy_engines = 2,
+                                .matmul_flops_per_s = 1000000000,
+                                .stream_bytes_per_s = 1000000000000,
+                                .to_host_bytes_per_s = UINT64_C(1000000000000),
+                                .from_host_bytes_per_s = UINT64_C(1000000000000)};
+    return hardware;
+}
+
+/* Stores take no time here, yet a host that is far ahead holds a window of them. */
+static void the_peak_on_a_gpu_bounds_any_lead_of_the_host(void **state)
+{
+    (void)state;
+    ms_graph *graph = two_layers();
+    ms_hardware *hardware = hardware_with_gpu();
+    const uint8_t techniques[NODES] = {0, MS_TECHNIQUE_OFFLOAD_HOST, MS_TECHNIQUE_OFFLOAD_HOST, 0};
+    const uint8_t kept[NODES] = {0};
+    ms_choices choices = {.technique = techniques, .offload_min_bytes = 1, .read_window_bytes = 8 * MIB, .host_leads = true};
+    ms_replay result;
+    ms_error err;
+    uint64_t peaks[2];
+    for (int i = 0; i < 2; i++) {
+        choices.write_window_bytes = i == 0 ? 1 : 64 * MIB;
+        assert_ms_ok(ms_simulate(graph, hardware, &choices, &result, NULL, &err), err);
+        peaks[i] = result.peak_live_bytes;
+    }
+    assert_true(peaks[1] > peaks[0]);
+    /* With all stores in flight, all that is kept without them is there. */
+    choices.technique = kept;
+    assert_ms_ok(ms_simulate(graph, hardware, &choices, &result, NULL, &err), err);
+    assert_true(peaks[1] >= result.peak_live_bytes);
+    /* Waiting for each layer's stores, the host sees their ends. */
+    choices.technique = techniques;
+    choices.waits = true;
+    assert_ms_ok(ms_simulate(graph, hardware, &choices, &result, NULL, &err), err);
+    assert_true(result.peak_live_bytes < peaks[1]);
+    ms_graph_free(graph);
+    ms_free(hardware);
+}
+
 static void the_same_documents_give_the_same_replay(void **state)
 {
     (void)state;
@@ -598,6 +644,7 @@ int main(void)
         cmocka_unit_test(the_optimizers_step_reuses_cached_maps),
         cmocka_unit_test(the_timeline_has_every_node_twice),
         cmocka_unit_test(a_gpu_moves_to_host_memory),
+        cmocka_unit_test(the_peak_on_a_gpu_bounds_any_lead_of_the_host),
         cmocka_unit_test(the_same_documents_give_the_same_replay),
         cmocka_unit_test(it_fails_only_out_of_memory),
         cmocka_unit_test(times_beyond_64_bits_saturate),

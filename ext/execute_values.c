@@ -1,0 +1,93 @@
+/*
+ * The values of saved tensors of replayed layers. Read where they lie, in host memory; a GPU's are not compared, since
+ * reading them would wait for the device.
+ */
+#include "execute_values.h"
+
+/* Where the values are. False: nowhere that can be read. */
+static bool find_contents(PyObject *tensor, ms_contents *contents, int64_t *strides)
+{
+    const ms_torch *t = ms_ext_torch();
+    bool is_plain = (PyObject *)Py_TYPE(tensor) == t->tensor_type || (PyObject *)Py_TYPE(tensor) == t->parameter_type;
+    PyObject *address = NULL, *stride = NULL;
+    if (is_plain && ms_ext_flag(tensor, t->n_is_cpu) == 1) {
+        address = PyObject_CallFunctionObjArgs(t->tensor_data_ptr, tensor, NULL);
+        stride = address != NULL ? PyObject_CallFunctionObjArgs(t->stride, tensor, NULL) : NULL;
+    }
+    Py_ssize_t rank = stride != NULL && PyTuple_Check(stride) ? PyTuple_Size(stride) : -1;
+    for (Py_ssize_t i = 0; i < rank && rank <= MS_RECORD_RANK_MAX; i++) {
+        strides[i] = PyLong_AsLongLong(PyTuple_GetItem(stride, i));
+    }
+    *contents = (ms_contents){.address = address != NULL ? PyLong_AsVoidPtr(address) : NULL, .stride = strides};
+    Py_XDECREF(address);
+    Py_XDECREF(stride);
+    bool is_found = rank >= 0 && rank <= MS_RECORD_RANK_MAX && PyErr_Occurred() == NULL;
+    PyErr_Clear(); /* sparse tensors and those of torch.func have no address */
+    return is_found && contents->address != NULL;
+}
+
+static int read_values(ms_region *region, uint32_t slot, PyObject *tensor)
+{
+    int64_t strides[MS_RECORD_RANK_MAX];
+    ms_contents contents;
+    if (!find_contents(tensor, &contents, strides)) {
+        return 0;
+    }
+    ms_execute *execute = region->execution->execute;
+    if (!region->is_capturing) {
+        ms_frame_mark(execute, region->frame, slot, &contents);
+        return 0;
+    }
+    ms_error err;
+    return ms_ext_check(ms_frame_compare(execute, region->frame, slot, &contents, &err), &err);
+}
+
+void ms_ext_values_forget(ms_region *region)
+{
+    while (region->unread_count > 0) {
+        Py_DECREF(region->unread[--region->unread_count]);
+    }
+}
+
+int ms_ext_values_settle(ms_region *region, bool all)
+{
+    if (region->unread_count == 0 || (!all && ms_ext_operator_now() == region->unread_since)) {
+        return 0;
+    }
+    int rc = 0;
+    for (size_t i = 0; i < region->unread_count && rc == 0; i++) {
+        if (ms_ext_version_or_none(region->unread[i]) == 0) { /* otherwise somebody wrote to it since */
+            rc = read_values(region, region->unread_slots[i], region->unread[i]);
+        }
+    }
+    ms_ext_values_forget(region);
+    return rc;
+}
+
+/* Bytes that an operator left for its backward: what lies between its own data was never written. */
+static bool is_workspace(PyObject *tensor)
+{
+    const ms_torch *t = ms_ext_torch();
+    PyObject *dtype = PyObject_GetAttr(tensor, t->n_dtype);
+    bool is_bytes = dtype == t->uint8;
+    Py_XDECREF(dtype);
+    PyErr_Clear();
+    return is_bytes;
+}
+
+int ms_ext_values_saved(ms_region *region, uint32_t slot, PyObject *tensor)
+{
+    if (region->is_capturing && !ms_frame_is_marked(region->frame, slot)) {
+        return 0;
+    }
+    if (!ms_ext_may_be_unwritten(tensor)) {
+        return read_values(region, slot, tensor);
+    }
+    if (region->unread_count < MS_EXT_WAITING_MAX && !is_workspace(tensor)) {
+        region->unread_since = ms_ext_operator_now();
+        Py_INCREF(tensor);
+        region->unread_slots[region->unread_count] = slot;
+        region->unread[region->unread_count++] = tensor;
+    }
+    return 0;
+}

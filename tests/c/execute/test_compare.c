@@ -1,0 +1,255 @@
+/*
+ * The promises of ms_frame_mark() and ms_frame_compare(): a replay that gives other values is found, whatever the layout
+ * of the tensor, and its layer is held.
+ */
+#include <math.h>
+
+#include "test_common.h"
+
+#include "double_host.h"
+
+typedef struct fixture {
+    host host;
+    ms_execute *execute;
+    ms_frame *frame;
+    uint32_t layer;
+    ms_error err;
+} fixture;
+
+static int open_fixture(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    ms_execute_host table;
+    host_table(&f->host, &table);
+    assert_ms_ok(ms_execute_open(&table, NULL, &f->execute, &f->err), f->err);
+    ms_plan plan = {.fallback = MS_TECHNIQUE_RECOMPUTE};
+    assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
+    assert_ms_ok(ms_execute_add_layer(f->execute, "block", &f->layer, &f->err), f->err);
+    *state = f;
+    return 0;
+}
+
+static int close_fixture(void **state)
+{
+    fixture *f = *state;
+    ms_execute_close(f->execute);
+    assert_int_equal(f->host.live_memories, 0);
+    assert_int_equal(ms_memory_live_blocks(), 0);
+    free(f);
+    return 0;
+}
+
+/* ---- one tensor, saved and saved again ------------------------------------------- */
+
+typedef struct tensor {
+    const char *dtype;
+    uint32_t rank;
+    int64_t size[3], stride[3];
+} tensor;
+
+static void forward(fixture *f, const tensor *kind, const void *values)
+{
+    ms_call_facts facts = {.replayable = true};
+    ms_record record = {.rank = kind->rank, .size = kind->size, .dtype = kind->dtype, .device = "cpu"};
+    ms_contents contents = {.address = values, .stride = kind->stride};
+    uint32_t slot;
+    assert_ms_ok(ms_execute_enter(f->execute, 1, f->layer, &facts, &f->frame, &f->err), f->err);
+    ms_frame_hold(f->frame);
+    assert_ms_ok(ms_frame_save(f->execute, f->frame, &record, false, &slot, &f->err), f->err);
+    ms_frame_mark(f->execute, f->frame, slot, &contents);
+    ms_execute_leave(f->execute, 1);
+}
+
+static int replay(fixture *f, const tensor *kind, const void *values)
+{
+    ms_record record = {.rank = kind->rank, .size = kind->size, .dtype = kind->dtype, .device = "cpu"};
+    ms_contents contents = {.address = values, .stride = kind->stride};
+    uint32_t slot;
+    ms_capture capture;
+    assert_ms_ok(ms_frame_replay_begin(f->execute, f->frame, false, &f->err), f->err);
+    assert_ms_ok(ms_frame_replay_save(f->execute, f->frame, &record, &slot, &capture, &f->err), f->err);
+    int rc = ms_frame_compare(f->execute, f->frame, slot, &contents, &f->err);
+    ms_error ignored;
+    assert_ms_ok(ms_frame_replay_end(f->execute, f->frame, rc != MS_OK, &ignored), ignored);
+    ms_frame_drop(f->execute, f->frame, slot);
+    ms_frame_unhold(f->execute, f->frame);
+    return rc;
+}
+
+static size_t held(const fixture *f)
+{
+    uint32_t layers[2] = {7, 7};
+    size_t count = ms_execute_held_layers(f->execute, layers, 2);
+    assert_true(count == 0 || layers[0] == f->layer);
+    return count;
+}
+
+static void expect_same(fixture *f, const tensor *kind, const void *before, const void *now)
+{
+    forward(f, kind, before);
+    assert_ms_ok(replay(f, kind, now), f->err);
+    assert_int_equal(held(f), 0);
+}
+
+static void expect_others(fixture *f, const tensor *kind, const void *before, const void *now)
+{
+    forward(f, kind, before);
+    assert_ms_fails(replay(f, kind, now), MS_EREPLAY, f->err, "): saved tensor 0 (torch.");
+    assert_int_equal(held(f), 1);
+}
+
+/* ---- tests --------------------------------------------------------------- */
+
+enum { COUNT = 4096 };
+
+static const tensor floats = {.dtype = "torch.float32", .rank = 1, .size = {COUNT}, .stride = {1}};
+
+static void fill(float *values, float offset)
+{
+    for (int i = 0; i < COUNT; i++) {
+        values[i] = offset + (float)i;
+    }
+}
+
+static void equal_values_are_equal(void **state)
+{
+    fixture *f = *state;
+    float before[COUNT], now[COUNT];
+    fill(before, 1.0f);
+    fill(now, 1.0f);
+    before[3] = now[3] = NAN;
+    expect_same(f, &floats, before, now);
+    expect_same(f, &floats, before, now); /* the second time by elements */
+}
+
+static void other_values_hold_the_layer(void **state)
+{
+    fixture *f = *state;
+    float before[COUNT], now[COUNT];
+    fill(before, 1.0f);
+    fill(now, 20.0f);
+    assert_int_equal(ms_execute_peek(f->execute, 1, f->layer), MS_TECHNIQUE_RECOMPUTE);
+    expect_others(f, &floats, before, now);
+    assert_int_equal(ms_execute_peek(f->execute, 1, f->layer), MS_TECHNIQUE_KEEP);
+    ms_call_facts facts = {.replayable = true};
+    ms_execute_set_packing(f->execute, false);
+    assert_ms_ok(ms_execute_enter(f->execute, 1, f->layer, &facts, &f->frame, &f->err), f->err);
+    assert_null(f->frame);
+    ms_execute_leave(f->execute, 1);
+}
+
+static void other_values_are_found_in_later_steps_too(void **state)
+{
+    fixture *f = *state;
+    float before[COUNT], now[COUNT];
+    fill(before, 1.0f);
+    fill(now, 20.0f);
+    expect_same(f, &floats, before, before);
+    expect_others(f, &floats, before, now);
+}
+
+/* The first replay is compared whole: an element that is no sample is missed later only. */
+static void one_other_element_holds_the_layer(void **state)
+{
+    fixture *f = *state;
+    float before[COUNT], now[COUNT];
+    fill(before, 1.0f);
+    fill(now, 1.0f);
+    now[7] = 0.0f;
+    forward(f, &floats, before);
+    assert_ms_ok(replay(f, &floats, now), f->err);
+    assert_int_equal(held(f), 1);
+}
+
+static void rounding_holds_the_layer_without_an_error(void **state)
+{
+    fixture *f = *state;
+    float before[COUNT], now[COUNT];
+    fill(before, 1.0f);
+    for (int i = 0; i < COUNT; i++) {
+        now[i] = nextafterf(before[i], 0.0f);
+    }
+    forward(f, &floats, before);
+    assert_ms_ok(replay(f, &floats, now), f->err);
+    assert_int_equal(held(f), 1);
+}
+
+/* Rows 0, 2, 4 ... of a table, in the order of columns: what lies between is not the tensor's. */
+static void only_the_elements_of_a_view_count(void **state)
+{
+    fixture *f = *state;
+    static const tensor view = {.dtype = "torch.int64", .rank = 3, .size = {4, 8, 1}, .stride = {1, 8, 3}};
+    int64_t before[64], now[64];
+    for (int i = 0; i < 64; i++) {
+        before[i] = i;
+        now[i] = i % 8 < 4 ? i : -1;
+    }
+    expect_same(f, &view, before, now);
+    for (int i = 0; i < 4; i++) {
+        now[8 * i] = now[8 * i + 1] = now[8 * i + 2] = now[8 * i + 3] = 9;
+    }
+    expect_others(f, &view, before, now);
+}
+
+static void expanded_and_empty_tensors_are_read_within_their_bytes(void **state)
+{
+    fixture *f = *state;
+    static const tensor expanded = {.dtype = "torch.float64", .rank = 2, .size = {1 << 20, 2}, .stride = {0, 1}};
+    static const tensor empty = {.dtype = "torch.float64", .rank = 2, .size = {0, 2}, .stride = {2, 1}};
+    static const tensor scalar = {.dtype = "torch.complex64"};
+    double values[2] = {1.0, 2.0}, others[2] = {1.0, 3.0};
+    float complexes[2] = {1.0f, 2.0f};
+    expect_same(f, &empty, values, others);
+    expect_same(f, &scalar, complexes, complexes);
+    expect_others(f, &expanded, values, others);
+}
+
+static void halves_are_compared_as_numbers(void **state)
+{
+    fixture *f = *state;
+    static const tensor half = {.dtype = "torch.float16", .rank = 1, .size = {2}, .stride = {1}};
+    static const tensor brain = {.dtype = "torch.bfloat16", .rank = 1, .size = {2}, .stride = {1}};
+    const uint16_t one_two[2] = {0x3c00, 0x4000}, next[2] = {0x3c01, 0x4000}, one_three[2] = {0x3c00, 0x4200};
+    const uint16_t brains[2] = {0x3f80, 0x4000}, brain_next[2] = {0x3f81, 0x4000}, brain_other[2] = {0x3f80, 0x4080};
+    forward(f, &half, one_two);
+    assert_ms_ok(replay(f, &half, next), f->err);
+    assert_int_equal(held(f), 1);
+    ms_plan plan = {.fallback = MS_TECHNIQUE_RECOMPUTE};
+    assert_ms_ok(ms_execute_add_layer(f->execute, "other", &f->layer, &f->err), f->err);
+    assert_ms_ok(ms_execute_set_plan(f->execute, &plan, &f->err), f->err);
+    forward(f, &half, one_two);
+    assert_int_equal(replay(f, &half, one_three), MS_EREPLAY);
+    assert_ms_ok(ms_execute_add_layer(f->execute, "brain", &f->layer, &f->err), f->err);
+    forward(f, &brain, brains);
+    assert_ms_ok(replay(f, &brain, brain_next), f->err);
+    assert_ms_ok(ms_execute_add_layer(f->execute, "brains", &f->layer, &f->err), f->err);
+    forward(f, &brain, brains);
+    assert_int_equal(replay(f, &brain, brain_other), MS_EREPLAY);
+    assert_int_equal(ms_execute_held_layers(f->execute, NULL, 0), 4);
+}
+
+static void unknown_dtypes_and_addresses_are_not_compared(void **state)
+{
+    fixture *f = *state;
+    static const tensor unknown = {.dtype = "torch.bits4x2", .rank = 1, .size = {2}, .stride = {1}};
+    const uint16_t values[2] = {1, 2}, others[2] = {3, 4};
+    expect_same(f, &unknown, values, others);
+    expect_same(f, &floats, NULL, NULL);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
+    const struct CMUnitTest tests[] = {
+        TEST(equal_values_are_equal),
+        TEST(other_values_hold_the_layer),
+        TEST(other_values_are_found_in_later_steps_too),
+        TEST(one_other_element_holds_the_layer),
+        TEST(rounding_holds_the_layer_without_an_error),
+        TEST(only_the_elements_of_a_view_count),
+        TEST(expanded_and_empty_tensors_are_read_within_their_bytes),
+        TEST(halves_are_compared_as_numbers),
+        TEST(unknown_dtypes_and_addresses_are_not_compared),
+    };
+    return cmocka_run_group_tests_name("execute: compare", tests, NULL, NULL);
+}

@@ -13,7 +13,7 @@ SCHEDULES ?= 48
 export TORCH_SPEC PYTHON SCHEDULES
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-server test-cuda docs bench bench-xl soak lint fuzz wheel clean nasty
+.PHONY: help build demo test test-server test-cuda docs bench bench-xl soak lint fuzz wheel clean nasty loops
 
 help:
 	@echo "Targets:"
@@ -28,6 +28,7 @@ help:
 	@echo "  bench-xl  build, then train GPT-2 XL, which does not fit in 24 GiB unmodified, under 10 GB"
 	@echo "  soak   ten minutes of the offload engine under random schedules, threads and faults"
 	@echo "  nasty  every layer and loop of tests/python/nasty under every plan, and an interrupt at every line"
+	@echo "  loops  thirty loops of the kinds that public scripts have: bits, budgets, words and plans"
 	@echo "  lint   static checks of C and Python"
 	@echo "  fuzz   build the libFuzzer targets with clang and run each for a minute"
 	@echo "  wheel  one self-contained wheel in dist/, installed and tried out"
@@ -63,6 +64,9 @@ soak:
 
 nasty:
 	@scripts/nasty.sh
+
+loops:
+	@scripts/loops.sh
 
 lint:
 	@scripts/lint.sh

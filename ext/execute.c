@@ -242,6 +242,23 @@ static PyObject *boundary(PyObject *object, PyObject *args)
     return ended;
 }
 
+static PyObject *evaluation_begins(PyObject *self, PyObject *args)
+{
+    (void)args;
+    ms_execute_evaluation_begins(ms_ext_execution_of(self)->execute);
+    Py_RETURN_NONE;
+}
+
+static PyObject *evaluation_ends(PyObject *self, PyObject *args)
+{
+    (void)args;
+    ms_evaluation_memory memory;
+    if (!ms_execute_evaluation_ends(ms_ext_execution_of(self)->execute, &memory)) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(KK)", (unsigned long long)memory.before_bytes, (unsigned long long)memory.peak_bytes);
+}
+
 static PyObject *device_peak(PyObject *self, PyObject *mark)
 {
     uint64_t mark_bytes = UINT64_MAX;
@@ -404,6 +421,10 @@ static PyMethodDef methods[] = {
                   "(bool, bool) -> dict[str, int] | None",
                   "What a step showed, if one ended: step, step_ns, plan_steps, and of the process peak_bytes, "
                   "peak_held_bytes, resident_bytes, held_bytes where they are known."),
+    MS_EXT_METHOD("evaluation_begins", evaluation_begins, METH_NOARGS, "/", "() -> None",
+                  "Forwards without gradients begin: their peak is not the step's."),
+    MS_EXT_METHOD("evaluation_ends", evaluation_ends, METH_NOARGS, "/", "() -> tuple[int, int] | None",
+                  "Bytes resident before the evaluation and at its peak; None if none has begun."),
     MS_EXT_METHOD("poll", poll, METH_NOARGS, "/", "() -> None", "Lets go of what is no longer needed."),
     MS_EXT_METHOD("counters", counters, METH_NOARGS, "/", "() -> dict[str, int]", "Counters by name."),
     MS_EXT_METHOD("hold", hold, METH_O, "layer, /", "(int) -> None", "The layer is not recomputed any more."),

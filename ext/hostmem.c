@@ -57,6 +57,16 @@ static PyObject *hostmem_set_ceiling(PyObject *module, PyObject *given)
     Py_RETURN_NONE;
 }
 
+static PyObject *hostmem_ceiling_of_smaller(PyObject *module, PyObject *given)
+{
+    (void)module;
+    uint64_t ceiling_bytes;
+    if (ms_ext_u64(given, "ceiling_bytes", &ceiling_bytes) != 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(ms_hostmem_ceiling_of_smaller(ceiling_bytes));
+}
+
 static PyObject *hostmem_trim(PyObject *module, PyObject *args, PyObject *keywords)
 {
     (void)module;
@@ -119,6 +129,8 @@ static PyMethodDef methods[] = {
         "reused_count."),
     MS_EXT_FUNCTION("hostmem_set_ceiling", hostmem_set_ceiling, METH_O, "ceiling_bytes, /", "(int) -> None",
                     "Bounds live plus cached bytes; trims at once."),
+    MS_EXT_FUNCTION("hostmem_ceiling_of_smaller", hostmem_ceiling_of_smaller, METH_O, "ceiling_bytes, /",
+                    "(int) -> int", "A plan's ceiling while smaller inputs than its own are trained on."),
     MS_EXT_FUNCTION("hostmem_trim", MS_EXT_FAST(hostmem_trim), METH_VARARGS | METH_KEYWORDS, "keep=0, libc=True",
                     "(int, bool) -> None",
                     "Releases cached maps down to `keep` bytes, and glibc's free memory if `libc`."),

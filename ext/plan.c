@@ -142,7 +142,8 @@ static int read_observation(PyObject *dict, ms_observation *seen)
         read_flag(dict, "gradients_released", &seen->gradients_released) != 0 ||
         read_flag(dict, "gradients_needed", &seen->gradients_needed) != 0 ||
         read_flag(dict, "smaller_inputs", &seen->smaller_inputs) != 0 ||
-        read_flag(dict, "replan_refused", &seen->replan_refused) != 0 || read_number(dict, "step", &step) != 0 ||
+        read_flag(dict, "replan_refused", &seen->replan_refused) != 0 ||
+        read_number(dict, "plans", &seen->plans) != 0 || read_number(dict, "step", &step) != 0 ||
         read_number(dict, "plan_steps", &plan_steps) != 0) {
         return -1;
     }

@@ -24,6 +24,7 @@
     X(plan) \
     X(policy) \
     X(predict) \
+    X(outside) \
     X(ranks) \
     X(report) \
     X(session) \

@@ -370,6 +370,18 @@ typedef struct ms_step_memory {
  * process: each sees the time since any of them passed a boundary. */
 MS_API ms_step_memory ms_execute_step_memory(const ms_execute *execute);
 
+/* The process's memory in an evaluation; UINT64_MAX if unknown. */
+typedef struct ms_evaluation_memory {
+    uint64_t before_bytes; /* resident when it began */
+    uint64_t peak_bytes;   /* resident, of the whole process */
+} ms_evaluation_memory;
+
+/* Between these two calls the root runs without gradients. The peak from there counts for the evaluation and never
+ * for the step around it. Beginning again inside an evaluation does nothing. Ending returns false, and leaves
+ * *memory alone, if none has begun. */
+MS_API void ms_execute_evaluation_begins(ms_execute *execute);
+MS_API bool ms_execute_evaluation_ends(ms_execute *execute, ms_evaluation_memory *memory);
+
 /* An executor's current objects and bytes. */
 typedef struct ms_execute_stats {
     uint64_t open_frames;

@@ -80,6 +80,10 @@ MS_API void ms_hostmem_reset_peak(void);
  */
 MS_API void ms_hostmem_set_ceiling(uint64_t ceiling_bytes);
 
+/* A plan's ceiling while inputs smaller than the plan's are trained on. Tensors of theirs may be too small for maps of
+ * their own; they are then not counted here, and need room beside the cache: half of it. */
+MS_API uint64_t ms_hostmem_ceiling_of_smaller(uint64_t ceiling_bytes);
+
 /* Releases cached maps in the same order down to `keep_bytes`, and asks glibc to return its free
  * memory (malloc_trim) if `trim_libc`. */
 MS_API void ms_hostmem_trim(uint64_t keep_bytes, bool trim_libc);

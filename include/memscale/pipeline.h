@@ -75,6 +75,14 @@ MS_API int ms_pipeline_agree(const ms_hardware *const *hardware, const ms_config
                              uint32_t local_count, ms_hardware *agreed_hardware, ms_config *agreed_config,
                              ms_error *err);
 
+/*
+ * The smallest plan for a shape that fits no plan within the budget, when training has begun with `first`. *line, to
+ * be freed with ms_free(), names the shape, the first one, the bytes over and the longest size that fits. On failure
+ * neither is set. Tests: tests/c/pipeline/test_pipeline.c.
+ */
+MS_API int ms_pipeline_beyond(const ms_graph *graph, const ms_graph *first, const ms_hardware *hardware,
+                              const ms_config *config, ms_plan **plan, char **line, ms_error *err);
+
 /* Restricts a configuration to techniques that work with parameters sharded and gathered layer by layer
  * (FSDP). */
 MS_API void ms_pipeline_sharded(ms_config *config);
@@ -95,6 +103,7 @@ typedef struct ms_observation {
     bool smaller_inputs;             /* than planned: the step may take less memory and time */
     bool replan_refused;             /* corrections under this plan left no plan that fits: it stays in force, and
                                       * its peak came from other documents */
+    uint64_t plans;                  /* made for these inputs so far; 0 or MS_UNSET: unknown */
     uint32_t step;                   /* 1 for the first after wrap */
     uint32_t plan_steps;             /* steps under this plan, this one included */
 } ms_observation;
@@ -120,10 +129,25 @@ MS_API const char *ms_drift_text(ms_drift drift);
  *
  * Corrections do not oscillate. After its first observation a loop can only be found to hold more. Scratch
  * grows after any step over its limit. It shrinks, and the time scale changes, only at rare steps, by amounts
- * worth a new plan, and never after a step of smaller inputs.
+ * worth a new plan, and never after a step of smaller inputs. After the third plan for the same inputs only a peak
+ * over the budget is corrected.
  */
 MS_API int ms_pipeline_observe(ms_graph *graph, ms_hardware *hardware, const ms_config *config, const ms_plan *plan,
                                const ms_observation *observation, ms_drift *drift, char **line, ms_error *err);
+
+/* Measurements of one evaluation: forwards without gradients. MS_UNSET if not measured. */
+typedef struct ms_evaluation {
+    uint64_t before_bytes; /* resident when it began */
+    uint64_t peak_bytes;
+    uint64_t rows; /* of the largest batch; 0 if unknown */
+} ms_evaluation;
+
+/*
+ * The warning for an evaluation that took more than the budget, with the number of rows that would fit; NULL in
+ * *line if it stayed within, or if there is no budget. To be freed with ms_free(). Tests:
+ * tests/c/pipeline/test_evaluation.c.
+ */
+MS_API int ms_pipeline_evaluation(const ms_config *config, const ms_evaluation *seen, char **line, ms_error *err);
 
 /*
  * Compares the graph of a traced step with that of a real step, storage by storage: the allocations, releases

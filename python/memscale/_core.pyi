@@ -39,6 +39,10 @@ class Execution:
         """
     def enter_root(self, caller: FrameType | None, /) -> bool:
         """A forward begins, made by this Python frame. True if one was broken off before."""
+    def evaluation_begins(self) -> None:
+        """Forwards without gradients begin: their peak is not the step's."""
+    def evaluation_ends(self) -> tuple[int, int] | None:
+        """Bytes resident before the evaluation and at its peak; None if none has begun."""
     def expect_backward(self) -> bool:
         """The forward that has ended will be told of by backward_begins(); False: that is not needed."""
     def held_layers(self) -> list[str]:
@@ -423,6 +427,9 @@ def history_new() -> object:
 def history_step_times(history: object, /) -> tuple[list[tuple[int | None, int]], int]:
     """Bounds in ns (None: the last) with counts of steps, and the sum in ns."""
 
+def hostmem_ceiling_of_smaller(ceiling_bytes: int, /) -> int:
+    """A plan's ceiling while smaller inputs than its own are trained on."""
+
 def hostmem_find(address: int, /) -> tuple[int, int, int] | None:
     """Start, bytes in whole pages and serial of the live block that holds the address."""
 
@@ -513,6 +520,9 @@ def optimizer_stream_takes(elements: int, /) -> bool:
 def outlook(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """Whether the run will fit, as JSON."""
 
+def plan_beyond(graph: str, first_graph: str, hardware: str, config: str, /) -> tuple[str, str]:
+    """The smallest plan for a shape that fits none within the budget, and the warning about it."""
+
 def plan_by_policy(
     graph: str,
     hardware: str,
@@ -522,6 +532,9 @@ def plan_by_policy(
     /,
 ) -> tuple[str, str, str]:
     """Stage 1 and stage 2: plan, decision and effective config, all as JSON."""
+
+def plan_evaluation(config: str, before_bytes: int, peak_bytes: int, rows: int, /) -> str | None:
+    """The warning about forwards without gradients that took `peak_bytes`; None within the budget."""
 
 def plan_explain(plan: str, entry: int, /) -> str:
     """The reasons for an entry; entry -1 is the whole plan."""

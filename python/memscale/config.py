@@ -122,6 +122,8 @@ class Config:
             or None. Needs the package prometheus_client.
         verify_correctness: compare loss and gradients with an unoptimized step before
             training, on as many rows of the batch as fit the budget. Slow.
+        strict_budget: inputs of a new shape that fit no plan raise `BudgetInfeasibleError`. Otherwise
+            they run under their smallest plan, over the budget, with one warning.
         async_offload: overlap transfers between GPU and host with compute (the disk tier of a CPU host
             always overlaps); None: yes. With False the end of each layer waits for them, and the plan
             counts that time. The argument of `wrap` and the environment variable
@@ -164,6 +166,7 @@ class Config:
     log_file: str | None = None
     observability_port: int | None = None
     verify_correctness: bool = False
+    strict_budget: bool = False
     async_offload: bool | None = None
     async_config: AsyncOffloadConfig | None = None
     auto_policy: bool = False

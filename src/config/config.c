@@ -91,6 +91,7 @@ static const field fields[] = {
     {"log_file", AT(log_file), FIELD_PATH, 0},
     {"observability_port", AT(observability_port), FIELD_PORT, 65535},
     {"verify_correctness", AT(verify_correctness), FIELD_BOOL, 0},
+    {"strict_budget", AT(strict_budget), FIELD_BOOL, 0},
     {"async_offload", AT(async_offload), FIELD_BOOL_OR_ON, 0},
     {"async_config", 0, FIELD_ASYNC, 0},
     {"auto_policy", AT(auto_policy), FIELD_BOOL, 0},

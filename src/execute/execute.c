@@ -191,6 +191,16 @@ bool ms_execute_boundary(ms_execute *execute, ms_boundary boundary, uint64_t *st
     return true;
 }
 
+void ms_execute_evaluation_begins(ms_execute *execute)
+{
+    ms__step_memory_pause(&execute->watch);
+}
+
+bool ms_execute_evaluation_ends(ms_execute *execute, ms_evaluation_memory *memory)
+{
+    return ms__step_memory_resume(&execute->watch, memory);
+}
+
 uint64_t ms_execute_plan_steps(const ms_execute *execute)
 {
     return execute->steps - execute->steps_before_plan;

@@ -166,6 +166,10 @@ typedef struct ms__step_watch {
     uint64_t held_before_bytes; /* of maps, at the start */
     uint64_t mark_bytes;        /* the kernel's high-water mark at the last boundary */
     uint64_t beside_bytes;      /* most resident memory seen beside maps */
+    uint64_t step_peak_bytes;   /* of the parts of this step before its evaluations: resident, and of maps */
+    uint64_t step_peak_held_bytes;
+    uint64_t before_evaluation_bytes;
+    bool is_evaluating;
     uint64_t device_mark_bytes; /* a GPU's: its allocator's high-water mark at the last boundary; UINT64_MAX: a host */
     uint64_t device_now_bytes; /* the same at this boundary */
     uint64_t device_peak_bytes; /* of a step under the plan in force; UINT64_MAX: not known yet */
@@ -235,6 +239,9 @@ void ms__step_memory_mark(ms__step_watch *watch);
 void ms__step_memory_replanned(ms__step_watch *watch);
 /* May be called repeatedly: each end begins the next step. */
 void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory);
+/* An evaluation inside or between steps: ms_execute_evaluation_begins() and its end. */
+void ms__step_memory_pause(ms__step_watch *watch);
+bool ms__step_memory_resume(ms__step_watch *watch, ms_evaluation_memory *memory);
 
 /* table.c */
 void ms__table_clear(ms_execute *execute);

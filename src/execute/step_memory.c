@@ -4,7 +4,8 @@
  *
  * The kernel's high-water mark is never reset here, because it belongs to the user. So it gives a
  * step's peak only if it rose in that step. For other steps the peak is the maps' peak, known for
- * every step, plus the most resident memory ever seen beside them.
+ * every step, plus the most resident memory ever seen beside them. An evaluation splits a step into parts, whose
+ * largest peak is the step's.
  *
  * A GPU's peak is the mark of torch's allocator, which is the user's too. If it changed in a step (it rose, or
  * the user reset it), it is that step's peak. Later steps of the same plan repeat that one.
@@ -69,24 +70,64 @@ static uint64_t device_peak_bytes(ms__step_watch *watch)
     return watch->device_peak_bytes;
 }
 
-void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory)
+/* Resident memory and maps from the last reset to now. False without the slots: the tensors' peak is unknown then. */
+static bool part_ends(ms__step_watch *watch, ms_step_memory *part)
 {
     ms_hostmem_stats stats;
     ms__resident resident;
     ms_error err;
-    *memory = (ms_step_memory){UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    *part = (ms_step_memory){UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
     if (watch->device_now_bytes != UINT64_MAX) {
-        memory->peak_bytes = device_peak_bytes(watch);
-        return;
+        return false; /* of a GPU: see device_peak_bytes() */
     }
     ms_hostmem_get_stats(&stats);
-    /* Without the slots, the tensors' peak is unknown. */
     if (stats.means != MS_HOSTMEM_SLOTS || ms__resident_read(&resident, &err) != MS_OK) {
+        return false;
+    }
+    part->peak_bytes = ms__max_u64(step_peak_bytes(watch, &resident, &stats), resident.now_bytes);
+    part->peak_held_bytes = ms__sub_sat(stats.peak_held_bytes, watch->held_before_bytes);
+    part->resident_bytes = resident.now_bytes;
+    part->held_bytes = ms__sub_sat(hostmem_held_bytes(&stats), watch->held_before_bytes);
+    ms_hostmem_reset_peak();
+    return true;
+}
+
+void ms__step_memory_end(ms__step_watch *watch, ms_step_memory *memory)
+{
+    if (watch->device_now_bytes != UINT64_MAX) {
+        *memory = (ms_step_memory){device_peak_bytes(watch), UINT64_MAX, UINT64_MAX, UINT64_MAX};
         return;
     }
-    memory->peak_bytes = ms__max_u64(step_peak_bytes(watch, &resident, &stats), resident.now_bytes);
-    memory->peak_held_bytes = ms__sub_sat(stats.peak_held_bytes, watch->held_before_bytes);
-    memory->resident_bytes = resident.now_bytes;
-    memory->held_bytes = ms__sub_sat(hostmem_held_bytes(&stats), watch->held_before_bytes);
-    ms_hostmem_reset_peak();
+    if (part_ends(watch, memory)) {
+        memory->peak_bytes = ms__max_u64(memory->peak_bytes, watch->step_peak_bytes);
+        memory->peak_held_bytes = ms__max_u64(memory->peak_held_bytes, watch->step_peak_held_bytes);
+    }
+    watch->step_peak_bytes = watch->step_peak_held_bytes = 0;
+}
+
+void ms__step_memory_pause(ms__step_watch *watch)
+{
+    ms_step_memory part;
+    if (watch->is_evaluating) {
+        return;
+    }
+    watch->is_evaluating = true;
+    watch->before_evaluation_bytes = UINT64_MAX;
+    if (part_ends(watch, &part)) {
+        watch->before_evaluation_bytes = part.resident_bytes;
+        watch->step_peak_bytes = ms__max_u64(watch->step_peak_bytes, part.peak_bytes);
+        watch->step_peak_held_bytes = ms__max_u64(watch->step_peak_held_bytes, part.peak_held_bytes);
+    }
+}
+
+bool ms__step_memory_resume(ms__step_watch *watch, ms_evaluation_memory *memory)
+{
+    ms_step_memory part;
+    if (!watch->is_evaluating) {
+        return false;
+    }
+    watch->is_evaluating = false;
+    (void)part_ends(watch, &part);
+    *memory = (ms_evaluation_memory){watch->before_evaluation_bytes, part.peak_bytes};
+    return true;
 }

@@ -45,6 +45,11 @@ void ms_hostmem_reset_peak(void)
     ms__heap_reset_peak();
 }
 
+uint64_t ms_hostmem_ceiling_of_smaller(uint64_t ceiling_bytes)
+{
+    return ceiling_bytes / 2;
+}
+
 void ms_hostmem_set_ceiling(uint64_t ceiling_bytes)
 {
     ms__heap_set_ceiling(ceiling_bytes);

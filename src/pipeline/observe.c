@@ -21,7 +21,8 @@ enum {
     FIRST_SHRINK_STEP = 3,
     SHRINK_PERMILLE = 20,     /* less than this part of the peak is not worth a new plan */
     SHRINK_MARGIN_BYTES = 16 << 20,
-    STATE_PERMILLE = 10
+    STATE_PERMILLE = 10,
+    MOST_PLANS = 3
 };
 
 static const struct {
@@ -273,8 +274,20 @@ static char *write_line(const ms_plan *plan, const ms_observation *seen, ms_drif
     return ms_strdup(line);
 }
 
+/* Corrections end after a few plans, unless the budget is at stake. */
+static bool is_settled(const ms_plan *plan, const ms_observation *seen)
+{
+    bool known = seen->plans != MS_UNSET && seen->plans >= MOST_PLANS;
+    bool over =
+        plan->pressure.budget_given && seen->peak_bytes != MS_UNSET && seen->peak_bytes > plan->pressure.allowed_bytes;
+    return known && !over;
+}
+
 static ms_drift observe_step(ms_graph *graph, ms_hardware *hardware, const ms_plan *plan, const ms_observation *seen)
 {
+    if (is_settled(plan, seen)) {
+        return MS_DRIFT_NONE;
+    }
     /* One step may correct several numbers; the first names the reason. */
     bool loop = correct_loop(&graph->loop, plan, seen);
     bool optimizer = correct_state(&graph->loop, seen);

@@ -41,7 +41,7 @@ class Loop:
         warns: patterns of the warnings that it must draw, each exactly once, and no other.
         may_pass: whether its peak may pass the budget; it then draws a warning that says so.
         is_quick: whether it is part of every test run.
-        lines_most: lines at the default level besides warnings: hardware, plan, the second step.
+        lines_most: lines at the default level besides warnings: allocator, plan, tier, masks, the second step.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Report:
 
 
 def loop(
-    room_mb: int, *warns: str, may_pass: bool = False, is_quick: bool = False, lines_most: int = 4
+    room_mb: int, *warns: str, may_pass: bool = False, is_quick: bool = False, lines_most: int = 5
 ) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
     """Makes a function a loop of the suite."""
 
@@ -127,6 +127,18 @@ class Run:
         for value in values:
             tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
             self._hash.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+    def refuses(self, forward: Callable[[], Any]) -> None:
+        """Wrapped, `forward` must be refused for the budget; unwrapped it is not called."""
+        if not self._is_wrapped:
+            return
+        import memscale
+
+        try:
+            forward()
+        except memscale.BudgetInfeasibleError:
+            return
+        raise AssertionError("a shape that fits no plan was not refused")
 
     def report(self, lines: list[tuple[str, str]], error: str) -> Report:
         plans = [executor.run_watch.plan_count for executor in self._executors]

@@ -56,3 +56,53 @@ def distillation(run: Run) -> None:
             if step % 4 == 3:
                 run.note(averaged(ids)[0].mean())
         run.note(loss)
+
+
+@loop(260)
+def two_views(run: Run) -> None:
+    """Two forwards and one loss over both."""
+    model = run.wrap(mlp(256, 2048, 1024, 64))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(8):
+        x = torch.randn(512, 256)
+        left, right = (functional.normalize(model(x + torch.randn_like(x))) for _ in range(2))
+        loss = functional.cross_entropy(left @ right.T / 0.1, torch.arange(512))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.note(loss)
+
+
+@loop(330)
+def preferences(run: Run) -> None:
+    """The policy sees the chosen and the rejected text, a reference model without gradients too."""
+    reference = CharModel(depth=2, dropout=0.0).eval()
+    policy = run.wrap(CharModel(depth=4, dropout=0.0))
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)
+    for _ in range(6):
+        (chosen, of_chosen), (rejected, of_rejected) = words_batch(6, 256), words_batch(6, 256)
+        with torch.no_grad():
+            base = reference(chosen, of_chosen)[1] - reference(rejected, of_rejected)[1]
+        margin = policy(chosen, of_chosen)[1] - policy(rejected, of_rejected)[1]
+        loss = -functional.logsigmoid(base - margin)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        run.note(loss)
+
+
+@loop(260)
+def gradient_penalty(run: Run) -> None:
+    """The critic's gradient by its input is part of its loss."""
+    critic = run.wrap(mlp(256, 1024, 1024, 1))
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-4)
+    for _ in range(6):
+        real, fake = torch.randn(512, 256), torch.randn(512, 256)
+        between = (real + fake).mul(0.5).requires_grad_()
+        (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+        loss = critic(fake).mean() - critic(real).mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.note(loss)

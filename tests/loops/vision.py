@@ -69,3 +69,74 @@ def residual_net(run: Run) -> None:
         model.eval()
         with torch.inference_mode():
             run.note(criterion(model(torch.randn(64, 3, 32, 32)), torch.randint(10, (64,))))
+
+
+class _Segmenter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = _resnet()[:3]
+        self.head = nn.Conv2d(128, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.head(self.backbone(x))
+        return {"out": functional.interpolate(y, size=x.shape[2:], mode="bilinear", align_corners=False)}
+
+
+@loop(200)
+def segmentation(run: Run) -> None:
+    """The output is a dict; the loss is the loop's own."""
+    model = run.wrap(_Segmenter())
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    for _ in range(8):
+        images, labels = torch.randn(32, 3, 32, 32), torch.randint(4, (32, 32, 32))
+        loss = functional.cross_entropy(model(images)["out"], labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.note(loss)
+
+
+@loop(200)
+def frozen_backbone(run: Run) -> None:
+    """Only the head has gradients; batches are mixed."""
+    model = _resnet()
+    for parameter in model[:3].parameters():
+        parameter.requires_grad_(False)
+    model = run.wrap(model)
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-3)
+    for _ in range(8):
+        images, target = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
+        mixed = 0.7 * images + 0.3 * images.flip(0)
+        output = model(mixed)
+        loss = 0.7 * functional.cross_entropy(output, target) + 0.3 * functional.cross_entropy(output, target.flip(0))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.note(loss)
+
+
+class _Autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(784, 128), nn.Linear(64, 784)
+
+    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.encoder(x).chunk(2, dim=1)
+
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
+        return self.decoder(z)
+
+
+@loop(150, r"model\.encoder, model\.decoder")
+def encode_and_decode(run: Run) -> None:
+    """Two methods, and no forward."""
+    model = run.wrap(_Autoencoder())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(6):
+        x = torch.rand(512, 784)
+        mean, spread = model.encode(x)
+        loss = functional.mse_loss(model.decode(mean + torch.randn_like(mean) * spread.exp()), x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.note(loss)

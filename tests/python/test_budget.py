@@ -127,6 +127,7 @@ def test_a_peak_over_the_budget_is_seen_and_answered() -> None:
         """
         import logging, torch, memscale
         from torch import nn
+        logging.getLogger("memscale").setLevel(logging.DEBUG)  # a line for every step
         model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4)])
         optimizer = torch.optim.SGD(model.parameters())
         x = torch.randn(4096, 256)

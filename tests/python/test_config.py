@@ -33,6 +33,7 @@ PUBLISHED = {
     "log_file": None,
     "observability_port": None,
     "verify_correctness": False,
+    "strict_budget": False,
     "async_offload": None,
     "async_config": None,
     "auto_policy": False,

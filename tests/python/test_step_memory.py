@@ -53,7 +53,7 @@ CHILD = textwrap.dedent(
 def steps(mode: str) -> tuple[list[dict], list[int]]:
     done = subprocess.run([sys.executable, "-c", CHILD, mode], capture_output=True, text=True, check=True, timeout=300)
     report = json.loads(done.stdout)
-    lines = [line for line in done.stderr.splitlines() if "memscale: step 1: peak " in line]
+    lines = [line for line in done.stderr.splitlines() if "memscale: step 2: peak " in line]
     assert len(lines) == 1 and " measured, " in lines[0]
     return report["seen"], report["marks"]
 

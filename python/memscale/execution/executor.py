@@ -32,6 +32,7 @@ from ..planning.planner import NullPlanner
 from ..techniques.loss_mode import LossMode, chunked_head, exact_head
 from ..techniques.tiles import Tiles
 from ..tracing.live_profile import LiveProfile
+from .evaluation import Evaluation
 from .hooks import LayerHooks, RootHooks
 from .layer_calls import LayerCalls, OnThread
 from .module_state import LayerState
@@ -39,6 +40,7 @@ from .notices import Notices
 from .observation import StepWatch
 from .replay import replay
 from .tier import open_tier
+from .uncalled import Uncalled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +94,7 @@ class Executor:
         self._disk_dir = disk_dir
         self._core = _core.Execution(replay)
         self._watch = StepWatch(self._core)
+        self._evaluation = Evaluation(self._core, self._planner.evaluation_ended)
         self._plan: ExecutionPlan | None = None
         self._signature: str | None = None
         self._device: torch.device | None = None
@@ -101,6 +104,7 @@ class Executor:
         self._replay_lock = threading.RLock()
         self._thread = OnThread()
         self._notices = Notices(self._model_name)
+        self._uncalled = Uncalled(self._notices)
         self._tiles = Tiles(model, lambda thread=self._thread: thread.is_apart)  # type: ignore[misc]
         self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._replay_lock, self._tiles)
         # Planning swaps the model's tensors for a moment: no other thread may be in a forward.
@@ -335,8 +339,11 @@ class Executor:
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self._thread.is_apart:
+            self._uncalled.root_called()
             self._end_what_was_broken_off()
         if self._thread.stands_aside:
+            if self._is_evaluation():
+                self._evaluation.forward_begins(args, kwargs)
             return None
         obstacle = self._core.hooks_in_the_way()
         if obstacle is None and self._thread.is_transformed:
@@ -357,7 +364,11 @@ class Executor:
         return (args, changed) if changed is not None else None
 
     def after_root(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if is_replaying() or is_tracing() or not self._core.in_root():
+        if is_replaying() or is_tracing():
+            return
+        if not self._core.in_root():
+            if self._is_evaluation():
+                self._evaluation.forward_ended(module)
             return
         with self._planning:
             self._forwards.discard(threading.get_ident())
@@ -374,6 +385,10 @@ class Executor:
             self._end_profile(False)
         elif (profile := self._layer_calls.own_profile()) is not None:
             profile.forward_ended(output)
+
+    def _is_evaluation(self) -> bool:
+        """Whether a forward that stands aside is the caller's own, without gradients."""
+        return not (self._thread.is_apart or torch.is_grad_enabled() or self._core.in_root())
 
     def _plan_forward(
         self, undo: _core.Undo, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -509,6 +524,7 @@ class Executor:
     # -- between ------------------------------------------------------------------------------
 
     def _backward_began(self) -> None:
+        self._evaluation.end()
         if self._layer_calls.profile is not None:
             self._layer_calls.profile.backward_began()
         # Not in a backward: someone looks at a node's saved tensors.
@@ -528,6 +544,7 @@ class Executor:
         # Optimizers that step inside backward, parameter by parameter, end no step.
         if torch._C._current_graph_task_id() != -1 or not self._watch.holds_ours(optimizer, self._model()):
             return
+        self._uncalled.optimizer_stepped(self._model())
         self._boundary(optimizer)
 
     def _end_profile(self, is_optimizer: bool) -> None:
@@ -548,6 +565,7 @@ class Executor:
 
     def _boundary(self, optimizer: torch.optim.Optimizer | None) -> None:
         """A forward is about to begin, or `optimizer` has stepped."""
+        self._evaluation.end()
         with self._planning:
             self._end_profile(optimizer is not None)
             self._core.device_peak(self._device_peak())

@@ -22,7 +22,7 @@ from .. import _core
 if TYPE_CHECKING:
     from ..config import Config
 
-__all__ = ["LogShare", "drain_core_log", "open_log"]
+__all__ = ["LogShare", "drain_core_log", "log_detail", "open_log"]
 
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 _VERSION = 1
@@ -74,13 +74,28 @@ class _LastResort(logging.Handler):
         if any(not isinstance(other, (_LastResort, JsonLinesHandler)) for other in others):
             return
         try:
-            sys.stderr.write(f"{self.format(record)}\n")  # the present one
-            sys.stderr.flush()
+            _write_beside_bars(f"{self.format(record)}\n")
         except Exception:  # a closed stream, or none
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Says nothing: a line that can't be written to standard error is lost."""
+
+
+def _write_beside_bars(text: str) -> None:
+    """On the present standard error; through tqdm if its bars are drawn, which would be broken otherwise."""
+    stream: Any = sys.stderr
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if tqdm is not None and getattr(tqdm, "_instances", None):
+        tqdm.write(text, file=stream, end="")
+    else:
+        stream.write(text)
+    stream.flush()
+
+
+def _is_other_rank() -> bool:
+    """Whether another process of this run has rank 0, and tells what all ranks have in common."""
+    return os.environ.get("RANK", "0") != "0"
 
 
 # The level that memscale gave the logger; a level set by the application is left alone.
@@ -90,7 +105,7 @@ _ours: list[int] = []
 def _set_level(logger: logging.Logger, is_enabled: bool) -> None:
     if is_enabled and logger.level != logging.NOTSET and logger.level not in _ours:
         return
-    level = logging.INFO if is_enabled else logging.WARNING
+    level = logging.INFO if is_enabled and not _is_other_rank() else logging.WARNING
     logger.setLevel(level)
     _ours[:] = [level]
 
@@ -156,6 +171,27 @@ class _JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def log_detail(text: str, fields: dict[str, Any] | None = None) -> None:
+    """A line that nobody has to act on: at level DEBUG, and always in `log_file`.
+
+    Args:
+        text: the line.
+        fields: more of its JSON object.
+    """
+    logger = logging.getLogger("memscale")
+    extra = {} if fields is None else {"memscale": fields}
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("%s", text, extra=extra)
+        return
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    record = logger.makeRecord(logger.name, logging.DEBUG, __file__, 0, "%s", (text,), None, extra=extra)
+    with _lock:
+        handlers = [handler for handler, _ in _files.values()]
+    for handler in handlers:
+        handler.handle(record)
 
 
 def drain_core_log() -> None:

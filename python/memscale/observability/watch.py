@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from .. import _core
 from ..errors import BudgetInfeasibleError
 from . import telemetry
-from .logs import LogShare, open_log
+from .logs import LogShare, log_detail, open_log
 from .metrics import Exporter, Source
 from .progress import Progress, progress_from_environment
 
@@ -129,7 +129,7 @@ class RunWatch(Source):
             self._record("wrap", _outcome(document))
             _log.info("%s", str(plan).rstrip(), extra={"memscale": {"event": "plan", "plan": document}})
         else:
-            _log.info("plan %d: %r", self._plans, plan, extra={"memscale": {"event": "replan", "plan": document}})
+            log_detail(f"plan {self._plans}: {plan!r}", {"event": "replan", "plan": document})
 
     @_harmless
     def step_finished(self, seen: dict[str, Any], tier_bytes: int) -> None:

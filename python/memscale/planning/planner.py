@@ -74,6 +74,10 @@ class Planner(Protocol):
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """Receives the observations of a finished step; returns a plan to follow from now on, if any."""
 
+    def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
+        """Receives the memory of forwards without gradients: resident bytes before them and at their peak, and the
+        rows of the largest batch."""
+
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
         """Receives all layers that turned out not to be recomputable; returns a plan to follow from now on, if any."""
 
@@ -124,6 +128,9 @@ class NullPlanner:
         return None
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
+        return None
+
+    def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
         return None
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:

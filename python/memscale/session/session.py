@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..device import kind_of, training_device
 from ..errors import BudgetInfeasibleError, MemScaleError, ProfileError
-from ..observability.logs import drain_core_log
+from ..observability.logs import drain_core_log, log_detail
 from ..planning.execution_plan import ExecutionPlan
 from ..policy.decision import log_decision, plan_by_policy
 from ..tracing.misfit import Misfit, misfit_of
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("memscale")
 
-# Steps after which the comparison of predicted with measured is only logged for debugging.
-_CHATTY_STEPS = 3
+# The step whose comparison of predicted with measured everyone is told. Others are details.
+_TOLD_STEP = 2
 
 # Graphs of input shapes that no other covers; the oldest is traced again if it comes back.
 _GRAPHS_MOST = 64
@@ -80,7 +80,12 @@ class Session:
         self._has_sample = False
         self._graphs: dict[str, str] = {}
         self._plans: dict[str, ExecutionPlan] = {}
+        self._plans_made: dict[str, int] = {}
         self._current: str | None = None
+        self._first: str | None = None  # the shape that training began with
+        self._beyond: set[str] = set()  # shapes that run under their smallest plan, over the budget
+        self._was_beyond = False
+        self._told_beyond = self._told_evaluation = False
         self._serves_smaller = False  # whether the forward has smaller inputs than its plan was made for
         self._profiled_steps = 0
         self._refused_steps = 0
@@ -144,6 +149,11 @@ class Session:
             self._remember(signature, graph)
             self._compare_with_last(signature, graph)
         return self._plan(self._current)
+
+    @property
+    def awaits_parameters(self) -> bool:
+        """Whether the model was wrapped on the meta device and has no bytes yet."""
+        return self._device.type == "meta"
 
     def _follow(self, device: torch.device) -> None:
         """Describes the process anew, and forgets plans, if the model has moved to `device`."""
@@ -315,12 +325,41 @@ class Session:
     def _plan(self, signature: str) -> ExecutionPlan:
         plan = self._plans.get(signature)
         if plan is None:
-            text = self._make_plan(self._graphs[signature])
+            text = self._make_plan_or_smallest(signature)
             plan = self._plans[signature] = ExecutionPlan(text, self.hardware_json)
+            self._plans_made[signature] = self._plans_made.get(signature, 0) + 1
             if self.run_watch is not None:
                 self.run_watch.plan_made(plan)
-        self.host_memory.set_ceiling(plan.ceiling_bytes)
+        is_tight = self._serves_smaller and self.config.memory_budget_gb is not None
+        ceiling = plan.ceiling_bytes
+        self.host_memory.set_ceiling(_core.hostmem_ceiling_of_smaller(ceiling) if is_tight else ceiling)
         return plan
+
+    def _make_plan_or_smallest(self, signature: str) -> str:
+        """The plan as JSON. A shape that comes later and fits none gets its smallest, with one warning."""
+        graph = self._graphs[signature]
+        try:
+            plan = self._make_plan(graph)
+        except BudgetInfeasibleError:
+            if self.config.strict_budget or self._first in (None, signature) or self._first not in self._graphs:
+                raise
+            plan, line = _core.plan_beyond(graph, self._graphs[self._first], self.hardware_json, self._planned_for)
+            if self._told_beyond:
+                log_detail(line)
+            else:
+                _log.warning("%s", line)
+            self._told_beyond = True
+            self._beyond.add(signature)
+            return plan
+        self._first = self._first or signature
+        return plan
+
+    def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
+        """Warns once of an evaluation that takes more than the budget, in C's words."""
+        line = _core.plan_evaluation(self.config_json, before_bytes, peak_bytes, rows)
+        if line is not None and not self._told_evaluation:
+            self._told_evaluation = True
+            _log.warning("%s", line)
 
     def _trace(
         self,
@@ -441,7 +480,9 @@ class Session:
         """Compares a step with its plan; returns the new plan when C says to plan again."""
         drain_core_log()
         signature = self._current
-        if signature is None or signature not in self._plans:
+        # What a step over the budget leaves in the cache counts in the next one too.
+        was_beyond, self._was_beyond = self._was_beyond, signature in self._beyond
+        if signature is None or signature not in self._plans or was_beyond or self._was_beyond:
             return None
         drift, line, graph, hardware = _core.plan_observe(
             self._graphs[signature],
@@ -451,11 +492,14 @@ class Session:
             {
                 **observation,
                 "smaller_inputs": self._serves_smaller,
+                "plans": self._plans_made.get(signature, 0),
                 "replan_refused": signature == self._replan_refused,
             },
         )
-        chatty = drift != "none" or observation["step"] <= _CHATTY_STEPS
-        _log.log(logging.INFO if chatty else logging.DEBUG, "%s", line)
+        if observation["step"] == _TOLD_STEP:
+            _log.info("%s", line)
+        else:
+            log_detail(line)
         if drift == "none":
             return None
         self._graphs[signature] = graph

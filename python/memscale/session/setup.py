@@ -156,7 +156,7 @@ def _wrap_watched(
     watch.describe(model, session.hardware_json)
     try:
         executor.attach()
-        if sample is not None:
+        if sample is not None and not session.awaits_parameters:
             args, kwargs = sample
             with session.precision(model, args, kwargs):
                 plan = session.plan_sample(model, input_signature(model, args, kwargs), args, kwargs)
@@ -250,6 +250,3 @@ def _refuse_what_cannot_be_hooked(model: torch.nn.Module) -> None:
             "what its forward saves",
             type(model).__name__,
         )
-    meta = [name for name, value in model.named_parameters() if value.device.type == "meta"]
-    if meta:
-        raise IntegrationError(f"wrap: parameter {meta[0]!r} is on the meta device; materialise the model first")

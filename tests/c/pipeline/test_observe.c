@@ -93,6 +93,17 @@ static void the_optimizers_state_is_corrected(void **state)
     }
 }
 
+/* Whatever differs, the third plan for the same inputs is the last, unless the budget is passed. */
+static void the_third_plan_stays_within_the_budget(void **state)
+{
+    pipeline *f = *state;
+    f->seen.plans = 3;
+    f->seen.loop_seen = f->seen.outputs_held = f->seen.gradients_live_in_forward = true;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    f->seen.peak_bytes = f->plan->pressure.allowed_bytes + 50 * MIB;
+    assert_int_not_equal(observe(f), MS_DRIFT_NONE);
+}
+
 /* Unknown scratch is added, and the next plan leaves room for it. */
 static void a_peak_over_the_plan_grows_scratch(void **state)
 {
@@ -336,6 +347,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(unmeasured_values_change_nothing, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(the_loop_is_observed_once_and_then_only_grows, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(the_optimizers_state_is_corrected, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(the_third_plan_stays_within_the_budget, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_peak_over_the_plan_grows_scratch, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_peak_is_added_once_if_the_plan_stays, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_step_of_smaller_inputs_can_only_raise_scratch, pipeline_open, pipeline_close),

@@ -228,6 +228,31 @@ static void the_cache_gets_a_margin_if_the_budget_has_room(void **state)
     }
 }
 
+/* A shape that fits no plan gets its smallest, and a line that says how far it goes. */
+static void a_shape_beyond_the_budget_gets_its_smallest_plan(void **state)
+{
+    pipeline *f = *state;
+    ms_plan *plan = NULL;
+    char *line = NULL;
+    ms_error err;
+    ms_graph *longer = ms_graph_copy(f->graph, &err);
+    assert_non_null(longer);
+    ms_free(longer->signature);
+    longer->signature = ms_strdup("ids:int64[4,512]");
+    ms_free(f->graph->signature);
+    f->graph->signature = ms_strdup("ids:int64[4,128]");
+    f->config.memory_budget_bytes = 100 * MIB;
+    assert_ms_ok(ms_pipeline_beyond(longer, f->graph, f->hardware, &f->config, &plan, &line, &err), err);
+    assert_true(plan->replay.peak_bytes > f->config.memory_budget_bytes);
+    assert_non_null(strstr(line, "inputs ids:int64[4,512] need"));
+    assert_non_null(strstr(line, "over the budget"));
+    assert_non_null(strstr(line, "the first were ids:int64[4,128]"));
+    assert_null(strstr(line, "longest")); /* both need the same: no length would fit */
+    ms_free(line);
+    ms_plan_free(plan);
+    ms_graph_free(longer);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -240,6 +265,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(packed_masks_fit_budgets_that_nothing_else_fits, pipeline_open, pipeline_close),
         cmocka_unit_test(the_cache_gets_a_margin_if_the_budget_has_room),
         cmocka_unit_test(packed_masks_stay_within_the_budget),
+        cmocka_unit_test_setup_teardown(a_shape_beyond_the_budget_gets_its_smallest_plan, pipeline_open,
+                                        pipeline_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,75 @@
+/*
+ * What lies outside the plan, for Python: evaluations that pass the budget, and shapes that fit no plan.
+ */
+#include "common.h"
+#include "documents.h"
+#include "rooms.h"
+
+#include "memscale/pipeline.h"
+
+static PyObject *plan_evaluation(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *text;
+    unsigned long long before, peak, rows;
+    if (!PyArg_ParseTuple(args, "sKKK:plan_evaluation", &text, &before, &peak, &rows)) {
+        return NULL;
+    }
+    ms_config config;
+    ms_error err;
+    ms_evaluation seen = {before, peak, rows};
+    char *line = NULL;
+    int rc = ms_config_parse(text, &config, &err);
+    if (rc == MS_OK) {
+        rc = ms_pipeline_evaluation(&config, &seen, &line, &err);
+    }
+    if (ms_ext_check(rc, &err) != 0) {
+        return NULL;
+    }
+    PyObject *answer = ms_ext_text_or_none(line);
+    ms_free(line);
+    return answer;
+}
+
+static PyObject *plan_beyond(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *graph, *first, *hardware, *config;
+    if (!PyArg_ParseTuple(args, "ssss:plan_beyond", &graph, &first, &hardware, &config)) {
+        return NULL;
+    }
+    ms_ext_documents d = {0}, of_first = {0};
+    ms_error err;
+    ms_plan *plan = NULL;
+    char *line = NULL;
+    PyObject *answer = NULL;
+    int rc = ms_ext_documents_parse(&d, graph, hardware, config, NULL, &err);
+    if (rc == MS_OK) {
+        rc = ms_ext_documents_parse(&of_first, first, hardware, config, NULL, &err);
+    }
+    if (rc == MS_OK) {
+        rc = ms_pipeline_beyond(d.graph, of_first.graph, d.hardware, &d.config, &plan, &line, &err);
+    }
+    if (ms_ext_check(rc, &err) == 0) {
+        answer = Py_BuildValue("(NN)", ms_ext_take_text(ms_plan_to_json(plan)), ms_ext_take_text(line));
+    }
+    ms_plan_free(plan);
+    ms_ext_documents_free(&d);
+    ms_ext_documents_free(&of_first);
+    return answer;
+}
+
+static PyMethodDef methods[] = {
+    MS_EXT_FUNCTION("plan_evaluation", plan_evaluation, METH_VARARGS, "config, before_bytes, peak_bytes, rows, /",
+                    "(str, int, int, int) -> str | None",
+                    "The warning about forwards without gradients that took `peak_bytes`; None within the budget."),
+    MS_EXT_FUNCTION("plan_beyond", plan_beyond, METH_VARARGS, "graph, first_graph, hardware, config, /",
+                    "(str, str, str, str) -> tuple[str, str]",
+                    "The smallest plan for a shape that fits none within the budget, and the warning about it."),
+    {NULL, NULL, 0, NULL},
+};
+
+int ms_ext_add_outside(PyObject *module)
+{
+    return PyModule_AddFunctions(module, methods);
+}

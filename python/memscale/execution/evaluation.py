@@ -1,0 +1,59 @@
+"""Forwards of the root without gradients: validation, generation, rollouts.
+
+They run without hooks. C keeps their memory apart from the training steps' and words the warning for an evaluation
+that passes the budget; this class tells it when one begins and ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..base.arguments import plain_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+__all__ = ["Evaluation"]
+
+
+class Evaluation:
+    """The evaluations of one model.
+
+    In training mode an evaluation is one forward. In evaluation mode it lasts until training goes on, because losses
+    and metrics follow the forward.
+
+    Args:
+        core: the execution whose steps surround the evaluations.
+        report: receives bytes resident before an evaluation, bytes at its peak and rows of its largest batch.
+    """
+
+    def __init__(self, core: Any, report: Callable[[int, int, int], None]) -> None:
+        self._core = core
+        self._report = report
+        self._rows = 0
+        self._runs = False
+
+    def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The root is about to run without gradients."""
+        self._core.evaluation_begins()
+        self._runs = True
+        rows = (tensor.shape[0] for tensor in plain_tensors((args, kwargs)) if tensor.dim() > 0)
+        self._rows = max(self._rows, next(rows, 0))
+
+    def forward_ended(self, model: torch.nn.Module) -> None:
+        """The root has run without gradients."""
+        if model.training:
+            self.end()
+
+    def end(self) -> None:
+        """Training goes on."""
+        if not self._runs:
+            return
+        self._runs = False
+        rows, self._rows = self._rows, 0
+        seen = self._core.evaluation_ends()
+        if seen is not None:
+            before_bytes, peak_bytes = seen
+            self._report(before_bytes, peak_bytes, rows)

@@ -419,12 +419,12 @@ static void a_tier_is_opened_once_and_without_the_hosts_lock(void **state)
 static void the_first_tier_follows_the_caps(void **state)
 {
     (void)state;
-    ms_offload_options host = {0}, gpu = {.from_device = true};
-    assert_false(ms_execute_first_tier(0, 0, &host));
-    assert_true(ms_execute_first_tier(5, 7, &host));
-    assert_true(host.tier == MS_TIER_DISK && host.cap_bytes == 7 && host.disk_cap_bytes == 0);
-    assert_true(ms_execute_first_tier(5, 0, &host));
-    assert_true(host.tier == MS_TIER_HOST && host.cap_bytes == 5);
+    ms_offload_options cpu = {0}, gpu = {.from_device = true};
+    assert_false(ms_execute_first_tier(0, 0, &cpu));
+    assert_true(ms_execute_first_tier(5, 7, &cpu));
+    assert_true(cpu.tier == MS_TIER_DISK && cpu.cap_bytes == 7 && cpu.disk_cap_bytes == 0);
+    assert_true(ms_execute_first_tier(5, 0, &cpu));
+    assert_true(cpu.tier == MS_TIER_HOST && cpu.cap_bytes == 5);
     assert_false(ms_execute_first_tier(0, 0, &gpu));
     assert_true(ms_execute_first_tier(5, 7, &gpu));
     assert_true(gpu.tier == MS_TIER_HOST && gpu.cap_bytes == 5 && gpu.disk_cap_bytes == 7);

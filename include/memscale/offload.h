@@ -141,8 +141,7 @@ MS_API int ms_offload_wait(ms_offload *engine, ms_ticket ticket, ms_error *err);
 MS_API int ms_offload_wait_queued(ms_offload *engine, ms_ticket ticket, ms_error *err);
 
 /* As ms_offload_wait_queued(), and whatever is queued on `stream` from now on comes after the fetch. To free the
- * destination, order the stream on which it is used next. No other thread may drop or fetch the ticket
- * meanwhile. Waits for no device. */
+ * destination, order the stream on which it is used next. Waits for no device, unless it refuses the order. */
 MS_API int ms_offload_order(ms_offload *engine, void *stream, ms_ticket ticket, ms_error *err);
 
 /* The ticket's state; never waits. MS_TICKET_FAILED for an unknown ticket. */
@@ -168,7 +167,8 @@ MS_API void ms_offload_drop(ms_offload *engine, ms_ticket ticket);
  * oldest first. Never blocks; costs one atomic load if there are none. */
 MS_API size_t ms_offload_reap(ms_offload *engine, ms_ticket *tickets, size_t max);
 
-/* Waits until nothing is in flight (before fork and at the end of a step). */
+/* Waits until no worker has anything to move. Copies to a device's memory may still be on their way
+ * (ms_offload_wait()). */
 MS_API int ms_offload_quiesce(ms_offload *engine, ms_error *err);
 
 /* Counters of an engine: bytes moved, bytes held. */

@@ -139,6 +139,11 @@ bool ms__cond_wait_until(ms__cond *cond, ms__mutex *mutex, uint64_t deadline_ns)
     return pthread_cond_timedwait(&cond->handle, &mutex->handle, &deadline) != ETIMEDOUT;
 }
 
+void ms__sleep_ns(uint64_t ns)
+{
+    (void)nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+}
+
 void ms__once_run(ms__once *once, void (*body)(void))
 {
     pthread_once(once, body);

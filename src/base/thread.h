@@ -57,6 +57,9 @@ void ms__cond_wait(ms__cond *cond, ms__mutex *mutex);
 /* False once ms_now_ns() has passed `deadline_ns` (UINT64_MAX: never). */
 bool ms__cond_wait_until(ms__cond *cond, ms__mutex *mutex, uint64_t deadline_ns);
 
+/* Sleeps for at least `ns`, below one second, unless a signal ends it. */
+void ms__sleep_ns(uint64_t ns);
+
 typedef pthread_once_t ms__once;
 #define MS__ONCE_INIT PTHREAD_ONCE_INIT
 

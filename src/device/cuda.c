@@ -136,6 +136,13 @@ static int cuda_event_synchronize(const ms__device *device, void *event)
     return functions_of(device)->event_synchronize(event);
 }
 
+static int cuda_event_query(const ms__device *device, void *event, bool *has_ended)
+{
+    ms__cu_result result = functions_of(device)->event_query(event);
+    *has_ended = result != MS__CU_NOT_READY;
+    return *has_ended ? (int)result : 0;
+}
+
 static int cuda_copy_to_host(const ms__device *device, void *to, uintptr_t from, uint64_t bytes, void *stream)
 {
     return functions_of(device)->copy_to_host(to, from, bytes, stream);
@@ -170,6 +177,7 @@ static const ms__device_driver driver = {
     .event_close = cuda_event_close,
     .event_record = cuda_event_record,
     .event_synchronize = cuda_event_synchronize,
+    .event_query = cuda_event_query,
     .copy_to_host = cuda_copy_to_host,
     .copy_to_device = cuda_copy_to_device,
     .pin = cuda_pin,

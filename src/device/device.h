@@ -60,6 +60,8 @@ typedef struct ms__device_driver {
     int (*event_close)(const ms__device *device, void *event);
     int (*event_record)(const ms__device *device, void *event, void *stream);
     int (*event_synchronize)(const ms__device *device, void *event);
+    /* Never waits. */
+    int (*event_query)(const ms__device *device, void *event, bool *has_ended);
     /* Queued on the stream; pageable memory works too. */
     int (*copy_to_host)(const ms__device *device, void *to, uintptr_t from, uint64_t bytes, void *stream);
     int (*copy_to_device)(const ms__device *device, uintptr_t to, const void *from, uint64_t bytes, void *stream);

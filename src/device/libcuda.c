@@ -27,6 +27,7 @@ static const ms__library_function function_rows[] = {
     {"cuEventDestroy_v2", offsetof(ms__libcuda, event_destroy)},
     {"cuEventRecord", offsetof(ms__libcuda, event_record)},
     {"cuEventSynchronize", offsetof(ms__libcuda, event_synchronize)},
+    {"cuEventQuery", offsetof(ms__libcuda, event_query)},
     {"cuMemcpyDtoHAsync_v2", offsetof(ms__libcuda, copy_to_host)},
     {"cuMemcpyHtoDAsync_v2", offsetof(ms__libcuda, copy_to_device)},
     {"cuMemHostRegister_v2", offsetof(ms__libcuda, host_register)},

@@ -9,7 +9,7 @@
 
 #include "memscale/base.h"
 
-/* The driver's types in its ABI. CUDA_SUCCESS is 0. */
+/* The driver's types in its ABI. */
 typedef int ms__cu_result;
 typedef int ms__cu_device;
 typedef void *ms__cu_context;
@@ -17,8 +17,9 @@ typedef void *ms__cu_stream; /* NULL: the legacy default stream */
 typedef void *ms__cu_event;
 typedef unsigned long long ms__cu_pointer;
 
-/* Flags and attributes that memscale uses. */
+/* Results, flags and attributes that memscale uses. CUDA_SUCCESS is 0. */
 enum {
+    MS__CU_NOT_READY = 600,
     MS__CU_STREAM_NON_BLOCKING = 1,
     MS__CU_EVENT_BLOCKING_SYNC = 1,
     MS__CU_EVENT_DISABLE_TIMING = 2,
@@ -45,6 +46,7 @@ typedef struct ms__libcuda {
     ms__cu_result (*event_destroy)(ms__cu_event event);
     ms__cu_result (*event_record)(ms__cu_event event, ms__cu_stream stream);
     ms__cu_result (*event_synchronize)(ms__cu_event event);
+    ms__cu_result (*event_query)(ms__cu_event event);
     ms__cu_result (*copy_to_host)(void *to, ms__cu_pointer from, size_t bytes, ms__cu_stream stream);
     ms__cu_result (*copy_to_device)(ms__cu_pointer to, const void *from, size_t bytes, ms__cu_stream stream);
     ms__cu_result (*host_register)(void *memory, size_t bytes, unsigned flags);

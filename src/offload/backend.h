@@ -122,9 +122,10 @@ struct ms__backend_ops {
      * mark once no transfer uses it. */
     int (*mark)(ms__backend *backend, void *stream, void **mark, ms_error *err);
     void (*unmark)(ms__backend *backend, void *mark);
-    /* For io.end: blocks until the read has ended; has the stream's later work wait for it. From any thread. */
-    int (*await)(ms__backend *backend, void *end, ms_error *err);
-    int (*order)(ms__backend *backend, void *stream, void *end, ms_error *err);
+    /* For io.end: waits until the read has ended, at most until the deadline (MS_ETIMEDOUT); has the stream's
+     * later work wait for it, or else waits itself. From any thread. */
+    int (*await)(ms__backend *backend, void *end, uint64_t deadline_ns, ms_error *err);
+    int (*order)(ms__backend *backend, void *stream, void *end, uint64_t deadline_ns, ms_error *err);
     /* The tier of an extent; NULL if all are on the requested one. */
     ms_tier (*tier_of)(uint64_t position);
 

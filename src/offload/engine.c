@@ -242,7 +242,23 @@ static void cancel_transfers(ms_offload *engine)
     }
 }
 
-/* True once no piece is in a lane and no caller waits; the threads then end. */
+/* Waits for what fetches have queued. False: the device does not answer. */
+static bool engine_await_ends(ms_offload *engine, uint64_t deadline_ns)
+{
+    ms__backend *backend = engine->backend;
+    for (uint32_t i = 0; backend->ops->await != NULL && i < engine->tickets.count; i++) {
+        const ms__ticket *ticket = engine->tickets.all[i];
+        for (uint32_t k = 0; ticket->id != 0 && k < ticket->piece_count; k++) {
+            void *end = ticket->pieces[k].end;
+            if (end != NULL && backend->ops->await(backend, end, deadline_ns, NULL) == MS_ETIMEDOUT) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* True once no piece is in a lane, none is queued, and no caller waits; the threads then end. */
 static bool engine_pause_for_close(ms_offload *engine)
 {
     ms__mutex_lock(&engine->lock);
@@ -256,7 +272,7 @@ static bool engine_pause_for_close(ms_offload *engine)
     }
     bool is_at_rest = engine->running_count == 0 && engine->caller_count == 0;
     ms__mutex_unlock(&engine->lock);
-    return is_at_rest;
+    return is_at_rest && engine_await_ends(engine, deadline_ns);
 }
 
 void ms_offload_close(ms_offload *engine)
@@ -271,7 +287,7 @@ void ms_offload_close(ms_offload *engine)
     }
     bool is_at_rest = engine_pause_for_close(engine);
     if (!is_at_rest) {
-        /* A thread hangs in a system call that uses the engine's memory. */
+        /* A thread hangs in a system call that uses the engine's memory, or the device does. */
         ms_log(MS_LOG_ERROR, "%s: a transfer does not end; the engine is left behind", engine->backend->place);
     }
     for (uint32_t i = 0; i < engine->worker_count; i++) {

@@ -304,7 +304,8 @@ static int fetch_start(ms_offload *engine, ms__ticket *ticket, void *destination
         return ms_fail(err, MS_EINVAL, "%s: fetching %s into %llu bytes at %p", engine->backend->place,
                        ms__text_bytes(ticket->bytes).text, (unsigned long long)capacity, destination);
     }
-    if (ticket->is_canceled || ticket->fetch_is_wanted || ticket->state == MS_TICKET_FETCHING) {
+    if (ticket->is_canceled || ticket->fetch_is_wanted || ticket->state == MS_TICKET_FETCHING ||
+        ticket->follower_count > 0) {
         return ms_fail(err, MS_ESTATE, "%s: a fetch of the ticket is already under way", engine->backend->place);
     }
     if (ticket->state == MS_TICKET_STORING) {
@@ -363,9 +364,8 @@ int ms_offload_fetch_on(ms_offload *engine, void *stream, ms_ticket id, void *de
 /* ---- waiting -------------------------------------------------------------- */
 
 /* Under the lock. */
-static int wait_until_idle(ms_offload *engine, ms_ticket id, ms_error *err)
+static int wait_until_idle(ms_offload *engine, ms_ticket id, uint64_t deadline_ns, ms_error *err)
 {
-    uint64_t deadline_ns = deadline_of(engine);
     ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
     if (ticket == NULL) {
         return unknown_ticket(engine, id, err);
@@ -387,44 +387,65 @@ static int wait_until_idle(ms_offload *engine, ms_ticket id, ms_error *err)
     return ticket->state == MS_TICKET_FAILED ? ms__transfer_error(engine, ticket, err) : MS_OK;
 }
 
-/* Waits for the ticket; NULL if it is unknown. It stays what it is until it is dropped or fetched
- * again, which the caller must not let happen meanwhile. */
-static ms__ticket *wait_for_ticket(ms_offload *engine, ms_ticket id, int *rc, ms_error *err)
+/* What is done about a queued fetch: the host waits for it, or a stream does. */
+typedef struct after_fetch {
+    bool is_stream;
+    void *stream;
+    uint64_t deadline_ns;
+} after_fetch;
+
+static int follow_end(ms_offload *engine, void *end, const after_fetch *after, ms_error *err)
 {
-    *rc = request_enter(engine, err);
-    if (*rc != MS_OK) {
-        return NULL;
-    }
-    *rc = wait_until_idle(engine, id, err);
-    ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
-    if (ticket != NULL && ms__ticket_is_idle(ticket)) {
-        ticket->is_followed = true;
-    }
-    ms__mutex_unlock(&engine->lock);
-    return ticket;
+    ms__backend *backend = engine->backend;
+    return after->is_stream ? backend->ops->order(backend, after->stream, end, after->deadline_ns, err)
+                            : backend->ops->await(backend, end, after->deadline_ns, err);
 }
 
-/* Blocks until the pieces of a fetch have ended on the device. */
-static int await_ends(ms_offload *engine, const ms__ticket *ticket, ms_error *err)
+/* Follows the queued pieces of an idle ticket. Under the lock, which is released meanwhile: as long as it has
+ * followers, the ticket is neither dropped nor fetched again. */
+static int follow_ends(ms_offload *engine, ms__ticket *ticket, const after_fetch *after, ms_error *err)
 {
     int rc = MS_OK;
+    if (engine->backend->ops->await == NULL) {
+        return MS_OK;
+    }
+    engine->caller_count++;
+    ticket->follower_count++;
+    ms__mutex_unlock(&engine->lock);
     for (uint32_t i = 0; i < ticket->piece_count && rc == MS_OK; i++) {
         void *end = ticket->pieces[i].end;
-        rc = end != NULL ? engine->backend->ops->await(engine->backend, end, err) : MS_OK;
+        rc = end != NULL ? follow_end(engine, end, after, err) : MS_OK;
     }
+    ms__mutex_lock(&engine->lock);
+    ticket->is_followed = ticket->is_followed || rc == MS_OK;
+    ticket->follower_count--;
+    ms__cond_broadcast(&engine->changed);
+    request_leave(engine);
+    return rc;
+}
+
+/* Waits until the ticket is idle, then follows what its fetch has queued: some pieces of a failed one may be on
+ * their way too. */
+static int wait_and_follow(ms_offload *engine, ms_ticket id, after_fetch after, ms_error *err)
+{
+    int rc = request_enter(engine, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    after.deadline_ns = deadline_of(engine);
+    rc = wait_until_idle(engine, id, after.deadline_ns, err);
+    ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
+    if (ticket != NULL && ms__ticket_is_idle(ticket)) {
+        int followed = follow_ends(engine, ticket, &after, rc == MS_OK ? err : NULL);
+        rc = rc != MS_OK ? rc : followed;
+    }
+    ms__mutex_unlock(&engine->lock);
     return rc;
 }
 
 int ms_offload_wait(ms_offload *engine, ms_ticket id, ms_error *err)
 {
-    int rc;
-    const ms__ticket *ticket = wait_for_ticket(engine, id, &rc, err);
-    if (ticket == NULL || !ms__ticket_is_idle(ticket)) {
-        return rc; /* unknown, or the time ran out */
-    }
-    /* Of a failed fetch, some pieces may be on their way. */
-    int ended = await_ends(engine, ticket, rc == MS_OK ? err : NULL);
-    return rc != MS_OK ? rc : ended;
+    return wait_and_follow(engine, id, (after_fetch){0}, err);
 }
 
 int ms_offload_wait_queued(ms_offload *engine, ms_ticket id, ms_error *err)
@@ -433,20 +454,14 @@ int ms_offload_wait_queued(ms_offload *engine, ms_ticket id, ms_error *err)
     if (rc != MS_OK) {
         return rc;
     }
-    rc = wait_until_idle(engine, id, err);
+    rc = wait_until_idle(engine, id, deadline_of(engine), err);
     ms__mutex_unlock(&engine->lock);
     return rc;
 }
 
 int ms_offload_order(ms_offload *engine, void *stream, ms_ticket id, ms_error *err)
 {
-    int rc;
-    const ms__ticket *ticket = wait_for_ticket(engine, id, &rc, err);
-    for (uint32_t i = 0; rc == MS_OK && i < ticket->piece_count; i++) {
-        void *end = ticket->pieces[i].end;
-        rc = end != NULL ? engine->backend->ops->order(engine->backend, stream, end, err) : MS_OK;
-    }
-    return rc;
+    return wait_and_follow(engine, id, (after_fetch){.is_stream = true, .stream = stream}, err);
 }
 
 ms_ticket_state ms_offload_state(ms_offload *engine, ms_ticket id)
@@ -506,13 +521,31 @@ void ms_offload_cancel(ms_offload *engine, ms_ticket id)
 }
 
 /* Under the lock. False: a piece of it is still in a lane at the deadline. */
-static bool stop_transfer(ms_offload *engine, ms__ticket *ticket)
+static bool stop_transfer(ms_offload *engine, ms__ticket *ticket, uint64_t deadline_ns)
 {
-    uint64_t deadline_ns = deadline_of(engine);
     ms__transfer_cancel(engine, ticket);
     while (!ms__ticket_is_idle(ticket)) {
         if (!wait_for_change(engine, deadline_ns) && !ms__ticket_is_idle(ticket)) {
             ticket->is_orphan = true;
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Under the lock. True: nothing uses the ticket's memory any more, and nobody waits for it. */
+static bool drop_await(ms_offload *engine, ms__ticket *ticket)
+{
+    after_fetch after = {.deadline_ns = deadline_of(engine)};
+    if (!ms__ticket_is_idle(ticket) && !stop_transfer(engine, ticket, after.deadline_ns)) {
+        return false;
+    }
+    ticket->is_canceled = true; /* nobody else drops it meanwhile */
+    if (!ticket->is_followed && follow_ends(engine, ticket, &after, NULL) == MS_ETIMEDOUT) {
+        return false;
+    }
+    while (ticket->follower_count > 0) {
+        if (!wait_for_change(engine, after.deadline_ns) && ticket->follower_count > 0) {
             return false;
         }
     }
@@ -529,13 +562,7 @@ void ms_offload_drop(ms_offload *engine, ms_ticket id)
         ms__mutex_unlock(&engine->lock);
         return;
     }
-    bool is_stopped = ms__ticket_is_idle(ticket) || stop_transfer(engine, ticket);
-    if (is_stopped && !ticket->is_followed && !engine->is_closing) {
-        ticket->is_canceled = true; /* nobody else drops it meanwhile */
-        ms__mutex_unlock(&engine->lock);
-        (void)await_ends(engine, ticket, NULL); /* they write to the caller's memory */
-        ms__mutex_lock(&engine->lock);
-    }
+    bool is_stopped = drop_await(engine, ticket);
     if (engine->is_closing) { /* since the wait began: closing frees the ticket */
         ms__mutex_unlock(&engine->lock);
         return;

@@ -63,6 +63,7 @@ typedef struct ms__ticket {
     uint32_t ready_count;   /* pieces that may be taken */
     uint32_t next_piece;    /* first piece not taken */
     uint32_t running_count; /* pieces in lanes */
+    uint32_t follower_count; /* callers that wait, outside the lock, for what a fetch has queued */
     struct ms__ticket *joined; /* in a lane: the next ticket in the same request */
     ms__failure failure;
 

@@ -207,12 +207,11 @@ int cuStreamWaitEvent(void *handle, void *which, unsigned flags)
     if (result == OK && (one == NULL || flags != 0)) {
         result = INVALID_HANDLE;
     }
-    if (result == OK && awaited->recorded == 0) {
+    if (result == OK && awaited->on == NULL) {
         violate("a stream waits for an event that was never recorded");
     } else if (result == OK) {
-        result = stream_queue(one, &(work){.kind = WORK_WAIT, .event = awaited, .count = awaited->recorded});
+        result = stream_queue(one, &(work){.kind = WORK_WAIT, .after = awaited->on, .at = awaited->at});
         if (result == OK) {
-            awaited->uses++;
             clock_join(&one->clock, &awaited->clock);
         }
     }
@@ -236,9 +235,7 @@ int cuEventDestroy_v2(void *which)
     int result = enter_in_context("cuEventDestroy_v2");
     event *one = which;
     if (result == OK || result == the.sticky) {
-        one->is_destroyed = true;
-        one->uses++;
-        event_unuse(one);
+        free(one);
         the.counts.events--;
     }
     return leave(result);
@@ -253,11 +250,11 @@ int cuEventRecord(void *which, void *handle)
         result = INVALID_HANDLE;
     }
     if (result == OK) {
-        result = stream_queue(one, &(work){.kind = WORK_RECORD, .event = recorded, .count = recorded->recorded + 1});
+        result = stream_queue(one, &(work){.kind = WORK_RECORD});
     }
     if (result == OK) {
-        recorded->uses++;
-        recorded->recorded++;
+        recorded->on = one;
+        recorded->at = one->queued;
         recorded->clock = one->clock;
     }
     return leave(result);
@@ -266,13 +263,14 @@ int cuEventRecord(void *which, void *handle)
 int cuEventSynchronize(void *which)
 {
     int result = enter_in_context("cuEventSynchronize");
-    event *one = which;
-    if (result == OK && one->recorded == 0) {
+    const event *one = which;
+    if (result == OK && one->on == NULL) {
         violate("the host waits for an event that was never recorded");
     } else if (result == OK) {
-        uint64_t count = one->recorded;
+        const stream *on = one->on;
+        uint64_t at = one->at;
         clock_vector clock = one->clock;
-        while (one->done < count) {
+        while (on->finished < at) {
             ms__cond_wait(&the.changed, &the.lock);
         }
         clock_join(&the.host, &clock);
@@ -299,7 +297,7 @@ int cuEventQuery(void *which)
     int result = enter_in_context("cuEventQuery");
     const event *one = which;
     if (result == OK) {
-        result = one->done < one->recorded ? NOT_READY : OK;
+        result = one->on != NULL && one->on->finished < one->at ? NOT_READY : OK;
     }
     if (result == OK) {
         clock_join(&the.host, &one->clock);

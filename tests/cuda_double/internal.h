@@ -33,10 +33,8 @@ typedef struct clock_vector {
 } clock_vector;
 
 typedef struct event {
-    uint64_t recorded; /* times recorded */
-    uint64_t done;     /* the latest record reached */
-    uint32_t uses;     /* in queues */
-    bool is_destroyed;
+    const struct stream *on; /* of the latest record; NULL: never recorded */
+    uint64_t at;             /* its place on that stream */
     clock_vector clock;
 } event;
 
@@ -63,8 +61,8 @@ typedef struct work {
     unsigned char **memories; /* PROGRAM: owned; one per range */
     cuda_double_program *program;
     void *argument;
-    event *event; /* RECORD, WAIT */
-    uint64_t count;
+    const struct stream *after; /* WAIT: for this stream's work up to ... */
+    uint64_t at;                /* ... this place; the event may be recorded again meanwhile */
     uint64_t delay_ns;
     struct work *next;
 } work;
@@ -133,7 +131,6 @@ void stream_make_room(const stream *which);
 /* Queues a copy of `what`. Advances the stream's time. */
 int stream_queue(stream *which, const work *what);
 void stream_wait_finished(stream *which, uint64_t until);
-void event_unuse(event *which);
 uint64_t fingerprint_of(const void *memory, size_t bytes);
 
 /* order.c */

@@ -45,13 +45,6 @@ stream *stream_of(void *handle)
     return found;
 }
 
-void event_unuse(event *which)
-{
-    if (--which->uses == 0 && which->is_destroyed) {
-        free(which);
-    }
-}
-
 static bool is_filled(const unsigned char *memory, int value, size_t bytes)
 {
     return bytes == 0 || (memory[0] == value && memcmp(memory, memory + 1, bytes - 1) == 0);
@@ -107,12 +100,6 @@ static void conclude(stream *self, work *what)
     self->first = what->next;
     self->last = self->first == NULL ? NULL : self->last;
     self->finished++;
-    if (what->event != NULL) {
-        if (what->kind == WORK_RECORD && what->count > what->event->done) {
-            what->event->done = what->count;
-        }
-        event_unuse(what->event);
-    }
     free(what->memories);
     free(what);
     ms__cond_broadcast(&the.changed);
@@ -121,7 +108,7 @@ static void conclude(stream *self, work *what)
 static bool is_ready(const stream *self)
 {
     const work *what = self->first;
-    return what != NULL && !the.hangs && (what->kind != WORK_WAIT || what->event->done >= what->count);
+    return what != NULL && !the.hangs && (what->kind != WORK_WAIT || what->after->finished >= what->at);
 }
 
 static void stream_main(void *argument)

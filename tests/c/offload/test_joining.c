@@ -98,9 +98,11 @@ static void hold_and_fetch(work *w, bool is_backward)
     }
 }
 
+/* Waits: a fetch to a device's memory is FETCHED as soon as its copies are queued. */
 static bool is_delivered(const work *w, int i)
 {
-    return ms_offload_state(w->engine, w->tickets[i]) == MS_TICKET_FETCHED &&
+    return ms_offload_wait(w->engine, w->tickets[i], NULL) == MS_OK &&
+           ms_offload_state(w->engine, w->tickets[i]) == MS_TICKET_FETCHED &&
            has_pattern(destination_of(w, i), BYTES, (uint64_t)i);
 }
 

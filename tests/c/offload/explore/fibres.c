@@ -301,6 +301,11 @@ bool ms__cond_wait_until(ms__cond *cond, ms__mutex *mutex, uint64_t deadline_ns)
     return in_time;
 }
 
+void ms__sleep_ns(uint64_t ns)
+{
+    fibres_sleep(ns);
+}
+
 void ms__cond_wait(ms__cond *cond, ms__mutex *mutex)
 {
     (void)ms__cond_wait_until(cond, mutex, UINT64_MAX);

@@ -317,7 +317,7 @@ def test_a_tensor_that_is_filled_after_it_was_saved_is_stored_filled(technique, 
 
 
 _OUTPUTS: contextvars.ContextVar[dict[str, list[torch.Tensor]] | None] = contextvars.ContextVar("outputs", default=None)
-_scale_of: contextvars.ContextVar[list[float]] = contextvars.ContextVar("scale", default=[1.0])
+_scale_of: contextvars.ContextVar[tuple[float, ...] | list[float]] = contextvars.ContextVar("scale", default=(1.0,))
 
 
 class _Collecting(nn.Module):

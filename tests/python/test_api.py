@@ -131,7 +131,7 @@ def test_several_optimizers_after_one_backward_are_one_step(caplog: pytest.LogCa
     optimizers = [torch.optim.AdamW(model[:4].parameters()), torch.optim.SGD(model[4:].parameters(), momentum=0.9)]
     memscale.wrap(model, Config(force_optimize=True))
     executor = model._memscale_executor
-    with caplog.at_level(logging.INFO, logger="memscale"):
+    with caplog.at_level(logging.DEBUG, logger="memscale"):
         for step in range(1, 6):
             model(batch).sum().backward()
             for optimizer in optimizers:

@@ -290,9 +290,17 @@ def test_a_model_that_makes_nothing_has_a_plan_that_says_so(model, config, tmp_p
     assert "nothing to plan" in str(memscale.plan(model, batch, config))
 
 
-def test_meta_parameters_are_refused() -> None:
-    with pytest.raises(memscale.IntegrationError, match="meta"):
-        memscale.wrap(nn.Linear(4, 4, device="meta"))
+def test_a_model_wrapped_on_the_meta_device_is_planned_once_it_has_bytes() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, device="meta"), nn.Tanh(), nn.Linear(4, 4, device="meta"))
+    memscale.wrap(model, Config(force_optimize=True))
+    assert model(torch.ones(2, 4, device="meta")).device.type == "meta"
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.5)
+    model(torch.ones(2, 4)).sum().backward()
+    assert model[0].weight.grad is not None and model[0].weight.grad.device.type == "cpu"
+    assert not model._memscale_executor.plan.skipped
+    assert "recompute" in str(model._memscale_executor.plan)
 
 
 def test_a_compiled_module_is_refused_with_the_way_out() -> None:

@@ -351,6 +351,8 @@ class Executor:
         if obstacle is not None:
             self._notices.say_obstacle(obstacle)
             return None
+        if training_device(module).type == "meta":
+            return None  # shapes are computed; nothing is held
         changed = _core.guarded(self._plan_forward, module, args, kwargs)
         if self._core.is_active():
             residents = [*module.parameters(), *module.buffers(), *plain_tensors((args, kwargs))]

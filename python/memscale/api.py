@@ -38,8 +38,9 @@ def wrap(
             `Trainer`, which wraps a module while it fits it.
         config: the budget and the techniques allowed; `Config()` if None. Never changed.
         sample_input: a tensor, a tuple of positional arguments or a dict of keyword
-            arguments of the kind training will use. With it the plan is made at once;
-            without it at the first training forward, when shapes are known.
+            arguments of the kind training will use; or a list of such samples, say the shortest
+            and the longest. With it plans are made at once, for each sample; without it at the
+            first training forward, when shapes are known.
         async_offload: overrides ``config.async_offload`` and ``MEMSCALE_ASYNC_OFFLOAD``.
         async_config: overrides ``config.async_config``.
 
@@ -51,7 +52,7 @@ def wrap(
         TypeError: `target` or `sample_input` is none of the above, or the sample does not fit the forward.
         ProfileError: the forward takes `sample_input`, but not its shapes or types.
         ConfigError: a field of the configuration is not allowed here.
-        BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
+        BudgetInfeasibleError: no plan fits ``memory_budget_gb``; names a budget that fits every sample.
         IntegrationError: the model can't be hooked (compiled, already distributed).
 
     Example:

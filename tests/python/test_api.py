@@ -146,6 +146,33 @@ def test_several_optimizers_after_one_backward_are_one_step(caplog: pytest.LogCa
     memscale.detach(model)
 
 
+def test_each_sample_of_a_list_is_planned_for_at_once() -> None:
+    model = memscale.wrap(_mlp(), Config(), sample_input=[torch.randn(2, 256), (torch.randn(64, 256),)])
+    made = len(model._memscale_executor._planner._plans)
+    assert made == 2
+    for rows in (2, 64, 48):
+        _step(model, torch.randn(rows, 256))
+    assert len(model._memscale_executor._planner._graphs) == made  # nothing was traced again
+
+
+def test_the_smallest_budget_named_fits_every_sample_of_a_list() -> None:
+    samples = [torch.randn(16384, 256), torch.randn(8, 256)]
+    with pytest.raises(memscale.BudgetInfeasibleError) as refused:
+        memscale.wrap(_mlp(), Config(memory_budget_gb=0.001), sample_input=samples)
+    with pytest.raises(memscale.BudgetInfeasibleError) as alone:
+        memscale.wrap(_mlp(), Config(memory_budget_gb=0.001), sample_input=samples[1])
+    assert refused.value.smallest_budget_bytes > alone.value.smallest_budget_bytes
+    budget = Config(memory_budget_gb=refused.value.smallest_budget_bytes / 1e9 + 0.002)  # this process has grown
+    memscale.detach(memscale.wrap(_mlp(), budget, sample_input=samples))
+
+
+def test_a_list_of_samples_is_wraps_alone_and_not_empty() -> None:
+    with pytest.raises(TypeError, match="empty list"):
+        memscale.wrap(_mlp(), Config(), sample_input=[])
+    with pytest.raises(TypeError, match="several samples"):
+        memscale.plan(_mlp(), [torch.randn(2, 256)])
+
+
 def test_a_sample_input_that_does_not_fit_is_refused_at_once() -> None:
     model = _mlp()
     before = _hooks(model)

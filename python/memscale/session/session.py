@@ -336,12 +336,13 @@ class Session:
         return plan
 
     def _make_plan_or_smallest(self, signature: str) -> str:
-        """The plan as JSON. A shape that comes later and fits none gets its smallest, with one warning."""
+        """The plan as JSON. A shape that comes in training and fits none gets its smallest, with one warning."""
         graph = self._graphs[signature]
         try:
             plan = self._make_plan(graph)
         except BudgetInfeasibleError:
-            if self.config.strict_budget or self._first in (None, signature) or self._first not in self._graphs:
+            is_first = self._first in (None, signature) or self._first not in self._graphs
+            if self.config.strict_budget or self._has_sample or is_first:
                 raise
             plan, line = _core.plan_beyond(graph, self._graphs[self._first], self.hardware_json, self._planned_for)
             if self._told_beyond:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.warnings import warn_nothing_to_undo, warn_replaced
 from ..config import AsyncOffloadConfig, Config
 from ..device import kind_of, training_device
-from ..errors import ConfigError, IntegrationError
+from ..errors import BudgetInfeasibleError, ConfigError, IntegrationError
 from ..observability.watch import RunWatch
 from .ranks import session_for
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..execution.executor import Executor
+    from .session import Session
 
 _log = logging.getLogger("memscale")
 
@@ -67,7 +68,7 @@ def _async_from_environment() -> bool | None:
 
 
 def sample_arguments(model: torch.nn.Module, sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from a tensor, tuple, list or mapping.
+    """Positional and keyword arguments from a tensor, tuple or mapping.
 
     Raises:
         TypeError: it is none of these, or the model's forward does not take them.
@@ -82,8 +83,13 @@ def sample_arguments(model: torch.nn.Module, sample_input: Any) -> tuple[tuple[A
         args = (sample_input,)
     elif isinstance(sample_input, Mapping):
         kwargs = dict(sample_input)
-    elif isinstance(sample_input, (tuple, list)):
-        args = tuple(sample_input)
+    elif isinstance(sample_input, tuple):
+        args = sample_input
+    elif isinstance(sample_input, list):
+        raise TypeError(
+            "sample_input must be one sample here: a tensor, a tuple of positional arguments or a dict of keyword "
+            "arguments; a list is several samples, which memscale.wrap() takes"
+        )
     else:
         raise TypeError(
             "sample_input must be a tensor, a tuple of positional arguments or a dict of keyword arguments, not "
@@ -98,6 +104,21 @@ def sample_arguments(model: torch.nn.Module, sample_input: Any) -> tuple[tuple[A
             "tuple of positional arguments or a dict of keyword arguments"
         ) from None
     return args, kwargs
+
+
+def _samples(model: torch.nn.Module, sample_input: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of each sample; several are a list.
+
+    Raises:
+        TypeError: as `sample_arguments()`, or the list is empty.
+    """
+    if sample_input is None:
+        return []
+    if not isinstance(sample_input, list):
+        return [sample_arguments(model, sample_input)]
+    if not sample_input:
+        raise TypeError("sample_input is an empty list; give the samples to plan for, such as [shortest, longest]")
+    return [sample_arguments(model, sample) for sample in sample_input]
 
 
 def executor_of(model: torch.nn.Module) -> Executor | None:
@@ -135,7 +156,6 @@ def _wrap_watched(
     from ..base.torch_names import check_torch
 
     check_torch()
-    from ..base.signature import input_signature
     from ..base.vector_math import settle_vector_math
     from ..execution.executor import Executor
 
@@ -143,7 +163,7 @@ def _wrap_watched(
     _check_optimizer(optimizer)
     _warn_of_fields_without_effect(config)
     _refuse_what_cannot_be_hooked(model)
-    sample = None if sample_input is None else sample_arguments(model, sample_input)
+    samples = _samples(model, sample_input)
     previous = executor_of(model)
     if previous is not None:
         warn_replaced(model)
@@ -156,13 +176,8 @@ def _wrap_watched(
     watch.describe(model, session.hardware_json)
     try:
         executor.attach()
-        if sample is not None and not session.awaits_parameters:
-            args, kwargs = sample
-            with session.precision(model, args, kwargs):
-                plan = session.plan_sample(model, input_signature(model, args, kwargs), args, kwargs)
-                if session.applies_at_once:
-                    executor.apply(plan)
-                    executor.verify(args, kwargs)
+        if not session.awaits_parameters:
+            _plan_samples(model, executor, session, samples)
         device = training_device(model)
         kind_of(device).reset_peak(device)
     except BaseException:
@@ -170,6 +185,34 @@ def _wrap_watched(
         raise
     _warn_of_several_budgets(executor, config)
     return executor
+
+
+def _plan_samples(
+    model: torch.nn.Module,
+    executor: Executor,
+    session: Session,
+    samples: list[tuple[tuple[Any, ...], dict[str, Any]]],
+) -> None:
+    """Plans for each sample; the last one's plan is put in force.
+
+    Raises:
+        BudgetInfeasibleError: of the sample that needs the largest budget, which fits the others too.
+    """
+    from ..base.signature import input_signature
+
+    refused: BudgetInfeasibleError | None = None
+    for args, kwargs in samples:
+        try:
+            with session.precision(model, args, kwargs):
+                plan = session.plan_sample(model, input_signature(model, args, kwargs), args, kwargs)
+                if session.applies_at_once and refused is None:
+                    executor.apply(plan)
+                    executor.verify(args, kwargs)
+        except BudgetInfeasibleError as error:
+            if refused is None or error.smallest_budget_bytes > refused.smallest_budget_bytes:
+                refused = error
+    if refused is not None:
+        raise refused
 
 
 def _warn_of_several_budgets(executor: Executor, config: Config) -> None:

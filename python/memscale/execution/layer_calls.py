@@ -54,8 +54,8 @@ class OnThread(threading.local):
     record: ReplayRecord | None = None
     """The record of the layer that runs, if it is recomputed."""
     before: tuple[Any, int, Any] | None = None
-    """The recomputed layer that ended last: a weak reference to its first output, the version of
-    that output, and a weak reference to its record."""
+    """A weak reference to the first output of the recomputed layer that ended last, the version of
+    that output, and a weak reference to the layer's record."""
 
     _has_number = False
     _asked = 0
@@ -82,8 +82,8 @@ class OnThread(threading.local):
 
     @property
     def stands_aside(self) -> bool:
-        """Whether memscale ignores a forward on this thread: a replay, a trace of memscale's or
-        torch's, or a forward without gradients."""
+        """Whether memscale ignores a forward on this thread, because it is a replay, a trace of
+        memscale's or torch's, or without gradients."""
         is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         return self.is_apart or is_traced or not torch.is_grad_enabled()
 

@@ -177,7 +177,7 @@ class StatePlace:
     def update_in_backward(
         self, optimizer: torch.optim.Optimizer, group: _Group, p: torch.Tensor, expected: Iterable[torch.Tensor]
     ) -> None:
-        """Updates one parameter. The first update begins a round; the disk prefetches in the order `expected`."""
+        """Updates one parameter. The first update begins a round, which reads states ahead in the order `expected`."""
         self._make_state(optimizer.state, group, p)
         disk = self._made_disk()
         if not disk.in_round:

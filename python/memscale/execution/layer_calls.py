@@ -89,7 +89,7 @@ class OnThread(threading.local):
 
     @property
     def is_transformed(self) -> bool:
-        """Whether a transform of `torch.func` is active. Its tensors only wrap others: a saved one
+        """Whether a transform of `torch.func` is active. Its tensors only wrap others, so a saved one
         has no storage that could move, and no layer can run again from them."""
         return torch._C._functorch.maybe_current_level() is not None
 

@@ -290,7 +290,7 @@ def _dispatch_modes() -> list[Any]:
 def _set_modes(undo: Any, kind: str, now: list[Any], wanted: list[Any]) -> None:
     length, pop, push = (getattr(torch._C, name.format(kind)) for name in _STACK)
     if kind == "dispatch":
-        pop = partial(pop, None)  # whatever key it has
+        pop = partial(pop, None)  # None stands for any key
     undo.later(_core.set_modes, length, pop, push, now)
     _core.set_modes(length, pop, push, wanted)
 

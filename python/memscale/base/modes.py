@@ -25,7 +25,7 @@ def begin_below(mode: Any) -> None:
     c = torch._C
     above = _get_current_dispatch_mode_stack()
     mode.__enter__()
-    pop = partial(c._pop_torch_dispatch_stack, None)  # whatever key it has
+    pop = partial(c._pop_torch_dispatch_stack, None)  # None stands for any key
     _core.set_modes(c._len_torch_dispatch_stack, pop, c._push_on_torch_dispatch_stack, [mode, *above])
 
 

@@ -193,7 +193,7 @@ def replay(undo: Any, region: Any) -> None:
     """Called from C when a saved tensor of a recomputed layer is asked for.
 
     Raises:
-        IntegrationError: the layer did not save again what it saved in forward.
+        IntegrationError: the replay saved other tensors than the forward.
     """
     record = region.payload
     undo.hold(record.lock)

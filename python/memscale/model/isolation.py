@@ -1,4 +1,4 @@
-"""Restores a model to its former state, whatever ran on it in between.
+"""Restores a model to its former state after other code ran on it.
 
 Modules cache tensors in their forward, count calls and rebind buffers, and so do the objects that they
 hold (configurations, caches). All attribute dictionaries and plain containers below a module are

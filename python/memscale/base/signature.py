@@ -26,8 +26,8 @@ def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Shapes, dtypes and plain values of a forward's arguments as one line.
 
     Two forwards with equal descriptions allocate the same memory. Values of tensors are left out, except
-    that a mask of ones in host memory is marked, because models skip it. `ms_signature_covers()` reads this
-    form: ``"input_ids:int64[4,512],use_cache=False"``, with numbers as names of positional arguments.
+    that a mask of ones in host memory is marked, because models skip it. `ms_signature_covers()` reads
+    the form ``"input_ids:int64[4,512],use_cache=False"``, with numbers as names of positional arguments.
     """
     named = [*((str(index), value) for index, value in enumerate(args)), *kwargs.items()]
     parts = [_describe_value(name, value) for name, value in named if value is not None]

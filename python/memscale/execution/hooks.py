@@ -1,6 +1,6 @@
 """The hooks on a model, which run before and after the root and its layers.
 
-memscale adds to a module only these hooks, their copy and pickle functions, and the root's
+A hooked module has these hooks, functions that copy and pickle it, and, if it is the root, a
 reference to the executor. Copies and pickles of a hooked module have none of them.
 """
 

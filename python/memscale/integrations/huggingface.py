@@ -2,7 +2,7 @@
 
 `memscale.api` calls it for targets that are Trainers. A Trainer is recognised by its type and not by
 attribute names, because many models have `.model` and `.train` as well. This file never imports
-transformers: an object can only be a Trainer if transformers is already imported.
+transformers, because an object can only be a Trainer if transformers is already imported.
 """
 
 from __future__ import annotations

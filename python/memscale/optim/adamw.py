@@ -2,8 +2,8 @@
 
 The classes keep torch's bookkeeping (groups, hooks, state dicts) and pass addresses to
 `_core.adamw_step`. Parameters that C does not support (other devices and dtypes, tensor subclasses)
-are updated by torch's own AdamW in the same step. `AdamW` is composed of parts that own their
-fields: the form of states (`StateForm`), their place (`StatePlace`) and the release of gradients
+are updated by torch's own AdamW in the same step. `AdamW` is composed of parts that own their fields:
+the form of states (`StateForm`), their place (`StatePlace`) and the release of gradients
 (`ReleaseSwitch`). This file has the step and the state dicts.
 """
 
@@ -363,8 +363,8 @@ class AdamW(torch.optim.AdamW):
 class AdamW8bit(AdamW):
     """`AdamW` with ``state_bits=8``: about 2 bytes of state per parameter instead of 8.
 
-    Lossy: moments are rounded to 256 values per block of 256 elements. A second moment that
-    is not zero never becomes zero, so no step divides by `eps` alone. The arguments are those
+    Moments lose precision: they are rounded to 256 values per block of 256 elements. A second moment
+    that is not zero never becomes zero, so no step divides by `eps` alone. The arguments are those
     of `AdamW`; a group may set ``state_bits=32`` for itself (embeddings, for example).
     """
 

@@ -35,10 +35,10 @@ _PUBLIC = {
     "IntegrationError": "errors",
 }
 
-# Parts that are usable alone, as `memscale.optim.AdamW`.
+# Packages that can be used on their own, such as `memscale.optim.AdamW`.
 _PACKAGES = ("optim", "policy", "techniques")
 
-# Attributes too; their names are listed above or in their own documents.
+# Modules that are attributes too. Their names are listed above or in their own documents.
 _MODULES = ("errors", "integrations")
 
 __all__ = [*_PUBLIC, *_PACKAGES, "__version__"]
@@ -100,7 +100,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# An unwrapped run that is compared with a wrapped one needs this too. `wrap()` does it if torch is
-# loaded later, or is being loaded now.
+# An unwrapped run needs this too, if it is compared with a wrapped one. If torch is not fully loaded
+# yet, `wrap()` does it.
 if hasattr(sys.modules.get("torch"), "exp"):
     import_module(".base.vector_math", __name__).settle_vector_math()

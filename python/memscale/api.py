@@ -36,11 +36,11 @@ def wrap(
     Args:
         target: an `nn.Module`; a Hugging Face `Trainer`, whose model is wrapped; or a Lightning
             `Trainer`, which wraps a module while it fits it.
-        config: the budget and the techniques allowed; `Config()` if None. Never changed.
-        sample_input: a tensor, a tuple of positional arguments or a dict of keyword
-            arguments of the kind training will use; or a list of such samples, say the shortest
-            and the longest. With it plans are made at once, for each sample; without it at the
-            first training forward, when shapes are known.
+        config: the budget and the allowed techniques; `Config()` if None. It is never changed.
+        sample_input: arguments like those of a training forward: a tensor, a tuple of positional
+            arguments or a dict of keyword arguments. A list holds several samples, such as the
+            shortest and the longest. With it a plan is made for each sample at once. Without it
+            the plan is made at the first training forward.
         async_offload: overrides ``config.async_offload`` and ``MEMSCALE_ASYNC_OFFLOAD``.
         async_config: overrides ``config.async_config``.
 
@@ -49,7 +49,7 @@ def wrap(
         model, for a Hugging Face Trainer).
 
     Raises:
-        TypeError: `target` or `sample_input` is none of the above, or the sample does not fit the forward.
+        TypeError: `target` or `sample_input` has another type, or the sample does not fit the forward.
         ProfileError: the forward takes `sample_input`, but not its shapes or types.
         ConfigError: a field of the configuration is not allowed here.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``; names a budget that fits every sample.
@@ -76,8 +76,7 @@ def wrap(
 def detach(model: torch.nn.Module) -> torch.nn.Module:
     """Undoes `wrap()`: removes hooks, attributes, spilled bytes and threads. Returns the model.
 
-    Warns if the model was never wrapped. A graph that is still waiting for its
-    backward can still be run.
+    Warns if the model was not wrapped. A graph that still waits for its backward stays usable.
 
     Raises:
         TypeError: `model` is not an `nn.Module` or Trainer.
@@ -101,10 +100,10 @@ def optimize(
     config: Config | None = None,
     sample_input: Any = None,
 ) -> Iterator[Executor]:
-    """Wraps `model` for the length of a ``with`` block; yields the executor.
+    """Wraps `model` within a ``with`` block; yields the executor.
 
-    With `optimizer`, the plan counts its state exactly from the first step. On exit, exception or
-    not, the wrap is removed.
+    With `optimizer`, the plan counts its state exactly from the first step. The wrap is removed at the
+    end of the block, also after an exception.
 
     Raises:
         TypeError: `optimizer` is not a `torch.optim.Optimizer`.
@@ -126,10 +125,10 @@ def apply_all_optimizations(
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Wraps `model` and, with ``use_8bit_optimizer``, replaces the optimizer by one with 8-bit state.
 
-    Use the returned optimizer from then on. It has the groups of the given one (the same objects: schedulers
-    that hold the old optimizer still work), its hyperparameters and its state, which moves to it. Without the
-    flag the given optimizer is returned; a plan may put the state of one of `memscale.optim` on disk, or have
-    it release gradients.
+    Use the returned optimizer from then on. It takes over the hyperparameters, the state and the groups of the given
+    one. The groups stay the same objects, so schedulers that hold the old optimizer still work. Without the flag the
+    given optimizer is returned. If that is one of `memscale.optim`, a plan may put its state on disk or let it
+    release gradients.
 
     Returns:
         The same model, wrapped, and the optimizer to step.
@@ -156,7 +155,7 @@ def apply_all_optimizations(
     from .optim.replace import successor_with_8bit_state, take_over
 
     successor = successor_with_8bit_state(optimizer)
-    # The flag has its effect here: wrap_module() would warn that it has none.
+    # The flag has taken effect here. wrap_module() would warn that it has no effect.
     wrap_module(module, dataclasses.replace(checked, use_8bit_optimizer=False), None, successor)
     take_over(successor, optimizer)
     return model, successor
@@ -166,7 +165,7 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
     """The plan that `wrap()` would apply, without applying it.
 
     Args:
-        model: the module to plan for; it is traced, not run, and left as it was.
+        model: the module to plan for. It is traced, not run, and does not change.
         sample_input: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         config: as for `wrap()`.
 
@@ -174,7 +173,7 @@ def plan(model: torch.nn.Module, sample_input: Any, config: Config | None = None
         The execution plan, for ``print(plan)``, ``plan.to_json()`` and ``plan.explain(layer)``.
 
     Raises:
-        TypeError: `sample_input` is none of these, or does not fit the model's forward.
+        TypeError: `sample_input` has another type, or does not fit the model's forward.
         BudgetInfeasibleError: no plan fits ``memory_budget_gb``.
         ProfileError: the model can't be traced without running it. `wrap()` can still plan for such
             a model, from real steps.
@@ -194,10 +193,10 @@ def trace(model: torch.nn.Module, sample_input: Any, optimizer: torch.optim.Opti
     """The graph of one training step, from which plans are made on any machine.
 
     Args:
-        model: the module; it is traced under fake tensors, not run, and left as it was.
+        model: the module. It is traced under fake tensors, not run, and does not change.
         sample_input: a tensor, a tuple of positional arguments or a dict of keyword arguments
             of a training forward. Only shapes, dtypes and plain values matter.
-        optimizer: the one that will step, if known: the graph then has its exact state.
+        optimizer: the optimizer that will step, if known. The graph then has its exact state.
 
     Returns:
         The graph. ``graph.save(path)`` writes the input of ``memscale plan --graph``;

@@ -1,7 +1,7 @@
 """The configuration: `Config` and the values inside it.
 
-Every bound, default and message about a bad value is in the C library; this file is their Python
-interface. It imports neither torch nor a module that does.
+The C library has every limit, and every message about a bad value; this file is the Python interface. It
+imports neither torch nor a module that does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OptimizationMode(str, Enum):  # noqa: UP042 (str() of a StrEnum hides that
     """How far memscale may go. Members compare equal to their strings."""
 
     CONSERVATIVE = "conservative"
-    """Recompute layers in backward, nothing else."""
+    """Recompute layers in backward, and nothing else."""
     BALANCED = "balanced"
     """Recompute, and offload to a lower tier."""
     AGGRESSIVE = "aggressive"
@@ -103,12 +103,12 @@ class Config:
         enable_checkpointing: recompute layers in backward.
         enable_offloading: move saved activations (and, when asked, optimizer state)
             to a lower tier: from GPU to host RAM, from host RAM to disk.
-        enable_tiling: compute the loss head in tiles if nothing exact fits. Sums run in another
-            order, so results are rounded differently.
+        enable_tiling: compute the loss head and MLPs in tiles if no exact plan fits. Sums run in
+            another order, so results are rounded differently.
         use_mixed_precision: run forwards under autocast to BF16 if that is faster or smaller on the machine,
             or to FP16 with a scaled loss on a GPU without BF16.
         use_8bit_optimizer: (*) keep optimizer state in 8 bits; `apply_all_optimizations()` acts on it.
-        max_cpu_offload_gb: cap on host RAM used for offloading, 0 or more; None: the available RAM.
+        max_cpu_offload_gb: cap on host RAM used for offloading, 0 or more; None for the available RAM.
         target_gpu_utilization: share of the device's memory to aim for if no byte budget is given,
             above 0 and at most 1.
         force_optimize: optimize even if the run fits comfortably.
@@ -124,19 +124,19 @@ class Config:
             training, on as many rows of the batch as fit the budget. Slow.
         strict_budget: inputs of a new shape that fit no plan raise `BudgetInfeasibleError`. Otherwise
             they run under their smallest plan, over the budget, with one warning.
-        async_offload: overlap transfers between GPU and host with compute (the disk tier of a CPU host
-            always overlaps); None: yes. With False the end of each layer waits for them, and the plan
-            counts that time. The argument of `wrap` and the environment variable
+        async_offload: overlap transfers between GPU and host with compute. None means yes. With False
+            each layer waits for its transfers at its end, and the plan counts that time. The disk tier
+            of a CPU host always overlaps. The argument of `wrap` and the environment variable
             ``MEMSCALE_ASYNC_OFFLOAD`` override this field.
         async_config: an `AsyncOffloadConfig`, or None to choose from the hardware. If the model is
             on the CPU, only its `prefetch_depth` acts.
         auto_policy: let the policy choose mode and techniques among those that are not switched
             off; see `memscale.policy`.
-        memory_budget_gb: bound on peak bytes on the training device (resident memory of the process
-            on a CPU host); a positive number, or None to aim for a share of the device.
-        disk_offload_dir: directory of the disk tier (str or path-like); None: a cache
-            directory on a real disk. Created at its first use if missing.
-        max_disk_offload_gb: cap on disk used, 0 or more; None: half of the free space.
+        memory_budget_gb: limit of the peak on the training device (resident memory of the process on a
+            CPU host); a positive number, or None to aim for a share of the device.
+        disk_offload_dir: directory of the disk tier (str or path-like), created at its first use if
+            missing; None for a cache directory on a real disk.
+        max_disk_offload_gb: cap on used disk space, 0 or more; None for half of the free space.
 
     Raises:
         ConfigError: (also a ValueError) a value is not allowed. The text names the field, the value
@@ -181,7 +181,7 @@ class Config:
             setattr(self, name, _path_text(getattr(self, name)))
 
     def to_json(self) -> str:
-        """The config as the C library reads it, every field written out.
+        """The config as the C library reads it, with every field written out.
 
         Returns:
             A JSON object after ``docs/formats/config.schema.json``.
@@ -196,7 +196,7 @@ class Config:
 
 
 def _fields(instance: Any) -> dict[str, Any]:
-    """Names and values of a dataclass instance, not copied and not descended into."""
+    """Names and values of a dataclass instance. Values are neither copied nor converted."""
     return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
 
 
@@ -206,8 +206,8 @@ def _encode(fields: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON holds it. A value that JSON can't hold becomes ``{"__repr__": text}``,
-    which no field accepts, so that C names it in its message."""
+    """`value` for JSON. A value that JSON can't hold becomes ``{"__repr__": text}``. No field accepts
+    that, so C names the value in its message."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, AsyncOffloadConfig):
@@ -236,7 +236,8 @@ def _path_text(value: Any) -> Any:
 
 
 def _is_unicode(text: str) -> bool:
-    """False for text with lone surrogates, such as undecodable bytes of a path."""
+    """Whether UTF-8 can encode the text. Text with lone surrogates, such as undecodable bytes of a path, can't
+    be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:

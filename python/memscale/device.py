@@ -1,12 +1,11 @@
-"""The kinds of training device: every question about a device that memscale asks torch.
+"""The kinds of training device. Everything that memscale asks torch about a device goes through this module.
 
-`KINDS` has one row per kind, with the names of the C library's table. No other module of the
-package tests for a kind or names one. Used by every package that touches random states, memory
-statistics, streams or allocator errors. It owns no state. A row that lacks a column, or a kind that
-only the library has, fails when this module is imported.
+`KINDS` has one row for each kind, with the names of the C library's table. No other module tests for a
+kind or names one. All code that touches random states, memory statistics, streams or allocator errors
+uses this table. The module has no state. Its import fails if a row lacks a column, or if the library
+has a kind without a row.
 
-torch is imported at the first call, not with this module. All functions may be called from any
-thread.
+torch is imported at the first call, not with this module. All functions may be called from any thread.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Sight:
-    """What torch says of one device. `available_bytes` are free, or reserved by this process's allocator."""
+    """torch's description of one device. `available_bytes` are free or reserved by this process's allocator."""
 
     name: str = ""
     total_bytes: int = 0
@@ -50,24 +49,25 @@ class Sight:
 
 @dataclass(frozen=True)
 class Kind:
-    """The questions that torch answers about one kind of device.
+    """torch's functions for one kind of device.
 
     Attributes:
-        name: torch's, as in `torch.device.type`.
-        label: its name in messages: "GPU".
+        name: torch's name of the kind, as in `torch.device.type`.
+        label: the kind's name in messages, such as "GPU".
         api: the name of its programming interface in messages.
-        is_host: tensors of this kind lie in host memory.
+        is_host: whether tensors of this kind lie in host memory.
         is_there: whether torch sees a device of this kind.
-        is_active: whether this process has used one; before that, reading states would initialise it.
+        is_active: whether this process has used such a device. If not, reading states would initialise it.
         device_count: number of devices that torch sees.
-        current_index: of the calling thread's current device.
+        current_index: index of the calling thread's current device.
         generator: the default generator of one device, by its index.
-        sight: the name of a device, its memory and what of that this process can have; zeros on the host.
-        allocated_bytes: of tensors on a device now; 0 on the host, where the library measures
-            resident memory.
-        peak_bytes: the most since `reset_peak()`: allocated bytes, or resident ones on the host.
+        sight: the name of a device, its memory, and the part that this process can use; zeros on the host.
+        allocated_bytes: bytes of tensors on a device now; 0 on the host, because the library measures
+            resident memory there.
+        peak_bytes: the peak since `reset_peak()`, in allocated bytes, or in resident bytes on the host.
         reset_peak: begins a new peak.
-        is_capturing: whether the calling thread's work becomes a graph of the device's driver instead of being done.
+        is_capturing: whether the calling thread's work is captured as a graph of the device's driver instead
+            of being run.
         synchronize: returns when the current device has finished its queue.
         empty_cache: frees the allocator's cached memory.
         out_of_memory: whether an exception says that an allocation of this kind failed.
@@ -92,7 +92,7 @@ class Kind:
     out_of_memory: Callable[[BaseException], bool]
 
 
-# The message of torch's host allocator, which raises no type of its own.
+# Messages of torch's host allocator, whose errors have no type of their own.
 _HOST_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
@@ -131,7 +131,7 @@ def _host(row: dict[str, Any]) -> Kind:
 
 
 def _accelerator(row: dict[str, Any]) -> Kind:
-    """torch has one module for each, with functions of the same names."""
+    """A row for an accelerator. torch has a module for each, with functions of the same names."""
 
     def module() -> Any:
         return import_module(row["torch_module"])
@@ -162,7 +162,7 @@ def _sight(module: Any, device: torch.device) -> Sight:
     return Sight(module.get_device_name(device), total_bytes, free_bytes + module.memory_reserved(device))
 
 
-# By the name of the library's row; each makes one row of this table.
+# Functions that make a row of `KINDS`, by the name of the library's row.
 _ROWS: dict[str, Callable[[dict[str, Any]], Kind]] = {"cpu": _host, "cuda": _accelerator}
 
 KINDS: dict[str, Kind] = {row["name"]: _ROWS[row["name"]](row) for row in _core.device_kinds()}
@@ -178,7 +178,7 @@ AUTOCAST_KINDS = tuple(kind.name for kind in (*ACCELERATORS, HOST))
 def kind_of(device: torch.device) -> Kind:
     """The kind of a device.
 
-    Tensors on torch's meta device have no memory; they are planned for the host.
+    Tensors on torch's meta device have no memory and count as the host's.
 
     Raises:
         MemScaleError: memscale does not know devices of this kind; the error names it.
@@ -199,12 +199,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class RandomState:
-    """States of the global generators of torch, Python and NumPy, taken by the constructor."""
+    """The states of the global generators of torch, Python and NumPy. The constructor reads them."""
 
     __slots__ = ("_numpy", "_python", "_torch")
 
     def __init__(self) -> None:
-        # Of every device: a layer may draw on one that holds neither its arguments nor its parameters.
+        # Every device counts: a layer may draw on one that holds neither its arguments nor its parameters.
         generators = [HOST.generator(0), *(kind.generator(index) for kind, index in _devices_in_use())]
         self._torch = [(generator, generator.get_state()) for generator in generators]
         self._python = random.getstate()
@@ -220,19 +220,19 @@ class RandomState:
         return found
 
     def later(self, undo: _core.Undo) -> None:
-        """`undo` puts them back."""
+        """Makes `undo` restore these states."""
         for put_back, state in self._setters():
             undo.later(put_back, state)
 
     def put_back(self) -> None:
-        """Sets the generators to the states taken."""
+        """Restores these states now."""
         for put_back, state in self._setters():
             put_back(state)
 
 
 def python_setters(state: Any, generator: random.Random | None = None) -> list[tuple[Callable[[Any], object], Any]]:
-    """The builtins that do what `generator.setstate(state)` does, each with its argument: an interrupt could come in
-    the middle of the Python that it is. None: the module's own generator."""
+    """Builtins, each with its argument, that together do what `generator.setstate(state)` does. `setstate` itself is
+    Python code, and an interrupt could stop it half-way. None stands for the module's own generator."""
     if generator is None:
         generator = random.seed.__self__  # type: ignore[attr-defined]
     _, internal, gauss_next = state

@@ -28,7 +28,7 @@ class MemScaleError(Exception):
         code: the C library's error code, such as -5 (`MS_ECONFIG`), or None if the error came from
             elsewhere.
         system_errno: errno of the system call that failed, 0 if none did.
-        hint_bytes: the one number that some errors carry, else 0.
+        hint_bytes: the number of bytes that some errors carry, else 0.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class MemScaleError(Exception):
         self.hint_bytes = hint_bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Keyword arguments are not in `args`: copies between processes would lose them.
+        # Keyword arguments are not in `args`, so copies between processes would lose them.
         return (type(self), self.args, self.__dict__)
 
 
@@ -90,7 +90,7 @@ class BudgetInfeasibleError(MemScaleError):
 
 
 class OffloadError(MemScaleError):
-    """A transfer to or from a lower tier failed, before a wrong byte could be used.
+    """A transfer to or from a lower tier failed. No wrong byte was used.
 
     Attributes:
         tier: ``"host"``, ``"disk"``, or None if unknown.
@@ -122,7 +122,7 @@ class IntegrationError(MemScaleError):
 
 
 class PolicyFallbackNeeded(MemScaleError):
-    """The trained policy is not available. Internal: the rule policy answers instead."""
+    """The trained policy is not available, so the rule policy decides. Not raised to users of `wrap()`."""
 
 
 def _field_of(message: str) -> str | None:

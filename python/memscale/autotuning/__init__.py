@@ -1,6 +1,6 @@
-"""Before a run: does it fit, how much would memscale save, and which batch is the largest.
+"""Predicts before a run whether it fits and how much memscale saves, and finds the largest batch.
 
-C judges and searches (`memscale/outlook.h`, `memscale/autotuning.h`).
+The judgement and the search are in C (`memscale/outlook.h`, `memscale/autotuning.h`).
 """
 
 from .predictor import OOMPredictor, Prediction, Savings, estimate_savings

@@ -1,7 +1,7 @@
-"""A model as a file that a trial in another process can load: its structure, not its weights.
+"""Writes a model without its weights to a file, which a trial in another process loads.
 
 Large floating-point tensors are stored as shapes and loaded as small random values. Small tensors,
-indices and masks are stored with their values. Sharing between tensors is kept.
+indices and masks are stored with their values. Tensors that are shared stay shared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Predicts whether a run fits, before it starts: `OOMPredictor` and `estimate_savings()`.
 
-A step is traced without running it, as `wrap()` does, or C derives it from a Hugging Face
-``config.json``, without torch. C judges the graph.
+The graph of a step comes from a trace, as in `wrap()`, or C derives it from a Hugging Face
+``config.json`` without torch. C judges the graph.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Prediction:
         capacity_bytes: the configuration's budget, or the device's memory.
         risk: of the unmodified run: "low", "moderate" (both fit), "high" (may fit, within
             the error of the prediction) or "certain" (does not fit).
-        planned_peak_bytes, planned_step_ns: of the run wrapped under the capacity as a budget; None
-            if no plan fits.
-        planned_risk: the risk of that run.
-        smallest_budget_bytes: smallest budget that a plan of this configuration meets; None if the
-            run fits comfortably, so that it was not searched.
-        advice: changes to make, most useful first; empty if the risk is low.
+        planned_peak_bytes, planned_step_ns: prediction for the run wrapped with the capacity as its
+            budget; None if no plan fits.
+        planned_risk: the risk of the wrapped run.
+        smallest_budget_bytes: the smallest budget that a plan of this configuration meets; None if
+            the run fits comfortably, so that it was not searched.
+        advice: suggested changes, the most useful first; empty if the risk is low.
     """
 
     need_bytes: int
@@ -54,7 +54,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether the unmodified run should fit, which a low or moderate risk means."""
+        """Whether the unmodified run should fit, because its risk is low or moderate."""
         return self.risk in ("low", "moderate")
 
 
@@ -63,7 +63,7 @@ class Savings:
     """The savings of memscale: the smallest peak of each mode, beside the unmodified step.
 
     Attributes:
-        unmodified_peak_bytes, unmodified_step_ns: of the step with everything kept.
+        unmodified_peak_bytes, unmodified_step_ns: prediction for the step with everything kept.
         conservative, balanced, aggressive: dicts of ``smallest_budget_bytes``, ``peak_bytes``
             and ``step_ns``.
     """
@@ -79,18 +79,17 @@ class OOMPredictor:
     """Predicts peak and risk of a training run before it starts.
 
     Args:
-        model: an `nn.Module`, which is traced and left as it was; a Hugging Face
-            configuration, whose model is built without memory for its weights; or a
-            ``config.json``, as the path of the file or its folder, or as the dict in it: then
-            neither torch nor transformers is imported, the families and the step are those of
-            ``memscale predict --hf``, and the prediction assumes a process that holds torch and the
-            model.
-        config: `memory_budget_gb` is the capacity; without it, the device's memory.
-        optimizer: the one that will step, if it exists; otherwise two fp32 values per
-            parameter are reserved.
+        model: an `nn.Module`, which is traced and does not change; a Hugging Face configuration, whose
+            model is built without memory for its weights; or a ``config.json``, as the path of the
+            file or its folder, or as the dict in it. For a ``config.json`` neither torch nor
+            transformers is imported, the families and the step are those of ``memscale predict --hf``,
+            and the prediction assumes a process that holds torch and the model.
+        config: its `memory_budget_gb` is the capacity; if that is None, the device's memory is.
+        optimizer: the optimizer that will step, if it exists. Otherwise two fp32 values per parameter
+            are reserved.
 
     Raises:
-        TypeError: `model` is none of these, `optimizer` is not an optimizer, or an optimizer is given with a
+        TypeError: `model` has another type, `optimizer` is not an optimizer, or an optimizer is given with a
             ``config.json``.
         OSError: the file can't be read.
 
@@ -127,22 +126,23 @@ class OOMPredictor:
         Args:
             sample_input: a tensor, a tuple of positional or a dict of keyword arguments, as
                 for `wrap()`.
-            batch, sequence: instead of a sample, for models of token ids: ``input_ids`` and, if the
-                forward takes them, ``labels``, int64 `[batch, sequence]`.
+            batch, sequence: a shape instead of a sample, for models of token ids. The arguments are
+                then ``input_ids`` and, if the forward takes them, ``labels``, int64
+                `[batch, sequence]`.
 
         Raises:
-            TypeError: neither or both are given, they do not fit the model's forward, or a sample
-                is given with a ``config.json``.
+            TypeError: neither a sample nor a shape is given, or both are; the arguments do not fit the
+                model's forward; or a sample is given with a ``config.json``.
             ProfileError: the model can't be traced without running it.
-            MemScaleError: the ``config.json`` is malformed, of another family, or its model does
-                not take the shape; the text names the member.
+            MemScaleError: the ``config.json`` is malformed or of another family, or its model does
+                not take the shape. The text names the member.
         """
         graph, hardware = self._documents(sample_input, batch, sequence)
         found = json.loads(_core.outlook(graph, hardware, self._config.to_json(), self._is_absent))
         return Prediction(**found | {"advice": tuple(found["advice"])})
 
     def savings(self, sample_input: Any = None, *, batch: int | None = None, sequence: int | None = None) -> Savings:
-        """The savings of memscale at this shape; arguments and errors as for `predict()`."""
+        """The savings of memscale at this shape. Arguments and errors are those of `predict()`."""
         graph, hardware = self._documents(sample_input, batch, sequence)
         return Savings(**json.loads(_core.savings(graph, hardware, self._config.to_json(), self._is_absent)))
 
@@ -171,7 +171,7 @@ def estimate_savings(model: Any, sample_input: Any = None, config: Config | None
     Args:
         model: an `nn.Module`, a Hugging Face configuration or its ``config.json``.
         sample_input: as for `wrap()`; or give ``batch=`` and ``sequence=``.
-        config: which techniques may be used; `Config()` if None.
+        config: the allowed techniques; `Config()` if None.
 
     Raises:
         MemScaleError: as `OOMPredictor`.
@@ -194,7 +194,7 @@ def _document_of(given: Any) -> str | None:
 
 
 def _model_of(given: Any) -> tuple[Any, bool]:
-    """The module, and whether its weights are not in memory."""
+    """The module, and whether its weights are absent from memory."""
     import torch
 
     if isinstance(given, torch.nn.Module):
@@ -208,7 +208,7 @@ def _model_of(given: Any) -> tuple[Any, bool]:
 
 
 def _build(config: Any) -> Any:
-    """The model of a configuration; its weights are in maps that are never touched."""
+    """The model of a configuration. Its weights lie in maps that are never touched, so they take no memory."""
     import torch
     import transformers
 

@@ -1,8 +1,8 @@
-"""One trial: a few steps of one batch size in a child process under a hard memory limit.
+"""Runs one trial: a few steps of one batch size in a child process, under a hard memory limit.
 
-`run()` starts the child, which runs `_child()`, and survives any end of it. The limit is a memory
-control group, if one can be made. Private maps are bounded too, and the parent ends a child whose
-resident memory exceeds the limit.
+`run()` starts the child, which runs `_child()`, and survives however the child ends. The limit is a
+memory control group, if one can be made. The child's private maps are limited too, and the parent kills
+a child whose resident memory exceeds the limit.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def run(file: Path, request: dict[str, Any], limit_bytes: int, timeout_seconds: 
     """Runs a trial.
 
     Args:
-        file: from `payload.dump()`: model, optimizer class and arguments, sample.
-        request: ``batch``, ``accumulation``, ``steps``, ``config`` (JSON text) and ``wrapped``.
-        limit_bytes: resident memory that ends the trial.
+        file: a file of `payload.dump()` with model, optimizer class, its arguments, sample, and the
+            fields of the configuration.
+        request: ``batch``, ``accumulation``, ``steps`` and ``wrapped``.
+        limit_bytes: the trial ends if its resident memory exceeds this.
 
     Returns:
         ``outcome`` ("fits", "infeasible", "out_of_memory", "killed", "timeout" or "error"),

@@ -1,8 +1,7 @@
-"""`AutoTuner`: the largest micro-batch under a budget, and the accumulation that keeps the
-effective batch.
+"""Finds the largest micro-batch under a budget, and the accumulation that keeps the effective batch.
 
-The planner answers first, from traces; then a few trials in child processes confirm or
-correct it. The caller's model, optimizer and random state are not touched.
+The planner gives a first answer from traces. A few trials in child processes then confirm or correct
+it. The caller's model, optimizer and random state do not change.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["AutoTuner", "Trial", "TuningResult"]
 
 _log = logging.getLogger("memscale")
 
-# Traces for the planner's answer: enough for its order of magnitude; trials correct it.
+# The planner's answer takes at most this many traces. It may be rough, because trials correct it.
 _PREDICTIONS_MOST = 24
 
 
@@ -59,11 +58,11 @@ class TuningResult:
     """The batch to train with.
 
     Attributes:
-        micro_batch: the largest that fitted; 0 if the smallest did not.
-        accumulation: micro-batches per step that keep the effective batch; 1 without one.
+        micro_batch: the largest micro-batch that fitted; 0 if none did.
+        accumulation: micro-batches per step that keep the effective batch; 1 if none was given.
         predicted_batch: the planner's answer, without trials.
-        trials: in the order of their runs.
-        from_cache: whether an earlier run had the answer.
+        trials: the trials in the order in which they ran.
+        from_cache: whether the answer comes from an earlier search.
     """
 
     micro_batch: int
@@ -77,20 +76,20 @@ class AutoTuner:
     """Finds the largest micro-batch that trains under a configuration.
 
     Args:
-        model: the module; copied into trials by structure, without its weights. Its class
-            must be importable there, as for any spawned process.
+        model: the module. Trials get a copy of its structure without its weights. Its class must be
+            importable there, as for any spawned process.
         sample_input: a tensor, tuple or dict as for `wrap()`, batch first; trials repeat or
             cut its first dimension.
-        config: the budget and the techniques allowed; `Config()` if None.
+        config: the budget and the allowed techniques; `Config()` if None.
         optimizer: class of the optimizer that will step, `torch.optim.AdamW` if None.
-        optimizer_arguments: its keyword arguments.
-        effective_batch: keep this batch by accumulation: only its divisors are tried.
+        optimizer_arguments: keyword arguments of the optimizer.
+        effective_batch: the batch to keep by accumulation; only its divisors are tried.
         max_batch: largest micro-batch to consider.
-        max_trials: bound on child processes.
+        max_trials: largest number of child processes.
         steps: training steps of each trial.
-        timeout_seconds: of each trial.
+        timeout_seconds: time limit of each trial.
         wrapped: False to tune the unmodified model.
-        cache: keep the answer, by model, machine, versions and configuration.
+        cache: whether to store the answer, by model, machine, versions and configuration.
 
     Raises:
         TypeError, ValueError: an argument is not allowed.
@@ -211,7 +210,7 @@ class AutoTuner:
                 trials.append(made)
                 _core.batch_search_report(search, made.outcome == "fits")
                 if made.outcome == "error":
-                    break  # not caused by memory: the next would fail too
+                    break  # memory is not the cause, so the next trial would fail too
         best, accumulation = _core.batch_search_best(search)
         return TuningResult(best, accumulation, predicted, tuple(trials))
 

@@ -1,2 +1,2 @@
-"""Shared by all packages: walks over values, arguments, modes, the state a forward depends on, torch's own
-names."""
+"""Helpers that all packages share: walks over values, arguments, modes, the state that a forward depends on,
+torch's own names."""

@@ -1,8 +1,8 @@
 """The arguments of a layer's call, kept so that the call can be repeated.
 
-Used by `memscale.execution.replay`. Containers are copied when the call is made (a layer may append
-to a list among its arguments); tensors are held without their graph and with
-their version, or as a handle on a lower tier.
+Containers are copied at the call, because a layer may append to a list among its arguments. Tensors
+are held without their graph and with their version, or as a handle on the lower tier.
+`memscale.execution.replay` uses this module.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class _Tensor:
     __slots__ = ("handle", "is_copy", "is_passed_on", "layout", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        # A tensor without gradient has no graph: it is passed on unchanged. A parameter is
-        # its own leaf. Anything else is detached, so that no frame holds another's graph.
+        # A tensor without gradient has no graph and a parameter is a leaf, so both are passed on
+        # unchanged. Other tensors are detached, so that no record keeps a graph alive.
         self.is_passed_on = not tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)
         self.tensor: torch.Tensor | None = tensor if self.is_passed_on else tensor.detach()
         self.version = version_of(tensor)
         self.handle: Any = None
         self.is_copy = False
-        self.layout: Any = None  # of a released tensor
+        self.layout: Any = None  # the layout of the tensor, once released by drop_first()
 
 
 class Arguments:
@@ -90,7 +90,7 @@ class Arguments:
         return [leaf.tensor for leaf in self._leaves if leaf.tensor is not None]
 
     def copy_first(self) -> None:
-        """Copies the first tensor that needs a gradient: the layer may be about to write to it."""
+        """Copies the first tensor that needs a gradient, in case the layer writes to it."""
         for leaf in self._leaves:
             if leaf.tensor is not None and not leaf.is_passed_on:
                 leaf.tensor = leaf.tensor.clone()
@@ -142,7 +142,7 @@ class Arguments:
                 leaf.tensor = None
 
     def thaw(self, layer: str, fetch: Callable[[Any], torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Fresh arguments for one more call: tensors are leaves with their `requires_grad`.
+        """New arguments for another call. Each tensor is a leaf with its original `requires_grad`.
 
         Raises:
             IntegrationError: a tensor was changed in place since the forward.
@@ -174,7 +174,7 @@ def _leaf_of(leaf: _Tensor, tensor: torch.Tensor) -> torch.Tensor:
     if not leaf.is_copy:
         return tensor
     with torch.enable_grad():
-        return tensor.clone()  # an in-place write to a leaf is an error
+        return tensor.clone()  # torch forbids an in-place write to a leaf, so the layer gets a copy
 
 
 def _layout(tensor: torch.Tensor) -> Any:
@@ -215,8 +215,8 @@ class _Freezer:
 
 
 class _Named:
-    """A named tuple. Its class may check its items (packed sequences do), and a placeholder is not
-    a tensor."""
+    """A named tuple. Its class may check its items, as packed sequences do, and would refuse the
+    placeholders of tensors."""
 
     __slots__ = ("items", "kind")
 
@@ -226,7 +226,7 @@ class _Named:
 
 
 class _Record:
-    """A dataclass instance, such as a model's output passed on."""
+    """A dataclass instance, such as the output of another model."""
 
     __slots__ = ("fields", "kind")
 

@@ -1,6 +1,6 @@
-"""Whether memscale itself runs the model on the calling thread: in a trace, or in a replay of a layer.
+"""Tells whether memscale itself runs the model on the calling thread, in a trace or in a replay of a layer.
 
-All hooks, modes and tiles on a model check this: they do nothing while memscale runs the model for its own
+All hooks, modes and tiles on a model check this, and do nothing while memscale runs the model for its own
 purposes.
 """
 
@@ -37,7 +37,7 @@ def is_replaying() -> bool:
 
 
 def standing_aside(function: Callable[[], Result]) -> Result:
-    """`function()`; meanwhile hooks on a model that this thread runs do nothing, as in a trace."""
+    """`function()`, while hooks on models that this thread runs do nothing, as in a trace."""
     return cast(Result, _core.guarded(_standing_aside, function))
 
 
@@ -48,6 +48,6 @@ def _standing_aside(undo: _core.Undo, function: Callable[[], Result]) -> Result:
 
 
 def replaying(undo: _core.Undo) -> None:
-    """This thread replays a layer, until `undo` runs."""
+    """Marks this thread as replaying a layer, until `undo` runs."""
     undo.slot(_here.__dict__, "replays")
     _here.replays += 1

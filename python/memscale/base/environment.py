@@ -1,10 +1,9 @@
-"""The state a forward depends on besides its arguments, parameters and buffers: random number
+"""The state that a forward depends on besides its arguments, parameters and buffers: random number
 generators, autocast, precision, and every other setting of the process that operators read.
 
-One table lists it (`_rows()`). It is taken before a layer that will be replayed, as a whole or by single
-operators; it is set for the replay, and the present state is restored afterwards. Used by
-`memscale.execution.replay`,
-`memscale.execution.tape` and `memscale.techniques.tiles`.
+One table, `_rows()`, lists the settings. The state is read before each layer that will be recomputed,
+whole or in part. A replay sets that state, and afterwards the present state is restored.
+`memscale.execution.replay`, `memscale.execution.tape` and `memscale.techniques.tiles` use this module.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ __all__ = ["Environment", "Modes", "Switches", "enable_hooks", "without_modes"]
 
 _Calls = list[Callable[[], Any]]
 _Row = tuple[Callable[[], Any], Callable[[Any], _Calls]]
-"""How something is read, and which calls set it to a value: of builtins, since an interrupt comes between bytecodes."""
+"""A function that reads a setting, and one that returns the calls that set it to a value. These calls run builtins
+only, because an interrupt can come between any two bytecodes."""
 
 _UNREADABLE = object()
-"""torch refuses to return, for example, the old setting of a precision that the new one has split."""
+"""The value of a setting that torch refuses to read, such as an old precision setting after a new one split it."""
 
 _PRECISIONS = [
     ("generic", "all"),
@@ -42,7 +42,7 @@ _PRECISIONS = [
 _OLD_PRECISIONS = ("cudnn_allow_tf32", "float32_matmul_precision")
 
 _FLAGS = [
-    # name, or getter and setter if they are named differently: all of torch._C
+    # each in torch._C: a name for _get_<name> and _set_<name>, or getter and setter
     ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
     ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
     ("_get_math_sdp_enabled", "_set_sdp_use_math"),
@@ -72,11 +72,11 @@ _FLAGS = [
 
 
 def _rows() -> list[_Row]:
-    """The table: every setting, except random numbers, that chooses kernels or their results, or that a layer
-    can read. A row that this build of torch lacks is left out."""
+    """The table of settings: each selects kernels, changes their results, or can be read by a layer. Random
+    states are kept apart. Settings that this build of torch lacks are left out."""
     c = torch._C
     rows: list[_Row] = [
-        _row(torch.get_num_threads, torch.set_num_threads),  # the first: see Switches.note()
+        _row(torch.get_num_threads, torch.set_num_threads),  # must be first; see Switches.note()
         _row(_core.float_control, _core.set_float_control),
         _row(torch.get_default_dtype, c._set_default_dtype),
         _row(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
@@ -101,7 +101,7 @@ def _rows() -> list[_Row]:
 
 
 def _precisions() -> list[_Row]:
-    """The old settings first: each sets some of the new ones, which therefore follow."""
+    """The rows of precisions. Old settings come first, because each of them sets some of the new ones."""
     c, rows = torch._C, []
     for name in _OLD_PRECISIONS:
         read, write = getattr(c, f"_get_{name}", None), getattr(c, f"_set_{name}", None)
@@ -146,7 +146,7 @@ def _set_filters(value: Any) -> _Calls:
 
 
 class Switches:
-    """All rows of the table at one moment."""
+    """The values of all settings of the table at one moment."""
 
     __slots__ = ("_values",)
 
@@ -163,8 +163,11 @@ class Switches:
         self._values = _read_all(Switches._readers)
 
     def note(self, undo: Any) -> None:
-        """`undo` restores all of them but two, whatever changes them. Precisions: once written, those of torch no
-        longer follow one another. The number of threads: torch starts a thread of its own when it is written."""
+        """Makes `undo` restore every setting except precisions and the number of threads.
+
+        torch's precisions stop following one another once they are written. And torch starts a thread
+        when the number of threads is written.
+        """
         rows = list(zip(Switches._writers, self._values, strict=True))
         for write, value in reversed(rows[1 : len(rows) - Switches._precisions]):
             if value is not _UNREADABLE:
@@ -191,8 +194,8 @@ class Switches:
             self._put_precisions(undo, own, rows[own:])
 
     def _put_precisions(self, undo: _core.Undo, own: int, rows: list[Any]) -> None:
-        """Those that differ, the wider first: those below may follow. An old setting sets new ones, which are all
-        set after it, also when things are put back."""
+        """Sets the precisions that differ, the wider ones first, because narrower ones may follow them. An old
+        setting changes new ones, so every row after it is set again when `undo` runs."""
         is_old = False
         noted: list[_Calls] = []
         for place, (write, before, value) in enumerate(rows):
@@ -237,7 +240,7 @@ def _read(read: Callable[[], Any]) -> Any:
 
 
 class Modes:
-    """The modes of this thread at one moment, without those of memscale, which change nothing."""
+    """The modes of this thread at one moment. memscale's own modes are left out, because they change no result."""
 
     __slots__ = ("_dispatch", "_function")
 
@@ -251,8 +254,8 @@ class Modes:
         )
 
     def put(self, undo: Any) -> None:
-        """Only these modes are on, until `undo` restores the present ones. A mode that the caller has left
-        meanwhile sees the operators again."""
+        """Puts exactly these modes on; `undo` restores the present ones. A mode that the caller has left
+        since then sees the operators again."""
         c = torch._C
         if self._dispatch or c._len_torch_dispatch_stack() != 0:
             _set_modes(undo, "dispatch", _dispatch_modes(), self._dispatch)
@@ -261,7 +264,7 @@ class Modes:
 
 
 def without_modes(undo: Any) -> None:
-    """No mode but default devices is on, until `undo` restores exactly the present ones."""
+    """Takes off every mode except default devices; `undo` restores exactly the present ones."""
     from torch.utils._device import DeviceContext
 
     modes = _function_modes()
@@ -287,7 +290,7 @@ def _dispatch_modes() -> list[Any]:
 def _set_modes(undo: Any, kind: str, now: list[Any], wanted: list[Any]) -> None:
     length, pop, push = (getattr(torch._C, name.format(kind)) for name in _STACK)
     if kind == "dispatch":
-        pop = partial(pop, None)  # whatever key it has
+        pop = partial(pop, None)  # None stands for any key
     undo.later(_core.set_modes, length, pop, push, now)
     _core.set_modes(length, pop, push, wanted)
 
@@ -296,7 +299,7 @@ _STACK = ("_len_torch_{}_stack", "_pop_torch_{}_stack", "_push_on_torch_{}_stack
 
 
 def enable_hooks(undo: Any) -> None:
-    """Saved-tensor hooks can be pushed, until `undo` forbids it again if it was forbidden."""
+    """Allows saved-tensor hooks; `undo` forbids them again if they were forbidden."""
     c: Any = torch._C._autograd
     if not c._saved_tensors_hooks_is_enabled():
         undo.later(c._saved_tensors_hooks_disable, c._saved_tensors_hooks_get_disabled_error_message())
@@ -307,7 +310,7 @@ def enable_hooks(undo: Any) -> None:
 
 
 class Environment:
-    """The state of one moment."""
+    """The settings, random states, context variables and modes of one moment."""
 
     __slots__ = ("_context", "_modes", "_random", "_switches")
 
@@ -318,12 +321,12 @@ class Environment:
         self._modes = Modes()
 
     def put(self, undo: Any) -> None:
-        """Restores the taken environment, until `undo` restores the present one."""
+        """Sets the recorded environment; `undo` restores the present one."""
         RandomState().later(undo)
         self._switches.put(undo)
         self._modes.put(undo)
         if any(torch.is_autocast_enabled(device) for device in AUTOCAST_KINDS):
-            # As torch.autocast does: casts of weights live until the outermost ends.
+            # Casts of weights stay cached until the outermost autocast ends, as in torch.autocast.
             if torch.autocast_increment_nesting() == 1:
                 undo.later(torch.clear_autocast_cache)
             undo.later(torch.autocast_decrement_nesting)
@@ -333,15 +336,15 @@ class Environment:
         self._random.put_back()
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`function(*args, **kwargs)` with the values that context variables had (NumPy's way with errors is one)."""
+        """`function(*args, **kwargs)` with the recorded context variables, such as NumPy's error handling."""
         return self._context.made().run(function, *args, **kwargs)
 
 
 class _Context:
     """Context variables with the values of one moment.
 
-    A collector of outputs is such a value: a container to which layers append. It is taken as it is
-    now and without tensors of a graph, which it must not keep alive; each replay has its own copy.
+    A value may be a container to which layers append their outputs. Its present content is copied,
+    without tensors of a graph, because the copy must not keep a graph alive. Each replay gets its own copy.
     """
 
     __slots__ = ("_containers", "_context")
@@ -359,7 +362,7 @@ class _Context:
             self._context = _context_of(kept)
 
     def made(self) -> contextvars.Context:
-        """A context of its own for one call."""
+        """A new context for one call."""
         context = self._context.copy()
         for variable, value in self._containers:
             context.run(variable.set, _without_graphs(value))
@@ -377,7 +380,7 @@ _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, tuple)
 
 
 def _without_graphs(value: Any, depth: int = 3) -> Any:
-    """A copy of plain containers, `depth` of them inside each other, less the tensors that operators gave."""
+    """A copy of plain containers, nested up to `depth` deep, without tensors that belong to a graph."""
     kind = type(value)
     if kind not in _CONTAINERS or depth == 0:
         return value

@@ -1,8 +1,8 @@
 """Puts one of torch's modes below all others, and removes one from anywhere on its stack.
 
-A mode that spans a call of the user's code can't be a `with` block: hooks begin and end it, and
-other code may begin a mode in between and end it later. Called by memscale's own modes, on their
-own thread.
+A mode that spans a call of the user's code can't be a `with` block. Hooks begin and end it, and
+other code may begin a mode in between and end it later. memscale's own modes call these functions,
+each on its own thread.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ["begin_below", "leave"]
 
 
 def begin_below(mode: Any) -> None:
-    """Begins a dispatch mode as the outermost: whoever ends a mode of their own later takes the innermost off,
-    which must not be this one."""
+    """Begins a dispatch mode as the outermost. Other code that ends its own mode later removes the innermost
+    mode, which must not be this one."""
     c = torch._C
     above = _get_current_dispatch_mode_stack()
     mode.__enter__()
-    pop = partial(c._pop_torch_dispatch_stack, None)  # whatever key it has
+    pop = partial(c._pop_torch_dispatch_stack, None)  # None stands for any key
     _core.set_modes(c._len_torch_dispatch_stack, pop, c._push_on_torch_dispatch_stack, [mode, *above])
 
 
 def leave(mode: Any, stack: Callable[[], list[Any]], pop: Callable[[], Any], push: Callable[[Any], Any]) -> None:
-    """Ends `mode`; modes begun later stay on. Does nothing if it is not on.
+    """Ends `mode`; modes that began later stay on. Does nothing if `mode` is not on.
 
     Args:
         mode: a function mode or a dispatch mode, begun by its `__enter__()`.

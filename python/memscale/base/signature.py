@@ -1,6 +1,6 @@
-"""Names a forward by the facts a plan depends on: shapes, types and plain values of its arguments.
+"""Names a forward by the facts that a plan depends on: shapes, types and plain values of its arguments.
 
-Graphs and plans are kept under these names; `ms_signature_covers()` in C compares them.
+Graphs and plans are stored under these names, and `ms_signature_covers()` in C compares them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["describe_arguments", "input_signature", "is_full_mask", "is_unread_m
 
 
 def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """One line, equal for forwards that share a plan: shapes, dtypes and
-    plain values of the arguments, the mode of the model, autocast."""
+    """The name of a forward, equal for forwards that share a plan. It states the mode of the model, the
+    shapes, dtypes and plain values of the arguments, and autocast."""
     mode = "train" if model.training else "eval"
     return f"{mode}: {describe_arguments(args, kwargs)}"
 
@@ -25,10 +25,9 @@ def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
 def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Shapes, dtypes and plain values of a forward's arguments as one line.
 
-    Two forwards with equal descriptions allocate the same; plans are stored under it. Values of
-    tensors do not count, except in masks in host memory: models skip a mask of ones. The form is that of
-    `ms_signature_covers()`:
-    ``"input_ids:int64[4,512],use_cache=False"``, positional arguments by number.
+    Two forwards with equal descriptions allocate the same memory. Values of tensors are left out, except
+    that a mask of ones in host memory is marked, because models skip it. `ms_signature_covers()` reads
+    the form ``"input_ids:int64[4,512],use_cache=False"``, with numbers as names of positional arguments.
     """
     named = [*((str(index), value) for index, value in enumerate(args)), *kwargs.items()]
     parts = [_describe_value(name, value) for name, value in named if value is not None]
@@ -52,13 +51,13 @@ def _describe_value(name: str, value: Any) -> str:
 
 
 def is_full_mask(name: str, value: Any) -> bool:
-    """Whether an argument is a padding mask in host memory that masks nothing."""
+    """Whether an argument is a padding mask of ones, in host memory."""
     return _is_padding_mask(name, value) and not is_unread_mask(name, value) and bool((value == 1).all())
 
 
 def is_unread_mask(name: str, value: Any) -> bool:
-    """Whether an argument is a padding mask on an accelerator: to look at it, each forward would
-    wait for all work that is queued there."""
+    """Whether an argument is a padding mask on an accelerator. Its values are not read, because each
+    forward would then wait for all work that is queued there."""
     return _is_padding_mask(name, value) and not kind_of(value.device).is_host
 
 

@@ -1,8 +1,8 @@
-"""The names inside torch, not part of its public interface, that memscale relies on, in one list.
+"""The list of torch's private names that memscale uses.
 
-Asked once per process, before a model is wrapped or traced: a torch that lacks one is refused
-with an error that names it, instead of failing in the middle of a step. An optional name gives a
-notice instead. A test compares the list with the sources.
+They are looked up once per process, before a model is wrapped or traced. If torch lacks a required
+name, an error states it before a step can fail half-way. If torch lacks an optional name, a warning
+is logged. A test compares the list with the sources.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["check_torch", "torch_has"]
 
 _log = logging.getLogger("memscale")
 
-# By their user; names below `torch`. The extension's names are in ext/execute_torch.c.
+# Names below `torch`, grouped by the code that uses them. ext/execute_torch.c lists the extension's names.
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "following a step": (
         "_C._functorch.maybe_current_level",
@@ -97,7 +97,7 @@ def _find(path: str) -> Any:
 
 @functools.cache
 def check_torch() -> None:
-    """Looks for every name, once per process if all are there, outside of any mode of the caller's.
+    """Looks for every name, once per process if all are found. Must run outside the caller's modes.
 
     Raises:
         IntegrationError: this torch lacks a required name.

@@ -1,5 +1,5 @@
-"""Walks over values: the tensors in an operator's arguments and their replacement, the leaves under a result,
-a tensor's version, the loss among a model's outputs."""
+"""Walks over values: finds and replaces tensors in arguments, finds the leaves under a result, a tensor's
+version, and the loss among a model's outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ __all__ = [
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among an operator's arguments or results, in lists and tuples too, or the single one."""
+    """The tensors among an operator's arguments or results, also in lists and tuples; or `values` itself if it is
+    a tensor."""
     if isinstance(values, torch.Tensor):
         yield values
         return
@@ -36,7 +37,7 @@ def tensors_of(values: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """`value` with each item of `kind` replaced by `change(item)`, in lists, tuples and dictionaries too."""
+    """`value` with each item of `kind` replaced by `change(item)`, also in lists, tuples and dictionaries."""
     if isinstance(value, kind):
         return change(value)
     if type(value) in (list, tuple):
@@ -60,22 +61,22 @@ def functions_of(result: torch.Tensor) -> Iterator[Any]:
 
 
 def is_accumulation(function: Any) -> bool:
-    """Whether an autograd function adds to the gradient of a leaf, its `variable`; a user's own functions may
-    have such an attribute too."""
+    """Whether an autograd function adds to the gradient of a leaf, its `variable`. The class is checked, because
+    a user's own functions may have an attribute of that name."""
     return type(function).__name__ == "AccumulateGrad"
 
 
 def leaves_of(result: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that backward from `result` would leave gradients on."""
+    """The leaf tensors that receive gradients in backward from `result`."""
     for function in functions_of(result):
         if is_accumulation(function):
             yield function.variable
 
 
 def plain_leaves(value: Any) -> Iterator[Any]:
-    """Leaves of lists, tuples and dictionaries nested in each other, in order.
+    """Leaves of nested lists, tuples and dictionaries, in order.
 
-    Anything else is a leaf, tensors and unknown objects alike.
+    Tensors, unknown objects and all other values are leaves.
     """
     if isinstance(value, dict):
         for item in value.values():

@@ -1,6 +1,6 @@
-"""Warnings that several ways of wrapping share, so that their words are written once.
+"""Warnings that several ways of wrapping share.
 
-Called with the model or trainer that the caller passed; the guide explains each one.
+Each function gets the model or trainer that the caller passed. The guide explains each warning.
 """
 
 from __future__ import annotations

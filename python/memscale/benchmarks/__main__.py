@@ -25,9 +25,9 @@ from .cases import BENCHMARK_MODELS, CASES, GRID, QUICK
 from .runner import Run, run
 from .table import METHODS, markdown, measure
 
-# Budgets in GB, or shares of the unmodified peak ("0.75x"), or a factor on the smallest
-# budget that the planner names ("1.05m"). With "+" memscale's optimizer trains, and the plan may
-# offload its state and release gradients; with "*" it may also change the order of sums.
+# A budget is in GB, a share of the unmodified peak ("0.75x"), or a multiple of the smallest budget
+# that the planner names ("1.05m"). With "+" memscale's optimizer trains, and the plan may offload
+# its state and release gradients. With "*" the plan may also change the order of sums.
 SUITES = {
     "gpt2": ("6.0", "5.0", "4.0", "3.8", "2.9", "2.1+", "1.7+", "1.45*"),
     "bert": ("0.75x", "1.05m"),
@@ -39,12 +39,12 @@ DEFAULT_CASES = ("gpt2", "bert", "llama")
 TABLES = {"canonical": BENCHMARK_MODELS, "grid": GRID}
 QUICK_STEPS = 2
 
-# Largest difference of losses: if only the update rounds differently, and if sums do.
+# Largest relative difference of losses if only the update rounds differently, and if sums do, too.
 UPDATED, ROUNDED = 1e-5, 1e-3
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the suite; exit status 1 if a run exceeded its budget or changed a bit."""
+    """Runs the suite. The exit status is 1 if a run exceeded its budget or changed a bit."""
     parser = argparse.ArgumentParser(prog="python -m memscale.benchmarks", description=__doc__)
     parser.add_argument("--suite", choices=["default", *TABLES], default="default", help="what to measure")
     parser.add_argument("--quick", action="store_true", help="small versions of the canonical cases, two steps")
@@ -208,8 +208,8 @@ def _words(outcome: Run) -> str:
 
 
 def _is_same(outcome: Run, plain: Run, apart: float) -> bool:
-    """Compares losses and gradients to the bit; only losses if the update rounds differently and
-    gradients are freed before they could be hashed."""
+    """Compares losses and gradients to the bit. With memscale's optimizer only losses are compared, to `apart`,
+    because its update rounds differently and its gradients are freed before they could be hashed."""
     if outcome.variant == "memscale-all":
         pairs = zip(outcome.steps, plain.steps, strict=True)
         return all(math.isclose(ours["loss"], theirs["loss"], rel_tol=apart) for ours, theirs in pairs)

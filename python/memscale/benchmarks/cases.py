@@ -1,7 +1,7 @@
 """The models and batches that demo and benchmarks train.
 
-Weights are random from the model's configuration; text is the source of Python's standard library,
-as bytes, present on every machine.
+Weights are random, after the model's configuration. The text is the source of Python's standard library
+as bytes, because every machine has it.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ GRID: dict[str, Case] = {
     for batch, sequence in shapes
     for name in (f"{family}-{batch}x{sequence}",)
 }
-"""The same models at five shapes each: 25 cases."""
+"""The 25 cases of the same models at five shapes each."""
 
 QUICK: dict[str, Case] = {
     f"{family}-quick": _family_case(family, f"{family}-quick", max(batch // 4, 1), sequence // 2, _QUICK_LAYERS)
@@ -159,7 +159,7 @@ CASES |= BENCHMARK_MODELS | GRID | QUICK
 
 
 def batches(case: Case, count: int) -> list[torch.Tensor]:
-    """`count` batches of token ids, int64 `[batch, sequence]`, each from other text."""
+    """`count` batches of token ids, int64 `[batch, sequence]`, each from a different text."""
     import torch
 
     need = case.batch * case.sequence * count

@@ -1,7 +1,7 @@
-"""One training run in its own process; prints one JSON object per line.
+"""Makes one training run in its own process, and prints one JSON object per line.
 
-Started by `runner.run()`. The loop is the plain one of the README; only the call to `wrap()`
-involves memscale.
+`runner.run()` starts it. The loop is the plain one of the README; only the call to `wrap()` involves
+memscale.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ else:  # run as a file by an interpreter with another memscale
 
 
 VARIANTS = ("plain", "hf", "hf_offload", "memscale", "memscale-all", "uniform", "closed")
-"""`memscale-all` has memscale's optimizer, whose state and gradients the plan may arrange too; `uniform`
-offloads every layer's saved tensors to disk, whatever the planner would have chosen."""
+"""`memscale-all` has memscale's optimizer, whose state and gradients the plan may arrange too. `uniform`
+offloads every layer's saved tensors to disk, without the planner's choice."""
 
 
 def _status_bytes(field: str) -> int:
@@ -53,7 +53,7 @@ def _say(**fields: Any) -> None:
 
 
 def _prepare(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
-    """Applies the variant to the model; returns its optimizer, and memscale's executor if there is one."""
+    """Applies the variant to the model. Returns its optimizer, and memscale's executor if there is one."""
     import torch
 
     if arguments.variant in ("hf", "hf_offload"):
@@ -84,7 +84,7 @@ def _prepare_all(arguments: argparse.Namespace, model: Any) -> tuple[Any, Any]:
 
 
 def _plan_uniformly() -> None:
-    """After this call, every plan of this process offloads all saved tensors of all layers to disk."""
+    """Makes every later plan of this process offload all saved tensors of all layers to disk."""
     from memscale import _core
     from memscale.session.session import Session
 
@@ -102,8 +102,8 @@ def _config(arguments: argparse.Namespace, **fields: Any) -> Any:
 
 
 class _Meter:
-    """Time and peak of the training device, from construction on. Independent of memscale: another Python may
-    run this file."""
+    """Time and peak of the training device, from construction on. It does not use memscale, because another
+    Python may run this file."""
 
     def __init__(self, device: str) -> None:
         self._accelerator: Any = None
@@ -116,7 +116,7 @@ class _Meter:
             self._accelerator.reset_peak_memory_stats()
 
     def now(self) -> float:
-        """Seconds, with the device's work done."""
+        """Seconds on a clock, read after the device has finished its work."""
         if self._accelerator is not None:
             self._accelerator.synchronize()
         return time.perf_counter()
@@ -129,7 +129,7 @@ class _Meter:
 
 
 def _around_forward(variant: str) -> Any:
-    """As Hugging Face checkpointing with offload: checkpoints' inputs go to pinned host memory."""
+    """The context of the forward. With offload, inputs of checkpoints go to pinned host memory."""
     if variant != "hf_offload":
         return contextlib.nullcontext()
     import torch

@@ -22,7 +22,7 @@ UNMODIFIED = "unmodified"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the demo; the exit status is 0 if every printed claim held."""
+    """Runs the demo. The exit status is 0 if every printed claim held."""
     parser = argparse.ArgumentParser(prog="python -m memscale.benchmarks.demo", description=__doc__)
     parser.add_argument("--steps", type=int, default=4, help="training steps of each run (default 4)")
     parser.add_argument("--no-limit", action="store_true", help="leave out the runs under a kernel limit")

@@ -1,11 +1,10 @@
-"""AdamW of memscale beside a plain loop, torch's, bitsandbytes' and torchao's, step by step in turn.
+"""Compares memscale's AdamW with a plain loop and with torch's, bitsandbytes' and torchao's AdamW.
 
-Run with ``python -m memscale.benchmarks.optimizers [million parameters [rounds]]``; ``make
-bench`` does. All step the same parameters with fixed gradients, each with its own state. Figures
-are the best and the median of the rounds, claims the median of the
-ratios within a round. The plain loop reads four streams and writes three of the parameters'
-size: the least that an fp32 AdamW has to move. bitsandbytes and torchao are measured if they are
-installed, and named if not.
+Run it with ``python -m memscale.benchmarks.optimizers [million parameters [rounds]]``, or ``make bench``.
+The contenders step in turn. They share the parameters, with fixed gradients, and each has its own state.
+Figures are the best and the median of the rounds. A claim is the median of the ratios within a round. The
+plain loop reads four streams of the parameters' size and writes three, which an fp32 AdamW has to move at
+least. bitsandbytes and torchao are measured if they are installed, and listed as missing otherwise.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from typing import Any, NamedTuple
 
 SHAPE_ROWS = 2048
 FP32_BYTES = 28
-"""Per element of an fp32 AdamW: parameter and two moments read and written, gradient read."""
+"""Bytes that fp32 AdamW moves per element. It reads and writes parameter and two moments, and reads the gradient."""
 CODES_BYTES = 16
-"""The same with moments of one byte."""
+"""Bytes that AdamW moves per element if its moments have one byte."""
 
 LOOP, FUSED, OURS, OURS_8BIT, THEIRS_8BIT = (
     "plain C loop", "torch fused", "memscale", "memscale 8-bit", "bitsandbytes 8-bit",
@@ -47,7 +46,7 @@ void stream(float *restrict a, float *restrict b, float *restrict c, const float
 
 
 class Contender(NamedTuple):
-    """One contender: `make` returns the function that steps the parameters."""
+    """One contender. `make` returns the function that steps the parameters."""
 
     make: Callable[[list[Any]], Callable[[], Any]]
     element_bytes: int | None = None
@@ -127,7 +126,7 @@ def contenders() -> dict[str, Contender]:
 
 
 def measure(elements: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round's step, by contender; those that can't run are left out, with a line."""
+    """Seconds of each round's step, by contender. Contenders that can't run are left out, with a line."""
     running: dict[str, Callable[[], Any]] = {}
     params = _parameters(elements)
     for name, contender in contenders().items():
@@ -137,7 +136,7 @@ def measure(elements: int, rounds: int) -> dict[str, list[float]]:
             running[name] = step
         except ModuleNotFoundError as error:
             print(f"{name}: not installed ({error.name}); pip install {contender.package} to compare", flush=True)
-        except Exception as error:  # of another package: any exception
+        except Exception as error:  # another package may raise anything
             print(f"{name}: does not run here ({type(error).__name__}: {error})", flush=True)
     times: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(rounds):
@@ -149,7 +148,7 @@ def measure(elements: int, rounds: int) -> dict[str, list[float]]:
 
 
 def _claims(times: dict[str, list[float]]) -> list[tuple[str, float, float]]:
-    """(claim, median of the rounds' ratios, the smallest allowed), for the contenders that ran."""
+    """Tuples of claim, median of the rounds' ratios, and smallest allowed ratio, for the contenders that ran."""
     wanted = [
         (f"{OURS}: of the rate of the {LOOP}", LOOP, OURS, 0.9),
         (f"{OURS}: times as fast as {FUSED}", FUSED, OURS, 1.0),

@@ -41,7 +41,7 @@ def in_child(figure: str) -> dict[str, float]:
 
 
 def _planning() -> dict[str, float]:
-    """Trace and solve of each 12-layer case under 60% of its need: first call and second."""
+    """Milliseconds to trace and plan each 12-layer case under 4 GB, for the first call and the second."""
     import torch
 
     import memscale
@@ -93,7 +93,7 @@ def _nothing_to_do() -> dict[str, float]:
             step(*pair)
     ratios = []
     for index in range(PAIRS_OF_STEPS):
-        # Each goes first in half of the pairs.
+        # Each model goes first in half of the pairs.
         order = models if index % 2 == 0 else models[::-1]
         spans = [step(*pair) for pair in order]
         plain, wrapped = spans if index % 2 == 0 else spans[::-1]

@@ -1,4 +1,4 @@
-"""A child's progress, in lines for a terminal. Used by the demo and by `xl`."""
+"""Prints a child's progress, line by line. The demo and `xl` use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def train(title: str, case: str, variant: str, steps: int, **options: Any) -> Ru
     """Runs `steps` steps in a child process and prints a line for each.
 
     Args:
-        title: the run's name.
+        title: the printed name of the run.
         options: as for `runner.run()`.
     """
     start = time.perf_counter()

@@ -1,6 +1,6 @@
 """Starts one training run in a child process, optionally under a kernel memory limit.
 
-Used by the demo and the suite; `Run` is a finished child's report.
+The demo and the suite use it. `Run` is a finished child's report.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Run:
     Attributes:
         variant: one of `child.VARIANTS`.
         exit_code: 0 if it finished; negative, or 137, if it was killed.
-        steps: one dict per step: seconds, loss, digest (first and last step), peak_bytes.
+        steps: one dict for each step, with seconds, loss, digest (first and last step) and peak_bytes.
         result: the closing dict; empty if the child did not finish.
         stderr: the end of its standard error.
     """
@@ -63,8 +63,8 @@ def run(
 
     Args:
         device: "cpu" or "cuda".
-        threads: of torch; 0 leaves it to torch.
-        interpreter: another Python that runs the child as a file, with its own packages; None is
+        threads: torch's number of threads; 0 leaves it to torch.
+        interpreter: another Python that runs the child as a file, with its own packages; None for
             this one.
         group: a memory cgroup's directory that the child joins before it starts Python.
         on_step: called with each step's dict as it arrives.

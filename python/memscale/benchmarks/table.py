@@ -1,7 +1,7 @@
-"""The published table: cases by methods, each run in its own process, as JSON and Markdown, with
-machine and versions.
+"""Makes the published table of cases by methods, as JSON and Markdown, with machine and versions.
 
-Used by ``python -m memscale.benchmarks --suite canonical`` (or ``grid``), and ``--quick``.
+Each run has its own process. ``python -m memscale.benchmarks --suite canonical`` (or ``grid``) and
+``--quick`` use this module.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Method:
     """One way to train a case.
 
     Attributes:
-        name: as in the table and on the command line.
+        name: the method's name in the table and on the command line.
         variant: the child's variant.
-        budget: share of the unmodified peak, or None.
-        mode: of memscale; None is its default.
-        budget_gb: the budget itself, instead of a share.
+        budget: the budget as a share of the unmodified peak, or None.
+        mode: memscale's mode; None for the default.
+        budget_gb: the budget in GB, instead of a share.
     """
 
     name: str
@@ -67,8 +67,8 @@ def measure(
     closed_python: str | None,
     budgets_gb: list[float] | None = None,
 ) -> dict[str, Any]:
-    """Runs every case with every method, and wrapped under every one of `budgets_gb`; prints each row when it
-    is ready.
+    """Runs every case with every method, and wrapped under each of `budgets_gb`. Prints each row when it is
+    ready.
 
     Returns:
         The document for JSON: ``version``, ``machine``, ``versions``,
@@ -157,7 +157,7 @@ def _refusal(case: Case, method: Method, plain: Run | None, device: str, closed_
 
 
 def _is_hopeless(case: Case, method: Method) -> bool:
-    """Whether the machine has surely too little memory: such a run would take others down."""
+    """Whether the machine surely has too little memory. Such a run could make the kernel kill others."""
     if case.config is None or method.variant == "memscale-all":
         return False
     from memscale import Config, OOMPredictor, OptimizationMode
@@ -245,7 +245,7 @@ def _memory(ram: dict[str, Any]) -> str:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The document as a page: the machine, then one table per case."""
+    """The document as a page with the machine and one table for each case."""
     machine, versions = document["machine"], document["versions"]
     names = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
     told = ", ".join(f"{name} {version}" for name, version in versions.items() if version)

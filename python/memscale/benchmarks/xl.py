@@ -19,13 +19,13 @@ from .runner import Run, memory_group
 CASE = "gpt2-xl"
 BUDGET_GB = 10.0
 LEARNING_RATE = 1e-5
-"""A model this wide has to start slowly: AdamW's first step changes every weight by this much."""
+"""AdamW's first step changes every weight by this much. A model this wide needs a small value."""
 RESERVE_BYTES = 2 << 30
 """Memory left to the rest of the machine while the unmodified run reaches its limit."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs it; the exit status is 0 if every printed claim held."""
+    """Runs the benchmark. The exit status is 0 if every printed claim held."""
     parser = argparse.ArgumentParser(prog="python -m memscale.benchmarks.xl", description=__doc__)
     parser.add_argument("--steps", type=int, default=4, help="training steps (default 4)")
     parser.add_argument("--budget-gb", type=float, default=BUDGET_GB, help=f"budget (default {BUDGET_GB})")

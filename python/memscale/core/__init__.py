@@ -1,7 +1,7 @@
 """The documented places of the stages' classes, as `memscale.core.profiler.MemoryProfiler`.
 
-The classes themselves live in the rooms of their stages (`memscale.tracing`, `planning`, `execution`); nothing
-inside the package imports from here. Names are imported at first use, so that `import memscale` stays cheap.
+The classes are defined in the packages of their stages (`memscale.tracing`, `planning`, `execution`). Nothing inside
+memscale imports from here. Names are imported at their first use, so that `import memscale` stays cheap.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Carries out a plan on a model: hooks, calls of layers, what runs again in backward."""
+"""Carries out a plan on a model: hooks, calls of layers, replays in backward."""

@@ -1,7 +1,7 @@
 """Forwards of the root without gradients: validation, generation, rollouts.
 
-They run without hooks. C keeps their memory apart from the training steps' and words the warning for an evaluation
-that passes the budget; this class tells it when one begins and ends.
+Evaluations run without hooks. This class tells C when one begins and ends. C counts the memory of evaluations apart
+from that of training steps, and words the warning if an evaluation exceeds the budget.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ __all__ = ["Evaluation"]
 class Evaluation:
     """The evaluations of one model.
 
-    In training mode an evaluation is one forward. In evaluation mode it lasts until training goes on, because losses
-    and metrics follow the forward.
+    In training mode an evaluation is one forward. In evaluation mode it lasts until training resumes, because losses
+    and metrics are computed after the forward.
 
     Args:
-        core: the execution whose steps surround the evaluations.
-        report: receives bytes resident before an evaluation, bytes at its peak and rows of its largest batch.
+        core: the C side of the execution.
+        report: receives the bytes resident before an evaluation, the bytes at its peak and the rows of its largest
+            batch.
     """
 
     def __init__(self, core: Any, report: Callable[[int, int, int], None]) -> None:
@@ -48,7 +49,7 @@ class Evaluation:
             self.end()
 
     def end(self) -> None:
-        """Training goes on."""
+        """Training resumes: reports the evaluation that was under way, if any."""
         if not self._runs:
             return
         self._runs = False

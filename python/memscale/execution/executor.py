@@ -1,8 +1,8 @@
-"""The executor: carries out a plan on a model by means of hooks.
+"""The executor carries out a plan on a model by means of hooks.
 
-The thin face of the C room `execute`: it puts hooks on the model, hands what they see
-to C, and does what needs Python (running a layer again, asking for plans). Which
-tensor stays, moves or is made again is C's to say.
+It is a thin layer above the C room `execute`: it hooks the model, reports every call to C,
+and does the work that needs Python (running a layer again, asking for plans). C decides
+which tensor stays, moves or is recomputed.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _log = logging.getLogger("memscale")
 
 Result = TypeVar("Result")
 
-# How far up the stack the frame lies that calls a module's forward: hook callables of
-# hooks.py lie in between.
+# Number of stack frames from Executor.before_root() up to the frame that calls the model's
+# forward. The hook callables of hooks.py lie in between.
 _ROOT_CALLER = 2
 
-# How long a thread that has to plan waits for forwards on other threads to end.
+# A thread that has to plan waits this long for forwards on other threads to end.
 _ALONE_SECONDS = 10.0
 
 # Options of the step that compute the model's cross entropy.
@@ -73,8 +73,8 @@ class Executor:
     Args:
         model: the root module.
         config: the configuration that the model was wrapped with.
-        planner: gives plans and is told of finished steps; the `Session` of a wrap. With None,
-            plans are given by `apply()` only.
+        planner: gives plans and learns of finished steps; `wrap()` passes its `Session`. If it is
+            None, plans come from `apply()` only.
         disk_dir: directory of the disk tier, used when a plan moves anything there.
 
     Forwards and backwards may run on any thread.
@@ -107,7 +107,7 @@ class Executor:
         self._uncalled = Uncalled(self._notices)
         self._tiles = Tiles(model, lambda thread=self._thread: thread.is_apart)  # type: ignore[misc]
         self._layer_calls = LayerCalls(self._core, self._thread, self._notices, self._replay_lock, self._tiles)
-        # Planning swaps the model's tensors for a moment: no other thread may be in a forward.
+        # Planning swaps the model's tensors for a moment, so no other thread may be in a forward.
         self._planning = threading.Condition(threading.RLock())
         self._forwards: set[int] = set()
         self._loss_head: Callable[[Callable[[], bool]], LossMode] | None = None
@@ -117,7 +117,7 @@ class Executor:
         self._rescue: StepRescue | None = None
         self._unverified = planner is not None and bool(getattr(config, "verify_correctness", False))
 
-    # -- what users ask ------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------
 
     @property
     def plan(self) -> ExecutionPlan | None:
@@ -126,7 +126,7 @@ class Executor:
 
     @property
     def decision(self) -> dict[str, Any]:
-        """Where mode and techniques come from."""
+        """The source of the mode and of the techniques."""
         found = self._planner.decision
         return {"decision_source": "user_config"} if found is None else dict(found)
 
@@ -135,23 +135,23 @@ class Executor:
         return self._core.counters()
 
     def stats(self) -> dict[str, Any]:
-        """What lives now: frames, extents, bytes in flight."""
+        """Numbers of the moment: open frames, extents, bytes in flight."""
         self._core.poll()
         return self._core.stats()
 
     def take_peak_bytes(self) -> int | None:
-        """Most memory of the training device in the steps that ended since the last call, in
-        bytes (resident, on a CPU host); None where no step ended or none can be measured."""
+        """The highest memory use of the training device in the steps that ended since the last call, in
+        bytes (resident bytes on a CPU host); None if no step ended or it can't be measured."""
         peak, self._peak_bytes = self._peak_bytes, None
         return peak
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Writes the run so far as one self-contained HTML page: predicted against measured,
-        memory over time by tier, layers, transfers, counters.
+        """Writes the run so far as one self-contained HTML page. It shows predicted against measured
+        values, memory over time by tier, layers, transfers and counters.
 
         Raises:
             OSError: `path` can't be written.
-            TypeError: `path` is no path.
+            TypeError: `path` is not a path.
         """
         from ..observability.report import write_report
 
@@ -159,11 +159,13 @@ class Executor:
         write_report(path, self._model_name, self._plan, known, self.run_watch, self.counters(), tier)
 
     def show_progress(self, stream: TextIO | None = None) -> None:
-        """From now on one line per step on `stream` (standard error if None), rewritten in
-        place on a terminal; elsewhere one every few seconds.
+        """Shows the progress of the run on `stream`, or on standard error if it is None.
+
+        On a terminal one line is rewritten at every step; elsewhere a line is written every few
+        seconds.
 
         Raises:
-            TypeError: nothing can be written to `stream`.
+            TypeError: `stream` has no `write()`.
         """
         if stream is not None and not callable(getattr(stream, "write", None)):
             raise TypeError(f"stream must be a text stream or None, not {type(stream).__qualname__}")
@@ -182,11 +184,11 @@ class Executor:
         self._optimizer_hook = register_optimizer_step_post_hook(_weak_method(self, "_optimizer_stepped"))
 
     def apply(self, plan: ExecutionPlan | str | None) -> None:
-        """Makes `plan` the one in force, from the next forward on; None keeps everything.
+        """Puts `plan` in force from the next forward on. None keeps every tensor.
 
         Raises:
             OffloadError: the plan moves tensors and the tier can't be opened.
-            TypeError: `plan` is none.
+            TypeError: `plan` is neither a plan nor its JSON.
         """
         if plan is not None and not isinstance(plan, str) and not hasattr(plan, "to_json"):
             raise TypeError(f"plan must be an ExecutionPlan, its JSON or None, not {type(plan).__qualname__}")
@@ -205,11 +207,11 @@ class Executor:
         self._hook_layers(self._core.is_active())
 
     def verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """With `verify_correctness`, once: compares a step under the plan in force with one that
-        keeps everything, on these arguments of a forward or the first rows of them.
+        """Compares a step under the plan in force with one that keeps everything, once per run and
+        only if `verify_correctness` is set. Both steps use these arguments or their first rows.
 
         Raises:
-            IntegrationError: they differ; names the first parameter whose gradient does.
+            IntegrationError: the steps differ. The text names the first parameter whose gradient differs.
         """
         if not self._unverified or self._plan is None:
             return
@@ -220,21 +222,21 @@ class Executor:
             verify_plan(self._alive(), self._planner, self._plan, self._twin, args, kwargs)
         finally:
             self._thread.is_busy = was_busy
-            self._core.boundary(False)  # what this took belongs to no step
+            self._core.boundary(False)  # the comparison's time and memory count for no step
         self._unverified = False
 
     def run_step(self, step: Callable[[], Result]) -> Result:
-        """Calls `step` and returns what it returns; where an allocation fails in it, the plan is
-        tightened and `step` is called again, a bounded number of times, each with a line in the log.
+        """Calls `step` and returns its result. If an allocation fails in it, the plan is tightened and
+        `step` is called again, a bounded number of times; each repetition is logged.
 
         Args:
-            step: makes a forward and a backward, and does not step the optimizer. Random
-                states and small buffers are as before when it is called again, and gradients
-                None; calls since gradients were last None are repeated with it.
+            step: runs a forward and a backward, and does not step the optimizer. Before it is
+                repeated, random states and small buffers are restored and gradients are set to
+                None. Earlier calls whose gradients had been accumulated are repeated first.
 
         Raises:
             TypeError: `step` can't be called.
-            Exception: whatever `step` raises, a failed allocation included if there is no tighter plan.
+            Exception: whatever `step` raises; the allocation failure if there is no tighter plan.
 
         Example:
             >>> loss = model._memscale_executor.run_step(lambda: backward_of(model(**batch).loss))
@@ -248,10 +250,10 @@ class Executor:
         return self._rescue.run(step)
 
     def tighten(self, attempt: int) -> None:
-        """Puts the next tighter plan in force, for a step that is about to be made again.
+        """Puts the next tighter plan in force, for a step that is about to be repeated.
 
         Raises:
-            BudgetInfeasibleError: there is none.
+            BudgetInfeasibleError: there is no tighter plan.
         """
         self._core.hooks_in_the_way()
         self._core.poll()
@@ -259,17 +261,17 @@ class Executor:
         self.apply(self._planner.tighten(attempt))
 
     def _twin(self) -> Executor:
-        """An executor of the same model that carries out plans and asks for none."""
+        """Another executor of the same model, without a planner."""
         return Executor(self._alive(), self._config, None, self._disk_directory())
 
     @property
     def is_attached(self) -> bool:
-        """Between `attach()` and `detach()`."""
+        """Whether `attach()` was called, and `detach()` not since."""
         return self._root is not None
 
     def detach(self) -> None:
-        """Takes everything off the model. Graphs that still wait for their backward can
-        be run; what they hold on the lower tier is given back when they are gone."""
+        """Removes every hook and attribute from the model. Graphs that still wait for their backward
+        stay usable; their extents on the lower tier are released with them."""
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
@@ -309,7 +311,7 @@ class Executor:
             return
         if not wanted:
             with self._planning:
-                self._wait_until_alone()  # a forward on another thread would lose the end of a layer
+                self._wait_until_alone()  # without its hook, a layer on another thread would never be left
             for layer in self._layers:
                 layer.remove()
             self._layers = []
@@ -395,7 +397,7 @@ class Executor:
     def _plan_forward(
         self, undo: _core.Undo, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """A forward is about to begin: there is a plan for it. Keyword arguments to pass instead, or None."""
+        """Gets a plan for the forward that is about to begin. Returns other keyword arguments to pass, or None."""
         undo.hold(self._planning)
         undo.slot(self._thread.__dict__, "is_busy")
         self._thread.is_busy = True
@@ -411,13 +413,13 @@ class Executor:
         return changed
 
     def _forward_failed(self, error: BaseException | None) -> None:
-        """The root's forward has raised `error`; None where it only gave nothing."""
+        """The root's forward has raised `error`, or has returned None if `error` is None."""
         if error is not None and self._planner.refuses_hooks(error):
             self._signature = None  # ask again
             error.add_note("memscale: its hooks stood in the way. From the next forward on it leaves this model alone")
 
     def _begin_precision(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """From here to the end of the root's forward, autocast is on if the planner says so."""
+        """Switches autocast on until the end of the root's forward, if the planner says so."""
         with self._replay_lock:
             chosen = self._planner.precision(module, args, kwargs, self._wait_until_alone)
         self._thread.precision = contextlib.ExitStack()
@@ -430,13 +432,13 @@ class Executor:
             precision.close()
 
     def _end_what_was_broken_off(self) -> None:
-        """Takes off this thread what a forward has put there whose end Ctrl-C kept from us."""
+        """Ends the tape, the loss mode and the autocast of a forward that Ctrl-C interrupted on this thread."""
         self._layer_calls.end_tape()
         self._end_losses()
         self._end_precision()
 
     def _begin_losses(self) -> None:
-        """From here to the end of the root's forward, cross entropies are the loss head's."""
+        """Lets the loss head compute cross entropies until the end of the root's forward."""
         self._thread.layer_depth = 0
         if self._loss_head is not None:
             self._thread.losses = self._loss_head(self._is_root_work)
@@ -449,8 +451,8 @@ class Executor:
             self._thread.losses = None
 
     def _is_root_work(self) -> bool:
-        """Whether this thread is between layers: what is saved inside one must be what a
-        replay of it saves."""
+        """Whether this thread is between layers. Inside a layer the loss head stays off, because a
+        replay of the layer must save the same tensors."""
         return self._loss_head is not None and self._thread.layer_depth == 0
 
     def _ask_for_plan(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -468,7 +470,7 @@ class Executor:
         self.verify(args, kwargs)
 
     def _refuse_capture(self, module: torch.nn.Module) -> None:
-        """Raises IntegrationError while a graph is captured: a replay of that would store and fetch nothing."""
+        """Raises IntegrationError while a device graph is captured: its launches would store and fetch nothing."""
         kind = kind_of(training_device(module))
         if kind.is_capturing():
             raise IntegrationError(
@@ -477,10 +479,10 @@ class Executor:
             )
 
     def _has_moved(self, device: torch.device) -> bool:
-        """Whether the model is on another device than when a plan was last asked for.
+        """Whether the model has moved to another device since the last request for a plan.
 
         Raises:
-            IntegrationError: saved tensors move from the device on which it was.
+            IntegrationError: the tier is already open for the old device.
         """
         before, self._device = self._device, device
         if before is None or before == device:
@@ -493,7 +495,7 @@ class Executor:
         return True
 
     def _wait_until_alone(self) -> bool:
-        """Waits until no other thread is inside the model's forward; False if that takes long."""
+        """Waits until no other thread is inside the model's forward; False if that takes too long."""
 
         def is_alone() -> bool:
             others = self._forwards & sys._current_frames().keys()  # a thread may have ended inside
@@ -504,7 +506,7 @@ class Executor:
     def _without_cache(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """`kwargs` with ``use_cache=False`` where the model would make a cache of its own."""
+        """`kwargs` with ``use_cache=False`` if the model would make a cache of its own; otherwise None."""
         if not module.training or not makes_cache(module, args, kwargs):
             return None
         if computes_with_cache(module):
@@ -523,13 +525,13 @@ class Executor:
         )
         return without_cache(module, args, kwargs)
 
-    # -- between ------------------------------------------------------------------------------
+    # -- backward and the boundaries of steps -------------------------------------------------
 
     def _backward_began(self) -> None:
         self._evaluation.end()
         if self._layer_calls.profile is not None:
             self._layer_calls.profile.backward_began()
-        # Not in a backward: someone looks at a node's saved tensors.
+        # Outside a backward this raises: the caller only looks at a node's saved tensors.
         with contextlib.suppress(RuntimeError):
             torch.autograd.Variable._execution_engine.queue_callback(_weak_method(self, "_backward_ended"))
 
@@ -542,15 +544,15 @@ class Executor:
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if is_tracing():
-            return  # the copy that the profiler steps
-        # Optimizers that step inside backward, parameter by parameter, end no step.
+            return  # the profiler steps a copy of the optimizer
+        # An optimizer that steps inside backward, parameter by parameter, does not end the step.
         if torch._C._current_graph_task_id() != -1 or not self._watch.holds_ours(optimizer, self._model()):
             return
         self._uncalled.optimizer_stepped(self._model())
         self._boundary(optimizer)
 
     def _end_profile(self, is_optimizer: bool) -> None:
-        """A profiled step is over: the planner may have a plan to go on with."""
+        """Hands the profile of a finished step to the planner and applies the plan that it gives, if any."""
         profile = self._layer_calls.profile
         if profile is None or not (profile.is_mine or profile.is_orphan):
             return
@@ -581,11 +583,11 @@ class Executor:
             if ended is not None:
                 self._step_ended(ended, optimizer)
             elif self._watch.has_new_optimizer and optimizer is not None:
-                # One more after the same backward: its state belongs to the step that has ended.
+                # A second optimizer stepped after the same backward: its state belongs to the ended step.
                 self._teach(self._watch.observation({"step": self._core.counters()["steps"]}))
 
     def _tell_held(self) -> None:
-        """The planner learns of layers that turned out not to be recomputable."""
+        """Tells the planner which layers turned out not to be recomputable."""
         held = self._core.held_layers()
         if held == self._held:
             return
@@ -595,7 +597,7 @@ class Executor:
             self.apply(plan)
 
     def _device_peak(self) -> int | None:
-        """What torch's allocator says of a GPU, without a reset: its counters are the user's."""
+        """The peak of a GPU by torch's allocator. The counters are not reset, because they are the user's."""
         model = self._model()
         device = None if model is None else training_device(model)
         return None if device is None or kind_of(device).is_host else kind_of(device).peak_bytes(device)
@@ -613,7 +615,7 @@ class Executor:
         self._teach(seen)
 
     def _teach(self, seen: dict[str, Any]) -> None:
-        """Tells the planner what was seen, and follows the plan that it gives, if any."""
+        """Passes an observation to the planner and applies the plan that it gives, if any."""
         plan = None if self._plan is None else self._planner.step_finished(seen)
         if plan is not None:
             self.apply(plan)
@@ -623,7 +625,7 @@ class Executor:
 
 
 def _weak_method(owner: Any, name: str) -> Any:
-    """`owner.name`, without keeping `owner` alive."""
+    """The method `name` of `owner`, without keeping `owner` alive."""
     reference = weakref.ref(owner)
 
     def call(*args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The hooks on a model: what is called before and after the root and its layers.
+"""The hooks on a model, which run before and after the root and its layers.
 
-Hooks are the only thing that memscale puts on a module, beside the attribute that
-names the executor. Copies and pickles of a hooked module come out without them.
+A hooked module has these hooks, functions that copy and pickle it, and, if it is the root, a
+reference to the executor. Copies and pickles of a hooked module have none of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["LayerHooks", "RootHooks"]
 
 EXECUTOR_ATTRIBUTE = "_memscale_executor"
 
-# What lies in the dictionary of a hooked module's instance: torch.jit.script asks for the last.
+# Functions in a hooked module's instance dictionary. torch.jit.script looks for the last one.
 _ASKED_FOR = ("__getstate__", "__deepcopy__", "__reduce_ex__", "__prepare_scriptable__")
 _OURS = (EXECUTOR_ATTRIBUTE, *_ASKED_FOR)
 
@@ -32,7 +32,7 @@ _HOOK_DICTS = {
 
 
 class RootWatcher(Protocol):
-    """What the root's hooks call; see `Executor`."""
+    """The methods that the root's hooks call; see `Executor`."""
 
     def before_root(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -44,7 +44,7 @@ class RootWatcher(Protocol):
 
 
 class LayerWatcher(Protocol):
-    """What a layer's hooks call; see `LayerCalls`."""
+    """The methods that a layer's hooks call; see `LayerCalls`."""
 
     def before(
         self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -54,7 +54,7 @@ class LayerWatcher(Protocol):
 
 
 class _Hook:
-    """A hook callable. A copy of one (with a hook dictionary) does nothing."""
+    """A hook callable. Its copies, made with a hook dictionary, do nothing."""
 
     __slots__ = ("__weakref__", "_call")
 
@@ -76,7 +76,7 @@ def _nothing(*args: Any) -> None:
 
 
 class _HookedModule:
-    """The hooks of one module, and its state without them for copies."""
+    """The hooks of one module, and the functions that copy and pickle it without them."""
 
     def __init__(self, module: torch.nn.Module, before: Any, after: Any) -> None:
         self._module = weakref.ref(module)
@@ -84,8 +84,8 @@ class _HookedModule:
             module.register_forward_pre_hook(_Hook(before), prepend=True, with_kwargs=True),
             module.register_forward_hook(_Hook(after), with_kwargs=True, always_call=True),
         ]
-        # Attributes of the instance: copy and pickle ask the instance for its state, and for a way
-        # to copy or reduce it.
+        # These are attributes of the instance, because copy and pickle look there for the state
+        # and for functions that copy or reduce.
         module.__dict__["__getstate__"] = self._state
         module.__dict__["__deepcopy__"] = self._copied
         module.__dict__["__reduce_ex__"] = self._reduced
@@ -96,15 +96,15 @@ class _HookedModule:
         return _without_hooks(type(module).__getstate__(module)) if module is not None else None
 
     def _copied(self, memo: dict[int, Any]) -> Any:
-        """A deep copy as the module makes it unhooked."""
+        """A deep copy, made as the unhooked module would make it."""
         module = self._module()
         own: Any = getattr(type(module), "__deepcopy__", None)
         if module is None:
             return None
         if own is None:
             return self._copied_by_state(module, memo)
-        # A class that copies by itself (parametrized modules, those of torch.fx) copies the
-        # instance's dictionary: what is ours goes along as it is, and is taken out of the copy.
+        # A class with a copy function of its own (parametrized modules, torch.fx) copies the
+        # instance's dictionary. Our attributes are passed through uncopied, then removed from the copy.
         attributes: dict[str, Any] = module.__dict__
         memo.update((id(attributes[name]), attributes[name]) for name in _OURS if name in attributes)
         made = own(module, memo)
@@ -116,7 +116,7 @@ class _HookedModule:
         return made
 
     def _copied_by_state(self, module: torch.nn.Module, memo: dict[int, Any]) -> Any:
-        """The usual way, which asks for the state."""
+        """The default deep copy, which calls `__getstate__`."""
         del module.__dict__["__deepcopy__"]
         try:
             return copy.deepcopy(module, memo)
@@ -124,7 +124,7 @@ class _HookedModule:
             module.__dict__["__deepcopy__"] = self._copied
 
     def _reduced(self, protocol: int) -> Any:
-        """What pickle is given: by the state, or by the class, which may hand on the dictionary."""
+        """The value for pickle. A class with its own reduce function runs it with our attributes removed."""
         module = self._module()
         kind: Any = type(module)
         if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
@@ -137,8 +137,8 @@ class _HookedModule:
             attributes.update(ours)
 
     def _refuse_script(self) -> Any:
-        """TorchScript compiles hooks too, and ours can't be. A module without them in this one's place
-        would be put into the caller's model, which torch rewrites as it goes.
+        """Refuses TorchScript, which would compile our hooks and can't. It is not given an unhooked
+        copy either, because torch would put that copy into the caller's model.
 
         Raises:
             IntegrationError: always.
@@ -149,7 +149,7 @@ class _HookedModule:
         )
 
     def remove(self) -> None:
-        """Everything is as before."""
+        """Removes the hooks and the functions."""
         for handle in self._handles:
             handle.remove()
         module = self._module()
@@ -160,7 +160,7 @@ class _HookedModule:
 
 
 class RootHooks(_HookedModule):
-    """Around the forward of the wrapped model."""
+    """The hooks around the forward of the wrapped model."""
 
     def __init__(self, module: torch.nn.Module, executor: RootWatcher) -> None:
         super().__init__(module, executor.before_root, executor.after_root)
@@ -174,7 +174,7 @@ class RootHooks(_HookedModule):
 
 
 class LayerHooks(_HookedModule):
-    """Around every call of a layer."""
+    """The hooks around every call of a layer."""
 
     def __init__(self, module: torch.nn.Module, number: int, state: LayerState, calls: LayerWatcher) -> None:
         self.number = number
@@ -186,14 +186,14 @@ class LayerHooks(_HookedModule):
         self._calls.before(self, module, args, kwargs)
 
     def is_first(self, module: torch.nn.Module) -> bool:
-        """Whether no other pre-hook ran before ours: one may have changed the arguments, and
-        would change them again in a replay. From the next call on it is, as far as the
-        module's own hooks go."""
+        """Whether no other pre-hook ran before ours. An earlier one may have changed the arguments,
+        and would change them again in a replay. If the module's own hooks came first, ours is moved
+        to the front for the next call."""
         from torch.nn.modules import module as of_all
 
         hooks: Any = module._forward_pre_hooks  # an OrderedDict, declared as a dict
         number = self._handles[0].id
-        is_first = number not in hooks or next(iter(hooks)) == number  # a replica has no handle's number
+        is_first = number not in hooks or next(iter(hooks)) == number  # replicas lack the number
         if not is_first:
             hooks.move_to_end(number, last=False)
         return is_first and not of_all._global_forward_pre_hooks
@@ -203,7 +203,7 @@ class LayerHooks(_HookedModule):
 
 
 def _without_hooks(state: Any) -> Any:
-    """A module's state for a copy: no hooks, executor or state function of ours."""
+    """A module's state without our hooks, executor and functions, for a copy."""
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], dict):
         return (_without_hooks(state[0]), state[1])
     if not isinstance(state, dict):

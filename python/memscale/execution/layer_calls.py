@@ -1,7 +1,8 @@
-"""Calls of layers in the training forward: begun and ended here, by the hooks.
+"""Begins and ends the calls of layers in the training forward; the hooks call this module.
 
-What a call needs for its layer to run again, or for single tensors of it to be made
-again, is taken before it and handed to C, which decides what becomes of each tensor.
+Before a call, this module records everything that is needed to run the layer again or to
+recompute single tensors of it. C gets the record and decides for each saved tensor whether
+it stays, moves or is recomputed.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ if TYPE_CHECKING:
 
 __all__ = ["LayerCalls", "OnThread"]
 
-# How far up the stack the frame lies that calls a layer's forward: hook callables of
-# hooks.py lie in between.
+# Number of stack frames from LayerCalls.before() up to the frame that calls the layer's
+# forward. The hook callables of hooks.py lie in between.
 _CALLER = 3
 
+# A thread is asked at most this often for its number of threads; see OnThread.has_number.
 _ASKED_MOST = 64
 
 
 class OnThread(threading.local):
-    """What a thread is in the middle of, of one executor. Nothing where it makes no forward."""
+    """The state of one executor on one thread. Every field is empty while the thread runs no forward."""
 
     is_busy = False
-    """Inside memscale's own work: what runs meanwhile is no forward of the caller's."""
+    """Whether memscale itself runs the model now; the caller has not asked for these forwards."""
     caller: Any = None
     """The frame that called the root's forward."""
     precision: contextlib.ExitStack | None = None
@@ -50,10 +52,10 @@ class OnThread(threading.local):
     tape: tuple[Tape, Any] | None = None
     """The tape of the layer that runs, and its region."""
     record: ReplayRecord | None = None
-    """Of the layer that runs, where it is recomputed."""
+    """The record of the layer that runs, if it is recomputed."""
     before: tuple[Any, int, Any] | None = None
-    """Of the recomputed layer that ended last: its first output (weakly), the version of that,
-    and its record (weakly)."""
+    """A weak reference to the first output of the recomputed layer that ended last, the version of
+    that output, and a weak reference to the layer's record."""
 
     _has_number = False
     _asked = 0
@@ -61,15 +63,18 @@ class OnThread(threading.local):
     @property
     def has_number(self) -> bool:
         """Whether torch computes on this thread with the number of threads that `set_num_threads()` named.
-        A thread takes that over at its first operator that torch divides; products before it are
-        made with another number, and have other last bits. What is made in such a moment can't be made
-        again, and asking torch here would end it: a helper asks. Not for ever: who sets OpenMP's number
-        beside torch's, as threadpoolctl does, leaves them different."""
+
+        A thread adopts that number at the first operator that torch divides among threads. Matrix
+        products before that use another number and have other last bits, so that a replay could not
+        repeat them. A helper thread reads torch's number, because reading it here would make this
+        thread adopt it. After `_ASKED_MOST` attempts the answer is always yes: a caller that sets
+        OpenMP's number apart from torch's, as threadpoolctl does, leaves the two different for good.
+        """
         if not self._has_number and self._asked < _ASKED_MOST:
             self._asked += 1
             asked: list[int] = []
             helper = threading.Thread(target=lambda: asked.append(torch.get_num_threads()), daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread to be had
+            with contextlib.suppress(RuntimeError):  # no thread can be started
                 helper.start()
                 helper.join()
             self._has_number = _core.team_threads() in (0, *asked)
@@ -77,20 +82,20 @@ class OnThread(threading.local):
 
     @property
     def stands_aside(self) -> bool:
-        """Whether a forward on this thread is none of ours: a replay, a trace of ours or of torch's,
-        one without gradients."""
+        """Whether memscale ignores a forward on this thread, because it is a replay, a trace of
+        memscale's or torch's, or without gradients."""
         is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         return self.is_apart or is_traced or not torch.is_grad_enabled()
 
     @property
     def is_transformed(self) -> bool:
-        """Whether tensors stand for others here, of a transform of `torch.func`: what is saved of
-        them has no storage that could move, and no layer can be run again from them."""
+        """Whether a transform of `torch.func` is active. Its tensors only wrap others, so a saved one
+        has no storage that could move, and no layer can run again from them."""
         return torch._C._functorch.maybe_current_level() is not None
 
     @property
     def is_apart(self) -> bool:
-        """Whether it is memscale itself that runs the model here."""
+        """Whether memscale itself runs the model on this thread."""
         return is_replaying() or is_tracing() or self.is_busy
 
 
@@ -99,8 +104,8 @@ class LayerCalls:
 
     Args:
         core: the C side of the execution.
-        thread: what the calling thread is in the middle of.
-        notices: for what the user should know of a call.
+        thread: the executor's state on the calling thread.
+        notices: logs what the user should know about a call.
         replay_lock: held while a layer runs again.
         tiles: the modules that may run in tiles.
     """
@@ -120,7 +125,7 @@ class LayerCalls:
         self._tiles = tiles
         self._remade = Remade()
         self.profile: LiveProfile | None = None
-        """Of the step under way, if it is profiled; set by the executor."""
+        """The profile of the step under way, if it is profiled. The executor sets it."""
 
     def before(self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """`layer` is about to be called."""
@@ -128,7 +133,7 @@ class LayerCalls:
         if thread.stands_aside or thread.is_transformed:
             return
         thread.layer_depth += 1
-        self.end_tape()  # of a call that was broken off, or that this one lies in
+        self.end_tape()  # the tape of a call that was interrupted, or of the call around this one
         record = None
         technique = self._core.peek(layer.number)
         runs_again = technique.replays or technique.set > 0
@@ -139,7 +144,7 @@ class LayerCalls:
         if profile is not None:
             profile.enter(layer.state.name, module, args, kwargs)
             if record is not None:
-                record.arguments.copy_first()  # nobody knows yet whether the layer writes to it
+                record.arguments.copy_first()  # before the profile shows whether the layer writes to it
         region = self._core.enter(layer.number, record is not None, sys._getframe(_CALLER))
         if isinstance(region, str):
             self._notices.say_obstacle(region)
@@ -149,7 +154,7 @@ class LayerCalls:
             self._begin_tape(region)
 
     def after(self, layer: LayerHooks, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """The call of `layer` has given `output`, None where it raised."""
+        """The call of `layer` has returned `output`, or None if it raised."""
         thread = self._thread
         if thread.stands_aside or thread.is_transformed:
             return
@@ -167,19 +172,19 @@ class LayerCalls:
         self._core.leave(thread.caller)
 
     def end_tape(self) -> None:
-        """The tape of the layer that this thread is in, if any, has heard all."""
+        """Ends the tape of the layer that this thread is in, if any."""
         if self._thread.tape is not None:
             (tape, region), self._thread.tape = self._thread.tape, None
             region.payload = None
             tape.end()
 
     def own_profile(self) -> LiveProfile | None:
-        """The profile, where the step under way is made by this thread."""
+        """The profile, if this thread runs the profiled step."""
         profile = self.profile
         return profile if profile is not None and profile.is_mine else None
 
     def release(self) -> None:
-        """Lets go of tensors that were made again; who asks once more gets them made once more."""
+        """Releases recomputed tensors; a later request recomputes them."""
         self._remade.release()
 
     def _begin_recompute(self, region: Any, record: ReplayRecord, args: tuple[Any, ...]) -> None:
@@ -198,8 +203,11 @@ class LayerCalls:
         tape.begin()
 
     def _join(self, record: ReplayRecord, args: tuple[Any, ...], nesting: int) -> None:
-        """Lets the record do without its first argument, if that is what the layer before gave, the
-        same object and not written to, and the layer before can be run again."""
+        """Joins the record to the layer before, so that it need not keep its first argument.
+
+        The first argument must be the very tensor that the layer before returned, unchanged since,
+        and the layer before must have a record of its own.
+        """
         before, self._thread.before = self._thread.before, None
         if before is None or not args:
             return
@@ -207,7 +215,7 @@ class LayerCalls:
         tensor, source = given(), maker()
         if tensor is None or source is None or tensor is not args[0] or tensor._version != version:
             return
-        if type(tensor) is not torch.Tensor:  # who knows what its operators are
+        if type(tensor) is not torch.Tensor:  # a subclass may run other operators
             return
         if record.arguments.is_first(tensor):
             record.join(source, nesting)
@@ -227,7 +235,7 @@ class LayerCalls:
     def _record(
         self, layer: LayerHooks, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ReplayRecord | None:
-        """What a replay of this call needs; None, with a line in the log, where there can be none."""
+        """The record for a replay of this call; None, with a line in the log, if the call can't be repeated."""
         if not layer.is_first(module):
             self._notices.say(
                 f"hooked {layer.state.name}",

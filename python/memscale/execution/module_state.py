@@ -1,15 +1,17 @@
-"""The state of a layer's modules around a replay: parameters, buffers, generators, flags
-and attributes.
+"""The state of a layer's modules around a replay: parameters, buffers, generators and attributes.
 
-A layer that updates its buffers in forward (running statistics) must neither see the
-updated ones when it is run again nor update them twice: it is replayed on copies, and
-the originals are bound again afterwards, never written. The same goes for small tensors
-and plain containers among the attributes, which hold such statistics too, as long as they
-belong to no graph: a record must not keep one alive. Other attributes that a forward sets
-(counters, caches) are put back, and so are the states of random number generators
-that a module keeps. Parameters are those of the call: a functional call swaps others in
-for its duration; weights that `parametrize.cached()` keeps are those of the call, too. Used by
-`memscale.execution.replay`.
+A layer may update its buffers in forward (running statistics). Its replay must not see the
+updated buffers and must not update them twice. So the replay runs on copies of the values
+before the call, and the originals, which it never writes, are bound again afterwards.
+
+- Small tensors and plain containers among the attributes are copied like buffers. A tensor
+  that belongs to a graph is not, because a record must not keep a graph alive.
+- Other attributes that a forward sets (counters, caches) are restored after the replay, and
+  so are the states of random number generators that a module keeps.
+- The replay binds the parameters of the call, because a functional call swaps others in for
+  its duration. It also binds the weights that `parametrize.cached()` kept during the call.
+
+`memscale.execution.replay` uses this module.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ from ..model.reach import MISSING, Place, Reach, generator_state, is_array, is_s
 __all__ = ["LayerState", "ModuleState"]
 
 _SMALL_BYTES = 1 << 20
-"""Buffers up to here are compared and copied at every call; larger ones (quantised
-weights, codebooks) are copied until a call has left them as they were. Larger tensors that are
-plain attributes are left alone: they are what somebody keeps to look at."""
+"""Buffers of at most this size are compared at every call and copied if they have changed; on a GPU
+they are copied at every call. Larger ones (quantised weights, codebooks) are copied at every call
+until one has left them unchanged."""
 
 _SCALARS = (bool, int, float, str, type(None))
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
@@ -42,17 +44,17 @@ _CONTAINERS = (*_MAPPINGS, *_SEQUENCES, set)
 
 _OPAQUE = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
 _CLOSED = ("memscale", "torch", "builtins")
-"""Packages whose objects are not looked into."""
+"""Packages whose objects are not searched for containers."""
 
 _LARGE = 4096
-"""Containers with more items are left alone: data sets, vocabularies."""
+"""Containers with more items (data sets, vocabularies) are neither copied nor restored."""
 
 _MODULES_OWN = frozenset(torch.nn.Module().__dict__)
 """Attributes that every module has."""
 
 
 class LayerState:
-    """What is known of one layer's modules across calls."""
+    """The knowledge about one layer's modules that lasts from call to call."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -64,11 +66,11 @@ class LayerState:
         self._rebound: set[tuple[int, str]] = set()
 
     def obstacle(self, module: torch.nn.Module) -> str | None:
-        """Why a call of `module` can't be repeated, as far as is known."""
+        """The reason why a call of `module` can't be repeated; None if no reason is known."""
         return self._writes or (self._reach or self._reach_of(list(module.modules()))).obstacle
 
     def _reach_of(self, modules: list[torch.nn.Module]) -> Reach:
-        """Looked for once, and again where parts have been put in or taken out."""
+        """The state that the modules' code reaches. Searched once, and again if modules were added or removed."""
         numbers = [id(module) for module in modules]
         if self._reach is None or numbers != self._reached_from:
             self._reach, self._reached_from = Reach(modules), numbers
@@ -76,7 +78,7 @@ class LayerState:
 
     def take(self, module: torch.nn.Module) -> ModuleState:
         """The state before a call of `module` (the layer, or a replica of it)."""
-        modules = list(module.modules())  # at every call: parts may have been put in since
+        modules = list(module.modules())  # at every call, because modules may have been added since
         parameters = [
             _Parameter(inner, name, parameter)
             for inner in modules
@@ -117,9 +119,12 @@ class LayerState:
         )
 
     def _look(self, place: Place) -> Any:
-        """What lies in a place that the code names: (holder, name, value, copy of its content), or
-        (holder, name, buffer) of a tensor. The value is MISSING if it belongs to a graph, which a record
-        must not keep alive: the replay finds there what is there then."""
+        """The content of a place that the code names.
+
+        The result is (holder, name, value, copy of the value's content), or (holder, name, buffer) for a
+        tensor, or None if the place holds no state. The value is MISSING if it belongs to a graph, because
+        a record must not keep a graph alive. The replay then finds the place's present value.
+        """
         holder, name = place
         value = read_place(place)
         if value is MISSING or not is_state(value):
@@ -144,7 +149,7 @@ class LayerState:
         return _Buffer(key, buffer, version_of(buffer), copy)
 
     def settle(self, state: ModuleState) -> None:
-        """After the call: large buffers that it left alone need no copy any more."""
+        """Drops, after the call, the copies of large buffers that the call did not write."""
         for holder, name, buffer in state.tensors:
             if buffer.copy is None or buffer.tensor.nbytes <= _SMALL_BYTES:
                 continue
@@ -153,7 +158,7 @@ class LayerState:
                 if now is buffer.tensor:
                     self._constant[buffer.key] = (now, buffer.version)
                 elif not state.is_buffer(holder):
-                    self._rebound.add(buffer.key)  # what it was is as it was
+                    self._rebound.add(buffer.key)  # the call bound another tensor; the old one is unchanged
                 buffer.copy = None
             else:
                 self._constant.pop(buffer.key, None)
@@ -170,14 +175,14 @@ class _Parameter:
         self.module = module
         self.name = name
         self.version = version_of(tensor)
-        # A result of the caller's graph: what holds it here must not hold that graph.
+        # A tensor that an operator returned is held without the caller's graph.
         self.tensor = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
 
     def for_replay(self, layer: str) -> torch.Tensor:
-        """What to bind.
+        """The tensor to bind for the replay.
 
         Raises:
-            IntegrationError: it was changed in place since.
+            IntegrationError: the tensor was changed in place since the call.
         """
         if self.version is not None and self.tensor._version != self.version:
             raise IntegrationError(
@@ -200,7 +205,7 @@ class _Buffer:
         self.copy = copy
 
     def for_replay(self, layer: str, name: str) -> torch.Tensor:
-        """A tensor with the values before the call, which the replay may write."""
+        """A tensor with the values before the call, which the replay may write to."""
         if self.copy is not None:
             return self.copy.clone()
         if self.tensor._version != self.version:
@@ -253,7 +258,7 @@ class ModuleState:
         self._holders = holders
 
     def is_buffer(self, holder: Any) -> bool:
-        """Whether that dictionary holds buffers of one of the modules."""
+        """Whether the dictionary `holder` holds the buffers of one of the modules."""
         return any(module._buffers is holder for module in self._modules)
 
     def settle(self) -> None:
@@ -261,7 +266,7 @@ class ModuleState:
         self._layer.settle(self)
 
     def put(self, undo: Any) -> None:
-        """The modules are as before the call, until `undo` puts back what is now."""
+        """Restores the state before the call; `undo` puts the present state back."""
         for module in self._modules:
             note_attributes(module, undo)
         for attributes in self._holders:
@@ -275,7 +280,7 @@ class ModuleState:
             if bound.get(parameter.name) is not parameter.for_replay(self._layer.name):
                 undo.slot(bound, parameter.name)
                 bound[parameter.name] = parameter.tensor
-        bound_tensors: dict[int, torch.Tensor] = {}  # one for all names that it has
+        bound_tensors: dict[int, torch.Tensor] = {}  # a tensor under several names is bound once
         with torch.no_grad():
             for holder, name, buffer in self.tensors:
                 undo.slot(holder, name)
@@ -291,7 +296,7 @@ class ModuleState:
         self._cached_weights.put(undo)
 
     def _drop_later_buffers(self) -> None:
-        """Those that the call, or a later one, has registered."""
+        """Removes buffers that the call, or a later one, has registered."""
         for module, names in zip(self._modules, self._buffer_names, strict=True):
             if len(module._buffers) != len(names):
                 for name in [name for name in module._buffers if name not in names]:
@@ -310,7 +315,7 @@ class ModuleState:
                 undo.slot(holder, name)
                 write_place((holder, name), value)
             elif content is None:
-                undo.slot(holder, name)  # the replay may count on
+                undo.slot(holder, name)  # the replay may set it again
             if content is not None:
                 undo.content(value)
                 undo.slot(holder, name)
@@ -318,7 +323,7 @@ class ModuleState:
                 value.extend(content) if isinstance(value, (list, deque)) else value.update(content)
 
     def _bind_containers(self) -> None:
-        """Copies as they were before the call, one for all names that one container has."""
+        """Binds copies with the content before the call; a container under several names gets one copy."""
         copies: dict[int, Any] = {}
         for holder, name, container, content in self._containers:
             holder[name] = copies.setdefault(id(container), content.copy())
@@ -341,12 +346,12 @@ def _is_state_tensor(value: Any) -> bool:
 
 
 def _is_small_state(value: Any) -> bool:
-    """Whether an attribute is a tensor that a forward may keep statistics in."""
+    """Whether an attribute is a small tensor, in which a forward may keep statistics."""
     return _is_state_tensor(value) and value.nbytes <= _SMALL_BYTES
 
 
 def _containers(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
-    """Plain containers among a module's attributes: where, the container, a copy of it."""
+    """Plain containers among a module's attributes, each as (holder, name, container, copy)."""
     attributes: dict[str, Any] = module.__dict__
     for name, value in attributes.items():
         if is_array(value):
@@ -358,7 +363,7 @@ def _containers(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, 
 
 
 def _holds_graph(value: Any, depth: int) -> bool:
-    """Whether a container holds a tensor that an operator gave; `depth`: of containers inside."""
+    """Whether `value` is a tensor of a graph or a container of one, down to `depth` nested containers."""
     if isinstance(value, torch.Tensor):
         return value.grad_fn is not None
     if type(value) not in (*_CONTAINERS, tuple) or depth < 0 or len(value) > _LARGE:
@@ -368,8 +373,8 @@ def _holds_graph(value: Any, depth: int) -> bool:
 
 
 def _is_gathered(module: torch.nn.Module) -> bool:
-    """Whether the module's parameters are shards, which FSDP replaces for forward and backward:
-    in a replay it has them in place."""
+    """Whether the module's parameters are FSDP's shards. FSDP replaces them for forward and
+    backward, so a replay finds the full parameters in place."""
     tensor = sys.modules.get("torch.distributed.tensor")
     sharded = getattr(tensor, "DTensor", None)
     return sharded is not None and any(isinstance(value, sharded) for value in module._parameters.values())
@@ -380,20 +385,20 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def note_attributes(module: torch.nn.Module, undo: Any) -> None:
-    """A module's attributes and what they hold in plain containers and objects are put back by `undo`."""
+    """Lets `undo` restore a module's attributes, and the content of their plain containers and objects."""
     attributes = module.__dict__
     for name, value in attributes.items():
         _note(value, 0 if name in _MODULES_OWN else 2, undo)
-    undo.content(attributes)  # put back first, so that what it holds is found
+    undo.content(attributes)  # noted last and so restored first: the containers are then in place
 
 
 def _note(value: Any, depth: int, undo: Any) -> None:
-    """`depth`: of containers inside."""
+    """Lets `undo` restore the content of `value`, down to `depth` nested containers."""
     kind = type(value)
     if kind not in _CONTAINERS:
         if depth < 2 or isinstance(value, _OPAQUE) or kind.__module__.partition(".")[0] in _CLOSED:
             return
-        value = getattr(value, "__dict__", None)  # of an object that counts or averages
+        value = getattr(value, "__dict__", None)  # an object may keep counters or averages
         if type(value) is not dict:
             return
     if len(value) > _LARGE:

@@ -1,4 +1,4 @@
-"""What an executor tells the user of its own accord, each thing once."""
+"""Messages of an executor to the user, each logged once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OBSTACLES = {
 
 
 class Notices:
-    """Lines in the log about one model, no line twice."""
+    """Log lines about one model. No line is repeated."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
@@ -37,7 +37,7 @@ class Notices:
         self.say(obstacle, logging.WARNING, _OBSTACLES[obstacle].format(model=self._model_name))
 
     def take_back(self, key: str) -> bool:
-        """What was said under `key` holds no more; False where nothing was."""
+        """Lets `key` be said again. Returns whether something was said under it."""
         was_said = key in self._said
         self._said.discard(key)
         return was_said

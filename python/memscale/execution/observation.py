@@ -1,8 +1,8 @@
-"""What a training step shows from outside: does the caller hold the outputs through the
-backward, are gradients there during the forward, which optimizers step.
+"""Observes the training loop from outside the model.
 
-Kept by the executor and handed to the planner when a step has ended. Everything is
-watched with weak references.
+The observations are: whether the caller holds the outputs through the backward, whether
+gradients exist during the forward, and which optimizers step. The executor collects them
+and passes them to the planner when a step has ended. Only weak references are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepWatch:
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of everything."""
+        """Discards every observation."""
         self._outputs = []
         self._outputs_held = None
         self._gradients_live = None
@@ -64,10 +64,10 @@ class StepWatch:
         """The root has run; its result goes to the caller."""
         self._outputs = [weakref.ref(tensor) for tensor in plain_tensors(output) if tensor.dim() > 0]
         if not self._outputs and self._outputs_held is None:
-            self._outputs_held = False  # a loss alone: there is nothing to hold
+            self._outputs_held = False  # the model returns a loss alone, so there is nothing to hold
 
     def expect_backward(self, output: Any) -> None:
-        """Where no layer has hooks, a backward shows at the output it comes from and nowhere else."""
+        """Hooks the outputs to notice their backward. If no layer has hooks, nothing else shows it."""
         tensors = [tensor for tensor in plain_tensors(output) if not isinstance(tensor, LazyLogits)]
         functions = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         if functions and self._core.expect_backward():
@@ -107,8 +107,8 @@ class StepWatch:
         self._ended_by = weakref.ref(optimizer)
 
     def observation(self, ended: dict[str, int]) -> dict[str, Any]:
-        """What the step that has ended showed, beside what C saw of it (`ended`: its number,
-        time and memory); a key is absent where nothing was seen."""
+        """The observations of the step that has ended, with those of C in `ended` (its number, time
+        and memory). Optimizers have no keys until one of them has stepped."""
         self._look_at_outputs()
         seen: dict[str, Any] = dict(ended)
         loop_seen = self._outputs_held is not None and self._gradients_live is not None
@@ -118,7 +118,7 @@ class StepWatch:
         optimizers = list(self._optimizers)
         if optimizers:
             seen["gradients_released"] = all(_says(optimizer, "_releases_by_itself") for optimizer in optimizers)
-            # Under release it is the optimizer that knows which backward is the last.
+            # If gradients are released, only the optimizer knows which backward is the last.
             sums = self._sums and not any(_says(optimizer, "_releases_now") for optimizer in optimizers)
             seen["gradients_needed"] = sums or any(_says(optimizer, "_needed_gradients") for optimizer in optimizers)
             seen["optimizer_state_bytes"] = sum(map(_state_bytes, optimizers))
@@ -127,7 +127,7 @@ class StepWatch:
 
 
 class _Begins:
-    """Tells once of the backward of an output, if the model is still wrapped then."""
+    """A hook that reports the backward of an output, if the model is still wrapped then."""
 
     def __init__(self, watch: StepWatch) -> None:
         self._watch = weakref.ref(watch)
@@ -139,12 +139,12 @@ class _Begins:
 
 
 def _says(optimizer: torch.optim.Optimizer, name: str) -> bool:
-    """Whether it is one of memscale's and its method of that name says yes."""
+    """Whether `optimizer` is one of memscale's and its method `name` returns true."""
     method = getattr(optimizer, name, None)
     return method is not None and method()
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    moved = getattr(optimizer, "_planned_disk_bytes", None)  # what a plan put there counts
+    moved = getattr(optimizer, "_planned_disk_bytes", None)  # state that a plan moved to disk counts, too
     tensors = [tensor for state in optimizer.state.values() for tensor in plain_tensors(state)]
     return _core.storage_bytes(tensors) + (moved() if moved is not None else 0)

@@ -1,9 +1,9 @@
-"""Runs a layer again in backward, to make the tensors that its forward did not keep.
+"""Runs a layer again in backward, to recompute the tensors that its forward did not keep.
 
-A record is made before the layer's forward and travels with the handles of what
-autograd saved in it. The C side says which tensors are needed, takes them as the
-replay saves them, compares them with what the forward saved, and stops the replay when
-it has them all.
+A record is made before the layer's forward. The handles of the tensors that autograd
+saved in the forward keep it alive. C knows which tensors are needed, receives them while
+the replay saves them, compares them with those of the forward, and stops the replay when
+none is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["ReplayRecord", "replay"]
 
 
 class ReplayRecord:
-    """What is needed to make one call of a layer again."""
+    """Everything that is needed to repeat one call of a layer."""
 
     __slots__ = (
         "__weakref__",
@@ -60,9 +60,9 @@ class ReplayRecord:
         self.environment = Environment()
         self.lock = lock
         self.tiles = tiles
-        self.before: ReplayRecord | None = None  # of the layer that makes the first argument again
-        self.nesting = 0  # in which run inside a run; 0: that layer's own replay gives it
-        self.region: weakref.ref[Any] | None = None  # of this call, once it has one
+        self.before: ReplayRecord | None = None  # the layer whose output is the first argument
+        self.nesting = 0  # as in technique.h; 0: the replay of `before` itself gives the argument
+        self.region: weakref.ref[Any] | None = None  # the region of this call, once it has one
 
     @classmethod
     def take(
@@ -74,22 +74,22 @@ class ReplayRecord:
         lock: threading.RLock,
         tiles: Tiles | None = None,
     ) -> ReplayRecord | None:
-        """The record of a call that is about to be made, with modules in `tiles` if any; None where
-        it can't be repeated."""
+        """The record of a call that is about to be made; None if it can't be repeated. If `tiles` is
+        given, the replay runs in tiles, too."""
         arguments = Arguments.freeze(args, kwargs)
         if arguments is None or not arguments.has_tensors:
             return None
         return cls(layer, module, arguments, lock, tiles)
 
     def join(self, before: ReplayRecord, nesting: int) -> None:
-        """The first argument is what the call of `before` gave: it is let go of. `nesting` as in
-        `Region.nesting`."""
+        """Drops the first argument, because the call of `before` returned it. `nesting` comes from
+        the region's technique."""
         self.before = before
         self.nesting = nesting
         self.arguments.drop_first()
 
     def _bring_first(self) -> None:
-        """Makes the first argument again; of layers that run again as one, those of all of them."""
+        """Recomputes the first argument, and those of all layers that are replayed together with this one."""
         joined = [self]
         while joined[-1].arguments.lacks_first and joined[-1].nesting == 0 and joined[-1].before is not None:
             joined.append(joined[-1].before)
@@ -99,8 +99,8 @@ class ReplayRecord:
             record.arguments.put_first(before._replayed(), record.name)
 
     def _run_up_to(self) -> None:
-        """Runs the layers before, from the nearest that has its first argument, up to the last of
-        the least nesting, this one at the latest. Of the arguments made, those of this nesting stay."""
+        """Runs earlier layers, from the nearest that has its first argument up to the last layer of the
+        least nesting, which may be this one. Only arguments of that nesting are kept."""
         lacking = [self]
         before = self.before
         while before is not None and before.arguments.lacks_first and before.before is not None:
@@ -118,7 +118,7 @@ class ReplayRecord:
                 source.arguments.drop_first()
 
     def _replayed(self) -> torch.Tensor:
-        """Makes the call again to its end, for the saved tensors it lacks and for its first result."""
+        """Repeats the whole call: recomputes its missing saved tensors and returns its first result."""
         region = self.region() if self.region is not None else None
         if region is None or region.missing == 0:
             return self.give()
@@ -128,10 +128,10 @@ class ReplayRecord:
         return first.detach()
 
     def give(self) -> torch.Tensor:
-        """Makes the call again for its first result; nothing else of it stays.
+        """Repeats the call and returns its first result; keeps nothing else of it.
 
         Raises:
-            IntegrationError: it gives no tensor now.
+            IntegrationError: the call returns no tensor this time.
         """
         first: torch.Tensor | None = _core.guarded(self._give)
         if first is None:
@@ -141,25 +141,27 @@ class ReplayRecord:
     def _give(self, undo: Any) -> torch.Tensor | None:
         args, kwargs = self.arguments.thaw(self.name, _fetch)
         self._put(undo)
-        # With grad, as in forward (without, other kernels may be chosen), and with a graph that
-        # holds what it saves: the layer may differentiate inside itself. It goes at once.
+        # Grad mode is on as in forward, because torch may choose other kernels without it. The
+        # graph keeps what it saves, because the layer may differentiate inside itself. The graph
+        # is released as soon as this returns.
         undo.own_hooks()
         return first_output(self.environment.call(self.module, *args, **kwargs))
 
     def _put(self, undo: Any) -> None:
-        """All is as it was before the call, until `undo` puts it back."""
+        """Restores the state before the call; `undo` puts the present state back."""
         self.environment.put(undo)
         self.state.put(undo)
         if self.tiles is not None:
             self.tiles.put(undo)
 
     def run(self, region: Any) -> None:
-        """Makes the call again, for the saved tensors that `region` is missing."""
+        """Repeats the call, for the saved tensors that `region` is missing."""
         self._bring_first()
         self._call(region, False)
 
     def _call(self, region: Any, whole: bool) -> Any:
-        """The result, if `whole`; otherwise the call may end as soon as nothing is missing."""
+        """Repeats the call. If `whole`, it runs to its end and its result is returned; otherwise it
+        may stop as soon as nothing is missing."""
         return _core.guarded(self._capture, region, whole)
 
     def _capture(self, undo: Any, region: Any, whole: bool) -> Any:
@@ -191,11 +193,11 @@ def replay(undo: Any, region: Any) -> None:
     """Called from C when a saved tensor of a recomputed layer is asked for.
 
     Raises:
-        IntegrationError: the layer did not save again what it saved in forward.
+        IntegrationError: the replay saved other tensors than the forward.
     """
     record = region.payload
     undo.hold(record.lock)
     if region.missing == 0:
-        return  # another thread made them meanwhile
+        return  # another thread has recomputed them meanwhile
     replaying(undo)
     record.run(region)

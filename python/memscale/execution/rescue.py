@@ -1,9 +1,8 @@
-"""Makes a step again, under a tighter plan, after an allocation failed in it.
+"""Repeats a step under a tighter plan after an allocation failed in it.
 
-Whoever can call the step again uses it: `Executor.run_step()` for a user's own loop, which
-hands over the step as a function, and the Hugging Face integration. From inside a loop of the
-user's that is not possible. Random states, gradients and buffers are as they were before the
-step when it is made again.
+Only a caller that holds the step as a function can repeat it: `Executor.run_step()`, which a
+user's own loop may call, and the Hugging Face integration. A plain loop can't be rescued.
+Random states, gradients and buffers are restored before the step is repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _log = logging.getLogger("memscale")
 
 Result = TypeVar("Result")
 
-# Larger buffers are not copied before every step: a step that changed one is not made again.
+# Larger buffers are not copied before every step: a step that changed one is not repeated.
 _SMALL_BYTES = 1 << 20
 
 
@@ -34,7 +33,7 @@ _ENOMEM = -1  # MS_ENOMEM of memscale/base.h
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    # Memory of the host for what comes back is an error of the library's own.
+    # If the host has no memory for a fetched tensor, the library raises an error of its own.
     return is_out_of_memory(error) or (isinstance(error, MemScaleError) and error.code == _ENOMEM)
 
 
@@ -42,8 +41,8 @@ class StepRescue:
     """The calls since gradients were last None, and the state before the first of them.
 
     Args:
-        tighten: puts the next tighter plan in force, given how often it was called before for
-            the same step; raises `BudgetInfeasibleError` if there is none.
+        tighten: applies the next tighter plan. Its argument counts the earlier calls for the
+            same step. It raises `BudgetInfeasibleError` if there is no tighter plan.
         model: the wrapped root module.
     """
 
@@ -54,9 +53,9 @@ class StepRescue:
         self._buffers: list[tuple[torch.Tensor, torch.Tensor | None, int | None]] | None = None
 
     def run(self, call: Callable[[], Result]) -> Result:
-        """Calls `call`, which makes a forward and a backward; again, a bounded number of times,
-        where an allocation fails in it. Where gradients of earlier calls are accumulated, those
-        calls are repeated first.
+        """Calls `call`, which runs a forward and a backward. If an allocation fails in it, `call` is
+        repeated under tighter plans until none is left. If gradients of earlier calls are accumulated,
+        those calls are repeated first.
 
         Raises:
             whatever `call` raises; an allocation failure when no tighter plan is left.
@@ -65,7 +64,7 @@ class StepRescue:
             self._calls = []
             self._buffers = self._copy_buffers()
         elif not self._calls:
-            self._buffers = None  # gradients of somebody else's: they can't be had again
+            self._buffers = None  # the gradients come from elsewhere and can't be computed again
         self._calls.append((call, RandomState()))
         try:
             return call()
@@ -105,7 +104,7 @@ class StepRescue:
                 failure = error
 
     def _clean_up(self, failure: Exception) -> None:
-        """Lets go of what the failed step made."""
+        """Releases everything that the failed step allocated."""
         traceback.clear_frames(failure.__traceback__)
         for parameter in self._model.parameters():
             parameter.grad = None
@@ -124,7 +123,7 @@ class StepRescue:
         with torch.no_grad():
             for buffer, copy, version in self._buffers or ():
                 if copy is not None:
-                    buffer.copy_(copy)  # whatever its version says: batch norms write without counting
+                    buffer.copy_(copy)  # even at the same version: batch norms write without counting
                 elif version_of(buffer) != version:
                     failure.add_note("memscale: the step changed a large buffer and can't be made again")
                     raise failure

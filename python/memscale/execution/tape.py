@@ -1,15 +1,15 @@
-"""The tape of a layer's forward under a selective technique: which operator made what.
+"""The tape of a layer's forward under a selective technique: which operator made which storage.
 
-C says which of the layer's saved tensors are dropped. The tape, a dispatch mode, notes
-the layer's operators meanwhile: those that can run again on their own, with where their
-operands lie in which storages, and every write in place. When the layer has ended, it
-knows which of the dropped storages can be made again, by such operators, from parameters
-and from what else the layer saved; the others simply stay. In backward, the operators
-that lead to a storage run again when autograd asks for it, without autograd and below
-autocast: the same kernels on the same bytes. No module is called, nothing random is repeated.
+C says which of the layer's saved tensors are dropped. During the call the tape, a dispatch
+mode, records every write in place and every maker (an operator that can run again on its own),
+with the position of its operands in their storages. When the layer has ended, the tape decides
+which of the dropped storages the makers can recompute from parameters and from the layer's other
+saved tensors. The remaining storages are kept. In backward, the makers that lead to a storage run
+again when autograd asks for it, without autograd and below autocast: the same kernels read the
+same bytes. No module is called and nothing random is repeated.
 
-Nothing here holds a tensor that has a graph. What a storage is made from is held by the
-tickets of those who may ask for it, and goes with the last of them.
+Nothing here holds a tensor that has a graph. The tickets of a dropped storage hold everything
+that it is recomputed from. The last ticket releases it.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ __all__ = ["Remade", "Tape"]
 _VIEW, _WRITER, _MAKER, _OTHER = range(4)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
-# How many operators a tape may hear before it looks whether its layer still runs: a call that
-# Ctrl-C breaks off has no end.
+# A tape checks once in this many operators whether its layer still runs, because nothing reports
+# the end of a call that Ctrl-C interrupts.
 _LOOK_EVERY = 256
 _Kind = tuple[int, tuple[int, ...], tuple[str, ...]]
 
 
 class _Unclear(Exception):
-    """An operator's operands can't be written down."""
+    """The tape can't record an operator's operands or results."""
 
 
 class Remade:
-    """What was made again and not yet given up, of one executor. One layer at a time: when
-    backward asks another layer's tape, what the one before still has is let go of."""
+    """The recomputed storages of one executor. They belong to one layer's call at a time: when
+    backward asks for a tensor of another call, those of the call before are released."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -58,7 +58,7 @@ class Remade:
         self._values: weakref.WeakSet[_Value] = weakref.WeakSet()
 
     def enter(self, layer: object) -> None:
-        """Backward is in this layer now."""
+        """Backward asks for a tensor of `layer`, one call of a layer."""
         if layer is not self._layer:
             self.release()
             self._layer = layer
@@ -68,7 +68,7 @@ class Remade:
         self._values.add(value)
 
     def release(self) -> None:
-        """Lets go of everything; who asks again gets it made again."""
+        """Releases all recomputed storages; a later request recomputes them."""
         with self.lock:
             for value in list(self._values):
                 value.made = None
@@ -77,7 +77,7 @@ class Remade:
 
 
 class _Value:
-    """A storage: what made it, who holds it."""
+    """A storage, with its maker and its holder."""
 
     __slots__ = (
         "__weakref__",
@@ -100,13 +100,13 @@ class _Value:
         self.maker: _Maker | None = None
         self.held: Any = None  # the handle of a saved tensor on it
         self.held_writes = 0
-        self.probe: torch.Tensor | None = None  # of a parameter, buffer or input
+        self.probe: torch.Tensor | None = None  # an alias, if it is a parameter, buffer or input
         self.version = 0
         self.made: torch.UntypedStorage | None = None
         self.ticket: weakref.ref[_Ticket] | None = None
 
     def is_wanted(self) -> bool:
-        """Whether a saved tensor that was dropped may ask for it."""
+        """Whether a dropped saved tensor still refers to it."""
         return self.ticket is not None and self.ticket() is not None
 
 
@@ -125,7 +125,7 @@ class _Operand:
 
 
 class _Maker:
-    """An operator that can run again, with its arguments and what it made."""
+    """An operator that can run again, with its arguments and results."""
 
     __slots__ = ("args", "func", "index", "is_sound", "kwargs", "operands", "outputs")
 
@@ -140,12 +140,12 @@ class _Maker:
 
 
 class Tape(TorchDispatchMode):
-    """Notes one call of a layer. `begin()`, the call, `end()`.
+    """Records one call of a layer, between `begin()` and `end()`.
 
     Args:
         is_resident: whether a tensor's storage is a parameter's, a buffer's or an input's.
         is_running: whether the layer's call is still under way.
-        remade: where what is made again is kept.
+        remade: keeps the recomputed storages.
     """
 
     supports_higher_order_operators = True
@@ -171,8 +171,8 @@ class Tape(TorchDispatchMode):
         self._is_noting = True
 
     def end(self) -> None:
-        """The call is over, well or not: what can be made again is dropped now. Modes that
-        were begun later stay on."""
+        """The call has returned or raised: drops the storages that can be recomputed. Dispatch modes
+        that were entered after this one stay on."""
         self._is_noting = False
         leave(self, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
         self._settle()
@@ -183,7 +183,7 @@ class Tape(TorchDispatchMode):
         self._makers = []
         self._pending = {}
 
-    # -- what autograd saves: called from C ---------------------------------------------
+    # -- tensors that autograd saves: called from C -------------------------------------
 
     def dropped(self, handle: Any, storage: torch.UntypedStorage) -> None:
         """A saved tensor on a storage that the plan drops."""
@@ -193,7 +193,7 @@ class Tape(TorchDispatchMode):
         self._pending.setdefault(value, []).append(handle)
 
     def held(self, handle: Any, storage: torch.UntypedStorage) -> None:
-        """A saved tensor on a storage that stays, or moves."""
+        """A saved tensor on a storage that the plan keeps or moves."""
         value = self._value_of_storage(storage)
         if value.held is None:
             value.held = handle
@@ -218,7 +218,8 @@ class Tape(TorchDispatchMode):
         return result
 
     def _still_runs(self) -> bool:
-        """False from some operators after a broken-off call on; its saved tensors stay."""
+        """Whether the call is still under way. An interrupted call is noticed some operators later;
+        its saved tensors are kept."""
         self._heard += 1
         if self._heard % _LOOK_EVERY == 0 and not self._is_running():
             self._is_noting = False
@@ -244,7 +245,7 @@ class Tape(TorchDispatchMode):
         self._makers.append(maker)
 
     def _fresh(self, tensor: Any) -> torch.UntypedStorage:
-        """The storage of a result that nobody has seen before."""
+        """The storage of an operator's result. Raises `_Unclear` if the tape knows it already."""
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
             raise _Unclear
         storage: torch.UntypedStorage = tensor.untyped_storage()
@@ -271,7 +272,7 @@ class Tape(TorchDispatchMode):
         if known is not None and known.reference() is storage:
             return known
         value = self._values[storage._cdata] = _Value(storage)
-        if self._is_resident(tensor) and not tensor.is_inference():  # whose writes nobody could see
+        if self._is_resident(tensor) and not tensor.is_inference():  # those have no version
             value.probe = _probe(tensor)
             value.version = value.probe._version
         return value
@@ -304,7 +305,7 @@ class Tape(TorchDispatchMode):
 
 
 def _stay(value: _Value, handles: list[Any]) -> None:
-    """The storage stays, and others may be made from it."""
+    """Keeps the storage in memory, so that others may be recomputed from it."""
     value.held = handles[0]
 
 
@@ -313,12 +314,12 @@ def _can_be_made(value: _Value) -> bool:
 
 
 def _is_there(operand: _Operand) -> bool:
-    """Whether the bytes that an operator read can be had in backward."""
+    """Whether the bytes that an operator read will be available in backward."""
     value = operand.value
     if value.writes != operand.writes:
         return False
     if value.probe is not None:
-        return value.writes == 0  # who writes to a buffer in a call does so in the next: spectral norm's vectors
+        return value.writes == 0  # a call that writes to a buffer does so every time (spectral norm)
     if value.held is not None:
         return value.held_writes == operand.writes
     return _can_be_made(value)
@@ -328,7 +329,7 @@ def _is_there(operand: _Operand) -> bool:
 
 
 class _Call:
-    """One call of a layer, for what is made again of it."""
+    """The switches and modes of one call of a layer, for its makers in backward."""
 
     __slots__ = ("_modes", "_switches")
 
@@ -337,7 +338,7 @@ class _Call:
         self._modes = Modes()
 
     def put(self, undo: Any) -> None:
-        """Operators find what they found in the call, until `undo` puts back what is now."""
+        """Restores the switches and modes of the call; `undo` puts the present ones back."""
         self._switches.put(undo)
         self._modes.put(undo)
         undo.later(torch._C._set_grad_enabled, torch.is_grad_enabled())
@@ -345,7 +346,7 @@ class _Call:
 
 
 class _Ticket:
-    """What the handles of a dropped storage hold instead of its bytes."""
+    """The stand-in for a dropped storage, which its handles hold instead of the bytes."""
 
     __slots__ = ("__weakref__", "_layer", "_remade", "_value")
 
@@ -358,10 +359,10 @@ class _Ticket:
         self._value.made = None
 
     def give(self, undo: Any, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> torch.Tensor:
-        """A view of the storage, made again if need be. Called from C.
+        """A view of the storage, which is recomputed if need be. Called from C.
 
         Raises:
-            IntegrationError: what it is made from was changed meanwhile.
+            IntegrationError: a tensor that it is recomputed from was changed meanwhile.
         """
         undo.hold(self._remade.lock)
         self._remade.enter(self._layer)
@@ -379,7 +380,7 @@ def _view(storage: torch.UntypedStorage, dtype: torch.dtype, size: Any, stride: 
 
 
 def _needed(wanted: _Value) -> list[_Maker]:
-    """The operators that lead to a storage from what is there, in their order."""
+    """The makers that lead from available storages to `wanted`, in the order of the forward."""
     found: dict[int, _Maker] = {}
     open_values = [wanted]
     while open_values:
@@ -401,7 +402,7 @@ def _make(wanted: _Value, remade: Remade) -> torch.UntypedStorage:
     last_reader = {operand.value: maker for maker in makers for operand in maker.operands}
     made: dict[_Value, torch.UntypedStorage] = {}
     result = None
-    with torch._C._DisableAutocast():  # operators are noted below it
+    with torch._C._DisableAutocast():  # the tape records operators below autocast
         for maker in makers:
             for value, storage in _run(maker, made):
                 if value is wanted:
@@ -447,7 +448,7 @@ def _thaw(value: Any, made: dict[_Value, torch.UntypedStorage]) -> Any:
 
 
 def _bytes_of(value: _Value) -> torch.UntypedStorage:
-    """The storage of something that need not be made."""
+    """The bytes of a storage that is available without a maker."""
     if value.made is not None:
         return value.made
     if value.probe is not None:
@@ -489,6 +490,6 @@ def _learn(func: Any) -> _Kind:
 
 
 def _probe(tensor: torch.Tensor) -> torch.Tensor:
-    """An alias without a graph that shares the version counter, made below autograd."""
+    """An alias without a graph that shares the version counter; detach() runs below autograd for that."""
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return tensor.detach()

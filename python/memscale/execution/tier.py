@@ -1,7 +1,7 @@
-"""Opens what saved tensors move to: disk or host memory, from a CPU or from a GPU.
+"""Opens the lower tier, to which saved tensors move: host memory or disk.
 
-Used by the executor, once per run, when a plan first moves anything. Which tiers there
-are and how large they may become is in the plan's settings; C opens and owns them.
+The executor calls it once per run, when a plan first moves anything. The plan's settings
+say which tiers there are and how large they may become. C opens and owns them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def open_tier(
     """Opens the tier of `settings`, a plan's ``"settings"``; none if all caps are zero.
 
     Args:
-        disk_directory: asked for the spill directory if the disk is used.
-        disk: what the hardware description says of the disk (``write_bytes_per_s``,
+        disk_directory: returns the spill directory; called if the disk is used.
+        disk: the disk's entry in the hardware description (``write_bytes_per_s``,
             ``read_bytes_per_s``); empty if there is none.
 
     Raises:

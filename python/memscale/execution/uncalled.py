@@ -1,7 +1,7 @@
-"""Notices a wrapped model whose forward nobody calls.
+"""Warns if the forward of a wrapped model is never called.
 
-Plans are made and followed in the root's forward. A model that is run through other methods (an agent's `get_value`,
-`encode` and `decode`) or only in part would train unplanned, and its user would never know.
+Plans are made and carried out in the root's forward. A model that runs through other methods (an agent's `get_value`,
+`encode` and `decode`) or only in part trains without a plan, and nothing else would tell the user.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Uncalled:
 
 
 def _parts_of(model: torch.nn.Module) -> str:
-    """The children with parameters, as what may be wrapped instead."""
+    """Names the children with parameters, which the user may wrap instead."""
     names = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
     if not names:
         return ""

@@ -1,10 +1,10 @@
 """Compares steps under the plan with steps that keep everything, before training.
 
-Called by the executor where `verify_correctness` is set. Two steps that keep everything tell a model that differs from
-itself; two under the plan, of which the second meets what the first left in memory and on disk, are held against them;
-replays compare what they save as well. All run on copies of the
-model's buffers and take gradients without touching `.grad`; random states, attributes and
-hooks are as before when it ends. C says how much of the batch fits beside the budget.
+The executor calls `verify_plan` if `verify_correctness` is set. Two steps that keep everything come first: if they
+differ, the model differs from itself and nothing more is compared. Two steps under the plan follow; the second of them
+starts with everything that the first left in memory and on disk. Each must equal the unoptimized step, and replays
+compare their saved tensors as well. All steps run on copies of the model's buffers and do not touch `.grad`. Random
+states, attributes and hooks are restored at the end. C says how many rows of the batch fit the budget.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def verify_plan(
     """Runs steps with everything kept and steps under `plan`, and compares them.
 
     Args:
-        make_executor: gives an executor of `model` that carries out a given plan.
-        args, kwargs: of a training forward. Where the unoptimized step does not fit beside
+        make_executor: returns an executor of `model` that carries out a given plan.
+        args, kwargs: the arguments of a training forward. If the unoptimized step does not fit
             the budget, the first half of the rows is tried, then a quarter, and so on.
 
     Raises:
-        IntegrationError: loss or gradients are not what the plan promises; names the first
-            parameter in the order of `named_parameters()`, or the layer whose replay differed.
+        IntegrationError: loss or gradients differ by more than the plan allows. The text names the
+            first such parameter in the order of `named_parameters()`, or the layer whose replay differed.
     """
     if plan.skipped:
         _log.info("verify_correctness: nothing is optimized, so there is nothing to compare")
@@ -146,7 +146,7 @@ def _step(
     make_executor: Callable[[], PlanRunner] | None = None,
     plan: str | None = None,
 ) -> _Gradients | None:
-    """Loss and gradients of one step, by what an error calls them; the model is as before."""
+    """Loss and gradients of one step, by their names in an error. The model is restored afterwards."""
 
     def run(snapshot: Snapshot) -> _Gradients | None:
         _copy_buffers(snapshot)
@@ -176,7 +176,7 @@ def _gradients(model: torch.nn.Module, inputs: tuple[tuple[Any, ...], dict[str, 
     if loss is None:
         return None
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    # Not backward(): no hook of anybody on the accumulation of gradients runs, and .grad stays.
+    # Unlike backward(), grad() runs no hooks on the accumulation of gradients and leaves .grad alone.
     gradients = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
     found: _Gradients = {"the loss": loss.detach()}
     for (name, _), gradient in zip(named, gradients, strict=True):
@@ -185,7 +185,7 @@ def _gradients(model: torch.nn.Module, inputs: tuple[tuple[Any, ...], dict[str, 
 
 
 def _copy_buffers(snapshot: Snapshot) -> None:
-    """Puts copies in the place of buffers and plain tensors; the snapshot takes them out again."""
+    """Replaces buffers and plain tensors by copies; the snapshot restores the originals."""
     copies: dict[int, torch.Tensor] = {}
     for place in snapshot.reach.places if snapshot.reach is not None else ():
         value = read_place(place)
@@ -200,8 +200,7 @@ def _copy_buffers(snapshot: Snapshot) -> None:
 
 
 def _first_rows(value: Any, total: int, rows: int) -> Any:
-    """`value` with tensors of `total` rows cut to `rows`, and all of them apart from the
-    caller's graph."""
+    """`value` with every tensor of `total` rows cut to `rows` rows, detached from the caller's graph."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         part = value[:rows] if value.dim() > 0 and len(value) == total else value

@@ -1,8 +1,8 @@
-"""Hugging Face `Trainer`: its model is wrapped, and its training is guarded.
+"""Wraps the model of a Hugging Face `Trainer` and guards its training.
 
-Called by `memscale.api` for targets that are Trainers. A Trainer is recognised by its
-type, never by attribute names: many models have `.model` and `.train` as well.
-transformers is never imported here; an object can only be a Trainer if it already is.
+`memscale.api` calls it for targets that are Trainers. A Trainer is recognised by its type and not by
+attribute names, because many models have `.model` and `.train` as well. This file never imports
+transformers, because an object can only be a Trainer if transformers is already imported.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ TrainerT = TypeVar("TrainerT")
 
 _ATTRIBUTE = "_memscale_trainer"
 
-# Both names of the same argument: transformers 5 renamed it and keeps the old one in step.
+# Both names of one argument. transformers 5 renamed it and keeps the old name in step.
 _CHECKPOINTING_ARGUMENTS = ("activation_checkpointing", "gradient_checkpointing")
 
 
 def is_trainer(target: Any) -> bool:
-    """Whether `target` is a `transformers.Trainer` or of a subclass."""
+    """Whether `target` is an instance of `transformers.Trainer`."""
     module = sys.modules.get("transformers.trainer")
     trainer = getattr(module, "Trainer", None)
     return trainer is not None and isinstance(target, trainer)
 
 
 def wrap_trainer(trainer: TrainerT, config: Config, sample_input: Any = None) -> TrainerT:
-    """Wraps the trainer's model before training prepares it; returns the trainer.
+    """Wraps the trainer's model before training prepares it. Returns the trainer.
 
     Checkpointing in the arguments is switched off, with a log line, because the plan decides on
-    recomputation. After an exception in `train()` the model
-    is left unwrapped; the next `train()` wraps it again.
+    recomputation. After an exception in `train()` the model is unwrapped; the next `train()` wraps it
+    again.
 
     Raises:
         IntegrationError: the arguments request a feature that excludes hooks on the model.
-        as `memscale.wrap()`; the trainer is then as it was.
+        as `memscale.wrap()`; the trainer is then unchanged.
     """
     previous = _wrapped(trainer)
     if previous is not None:
@@ -106,9 +106,9 @@ def _refuse_arguments(trainer: Any) -> None:
 class WrappedTrainer:
     """The wrap of one Trainer, from `install()` to `remove()`.
 
-    Four methods of the instance are replaced: `train` (cleaning up after exceptions),
-    `call_model_init` (a model made by it is wrapped), `training_step` (samples are counted, and a step in
-    which an allocation fails is run again) and `log` (throughput and memory are added).
+    Four methods of the instance are replaced. `train` cleans up after exceptions. `call_model_init`
+    wraps the model that it makes. `training_step` counts samples, and repeats a step if an allocation
+    fails in it. `log` adds throughput and memory.
     """
 
     def __init__(self, trainer: Any, config: Config, sample_input: Any) -> None:
@@ -162,7 +162,7 @@ class WrappedTrainer:
             executor.detach()
         self._model = None
 
-    # -- the methods in place of the trainer's ---------------------------------------------
+    # -- replacements of the trainer's methods ---------------------------------------------
 
     def _train(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._meter.reset()
@@ -215,7 +215,7 @@ class _Checkpointing:
         self._modules: list[torch.nn.Module] = []
 
     def take_over(self, model: torch.nn.Module) -> None:
-        """Off in the arguments and on the model."""
+        """Switches checkpointing off in the arguments and on the model."""
         asked = {name: getattr(self._arguments, name, None) for name in _CHECKPOINTING_ARGUMENTS}
         # A module's flag says that its forward runs under torch's checkpoint; see transformers'
         # GradientCheckpointingLayer.
@@ -246,20 +246,20 @@ class _Meter:
         self.reset()
 
     def reset(self) -> None:
-        """Training begins."""
+        """Begins a new training."""
         self._samples = 0
         self._began: float | None = None
         self._peak: int | None = None
         self._peak_of_all: int | None = None
 
     def step_begins(self, inputs: Any, processes: int) -> None:
-        """A batch of `inputs` is about to be trained on, in each of `processes`."""
+        """A step with `inputs` is about to run in each of `processes`."""
         if self._began is None:
             self._began = time.perf_counter()
         self._samples += _batch_size(inputs) * processes
 
     def read(self, executor: Any) -> dict[str, float]:
-        """The numbers of the steps since the last line; starts again."""
+        """The numbers of the steps since the last line. Counting starts again."""
         logs: dict[str, float] = {}
         seconds = time.perf_counter() - self._began if self._began is not None else 0.0
         if seconds > 0 and self._samples:
@@ -279,7 +279,7 @@ class _Meter:
 
 
 def _batch_size(inputs: Any) -> int:
-    """Size of the first dimension of a batch; 0 if it has no tensor."""
+    """Size of the first dimension of a batch; 0 if the batch has no tensor."""
     from ..base.arguments import plain_tensors
 
     with contextlib.suppress(TypeError):

@@ -1,8 +1,8 @@
-"""Lightning: a callback that wraps the module that a `LightningModule` trains, during the fit.
+"""A callback for Lightning that wraps, during the fit, the module that a `LightningModule` trains.
 
-Works with `lightning` and `pytorch_lightning`. This file imports neither; the class of a callback
-is built with its first instance. Called by users, and by
-`memscale.wrap()` for a Lightning `Trainer`.
+It works with `lightning` and with `pytorch_lightning`. This file imports neither; an instance gets a class
+with the bases of the packages that are loaded. Users make a callback themselves, or call
+`memscale.wrap()` with a Lightning `Trainer`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _REFUSED_STRATEGIES = ("FSDPStrategy", "DeepSpeedStrategy", "XLAStrategy", "XLAF
 
 
 class MemScaleCallback:
-    """Wraps the module that a Lightning Trainer fits, from the start of `fit()` to its end, exception or not.
+    """Wraps the module that a Lightning Trainer fits, from the start of `fit()` to its end.
 
     Args:
         config: as for `memscale.wrap()`; `Config()` if None.
-        module: qualified name of the submodule of the `LightningModule` that its
-            `training_step` calls, such as ``"model"``. None: its only child with parameters or, if
-            there are several, the `LightningModule`, whose `training_step` then has to call
+        module: qualified name of the submodule of the `LightningModule` that its `training_step`
+            calls, such as ``"model"``. If it is None, the only child with parameters is wrapped. If
+            there are several, the `LightningModule` is wrapped, and its `training_step` has to call
             ``self(...)``.
-        sample_input: as for `memscale.wrap()`: arguments of that module's forward.
+        sample_input: arguments of the wrapped module's forward, as for `memscale.wrap()`.
 
     Attributes:
-        executor: the executor of the last fit, None before. It stays readable afterwards.
+        executor: the executor of the last fit, None before the first. It stays readable after the fit.
 
     An instance is a `Callback` of the Lightning package that is loaded, or of both.
     Validation, testing and prediction are left alone. Manual optimization is supported.
@@ -53,7 +53,7 @@ class MemScaleCallback:
     Raises:
         ImportError: Lightning is not installed.
         TypeError: `config` is not a `Config`.
-        IntegrationError: at the start of the fit: the module does not exist, or the strategy shards
+        IntegrationError: when the fit starts, if the module does not exist, or if the strategy shards
             or moves the model's tensors itself.
 
     Example:
@@ -83,7 +83,7 @@ class MemScaleCallback:
     # -- callbacks of Lightning ------------------------------------------------------------
 
     def on_fit_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:
-        """Wraps; the model is on its device, and no step has been made."""
+        """Wraps the module. It is on its device, and no step has been made."""
         from ..session.setup import effective_config, wrap_module
 
         _refuse_strategy(trainer)
@@ -93,7 +93,7 @@ class MemScaleCallback:
         self._is_seen = False
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After the first batch: did the training step go through the wrapped module?"""
+        """Warns after the first batch if the training step did not call the wrapped module."""
         if self._is_seen or self.executor is None:
             return
         self._is_seen = True
@@ -106,15 +106,15 @@ class MemScaleCallback:
             )
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Gives everything back."""
+        """Detaches the executor."""
         self._detach()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Gives everything back."""
+        """Detaches the executor."""
         self._detach()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Gives back what is left."""
+        """Detaches the executor, if the fit ended without the other callbacks."""
         self._detach()
 
     # -- parts -----------------------------------------------------------------------------
@@ -174,16 +174,16 @@ def _refuse_strategy(trainer: Any) -> None:
 
 
 def is_lightning_trainer(target: Any) -> bool:
-    """Whether `target` is a Lightning Trainer, by type, under both import names."""
+    """Whether `target` is a Trainer of `lightning` or `pytorch_lightning`."""
     loaded = (sys.modules.get(name) for name in _PACKAGES)
     return any(isinstance(target, trainer) for trainer in (getattr(m, "Trainer", None) for m in loaded) if trainer)
 
 
 def wrap_lightning_trainer(trainer: TrainerT, config: Config, sample_input: Any = None) -> TrainerT:
-    """Adds a callback that wraps the fitted module; returns the trainer."""
+    """Adds a callback that wraps the fitted module. Returns the trainer."""
     if _remove_callbacks(trainer):
         warn_replaced(trainer)
-    # First, so that checkpoints stay last, as in Lightning.
+    # The callback goes first, because Lightning keeps checkpoints last.
     trainer.callbacks.insert(0, MemScaleCallback(config, None, sample_input))  # type: ignore[attr-defined]
     return trainer
 

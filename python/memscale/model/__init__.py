@@ -1,1 +1,2 @@
-"""A user's model: finding its layers, caches, cached weights and sharded parameters, and restoring its state."""
+"""Functions on a user's model: they find its layers, caches, cached weights and sharded parameters, and restore
+its state."""

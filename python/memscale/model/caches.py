@@ -1,11 +1,12 @@
-"""The cache of keys and values that models of transformers make by default, in training too.
+"""The cache of keys and values that models of transformers make by default, even in training.
 
-It keeps every layer's keys and values alive through the step without a use. Profiler, verification
-and executor run such models with ``use_cache=False``, by the rule in this file.
+In training nothing reads the cache, and it keeps every layer's keys and values alive through the
+step. Profiler, verification and executor therefore run such models with ``use_cache=False``. This
+file has the rule.
 
 Layers of linear attention and state-space models compute through their cache: without it, their
-gradients differ in the last bits. Their cache stays, and a replay of such a layer would change it.
-Only the caller may pass ``use_cache=False``.
+gradients differ in the last bits. Their cache is left on, so such a layer can't be replayed, because
+a replay would change the cache. Only the caller may pass ``use_cache=False``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["computes_with_cache", "makes_cache", "without_cache"]
 
-# Types of layers, by the configurations of transformers, whose cache holds states instead of
-# keys and values.
+# Layer types in the configurations of transformers whose cache holds states instead of keys and values.
 _TYPES_WITH_STATES = frozenset(("linear_attention", "mamba", "conv", "hybrid", "hybrid_sliding", "recurrent"))
 
 
@@ -43,6 +43,6 @@ def makes_cache(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
 
 
 def without_cache(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments, with ``use_cache=False`` if a cache would be made without a use."""
+    """The keyword arguments, with ``use_cache=False`` if the forward would make a cache that nothing reads."""
     is_idle = makes_cache(module, args, kwargs) and not computes_with_cache(module)
     return {**kwargs, "use_cache": False} if is_idle else kwargs

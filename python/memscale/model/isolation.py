@@ -1,9 +1,9 @@
-"""Restores a model to its former state, whatever ran on it in between.
+"""Restores a model to its former state after other code ran on it.
 
-Used by the profiler around a trace. Modules cache tensors in their forward, count
-calls, rebind buffers; objects they hold (configurations, caches) do the same. All attribute
-dictionaries and plain containers below a module are remembered and restored, together with the
-random number generators and torch's global switches.
+Modules cache tensors in their forward, count calls and rebind buffers, and so do the objects that they
+hold (configurations, caches). All attribute dictionaries and plain containers below a module are
+recorded and restored, together with the random number generators and torch's global switches. The
+profiler runs traces inside `isolated()`, and verification runs its steps there.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .reach import Reach, generator_state, read_place
 __all__ = ["Snapshot", "generators_of", "isolated", "note_generator", "set_generator"]
 
 _DEPTH = 4
-"""How deep containers below a module's attributes are followed."""
+"""Containers below a module's attributes are followed down to this depth."""
 
 _LARGE = 4096
-"""Containers with more items are not followed: data sets, vocabularies."""
+"""Containers with more items (data sets, vocabularies) are not followed."""
 
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque)
@@ -46,9 +46,9 @@ _FEW_ITEMS = 16
 class Snapshot:
     """The attributes of every module below a root, and the containers they hold.
 
-    Values are remembered by reference: tensors are not copied. Plain objects among the
-    attributes (configurations, caches) are remembered one level deep. `undo` restores every changed
-    container in place, so all its holders see it.
+    Values are recorded by reference; tensors are not copied. Plain objects among the attributes
+    (configurations, caches) are recorded one level deep. `undo` restores every changed container in
+    place, so all its holders see the restored content.
     """
 
     def __init__(self, model: torch.nn.Module, undo: Any) -> None:
@@ -105,12 +105,12 @@ Result = TypeVar("Result")
 
 
 def isolated(model: torch.nn.Module, function: Callable[[Snapshot], Result]) -> Result:
-    """`function(snapshot)`; everything that a trace could disturb is restored at its end, exception or not,
-    in one step that can't be interrupted.
+    """Runs `function(snapshot)` and then restores everything that a trace could disturb, even after an
+    exception, in one step that can't be interrupted.
 
-    Meanwhile gradients are enabled, anomaly detection is off (it looks at values) and the
-    garbage collector is off, so that storages die when their last holder releases them, not at a
-    later collection.
+    While it runs, gradients are enabled and anomaly detection, which reads values, is off. The garbage
+    collector is off too, so that storages die when their last holder releases them, not at a later
+    collection.
     """
     return cast("Result", _core.guarded(_isolated, model, function))
 
@@ -151,7 +151,7 @@ def _isolated(undo: Any, model: torch.nn.Module, function: Callable[[Snapshot], 
 
 
 def note_generator(undo: Any, generator: Any) -> None:
-    """`undo` restores the random generator's present state."""
+    """Makes `undo` restore the random generator's present state."""
     read, put_back = generator_state(generator) or (None, None)
     if read is not None:
         for call, value in _calls(generator, put_back, read()):
@@ -159,7 +159,7 @@ def note_generator(undo: Any, generator: Any) -> None:
 
 
 def set_generator(generator: Any, state: Any) -> None:
-    """Sets its state."""
+    """Sets the random generator's state."""
     _, put_back = generator_state(generator) or (None, None)
     for call, value in _calls(generator, put_back, state):
         call(value)

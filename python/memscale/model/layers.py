@@ -1,9 +1,8 @@
-"""Finds the layers of a model: the pieces that a plan treats one by one.
+"""Finds the layers of a model: the modules that a plan treats one by one.
 
-Called by the profiler and the executor, which must agree: both hook what
-`find_layers()` returns, under the names it gives. It looks at structure only (which module holds
-which, their classes, the shapes of their parameters) and knows no model or
-class by name beyond torch's own containers. It never calls a module.
+Profiler and executor must agree on the layers, so both hook the modules that `find_layers()` returns,
+under its names. The search reads structure only: which module holds which, their classes, and
+the shapes of their parameters. It knows only torch's own containers by name, and never calls a module.
 
 How layers are found
     A *container* (`ModuleList`, `ModuleDict`, `Sequential`, or a module whose parameters are mostly
@@ -11,11 +10,11 @@ How layers are found
     The walk starts at the root and stops at the first container on every path, so
     layers never nest. Two corrections follow:
 
-    - if only a few layers were found, each unique one that holds torch containers of similar
-      composite modules (the stages of a vision model, a model in a list of one) is replaced by
-      their children; equal layers are never opened, since they hold parts such as experts;
-    - containers of bare leaves (a `Sequential` of a linear and an activation) count only if nothing
-      larger was found: beside transformer blocks they are part of the root's own work, in a plain
+    - If only a few layers were found, some are replaced by their children: each unique layer that holds
+      torch containers of similar composite modules (the stages of a vision model, a model in a list of
+      one). Equal layers are never opened, because they hold parts such as experts.
+    - Containers of bare leaves (a `Sequential` of a linear and an activation) count only if nothing
+      larger was found. Beside transformer blocks they are part of the root's own work; in a plain
       perceptron they are the layers.
 
     Without any container, the root's direct children that have parameters are taken.
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["find_layers"]
 
 _FEW_LAYERS = 6
-"""Below this many, stages are opened: vision models have four stages of many blocks."""
+"""If fewer layers were found, stages are opened, since vision models have four stages of many blocks."""
 
 
 def find_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
@@ -44,8 +43,8 @@ def find_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 
     Returns:
         Pairs of qualified name (as in `named_modules()`) and module. No layer
-        contains another, and no module appears twice. A scripted module is not a layer. Empty if
-        the model has no children: then everything is the root's own work.
+        contains another, and no module appears twice. A scripted module is not a layer. The list is
+        empty if the model has no children; then everything is the root's own work.
     """
     finder = _Finder()
     layers = _without_leaf_groups(finder.walk("", model))
@@ -70,7 +69,7 @@ class _Finder:
         self._signatures: dict[int, tuple[Any, ...]] = {}
 
     def walk(self, name: str, module: torch.nn.Module, torch_only: bool = False) -> list[Named]:
-        """Layers below `module`, which is not a layer; `torch_only`: only those in torch's containers."""
+        """Layers below `module`, which is not a layer itself. With `torch_only`, only those in torch's containers."""
         children = _children(name, module)
         if _is_container(module):
             return [
@@ -165,7 +164,7 @@ def _without_leaf_groups(layers: list[Named]) -> list[Named]:
 
 
 def _unique(layers: list[Named]) -> list[Named]:
-    """Each module once, without those inside another of the list."""
+    """Each module once, without modules that lie inside another of the list."""
     seen: set[int] = set()
     result = []
     for name, layer in layers:

@@ -1,10 +1,9 @@
 """Values of parametrized weights that `torch.nn.utils.parametrize.cached()` keeps.
 
-Inside that context a parametrized weight is computed at its first use and kept until the
-context ends, usually before backward. A replay of a layer has to find the same cached weights as its call,
-and compute the same ones: otherwise other tensors would be saved. The caller's step must not find weights
-that a trace or a rehearsal computed. Used by `memscale.execution.module_state`
-and `memscale.model.isolation`.
+Inside that context a parametrized weight is computed at its first use and kept until the context ends,
+usually before backward. A replay of a layer has to find the weights that were cached at its call, and
+compute the others, or it would save other tensors. The caller's step must not find weights that a trace
+or a rehearsal computed. `memscale.execution.module_state` and `memscale.model.isolation` use this module.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ _Cache = dict[tuple[int, str], torch.Tensor | None]
 class CachedWeights:
     """The content of the cache at one moment, and whether it is on.
 
-    All of it, not a layer's part: a deep copy's weights are under the address of the original module.
+    The whole cache is recorded, not one layer's part, because a deep copy's weights have keys with the
+    address of the original module.
     """
 
     __slots__ = ("_depth", "_found")
@@ -32,17 +32,17 @@ class CachedWeights:
         self._found: _Cache = {key: _apart(value) for key, value in parametrize._cache.items()}
 
     def put(self, undo: Any) -> None:
-        """Restores the taken cache, until `undo` restores the present one."""
+        """Restores the recorded cache; `undo` restores the present one."""
         _replace(undo, self._depth, dict(self._found))
 
 
 def _apart(value: torch.Tensor | None) -> torch.Tensor | None:
-    """The same values without a graph: their holder must not hold the graph that made them."""
+    """The same values without a graph, because the record must not keep a graph alive."""
     return value if value is None or value.is_leaf else value.detach().requires_grad_(value.requires_grad)
 
 
 def without_cached_weights(undo: Any) -> None:
-    """An empty cache, if there is one now, until `undo` restores that one."""
+    """Empties the cache; `undo` restores the present content."""
     _replace(undo, parametrize._cache_enabled, {})
 
 

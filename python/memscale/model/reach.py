@@ -1,10 +1,11 @@
 """The state that a layer's code reaches beside its modules: closures, globals, classes and the objects in them.
 
-A replay of a layer has to find there the state of its call: random generators in their states, counters and
-averages with their values. The replay's changes have to be undone. The code itself names the places: its
-cells, and the globals that it names. Libraries are not searched: their state is the same for all programs.
+A replay of a layer has to find the state of its call in these places: random generators in their states,
+counters and averages with their values. Afterwards the replay's changes have to be undone. The search reads the
+layer's code: its cells, and the globals that it names. Libraries are not searched, because their state is the
+same for all programs.
 
-Used by `memscale.execution.module_state` around replays and by `memscale.model.isolation` around traces.
+`memscale.execution.module_state` uses this module around replays, `memscale.model.isolation` around traces.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _DEPTH = 6
 _PLACES_MOST = 512
 
 _WRITES_FILES = frozenset({"open", "write", "writelines", "write_text", "write_bytes"})
-_NUMPYS = ("numpy.random.mtrand", "numpy.random._generator")  # it may not be there, so types are known by name
+_NUMPYS = ("numpy.random.mtrand", "numpy.random._generator")  # NumPy is optional, so its types are known by name
 
 Place = tuple[Any, str]
 """A dictionary and a key, or an object and an attribute's name."""
@@ -51,20 +52,20 @@ class Reach:
     """The places outside of modules in which the code of some modules may find state.
 
     Args:
-        modules: of a layer, or a model.
+        modules: the modules of a layer or of a model.
     """
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
         self.places: list[Place] = []
         """Places of scalars, containers and tensors that the code reads by name."""
         self.holders: list[dict[str, Any]] = []
-        """Attributes of objects, to which a forward may add."""
+        """Attribute dictionaries of objects, to which a forward may add."""
         self.generators: list[Any] = []
         """Random generators of torch, Python and NumPy."""
         self.modules: list[torch.nn.Module] = []
-        """Modules that are not children."""
+        """Modules that the code reaches and that are not children."""
         self.obstacle: str | None = None
-        """Why the code's state can't be restored: an object that it reaches, or a call; None if it can."""
+        """The object or call that prevents the code's state from being restored; None if nothing does."""
         self._inside = {id(module) for module in modules}
         self._seen: set[int] = set()
         for module in modules:
@@ -115,7 +116,7 @@ class Reach:
             self.obstacle = f"its code calls {min(found)}()"
 
     def _of_class(self, kind: type, name: str, depth: int, owner: Any) -> None:
-        """What code finds under `name` by way of its object: a method, or state of the class."""
+        """Visits the method, or the state of the class, that code finds under `name` on its object."""
         for base in kind.__mro__:
             if name in base.__dict__:
                 if _is_closed(base):
@@ -229,7 +230,8 @@ class Reach:
                 self._place(attributes, name, depth - 1)
 
     def _foreign_module(self, module: torch.nn.Module) -> None:
-        """One that is no child: its parent, whose own attributes alone count, or one in a closure."""
+        """Visits a module that is not a child, such as one in a closure. Of a parent, only its own attributes
+        are searched."""
         parts = list(module.modules())
         if id(module) in self._inside:
             return
@@ -252,7 +254,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def read_place(place: Place) -> Any:
-    """The value there; `MISSING` if there is none."""
+    """The value at a place; `MISSING` if there is none."""
     holder, name = place
     if type(holder) is dict or isinstance(holder, dict):
         return holder.get(name, MISSING)
@@ -263,7 +265,7 @@ def read_place(place: Place) -> Any:
 
 
 def write_place(place: Place, value: Any) -> None:
-    """Puts a value there; no code of a class's own runs."""
+    """Puts a value at a place, without running code of the holder's class."""
     holder, name = place
     if isinstance(holder, dict):
         holder[name] = value
@@ -274,7 +276,7 @@ def write_place(place: Place, value: Any) -> None:
 
 
 def is_state(value: Any) -> bool:
-    """Whether a forward may count or keep something in a value of this type."""
+    """Whether a forward may keep state, such as a counter, in `value` or in its place."""
     kind = type(value)
     if kind in _CONTAINERS:
         return len(value) <= _LARGE
@@ -284,7 +286,7 @@ def is_state(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Whether this is an array of NumPy's in which a forward may keep statistics: of numbers, and small."""
+    """Whether `value` is a small NumPy array of numbers, in which a forward may keep statistics."""
     kind = type(value)
     is_numpys = kind.__name__ == "ndarray" and kind.__module__ == "numpy"
     return is_numpys and value.nbytes <= _ARRAY_BYTES and not value.dtype.hasobject
@@ -303,7 +305,7 @@ def _is_closed(value: Any) -> bool:
 
 
 def generator_state(value: Any) -> tuple[Any, Any] | None:
-    """How a random generator's state is read and restored; None for anything else."""
+    """The functions that read and restore a random generator's state; None for any other value."""
     kind = type(value)
     if kind is torch.Generator:
         return value.get_state, value.set_state

@@ -1,7 +1,7 @@
 """Models with parameters that FSDP2 (`fully_shard`) has divided among ranks, and their trace.
 
-A trace sees every parameter as a whole, as a layer does while it runs, without the hooks that
-gather and divide. Used by the profiler and by the session of several ranks.
+A trace sees every parameter as a whole, as a layer does while it runs. The hooks that gather and divide
+parameters do not run in a trace. The profiler and the session of several ranks use this module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def has_shards(model: torch.nn.Module) -> bool:
 
 
 def is_shard(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one rank's part (a `DTensor`); its shape is that of the whole."""
+    """Whether a tensor is one rank's part of a parameter, a `DTensor`, which has the shape of the whole."""
     return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 

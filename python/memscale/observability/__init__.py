@@ -1,1 +1,1 @@
-"""A run made visible: logs, metrics, the history of its steps."""
+"""Shows a run to its user: logs, metrics, and the history of its steps."""

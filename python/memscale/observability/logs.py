@@ -1,9 +1,9 @@
 """The `memscale` logger and the destinations of its lines.
 
-`open_log()` is called once per wrap and `LogShare.close()` when the wrap ends. Readable
-lines go to standard error when the application has not set up logging itself; JSON lines
-(docs/formats/log.schema.json) go to `log_file`, one handler per file however many wraps
-name it. A log that can't be written costs a warning, never a training run.
+Each wrap calls `open_log()`, and `LogShare.close()` when it ends. Readable lines go to standard error if
+the application has not set up logging. JSON lines (docs/formats/log.schema.json) go to `log_file`; wraps
+that name the same file share a handler. If a log can't be written, a warning is logged and training
+continues.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _files: dict[str, tuple[JsonLinesHandler, int]] = {}
 
 
 class LogShare:
-    """One wrap's share in the log. Close it once; closing again does nothing."""
+    """One wrap's share in the log file. Closing it a second time does nothing."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -61,8 +61,8 @@ def open_log(config: Config) -> LogShare:
 
 
 class _LastResort(logging.Handler):
-    """Writes to standard error until another handler takes the lines: an application may set up
-    logging after the first wrap."""
+    """Writes to standard error while no other handler does, because an application may set up logging after
+    the first wrap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,15 +75,15 @@ class _LastResort(logging.Handler):
             return
         try:
             _write_beside_bars(f"{self.format(record)}\n")
-        except Exception:  # a closed stream, or none
+        except Exception:  # the stream is closed, or there is none
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Says nothing: a line that can't be written to standard error is lost."""
+        """Does nothing, so a line that can't be written to standard error is lost."""
 
 
 def _write_beside_bars(text: str) -> None:
-    """On the present standard error; through tqdm if its bars are drawn, which would be broken otherwise."""
+    """Writes to the present standard error. If tqdm draws bars, it writes the text, so that the bars stay intact."""
     stream: Any = sys.stderr
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if tqdm is not None and getattr(tqdm, "_instances", None):
@@ -94,11 +94,11 @@ def _write_beside_bars(text: str) -> None:
 
 
 def _is_other_rank() -> bool:
-    """Whether another process of this run has rank 0, and tells what all ranks have in common."""
+    """Whether another process of this run has rank 0, which logs everything that all ranks have in common."""
     return os.environ.get("RANK", "0") != "0"
 
 
-# The level that memscale gave the logger; a level set by the application is left alone.
+# The level that memscale gave to the logger. A level that the application set is left alone.
 _ours: list[int] = []
 
 
@@ -143,11 +143,11 @@ class JsonLinesHandler(logging.handlers.WatchedFileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             super().emit(record)
-        except Exception:  # the stat or open of a directory that is gone
+        except Exception:  # the file's directory is gone
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Says once that lines are lost."""
+        """Warns once that lines are lost."""
         if not self._told:
             self._told = True
             logging.getLogger("memscale").warning(
@@ -174,11 +174,11 @@ class _JsonFormatter(logging.Formatter):
 
 
 def log_detail(text: str, fields: dict[str, Any] | None = None) -> None:
-    """A line that nobody has to act on: at level DEBUG, and always in `log_file`.
+    """Logs a line that needs no action, at level DEBUG. At level INFO it still goes to `log_file`.
 
     Args:
         text: the line.
-        fields: more of its JSON object.
+        fields: further members of its JSON object.
     """
     logger = logging.getLogger("memscale")
     extra = {} if fields is None else {"memscale": fields}

@@ -1,9 +1,9 @@
 """Prometheus metrics of wrapped models, served by the official client.
 
-One server per port and process, one custom collector, fed from C's counters: nothing is counted
-twice, and no work is done between scrapes. Loopback unless
-``MEMSCALE_OBSERVABILITY_ADDRESS`` says otherwise; under torchrun each process takes the
-port plus its local rank. Every failure here is only a warning.
+Each port of a process has one server. At each scrape its collector reads C's counters, so nothing is
+counted twice and no work is done between scrapes. The server listens on the loopback interface unless
+``MEMSCALE_OBSERVABILITY_ADDRESS`` names another. Under torchrun each process takes the port plus its
+local rank. Every failure here is only a warning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _servers: dict[tuple[str, int], _Server] = {}
 _LABELS = ("model", "run", "rank")
 _NS_PER_S = 1e9
 
-# Key in a source's numbers, name, help, divisor of the value.
+# Each row has the key in a source's numbers, the metric's name and help, and the divisor of the value.
 _GAUGES = (
     ("budget_bytes", "memscale_budget_bytes", "bytes that the training device may hold", 1.0),
     ("predicted_peak_bytes", "memscale_predicted_peak_bytes", "peak that the plan in force predicts", 1.0),
@@ -38,7 +38,7 @@ _GAUGES = (
 
 
 class Source:
-    """The exporter's view of one wrapped model; called from the server's threads."""
+    """The exporter's view of one wrapped model. The server's threads call it."""
 
     def __init__(self, model: str, run: int) -> None:
         self.labels = (model, str(run), os.environ.get("RANK", "0"))
@@ -57,9 +57,9 @@ class Source:
 
 
 class Exporter:
-    """One source's place on a port, from construction to `close()`.
+    """Serves one source on a port, from construction to `close()`.
 
-    If the port can't be served, it warns and `address` is None.
+    If the port can't be served, a warning is logged and `address` is None.
     """
 
     def __init__(self, port: int, source: Source) -> None:
@@ -77,7 +77,7 @@ class Exporter:
             self._server = server
         except ImportError:
             _log.warning("observability_port: the package prometheus_client is missing; no metrics are served")
-        except Exception as error:  # of the port, or of a client of an unexpected version
+        except Exception as error:  # the port is taken, or the client has an unexpected version
             reason = getattr(error, "strerror", None) or error
             _log.warning("observability_port: %s:%d can't be served (%s); no metrics", *key, reason)
 
@@ -87,7 +87,7 @@ class Exporter:
         return None if self._server is None else self._server.address
 
     def close(self) -> None:
-        """Removes the source; removing the last one ends the server."""
+        """Removes the source. The server ends with its last source."""
         server, self._server = self._server, None
         if server is None:
             return

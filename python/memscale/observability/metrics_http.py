@@ -1,7 +1,8 @@
-"""The HTTP server of the metrics, which can't be used against the training process.
+"""The HTTP server of the metrics. It limits connections and host names, to protect the training process.
 
-Scrapers come once in some seconds, one or two of them. So connections are few, one that says nothing is closed, and
-only names that a page in somebody's browser can't claim for this machine are answered: addresses and the machine's own.
+A few scrapers connect every few seconds, so the number of connections is small and idle ones are closed. The server
+answers only requests for an address or for the machine's own names. A web page in a browser of this machine could
+otherwise read the metrics through a domain of its own that it points here.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = _IDLE_SECONDS  # of each read and write on the connection
+    timeout = _IDLE_SECONDS  # for each read and write on the connection
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not worth a line."""
+        """Logs nothing, because scrapes are frequent."""
 
 
 class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
@@ -51,19 +52,19 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         self._thread.start()
 
     def server_bind(self) -> None:
-        """As the base's, without its look-up of the machine's full name, which may take long."""
+        """Binds the port without looking up the machine's full name, which may take long."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """One connection, on its own thread; closed at once where too many are open."""
+        """Serves one connection on its own thread, or closes it if too many are open."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread to be had
+        except BaseException:  # no thread can be started
             self._free.release()
             raise
 
@@ -74,10 +75,10 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks is no matter of the run's."""
+        """Ignores a broken connection, because it does not concern the run."""
 
     def end(self) -> None:
-        """Frees the port; requests under way may finish."""
+        """Frees the port. Requests under way may finish."""
         self.shutdown()
         self.server_close()
         self._thread.join()

@@ -1,7 +1,6 @@
-"""One line with a run's progress, rewritten in place; enabled by ``MEMSCALE_PROGRESS=1`` or
-`Executor.show_progress()`.
+"""Shows a run's progress. ``MEMSCALE_PROGRESS=1`` or `Executor.show_progress()` enables it.
 
-A terminal shows one line that changes; other streams get a line every few seconds.
+A terminal shows one line that is rewritten in place. Other streams get a line every few seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Writes to `stream`; standard error if None. After a failure the stream is no longer used."""
+    """Writes to `stream`, or to standard error if it is None. After a failure nothing more is written."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream: TextIO | None = stream if stream is not None else sys.stderr
@@ -43,7 +42,7 @@ class Progress:
             self._stream = None
 
     def close(self) -> None:
-        """Ends the line."""
+        """Ends the line on a terminal."""
         if self._is_open_line and self._stream is not None:
             self._is_open_line = False
             try:

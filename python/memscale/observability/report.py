@@ -22,8 +22,8 @@ def write_report(
     counters: dict[str, int],
     tier: str | None,
 ) -> None:
-    """Writes the page to `path`; `documents` are graph and hardware as JSON, if known."""
-    path = os.fspath(path)  # open() takes a number as a file descriptor
+    """Writes the page to `path`. `documents` are graph and hardware as JSON, if known."""
+    path = os.fspath(path)  # refuses a number, which open() would take as a file descriptor
     history = None if watch is None else watch.history
     text = None if plan is None else plan.to_json()
     page = _core.report_html(model, tier, *documents, text, history, counters)

@@ -1,9 +1,8 @@
-"""Telemetry: off unless the user asks for it, and the only place that sends anything.
+"""Sends telemetry events. It is off unless the user enables it; no other module sends anything.
 
-An event holds classes and buckets (docs/formats/telemetry.schema.json), written by C from
-the plan. `record()` only puts into a bounded queue; a daemon thread makes the event and
-posts it, with short timeouts, and gives up for good after a few failures. The caller gets no
-exception from here and never waits.
+An event holds classes and buckets (docs/formats/telemetry.schema.json), which C derives from the plan.
+`record()` only adds to a bounded queue. A daemon thread makes the event and posts it, with short
+timeouts, and gives up for good after a few failures. The caller gets no exception and never waits.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _Sender:
         threading.Thread(target=self._run, name="memscale-telemetry", daemon=True).start()
 
     def put(self, make: Callable[[], str] | None) -> None:
-        with contextlib.suppress(queue.Full):  # then the event is lost
+        with contextlib.suppress(queue.Full):  # the event is lost
             self._queue.put_nowait(make)
 
     def _run(self) -> None:
@@ -74,7 +73,7 @@ def enable_telemetry(endpoint: str | None = None) -> None:
     """Enables telemetry events in this process.
 
     Args:
-        endpoint: URL that events are posted to; None for ``MEMSCALE_TELEMETRY_ENDPOINT``. If that
+        endpoint: the URL to which events are posted; None for ``MEMSCALE_TELEMETRY_ENDPOINT``. If that
             is not set either, nothing is sent.
 
     Raises:
@@ -94,7 +93,7 @@ def enable_telemetry(endpoint: str | None = None) -> None:
 
 
 def disable_telemetry() -> None:
-    """Ends telemetry in this process, whatever the environment says. Drops the events in the queue."""
+    """Ends telemetry in this process, even if the environment enables it. Drops the events in the queue."""
     with _lock:
         _stop()
         _state["chosen"] = False
@@ -115,8 +114,8 @@ def _is_url(text: str) -> bool:
 
 
 def is_enabled() -> bool:
-    """Whether events are sent: the last call decides or, if neither was made,
-    ``MEMSCALE_TELEMETRY=1``."""
+    """Whether events are sent. The last call of `enable_telemetry()` or `disable_telemetry()` decides; if
+    neither was called, ``MEMSCALE_TELEMETRY=1`` does."""
     if _state["chosen"] is None:
         asked = os.environ.get("MEMSCALE_TELEMETRY", "").strip().lower() in _TRUE
         if not asked:
@@ -137,7 +136,7 @@ def record(
     documents: tuple[str | None, str | None, str | None],
     measured_peak_bytes: int | None = None,
 ) -> None:
-    """Puts an event into the queue if telemetry is on; `documents` are hardware, config and plan."""
+    """Adds an event to the queue if telemetry is on. `documents` are hardware, config and plan."""
     if not is_enabled():
         return
     peak = 2**64 - 1 if measured_peak_bytes is None else measured_peak_bytes
@@ -147,7 +146,7 @@ def record(
 
 
 def architecture_of(model: Any) -> str:
-    """The class of a model's architecture, by the kinds of its modules; "other" if in doubt."""
+    """The class of a model's architecture, judged by its configuration and modules; "other" if in doubt."""
     nn = getattr(sys.modules.get("torch"), "nn", None)
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):

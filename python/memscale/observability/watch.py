@@ -1,7 +1,7 @@
 """Reports on one wrapped model while it trains: its log, metrics and history.
 
-Made by `wrap()` before anything else, closed by the executor's `detach()`. The executor and the
-session report plans and steps to it; its failures never reach them.
+`wrap()` makes it before anything else, and the executor's `detach()` closes it. The executor and the
+session report plans and steps to it. Its failures never reach them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _runs = itertools.count()
 
 
 def _harmless(method: Callable[..., None]) -> Callable[..., None]:
-    """A failure is logged once; after it the watch does nothing."""
+    """Logs the first failure of a method. Afterwards the watch does nothing."""
 
     @functools.wraps(method)
     def call(self: RunWatch, *args: Any) -> None:
@@ -51,7 +51,7 @@ class RunWatch(Source):
 
     Args:
         model: name of the model's class.
-        config: of the wrap; `enable_logging`, `log_file` and `observability_port` are read.
+        config: the wrap's configuration; `enable_logging`, `log_file` and `observability_port` are read.
     """
 
     def __init__(self, model: str, config: Config) -> None:
@@ -74,7 +74,7 @@ class RunWatch(Source):
 
     @_harmless
     def describe(self, model: Any, hardware_json: str) -> None:
-        """The model and machine for telemetry, if it is on."""
+        """Records the machine, and the model if telemetry is on, for telemetry's events."""
         self._hardware = hardware_json
         if telemetry.is_enabled():
             count = sum(parameter.numel() for parameter in model.parameters())
@@ -82,7 +82,7 @@ class RunWatch(Source):
 
     @_harmless
     def failed(self, error: BaseException) -> None:
-        """The wrap has failed."""
+        """Records that the wrap has failed."""
         outcome = "infeasible" if isinstance(error, BudgetInfeasibleError) else "error"
         self._record("wrap", outcome)
 
@@ -92,7 +92,7 @@ class RunWatch(Source):
             telemetry.record(event, outcome, *self._subject, documents, peak_bytes)
 
     def begin(self, counters: Callable[[], dict[str, int]]) -> None:
-        """The executor exists: `counters` returns its counters, from any thread."""
+        """Begins to serve metrics. `counters` returns the executor's counters, from any thread."""
         self._counters = counters
         if self._port is not None:
             self._exporter = Exporter(self._port, self)
@@ -115,7 +115,7 @@ class RunWatch(Source):
 
     @_harmless
     def plan_made(self, plan: Any) -> None:
-        """A plan takes effect: the first is logged as the wrap's summary, later ones as a line."""
+        """A plan was made. The first is logged as the wrap's summary, later ones as a line."""
         document = json.loads(plan.to_json())
         with self._lock:
             self._numbers |= {
@@ -133,7 +133,7 @@ class RunWatch(Source):
 
     @_harmless
     def step_finished(self, seen: dict[str, Any], tier_bytes: int) -> None:
-        """A step has ended; `seen` has the executor's observations."""
+        """A step has ended. `seen` has the executor's observations."""
         with self._lock:
             for key in ("step", "step_ns", "peak_bytes", "resident_bytes"):
                 self._numbers[key] = seen.get(key)
@@ -150,7 +150,7 @@ class RunWatch(Source):
             self._record("finish", "finished", self._numbers.get("peak_bytes"))
 
     def close(self) -> None:
-        """Ends the server and closes the file; the counters can still be read."""
+        """Stops serving metrics and closes the log file. The counters can still be read."""
         self._finished()
         self._last_counters, self._counters = self.counters(), self._remembered
         if self._progress is not None:
@@ -161,7 +161,7 @@ class RunWatch(Source):
             self._log_share.close()
         self._exporter = self._log_share = None
 
-    # -- questions of the exporter ---------------------------------------------------------
+    # -- methods for the exporter ----------------------------------------------------------
 
     def _remembered(self) -> dict[str, int]:
         return self._last_counters

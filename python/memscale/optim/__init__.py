@@ -1,6 +1,6 @@
-"""Optimizers with their update in C: `AdamW` and `AdamW8bit`.
+"""Optimizers that update parameters in C: `AdamW` and `AdamW8bit`.
 
-They work alone; the model need not be wrapped. torch is imported when a name is first used.
+They also work on a model that is not wrapped. torch is imported when a name is first used.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """AdamW on the CPU, one pass over memory per step, with fp32 or 8-bit moments.
 
-The classes keep torch's bookkeeping (groups, hooks, state dicts) and hand addresses
-to `_core.adamw_step`. torch's own AdamW updates the others (other devices and dtypes, tensor
-subclasses) in the same step. `AdamW` is composed of parts that own their fields: the form of states
-(`StateForm`), their place (`StatePlace`) and the release of gradients (`ReleaseSwitch`). This file
-has the step and the state dicts.
+The classes keep torch's bookkeeping (groups, hooks, state dicts) and pass addresses to
+`_core.adamw_step`. Parameters that C does not support (other devices and dtypes, tensor subclasses)
+are updated by torch's own AdamW in the same step. `AdamW` is composed of parts that own their fields:
+the form of states (`StateForm`), their place (`StatePlace`) and the release of gradients
+(`ReleaseSwitch`). This file has the step and the state dicts.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ __all__ = ["AdamW", "AdamW8bit"]
 class AdamW(torch.optim.AdamW):
     """`torch.optim.AdamW` with the update in C for fp32 and bf16 parameters on the CPU.
 
-    The arguments up to `fused` are torch's, with torch's meaning and checks; `foreach` and
-    `fused` change nothing for parameters that C updates, except that with ``fused=True`` a
-    `GradScaler` leaves unscaling to the step. `state_dict()` has torch's layout for fp32
-    parameters: it can be loaded into `torch.optim.AdamW` and back.
+    The arguments up to `fused` are torch's, with torch's meaning and checks. `foreach` and `fused`
+    change nothing for parameters that C updates, except that with ``fused=True`` a `GradScaler`
+    leaves unscaling to the step. For fp32 parameters `state_dict()` has torch's layout: it can be
+    loaded into `torch.optim.AdamW` and back.
 
-    With fp32 parameters `exp_avg`, `exp_avg_sq` and `max_exp_avg_sq` have the bits of torch's
-    default AdamW (on x86-64 with AVX2 or AVX-512); a parameter differs after a step by at most one
-    unit in its last place plus five of the update. The result does not depend
-    on the instruction set or the number of threads (`torch.get_num_threads()`).
+    For fp32 parameters `exp_avg`, `exp_avg_sq` and `max_exp_avg_sq` have the bits of torch's default
+    AdamW (on x86-64 with AVX2 or AVX-512). After a step a parameter differs from torch's by at most
+    one unit in its last place plus five units in the last place of the update. The result does not
+    depend on the instruction set or the number of threads (`torch.get_num_threads()`).
 
     Args:
         params: parameters or groups. A group may set its own `state_bits` and `bf16`.
         lr, betas, eps, weight_decay, amsgrad: as `torch.optim.AdamW`.
         maximize, foreach, capturable, differentiable, fused: as `torch.optim.AdamW`.
-        state_bits: 32, or 8 for moments in 8 bits: 256-element blocks, the dynamic map of
-            bitsandbytes, about 2.03 bytes per parameter. Tensors of fewer than 4096 elements
-            keep fp32 moments. Not with `amsgrad`.
+        state_bits: 32, or 8 for moments in 8 bits, in blocks of 256 elements with the dynamic map
+            of bitsandbytes: about 2.03 bytes per parameter. Tensors of fewer than 4096 elements
+            keep fp32 moments. 8 is not allowed with `amsgrad`.
         bf16: how a bf16 parameter keeps the bits that bf16 cannot hold. ``"split"``: 16 more bits per
             element (state `low`); together they are an fp32 value. ``"master"``: an fp32 copy
             (state `master`). Moments are fp32 (or 8 bits) either way.
@@ -53,11 +53,11 @@ class AdamW(torch.optim.AdamW):
             Tensors of fewer than 16384 elements stay in memory. `state[p]` then holds `step`
             alone; `state_dict()` has everything.
         disk_offload_dir: directory of that file; None for a cache directory on a real disk.
-        max_disk_offload_gb: most space it may take; None for half of the free space.
+        max_disk_offload_gb: the largest size of that file; None for half of the free space.
         release_gradients: update each parameter inside backward, as soon as its gradient is
             final, and free the gradient. `step()` then ends the step; `p.grad` is None. Results
-            have the bits of a run without it. See `accumulate()`; clipping is refused, and under a
-            GradScaler gradients are kept until `step()`.
+            have the same bits as without release. Clipping is refused, and under a GradScaler
+            gradients are kept until `step()`. For several backwards a step see `accumulate()`.
 
     Raises:
         ConfigError: one of memscale's own arguments is not allowed, or 8 bits with `amsgrad`.
@@ -110,7 +110,7 @@ class AdamW(torch.optim.AdamW):
             self._releasing.begin(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch; checks `state_bits` and `bf16` of the optimizer and of the group."""
+        """As torch, with a check of the group's `state_bits` and `bf16`."""
         super().add_param_group(param_group)
         try:
             self._place.form.check(self.param_groups[-1])
@@ -121,7 +121,7 @@ class AdamW(torch.optim.AdamW):
             self._releasing.release.attach()
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Gradients of backwards in this block are added up, as without `release_gradients`.
+        """A block in which gradients are kept and added up, as without `release_gradients`.
 
         Run all micro-steps but the last in the block; the last backward updates and frees.
 
@@ -137,7 +137,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update; gradients are read as they are.
+        """Updates each parameter that has a gradient.
 
         Args:
             closure: computes the loss again, with gradients enabled; its value is returned.
@@ -169,9 +169,9 @@ class AdamW(torch.optim.AdamW):
         No parameter is updated twice. Does nothing if no step was interrupted.
 
         Raises:
-            OffloadError: it failed again, and can be finished later.
-            IntegrationError: it failed inside backward (`release_gradients`), so that gradients
-                are missing: load a checkpoint.
+            OffloadError: the step failed again; it can be finished later.
+            IntegrationError: the step failed inside backward (`release_gradients`), so that gradients
+                are missing. Load a checkpoint.
         """
         self._place.refuse_inherited()
         release = self._releasing.release
@@ -198,12 +198,13 @@ class AdamW(torch.optim.AdamW):
             self._releasing.step_ended()
 
     def _is_traced(self) -> bool:
-        """Whether this is the copy that the profiler steps, which shares its original's parts."""
+        """Whether this optimizer is the copy that the profiler steps. The copy shares its original's parts."""
         first = next((p for group in self.param_groups for p in group["params"]), None)
         return first is not None and _state.is_traced(first)
 
     def _choose(self, index: int, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
-        """The parameters with gradients: torch's, C's in memory, C's on disk."""
+        """The parameters with gradients in three lists: torch updates the first, C the others. The states of the
+        last list are on disk."""
         theirs: list[torch.Tensor] = []
         ours: list[torch.Tensor] = []
         streamed: list[torch.Tensor] = []
@@ -241,7 +242,8 @@ class AdamW(torch.optim.AdamW):
     # ---- options that a plan chooses --------------------------------------------------------
 
     def _facts_for_plan(self) -> tuple[list[torch.Tensor], bool, bool]:
-        """Tensors that a plan may put on disk; whether the user chose gradient release; whether, state on disk."""
+        """The tensors that a plan may put on disk, whether the user chose gradient release, and whether the user
+        chose state on disk."""
         place = self._place
         return place.streamable_tensors(self), self._releasing.is_owners_wish, place.is_owners_wish
 
@@ -265,7 +267,7 @@ class AdamW(torch.optim.AdamW):
         directory: Any = None,
         cap_gb: float | None = None,
     ) -> None:
-        """Moves state and begins or ends gradient release as a plan wants, between steps."""
+        """Moves state, and begins or ends gradient release, as a plan says. Called between steps."""
         self._place.arrange(self, on_disk, directory, cap_gb)
         self._releasing.arrange(self, releases, may_release)
 
@@ -274,8 +276,8 @@ class AdamW(torch.optim.AdamW):
     def state_dict(self) -> dict[str, Any]:
         """The state in torch's layout.
 
-        With ``state="disk"`` its tensors map a file without a name: only the parts that are read
-        use memory.
+        With ``state="disk"`` its tensors map a file without a name, so only the parts that are read use
+        memory.
 
         Raises:
             IntegrationError: a step was interrupted.
@@ -287,19 +289,20 @@ class AdamW(torch.optim.AdamW):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state of `torch.optim.AdamW`, of this class or of its 8-bit form.
 
-        Moments are converted to this optimizer's form, one parameter after the other: with
-        ``state="disk"`` and a dict of ``torch.load(path, mmap=True)`` no more than one is in
-        memory. The caller's dict is not changed. Forgets a step that was interrupted.
+        Moments are converted to this optimizer's form, one parameter at a time. With ``state="disk"``
+        and a dict of ``torch.load(path, mmap=True)`` only one parameter's state is in memory. The
+        caller's dict is not changed. An interrupted step is forgotten.
 
         Raises:
             IntegrationError: the state is another optimizer's, or a shape differs from the
-                parameter's. Nothing has been changed.
+                parameter's. The optimizer has not changed.
             OffloadError: the state could not be written to disk. Load again before a step.
             ValueError: as torch, if groups do not match.
         """
         _state.check_dict(state_dict, self.param_groups)
-        # The base class casts every tensor that it sees to the parameter's dtype, also codes and
-        # moments of bf16 parameters. Registered last: the caller's own hooks see the plain dict.
+        # The base class casts every tensor that it sees to the parameter's dtype, even codes and
+        # moments of bf16 parameters, so states are hidden from it. The hook that hides them is
+        # registered last, so that the caller's own hooks see the plain dict.
         handle = self.register_load_state_dict_pre_hook(_state.hide)
         place, release = self._place, self._releasing.release
         before = place.interrupted
@@ -321,7 +324,7 @@ class AdamW(torch.optim.AdamW):
                 **super().__getstate__(),
                 "_state_bits": place.form.state_bits,
                 "_bf16": place.form.bf16,
-                # A copy has no plan: it has the options of its original's constructor.
+                # A copy follows no plan, so it gets the options of its original's constructor.
                 "_disk_options": place.options if place.is_owners_wish else None,
                 "_releases": self._releasing.is_owners_wish,
             }
@@ -346,9 +349,9 @@ class AdamW(torch.optim.AdamW):
             self._releasing.begin(self)
 
     def torch_state_dict(self) -> dict[str, Any]:
-        """`state_dict()` in the layout of `torch.optim.AdamW`, 8-bit moments as fp32.
+        """`state_dict()` in the layout of `torch.optim.AdamW`, with 8-bit moments as fp32.
 
-        A copy of the state in full precision: four bytes per element and moment.
+        8-bit moments are copied in full precision, which takes four bytes per element and moment.
         """
         given = self.state_dict()
         return {
@@ -360,8 +363,8 @@ class AdamW(torch.optim.AdamW):
 class AdamW8bit(AdamW):
     """`AdamW` with ``state_bits=8``: about 2 bytes of state per parameter instead of 8.
 
-    Lossy: moments are rounded to 256 values per block of 256 elements. A second moment that
-    is not zero never becomes zero, so no step divides by `eps` alone. The arguments are those
+    Moments lose precision: they are rounded to 256 values per block of 256 elements. A second moment
+    that is not zero never becomes zero, so no step divides by `eps` alone. The arguments are those
     of `AdamW`; a group may set ``state_bits=32`` for itself (embeddings, for example).
     """
 

@@ -1,7 +1,7 @@
-"""Optimizer state on disk, as the optimizer's Python side sees it: which parameter has
-which state of `_core.OptimizerStream`, and states as tensors again.
+"""The Python side of optimizer state on disk.
 
-C decides when to read, compute and write. See memscale/optimizer_stream.h.
+It maps parameters to the states of `_core.OptimizerStream`, and turns states into tensors again. C
+decides when to read, compute and write; see memscale/optimizer_stream.h.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..errors import MemScaleError
 from . import state as _state
 from .memory_update import Hyperparameters
 
-# The arrays of a state in C's order, as full and as 8-bit states name them.
+# The names of a state's arrays in C's order, for fp32 and for 8-bit states.
 _FULL = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", None, None, None)
 _QUANTIZED = ("exp_avg_8bit", "exp_avg_sq_8bit", None, None, "exp_avg_absmax", "exp_avg_sq_absmax")
 _EXTRA = 3
@@ -30,8 +30,8 @@ class DiskState:
     """The states of one optimizer on disk.
 
     Args:
-        directory: of the file; None for the first usual place on a real disk.
-        cap_gb: most space it may take, in GB; None for half of the free space.
+        directory: the file's directory; None for the first usual place on a real disk.
+        cap_gb: the largest size of the file, in GB; None for half of the free space.
 
     Raises:
         ConfigError: the directory or the cap can't be used.
@@ -41,7 +41,7 @@ class DiskState:
         self._stream = _core.OptimizerStream(directory, cap_gb)
         self._states: dict[torch.Tensor, tuple[int, int, int]] = {}  # id, weights, moments
         self._layouts: dict[torch.Tensor, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self._updated: dict[torch.Tensor, None] = {}  # since the last round that ended well
+        self._updated: dict[torch.Tensor, None] = {}  # parameters updated since the last successful round
         self.in_round = False
 
     def __contains__(self, p: torch.Tensor) -> bool:
@@ -51,18 +51,18 @@ class DiskState:
         return len(self._states)
 
     def stats(self) -> dict[str, int]:
-        """Bytes on disk and in buffers, bytes moved, time spent waiting for them."""
+        """Bytes on disk and in buffers, bytes moved, and time spent waiting for transfers."""
         return self._stream.stats()
 
     @property
     def is_inherited(self) -> bool:
-        """Whether a parent process made it before a fork; this process can't reach the states."""
+        """Whether a parent process made the states before a fork, so that this process can't reach them."""
         return self._stream.is_inherited()
 
     # ---- states ------------------------------------------------------------------------
 
     def add(self, p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> None:
-        """A new state before its first step."""
+        """Makes the state of a parameter before its first step."""
         weights = _state.FP32
         if p.dtype is torch.bfloat16:
             weights = _state.BF16_MASTER if bf16 == "master" else _state.BF16_SPLIT
@@ -71,7 +71,7 @@ class DiskState:
         self._layouts[p] = tuple(p.shape), tuple(p.stride())
 
     def remove(self, p: torch.Tensor) -> None:
-        """Forgets the parameter's state."""
+        """Deletes the parameter's state, if there is one."""
         if p in self._states:
             self._stream.remove(self._states.pop(p)[0])
             del self._layouts[p]
@@ -84,11 +84,11 @@ class DiskState:
         """Writes a state from memory, in a form that `state.adapt()` returns.
 
         Raises:
-            OffloadError: it could not be written; the parameter has no state then.
+            OffloadError: the state could not be written; the parameter then has none.
         """
         self.remove(p)
         self.add(p, "max_exp_avg_sq" in values, state_bits, bf16)
-        # Only the state's own addresses are read.
+        # C reads only the state's own addresses, so `p` stands in for the gradient.
         fields = _state.addresses(p, p, {**values, "step": values["step"] - 1})
         try:
             self._stream.put(self._states[p][0], fields)
@@ -97,7 +97,7 @@ class DiskState:
             raise
 
     def export(self, params: Iterable[torch.Tensor]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        """The states as tensors that map a file without a name: only the parts that are read use memory.
+        """The states as tensors that map a file without a name, so that only the parts that are read use memory.
 
         Raises:
             OffloadError: a state can't be read back.
@@ -113,7 +113,7 @@ class DiskState:
         return {p: self._tensors(p, pages, offsets) for p, offsets in layout.items()}
 
     def names(self, p: torch.Tensor) -> tuple[str | None, ...]:
-        """The arrays of the parameter's state in C's order; None for those that it lacks."""
+        """The names of the parameter's arrays in C's order; None for arrays that its state lacks."""
         number, weights, moments = self._states[p]
         names = list(_QUANTIZED if moments else _FULL)
         names[_EXTRA] = (None, "master", "low")[weights]
@@ -146,12 +146,12 @@ class DiskState:
     # ---- rounds ------------------------------------------------------------------------
 
     def begin(self, params: Iterable[torch.Tensor]) -> None:
-        """Begins a round of updates, expected in this order."""
+        """Begins a round of updates, which are expected in this order."""
         self.in_round = True
         self._stream.begin([self._states[p][0] for p in params if p in self._states])
 
     def update(self, p: torch.Tensor, gradient: torch.Tensor, step: int, hyperparameters: Hyperparameters) -> None:
-        """One update, the `step`-th; the gradient has the parameter's layout in memory."""
+        """Makes the `step`-th update of a parameter. The gradient must have the parameter's layout in memory."""
         number, weights, moments = self._states[p]
         fields = (weights, moments, p.numel(), step, p.data_ptr(), gradient.data_ptr(), *_NO_ADDRESSES)
         self._stream.update(number, fields, *hyperparameters, torch.get_num_threads())
@@ -161,8 +161,8 @@ class DiskState:
         """Waits for the writes under way.
 
         Returns:
-            The parameters updated since the last round that succeeded, so that a failed round can
-            be repeated.
+            The parameters updated since the last successful round. So a repeated round also returns those that
+            the failed one updated.
 
         Raises:
             OffloadError: the first failure of the round.
@@ -174,13 +174,13 @@ class DiskState:
         return updated
 
     def rest(self) -> None:
-        """Ends a round that has failed."""
+        """Ends a failed round. It may be repeated."""
         self.in_round = False
         with suppress(MemScaleError):
             self._stream.end()
 
     def forget_round(self) -> None:
-        """Forgets a failed round: it will not be repeated."""
+        """Discards a failed round, which will not be repeated."""
         self.rest()
         self._updated.clear()
 

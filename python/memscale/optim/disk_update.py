@@ -1,7 +1,7 @@
 """The place of each parameter's state, memory or disk, and updates of states on disk.
 
-A part of `AdamW`: it moves states to disk and back, streams updates through `DiskState`, and remembers an
-interrupted step. It is given the optimizer's `state` or the optimizer itself for the length of a call.
+`StatePlace` is a part of `AdamW`. It moves states to disk and back, streams updates through `DiskState`, and
+remembers an interrupted step. Its methods get the optimizer or its `state` as an argument and don't keep it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _Group = dict[str, Any]
 
 
 class StatePlace:
-    """The disk of one optimizer's states, beside its memory.
+    """Knows which of an optimizer's states are on disk and which are in memory.
 
     Args:
-        form: how states are kept.
+        form: the form of states.
         options: the user's choice, from `disk_options()`.
 
     Attributes:
         disk: holds the states on disk; None if no state is on disk.
-        options: for new states, the user's or a plan's; None for memory.
+        options: the disk for new states, chosen by the user or a plan; None for memory.
         is_planned: whether a plan, not the user, put states on disk.
         interrupted: the error that interrupted a step; None if none was.
     """
@@ -52,9 +52,9 @@ class StatePlace:
     # ---- the place of a state ----------------------------------------------------------------
 
     def is_streamed(self, states: _States, p: torch.Tensor, group: _Group) -> bool:
-        """Whether an update goes through the disk: the state is there, or would be created there."""
+        """Whether an update goes through the disk, because the state is there or would be created there."""
         if _state.is_traced(p):
-            # A trace shows the step before any plan.
+            # The trace describes the step without a plan.
             return not self.is_planned and self.belongs_on_disk(p, group)
         if states.get(p):
             return self._holds(p)
@@ -73,7 +73,7 @@ class StatePlace:
         return self.disk
 
     def check_layout(self, states: _States, p: torch.Tensor, group: _Group, name: str) -> None:
-        """Checks that the state fits the parameter; a state of another layout is moved.
+        """Checks that the state fits the parameter. A state of another layout is converted.
 
         Raises:
             IntegrationError: the parameter has another shape than its state.
@@ -91,7 +91,7 @@ class StatePlace:
             self.adopt(states, p, self.take(states, p), group)
 
     def adopt(self, states: _States, p: torch.Tensor, given: dict[str, Any], group: _Group) -> None:
-        """Stores a state of any form; one tensor's at a time is in memory."""
+        """Stores a state of any form, on disk if it belongs there."""
         form = self.form.of(group)
         if given and self.belongs_on_disk(p, group):
             values = _state.adapt(p, given, group, *form, copies=False)
@@ -112,7 +112,7 @@ class StatePlace:
         return values
 
     def settle(self, states: _States, p: torch.Tensor, value: Any, group: _Group) -> None:
-        """The state that `__setstate__` got for a parameter replaces the old one."""
+        """Replaces a parameter's state by the one that `__setstate__` got."""
         is_hidden = isinstance(value, _state.Hidden)
         values = value.value if is_hidden else value
         try:
@@ -126,7 +126,7 @@ class StatePlace:
 
     @contextmanager
     def in_view(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """`optimizer.state` with the states on disk as tensors, for the length of a block."""
+        """A block in which `optimizer.state` shows the states on disk as tensors."""
         if self.disk is None:
             yield
             return
@@ -177,7 +177,7 @@ class StatePlace:
     def update_in_backward(
         self, optimizer: torch.optim.Optimizer, group: _Group, p: torch.Tensor, expected: Iterable[torch.Tensor]
     ) -> None:
-        """Updates one parameter; the first begins a round, in which `expected` are to come in order."""
+        """Updates one parameter. The first update begins a round, which reads states ahead in the order `expected`."""
         self._make_state(optimizer.state, group, p)
         disk = self._made_disk()
         if not disk.in_round:
@@ -204,7 +204,7 @@ class StatePlace:
     # ---- an interrupted step ------------------------------------------------------
 
     def interrupt(self, error: BaseException, can_be_finished: bool = True) -> None:
-        """A step ended with `error`; adds the remedy to its text."""
+        """Records that a step ended with `error`, and adds the remedy as a note."""
         self.interrupted = str(error) or type(error).__name__
         way_out = (
             "Once the cause is gone, optimizer.finish_step() does the rest with the same gradients; or load "
@@ -217,7 +217,7 @@ class StatePlace:
         )
 
     def refuse_inherited(self) -> None:
-        """Raises if the states are another process's."""
+        """Raises if the states on disk belong to another process."""
         if self.disk is not None and self.disk and self.disk.is_inherited:
             raise IntegrationError(
                 "AdamW: its state on disk belongs to the process that forked this one, and is out of reach here. "
@@ -225,7 +225,7 @@ class StatePlace:
             )
 
     def refuse_interrupted(self) -> None:
-        """Raises if the states are another process's, or a step was interrupted."""
+        """Raises if the states on disk belong to another process, or a step was interrupted."""
         self.refuse_inherited()
         if self.interrupted is not None:
             raise IntegrationError(
@@ -259,16 +259,16 @@ class StatePlace:
         return self.disk.stats()["disk_bytes"] if self.is_planned and self.disk is not None else 0
 
     def arrange(self, optimizer: torch.optim.Optimizer, on_disk: bool, directory: Any, cap_gb: float | None) -> None:
-        """Moves states as a plan says; the user's own choice is not changed."""
+        """Moves states as a plan says, unless the user chose their place."""
         if self.disk is not None and self.disk.is_inherited:
-            return  # nothing can be moved; the calls that need the states raise
+            return  # the states can't be read here; calls that need them raise
         if on_disk != self.is_planned and (self.is_planned or self.options is None):
             self.is_planned = on_disk
             self.options = disk_options("disk", directory, cap_gb) if on_disk else None
             self._move(optimizer)
 
     def _move(self, optimizer: torch.optim.Optimizer) -> None:
-        """Moves each state to its present place."""
+        """Moves each state to the place where it belongs now."""
         states = optimizer.state
         try:
             for group in optimizer.param_groups:
@@ -278,7 +278,7 @@ class StatePlace:
                         kept = states[p] if not is_on_disk else self.take(states, p)
                         self.adopt(states, p, kept, group)
         except OffloadError as error:
-            # The state that could not be written is still in memory, and is used there.
+            # The state that could not be written is still in memory and is used from there.
             _log.warning("optimizer state stays in memory: %s", error)
             self.is_planned, self.options = False, None
         if self.options is None and self.disk is not None and not self.disk:

@@ -1,8 +1,7 @@
-"""Observes a loop's use of gradients between backward and the optimizer's step, in torch's own
-functions: a GradScaler scales a loss, gradients are clipped.
+"""Observes whether a loop scales losses with a GradScaler or clips gradients.
 
-Functions of torch are replaced while there are listeners, and restored after the last. Exceptions
-of a listener reach the loop.
+Functions of torch are replaced while there are listeners, and restored after the last listener is
+gone. A listener's exception reaches the loop.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import torch
 
 __all__ = ["GradientUse", "Listener", "listen", "tell_of_scaling"]
 
-# Of torch.nn.utils.clip_grad: the functions that every clipping function ends in, and the one that reads gradients.
+# Functions of torch.nn.utils.clip_grad that change gradients; each of its clipping functions is or calls one.
 _CLIPPING = ("_clip_grads_with_norm_", "clip_grad_value_")
-_SCALING = "scale"  # of torch.amp.GradScaler
+_SCALING = "scale"  # a method of torch.amp.GradScaler
 
 _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 _originals: dict[str, Callable[..., Any]] = {}
@@ -32,7 +31,7 @@ class Listener(Protocol):
         """A loss is about to be scaled, by a GradScaler or for one of our own FP16 forwards."""
 
     def gradients_are_clipped(self, parameters: list[torch.Tensor]) -> None:
-        """Gradients of these are about to be clipped, to a finite bound."""
+        """The gradients of `parameters` are about to be clipped to a finite bound."""
 
 
 class Grouped(Protocol):
@@ -60,7 +59,7 @@ class GradientUse:
 
 
 def listen(listener: Listener) -> None:
-    """Tells `listener` from now on, for as long as it lives."""
+    """Reports both events to `listener` while it lives."""
     import torch.nn.utils.clip_grad as module
 
     _listeners.add(listener)
@@ -76,7 +75,7 @@ def listen(listener: Listener) -> None:
 
 
 def tell_of_scaling(by: Listener | None = None) -> None:
-    """A loss is about to be scaled; its own scaler is not told."""
+    """Reports to every listener except `by` that a loss is about to be scaled."""
     for listener in list(_listeners):
         if listener is not by:
             listener.loss_is_scaled()
@@ -96,7 +95,7 @@ def _restore_unheard() -> None:
 
 
 def _set_everywhere(name: str, old: Any, new: Any) -> None:
-    """Replaces the function in torch's modules that have it under this or its public name."""
+    """Replaces a function in the modules of torch that have it under `name` or its public name."""
     import torch.nn.utils as package
     import torch.nn.utils.clip_grad as module
 
@@ -110,7 +109,7 @@ def _telling_of_clipping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        # Without a bound the call only reads the norm, as Trainers do for their log.
+        # With an infinite bound the call only computes the norm, as Trainers do for their log.
         bound = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
         if float(bound) < math.inf:
             for listener in list(_listeners):

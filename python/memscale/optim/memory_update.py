@@ -1,7 +1,7 @@
-"""Updates of parameters whose state is in memory: by C, or by torch if C does not support them.
+"""Updates parameters whose state is in memory: by C, or by torch if C does not support them.
 
-Functions over torch's optimizer and its groups; they are independent of disks, of gradient release and of the
-time of a step.
+The functions take torch's optimizer and its groups. They know nothing of disks or gradient release, and may run
+in a step or in backward.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def update_by_torch(optimizer: torch.optim.AdamW, group: dict[str, Any]) -> None
     has_complex = optimizer._init_group(group, *lists)
     params, gradients, averages, squares, largest_squares, steps = lists
     beta1, beta2 = group["betas"]
-    # As torch's step does: with `differentiable` the update is part of the caller's graph.
+    # With `differentiable` the update is part of the caller's graph, as in torch's own step.
     with torch.set_grad_enabled(bool(group["differentiable"])):
         adamw(
             params,
@@ -115,18 +115,18 @@ def update_by_c(optimizer: torch.optim.AdamW, group: dict[str, Any], params: lis
         optimizer.state[p]["step"] += 1
         if is_scaled and gradient is not p.grad:
             gradient_of(p).copy_(gradient)
-    # Tells autograd of writes that it has not seen.
+    # C's writes are invisible to autograd.
     torch.autograd.graph.increment_version(params)
 
 
 def grad_scale(optimizer: object) -> float:
-    """The scale by which the step has to divide gradients for a GradScaler; 1 without one."""
+    """The scale by which the step divides gradients for a GradScaler; 1 without one."""
     scale = getattr(optimizer, "grad_scale", None)
     return 1.0 if scale is None else float(scale)
 
 
 def hyperparameters(optimizer: object, group: dict[str, Any]) -> Hyperparameters:
-    """As `_core.adamw_step` takes them between tensors and threads."""
+    """The arguments of `_core.adamw_step` between the tensors and the number of threads."""
     beta1, beta2 = group["betas"]
     return (
         float(group["lr"]),

@@ -1,10 +1,10 @@
 """Gradient release: a parameter is updated inside backward, as soon as its gradient is final,
 and the gradient is freed.
 
-`GradientRelease` watches the gradients of one `AdamW` and decides nothing about arithmetic. It
-raises on anything that would change the result: a second gradient, clipped gradients, rates changed
-between backward and step. Gradients are kept until step() if all of them are needed first (a
-GradScaler, which may skip the step) or more will follow (accumulation).
+`GradientRelease` watches the gradients of one `AdamW`; the optimizer does the arithmetic. It raises on
+anything that would change the result: a second gradient, clipped gradients, rates that change between
+backward and step. Gradients are kept until step() if a GradScaler, which may skip the step, needs all
+of them first, or if more gradients follow (accumulation).
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class GradientRelease:
         self._optimizer = weakref.ref(optimizer)
         self._handles: dict[torch.Tensor, Any] = {}
         self.accumulating = 0
-        self._is_scaled = False  # since the last step, a GradScaler has scaled a loss
-        self.was_scaled = False  # the same, in the last step
-        self.released: dict[torch.Tensor, int] = {}  # with the group's index, in order of update
+        self._is_scaled = False  # a GradScaler has scaled a loss since the last step
+        self.was_scaled = False  # a GradScaler had scaled a loss in the last step
+        self.released: dict[torch.Tensor, int] = {}  # parameters with their group's index, in order of update
         self._rates: dict[int, Hyperparameters] = {}
         self._failure: str | None = None
         self._has_said = False
@@ -69,7 +69,7 @@ class GradientRelease:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if p.requires_grad and p.is_leaf and p not in self._handles:
-                    # The hook must not keep the optimizer alive: parameters outlive it.
+                    # The parameter may outlive the optimizer, so its hook must not keep that alive.
                     hook = functools.partial(_gradient_is_final, weakref.ref(self))
                     self._handles[p] = p.register_post_accumulate_grad_hook(hook)
 
@@ -99,7 +99,7 @@ class GradientRelease:
         p.grad = None
 
     def loss_is_scaled(self) -> None:
-        """A GradScaler is about to scale a loss: until step(), gradients are kept, as without release."""
+        """A GradScaler is about to scale a loss. Gradients are kept until step(), as without release."""
         optimizer = self._optimizer()
         if optimizer is None or self._is_scaled:
             return
@@ -113,7 +113,7 @@ class GradientRelease:
         optimizer._step_supports_amp_scaling = bool(optimizer.defaults["fused"])
 
     def gradients_are_clipped(self, parameters: list[torch.Tensor]) -> None:
-        """Raises if gradients were released: torch's functions skip parameters without gradients, so the run
+        """Raises if gradients were released. torch's functions skip parameters without gradients, so the run
         would continue unclipped."""
         released = set(map(id, self.released))
         if any(id(p) in released for p in parameters):
@@ -158,7 +158,7 @@ class GradientRelease:
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        # Its scaling was not seen. Also after an earlier call to unscale.
+        # A GradScaler has set found_inf, and its scaling was not seen.
         if self.released and hasattr(optimizer, "found_inf"):
             optimizer.__dict__.pop("grad_scale", None)
             optimizer.__dict__.pop("found_inf")
@@ -177,25 +177,25 @@ class GradientRelease:
             )
 
     def step_ended(self) -> list[torch.Tensor]:
-        """Forgets the round; returns the parameters in the order of their updates."""
+        """Ends the round. Returns the parameters that backward updated, in order."""
         order = list(self.released)
         self.released.clear()
         self._rates.clear()
         self.was_scaled, self._is_scaled = self._is_scaled, False
         optimizer = self._optimizer()
         if optimizer is not None:
-            optimizer._step_supports_amp_scaling = True  # a scaler that was not seen comes to step()
+            optimizer._step_supports_amp_scaling = True  # a scaler that was not seen then reaches step()
         self.attach()
         return order
 
     def forget(self) -> None:
-        """A checkpoint was loaded: forgets the round."""
+        """Discards the round, because a checkpoint was loaded."""
         self.step_ended()
         self._failure = None
 
     @property
     def failed_in_backward(self) -> bool:
-        """Whether an update in backward failed: the later gradients were never computed."""
+        """Whether an update in backward failed, so that later gradients were never computed."""
         return self._failure is not None
 
 

@@ -1,6 +1,6 @@
-"""Whether gradients are released, who chose it, and whether the loop needs them.
+"""Switches gradient release on and off. It knows who chose release, and whether the loop needs gradients.
 
-A part of `AdamW`; release.py knows when gradients are final and refuses other uses of them.
+The switch is a part of `AdamW`. release.py knows when gradients are final and refuses other uses of them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ReleaseSwitch:
         self._use: GradientUse | None = None  # while a later plan may choose release
 
     def begin(self, optimizer: Releasing) -> None:
-        """Begins with the next backward."""
-        # A GradScaler whose scaling was not seen leaves the gradients to step(), which refuses by name.
+        """Begins release with the next backward."""
+        # A GradScaler whose scaling was not seen then leaves unscaling to step(), which raises.
         optimizer._step_supports_amp_scaling = True
         self.release = GradientRelease(optimizer)
         self.release.attach()
@@ -57,7 +57,7 @@ class ReleaseSwitch:
             self.release.accumulating -= 1
 
     def step_ended(self) -> None:
-        """All gradients of the step have been used."""
+        """The step has used all gradients."""
         if self.release is not None:
             self.order = self.release.step_ended()
 
@@ -81,7 +81,7 @@ class ReleaseSwitch:
             self._end(optimizer)
 
     def needed_gradients(self) -> bool:
-        """Whether the loop was seen to need all gradients before one is used."""
+        """Whether the loop has needed all gradients at once, to clip or to unscale them."""
         if self._use is not None and self._use.needs_all:
             return True
         return self.release is not None and self.release.was_scaled

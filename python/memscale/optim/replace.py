@@ -13,19 +13,19 @@ from .adamw import AdamW, AdamW8bit
 
 _log = logging.getLogger("memscale")
 
-# Of torch.optim.Optimizer, which has no other way to pass them on.
+# Attributes of torch.optim.Optimizer, which has no public way to pass hooks on.
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """An optimizer with 8-bit moments, still without state, that can continue from `optimizer`.
 
-    `optimizer` does not change until `take_over()`. For parameters on CUDA the result is
-    bitsandbytes'. Without that package `optimizer` itself is returned, with a warning. It is also
-    returned if its state already has 8 bits.
+    `optimizer` does not change until `take_over()`. It is returned itself if its state already has 8
+    bits. For parameters on CUDA the result is bitsandbytes' optimizer; if that package is not
+    installed, `optimizer` is returned, with a warning.
 
     Raises:
-        IntegrationError: it is not `torch.optim.AdamW` or `memscale.optim.AdamW`, or its
+        IntegrationError: `optimizer` is not `torch.optim.AdamW` or `memscale.optim.AdamW`, or its
             parameters are on CUDA and it has made steps.
         ConfigError: a group uses `amsgrad`.
     """
@@ -45,18 +45,17 @@ def successor_with_8bit_state(optimizer: torch.optim.Optimizer) -> torch.optim.O
 
 
 def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
-    """Moves groups and state over.
+    """Moves groups, state and step hooks from `optimizer` to `successor`.
 
     The groups stay the same objects, so a scheduler that holds the old optimizer sets the rates of
-    the new one. Hooks on the old one's step move to the new one. The old optimizer is left without
-    state, and refuses to step.
+    the new one. The old optimizer is left without state, and refuses to step.
     """
     if successor is optimizer:
         return
     for group in optimizer.param_groups:
         for p in group["params"]:
             if p in optimizer.state and isinstance(successor, AdamW):
-                # One at a time: never two states of the whole model.
+                # States move one at a time, so the model's whole state never exists twice.
                 states = optimizer.state
                 given = optimizer._place.take(states, p) if isinstance(optimizer, AdamW) else states.pop(p)
                 successor._place.adopt(successor.state, p, given, group)
@@ -71,7 +70,7 @@ def take_over(successor: torch.optim.Optimizer, optimizer: torch.optim.Optimizer
                 "use_8bit_optimizer: this optimizer was replaced and has no state any more; step the one that "
                 "apply_all_optimizations() returned"
             )
-        optimizer.__dict__["_opt_called"] = True  # what torch's schedulers look at before they warn
+        optimizer.__dict__["_opt_called"] = True  # without it torch's schedulers warn
 
     successor.register_step_pre_hook(stepping)
 

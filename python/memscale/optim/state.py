@@ -1,8 +1,8 @@
 """The state of `AdamW`: its tensors, their addresses, and conversions between forms.
 
-A state holds `step` and, per moment, either the tensor itself (`exp_avg`) or codes and
-scales (`exp_avg_8bit`, `exp_avg_absmax`). The 8-bit names differ from torch's, so that
-torch refuses such a dict instead of reading codes as values.
+A state holds `step`, and for each moment either the tensor itself (`exp_avg`) or codes and scales
+(`exp_avg_8bit`, `exp_avg_absmax`). The 8-bit names differ from torch's, so that torch refuses such
+a dict instead of reading codes as values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FP32, BF16_MASTER, BF16_SPLIT = _core.ADAMW_FP32, _core.ADAMW_BF16_MASTER, _core
 
 
 class Hidden:
-    """A state that torch's `load_state_dict` passes on unchanged."""
+    """A wrapper around a state, which torch's `load_state_dict` passes on unchanged."""
 
     def __init__(self, value: dict[str, Any]) -> None:
         self.value = value
@@ -46,7 +46,7 @@ def new_state(values: dict[Any, Any]) -> defaultdict[Any, Any]:
     return state
 
 
-# ---- parameters that C takes -----------------------------------------------------------
+# ---- parameters that C updates ---------------------------------------------------------
 
 
 def is_ours(p: torch.Tensor, group: dict[str, Any]) -> bool:
@@ -62,8 +62,8 @@ def is_ours(p: torch.Tensor, group: dict[str, Any]) -> bool:
 
 
 def is_traced(p: torch.Tensor) -> bool:
-    """Whether it has a shape but no memory: a step is being traced."""
-    # Not imported here: without that module of torch no tensor is fake.
+    """Whether `p` is a fake tensor, which has no memory, because a step is being traced."""
+    # The module is not imported here. If nobody has imported it, no tensor is fake.
     kind = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
     return isinstance(p, kind)
 
@@ -124,7 +124,7 @@ def fresh(p: torch.Tensor, amsgrad: bool, state_bits: int, bf16: str) -> dict[st
 
 
 def _add_precision(values: dict[str, Any], p: torch.Tensor, bf16: str) -> None:
-    """The tensors that a bf16 parameter has beside itself."""
+    """Adds the tensor that keeps the other bits of a bf16 parameter."""
     if p.dtype is not torch.bfloat16:
         return
     if bf16 == "master" and "master" not in values:
@@ -134,7 +134,7 @@ def _add_precision(values: dict[str, Any], p: torch.Tensor, bf16: str) -> None:
 
 
 def addresses(p: torch.Tensor, gradient: torch.Tensor, values: dict[str, Any]) -> tuple[int, ...]:
-    """The tuple that `_core.adamw_step` takes. The caller keeps the tensors alive."""
+    """One parameter's tuple for `_core.adamw_step`. The caller must keep the tensors alive."""
 
     def address(name: str) -> int:
         tensor = values.get(name)
@@ -164,7 +164,7 @@ def addresses(p: torch.Tensor, gradient: torch.Tensor, values: dict[str, Any]) -
 
 
 def check_dict(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None:
-    """Refuses states of other optimizers and of other shapes, by name."""
+    """Refuses states of other optimizers and of other shapes, with errors that name the parameter."""
     if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
         raise IntegrationError("AdamW: this is not the state_dict() of an optimizer, with 'state' and 'param_groups'")
     ids = [index for group in state_dict["param_groups"] for index in group.get("params", ())]
@@ -209,9 +209,9 @@ def adapt(
     bf16: str,
     copies: bool = True,
 ) -> dict[str, Any]:
-    """A loaded state in this optimizer's form; `given` is not changed.
+    """A loaded state in this optimizer's form. `given` is not changed.
 
-    Without `copies`, its tensors that already have that form are used as they are.
+    Without `copies`, tensors of `given` that already have that form are used as they are.
     """
     if not given:
         return {}
@@ -252,13 +252,13 @@ def _adapt_precision(values: dict[str, Any], p: torch.Tensor, full: dict[str, An
 
 
 def step_tensor(step: Any) -> torch.Tensor:
-    """The count of updates as torch's optimizers hold it: of 32 bits or more, whatever the default dtype."""
+    """The count of updates as torch's optimizers hold it, with at least 32 bits under any default dtype."""
     wide = torch.get_default_dtype() is torch.float64
     return torch.tensor(float(step), dtype=torch.float64 if wide else torch.float32, device="cpu")
 
 
 def _as_torch(p: torch.Tensor, name: str, value: Any, group: dict[str, Any]) -> Any:
-    """As `torch.optim.AdamW` would have loaded it."""
+    """A value of a loaded state, in the form in which `torch.optim.AdamW` would have loaded it."""
     if name == "step":
         on_device = group["capturable"] or group["fused"]
         return step_tensor(value).to(p.device if on_device else "cpu")
@@ -271,7 +271,7 @@ def _as_torch(p: torch.Tensor, name: str, value: Any, group: dict[str, Any]) -> 
 
 
 def _new_scales(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for C's numbers per block: floats on the host, whatever torch's defaults are."""
+    """Memory for the scales of 8-bit blocks, in fp32 on the host under any defaults of torch's."""
     return torch.empty(-(-tensor.numel() // BLOCK), dtype=torch.float32, device="cpu")
 
 
@@ -283,13 +283,13 @@ def _quantized(name: str, moment: torch.Tensor, is_signed: bool) -> dict[str, to
 
 
 def _scales(values: dict[str, Any], name: str) -> torch.Tensor:
-    """The scales of a moment's blocks as C reads them, whatever device and dtype they were loaded with."""
+    """The scales of a moment's blocks, converted to the device and dtype that C reads."""
     absmax: torch.Tensor = values[f"{name}_absmax"]
     return absmax.detach().to("cpu", torch.float32).contiguous()
 
 
 def _dequantized(values: dict[str, Any], name: str, is_signed: bool) -> torch.Tensor:
-    # Blocks follow memory: the codes must keep the layout in which they were written.
+    # Blocks follow the order in memory, so the codes must keep the layout in which they were written.
     codes = values[f"{name}_8bit"].to("cpu", torch.uint8)
     absmax = _scales(values, name)
     moment = _empty_as(codes, torch.float32)
@@ -298,7 +298,7 @@ def _dequantized(values: dict[str, Any], name: str, is_signed: bool) -> torch.Te
 
 
 def full_precision(values: dict[str, Any]) -> dict[str, Any]:
-    """A state with fp32 moments: the same dict if it already has them."""
+    """A state with fp32 moments, or `values` itself if it has them already."""
     if "exp_avg_8bit" not in values:
         return values
     full = {name: value for name, value in values.items() if name not in QUANTIZED}

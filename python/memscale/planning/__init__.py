@@ -1,1 +1,1 @@
-"""From graph, hardware and configuration to a plan: Python interfaces of C's stages."""
+"""Python interfaces of the C stages that make a plan from graph, hardware and configuration."""

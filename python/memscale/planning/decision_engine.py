@@ -1,6 +1,6 @@
-"""Stage 2: from graph and hardware to the execution plan, by rules and a solver in C.
+"""Makes the execution plan from graph and hardware, with the rules and the search in C.
 
-A thin interface to the C pipeline; it holds only the configuration.
+This is a thin interface to the C pipeline. It holds only the configuration.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["DecisionEngine"]
 
 
 class DecisionEngine:
-    """Decides on a technique for every layer: rule-based and deterministic.
+    """Decides on a technique for every layer, deterministically.
 
     The same graph, hardware and configuration give the same plan, byte for byte, in any
     process.
 
     Args:
-        config: the user's configuration; `Config()` if None. Read by the constructor; later changes
-            to it have no effect.
+        config: the user's configuration; `Config()` if None. The constructor reads it, so later
+            changes have no effect.
 
     Raises:
         TypeError: `config` is not a `Config`.
@@ -46,13 +46,14 @@ class DecisionEngine:
             hardware_json: a hardware description (docs/formats/hardware.schema.json).
 
         Raises:
-            BudgetInfeasibleError: no plan fits the byte budget; names the smallest that does.
-            MemScaleError: a document is malformed; names the place.
+            BudgetInfeasibleError: no plan fits the byte budget. The text names the smallest budget that
+                does.
+            MemScaleError: a document is malformed. The text names the place.
         """
         return ExecutionPlan(_core.plan_make(graph_json, hardware_json, self._config_json), hardware_json)
 
     def uniform(self, graph_json: str | None, hardware_json: str, technique: str | None = None) -> ExecutionPlan:
-        """A plan with one technique at every layer where mode and flags admit it, for comparison.
+        """A plan for comparison, with one technique at every layer for which mode and flags admit it.
 
         Args:
             graph_json: as for `plan`; None for layers that are not known yet.
@@ -60,8 +61,8 @@ class DecisionEngine:
             technique: one of ``memscale._core.TECHNIQUES``; None for the one that frees most.
 
         Raises:
-            ValueError: `technique` is not one of them.
-            MemScaleError: a document is malformed; names the place.
+            ValueError: `technique` is not in that list.
+            MemScaleError: a document is malformed. The text names the place.
         """
         text = _core.plan_uniform(graph_json, hardware_json, self._config_json, technique)
         return ExecutionPlan(text, hardware_json)

@@ -1,7 +1,7 @@
-"""The execution plan in Python: the JSON that C wrote, and ways to read it.
+"""The execution plan, as a Python object over the JSON that C wrote.
 
-Made by `memscale.plan()`, `wrap()` and `DecisionEngine`; kept by the executor as
-``executor.plan``. This file computes nothing: every number and text is C's.
+`memscale.plan()`, `wrap()` and `DecisionEngine` make plans. The executor keeps its plan as
+``executor.plan``. C computes every number and text; this file computes none.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class ExecutionPlan:
 
     Raises:
         MemScaleError: `text` is not a plan.
-        TypeError: one of them is not a str.
+        TypeError: `text` or `hardware` is not a str.
 
-    Immutable, and safe to read from any thread. Two plans are equal when their
-    documents are, byte for byte.
+    Immutable, and safe to read from any thread. Two plans are equal if their documents are equal, byte
+    for byte.
 
     Example:
         >>> plan = memscale.plan(model, sample_input, Config(memory_budget_gb=4.0))
@@ -75,7 +75,7 @@ class ExecutionPlan:
 
     @property
     def predicted_peak_bytes(self) -> int:
-        """Peak of the training device in resident bytes of the process on a CPU host, in
+        """Peak of the training device. It is in resident bytes of the process on a CPU host and in
         allocated bytes on a GPU. Caches that fill unused budget are included."""
         return self._document["predicted"]["peak_bytes"]
 
@@ -108,7 +108,7 @@ class ExecutionPlan:
 
     @property
     def ceiling_bytes(self) -> int:
-        """Bound on live and cached tensor memory together, for the allocator of CPU tensors."""
+        """Limit on the sum of live and cached tensor memory, for the allocator of CPU tensors."""
         return self._document["settings"]["ceiling_bytes"]
 
     @property
@@ -130,9 +130,9 @@ class ExecutionPlan:
 
     @property
     def entries(self) -> list[Mapping[str, Any]]:
-        """One mapping per node of the graph, in order of execution.
+        """One mapping for each node of the graph, in order of execution.
 
-        The root's own work has the name ``""``; layers have their module's name.
+        The root's own work has the name ``""``. Layers have their module's name.
         """
         return [dict(entry) for entry in self._document["entries"]]
 
@@ -143,7 +143,7 @@ class ExecutionPlan:
 
     @property
     def techniques(self) -> dict[str, int]:
-        """How many layers use each technique, such as ``{"keep": 2, "recompute": 10}``."""
+        """The number of layers that use each technique, by name."""
         counts: dict[str, int] = {}
         for entry in self.layers:
             counts[entry["technique"]] = counts.get(entry["technique"], 0) + 1
@@ -151,14 +151,16 @@ class ExecutionPlan:
 
     @property
     def step_options(self) -> dict[str, Mapping[str, Any]]:
-        """The decisions for the step as a whole, by the option's name, such as
-        ``"exact_loss_head"``: `chosen`, `exactness`, `rule` and, for the option alone,
-        `saved_bytes` of the peak, `cost_ns` or `gain_ns` of the step."""
+        """The decisions for the step as a whole, by the option's name, such as ``"exact_loss_head"``.
+
+        Each has `chosen`, `exactness` and `rule`. The effect of the option alone is in `saved_bytes`
+        of the peak and in `cost_ns` or `gain_ns` of the step.
+        """
         return {option["name"]: dict(option) for option in self._document["step_options"]}
 
     @property
     def explanation(self) -> Mapping[str, Any] | None:
-        """Where the peak is and what makes it, in bytes, the lower bound on the step's time in
+        """The place and the parts of the peak in bytes, the lower bound on the step's time in
         nanoseconds, and the effect of the next larger and the next smaller budget (see
         docs/formats/plan.schema.json); None for a plan that was made without a graph."""
         found = self._document.get("explanation")
@@ -181,7 +183,7 @@ class ExecutionPlan:
         Raises:
             IndexError: no layer has that index; the text has the number of layers.
             KeyError: no layer has that name; the text lists the names.
-            TypeError: `layer` is neither.
+            TypeError: `layer` has another type.
         """
         return _core.plan_explain(self._text, -1 if layer is None else self._entry_index(layer))
 
@@ -217,7 +219,7 @@ class ExecutionPlan:
 
 
 def _listed(names: list[str]) -> str:
-    """All names or, if there are many, the first and the last few."""
+    """The names, or the first and the last few if there are many."""
     if not names:
         return "none"
     shown = names if len(names) <= 8 else [*names[:5], "...", *names[-2:]]

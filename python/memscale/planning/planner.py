@@ -1,7 +1,7 @@
-"""The interface from which an executor gets plans and to which it reports steps.
+"""The interface that gives plans to an executor and receives its reports on steps.
 
-A `Session` is the planner of a wrapped model. `NullPlanner` serves executors whose plans are set from
-outside, one by one, as in a rehearsal.
+A `Session` is the planner of a wrapped model. An executor whose plans are applied from outside, as in a
+rehearsal, has a `NullPlanner`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["NullPlanner", "Planner"]
 
 
 class Planner(Protocol):
-    """Called by the executor on the thread that runs the model's forward."""
+    """Gives plans. The executor calls it on the thread that runs the model's forward."""
 
     @property
     def decision(self) -> dict[str, Any] | None:
-        """The source of mode and techniques; None if stage 1 was skipped."""
+        """The source of mode and techniques; None if no policy ran."""
 
     @property
     def documents(self) -> tuple[str | None, str | None]:
@@ -33,7 +33,7 @@ class Planner(Protocol):
 
     @property
     def disk(self) -> Mapping[str, Any]:
-        """This machine's disk tier: ``dir``, ``write_bytes_per_s``, ``read_bytes_per_s``; empty if unknown."""
+        """The ``dir``, ``write_bytes_per_s`` and ``read_bytes_per_s`` of the disk tier; empty if unknown."""
 
     @property
     def wants_live_trace(self) -> bool:
@@ -62,24 +62,24 @@ class Planner(Protocol):
         """Called at every training forward with its plan; returns the plan to follow."""
 
     def plan_applied(self, plan: ExecutionPlan | None) -> None:
-        """`plan` is in force from the next forward on."""
+        """Learns that `plan` is in force from the next forward on."""
 
     def refuses_hooks(self, error: BaseException) -> bool:
-        """Whether a forward that raised `error` has to run without a plan; the plan is then requested again."""
+        """Whether a forward that raised `error` has to run without a plan. If so, the plan is requested again."""
 
     def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:
-        """Receives the graph of a profiled step, or the reason why it has none; returns a plan to follow from
+        """Receives the graph of a profiled step, or the reason why it has none. Returns a plan to follow from
         now on, if any."""
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
-        """Receives the observations of a finished step; returns a plan to follow from now on, if any."""
+        """Receives the observations of a finished step. Returns a plan to follow from now on, if any."""
 
     def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
         """Receives the memory of forwards without gradients: resident bytes before them and at their peak, and the
         rows of the largest batch."""
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
-        """Receives all layers that turned out not to be recomputable; returns a plan to follow from now on, if any."""
+        """Receives all layers that turned out not to be recomputable. Returns a plan to follow from now on, if any."""
 
     def tighten(self, attempt: int) -> ExecutionPlan:
         """The plan for the next run of a step in which an allocation failed for the `attempt`-th time (from 0).
@@ -91,15 +91,15 @@ class Planner(Protocol):
     def rehearsal(
         self, model: torch.nn.Module, plan: Any, args: tuple[Any, ...] | None, kwargs: dict[str, Any]
     ) -> tuple[bool, str, str] | None:
-        """For running `plan` beside a step that keeps everything: whether that fits, the plan's class of
-        exactness, and the plan to run. None if the step can't be traced."""
+        """Prepares a comparison of `plan` with a step that keeps everything. Returns whether that step fits, the
+        plan's class of exactness, and the plan to run; None if the step can't be traced."""
 
     def close(self) -> None:
-        """The executor was detached."""
+        """Learns that the executor was detached."""
 
 
 class NullPlanner:
-    """Makes no plans: the executor's given plan stays in force."""
+    """Makes no plans. The plan that the executor was given stays in force."""
 
     decision: dict[str, Any] | None = None
     documents: tuple[str | None, str | None] = (None, None)

@@ -1,7 +1,7 @@
-"""Stage 1: the policy that picks mode and eligible techniques for ``auto_policy=True``.
+"""The policy, which picks mode and eligible techniques if ``auto_policy=True``.
 
 C owns the rules, the trees of a trained policy and their input (`memscale/policy.h`). This package
-is their Python interface, and finds a trained artifact.
+is their Python interface. It also finds the file of a trained policy.
 """
 
 from .artifact import TrainedPolicy, load_policy, seal_policy

@@ -1,7 +1,7 @@
-"""Trained policies as files: found, read, and written by training.
+"""Finds, reads and writes the files of trained policies.
 
-An artifact is a JSON document (docs/formats/policy.schema.json) with a version and a
-checksum; C reads it strictly and refuses the whole document on any error.
+Such a file, an artifact, is a JSON document (docs/formats/policy.schema.json) with a version and a
+checksum. C reads it strictly and refuses the whole document on any error.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _PACKAGED = Path(__file__).parent / "policy.json"
 
 
 class TrainedPolicy:
-    """A trained policy, read and checked; immutable.
+    """A trained policy that was read and checked. Immutable.
 
     Args:
         text: the artifact.
 
     Raises:
-        MemScaleError: it is malformed, of an unknown version, or its checksum is wrong.
+        MemScaleError: the artifact is malformed, has an unknown version or a wrong checksum.
     """
 
     __slots__ = ("handle",)
@@ -49,13 +49,13 @@ def load_policy(path: str | os.PathLike[str]) -> TrainedPolicy:
 
 
 def seal_policy(policy_json: str) -> str:
-    """The artifact around a policy, with its version and checksum.
+    """Makes an artifact of a policy, with a version and a checksum.
 
     Args:
         policy_json: the object ``"policy"`` of the format, as JSON.
 
     Raises:
-        MemScaleError: it is malformed; names the place.
+        MemScaleError: `policy_json` is malformed. The text names the place.
     """
     return _core.policy_seal(policy_json)
 

@@ -1,6 +1,6 @@
-"""The input and the choice of stage 1, as values, and the call that makes both.
+"""The input and the decision of the policy as values, and the call that makes both.
 
-Used by the session with ``Config(auto_policy=True)``.
+The session uses it if ``Config(auto_policy=True)``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _told: set[str] = set()
 
 @dataclass(frozen=True)
 class StrategyContext:
-    """The numbers that a policy sees: bytes, flops per second, permille. 0 if unknown.
+    """The numbers that a policy reads. They are in bytes, flops per second or permille; 0 if unknown.
 
     Attributes:
         need_bytes: predicted peak with everything kept.
@@ -35,13 +35,13 @@ class StrategyContext:
         pressure_permille: 1000 x need / allowed.
         budget_given: 1 if the caller gave a budget.
         on_gpu: 1 if training runs on a GPU.
-        parameter_bytes, state_bytes: of the parameters and the optimizer's state.
-        saved_bytes, largest_saved_bytes: held between forward and backward if everything is kept:
-            in total, and by the layer that saves most.
-        layer_count: calls of layers in a step.
-        matmul_flops_per_s: of the training device.
-        disk_room_bytes, disk_write_bytes_per_s, disk_read_bytes_per_s: of the disk tier.
-        host_room_bytes, to_host_bytes_per_s: of the host tier.
+        parameter_bytes, state_bytes: sizes of the parameters and of the optimizer's state.
+        saved_bytes, largest_saved_bytes: bytes held between forward and backward if everything is
+            kept, in total and by the layer that saves most.
+        layer_count: number of calls of layers in a step.
+        matmul_flops_per_s: speed of the training device.
+        disk_room_bytes, disk_write_bytes_per_s, disk_read_bytes_per_s: room and speed of the disk tier.
+        host_room_bytes, to_host_bytes_per_s: room and speed of the host tier.
     """
 
     need_bytes: int
@@ -64,15 +64,15 @@ class StrategyContext:
 
 @dataclass(frozen=True)
 class StrategyDecision:
-    """The choice of stage 1.
+    """The decision of the policy.
 
     Attributes:
-        decision_source: "user_config" (stage 1 did not act), "ml", "rule_fallback" or "rule".
-        mode: how far stage 2 may go.
-        enable_checkpointing, enable_offloading: which techniques are eligible; one that
+        decision_source: "user_config" (no policy decided), "ml", "rule_fallback" or "rule".
+        mode: the mode for planning.
+        enable_checkpointing, enable_offloading: whether the technique is eligible. A technique that
             the caller switched off stays off.
         reason: one line.
-        context: the input of the choice.
+        context: the input of the decision.
     """
 
     decision_source: str
@@ -109,18 +109,18 @@ class StrategyDecision:
 def plan_by_policy(
     graph_json: str, hardware_json: str, config_json: str, policy: TrainedPolicy | None = None
 ) -> tuple[str, StrategyDecision, str]:
-    """Stage 1, then stage 2.
+    """Runs the policy, then makes the plan.
 
     Args:
-        policy: a trained policy. None: the one that ``MEMSCALE_POLICY`` names or that is installed,
-            else the rules.
+        policy: a trained policy. If it is None, the one that ``MEMSCALE_POLICY`` names or that is
+            installed decides, else the rules.
 
     Returns:
         The plan as JSON, the decision, and the configuration of the plan as JSON.
 
     Raises:
         TypeError: `policy` is not a `TrainedPolicy`, or a document not a str.
-        BudgetInfeasibleError: no plan fits the byte budget, whatever the strategy.
+        BudgetInfeasibleError: no plan fits the byte budget under any strategy.
         MemScaleError: a document is malformed; the text names the place.
     """
     if policy is not None and not isinstance(policy, TrainedPolicy):
@@ -145,7 +145,7 @@ def _installed() -> TrainedPolicy | None:
 
 
 def log_decision(decision: StrategyDecision) -> None:
-    """Logs one line, and the whole decision in the log file."""
+    """Logs one line. The log file gets the whole decision."""
     fields: Mapping[str, Any] = {"event": "decision", "decision": decision.to_dict()}
     _log.info(
         "policy (%s): mode %s, %s; %s",

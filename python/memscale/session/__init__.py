@@ -1,1 +1,1 @@
-"""One wrapped model from `wrap()` on: what is known, and the plan that follows from it."""
+"""One wrapped model from `wrap()` to `detach()`: its documents and its plans."""

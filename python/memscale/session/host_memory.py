@@ -1,7 +1,7 @@
-"""The process's tensor memory while something is wrapped on a CPU host.
+"""Manages the process's tensor memory while a model is wrapped on a CPU host.
 
-Thin: installs the allocator of `hostmem` for one user, gives it the ceiling of the plan
-in force, and gives it back. See `memscale/hostmem.h` for what it does.
+It installs the allocator of `hostmem` for one user, passes the ceiling of the plan in force
+to it, and uninstalls it. `memscale/hostmem.h` documents the allocator.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _log = logging.getLogger("memscale")
 class HostMemory:
     """One user's share in the allocator of CPU tensors.
 
-    Must be installed before the process's baseline is measured. A share that is collected, with a model
-    that nobody detached, is given back. Not thread-safe.
+    It must be installed before the process's baseline is measured. If the model is collected without
+    `detach()`, the share is released with it. Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._end: weakref.finalize[Any, Any] | None = None
 
     def install(self) -> None:
-        """Takes over the allocator; a fall-back is logged by C."""
-        import torch  # noqa: F401  the library whose slots are taken has to be loaded
+        """Takes over the allocator. If it can't, C uses its fallback and logs that."""
+        import torch  # noqa: F401  C replaces slots of torch's library, which must be loaded
 
         if self._end is None:
             means = _core.hostmem_install()
@@ -36,12 +36,12 @@ class HostMemory:
             _log.debug("memory of CPU tensors: %s", means)
 
     def set_ceiling(self, ceiling_bytes: int) -> None:
-        """Bounds live and cached tensor memory together, by C's number."""
+        """Limits the sum of live and cached tensor memory."""
         if self._end is not None:
             _core.hostmem_set_ceiling(ceiling_bytes)
 
     def uninstall(self) -> None:
-        """Gives the allocator back; tensors that live keep their memory."""
+        """Restores the previous allocator. Live tensors keep their memory."""
         if self._end is not None:
             self._end()
             self._end = None

@@ -1,10 +1,10 @@
 """One plan on every rank of a distributed training.
 
-A `RankedSession` takes the place of a session where a process group is initialised when a
-model is wrapped. The ranks exchange what planning reads once, at `wrap()`; from then on
-rank 0 plans, and what it decides takes effect at the same forward on every rank. All of it
-goes through the process group's store: no collective of ours is ever between the training's
-own, so that a rank that fails can't leave others waiting in one.
+If a process group is initialised when a model is wrapped, a `RankedSession` replaces the
+`Session`. The ranks exchange their hardware and config documents once, at `wrap()`. From
+then on rank 0 plans, and each of its plans takes effect at the same forward on every rank. All
+messages go through the process group's store. memscale adds no collectives to those of the
+training, so a rank that fails can't leave others waiting in one.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["RankedSession", "session_for"]
 
 _log = logging.getLogger("memscale")
 
-# Forwards whose messages stay in the store: no rank is ever that far behind another.
+# The store keeps the messages of this many forwards. No rank falls that far behind another.
 _KEPT_MESSAGES = 64
 
 _wraps = 0
 
 
 def session_for(model: torch.nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None) -> Session:
-    """The session of a wrap: one that agrees with other ranks where there are any."""
+    """The session of a wrap: a `RankedSession` if there are several ranks, else a `Session`."""
     import torch.distributed as distributed
 
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -50,8 +50,8 @@ def session_for(model: torch.nn.Module, config: Config, optimizer: torch.optim.O
 class RankedSession(Session):
     """Plans for one model that every rank of the default process group has wrapped.
 
-    Every rank has to wrap it, in the same order among wraps, and to make the same number of
-    training forwards.
+    Every rank has to wrap the model and run the same number of training forwards. If there are
+    several wraps, every rank has to make them in the same order.
 
     Raises:
         IntegrationError: another rank could not wrap, sent a damaged plan or did not answer
@@ -59,7 +59,8 @@ class RankedSession(Session):
         as `Session`.
     """
 
-    # The model may be sharded between wrap and first forward; and ranks begin together.
+    # The plan waits for the first forward: the model may be sharded before it, and all ranks
+    # have to begin the plan together.
     applies_at_once = False
 
     def __init__(self, model: torch.nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -92,10 +93,10 @@ class RankedSession(Session):
 
     @property
     def disk(self) -> Mapping[str, Any]:
-        """Of the ranks' common description, in this rank's own directory."""
+        """The disk tier of the ranks' common description, with this rank's own directory."""
         return {**super().disk, "dir": self._own_disk["dir"]}
 
-    # -- what a session does, on rank 0 alone ---------------------------------------------
+    # -- the methods of a session, on rank 0 alone ----------------------------------------
 
     def plan_for(
         self,
@@ -105,7 +106,7 @@ class RankedSession(Session):
         kwargs: dict[str, Any],
         wait_until_alone: Any = lambda: True,
     ) -> Any:
-        """On rank 0 as in `Session`; elsewhere the plan in force. `agree()` says what to do."""
+        """On rank 0 a plan as in `Session`, elsewhere the plan in force. `agree()` puts it in force."""
         if self._channel.rank != 0:
             return self._in_force
         self._narrow(model)
@@ -137,7 +138,7 @@ class RankedSession(Session):
         return None
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
-        """No new plan: other ranks know nothing of it. The layers' tensors stay on this rank."""
+        """No new plan, because other ranks don't know of these layers. Their tensors stay on this rank."""
         return None
 
     def live_trace_finished(self, graph: str | None, refused: Any) -> ExecutionPlan | None:
@@ -146,8 +147,8 @@ class RankedSession(Session):
         return None
 
     def _smallest(self, error: BudgetInfeasibleError) -> ExecutionPlan:
-        """The plan under a budget that nothing fits as long as parameters count as a whole,
-        which is more than a rank holds: no reason to refuse it."""
+        """The smallest plan, for sharded parameters under a budget that no plan fits. Planning counts
+        parameters as a whole, and a rank holds less, so the budget may be kept all the same."""
         signature = self._current or ""
         _log.warning(
             "%s, counting parameters, gradients and optimizer state as a whole although they are sharded; "
@@ -159,7 +160,7 @@ class RankedSession(Session):
         return plan
 
     def _narrow(self, model: torch.nn.Module) -> None:
-        """Parameters were sharded since the wrap: plans so far do not hold."""
+        """Discards earlier plans if parameters were sharded since the wrap."""
         if self._is_sharded or not has_shards(model):
             return
         self._is_sharded = True
@@ -172,7 +173,7 @@ class RankedSession(Session):
     ) -> str | None:
         if not self._is_sharded:
             return super()._trace(model, args, kwargs, wait_until_alone)
-        # The optimizer's groups hold shards, which are no twins of whole parameters: its state is estimated.
+        # The optimizer's groups hold shards, which do not match whole parameters, so its state is estimated.
         try:
             if self.config.use_static_profiling:
                 return self._profiler.trace(model, args, kwargs)
@@ -188,15 +189,15 @@ class RankedSession(Session):
 
     @property
     def wants_live_trace(self) -> bool:
-        """Never where parameters are sharded."""
+        """As in `Session`, but never if parameters are sharded."""
         return not self._is_sharded and super().wants_live_trace
 
     def tighten(self, attempt: int) -> ExecutionPlan:
-        """Never: the other ranks are in the middle of the same step."""
+        """Always refuses, because the other ranks are in the middle of the same step."""
         raise BudgetInfeasibleError("a step of several ranks can't be made again on one of them")
 
     def rehearsal(self, model: torch.nn.Module, *args: Any) -> tuple[bool, str, str] | None:
-        """On rank 0 alone, and never where a forward is a matter of all ranks."""
+        """As in `Session`, on rank 0 alone. None if parameters are sharded, because a forward then needs all ranks."""
         return None if self._channel.rank != 0 or has_shards(model) else super().rehearsal(model, *args)
 
     # -- agreement ---------------------------------------------------------------------------
@@ -225,7 +226,7 @@ class RankedSession(Session):
 
 
 class _Channel:
-    """Messages between ranks, each written once and read by all."""
+    """Messages between ranks. Each is written once and read by every rank."""
 
     def __init__(self, prefix: str) -> None:
         import torch.distributed as distributed
@@ -241,7 +242,7 @@ class _Channel:
         self._store.set(key, "+" + text)
 
     def refuse(self, key: str, error: BaseException) -> None:
-        """Lets those who wait for `key` raise as well."""
+        """Makes the ranks that wait for `key` raise as well."""
         text = f"-rank {self.rank} failed with {type(error).__name__}: {error}"
         if key == "wrap":
             key = f"documents/{self.rank}"
@@ -251,7 +252,7 @@ class _Channel:
         """Waits for a message.
 
         Raises:
-            IntegrationError: its sender failed, or there is none in time.
+            IntegrationError: its sender failed, or no message came in time.
         """
         try:
             self._store.wait([key], self._timeout)

@@ -1,9 +1,9 @@
-"""The session of one wrapped model: what is known, and the plan that follows from it.
+"""The session of one wrapped model: its documents and its plans.
 
 A session holds the three documents that planning reads (graph, hardware, config) and
-hands them through the stages: the profiler makes the graph, C makes the plan, and what a
-finished step showed goes back to C, which says whether to plan again. The executor asks
-for plans and reports steps. Nothing here decides.
+passes them through the stages: the profiler makes the graph, and C makes the plan. After each
+step C gets the measurements and says whether to plan again. The executor asks for plans and
+reports steps. The session itself decides nothing.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("memscale")
 
-# The step whose comparison of predicted with measured everyone is told. Others are details.
+# The log compares predicted with measured values at this step. Other steps are logged as details.
 _TOLD_STEP = 2
 
-# Graphs of input shapes that no other covers; the oldest is traced again if it comes back.
+# Number of graphs that are kept, one for each input shape that no other covers. A shape whose
+# graph was dropped as the oldest is traced again.
 _GRAPHS_MOST = 64
 
-# Profiled steps in a row that could not be followed, after which no more are profiled.
+# After this many profiled steps in a row that could not be followed, no more are profiled.
 _REFUSED_STEPS = 3
 
-# What the derivatives of torch.func say where they meet saved-tensor hooks.
+# Derivatives of torch.func raise an error with these words if they meet saved-tensor hooks.
 _NO_HOOKS = "don't yet support saved tensor hooks"
 
 
@@ -54,14 +55,14 @@ class Session:
     Args:
         model: the wrapped root module.
         config: the caller's configuration; read once, never changed.
-        optimizer: traced with the step when known; otherwise its state is reserved for and
-            corrected at the first step that it makes.
-        applies: False to plan only: the process's memory is then not touched.
+        optimizer: traced with the step if given. Otherwise memory for its state is reserved, and
+            the number of bytes is corrected at its first step.
+        applies: False to plan only; the allocator of the process is then left alone.
 
-    Used by the thread that runs the model's forward.
+    Only the thread that runs the model's forward uses it.
     """
 
-    # Whether a plan made at `wrap()` is put in force there, or at the first forward.
+    # Whether a plan made at `wrap()` takes effect there; if not, at the first forward.
     applies_at_once = True
 
     def __init__(
@@ -73,7 +74,7 @@ class Session:
     ) -> None:
         self.config = config
         self.config_json = config.to_json()
-        self._planned_for = self.config_json  # what stage 1 made of it
+        self._planned_for = self.config_json  # the config after the policy stage
         self.decision: dict[str, Any] | None = None
         self._optimizer = optimizer
         self._profiler = MemoryProfiler(config)
@@ -91,12 +92,12 @@ class Session:
         self._refused_steps = 0
         self._is_untraceable = False
         self._takes_no_hooks = False
-        self._replan_refused: str | None = None  # the step whose plan goes on for want of another
-        self._idle_numbers = ""  # signatures with '#' for numbers among the arguments that change nothing
+        self._replan_refused: str | None = None  # the step that keeps its old plan, because no new one fits
+        self._idle_numbers = ""  # signatures with '#' for those numbers among the arguments that don't matter
         self._held: list[str] = []  # layers that can't be recomputed
-        self._traced: dict[str, tuple[str, str]] = {}  # by signature without numbers: the last, and its graph
-        self._precision: str | None = None  # dtype that forwards run under autocast to, or ""; None: not decided
-        self._loss_scaling: LossScaling | None = None  # where that is FP16, or may be
+        self._traced: dict[str, tuple[str, str]] = {}  # by signature without numbers: last signature, its graph
+        self._precision: str | None = None  # autocast's dtype in forwards; "": no autocast; None: not decided
+        self._loss_scaling: LossScaling | None = None  # set while the precision is FP16 or not decided
         if applies and config.use_mixed_precision:
             self._scale_losses(model)
         self.run_watch: RunWatch | None = None
@@ -119,15 +120,15 @@ class Session:
         kwargs: dict[str, Any],
         wait_until_alone: Callable[[], bool] = lambda: True,
     ) -> ExecutionPlan:
-        """The plan for a forward with these arguments; traced if they are new.
+        """The plan for a forward with these arguments. New arguments are traced first.
+
+        If the step can't be traced, the result is the plan of the warm-up steps.
 
         Args:
-            signature: as `input_signature()` gives it: equal for forwards that a plan can't
-                tell apart. A plan for inputs that are alike and nowhere smaller serves too.
-            wait_until_alone: called before the model is traced, which nothing else may use
-            meanwhile; False where something does.
-
-        Where the step can't be traced, the plan of the warm-up steps.
+            signature: the result of `input_signature()`; equal for forwards that share a plan. A
+                plan for similar inputs serves too, if none of them is smaller than these.
+            wait_until_alone: called before the model is traced, because nothing else may use the
+                model meanwhile; returns False if something else still does.
 
         Raises:
             BudgetInfeasibleError: the budget fits no plan.
@@ -156,7 +157,7 @@ class Session:
         return self._device.type == "meta"
 
     def _follow(self, device: torch.device) -> None:
-        """Describes the process anew, and forgets plans, if the model has moved to `device`."""
+        """Describes the process again and discards all plans, if the model has moved to `device`."""
         if device == self._device:
             return
         _log.info("the model moved from %s to %s: it is planned for anew", self._device, device)
@@ -171,8 +172,11 @@ class Session:
         self._traced.clear()
 
     def _compare_with_last(self, signature: str, graph: str) -> None:
-        """A step that was traced twice, for other numbers among the arguments (a weight that is
-        annealed, the number of the step), and was the same: from now on these do not count."""
+        """Learns which numbers among the arguments don't matter (an annealed weight, the step's number).
+
+        If the step was traced before with other numbers and gave the same graph, signatures leave
+        these numbers out from now on.
+        """
         shape = _core.signature_without_numbers(signature)
         if shape == signature:
             return
@@ -194,11 +198,11 @@ class Session:
     def plan_sample(
         self, model: torch.nn.Module, signature: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ExecutionPlan:
-        """`plan_for()` for arguments that no forward will be made with.
+        """`plan_for()` for sample arguments, with which no forward is about to run.
 
         Raises:
-            ProfileError: also where the forward does not take their shapes or types, which a forward
-                would tell by itself.
+            ProfileError: also if the sample's shapes or types do not fit the forward. `plan_for()` leaves
+                that error to the forward itself.
         """
         self._has_sample = True
         try:
@@ -207,7 +211,7 @@ class Session:
             self._has_sample = False
 
     def plan_traced(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The plan for these arguments from a static trace, as JSON; nothing else will do.
+        """The plan for these arguments from a static trace, as JSON. There is no fallback.
 
         Raises:
             ProfileError: the step can't be traced without running it.
@@ -218,8 +222,8 @@ class Session:
         return self._make_plan(graph)
 
     def agree(self, plan: ExecutionPlan | None) -> ExecutionPlan | None:
-        """Asked at every training forward, after `plan_for()` where that was needed: the plan to
-        follow. Several ranks agree on one; see `ranks.py`."""
+        """The plan to carry out. Called at every training forward, after `plan_for()` if that was
+        needed. Several ranks agree on one plan here; see `ranks.py`."""
         return plan
 
     def precision(
@@ -229,8 +233,9 @@ class Session:
         kwargs: dict[str, Any],
         wait_until_alone: Callable[[], bool] = lambda: True,
     ) -> AbstractContextManager[Any]:
-        """What a training forward with these arguments runs under: autocast to BF16 or FP16 where
-        `use_mixed_precision` is set and C has decided for it, at the first forward; else nothing."""
+        """The context in which a training forward with these arguments runs. It is autocast to BF16 or
+        FP16 if `use_mixed_precision` is set and C has decided for it, and otherwise does nothing. C
+        decides at the first forward."""
         import torch
 
         device = training_device(model).type
@@ -285,7 +290,7 @@ class Session:
         return chosen
 
     def _make_plan(self, graph: str) -> str:
-        """The plan as JSON: stage 2 alone, or both stages with `auto_policy`."""
+        """The plan as JSON. With `auto_policy` the policy stage runs first."""
         if not self.config.auto_policy:
             return _core.plan_make(graph, self.hardware_json, self.config_json)
         plan, decision, self._planned_for = plan_by_policy(graph, self.hardware_json, self.config_json)
@@ -303,7 +308,7 @@ class Session:
 
     @property
     def documents(self) -> tuple[str | None, str]:
-        """Graph, where there is one, and hardware of the plan in force, as JSON."""
+        """The graph, if any, and the hardware of the plan in force, as JSON."""
         graph = None if self._current is None else self._graphs.get(self._current)
         return graph, self.hardware_json
 
@@ -311,7 +316,7 @@ class Session:
         return _core.signature_find(list(self._graphs), signature)
 
     def _remember(self, signature: str, graph: str) -> None:
-        """Keeps a graph, of which the loop may be known from other shapes."""
+        """Keeps a graph. It adopts the facts about the training loop that other shapes have shown."""
         known = next(reversed(self._graphs.values()), None)
         if known is not None:
             graph = _core.graph_adopt_loop(graph, known)
@@ -336,7 +341,7 @@ class Session:
         return plan
 
     def _make_plan_or_smallest(self, signature: str) -> str:
-        """The plan as JSON. A shape that comes in training and fits none gets its smallest, with one warning."""
+        """The plan as JSON. A later shape that fits no plan gets its smallest one, with one warning per run."""
         graph = self._graphs[signature]
         try:
             plan = self._make_plan(graph)
@@ -356,7 +361,7 @@ class Session:
         return plan
 
     def evaluation_ended(self, before_bytes: int, peak_bytes: int, rows: int) -> None:
-        """Warns once of an evaluation that takes more than the budget, in C's words."""
+        """Warns once of an evaluation that exceeds the budget, with C's text."""
         line = _core.plan_evaluation(self.config_json, before_bytes, peak_bytes, rows)
         if line is not None and not self._told_evaluation:
             self._told_evaluation = True
@@ -377,7 +382,7 @@ class Session:
                 )
             return None
         if self._is_untraceable:
-            return None  # a forward that looks at values does so at every shape: it was tried, and said
+            return None  # a forward that reads values does so at every shape; the log has said so already
         is_alone = False
         try:
             is_alone = wait_until_alone()
@@ -388,7 +393,7 @@ class Session:
             misfit = misfit_of(error, model, args, kwargs) if self._has_sample else None
             if misfit is not None:
                 raise ProfileError(f"sample_input does not fit {type(model).__name__}: {misfit}") from error
-            if isinstance(error.__cause__, Misfit):  # the forward is about to say so itself
+            if isinstance(error.__cause__, Misfit):  # the forward is about to raise by itself
                 _log.debug("%s", error)
                 return None
             self._is_untraceable = is_alone
@@ -400,8 +405,8 @@ class Session:
             return None
 
     def refuses_hooks(self, error: BaseException | None) -> bool:
-        """Whether a forward failed because it allows no saved-tensor hooks around it: the plan is
-        to leave it alone, from the next forward on."""
+        """Whether a forward failed because it allows no saved-tensor hooks around it. If so, the model
+        is left alone from the next forward on."""
         if _NO_HOOKS not in str(error) and not _forbids_hooks(error):
             return False
         self._takes_no_hooks = self._is_untraceable = True
@@ -415,11 +420,11 @@ class Session:
         return True
 
     def tighten(self, attempt: int) -> ExecutionPlan:
-        """The plan to make a step again under, after an allocation failed in it for the
-        `attempt`-th time (from 0). What it lowers stays lowered.
+        """The plan under which a step is repeated after an allocation failed in it. `attempt` counts
+        the earlier failures of the step. Later plans keep the lowered limits.
 
         Raises:
-            BudgetInfeasibleError: there is none.
+            BudgetInfeasibleError: there is no tighter plan.
         """
         signature = self._current
         if signature is None or signature not in self._plans:
@@ -435,9 +440,13 @@ class Session:
     def rehearsal(
         self, model: torch.nn.Module, plan: Any, args: tuple[Any, ...] | None, kwargs: dict[str, Any]
     ) -> tuple[bool, str, str] | None:
-        """How to run `plan` beside a step that keeps everything, on these arguments; `args` None
-        stands for those that it was made for. Whether that fits what the plan may use, the class
-        of exactness that it promises, and the plan to run; None where the step can't be traced."""
+        """Prepares to compare `plan` with a step that keeps everything, on these arguments. If `args` is
+        None, they are the arguments that the plan was made for.
+
+        Returns:
+            whether the step that keeps everything fits the memory of the plan, the class of exactness that
+            the plan promises, and the plan to run; None if the step can't be traced.
+        """
         graph = self._graphs.get(self._current or "")
         if args is not None and graph is not None:
             try:
@@ -451,7 +460,7 @@ class Session:
 
     @property
     def wants_live_trace(self) -> bool:
-        """Whether the forward about to run has to be profiled as it runs."""
+        """Whether the forward that is about to run has to be profiled while it runs."""
         return (
             self._current is not None
             and self._current not in self._graphs
@@ -460,8 +469,8 @@ class Session:
         )
 
     def live_trace_finished(self, graph: str | None, refused: MemScaleError | None) -> ExecutionPlan | None:
-        """Takes the graph of a profiled step, or why there is none; gives the plan once enough
-        steps were seen."""
+        """Takes the graph of a profiled step, or the reason why there is none. Returns the plan when
+        enough steps were profiled."""
         if graph is None:
             self._refused_steps += 1
             if self._refused_steps == _REFUSED_STEPS:
@@ -478,10 +487,10 @@ class Session:
     # -- after a step -------------------------------------------------------------------
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
-        """Compares a step with its plan; returns the new plan when C says to plan again."""
+        """Compares a step with its plan. Returns a new plan if C says to plan again."""
         drain_core_log()
         signature = self._current
-        # What a step over the budget leaves in the cache counts in the next one too.
+        # A step over the budget leaves memory in the cache, so the step after it can't be compared either.
         was_beyond, self._was_beyond = self._was_beyond, signature in self._beyond
         if signature is None or signature not in self._plans or was_beyond or self._was_beyond:
             return None
@@ -508,8 +517,8 @@ class Session:
         return self._plan_again(signature)
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
-        """All layers that turned out not to be recomputable: plans count with it from now on. The new plan for
-        the step under way, if it has one."""
+        """From now on plans don't recompute the layers `names`, all that turned out not to be recomputable.
+        Returns a new plan for the step under way, if it has one."""
         self._held = names
         self._graphs = {key: _core.graph_hold(graph, names) for key, graph in self._graphs.items()}
         signature = self._current
@@ -520,7 +529,7 @@ class Session:
 
     def _plan_again(self, signature: str) -> ExecutionPlan | None:
         old = self._plans.pop(signature)
-        # Plans for other shapes were made from the old description: made anew when asked for.
+        # Plans for other shapes came from the old documents; they are made again on request.
         self._plans.clear()
         self._replan_refused = None
         try:
@@ -532,7 +541,7 @@ class Session:
             return None
 
     def plan_applied(self, plan: ExecutionPlan | None) -> None:
-        """Has memscale's own optimizer do what the plan chose for the step as a whole."""
+        """Passes the plan's step options to the optimizer, if it is memscale's own."""
         arrange = getattr(self._optimizer, "_arrange", None)
         if arrange is None:
             return
@@ -541,7 +550,7 @@ class Session:
         arrange(*wanted, directory=self.config.disk_offload_dir, cap_gb=self.config.max_disk_offload_gb)
 
     def close(self) -> None:
-        """Gives the process's memory back and forgets graphs and plans."""
+        """Releases the share in the allocator and discards graphs and plans."""
         self.plan_applied(None)
         self._leave_losses()
         self.host_memory.uninstall()
@@ -551,16 +560,16 @@ class Session:
 
 
 def probe_machine(config: Config) -> str:
-    """The description of this machine as JSON, without a process.
+    """The description of this machine as JSON, without that of the process.
 
     Raises:
-        ConfigError: the directory that the configuration names for offloading won't do.
+        ConfigError: the configuration names a directory for offloading that can't be used.
     """
-    # A directory that will not be used need not be fit for use.
+    # The directory is checked only if it will be used.
     named = config.disk_offload_dir if config.enable_offloading else None
     directory = None if named is None else str(named)
     if directory is not None:
-        _core.disk_probe(directory)  # the user named it, so it must do: raises ConfigError
+        _core.disk_probe(directory)  # raises ConfigError, because the user named the directory
     try:
         return _core.hardware_probe(directory)
     except MemScaleError as error:
@@ -583,7 +592,7 @@ def _with_process(hardware: str, device: torch.device) -> str:
 
 
 def _forbids_hooks(error: BaseException | None) -> bool:
-    """Whether it was raised by `torch.autograd.graph.disable_saved_tensors_hooks()`."""
+    """Whether `torch.autograd.graph.disable_saved_tensors_hooks()` raised `error`."""
     place = error.__traceback__ if error is not None else None
     while place is not None and place.tb_next is not None:
         place = place.tb_next

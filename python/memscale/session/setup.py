@@ -1,8 +1,8 @@
-"""What `wrap()` does, in order: check, make room, measure, hook, plan.
+"""The steps of `wrap()`, in order: check, take over the allocator, measure, hook, plan.
 
-Called by `memscale.api` only. Keeps the order in which things must happen on a CPU
-host: the allocator is taken over before the baseline is measured, the baseline
-before the plan, and the peak counter of the process is reset last.
+Only `memscale.api` calls it. On a CPU host the order matters: the allocator is taken over
+before the baseline is measured, the baseline is measured before the plan is made, and the
+peak counter of the process is reset last.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _log = logging.getLogger("memscale")
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off", ""}
 
-# Executors whose wrap was given a budget, as long as they live.
+# The live executors whose wrap was given a budget.
 _with_budgets: weakref.WeakSet[Executor] = weakref.WeakSet()
 
-# Fields of `Config` that are checked and carried, and that wrapping does not act on: what to do.
+# Fields of `Config` that wrapping ignores, each with advice for the user.
 _WITHOUT_EFFECT = {
     "use_8bit_optimizer": "it acts on an optimizer, which wrapping does not replace; call model, optimizer = "
     "memscale.apply_all_optimizations(model, optimizer, config), or give your loop memscale.optim.AdamW8bit(...)",
@@ -45,7 +45,7 @@ _WITHOUT_EFFECT = {
 
 
 def effective_config(config: Config, async_offload: bool | None, async_config: AsyncOffloadConfig | None) -> Config:
-    """A copy with `async_offload` settled: argument, then environment, then the field."""
+    """A copy of `config` with `async_offload` from the argument, else the environment, else the field."""
     effective = copy.copy(config)
     if async_offload is None:
         async_offload = _async_from_environment()
@@ -71,7 +71,7 @@ def sample_arguments(model: torch.nn.Module, sample_input: Any) -> tuple[tuple[A
     """Positional and keyword arguments from a tensor, tuple or mapping.
 
     Raises:
-        TypeError: it is none of these, or the model's forward does not take them.
+        TypeError: `sample_input` has another type, or the model's forward does not take it.
     """
     import torch
 
@@ -135,7 +135,7 @@ def wrap_module(
     """Wraps one module and returns its executor, attached.
 
     Raises:
-        as `memscale.wrap()`; nothing is left behind on the model then.
+        as `memscale.wrap()`; the model is then left unwrapped.
     """
     watch = RunWatch(type(model).__name__, config)
     try:
@@ -216,7 +216,7 @@ def _plan_samples(
 
 
 def _warn_of_several_budgets(executor: Executor, config: Config) -> None:
-    """A budget is the process's, and a plan knows of no other's."""
+    """Warns if another model has a budget: budgets are the process's, and plans don't know of each other."""
     if config.memory_budget_gb is None:
         return
     if _others_have_budgets():
@@ -228,7 +228,8 @@ def _warn_of_several_budgets(executor: Executor, config: Config) -> None:
 
 
 def _others_have_budgets() -> bool:
-    """A model that nobody holds any more may live on in a cycle, and its executor with it, until it is collected."""
+    """Whether another live model has a budget. A model without references may live on in a cycle, so it is
+    collected first."""
     if not any(other.is_attached for other in _with_budgets):
         return False
     gc.collect()
@@ -243,7 +244,7 @@ def _check_optimizer(optimizer: Any) -> None:
 
 
 def unwrap_module(model: torch.nn.Module) -> None:
-    """Takes the executor off a module; warns where there is none."""
+    """Detaches the executor of a module; warns if it has none."""
     executor = executor_of(model)
     if executor is None:
         warn_nothing_to_undo(model)
@@ -252,7 +253,7 @@ def unwrap_module(model: torch.nn.Module) -> None:
 
 
 def _unwrap_submodules(model: torch.nn.Module) -> None:
-    """Saved-tensor hooks do not stack: only the outermost wrap of a module can act."""
+    """Detaches wraps inside `model`: saved-tensor hooks do not stack, so only the outermost wrap can act."""
     for name, module in model.named_modules():
         inner = executor_of(module)
         if inner is not None:

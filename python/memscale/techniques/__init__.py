@@ -1,4 +1,4 @@
-"""Techniques for any training loop, without a wrap: the exact and the chunked loss head.
+"""Techniques that also work in a loop whose model is not wrapped: the exact and the chunked loss head.
 
 torch is imported at the first use of a name.
 """

@@ -1,10 +1,9 @@
 """Logits that are computed only if they are used.
 
-While the plan wants the chunked loss head, the executor answers a model's call of a
-linear layer with a `LazyLogits` (`deferred`), and the model's cross entropy takes the
-layer's operands from it instead of logits. For all other code it is the tensor that it stands for:
-the first use computes the layer as torch would have, gradients included. Only shapes, types and
-operators that keep rows (`keeps_rows`) do not compute it.
+If the plan wants the chunked loss head, a model's call of a linear layer returns a `LazyLogits`
+(`deferred`), and the model's cross entropy reads the layer's operands from it. Other code can use it as
+the logits: the first use computes the layer as torch would have, gradients included. Reading shapes and
+types, and operators that keep rows (`keeps_rows`), do not compute it.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ _Tensor: Any = torch.Tensor
 
 
 class Operands(NamedTuple):
-    """Of the linear layer: `hidden` (..., width), `weight` (vocabulary, width), `bias`."""
+    """The linear layer's `hidden` (..., width), `weight` (vocabulary, width) and `bias`."""
 
     hidden: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
 
 
-# Views and casts after which row i may still be token i, with all classes.
+# Views and casts that may keep row i as token i with all its classes.
 _SAME_ROWS = (_Tensor.view, _Tensor.reshape, _Tensor.flatten, _Tensor.contiguous, _Tensor.float, _Tensor.to)
 
-# Questions that a stand-in answers without the values.
+# Properties and methods that a stand-in answers without the values.
 _PROPERTIES = (
     *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_sparse", "is_meta"),
     *(f"is_{kind.name}" for kind in ACCELERATORS),
@@ -50,8 +49,8 @@ _FREE = {
 
 
 def can_defer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands | None:
-    """The operands of a call of `torch.nn.functional.linear` that may make logits: over plain
-    tensors, with a gradient for its input, to more classes than its input is wide."""
+    """The operands of a call of `torch.nn.functional.linear` that may make logits; None for other calls. Such a
+    call takes plain tensors and an input that needs a gradient, and its output is wider than its input."""
     given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
     hidden: Any = given.get("input")
     weight: Any = given.get("weight")
@@ -72,8 +71,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def keeps_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: torch.Tensor, made: Any) -> bool:
-    """Whether ``made = func(*args, **kwargs)`` is a view or cast of `given`, its first argument:
-    the same rows of the same classes on the same device, in its own type or in fp32."""
+    """Whether ``made = func(*args, **kwargs)`` is a view or cast of `given`, its first argument, with the same
+    rows and classes on the same device, in the same type or in fp32."""
     if func not in _SAME_ROWS or not isinstance(made, torch.Tensor) or kwargs.get("copy"):
         return False
     if any(isinstance(value, torch.Tensor) for value in (*args[1:], *kwargs.values())):
@@ -83,7 +82,7 @@ def keeps_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: 
 
 
 class _Product:
-    """A linear layer's result, computed at its first use; shared by all its stand-ins."""
+    """A linear layer's result, computed at its first use and shared by all its stand-ins."""
 
     def __init__(self, operands: Operands) -> None:
         self.operands: Operands | None = operands
@@ -96,7 +95,7 @@ class _Product:
         return self._value is not None
 
     def check(self) -> Operands:
-        """The operands, unchanged since the call.
+        """Returns the operands, which must be unchanged since the call.
 
         Raises:
             IntegrationError: an operand was changed in place.
@@ -128,7 +127,7 @@ def _autocast_of(device: str) -> Callable[[], contextlib.AbstractContextManager[
 
 
 class LazyLogits(torch.Tensor):
-    """Stands for the logits, or for a view or cast of them. Made by `deferred`."""
+    """A stand-in for the logits, or for a view or cast of them. `deferred` makes it."""
 
     product: _Product
     seen_as: tuple[Callable[[Any], Any], ...]
@@ -184,13 +183,13 @@ class LazyLogits(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Uses that bypass torch's Python functions, such as in a custom autograd function: the
+        """Handles uses that bypass torch's Python functions, such as in a custom autograd function. The
         operator gets the values, and autograd reaches the layer through `_Stand`."""
         return func(*with_values(args, LazyLogits._values), **with_values(kwargs or {}, LazyLogits._values))
 
 
 def with_values(value: Any, how: Callable[[LazyLogits], torch.Tensor] = LazyLogits.made) -> Any:
-    """`value` with each stand-in replaced by the logits, in lists, tuples and dictionaries."""
+    """`value` with each stand-in replaced by the logits, also in lists, tuples and dictionaries."""
     return mapped(value, LazyLogits, how)
 
 
@@ -208,7 +207,7 @@ class _Stand(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """The gradients of the layer, by running it again."""
+        """Runs the layer again for its gradients."""
         operands = _detached(ctx.product.check())
         asked = [index for index in range(3) if ctx.needs_input_grad[index]]
         for index in asked:
@@ -232,7 +231,7 @@ def _stand_in(like: torch.Tensor, product: _Product, seen_as: tuple[Any, ...]) -
 
 
 def _seen_otherwise(func: Any, lazy: LazyLogits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`lazy` as `func` sees it; None if `func` needs the values, or they exist."""
+    """The result of `func` on a stand-in, as another stand-in; None if `func` needs the values, or they exist."""
     if lazy.product.is_made or any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
         return None
     if func is _Tensor.to:

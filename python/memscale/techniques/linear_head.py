@@ -1,9 +1,9 @@
 """The chunked loss head: a linear layer and its cross entropy without the logits.
 
-The logits of some tokens at a time are computed, turned into losses and into the gradients of the
-layer's operands, and dropped: tokens x vocabulary is never in memory at once. The products are
-summed in another order than those of the whole layer, so results agree to rounding and not to the
-bit; the exact head is `cross_entropy`.
+The head computes the logits of some tokens at a time, turns them into losses and into gradients of
+the layer's operands, and releases them. So the tokens x vocabulary logits never exist as a whole.
+Products are summed in another order than in the whole layer, so results agree to rounding and not to
+the bit. The exact head is `cross_entropy`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """Cross entropy of ``hidden @ weight.T + bias``, which is never in memory as a whole.
 
-    The gradients of `hidden`, `weight` and `bias` are computed in forward and kept for
-    backward: as many elements as these three, instead of three times tokens x vocabulary.
-    The loss is computed in fp32 and agrees with that of the whole logits to 1e-6.
+    The gradients of `hidden`, `weight` and `bias` are computed in forward and kept for backward. They
+    have as many elements as these three, instead of three times tokens x vocabulary. The loss is
+    computed in fp32 and agrees with that of the whole logits to 1e-6.
 
     Args:
         hidden: shape (..., width), floating point.
@@ -48,10 +48,10 @@ def linear_cross_entropy(
         labels: integers of shape (...), each a class or `ignore_index`. Not shifted.
         bias: shape (vocabulary,).
         ignore_index, label_smoothing: as `torch.nn.functional.cross_entropy`.
-        z_loss: this times the squared logarithm of the softmax's denominator is added for
-            every token that counts.
+        z_loss: for every token that counts, the squared logarithm of the softmax's denominator is
+            added, times this factor.
         softcap: logits become ``softcap * tanh(logits / softcap)`` first.
-        num_items_in_batch: divide the sum by this instead of by the tokens that count.
+        num_items_in_batch: divides the sum, instead of the number of tokens that count.
 
     Returns:
         A scalar, fp32; float64 for float64 operands.
@@ -132,7 +132,7 @@ def _cast_as_torch(
 
 
 class _Gradients(NamedTuple):
-    """Gradient for one unit of loss; None if not needed."""
+    """The gradients for a loss gradient of one; None if not needed."""
 
     hidden: torch.Tensor | None
     weight: torch.Tensor | None
@@ -154,8 +154,8 @@ class _Chunks(torch.autograd.Function):
         options: _Options,
     ) -> torch.Tensor:
         wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
-        # Most gradients of a mean over many tokens are below FP16's range, so the division is in backward,
-        # when the incoming gradient is scaled up.
+        # Most gradients of a mean over many tokens are below FP16's range. So for FP16 the division is made
+        # in backward, where the incoming gradient is scaled up.
         is_fp16 = hidden.dtype is torch.float16
         items = torch.as_tensor(items, dtype=wide, device=hidden.device)
         # If no token counts, the loss is nan and the gradients are zero.
@@ -175,7 +175,7 @@ class _Chunks(torch.autograd.Function):
                 if not is_fp16:
                     logits.mul_(scale)
                 _add_gradients(logits.to(weight.dtype), hidden[part], weight, gradients, part)
-            del logits  # before the next are computed
+            del logits  # before the next chunk is computed
         ctx.gradients = gradients
         ctx.scale = scale if is_fp16 else None
         ctx.dtypes = (weight.dtype, bias.dtype if bias is not None else None)

@@ -1,11 +1,11 @@
 """The exact loss head: cross entropy with one tokens x vocabulary buffer instead of three.
 
-torch keeps the logits, their log-softmax and the gradient. Rows are independent: this file turns
-them into losses and gradients one by one, and writes the gradient over the logits if nothing else
-holds them. C computes fp32 rows, in the order of operations of torch's kernels. If C can't give
-torch's bits (other dtypes, label smoothing, other processors or builds of torch), torch's own
-operators compute some rows at a time. torch's operators also make the sums over tokens, over as
-many numbers in the same order. So loss and gradient have torch's bits.
+torch keeps the logits, their log-softmax and the gradient. Rows are independent, so this file turns
+them into losses and gradients one by one. It writes the gradient over the logits if nothing else holds
+them. C computes fp32 rows with the operations of torch's kernels in the same order. If C can't give
+torch's bits (other dtypes, label smoothing, other processors or builds of torch), torch's own operators
+compute some rows at a time. torch's operators also sum over tokens, and they sum the same numbers in the
+same order as without this head. So loss and gradient have torch's bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .. import _core
 
 __all__ = ["cross_entropy"]
 
-# Inside, an ignored token has this label and every other has class 0, the only class.
+# The loss over rows has one class, 0. Ignored tokens have this label instead.
 IGNORED = -100
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -35,22 +35,22 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     num_items_in_batch: int | torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`F.cross_entropy` with its bits, and a third of its memory.
+    """`F.cross_entropy` with the same bits, in a third of the memory.
 
-    On the CPU loss and gradient are `torch.equal` to torch's. The logits are kept for
-    backward, where the gradient overwrites them if nothing else holds their memory and the
-    graph is not retained; otherwise it gets a buffer of its own. To release them, drop every
-    reference to the logits before ``loss.backward()``, as ``loss = model(...).loss`` does.
+    On the CPU loss and gradient are `torch.equal` to torch's. The logits are kept for backward, where
+    the gradient overwrites them if nothing else holds their memory and the graph is not retained.
+    Otherwise the gradient gets a buffer of its own. To avoid that, drop every reference to the logits
+    before ``loss.backward()``, as ``loss = model(...).loss`` does.
 
     Args:
-        logits: shape (..., vocabulary), floating point. Not to be changed in place before
+        logits: shape (..., vocabulary), floating point. They must not be changed in place before
             backward.
         labels: integers of shape (...), each a class or `ignore_index`.
         weight: as torch. With a weight, with labels that are probabilities (of the shape of the
             logits), or on a device other than the CPU, torch's own function is called.
         ignore_index, reduction, label_smoothing: as `F.cross_entropy`.
-        num_items_in_batch: divide the sum by this instead of taking the mean; Hugging Face passes
-            it when gradients are accumulated. `reduction` is then ignored.
+        num_items_in_batch: divides the sum, instead of the mean over tokens. `reduction` is then
+            ignored. Hugging Face passes it when gradients are accumulated.
 
     Returns:
         The loss, a scalar or of the shape of `labels` with ``reduction="none"``.
@@ -96,7 +96,7 @@ def _by_torch(
     reduction: str,
     label_smoothing: float,
 ) -> torch.Tensor:
-    """torch's own function; its classes are the second dimension, not the last."""
+    """torch's own function. It expects classes in the second dimension, so the logits become rows."""
     rows = logits.reshape(-1, logits.shape[-1])
     flat = labels.reshape(rows.shape if labels.is_floating_point() else -1)
     loss = F.cross_entropy(
@@ -147,7 +147,7 @@ def _smoothed(
     reduction: str,
     label_smoothing: float,
 ) -> torch.Tensor:
-    """The mixture, operator by operator as torch composes it."""
+    """The loss with label smoothing, computed with torch's operators in torch's order."""
     smooth = sums.neg().masked_fill(is_ignored, 0.0)
     if reduction == "mean":
         smooth = smooth.sum() / is_ignored.bitwise_not().sum()
@@ -163,14 +163,14 @@ def _check_labels(flat: torch.Tensor, is_ignored: torch.Tensor, vocabulary: int)
 
 
 class _Rows(torch.autograd.Function):
-    """Per row of logits, the log-softmax of one class and, if requested, the sum of all."""
+    """The log-softmax of one class in each row of logits, and its sum over all classes if requested."""
 
     @staticmethod
     def forward(
         ctx: Any, logits: torch.Tensor, classes: torch.Tensor, wants_sums: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        # Not through save_for_backward: it would keep the tensor itself, and a view's base, so the
-        # code could not tell whether anything else still needs them.
+        # save_for_backward would keep the tensor itself, and a view's base. The code could then not
+        # tell whether anything else still needs them.
         ctx.logits = logits.detach()
         ctx.version = logits._version
         ctx.classes = classes
@@ -196,7 +196,7 @@ class _Rows(torch.autograd.Function):
                 "computed; clone them before you change them"
             )
         is_last = not keeps_graph()
-        # Always contiguous: some operators that write rows elsewhere ignore strides.
+        # The gradient must be contiguous, because some operators that write rows elsewhere ignore strides.
         gradient = logits if is_last and _is_sole_owner(ctx) else logits.new_empty(logits.shape)
         if ctx.in_c:
             by_picked = by_picked.contiguous()
@@ -212,7 +212,7 @@ class _Rows(torch.autograd.Function):
 
 
 def _lanes(logits: torch.Tensor) -> int:
-    """The lanes of torch's vectors if C has torch's bits for these logits, else 0."""
+    """The number of lanes of torch's vectors if C gives torch's bits for these logits, else 0."""
     if logits.dtype is not torch.float32 or not logits.is_contiguous() or not _c_agrees():
         return 0
     return _core.loss_lanes(torch.backends.cpu.get_cpu_capability(), logits.shape[1])
@@ -238,7 +238,7 @@ def _c_agrees() -> bool:
 
     Another build may have other kernels than those that `src/techniques/loss.c` follows.
     """
-    with torch.device("cpu"):  # C gets addresses: torch's default device may differ
+    with torch.device("cpu"):  # C gets addresses, and torch's default device may not be the CPU
         return _c_agrees_on_rows()
 
 
@@ -316,13 +316,13 @@ def _is_sole_owner(ctx: Any) -> bool:
 
 
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:
-    """Tensors that hold this one's memory, and references to the one Python object of it."""
+    """The number of tensors on this one's storage, and of references to the storage's Python object."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
 
 
 def keeps_graph() -> bool:
-    """Whether the backward under way may be run again; True if this torch does not tell."""
+    """Whether the backward under way may be run again; True if this torch can't tell."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return ask is None or ask()
 

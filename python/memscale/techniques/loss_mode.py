@@ -1,10 +1,9 @@
 """Finds the cross entropies that a model computes in its own forward.
 
-Models call `torch.nn.functional.cross_entropy`, through a loss function of their library or a
-module that they build for the call. A torch function mode sees all of them, so nothing on the model
-or in torch is replaced. The profiler marks them for the planner, with the linear layer whose
-unchanged output they take. The executor computes them with the exact or the chunked loss head if
-the plan says so.
+Models call `torch.nn.functional.cross_entropy`, through a loss function of their library or a module
+that they build for the call. A torch function mode sees all these calls, so nothing on the model or in
+torch is replaced. The profiler marks each call for the planner, with the linear layer whose unchanged
+output it takes. The executor computes them with the exact or the chunked loss head if the plan says so.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["CrossEntropy", "LossMode", "chunked_head", "exact_head", "marking"]
 
 
 class CrossEntropy(NamedTuple):
-    """One call over rows of logits, with its arguments."""
+    """One call of cross entropy over rows of logits, with its arguments."""
 
     logits: torch.Tensor
     labels: torch.Tensor
@@ -32,11 +31,11 @@ class CrossEntropy(NamedTuple):
     reduction: str
     label_smoothing: float
     call: Callable[[], torch.Tensor]
-    """The call itself, by torch."""
+    """Runs the call in torch."""
 
 
 class LossTracer(Protocol):
-    """The calls of `marking()` to a tracer; see `memscale.tracing.tracer.LiveTracer`."""
+    """The methods of a tracer that `marking()` calls; see `memscale.tracing.tracer.LiveTracer`."""
 
     def loss(self, logits: torch.Tensor) -> int: ...
 
@@ -48,10 +47,10 @@ class LossTracer(Protocol):
 
 
 class LossMode(TorchFunctionMode):
-    """While on, cross entropies over rows with class labels go to `compute`.
+    """Passes cross entropies over rows with class labels to `compute`, while the mode is on.
 
-    On one thread, from `start()` to `stop()`, in any order with other modes. torch computes those
-    with class weights, probabilities for labels or more dimensions.
+    It acts on one thread, from `start()` to `stop()`; other modes may begin and end in between. torch
+    computes cross entropies with class weights, with probabilities as labels or with more dimensions.
     """
 
     def __init__(self, compute: Callable[[CrossEntropy], torch.Tensor]) -> None:
@@ -63,7 +62,7 @@ class LossMode(TorchFunctionMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Turns it off; modes begun later stay on. A second call does nothing."""
+        """Turns the mode off. Modes that began later stay on. A second call does nothing."""
         modes = torch.overrides
         leave(self, modes._get_current_function_mode_stack, modes._pop_mode, modes._push_mode)
 
@@ -78,7 +77,7 @@ class LossMode(TorchFunctionMode):
 
 
 def _rows_of(args: tuple[Any, ...], kwargs: dict[str, Any], kinds: tuple[type, ...] = ()) -> CrossEntropy | None:
-    """The call's arguments if it is one over rows; else None."""
+    """The arguments of a call over rows with class labels; None for any other call."""
     given = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
     logits: Any = given.get("input")
     labels: Any = given.get("target")
@@ -120,19 +119,19 @@ def _plain_tensors() -> tuple[type, ...]:
 _TENSORS = _plain_tensors()
 
 
-# The chunked head's result: a loss in the type of its sum, over all tokens.
+# The chunked head supports these reductions, and logits of these types.
 _SUMMED = ("mean", "sum")
 _WIDE = (torch.float32, torch.float64)
 
 
 class _Marking(LossMode):
-    """Reports each to the tracer, with the linear layer of its logits if only views and casts are
-    between the two; torch computes them."""
+    """Reports each cross entropy to the tracer and lets torch compute it. If only views and casts lie between
+    a linear layer and the cross entropy, the layer is reported with it."""
 
     def __init__(self, tracer: LossTracer) -> None:
         heads = WeakIdKeyDictionary()
 
-        def mark(found: CrossEntropy) -> torch.Tensor:  # not a method: nothing of a trace is in a cycle
+        def mark(found: CrossEntropy) -> torch.Tensor:  # a method would put tensors of the trace into a cycle
             number = tracer.loss(found.logits)
             head = heads.get(found.logits)
             if head is not None and found.reduction in _SUMMED and found.logits.dtype in _WIDE:
@@ -167,7 +166,7 @@ def marking(tracer: LossTracer) -> LossMode:
 
 
 def exact_head(is_wanted: Callable[[], bool]) -> LossMode:
-    """A mode that computes them row by row, if `is_wanted` says so at the call."""
+    """A mode that computes cross entropies row by row, if `is_wanted` says so at the call."""
     from . import cross_entropy
 
     def compute(found: CrossEntropy) -> torch.Tensor:
@@ -185,8 +184,8 @@ def exact_head(is_wanted: Callable[[], bool]) -> LossMode:
 
 
 class _Chunking(LossMode):
-    """Defers linear layers whose output may be logits. A cross entropy of such an unchanged output
-    is computed by chunks, any other with the exact head."""
+    """Defers linear layers whose output may be logits. If a cross entropy takes such an output unchanged, it is
+    computed by chunks. The exact head computes the others."""
 
     def __init__(self, is_wanted: Callable[[], bool]) -> None:
         exact = exact_head(is_wanted)
@@ -233,6 +232,6 @@ def _by_chunks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | 
 
 
 def chunked_head(is_wanted: Callable[[], bool]) -> LossMode:
-    """A mode that computes loss and gradients by chunks of tokens, without the logits, if
-    `is_wanted` says so at the call; any other use of the logits computes them."""
+    """A mode that computes loss and gradients by chunks of tokens, without the logits, if `is_wanted` says so at
+    the call. Any other use of the logits computes them."""
     return _Chunking(is_wanted)

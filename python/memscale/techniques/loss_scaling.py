@@ -1,15 +1,15 @@
-"""Backward of forwards under autocast to FP16: its loss is scaled, its gradients are not.
+"""Scales the loss in the backward of FP16 forwards, and unscales the parameters' gradients.
 
-FP16 has no numbers below 6e-8, and many gradients are smaller. `LossScaling` keeps them: while one
-exists, a `backward()` that reaches its model begins with the scale instead of 1, and each gradient
-is divided by it before it is added to ``.grad``. So an unmodified loop clips, logs and accumulates
-gradients of the usual size. Before an optimizer steps, its gradients are checked: if one is not
-finite, all of them are dropped, and the step leaves its parameters and state as they are. C has the
-scale (`memscale/precision.h`), one for all models of the process.
+FP16 has no numbers below 6e-8, and many gradients are smaller. While a `LossScaling` exists, a
+`backward()` that reaches its model begins with the scale instead of 1. Each gradient is divided by the
+scale before it is added to ``.grad``, so an unmodified loop clips, logs and accumulates gradients of the
+usual size. Before an optimizer steps, its gradients are checked. If one is not finite, all of them are
+dropped, and the step leaves its parameters and state unchanged. C chooses the scale
+(`memscale/precision.h`), which all models of the process share.
 
-These see scaled values: hooks on tensors between loss and parameters, gradients that
-`retain_grad()` keeps, and `inputs` of a backward that are not leaves (such a backward is left
-alone). `torch.autograd.grad()` is never scaled. A loop with its own GradScaler is left alone.
+Hooks on tensors between loss and parameters see scaled values, and so do gradients that `retain_grad()`
+keeps. A backward with `inputs` that are not leaves is not scaled, nor is `torch.autograd.grad()`, nor a
+backward whose loss the loop's own GradScaler has scaled.
 
 `torch.autograd.backward` is replaced while a `LossScaling` exists, and restored afterwards.
 """
@@ -42,13 +42,11 @@ _REENTRANT = "CheckpointFunctionBackward"  # of torch.utils.checkpoint
 class LossScaling:
     """Scales the losses of one model, from its first `autocast()` to `close()`.
 
-    Construct it before the first step: a step whose closure runs the first forward has to be
-    checked too.
+    Construct it before the first step, so that a step whose closure runs the first forward is checked
+    too. Only one thread may use it at a time.
 
     Args:
         model: the wrapped root module; not changed.
-
-    Used by the threads that run forward, backward and the optimizer's step, one at a time.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -59,7 +57,7 @@ class LossScaling:
 
     @contextlib.contextmanager
     def autocast(self, device: str) -> Iterator[None]:
-        """The context of a training forward; a step traced inside it includes the scaling."""
+        """The context of a training forward. A step that is traced inside it includes the scaling."""
         self.is_used = self._is_forward_open = True
         try:
             with torch.autocast(device, torch.float16):
@@ -73,7 +71,7 @@ class LossScaling:
         _process.leave(self)
 
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters that get gradients; under re-entrant checkpointing no graph leads to them."""
+        """The parameters that get gradients. Under re-entrant checkpointing the graph does not lead to them."""
         model = self._model()
         return [] if model is None else [p for p in model.parameters() if p.requires_grad]
 
@@ -84,7 +82,7 @@ class LossScaling:
 
 
 class _UsersScaling:
-    """As a listener of gradient_use: whether the loop's own GradScaler has scaled a loss."""
+    """A listener of gradient_use that knows whether the loop's own GradScaler has scaled a loss."""
 
     def __init__(self) -> None:
         self._has_scaled = False
@@ -93,16 +91,16 @@ class _UsersScaling:
         self._has_scaled = True
 
     def gradients_are_clipped(self, parameters: list[torch.Tensor]) -> None:
-        """They have their usual size."""
+        """Does nothing, because gradients have their usual size."""
 
     def take(self) -> bool:
-        """Whether it has, since this was asked last: by the backward before."""
+        """Whether a GradScaler has scaled a loss since the last call, which the backward before made."""
         has_scaled, self._has_scaled = self._has_scaled, False
         return has_scaled
 
 
 class _Process:
-    """The scale, and the replacements in torch while it has members."""
+    """The scale of the process, and the replacements in torch while there are members."""
 
     def __init__(self) -> None:
         self._members: weakref.WeakSet[LossScaling] = weakref.WeakSet()
@@ -110,8 +108,8 @@ class _Process:
 
     def _begin(self) -> None:
         self._scale, self._finite_steps = _core.loss_scale_default()
-        self._is_finite: bool | None = None  # of the optimizers' steps since the last scaled backward; None: no step
-        self._has_scaled = False  # a backward, since an optimizer's step found everything in order
+        self._is_finite: bool | None = None  # all steps since the last scaled backward were finite; None: no step
+        self._has_scaled = False  # a backward was scaled
         self._user: _UsersScaling | None = None
         self._has_said = False
         self._backward: Any = None  # torch's own
@@ -135,7 +133,7 @@ class _Process:
     def _end_if_alone(self) -> None:
         if list(self._members) or self._backward is None:  # the set still counts a member that is being destroyed
             return
-        # Other code that replaced it since calls ours, which then only passes the call on.
+        # Other code may have replaced backward since. It calls ours, which then only passes the call on.
         if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
             torch.autograd.backward = self._backward  # type: ignore[assignment]
         self._optimizer_hook.remove()
@@ -158,9 +156,9 @@ class _Process:
         return backward
 
     def _leaves_to_unscale(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """All tensors on which this backward may leave gradients; none if it is not to be scaled."""
+        """All tensors on which this backward may leave gradients; none if it must not be scaled."""
         if torch._C._current_graph_task_id() >= 0:
-            return []  # inside another backward, which is scaled or not
+            return []  # inside another backward, whose decision holds
         user_scales = self._user is not None and self._user.take()
         members = [member for member in self._members if member.is_used]
         if not members or user_scales or any(not tensor.is_leaf for tensor in inputs):
@@ -252,7 +250,7 @@ class _Process:
 
 
 def _put_first(hooks: dict[int, Any] | None, key: int) -> None:
-    """By making the others new: the engine takes the order in which they were put in."""
+    """Puts a hook first by inserting the others again, because autograd runs hooks in order of insertion."""
     for other in [other for other in hooks or {} if other != key]:
         assert hooks is not None
         hooks[other] = hooks.pop(other)

@@ -1,9 +1,9 @@
-"""Finds modules that treat every position by itself: each row of the result depends on one row of
-the input only, as in the MLP of a transformer's layer.
+"""Finds position-wise modules: each row of the result depends on one row of the input only, as in the
+MLP of a transformer's layer.
 
-They are found by a trial, not by name: a candidate runs once on a fake tensor with a number of rows
-that occurs nowhere else, and every operator must keep rows apart. Called by
-the profiler and the executor, which must agree; no real tensor is computed.
+They are found by a trial, not by name. A candidate runs once on a fake tensor, with a number of rows that
+no other size has, and every operator must keep rows apart. No real tensor is computed. Profiler and
+executor both call this module, so they agree on the modules.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .row_mode import RowMode
 __all__ = ["find_position_wise", "has_hooked_parts"]
 
 _ROWS = 1009
-"""Of the fake input: a prime, so that no product of other sizes is mistaken for rows."""
+"""The number of rows of the fake input. It is a prime, so that no product of other sizes is mistaken for it."""
 
 
 def find_position_wise(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """The outermost modules inside the layers of a model that treat positions by themselves.
+    """The outermost position-wise modules inside the layers of a model.
 
     Args:
-        model: the root module. It computes nothing, and is left as it was.
+        model: the root module. It computes nothing and is not changed.
 
     Returns:
         Pairs of qualified name and module; none contains another.
@@ -88,7 +88,7 @@ def _is_position_wise(module: torch.nn.Module, known: dict[Any, bool]) -> bool:
 
 
 def _structure(module: torch.nn.Module) -> Iterator[Any]:
-    """Classes, and the settings in their repr (sizes, probabilities)."""
+    """Yields the class of each inner module and the settings in its repr (sizes, probabilities)."""
     for inner in module.modules():
         yield type(inner), inner.extra_repr(), inner.training
 

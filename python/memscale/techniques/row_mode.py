@@ -1,8 +1,8 @@
-"""Changes a position-wise module's own calls while it runs on some of its rows.
+"""Changes the torch calls of a position-wise module while it runs on some of its rows.
 
-Tiles must change neither the numbers that dropout draws nor the destination of parameters'
-gradients. `RowMode` sees the module's calls of torch functions, passes them other tensors for the
-parameters, and drops from each tile the elements that dropout over all rows would have dropped.
+Tiles must not change the elements that dropout drops, and must not add gradients to the parameters.
+`RowMode` sees the module's calls of torch functions and replaces the parameters by other tensors. It
+drops from each tile the elements that dropout over all rows would have dropped.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["RowMode", "WholeMasks"]
 
 
 class WholeMasks:
-    """The masks of one run of a module over all its rows, drawn as torch draws them.
+    """The dropout masks of one run of a module over all its rows.
 
-    Drawn for each run, under the random state of the module's call; kept as bools until the run
-    ends.
+    They are drawn for each run as torch draws them, under the random state of the module's call, and kept
+    as bools until the run ends.
     """
 
     def __init__(self, rows: int) -> None:
@@ -35,7 +35,7 @@ class WholeMasks:
         self._next = 0
 
     def drop(self, tile: torch.Tensor, p: float) -> torch.Tensor:
-        """The tile's rows after the next dropout of the module."""
+        """Applies the module's next dropout to the tile's rows."""
         if self._next == len(self._masks):
             self._masks.append(self._draw(tile, p))
         mask = self._masks[self._next]
@@ -54,11 +54,11 @@ class WholeMasks:
 
 
 class RowMode(TorchFunctionMode):
-    """While on, a call with a tensor whose identity is in `twins` gets its twin.
+    """Replaces parameters by their twins, and dropout by `masks`, in calls of torch functions.
 
     Args:
-        twins: by identity of the parameter; the parameters must be alive.
-        masks: for dropout; None drops nothing.
+        twins: the twins by the parameters' ids; the parameters must be alive.
+        masks: the masks of dropout; None drops nothing.
     """
 
     def __init__(self, twins: dict[int, torch.Tensor], masks: WholeMasks | None) -> None:

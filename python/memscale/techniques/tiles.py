@@ -1,13 +1,13 @@
-"""Position-wise modules run some rows at a time, and again in backward.
+"""Runs position-wise modules in tiles, some rows at a time, and again in backward.
 
-A module in tiles saves its input and nothing else. Its forward runs on one tile after the other. So
-does its backward: each tile runs again, with a graph that is freed before the next. So the module's
+A module in tiles saves its input and nothing else. Its forward runs one tile after the other. Its
+backward runs each tile again, with a graph that is freed before the next tile. So the module's
 intermediate results (the wide activations of an MLP) never exist for all rows. Sums over rows have
-another order than without tiles: results agree to rounding. Dropout drops the same elements as
+another order than without tiles, so results agree to rounding. Dropout drops the same elements as
 without tiles.
 
-`Tiles` puts its own forward on the instances, the only way to run a part of a call. Copies and
-pickles of the modules do not have it.
+`Tiles` puts its own forward on the instances, because hooks can't run a part of a call. Copies and
+pickles of the modules do not have that forward.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Tiles:
     """The position-wise modules of one model.
 
     Args:
-        model: the root module; its modules are found at the first need.
+        model: the root module. Its position-wise modules are found at the first use.
         is_apart: whether memscale itself runs the model on the calling thread, other than in a
             replay of a layer.
-        traced: whether it is for a trace; otherwise it acts in real forwards, while `is_on`.
+        traced: whether modules run in tiles in traces only; if not, in real forwards while `is_on`.
     """
 
     def __init__(self, model: torch.nn.Module, is_apart: Callable[[], bool], traced: bool = False) -> None:
@@ -48,7 +48,7 @@ class Tiles:
         self.is_on = traced
 
     def set(self, is_on: bool) -> None:
-        """From the next forward on, modules run in tiles or whole."""
+        """Lets modules run in tiles, or whole, from the next forward on."""
         self.is_on = is_on
         for forward in self._found() if is_on else self._forwards or ():
             if is_on:
@@ -65,7 +65,7 @@ class Tiles:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether this call of a module is to run in tiles."""
+        """Whether this call of a module should run in tiles."""
         if self._traced or is_tracing():
             return self._traced
         if is_replaying():
@@ -73,8 +73,8 @@ class Tiles:
         return self.is_on and not self._is_apart()
 
     def put(self, undo: Any) -> None:
-        """As when a layer ran that runs again now, whatever has changed since, until `undo` puts that back. Others
-        are kept from doing the same meanwhile."""
+        """Lets a layer that ran in tiles run in tiles again, until `undo` runs, whatever has changed since its
+        forward. Tiles of other models stay off on this thread meanwhile."""
         undo.slot(_local.__dict__, "replayed")
         _local.replayed = self
         for forward in self._found():
@@ -97,13 +97,13 @@ class _TiledForward:
         return module is not None and module.__dict__.get("forward") is self
 
     def note(self, undo: Any) -> None:
-        """What `install()` changes is put back by `undo`."""
+        """Makes `undo` restore everything that `install()` changes."""
         module = self._module()
         for name in ("forward", "__getstate__") if module is not None else ():
             undo.slot(module.__dict__, name)
 
     def install(self) -> None:
-        """Puts it on the module, if it is not there."""
+        """Puts this forward on the module, if it is not there."""
         module = self._module()
         if module is None or self.is_installed:
             return
@@ -124,7 +124,7 @@ class _TiledForward:
             del module.__dict__["__getstate__"]
 
     def _state(self) -> Any:
-        """The module's own forward, for a copy."""
+        """The module's state with its own forward, for a copy."""
         module = self._module()
         if module is None:
             return None
@@ -159,8 +159,8 @@ class _TiledForward:
 
 
 def _can_tile(module: torch.nn.Module, given: Any) -> bool:
-    """Whether a call can run in tiles: on a plain tensor, with gradients, in its own type; and no
-    hook on a part of the module would see the tiles."""
+    """Whether a call can run in tiles. Its input must be a plain tensor that needs a gradient, autocast must be
+    off, and no hook may be on a part of the module, because it would see the tiles."""
     plain = isinstance(given, torch.Tensor) and (is_tracing() or type(given) is torch.Tensor)
     if not plain or given.dim() < 2 or not given.requires_grad or not torch.is_grad_enabled():
         return False
@@ -225,7 +225,7 @@ class _Run:
         return given
 
     def as_then(self, function: Callable[[], None]) -> None:
-        """Calls it with the random state and all else that the module's call saw."""
+        """Calls `function` in the environment of the module's call, its random state included."""
         _core.guarded(self._as_then, function)
 
     def _as_then(self, undo: Any, function: Callable[[], None]) -> None:
@@ -238,7 +238,7 @@ class _Run:
             self._environment.call(function)
 
     def ended(self) -> None:
-        """Frees its masks."""
+        """Frees the masks of the run."""
         self._masks = WholeMasks(self.rows)
 
 
@@ -256,7 +256,7 @@ class _InTiles(torch.autograd.Function):
             if part.start == 0:
                 made = tile.new_empty((1, run.rows, tile.shape[-1]))
             made[:, part] = tile
-            del tile  # before the next is computed
+            del tile  # before the next tile is computed
         run.ended()
         return made.view(*given.shape[:-1], made.shape[-1])
 

@@ -1,1 +1,1 @@
-"""From a model and its arguments to a graph: the stage that profiles a training step."""
+"""The stage that profiles a training step: it turns a model and its arguments into a graph."""

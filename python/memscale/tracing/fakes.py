@@ -1,8 +1,7 @@
 """Fake twins of a model's tensors and of its arguments.
 
-Used by the profiler. A twin has the shape, dtype, device and gradient flag of its
-original and no memory; tensors that share storage have twins that share one. One
-`Twins` serves one trace.
+A twin has the shape, dtype, device and gradient flag of its original, and no memory. Tensors that
+share a storage have twins that share one. The profiler makes one `Twins` for each trace.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ _DEPTH = 6
 
 
 class Twins:
-    """Makes fake twins, the same one for the same tensor."""
+    """Makes fake twins. A tensor always gets the same twin."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._twins: dict[int, torch.Tensor] = {}
-        self._originals: list[torch.Tensor] = []  # keeps ids unique while they live
+        self._originals: list[torch.Tensor] = []  # kept alive, so that their ids stay unique
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The twin of a tensor, without a gradient of its own."""
+        """The twin of a tensor, without its gradient."""
         twin = self._twins.get(id(tensor))
         if twin is None:
-            # A result of the caller's graph becomes a leaf: its own gradient ends here.
+            # A tensor of the caller's graph becomes a leaf, so that backward stops here.
             source = tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
             twin = self._whole(tensor) if is_shard(tensor) else self.mode.from_tensor(source)
             if twin.is_leaf:
@@ -46,7 +45,7 @@ class Twins:
         return twin
 
     def _whole(self, shard: torch.Tensor) -> torch.Tensor:
-        """The whole parameter of which `shard` is one rank's part, as during its layer's run."""
+        """The twin of a whole parameter, of which `shard` is one rank's part."""
         with self.mode:
             whole = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
             return torch.nn.Parameter(whole, requires_grad=shard.requires_grad)
@@ -54,9 +53,9 @@ class Twins:
     def replace(self, value: Any) -> Any:
         """A value with every tensor in it replaced by its twin.
 
-        Plain containers and mappings of the dataclass kind are rebuilt; other objects are
-        deep-copied with their tensors replaced, so that a forward that changes them (a
-        cache) does not touch the caller's. Modules, and objects that can't be copied, are passed on.
+        Plain containers, and mappings that are dataclasses, are rebuilt. Other objects are deep-copied with
+        their tensors replaced, so that a forward that changes one (a cache) leaves the caller's object
+        alone. Modules, and objects that can't be copied, are passed on.
         """
         if isinstance(value, torch.Tensor):
             return self.of(value)
@@ -109,9 +108,9 @@ def fake_view(
 
 @contextmanager
 def foreach_as_for(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Lets torch step twins by its `foreach` functions if it would do so with the parameters of
-    `optimizer`: they make lists of temporaries as large as all parameters. torch takes them for tensors
-    and parameters of exactly these types on some devices, which a twin's type is not."""
+    """Lets torch step twins with its `foreach` functions, if it would step the parameters of `optimizer` with
+    them. These functions make temporaries as large as all parameters. torch uses them only for certain types of
+    tensors, so the type of twins is added to the list."""
     types: list[type] = getattr(import_module("torch.optim.optimizer"), "_foreach_supported_types", [])
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if FakeTensor in types or not all(type(parameter) in types for parameter in parameters):

@@ -1,9 +1,9 @@
 """Removes tensors of a trace from the caller's containers.
 
-A forward, or a hook on it, may append results to a list of its own: features,
-statistics, auxiliary losses. Traced, it appends fake tensors, which must never meet the
-real step. `isolation` restores modules; this file handles everything else. The profiler uses it
-after each trace.
+A forward, or a hook on it, may append results to a list of its own: features, statistics, auxiliary
+losses. In a trace it appends fake tensors, which must never reach the real step. `isolation` restores
+modules; this file handles everything else. The profiler uses it after a failed trace, and if tensors of
+a trace are still alive at its end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 __all__ = ["take_back"]
 
 _DEPTH = 3
-"""How many tuples a tensor may be wrapped in."""
+"""A tensor is found inside at most this many nested tuples."""
 
 _WRAPPERS = (tuple, frozenset)
 
@@ -27,8 +27,8 @@ _WRAPPERS = (tuple, frozenset)
 def take_back(mode: FakeTensorMode) -> list[str]:
     """Removes every live fake tensor of `mode` from the containers that hold it.
 
-    Removes items of lists, deques, sets and dictionaries and clears caches of functions;
-    attributes and captured variables become None. Frames are left alone: those of a failed
+    Items of lists, deques, sets and dictionaries are removed, and caches of functions are cleared.
+    Attributes and captured variables become None. Frames are left alone, because the frames of a failed
     trace end with its exception.
 
     Returns:
@@ -77,7 +77,7 @@ def _remove_from(holder: Any, thing: Any) -> bool:
 
 
 def _forget_values(holder: dict[Any, Any], thing: Any) -> None:
-    """Removes entries. Attributes of an object become None, because code relies on their names."""
+    """Removes entries of a dictionary. Attributes of an object become None, because code relies on their names."""
     owner = any(getattr(user, "__dict__", None) is holder for user in gc.get_referrers(holder))
     if owner:
         _forget_attributes(holder, thing)

@@ -1,8 +1,8 @@
 """Profiles a real training step while it runs, for models that can't be traced.
 
-The executor makes a profile for each warm-up step and passes on its hooks' events. The step runs
-under the plan of the warm-up steps. Autograd and the model are not disturbed: if a step can't be
-followed, it continues without a profile.
+The executor makes a profile for each warm-up step and passes on its hooks' events. The step runs under
+the plan of the warm-up steps, and the profile does not disturb it. If a step can't be followed, it
+continues without a profile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["LiveProfile"]
 
 
 class _Events:
-    """The C tracer's events. The first that it refuses ends the reports, not the user's step."""
+    """The C tracer's events. The first one that C refuses ends the reports, not the user's step."""
 
     def __init__(self, trace: Any) -> None:
         self._trace = trace
@@ -43,7 +43,7 @@ class _Events:
                     return report(*values)
                 except MemScaleError as error:
                     self.error = error
-                except Exception as error:  # of an unusual tensor: its sizes are not numbers
+                except Exception as error:  # an unusual tensor, whose sizes are not numbers
                     self.error = ProfileError(f"{type(error).__name__}: {error}")
             return (NO_NODE, 0) if name == "saved" else NO_NODE
 
@@ -52,7 +52,7 @@ class _Events:
 
 
 class _StepTracer(LiveTracer):
-    """Does not report replays: they belong to the warm-up's plan, not to the step."""
+    """A tracer that does not report replays, because they belong to the warm-up's plan and not to the step."""
 
     def __init__(self, model: str, signature: str) -> None:
         super().__init__(model, signature, "empirical")
@@ -61,7 +61,7 @@ class _StepTracer(LiveTracer):
 
     @property
     def refused(self) -> MemScaleError | None:
-        """Why the step could not be followed."""
+        """The error that ended the reports; None if there was none."""
         return self._events.error
 
     def _report(self, *operator: Any) -> None:
@@ -80,7 +80,7 @@ class _StepTracer(LiveTracer):
 
 
 class _Token:
-    """Held with the handle of one saved tensor; destroyed with it."""
+    """The token of one saved tensor, which lives as long as the tensor's handle."""
 
     __slots__ = ("_node", "_serial", "_tracer")
 
@@ -106,7 +106,7 @@ class LiveProfile:
     Args:
         model: the root module.
         args, kwargs: arguments of the forward that begins.
-        observe: takes a function from saved tensor to token, or None to end.
+        observe: registers a function that returns a saved tensor's token; None unregisters it.
     """
 
     def __init__(
@@ -134,23 +134,23 @@ class LiveProfile:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the calling thread is the one whose step is profiled: operators are seen
-        on that thread only."""
+        """Whether the calling thread runs the profiled step. Operators are seen on that thread
+        only."""
         return getattr(self._here, "is_mine", False)
 
     @property
     def is_orphan(self) -> bool:
-        """Whether that thread has ended, and the step will not."""
+        """Whether the thread of the profiled step has ended, so that the step never will."""
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
-        """Ends the profile from another thread: nothing is reported any more."""
+        """Ends the profile from another thread. Nothing is reported afterwards."""
         self._observe(None)
         self._tracer.pause()
 
     @property
     def refused(self) -> MemScaleError | None:
-        """Why the step could not be followed; None if it could, or was incomplete."""
+        """The reason why the step could not be followed; None if it could, or was incomplete."""
         return self._tracer.refused
 
     def _token(self, tensor: torch.Tensor) -> _Token:
@@ -174,12 +174,12 @@ class LiveProfile:
             self._advance("loss")
 
     def backward_began(self) -> None:
-        """Autograd unpacks the first saved tensor."""
+        """Backward has begun: autograd unpacks the first saved tensor."""
         if self._phase == "loss":
             self._advance("backward")
 
     def backward_ended(self) -> None:
-        """Backward has ended; events until the end belong to the optimizer."""
+        """Backward has ended. All later events belong to the optimizer."""
         if self._phase == "backward":
             self._tracer.gradients(p for p in (reference() for reference in self._parameters) if p is not None)
             self._advance("optimizer")

@@ -1,8 +1,8 @@
 """Distinguishes an input that does not fit a model from a model that can't be traced.
 
-Both end a trace with an exception of torch or of the model, with messages that change with torch's versions.
-The second is not the caller's fault: real steps are then profiled. So the model decides, not the message:
-after a failed trace of a `sample_input`, one real forward of the sample runs, without gradients.
+Both end a trace with an exception of torch or of the model, and their messages change with torch's versions.
+A misfit is the caller's error. A model that can't be traced is not, and its real steps are profiled instead. To
+tell the two apart, one real forward of the sample runs after a failed trace of a `sample_input`, without gradients.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Misfit(TypeError):
 def misfit_of(
     error: BaseException, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
-    """The model's error for these arguments, on one line, if it is why a trace ended with `error`; None if
-    the model accepts them. Leaves the model, the arguments and the random states as they were."""
+    """The model's error for these arguments, on one line, if it explains why a trace ended with `error`; None
+    if the model accepts them. The model, the arguments and the random states are restored."""
     cause = error.__cause__
     if isinstance(cause, Misfit):
         return _line(cause)
@@ -37,7 +37,7 @@ def misfit_of(
 
 
 def _is_about_fakes(cause: BaseException) -> bool:
-    """Whether only a fake tensor can raise it."""
+    """Whether only a fake tensor can raise this error."""
     from torch._subclasses import fake_tensor
 
     names = (
@@ -51,7 +51,8 @@ def _is_about_fakes(cause: BaseException) -> bool:
 
 
 def _can_run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """False if ranks would have to run it together, or if the sample has no values."""
+    """Whether a real forward can run here. It can't if all ranks would have to run it, or if the sample has no
+    values."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     from ..model.shards import has_shards

@@ -1,7 +1,7 @@
-"""The graph of a traced training step in Python: the JSON that C wrote.
+"""The graph of a traced training step, as a Python object over the JSON that C wrote.
 
-Made by `memscale.trace()` for people and files; sessions pass on the text itself. This file
-computes nothing: every number is C's.
+`memscale.trace()` returns it to users. Sessions pass on the text itself. C computes every number; this
+file computes none.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class ModelGraph:
     Raises:
         MemScaleError: `text` is not a valid graph.
 
-    Immutable, and safe to read from any thread. Two graphs are equal when their
-    documents are, byte for byte.
+    Immutable, and safe to read from any thread. Two graphs are equal if their documents are equal, byte
+    for byte.
 
     Example:
         >>> graph = memscale.trace(model, {"input_ids": x, "labels": x})
@@ -41,7 +41,7 @@ class ModelGraph:
 
     @property
     def model(self) -> str:
-        """Class of the model that was traced."""
+        """Class name of the traced model."""
         return str(self._document["model"])
 
     @property

@@ -1,9 +1,8 @@
-"""Finds operands of a type that their operator does not take, which many fake kernels let pass.
+"""Finds operands of a type that their operator does not accept.
 
-A trace under fake tensors gets the shape of an operator's result, and many fake kernels ignore types. Only
-the real kernels know the types that they accept. So each combination of operator and types that a caller's
-input leads to is tried once, on tensors of one element. Used by the
-static tracer. The words of an error do not matter.
+Many fake kernels ignore types; only the real kernels know which types they accept. So the static tracer
+tries each combination of operator and types that a caller's input leads to, once, on tensors of one element.
+Whether a kernel raises matters; the text of its error does not.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ __all__ = ["OperandTypes"]
 
 _FILLS = (0, 1)
 
-# If one element does not fit an operator's other arguments, operands of up to this many are tried as they are.
+# One element may not fit an operator's other arguments, so operands of up to this many elements in all are
+# also tried at full size.
 _FEW_ELEMENTS = 1 << 16
 
 
 class OperandTypes:
-    """The inputs of one trace, the tensors derived from them in their own type, and the combinations tried."""
+    """The inputs of one trace, the tensors of the same type that follow from them, and the tried combinations."""
 
     def __init__(self) -> None:
         self._names: dict[int, str | None] = {}  # by storage
@@ -37,10 +37,10 @@ class OperandTypes:
             self._names[tensor.untyped_storage()._cdata] = name
 
     def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor]) -> None:
-        """After an operator ran on fake tensors, or refused them.
+        """Checks an operator after it ran on fake tensors, or refused them.
 
         Raises:
-            Misfit: its kernel takes an input in another type and not in the one it has.
+            Misfit: the real kernel refuses an input in its own type and accepts it in another.
         """
         if not self._names:
             return
@@ -88,8 +88,8 @@ class OperandTypes:
 
 
 def _other_types(tensor: torch.Tensor, operands: list[torch.Tensor]) -> list[torch.dtype]:
-    """Types that the caller may have meant: an index's, or one that the others have. A floating
-    type other than the others' is not among them: its kernels may refuse small shapes."""
+    """Types that the caller may have meant: those of indices and masks, or of another operand. A floating type that
+    no operand has is left out, unless all are integers, because its kernels may refuse small shapes."""
     floating = [value.dtype for value in operands if value.dtype.is_floating_point]
     wanted = [*floating, torch.int64, torch.bool]
     if not (floating or tensor.dtype.is_floating_point):

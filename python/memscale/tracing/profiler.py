@@ -1,18 +1,15 @@
-"""Profiles a training step without running it: model and arguments in, graph out.
+"""Turns a model and its arguments into a graph of a training step, without running the step.
 
-`MemoryProfiler.trace()` runs the model's forward and backward once under fake tensors
-(no memory, no arithmetic) and reports the events to the C tracer, which makes the
-graph. The model is left as it was, and the trace's tensors are removed from the caller's
-containers. Other effects of the forward and of hooks on it (counting, printing) happen once more.
-If a step can't be traced, it raises `ProfileError`, and the executor profiles real steps with
-`LiveTracer` instead.
+`MemoryProfiler.trace()` runs the model's forward and backward once under fake tensors (no memory, no
+arithmetic) and reports the events to the C tracer, which makes the graph. The model is restored, and
+the trace's tensors are removed from the caller's containers. Other effects of the forward and of its
+hooks (counting, printing) happen one extra time. If a step can't be traced, `trace()` raises
+`ProfileError`, and the executor profiles real steps with `LiveTracer` instead.
 
-One step is enough. The additions of a second step are known without tracing it:
-gradients, optimizer state and outputs of the step before are residents of the loop,
-which the graph names (`loop`) and the planner adds; within the step, storages are
-born and die in the second as in the first, because a module's caches from its first forward are
-either small (rotary tables) or stay, and then have no FREE. Only the optimizer, whose first step
-makes its state, is stepped twice.
+One step is enough. The second step starts with the gradients, the optimizer state and the outputs of
+the first. The graph names them (`loop`), and the planner adds them. Within the second step storages
+are born and die as in the first: caches that a module makes in its first forward are either small
+(rotary tables) or are never freed.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ class MemoryProfiler:
     """Describes the machine and traces training steps.
 
     Args:
-        config: read for `disk_offload_dir` and `enable_tiling`; may be None.
+        config: its `disk_offload_dir` and `enable_tiling` are read; may be None.
 
     Raises:
         TypeError: `config` is not a `Config`.
@@ -64,7 +61,7 @@ class MemoryProfiler:
         self._config = None if config is None else check_config(config)
 
     def hardware(self) -> dict[str, Any]:
-        """The machine: CPUs, memory and its limits, disks, GPUs; see hardware.schema.json."""
+        """Describes the machine: CPUs, memory and its limits, disks, GPUs; see hardware.schema.json."""
         named = self._config.disk_offload_dir if self._config is not None else None
         found: dict[str, Any] = json.loads(_core.hardware_probe(None if named is None else str(named)))
         return found
@@ -79,15 +76,14 @@ class MemoryProfiler:
         """Traces one training step under fake tensors.
 
         Args:
-            model: the root module, in any mode; one in evaluation mode is traced as
-                `model.train()` would leave it. Not changed.
-            sample_args, sample_kwargs: arguments of a training forward. Only shapes,
-                dtypes and plain values matter; tensors are not read.
-            optimizer: the one that will step, if known. A copy of it is stepped on fake gradients;
-                if that fails, its state is estimated.
+            model: the root module. It is traced in training mode and not changed.
+            sample_args, sample_kwargs: arguments of a training forward. Only shapes, dtypes and plain
+                values matter. Tensors are not read, except masks in host memory.
+            optimizer: the optimizer that will step, if known. A copy of it is stepped on fake
+                gradients; if that fails, its state is estimated.
 
-        The first attempt lets transformers branch on values (`libraries_branch_on_values`), so the
-        deciding values have to be known; the second does not.
+        The first attempt lets transformers branch on values (`libraries_branch_on_values`). It fails if
+        such a value is not known, and a second attempt traces without those branches.
 
         With `enable_tiling` the step is traced a second time, with position-wise modules in tiles.
 
@@ -170,8 +166,8 @@ class MemoryProfiler:
 
 @functools.cache
 def load_tracer() -> None:
-    """Traces a step of two weights, once per process. torch's first trace loads code that stays resident, 80
-    MB unless already loaded: it must be loaded before a baseline is measured."""
+    """Traces a step of two weights, once per process. torch's first trace loads code that stays resident, about
+    80 MB, so it has to run before a baseline is measured."""
     import torch
 
     model = torch.nn.LayerNorm(1, device="cpu")  # draws no random numbers
@@ -231,7 +227,7 @@ class _StaticStep:
                 tracer.phase("done")
             else:
                 self._optimizer_step(optimizer)
-            del loss  # a caller holds it through the step
+            del loss  # not earlier, because a caller holds it through the step
 
     def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         import torch
@@ -254,12 +250,12 @@ class _StaticStep:
             loss = stand_in_loss(output)
             if loss is not None:
                 self._tracer.loss_outside()
-        # The caller's references are not known here: the graph shows which tensors die without them.
+        # The caller's references are not known here, so the graph shows which tensors die without them.
         del output
         self._tracer.phase("backward")
         if loss is not None:
             _refuse_real_leaves(loss)
-            # On the calling thread, which knows that it is traced: a GPU's backward has a thread of its own.
+            # Backward runs on this thread, which is marked as tracing. By default a GPU's backward has its own.
             with _without_autocast(), torch.autograd.set_multithreading_enabled(False):
                 loss.backward()
         return loss
@@ -281,15 +277,15 @@ class _StaticStep:
                         container[index] = self._twins.of(value)
 
     def _silence(self) -> None:
-        """Removes the caller's backward hooks, which look at gradients and keep them; the snapshot
-        restores them."""
+        """Removes the caller's backward hooks, which could read or keep gradients. The snapshot restores
+        them."""
         for module in self._model.modules():
             module._backward_hooks.clear()
             module._backward_pre_hooks.clear()
 
     def _know_masks(self, kwargs: dict[str, Any]) -> None:
-        """Marks masks of ones, which the arguments' description names; a mask that nobody looked at
-        counts as one that masks, so that its step needs no less."""
+        """Gives the trace values of padding masks: ones if the mask has only ones. An unread mask counts as
+        one with padding, so that memory is not underestimated."""
         from ..base.signature import is_full_mask, is_unread_mask
         from .static_tracer import know
 
@@ -339,7 +335,7 @@ class _StaticStep:
     # -- optimizer ----------------------------------------------------------------------
 
     def _optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Steps a copy of the optimizer on the twins: the first step makes its state."""
+        """Steps a copy of the optimizer on the twins. This first step makes its state."""
         from .fakes import foreach_as_for
 
         self._tracer.phase("optimizer")
@@ -357,10 +353,10 @@ class _StaticStep:
 
 
 class _Token:
-    """Held by autograd instead of a saved tensor: enough to make the fake tensor again.
+    """Autograd holds a token instead of a saved tensor. The token can make the fake tensor again.
 
-    A tensor that is not the trace's (a parameter, the batch) is held itself, as autograd would. It
-    dies when autograd releases the saved tensor.
+    A tensor that is not the trace's own (a parameter, the batch) is held itself, as autograd would hold
+    it. The token dies when autograd releases the saved tensor.
     """
 
     __slots__ = ("geometry", "node", "serial", "storage_bytes", "tensor", "tracer")
@@ -407,8 +403,8 @@ def _named_tensors(
 
 
 def stand_in_loss(output: Any) -> torch.Tensor | None:
-    """A scalar whose backward gives every differentiable output a dense gradient, as the
-    caller's loss will; None if nothing is differentiable."""
+    """A scalar that stands in for the caller's loss: its backward gives every differentiable output a dense
+    gradient. None if no output is differentiable."""
     import torch
 
     from .fakes import tensors_in
@@ -434,8 +430,8 @@ def _padded(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _refuse_real_leaves(loss: torch.Tensor) -> None:
-    """Raises if backward would reach a tensor that has no twin, because no module holds it: it
-    would get a fake gradient."""
+    """Raises if backward would reach a tensor without a twin, because that would get a fake gradient. Such a
+    tensor is held by no module."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     from ..base.walk import leaves_of
@@ -447,7 +443,7 @@ def _refuse_real_leaves(loss: torch.Tensor) -> None:
 
 
 def _refuse_sparse_gradients(parameters: list[torch.nn.Parameter]) -> None:
-    """Raises if a gradient's size depends on values: a fake one is empty."""
+    """Raises if a gradient is sparse. Its size depends on values, and a fake one is empty."""
     import torch
 
     if any(p.grad is not None and p.grad.layout is not torch.strided for p in parameters):
@@ -458,8 +454,8 @@ def _refuse_sparse_gradients(parameters: list[torch.nn.Parameter]) -> None:
 
 
 def _fake_optimizer(optimizer: torch.optim.Optimizer, twins: Twins) -> torch.optim.Optimizer:
-    """A copy without state whose groups hold the twins of the parameters. It has neither patches of
-    the instance (schedulers wrap `step`) nor the caller's hooks."""
+    """A copy of the optimizer without state, whose groups hold the twins of the parameters. It lacks the caller's
+    hooks and methods patched on the instance (schedulers wrap `step`)."""
     import torch
 
     stepping = object.__new__(type(optimizer))
@@ -499,8 +495,8 @@ def _refuse_leftovers(name: str, tracer: LiveTracer, twins: Twins) -> None:
     """Raises if anything still holds a tensor of the trace, after removing it from there.
 
     Raises:
-        IntegrationError: it can't be removed, so the real step would use it.
-        ProfileError: it was removed, or only a graph holds it; the model can't be traced.
+        IntegrationError: a tensor can't be removed, so the real step would use it.
+        ProfileError: the tensors were removed, or only a graph holds them; the model can't be traced.
     """
     from .leftovers import take_back
 
@@ -508,7 +504,7 @@ def _refuse_leftovers(name: str, tracer: LiveTracer, twins: Twins) -> None:
         return
     holders = take_back(twins.mode)
     if tracer.alive() and gc.collect() >= 0 and tracer.alive():
-        if not holders:  # a graph that holds itself, as register_multi_grad_hook() makes: no code can reach it
+        if not holders:  # a graph that holds itself (register_multi_grad_hook() makes one); no code can reach it
             raise ProfileError(f"{name} can't be traced without running it: its forward makes a graph that never ends")
         held_by = ", ".join(sorted(set(holders)))
         raise IntegrationError(

@@ -1,8 +1,8 @@
 """The graph of one real step of an unwrapped model, for comparison with its trace.
 
-Called by `memscale.trace_diff`. Autograd holds copies of what it saves, so that storages live exactly as long as
-something other than autograd holds them, as in a trace under fake tensors: the step takes up to twice the memory of a
-plain one and gives the same events as the trace, unless the trace is wrong.
+`memscale.trace_diff` calls it. Autograd gets copies of the tensors that it saves, so that storages live exactly as
+long as something other than autograd holds them, as in a trace under fake tensors. The step therefore takes up to
+twice the memory of a plain one. It gives the same events as the trace, unless the trace is wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["trace_real_step"]
 
 
 class _Copy:
-    """Held by autograd instead of a saved tensor: the tensor if it stays anyway, else a view of a copy."""
+    """Autograd holds this instead of a saved tensor. It has the tensor if that stays anyway, else a copy."""
 
     __slots__ = ("geometry", "node", "serial", "storage", "tensor", "tracer")
 
@@ -67,7 +67,7 @@ class _RealStep:
             tracer.phase("optimizer")
             optimizer.step()
             tracer.phase("done")
-            del loss  # a caller holds it through the step
+            del loss  # not earlier, because a caller holds it through the step
         return tracer.finish()
 
     def _forward_and_backward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
@@ -128,7 +128,7 @@ class _RealStep:
 def trace_real_step(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: torch.optim.Optimizer
 ) -> str:
-    """Trains `model` for one step, with the calls of a wrapped one.
+    """Trains `model` for one step, as a wrapped model would be trained.
 
     Returns:
         The step's graph as JSON (docs/formats/graph.schema.json).

@@ -1,12 +1,12 @@
-"""The tracer of a step under fake tensors, which knows the values of small integers.
+"""The tracer of a step under fake tensors, which knows the values of small integer tensors.
 
-Models branch on values that do not depend on data: positions that they count themselves, masks of
-ones. `StaticTracer` keeps the real values of small integer and boolean tensors that follow from
-constants alone (and from inputs that the profiler guarantees), beside their fake twins. Such a
-branch is then taken as in the real run. All other values are unknown, and a branch on one ends the
-trace.
+Models branch on values that do not depend on data, such as positions that they count themselves and
+masks of ones. `StaticTracer` computes the real values of small integer and boolean tensors beside
+their fake twins, if they follow from constants alone (or from inputs whose values the profiler
+gives). The trace then takes such a branch as the real run does. All other values are unknown, and a
+branch on one ends the trace.
 
-Used by the profiler only.
+Only the profiler uses this module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 
 
 def know(twin: torch.Tensor, value: torch.Tensor) -> None:
-    """Records that a fake tensor has these values (the tensor must not change)."""
+    """Records the values of a fake tensor. `value` must not change afterwards."""
     setattr(twin, _VALUE, value)
 
 
@@ -55,7 +55,7 @@ class StaticTracer(LiveTracer):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # Called thousands of times a step, so it bypasses the fake mode.
+        # This operator runs thousands of times a step, so it bypasses the fake mode.
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         try:
@@ -93,8 +93,8 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Fa
 
 
 def _forget(func: Any, args: tuple[Any, ...], result: FakeTensor) -> None:
-    """The result is unknown. So is every tensor that the operator wrote to, with all that share its
-    storage: the values' own storage is dropped."""
+    """Makes the values unknown of the result, and of every tensor that shares a storage with one that the
+    operator wrote to. To reach all of these, the storage of the known values is emptied."""
     for value in args if func._schema.is_mutable else ():
         known = getattr(value, _VALUE, None)
         if known is not None:
@@ -139,8 +139,8 @@ def _scalar_of(tensor: torch.Tensor) -> Any:
 def libraries_branch_on_values() -> Iterator[None]:
     """Lets transformers branch on values although the tensors are fake.
 
-    It takes a fake tensor for a sign of compilation, and then builds attention masks
-    that a real run does not need: 4 bytes per pair of positions and layer.
+    transformers takes a fake tensor for a sign of compilation. It then builds attention masks that a
+    real run does not need, of 4 bytes per pair of positions and layer.
     """
     library: Any = sys.modules.get("transformers.utils.import_utils")
     original = getattr(library, "is_fake_tensor", None)
@@ -162,10 +162,10 @@ def _never(value: Any) -> bool:
 
 
 def _kernels() -> dict[Any, Callable[..., Any]]:
-    """Operators that do not run as torch's fake mode would run them.
+    """Replacements for operators that torch's fake mode would run wrongly.
 
-    The fake kernel of grouped products refuses types that the CPU's real one takes, and
-    that of the recurrent layer leaves out the workspace that is saved for backward.
+    The fake kernel of grouped products refuses types that the CPU's real kernel takes. The fake kernel
+    of the recurrent layer leaves out the workspace that is saved for backward.
     """
     aten = torch.ops.aten
     return {
@@ -193,8 +193,8 @@ _workspaces: dict[tuple[Any, ...], tuple[int, int]] = {}
 
 
 def _workspace(args: tuple[Any, ...]) -> tuple[int, int]:
-    """Bytes of oneDNN's workspace, and the number of them that it leaves untouched. Only the
-    library knows: measured in a run on zeros, once per shape."""
+    """The bytes of oneDNN's workspace, and how many of them it never touches. Only the library knows them, so
+    they are measured in a run on zeros, once per shape."""
     tensors = tuple((tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None for value in args)
     key = (tensors, tuple(str(value) for value in args if not isinstance(value, torch.Tensor)))
     if key not in _workspaces:

@@ -1,10 +1,9 @@
 """Reports one training step to the C tracer, event by event.
 
-`LiveTracer` sees every operator through torch's dispatcher and reports to C the storages that are
-born and die, and the work. The owner of the hooks reports to it the begin and end of layers and the
-tensors that autograd packs and unpacks. The static profiler
-(`profiler.py`) drives it with fake tensors, the executor with the real ones of its
-warm-up steps. It only reports; C adds up and concludes.
+`LiveTracer` sees every operator through torch's dispatcher. It reports to C the births and deaths of
+storages, and the operators' work. The owner of the hooks tells the tracer when layers begin and end, and
+which tensors autograd packs and unpacks. The static profiler (`profiler.py`) runs it on fake tensors,
+and the executor on the real tensors of its warm-up steps. It only reports; C adds up and concludes.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ class _Operator(NamedTuple):
 
     run: Callable[..., Any]
     name: str
-    silent: bool  # a view, or not a tensor operator: nothing to report
+    silent: bool  # a view, or not a tensor operator; it is not reported
     mutable: bool
     random: bool
     convolves: bool = False
     maker: bool = False  # it can run again on its own
     adds: bool = False
     written: tuple[int, ...] = ()  # arguments that it writes to, by position
-    written_names: tuple[str, ...] = ()  # and by name
+    written_names: tuple[str, ...] = ()  # arguments that it writes to, by name
 
 
 class _Watch(weakref.ref[torch.UntypedStorage]):
@@ -121,17 +120,17 @@ class LiveTracer(TorchDispatchMode):
     # -- tensors from before the step ------------------------------------------------
 
     def resident_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Parameters: never part of an event, counted by storage."""
+        """Reports parameters. They are counted by storage, and no event includes them."""
         for parameter in parameters:
             self._resident(parameter, "parameter", parameter.requires_grad)
 
     def resident_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
-        """Buffers, and tensors that modules hold as plain attributes."""
+        """Reports buffers, and tensors that modules hold as plain attributes."""
         for buffer in buffers:
             self._resident(buffer, "buffer", False)
 
     def resident_batch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The caller's input tensors."""
+        """Reports the caller's input tensors."""
         for tensor in tensors:
             self._resident(tensor, "batch", False)
 
@@ -145,7 +144,7 @@ class LiveTracer(TorchDispatchMode):
     # -- operators --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to listen to operators. A caller's mode may be on already, and end before `stop()`."""
+        """Begins to listen to operators. A mode of the caller's that is already on may end before `stop()`."""
         begin_below(self)
 
     def stop(self) -> None:
@@ -154,11 +153,11 @@ class LiveTracer(TorchDispatchMode):
 
     @property
     def is_forward(self) -> bool:
-        """Whether operators that run now are of the model's forward, and reported."""
+        """Whether the model's forward runs now, and its operators are reported."""
         return self._phase == "forward" and not self._paused
 
     def pause(self) -> None:
-        """Operators and layers are not reported until `resume()`; deaths are. Nests."""
+        """Stops reports of operators and layers until `resume()`. Deaths of storages are still reported. Calls nest."""
         self._paused += 1
 
     def resume(self) -> None:
@@ -191,7 +190,7 @@ class LiveTracer(TorchDispatchMode):
                 made.append(storage._cdata)
             outputs.append((tensor.shape, _bytes(tensor), tensor.dtype is torch.bool))
         if not is_new and not operator.mutable:
-            return  # a view by another name
+            return  # a view, although the operator is not declared as one
         operands = [(tensor.shape, _bytes(tensor)) for tensor in tensors_of(args)]
         if kwargs:
             operands.extend((tensor.shape, _bytes(tensor)) for tensor in tensors_of(kwargs.values()))
@@ -215,15 +214,15 @@ class LiveTracer(TorchDispatchMode):
                     self._trace.flag(self._frame.node, "mutates_input")  # through .data, which no version shows
 
     def _tell_sum(self, gradient: Any, other: Any) -> None:
-        """Autograd may be adding two gradients: it writes the sum over the first, unless that is a view,
-        which its base holds too. Under a dispatch mode it never does."""
+        """Reports that autograd may be adding two gradients. Outside a trace it then writes the sum over the
+        first gradient, unless that is a view, whose base is held too. Under a dispatch mode it never does."""
         if not torch.is_grad_enabled() and isinstance(other, torch.Tensor) and not gradient._is_view():
             pair = [storage for tensor in (gradient, other) for storage in _storages(tensor)]
             if len(pair) == 2:
                 self._trace.adds(pair[0]._cdata, pair[1]._cdata)
 
     def _see(self, storage: torch.UntypedStorage, may_resize: bool) -> bool:
-        """Reports a storage seen for the first time, or resized; whether it was new."""
+        """Reports a storage that is seen for the first time, or was resized. Returns whether it was either."""
         key = storage._cdata
         watch = self._watched.get(key)
         if watch is None:
@@ -244,13 +243,13 @@ class LiveTracer(TorchDispatchMode):
         return watch
 
     def _on_death(self, watch: _Watch) -> None:
-        # The address may have been taken by a new storage before this ran.
+        # A new storage may have taken the address before this ran.
         if self._watched.get(watch.key) is watch:
             del self._watched[watch.key]
             self._tell(self._trace.died, watch.key)
 
     def _tell(self, report: Any, *values: int) -> None:
-        """A report from a destructor: its error is stored, because no caller could catch it."""
+        """Reports from a destructor. An error is stored, because no caller could catch it."""
         if self._finished:
             return
         try:
@@ -265,10 +264,10 @@ class LiveTracer(TorchDispatchMode):
     # -- layers -----------------------------------------------------------------------
 
     def enter(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """A layer's call begins.
+        """A layer's call begins. Every call needs a matching `leave()`.
 
-        Returns its node, or None if it has none: inside another layer, outside of the forward, or
-        while paused. Every call is paired with `leave()`.
+        Returns the call's node. Calls inside another layer, outside the forward and its loss, or while
+        paused have none and get None.
         """
         if self._nesting or self._paused or self._phase not in ("forward", "loss"):
             self._nesting += 1
@@ -318,7 +317,7 @@ class LiveTracer(TorchDispatchMode):
     # -- saved tensors ----------------------------------------------------------------
 
     def saved(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """Autograd packs a tensor: the node that saves it and a serial, 0 for untracked."""
+        """Autograd packs a tensor. Returns the node that saves it and its serial, 0 if it is not tracked."""
         if self._paused or self._finished:
             return NO_NODE, 0
         for storage in _storages(tensor):
@@ -326,7 +325,7 @@ class LiveTracer(TorchDispatchMode):
         return NO_NODE, 0
 
     def unpacked(self, node: int, serial: int, copy: torch.UntypedStorage | None = None) -> None:
-        """Autograd unpacks it; `copy` is a storage made to stand for it."""
+        """Autograd unpacks a saved tensor. `copy` is a storage that replaces the original, if any does."""
         if self._finished:
             return
         key = 0
@@ -337,7 +336,7 @@ class LiveTracer(TorchDispatchMode):
         self._trace.unpacked(node, serial, key)
 
     def dropped(self, node: int, serial: int) -> None:
-        """Autograd released it. May be called from a destructor."""
+        """Autograd has released a saved tensor. May be called from a destructor."""
         if serial:
             self._tell(self._trace.dropped, node, serial)
 
@@ -351,7 +350,7 @@ class LiveTracer(TorchDispatchMode):
         return self._trace.loss(logits.untyped_storage()._cdata)
 
     def loss_ended(self, number: int, logits: torch.Tensor, value: torch.Tensor) -> None:
-        """It has returned its value; hooks on both tensors follow its backward."""
+        """The cross entropy has returned `value`. Hooks on both tensors follow its backward."""
         if number == 0 or not value.requires_grad:
             return
         trace = self._trace
@@ -360,8 +359,8 @@ class LiveTracer(TorchDispatchMode):
         logits.register_hook(lambda gradient: trace.loss_backward_end(number, gradient.untyped_storage()._cdata))
 
     def head(self, made: torch.Tensor, hidden: torch.Tensor) -> int:
-        """A linear layer has made possible logits of `hidden`, outside of layers. Returns its
-        number, 0 if there is nothing to mark. It counts if `head_used()` is called."""
+        """A linear layer, outside of layers, has made `made` of `hidden`, which may be logits. Returns its
+        number, 0 if there is nothing to mark. It counts as a head only if `head_used()` is called."""
         if self._paused or self._nesting or self._phase != "forward" or made.grad_fn is None:
             return 0
         trace = self._trace
@@ -372,14 +371,15 @@ class LiveTracer(TorchDispatchMode):
         return number
 
     def head_used(self, head: int, loss: int) -> None:
-        """Only the cross entropy that `loss()` has numbered uses its result."""
+        """The head's result was used by this cross entropy alone. Both arguments are numbers, of `head()` and
+        `loss()`."""
         if head and loss:
             self._trace.head_used(head, loss)
 
     # -- phases and roles -------------------------------------------------------------
 
     def phase(self, name: str) -> None:
-        """``"loss"``, ``"backward"``, ``"optimizer"`` or ``"done"`` begins."""
+        """The phase ``"loss"``, ``"backward"``, ``"optimizer"`` or ``"done"`` begins."""
         self._trace.phase(name)
         self._phase = name
 
@@ -397,16 +397,16 @@ class LiveTracer(TorchDispatchMode):
                 report(storage._cdata, storage.nbytes())
 
     def loss_outside(self) -> None:
-        """The loss that was differentiated only stands in for the caller's."""
+        """The differentiated loss is a stand-in; the caller computes its own."""
         self._trace.loss_outside()
 
     def own_optimizer(self, streamable: list[torch.Tensor], released: bool, streamed: bool) -> None:
-        """The optimizer is memscale's: these tensors of its state may be on disk. The flags tell
-        whether the user chose gradient release, or state on disk."""
+        """The optimizer is memscale's, and the `streamable` tensors of its state may be on disk. The flags tell
+        whether the user chose gradient release and state on disk."""
         self._trace.own_optimizer(_core.storage_bytes(streamable), released, streamed)
 
     def optimizer_unknown(self) -> None:
-        """The optimizer's step could not be followed: undoes its events."""
+        """The optimizer's step could not be followed. Discards its events."""
         self._trace.optimizer_unknown()
         self._phase = "done"
 
@@ -414,8 +414,8 @@ class LiveTracer(TorchDispatchMode):
         """The graph as JSON.
 
         Raises:
-            MemScaleError: an event was refused, or `ProfileError`: they contradict each
-                other or are too large.
+            MemScaleError: an event was refused. It is a `ProfileError` if events contradict each other or
+                are too large.
         """
         if self._error is not None:
             raise self._error
@@ -427,7 +427,7 @@ class LiveTracer(TorchDispatchMode):
 
 
 def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
-    """The storages behind a tensor: one, or those of a sparse tensor's parts, or none."""
+    """The storages of a tensor. A sparse tensor has one for each part; other layouts have none."""
     if tensor.layout is torch.strided:
         return (tensor.untyped_storage(),)
     if tensor.layout is torch.sparse_coo:
@@ -472,22 +472,22 @@ def _describe(func: Any, run: Callable[..., Any]) -> _Operator:
 
 
 def _name_of(operator: _Operator, kwargs: dict[str, Any] | None) -> str:
-    """Of two operators under one name, the right one: GELU with tanh is a separate one."""
+    """The name under which C knows the operator. torch has one name for both forms of GELU, C has two."""
     if kwargs and kwargs.get("approximate") == "tanh":
         return operator.name.replace("gelu", "gelu_tanh")
     return operator.name
 
 
 def is_maker(func: Any) -> bool:
-    """Whether an operator can run again alone with the same bits: it is not random, writes to no
-    argument, returns no view, and C knows it."""
+    """Whether an operator, run again alone, gives the same bits. It must be known to C, and must not be random,
+    write to an argument or return a view."""
     if func._schema.is_mutable or func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
         return False
     return _core.operator_is_maker(str(func), torch.Tag.pointwise in func.tags)
 
 
 def _in_default_layout(args: tuple[Any, ...]) -> bool:
-    """Whether a convolution's first operands, on the CPU, have to be reordered for it."""
+    """Whether a convolution on the CPU has to reorder its first two operands."""
     return all(tensor.device.type == "cpu" and not _is_channels_last(tensor) for tensor in args[:2])
 
 
@@ -499,12 +499,12 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _state_of(parameter: torch.Tensor) -> tuple[int | None, tuple[int, ...]]:
-    """A value that changes when a parameter is written to, or its `data` is set."""
+    """A value that changes if the parameter is written to or its `data` is set."""
     return version_of(parameter), tuple(storage._cdata for storage in _storages(parameter))
 
 
 def _changed(frame: _Frame, leaves: list[Any]) -> bool:
-    """Whether an argument was changed: written in place, or a list grew or was rebound."""
+    """Whether an argument was written in place, or a list among the arguments changed."""
     if len(leaves) != len(frame.leaves):
         return True
     return any(

@@ -437,7 +437,9 @@ static int wait_and_follow(ms_offload *engine, ms_ticket id, after_fetch after, 
     ms__ticket *ticket = ms__tickets_find(&engine->tickets, id);
     if (ticket != NULL && ms__ticket_is_idle(ticket)) {
         int followed = follow_ends(engine, ticket, &after, rc == MS_OK ? err : NULL);
-        rc = rc != MS_OK ? rc : followed;
+        if (rc == MS_OK) {
+            rc = followed;
+        }
     }
     ms__mutex_unlock(&engine->lock);
     return rc;

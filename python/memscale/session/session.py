@@ -346,10 +346,10 @@ class Session:
         try:
             plan = self._make_plan(graph)
         except BudgetInfeasibleError:
-            is_first = self._first in (None, signature) or self._first not in self._graphs
-            if self.config.strict_budget or self._has_sample or is_first:
+            first = None if self._first == signature else self._graphs.get(self._first or "")
+            if self.config.strict_budget or self._has_sample or first is None:
                 raise
-            plan, line = _core.plan_beyond(graph, self._graphs[self._first], self.hardware_json, self._planned_for)
+            plan, line = _core.plan_beyond(graph, first, self.hardware_json, self._planned_for)
             if self._told_beyond:
                 log_detail(line)
             else:

@@ -160,6 +160,13 @@ def test_several_parts_are_wrapped_as_one_or_by_name(package: Any, tmp_path: Pat
     assert same_parameters(wrapped, plain)
 
 
+def test_a_callback_serves_modules_whose_parts_have_other_names(package: Any, tmp_path: Path) -> None:
+    callback = _callback()
+    for split in (False, True):
+        _fit(package, tmp_path, _module(package, split=split), [callback], max_epochs=1)
+        assert worked(callback.executor)
+
+
 def test_validation_alone_is_left_alone(package: Any, tmp_path: Path) -> None:
     module, callback = _module(package), _callback()
     trainer = package.Trainer(

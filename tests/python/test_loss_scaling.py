@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 
 import pytest
 
@@ -298,6 +299,18 @@ def test_models_that_are_not_wrapped_are_left_alone():
     out.pow(2).mean().backward()
     assert_same([p.grad for p in alone.parameters()], [p.grad for p in other.parameters()])
     assert scale_seen[0].abs().max() < 1
+    memscale.detach(model)
+
+
+def test_gradients_of_models_that_are_not_wrapped_are_not_checked():
+    model, alone = make(), make()
+    wrapped(model)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    model(batches(1)[0]).mean().backward()
+    (alone(batches(1)[0]).mean() * math.inf).backward()
+    optimizer.step()
+    assert all(p.grad is not None for p in alone.parameters())
+    assert not all(p.isfinite().all() for p in alone.parameters())  # as without memscale
     memscale.detach(model)
 
 

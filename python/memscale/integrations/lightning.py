@@ -75,6 +75,7 @@ class MemScaleCallback:
         self._config = config
         self._module = module
         self._sample_input = sample_input
+        self._wrapped = ""  # its name within the LightningModule
         self._is_seen = False
 
     def __reduce__(self) -> Any:
@@ -88,6 +89,9 @@ class MemScaleCallback:
 
         _refuse_strategy(trainer)
         target = self._target(trainer, pl_module)
+        self._wrapped = (
+            next((name for name, module in pl_module.named_modules() if module is target), "") or "its forward"
+        )
         config = effective_config(check_config(self._config), None, None)
         self.executor = wrap_module(target, config, self._sample_input)
         self._is_seen = False
@@ -102,7 +106,7 @@ class MemScaleCallback:
                 "training_step of %s did not call the forward of what is wrapped (%s): nothing is planned; name the "
                 'module that it calls: MemScaleCallback(config, module="...")',
                 type(pl_module).__name__,
-                self._module or "its forward",
+                self._wrapped,
             )
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -135,7 +139,6 @@ class MemScaleCallback:
         own = list(pl_module.parameters(recurse=False))
         children = [name for name, child in pl_module.named_children() if next(child.parameters(), None) is not None]
         if len(children) == 1 and not own:
-            self._module = children[0]
             return pl_module.get_submodule(children[0])
         called: torch.nn.Module = trainer.strategy.model
         if called is not pl_module:

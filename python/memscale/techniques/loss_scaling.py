@@ -109,7 +109,7 @@ class _Process:
     def _begin(self) -> None:
         self._scale, self._finite_steps = _core.loss_scale_default()
         self._is_finite: bool | None = None  # all steps since the last scaled backward were finite; None: no step
-        self._has_scaled = False  # a backward was scaled
+        self._unchecked: set[int] = set()  # ids of leaves with gradients of scaled backwards that no step has checked
         self._user: _UsersScaling | None = None
         self._has_said = False
         self._backward: Any = None  # torch's own
@@ -150,6 +150,7 @@ class _Process:
                 return original(tensors, grad_tensors, *args, inputs=inputs, **kwargs)
             if not is_tracing():
                 self._backward_begins()
+                self._unchecked.update(map(id, leaves))
             with self._unscaled(leaves):
                 return original(tensors, self._scaled(roots, grad_tensors), *args, inputs=inputs, **kwargs)
 
@@ -183,7 +184,6 @@ class _Process:
             self._scale, self._finite_steps = _core.loss_scale_update(self._scale, self._finite_steps, self._is_finite)
             self._say(before, self._is_finite)
             self._is_finite = None
-        self._has_scaled = True
         tell_of_scaling(self._user)
 
     def _say(self, before: float, was_finite: bool) -> None:
@@ -239,9 +239,11 @@ class _Process:
         return args, kwargs | {"closure": checked}
 
     def _drop_what_overflowed(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._has_scaled:
-            return
         held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        ids = set(map(id, held))
+        if ids.isdisjoint(self._unchecked):
+            return  # of another model, whose losses are not scaled
+        self._unchecked -= ids
         is_finite = _are_finite([p.grad for p in held if p.grad is not None])
         self._is_finite = is_finite and self._is_finite is not False
         if not is_finite:

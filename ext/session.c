@@ -87,6 +87,26 @@ static PyObject *signature_find(PyObject *module, PyObject *args)
     return Py_NewRef(answer);
 }
 
+static PyObject *signature_ahead(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *list;
+    const char *signature;
+    if (!PyArg_ParseTuple(args, "O!s:signature_ahead", &PyList_Type, &list, &signature)) {
+        return NULL;
+    }
+    size_t count = 0;
+    const char **known = texts_of(list, &count);
+    if (known == NULL) {
+        return NULL;
+    }
+    char *ahead = ms_signature_ahead(known, count, signature);
+    PyObject *answer = ms_ext_text_or_none(ahead);
+    ms_free(ahead);
+    ms_free(known);
+    return answer;
+}
+
 static PyObject *signature_without_numbers(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -226,6 +246,9 @@ static PyMethodDef methods[] = {
         "only. MemScaleError for an unknown kind."),
     MS_EXT_FUNCTION("signature_find", signature_find, METH_VARARGS, "known, signature, /",
                     "(list[str], str) -> str | None", "Which of the known signatures serves these inputs."),
+    MS_EXT_FUNCTION("signature_ahead", signature_ahead, METH_VARARGS, "known, signature, /",
+                    "(list[str], str) -> str | None",
+                    "The signature of larger inputs to trace instead, if inputs keep growing; else None."),
     MS_EXT_FUNCTION("signature_without_numbers", signature_without_numbers, METH_VARARGS, "signature, dropped=None, /",
                     "(str, str | None) -> str",
                     "With '#' for numbers that are values of arguments, all or those that have it in `dropped`."),

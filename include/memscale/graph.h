@@ -268,6 +268,14 @@ MS_API bool ms_signature_covers(const char *larger, const char *smaller);
 MS_API size_t ms_signature_find(const char *const *known, size_t count, const char *signature);
 
 /*
+ * For inputs that keep growing: the signature of inputs some 10 to 19% larger in each size that has grown since the
+ * last known inputs that were nowhere larger, so that the next lengths need no trace. NULL if fewer than
+ * MS_SIGNATURE_GROWTHS known inputs were smaller, if none was alike, or when out of memory. The caller frees it.
+ */
+enum { MS_SIGNATURE_GROWTHS = 3 };
+MS_API char *ms_signature_ahead(const char *const *known, size_t count, const char *signature);
+
+/*
  * Replaces numbers that are values of arguments by '#', in place: "beta=0.25,x:float32[4]" becomes
  * "beta=#,x:float32[4]". Sizes, texts, True, False and None stay. With `dropped` NULL every number is replaced;
  * otherwise the numbers of arguments that have '#' in `dropped`, which is one signature or several separated by

@@ -1,9 +1,12 @@
 /*
  * Input signatures: finds the plan for inputs of new shapes. Called when a training forward sees them.
  */
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/units.h"
 #include "memscale/graph.h"
 
 static bool is_digit(char c)
@@ -52,6 +55,54 @@ size_t ms_signature_find(const char *const *known, size_t count, const char *sig
         }
     }
     return covering;
+}
+
+/* How far ahead to go: 3/16 of the power of two below it. Sizes that differ a little (a length, and that without
+ * its last token) grow alike. Saturates, as take_number() does. */
+static uint64_t grown_size(uint64_t size)
+{
+    uint64_t power = 1;
+    while (power <= size / 2) {
+        power *= 2;
+    }
+    uint64_t growth = power / 8 + power / 16;
+    return ms__add_sat(size, growth > 0 ? growth : 1);
+}
+
+/* `signature` with larger sizes wherever it has grown since `smaller`, which it covers. */
+static char *with_grown_sizes(const char *signature, const char *smaller)
+{
+    size_t room = 2 * strlen(signature) + 1; /* a size gets at most one digit more */
+    char *text = ms_malloc(room), *to = text;
+    bool in_sizes = false;
+    while (text != NULL && *signature != '\0') {
+        if (in_sizes && is_digit(*signature)) {
+            uint64_t size = take_number(&signature);
+            size = size > take_number(&smaller) ? grown_size(size) : size;
+            to += snprintf(to, room - (size_t)(to - text), "%" PRIu64, size);
+            continue;
+        }
+        in_sizes = *signature == '[' || (in_sizes && *signature != ']');
+        *to++ = *signature++;
+        smaller++;
+    }
+    if (text != NULL) {
+        *to = '\0';
+    }
+    return text;
+}
+
+char *ms_signature_ahead(const char *const *known, size_t count, const char *signature)
+{
+    size_t growths = 0;
+    const char *smaller = NULL;
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(known[i], signature) != 0 && ms_signature_covers(signature, known[i])) {
+            smaller = known[i];
+            growths++;
+        }
+    }
+    return growths < MS_SIGNATURE_GROWTHS ? NULL : with_grown_sizes(signature, smaller);
 }
 
 /* Length of the number at `text` if that is a whole value, else 0. */

@@ -5,14 +5,17 @@ Graphs and plans are stored under these names, and `ms_signature_covers()` in C 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from ..device import AUTOCAST_KINDS, kind_of
 
-__all__ = ["describe_arguments", "input_signature", "is_full_mask", "is_unread_mask"]
+__all__ = ["describe_arguments", "input_signature", "is_full_mask", "is_unread_mask", "resized_arguments"]
+
+_SIZES = re.compile(r"\[([\d,]*)\]")
 
 
 def input_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -48,6 +51,48 @@ def _describe_value(name: str, value: Any) -> str:
     if isinstance(value, (bool, int, float, str)):
         return f"{name}={value!r}"[:64]
     return f"{name}={type(value).__name__}"
+
+
+def resized_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], signature: str
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Arguments whose tensors have the sizes that `signature` names, none of them smaller; the last rows are
+    repeated. None if an argument is an object that may hold further tensors.
+
+    Args:
+        signature: one whose brackets belong to the tensors of these arguments, in the order of `input_signature()`.
+    """
+    shapes = iter([tuple(map(int, sizes.split(","))) if sizes else () for sizes in _SIZES.findall(signature)])
+    try:
+        return tuple(_resized(value, shapes) for value in args), {
+            key: _resized(value, shapes) for key, value in kwargs.items()
+        }
+    except (TypeError, StopIteration):
+        return None
+
+
+def _resized(value: Any, shapes: Iterator[tuple[int, ...]]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _resized_tensor(value, next(shapes))
+    if type(value) is dict:
+        return {key: _resized(item, shapes) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_resized(item, shapes) for item in value])
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"a {type(value).__name__} may hold tensors")
+
+
+def _resized_tensor(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if len(shape) != tensor.dim() or any(new < old for new, old in zip(shape, tensor.shape, strict=True)):
+        raise TypeError("the sizes belong to another tensor")
+    if shape == tensor.shape:
+        return tensor
+    larger = tensor.detach()
+    for dim, (new, old) in enumerate(zip(shape, tensor.shape, strict=True)):
+        if new > old:
+            larger = larger.index_select(dim, torch.arange(new, device=tensor.device).clamp_(max=old - 1))
+    return larger.requires_grad_(tensor.requires_grad)
 
 
 def is_full_mask(name: str, value: Any) -> bool:

@@ -91,6 +91,7 @@ class Session:
         self._profiled_steps = 0
         self._refused_steps = 0
         self._is_untraceable = False
+        self._may_trace_ahead = config.use_static_profiling
         self._takes_no_hooks = False
         self._replan_refused: str | None = None  # the step that keeps its old plan, because no new one fits
         self._idle_numbers = ""  # signatures with '#' for those numbers among the arguments that don't matter
@@ -139,6 +140,8 @@ class Session:
         signature = _core.signature_without_numbers(signature, self._idle_numbers if is_traced else None)
         self._current = self._known(signature)
         self._serves_smaller = self._current not in (None, signature)
+        if self._current is None and self._trace_ahead(model, signature, args, kwargs, wait_until_alone):
+            self._serves_smaller = True
         if self._current is None:
             self._current = signature
             graph = self._trace(model, args, kwargs, wait_until_alone)
@@ -150,6 +153,33 @@ class Session:
             self._remember(signature, graph)
             self._compare_with_last(signature, graph)
         return self._plan(self._current)
+
+    def _trace_ahead(
+        self,
+        model: torch.nn.Module,
+        signature: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        wait_until_alone: Callable[[], bool],
+    ) -> bool:
+        """If inputs keep growing, traces larger ones than these: their plan serves all up to them. False if these
+        are to be traced themselves, which they are from then on if larger ones can't be or fit no plan."""
+        from ..base.signature import resized_arguments
+
+        ahead = _core.signature_ahead(list(self._graphs), signature) if self._may_trace_ahead else None
+        larger = None if ahead is None else resized_arguments(args, kwargs, ahead)
+        if ahead is None or larger is None or not wait_until_alone():
+            return False
+        try:
+            graph = self._profiler.trace(model, *larger, optimizer=self._optimizer)
+            self._make_plan(graph)
+        except (ProfileError, BudgetInfeasibleError) as error:
+            _log.debug("%s", error)
+            self._may_trace_ahead = False
+            return False
+        self._current = ahead
+        self._remember(ahead, graph)
+        return True
 
     @property
     def awaits_parameters(self) -> bool:

@@ -100,6 +100,35 @@ static void the_equal_signature_is_found_before_one_that_covers(void **state)
     assert_int_equal(ms_signature_find(NULL, 0, "x:int64[1]"), 0);
 }
 
+static void inputs_that_keep_growing_are_traced_ahead(void **state)
+{
+    (void)state;
+    static const char *const known[] = {"x:int64[4,64],y:int64[4,63]", "x:int64[4,66],y:int64[4,65]", "z:int64[4,1]",
+                                        "x:int64[4,68],y:int64[4,67]", "x:int64[4,200],y:int64[4,1]"};
+    assert_null(ms_signature_ahead(known, 3, "x:int64[4,68],y:int64[4,67]")); /* two are smaller */
+    char *ahead = ms_signature_ahead(known, 5, "x:int64[4,70],y:int64[4,69]");
+    assert_string_equal(ahead, "x:int64[4,82],y:int64[4,81]");
+    ms_free(ahead);
+    assert_null(ms_signature_ahead(known, 5, "x:int32[4,70],y:int64[4,69]"));
+    assert_null(ms_signature_ahead(known, 4, "x:int64[3,70],y:int64[3,69]")); /* the rows are fewer */
+    assert_null(ms_signature_ahead(NULL, 0, "x:int64[4]"));
+}
+
+static void sizes_ahead_are_larger_and_do_not_wrap(void **state)
+{
+    (void)state;
+    static const char *const known[] = {"[0]", "[0,0]", "[0]", "[0]"};
+    static const char *const cases[][2] = {
+        {"[1]", "[2]"},     {"[9]", "[10]"},    {"[16]", "[19]"},
+        {"[127]", "[139]"}, {"[128]", "[152]"}, {"[18446744073709551615]", "[18446744073709551615]"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *ahead = ms_signature_ahead(known, 4, cases[i][0]);
+        assert_string_equal(ahead, cases[i][1]);
+        ms_free(ahead);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -111,6 +140,8 @@ int main(void)
         cmocka_unit_test(numbers_are_dropped_by_name),
         cmocka_unit_test(numbers_that_differ_are_dropped),
         cmocka_unit_test(the_equal_signature_is_found_before_one_that_covers),
+        cmocka_unit_test(inputs_that_keep_growing_are_traced_ahead),
+        cmocka_unit_test(sizes_ahead_are_larger_and_do_not_wrap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -637,6 +637,9 @@ def set_modes(
     these on.
     """
 
+def signature_ahead(known: list[str], signature: str, /) -> str | None:
+    """The signature of larger inputs to trace instead, if inputs keep growing; else None."""
+
 def signature_find(known: list[str], signature: str, /) -> str | None:
     """Which of the known signatures serves these inputs."""
 

@@ -345,6 +345,38 @@ def test_the_comfortable_fit_is_left_alone() -> None:
     memscale.detach(model)
 
 
+def test_inputs_that_keep_growing_are_not_traced_at_each_size() -> None:
+    plain, model = _mlp(), memscale.wrap(_mlp(), Config(force_optimize=True))
+    for rows in range(32, 96):
+        batch = torch.randn(rows, 256)
+        _step(plain, batch)
+        _step(model, batch)
+        for expected, parameter in zip(plain.parameters(), model.parameters(), strict=True):
+            assert torch.equal(expected.grad, parameter.grad)
+            expected.grad = parameter.grad = None
+    assert 3 < len(model._memscale_executor._planner._graphs) < 16
+    assert model._memscale_executor.counters()["recomputed_layers"] > 0
+
+
+def test_inputs_that_hold_other_objects_are_traced_as_they_are() -> None:
+    class Batch:
+        def __init__(self, rows: int) -> None:
+            self.mask = torch.ones(rows, 256)
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(256, 256)
+
+        def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+            return torch.tanh(self.inner(x)) * batch.mask
+
+    model = memscale.wrap(Masked(), Config(force_optimize=True))
+    for rows in range(8, 16):
+        model(torch.randn(rows, 256), Batch(rows)).sum().backward()
+    assert len(model._memscale_executor._planner._graphs) == 8
+
+
 def test_a_new_shape_is_planned_and_a_smaller_one_is_served() -> None:
     model = memscale.wrap(_mlp(), Config(force_optimize=True))
     _step(model, torch.randn(16, 256))

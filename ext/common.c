@@ -3,8 +3,7 @@
 
 /* ---- errors ------------------------------------------------------------- */
 
-/* A new reference, which the caller drops. Looked up when needed, so that importing the extension
- * imports no Python module. */
+/* A new reference. Looked up when needed, so that importing the extension imports no Python module. */
 static PyObject *exception_class(int code)
 {
     PyObject *module = PyImport_ImportModule("memscale.errors");

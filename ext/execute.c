@@ -1,8 +1,7 @@
 /*
- * Execution: the library's executor for Python. Plans, counters and questions go through
- * here; entering and leaving calls is execute_hooks.c's. Made by memscale.execution.executor;
- * handles of saved tensors keep it alive until the last graph is gone. Everything runs under
- * the interpreter lock.
+ * Execution: the library's executor for Python: plans, counters and queries. execute_hooks.c enters and leaves
+ * calls. memscale.execution.executor makes it; handles of saved tensors keep it alive until the last graph is
+ * gone. Everything runs under the interpreter lock.
  */
 #include "execute_pack.h"
 #include "rooms.h"
@@ -342,7 +341,7 @@ static PyObject *stats(PyObject *self, PyObject *args)
                          PyBool_FromLong(found.optimizer_seen));
 }
 
-/* Puts a callable, or NULL for None, into a field. */
+/* Sets a field to a callable, or to NULL for None. */
 static PyObject *set_callable(PyObject **field, PyObject *callable)
 {
     PyObject *old = *field;

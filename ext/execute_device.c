@@ -3,11 +3,10 @@
  * allocator to fetch into, and the stream that the calling thread works on. Called by the
  * other files of the execute room; nothing here runs on a machine without a GPU.
  *
- * The allocator's rules. A storage that is stored is held until the library has seen the end
- * of its copy, so it cannot be handed out again under it. A storage that is fetched into is
- * allocated on the current stream, the copy begins after an event on that stream, and that stream
- * waits for the copy's end before anyone gets it or lets it go; where another stream then uses it, that one
- * waits too, and the allocator is told by record_stream().
+ * The allocator's rules. A storage that is being stored is held until the library has seen the end of its copy, so
+ * that the allocator cannot reuse it meanwhile. A storage to fetch into is allocated on the current stream. The copy
+ * begins after an event on that stream, and the stream waits for the end of the copy before the storage is used or
+ * freed. If another stream then uses the storage, that stream waits too, and record_stream() tells the allocator.
  */
 #include "execute_ext.h"
 

@@ -1,7 +1,7 @@
 /*
  * execute_ext.h - the inside of the execute room's extension, shared by its files, from the bottom up.
  *
- *   execute_torch.c   torch objects looked up once; what is asked of a tensor
+ *   execute_torch.c   torch objects looked up once; queries about tensors
  *   execute_memory.c  references to storages: the host side of execute.h
  *   execute_device.c  a GPU's memory and streams
  *   execute_identity.c sets of storages
@@ -45,7 +45,7 @@ typedef struct ms_torch {
         *n_is_quantized, *n_f_back, *n_base, *n_nbytes;
 } ms_torch;
 
-/* NULL with an exception where torch lacks something. */
+/* NULL with an exception if torch lacks one of them. */
 const ms_torch *ms_ext_torch(void);
 
 /* Bool attribute or argumentless method: 1, 0, or -1 with an exception. */
@@ -53,8 +53,8 @@ int ms_ext_flag(PyObject *object, PyObject *name);
 int ms_ext_ask(PyObject *method, PyObject *object);
 int ms_ext_version_of(PyObject *tensor, uint64_t *version);
 
-/* The storage of a tensor: a new reference and its identity. -1 with no exception set
- * where it has none that could be moved. */
+/* The storage of a tensor: a new reference and its identity. -1 with no exception set if it has none that could be
+ * moved. */
 int ms_ext_storage_of(PyObject *tensor, PyObject **storage, uintptr_t *identity);
 
 /* A name of a dtype or device that lives as long as the process; NULL on failure. */
@@ -66,7 +66,7 @@ int ms_ext_record_of(PyObject *tensor, int64_t *sizes, ms_record *record);
 /* The number of the operator that autograd is recording. No exception is left set. */
 uint64_t ms_ext_operator_now(void);
 
-/* Whether the Python frame `caller` is on this thread's stack; true if there is none to look for. */
+/* Whether the Python frame `caller` is on this thread's stack; true if `caller` is NULL. */
 bool ms_ext_is_under_way(PyObject *caller);
 
 /* Raises what autograd raises when a saved tensor was changed in place; the name is
@@ -81,7 +81,7 @@ typedef struct ms_memory {
     PyObject *strong;  /* the storage, or NULL */
     PyObject *weak;    /* int of torch's weak reference: keeps the identity unique */
     uint64_t bytes;
-    void *stream;      /* of a GPU's: that it was allocated on to be fetched into */
+    void *stream;      /* of a GPU's: the stream on which it was allocated for a fetch */
     PyObject *probe;   /* an empty tensor that shares the saved one's version counter */
     uint64_t version;
 } ms_memory;
@@ -89,8 +89,7 @@ typedef struct ms_memory {
 ms_memory *ms_ext_memory_of_storage(PyObject *storage, uint64_t bytes);
 ms_memory *ms_ext_memory_of_tensor(PyObject *tensor, uint64_t version);
 void ms_ext_memory_free(ms_memory *memory);
-/* Bytes that may be read or written from `address` on: whole pages where the memory is
- * a map of hostmem's. */
+/* Bytes that may be read or written from `address` on: whole pages if the memory is a map of hostmem's. */
 uint64_t ms_ext_capacity_behind(const void *address, uint64_t bytes);
 /* Its context is the Execution. */
 extern const ms_execute_host ms_ext_host;
@@ -104,7 +103,7 @@ typedef struct ms_identity_set {
     size_t count;
 } ms_identity_set;
 
-/* The GPU whose storages the tier takes; all NULL where it takes the CPU's. */
+/* The GPU whose storages the tier takes; all NULL if it takes the CPU's. */
 typedef struct ms_ext_device {
     const ms__device_kind *kind;
     PyObject *number, *name; /* 0, and torch's name of the device */
@@ -138,11 +137,11 @@ PyObject *ms_ext_enter(PyObject *self, PyObject *args);
 PyObject *ms_ext_leave(PyObject *self, PyObject *caller);
 
 bool ms_ext_identity_has(const ms_identity_set *set, uintptr_t identity);
-/* The same for the storage of a tensor; false where it has none. */
+/* The same for the storage of a tensor; false if it has none. */
 bool ms_ext_identity_has_tensor(const ms_identity_set *set, PyObject *tensor);
 /* Room for `count` members, none of them there yet. -1 with an exception. */
 int ms_ext_identity_reset(ms_identity_set *set, size_t count);
-/* The storage of a tensor; None and tensors without one are passed over. */
+/* Adds the storage of a tensor; skips None and tensors without a storage. */
 void ms_ext_identity_add(ms_identity_set *set, PyObject *tensor);
 /* storage_bytes(list): bytes of the tensors' distinct storages. */
 PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors);
@@ -178,20 +177,19 @@ typedef struct ms_region {
     uint32_t unread_slots[MS_EXT_WAITING_MAX];
     size_t unread_count;
     uint64_t unread_since; /* the operator that saved them */
-    uint64_t last_operator; /* 1 + the one after which a replay has all it needs; 0: not reached */
+    uint64_t last_operator; /* 1 + the operator after which a replay is complete; 0: not reached */
     bool is_capturing;      /* between begin_replay() and end_replay() */
-    bool is_stopped;        /* the replay under way, before its end: its last operator has not run */
+    bool is_stopped;        /* the replay under way stopped before its last operator */
     PyObject *weak_references;
 } ms_region;
 
 extern PyTypeObject *ms_ext_region_type;
 int ms_ext_region_init_type(PyObject *module);
 ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame);
-/* The region, of any execution, whose pack callable this is, borrowed; NULL where it is
- * someone else's. */
+/* The region, borrowed, of any execution that has this pack callable; NULL if none has. */
 ms_region *ms_ext_region_of_hook(PyObject *pack);
-/* Whether the call is still being made, on this thread: a forward that was broken off by
- * a KeyboardInterrupt leaves its hooks behind, and what autograd saves then is not its. */
+/* Whether the call is still under way on this thread. A forward that a KeyboardInterrupt ended leaves its hooks
+ * behind; tensors that autograd saves after that are not the call's. */
 static inline bool ms_ext_region_is_running(const ms_region *region)
 {
     return ms_frame_is_open(region->frame) && ms_ext_is_under_way(region->caller);

@@ -8,9 +8,9 @@
 
 /* Sends the tensor; takes over what->storage. NULL without an exception: keep it. */
 PyObject *ms_ext_offload(ms_region *region, PyObject *tensor, ms_movable *what);
-/* A handle of a tensor argument that is sent; NULL without an exception: it has to stay. */
+/* Sends a tensor argument. NULL without an exception: the tensor has to stay. */
 PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor);
-/* A handle that holds its tensor takes over the extent of `sent`, whose reference it takes. */
+/* Moves the extent of `sent` to a handle that holds its tensor. Takes the reference to `sent`. */
 void ms_ext_become_extent(ms_saved *saved, ms_saved *sent);
 
 #endif

@@ -101,8 +101,8 @@ int ms_ext_check_version(PyObject *tensor, uint64_t version)
     return -1;
 }
 
-/* Whether an operator may save this tensor now and fill it afterwards, as the one behind
- * RReLU does with its noise: nobody computed it under autograd, and nobody wrote to it. */
+/* Whether an operator may save this tensor now and fill it afterwards, as RReLU does with its noise: autograd has
+ * not computed the tensor, and nothing has written to it. */
 bool ms_ext_may_be_unwritten(PyObject *tensor)
 {
     bool may_be = ms_ext_version_or_none(tensor) == 0 && ms_ext_flag(tensor, ms_ext_torch()->n_requires_grad) == 0;
@@ -154,7 +154,7 @@ int ms_ext_check_probe(const ms_saved *saved)
 
 /* ---- kept ---------------------------------------------------------------------- */
 
-/* The tensor itself where it is a leaf, else an alias without a graph. */
+/* The tensor itself if it is a leaf, else an alias without a graph. */
 PyObject *ms_ext_alias_of(PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();
@@ -191,7 +191,7 @@ PyObject *ms_ext_keep(ms_execution *execution, PyObject *tensor)
     return (PyObject *)saved;
 }
 
-/* Parameters, buffers, the caller's batch: they stay whatever happens. */
+/* Parameters, buffers and the caller's batch stay under every plan. */
 bool ms_ext_stays(ms_execution *execution, PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();

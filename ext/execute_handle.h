@@ -28,7 +28,7 @@ struct ms_saved {
     PyObject *tensor; /* kept: the alias; extent: the probe of its version; selective: first the
                                                * alias, then the probe */
     PyObject *dtype, *size, *stride, *offset; /* of an extent and a selective one: the view */
-    PyObject *ticket; /* of a selective one: recomputes the storage; NULL: it is not dropped */
+    PyObject *ticket; /* of a selective one: recomputes the storage; NULL: not dropped */
     PyObject *token; /* the observer's, or NULL */
 };
 

@@ -1,8 +1,7 @@
 /*
- * The hooks of Execution: entering and leaving the root and layers, on the calling thread's
- * stack of saved-tensor hooks. What an exception left on that stack is taken off before
- * anything is pushed; hooks of others are never touched. Called by Python's module hooks;
- * under the interpreter lock, and each thread sees its own stack only.
+ * The hooks of Execution: enters and leaves the root and layers, on the calling thread's stack of saved-tensor
+ * hooks. Before it pushes, it removes its own hooks that an exception left on that stack; it never touches hooks of
+ * others. Called by Python's module hooks, under the interpreter lock. Each thread sees its own stack only.
  */
 #include "execute_pack.h"
 #include "technique_ext.h"
@@ -12,10 +11,10 @@ static uint64_t this_thread(void)
     return (uint64_t)PyThread_get_thread_ident();
 }
 
-/* TOP_OTHER: of another execution, whose model this one's lies in. */
+/* TOP_OTHER: a region of another execution, whose model contains this one's. */
 typedef enum top_hook { TOP_NONE, TOP_OURS, TOP_OTHER, TOP_FOREIGN, TOP_FAILED } top_hook;
 
-/* *region becomes the region on top where that is of an execution, borrowed. */
+/* Sets *region, borrowed, if the hooks on top belong to an execution. */
 static top_hook look_at_top(const ms_execution *self, ms_region **region)
 {
     PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
@@ -32,7 +31,7 @@ static top_hook look_at_top(const ms_execution *self, ms_region **region)
     return found;
 }
 
-/* Takes our hooks off this thread's stack, as far as they lie on top. */
+/* Pops our hooks from this thread's stack until another's hook is on top. */
 static top_hook unwind(const ms_execution *self)
 {
     top_hook top;
@@ -48,8 +47,8 @@ static top_hook unwind(const ms_execution *self)
     return top;
 }
 
-/* Opens the frame of a call and pushes its hooks. A new reference, or None where the
- * call is to be left alone; NULL with an exception. */
+/* Opens the frame of a call and pushes its hooks. A new reference; None if the call is left alone; NULL with an
+ * exception. */
 static PyObject *enter_frame(ms_execution *self, uint32_t layer, bool is_replayable, PyObject *caller)
 {
     ms_call_facts facts = {.replayable = is_replayable};
@@ -82,8 +81,8 @@ static int enter_root_work(ms_execution *self, PyObject *caller)
     return region != NULL ? 0 : -1;
 }
 
-/* Why no hooks can be pushed on this thread, after ours are off: a new str, None where
- * they can, NULL with an exception. */
+/* Pops our hooks, then says why none can be pushed on this thread: a new str; None if they can; NULL with an
+ * exception. */
 static PyObject *obstacle(top_hook top)
 {
     int is_enabled = top == TOP_FAILED ? -1 : ms_ext_ask(ms_ext_torch()->hooks_enabled, NULL);
@@ -180,7 +179,7 @@ PyObject *ms_ext_leave(PyObject *object, PyObject *caller)
     bool can_push = why_not == Py_None;
     Py_DECREF(why_not);
     if (!can_push) {
-        Py_RETURN_NONE; /* the layer was left alone, and what is open lies below */
+        Py_RETURN_NONE; /* the layer was left alone; the open frame is another's */
     }
     ms_execute_leave(self->execute, this_thread());
     if (ms_execute_in_root(self->execute, this_thread()) && enter_root_work(self, caller) != 0) {

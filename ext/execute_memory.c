@@ -39,7 +39,7 @@ ms_memory *ms_ext_memory_of_tensor(PyObject *tensor, uint64_t version)
     return memory;
 }
 
-/* May be called while an exception is on its way: that one is kept. */
+/* May be called while an exception is set, and keeps it. */
 void ms_ext_memory_free(ms_memory *memory)
 {
     PyObject *type, *value, *traceback;
@@ -68,7 +68,7 @@ static void host_weaken(void *context, void *reference)
     PyErr_Restore(type, value, traceback);
 }
 
-/* Someone may have resized a storage to nothing: then its bytes are not there. */
+/* Other code may have resized the storage to nothing; its bytes are then gone. */
 static bool has_bytes(PyObject *storage, uint64_t bytes)
 {
     PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->nbytes, storage, NULL);
@@ -127,7 +127,7 @@ static void *address_of(PyObject *storage)
     return address;
 }
 
-/* torch's text of why there is no memory, without the exception. */
+/* torch's text for the failed allocation; clears the exception. */
 static int fail_with_exception(uint64_t bytes, ms_error *err)
 {
     PyObject *type, *value, *traceback;
@@ -196,7 +196,7 @@ static void *host_stream(void *context)
     return ms_ext_device_stream(context);
 }
 
-/* The thread that gave the lock up takes it back: waits do not nest. */
+/* The thread that released the lock takes it again; waits do not nest. */
 static _Thread_local PyThreadState *waiting_thread;
 
 static void host_unlock(void *context)

@@ -15,7 +15,7 @@ typedef struct ms_movable {
 
 /* No exception is left set. */
 bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *what);
-/* 1 where other tensors with version counters of their own may lie in the same storage. */
+/* 1 if other tensors with version counters of their own may be in the same storage. */
 int ms_ext_is_piece(PyObject *tensor, const ms_movable *what);
 /* A copy with the same strides in a storage of its own, which replaces that in `what`. */
 PyObject *ms_ext_copy_of_piece(PyObject *tensor, ms_movable *what);

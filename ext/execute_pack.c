@@ -4,8 +4,8 @@
  */
 #include "execute_pack.h"
 
-/* Lets the profiler of real steps see a saved tensor: it gives a token, whose
- * unpacked() is called at every unpack and which dies with the handle. */
+/* Shows a saved tensor to the profiler of real steps. The profiler gives a token; every unpack calls its unpacked(),
+ * and it dies with the handle. */
 static PyObject *observed(ms_execution *execution, PyObject *tensor, PyObject *handle)
 {
     if (handle == NULL || execution->observer == NULL) {
@@ -39,8 +39,8 @@ static PyObject *pack_extent(PyObject *self, PyObject *tensor)
     return observed(region->execution, tensor, ms_ext_save_extent(region, tensor));
 }
 
-/* Where calls are watched, or storages of two values become bits in them too: one that is
- * kept has no hooks otherwise. */
+/* Keeps tensors, in calls that are watched or whose two-valued storages become bits. Other kept calls have no
+ * hooks. */
 static PyObject *pack_kept(PyObject *self, PyObject *tensor)
 {
     ms_region *region = (ms_region *)self;
@@ -76,7 +76,7 @@ static PyObject *unpack(PyObject *self, PyObject *handle)
     return ms_ext_saved_unpack(handle);
 }
 
-/* Unpack of a replay's own graph: not the backward of the step. */
+/* Unpack in a replay's own graph, which is not the step's backward. */
 static PyObject *unpack_inner(PyObject *self, PyObject *handle)
 {
     (void)self;

@@ -1,6 +1,6 @@
 /*
- * Region: one hooked call of a layer, as Python sees it: where it belongs, what its
- * replay needs (the payload), and the two ends of a replay. Made by Execution.enter().
+ * Region: one hooked call of a layer, as Python sees it: its layer and frame, the payload that its replay needs, and
+ * the two ends of a replay. Execution.enter() makes it.
  */
 #include "execute_pack.h"
 #include "technique_ext.h"
@@ -141,7 +141,7 @@ static PyObject *begin_replay(PyObject *self, PyObject *whole)
     Py_RETURN_NONE;
 }
 
-/* Pops our pair and what a replay that was stopped early left above it. */
+/* Pops our hooks and those that a replay left above them when it was stopped early. */
 static int pop_down_to(ms_region *region)
 {
     for (;;) {

@@ -1,14 +1,13 @@
 /*
- * Saved tensors of a selective technique. The library says which storages are dropped;
- * those stay until their call has ended, when the tape of its operators (Python's
- * execution/tape.py, the region's payload) knows which of them it can make again: it gives
- * these a ticket that does, and the others stay.
+ * Saved tensors of a selective technique. The library says which storages are dropped. They stay until their call
+ * has ended. By then the tape of its operators (Python's execution/tape.py, the region's payload) knows which of them
+ * it can recompute. Those get a ticket that recomputes them; the others stay.
  */
 #include "execute_selective.h"
 
 #include "undo.h"
 
-/* Whether a storage can be told apart and its view rebuilt. No exception is left set. */
+/* Whether the storage has an identity and the view can be rebuilt. Leaves no exception set. */
 static bool is_plain(PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();
@@ -37,7 +36,7 @@ static PyObject *unpack_dropped(ms_saved *saved)
     return tensor;
 }
 
-/* The bytes go; the version is still watched. */
+/* Releases the bytes; the version is still watched. */
 static int drop_bytes(ms_saved *saved, PyObject *ticket)
 {
     PyObject *probe = saved->ticket == NULL ? ms_ext_probe_of(saved->execution, saved->tensor) : NULL;
@@ -74,8 +73,8 @@ static PyObject *drop_later(ms_region *region, PyObject *tensor, const ms_movabl
     return (PyObject *)saved;
 }
 
-/* Stays or moves, and is what others may be made from; a piece that was copied is not,
- * since it is not the storage that operators read. */
+/* Keeps or sends the tensor; others may be recomputed from it. A copied piece does not serve for that, because
+ * operators read another storage. */
 static PyObject *hold(ms_region *region, PyObject *tensor, const ms_movable *what)
 {
     bool moves = !ms_frame_rest_stays(region->frame) || ms_frame_packs(region->frame);

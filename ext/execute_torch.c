@@ -1,6 +1,5 @@
 /*
- * torch objects that the execute room asks, looked up once, and the few questions
- * about tensors that pack and unpack have. Nothing here keeps a tensor.
+ * torch's objects, looked up once, and the queries about tensors that pack and unpack make. Keeps no tensor.
  */
 #include "execute_ext.h"
 
@@ -162,7 +161,7 @@ int ms_ext_storage_of(PyObject *tensor, PyObject **storage, uintptr_t *identity)
     PyObject *number = found != NULL ? PyObject_GetAttr(found, t->n_cdata) : NULL;
     if (number == NULL) {
         Py_XDECREF(found);
-        PyErr_Clear(); /* sparse and other tensors have none: they are left alone */
+        PyErr_Clear(); /* sparse and some other tensors have none and are left alone */
         return -1;
     }
     *identity = (uintptr_t)PyLong_AsVoidPtr(number);
@@ -234,7 +233,7 @@ static int sizes_of(PyObject *shape, int64_t *sizes, uint32_t *rank)
     for (Py_ssize_t i = 0; i < count; i++) {
         sizes[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
         if (sizes[i] == -1) {
-            PyErr_Clear(); /* a nested tensor's size is a symbol: it is like every other */
+            PyErr_Clear(); /* a nested tensor's size is a symbol, which counts as equal to all others */
         }
     }
     *rank = (uint32_t)count;

@@ -1,10 +1,10 @@
 /*
- * The values of saved tensors of replayed layers. Read where they lie, in host memory; a GPU's are not compared, since
- * reading them would wait for the device.
+ * The values of saved tensors of replayed layers, read in place in host memory. Values on a GPU are not compared,
+ * because reading them would wait for the device.
  */
 #include "execute_values.h"
 
-/* Where the values are. False: nowhere that can be read. */
+/* The place of the values. False: they can't be read. */
 static bool find_contents(PyObject *tensor, ms_contents *contents, int64_t *strides)
 {
     const ms_torch *t = ms_ext_torch();
@@ -57,7 +57,7 @@ int ms_ext_values_settle(ms_region *region, bool all)
     }
     int rc = 0;
     for (size_t i = 0; i < region->unread_count && rc == 0; i++) {
-        /* In forward somebody may have written to it since. */
+        /* In forward, code may have written to it since. */
         if (region->is_capturing || ms_ext_version_or_none(region->unread[i]) == 0) {
             rc = read_values(region, region->unread_slots[i], region->unread[i], true);
         }
@@ -66,7 +66,7 @@ int ms_ext_values_settle(ms_region *region, bool all)
     return rc;
 }
 
-/* Bytes that an operator left for its backward: what lies between its own data was never written. */
+/* Bytes that an operator left for its backward; gaps between its data were never written. */
 static bool is_workspace(PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();

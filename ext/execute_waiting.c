@@ -1,6 +1,6 @@
 /*
- * Handles that wait for their bytes: an operator may save a tensor first and fill it
- * afterwards. They hold the tensor until the operator is over, and are sent then.
+ * Handles that wait for their bytes, because an operator may save a tensor first and fill it afterwards. They hold
+ * the tensor until the operator has ended; then it is sent.
  */
 #include "execute_waiting.h"
 
@@ -57,8 +57,8 @@ static PyObject *save_waiting(ms_region *region, PyObject *tensor)
     return saved;
 }
 
-/* Selective frames have asked already; in the others nothing is dropped, but the plan may say
- * what becomes bits. */
+/* Selective frames have already asked. In the others nothing is dropped, but the plan may turn storages into
+ * bits. */
 static int tell_choice(ms_region *region, const ms_movable *what)
 {
     ms_error err;

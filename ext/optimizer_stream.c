@@ -168,7 +168,7 @@ static PyObject *export_state(PyObject *self, PyObject *args)
 
 /* ---- rounds --------------------------------------------------------------------- */
 
-/* To be freed with PyMem_Free. */
+/* The caller frees it with PyMem_Free. */
 static uint64_t *read_ids(PyObject *list, size_t *count)
 {
     if (!PyList_Check(list)) {

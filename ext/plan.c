@@ -335,8 +335,8 @@ static PyObject *replay_of(const ms_replay *replay, const ms_sample *samples, ui
         "disk_peak_bytes", (unsigned long long)replay->tier_peak_bytes[2], "timeline", timeline_of(samples, count));
 }
 
-/* The plan's entries name nodes of this very graph. `techniques` has room for two rows: what
- * becomes bits comes second. */
+/* The plan's entries name nodes of this graph. `techniques` has room for two rows; the second is for tensors that
+ * become bits. */
 static int techniques_of(const ms_ext_documents *d, uint8_t *techniques, ms_error *err)
 {
     if (d->plan->entry_count != d->graph->node_count) {

@@ -1,7 +1,6 @@
 /*
- * The tracer for Python: `_core.Trace`, a thin face of ms_trace, and the check of a
- * graph document. Called by memscale.tracing.profiler for every operator of a traced
- * step, so that a call converts its arguments and nothing more.
+ * The tracer for Python: `_core.Trace`, a thin wrapper of ms_trace, and the check of a graph document.
+ * memscale.tracing.profiler calls it for every operator of a traced step, so calls only convert their arguments.
  */
 #include "base/units.h"
 #include "common.h"
@@ -42,7 +41,7 @@ static void trace_dealloc(PyObject *self)
 
 /* ---- arguments ------------------------------------------------------------ */
 
-/* `count` integers, all wanted. */
+/* Exactly `count` integers. */
 static int read_numbers(const char *function, PyObject *const *args, Py_ssize_t given, Py_ssize_t count,
                         uint64_t *numbers)
 {
@@ -119,7 +118,7 @@ static PyObject *phase(PyObject *self, PyObject *name)
     return ms_ext_none_or_raise(ms_trace_set_phase(trace_of(self), (ms_trace_phase)index, &err), &err);
 }
 
-/* Calls that answer nothing, and take nothing, a number or two. `what` is named where that is none. */
+/* Calls without a result that take up to two numbers. Errors name `what`. */
 static PyObject *tell(PyObject *self, int (*told)(ms_trace *, ms_error *))
 {
     ms_error err;
@@ -215,7 +214,7 @@ static PyObject *optimizer_unknown(PyObject *self, PyObject *unused)
 
 /* ---- the model's own cross entropy ------------------------------------------ */
 
-/* The number that the library gives to what is told of this storage. */
+/* The library's number of this storage. */
 static PyObject *ask_one(PyObject *self, PyObject *key, int (*asked)(ms_trace *, uint64_t, uint64_t *, ms_error *))
 {
     uint64_t storage, number;

@@ -1,13 +1,13 @@
 /*
- * Operators for the tracer: their operands and the storages that they read, made and wrote,
- * out of Python's tuples. Called once or twice for every operator of a traced step.
+ * Operators for the tracer: converts Python's tuples to operands and to the storages that an operator read, made and
+ * wrote. Called once or twice for every operator of a traced step.
  */
 #include "base/units.h"
 #include "rooms.h"
 #include "trace_ext.h"
 
-/* (shape, bytes) as an operand, or (shape, bytes, whether it is of type bool). Dimensions beyond
- * the eighth are multiplied into the first: no operator that the tables know has as many. */
+/* Converts (shape, bytes) or (shape, bytes, is bool) to an operand. Dimensions beyond the eighth are multiplied into
+ * the first; no operator of the tables has so many. */
 static int read_operand(PyObject *tuple, ms_operand *operand)
 {
     Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
@@ -45,8 +45,8 @@ static int read_operand(PyObject *tuple, ms_operand *operand)
 
 enum { OPERANDS_ON_STACK = 16 };
 
-/* Operands of a tuple of them; `*operands` is `room` or, for longer tuples, to be
- * freed with PyMem_Free. */
+/* Converts a tuple of operands. `*operands` is `room`, or new memory for longer tuples, which the caller frees with
+ * PyMem_Free. */
 static int read_operands(PyObject *tuples, ms_operand *room, ms_operand **operands, size_t *count)
 {
     if (!PyTuple_Check(tuples)) {

@@ -1,4 +1,4 @@
-/* Undo: notes of what is to be put back, and the one call that does it; see undo.h. */
+/* Undo: notes of values to restore, and the one call that restores them; see undo.h. */
 #include "undo.h"
 
 #include "execute_ext.h"
@@ -11,7 +11,7 @@ typedef struct undo {
 typedef enum note { NOTE_CALL, NOTE_SLOT, NOTE_CONTENT, NOTE_HOOKS } note;
 
 static PyTypeObject *undo_type;
-static PyObject *missing; /* stands for a slot that is not there */
+static PyObject *missing; /* stands for a slot without a value */
 
 static int append(undo *self, note what, PyObject *object, PyObject *value)
 {

@@ -395,6 +395,9 @@ def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
 def hardware_check(json: str, /) -> str:
     """The description as the library writes it. Raises MemScaleError."""
 
+def hardware_grow_process(hardware: str, expected_bytes: int, /) -> str:
+    """The description with the baseline that the process has by now, and these bytes to come. Unchanged for a GPU."""
+
 def hardware_probe(
     disk_dir: str | None = None,
     cache_dir: str | None = None,

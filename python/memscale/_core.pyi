@@ -14,55 +14,54 @@ ADAMW_BLOCK: int
 ADAMW_FP32: int
 
 class Execution:
-    """Carries out plans on one model; `replay` runs a layer again for the saved tensors that its region is missing."""
+    """Executes plans on one model; `replay` replays a layer for the saved tensors that its region is missing."""
 
     def __init__(self, replay: Callable[[Undo, Region], None], /) -> None:
         ...
     def add_layer(self, name: str, /) -> int:
-        """A layer's number."""
+        """Adds a layer; returns its number."""
     def backward_begins(self) -> None:
-        """A backward begins that no hook of a layer sees."""
+        """Reports the start of a backward, if hooks of layers can't see it."""
     def backward_ended(self) -> None:
-        """A backward is over."""
+        """Reports the end of a backward."""
     def boundary(self, is_optimizer: bool, is_another: bool = False, /) -> dict[str, int] | None:
-        """What a step showed, if one ended: step, step_ns, plan_steps, and of the process peak_bytes, peak_held_bytes,
-        resident_bytes, held_bytes where they are known.
+        """Measurements of the step, if one ended: step, step_ns, plan_steps, and those known of peak_bytes,
+        peak_held_bytes, resident_bytes and held_bytes of the process.
         """
     def count_replan(self) -> None:
-        """One more plan after the first."""
+        """Counts one more plan after the first."""
     def counters(self) -> dict[str, int]:
         """Counters by name."""
     def device_peak(self, mark_bytes: int | None, /) -> None:
-        """Before a boundary: the high-water mark of the training device's allocator; None for a CPU host."""
+        """Reports the peak of the training GPU's allocator, before a boundary; None on the CPU."""
     def enter(self, layer: int, is_replayable: bool, caller: FrameType | None, /) -> Region | str | None:
-        """A call of a layer begins. None: it is kept; a str, as hooks_in_the_way() gives it: it has to be left alone.
-        """
+        """Begins a call of a layer. None: the call needs no hooks. A str of hooks_in_the_way(): none can be pushed."""
     def enter_root(self, caller: FrameType | None, /) -> bool:
-        """A forward begins, made by this Python frame. True if one was broken off before."""
+        """Begins a forward, called by this Python frame. True if an earlier one was interrupted."""
     def evaluation_begins(self) -> None:
-        """Forwards without gradients begin: their peak is not the step's."""
+        """Begins forwards without gradients; their peak does not count for the step."""
     def evaluation_ends(self) -> tuple[int, int] | None:
-        """Bytes resident before the evaluation and at its peak; None if none has begun."""
+        """Resident bytes before the evaluation and at its peak; None if no evaluation has begun."""
     def expect_backward(self) -> bool:
-        """The forward that has ended will be told of by backward_begins(); False: that is not needed."""
+        """Announces a backward_begins() for the forward that just ended. False: that call is not needed."""
     def held_layers(self) -> list[str]:
-        """Layers that are not recomputed any more."""
+        """Layers that hold() or a failed comparison stopped recomputing."""
     def hold(self, layer: int, /) -> None:
-        """The layer is not recomputed any more."""
+        """Stops recomputing the layer."""
     def hooks_in_the_way(self) -> str | None:
-        """Removes stale hooks of ours; why hooks can't be pushed: "foreign", "wrapped" (those of an execution around
-        this one) or "disabled"; None where they can.
+        """Removes our stale hooks and returns None if hooks can be pushed, else why not: "foreign", "wrapped" (an
+        execution around this one has hooks) or "disabled".
         """
     def in_root(self) -> bool:
         """Whether this thread is in a forward."""
     def is_active(self) -> bool:
         """Whether the plan does anything."""
     def is_resident(self, tensor: torch.Tensor, /) -> bool:
-        """Whether its storage is one of those."""
+        """Whether the tensor's storage is one that set_residents() set."""
     def leave(self, caller: FrameType | None, /) -> None:
-        """The call is over; `caller` is the root's frame, or None."""
+        """Ends the call; `caller` is the root's frame, or None."""
     def leave_root(self, failed: bool, /) -> None:
-        """The forward is over."""
+        """Ends the forward."""
     def open_tier(
         self,
         host_cap_bytes: int,
@@ -76,31 +75,31 @@ class Execution:
         write_bytes_per_s: int = 0,
         read_bytes_per_s: int = 0,
     ) -> None:
-        """Opens the lower tier for a plan's caps; with a `device_kind`, of that GPU's storages. Opens none if both
-        caps are 0. Raises OffloadError.
+        """Opens the lower tier with a plan's caps. With a `device_kind` it takes storages of that GPU, else of the
+        CPU. Opens nothing if both caps are 0. Raises OffloadError.
         """
     def peek(self, layer: int, /) -> Technique:
         """The technique of the layer's next call."""
     def poll(self) -> None:
-        """Lets go of what is no longer needed."""
+        """Releases storages and transfers that nothing needs any more; never waits."""
     def set_began(self, call: Callable[[], None] | None, /) -> None:
-        """Called at the first unpack of a backward."""
+        """Sets the function to call at the first unpack of a backward."""
     def set_observer(self, call: Callable[[torch.Tensor], Any] | None, /) -> None:
-        """Called with each tensor saved in a region; the token it gives has unpacked() called at every unpack and dies
-        with the handle.
+        """Sets the function to call with each tensor saved in a region. It returns a token, which lives as long as the
+        handle; every unpack calls the token's unpacked().
         """
     def set_overlap(self, wanted: bool, /) -> None:
-        """Whether a GPU's transfers run beside the computation."""
+        """Sets whether a GPU's transfers overlap the computation."""
     def set_packing(self, wanted: bool, /) -> None:
-        """Whether saved tensors of two values become bits in memory; they do at first."""
+        """Sets whether two-valued saved tensors become bits in memory; initially true."""
     def set_plan(self, json: str | None, /) -> None:
-        """Follows this plan from the next forward on; None keeps everything. MemScaleError where it is malformed."""
+        """Follows this plan from the next forward on; None keeps everything. MemScaleError if it is malformed."""
     def set_residents(self, tensors: list[torch.Tensor], /) -> None:
-        """Tensors whose storages never move."""
+        """Sets the tensors whose storages never move."""
     def stats(self) -> dict[str, Any]:
-        """What lives now."""
+        """Counts and bytes of the objects that are live now."""
     def tier(self) -> str | None:
-        """One line on the lower tier, if it is open."""
+        """One line about the lower tier; None if it is not open."""
 
 class OptimizerStream:
     """Optimizer state on disk. OffloadError if a read or write fails, ConfigError for an unfit directory or cap."""
@@ -678,7 +677,7 @@ def trial_limits(budget: int, /) -> tuple[int, int]:
     """Limits of a trial: resident bytes and bytes of private maps."""
 
 def unpack_input(handle: Saved, /) -> torch.Tensor:
-    """The tensor given to Region.offload_input()."""
+    """The tensor behind a handle of Region.offload_input()."""
 
 def version() -> str:
     """Version of the library."""

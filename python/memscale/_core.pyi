@@ -147,35 +147,35 @@ class OptimizerStream:
         """As adamw_step; the state's addresses are ignored."""
 
 class Region:
-    """One call of a layer, from its forward until nobody asks for what it saved."""
+    """One call of a layer, from its forward until its saved tensors are gone."""
     def abandon_replay(self) -> None:
-        """Stops capturing if that was not ended; what it made is not used."""
+        """Stops capturing if end_replay() did not; discards the tensors captured."""
     def begin_replay(self, whole: bool, /) -> None:
-        """Starts capturing what the layer saves; with `whole`, ReplayStop is not to end it early."""
+        """Starts to capture the tensors that the layer saves; with `whole`, ReplayStop never ends the replay early."""
     call: int
     """Number of this call in its forward, from 0."""
     def end_replay(self, failed: bool, /) -> None:
-        """Stops capturing; raises IntegrationError where the layer saved too little."""
+        """Stops capturing; raises IntegrationError if the layer saved too little."""
     is_running: bool
     """Whether the layer's call is still under way."""
     layer: str
     """Qualified name of the layer; "" for the root's own work."""
     missing: int
-    """Saved tensors that a replay would have to make."""
+    """Number of saved tensors that a replay would have to recompute."""
     def offload_input(self, tensor: torch.Tensor, /) -> Saved | None:
-        """A handle of the tensor, which goes to the lower tier; None where it has to stay."""
+        """Sends the tensor to the lower tier and returns a handle; None if the tensor must stay."""
     payload: Any
-    """What the replay needs; any object."""
+    """Any object that the replay needs."""
     technique: Technique
-    """The technique in force."""
+    """The technique of this call."""
 
 class ReplayStop(Exception):
     """Ends a replay early: everything that backward needs exists."""
 
 class Saved:
-    """What autograd holds in place of one saved tensor."""
+    """A handle that autograd holds in place of one saved tensor."""
     def drop(self, ticket: Any, /) -> None:
-        """Releases the bytes; the ticket's give() recomputes them."""
+        """Releases the tensor's bytes; the ticket's give() recomputes them."""
     def unpack(self) -> torch.Tensor:
         """The saved tensor."""
 

@@ -1,13 +1,15 @@
 /*
- * The GPU of an Execution whose tier takes a GPU's storages: memory of torch's caching
- * allocator to fetch into, and the stream that the calling thread works on. Called by the
- * other files of the execute room; nothing here runs on a machine without a GPU.
+ * The GPU of an Execution whose tier takes a GPU's storages: its names and kind for torch, the
+ * stream that the calling thread works on, and the use of fetched memory on other streams. Called
+ * by the other files of the execute room; nothing here runs on a machine without a GPU.
  *
- * The allocator's rules. A storage that is stored is held until the library has seen the end
- * of its copy, so it cannot be handed out again under it. A storage that is fetched into is
- * allocated on the current stream, the copy begins after an event on that stream, and that stream
- * waits for the copy's end before anyone gets it or lets it go; where another stream then uses it, that one
- * waits too, and the allocator is told by record_stream().
+ * Rules of torch's caching allocator:
+ * - Storing: the library holds the storage until its copy has ended, so that the allocator can't
+ *   reuse it before.
+ * - Fetching: the storage is allocated on the current stream. The copy begins after an event on
+ *   that stream, and that stream waits for the copy's end before the storage is used or released.
+ * - If another stream uses the storage then, it waits too, and record_stream() tells the
+ *   allocator.
  */
 #include "execute_ext.h"
 

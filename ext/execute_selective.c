@@ -1,14 +1,14 @@
 /*
- * Saved tensors of a selective technique. The library says which storages are dropped;
- * those stay until their call has ended, when the tape of its operators (Python's
- * execution/tape.py, the region's payload) knows which of them it can make again: it gives
- * these a ticket that does, and the others stay.
+ * Saved tensors of a selective technique. The library says which storages to drop. They stay
+ * until their call ends. Then the tape of the call's operators (Python's execution/tape.py, the
+ * region's payload) knows which of them it can recompute: it drops these and gives each handle a
+ * ticket that recomputes the tensor. The others stay.
  */
 #include "execute_selective.h"
 
 #include "undo.h"
 
-/* Whether a storage can be told apart and its view rebuilt. No exception is left set. */
+/* Whether the tensor can be rebuilt as a view of its storage. No exception is left set. */
 static bool is_plain(PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();
@@ -37,7 +37,7 @@ static PyObject *unpack_dropped(ms_saved *saved)
     return tensor;
 }
 
-/* The bytes go; the version is still watched. */
+/* Releases the bytes; the probe that replaces the tensor still shows its version. */
 static int drop_bytes(ms_saved *saved, PyObject *ticket)
 {
     PyObject *probe = saved->ticket == NULL ? ms_ext_probe_of(saved->execution, saved->tensor) : NULL;
@@ -74,8 +74,8 @@ static PyObject *drop_later(ms_region *region, PyObject *tensor, const ms_movabl
     return (PyObject *)saved;
 }
 
-/* Stays or moves, and is what others may be made from; a piece that was copied is not,
- * since it is not the storage that operators read. */
+/* Keeps or moves the tensor, and tells the tape that others may be recomputed from it. A copied piece is not told:
+ * operators do not read its storage. */
 static PyObject *hold(ms_region *region, PyObject *tensor, const ms_movable *what)
 {
     bool moves = !ms_frame_rest_stays(region->frame) || ms_frame_packs(region->frame);

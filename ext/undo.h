@@ -1,20 +1,20 @@
 /*
- * undo.h - changes that are taken back whatever happens.
+ * undo.h - temporary changes that are always undone.
  *
- * Python code that changes somebody else's objects for a while notes each change in an Undo before it makes it.
- * A `finally` would not do: KeyboardInterrupt comes between any two bytecodes, the first of a `finally` included.
- * Here everything is put back in one call into C, in which no bytecode of ours runs, so nothing can come between.
+ * Python code that changes other people's objects for a while notes each change in an Undo before it makes it.
+ * A `finally` is not enough: a KeyboardInterrupt can come between any two bytecodes, even before the first of a
+ * `finally`. One call into C undoes all changes; it runs no bytecode of ours, so nothing can interrupt it.
  *
- * Users: the replay of a layer (execute_saved.c), single operators (execute_chosen.c), and Python through
- * `_core.guarded()`. One thread each; under the interpreter lock.
+ * Users: the replay of a layer (execute_slot.c), single operators (execute_selective.c), and Python through
+ * `_core.guarded()`. An Undo belongs to one thread; all calls are under the interpreter lock.
  */
 #ifndef MS_EXT_UNDO_H
 #define MS_EXT_UNDO_H
 
 #include "common.h"
 
-/* Calls `function(undo, *args)` and puts back what was noted in `undo`, exception or not. What `function` gave, or
- * NULL with its exception; one from putting back is raised where there was none. */
+/* Calls `function(undo, *args)`, then undoes the changes noted in `undo`, exception or not. Returns the result of
+ * `function`, or NULL with its exception; with an exception of the undo if `function` raised none. */
 PyObject *ms_ext_guarded(PyObject *function, PyObject *args);
 
 /* The same with one argument. */

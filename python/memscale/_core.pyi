@@ -279,19 +279,21 @@ class Trace:
         """An operator wrote to a storage that was there."""
 
 class Undo:
-    """What is to be put back when guarded() ends: notes of it."""
+    """Notes of the changes that guarded() undoes when it ends."""
     def content(self, container: object, /) -> None:
-        """A list, dictionary, set or deque gets back what it holds now."""
+        """Notes the items of a list, dictionary, set or deque; the undo restores them in place."""
     def hold(self, lock: object, /) -> None:
-        """Takes the lock; it is released when things are put back."""
+        """Takes the lock; the undo releases it."""
     def hooks(self) -> None:
-        """Saved-tensor hooks that are pushed from now on are popped when things are put back."""
+        """The undo pops saved-tensor hooks that are pushed from now on."""
     def later(self, function: Callable[..., object], /, *args: Any) -> None:
-        """The function, a builtin, is called when things are put back."""
+        """The undo calls this function, a builtin, with these arguments."""
     def own_hooks(self) -> None:
-        """From now on saved tensors are held without their graph, until things are put back."""
+        """Until the undo, autograd holds saved tensors without their graph."""
     def slot(self, holder: object, key: object, /) -> None:
-        """A dictionary's item or an object's attribute is put back, or deleted if it is not there now."""
+        """Notes a dictionary's item or an object's attribute; the undo restores it, or deletes it if it is missing
+        now.
+        """
 
 def adamw_dequantize(values: int, codes: int, absmax: int, count: int, is_signed: bool, /) -> None:
     """Decodes codes to fp32 values; addresses as for adamw_quantize."""
@@ -387,7 +389,7 @@ def graph_hold(graph: str, layers: list[str], /) -> str:
     """The graph with these layers as not repeatable."""
 
 def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
-    """Calls function(undo, *args). What it noted in the Undo is put back then, exception or not, in one call that
+    """Calls function(undo, *args). Then undoes the changes noted in the Undo, exception or not, in one call that
     nothing can interrupt.
     """
 

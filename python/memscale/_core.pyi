@@ -102,7 +102,9 @@ class Execution:
         """One line about the lower tier; None if it is not open."""
 
 class OptimizerStream:
-    """Optimizer state on disk. OffloadError if a read or write fails, ConfigError for an unfit directory or cap."""
+    """Optimizer state on disk. Raises OffloadError if a read or write fails, ConfigError if the directory or cap is
+    unfit.
+    """
 
     def __init__(self, dir: str | None = None, cap_gb: float | None = None) -> None:
         ...
@@ -119,13 +121,13 @@ class OptimizerStream:
     def export(self, id: int, fd: int, offsets: tuple[int | None, ...], /) -> None:
         """Writes the arrays into a file; offsets in the order of part_bytes(), None: skip the array."""
     def is_inherited(self) -> bool:
-        """Whether the parent process opened it: then it is unusable here."""
+        """Whether the parent process opened the stream, so that it is unusable here."""
     def part_bytes(self, id: int, /) -> tuple[int, ...]:
-        """Bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, exp_avg_absmax, exp_avg_sq_absmax; 0 for those it has
-        not.
+        """Bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, exp_avg_absmax, exp_avg_sq_absmax; 0 for arrays that
+        the state lacks.
         """
     def put(self, id: int, tensor: tuple[int, ...], /) -> None:
-        """Replaces the state by one in memory; `tensor` as for adamw_step."""
+        """Replaces the state with one in memory; `tensor` as for adamw_step()."""
     def remove(self, id: int, /) -> None:
         """Removes the state."""
     def stats(self) -> dict[str, int]:
@@ -144,7 +146,7 @@ class OptimizerStream:
         threads: int,
         /,
     ) -> None:
-        """As adamw_step; the state's addresses are ignored."""
+        """Updates one tensor as adamw_step() does; ignores the state's addresses."""
 
 class Region:
     """One call of a layer, from its forward until its saved tensors are gone."""
@@ -203,49 +205,51 @@ class Trace:
     def __init__(self, model: str, signature: str, source: str, /) -> None:
         ...
     def adds(self, key: int, other: int, /) -> None:
-        """The storage born next is the engine's sum of these gradients."""
+        """Reports that the storage born next is autograd's sum of these gradients."""
     def born(self, key: int, bytes: int, /) -> None:
-        """A storage comes to life."""
+        """Reports a new storage."""
     def current(self) -> int:
         """The node of the last event of forward."""
     def died(self, key: int, /) -> None:
-        """A storage, or a copy given to unpacked(), is gone."""
+        """Reports that a storage, or a copy given to unpacked(), was freed."""
     def dropped(self, node: int, serial: int, /) -> None:
-        """It will not ask again."""
+        """Reports that autograd released a saved tensor."""
     def enter(self, name: str, call: int, /) -> int:
-        """A layer's call begins; its node."""
+        """Begins a layer's call; returns its node."""
     def finish(self) -> str:
-        """The graph as JSON; the trace is used up."""
+        """Returns the graph as JSON. The trace can't be used afterwards."""
     def flag(self, node: int, name: str, /) -> None:
-        """A fact about a node."""
+        """Sets a flag of a node."""
     def gradient(self, key: int, bytes: int, /) -> None:
-        """A gradient of a parameter."""
+        """Reports the gradient of a parameter."""
     def head(self, key: int, /) -> int:
-        """A linear layer has made this, which may be logits; 0 where it is not marked."""
+        """Marks a linear layer that has just made this storage, perhaps logits; returns its number, 0 if it can't be
+        marked.
+        """
     def head_backward(self, head: int, /) -> None:
-        """The gradient of what it made is there."""
+        """Begins the linear layer's backward: the gradient of its output exists."""
     def head_backward_end(self, head: int, key: int, /) -> None:
-        """It has made its input's gradient."""
+        """Ends the linear layer's backward; `key` is the gradient of its input."""
     def head_used(self, head: int, loss: int, /) -> None:
-        """Nothing but that cross entropy looks at them."""
+        """Confirms that only this cross entropy reads the linear layer's output."""
     def input(self, key: int, /) -> None:
-        """A tensor argument of the open layer."""
+        """Reports a tensor argument of the open layer."""
     def leave(self) -> None:
-        """The layer's call ends."""
+        """Ends the layer's call."""
     def live_bytes(self) -> int:
-        """Live now, residents excluded."""
+        """Bytes that are live now, without residents."""
     def loss(self, key: int, /) -> int:
-        """A cross entropy of these logits begins; 0 where it is not marked."""
+        """Begins a cross entropy of these logits; returns its number, 0 if it can't be marked."""
     def loss_backward(self, head: int, /) -> None:
-        """Its backward begins."""
+        """Begins the backward of that cross entropy."""
     def loss_backward_end(self, head: int, key: int, /) -> None:
-        """It has made the logits' gradient."""
+        """Ends the cross entropy's backward; `key` is the gradient of the logits."""
     def loss_end(self, head: int, /) -> None:
-        """It ends."""
+        """Ends the cross entropy of this number."""
     def loss_outside(self) -> None:
-        """The loss is not the model's."""
+        """Reports that the caller computes the loss outside the model."""
     def made(self, inputs: tuple[int, ...], outputs: tuple[int, ...], runs_again: bool, /) -> None:
-        """Of the operator told last; tuples of storage keys, and whether it is one that can run again."""
+        """Reports the storages that the last operator read and made, and whether it can run again."""
     def op(
         self,
         name: str,
@@ -254,29 +258,31 @@ class Trace:
         takes_workspace: bool = False,
         /,
     ) -> None:
-        """An operator ran; operands are tuples (shape, bytes[, is_bool]). It may have taken memory of its own if it
-        ran on a CPU over the default layout.
+        """Reports an operator; operands are tuples (shape, bytes[, is_bool]). `takes_workspace`: it ran on a CPU with
+        operands in the default layout, so it may have allocated a workspace.
         """
     def optimizer_unknown(self) -> None:
-        """Its step failed under the trace; done begins."""
+        """Discards the optimizer's step, which failed under the trace; begins the phase done."""
     def output(self, key: int, bytes: int, /) -> None:
-        """The root returned it."""
+        """Reports a storage that the root returned."""
     def own_optimizer(self, stream_bytes: int, released: bool, streamed: bool, /) -> None:
-        """What memscale's own optimizer can do, and does."""
+        """Reports memscale's own optimizer: bytes of state that can lie on disk, and whether its owner has it update
+        parameters in backward and stream its state.
+        """
     def peak_bytes(self) -> int:
-        """The most since the phase began."""
+        """The most live bytes since the phase began."""
     def phase(self, name: str, /) -> None:
-        """One of forward, loss, backward, optimizer and done begins."""
+        """Begins a phase: forward, loss, backward, optimizer or done."""
     def resident(self, key: int, bytes: int, item_bytes: int, role: str, trainable: bool, /) -> None:
-        """A storage that is there before the step; role: parameter, buffer or batch."""
+        """Reports a storage that exists before the step; role: parameter, buffer or batch."""
     def saved(self, key: int, /) -> tuple[int, int]:
-        """Autograd keeps a tensor: its node and serial."""
+        """Reports that autograd saved a tensor; returns its node and serial."""
     def unpacked(self, node: int, serial: int, copy_key: int, /) -> None:
-        """Autograd asks for it; copy_key 0 for none."""
+        """Reports that autograd unpacked a saved tensor; `copy_key` is the storage it got instead, or 0."""
     def untouched(self, key: int, bytes: int, /) -> None:
-        """What made the storage left so much of it untouched."""
+        """Reports bytes of the storage that its operator allocated and never touched."""
     def wrote(self, key: int, /) -> None:
-        """An operator wrote to a storage that was there."""
+        """Reports that an operator wrote to a storage that existed before it."""
 
 class Undo:
     """Notes of the changes that guarded() undoes when it ends."""
@@ -296,7 +302,7 @@ class Undo:
         """
 
 def adamw_dequantize(values: int, codes: int, absmax: int, count: int, is_signed: bool, /) -> None:
-    """Decodes codes to fp32 values; addresses as for adamw_quantize."""
+    """Decodes codes to fp32 values; arguments as for adamw_quantize."""
 
 def adamw_map(is_signed: bool, /) -> list[float]:
     """The 256 values that codes stand for."""
@@ -305,7 +311,7 @@ def adamw_moments_bits(elements: int, bits: int, /) -> int:
     """Bits of the moments for a tensor of this size: 8 or 32."""
 
 def adamw_quantize(values: int, codes: int, absmax: int, count: int, is_signed: bool, /) -> None:
-    """Encodes fp32 values; the addresses of values, codes and the blocks' scales."""
+    """Encodes fp32 values. The first three arguments are addresses; `absmax` has the blocks' scales."""
 
 def adamw_step(
     tensors: list[tuple[int, ...]],
@@ -319,9 +325,9 @@ def adamw_step(
     threads: int,
     /,
 ) -> None:
-    """One update. A tensor is a tuple of int: weights (0 fp32, 1 bf16 with a master, 2 bf16 split), moments (0 fp32, 1
-    8-bit), count, step, then addresses (0: none) of parameter, gradient, extra, exp_avg, exp_avg_sq,
-    max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax.
+    """Updates the tensors once. A tensor is a tuple of int: weights (0 fp32, 1 bf16 with a master, 2 bf16 split),
+    moments (0 fp32, 1 8-bit), count, step, then addresses (0: none) of parameter, gradient, extra, exp_avg,
+    exp_avg_sq, max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax.
     """
 
 def batch_search_best(search: object, /) -> tuple[int, int]:
@@ -498,10 +504,10 @@ def loss_lanes(capability: str, vocabulary: int, /) -> int:
     """Lanes of torch's vectors if loss_forward and loss_backward have torch's bits, else 0."""
 
 def loss_scale_default() -> tuple[float, int]:
-    """The scale that a loss begins with, and finite steps: 0."""
+    """The initial loss scale and count of finite steps."""
 
 def loss_scale_update(scale: float, finite_steps: int, is_finite: bool, /) -> tuple[float, int]:
-    """Both after an optimizer's step."""
+    """The loss scale and count of finite steps after an optimizer's step."""
 
 def memory_live() -> tuple[int, int]:
     """Bytes and blocks of memory that the library has allocated."""
@@ -510,10 +516,10 @@ def now_ns() -> int:
     """The library's clock, in nanoseconds."""
 
 def operator_is_maker(name: str, is_pointwise: bool, /) -> bool:
-    """Whether it can run again on its own, as far as its name tells."""
+    """Whether the operator can run again on its own, as far as its name says."""
 
 def operator_row_kind(name: str, is_pointwise: bool, /) -> str:
-    """What it does with rows: mix, each, product or seen."""
+    """How the operator treats rows: mix, each, product or seen."""
 
 def optimizer_stream_takes(elements: int, /) -> bool:
     """Whether a state of this size is worth streaming."""
@@ -546,7 +552,7 @@ def plan_for_optimizer(plan: str | None, config: str, /) -> tuple[bool, bool, bo
     """
 
 def plan_make(graph: str, hardware: str, config: str, /) -> str:
-    """The plan for three JSON documents. BudgetInfeasibleError if none fits."""
+    """The plan for three JSON documents. Raises BudgetInfeasibleError if none fits."""
 
 def plan_observe(
     graph: str,
@@ -565,26 +571,30 @@ def plan_precision(
     has_fp16_parameters: bool,
     /,
 ) -> tuple[str, str, str]:
-    """The autocast dtype of forwards, from the graphs without and with BF16; a log line; the hardware description to
-    plan with.
+    """From the graphs without and with BF16: the autocast dtype of forwards, a log line, and the hardware description
+    to plan with.
     """
 
 def plan_rehearse(graph: str, hardware: str, plan: str, /) -> tuple[bool, str, str]:
-    """Whether a step of this graph with everything kept can be run beside the plan, the class of exactness that the
-    plan promises, and the plan to run on it.
+    """For a check of the plan against a step that keeps everything: whether that step fits, the plan's class of
+    exactness, and the plan to run.
     """
 
 def plan_simulate(graph: str, hardware: str, plan: str, /) -> dict[str, Any]:
-    """The plan replayed, with its timeline."""
+    """Simulates a step under the plan: peaks, times and the timeline."""
 
 def plan_table(plan: str, hardware: str | None, /) -> str:
     """The plan in a few lines."""
 
 def plan_tighten(graph: str, hardware: str, config: str, plan: str, attempt: int, /) -> tuple[str, str, str]:
-    """Plan and config to try after an allocation failed, and a log line. BudgetInfeasibleError if there is none."""
+    """Plan and config to try after an allocation failed, and a log line. Raises BudgetInfeasibleError if there is
+    none.
+    """
 
 def plan_uniform(graph: str | None, hardware: str, config: str, technique: str | None, /) -> str:
-    """One technique for every layer; None means the one that frees most. Without a graph, for layers not yet known."""
+    """The plan with one technique for every layer; None: the one that saves the most memory. Without a graph, for
+    layers not known yet.
+    """
 
 def policy_load(artifact: str, /) -> object:
     """A trained policy. MemScaleError for an invalid text."""

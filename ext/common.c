@@ -3,7 +3,7 @@
 
 /* ---- errors ------------------------------------------------------------- */
 
-/* A new reference, which the caller drops. Looked up when needed, so that importing the extension
+/* The exception class of an error code, a new reference. Looked up on each call, so that importing the extension
  * imports no Python module. */
 static PyObject *exception_class(int code)
 {

@@ -187,7 +187,7 @@ class Technique(NamedTuple):
     """A row of the table in memscale/technique.h."""
 
     name: str
-    """The word in documents."""
+    """The technique's name in documents."""
     replays: bool
     """The whole layer runs again in backward."""
     set: int
@@ -195,9 +195,9 @@ class Technique(NamedTuple):
     nesting: int
     """The depth of nested runs at which its first argument is recomputed; 0: not recomputed."""
     is_chained: bool
-    """The layers before recompute its first argument."""
+    """The previous layers recompute its first argument."""
     moves_input: bool
-    """The arguments wait on a lower tier."""
+    """The layer's arguments go to a lower tier until backward."""
 
 class Trace:
     """Turns the events of one step into a graph."""
@@ -334,7 +334,7 @@ def batch_search_best(search: object, /) -> tuple[int, int]:
     """Batch and accumulation: the largest that fitted, 0 if none did."""
 
 def batch_search_new(most: int, effective: int, guess: int, trials: int, /) -> object:
-    """A search for the largest batch that fits; `effective` 0 for any."""
+    """A search for the largest batch that fits. `effective`: batch times accumulation; 0: any."""
 
 def batch_search_next(search: object, /) -> int:
     """The batch to try; 0 ends the search."""
@@ -346,27 +346,27 @@ def config_defaults() -> str:
     """JSON of the default config."""
 
 def config_for_shards(config: str, /) -> str:
-    """The techniques allowed with sharded parameters."""
+    """The config with only the techniques that sharded parameters allow."""
 
 def config_validate(json: str, /) -> str:
     """The config with every field written out. Raises ConfigError."""
 
 def counter_metrics() -> list[tuple[str, str, str, int]]:
-    """Of each counter its name, its name as a metric, a help text and what its value is divided by to be in the
+    """The name of each counter, its metric's name and help text, and the divisor that converts its value to the
     metric's unit.
     """
 
 def device_check(name: str, /) -> None:
-    """MemScaleError for an unknown kind of device."""
+    """Raises MemScaleError if the kind of device is unknown."""
 
 def device_kinds() -> tuple[dict[str, Any], ...]:
-    """Name, label, api, host_is_device and torch_module of each kind of device, the host's first."""
+    """The name, label, api, host_is_device and torch_module of each kind of device, the host's first."""
 
 def disk_probe(dir: str, /) -> str:
-    """JSON of a directory for the disk tier, created if missing; ConfigError if it is unfit."""
+    """JSON of a directory for the disk tier, which is created if missing. Raises ConfigError if it is unfit."""
 
 def error_table() -> list[tuple[int, str, str, str]]:
-    """Code, name, exception class, text."""
+    """Code, name, exception class and text of each error."""
 
 def fault_arm(kind: str, nth: int, errno: int = 0, /) -> None:
     """Makes the nth call from now on fail, for tests. Kinds: alloc, map, open, write, read, short, flip, thread,
@@ -377,13 +377,13 @@ def fault_disarm_all() -> None:
     """Disarms all fault points."""
 
 def fault_passed(kind: str, /) -> int:
-    """Calls of this kind since it was armed."""
+    """Number of calls of this kind since it was armed."""
 
 def float_control() -> int:
-    """How this thread rounds, and whether it flushes denormals."""
+    """The processor's bits for this thread: how it rounds, and whether it flushes denormals."""
 
 def graph_add_tiled(graph: str, tiled: str, /) -> str:
-    """The graph with its layers' programs in tiles, from the other, traced in tiles, if they match."""
+    """The graph with the tiled programs of the same layers in `tiled`, a graph traced in tiles, if the two match."""
 
 def graph_adopt_loop(graph: str, other: str, /) -> str:
     """The graph with the other's observations of the training loop."""
@@ -392,7 +392,7 @@ def graph_check(json: str, /) -> None:
     """Raises MemScaleError if the document is not a sound graph."""
 
 def graph_hold(graph: str, layers: list[str], /) -> str:
-    """The graph with these layers as not repeatable."""
+    """The graph with these layers marked as not repeatable."""
 
 def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
     """Calls function(undo, *args). Then undoes the changes noted in the Undo, exception or not, in one call that
@@ -400,7 +400,7 @@ def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
     """
 
 def hardware_check(json: str, /) -> str:
-    """The description as the library writes it. Raises MemScaleError."""
+    """The description as the library writes it. Raises MemScaleError if it is invalid."""
 
 def hardware_probe(
     disk_dir: str | None = None,
@@ -408,7 +408,7 @@ def hardware_probe(
     no_cache: bool = False,
     no_measure: bool = False,
 ) -> str:
-    """JSON of this machine. ConfigError if disk_dir is unfit for the disk tier."""
+    """JSON of this machine. Raises ConfigError if disk_dir is unfit for the disk tier."""
 
 def hardware_set_process(
     hardware: str,
@@ -420,9 +420,9 @@ def hardware_set_process(
     allocated_bytes: int,
     /,
 ) -> str:
-    """The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident memory,
-    which is measured. Name and bytes of the device are what torch says of it; they count for a GPU only.
-    MemScaleError for an unknown kind.
+    """Adds this process's baseline on the device to the description: allocated_bytes on a GPU, the measured resident
+    memory on the CPU. The GPU's name and bytes are those that torch reports; they are ignored for the CPU.
+    MemScaleError if the kind is unknown.
     """
 
 def history_add(history: object, step: dict[str, Any], counters: dict[str, int], /) -> None:
@@ -432,16 +432,17 @@ def history_new() -> object:
     """An empty history of steps."""
 
 def history_step_times(history: object, /) -> tuple[list[tuple[int | None, int]], int]:
-    """Bounds in ns (None: the last) with counts of steps, and the sum in ns."""
+    """The upper bounds of step times in ns (None for the last) with counts of steps, and the sum in ns."""
 
 def hostmem_ceiling_of_smaller(ceiling_bytes: int, /) -> int:
-    """A plan's ceiling while smaller inputs than its own are trained on."""
+    """The ceiling of a plan while inputs are smaller than the plan's."""
 
 def hostmem_find(address: int, /) -> tuple[int, int, int] | None:
     """Start, bytes in whole pages and serial of the live block that holds the address."""
 
 def hostmem_install(library: str | None = None) -> str:
-    """Takes the slots of the loaded library (None: torch's libc10.so) for one more user; "slots", "mallopt" or "none".
+    """Takes the allocator's slots of the loaded library (None: torch's libc10.so) for one more user. Returns the
+    means: "slots", "mallopt" or "none".
     """
 
 def hostmem_reset_peak() -> None:
@@ -480,10 +481,10 @@ def loss_backward(
     gradient: int,
     /,
 ) -> None:
-    """As loss_forward(); `gradient` may be `logits`."""
+    """Computes the gradient of the logits. Arguments as for loss_forward(); `gradient` may be `logits`."""
 
 def loss_chunk_rows(tokens: int, vocabulary: int, item_bytes: int, threads: int, /) -> int:
-    """Rows of logits in a chunk."""
+    """The number of rows of logits in a chunk."""
 
 def loss_forward(
     logits: int,
@@ -498,10 +499,10 @@ def loss_forward(
     unused: int,
     /,
 ) -> None:
-    """Takes addresses of fp32 rows, int64 classes and fp32 results per row."""
+    """Computes the loss of rows. Takes addresses of fp32 rows, int64 classes and fp32 results per row."""
 
 def loss_lanes(capability: str, vocabulary: int, /) -> int:
-    """Lanes of torch's vectors if loss_forward and loss_backward have torch's bits, else 0."""
+    """Lanes of torch's vectors if loss_forward() and loss_backward() give the same bits as torch, else 0."""
 
 def loss_scale_default() -> tuple[float, int]:
     """The initial loss scale and count of finite steps."""
@@ -528,7 +529,7 @@ def outlook(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """Whether the run will fit, as JSON."""
 
 def plan_beyond(graph: str, first_graph: str, hardware: str, config: str, /) -> tuple[str, str]:
-    """The smallest plan for a shape that fits none within the budget, and the warning about it."""
+    """The smallest plan for a shape that no plan fits within the budget, and the warning about it."""
 
 def plan_by_policy(
     graph: str,
@@ -538,10 +539,10 @@ def plan_by_policy(
     rules_only: bool,
     /,
 ) -> tuple[str, str, str]:
-    """Stage 1 and stage 2: plan, decision and effective config, all as JSON."""
+    """Runs stages 1 and 2: the plan, the decision and the effective config, as JSON."""
 
 def plan_evaluation(config: str, before_bytes: int, peak_bytes: int, rows: int, /) -> str | None:
-    """The warning about forwards without gradients that took `peak_bytes`; None within the budget."""
+    """The warning about forwards without gradients whose peak was `peak_bytes`; None if within the budget."""
 
 def plan_explain(plan: str, entry: int, /) -> str:
     """The reasons for an entry; entry -1 is the whole plan."""
@@ -597,24 +598,24 @@ def plan_uniform(graph: str | None, hardware: str, config: str, technique: str |
     """
 
 def policy_load(artifact: str, /) -> object:
-    """A trained policy. MemScaleError for an invalid text."""
+    """Loads a trained policy. Raises MemScaleError if the text is invalid."""
 
 def policy_seal(policy: str, /) -> str:
-    """The artifact around a policy's JSON."""
+    """Wraps a policy's JSON into an artifact."""
 
 def predict_hf_graph(config: str, batch: int, seq: int, /) -> str:
-    """The graph of a training step of the Hugging Face model that the text of a config.json describes, for sequences
-    of `seq` tokens.
+    """The graph of a training step of a Hugging Face model with sequences of `seq` tokens. `config` is the text of its
+    config.json.
     """
 
 def process_memory() -> dict[str, int]:
-    """Rss_bytes and peak_rss_bytes of this process."""
+    """Keys: rss_bytes and peak_rss_bytes, of this process."""
 
 def progress_line(history: object, /) -> str | None:
-    """The run's state after its last step."""
+    """One line about the run after its last step; None before the first."""
 
 def ranks_agree(documents: list[tuple[str, str]], local_ranks: int, /) -> tuple[str, str]:
-    """Combines the hardware and config of all ranks, rank 0's first, into those for one common plan."""
+    """Combines the hardware and config of all ranks, rank 0's first, into one pair for a common plan."""
 
 def report_html(
     model: str,
@@ -626,16 +627,16 @@ def report_html(
     counters: dict[str, int] | None,
     /,
 ) -> str:
-    """The page."""
+    """The report as an HTML page."""
 
 def reset_peak_rss() -> None:
-    """Resets peak_rss_bytes to rss_bytes; MemScaleError if the kernel does not allow it."""
+    """Resets peak_rss_bytes to rss_bytes. Raises MemScaleError if the kernel does not allow it."""
 
 def savings(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """The bytes that each mode can save, as JSON."""
 
 def set_float_control(bits: int, /) -> None:
-    """Sets what float_control() gave."""
+    """Sets bits that float_control() returned."""
 
 def set_modes(
     length: Callable[[], int],
@@ -644,21 +645,19 @@ def set_modes(
     modes: list[Any],
     /,
 ) -> None:
-    """Takes all modes off this thread's stack, by the three functions of torch that a kind of modes has, and puts
-    these on.
-    """
+    """Pops all modes from this thread's stack and pushes these, with torch's three functions for one kind of modes."""
 
 def signature_ahead(known: list[str], signature: str, /) -> str | None:
-    """The signature of larger inputs to trace instead, if inputs keep growing; else None."""
+    """The signature of larger inputs to trace instead if inputs keep growing, else None."""
 
 def signature_find(known: list[str], signature: str, /) -> str | None:
-    """Which of the known signatures serves these inputs."""
+    """The known signature that serves these inputs, or None."""
 
 def signature_learn(signature: str, graph: str, other: str, other_graph: str, /) -> str | None:
-    """With '#' for numbers that differ in the other signature; None if the steps differ."""
+    """The signature with '#' for numbers that differ in the other signature; None if the steps differ."""
 
 def signature_without_numbers(signature: str, dropped: str | None = None, /) -> str:
-    """With '#' for numbers that are values of arguments, all or those that have it in `dropped`."""
+    """The signature with '#' for numbers that are values of arguments: all, or those that are '#' in `dropped`."""
 
 def storage_bytes(tensors: list[torch.Tensor], /) -> int:
     """Bytes of the tensors' distinct storages."""
@@ -677,13 +676,13 @@ def telemetry_event(
     plan: str | None,
     /,
 ) -> str:
-    """One line of JSON."""
+    """The event as one line of JSON."""
 
 def tile_rows(rows: int, /) -> int:
     """Rows of a tile for a module's number of rows."""
 
 def trace_diff(traced: str, seen: str, hardware: str, /) -> tuple[str, int]:
-    """The differences of two graphs of one step, as text, and their number."""
+    """The differences of two graphs of the same step, as text, and their number."""
 
 def trial_limits(budget: int, /) -> tuple[int, int]:
     """Limits of a trial: resident bytes and bytes of private maps."""

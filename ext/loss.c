@@ -100,7 +100,8 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("loss_forward", MS_EXT_FAST(loss_forward), METH_FASTCALL,
                     "logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, picked, unused, /",
                     "(int, int, int, int, int, int, int, int, int, int) -> None",
-                    "Computes the loss of rows. Takes addresses of fp32 rows, int64 classes and fp32 results per row."),
+                    "Computes the log-softmax of each row's class. Takes addresses of fp32 rows, int64 classes and "
+                    "fp32 results per row."),
     MS_EXT_FUNCTION(
         "loss_backward", MS_EXT_FAST(loss_backward), METH_FASTCALL,
         "logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, by_picked, gradient, /",
@@ -108,7 +109,7 @@ static PyMethodDef methods[] = {
         "Computes the gradient of the logits. Arguments as for loss_forward(); `gradient` may be `logits`."),
     MS_EXT_FUNCTION("loss_chunk_rows", MS_EXT_FAST(loss_chunk_rows), METH_FASTCALL,
                     "tokens, vocabulary, item_bytes, threads, /", "(int, int, int, int) -> int",
-                    "The number of rows of logits in a chunk."),
+                    "The number of rows in a chunk of logits."),
     {NULL, NULL, 0, NULL},
 };
 

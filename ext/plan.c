@@ -335,8 +335,8 @@ static PyObject *replay_of(const ms_replay *replay, const ms_sample *samples, ui
         "disk_peak_bytes", (unsigned long long)replay->tier_peak_bytes[2], "timeline", timeline_of(samples, count));
 }
 
-/* The choices of the plan for the nodes of this graph. `techniques` has room for two rows: the techniques, then
- * whether the node's two-valued storages become bits. */
+/* Copies the plan's choices for each node of this graph. `techniques` has room for two rows: the technique, and how
+ * many two-valued storages become bits. */
 static int techniques_of(const ms_ext_documents *d, uint8_t *techniques, ms_error *err)
 {
     if (d->plan->entry_count != d->graph->node_count) {
@@ -429,7 +429,7 @@ static PyMethodDef methods[] = {
                     "The loss scale and count of finite steps after an optimizer's step."),
     MS_EXT_FUNCTION("plan_simulate", plan_simulate, METH_VARARGS, "graph, hardware, plan, /",
                     "(str, str, str) -> dict[str, Any]",
-                    "Simulates a step under the plan: peaks, times and the timeline."),
+                    "Simulates steps under the plan: peaks, times and the timeline."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -99,7 +99,7 @@ static PyMethodDef methods[] = {
                     "(list[tuple[str, str]], int) -> tuple[str, str]",
                     "Combines the hardware and config of all ranks, rank 0's first, into one pair for a common plan."),
     MS_EXT_FUNCTION("config_for_shards", config_for_shards, METH_VARARGS, "config, /", "(str) -> str",
-                    "The config with only the techniques that sharded parameters allow."),
+                    "The config restricted to techniques that work with sharded parameters."),
     {NULL, NULL, 0, NULL},
 };
 

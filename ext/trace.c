@@ -419,7 +419,7 @@ static PyMethodDef trace_methods[] = {
         "own_optimizer", own_optimizer, METH_VARARGS, "stream_bytes, released, streamed, /",
         "(int, bool, bool) -> None",
         "Reports memscale's own optimizer: bytes of state that can lie on disk, and whether its owner has it update "
-        "parameters in backward and stream its state."),
+        "parameters in backward and keep its state on disk."),
     MS_EXT_METHOD("loss", loss, METH_O, "key, /", "(int) -> int",
                   "Begins a cross entropy of these logits; returns its number, 0 if it can't be marked."),
     MS_EXT_METHOD("loss_end", loss_end, METH_O, "head, /", "(int) -> None", "Ends the cross entropy of this number."),

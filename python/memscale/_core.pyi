@@ -267,7 +267,7 @@ class Trace:
         """Reports a storage that the root returned."""
     def own_optimizer(self, stream_bytes: int, released: bool, streamed: bool, /) -> None:
         """Reports memscale's own optimizer: bytes of state that can lie on disk, and whether its owner has it update
-        parameters in backward and stream its state.
+        parameters in backward and keep its state on disk.
         """
     def peak_bytes(self) -> int:
         """The most live bytes since the phase began."""
@@ -334,7 +334,7 @@ def batch_search_best(search: object, /) -> tuple[int, int]:
     """Batch and accumulation: the largest that fitted, 0 if none did."""
 
 def batch_search_new(most: int, effective: int, guess: int, trials: int, /) -> object:
-    """A search for the largest batch that fits. `effective`: batch times accumulation; 0: any."""
+    """A search for the largest batch that fits. With `effective` above 0, only its divisors."""
 
 def batch_search_next(search: object, /) -> int:
     """The batch to try; 0 ends the search."""
@@ -346,7 +346,7 @@ def config_defaults() -> str:
     """JSON of the default config."""
 
 def config_for_shards(config: str, /) -> str:
-    """The config with only the techniques that sharded parameters allow."""
+    """The config restricted to techniques that work with sharded parameters."""
 
 def config_validate(json: str, /) -> str:
     """The config with every field written out. Raises ConfigError."""
@@ -484,7 +484,7 @@ def loss_backward(
     """Computes the gradient of the logits. Arguments as for loss_forward(); `gradient` may be `logits`."""
 
 def loss_chunk_rows(tokens: int, vocabulary: int, item_bytes: int, threads: int, /) -> int:
-    """The number of rows of logits in a chunk."""
+    """The number of rows in a chunk of logits."""
 
 def loss_forward(
     logits: int,
@@ -499,7 +499,9 @@ def loss_forward(
     unused: int,
     /,
 ) -> None:
-    """Computes the loss of rows. Takes addresses of fp32 rows, int64 classes and fp32 results per row."""
+    """Computes the log-softmax of each row's class. Takes addresses of fp32 rows, int64 classes and fp32 results per
+    row.
+    """
 
 def loss_lanes(capability: str, vocabulary: int, /) -> int:
     """Lanes of torch's vectors if loss_forward() and loss_backward() give the same bits as torch, else 0."""
@@ -529,7 +531,7 @@ def outlook(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """Whether the run will fit, as JSON."""
 
 def plan_beyond(graph: str, first_graph: str, hardware: str, config: str, /) -> tuple[str, str]:
-    """The smallest plan for a shape that no plan fits within the budget, and the warning about it."""
+    """The smallest plan for a shape that fits no plan within the budget, and the warning about it."""
 
 def plan_by_policy(
     graph: str,
@@ -582,7 +584,7 @@ def plan_rehearse(graph: str, hardware: str, plan: str, /) -> tuple[bool, str, s
     """
 
 def plan_simulate(graph: str, hardware: str, plan: str, /) -> dict[str, Any]:
-    """Simulates a step under the plan: peaks, times and the timeline."""
+    """Simulates steps under the plan: peaks, times and the timeline."""
 
 def plan_table(plan: str, hardware: str | None, /) -> str:
     """The plan in a few lines."""

@@ -342,7 +342,7 @@ static PyObject *stats(PyObject *self, PyObject *args)
                          PyBool_FromLong(found.optimizer_seen));
 }
 
-/* Puts a callable, or NULL for None, into a field. */
+/* Sets a field to a callable, or to NULL for None. */
 static PyObject *set_callable(PyObject **field, PyObject *callable)
 {
     PyObject *old = *field;

@@ -293,16 +293,31 @@ def check_code(path: pathlib.Path, text: str) -> Iterator[str]:
         yield f"line {line}: a function of {length} lines, more than {FUNCTION_LINES_MAX}"
 
 
+NAMED_SOURCE = re.compile(r"\b([a-z][a-z0-9_]*\.c)\b")  # a placeholder has capitals: step_NAME.c
+
+
+def check_named_sources(text: str, sources: set[str]) -> Iterator[str]:
+    """Comments that name a C file which does not exist (any more)."""
+    for comment in C_COMMENT.finditer(text):
+        for match in NAMED_SOURCE.finditer(comment.group()):
+            if match.group(1) not in sources:
+                line = text.count("\n", 0, comment.start() + match.start()) + 1
+                yield f"line {line}: there is no file {match.group(1)}"
+
+
 def main() -> int:
     """Prints what is wrong; 1 if anything is."""
     problems = 0
     files = tracked_files()
+    sources = {path.name for path in files if path.suffix == ".c"}
     for path in files:
         text = path.read_text(encoding="utf-8", errors="replace")
         found: list[str] = []
         if path.suffix in {".c", ".h", ".py"}:
             found += check_code(path, text)
             found += check_devices(path, text)
+        if path.suffix in {".c", ".h"}:
+            found += check_named_sources(text, sources)
         if path != pathlib.Path(__file__).resolve():
             found += [f"line {line}: {what}" for line, what in forbidden_words(text)]
         for message in found:

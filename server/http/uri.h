@@ -1,6 +1,6 @@
 /*
  * uri.h - paths, query strings, forms and cookies, read strictly: what is not plainly well formed is
- * refused. Pure functions; fuzzed by tests/fuzz/fuzz_uri.c.
+ * refused. Pure functions; fuzzed by tests/fuzz/fuzz_request.c.
  */
 #ifndef MSS_HTTP_URI_H
 #define MSS_HTTP_URI_H

@@ -1,6 +1,6 @@
 /*
  * sql.h - one connection to the database: prepared statements of one table, values bound by type, rows
- * read by column. The only files that know SQLite are sql.c and backup.c; another database fills the
+ * read by column. Only sql.c knows SQLite; another database fills the
  * functions of this header (statements number their parameters $1, $2, ... in order of appearance,
  * which SQLite and PostgreSQL both take).
  *

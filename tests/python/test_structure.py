@@ -127,6 +127,18 @@ def test_errors_have_one_style(check, line, allowed):
     assert (list(check.check_code(path, line + "\n")) == []) == allowed
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("/* See a.c. */", []),
+        ("/* One file, step_NAME.c, and\n * its row in gone.c. */", ["line 2: there is no file gone.c"]),
+        ('call("gone.c"); /* a.c */', []),
+    ],
+)
+def test_comments_name_files_that_exist(check, text, found):
+    assert list(check.check_named_sources(text, {"a.c"})) == found
+
+
 def test_files_of_the_extension_include_one_way(check, tmp_path):
     (tmp_path / "a.h").write_text('#include "b.h"\n')
     (tmp_path / "b.c").write_text('#include "c.h"\n')

@@ -65,7 +65,7 @@ int ms_ext_record_of(PyObject *tensor, int64_t *sizes, ms_record *record);
 /* The number of the operator that autograd is recording. No exception is left set. */
 uint64_t ms_ext_operator_now(void);
 
-/* Whether the Python frame `caller` is on this thread's stack; true if `caller` is NULL. */
+/* Whether the Python frame `caller` is on this thread's stack; true if `caller` is NULL or no Python code runs. */
 bool ms_ext_is_under_way(PyObject *caller);
 
 /* Raises autograd's error for a saved tensor that was changed in place. The name is of the form

@@ -217,15 +217,13 @@ class Trace:
     def enter(self, name: str, call: int, /) -> int:
         """Begins a layer's call; returns its node."""
     def finish(self) -> str:
-        """Returns the graph as JSON. The trace can't be used afterwards."""
+        """Ends the trace; returns the graph as JSON."""
     def flag(self, node: int, name: str, /) -> None:
         """Sets a flag of a node."""
     def gradient(self, key: int, bytes: int, /) -> None:
         """Reports the gradient of a parameter."""
     def head(self, key: int, /) -> int:
-        """Marks a linear layer that has just made this storage, perhaps logits; returns its number, 0 if it can't be
-        marked.
-        """
+        """Marks a linear layer that just made possible logits; returns its number, 0 if it can't be marked."""
     def head_backward(self, head: int, /) -> None:
         """Begins the linear layer's backward: the gradient of its output exists."""
     def head_backward_end(self, head: int, key: int, /) -> None:
@@ -237,11 +235,11 @@ class Trace:
     def leave(self) -> None:
         """Ends the layer's call."""
     def live_bytes(self) -> int:
-        """Bytes that are live now, without residents."""
+        """Bytes live now, without residents."""
     def loss(self, key: int, /) -> int:
         """Begins a cross entropy of these logits; returns its number, 0 if it can't be marked."""
     def loss_backward(self, head: int, /) -> None:
-        """Begins the backward of that cross entropy."""
+        """Begins that loss's backward."""
     def loss_backward_end(self, head: int, key: int, /) -> None:
         """Ends the cross entropy's backward; `key` is the gradient of the logits."""
     def loss_end(self, head: int, /) -> None:
@@ -266,11 +264,11 @@ class Trace:
     def output(self, key: int, bytes: int, /) -> None:
         """Reports a storage that the root returned."""
     def own_optimizer(self, stream_bytes: int, released: bool, streamed: bool, /) -> None:
-        """Reports memscale's own optimizer: bytes of state that can lie on disk, and whether its owner has it update
-        parameters in backward and keep its state on disk.
+        """Reports memscale's own optimizer. Its owner has it update in backward if `released`, from disk if
+        `streamed`.
         """
     def peak_bytes(self) -> int:
-        """The most live bytes since the phase began."""
+        """The most live bytes in this phase."""
     def phase(self, name: str, /) -> None:
         """Begins a phase: forward, loss, backward, optimizer or done."""
     def resident(self, key: int, bytes: int, item_bytes: int, role: str, trainable: bool, /) -> None:
@@ -278,7 +276,7 @@ class Trace:
     def saved(self, key: int, /) -> tuple[int, int]:
         """Reports that autograd saved a tensor; returns its node and serial."""
     def unpacked(self, node: int, serial: int, copy_key: int, /) -> None:
-        """Reports that autograd unpacked a saved tensor; `copy_key` is the storage it got instead, or 0."""
+        """Reports an unpack; `copy_key` is the storage that replaced it, or 0."""
     def untouched(self, key: int, bytes: int, /) -> None:
         """Reports bytes of the storage that its operator allocated and never touched."""
     def wrote(self, key: int, /) -> None:

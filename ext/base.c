@@ -120,7 +120,7 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
         "fault_arm", fault_arm, METH_VARARGS, "kind, nth, errno=0, /", "(str, int, int) -> None",
         "Makes the nth call from now on fail, for tests. Kinds: alloc, map, open, write, read, short, flip, thread, "
-        "driver."),
+        "driver, system."),
     MS_EXT_FUNCTION("fault_disarm_all", fault_disarm_all, METH_NOARGS, "/", "() -> None", "Disarms all fault points."),
     MS_EXT_FUNCTION("fault_passed", fault_passed, METH_VARARGS, "kind, /", "(str) -> int",
                     "Number of calls of this kind since it was armed."),

@@ -74,8 +74,8 @@ static PyObject *drop_later(ms_region *region, PyObject *tensor, const ms_movabl
     return (PyObject *)saved;
 }
 
-/* Keeps or moves the tensor, and tells the tape that others may be recomputed from it. A copied piece is not told:
- * operators do not read its storage. */
+/* Keeps or moves the tensor, and tells the tape that others may be recomputed from it. Copied pieces are left out:
+ * operators do not read their storages. */
 static PyObject *hold(ms_region *region, PyObject *tensor, const ms_movable *what)
 {
     bool moves = !ms_frame_rest_stays(region->frame) || ms_frame_packs(region->frame);

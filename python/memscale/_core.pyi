@@ -368,7 +368,7 @@ def error_table() -> list[tuple[int, str, str, str]]:
 
 def fault_arm(kind: str, nth: int, errno: int = 0, /) -> None:
     """Makes the nth call from now on fail, for tests. Kinds: alloc, map, open, write, read, short, flip, thread,
-    driver.
+    driver, system.
     """
 
 def fault_disarm_all() -> None:

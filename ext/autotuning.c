@@ -137,7 +137,7 @@ static PyMethodDef methods[] = {
                     "(str, str, str, bool) -> str", "The bytes that each mode can save, as JSON."),
     MS_EXT_FUNCTION("batch_search_new", batch_search_new, METH_VARARGS, "most, effective, guess, trials, /",
                     "(int, int, int, int) -> object",
-                    "A search for the largest batch that fits; `effective` 0 for any."),
+                    "A search for the largest batch that fits. With `effective` above 0, only its divisors."),
     MS_EXT_FUNCTION("batch_search_next", batch_search_next, METH_O, "search, /", "(object) -> int",
                     "The batch to try; 0 ends the search."),
     MS_EXT_FUNCTION("batch_search_report", batch_search_report, METH_VARARGS, "search, fits, /",

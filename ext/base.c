@@ -1,6 +1,6 @@
 /*
- * The base room for Python: version, error table, live memory and the fault
- * points that tests arm. Called by memscale.__init__ and by tests.
+ * The base room for Python: version, error table, live memory, and fault points for tests. Called
+ * by memscale.__init__ and by tests.
  */
 #include "common.h"
 #include "rooms.h"
@@ -111,7 +111,7 @@ static PyObject *fault_passed(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("version", version, METH_NOARGS, "/", "() -> str", "Version of the library."),
     MS_EXT_FUNCTION("error_table", error_table, METH_NOARGS, "/", "() -> list[tuple[int, str, str, str]]",
-                    "Code, name, exception class, text."),
+                    "Code, name, exception class and text of each error."),
     MS_EXT_FUNCTION("memory_live", memory_live, METH_NOARGS, "/", "() -> tuple[int, int]",
                     "Bytes and blocks of memory that the library has allocated."),
     MS_EXT_FUNCTION("team_threads", team_threads, METH_NOARGS, "/", "() -> int",
@@ -120,10 +120,10 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
         "fault_arm", fault_arm, METH_VARARGS, "kind, nth, errno=0, /", "(str, int, int) -> None",
         "Makes the nth call from now on fail, for tests. Kinds: alloc, map, open, write, read, short, flip, thread, "
-        "driver."),
+        "driver, system."),
     MS_EXT_FUNCTION("fault_disarm_all", fault_disarm_all, METH_NOARGS, "/", "() -> None", "Disarms all fault points."),
     MS_EXT_FUNCTION("fault_passed", fault_passed, METH_VARARGS, "kind, /", "(str) -> int",
-                    "Calls of this kind since it was armed."),
+                    "Number of calls of this kind since it was armed."),
     {NULL, NULL, 0, NULL},
 };
 

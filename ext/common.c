@@ -3,7 +3,8 @@
 
 /* ---- errors ------------------------------------------------------------- */
 
-/* A new reference. Looked up when needed, so that importing the extension imports no Python module. */
+/* The exception class of an error code, a new reference. Looked up on each call, so that importing the extension
+ * imports no Python module. */
 static PyObject *exception_class(int code)
 {
     PyObject *module = PyImport_ImportModule("memscale.errors");

@@ -1,5 +1,5 @@
 /*
- * Parsing and freeing the documents that planning reads. Nothing here knows of Python.
+ * Parses and frees the documents that planning reads. Uses no Python.
  */
 #include "documents.h"
 

@@ -1,7 +1,7 @@
 /*
- * What operators read besides their arguments and what torch has no function for: stacks of modes as a whole, and the
- * processor's way with floating point. Called by base/environment.py, also while things are put back (undo.h): so no
- * bytecode runs here.
+ * State that operators read besides their arguments, and that torch has no functions for: whole stacks of modes, and
+ * the processor's floating-point control. base/environment.py calls these functions, also during an undo (undo.h), so
+ * they run no bytecode.
  */
 #include "common.h"
 #include "rooms.h"
@@ -12,7 +12,7 @@
 
 /* ---- modes -------------------------------------------------------------------------------- */
 
-/* set_modes(length, pop, push, modes): takes all off this thread's stack and puts these on. */
+/* Pops all modes from this thread's stack and pushes these. */
 static PyObject *set_modes(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -46,7 +46,7 @@ static PyObject *set_modes(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* ---- the processor's way with floating point -------------------------------------------- */
+/* ---- the processor's floating-point control --------------------------------------------- */
 
 #if defined(__x86_64__) || defined(__i386__)
 enum { CONTROL_BITS = 0xffc0 }; /* of MXCSR, without the flags that operations set */
@@ -103,14 +103,15 @@ static PyObject *set_float_control(PyObject *module, PyObject *number)
 }
 
 static PyMethodDef methods[] = {
-    MS_EXT_FUNCTION("set_modes", set_modes, METH_VARARGS, "length, pop, push, modes, /",
-                    "(Callable[[], int], Callable[[], object], Callable[[Any], object], list[Any]) -> None",
-                    "Takes all modes off this thread's stack, by the three functions of torch that a kind of modes "
-                    "has, and puts these on."),
+    MS_EXT_FUNCTION(
+        "set_modes", set_modes, METH_VARARGS, "length, pop, push, modes, /",
+        "(Callable[[], int], Callable[[], object], Callable[[Any], object], list[Any]) -> None",
+        "Pops all modes from this thread's stack and pushes these, with torch's three functions for one kind of "
+        "modes."),
     MS_EXT_FUNCTION("float_control", float_control, METH_NOARGS, "/", "() -> int",
-                    "How this thread rounds, and whether it flushes denormals."),
+                    "The processor's bits for this thread: how it rounds, and whether it flushes denormals."),
     MS_EXT_FUNCTION("set_float_control", set_float_control, METH_O, "bits, /", "(int) -> None",
-                    "Sets what float_control() gave."),
+                    "Sets bits that float_control() returned."),
     {NULL, NULL, 0, NULL},
 };
 

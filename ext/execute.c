@@ -1,7 +1,8 @@
 /*
- * Execution: the library's executor for Python: plans, counters and queries. execute_hooks.c enters and leaves
- * calls. memscale.execution.executor makes it; handles of saved tensors keep it alive until the last graph is
- * gone. Everything runs under the interpreter lock.
+ * Execution: the library's executor for Python. This file has plans, counters and questions;
+ * execute_hooks.c enters and leaves calls. memscale.execution.executor makes one for each model;
+ * handles of saved tensors keep it alive until autograd frees the last graph. Everything runs
+ * under the interpreter lock.
  */
 #include "execute_pack.h"
 #include "rooms.h"
@@ -379,66 +380,70 @@ static PyMethodDef methods[] = {
         "host_cap_bytes, disk_cap_bytes, dir=None, slab_bytes=0, device_kind=None, device=0, pinned_gb=0.0, "
         "stream_count=0, write_bytes_per_s=0, read_bytes_per_s=0",
         "(int, int, str | None, int, str | None, int, float, int, int, int) -> None",
-        "Opens the lower tier for a plan's caps; with a `device_kind`, of that GPU's storages. Opens none if both "
-        "caps are 0. Raises OffloadError."),
+        "Opens the lower tier with a plan's caps. With a `device_kind` it takes storages of that GPU, else of the CPU. "
+        "Opens nothing if both caps are 0. Raises OffloadError."),
     MS_EXT_METHOD("device_peak", device_peak, METH_O, "mark_bytes, /", "(int | None) -> None",
-                  "Before a boundary: the high-water mark of the training device's allocator; None for a CPU host."),
+                  "Reports the peak of the training GPU's allocator, before a boundary; None on the CPU."),
     MS_EXT_METHOD("set_overlap", set_overlap, METH_O, "wanted, /", "(bool) -> None",
-                  "Whether a GPU's transfers run beside the computation."),
-    MS_EXT_METHOD("tier", tier, METH_NOARGS, "/", "() -> str | None", "One line on the lower tier, if it is open."),
-    MS_EXT_METHOD("add_layer", add_layer, METH_O, "name, /", "(str) -> int", "A layer's number."),
+                  "Sets whether a GPU's transfers overlap the computation."),
+    MS_EXT_METHOD("tier", tier, METH_NOARGS, "/", "() -> str | None",
+                  "One line about the lower tier; None if it is not open."),
+    MS_EXT_METHOD("add_layer", add_layer, METH_O, "name, /", "(str) -> int", "Adds a layer; returns its number."),
     MS_EXT_METHOD(
         "set_plan", set_plan, METH_O, "json, /", "(str | None) -> None",
-        "Follows this plan from the next forward on; None keeps everything. MemScaleError where it is malformed."),
+        "Follows this plan from the next forward on; None keeps everything. MemScaleError if it is malformed."),
     MS_EXT_METHOD("is_active", is_active, METH_NOARGS, "/", "() -> bool", "Whether the plan does anything."),
     MS_EXT_METHOD("set_residents", set_residents, METH_O, "tensors, /", "(list[torch.Tensor]) -> None",
-                  "Tensors whose storages never move."),
+                  "Sets the tensors whose storages never move."),
     MS_EXT_METHOD("is_resident", is_resident, METH_O, "tensor, /", "(torch.Tensor) -> bool",
-                  "Whether its storage is one of those."),
+                  "Whether the tensor's storage is one that set_residents() set."),
     MS_EXT_METHOD(
         "hooks_in_the_way", ms_ext_hooks_in_the_way, METH_NOARGS, "/", "() -> str | None",
-        "Removes stale hooks of ours; why hooks can't be pushed: \"foreign\", \"wrapped\" (those of an execution "
-        "around this one) or \"disabled\"; None where they can."),
+        "Removes our stale hooks and returns None if hooks can be pushed, else why not: \"foreign\", \"wrapped\" (an "
+        "execution around this one has hooks) or \"disabled\"."),
     MS_EXT_METHOD("enter_root", ms_ext_enter_root, METH_O, "caller, /", "(FrameType | None) -> bool",
-                  "A forward begins, made by this Python frame. True if one was broken off before."),
-    MS_EXT_METHOD("leave_root", ms_ext_leave_root, METH_O, "failed, /", "(bool) -> None", "The forward is over."),
+                  "Begins a forward, called by this Python frame. True if an earlier one was interrupted."),
+    MS_EXT_METHOD("leave_root", ms_ext_leave_root, METH_O, "failed, /", "(bool) -> None", "Ends the forward."),
     MS_EXT_METHOD("in_root", ms_ext_in_root, METH_NOARGS, "/", "() -> bool", "Whether this thread is in a forward."),
     MS_EXT_METHOD("peek", ms_ext_peek, METH_O, "layer, /", "(int) -> Technique",
                   "The technique of the layer's next call."),
     MS_EXT_METHOD("enter", ms_ext_enter, METH_VARARGS, "layer, is_replayable, caller, /",
                   "(int, bool, FrameType | None) -> Region | str | None",
-                  "A call of a layer begins. None: it is kept; a str, as hooks_in_the_way() gives it: it has to "
-                  "be left alone."),
+                  "Begins a call of a layer. None: the call needs no hooks. A str of hooks_in_the_way(): none can be "
+                  "pushed."),
     MS_EXT_METHOD("leave", ms_ext_leave, METH_O, "caller, /", "(FrameType | None) -> None",
-                  "The call is over; `caller` is the root's frame, or None."),
-    MS_EXT_METHOD("backward_ended", backward_ended, METH_NOARGS, "/", "() -> None", "A backward is over."),
+                  "Ends the call; `caller` is the root's frame, or None."),
+    MS_EXT_METHOD("backward_ended", backward_ended, METH_NOARGS, "/", "() -> None", "Reports the end of a backward."),
     MS_EXT_METHOD("expect_backward", expect_backward, METH_NOARGS, "/", "() -> bool",
-                  "The forward that has ended will be told of by backward_begins(); False: that is not needed."),
+                  "Announces a backward_begins() for the forward that just ended. False: that call is not needed."),
     MS_EXT_METHOD("backward_begins", backward_begins, METH_NOARGS, "/", "() -> None",
-                  "A backward begins that no hook of a layer sees."),
+                  "Reports the start of a backward, if hooks of layers can't see it."),
     MS_EXT_METHOD("boundary", boundary, METH_VARARGS, "is_optimizer, is_another=False, /",
                   "(bool, bool) -> dict[str, int] | None",
-                  "What a step showed, if one ended: step, step_ns, plan_steps, and of the process peak_bytes, "
-                  "peak_held_bytes, resident_bytes, held_bytes where they are known."),
+                  "Measurements of the step, if one ended: step, step_ns, plan_steps, and those known of peak_bytes, "
+                  "peak_held_bytes, resident_bytes and held_bytes of the process."),
     MS_EXT_METHOD("evaluation_begins", evaluation_begins, METH_NOARGS, "/", "() -> None",
-                  "Forwards without gradients begin: their peak is not the step's."),
+                  "Begins forwards without gradients; their peak does not count for the step."),
     MS_EXT_METHOD("evaluation_ends", evaluation_ends, METH_NOARGS, "/", "() -> tuple[int, int] | None",
-                  "Bytes resident before the evaluation and at its peak; None if none has begun."),
-    MS_EXT_METHOD("poll", poll, METH_NOARGS, "/", "() -> None", "Lets go of what is no longer needed."),
+                  "Resident bytes before the evaluation and at its peak; None if no evaluation has begun."),
+    MS_EXT_METHOD("poll", poll, METH_NOARGS, "/", "() -> None",
+                  "Releases storages and transfers that nothing needs any more; never waits."),
     MS_EXT_METHOD("counters", counters, METH_NOARGS, "/", "() -> dict[str, int]", "Counters by name."),
-    MS_EXT_METHOD("hold", hold, METH_O, "layer, /", "(int) -> None", "The layer is not recomputed any more."),
+    MS_EXT_METHOD("hold", hold, METH_O, "layer, /", "(int) -> None", "Stops recomputing the layer."),
     MS_EXT_METHOD("held_layers", held_layers, METH_NOARGS, "/", "() -> list[str]",
-                  "Layers that are not recomputed any more."),
-    MS_EXT_METHOD("count_replan", count_replan, METH_NOARGS, "/", "() -> None", "One more plan after the first."),
-    MS_EXT_METHOD("stats", stats, METH_NOARGS, "/", "() -> dict[str, Any]", "What lives now."),
+                  "Layers that hold() or a failed comparison stopped recomputing."),
+    MS_EXT_METHOD("count_replan", count_replan, METH_NOARGS, "/", "() -> None",
+                  "Counts one more plan after the first."),
+    MS_EXT_METHOD("stats", stats, METH_NOARGS, "/", "() -> dict[str, Any]",
+                  "Counts and bytes of the objects that are live now."),
     MS_EXT_METHOD("set_began", set_began, METH_O, "call, /", "(Callable[[], None] | None) -> None",
-                  "Called at the first unpack of a backward."),
+                  "Sets the function to call at the first unpack of a backward."),
     MS_EXT_METHOD("set_packing", set_packing, METH_O, "wanted, /", "(bool) -> None",
-                  "Whether saved tensors of two values become bits in memory; they do at first."),
+                  "Sets whether two-valued saved tensors become bits in memory; initially true."),
     MS_EXT_METHOD(
         "set_observer", set_observer, METH_O, "call, /", "(Callable[[torch.Tensor], Any] | None) -> None",
-        "Called with each tensor saved in a region; the token it gives has unpacked() called at every unpack and "
-        "dies with the handle."),
+        "Sets the function to call with each tensor saved in a region. It returns a token, which lives as long as the "
+        "handle; every unpack calls the token's unpacked()."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -452,15 +457,15 @@ static PyMethodDef functions[] = {
     MS_EXT_FUNCTION("storage_bytes", ms_ext_storage_bytes, METH_O, "tensors, /", "(list[torch.Tensor]) -> int",
                     "Bytes of the tensors' distinct storages."),
     MS_EXT_FUNCTION("unpack_input", unpack_input, METH_O, "handle, /", "(Saved) -> torch.Tensor",
-                    "The tensor given to Region.offload_input()."),
+                    "The tensor behind a handle of Region.offload_input()."),
     {NULL, NULL, 0, NULL},
 };
 
 static int add_execution_type(PyObject *module)
 {
     static char doc[] = MS_EXT_TYPE_DOC("Execution", "replay, /", "(Callable[[Undo, Region], None]) -> None",
-                                        "Carries out plans on one model; `replay` runs a layer again for the saved "
-                                        "tensors that its region is missing.");
+                                        "Executes plans on one model; `replay` replays a layer for the saved tensors "
+                                        "that its region is missing.");
     static PyType_Slot slots[] = {
         {Py_tp_doc, doc},
         {Py_tp_new, MS_EXT_SLOT(execution_new)},

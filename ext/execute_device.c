@@ -1,12 +1,15 @@
 /*
- * The GPU of an Execution whose tier takes a GPU's storages: memory of torch's caching
- * allocator to fetch into, and the stream that the calling thread works on. Called by the
- * other files of the execute room; nothing here runs on a machine without a GPU.
+ * The GPU of an Execution whose tier takes a GPU's storages: its names and kind for torch, the
+ * stream that the calling thread works on, and the use of fetched memory on other streams. Called
+ * by the other files of the execute room; nothing here runs on a machine without a GPU.
  *
- * The allocator's rules. A storage that is being stored is held until the library has seen the end of its copy, so
- * that the allocator cannot reuse it meanwhile. A storage to fetch into is allocated on the current stream. The copy
- * begins after an event on that stream, and the stream waits for the end of the copy before the storage is used or
- * freed. If another stream then uses the storage, that stream waits too, and record_stream() tells the allocator.
+ * Rules of torch's caching allocator:
+ * - Storing: the library holds the storage until its copy has ended, so that the allocator can't
+ *   reuse it before.
+ * - Fetching: the storage is allocated on the current stream. The copy begins after an event on
+ *   that stream, and that stream waits for the copy's end before the storage is used or released.
+ * - If another stream uses the storage then, it waits too, and record_stream() tells the
+ *   allocator.
  */
 #include "execute_ext.h"
 

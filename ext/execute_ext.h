@@ -1,23 +1,23 @@
 /*
- * execute_ext.h - the inside of the execute room's extension, shared by its files, from the bottom up.
+ * execute_ext.h - declarations that the files of the execute room share. Bottom up:
  *
- *   execute_torch.c   torch objects looked up once; queries about tensors
- *   execute_memory.c  references to storages: the host side of execute.h
+ *   execute_torch.c   torch objects, looked up once; properties of a tensor
+ *   execute_memory.c  references to storages: the callbacks of ms_execute_host
  *   execute_device.c  a GPU's memory and streams
  *   execute_identity.c sets of storages
- *   execute_movable.c whether and how a tensor's bytes can be sent away
- *   execute_handle.c  handles of saved tensors; those that keep their tensor
- *   execute_values.c  values of saved tensors, compared when a layer is replayed
- *   execute_slot.c    handles whose layer is replayed
+ *   execute_movable.c whether a tensor's bytes can go to the lower tier, and how
+ *   execute_handle.c  handles of saved tensors, and the kind that keeps its tensor
+ *   execute_values.c  compares values of saved tensors when a layer is replayed
+ *   execute_slot.c    handles that a replay of the layer fills
  *   execute_extent.c  handles whose storages go to the lower tier
- *   execute_waiting.c handles that wait for their bytes to be written
+ *   execute_waiting.c handles that wait until an operator has written their bytes
  *   execute_selective.c handles whose tensors single operators recompute
  *   execute_pack.c    the pack and unpack callables
  *   execute_region.c  one hooked call of a layer
  *   execute_hooks.c   entering and leaving the root and layers
  *   execute.c         the Execution type: plan, steps, questions
  *
- * All references to torch objects are held here; every choice is the library's.
+ * These files hold all references to torch objects; the library makes every choice.
  * Everything runs under the interpreter lock.
  */
 #ifndef MS_EXT_EXECUTE_H
@@ -48,50 +48,48 @@ typedef struct ms_torch {
 /* NULL with an exception if torch lacks one of them. */
 const ms_torch *ms_ext_torch(void);
 
-/* Bool attribute or argumentless method: 1, 0, or -1 with an exception. */
+/* The value of a bool attribute, or of a method without arguments: 1, 0, or -1 with an exception. */
 int ms_ext_flag(PyObject *object, PyObject *name);
 int ms_ext_ask(PyObject *method, PyObject *object);
 int ms_ext_version_of(PyObject *tensor, uint64_t *version);
 
-/* The storage of a tensor: a new reference and its identity. -1 with no exception set if it has none that could be
- * moved. */
+/* The storage of a tensor, a new reference, and its identity. -1 without an exception if the tensor has none. */
 int ms_ext_storage_of(PyObject *tensor, PyObject **storage, uintptr_t *identity);
 
 /* A name of a dtype or device that lives as long as the process; NULL on failure. */
 const char *ms_ext_intern_name(PyObject *object);
 
-/* Sizes go into `sizes` (MS_RECORD_RANK_MAX of them). */
+/* Fills `record` and `sizes`, which has room for MS_RECORD_RANK_MAX. -1 with an exception. */
 int ms_ext_record_of(PyObject *tensor, int64_t *sizes, ms_record *record);
 
 /* The number of the operator that autograd is recording. No exception is left set. */
 uint64_t ms_ext_operator_now(void);
 
-/* Whether the Python frame `caller` is on this thread's stack; true if `caller` is NULL. */
+/* Whether the Python frame `caller` is on this thread's stack; true if `caller` is NULL or no Python code runs. */
 bool ms_ext_is_under_way(PyObject *caller);
 
-/* Raises what autograd raises when a saved tensor was changed in place; the name is
+/* Raises autograd's error for a saved tensor that was changed in place. The name is of the form
  * "torch.FloatTensor". Always NULL. */
 PyObject *ms_ext_raise_version(PyObject *tensor_type_name, PyObject *shape, uint64_t now, uint64_t saved);
 
 /* ---- references to storages ------------------------------------------------ */
 
-/* What the library calls `memory`. For a saved tensor's slot, `strong` is the tensor
- * and `weak` is NULL. */
+/* A reference of execute.h. In a slot, `strong` is the saved tensor and `weak` is NULL. */
 typedef struct ms_memory {
     PyObject *strong;  /* the storage, or NULL */
     PyObject *weak;    /* int of torch's weak reference: keeps the identity unique */
     uint64_t bytes;
-    void *stream;      /* of a GPU's: the stream on which it was allocated for a fetch */
-    PyObject *probe;   /* an empty tensor that shares the saved one's version counter */
+    void *stream;      /* of fetched GPU memory: the stream that it was allocated on */
+    PyObject *probe;   /* an empty tensor that shares the saved tensor's version counter */
     uint64_t version;
 } ms_memory;
 
 ms_memory *ms_ext_memory_of_storage(PyObject *storage, uint64_t bytes);
 ms_memory *ms_ext_memory_of_tensor(PyObject *tensor, uint64_t version);
 void ms_ext_memory_free(ms_memory *memory);
-/* Bytes that may be read or written from `address` on: whole pages if the memory is a map of hostmem's. */
+/* Bytes that may be read or written from `address` on: whole pages if hostmem mapped the memory. */
 uint64_t ms_ext_capacity_behind(const void *address, uint64_t bytes);
-/* Its context is the Execution. */
+/* The callbacks; each context is an Execution. */
 extern const ms_execute_host ms_ext_host;
 
 /* ---- Execution --------------------------------------------------------------- */
@@ -127,7 +125,7 @@ static inline ms_execution *ms_ext_execution_of(PyObject *self)
     return (ms_execution *)self;
 }
 
-/* execute_hooks.c: methods of it; execute.c has their texts. */
+/* Methods of Execution in execute_hooks.c; execute.c has their docstrings. */
 PyObject *ms_ext_hooks_in_the_way(PyObject *self, PyObject *args);
 PyObject *ms_ext_enter_root(PyObject *self, PyObject *caller);
 PyObject *ms_ext_leave_root(PyObject *self, PyObject *failed);
@@ -137,11 +135,11 @@ PyObject *ms_ext_enter(PyObject *self, PyObject *args);
 PyObject *ms_ext_leave(PyObject *self, PyObject *caller);
 
 bool ms_ext_identity_has(const ms_identity_set *set, uintptr_t identity);
-/* The same for the storage of a tensor; false if it has none. */
+/* Whether the storage of a tensor is a member; false if the tensor has none. */
 bool ms_ext_identity_has_tensor(const ms_identity_set *set, PyObject *tensor);
-/* Room for `count` members, none of them there yet. -1 with an exception. */
+/* Empties the set and makes room for `count` members. -1 with an exception. */
 int ms_ext_identity_reset(ms_identity_set *set, size_t count);
-/* Adds the storage of a tensor; skips None and tensors without a storage. */
+/* Adds the storage of a tensor. Ignores None and tensors without a storage. */
 void ms_ext_identity_add(ms_identity_set *set, PyObject *tensor);
 /* storage_bytes(list): bytes of the tensors' distinct storages. */
 PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors);
@@ -151,45 +149,45 @@ PyObject *ms_ext_storage_bytes(PyObject *module, PyObject *tensors);
 /* -1 with an exception. */
 int ms_ext_device_open(ms_execution *execution, ms_device_kind kind, int index);
 void ms_ext_device_close(ms_execution *execution);
-/* The rest only while !ms_execute_host_is_device(). */
+/* The functions below only if the tier takes a GPU's storages: !ms_execute_host_is_device(). */
 void *ms_ext_device_stream(const ms_execution *execution);
 bool ms_ext_device_has(const ms_execution *execution, PyObject *tensor);
-/* As ms_ext_check(); a GPU's memory that ran out is torch.OutOfMemoryError, which loops catch. */
+/* As ms_ext_check(), but raises torch.OutOfMemoryError, which loops catch, if a GPU's memory ran out. */
 int ms_ext_check_fetch(const ms_execution *execution, int code, const ms_error *err);
 
-/* `view` of fetched memory goes to the calling thread's stream. -1 with an exception. */
+/* Lets the calling thread's stream use `view`, a view of fetched memory. -1 with an exception. */
 int ms_ext_device_lend(const ms_execution *execution, const ms_memory *memory, PyObject *view);
 
 /* ---- Region --------------------------------------------------------------------- */
 
 enum { MS_EXT_WAITING_MAX = 4 };
 
-/* One hooked call. Holds the frame as long as a handle or a hook holds it. */
+/* One hooked call of a layer. Holds its frame; handles and hooks hold the region. */
 typedef struct ms_region {
     PyObject_HEAD ms_execution *execution;
     ms_frame *frame;
-    PyObject *payload; /* what a replay needs; Python's */
+    PyObject *payload; /* Python's object for the replay */
     PyObject *caller;  /* the Python frame that makes the call, while it runs; may be NULL */
-    PyObject *waiting[MS_EXT_WAITING_MAX]; /* handles whose tensors are sent once they are written */
+    PyObject *waiting[MS_EXT_WAITING_MAX]; /* handles; an operator has yet to write their tensors */
     size_t waiting_count;
     uint64_t waiting_since; /* the operator that saved them */
-    PyObject *unread[MS_EXT_WAITING_MAX]; /* saved tensors whose values are read once they are written */
+    PyObject *unread[MS_EXT_WAITING_MAX]; /* saved tensors; an operator has yet to write them */
     uint32_t unread_slots[MS_EXT_WAITING_MAX];
     size_t unread_count;
     uint64_t unread_since; /* the operator that saved them */
-    uint64_t last_operator; /* 1 + the operator after which a replay is complete; 0: not reached */
+    uint64_t last_operator; /* 1 + the operator after which a replay stops; 0: not known yet */
     bool is_capturing;      /* between begin_replay() and end_replay() */
-    bool is_stopped;        /* the replay under way stopped before its last operator */
+    bool is_stopped;        /* ReplayStop was raised: the last operator has not run */
     PyObject *weak_references;
 } ms_region;
 
 extern PyTypeObject *ms_ext_region_type;
 int ms_ext_region_init_type(PyObject *module);
 ms_region *ms_ext_region_new(ms_execution *execution, ms_frame *frame);
-/* The region, borrowed, of any execution that has this pack callable; NULL if none has. */
+/* The region, of any execution, that a pack callable belongs to, borrowed. NULL for a callable of others. */
 ms_region *ms_ext_region_of_hook(PyObject *pack);
-/* Whether the call is still under way on this thread. A forward that a KeyboardInterrupt ended leaves its hooks
- * behind; tensors that autograd saves after that are not the call's. */
+/* Whether the call still runs on this thread. A forward that a KeyboardInterrupt ends leaves its hooks behind;
+ * tensors that autograd saves after that do not belong to the call. */
 static inline bool ms_ext_region_is_running(const ms_region *region)
 {
     return ms_frame_is_open(region->frame) && ms_ext_is_under_way(region->caller);

@@ -39,7 +39,7 @@ static void end_extent(ms_saved *saved)
 
 static const ms_saved_kind extent_kind = {.unpack = unpack_extent, .end = end_extent};
 
-/* The extent that already holds these bytes, with one handle more. */
+/* An extent that already holds these bytes, with one more handle; NULL if there is none. */
 static ms_extent *find_same(ms_region *region, const ms_movable *what, uint64_t version)
 {
     ms_execute *execute = region->execution->execute;
@@ -83,8 +83,7 @@ static ms_extent *store_new(ms_region *region, const ms_movable *what, PyObject 
     return extent;
 }
 
-/* Sends the storage of `source`, which is the tensor or a copy of it. NULL without an exception: keep the
- * tensor. */
+/* Sends the storage of `source`, the tensor or a copy of it. NULL without an exception: keep the tensor. */
 static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *source, const ms_movable *what)
 {
     ms_execution *execution = region->execution;
@@ -100,7 +99,7 @@ static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *sourc
     }
     saved->extent = find_same(region, what, saved->version);
     if (saved->extent != NULL && ms_frame_rest_stays(region->frame) && !ms_extent_is_packed(saved->extent)) {
-        /* Another layer sent it; this layer's plan keeps it. */
+        /* Another layer sent the storage; this frame's tensors stay. */
         ms_extent_drop(execution->execute, saved->extent, 0);
         saved->extent = NULL;
     }
@@ -113,7 +112,7 @@ static PyObject *offload_as(ms_region *region, PyObject *tensor, PyObject *sourc
     return (PyObject *)saved;
 }
 
-/* As offload_as(); takes over the reference to the storage. */
+/* As offload_as(); takes over the reference what->storage. */
 PyObject *ms_ext_offload(ms_region *region, PyObject *tensor, ms_movable *what)
 {
     PyObject *source = tensor;
@@ -121,7 +120,7 @@ PyObject *ms_ext_offload(ms_region *region, PyObject *tensor, ms_movable *what)
     int piece = ms_ext_is_piece(tensor, what);
     if (piece == 1) {
         Py_DECREF(source);
-        /* A copy only to see whether it is a mask costs too much. */
+        /* A copy only to find out whether it is two-valued costs too much. */
         source = ms_frame_rest_stays(region->frame) ? NULL : ms_ext_copy_of_piece(tensor, what);
     }
     PyObject *saved = piece >= 0 && source != NULL ? offload_as(region, tensor, source, what) : NULL;
@@ -139,7 +138,7 @@ PyObject *ms_ext_saved_of_input(ms_region *region, PyObject *tensor)
     return ms_ext_offload(region, tensor, &what);
 }
 
-/* Moves the extent of `sent` to a handle that holds its tensor; the handle replaces `sent`. */
+/* `saved`, a handle that holds its tensor, takes over the extent and view of `sent`, which it releases. */
 void ms_ext_become_extent(ms_saved *saved, ms_saved *sent)
 {
     PyObject *held = saved->tensor;

@@ -1,13 +1,13 @@
 /*
- * Handles of saved tensors: what autograd holds in a tensor's place. A kind of handle says how it gives the
- * tensor and what it does when it dies; the kept kind, which holds the tensor, is here.
+ * Handles of saved tensors: autograd holds a handle in place of each tensor. A kind of handle has functions that
+ * return the tensor and release the handle. This file has the kept kind, which holds the tensor.
  *
  * A handle never holds a tensor that has a grad_fn: that node would own the handle, and neither would ever be
- * freed. It holds aliases made by detach(), which share storage and version counter.
+ * freed. It holds an alias made by detach(), which shares storage and version counter.
  */
 #include "execute_handle.h"
 
-/* No version has this value: the tensor has no counter. */
+/* Means that the tensor has no version counter; no version has this value. */
 #define NO_VERSION UINT64_MAX
 
 static PyTypeObject *saved_type;
@@ -101,8 +101,8 @@ int ms_ext_check_version(PyObject *tensor, uint64_t version)
     return -1;
 }
 
-/* Whether an operator may save this tensor now and fill it afterwards, as RReLU does with its noise: autograd has
- * not computed the tensor, and nothing has written to it. */
+/* Whether an operator may save this tensor now and fill it afterwards, as RReLU's does with its noise. True if no
+ * operator has computed the tensor under autograd or written to it. */
 bool ms_ext_may_be_unwritten(PyObject *tensor)
 {
     bool may_be = ms_ext_version_or_none(tensor) == 0 && ms_ext_flag(tensor, ms_ext_torch()->n_requires_grad) == 0;
@@ -191,7 +191,7 @@ PyObject *ms_ext_keep(ms_execution *execution, PyObject *tensor)
     return (PyObject *)saved;
 }
 
-/* Parameters, buffers and the caller's batch stay under every plan. */
+/* Whether the tensor stays whatever the plan says: parameters, buffers, the caller's batch. */
 bool ms_ext_stays(ms_execution *execution, PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();
@@ -225,14 +225,14 @@ static PyObject *saved_unpack(PyObject *self, PyObject *args)
 
 static PyMethodDef saved_methods[] = {
     MS_EXT_METHOD("drop", saved_drop, METH_O, "ticket, /", "(Any) -> None",
-                  "Releases the bytes; the ticket's give() recomputes them."),
+                  "Releases the tensor's bytes; the ticket's give() recomputes them."),
     MS_EXT_METHOD("unpack", saved_unpack, METH_NOARGS, "/", "() -> torch.Tensor", "The saved tensor."),
     {NULL, NULL, 0, NULL},
 };
 
 int ms_ext_saved_init_type(PyObject *module)
 {
-    static char doc[] = "What autograd holds in place of one saved tensor.";
+    static char doc[] = "A handle that autograd holds in place of one saved tensor.";
     static PyType_Slot slots[] = {
         {Py_tp_doc, doc},
         {Py_tp_dealloc, MS_EXT_SLOT(saved_dealloc)},

@@ -1,7 +1,6 @@
 /*
- * execute_handle.h - the handle of a saved tensor, for the files that make and read handles: execute_slot.c,
- * execute_extent.c, execute_waiting.c and execute_selective.c, one kind each. execute_pack.c makes them for
- * autograd.
+ * execute_handle.h - the handle of a saved tensor. execute_slot.c, execute_extent.c and execute_selective.c have a
+ * kind each; execute_waiting.c makes kept handles that become extents. execute_pack.c makes handles for autograd.
  */
 #ifndef MS_EXT_EXECUTE_HANDLE_H
 #define MS_EXT_EXECUTE_HANDLE_H
@@ -10,11 +9,11 @@
 
 typedef struct ms_saved ms_saved;
 
-/* What a kind of handle does. All run under the interpreter lock. */
+/* The functions of a kind of handle. All run under the interpreter lock. */
 typedef struct ms_saved_kind {
     PyObject *(*unpack)(ms_saved *saved);            /* the tensor, a new reference; NULL with an exception */
     void (*end)(ms_saved *saved);                    /* before the handle dies; NULL: nothing to do */
-    int (*drop)(ms_saved *saved, PyObject *ticket);  /* releases the bytes; NULL: it can't */
+    int (*drop)(ms_saved *saved, PyObject *ticket);  /* releases the bytes; NULL: not possible */
 } ms_saved_kind;
 
 struct ms_saved {
@@ -28,7 +27,7 @@ struct ms_saved {
     PyObject *tensor; /* kept: the alias; extent: the probe of its version; selective: first the
                                                * alias, then the probe */
     PyObject *dtype, *size, *stride, *offset; /* of an extent and a selective one: the view */
-    PyObject *ticket; /* of a selective one: recomputes the storage; NULL: not dropped */
+    PyObject *ticket; /* of a selective one: recomputes the storage; NULL: the bytes are still held */
     PyObject *token; /* the observer's, or NULL */
 };
 

@@ -1,7 +1,8 @@
 /*
- * The hooks of Execution: enters and leaves the root and layers, on the calling thread's stack of saved-tensor
- * hooks. Before it pushes, it removes its own hooks that an exception left on that stack; it never touches hooks of
- * others. Called by Python's module hooks, under the interpreter lock. Each thread sees its own stack only.
+ * Entering and leaving the root and layers: pushes and pops on the calling thread's stack of
+ * saved-tensor hooks. Before a push, it pops our hooks that an exception left on the stack; it
+ * never pops hooks of others. Python's module hooks call these functions, under the interpreter
+ * lock. Each thread has its own stack.
  */
 #include "execute_pack.h"
 #include "technique_ext.h"
@@ -11,10 +12,10 @@ static uint64_t this_thread(void)
     return (uint64_t)PyThread_get_thread_ident();
 }
 
-/* TOP_OTHER: a region of another execution, whose model contains this one's. */
+/* TOP_OTHER: hooks of another execution, whose model contains this one's. */
 typedef enum top_hook { TOP_NONE, TOP_OURS, TOP_OTHER, TOP_FOREIGN, TOP_FAILED } top_hook;
 
-/* Sets *region, borrowed, if the hooks on top belong to an execution. */
+/* Sets *region, borrowed, if the hooks on top belong to an execution; else NULL or unchanged. */
 static top_hook look_at_top(const ms_execution *self, ms_region **region)
 {
     PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
@@ -31,7 +32,7 @@ static top_hook look_at_top(const ms_execution *self, ms_region **region)
     return found;
 }
 
-/* Pops our hooks from this thread's stack until another's hook is on top. */
+/* Pops our hooks from the top of this thread's stack; stops at the first that are not ours. */
 static top_hook unwind(const ms_execution *self)
 {
     top_hook top;
@@ -47,8 +48,8 @@ static top_hook unwind(const ms_execution *self)
     return top;
 }
 
-/* Opens the frame of a call and pushes its hooks. A new reference; None if the call is left alone; NULL with an
- * exception. */
+/* Opens the frame of a call and pushes its hooks. The region, a new reference; None if the call needs no hooks;
+ * NULL with an exception. */
 static PyObject *enter_frame(ms_execution *self, uint32_t layer, bool is_replayable, PyObject *caller)
 {
     ms_call_facts facts = {.replayable = is_replayable};
@@ -77,11 +78,11 @@ static PyObject *enter_frame(ms_execution *self, uint32_t layer, bool is_replaya
 static int enter_root_work(ms_execution *self, PyObject *caller)
 {
     PyObject *region = enter_frame(self, MS_ROOT_LAYER, false, caller);
-    Py_XDECREF(region); /* the hooks hold it */
+    Py_XDECREF(region); /* the hooks hold the region */
     return region != NULL ? 0 : -1;
 }
 
-/* Pops our hooks, then says why none can be pushed on this thread: a new str; None if they can; NULL with an
+/* Why no hooks can be pushed on this thread; unwind() gave `top`. A new str; None if they can; NULL with an
  * exception. */
 static PyObject *obstacle(top_hook top)
 {
@@ -179,7 +180,7 @@ PyObject *ms_ext_leave(PyObject *object, PyObject *caller)
     bool can_push = why_not == Py_None;
     Py_DECREF(why_not);
     if (!can_push) {
-        Py_RETURN_NONE; /* the layer was left alone; the open frame is another's */
+        Py_RETURN_NONE; /* the layer has no frame; the open one belongs to a call around it */
     }
     ms_execute_leave(self->execute, this_thread());
     if (ms_execute_in_root(self->execute, this_thread()) && enter_root_work(self, caller) != 0) {

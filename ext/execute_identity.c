@@ -1,6 +1,6 @@
 /*
- * Sets of storages, by identity, for the residents of an execution and for counting the bytes of many tensors.
- * Open addressing; members are never removed.
+ * Sets of storages, by identity: the residents of an execution, and storage_bytes(), which counts
+ * each storage once. Open addressing; members are never removed.
  */
 #include "execute_ext.h"
 

@@ -1,7 +1,7 @@
 /*
- * References to torch storages as the library handles them: strong, or weak by
- * torch's own weak reference, which also keeps an identity from being used again.
- * Called by the library through ms_execute_host.
+ * References to torch storages for the library, which calls these functions through
+ * ms_execute_host. A reference is strong or weak; torch's own weak reference also keeps the
+ * storage's identity from being reused.
  */
 #include "execute_ext.h"
 
@@ -39,7 +39,7 @@ ms_memory *ms_ext_memory_of_tensor(PyObject *tensor, uint64_t version)
     return memory;
 }
 
-/* May be called while an exception is set, and keeps it. */
+/* Keeps an exception that is already set. */
 void ms_ext_memory_free(ms_memory *memory)
 {
     PyObject *type, *value, *traceback;
@@ -68,7 +68,7 @@ static void host_weaken(void *context, void *reference)
     PyErr_Restore(type, value, traceback);
 }
 
-/* Other code may have resized the storage to nothing; its bytes are then gone. */
+/* Whether a storage still has its bytes: the user may have resized it to nothing. */
 static bool has_bytes(PyObject *storage, uint64_t bytes)
 {
     PyObject *number = PyObject_CallFunctionObjArgs(ms_ext_torch()->nbytes, storage, NULL);
@@ -127,7 +127,7 @@ static void *address_of(PyObject *storage)
     return address;
 }
 
-/* torch's text for the failed allocation; clears the exception. */
+/* MS_ENOMEM with the text of torch's exception, which is cleared. */
 static int fail_with_exception(uint64_t bytes, ms_error *err)
 {
     PyObject *type, *value, *traceback;
@@ -196,7 +196,7 @@ static void *host_stream(void *context)
     return ms_ext_device_stream(context);
 }
 
-/* The thread that released the lock takes it again; waits do not nest. */
+/* The state of the thread that released the lock, for the same thread to take it again: waits do not nest. */
 static _Thread_local PyThreadState *waiting_thread;
 
 static void host_unlock(void *context)

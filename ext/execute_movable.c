@@ -1,10 +1,11 @@
 /*
- * Whether and how the bytes of a saved tensor can be sent to a lower tier: its storage, pieces of a storage that are
- * finished one after another, and a probe of its version. Called when autograd saves a tensor; changes no handle.
+ * Whether the bytes of a saved tensor can go to a lower tier, and how: the storage behind it,
+ * pieces of storages that operators finish one after another, and a probe of its version. Called
+ * when autograd saves a tensor; changes no handle.
  */
 #include "execute_movable.h"
 
-/* The storage of a tensor and its bytes; -1 with no exception set if it has none. */
+/* The storage behind a tensor and its bytes; -1 with no exception set if it has none. */
 int ms_ext_look_behind(PyObject *tensor, ms_movable *what)
 {
     if (ms_ext_storage_of(tensor, &what->storage, &what->identity) != 0) {
@@ -21,15 +22,15 @@ int ms_ext_look_behind(PyObject *tensor, ms_movable *what)
     return 0;
 }
 
-/* Whether it is on the device whose memory the tier takes. */
+/* Whether the tensor is on the device whose storages the tier takes. */
 static bool is_here(const ms_execution *execution, PyObject *tensor)
 {
     return ms_execute_host_is_device(execution->execute) ? ms_ext_flag(tensor, ms_ext_torch()->n_is_cpu) == 1
                                                          : ms_ext_device_has(execution, tensor);
 }
 
-/* Whether a tensor's storage can be sent and rebuilt from its bytes. The storage is a new reference. Leaves no
- * exception set. */
+/* Whether a tensor's storage can be sent and the tensor rebuilt from its bytes. No exception is left set; if true,
+ * what->storage is a new reference. */
 bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *what)
 {
     const ms_torch *t = ms_ext_torch();
@@ -43,7 +44,7 @@ bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *wh
     bool can_move = what->bytes > 0 && what->bytes >= ms_execute_min_bytes(execution->execute) &&
                     !ms_ext_identity_has(&execution->residents, what->identity) && is_here(execution, tensor) &&
                     ms_ext_flag(tensor, t->n_is_quantized) == 0 &&
-                    /* the bytes do not show lazy conjugation */
+                    /* lazy conjugation and negation are not in the bytes */
                     ms_ext_ask(t->is_conj, tensor) == 0 && ms_ext_ask(t->is_neg, tensor) == 0 &&
                     !(ms_ext_flag(tensor, t->n_is_leaf) == 1 && ms_ext_flag(tensor, t->n_requires_grad) == 1);
     PyErr_Clear();
@@ -53,10 +54,10 @@ bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *wh
     return can_move;
 }
 
-/* Whether other tensors with version counters of their own may lie in the same storage.
- * The chunks of a recurrent cell's gates do: each is finished in place after its neighbour was saved, so the
- * storage as a whole is never at one version. A tensor that is not a view and is smaller than its storage is such a
- * piece, and so are its views. */
+/* Whether other tensors with their own version counters may lie in the same storage: 1, 0, or -1 with an exception.
+ * The chunks of a recurrent cell's gates do: the cell finishes each in place after it saved the one before, so the
+ * storage as a whole never has one version. A tensor that is smaller than its storage without being a view is such a
+ * piece; so are its views. */
 int ms_ext_is_piece(PyObject *tensor, const ms_movable *what)
 {
     const ms_torch *t = ms_ext_torch();
@@ -68,7 +69,7 @@ int ms_ext_is_piece(PyObject *tensor, const ms_movable *what)
     return PyErr_Occurred() != NULL ? -1 : bytes < what->bytes;
 }
 
-/* A copy with the same strides in a storage of its own, which `what` then describes; NULL with an exception. */
+/* A copy with the same strides in its own storage, which replaces the one in `what`; NULL with an exception. */
 PyObject *ms_ext_copy_of_piece(PyObject *tensor, ms_movable *what)
 {
     const ms_torch *t = ms_ext_torch();
@@ -96,7 +97,7 @@ PyObject *ms_ext_copy_of_piece(PyObject *tensor, ms_movable *what)
     return copy;
 }
 
-/* An empty tensor that shares the version counter. It shows changes in place and does not hold the bytes. */
+/* An empty tensor that shares the tensor's version counter: it shows changes in place without holding the bytes. */
 PyObject *ms_ext_probe_of(const ms_execution *execution, PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();

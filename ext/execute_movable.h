@@ -1,5 +1,5 @@
 /*
- * execute_movable.h - whether and how a tensor's bytes can be sent to a lower tier.
+ * execute_movable.h - whether a tensor's bytes can go to a lower tier, and how.
  */
 #ifndef MS_EXT_EXECUTE_MOVABLE_H
 #define MS_EXT_EXECUTE_MOVABLE_H
@@ -13,11 +13,11 @@ typedef struct ms_movable {
     uint64_t bytes;
 } ms_movable;
 
-/* No exception is left set. */
+/* Whether a tensor's storage can be sent; fills `what` if so. No exception is left set. */
 bool ms_ext_is_movable(ms_execution *execution, PyObject *tensor, ms_movable *what);
-/* 1 if other tensors with version counters of their own may be in the same storage. */
+/* 1 if other tensors with their own version counters may lie in the same storage; -1 with an exception. */
 int ms_ext_is_piece(PyObject *tensor, const ms_movable *what);
-/* A copy with the same strides in a storage of its own, which replaces that in `what`. */
+/* A copy with the same strides in its own storage, which replaces the one in `what`. */
 PyObject *ms_ext_copy_of_piece(PyObject *tensor, ms_movable *what);
 /* An empty tensor that shares the tensor's version counter. */
 PyObject *ms_ext_probe_of(const ms_execution *execution, PyObject *tensor);

@@ -1,11 +1,11 @@
 /*
- * The pack and unpack callables that autograd calls for each saved tensor: no Python bytecode runs for one that
- * is kept. The frame says which callable a layer needs; each kind of handle is made in its own file.
+ * The pack and unpack callables that autograd calls for each saved tensor. No Python bytecode runs for a kept
+ * tensor. The frame says which callable a layer needs; each kind of handle is made in its own file.
  */
 #include "execute_pack.h"
 
-/* Shows a saved tensor to the profiler of real steps. The profiler gives a token; every unpack calls its unpacked(),
- * and it dies with the handle. */
+/* Shows a saved tensor to the observer, the profiler of real steps. It returns a token, which lives as long as the
+ * handle; every unpack calls the token's unpacked(). Takes over `handle`. */
 static PyObject *observed(ms_execution *execution, PyObject *tensor, PyObject *handle)
 {
     if (handle == NULL || execution->observer == NULL) {
@@ -39,8 +39,7 @@ static PyObject *pack_extent(PyObject *self, PyObject *tensor)
     return observed(region->execution, tensor, ms_ext_save_extent(region, tensor));
 }
 
-/* Keeps tensors, in calls that are watched or whose two-valued storages become bits. Other kept calls have no
- * hooks. */
+/* For kept calls. They have hooks only if calls are watched or two-valued storages may become bits. */
 static PyObject *pack_kept(PyObject *self, PyObject *tensor)
 {
     ms_region *region = (ms_region *)self;
@@ -76,7 +75,7 @@ static PyObject *unpack(PyObject *self, PyObject *handle)
     return ms_ext_saved_unpack(handle);
 }
 
-/* Unpack in a replay's own graph, which is not the step's backward. */
+/* Unpack in a replay's own graph. It does not begin the backward of the step. */
 static PyObject *unpack_inner(PyObject *self, PyObject *handle)
 {
     (void)self;

@@ -8,7 +8,7 @@
 #include "execute_slot.h"
 #include "execute_values.h"
 
-/* Pushes the pack and unpack of a region; `is_capture`: those of its replay. -1 with an exception. */
+/* Pushes the pack and unpack of a region, or those of its replay if `is_capture`. -1 with an exception. */
 int ms_ext_push_hooks(ms_region *region, bool is_capture);
 int ms_ext_pop_hooks(void);
 

@@ -1,6 +1,7 @@
 /*
- * Region: one hooked call of a layer, as Python sees it: its layer and frame, the payload that its replay needs, and
- * the two ends of a replay. Execution.enter() makes it.
+ * Region: one hooked call of a layer, as Python sees it. It has the layer and the call's number,
+ * Python's object for the replay (the payload), and the methods that begin and end a replay.
+ * Execution.enter() makes it.
  */
 #include "execute_pack.h"
 #include "technique_ext.h"
@@ -141,7 +142,7 @@ static PyObject *begin_replay(PyObject *self, PyObject *whole)
     Py_RETURN_NONE;
 }
 
-/* Pops our hooks and those that a replay left above them when it was stopped early. */
+/* Pops the region's pair and any pairs that a replay stopped early left above it. */
 static int pop_down_to(ms_region *region)
 {
     for (;;) {
@@ -216,14 +217,15 @@ static PyObject *offload_input(PyObject *self, PyObject *tensor)
 /* ---- type --------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
-    MS_EXT_METHOD("begin_replay", begin_replay, METH_O, "whole, /", "(bool) -> None",
-                  "Starts capturing what the layer saves; with `whole`, ReplayStop is not to end it early."),
+    MS_EXT_METHOD(
+        "begin_replay", begin_replay, METH_O, "whole, /", "(bool) -> None",
+        "Starts to capture the tensors that the layer saves; with `whole`, ReplayStop never ends the replay early."),
     MS_EXT_METHOD("end_replay", end_replay, METH_O, "failed, /", "(bool) -> None",
-                  "Stops capturing; raises IntegrationError where the layer saved too little."),
+                  "Stops capturing; raises IntegrationError if the layer saved too little."),
     MS_EXT_METHOD("abandon_replay", abandon_replay, METH_NOARGS, "/", "() -> None",
-                  "Stops capturing if that was not ended; what it made is not used."),
+                  "Stops capturing if end_replay() did not; discards the tensors captured."),
     MS_EXT_METHOD("offload_input", offload_input, METH_O, "tensor, /", "(torch.Tensor) -> Saved | None",
-                  "A handle of the tensor, which goes to the lower tier; None where it has to stay."),
+                  "Sends the tensor to the lower tier and returns a handle; None if the tensor must stay."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -231,12 +233,12 @@ static PyGetSetDef attributes[] = {
     {"layer", get_layer, NULL,
      MS_EXT_ATTRIBUTE_DOC("str", "Qualified name of the layer; \"\" for the root's own work."), NULL},
     {"call", get_call, NULL, MS_EXT_ATTRIBUTE_DOC("int", "Number of this call in its forward, from 0."), NULL},
-    {"technique", get_technique, NULL, MS_EXT_ATTRIBUTE_DOC("Technique", "The technique in force."), NULL},
-    {"missing", get_missing, NULL, MS_EXT_ATTRIBUTE_DOC("int", "Saved tensors that a replay would have to make."),
-     NULL},
+    {"technique", get_technique, NULL, MS_EXT_ATTRIBUTE_DOC("Technique", "The technique of this call."), NULL},
+    {"missing", get_missing, NULL,
+     MS_EXT_ATTRIBUTE_DOC("int", "Number of saved tensors that a replay would have to recompute."), NULL},
     {"is_running", get_is_running, NULL, MS_EXT_ATTRIBUTE_DOC("bool", "Whether the layer's call is still under way."),
      NULL},
-    {"payload", get_payload, set_payload, MS_EXT_ATTRIBUTE_DOC("Any", "What the replay needs; any object."), NULL},
+    {"payload", get_payload, set_payload, MS_EXT_ATTRIBUTE_DOC("Any", "Any object that the replay needs."), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -246,7 +248,7 @@ int ms_ext_region_init_type(PyObject *module)
         {"__weaklistoffset__", T_PYSSIZET, offsetof(ms_region, weak_references), READONLY, NULL},
         {NULL, 0, 0, 0, NULL},
     };
-    static char doc[] = "One call of a layer, from its forward until nobody asks for what it saved.";
+    static char doc[] = "One call of a layer, from its forward until its saved tensors are gone.";
     static PyType_Slot slots[] = {
         {Py_tp_doc, doc},           {Py_tp_dealloc, MS_EXT_SLOT(region_dealloc)},
         {Py_tp_members, members},   {Py_tp_methods, methods},

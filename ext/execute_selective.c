@@ -1,13 +1,14 @@
 /*
- * Saved tensors of a selective technique. The library says which storages are dropped. They stay until their call
- * has ended. By then the tape of its operators (Python's execution/tape.py, the region's payload) knows which of them
- * it can recompute. Those get a ticket that recomputes them; the others stay.
+ * Saved tensors of a selective technique. The library says which storages to drop. They stay
+ * until their call ends. Then the tape of the call's operators (Python's execution/tape.py, the
+ * region's payload) knows which of them it can recompute: it drops these and gives each handle a
+ * ticket that recomputes the tensor. The others stay.
  */
 #include "execute_selective.h"
 
 #include "undo.h"
 
-/* Whether the storage has an identity and the view can be rebuilt. Leaves no exception set. */
+/* Whether the tensor can be rebuilt as a view of its storage. No exception is left set. */
 static bool is_plain(PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();
@@ -36,7 +37,7 @@ static PyObject *unpack_dropped(ms_saved *saved)
     return tensor;
 }
 
-/* Releases the bytes; the version is still watched. */
+/* Releases the bytes; the probe that replaces the tensor still shows its version. */
 static int drop_bytes(ms_saved *saved, PyObject *ticket)
 {
     PyObject *probe = saved->ticket == NULL ? ms_ext_probe_of(saved->execution, saved->tensor) : NULL;
@@ -73,8 +74,8 @@ static PyObject *drop_later(ms_region *region, PyObject *tensor, const ms_movabl
     return (PyObject *)saved;
 }
 
-/* Keeps or sends the tensor; others may be recomputed from it. A copied piece does not serve for that, because
- * operators read another storage. */
+/* Keeps or moves the tensor, and tells the tape that others may be recomputed from it. Copied pieces are left out:
+ * operators do not read their storages. */
 static PyObject *hold(ms_region *region, PyObject *tensor, const ms_movable *what)
 {
     bool moves = !ms_frame_rest_stays(region->frame) || ms_frame_packs(region->frame);

@@ -1,5 +1,5 @@
 /*
- * execute_selective.h - saved tensors of layers in which single operators are recomputed.
+ * execute_selective.h - saved tensors of layers in which single operators recompute some of them.
  */
 #ifndef MS_EXT_EXECUTE_SELECTIVE_H
 #define MS_EXT_EXECUTE_SELECTIVE_H

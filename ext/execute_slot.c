@@ -1,6 +1,6 @@
 /*
- * Handles of tensors that a replay of their layer recomputes. Each has a slot in the layer's frame; a replay fills
- * the slots.
+ * Handles of tensors that a replay of their layer recomputes. Each handle names a slot of the layer's frame, and a
+ * replay fills the slots.
  */
 #include "execute_slot.h"
 
@@ -9,7 +9,7 @@
 
 PyObject *ms_ext_replay_stop;
 
-/* The memory in the slot; a replay makes it if the slot is empty. */
+/* The memory in the slot; replays the layer if the slot is empty. */
 static ms_memory *take_slot(ms_saved *saved)
 {
     ms_execution *execution = saved->execution;
@@ -130,14 +130,14 @@ PyObject *ms_ext_capture_slot(ms_region *region, PyObject *tensor)
         ms_ext_values_saved(region, slot, tensor) != 0) {
         return NULL;
     }
-    /* The replay's own graph has to work too, because a layer may differentiate within its forward. */
+    /* The replay's own graph must work too: the layer's code may differentiate inside its forward. */
     PyObject *kept = ms_ext_keep(region->execution, tensor);
     if (kept == NULL || what == MS_CAPTURE_IGNORE) {
         return kept;
     }
     ms_saved *saved = (ms_saved *)kept;
     if (what == MS_CAPTURE_LAST && ms_ext_may_be_unwritten(saved->tensor)) {
-        region->last_operator = ms_ext_operator_now() + 1; /* that one has to run, because it may fill the tensor */
+        region->last_operator = ms_ext_operator_now() + 1; /* this operator must still run: it may fill the tensor */
         what = MS_CAPTURE_PUT;
     }
     if (slot_put(region, slot, saved->tensor, saved->version) != 0) {

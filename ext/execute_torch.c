@@ -1,12 +1,13 @@
 /*
- * torch's objects, looked up once, and the queries about tensors that pack and unpack make. Keeps no tensor.
+ * Objects of torch that the execute room uses, looked up once, and the properties of tensors that
+ * pack and unpack read. Nothing here keeps a tensor.
  */
 #include "execute_ext.h"
 
 static ms_torch torch_table;
 static bool torch_is_ready;
 
-/* `module.a.b` as a new reference. */
+/* `root.a.b` for the path "a.b", as a new reference. */
 static PyObject *look_up(PyObject *root, const char *path)
 {
     PyObject *object = root;
@@ -161,7 +162,7 @@ int ms_ext_storage_of(PyObject *tensor, PyObject **storage, uintptr_t *identity)
     PyObject *number = found != NULL ? PyObject_GetAttr(found, t->n_cdata) : NULL;
     if (number == NULL) {
         Py_XDECREF(found);
-        PyErr_Clear(); /* sparse and some other tensors have none and are left alone */
+        PyErr_Clear(); /* sparse and other tensors have none */
         return -1;
     }
     *identity = (uintptr_t)PyLong_AsVoidPtr(number);
@@ -210,7 +211,7 @@ const char *ms_ext_intern_name(PyObject *object)
             return names[i].name;
         }
     }
-    /* Devices are equal without being the same object. */
+    /* Devices may be equal without being the same object. */
     for (size_t i = 0; i < name_count; i++) {
         int equal =
             Py_TYPE(object) == Py_TYPE(names[i].object) ? PyObject_RichCompareBool(object, names[i].object, Py_EQ) : 0;
@@ -233,7 +234,7 @@ static int sizes_of(PyObject *shape, int64_t *sizes, uint32_t *rank)
     for (Py_ssize_t i = 0; i < count; i++) {
         sizes[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
         if (sizes[i] == -1) {
-            PyErr_Clear(); /* a nested tensor's size is a symbol, which counts as equal to all others */
+            PyErr_Clear(); /* a nested tensor's size is a symbol; all symbols count as -1 */
         }
     }
     *rank = (uint32_t)count;

@@ -1,10 +1,10 @@
 /*
- * The values of saved tensors of replayed layers, read in place in host memory. Values on a GPU are not compared,
- * because reading them would wait for the device.
+ * The values of saved tensors of replayed layers, read in place in host memory. Values on a GPU are not compared:
+ * reading them would wait for the device.
  */
 #include "execute_values.h"
 
-/* The place of the values. False: they can't be read. */
+/* The address and strides of a tensor's values. False if they can't be read. */
 static bool find_contents(PyObject *tensor, ms_contents *contents, int64_t *strides)
 {
     const ms_torch *t = ms_ext_torch();
@@ -22,7 +22,7 @@ static bool find_contents(PyObject *tensor, ms_contents *contents, int64_t *stri
     Py_XDECREF(address);
     Py_XDECREF(stride);
     bool is_found = rank >= 0 && rank <= MS_RECORD_RANK_MAX && PyErr_Occurred() == NULL;
-    PyErr_Clear(); /* sparse tensors and those of torch.func have no address */
+    PyErr_Clear(); /* sparse tensors and tensors of torch.func have no address */
     return is_found && contents->address != NULL;
 }
 
@@ -57,7 +57,7 @@ int ms_ext_values_settle(ms_region *region, bool all)
     }
     int rc = 0;
     for (size_t i = 0; i < region->unread_count && rc == 0; i++) {
-        /* In forward, code may have written to it since. */
+        /* In forward an operator may have written to the tensor since. */
         if (region->is_capturing || ms_ext_version_or_none(region->unread[i]) == 0) {
             rc = read_values(region, region->unread_slots[i], region->unread[i], true);
         }
@@ -66,7 +66,7 @@ int ms_ext_values_settle(ms_region *region, bool all)
     return rc;
 }
 
-/* Bytes that an operator left for its backward; gaps between its data were never written. */
+/* Whether the tensor is an operator's workspace for its backward: gaps between its data are never written. */
 static bool is_workspace(PyObject *tensor)
 {
     const ms_torch *t = ms_ext_torch();

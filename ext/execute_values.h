@@ -6,14 +6,15 @@
 
 #include "execute_handle.h"
 
-/* A tensor was saved in this slot: in forward its values are remembered, in a replay compared. One that its operator
- * may fill afterwards is read when the operator is over. -1 with an exception: they differ. */
+/* Call this for each tensor saved in a slot. It remembers the values in forward and compares them in a replay. A tensor
+ * that its operator may fill after saving it is read once the operator is over. -1 with an exception if values
+ * differ. */
 int ms_ext_values_saved(ms_region *region, uint32_t slot, PyObject *tensor);
 
-/* Reads the tensors whose operator is over; with `all` every one that waits. -1 with an exception. */
+/* Reads the waiting tensors if their operator is over; with `all` in any case. -1 with an exception. */
 int ms_ext_values_settle(ms_region *region, bool all);
 
-/* Forgets those that wait. */
+/* Forgets the waiting tensors. */
 void ms_ext_values_forget(ms_region *region);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Handles that wait for their bytes, because an operator may save a tensor first and fill it afterwards. They hold
- * the tensor until the operator has ended; then it is sent.
+ * Handles that wait for their bytes. An operator may save a tensor first and fill it afterwards; the
+ * handle holds the tensor until the operator is over, and is sent then.
  */
 #include "execute_waiting.h"
 
@@ -57,8 +57,8 @@ static PyObject *save_waiting(ms_region *region, PyObject *tensor)
     return saved;
 }
 
-/* Selective frames have already asked. In the others nothing is dropped, but the plan may turn storages into
- * bits. */
+/* Asks the library about a storage, since the plan may choose the ones that become bits. Only selective frames drop
+ * storages, and they have asked already. */
 static int tell_choice(ms_region *region, const ms_movable *what)
 {
     ms_error err;

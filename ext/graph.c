@@ -1,5 +1,5 @@
 /*
- * Graph documents for Python: checking one, and comparing two of one step.
+ * Graph documents for Python: checks one, and compares two of the same step.
  */
 #include "common.h"
 #include "documents.h"
@@ -48,7 +48,7 @@ static PyMethodDef functions[] = {
                     "Raises MemScaleError if the document is not a sound graph."),
     MS_EXT_FUNCTION("trace_diff", trace_diff, METH_VARARGS, "traced, seen, hardware, /",
                     "(str, str, str) -> tuple[str, int]",
-                    "The differences of two graphs of one step, as text, and their number."),
+                    "The differences of two graphs of the same step, as text, and their number."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,6 +1,6 @@
 /*
  * The machine for Python: the hardware description as JSON, the check of a directory for the disk
- * tier, resident memory of this process. Used by the profiler and by wrap().
+ * tier, and this process's resident memory. Used by the profiler and by wrap().
  */
 #include "memscale/hardware.h"
 #include "base/json.h"
@@ -149,19 +149,20 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("hardware_probe", MS_EXT_FAST(hardware_probe), METH_VARARGS | METH_KEYWORDS,
                     "disk_dir=None, cache_dir=None, no_cache=False, no_measure=False",
                     "(str | None, str | None, bool, bool) -> str",
-                    "JSON of this machine. ConfigError if disk_dir is unfit for the disk tier."),
+                    "JSON of this machine. Raises ConfigError if disk_dir is unfit for the disk tier."),
     MS_EXT_FUNCTION("hardware_check", hardware_check, METH_O, "json, /", "(str) -> str",
-                    "The description as the library writes it. Raises MemScaleError."),
-    MS_EXT_FUNCTION("disk_probe", disk_probe, METH_O, "dir, /", "(str) -> str",
-                    "JSON of a directory for the disk tier, created if missing; ConfigError if it is unfit."),
+                    "The description as the library writes it. Raises MemScaleError if it is invalid."),
+    MS_EXT_FUNCTION(
+        "disk_probe", disk_probe, METH_O, "dir, /", "(str) -> str",
+        "JSON of a directory for the disk tier, which is created if missing. Raises ConfigError if it is unfit."),
     MS_EXT_FUNCTION("device_kinds", device_kinds, METH_NOARGS, "/", "() -> tuple[dict[str, Any], ...]",
-                    "Name, label, api, host_is_device and torch_module of each kind of device, the host's first."),
+                    "The name, label, api, host_is_device and torch_module of each kind of device, the host's first."),
     MS_EXT_FUNCTION("device_check", device_check, METH_O, "name, /", "(str) -> None",
-                    "MemScaleError for an unknown kind of device."),
+                    "Raises MemScaleError if the kind of device is unknown."),
     MS_EXT_FUNCTION("process_memory", process_memory, METH_NOARGS, "/", "() -> dict[str, int]",
-                    "Rss_bytes and peak_rss_bytes of this process."),
+                    "Keys: rss_bytes and peak_rss_bytes, of this process."),
     MS_EXT_FUNCTION("reset_peak_rss", reset_peak_rss, METH_NOARGS, "/", "() -> None",
-                    "Resets peak_rss_bytes to rss_bytes; MemScaleError if the kernel does not allow it."),
+                    "Resets peak_rss_bytes to rss_bytes. Raises MemScaleError if the kernel does not allow it."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,7 +1,7 @@
 /*
- * Memory of CPU tensors for Python: taking and restoring the allocator's slots, the ceiling, exact
- * live and peak bytes. Used by the session of a wrap and by the executor's step boundaries; decides
- * nothing.
+ * Memory of CPU tensors for Python: takes and restores the allocator's slots, sets the ceiling,
+ * reports exact live and peak bytes. Used by the session of a wrap and at the executor's step
+ * boundaries. Decides nothing.
  */
 #include "memscale/hostmem.h"
 #include "common.h"
@@ -119,8 +119,8 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
         "hostmem_install", MS_EXT_FAST(hostmem_install), METH_VARARGS | METH_KEYWORDS, "library=None",
         "(str | None) -> str",
-        "Takes the slots of the loaded library (None: torch's libc10.so) for one more user; \"slots\", \"mallopt\" "
-        "or \"none\"."),
+        "Takes the allocator's slots of the loaded library (None: torch's libc10.so) for one more user. Returns the "
+        "means: \"slots\", \"mallopt\" or \"none\"."),
     MS_EXT_FUNCTION("hostmem_uninstall", hostmem_uninstall, METH_NOARGS, "/", "() -> None",
                     "Removes one user; the last one restores the slots. Live blocks stay valid."),
     MS_EXT_FUNCTION(
@@ -130,7 +130,7 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("hostmem_set_ceiling", hostmem_set_ceiling, METH_O, "ceiling_bytes, /", "(int) -> None",
                     "Bounds live plus cached bytes; trims at once."),
     MS_EXT_FUNCTION("hostmem_ceiling_of_smaller", hostmem_ceiling_of_smaller, METH_O, "ceiling_bytes, /",
-                    "(int) -> int", "A plan's ceiling while smaller inputs than its own are trained on."),
+                    "(int) -> int", "The ceiling of a plan while inputs are smaller than the plan's."),
     MS_EXT_FUNCTION("hostmem_trim", MS_EXT_FAST(hostmem_trim), METH_VARARGS | METH_KEYWORDS, "keep=0, libc=True",
                     "(int, bool) -> None",
                     "Releases cached maps down to `keep` bytes, and glibc's free memory if `libc`."),

@@ -1,6 +1,6 @@
 /*
- * The row-wise loss head for Python: its rows as addresses, and the size of chunks.
- * Used by memscale.techniques, which keeps the tensors alive; decides nothing.
+ * The row-wise loss head for Python: takes its rows as addresses, and chooses the size of chunks.
+ * memscale.techniques, the caller, keeps the tensors alive.
  */
 #include "memscale/loss.h"
 #include "common.h"
@@ -94,20 +94,22 @@ static PyObject *loss_backward(PyObject *module, PyObject *const *args, Py_ssize
 }
 
 static PyMethodDef methods[] = {
-    MS_EXT_FUNCTION("loss_lanes", MS_EXT_FAST(loss_lanes), METH_FASTCALL, "capability, vocabulary, /",
-                    "(str, int) -> int",
-                    "Lanes of torch's vectors if loss_forward and loss_backward have torch's bits, else 0."),
+    MS_EXT_FUNCTION(
+        "loss_lanes", MS_EXT_FAST(loss_lanes), METH_FASTCALL, "capability, vocabulary, /", "(str, int) -> int",
+        "Lanes of torch's vectors if loss_forward() and loss_backward() give the same bits as torch, else 0."),
     MS_EXT_FUNCTION("loss_forward", MS_EXT_FAST(loss_forward), METH_FASTCALL,
                     "logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, picked, unused, /",
                     "(int, int, int, int, int, int, int, int, int, int) -> None",
-                    "Takes addresses of fp32 rows, int64 classes and fp32 results per row."),
-    MS_EXT_FUNCTION("loss_backward", MS_EXT_FAST(loss_backward), METH_FASTCALL,
-                    "logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, by_picked, gradient, /",
-                    "(int, int, int, int, int, int, int, int, int, int) -> None",
-                    "As loss_forward(); `gradient` may be `logits`."),
+                    "Computes the log-softmax of each row's class. Takes addresses of fp32 rows, int64 classes and "
+                    "fp32 results per row."),
+    MS_EXT_FUNCTION(
+        "loss_backward", MS_EXT_FAST(loss_backward), METH_FASTCALL,
+        "logits, rows, vocabulary, classes, largest, log_sum, lanes, threads, by_picked, gradient, /",
+        "(int, int, int, int, int, int, int, int, int, int) -> None",
+        "Computes the gradient of the logits. Arguments as for loss_forward(); `gradient` may be `logits`."),
     MS_EXT_FUNCTION("loss_chunk_rows", MS_EXT_FAST(loss_chunk_rows), METH_FASTCALL,
                     "tokens, vocabulary, item_bytes, threads, /", "(int, int, int, int) -> int",
-                    "Rows of logits in a chunk."),
+                    "The number of rows in a chunk of logits."),
     {NULL, NULL, 0, NULL},
 };
 

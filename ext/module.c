@@ -1,6 +1,6 @@
 /*
- * Entry of the extension `memscale._core`. The functions and types are added by
- * one file per room (rooms.h); nothing else happens at import.
+ * Entry of the extension `memscale._core`. One file per room (rooms.h) adds functions and types;
+ * an import does nothing else.
  */
 #include "common.h"
 #include "rooms.h"
@@ -20,8 +20,7 @@ static int add_rooms(PyObject *module)
     return 0;
 }
 
-/* The slot holds functions of several types as one kind of pointer; the C
- * standard has no such thing, Python's ABI does. */
+/* PyInit__core() copies the function's pointer into the slot: ISO C has no conversion to an object pointer. */
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, NULL},
     {0, NULL},

@@ -6,7 +6,7 @@
 #include "common.h"
 #include "rooms.h"
 
-/* One per process, like the library's sink; made at import, never freed. */
+/* One per process, like the library's sink. Made at import, never freed. */
 static ms_log_ring *ring;
 
 static PyObject *log_drain(PyObject *module, PyObject *args)
@@ -68,7 +68,7 @@ static PyObject *history_new(PyObject *module, PyObject *args)
     return capsule;
 }
 
-/* A number of a dict; absent or None is UINT64_MAX. */
+/* Reads a number of a dict; absent or None is UINT64_MAX. */
 static int number_in(PyObject *dict, const char *name, uint64_t *out)
 {
     PyObject *value = PyMapping_GetItemString(dict, name);
@@ -145,15 +145,15 @@ static PyObject *step_times(PyObject *module, PyObject *capsule)
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
         "counter_metrics", counter_metrics, METH_NOARGS, "/", "() -> list[tuple[str, str, str, int]]",
-        "Of each counter its name, its name as a metric, a help text and what its value is divided by to be in the "
+        "The name of each counter, its metric's name and help text, and the divisor that converts its value to the "
         "metric's unit."),
     MS_EXT_FUNCTION("history_new", history_new, METH_NOARGS, "/", "() -> object", "An empty history of steps."),
     MS_EXT_FUNCTION("history_add", history_add, METH_VARARGS, "history, step, counters, /",
                     "(object, dict[str, Any], dict[str, int]) -> None",
                     "Adds a step's measurements, and the counters after it."),
-    MS_EXT_FUNCTION("history_step_times", step_times, METH_O, "history, /",
-                    "(object) -> tuple[list[tuple[int | None, int]], int]",
-                    "Bounds in ns (None: the last) with counts of steps, and the sum in ns."),
+    MS_EXT_FUNCTION(
+        "history_step_times", step_times, METH_O, "history, /", "(object) -> tuple[list[tuple[int | None, int]], int]",
+        "The upper bounds of step times in ns (None for the last) with counts of steps, and the sum in ns."),
     MS_EXT_FUNCTION("log_drain", log_drain, METH_NOARGS, "/", "() -> list[tuple[int, str]]",
                     "Level (0 debug to 3 error) and text of the lines written since the last call."),
     {NULL, NULL, 0, NULL},

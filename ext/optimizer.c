@@ -1,7 +1,7 @@
 /*
- * The optimizer's update for Python: one call takes the tensors of a parameter group as addresses.
- * Used by memscale.optim, which keeps the tensors alive during the call and guarantees their types
- * and sizes; decides nothing.
+ * The optimizer's update for Python: one call updates the tensors of a parameter group, given as
+ * addresses. memscale.optim, the caller, keeps the tensors alive during the call and guarantees
+ * their types and sizes. Decides nothing.
  */
 #include "optimizer_ext.h"
 #include "rooms.h"
@@ -54,7 +54,7 @@ int ms_ext_read_adamw_tensor(PyObject *fields, ms_adamw_tensor *tensor)
     return 0;
 }
 
-/* The tensors of a list, to be freed with PyMem_Free. */
+/* Reads a list of tensors: free them with PyMem_Free. */
 static ms_adamw_tensor *read_tensors(PyObject *list, size_t *count)
 {
     if (!PyList_Check(list)) {
@@ -185,17 +185,17 @@ static PyMethodDef methods[] = {
         "adamw_step", adamw_step, METH_VARARGS,
         "tensors, lr, beta1, beta2, eps, weight_decay, grad_scale, maximize, threads, /",
         "(list[tuple[int, ...]], float, float, float, float, float, float, bool, int) -> None",
-        "One update. A tensor is a tuple of int: weights (0 fp32, 1 bf16 with a master, 2 bf16 split), moments (0 "
-        "fp32, 1 8-bit), count, step, then addresses (0: none) of parameter, gradient, extra, exp_avg, "
+        "Updates the tensors once. A tensor is a tuple of int: weights (0 fp32, 1 bf16 with a master, 2 bf16 split), "
+        "moments (0 fp32, 1 8-bit), count, step, then addresses (0: none) of parameter, gradient, extra, exp_avg, "
         "exp_avg_sq, max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax."),
     MS_EXT_FUNCTION("adamw_moments_bits", MS_EXT_FAST(adamw_moments_bits), METH_FASTCALL, "elements, bits, /",
                     "(int, int) -> int", "Bits of the moments for a tensor of this size: 8 or 32."),
     MS_EXT_FUNCTION("adamw_quantize", adamw_quantize, METH_VARARGS, "values, codes, absmax, count, is_signed, /",
                     "(int, int, int, int, bool) -> None",
-                    "Encodes fp32 values; the addresses of values, codes and the blocks' scales."),
+                    "Encodes fp32 values. The first three arguments are addresses; `absmax` has the blocks' scales."),
     MS_EXT_FUNCTION("adamw_dequantize", adamw_dequantize, METH_VARARGS, "values, codes, absmax, count, is_signed, /",
                     "(int, int, int, int, bool) -> None",
-                    "Decodes codes to fp32 values; addresses as for adamw_quantize."),
+                    "Decodes codes to fp32 values; arguments as for adamw_quantize."),
     MS_EXT_FUNCTION("adamw_map", adamw_map, METH_O, "is_signed, /", "(bool) -> list[float]",
                     "The 256 values that codes stand for."),
     {NULL, NULL, 0, NULL},

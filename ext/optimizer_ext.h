@@ -1,5 +1,5 @@
 /*
- * What the files of the optimizer share: reading a tensor of an update from Python.
+ * Shared by the optimizer's files: reads a tensor of an update from Python.
  */
 #ifndef MS_EXT_OPTIMIZER_H
 #define MS_EXT_OPTIMIZER_H
@@ -7,9 +7,8 @@
 #include "common.h"
 #include "memscale/optimizer.h"
 
-/* (weights, moments, count, step, parameter, gradient, extra, exp_avg, exp_avg_sq,
- * max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax), all int, from `parameter` on
- * addresses (0: none). */
+/* Reads the tuple (weights, moments, count, step, parameter, gradient, extra, exp_avg, exp_avg_sq, max_exp_avg_sq,
+ * exp_avg_absmax, exp_avg_sq_absmax) of int. From `parameter` on they are addresses (0: none). */
 int ms_ext_read_adamw_tensor(PyObject *fields, ms_adamw_tensor *tensor);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * Optimizer state on disk for Python: `_core.OptimizerStream`, a thin wrapper of
- * ms_optimizer_stream. Used by memscale.optim, which keeps parameters and gradients alive during the
- * calls; decides nothing.
+ * ms_optimizer_stream. memscale.optim, the caller, keeps parameters and gradients alive during the
+ * calls. Decides nothing.
  */
 #include "memscale/optimizer_stream.h"
 
@@ -168,7 +168,7 @@ static PyObject *export_state(PyObject *self, PyObject *args)
 
 /* ---- rounds --------------------------------------------------------------------- */
 
-/* The caller frees it with PyMem_Free. */
+/* Reads a list of ids: free them with PyMem_Free. NULL with an exception. */
 static uint64_t *read_ids(PyObject *list, size_t *count)
 {
     if (!PyList_Check(list)) {
@@ -284,10 +284,10 @@ static PyMethodDef stream_methods[] = {
     MS_EXT_METHOD("remove", remove_state, METH_O, "id, /", "(int) -> None", "Removes the state."),
     MS_EXT_METHOD(
         "part_bytes", part_bytes, METH_O, "id, /", "(int) -> tuple[int, ...]",
-        "Bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, exp_avg_absmax, exp_avg_sq_absmax; 0 for those it has "
-        "not."),
+        "Bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, exp_avg_absmax, exp_avg_sq_absmax; 0 for arrays that "
+        "the state lacks."),
     MS_EXT_METHOD("put", put, METH_VARARGS, "id, tensor, /", "(int, tuple[int, ...]) -> None",
-                  "Replaces the state by one in memory; `tensor` as for adamw_step."),
+                  "Replaces the state with one in memory; `tensor` as for adamw_step()."),
     MS_EXT_METHOD("export", export_state, METH_VARARGS, "id, fd, offsets, /",
                   "(int, int, tuple[int | None, ...]) -> None",
                   "Writes the arrays into a file; offsets in the order of part_bytes(), None: skip the array."),
@@ -296,13 +296,13 @@ static PyMethodDef stream_methods[] = {
     MS_EXT_METHOD("update", update, METH_VARARGS,
                   "id, tensor, lr, beta1, beta2, eps, weight_decay, grad_scale, maximize, threads, /",
                   "(int, tuple[int, ...], float, float, float, float, float, float, bool, int) -> None",
-                  "As adamw_step; the state's addresses are ignored."),
+                  "Updates one tensor as adamw_step() does; ignores the state's addresses."),
     MS_EXT_METHOD("end", end, METH_NOARGS, "/", "() -> None",
                   "Waits for writes; raises the first failure of the round."),
     MS_EXT_METHOD("stats", stats, METH_NOARGS, "/", "() -> dict[str, int]",
                   "Keys: disk_bytes, resident_bytes, peak_resident_bytes, written_bytes, read_bytes, stall_ns."),
     MS_EXT_METHOD("is_inherited", is_inherited, METH_NOARGS, "/", "() -> bool",
-                  "Whether the parent process opened it: then it is unusable here."),
+                  "Whether the parent process opened the stream, so that it is unusable here."),
     MS_EXT_METHOD("dir", directory, METH_NOARGS, "/", "() -> str", "The file's directory."),
     MS_EXT_METHOD("description", description, METH_NOARGS, "/", "() -> str", "One line on the file's I/O."),
     {NULL, NULL, 0, NULL},
@@ -310,8 +310,8 @@ static PyMethodDef stream_methods[] = {
 
 static char stream_doc[] =
     MS_EXT_TYPE_DOC("OptimizerStream", "dir=None, cap_gb=None", "(str | None, float | None) -> None",
-                    "Optimizer state on disk. OffloadError if a read or write fails, "
-                    "ConfigError for an unfit directory or cap.");
+                    "Optimizer state on disk. Raises OffloadError if a read or write fails, "
+                    "ConfigError if the directory or cap is unfit.");
 
 static PyType_Slot stream_slots[] = {
     {Py_tp_doc, stream_doc},

@@ -1,5 +1,5 @@
 /*
- * What lies outside the plan, for Python: evaluations that pass the budget, and shapes that fit no plan.
+ * Cases outside the plan, for Python: evaluations above the budget, and shapes that fit no plan within it.
  */
 #include "common.h"
 #include "documents.h"
@@ -60,12 +60,13 @@ static PyObject *plan_beyond(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    MS_EXT_FUNCTION("plan_evaluation", plan_evaluation, METH_VARARGS, "config, before_bytes, peak_bytes, rows, /",
-                    "(str, int, int, int) -> str | None",
-                    "The warning about forwards without gradients that took `peak_bytes`; None within the budget."),
+    MS_EXT_FUNCTION(
+        "plan_evaluation", plan_evaluation, METH_VARARGS, "config, before_bytes, peak_bytes, rows, /",
+        "(str, int, int, int) -> str | None",
+        "The warning about forwards without gradients whose peak was `peak_bytes`; None if within the budget."),
     MS_EXT_FUNCTION("plan_beyond", plan_beyond, METH_VARARGS, "graph, first_graph, hardware, config, /",
                     "(str, str, str, str) -> tuple[str, str]",
-                    "The smallest plan for a shape that fits none within the budget, and the warning about it."),
+                    "The smallest plan for a shape that fits no plan within the budget, and the warning about it."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,6 +1,6 @@
 /*
- * Planning for Python: documents in and out as JSON texts. Every function is a conversion around one
- * call of plan.h or pipeline.h; used by memscale.session.session, decision_engine and execution_plan.
+ * Planning for Python: takes and returns documents as JSON texts. Every function converts for one
+ * call of plan.h or pipeline.h. Used by memscale.session and memscale.planning.
  */
 #include "common.h"
 #include "documents.h"
@@ -8,7 +8,7 @@
 
 #include "memscale/pipeline.h"
 
-/* The plan as a str if `rc` is MS_OK; frees the documents in any case. */
+/* The plan as a str if `rc` is MS_OK, else raises. Always frees the documents. */
 static PyObject *plan_text_or_raise(ms_ext_documents *d, int rc, const ms_error *err)
 {
     PyObject *text = NULL;
@@ -100,7 +100,7 @@ static PyObject *plan_explain(PyObject *module, PyObject *args)
 
 /* ---- observation ------------------------------------------------------------------- */
 
-/* A byte or time member; absent or None is MS_UNSET. */
+/* Reads a number; absent or None is MS_UNSET. */
 static int read_number(PyObject *dict, const char *name, uint64_t *out)
 {
     PyObject *key = PyUnicode_FromString(name);
@@ -113,7 +113,7 @@ static int read_number(PyObject *dict, const char *name, uint64_t *out)
     return ms_ext_u64(value, name, out);
 }
 
-/* A flag; absent or None is false. */
+/* Reads a flag; absent or None is false. */
 static int read_flag(PyObject *dict, const char *name, bool *out)
 {
     PyObject *key = PyUnicode_FromString(name);
@@ -337,8 +337,8 @@ static PyObject *replay_of(const ms_replay *replay, const ms_sample *samples, ui
         "disk_peak_bytes", (unsigned long long)replay->tier_peak_bytes[2], "timeline", timeline_of(samples, count));
 }
 
-/* The plan's entries name nodes of this graph. `techniques` has room for two rows; the second is for tensors that
- * become bits. */
+/* Copies the plan's choices for each node of this graph. `techniques` has room for two rows: the technique, and how
+ * many two-valued storages become bits. */
 static int techniques_of(const ms_ext_documents *d, uint8_t *techniques, ms_error *err)
 {
     if (d->plan->entry_count != d->graph->node_count) {
@@ -390,12 +390,12 @@ static PyObject *plan_simulate(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("plan_make", plan_make, METH_VARARGS, "graph, hardware, config, /", "(str, str, str) -> str",
-                    "The plan for three JSON documents. BudgetInfeasibleError if none fits."),
+                    "The plan for three JSON documents. Raises BudgetInfeasibleError if none fits."),
     MS_EXT_FUNCTION(
         "plan_uniform", plan_uniform, METH_VARARGS, "graph, hardware, config, technique, /",
         "(str | None, str, str, str | None) -> str",
-        "One technique for every layer; None means the one that frees most. Without a graph, for layers not yet "
-        "known."),
+        "The plan with one technique for every layer; None: the one that saves the most memory. Without a graph, for "
+        "layers not known yet."),
     MS_EXT_FUNCTION("plan_table", plan_table, METH_VARARGS, "plan, hardware, /", "(str, str | None) -> str",
                     "The plan in a few lines."),
     MS_EXT_FUNCTION("plan_explain", plan_explain, METH_VARARGS, "plan, entry, /", "(str, int) -> str",
@@ -412,24 +412,26 @@ static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
         "plan_rehearse", plan_rehearse, METH_VARARGS, "graph, hardware, plan, /",
         "(str, str, str) -> tuple[bool, str, str]",
-        "Whether a step of this graph with everything kept can be run beside the plan, the class of exactness that "
-        "the plan promises, and the plan to run on it."),
+        "For a check of the plan against a step that keeps everything: whether that step fits, the plan's class of "
+        "exactness, and the plan to run."),
     MS_EXT_FUNCTION(
         "plan_tighten", plan_tighten, METH_VARARGS, "graph, hardware, config, plan, attempt, /",
         "(str, str, str, str, int) -> tuple[str, str, str]",
-        "Plan and config to try after an allocation failed, and a log line. BudgetInfeasibleError if there is "
+        "Plan and config to try after an allocation failed, and a log line. Raises BudgetInfeasibleError if there is "
         "none."),
-    MS_EXT_FUNCTION("plan_precision", plan_precision, METH_VARARGS, "plain, half, hardware, has_fp16_parameters, /",
-                    "(str | None, str | None, str, bool) -> tuple[str, str, str]",
-                    "The autocast dtype of forwards, from the graphs without and with BF16; a log line; the hardware "
-                    "description to "
-                    "plan with."),
+    MS_EXT_FUNCTION(
+        "plan_precision", plan_precision, METH_VARARGS, "plain, half, hardware, has_fp16_parameters, /",
+        "(str | None, str | None, str, bool) -> tuple[str, str, str]",
+        "From the graphs without and with BF16: the autocast dtype of forwards, a log line, and the hardware "
+        "description to plan with."),
     MS_EXT_FUNCTION("loss_scale_default", loss_scale_default, METH_NOARGS, "/", "() -> tuple[float, int]",
-                    "The scale that a loss begins with, and finite steps: 0."),
+                    "The initial loss scale and count of finite steps."),
     MS_EXT_FUNCTION("loss_scale_update", loss_scale_update, METH_VARARGS, "scale, finite_steps, is_finite, /",
-                    "(float, int, bool) -> tuple[float, int]", "Both after an optimizer's step."),
+                    "(float, int, bool) -> tuple[float, int]",
+                    "The loss scale and count of finite steps after an optimizer's step."),
     MS_EXT_FUNCTION("plan_simulate", plan_simulate, METH_VARARGS, "graph, hardware, plan, /",
-                    "(str, str, str) -> dict[str, Any]", "The plan replayed, with its timeline."),
+                    "(str, str, str) -> dict[str, Any]",
+                    "Simulates steps under the plan: peaks, times and the timeline."),
     {NULL, NULL, 0, NULL},
 };
 

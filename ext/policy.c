@@ -1,6 +1,6 @@
 /*
- * Stage 1 for Python: trained policies as capsules, and the plan behind a policy. Used by
- * memscale.policy only; conversions, no decisions.
+ * Stage 1 for Python: trained policies as capsules, and the plan that follows a policy's decision.
+ * Used by memscale.policy only. Only conversions.
  */
 #include "common.h"
 #include "documents.h"
@@ -80,12 +80,12 @@ static PyObject *plan_by_policy(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("policy_load", policy_load, METH_O, "artifact, /", "(str) -> object",
-                    "A trained policy. MemScaleError for an invalid text."),
+                    "Loads a trained policy. Raises MemScaleError if the text is invalid."),
     MS_EXT_FUNCTION("policy_seal", policy_seal, METH_O, "policy, /", "(str) -> str",
-                    "The artifact around a policy's JSON."),
+                    "Wraps a policy's JSON into an artifact."),
     MS_EXT_FUNCTION("plan_by_policy", plan_by_policy, METH_VARARGS, "graph, hardware, config, policy, rules_only, /",
                     "(str, str, str, object | None, bool) -> tuple[str, str, str]",
-                    "Stage 1 and stage 2: plan, decision and effective config, all as JSON."),
+                    "Runs stages 1 and 2: the plan, the decision and the effective config, as JSON."),
     {NULL, NULL, 0, NULL},
 };
 

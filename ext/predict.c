@@ -26,8 +26,8 @@ static PyObject *predict_hf_graph(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION(
         "predict_hf_graph", predict_hf_graph, METH_VARARGS, "config, batch, seq, /", "(str, int, int) -> str",
-        "The graph of a training step of the Hugging Face model that the text of a config.json describes, for "
-        "sequences of `seq` tokens."),
+        "The graph of a training step of a Hugging Face model with sequences of `seq` tokens. `config` is the text of "
+        "its config.json."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,5 +1,5 @@
 /*
- * Agreement among ranks for Python: lists of documents in, one pair of documents out. Used by
+ * Agreement among ranks for Python: takes a list of documents and returns one pair. Used by
  * memscale.session.ranks.
  */
 #include "common.h"
@@ -97,9 +97,9 @@ static PyObject *config_for_shards(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("ranks_agree", ranks_agree, METH_VARARGS, "documents, local_ranks, /",
                     "(list[tuple[str, str]], int) -> tuple[str, str]",
-                    "Combines the hardware and config of all ranks, rank 0's first, into those for one common plan."),
+                    "Combines the hardware and config of all ranks, rank 0's first, into one pair for a common plan."),
     MS_EXT_FUNCTION("config_for_shards", config_for_shards, METH_VARARGS, "config, /", "(str) -> str",
-                    "The techniques allowed with sharded parameters."),
+                    "The config restricted to techniques that work with sharded parameters."),
     {NULL, NULL, 0, NULL},
 };
 

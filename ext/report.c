@@ -1,6 +1,6 @@
 /*
  * The report, the progress line and telemetry events for Python. Used by observability/report.py,
- * observability/progress.py and observability/telemetry.py; conversions only.
+ * observability/progress.py and observability/telemetry.py. Only conversions.
  */
 #include "common.h"
 #include "documents.h"
@@ -11,7 +11,7 @@
 
 static const char HISTORY[] = "memscale.history"; /* capsules of ext/observability.c */
 
-/* A dict of counters by name; None has none. */
+/* Reads a dict of counters by name; None leaves them at 0. */
 static int counters_of(PyObject *dict, ms_counters *counters)
 {
     for (int id = 0; dict != Py_None && id < MS_COUNTER_COUNT; id++) {
@@ -99,13 +99,14 @@ static PyObject *telemetry_event(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     MS_EXT_FUNCTION("telemetry_event", telemetry_event, METH_VARARGS,
                     "event, architecture, outcome, parameters, measured_peak_bytes, hardware, config, plan, /",
-                    "(str, str, str, int, int, str | None, str | None, str | None) -> str", "One line of JSON."),
+                    "(str, str, str, int, int, str | None, str | None, str | None) -> str",
+                    "The event as one line of JSON."),
     MS_EXT_FUNCTION(
         "report_html", report_html, METH_VARARGS, "model, tier, graph, hardware, plan, history, counters, /",
         "(str, str | None, str | None, str | None, str | None, object | None, dict[str, int] | None) -> str",
-        "The page."),
+        "The report as an HTML page."),
     MS_EXT_FUNCTION("progress_line", progress_line, METH_O, "history, /", "(object) -> str | None",
-                    "The run's state after its last step."),
+                    "One line about the run after its last step; None before the first."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,7 +1,7 @@
 /*
- * The rooms that put functions and types into memscale._core. Each has a file
- * ext/<room>.c with `int ms_ext_add_<room>(PyObject *module)`, which returns 0, or
- * -1 with a Python exception set. Used by module.c only.
+ * The rooms that add functions and types to memscale._core. Each has a file ext/<room>.c with
+ * `int ms_ext_add_<room>(PyObject *module)`: 0, or -1 with a Python exception set. Only module.c
+ * calls these functions; each room includes this header for its own.
  */
 #ifndef MS_EXT_ROOMS_H
 #define MS_EXT_ROOMS_H

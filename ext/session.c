@@ -1,6 +1,6 @@
 /*
- * The library calls of session/session.py: the process's part of a hardware description, whether
- * one plan serves other shapes, and the common parts of graphs.
+ * Library calls for session/session.py: the process's part of a hardware description, the known
+ * signature that serves other inputs, and parts that one graph takes from another.
  */
 #include "common.h"
 #include "memscale/hardware.h"
@@ -182,7 +182,7 @@ static int adopt_loop(ms_graph *graph, const ms_graph *other, ms_error *err)
     return MS_OK;
 }
 
-/* The first graph as text, after `change` has merged a part of the second into it. */
+/* Merges a part of the second graph into the first with `change`; returns the first as text. */
 static PyObject *changed_graph(const char *json, const char *other_json,
                                int (*change)(ms_graph *, const ms_graph *, ms_error *))
 {
@@ -269,30 +269,32 @@ static PyMethodDef methods[] = {
         "hardware_set_process", hardware_set_process, METH_VARARGS,
         "hardware, kind, index, name, total_bytes, available_bytes, allocated_bytes, /",
         "(str, str, int, str, int, int, int) -> str",
-        "The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident "
-        "memory, which is measured. Name and bytes of the device are what torch says of it; they count for a GPU "
-        "only. MemScaleError for an unknown kind."),
+        "Adds this process's baseline on the device to the description: allocated_bytes on a GPU, the measured "
+        "resident memory on the CPU. The GPU's name and bytes are those that torch reports; they are ignored for the "
+        "CPU. MemScaleError if the kind is unknown."),
     MS_EXT_FUNCTION("hardware_grow_process", hardware_grow_process, METH_VARARGS, "hardware, expected_bytes, /",
                     "(str, int) -> str",
-                    "The description with the baseline that the process has by now, and these bytes to come. Unchanged "
-                    "for a GPU."),
+                    "The description with this process's present baseline and `expected_bytes` that it will also hold. "
+                    "Unchanged for a GPU."),
     MS_EXT_FUNCTION("signature_find", signature_find, METH_VARARGS, "known, signature, /",
-                    "(list[str], str) -> str | None", "Which of the known signatures serves these inputs."),
+                    "(list[str], str) -> str | None", "The known signature that serves these inputs, or None."),
     MS_EXT_FUNCTION("signature_ahead", signature_ahead, METH_VARARGS, "known, signature, /",
                     "(list[str], str) -> str | None",
-                    "The signature of larger inputs to trace instead, if inputs keep growing; else None."),
-    MS_EXT_FUNCTION("signature_without_numbers", signature_without_numbers, METH_VARARGS, "signature, dropped=None, /",
-                    "(str, str | None) -> str",
-                    "With '#' for numbers that are values of arguments, all or those that have it in `dropped`."),
+                    "The signature of larger inputs to trace instead if inputs keep growing, else None."),
+    MS_EXT_FUNCTION(
+        "signature_without_numbers", signature_without_numbers, METH_VARARGS, "signature, dropped=None, /",
+        "(str, str | None) -> str",
+        "The signature with '#' for numbers that are values of arguments: all, or those that are '#' in `dropped`."),
     MS_EXT_FUNCTION("signature_learn", signature_learn, METH_VARARGS, "signature, graph, other, other_graph, /",
                     "(str, str, str, str) -> str | None",
-                    "With '#' for numbers that differ in the other signature; None if the steps differ."),
+                    "The signature with '#' for numbers that differ in the other signature; None if the steps differ."),
     MS_EXT_FUNCTION("graph_adopt_loop", graph_adopt_loop, METH_VARARGS, "graph, other, /", "(str, str) -> str",
                     "The graph with the other's observations of the training loop."),
     MS_EXT_FUNCTION("graph_hold", graph_hold, METH_VARARGS, "graph, layers, /", "(str, list[str]) -> str",
-                    "The graph with these layers as not repeatable."),
-    MS_EXT_FUNCTION("graph_add_tiled", graph_add_tiled, METH_VARARGS, "graph, tiled, /", "(str, str) -> str",
-                    "The graph with its layers' programs in tiles, from the other, traced in tiles, if they match."),
+                    "The graph with these layers marked as not repeatable."),
+    MS_EXT_FUNCTION(
+        "graph_add_tiled", graph_add_tiled, METH_VARARGS, "graph, tiled, /", "(str, str) -> str",
+        "The graph with the tiled programs of the same layers in `tiled`, a graph traced in tiles, if the two match."),
     MS_EXT_FUNCTION("tile_rows", tile_rows, METH_O, "rows, /", "(int) -> int",
                     "Rows of a tile for a module's number of rows."),
     {NULL, NULL, 0, NULL},

@@ -1,6 +1,6 @@
 /*
- * The table of techniques for Python: `_core.TECHNIQUES`, the rows by name. Rows are made once, at
- * import; the executor returns the same objects (see technique_ext.h).
+ * The table of techniques for Python: `_core.TECHNIQUES`, the rows by name. The import makes the
+ * rows; the executor returns the same objects (see technique_ext.h).
  */
 #include "technique_ext.h"
 
@@ -41,12 +41,12 @@ static PyObject *row_new(PyTypeObject *type, ms_technique technique)
 static PyTypeObject *row_type(void)
 {
     static PyStructSequence_Field fields[] = {
-        {"name", "The word in documents."},
+        {"name", "The technique's name in documents."},
         {"replays", "The whole layer runs again in backward."},
         {"set", "The set of saved tensors that single operators recompute; 0: none."},
         {"nesting", "The depth of nested runs at which its first argument is recomputed; 0: not recomputed."},
-        {"is_chained", "The layers before recompute its first argument."},
-        {"moves_input", "The arguments wait on a lower tier."},
+        {"is_chained", "The previous layers recompute its first argument."},
+        {"moves_input", "The layer's arguments go to a lower tier until backward."},
         {NULL, NULL},
     };
     static PyStructSequence_Desc description = {

@@ -1,6 +1,6 @@
 /*
- * A technique as Python sees it: a named tuple with the columns that hooks need. Made in technique.c, handed
- * out by the executor's files.
+ * A technique for Python: a named tuple with the columns that hooks need. technique.c makes the rows; the
+ * executor's files return them.
  */
 #ifndef MS_EXT_TECHNIQUE_EXT_H
 #define MS_EXT_TECHNIQUE_EXT_H

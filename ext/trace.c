@@ -1,6 +1,6 @@
 /*
- * The tracer for Python: `_core.Trace`, a thin wrapper of ms_trace, and the check of a graph document.
- * memscale.tracing.profiler calls it for every operator of a traced step, so calls only convert their arguments.
+ * The tracer for Python: `_core.Trace`, a thin wrapper of ms_trace. memscale.tracing.profiler
+ * calls it for every operator of a traced step, so each method only converts its arguments.
  */
 #include "base/units.h"
 #include "common.h"
@@ -41,7 +41,7 @@ static void trace_dealloc(PyObject *self)
 
 /* ---- arguments ------------------------------------------------------------ */
 
-/* Exactly `count` integers. */
+/* Reads exactly `count` integers. */
 static int read_numbers(const char *function, PyObject *const *args, Py_ssize_t given, Py_ssize_t count,
                         uint64_t *numbers)
 {
@@ -118,7 +118,7 @@ static PyObject *phase(PyObject *self, PyObject *name)
     return ms_ext_none_or_raise(ms_trace_set_phase(trace_of(self), (ms_trace_phase)index, &err), &err);
 }
 
-/* Calls without a result that take up to two numbers. Errors name `what`. */
+/* Methods that return None and take no number, one or two. `what` and `name` are for the error message. */
 static PyObject *tell(PyObject *self, int (*told)(ms_trace *, ms_error *))
 {
     ms_error err;
@@ -214,7 +214,7 @@ static PyObject *optimizer_unknown(PyObject *self, PyObject *unused)
 
 /* ---- the model's own cross entropy ------------------------------------------ */
 
-/* The library's number of this storage. */
+/* The number that the library returns for an event of this storage. */
 static PyObject *ask_one(PyObject *self, PyObject *key, int (*asked)(ms_trace *, uint64_t, uint64_t *, ms_error *))
 {
     uint64_t storage, number;
@@ -410,66 +410,69 @@ static PyObject *finish(PyObject *self, PyObject *unused)
 static PyMethodDef trace_methods[] = {
     MS_EXT_METHOD("resident", resident, METH_VARARGS, "key, bytes, item_bytes, role, trainable, /",
                   "(int, int, int, str, bool) -> None",
-                  "A storage that is there before the step; role: parameter, buffer or batch."),
+                  "Reports a storage that exists before the step; role: parameter, buffer or batch."),
     MS_EXT_METHOD("phase", phase, METH_O, "name, /", "(str) -> None",
-                  "One of forward, loss, backward, optimizer and done begins."),
-    MS_EXT_METHOD("loss_outside", loss_outside, METH_NOARGS, "/", "() -> None", "The loss is not the model's."),
+                  "Begins a phase: forward, loss, backward, optimizer or done."),
+    MS_EXT_METHOD("loss_outside", loss_outside, METH_NOARGS, "/", "() -> None",
+                  "Reports that the caller computes the loss outside the model."),
     MS_EXT_METHOD("own_optimizer", own_optimizer, METH_VARARGS, "stream_bytes, released, streamed, /",
-                  "(int, bool, bool) -> None", "What memscale's own optimizer can do, and does."),
+                  "(int, bool, bool) -> None",
+                  "Reports memscale's own optimizer. Its owner has it update in backward if `released`, from disk if "
+                  "`streamed`."),
     MS_EXT_METHOD("loss", loss, METH_O, "key, /", "(int) -> int",
-                  "A cross entropy of these logits begins; 0 where it is not marked."),
-    MS_EXT_METHOD("loss_end", loss_end, METH_O, "head, /", "(int) -> None", "It ends."),
-    MS_EXT_METHOD("loss_backward", loss_backward, METH_O, "head, /", "(int) -> None", "Its backward begins."),
+                  "Begins a cross entropy of these logits; returns its number, 0 if it can't be marked."),
+    MS_EXT_METHOD("loss_end", loss_end, METH_O, "head, /", "(int) -> None", "Ends the cross entropy of this number."),
+    MS_EXT_METHOD("loss_backward", loss_backward, METH_O, "head, /", "(int) -> None", "Begins that loss's backward."),
     MS_EXT_METHOD("loss_backward_end", MS_EXT_FAST(loss_backward_end), METH_FASTCALL, "head, key, /",
-                  "(int, int) -> None", "It has made the logits' gradient."),
+                  "(int, int) -> None", "Ends the cross entropy's backward; `key` is the gradient of the logits."),
     MS_EXT_METHOD("head", head, METH_O, "key, /", "(int) -> int",
-                  "A linear layer has made this, which may be logits; 0 where it is not marked."),
+                  "Marks a linear layer that just made possible logits; returns its number, 0 if it can't be marked."),
     MS_EXT_METHOD("head_used", MS_EXT_FAST(head_used), METH_FASTCALL, "head, loss, /", "(int, int) -> None",
-                  "Nothing but that cross entropy looks at them."),
+                  "Confirms that only this cross entropy reads the linear layer's output."),
     MS_EXT_METHOD("head_backward", head_backward, METH_O, "head, /", "(int) -> None",
-                  "The gradient of what it made is there."),
+                  "Begins the linear layer's backward: the gradient of its output exists."),
     MS_EXT_METHOD("head_backward_end", MS_EXT_FAST(head_backward_end), METH_FASTCALL, "head, key, /",
-                  "(int, int) -> None", "It has made its input's gradient."),
+                  "(int, int) -> None", "Ends the linear layer's backward; `key` is the gradient of its input."),
     MS_EXT_METHOD("optimizer_unknown", optimizer_unknown, METH_NOARGS, "/", "() -> None",
-                  "Its step failed under the trace; done begins."),
+                  "Discards the optimizer's step, which failed under the trace; begins the phase done."),
     MS_EXT_METHOD("enter", MS_EXT_FAST(enter), METH_FASTCALL, "name, call, /", "(str, int) -> int",
-                  "A layer's call begins; its node."),
-    MS_EXT_METHOD("leave", leave, METH_NOARGS, "/", "() -> None", "The layer's call ends."),
+                  "Begins a layer's call; returns its node."),
+    MS_EXT_METHOD("leave", leave, METH_NOARGS, "/", "() -> None", "Ends the layer's call."),
     MS_EXT_METHOD("current", current, METH_NOARGS, "/", "() -> int", "The node of the last event of forward."),
-    MS_EXT_METHOD("input", input, METH_O, "key, /", "(int) -> None", "A tensor argument of the open layer."),
+    MS_EXT_METHOD("input", input, METH_O, "key, /", "(int) -> None", "Reports a tensor argument of the open layer."),
     MS_EXT_METHOD("flag", MS_EXT_FAST(flag), METH_FASTCALL, "node, name, /", "(int, str) -> None",
-                  "A fact about a node."),
+                  "Sets a flag of a node."),
     MS_EXT_METHOD("born", MS_EXT_FAST(born), METH_FASTCALL, "key, bytes, /", "(int, int) -> None",
-                  "A storage comes to life."),
+                  "Reports a new storage."),
     MS_EXT_METHOD("died", died, METH_O, "key, /", "(int) -> None",
-                  "A storage, or a copy given to unpacked(), is gone."),
+                  "Reports that a storage, or a copy given to unpacked(), was freed."),
     MS_EXT_METHOD("adds", MS_EXT_FAST(adds), METH_FASTCALL, "key, other, /", "(int, int) -> None",
-                  "The storage born next is the engine's sum of these gradients."),
+                  "Reports that the storage born next is autograd's sum of these gradients."),
     MS_EXT_METHOD("untouched", MS_EXT_FAST(untouched), METH_FASTCALL, "key, bytes, /", "(int, int) -> None",
-                  "What made the storage left so much of it untouched."),
+                  "Reports bytes of the storage that its operator allocated and never touched."),
     MS_EXT_METHOD("output", MS_EXT_FAST(output), METH_FASTCALL, "key, bytes, /", "(int, int) -> None",
-                  "The root returned it."),
+                  "Reports a storage that the root returned."),
     MS_EXT_METHOD("gradient", MS_EXT_FAST(gradient), METH_FASTCALL, "key, bytes, /", "(int, int) -> None",
-                  "A gradient of a parameter."),
+                  "Reports the gradient of a parameter."),
     MS_EXT_METHOD(
         "op", MS_EXT_FAST(ms_ext_trace_op), METH_FASTCALL, "name, inputs, outputs, takes_workspace=False, /",
         "(str, tuple[Any, ...], tuple[Any, ...], bool) -> None",
-        "An operator ran; operands are tuples (shape, bytes[, is_bool]). It may have taken memory of its own if it "
-        "ran on a CPU over the default layout."),
+        "Reports an operator; operands are tuples (shape, bytes[, is_bool]). `takes_workspace`: it ran on a CPU with "
+        "operands in the default layout, so it may have allocated a workspace."),
     MS_EXT_METHOD("made", MS_EXT_FAST(ms_ext_trace_made), METH_FASTCALL, "inputs, outputs, runs_again, /",
                   "(tuple[int, ...], tuple[int, ...], bool) -> None",
-                  "Of the operator told last; tuples of storage keys, and whether it is one that can run again."),
+                  "Reports the storages that the last operator read and made, and whether it can run again."),
     MS_EXT_METHOD("wrote", ms_ext_trace_wrote, METH_O, "key, /", "(int) -> None",
-                  "An operator wrote to a storage that was there."),
+                  "Reports that an operator wrote to a storage that existed before it."),
     MS_EXT_METHOD("saved", saved, METH_O, "key, /", "(int) -> tuple[int, int]",
-                  "Autograd keeps a tensor: its node and serial."),
+                  "Reports that autograd saved a tensor; returns its node and serial."),
     MS_EXT_METHOD("unpacked", MS_EXT_FAST(unpacked), METH_FASTCALL, "node, serial, copy_key, /",
-                  "(int, int, int) -> None", "Autograd asks for it; copy_key 0 for none."),
+                  "(int, int, int) -> None", "Reports an unpack; `copy_key` is the storage that replaced it, or 0."),
     MS_EXT_METHOD("dropped", MS_EXT_FAST(dropped), METH_FASTCALL, "node, serial, /", "(int, int) -> None",
-                  "It will not ask again."),
-    MS_EXT_METHOD("live_bytes", live_bytes, METH_NOARGS, "/", "() -> int", "Live now, residents excluded."),
-    MS_EXT_METHOD("peak_bytes", peak_bytes, METH_NOARGS, "/", "() -> int", "The most since the phase began."),
-    MS_EXT_METHOD("finish", finish, METH_NOARGS, "/", "() -> str", "The graph as JSON; the trace is used up."),
+                  "Reports that autograd released a saved tensor."),
+    MS_EXT_METHOD("live_bytes", live_bytes, METH_NOARGS, "/", "() -> int", "Bytes live now, without residents."),
+    MS_EXT_METHOD("peak_bytes", peak_bytes, METH_NOARGS, "/", "() -> int", "The most live bytes in this phase."),
+    MS_EXT_METHOD("finish", finish, METH_NOARGS, "/", "() -> str", "Ends the trace; returns the graph as JSON."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,6 +1,6 @@
 /*
- * What the files of the tracer's extension share: the object, and the methods that
- * trace_operators.c has for its table in trace.c.
+ * Shared by the tracer's files: the object, and the methods in trace_operators.c, which the table
+ * in trace.c lists.
  */
 #ifndef MS_EXT_TRACE_EXT_H
 #define MS_EXT_TRACE_EXT_H

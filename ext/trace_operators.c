@@ -1,13 +1,13 @@
 /*
- * Operators for the tracer: converts Python's tuples to operands and to the storages that an operator read, made and
- * wrote. Called once or twice for every operator of a traced step.
+ * Operators for the tracer: converts Python's tuples to operands and to the storages that an
+ * operator read, made or wrote. Called once or twice for every operator of a traced step.
  */
 #include "base/units.h"
 #include "rooms.h"
 #include "trace_ext.h"
 
-/* Converts (shape, bytes) or (shape, bytes, is bool) to an operand. Dimensions beyond the eighth are multiplied into
- * the first; no operator of the tables has so many. */
+/* Reads an operand from (shape, bytes) or (shape, bytes, is_bool). If there are more than eight dimensions, the first
+ * ones are multiplied together; no operator in the tables has so many. */
 static int read_operand(PyObject *tuple, ms_operand *operand)
 {
     Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
@@ -45,8 +45,7 @@ static int read_operand(PyObject *tuple, ms_operand *operand)
 
 enum { OPERANDS_ON_STACK = 16 };
 
-/* Converts a tuple of operands. `*operands` is `room`, or new memory for longer tuples, which the caller frees with
- * PyMem_Free. */
+/* Reads a tuple of operands. `*operands` becomes `room`, or for longer tuples new memory: free it with PyMem_Free. */
 static int read_operands(PyObject *tuples, ms_operand *room, ms_operand **operands, size_t *count)
 {
     if (!PyTuple_Check(tuples)) {
@@ -112,7 +111,7 @@ cleanup:
     return result;
 }
 
-/* Storage keys of a tuple into new memory; NULL with an exception. */
+/* Reads a tuple of storage keys into new memory: free it with PyMem_Free. NULL with an exception. */
 static uint64_t *read_keys(PyObject *keys, size_t *count)
 {
     if (!PyTuple_Check(keys)) {
@@ -192,9 +191,9 @@ static PyObject *operator_row_kind(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     MS_EXT_FUNCTION("operator_row_kind", operator_row_kind, METH_VARARGS, "name, is_pointwise, /", "(str, bool) -> str",
-                    "What it does with rows: mix, each, product or seen."),
+                    "How the operator treats rows: mix, each, product or seen."),
     MS_EXT_FUNCTION("operator_is_maker", operator_is_maker, METH_VARARGS, "name, is_pointwise, /",
-                    "(str, bool) -> bool", "Whether it can run again on its own, as far as its name tells."),
+                    "(str, bool) -> bool", "Whether the operator can run again on its own, as far as its name says."),
     {NULL, NULL, 0, NULL},
 };
 

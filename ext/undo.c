@@ -1,17 +1,17 @@
-/* Undo: notes of values to restore, and the one call that restores them; see undo.h. */
+/* Undo: notes of changes, and the one call that undoes them; see undo.h. */
 #include "undo.h"
 
 #include "execute_ext.h"
 #include "rooms.h"
 
 typedef struct undo {
-    PyObject_HEAD PyObject *log; /* list of (what, object, value, more) */
+    PyObject_HEAD PyObject *log; /* list of (note, object, value) */
 } undo;
 
 typedef enum note { NOTE_CALL, NOTE_SLOT, NOTE_CONTENT, NOTE_HOOKS } note;
 
 static PyTypeObject *undo_type;
-static PyObject *missing; /* stands for a slot without a value */
+static PyObject *missing; /* stands for the value of a slot that does not exist */
 
 static int append(undo *self, note what, PyObject *object, PyObject *value)
 {
@@ -39,7 +39,7 @@ static PyObject *note_call(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* What lies in a slot: a new reference, `missing` where there is nothing. */
+/* The value of a slot, a new reference; `missing` if it has none. */
 static PyObject *look(PyObject *holder, PyObject *key)
 {
     PyObject *value;
@@ -51,7 +51,7 @@ static PyObject *look(PyObject *holder, PyObject *key)
         }
     } else {
         value = PyObject_GetAttr(holder, key);
-        if (value == NULL) { /* an empty cell has no content, a slot no value */
+        if (value == NULL) { /* an empty cell has no content, an unset slot no value */
             PyErr_Clear();
         }
     }
@@ -118,7 +118,7 @@ static PyObject *hold(PyObject *object, PyObject *lock)
 
 /* ---- saved-tensor hooks that hold without a graph ---------------------------------- */
 
-/* The callable that packs on top of this thread's stack of pairs: a new reference, None where there is none. */
+/* The pack callable on top of this thread's stack of hooks: a new reference; None if the stack is empty. */
 static PyObject *top_pack(void)
 {
     PyObject *top = PyObject_CallFunctionObjArgs(ms_ext_torch()->top_hooks, Py_True, NULL);
@@ -140,7 +140,7 @@ static PyObject *note_hooks(PyObject *object, PyObject *none)
     Py_RETURN_NONE;
 }
 
-/* Takes off the pairs above the one that was on top. */
+/* Pops the pairs above the one whose pack is `wanted`. */
 static int pop_hooks_above(PyObject *wanted)
 {
     for (;;) {
@@ -185,7 +185,7 @@ static PyObject *own_hooks(PyObject *object, PyObject *none)
 static int put_slot(PyObject *place, PyObject *value)
 {
     PyObject *holder = PyTuple_GetItem(place, 0), *key = PyTuple_GetItem(place, 1);
-    PyObject *now = look(holder, key); /* dies at the end: its finalizer may run Python */
+    PyObject *now = look(holder, key); /* released at the end: its finalizer may run Python */
     int rc = now != NULL ? 0 : -1;
     if (now != NULL && now != value) {
         if (!PyDict_Check(holder)) {
@@ -238,13 +238,13 @@ static int call_method(PyObject *object, const char *name, PyObject *argument)
     return done != NULL ? 0 : -1;
 }
 
-/* In place, so that who holds the container sees it restored. */
+/* Restores in place, so that every holder of the container sees its old content. */
 static int refill(PyObject *container, PyObject *content)
 {
     if (PyDict_CheckExact(container)) {
         return is_same_dict(container, content) ? 0 : (PyDict_Clear(container), PyDict_Update(container, content));
     }
-    if (PyDict_Check(container)) { /* ordered, counting, with defaults: their own clear(), the plain update() */
+    if (PyDict_Check(container)) { /* OrderedDict, Counter, defaultdict: their own clear() and item assignment */
         if (PyDict_Size(container) == PyDict_Size(content) && is_same_dict(container, content)) {
             return 0;
         }
@@ -275,7 +275,7 @@ static int refill(PyObject *container, PyObject *content)
 
 static int put_content(PyObject *container, PyObject *content)
 {
-    PyObject *now = copy_of(container); /* what goes dies when all is in place: finalizers may run Python */
+    PyObject *now = copy_of(container); /* keeps the removed items until all is restored: finalizers may run Python */
     int rc = now != NULL ? refill(container, content) : -1;
     Py_XDECREF(now);
     return rc;
@@ -299,7 +299,7 @@ static int put_back(PyObject *entry)
     return 0;
 }
 
-/* The last first; all of them, whatever fails. -1 with the first exception. */
+/* Undoes the notes, the last first. Continues after a failure; -1 with the first exception. */
 static int restore(undo *self)
 {
     PyObject *type = NULL, *value = NULL, *traceback = NULL, *log = self->log;
@@ -381,30 +381,31 @@ static void undo_dealloc(PyObject *object)
 
 static PyMethodDef undo_methods[] = {
     MS_EXT_METHOD("later", note_call, METH_VARARGS, "function, /, *args", "(Callable[..., object], Any) -> None",
-                  "The function, a builtin, is called when things are put back."),
+                  "The undo calls this function, a builtin, with these arguments."),
     MS_EXT_METHOD("slot", note_slot, METH_VARARGS, "holder, key, /", "(object, object) -> None",
-                  "A dictionary's item or an object's attribute is put back, or deleted if it is not there now."),
+                  "Notes a dictionary's item or an object's attribute; the undo restores it, or deletes it if it is "
+                  "missing now."),
     MS_EXT_METHOD("content", note_content, METH_O, "container, /", "(object) -> None",
-                  "A list, dictionary, set or deque gets back what it holds now."),
-    MS_EXT_METHOD("hold", hold, METH_O, "lock, /", "(object) -> None",
-                  "Takes the lock; it is released when things are put back."),
+                  "Notes the items of a list, dictionary, set or deque; the undo restores them in place."),
+    MS_EXT_METHOD("hold", hold, METH_O, "lock, /", "(object) -> None", "Takes the lock; the undo releases it."),
     MS_EXT_METHOD("hooks", note_hooks, METH_NOARGS, "/", "() -> None",
-                  "Saved-tensor hooks that are pushed from now on are popped when things are put back."),
+                  "The undo pops saved-tensor hooks that are pushed from now on."),
     MS_EXT_METHOD("own_hooks", own_hooks, METH_NOARGS, "/", "() -> None",
-                  "From now on saved tensors are held without their graph, until things are put back."),
+                  "Until the undo, autograd holds saved tensors without their graph."),
     {NULL, NULL, 0, NULL},
 };
 
 static PyMethodDef methods[] = {
-    MS_EXT_FUNCTION("guarded", guarded, METH_VARARGS, "function, /, *args", "(Callable[..., Any], Any) -> Any",
-                    "Calls function(undo, *args). What it noted in the Undo is put back then, exception or not, in one "
-                    "call that nothing can interrupt."),
+    MS_EXT_FUNCTION(
+        "guarded", guarded, METH_VARARGS, "function, /, *args", "(Callable[..., Any], Any) -> Any",
+        "Calls function(undo, *args). Then undoes the changes noted in the Undo, exception or not, in one call "
+        "that nothing can interrupt."),
     {NULL, NULL, 0, NULL},
 };
 
 int ms_ext_add_undo(PyObject *module)
 {
-    static char doc[] = "What is to be put back when guarded() ends: notes of it.";
+    static char doc[] = "Notes of the changes that guarded() undoes when it ends.";
     static PyType_Slot slots[] = {
         {Py_tp_doc, doc},
         {Py_tp_dealloc, MS_EXT_SLOT(undo_dealloc)},

@@ -14,55 +14,54 @@ ADAMW_BLOCK: int
 ADAMW_FP32: int
 
 class Execution:
-    """Carries out plans on one model; `replay` runs a layer again for the saved tensors that its region is missing."""
+    """Executes plans on one model; `replay` replays a layer for the saved tensors that its region is missing."""
 
     def __init__(self, replay: Callable[[Undo, Region], None], /) -> None:
         ...
     def add_layer(self, name: str, /) -> int:
-        """A layer's number."""
+        """Adds a layer; returns its number."""
     def backward_begins(self) -> None:
-        """A backward begins that no hook of a layer sees."""
+        """Reports the start of a backward, if hooks of layers can't see it."""
     def backward_ended(self) -> None:
-        """A backward is over."""
+        """Reports the end of a backward."""
     def boundary(self, is_optimizer: bool, is_another: bool = False, /) -> dict[str, int] | None:
-        """What a step showed, if one ended: step, step_ns, plan_steps, and of the process peak_bytes, peak_held_bytes,
-        resident_bytes, held_bytes where they are known.
+        """Measurements of the step, if one ended: step, step_ns, plan_steps, and those known of peak_bytes,
+        peak_held_bytes, resident_bytes and held_bytes of the process.
         """
     def count_replan(self) -> None:
-        """One more plan after the first."""
+        """Counts one more plan after the first."""
     def counters(self) -> dict[str, int]:
         """Counters by name."""
     def device_peak(self, mark_bytes: int | None, /) -> None:
-        """Before a boundary: the high-water mark of the training device's allocator; None for a CPU host."""
+        """Reports the peak of the training GPU's allocator, before a boundary; None on the CPU."""
     def enter(self, layer: int, is_replayable: bool, caller: FrameType | None, /) -> Region | str | None:
-        """A call of a layer begins. None: it is kept; a str, as hooks_in_the_way() gives it: it has to be left alone.
-        """
+        """Begins a call of a layer. None: the call needs no hooks. A str of hooks_in_the_way(): none can be pushed."""
     def enter_root(self, caller: FrameType | None, /) -> bool:
-        """A forward begins, made by this Python frame. True if one was broken off before."""
+        """Begins a forward, called by this Python frame. True if an earlier one was interrupted."""
     def evaluation_begins(self) -> None:
-        """Forwards without gradients begin: their peak is not the step's."""
+        """Begins forwards without gradients; their peak does not count for the step."""
     def evaluation_ends(self) -> tuple[int, int] | None:
-        """Bytes resident before the evaluation and at its peak; None if none has begun."""
+        """Resident bytes before the evaluation and at its peak; None if no evaluation has begun."""
     def expect_backward(self) -> bool:
-        """The forward that has ended will be told of by backward_begins(); False: that is not needed."""
+        """Announces a backward_begins() for the forward that just ended. False: that call is not needed."""
     def held_layers(self) -> list[str]:
-        """Layers that are not recomputed any more."""
+        """Layers that hold() or a failed comparison stopped recomputing."""
     def hold(self, layer: int, /) -> None:
-        """The layer is not recomputed any more."""
+        """Stops recomputing the layer."""
     def hooks_in_the_way(self) -> str | None:
-        """Removes stale hooks of ours; why hooks can't be pushed: "foreign", "wrapped" (those of an execution around
-        this one) or "disabled"; None where they can.
+        """Removes our stale hooks and returns None if hooks can be pushed, else why not: "foreign", "wrapped" (an
+        execution around this one has hooks) or "disabled".
         """
     def in_root(self) -> bool:
         """Whether this thread is in a forward."""
     def is_active(self) -> bool:
         """Whether the plan does anything."""
     def is_resident(self, tensor: torch.Tensor, /) -> bool:
-        """Whether its storage is one of those."""
+        """Whether the tensor's storage is one that set_residents() set."""
     def leave(self, caller: FrameType | None, /) -> None:
-        """The call is over; `caller` is the root's frame, or None."""
+        """Ends the call; `caller` is the root's frame, or None."""
     def leave_root(self, failed: bool, /) -> None:
-        """The forward is over."""
+        """Ends the forward."""
     def open_tier(
         self,
         host_cap_bytes: int,
@@ -76,34 +75,36 @@ class Execution:
         write_bytes_per_s: int = 0,
         read_bytes_per_s: int = 0,
     ) -> None:
-        """Opens the lower tier for a plan's caps; with a `device_kind`, of that GPU's storages. Opens none if both
-        caps are 0. Raises OffloadError.
+        """Opens the lower tier with a plan's caps. With a `device_kind` it takes storages of that GPU, else of the
+        CPU. Opens nothing if both caps are 0. Raises OffloadError.
         """
     def peek(self, layer: int, /) -> Technique:
         """The technique of the layer's next call."""
     def poll(self) -> None:
-        """Lets go of what is no longer needed."""
+        """Releases storages and transfers that nothing needs any more; never waits."""
     def set_began(self, call: Callable[[], None] | None, /) -> None:
-        """Called at the first unpack of a backward."""
+        """Sets the function to call at the first unpack of a backward."""
     def set_observer(self, call: Callable[[torch.Tensor], Any] | None, /) -> None:
-        """Called with each tensor saved in a region; the token it gives has unpacked() called at every unpack and dies
-        with the handle.
+        """Sets the function to call with each tensor saved in a region. It returns a token, which lives as long as the
+        handle; every unpack calls the token's unpacked().
         """
     def set_overlap(self, wanted: bool, /) -> None:
-        """Whether a GPU's transfers run beside the computation."""
+        """Sets whether a GPU's transfers overlap the computation."""
     def set_packing(self, wanted: bool, /) -> None:
-        """Whether saved tensors of two values become bits in memory; they do at first."""
+        """Sets whether two-valued saved tensors become bits in memory; initially true."""
     def set_plan(self, json: str | None, /) -> None:
-        """Follows this plan from the next forward on; None keeps everything. MemScaleError where it is malformed."""
+        """Follows this plan from the next forward on; None keeps everything. MemScaleError if it is malformed."""
     def set_residents(self, tensors: list[torch.Tensor], /) -> None:
-        """Tensors whose storages never move."""
+        """Sets the tensors whose storages never move."""
     def stats(self) -> dict[str, Any]:
-        """What lives now."""
+        """Counts and bytes of the objects that are live now."""
     def tier(self) -> str | None:
-        """One line on the lower tier, if it is open."""
+        """One line about the lower tier; None if it is not open."""
 
 class OptimizerStream:
-    """Optimizer state on disk. OffloadError if a read or write fails, ConfigError for an unfit directory or cap."""
+    """Optimizer state on disk. Raises OffloadError if a read or write fails, ConfigError if the directory or cap is
+    unfit.
+    """
 
     def __init__(self, dir: str | None = None, cap_gb: float | None = None) -> None:
         ...
@@ -120,13 +121,13 @@ class OptimizerStream:
     def export(self, id: int, fd: int, offsets: tuple[int | None, ...], /) -> None:
         """Writes the arrays into a file; offsets in the order of part_bytes(), None: skip the array."""
     def is_inherited(self) -> bool:
-        """Whether the parent process opened it: then it is unusable here."""
+        """Whether the parent process opened the stream, so that it is unusable here."""
     def part_bytes(self, id: int, /) -> tuple[int, ...]:
-        """Bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, exp_avg_absmax, exp_avg_sq_absmax; 0 for those it has
-        not.
+        """Bytes of exp_avg, exp_avg_sq, max_exp_avg_sq, extra, exp_avg_absmax, exp_avg_sq_absmax; 0 for arrays that
+        the state lacks.
         """
     def put(self, id: int, tensor: tuple[int, ...], /) -> None:
-        """Replaces the state by one in memory; `tensor` as for adamw_step."""
+        """Replaces the state with one in memory; `tensor` as for adamw_step()."""
     def remove(self, id: int, /) -> None:
         """Removes the state."""
     def stats(self) -> dict[str, int]:
@@ -145,38 +146,38 @@ class OptimizerStream:
         threads: int,
         /,
     ) -> None:
-        """As adamw_step; the state's addresses are ignored."""
+        """Updates one tensor as adamw_step() does; ignores the state's addresses."""
 
 class Region:
-    """One call of a layer, from its forward until nobody asks for what it saved."""
+    """One call of a layer, from its forward until its saved tensors are gone."""
     def abandon_replay(self) -> None:
-        """Stops capturing if that was not ended; what it made is not used."""
+        """Stops capturing if end_replay() did not; discards the tensors captured."""
     def begin_replay(self, whole: bool, /) -> None:
-        """Starts capturing what the layer saves; with `whole`, ReplayStop is not to end it early."""
+        """Starts to capture the tensors that the layer saves; with `whole`, ReplayStop never ends the replay early."""
     call: int
     """Number of this call in its forward, from 0."""
     def end_replay(self, failed: bool, /) -> None:
-        """Stops capturing; raises IntegrationError where the layer saved too little."""
+        """Stops capturing; raises IntegrationError if the layer saved too little."""
     is_running: bool
     """Whether the layer's call is still under way."""
     layer: str
     """Qualified name of the layer; "" for the root's own work."""
     missing: int
-    """Saved tensors that a replay would have to make."""
+    """Number of saved tensors that a replay would have to recompute."""
     def offload_input(self, tensor: torch.Tensor, /) -> Saved | None:
-        """A handle of the tensor, which goes to the lower tier; None where it has to stay."""
+        """Sends the tensor to the lower tier and returns a handle; None if the tensor must stay."""
     payload: Any
-    """What the replay needs; any object."""
+    """Any object that the replay needs."""
     technique: Technique
-    """The technique in force."""
+    """The technique of this call."""
 
 class ReplayStop(Exception):
     """Ends a replay early: everything that backward needs exists."""
 
 class Saved:
-    """What autograd holds in place of one saved tensor."""
+    """A handle that autograd holds in place of one saved tensor."""
     def drop(self, ticket: Any, /) -> None:
-        """Releases the bytes; the ticket's give() recomputes them."""
+        """Releases the tensor's bytes; the ticket's give() recomputes them."""
     def unpack(self) -> torch.Tensor:
         """The saved tensor."""
 
@@ -186,7 +187,7 @@ class Technique(NamedTuple):
     """A row of the table in memscale/technique.h."""
 
     name: str
-    """The word in documents."""
+    """The technique's name in documents."""
     replays: bool
     """The whole layer runs again in backward."""
     set: int
@@ -194,9 +195,9 @@ class Technique(NamedTuple):
     nesting: int
     """The depth of nested runs at which its first argument is recomputed; 0: not recomputed."""
     is_chained: bool
-    """The layers before recompute its first argument."""
+    """The previous layers recompute its first argument."""
     moves_input: bool
-    """The arguments wait on a lower tier."""
+    """The layer's arguments go to a lower tier until backward."""
 
 class Trace:
     """Turns the events of one step into a graph."""
@@ -204,49 +205,49 @@ class Trace:
     def __init__(self, model: str, signature: str, source: str, /) -> None:
         ...
     def adds(self, key: int, other: int, /) -> None:
-        """The storage born next is the engine's sum of these gradients."""
+        """Reports that the storage born next is autograd's sum of these gradients."""
     def born(self, key: int, bytes: int, /) -> None:
-        """A storage comes to life."""
+        """Reports a new storage."""
     def current(self) -> int:
         """The node of the last event of forward."""
     def died(self, key: int, /) -> None:
-        """A storage, or a copy given to unpacked(), is gone."""
+        """Reports that a storage, or a copy given to unpacked(), was freed."""
     def dropped(self, node: int, serial: int, /) -> None:
-        """It will not ask again."""
+        """Reports that autograd released a saved tensor."""
     def enter(self, name: str, call: int, /) -> int:
-        """A layer's call begins; its node."""
+        """Begins a layer's call; returns its node."""
     def finish(self) -> str:
-        """The graph as JSON; the trace is used up."""
+        """Ends the trace; returns the graph as JSON."""
     def flag(self, node: int, name: str, /) -> None:
-        """A fact about a node."""
+        """Sets a flag of a node."""
     def gradient(self, key: int, bytes: int, /) -> None:
-        """A gradient of a parameter."""
+        """Reports the gradient of a parameter."""
     def head(self, key: int, /) -> int:
-        """A linear layer has made this, which may be logits; 0 where it is not marked."""
+        """Marks a linear layer that just made possible logits; returns its number, 0 if it can't be marked."""
     def head_backward(self, head: int, /) -> None:
-        """The gradient of what it made is there."""
+        """Begins the linear layer's backward: the gradient of its output exists."""
     def head_backward_end(self, head: int, key: int, /) -> None:
-        """It has made its input's gradient."""
+        """Ends the linear layer's backward; `key` is the gradient of its input."""
     def head_used(self, head: int, loss: int, /) -> None:
-        """Nothing but that cross entropy looks at them."""
+        """Confirms that only this cross entropy reads the linear layer's output."""
     def input(self, key: int, /) -> None:
-        """A tensor argument of the open layer."""
+        """Reports a tensor argument of the open layer."""
     def leave(self) -> None:
-        """The layer's call ends."""
+        """Ends the layer's call."""
     def live_bytes(self) -> int:
-        """Live now, residents excluded."""
+        """Bytes live now, without residents."""
     def loss(self, key: int, /) -> int:
-        """A cross entropy of these logits begins; 0 where it is not marked."""
+        """Begins a cross entropy of these logits; returns its number, 0 if it can't be marked."""
     def loss_backward(self, head: int, /) -> None:
-        """Its backward begins."""
+        """Begins that loss's backward."""
     def loss_backward_end(self, head: int, key: int, /) -> None:
-        """It has made the logits' gradient."""
+        """Ends the cross entropy's backward; `key` is the gradient of the logits."""
     def loss_end(self, head: int, /) -> None:
-        """It ends."""
+        """Ends the cross entropy of this number."""
     def loss_outside(self) -> None:
-        """The loss is not the model's."""
+        """Reports that the caller computes the loss outside the model."""
     def made(self, inputs: tuple[int, ...], outputs: tuple[int, ...], runs_again: bool, /) -> None:
-        """Of the operator told last; tuples of storage keys, and whether it is one that can run again."""
+        """Reports the storages that the last operator read and made, and whether it can run again."""
     def op(
         self,
         name: str,
@@ -255,47 +256,51 @@ class Trace:
         takes_workspace: bool = False,
         /,
     ) -> None:
-        """An operator ran; operands are tuples (shape, bytes[, is_bool]). It may have taken memory of its own if it
-        ran on a CPU over the default layout.
+        """Reports an operator; operands are tuples (shape, bytes[, is_bool]). `takes_workspace`: it ran on a CPU with
+        operands in the default layout, so it may have allocated a workspace.
         """
     def optimizer_unknown(self) -> None:
-        """Its step failed under the trace; done begins."""
+        """Discards the optimizer's step, which failed under the trace; begins the phase done."""
     def output(self, key: int, bytes: int, /) -> None:
-        """The root returned it."""
+        """Reports a storage that the root returned."""
     def own_optimizer(self, stream_bytes: int, released: bool, streamed: bool, /) -> None:
-        """What memscale's own optimizer can do, and does."""
+        """Reports memscale's own optimizer. Its owner has it update in backward if `released`, from disk if
+        `streamed`.
+        """
     def peak_bytes(self) -> int:
-        """The most since the phase began."""
+        """The most live bytes in this phase."""
     def phase(self, name: str, /) -> None:
-        """One of forward, loss, backward, optimizer and done begins."""
+        """Begins a phase: forward, loss, backward, optimizer or done."""
     def resident(self, key: int, bytes: int, item_bytes: int, role: str, trainable: bool, /) -> None:
-        """A storage that is there before the step; role: parameter, buffer or batch."""
+        """Reports a storage that exists before the step; role: parameter, buffer or batch."""
     def saved(self, key: int, /) -> tuple[int, int]:
-        """Autograd keeps a tensor: its node and serial."""
+        """Reports that autograd saved a tensor; returns its node and serial."""
     def unpacked(self, node: int, serial: int, copy_key: int, /) -> None:
-        """Autograd asks for it; copy_key 0 for none."""
+        """Reports an unpack; `copy_key` is the storage that replaced it, or 0."""
     def untouched(self, key: int, bytes: int, /) -> None:
-        """What made the storage left so much of it untouched."""
+        """Reports bytes of the storage that its operator allocated and never touched."""
     def wrote(self, key: int, /) -> None:
-        """An operator wrote to a storage that was there."""
+        """Reports that an operator wrote to a storage that existed before it."""
 
 class Undo:
-    """What is to be put back when guarded() ends: notes of it."""
+    """Notes of the changes that guarded() undoes when it ends."""
     def content(self, container: object, /) -> None:
-        """A list, dictionary, set or deque gets back what it holds now."""
+        """Notes the items of a list, dictionary, set or deque; the undo restores them in place."""
     def hold(self, lock: object, /) -> None:
-        """Takes the lock; it is released when things are put back."""
+        """Takes the lock; the undo releases it."""
     def hooks(self) -> None:
-        """Saved-tensor hooks that are pushed from now on are popped when things are put back."""
+        """The undo pops saved-tensor hooks that are pushed from now on."""
     def later(self, function: Callable[..., object], /, *args: Any) -> None:
-        """The function, a builtin, is called when things are put back."""
+        """The undo calls this function, a builtin, with these arguments."""
     def own_hooks(self) -> None:
-        """From now on saved tensors are held without their graph, until things are put back."""
+        """Until the undo, autograd holds saved tensors without their graph."""
     def slot(self, holder: object, key: object, /) -> None:
-        """A dictionary's item or an object's attribute is put back, or deleted if it is not there now."""
+        """Notes a dictionary's item or an object's attribute; the undo restores it, or deletes it if it is missing
+        now.
+        """
 
 def adamw_dequantize(values: int, codes: int, absmax: int, count: int, is_signed: bool, /) -> None:
-    """Decodes codes to fp32 values; addresses as for adamw_quantize."""
+    """Decodes codes to fp32 values; arguments as for adamw_quantize."""
 
 def adamw_map(is_signed: bool, /) -> list[float]:
     """The 256 values that codes stand for."""
@@ -304,7 +309,7 @@ def adamw_moments_bits(elements: int, bits: int, /) -> int:
     """Bits of the moments for a tensor of this size: 8 or 32."""
 
 def adamw_quantize(values: int, codes: int, absmax: int, count: int, is_signed: bool, /) -> None:
-    """Encodes fp32 values; the addresses of values, codes and the blocks' scales."""
+    """Encodes fp32 values. The first three arguments are addresses; `absmax` has the blocks' scales."""
 
 def adamw_step(
     tensors: list[tuple[int, ...]],
@@ -318,16 +323,16 @@ def adamw_step(
     threads: int,
     /,
 ) -> None:
-    """One update. A tensor is a tuple of int: weights (0 fp32, 1 bf16 with a master, 2 bf16 split), moments (0 fp32, 1
-    8-bit), count, step, then addresses (0: none) of parameter, gradient, extra, exp_avg, exp_avg_sq,
-    max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax.
+    """Updates the tensors once. A tensor is a tuple of int: weights (0 fp32, 1 bf16 with a master, 2 bf16 split),
+    moments (0 fp32, 1 8-bit), count, step, then addresses (0: none) of parameter, gradient, extra, exp_avg,
+    exp_avg_sq, max_exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax.
     """
 
 def batch_search_best(search: object, /) -> tuple[int, int]:
     """Batch and accumulation: the largest that fitted, 0 if none did."""
 
 def batch_search_new(most: int, effective: int, guess: int, trials: int, /) -> object:
-    """A search for the largest batch that fits; `effective` 0 for any."""
+    """A search for the largest batch that fits. With `effective` above 0, only its divisors."""
 
 def batch_search_next(search: object, /) -> int:
     """The batch to try; 0 ends the search."""
@@ -339,44 +344,44 @@ def config_defaults() -> str:
     """JSON of the default config."""
 
 def config_for_shards(config: str, /) -> str:
-    """The techniques allowed with sharded parameters."""
+    """The config restricted to techniques that work with sharded parameters."""
 
 def config_validate(json: str, /) -> str:
     """The config with every field written out. Raises ConfigError."""
 
 def counter_metrics() -> list[tuple[str, str, str, int]]:
-    """Of each counter its name, its name as a metric, a help text and what its value is divided by to be in the
+    """The name of each counter, its metric's name and help text, and the divisor that converts its value to the
     metric's unit.
     """
 
 def device_check(name: str, /) -> None:
-    """MemScaleError for an unknown kind of device."""
+    """Raises MemScaleError if the kind of device is unknown."""
 
 def device_kinds() -> tuple[dict[str, Any], ...]:
-    """Name, label, api, host_is_device and torch_module of each kind of device, the host's first."""
+    """The name, label, api, host_is_device and torch_module of each kind of device, the host's first."""
 
 def disk_probe(dir: str, /) -> str:
-    """JSON of a directory for the disk tier, created if missing; ConfigError if it is unfit."""
+    """JSON of a directory for the disk tier, which is created if missing. Raises ConfigError if it is unfit."""
 
 def error_table() -> list[tuple[int, str, str, str]]:
-    """Code, name, exception class, text."""
+    """Code, name, exception class and text of each error."""
 
 def fault_arm(kind: str, nth: int, errno: int = 0, /) -> None:
     """Makes the nth call from now on fail, for tests. Kinds: alloc, map, open, write, read, short, flip, thread,
-    driver.
+    driver, system.
     """
 
 def fault_disarm_all() -> None:
     """Disarms all fault points."""
 
 def fault_passed(kind: str, /) -> int:
-    """Calls of this kind since it was armed."""
+    """Number of calls of this kind since it was armed."""
 
 def float_control() -> int:
-    """How this thread rounds, and whether it flushes denormals."""
+    """The processor's bits for this thread: how it rounds, and whether it flushes denormals."""
 
 def graph_add_tiled(graph: str, tiled: str, /) -> str:
-    """The graph with its layers' programs in tiles, from the other, traced in tiles, if they match."""
+    """The graph with the tiled programs of the same layers in `tiled`, a graph traced in tiles, if the two match."""
 
 def graph_adopt_loop(graph: str, other: str, /) -> str:
     """The graph with the other's observations of the training loop."""
@@ -385,15 +390,15 @@ def graph_check(json: str, /) -> None:
     """Raises MemScaleError if the document is not a sound graph."""
 
 def graph_hold(graph: str, layers: list[str], /) -> str:
-    """The graph with these layers as not repeatable."""
+    """The graph with these layers marked as not repeatable."""
 
 def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
-    """Calls function(undo, *args). What it noted in the Undo is put back then, exception or not, in one call that
+    """Calls function(undo, *args). Then undoes the changes noted in the Undo, exception or not, in one call that
     nothing can interrupt.
     """
 
 def hardware_check(json: str, /) -> str:
-    """The description as the library writes it. Raises MemScaleError."""
+    """The description as the library writes it. Raises MemScaleError if it is invalid."""
 
 def hardware_grow_process(hardware: str, expected_bytes: int, /) -> str:
     """The description with the baseline that the process has by now, and these bytes to come. Unchanged for a GPU."""
@@ -404,7 +409,7 @@ def hardware_probe(
     no_cache: bool = False,
     no_measure: bool = False,
 ) -> str:
-    """JSON of this machine. ConfigError if disk_dir is unfit for the disk tier."""
+    """JSON of this machine. Raises ConfigError if disk_dir is unfit for the disk tier."""
 
 def hardware_set_process(
     hardware: str,
@@ -416,9 +421,9 @@ def hardware_set_process(
     allocated_bytes: int,
     /,
 ) -> str:
-    """The description with this process's baseline on that device: allocated_bytes, or on the CPU the resident memory,
-    which is measured. Name and bytes of the device are what torch says of it; they count for a GPU only.
-    MemScaleError for an unknown kind.
+    """Adds this process's baseline on the device to the description: allocated_bytes on a GPU, the measured resident
+    memory on the CPU. The GPU's name and bytes are those that torch reports; they are ignored for the CPU.
+    MemScaleError if the kind is unknown.
     """
 
 def history_add(history: object, step: dict[str, Any], counters: dict[str, int], /) -> None:
@@ -428,16 +433,17 @@ def history_new() -> object:
     """An empty history of steps."""
 
 def history_step_times(history: object, /) -> tuple[list[tuple[int | None, int]], int]:
-    """Bounds in ns (None: the last) with counts of steps, and the sum in ns."""
+    """The upper bounds of step times in ns (None for the last) with counts of steps, and the sum in ns."""
 
 def hostmem_ceiling_of_smaller(ceiling_bytes: int, /) -> int:
-    """A plan's ceiling while smaller inputs than its own are trained on."""
+    """The ceiling of a plan while inputs are smaller than the plan's."""
 
 def hostmem_find(address: int, /) -> tuple[int, int, int] | None:
     """Start, bytes in whole pages and serial of the live block that holds the address."""
 
 def hostmem_install(library: str | None = None) -> str:
-    """Takes the slots of the loaded library (None: torch's libc10.so) for one more user; "slots", "mallopt" or "none".
+    """Takes the allocator's slots of the loaded library (None: torch's libc10.so) for one more user. Returns the
+    means: "slots", "mallopt" or "none".
     """
 
 def hostmem_reset_peak() -> None:
@@ -476,10 +482,10 @@ def loss_backward(
     gradient: int,
     /,
 ) -> None:
-    """As loss_forward(); `gradient` may be `logits`."""
+    """Computes the gradient of the logits. Arguments as for loss_forward(); `gradient` may be `logits`."""
 
 def loss_chunk_rows(tokens: int, vocabulary: int, item_bytes: int, threads: int, /) -> int:
-    """Rows of logits in a chunk."""
+    """The number of rows in a chunk of logits."""
 
 def loss_forward(
     logits: int,
@@ -494,16 +500,18 @@ def loss_forward(
     unused: int,
     /,
 ) -> None:
-    """Takes addresses of fp32 rows, int64 classes and fp32 results per row."""
+    """Computes the log-softmax of each row's class. Takes addresses of fp32 rows, int64 classes and fp32 results per
+    row.
+    """
 
 def loss_lanes(capability: str, vocabulary: int, /) -> int:
-    """Lanes of torch's vectors if loss_forward and loss_backward have torch's bits, else 0."""
+    """Lanes of torch's vectors if loss_forward() and loss_backward() give the same bits as torch, else 0."""
 
 def loss_scale_default() -> tuple[float, int]:
-    """The scale that a loss begins with, and finite steps: 0."""
+    """The initial loss scale and count of finite steps."""
 
 def loss_scale_update(scale: float, finite_steps: int, is_finite: bool, /) -> tuple[float, int]:
-    """Both after an optimizer's step."""
+    """The loss scale and count of finite steps after an optimizer's step."""
 
 def memory_live() -> tuple[int, int]:
     """Bytes and blocks of memory that the library has allocated."""
@@ -512,10 +520,10 @@ def now_ns() -> int:
     """The library's clock, in nanoseconds."""
 
 def operator_is_maker(name: str, is_pointwise: bool, /) -> bool:
-    """Whether it can run again on its own, as far as its name tells."""
+    """Whether the operator can run again on its own, as far as its name says."""
 
 def operator_row_kind(name: str, is_pointwise: bool, /) -> str:
-    """What it does with rows: mix, each, product or seen."""
+    """How the operator treats rows: mix, each, product or seen."""
 
 def optimizer_stream_takes(elements: int, /) -> bool:
     """Whether a state of this size is worth streaming."""
@@ -524,7 +532,7 @@ def outlook(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """Whether the run will fit, as JSON."""
 
 def plan_beyond(graph: str, first_graph: str, hardware: str, config: str, /) -> tuple[str, str]:
-    """The smallest plan for a shape that fits none within the budget, and the warning about it."""
+    """The smallest plan for a shape that fits no plan within the budget, and the warning about it."""
 
 def plan_by_policy(
     graph: str,
@@ -534,10 +542,10 @@ def plan_by_policy(
     rules_only: bool,
     /,
 ) -> tuple[str, str, str]:
-    """Stage 1 and stage 2: plan, decision and effective config, all as JSON."""
+    """Runs stages 1 and 2: the plan, the decision and the effective config, as JSON."""
 
 def plan_evaluation(config: str, before_bytes: int, peak_bytes: int, rows: int, /) -> str | None:
-    """The warning about forwards without gradients that took `peak_bytes`; None within the budget."""
+    """The warning about forwards without gradients whose peak was `peak_bytes`; None if within the budget."""
 
 def plan_explain(plan: str, entry: int, /) -> str:
     """The reasons for an entry; entry -1 is the whole plan."""
@@ -548,7 +556,7 @@ def plan_for_optimizer(plan: str | None, config: str, /) -> tuple[bool, bool, bo
     """
 
 def plan_make(graph: str, hardware: str, config: str, /) -> str:
-    """The plan for three JSON documents. BudgetInfeasibleError if none fits."""
+    """The plan for three JSON documents. Raises BudgetInfeasibleError if none fits."""
 
 def plan_observe(
     graph: str,
@@ -567,46 +575,50 @@ def plan_precision(
     has_fp16_parameters: bool,
     /,
 ) -> tuple[str, str, str]:
-    """The autocast dtype of forwards, from the graphs without and with BF16; a log line; the hardware description to
-    plan with.
+    """From the graphs without and with BF16: the autocast dtype of forwards, a log line, and the hardware description
+    to plan with.
     """
 
 def plan_rehearse(graph: str, hardware: str, plan: str, /) -> tuple[bool, str, str]:
-    """Whether a step of this graph with everything kept can be run beside the plan, the class of exactness that the
-    plan promises, and the plan to run on it.
+    """For a check of the plan against a step that keeps everything: whether that step fits, the plan's class of
+    exactness, and the plan to run.
     """
 
 def plan_simulate(graph: str, hardware: str, plan: str, /) -> dict[str, Any]:
-    """The plan replayed, with its timeline."""
+    """Simulates steps under the plan: peaks, times and the timeline."""
 
 def plan_table(plan: str, hardware: str | None, /) -> str:
     """The plan in a few lines."""
 
 def plan_tighten(graph: str, hardware: str, config: str, plan: str, attempt: int, /) -> tuple[str, str, str]:
-    """Plan and config to try after an allocation failed, and a log line. BudgetInfeasibleError if there is none."""
+    """Plan and config to try after an allocation failed, and a log line. Raises BudgetInfeasibleError if there is
+    none.
+    """
 
 def plan_uniform(graph: str | None, hardware: str, config: str, technique: str | None, /) -> str:
-    """One technique for every layer; None means the one that frees most. Without a graph, for layers not yet known."""
+    """The plan with one technique for every layer; None: the one that saves the most memory. Without a graph, for
+    layers not known yet.
+    """
 
 def policy_load(artifact: str, /) -> object:
-    """A trained policy. MemScaleError for an invalid text."""
+    """Loads a trained policy. Raises MemScaleError if the text is invalid."""
 
 def policy_seal(policy: str, /) -> str:
-    """The artifact around a policy's JSON."""
+    """Wraps a policy's JSON into an artifact."""
 
 def predict_hf_graph(config: str, batch: int, seq: int, /) -> str:
-    """The graph of a training step of the Hugging Face model that the text of a config.json describes, for sequences
-    of `seq` tokens.
+    """The graph of a training step of a Hugging Face model with sequences of `seq` tokens. `config` is the text of its
+    config.json.
     """
 
 def process_memory() -> dict[str, int]:
-    """Rss_bytes and peak_rss_bytes of this process."""
+    """Keys: rss_bytes and peak_rss_bytes, of this process."""
 
 def progress_line(history: object, /) -> str | None:
-    """The run's state after its last step."""
+    """One line about the run after its last step; None before the first."""
 
 def ranks_agree(documents: list[tuple[str, str]], local_ranks: int, /) -> tuple[str, str]:
-    """Combines the hardware and config of all ranks, rank 0's first, into those for one common plan."""
+    """Combines the hardware and config of all ranks, rank 0's first, into one pair for a common plan."""
 
 def report_html(
     model: str,
@@ -618,16 +630,16 @@ def report_html(
     counters: dict[str, int] | None,
     /,
 ) -> str:
-    """The page."""
+    """The report as an HTML page."""
 
 def reset_peak_rss() -> None:
-    """Resets peak_rss_bytes to rss_bytes; MemScaleError if the kernel does not allow it."""
+    """Resets peak_rss_bytes to rss_bytes. Raises MemScaleError if the kernel does not allow it."""
 
 def savings(graph: str, hardware: str, config: str, is_absent: bool, /) -> str:
     """The bytes that each mode can save, as JSON."""
 
 def set_float_control(bits: int, /) -> None:
-    """Sets what float_control() gave."""
+    """Sets bits that float_control() returned."""
 
 def set_modes(
     length: Callable[[], int],
@@ -636,21 +648,19 @@ def set_modes(
     modes: list[Any],
     /,
 ) -> None:
-    """Takes all modes off this thread's stack, by the three functions of torch that a kind of modes has, and puts
-    these on.
-    """
+    """Pops all modes from this thread's stack and pushes these, with torch's three functions for one kind of modes."""
 
 def signature_ahead(known: list[str], signature: str, /) -> str | None:
-    """The signature of larger inputs to trace instead, if inputs keep growing; else None."""
+    """The signature of larger inputs to trace instead if inputs keep growing, else None."""
 
 def signature_find(known: list[str], signature: str, /) -> str | None:
-    """Which of the known signatures serves these inputs."""
+    """The known signature that serves these inputs, or None."""
 
 def signature_learn(signature: str, graph: str, other: str, other_graph: str, /) -> str | None:
-    """With '#' for numbers that differ in the other signature; None if the steps differ."""
+    """The signature with '#' for numbers that differ in the other signature; None if the steps differ."""
 
 def signature_without_numbers(signature: str, dropped: str | None = None, /) -> str:
-    """With '#' for numbers that are values of arguments, all or those that have it in `dropped`."""
+    """The signature with '#' for numbers that are values of arguments: all, or those that are '#' in `dropped`."""
 
 def storage_bytes(tensors: list[torch.Tensor], /) -> int:
     """Bytes of the tensors' distinct storages."""
@@ -669,19 +679,19 @@ def telemetry_event(
     plan: str | None,
     /,
 ) -> str:
-    """One line of JSON."""
+    """The event as one line of JSON."""
 
 def tile_rows(rows: int, /) -> int:
     """Rows of a tile for a module's number of rows."""
 
 def trace_diff(traced: str, seen: str, hardware: str, /) -> tuple[str, int]:
-    """The differences of two graphs of one step, as text, and their number."""
+    """The differences of two graphs of the same step, as text, and their number."""
 
 def trial_limits(budget: int, /) -> tuple[int, int]:
     """Limits of a trial: resident bytes and bytes of private maps."""
 
 def unpack_input(handle: Saved, /) -> torch.Tensor:
-    """The tensor given to Region.offload_input()."""
+    """The tensor behind a handle of Region.offload_input()."""
 
 def version() -> str:
     """Version of the library."""

@@ -1,4 +1,4 @@
-"""What every test leaves as it found it."""
+"""Restores torch's number of threads after each test."""
 
 import sys
 
@@ -7,8 +7,9 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def number_of_threads():
-    """torch's, which many tests set. A thread made later takes it over at its first divided work, not
-    at its first product: after another number it has two, and products with other last bits."""
+    """Many tests set the number. A new thread adopts it only at its first operator that torch divides among threads,
+    so if a test left another number behind, products before and after that operator could differ in their last
+    bits."""
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch is not None else None
     yield

@@ -1,5 +1,5 @@
-"""Run by test_distributed.py on every rank under torchrun: trains with and without memscale and
-writes what was seen as lines of JSON to a file of each rank. Not a test by itself."""
+"""Trains with and without memscale. test_distributed.py runs it on every rank under torchrun. Each rank writes its
+results to a file, one JSON document a line. Not a test by itself."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def compare(kind: str, micro: int, sample: bool) -> None:
 
 
 def budgets() -> None:
-    """Each rank asks for another budget; the smaller one holds for both."""
+    """The ranks ask for different budgets; the smaller one applies to both."""
     model = memscale.wrap(net(), memscale.Config(memory_budget_gb=4.0 - RANK, enable_logging=False))
     train(model, "ddp", steps=1)
     plan = json.loads(model._memscale_executor.plan.to_json())
@@ -105,7 +105,7 @@ class _Kept(logging.Handler):
 
 
 def shards() -> None:
-    """Sharded models without a sample: planned at the first forward, under the budget."""
+    """Sharded models without a sample are planned at the first forward, within the budget."""
     expected = train(net(), "fsdp")
     logger, kept = logging.getLogger("memscale"), _Kept()
     logger.addHandler(kept)
@@ -131,7 +131,7 @@ def shards() -> None:
 
 
 def refused() -> None:
-    """Rank 1 names a directory that it can't have; then a budget of its own that nothing meets."""
+    """Rank 1 alone asks for a directory that can't be created, then for a budget that no plan meets."""
     for config in (
         {"disk_offload_dir": "/proc/nowhere"} if RANK else {},
         {"memory_budget_gb": 0.001} if RANK else {},
@@ -167,8 +167,8 @@ def main() -> None:
         refused()
     else:
         dies()
-    # Gloo's threads drop the Python objects of the last collectives (torch.autograd leaves its context
-    # with them), for which they need the interpreter: where that is ending, torch aborts.
+    # Gloo's threads release the Python objects of the last collectives, such as contexts of torch.autograd. They need
+    # the interpreter for that; torch aborts if the interpreter is already exiting.
     time.sleep(1)
     dist.destroy_process_group()
 

@@ -1,8 +1,8 @@
-"""Run by test_documents.py in a process of its own: the examples of a page, or of all docstrings, one
-after the other in a folder of their own. Prints a line of JSON for each. Not a test by itself.
+"""Runs the examples of a page, or of all docstrings, one after the other in one folder. Prints a line of JSON for
+each. test_documents.py starts it in a separate process. Not a test by itself.
 
-Every example of a page finds what the guide's section "What the examples use" makes; what an example
-takes for the reader's own (a data set, a Lightning module) is in `OWN` below.
+Every example of a page can use the names that the guide's section "What the examples use" defines. `OWN` below
+defines the names that stand for the reader's own objects (a data set, a Lightning module).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ OWN: dict[str, Callable[[dict[str, Any]], Any]] = {
     "Trainer": _imported("transformers", "Trainer"),
 }
 
-# Of docstrings: what stands around them, by the name of what they document.
+# Code to run before a docstring's example, by the name of the documented object.
 AROUND = {
     "AdamW": "loss = model(**batch).loss",
     "AutoTuner": (
@@ -197,7 +197,7 @@ def _setup() -> str:
 
 
 def run_page(name: str) -> None:
-    """Every block of Python of a page, and every call of the program."""
+    """Runs every block of Python of a page, and every call of the program."""
     text = (ROOT / name).read_text(encoding="utf-8")
     setup = _setup()
     for block in FENCE.finditer(text):
@@ -221,7 +221,7 @@ def _run_program(where: str, command: str) -> None:
 
     words = shlex.split(command)
     done = subprocess.run([program_path(), *words[1:]], capture_output=True, text=True, check=False)
-    allowed = (0, 1) if words[1] == "doctor" else (0,)  # 1: something does not work here
+    allowed = (0, 1) if words[1] == "doctor" else (0,)  # 1: a check failed on this machine
     error = None if done.returncode in allowed else f"{command.strip()}: {done.returncode}\n{done.stderr}"
     print(json.dumps({"where": where, "error": error}), flush=True)
 
@@ -230,8 +230,8 @@ def _run_program(where: str, command: str) -> None:
 
 
 def _docstrings() -> Iterator[tuple[str, str, str]]:
-    """File, name and text of every docstring with an example; what `AROUND` does not know by its own name
-    goes by that of the outermost definition."""
+    """File, name and text of every docstring with an example. The name is that of the outermost definition if
+    `AROUND` lacks the object's own."""
     for path in sorted((ROOT / "python/memscale").rglob("*.py")):
         for outer in ast.parse(path.read_text(encoding="utf-8")).body:
             for node in ast.walk(outer):
@@ -241,7 +241,7 @@ def _docstrings() -> Iterator[tuple[str, str, str]]:
 
 
 def run_docstrings() -> None:
-    """Every example of every docstring; what it is said to give is compared where it is said."""
+    """Runs every example of every docstring; compares its output if the docstring shows one."""
     setup = _setup()
     for file, name, text in _docstrings():
 

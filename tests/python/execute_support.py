@@ -1,5 +1,5 @@
-"""What the tests of the executor share: plans made by hand, runs that are compared bit
-by bit, and a check that nothing is left behind."""
+"""Shared by the executor's tests: plans made by hand, bitwise comparison of runs, and a check that
+nothing is left behind."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def plan_json(
 
 
 def uniform(model: torch.nn.Module, technique: str, root: str | None = None, **settings: Any) -> str:
-    """A plan with one technique for every layer; ``"mixed"`` takes turns. `root`: of the
-    root's own work, where that can be moved."""
+    """A plan with one technique for every layer; ``"mixed"`` alternates between four. `root` is the technique of the
+    root's own work."""
     turns = ["recompute", "offload_disk", "recompute_offload_input", "keep"]
     own = root or ("offload_disk" if technique in ("offload_disk", "mixed") else "keep")
     entries: list[tuple[str, int, str]] = [("", 0, own)]
@@ -114,7 +114,7 @@ def uniform(model: torch.nn.Module, technique: str, root: str | None = None, **s
 
 @contextlib.contextmanager
 def executing(model: torch.nn.Module, plan: str, directory: Any) -> Iterator[Executor]:
-    """The model under a plan; afterwards nothing of it may be left."""
+    """Runs the model under a plan; removes the executor afterwards."""
     executor = Executor(model, disk_dir=str(directory))
     executor.attach()
     try:
@@ -145,16 +145,16 @@ def forward(case: Case, model: torch.nn.Module, seed: int) -> Any:
 
 
 def stored(model: torch.nn.Module) -> None:
-    """Waits until everything that forward saved elsewhere is there. A backward that comes before takes what
-    is still in memory, and a busy disk may have begun nothing."""
+    """Waits until every store of forward has ended. Otherwise backward uses the bytes that are still in memory; on a
+    busy disk that may be all of them."""
     executor = model.__dict__.get("_memscale_executor")
     if executor is not None:
         assert comes_true(lambda: executor.stats()["storing_bytes"] == 0), executor.stats()
 
 
 def train(case: Case, model: torch.nn.Module, steps: int = 2) -> list[Any]:
-    """Some steps of the usual loop; everything that must not depend on a plan. The last backward finds
-    everything stored."""
+    """Runs the usual loop; returns everything that must not depend on a plan. The last backward starts after all
+    stores have ended."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     seen: list[Any] = []
     for step in range(steps):
@@ -190,7 +190,7 @@ def state_of(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def assert_same(a: Any, b: Any, where: str = "") -> None:
-    """Equal to the bit, all the way down."""
+    """Asserts that two results are equal to the bit, containers included."""
     if isinstance(a, torch.Tensor):
         assert isinstance(b, torch.Tensor), where
         assert a.dtype == b.dtype and torch.equal(a, b), f"{where} differs by {_difference(a, b)}"
@@ -211,13 +211,13 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> Any:
 
 
 def assert_nothing_left(executor: Executor) -> None:
-    """No frame, slot, extent or byte in flight."""
+    """Asserts that no frame, slot, extent or transfer is left."""
     gc.collect()
 
     def left() -> dict[str, int]:
         return {key: value for key, value in executor.stats().items() if value and not isinstance(value, bool)}
 
-    assert comes_true(lambda: not left()), left()  # what is in flight has to land first
+    assert comes_true(lambda: not left()), left()  # transfers in flight end first
 
 
 def twins(make: Callable[[], Case]) -> tuple[Case, torch.nn.Module]:
@@ -228,7 +228,7 @@ def twins(make: Callable[[], Case]) -> tuple[Case, torch.nn.Module]:
 
 
 def hook_tables(model: torch.nn.Module) -> dict[str, Any]:
-    """What `detach()` has to restore."""
+    """The attributes and hooks that `detach()` must restore."""
     return {
         name: (
             list(module.__dict__),
@@ -239,7 +239,7 @@ def hook_tables(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def hook_counts(model: torch.nn.Module) -> dict[str, Any]:
-    """How many hooks of each kind sit where; some models put hooks on themselves."""
+    """The number of hooks of each kind on each module; some models register their own."""
     return {
         name: {key: len(hooks) for key, hooks in tables.items()} for name, (_, tables) in hook_tables(model).items()
     }
@@ -247,7 +247,7 @@ def hook_counts(model: torch.nn.Module) -> dict[str, Any]:
 
 @pytest.fixture
 def few_threads() -> Iterator[None]:
-    """One thread: sums in the same order everywhere."""
+    """Uses one thread, so that every sum has the same order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,6 +1,5 @@
-"""What the profiler's tests stand on: a replay of a graph in plain Python, the live bytes
-of a real step counted without the tracer, and a real step traced under hooks that keep
-nothing."""
+"""Shared by the profiler's tests: a replay of a graph in plain Python, the live bytes of a real step
+counted without the tracer, and a trace of a real step whose hooks keep no saved tensor."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def layer_nodes(graph: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def without_workspaces(graph: dict[str, Any]) -> dict[str, Any]:
-    """The graph without what operators take for themselves: allocated, and freed at once."""
+    """The graph without the operators' workspaces: storages that are freed right after their allocation."""
     for profile in graph["profiles"]:
         for direction in ("forward", "backward"):
             events = profile[direction]
@@ -48,7 +47,7 @@ def without_workspaces(graph: dict[str, Any]) -> dict[str, Any]:
 
 
 class Plain(nn.Module):
-    """A linear layer that takes anything beside its input."""
+    """A linear layer that accepts and ignores further arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +58,7 @@ class Plain(nn.Module):
 
 
 class Layers(nn.Module):
-    """Two layers called by a function; the loss is the sum of what it returns."""
+    """Two layers that a function calls; the loss is the sum of the function's result."""
 
     def __init__(self, call: Any, layer: Any = Plain) -> None:
         super().__init__()
@@ -71,7 +70,7 @@ class Layers(nn.Module):
 
 
 class Returning(Plain):
-    """Returns what a function makes of a linear layer's output."""
+    """Returns the result of a function of a linear layer's output."""
 
     def __init__(self, make: Any) -> None:
         super().__init__()
@@ -82,7 +81,7 @@ class Returning(Plain):
 
 
 def chain(layers: Any, x: torch.Tensor) -> torch.Tensor:
-    """Each layer on the output of the one before."""
+    """Applies each layer to the output of the one before."""
     for layer in layers:
         x = layer(x)
     return x
@@ -95,8 +94,8 @@ class Replay:
     """Runs the programs of a graph with everything kept.
 
     Attributes:
-        peak: most bytes of storages that the step allocates, residents excluded.
-        end: bytes alive after backward.
+        peak: the largest number of live bytes, without residents.
+        end: live bytes after backward.
         saved: bytes that each node asks autograd to keep.
     """
 
@@ -147,15 +146,15 @@ class Replay:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of storages that operators made and that still live. A sum of two gradients
-    whose first dies at once is written over it where no mode is on: both never live."""
+    """Counts the live bytes of storages that operators allocated. If the first of two gradients dies right after
+    their sum, they count as one storage: without a dispatch mode, torch writes the sum over the first."""
 
     def __init__(self, known: list[torch.Tensor]) -> None:
         super().__init__()
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
         self.live = 0
         self.peak = 0
-        self._first: int | None = None  # of a sum, until it dies
+        self._first: int | None = None  # storage of a sum's first operand, until it dies
 
     def _settle(self) -> None:
         self._first = None
@@ -192,7 +191,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def measured_peak(model: torch.nn.Module, args: Any, kwargs: Any, loss_of: Any, autocast: Any = None) -> int:
-    """Most bytes alive in a real step with the outputs held, beside parameters and batch."""
+    """The most live bytes in a real step that holds its outputs, without parameters, buffers and batch."""
     known = [*model.parameters(), *model.buffers(), *plain_tensors((args, kwargs))]
     counter = LiveBytes(known)
     gc.collect()
@@ -214,7 +213,7 @@ def measured_peak(model: torch.nn.Module, args: Any, kwargs: Any, loss_of: Any, 
 
 
 class _Token:
-    """Stands for a saved tensor of a real step, with a copy of its storage."""
+    """Replaces a saved tensor of a real step by a copy of its storage."""
 
     def __init__(self, tracer: LiveTracer, tensor: torch.Tensor) -> None:
         self.tracer = tracer
@@ -244,7 +243,7 @@ class _Token:
 
 
 def trace_live(model: torch.nn.Module, args: Any, kwargs: Any, loss_of: Any, autocast: Any = None) -> dict[str, Any]:
-    """The graph of a real step whose saved tensors are all taken away from autograd."""
+    """The graph of a real step in which autograd holds copies instead of the saved tensors."""
     tracer = LiveTracer(type(model).__name__, describe_arguments(args, kwargs), "empirical")
     tracer.resident_batch(plain_tensors((args, kwargs)))
     tracer.resident_parameters(model.parameters())

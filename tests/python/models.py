@@ -1,8 +1,7 @@
-"""Small models of many shapes, for tests that hold for any of them.
+"""Small models of many kinds, for tests whose promise holds for any model.
 
-Each entry of `MODELS` makes a `Case`: a model in the mode it trains in, and a function
-from a seed to the arguments of one forward. Everything is small: a forward takes
-milliseconds. The loss of any output is `loss_of(output)`.
+Each entry of `MODELS` makes a `Case`: a model in training mode, and a function from a seed to the arguments of one
+forward. A forward takes milliseconds. `loss_of(output)` is the loss of any output.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def gpt2() -> Case:
 
 
 def gpt2_padded_eager() -> Case:
-    """As gpt2, with a padding mask and eager attention: a cache replayed twice would show."""
+    """As gpt2, with a padding mask and eager attention: a replay that fills the cache again changes the result."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=3, n_head=2, attn_implementation="eager")
@@ -162,7 +161,7 @@ def t5() -> Case:
     model = T5ForConditionalGeneration(config).train()
 
     def batch(seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # With a cache the keys lie in another order in memory, and the model's own last bits differ.
+        # A cache changes the memory layout of the keys, and with it the last bits of the unwrapped model.
         return (), {
             "input_ids": _ids(seed, (2, 10), 64),
             "labels": _ids(seed + 1, (2, 7), 64),
@@ -195,7 +194,7 @@ def vit() -> Case:
 
 
 def albert() -> Case:
-    """One group of parameters, called by every layer."""
+    """All layers share one group of parameters."""
     from transformers import AlbertConfig, AlbertForMaskedLM
 
     config = AlbertConfig(
@@ -277,7 +276,7 @@ def lstm() -> Case:
 
 
 class GruStack(nn.Module):
-    """Gates are pieces of one storage, each with a version of its own, finished in place."""
+    """Gates are pieces of one storage; each has its own version counter and is finished in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,7 +298,7 @@ def gru() -> Case:
 
 
 class PackedStack(nn.Module):
-    """Layers that take and give packed sequences: named tuples that check their items."""
+    """Layers that take and return packed sequences: named tuples that check their items."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -364,7 +363,7 @@ def unet() -> Case:
 
 
 class _Pair(nn.Module):
-    """Keyword-only arguments, several outputs, containers and None among both."""
+    """Keyword-only arguments and several outputs, with containers and None in both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -496,7 +495,7 @@ def stateful() -> Case:
 
 
 class _Square(torch.autograd.Function):
-    """Looks at its saved tensors twice, one at a time."""
+    """Unpacks its saved tensors several times, and uses one of them each time."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -528,7 +527,7 @@ def custom_function() -> Case:
 
 
 class _NumpyRandom(nn.Module):
-    """Random numbers of Python and NumPy in a layer."""
+    """Draws random numbers of Python and NumPy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -547,7 +546,7 @@ def foreign_random() -> Case:
 
 
 class _OwnRandom(nn.Module):
-    """Random numbers of a generator that the layer keeps, made in its first forward."""
+    """Draws from two generators that the layer keeps; its first forward makes one of them."""
 
     def __init__(self) -> None:
         super().__init__()

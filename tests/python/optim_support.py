@@ -32,14 +32,14 @@ def ulp(values):
 
 
 def off_by(ours, theirs, before):
-    """The largest difference of updated parameters, beyond what the documentation allows; `before` the
-    step, but with weight decay applied."""
+    """The largest excess of the parameters' difference over the documented bound; at most 0 if all are within it.
+    `before`: the parameters before the step, with weight decay applied."""
     allowed = torch.maximum(ulp(ours), ulp(theirs)) + 5 * ulp(theirs - before)
     return ((ours - theirs).abs() - allowed).max().item()
 
 
 def small_task(seed=0):
-    """A classifier of noisy clusters: model, function that gives a batch."""
+    """A classifier of noisy clusters: the model, and a function that returns a batch."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(
         torch.nn.Linear(32, 192), torch.nn.GELU(), torch.nn.LayerNorm(192), torch.nn.Linear(192, 192),

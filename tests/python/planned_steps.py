@@ -1,8 +1,7 @@
-"""The peak of a step under a plan whose options a test chooses: predicted, and as the allocator measured it.
+"""Predicts and measures the peak of a step under a plan whose options a test chooses.
 
-Allocations are counted for the whole process, so a test measures in a process of its own:
-`rows_of` runs its script there, which calls `start` before it makes a model and `compare`
-for each plan.
+hostmem counts the allocations of a whole process, so `rows_of` runs a test's script in a new one. The script calls
+`start` before it makes a model, and `compare` for each plan.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def rows_of(script: str) -> list[list[int]]:
-    """What `script` printed, a list of numbers for each line."""
+    """Runs `script` in a new process; returns the numbers that it printed, a list for each line."""
     environment = environment_of_tests(HF_HUB_OFFLINE="1")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 
 def start() -> None:
-    """To be called before the first tensor: the allocator counts those of 1 MiB and more from here on."""
+    """Starts counting storages of 1 MiB and more; must be called before the first tensor is made."""
     import torch
     import transformers
 
@@ -57,14 +56,14 @@ def compare(
     hold: bool = False,
     precision: AbstractContextManager[Any] | None = None,
 ) -> tuple[int, int]:
-    """Bytes that a step takes at its peak beside parameters and batch, predicted and measured.
+    """The predicted and the measured peak of a step in bytes, without parameters, buffers and batch.
 
-    Every layer does `technique`, exactly `options` are chosen for the step, and nothing is cached.
+    Every layer uses `technique`, the step uses exactly `options`, and hostmem caches nothing.
 
     Args:
         model: takes `input_ids` and `labels`, both `ids`, and returns an output with a `loss`.
         hold: whether the loop holds the output until backward has ended.
-        precision: what to trace under, autocast for example.
+        precision: a context for the trace and the steps, such as autocast.
     """
     from memscale import _core
     from memscale.execution.executor import Executor

@@ -1,5 +1,5 @@
-"""Plans made from a trace with one technique wherever it is admitted, and a check of the
-peak that the simulator foretells for them."""
+"""Plans that use one technique for every layer that admits it, made from a trace, and a check of their
+simulated peak."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ HARDWARE: dict[str, Any] = {
 
 
 def planned(case: Case, technique: str) -> tuple[dict[str, Any], str]:
-    """Graph and plan of a traced model with one technique wherever it is admitted."""
+    """Traces a model; returns its graph, and a plan that uses the technique for every layer that admits it."""
     args, kwargs = case.batch(0)
     graph = trace(case.model, *args, **kwargs)
     graph["loop"].update(
@@ -66,7 +66,7 @@ def planned(case: Case, technique: str) -> tuple[dict[str, Any], str]:
 
 
 def assert_peak_as_predicted(make: Any, technique: str, directory: pathlib.Path) -> None:
-    """Within 3% of the tensors that a step with this technique has at once."""
+    """Asserts that the predicted peak is within 3% of the measured peak of a step with this technique."""
     case, _ = twins(make)
     graph, plan = planned(case, technique)
     replay = _core.plan_simulate(json.dumps(graph), json.dumps(HARDWARE), plan)
@@ -76,6 +76,6 @@ def assert_peak_as_predicted(make: Any, technique: str, directory: pathlib.Path)
     with executing(case.model, plan, directory):
         measured = measured_peak(case.model, args, kwargs, loss_of)
     predicted = replay["peak_live_bytes"] - fixed
-    # Tensors this small count at their peak all the time, the last step's output beside them.
+    # The simulator counts the peak of small tensors throughout the step, and the last step's outputs beside it.
     outputs = sum(storage["bytes"] for storage in graph["storages"] if storage["role"] == "output")
     assert 0.97 * measured <= predicted <= 1.03 * measured + outputs

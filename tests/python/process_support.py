@@ -1,4 +1,4 @@
-"""What tests ask about their own process, and how they start others."""
+"""The environment of processes that tests start, and the number of a process's threads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NO_THREAD = 0x4 | 0x10
 
 
 def environment_of_tests(**values: str) -> dict[str, str]:
-    """For a Python that imports what the tests share, and memscale from where they have it."""
+    """An environment in which Python imports the tests' shared modules, and the same memscale as this process."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     return {**os.environ, "PYTHONPATH": path, **values}
 
 
 def thread_count() -> int:
-    """Threads of this process, without the kernel's own and those that have ended, whose entries go a
-    little after they were joined."""
+    """Threads of this process, without the kernel's own and ended ones: an entry disappears a little after its
+    thread was joined."""
     count = 0
     for stat in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # gone meanwhile

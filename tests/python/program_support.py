@@ -1,4 +1,4 @@
-"""Where the tests find the `memscale` program."""
+"""Finds the `memscale` program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 
 def program_path() -> str:
-    """MEMSCALE_PROGRAM, or the one beside this interpreter."""
+    """The path in MEMSCALE_PROGRAM, else that of the program beside this interpreter."""
     given = os.environ.get("MEMSCALE_PROGRAM")
     found = given or shutil.which("memscale", path=str(pathlib.Path(sys.executable).parent))
     assert found, "the memscale program is not installed; run make build"

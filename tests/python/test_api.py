@@ -1,4 +1,4 @@
-"""The public functions: what they take, what they leave, what they say when they can't."""
+"""The public functions: the arguments that they accept, the state that they leave, and their errors."""
 
 from __future__ import annotations
 
@@ -138,11 +138,11 @@ def test_several_optimizers_after_one_backward_are_one_step(caplog: pytest.LogCa
                 optimizer.step()
                 optimizer.zero_grad()
             assert executor.counters()["steps"] == step
-            if step == 1:  # two moments of four layers, one of four
+            if step == 1:  # Adam has two moments for each of its layers, SGD one
                 graph = json.loads(executor._planner.documents[0])
                 assert graph["loop"]["optimizer_state_bytes"] == pytest.approx(12 * 513 * 512 * 4, rel=0.01)
     changes = [line for line in caplog.messages if "optimizer's state" in line]
-    assert len(changes) == 2, changes  # the first one's state was seen, then that of both; then never again
+    assert len(changes) == 2, changes  # one change for each optimizer's first step, none later
     memscale.detach(model)
 
 
@@ -162,7 +162,7 @@ def test_the_smallest_budget_named_fits_every_sample_of_a_list() -> None:
     with pytest.raises(memscale.BudgetInfeasibleError) as alone:
         memscale.wrap(_mlp(), Config(memory_budget_gb=0.001), sample_input=samples[1])
     assert refused.value.smallest_budget_bytes > alone.value.smallest_budget_bytes
-    budget = Config(memory_budget_gb=refused.value.smallest_budget_bytes / 1e9 + 0.002)  # this process has grown
+    budget = Config(memory_budget_gb=refused.value.smallest_budget_bytes / 1e9 + 0.002)  # room for the refused calls
     memscale.detach(memscale.wrap(_mlp(), budget, sample_input=samples))
 
 
@@ -304,7 +304,7 @@ def test_a_model_without_parameters_is_wrapped_with_a_warning(caplog: pytest.Log
 @pytest.mark.parametrize("config", [Config(), Config(force_optimize=True), Config(memory_budget_gb=4.0)])
 @pytest.mark.parametrize("model", [nn.Identity(), nn.Sequential(nn.Flatten(), nn.Dropout(0.0))])
 def test_a_model_that_makes_nothing_has_a_plan_that_says_so(model, config, tmp_path) -> None:
-    """No operator of it saves a tensor, and no input of it wants a gradient."""
+    """Its operators save no tensor, and its input needs no gradient."""
     batch = torch.randn(4, 8)
     memscale.wrap(model, config)
     for _ in range(3):
@@ -389,7 +389,7 @@ def test_a_new_shape_is_planned_and_a_smaller_one_is_served() -> None:
 
 
 class _Weighted(nn.Module):
-    """Takes numbers: one that only scales, and the number of its layers."""
+    """Its forward takes two numbers: `weight` changes only values, `depth` the number of layers that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -429,7 +429,7 @@ def _traces_of(
 
 def test_a_number_that_changes_nothing_is_not_traced_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     annealed = [{"weight": 1.0 - 0.05 * step} for step in range(8)]
-    assert _traces_of(annealed, monkeypatch) == 4  # three shapes, and the first of them once more
+    assert _traces_of(annealed, monkeypatch) == 4  # one for each of three shapes, and one more for the first
     assert _traces_of(annealed, monkeypatch, use_static_profiling=False) == 0
 
 
@@ -439,11 +439,11 @@ def test_a_number_that_changes_the_step_is_traced(monkeypatch: pytest.MonkeyPatc
 
 def test_a_number_that_changes_nothing_leaves_others_to_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [{"weight": 1.0 - 0.05 * step, "depth": (4, 4, 4, 2, 2, 3, 4, 2)[step]} for step in range(8)]
-    assert _traces_of(given, monkeypatch, (8,)) == 4  # twice to learn of the weight, then the new depths
+    assert _traces_of(given, monkeypatch, (8,)) == 4  # two until `weight` is ignored, then one per new depth
 
 
 class _Phases(nn.Module):
-    """Its first steps are alike; later ones use other layers, more often, and other operators."""
+    """Its first three steps run one layer; later steps run more layers, some twice, and other operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -461,7 +461,7 @@ class _Phases(nn.Module):
 
 @pytest.mark.parametrize("mode", ["conservative", "balanced", "aggressive"])
 def test_a_number_that_changes_the_step_after_all_changes_no_bit(mode: str) -> None:
-    """What was planned for is another step by then."""
+    """The plan was made for the earlier steps, so the later ones don't match it."""
     model, twin = _Phases(), _Phases()
     twin.load_state_dict(model.state_dict())
     memscale.wrap(model, Config(force_optimize=True, mode=mode, enable_tiling=True))
@@ -526,7 +526,7 @@ def test_a_model_that_is_garbage_has_no_budget(caplog: pytest.LogCaptureFixture)
         assert reference() is not None
         model = memscale.wrap(_mlp(), config)
     assert "another model of this process" not in caplog.text
-    memscale.wrap(model, config)  # the same again: the first wrap is replaced
+    memscale.wrap(model, config)  # wrapping the same model again replaces its first wrap
     assert "another model of this process" not in caplog.text
     memscale.detach(model)
 
@@ -627,7 +627,7 @@ _CALLS_SEEN = textwrap.dedent(
     ids=["import", "wrap"],
 )
 def test_the_first_call_of_vector_math_is_small(script: str) -> None:
-    """Threads that share it may get a variant of low accuracy, in one process of ten."""
+    """If several threads share the first call, about one process in ten computes with a less accurate variant."""
     done = subprocess.run([sys.executable, "-c", _CALLS_SEEN % script], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -658,7 +658,7 @@ def test_a_sample_of_other_shapes_or_types_is_refused_at_once(model, sample) -> 
     with pytest.raises(memscale.errors.ProfileError, match=r"sample_input does not fit \w+: "):
         memscale.wrap(module, sample_input=sample())
     assert module.__dict__.keys() == before.keys()
-    memscale.wrap(module)  # without one, real forwards say it themselves
+    memscale.wrap(module)  # without a sample, a real forward raises the error
     with pytest.raises((RuntimeError, ValueError, IndexError)):
         module(sample())
     memscale.detach(module)

@@ -1,5 +1,5 @@
-"""Before a run: predictions do not call safe what isn't, trials survive whatever happens in
-them, and the caller's model and random state stay as they were."""
+"""Predictions never call an unsafe batch safe, the tuner survives any failure in a trial, and the caller's
+model and random state stay unchanged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_no_run_that_is_called_safe_needs_more() -> None:
         assert receiver.poll(HANG_SECONDS), name
         predicted, measured = receiver.recv()
         child.join()
-        # The capacity that the prediction calls safe: moderate up to 95 percent.
+        # A prediction of up to 95 percent of the capacity counts as safe, so the peak may exceed it by that much.
         judged += 1
         if measured > predicted / 0.95:
             false_safe.append((name, predicted, measured))
@@ -88,11 +88,11 @@ def test_a_configuration_file_is_judged_as_its_model_is(tmp_path: pathlib.Path) 
     path = tmp_path / "config.json"
     path.write_text(json.dumps(GPT2), encoding="utf-8")
     shape = {"batch": 8, "sequence": 512}
-    config = Config(memory_budget_gb=100.0)  # whatever this machine has
+    config = Config(memory_budget_gb=100.0)  # fixed, so that this machine's memory doesn't matter
     values = {name: value for name, value in GPT2.items() if name != "model_type"}
     model = OOMPredictor(transformers.GPT2Config(**values), config).predict(**shape)
-    # The process that a file stands for holds torch, and what operators take beside tensors
-    # within that; this one holds what the tests loaded, some of it given back since.
+    # For a file, the prediction assumes a fresh process with torch loaded. This process holds everything that the
+    # tests have loaded, and has released some of it since.
     apart = 1.15 * abs(430e6 - _status("VmRSS:")) + 300e6
     for given in (GPT2, str(path), path, tmp_path):
         found = OOMPredictor(given, config).predict(**shape)
@@ -243,7 +243,7 @@ def test_the_largest_batch_is_found_kept_and_remembered(
     kept.write_text("{")
     assert tuner()._cache_path() == kept
     assert tuner(wrapped=False)._cache_path() != kept
-    # The caller's side is as it was.
+    # The caller's model and random state are unchanged.
     assert not model.training
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())

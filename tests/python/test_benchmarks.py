@@ -1,4 +1,4 @@
-"""The benchmark suite: the published cases, and a table that says what it was taken on."""
+"""The benchmark suite: the published cases, and a table that names the machine of its measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promise of a byte budget: measured peaks of real processes, and what they leave."""
+"""A budget in bytes holds: measured peaks of real processes, and the files that they leave."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def unmodified() -> tuple[int, list[str]]:
 def test_the_budget_that_a_refusal_names_is_accepted_and_held(unmodified: tuple[int, list[str]]) -> None:
     peak, lines = _train(-1, steps=3)
     named = [int(line.split()[1]) for line in lines if line.startswith("smallest")]
-    assert len(named) == 2 and named[1] <= named[0]  # less, where the system took pages of files back
+    assert len(named) == 2 and named[1] <= named[0]  # less if the kernel has reclaimed file pages
     assert peak <= named[1] and named[0] < unmodified[0]
     assert [line for line in lines if line.startswith("step")][:2] == unmodified[1]
 
 
 def test_the_budget_that_a_refusal_names_does_for_the_next_run(unmodified: tuple[int, list[str]]) -> None:
-    """Which begins with a little more or less than the one that was refused."""
+    """The next run may start with slightly more or less memory than the refused one."""
     named = int(_train(-1, steps=0)[1][0].split()[1])
     peak, lines = _train(named / 1e9, steps=3)
     assert peak <= named and lines[:2] == unmodified[1]
@@ -101,7 +101,7 @@ def test_what_torch_loads_for_its_first_trace_is_in_the_first_budget() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, second = map(int, done.stdout.split())
-    assert second <= first  # less, where the system took pages of files back
+    assert second <= first  # less if the kernel has reclaimed file pages
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_peak_over_the_budget_is_seen_and_answered() -> None:
 
 
 def _spill_files(pid: int) -> list[str]:
-    """Regular files that a process holds open and that have no name."""
+    """Regular files without a name that a process holds open."""
     found = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -222,7 +222,7 @@ def test_the_runner_reports_what_a_child_did() -> None:
     assert [s["digest"] for s in outcome.steps] == [s["digest"] for s in plain.steps]
 
 
-# Convolutions hold reordered copies of their images while they run: as much as the images.
+# A convolution holds reordered copies of its images while it runs; they are as large as the images.
 _CONVOLUTIONS = textwrap.dedent(
     """
     import torch, memscale

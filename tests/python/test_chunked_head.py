@@ -1,5 +1,5 @@
-"""The chunked loss head of a wrapped model: the same loss and gradients but for rounding,
-logits for whoever looks at them, and never tokens x vocabulary in memory."""
+"""The chunked loss head of a wrapped model: loss and gradients equal up to rounding, logits on request,
+and never a buffer of tokens x vocabulary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from memscale.tracing.profiler import MemoryProfiler  # noqa: E402
 
 
 class Plain(heads.TinyEncoder):
-    """A cast and a view come before the loss."""
+    """Casts and reshapes its logits before the loss."""
 
     def forward(self, input_ids, labels):
         logits = self.logits(input_ids).to(torch.float32)
@@ -44,8 +44,8 @@ CONFIG = memscale.Config(force_optimize=True, enable_tiling=True, enable_logging
 
 
 def planned(case, chosen=True):
-    """A plan that keeps everything, with the chunked head or not; the models are too small for
-    one that would choose it."""
+    """A plan that keeps everything, with or without the chunked head. It is made by hand because the models are too
+    small for the planner to choose the head."""
     args, kwargs = case.batch(0)
     with torch.autocast("cpu", case.autocast, enabled=case.autocast is not None):
         graph = MemoryProfiler().trace(case.model, args, kwargs)
@@ -57,7 +57,7 @@ def planned(case, chosen=True):
 
 
 class Chunked:
-    """A model under such a plan."""
+    """Runs a model under a plan of `planned`."""
 
     def __init__(self, case) -> None:
         self.executor = Executor(case.model)
@@ -103,7 +103,7 @@ def test_loss_and_gradients_agree_but_for_rounding(name):
 
 
 def test_logits_that_are_changed_on_the_way_to_the_loss_are_computed():
-    """A soft cap: not for the plan, and with torch's bits where a plan says so all the same."""
+    """The planner refuses the head for logits with a soft cap; a plan that chooses it anyway gives torch's bits."""
     torch.manual_seed(0)
     case = heads.gemma2()
     loss, expected, _ = heads.gradients(case, hold=False)
@@ -147,12 +147,12 @@ def test_gradients_are_added_to_those_that_are_there():
     assert_close(expected, {name: p.grad for name, p in case.model.named_parameters()})
 
 
-# ---- whoever looks at the logits ------------------------------------------------------------
+# ---- logits that the caller reads -----------------------------------------------------------
 
 
 def looked_at(look):
-    """What `look` gives of the output's logits, without memscale and with the chunked head, and
-    the gradients of its sum with the loss."""
+    """The result of `look` on the output's logits, and the gradients of its sum plus the loss: first without memscale,
+    then with the chunked head."""
     results = []
     for chunked in (False, True):
         torch.manual_seed(0)
@@ -172,7 +172,7 @@ def looked_at(look):
 
 
 class Squared(torch.autograd.Function):
-    """A user's own: autograd hands it the tensor as it is."""
+    """A user's function: autograd passes it the lazy tensor itself."""
 
     @staticmethod
     def forward(ctx, x):
@@ -272,7 +272,7 @@ def _operands(values):
 
 
 def wide():
-    """Logits are most of it: chunks are smaller than they are."""
+    """A model whose logits are its largest tensors, far larger than a chunk."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

@@ -1,4 +1,4 @@
-"""Bytes for a slow disk are compressed if that saves time, and come back exactly."""
+"""Bytes that go to a slow disk are compressed if that saves time, and are restored exactly."""
 
 from __future__ import annotations
 

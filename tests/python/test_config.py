@@ -115,7 +115,7 @@ def test_good_values_reach_c(name, value):
         value = str(value)
         assert getattr(config, name) == value
     elif name == "async_offload":
-        value = value is not False  # None: yes
+        value = value is not False  # None means true
     assert written == value
 
 

@@ -1,5 +1,5 @@
-"""Planning as Python sees it: engine and plan objects, determinism, monotonicity on traced
-models, the schema of plans."""
+"""Planning through the Python API: engine and plan objects, determinism, monotonicity on traced models,
+and the schema of plans."""
 
 import json
 import pathlib
@@ -25,8 +25,8 @@ VALIDATOR = validator("plan")
 
 TECHNIQUES = ["keep", "recompute", "recompute_offload_input", "offload_host", "offload_disk", "selective_1"]
 
-# Refused by the parser for what a schema can't say.
-# 1e9 is an integer to a schema; an index into another member is any.
+# Documents that the parser refuses by rules that a schema can't express: to a schema, 1e9 is an integer, and an
+# index into another member may have any value.
 BEYOND_SCHEMA = {
     "float.json", "packing_order.json", "packing_slot.json", "selection_bound.json", "selections_slot.json"
 }  # fmt: skip
@@ -130,7 +130,7 @@ def test_two_processes_give_the_same_bytes():
 
 
 def seen(graph, held, live):
-    """The graph in a loop that was observed."""
+    """The graph with facts about the loop, as if it had been observed."""
     document = json.loads(graph)
     document["loop"].update(observed=True, outputs_held=held, gradients_live_in_forward=live)
     return json.dumps(document)

@@ -1,4 +1,4 @@
-"""The device seam in Python: one whole row per kind, and what it promises of states and errors."""
+"""The device seam in Python: every kind has a complete row, and its states and errors are as promised."""
 
 import dataclasses
 import random
@@ -36,7 +36,7 @@ def test_the_host_comes_first_and_is_there():
 
 
 def test_rows_name_what_torch_has():
-    for kind in device.ACCELERATORS:  # also where there is no such device: is_there() answers
+    for kind in device.ACCELERATORS:  # holds without such a device too; is_there() is false then
         module = getattr(torch, kind.name)
         names = (
             *("is_available", "is_initialized", "device_count", "current_device", "get_rng_state", "set_rng_state"),

@@ -1,5 +1,5 @@
-"""DDP and FSDP2 on two processes (gloo, CPU): gradients of the unwrapped run, one plan, the smaller
-budget, and no rank left waiting for one that failed."""
+"""DDP and FSDP2 on two processes (gloo, CPU): gradients equal the unwrapped run's, both ranks have one plan, the
+smaller budget applies, and no rank waits for one that failed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _CASE = "distributed_case.py"
 
 
 def _launch(case: str, folder: Path, timeout: float = 900, file: str = _CASE) -> tuple[int, dict[str, list[list[Any]]]]:
-    """Exit status, and for each thing that was told the values of rank 0 and of rank 1."""
+    """The exit status and, for each name that the case reported, the values of rank 0 and of rank 1."""
     program = str(Path(__file__).with_name(file))
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, case]
     done = subprocess.run([*run, str(folder)], capture_output=True, text=True, timeout=timeout, check=False)
-    sys.stderr.write(done.stderr[-4000:])  # shown where a test fails
+    sys.stderr.write(done.stderr[-4000:])  # shown if a test fails
     told: dict[str, list[list[Any]]] = {}
     for rank in range(2):
         lines = folder / str(rank)
@@ -75,7 +75,7 @@ def test_a_budget_that_nothing_fits_is_said_of_a_sharded_model_and_measured(trai
         assert rank[0]["equal"] and rank[0]["plan"]["pressure"]["allowed_bytes"] == 10_000_000
     texts = trained["tight"][0][0]["told"]
     assert "smallest budget" in texts[0] and "as a whole although they are sharded" in texts[0]
-    assert any("the run goes on with the plan it has" in text for text in texts[1:])  # peaks are compared
+    assert any("the run goes on with the plan it has" in text for text in texts[1:])  # peaks are still compared
 
 
 def test_the_smaller_budget_holds_for_all(trained: Any) -> None:
@@ -93,7 +93,7 @@ def test_what_one_rank_is_refused_is_raised_on_all(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_in_a_step_ends_the_run(tmp_path: Path) -> None:
-    status, _ = _launch("dies", tmp_path)  # whose limit the process group's own, half an hour, is beyond
+    status, _ = _launch("dies", tmp_path)  # shorter than the process group's own limit of half an hour
     assert status != 0
 
 

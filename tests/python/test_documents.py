@@ -1,5 +1,5 @@
-"""The examples of README, guide and docstrings run, links lead somewhere, and the reference has all
-that is public. That the site can be made of it without a warning is `make docs`' to say."""
+"""The examples of README, guide and docstrings run, every link has a target, and the reference has every public
+name. `make docs` checks that the site builds without a warning."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_example_runs(what: str, least: int, tmp_path: pathlib.Path) -> No
     told = _run(what, tmp_path)
     failed = [f"{one['where']}\n{one['error']}" for one in told if one["error"] is not None]
     assert not failed, "\n".join(failed)
-    assert len(told) >= least  # so many are there that were found when this was written
+    assert len(told) >= least  # a lower bound, so that a search that finds none fails
 
 
 # ---- links ---------------------------------------------------------------------------------
@@ -91,14 +91,14 @@ def test_the_guide_goes_by_task_and_is_led_to_the_reference() -> None:
 
 
 def _texts(node: ast.AST) -> list[str]:
-    """The constant pieces of a text that is logged."""
+    """The constant pieces of a logged text."""
     if isinstance(node, ast.Constant):
         return re.split(r"%[sdr]", str(node.value))
     return [str(part.value) for part in getattr(node, "values", ()) if isinstance(part, ast.Constant)]
 
 
 def _warnings() -> Iterator[tuple[str, list[str]]]:
-    """Every warning in Python and C: where it is, and its constant pieces."""
+    """Every warning in Python and C: its place and its constant pieces."""
     for path in sorted((ROOT / "python/memscale").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -132,7 +132,7 @@ def test_every_warning_is_in_the_guides_troubleshooting() -> None:
 
 
 def _names_shown() -> set[str]:
-    """What the pages of docs/api/python show, by the names that users write."""
+    """The names that the pages of docs/api/python document, as users write them."""
     shown: set[str] = set()
     for path in (ROOT / "docs/api/python").glob("*.md"):
         module = ""
@@ -153,7 +153,7 @@ def test_everything_public_of_python_is_in_the_reference() -> None:
     for package in (*packages, "autotuning"):
         names += [f"memscale.{package}.{name}" for name in importlib.import_module(f"memscale.{package}").__all__]
     shown = _names_shown()
-    # What a package holds is shown once: as its own or as memscale's.
+    # The pages document each name once: under its package or under memscale.
     short = {name.rsplit(".", 1)[-1] for name in shown}
     assert not [name for name in names if name not in shown and name.rsplit(".", 1)[-1] not in short]
 
@@ -196,12 +196,12 @@ def test_doxygen_is_shown_every_comment_and_no_other_line(tmp_path: pathlib.Path
     path.write_text(HEADER, encoding="utf-8")
     command = [sys.executable, str(ROOT / "docs/extensions/header_filter.py"), str(path)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(lines) == len(HEADER.splitlines())  # so that warnings name the header's lines
+    assert len(lines) == len(HEADER.splitlines())  # so that warnings have the header's line numbers
     assert lines[:2] == ["/** @file", " * What a header may hold."]
     assert " *       left    right" in lines  # indented enough to be kept as it is
     assert "/** Both. */" in lines and "/* ---- one section ------ */" not in lines
     assert "/** Described above. */ MS_API int ms_two(void);" in lines
-    assert "MS_API int ms_three(void);" in lines  # has no comment: Doxygen says so
+    assert "MS_API int ms_three(void);" in lines  # has no comment, so Doxygen warns
     assert "/** Described above. */ enum {" in lines
     assert "#define MS_ROW_ENUM(id, name, text) MS_ROW_##id, /**< name: text */" in lines
     assert "    int one; /**< behind */" in lines

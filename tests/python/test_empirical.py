@@ -15,7 +15,7 @@ from memscale.tracing.profiler import MemoryProfiler
 
 
 class _Branching(nn.Module):
-    """Chooses its way by the values of its input."""
+    """Its control flow depends on the values of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def test_the_fallback_is_taken_when_the_trace_fails(caplog: pytest.LogCaptureFix
 
 
 def test_scripted_parts_are_left_to_themselves() -> None:
-    """They take no hooks, and a second run of them saves other tensors than the first."""
+    """They accept no hooks, and their second run saves different tensors than their first."""
 
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -102,7 +102,7 @@ def test_what_can_not_be_traced_is_tried_and_told_once(
     monkeypatch.setattr(MemoryProfiler, "trace", counted)
     caplog.set_level(logging.WARNING, logger="memscale")
     model = memscale.wrap(_model(), Config(force_optimize=True, warmup_steps=1), torch.randn(8, 256))
-    for rows in (16, 32, 64):  # a new shape, and a larger one, each time
+    for rows in (16, 32, 64):  # each shape is new, and larger than the one before
         model(torch.randn(rows, 256)).square().mean().backward()
     model(torch.randn(64, 256))
     assert len(tried) == 1
@@ -136,7 +136,7 @@ def test_a_failing_step_ends_the_profile() -> None:
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_profiled_step_may_lie_inside_a_checkpoint(use_reentrant):
-    """Which runs the model in backward, and takes off what it finds on the thread."""
+    """A checkpoint runs the model again in backward, with a different stack of hooks on the thread."""
     plain = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(24, 24), torch.nn.Tanh()) for _ in range(3)))
     model = memscale.wrap(copy.deepcopy(plain), memscale.Config(force_optimize=True, use_static_profiling=False))
     for _ in range(6):

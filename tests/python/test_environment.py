@@ -1,5 +1,5 @@
-"""Whatever chooses kernels is for a recomputed layer as it was for its forward, and afterwards as the user
-has it: also where precision was set in the newer of torch's two ways, after which the older getters raise."""
+"""A replay runs under the settings that chose the kernels of its layer's forward, and restores the user's settings
+afterwards. That includes precision set through torch's newer interface, after which the older getters raise."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_precision_set_before_a_layer_or_after_it_is_put_back(name):
 
 
 def run(code: str) -> None:
-    """In a process of its own: some of these can't be undone."""
+    """Runs the code in a new process, because some settings can't be undone."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 

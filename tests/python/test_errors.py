@@ -1,4 +1,4 @@
-"""The exception hierarchy: who derives from whom, and what each carries."""
+"""The exceptions: the base classes and the attributes of each."""
 
 import copy
 import pickle

@@ -1,5 +1,5 @@
-"""Where the executor meets the world: copies and pickles, caches, opaque arguments,
-failing tiers, what is left in the process afterwards."""
+"""The executor's boundaries: copies and pickles, caches, opaque arguments, failing tiers, and the state of the
+process afterwards."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_copies_come_out_unwrapped(make, tmp_path):
         case.model.zero_grad()
         other = make(case.model)
         if make is copy.copy:
-            # children are shared, as in any shallow copy; the root itself is free
+            # a shallow copy shares the children; its root has none of our attributes and hooks
             assert "_memscale_executor" not in other.__dict__ and "__getstate__" not in other.__dict__
             assert not other._forward_pre_hooks and not other._forward_hooks
             assert case.model._forward_pre_hooks
@@ -76,7 +76,7 @@ def test_copies_come_out_unwrapped(make, tmp_path):
         assert {name: keys for name, (keys, _) in tables.items()} == {
             name: keys for name, (keys, _) in expected.items()
         }
-        assert [name for name, (_, hooks) in tables.items() if hooks] == ["1"]  # the user's own
+        assert [name for name, (_, hooks) in tables.items() if hooks] == ["1"]  # the user's hook
         recomputed = executor.counters()["recomputed_layers"]
         loss_of(forward(case, other, 0)).backward()
         assert executor.counters()["recomputed_layers"] == recomputed
@@ -84,7 +84,7 @@ def test_copies_come_out_unwrapped(make, tmp_path):
 
 
 def test_modules_that_copy_themselves_come_out_unwrapped(tmp_path):
-    """Parametrized modules and those of torch.fx copy the dictionary of the instance."""
+    """Parametrized modules and modules of torch.fx copy the instance's dictionary."""
     seed_everything(1)
     parametrized = nn.Sequential(*(_normed(12) for _ in range(3)), nn.Linear(12, 2))
     for model in (parametrized, torch.fx.symbolic_trace(nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2)))):
@@ -100,7 +100,7 @@ def test_modules_that_copy_themselves_come_out_unwrapped(tmp_path):
             other(x).sum().backward()
             assert executor.counters()["recomputed_layers"] == recomputed
             assert all(a is not b for a, b in zip(model.parameters(), other.parameters(), strict=True))
-            if model is not parametrized:  # those refuse to be pickled, wrapped or not
+            if model is not parametrized:  # parametrized modules refuse to be pickled, wrapped or not
                 loaded = _by_torch_save(model)
                 assert not any(_OURS & set(module.__dict__) for module in loaded.modules())
                 assert torch.equal(loaded(x), other(x))
@@ -182,7 +182,7 @@ def test_no_cache_is_collected_while_wrapped(technique, tmp_path, caplog):
 
 
 def test_a_cache_that_layers_compute_with_is_left_on(caplog):
-    """Without it the gradients of linear attention have other last bits."""
+    """Without a cache, gradients of linear attention differ in their last bits."""
     import transformers
 
     if not hasattr(transformers, "Qwen3NextConfig"):
@@ -259,7 +259,7 @@ def test_a_cache_of_the_callers_is_filled_once(technique, tmp_path, caplog):
 
 @every_technique
 def test_layers_work_when_the_root_is_passed_by(technique, tmp_path):
-    """An adapter calls the inner model's forward directly."""
+    """Some adapters call the inner model's forward directly, so the root's hooks don't run."""
     case, twin = twins(MODELS["mlp"])
 
     def run(model):
@@ -284,7 +284,7 @@ def test_layers_work_when_the_root_is_passed_by(technique, tmp_path):
 
 @every_technique
 def test_replicas_on_threads(technique, tmp_path):
-    """Replicas as DataParallel makes them share the hooks of the original."""
+    """Replicas of the kind that DataParallel makes share the original's hooks."""
     case, twin = twins(lambda: _eval_case("resnet"))
 
     def run(model):
@@ -412,7 +412,7 @@ def test_a_layer_that_saves_something_else_is_refused_by_name(technique, tmp_pat
 
 
 class _Tally:
-    """Counts in an array, which a replay does not put back."""
+    """Counts in an array, because a replay doesn't restore arrays."""
 
     def __init__(self):
         self.count = array.array("l", [0])
@@ -477,7 +477,7 @@ def test_a_full_disk_costs_memory_not_correctness(tmp_path, disarmed):
         assert_same(expected, train(case, case.model))
         counters = executor.counters()
         assert counters["tier_fallbacks"] > 0
-        assert counters["fetched_bytes"] > 0  # the tier is used again in the next step
+        assert counters["fetched_bytes"] > 0  # the next step uses the tier again
         assert_nothing_left(executor)
 
 
@@ -522,7 +522,7 @@ def test_nothing_of_ours_is_left_after_detach(technique, tmp_path):
     def once():
         with executing(case.model, uniform(case.model, technique), tmp_path):
             train(case, case.model)
-        _core.log_drain()  # lines that nobody has fetched are memory too
+        _core.log_drain()  # undelivered log lines would count as memory
 
     once()
 
@@ -546,7 +546,7 @@ def test_the_report_is_one_page(tmp_path):
     assert "http" not in page and "src=" not in page
 
 
-# ---- steps that no layer's hook sees -------------------------------------------------------------
+# ---- steps that end without an optimizer ---------------------------------------------------------
 
 
 def test_forwards_without_a_backward_are_one_step_with_those_that_have_one(tmp_path):
@@ -555,8 +555,8 @@ def test_forwards_without_a_backward_are_one_step_with_those_that_have_one(tmp_p
         for _ in range(3):
             real, fake = discriminator(torch.randn(4, 8)), discriminator(torch.randn(4, 8))
             (real.mean() - fake.mean()).backward()
-        assert executor.counters()["steps"] == 2  # the third ends with what comes next
+        assert executor.counters()["steps"] == 2  # the third ends at the next forward
         assert discriminator[0].weight.grad is not None
         kept = discriminator(torch.randn(4, 8)).sum()
         assert executor.counters()["steps"] == 3
-    kept.backward()  # what the graph holds of ours does no harm after the end
+    kept.backward()  # a graph still works after detach()

@@ -1,5 +1,4 @@
-"""Under any plan, loss, gradients, buffers and random state are those of the plain run,
-to the bit."""
+"""Under any plan, loss, gradients, buffers and random state equal those of the unwrapped run to the bit."""
 
 from __future__ import annotations
 

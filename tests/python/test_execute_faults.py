@@ -1,5 +1,5 @@
-"""Whatever call of the library fails, and whichever time it is made, a training step gives the
-unmodified step's gradients or an error; the next step is right, and nothing is left."""
+"""Any call of the library may fail, at any time: the training step then gives the unmodified step's gradients or an
+error. The next step is right, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from memscale.execution.executor import Executor
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 
-# What a call that fails so leaves in errno; and whether a step may be refused for it.
+# For each kind of fault: the errno of the failed call, and whether a step may raise an error because of it.
 KINDS = {
     "write": (errno.EIO, False),
     "read": (errno.EIO, True),
@@ -57,7 +57,7 @@ def _step(model: torch.nn.Module) -> list[Any]:
 
 
 def _is_right(executor: Executor, model: torch.nn.Module, plan: str, expected: list[Any]) -> bool:
-    """Two steps under a fault; False where one was refused."""
+    """Runs two steps under a fault and compares them; False if one raised an error."""
     try:
         executor.apply(plan)
         for _ in range(2):
@@ -70,7 +70,7 @@ def _is_right(executor: Executor, model: torch.nn.Module, plan: str, expected: l
 def _one(
     kind: str, nth: int, model: torch.nn.Module, plan: str, folder: Path, expected: list[Any]
 ) -> tuple[bool, bool]:
-    """Whether the nth call failed, and whether a step was refused."""
+    """Returns whether the nth call failed, and whether a step raised an error."""
     executor = Executor(model, disk_dir=str(folder))
     executor.attach()
     try:
@@ -103,7 +103,7 @@ def test_whichever_call_fails_a_step_is_right_or_refused(kind, technique, tmp_pa
             break
         struck += 1
         refused += is_refused
-        nth += 1 + nth // 10  # every one of the first ten, then fewer
+        nth += 1 + nth // 10  # all of the first ten, then fewer
     assert struck > (0 if kind in ("thread", "open", "map") else 5)
-    # Stores that fail cost memory, not steps; but for the first write, which tries the disk out.
+    # A failed store costs memory, not a step. Only the first write, which tests the disk, may cause an error.
     assert KINDS[kind][1] or refused <= (1 if kind == "write" else 0)

@@ -1,5 +1,5 @@
-"""What training loops do besides the usual: each way gives what the plain run gives, and
-leaves nothing behind."""
+"""Unusual training loops and features of torch: results equal those of the unwrapped run, and nothing is left
+behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ some_models = pytest.mark.parametrize("name", SOME)
 
 
 def both(name, technique, directory, run):
-    """`run(case, model)` on a plain twin and on the planned model: equal, and nothing left."""
+    """Runs `run(case, model)` on an unwrapped twin and under a plan. Asserts that both agree and nothing is left;
+    returns the counters."""
     case, twin = twins(MODELS[name])
     seed_everything(7)
     expected = (run(case, twin), gradients(twin), state_of(twin), rng_states())
@@ -164,7 +165,7 @@ def test_evaluation_in_between(technique, tmp_path):
             seen = [loss_of_values(forward(case, model, 1))]
         with torch.inference_mode():
             seen.append(loss_of_values(forward(case, model, 2)).clone())
-        out.backward()  # the flags of the modules say eval now
+        out.backward()  # the modules are in evaluation mode by now
         model.train()
         loss_of(forward(case, model, 3)).backward()
         return seen
@@ -205,7 +206,7 @@ def test_an_exception_in_forward(technique, where, tmp_path):
             forward(case, model, 0)
         handle.remove()
         if where == "interrupt":
-            # what runs before the next forward is not the model's, and has to work all the same
+            # work outside the model, before its next forward, must be unaffected
             x = torch.ones(3, requires_grad=True)
             (x.exp() * x).sum().backward()
         loss_of(forward(case, model, 1)).backward()
@@ -246,7 +247,7 @@ def test_a_change_in_place_raises_as_autograd_does(technique, tmp_path):
         with torch.no_grad():
             kept[0].add_(1.0)
         if technique.startswith("recompute") and texts:
-            # made again, what was saved is not what was changed
+            # the replay recomputes the saved tensor, so the changed one isn't used
             loss.backward()
         else:
             with pytest.raises(RuntimeError, match="modified by an inplace operation") as error:
@@ -341,7 +342,7 @@ def test_functional_transforms_are_left_alone(technique, tmp_path, caplog):
 
 @every_technique
 def test_a_forward_over_a_batch_of_models_is_left_alone(technique, tmp_path):
-    """An ensemble: `torch.func.vmap` over the parameters, and the derivative of it all."""
+    """An ensemble: `torch.func.vmap` over the parameters, and the gradients of all members."""
 
     def run(case, model):
         (x,), _ = case.batch(0)
@@ -402,7 +403,7 @@ def _nested(seed):
 
 @pytest.mark.parametrize("technique", [*TECHNIQUES, "planned"])
 def test_nested_tensors_run_as_without(technique, tmp_path):
-    """Their sizes are symbols, no trace under fake tensors takes them, and their class is torch's own."""
+    """Nested tensors have symbolic sizes and their own class, and can't be traced with fake tensors."""
     _, model = twins(lambda: Case(_Residual(), lambda seed: ((_nested(seed),), {})))
     case = Case(model, lambda seed: ((_nested(seed),), {}))
 
@@ -437,7 +438,7 @@ class _Residual(torch.nn.Module):
 
 
 def test_a_wrapped_model_is_exported_as_without(tmp_path):
-    """By torch.jit.trace, with gradients on, as users do before they deploy."""
+    """torch.jit.trace with gradients enabled, as users export before they deploy."""
     model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.Tanh()) for _ in range(3)))
     x = torch.randn(4, 12)
     plain = [node.kind() for node in torch.jit.trace(model, x).inlined_graph.nodes()]
@@ -448,7 +449,8 @@ def test_a_wrapped_model_is_exported_as_without(tmp_path):
 
 
 class _Divided(torch.nn.Module):
-    """Products whose last bits depend on the number of threads, around an operator that torch divides."""
+    """Products whose last bits depend on the number of threads, before and after an operator that torch divides among
+    threads."""
 
     def __init__(self, norm):
         super().__init__()
@@ -464,7 +466,8 @@ class _Divided(torch.nn.Module):
 @pytest.mark.parametrize("norm", [[], [torch.nn.LayerNorm(100)]], ids=["undivided", "divided"])
 @every_technique
 def test_a_fresh_thread_keeps_the_number_of_threads_that_torch_has_there(norm, technique, tmp_path):
-    """After `set_num_threads()` elsewhere, until its first divided operator, which may lie inside a layer."""
+    """After `set_num_threads()` on another thread, a new thread keeps the default number until its first operator that
+    torch divides, which may be inside a layer."""
     plain, x = _Divided(norm), torch.randn(5, 700)
     model = copy.deepcopy(plain)
     found = []
@@ -486,7 +489,7 @@ def test_a_fresh_thread_keeps_the_number_of_threads_that_torch_has_there(norm, t
 
 
 def test_a_wrapped_model_is_scripted_from_its_copy(tmp_path):
-    """TorchScript compiles a module's hooks: the refusal names a way, which works."""
+    """TorchScript would compile a module's hooks, so scripting is refused. The copy that the error suggests works."""
     model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.Tanh()) for _ in range(3)))
     x, around = torch.randn(4, 12), torch.nn.Sequential(model)
     with executing(model, uniform(model, "recompute"), tmp_path):
@@ -501,7 +504,7 @@ def test_a_wrapped_model_is_scripted_from_its_copy(tmp_path):
 @every_technique
 def test_forwards_on_two_threads(technique, tmp_path):
     case, twin = twins(MODELS["mlp"])
-    case.model.eval(), twin.eval()  # dropout draws from one generator for all threads
+    case.model.eval(), twin.eval()  # all threads' dropout draws from one generator
 
     def gradients_of(model):
         results = [None, None]
@@ -538,7 +541,7 @@ def test_a_graph_outlives_detach(technique, tmp_path):
         loss = loss_of(forward(case, case.model, 0))
     del executor
     gc.collect()
-    assert core() is None  # the graph holds only what it needs
+    assert core() is None  # the graph doesn't hold the executor's Python object
     loss.backward()
     assert_same(gradients(twin), gradients(case.model))
 
@@ -563,7 +566,7 @@ def test_an_optimizer_that_steps_inside_backward(technique, tmp_path):
 
 @every_technique
 def test_a_graph_inside_a_forward(technique, tmp_path):
-    """A layer differentiates in its own forward: its saved tensors are asked for at once."""
+    """A layer differentiates inside its forward, so its saved tensors are unpacked before forward ends."""
 
     def run(case, model):
         return _with_inner_gradient(case, model)

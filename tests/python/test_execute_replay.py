@@ -1,5 +1,5 @@
-"""What a layer is run again with: the parameters of its call, the arguments that its caller
-gave, the model as no other thread is using it."""
+"""A replay uses the parameters and the arguments of its layer's call, and doesn't disturb other threads that use
+the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ every_technique = pytest.mark.parametrize("technique", RECOMPUTE)
 
 
 def _both(name, technique, directory, run):
-    """`run(case, model)` is the same on a plain twin and under a plan."""
+    """Asserts that `run(case, model)` gives the same on an unwrapped twin and under a plan."""
     case, twin = twins(MODELS[name])
     expected = run(case, twin)
     with executing(case.model, uniform(case.model, technique), directory) as executor:
@@ -76,7 +76,7 @@ def test_an_inner_step_of_meta_learning(technique, tmp_path):
 
 
 def test_a_parameter_changed_before_the_backward_is_refused(tmp_path):
-    """A bias is not saved by autograd, so that nothing but the replay's check can tell."""
+    """Autograd doesn't save a bias, so only the replay's check can detect the change."""
     case, _ = twins(MODELS["mlp"])
     with executing(case.model, uniform(case.model, "recompute"), tmp_path):
         loss = loss_of(forward(case, case.model, 0))
@@ -162,7 +162,7 @@ def test_profiled_steps_recompute_layers_that_write_to_their_argument():
 
 @pytest.mark.parametrize("static", [True, False])
 def test_the_first_forwards_may_come_from_several_threads(static):
-    """One of them plans, which takes the model's tensors away for a moment."""
+    """One of them plans; meanwhile the model has fake tensors instead of its own."""
     case, twin = twins(MODELS["mlp"])
     case.model.eval()
     twin.eval()
@@ -191,7 +191,7 @@ def test_the_first_forwards_may_come_from_several_threads(static):
 
 
 def test_a_step_that_cannot_be_followed_is_no_error(caplog):
-    """A backward on another thread is not seen by the profile of a real step."""
+    """The profile of a real step doesn't see a backward on another thread."""
     case, twin = twins(MODELS["mlp"])
     memscale.wrap(case.model, Config(force_optimize=True, use_static_profiling=False, enable_logging=False))
 
@@ -212,7 +212,7 @@ def test_a_step_that_cannot_be_followed_is_no_error(caplog):
 
 
 class _Equilibrium(nn.Module):
-    """Finds its output by iteration, and its gradient by iterating in a hook of backward."""
+    """A deep equilibrium model: computes its output by iteration, and its gradient by iteration in a tensor's hook."""
 
     def __init__(self):
         super().__init__()
@@ -241,7 +241,7 @@ class _Equilibrium(nn.Module):
 
 
 def test_a_step_that_is_refused_at_its_end_is_no_error():
-    """The profile of a real step contradicts itself where a graph is used in another's backward."""
+    """If a backward runs inside another backward, the profile of a real step contradicts itself."""
 
     def run(wraps):
         seed_everything(1)
@@ -266,7 +266,7 @@ def test_a_step_that_is_refused_at_its_end_is_no_error():
 
 
 class _Pieces(nn.Module):
-    """Two halves of one storage, each at a version of its own; one is finished late."""
+    """Two halves of one storage, with separate version counters; each is finished in place."""
 
     def __init__(self):
         super().__init__()
@@ -296,7 +296,7 @@ def test_pieces_of_a_storage_are_stored_as_each_is_finished(tmp_path):
 
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_a_tensor_that_is_filled_after_it_was_saved_is_stored_filled(technique, tmp_path):
-    """The operator behind RReLU saves its noise before it draws it."""
+    """RReLU's operator saves its noise tensor before it draws the noise."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(12, 12), nn.RReLU()) for _ in range(3)))
     case = Case(model, lambda seed: ((torch.randn(4, 12, generator=torch.Generator().manual_seed(seed)),), {}))
     seed_everything(1)
@@ -321,7 +321,7 @@ _scale_of: contextvars.ContextVar[tuple[float, ...] | list[float]] = contextvars
 
 
 class _Collecting(nn.Module):
-    """Hands its output to whoever collects, and reads a setting of its caller's."""
+    """Appends its output to a list of its caller's, and reads a setting of its caller's."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""What a layer keeps beside parameters and buffers is, in a replay and after it, what it would be without."""
+"""State that a layer keeps besides parameters and buffers: a replay sees the state of its forward, and leaves the
+state that an unwrapped run has."""
 
 import contextlib
 import copy
@@ -29,7 +30,7 @@ class _Layer(nn.Module):
 
 
 class _Statistics(_Layer):
-    """Tensors that are plain attributes, rebound and written to, and used."""
+    """Keeps tensors as plain attributes; forward rebinds, writes and uses them."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +49,7 @@ class _Statistics(_Layer):
 
 
 class _Bank(_Layer):
-    """A list of earlier results that later calls use."""
+    """Keeps a list of earlier results, which later calls use."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +71,7 @@ class _Meter:
 
 
 class _Containers(_Layer):
-    """Containers of every kind, in each other and in an object."""
+    """Keeps containers of every kind, nested and in an object."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +85,7 @@ class _Containers(_Layer):
         self.counts["calls"] += 1
         self.sums["calls"] += 2
         self.meter.count += 1
-        self.recent.append(float(y.detach().mean()))  # where a trace ends
+        self.recent.append(float(y.detach().mean()))  # a trace stops here
         return torch.sigmoid(self.other(y * self.sums["calls"]))  # saves a tensor at its end
 
     def state(self):
@@ -92,7 +93,7 @@ class _Containers(_Layer):
 
 
 class _Drawing(_Layer):
-    """Random numbers of generators of Python and NumPy that the layer keeps."""
+    """Draws from Python's and NumPy's generators that the layer keeps."""
 
     def __init__(self):
         super().__init__()
@@ -108,7 +109,7 @@ class _Drawing(_Layer):
 
 
 class _Clamped(_Layer):
-    """A parameter that forward writes to: such a layer can't be run again, and is not."""
+    """Forward writes to a parameter, so the layer can't be recomputed and isn't."""
 
     def forward(self, x):
         with torch.no_grad():
@@ -117,7 +118,7 @@ class _Clamped(_Layer):
 
 
 class _Normed(_Layer):
-    """A parameter whose data forward sets."""
+    """Forward assigns a parameter's data."""
 
     def forward(self, x):
         self.linear.weight.data = self.linear.weight.data * 0.9
@@ -129,7 +130,7 @@ class _Normed(_Layer):
 
 
 class _Cached(_Layer):
-    """Tables that were made in inference mode, by an evaluation before training."""
+    """Keeps tables that an evaluation before training made in inference mode."""
 
     def __init__(self):
         super().__init__()
@@ -177,7 +178,7 @@ def test_a_replay_sees_the_state_of_its_call_and_leaves_none(kind, technique, tm
 
 @pytest.mark.parametrize("kind", (*KINDS, _Clamped, _Normed, _Cached))
 def test_a_planned_step_is_the_plain_one(kind):
-    """The trace draws no number and leaves nothing either."""
+    """The trace draws no random number and leaves nothing behind."""
     config = memscale.Config(force_optimize=True, mode="aggressive")
     assert_same(_run(kind, lambda model: memscale.optimize(model, config=config)), _run(kind, _Plain))
 
@@ -203,7 +204,7 @@ def test_buffers_that_were_made_in_inference_mode_do_no_harm(tmp_path):
 
 
 class _Parametrized(nn.Module):
-    """Layers of weight- and spectral-normed modules, each called twice."""
+    """Layers with weight norm and spectral norm, each called twice."""
 
     def __init__(self):
         super().__init__()
@@ -219,7 +220,7 @@ class _Parametrized(nn.Module):
 
 
 def _cached_steps(model):
-    """Steps whose forward, backward or both lie under `parametrize.cached()`, or whose weights are used before."""
+    """Steps whose forward, backward or both run under `parametrize.cached()`; some read a weight before forward."""
     results = []
     for step in range(8):
         x = torch.randn(6, WIDTH)
@@ -241,7 +242,7 @@ def _cached_steps(model):
 
 @pytest.mark.parametrize("technique", [*TECHNIQUES, "selective_4"])
 def test_weights_that_a_context_caches_are_those_of_the_call(technique, tmp_path):
-    """Also where a layer's second call writes to the buffers that its first has read."""
+    """This holds even if a layer's second call writes to buffers that its first call read."""
     plain = _Parametrized()
     model = copy.deepcopy(plain)
     seed_everything(3)

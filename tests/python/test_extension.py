@@ -1,4 +1,4 @@
-"""What every room of the extension relies on: errors, numbers, fault points."""
+"""Parts that all files of the extension share: errors, numbers, fault points."""
 
 import importlib.util
 import inspect

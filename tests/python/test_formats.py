@@ -1,5 +1,5 @@
-"""The JSON Schemas in docs/formats: every document that is written is valid, and what a schema
-allows is what the parser in C allows."""
+"""The JSON Schemas in docs/formats: every document that memscale writes is valid, and a schema accepts the same
+documents as the parser in C."""
 
 import itertools
 import json
@@ -20,8 +20,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 DATA = ROOT / "tests" / "cli" / "data"
 
-# Refused by the parser for what a schema can't say: an order, an index into another member, the
-# length in bytes, a member given twice.
+# Documents that the parser refuses by rules that a schema can't express: an order, an index into another member, a
+# length in bytes, a repeated member.
 BEYOND_SCHEMAS = {
     "config/duplicate.json",
     "config/long.json",
@@ -37,7 +37,7 @@ def program():
 
 @pytest.fixture
 def run(program, tmp_path):
-    """Runs the program in a home of its own; gives its standard output."""
+    """Runs the program with an empty home directory; returns its standard output."""
 
     def run(*arguments, status=0):
         environment = dict(os.environ, HOME=str(tmp_path), MEMSCALE_LIBCUDA="/nonexistent")
@@ -63,7 +63,7 @@ def test_the_schema_of_techniques_has_their_names():
 def test_schemas_are_2020_12_closed_and_versioned(path):
     document = schema(path.name.removesuffix(".schema.json"))
     assert document["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    # What telemetry sends names its version as its receivers do.
+    # Telemetry's documents use their receivers' name for the version.
     name, number = ("schema_version", 2) if path.name.startswith("telemetry") else ("version", 1)
     assert document["properties"][name] == {"const": number} and name in document["required"]
 
@@ -179,7 +179,7 @@ def test_predictions_are_valid(run):
 
 
 def test_frontiers_are_valid_and_monotone(run):
-    """A larger budget is never slower, and no peak is over its budget."""
+    """A larger budget is never slower, and no peak exceeds its budget."""
     arguments = ["--graph", DATA / "graph_small.json", "--hardware", DATA / "hardware_disk.json"]
     frontier = json.loads(run("plan", *arguments, "--sweep", 40, "--json"))
     validator("frontier").validate(frontier)

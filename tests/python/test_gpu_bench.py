@@ -1,4 +1,4 @@
-"""The judge of bench/gpu: each goal that is missed gets a line, and an infeasible budget is no miss."""
+"""bench/gpu reports each missed goal in a line; an infeasible budget doesn't count as missed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _spec.loader.exec_module(bench)
 
 
 def run(**changes: Any) -> dict[str, Any]:
-    """A run that meets all goals, but for `changes`."""
+    """A run that meets all goals, except for `changes`."""
     met = {"peak_bytes": 100, "reserved_bytes": 120, "predicted_bytes": 100, "counters": {}}
     return {**met, "budget_bytes": 100, "same": True, "step_ratio": 1.0, **changes}
 

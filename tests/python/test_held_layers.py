@@ -1,4 +1,4 @@
-"""Layers whose second run gives other values: found before a gradient is made from them, and kept from then on."""
+"""A layer whose replay gives different values is detected before they reach a gradient; it is kept from then on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Memory of CPU tensors against real torch: every storage of 1 MiB and more is counted
-to the page, nothing a user sees changes, and resident memory follows live bytes."""
+"""hostmem under real torch: every CPU storage of 1 MiB and more is counted to the page, results don't change, and
+resident memory follows the live bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def whole_pages(size: int) -> int:
 
 
 def counted(storages: dict[int, int]) -> int:
-    """What storages {address: bytes} must count as."""
+    """The live bytes that hostmem must report for storages {address: bytes}."""
     return sum(whole_pages(size) for size in storages.values() if size >= MIB)
 
 
@@ -50,7 +50,7 @@ def is_ours(tensor) -> bool:
 
 @pytest.fixture(autouse=True)
 def _nothing_of_other_tests():
-    """A backward that failed holds its graph's tensors until the thread's next one."""
+    """A failed backward holds its graph's tensors until the thread's next backward, so this fixture runs one."""
     torch.ones(1, requires_grad=True).sum().backward()
     gc.collect()
 
@@ -205,7 +205,7 @@ def test_results_do_not_change(hostmem, name, ceiling):
     again = tensors_of(train_once(name))
     hostmem.hostmem_install()
     hostmem.hostmem_set_ceiling(ceiling)
-    train_once(name)  # the second time, blocks come out of the cache with old contents
+    train_once(name)  # in the next call, blocks from the cache have old contents
     actual = tensors_of(train_once(name))
     assert all(torch.equal(a, b) for a, b in zip(expected, again, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(expected, actual, strict=True))
@@ -295,7 +295,7 @@ def test_shared_memory_tensors_are_foreign(hostmem):
 
 
 class Blocks(torch.utils.data.Dataset):
-    """Items that are parts of a tensor which workers inherit."""
+    """Its items are parts of a tensor that workers inherit."""
 
     def __init__(self):
         self.source = torch.randn(12, 512, 1024)
@@ -346,11 +346,11 @@ def test_a_child_counts_its_own_blocks(hostmem):
     assert live_bytes() == 4 * MIB
 
 
-# ---- coming and going -------------------------------------------------------
+# ---- installing and uninstalling --------------------------------------------
 
 
 def slot_values() -> dict[str, int]:
-    """What the slots of libc10 hold, read the way the library does not."""
+    """The contents of libc10's slots, found through pyelftools instead of the library's own code."""
     elffile = pytest.importorskip("elftools.elf.elffile")
     path = Path(torch.__file__).parent / "lib" / "libc10.so"
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: recognised by type, trained to the same bits, left as it was."""
+"""Hugging Face Trainer: recognised by type, trained to the same bits, unchanged after detach()."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_resumed_training_goes_on_with_the_same_losses(tmp_path: Path) -> None
     whole.train()
     resumed = memscale.wrap(trainer(tmp_path / "whole", **options), FORCED)
     for parameter in resumed.model.parameters():
-        parameter.data.zero_()  # what is not loaded from the checkpoint would show
+        parameter.data.zero_()  # shows any parameter that the checkpoint doesn't restore
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert worked(resumed.model._memscale_executor)
     assert losses(resumed) == losses(whole) == losses(plain)
@@ -145,14 +145,14 @@ def test_the_cache_is_off_in_training_and_as_before_afterwards(
     subject.train()
     assert seen and not any(seen)
     assert "use_cache=False is passed" in caplog.text
-    assert subject.model.config.use_cache is True  # what checkpoints are saved with
+    assert subject.model.config.use_cache is True  # checkpoints save this value
     memscale.detach(subject)
     assert "decides on use_cache again" in caplog.text
     subject.model.train()
     assert subject.model(input_ids=torch.ones(1, 4, dtype=torch.long)).past_key_values is not None
 
 
-# ---- what can't be, and what goes wrong -------------------------------------------------------
+# ---- refusals and failures --------------------------------------------------------------------
 
 
 def _state(subject: Any) -> Any:

@@ -1,5 +1,5 @@
-"""What trains through a Hugging Face Trainer besides whole models: LoRA adapters of PEFT and
-TRL's SFTTrainer. Skipped where those are not installed; `make test` installs them."""
+"""A Hugging Face Trainer with LoRA adapters of PEFT, and TRL's SFTTrainer. Skipped if they are not installed;
+`make test` installs them."""
 
 from __future__ import annotations
 

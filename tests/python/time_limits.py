@@ -1,5 +1,5 @@
-"""How long tests wait. Limits are for hangs: no busy machine, and none that stands still for a
-while, needs as long. No test says how fast something is."""
+"""How long tests wait. Limits are for hangs only: even a busy machine, or one that stops for seconds, stays far below
+them. No test measures speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HANG_SECONDS = 600.0
 
 
 def comes_true(is_so: Callable[[], object]) -> bool:
-    """Waits until `is_so()` is true; whether it became so."""
+    """Waits until `is_so()` is true; returns whether it became true in time."""
     until = time.monotonic() + HANG_SECONDS
     while not is_so():
         if time.monotonic() > until:

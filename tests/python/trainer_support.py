@@ -1,5 +1,4 @@
-"""What the tests of trainers share: small models, data that is the same every time, and
-comparisons of whole training runs."""
+"""Shared by the trainers' tests: small models, reproducible data, and comparisons of whole training runs."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ VOCABULARY, LENGTH = 64, 24
 
 
 class Sentences(torch.utils.data.Dataset):
-    """Token sequences, each made from its index."""
+    """Random token sequences; the index is the seed."""
 
     def __init__(self, count: int = 16) -> None:
         self.count = count
@@ -29,7 +28,7 @@ class Sentences(torch.utils.data.Dataset):
 
 
 def gpt2(layers: int = 3) -> transformers.GPT2LMHeadModel:
-    """With dropout, so that a wrong random state shows."""
+    """A model with dropout, so that a wrong random state changes the result."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         n_layer=layers, n_embd=32, n_head=4, vocab_size=VOCABULARY, n_positions=64, bos_token_id=0, eos_token_id=0
@@ -83,6 +82,6 @@ def same_parameters(a: torch.nn.Module, b: torch.nn.Module) -> bool:
 
 
 def worked(executor: Any) -> bool:
-    """Whether the plan did anything in the steps made so far."""
+    """Whether the plan has recomputed or offloaded anything so far."""
     counters = executor.counters()
     return counters["recomputed_layers"] + counters["remade_tensors"] + counters["offloaded_storages"] > 0

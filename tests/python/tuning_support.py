@@ -1,4 +1,4 @@
-"""Models that trials of the tuner run in processes of their own, where they are imported."""
+"""Models for the tuner's trials, which import them in separate processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def mlp(depth: int = 6, width: int = 256) -> nn.Module:
 
 
 class Misbehaves(nn.Module):
-    """Does in forward what its name of a fault says."""
+    """Its forward fails in the way that `fault` names."""
 
     def __init__(self, fault: str) -> None:
         super().__init__()
@@ -38,7 +38,8 @@ class Misbehaves(nn.Module):
 
 
 def measured_peak(name: str, sender: object) -> None:
-    """Builds, predicts, trains unmodified in this process: sends (predicted, measured)."""
+    """Builds a model, predicts its need and trains it unmodified in this process. Sends (predicted, measured)
+    bytes."""
     import memscale
     from memscale import _core
 

@@ -401,7 +401,9 @@ def hardware_check(json: str, /) -> str:
     """The description as the library writes it. Raises MemScaleError if it is invalid."""
 
 def hardware_grow_process(hardware: str, expected_bytes: int, /) -> str:
-    """The description with the baseline that the process has by now, and these bytes to come. Unchanged for a GPU."""
+    """The description with this process's present baseline and `expected_bytes` that it will also hold. Unchanged for
+    a GPU.
+    """
 
 def hardware_probe(
     disk_dir: str | None = None,

@@ -254,5 +254,6 @@ def check_config(config: Config | None) -> Config:
     if config is None:
         return Config()
     if not isinstance(config, Config):
-        raise TypeError(f"config must be a memscale.Config or None, not {type(config).__qualname__}")
+        hint = f"; a budget is memscale.Config(memory_budget_gb={config})" if isinstance(config, (int, float)) else ""
+        raise TypeError(f"config must be a memscale.Config or None, not {type(config).__qualname__}{hint}")
     return config

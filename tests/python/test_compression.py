@@ -46,7 +46,7 @@ def test_the_measured_link_decides_and_the_log_says_so(bytes_per_s, decision, tm
         force_optimize=True, enable_checkpointing=False, disk_offload_dir=str(tmp_path), max_cpu_offload_gb=0.0
     )
     memscale.wrap(model, config)
-    with caplog.at_level(logging.INFO, logger="memscale"):
+    with caplog.at_level(logging.DEBUG, logger="memscale"):
         loss = model(torch.randn(512, 256)).sum()
         stored(model)
         loss.backward()

@@ -175,7 +175,7 @@ def test_wrap_uses_it_and_says_so(tmp_path, caplog):
 
     expected = [step(twin), step(twin)]
     config = memscale.Config(enable_checkpointing=False, force_optimize=True, disk_offload_dir=str(tmp_path))
-    with caplog.at_level("INFO", logger="memscale"):
+    with caplog.at_level("DEBUG", logger="memscale"):
         model = memscale.wrap(case.model, config, sample_input=batch)
         found = [step(model), step(model)]
         counters = model._memscale_executor.counters()

@@ -195,7 +195,11 @@ def log_detail(text: str, fields: dict[str, Any] | None = None) -> None:
 
 
 def drain_core_log() -> None:
-    """Passes on the lines that C wrote since the last call, from any of its threads."""
+    """Passes on the lines that C wrote since the last call, from any of its threads. Lines that need no
+    action are details."""
     logger = logging.getLogger("memscale")
     for level, line in _core.log_drain():
-        logger.log(_LEVELS[level], "%s", line)
+        if _LEVELS[level] <= logging.INFO:
+            log_detail(line)
+        else:
+            logger.log(_LEVELS[level], "%s", line)

@@ -133,6 +133,7 @@ static int read_observation(PyObject *dict, ms_observation *seen)
     }
     if (read_number(dict, "peak_bytes", &seen->peak_bytes) != 0 ||
         read_number(dict, "peak_held_bytes", &seen->peak_held_bytes) != 0 ||
+        read_number(dict, "baseline_held_bytes", &seen->baseline_held_bytes) != 0 ||
         read_number(dict, "resident_bytes", &seen->resident_bytes) != 0 ||
         read_number(dict, "held_bytes", &seen->held_bytes) != 0 || read_number(dict, "step_ns", &seen->step_ns) != 0 ||
         read_number(dict, "optimizer_state_bytes", &seen->optimizer_state_bytes) != 0 ||
@@ -142,6 +143,7 @@ static int read_observation(PyObject *dict, ms_observation *seen)
         read_flag(dict, "gradients_released", &seen->gradients_released) != 0 ||
         read_flag(dict, "gradients_needed", &seen->gradients_needed) != 0 ||
         read_flag(dict, "smaller_inputs", &seen->smaller_inputs) != 0 ||
+        read_flag(dict, "keeps_reserve", &seen->keeps_reserve) != 0 ||
         read_flag(dict, "replan_refused", &seen->replan_refused) != 0 ||
         read_number(dict, "plans", &seen->plans) != 0 || read_number(dict, "step", &step) != 0 ||
         read_number(dict, "plan_steps", &plan_steps) != 0) {

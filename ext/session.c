@@ -4,6 +4,7 @@
  */
 #include "common.h"
 #include "memscale/hardware.h"
+#include "memscale/hostmem.h"
 #include "memscale/plan.h"
 #include "rooms.h"
 
@@ -37,6 +38,33 @@ static PyObject *hardware_set_process(PyObject *module, PyObject *args)
     }
     if (rc == MS_OK) {
         rc = ms_hardware_set_process(hardware, is_host ? -1 : index, allocated_bytes, &err);
+    }
+    if (rc == MS_OK) {
+        text = ms_hardware_to_json(hardware);
+    }
+    ms_free(hardware);
+    return rc == MS_OK ? ms_ext_take_text(text) : ms_ext_raise(&err);
+}
+
+static PyObject *hardware_grow_process(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *json;
+    unsigned long long expected_bytes;
+    if (!PyArg_ParseTuple(args, "sK:hardware_grow_process", &json, &expected_bytes)) {
+        return NULL;
+    }
+    ms_error err;
+    ms_hostmem_stats maps;
+    char *text = NULL;
+    ms_hardware *hardware = ms_malloc(sizeof *hardware);
+    if (hardware == NULL) {
+        return PyErr_NoMemory();
+    }
+    ms_hostmem_get_stats(&maps);
+    int rc = ms_hardware_parse(json, hardware, &err);
+    if (rc == MS_OK) {
+        rc = ms_hardware_grow_process(hardware, maps.live_bytes + maps.cached_bytes, expected_bytes, &err);
     }
     if (rc == MS_OK) {
         text = ms_hardware_to_json(hardware);
@@ -242,9 +270,12 @@ static PyMethodDef methods[] = {
         "hardware, kind, index, name, total_bytes, available_bytes, allocated_bytes, /",
         "(str, str, int, str, int, int, int) -> str",
         "Adds this process's baseline on the device to the description: allocated_bytes on a GPU, the measured "
-        "resident "
-        "memory on the CPU. The GPU's name and bytes are those that torch reports; they are ignored for the CPU. "
-        "MemScaleError if the kind is unknown."),
+        "resident memory on the CPU. The GPU's name and bytes are those that torch reports; they are ignored for the "
+        "CPU. MemScaleError if the kind is unknown."),
+    MS_EXT_FUNCTION("hardware_grow_process", hardware_grow_process, METH_VARARGS, "hardware, expected_bytes, /",
+                    "(str, int) -> str",
+                    "The description with this process's present baseline and `expected_bytes` that it will also hold. "
+                    "Unchanged for a GPU."),
     MS_EXT_FUNCTION("signature_find", signature_find, METH_VARARGS, "known, signature, /",
                     "(list[str], str) -> str | None", "The known signature that serves these inputs, or None."),
     MS_EXT_FUNCTION("signature_ahead", signature_ahead, METH_VARARGS, "known, signature, /",

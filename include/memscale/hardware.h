@@ -133,6 +133,14 @@ MS_API uint64_t ms_hardware_device_bytes(const ms_hardware *hardware);
  */
 MS_API int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allocated_bytes, ms_error *err);
 
+/*
+ * The baseline of a CPU host again, for what the process has loaded since: the resident memory without `tensor_bytes`,
+ * which hostmem holds for tensors, and with `expected_bytes` that are allocated and not touched yet. Never lowers
+ * it. Does nothing for a GPU. Thread-safe.
+ */
+MS_API int ms_hardware_grow_process(ms_hardware *hardware, uint64_t tensor_bytes, uint64_t expected_bytes,
+                                    ms_error *err);
+
 /* What the framework says of a GPU. */
 typedef struct ms_gpu_sight {
     ms_device_kind kind;

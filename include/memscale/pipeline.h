@@ -91,6 +91,7 @@ MS_API void ms_pipeline_sharded(ms_config *config);
 typedef struct ms_observation {
     uint64_t peak_bytes;             /* of the training device in this step */
     uint64_t peak_held_bytes;        /* of tensors in host maps: largest live + cached */
+    uint64_t baseline_held_bytes;    /* of these, bytes that the baseline counts (DDP's buckets) */
     uint64_t resident_bytes;         /* at the step's boundary */
     uint64_t held_bytes;             /* live + cached at the boundary */
     uint64_t step_ns;
@@ -101,6 +102,7 @@ typedef struct ms_observation {
     bool gradients_released;         /* by that optimizer in backward, as its caller asked */
     bool gradients_needed;           /* all needed before one is used: by a GradScaler, clipping or accumulation */
     bool smaller_inputs;             /* than planned: the step may take less memory and time */
+    bool keeps_reserve;              /* never lower the reserve: ranks differ by more than one of them shows */
     bool replan_refused;             /* corrections under this plan left no plan that fits: it stays in force, and
                                       * its peak came from other documents */
     uint64_t plans;                  /* made for these inputs so far; 0 or MS_UNSET: unknown */

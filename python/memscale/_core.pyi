@@ -400,6 +400,11 @@ def guarded(function: Callable[..., Any], /, *args: Any) -> Any:
 def hardware_check(json: str, /) -> str:
     """The description as the library writes it. Raises MemScaleError if it is invalid."""
 
+def hardware_grow_process(hardware: str, expected_bytes: int, /) -> str:
+    """The description with this process's present baseline and `expected_bytes` that it will also hold. Unchanged for
+    a GPU.
+    """
+
 def hardware_probe(
     disk_dir: str | None = None,
     cache_dir: str | None = None,

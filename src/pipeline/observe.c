@@ -128,7 +128,9 @@ static uint64_t measured_scratch(const ms_graph *graph, const ms_hardware *hardw
         !ms_hardware_host_is_device(hardware)) {
         return MS_UNSET;
     }
-    uint64_t known = ms__add_sat(hardware->process.baseline_bytes, seen->peak_held_bytes);
+    uint64_t counted_twice = seen->baseline_held_bytes == MS_UNSET ? 0 : seen->baseline_held_bytes;
+    uint64_t held = ms__sub_sat(seen->peak_held_bytes, counted_twice);
+    uint64_t known = ms__add_sat(hardware->process.baseline_bytes, held);
     uint64_t slab = ms__slab_expected(plan->slab_bytes, plan->offload_min_bytes);
     known = ms__add_sat(known, ms__add_sat(slab, plan->replay.small_peak_bytes));
     known = ms__add_sat(known, graph->residents.batch_bytes);
@@ -305,7 +307,7 @@ static ms_drift observe_step(ms_graph *graph, ms_hardware *hardware, const ms_pl
     bool own = !seen->smaller_inputs && !seen->replan_refused;
     bool measured = seen->peak_bytes != MS_UNSET;
     bool peak = measured && grow_scratch(graph, hardware, plan, seen);
-    bool reserve = measured && own && !peak && shrink_scratch(graph, hardware, plan, seen);
+    bool reserve = measured && own && !peak && !seen->keeps_reserve && shrink_scratch(graph, hardware, plan, seen);
     bool time = own && correct_time(hardware, plan, seen);
     return peak ? MS_DRIFT_PEAK : reserve ? MS_DRIFT_RESERVE : time ? MS_DRIFT_TIME : MS_DRIFT_NONE;
 }

@@ -139,3 +139,20 @@ int ms_hardware_set_process(ms_hardware *hardware, int32_t device, uint64_t allo
     hardware->process = process;
     return MS_OK;
 }
+
+int ms_hardware_grow_process(ms_hardware *hardware, uint64_t tensor_bytes, uint64_t expected_bytes, ms_error *err)
+{
+    ms__resident resident;
+    if (!ms_hardware_host_is_device(hardware)) {
+        return MS_OK;
+    }
+    malloc_trim(0);
+    int rc = ms__resident_read(&resident, err);
+    if (rc != MS_OK) {
+        return rc;
+    }
+    uint64_t now_bytes = ms__sub_sat(resident.now_bytes, tensor_bytes);
+    uint64_t baseline_bytes = ms__max_u64(hardware->process.baseline_bytes, now_bytes);
+    hardware->process.baseline_bytes = ms__add_sat(baseline_bytes, expected_bytes);
+    return MS_OK;
+}

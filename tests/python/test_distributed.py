@@ -16,18 +16,19 @@ import memscale
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
-_CASE = Path(__file__).with_name("distributed_case.py")
+_CASE = "distributed_case.py"
 
 
-def _launch(case: str, folder: Path, timeout: float = 900) -> tuple[int, dict[str, list[list[Any]]]]:
+def _launch(case: str, folder: Path, timeout: float = 900, file: str = _CASE) -> tuple[int, dict[str, list[list[Any]]]]:
     """The exit status and, for each name that the case reported, the values of rank 0 and of rank 1."""
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(_CASE), case]
+    program = str(Path(__file__).with_name(file))
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, case]
     done = subprocess.run([*run, str(folder)], capture_output=True, text=True, timeout=timeout, check=False)
     sys.stderr.write(done.stderr[-4000:])  # shown if a test fails
     told: dict[str, list[list[Any]]] = {}
     for rank in range(2):
-        file = folder / str(rank)
-        for line in file.read_text().splitlines() if file.exists() else ():
+        lines = folder / str(rank)
+        for line in lines.read_text().splitlines() if lines.exists() else ():
             entry = json.loads(line)
             told.setdefault(entry["what"], [[], []])[rank].append(entry["value"])
     assert told or case == "dies"
@@ -104,3 +105,18 @@ def test_a_distributed_module_is_refused_with_the_right_order(tmp_path: Path) ->
             memscale.wrap(model)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_trainer_on_ranks_keeps_its_budget_in_every_step(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    (tmp_path / "refused").mkdir()
+    (tmp_path / "trained").mkdir()
+    _, told = _launch("100000000", tmp_path / "refused", file="trainer_case.py")
+    smallest = told["refused"][0][0]
+    status, told = _launch(str(smallest), tmp_path / "trained", file="trainer_case.py")
+    assert status == 0
+    assert told["equal"] == [[True], [True]]
+    for peaks, replans in zip(told["peak"], told["replans"], strict=True):
+        assert len(peaks) == 5
+        assert max(peaks) <= smallest  # DDP's buckets and what accelerate loads are in the plan
+        assert replans[-1] <= 2

@@ -73,23 +73,35 @@ class RankedSession(Session):
             self._channel.refuse("wrap", error)
             raise
         self._own_disk = dict(super().disk)
+        self._own_hardware = self.hardware_json
         try:
-            self._agree_on_documents()
+            self._agree_on_documents("documents")
         except BaseException:
             self.host_memory.uninstall()
             raise
         self._is_sharded = False
+        self._is_measured = False  # at the first forward
+        self._bucket_bytes = 0  # of the DDP around the model
         self._forwards = 0
         self._wanted: ExecutionPlan | None = None
         self._in_force: ExecutionPlan | None = None
 
-    def _agree_on_documents(self) -> None:
+        _log.info("rank %d of %d: one plan for all, made on rank 0", self._channel.rank, self._channel.world)
+
+    def _agree_on_documents(self, key: str) -> None:
         channel = self._channel
-        channel.send(f"documents/{channel.rank}", json.dumps([self.hardware_json, self.config_json]))
-        pairs = [tuple(json.loads(channel.receive(f"documents/{rank}"))) for rank in range(channel.world)]
+        channel.send(f"{key}/{channel.rank}", json.dumps([self._own_hardware, self.config_json]))
+        pairs = [tuple(json.loads(channel.receive(f"{key}/{rank}"))) for rank in range(channel.world)]
         self.hardware_json, self.config_json = _core.ranks_agree(pairs, channel.local_world)
         self._planned_for = self.config_json
-        _log.info("rank %d of %d: one plan for all, made on rank 0", channel.rank, channel.world)
+
+    def _measure_again(self, model: torch.nn.Module) -> None:
+        """At the first training forward, on every rank: trainers load libraries after the wrap, and DDP, made after it,
+        holds a second copy of the gradients in its buckets."""
+        self._bucket_bytes = _core.storage_bytes(_bucketed(model))
+        self._own_hardware = _core.hardware_grow_process(self._own_hardware, self._bucket_bytes)
+        self._agree_on_documents("first_forward")
+        self._plans.clear()
 
     @property
     def disk(self) -> Mapping[str, Any]:
@@ -107,6 +119,9 @@ class RankedSession(Session):
         wait_until_alone: Any = lambda: True,
     ) -> Any:
         """On rank 0 a plan as in `Session`, elsewhere the plan in force. `agree()` puts it in force."""
+        if not (self._is_measured or self._has_sample):
+            self._is_measured = True
+            self._measure_again(model)
         if self._channel.rank != 0:
             return self._in_force
         self._narrow(model)
@@ -134,7 +149,8 @@ class RankedSession(Session):
 
     def step_finished(self, observation: dict[str, Any]) -> ExecutionPlan | None:
         """A new plan waits for the next `agree()`."""
-        self._wanted = super().step_finished(observation) or self._wanted
+        seen = {**observation, "baseline_held_bytes": self._bucket_bytes, "keeps_reserve": True}
+        self._wanted = super().step_finished(seen) or self._wanted
         return None
 
     def layers_held(self, names: list[str]) -> ExecutionPlan | None:
@@ -223,6 +239,17 @@ class RankedSession(Session):
             self.host_memory.set_ceiling(self._in_force.ceiling_bytes)
             _log.info("rank %d: %r of rank 0", self._channel.rank, self._in_force)
         return self._in_force
+
+
+def _bucketed(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The parameters whose gradients the DDP around this forward copies to buckets. With
+    `gradient_as_bucket_view` the gradients are the buckets."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    ddp = DistributedDataParallel._active_ddp_module
+    if ddp is None or ddp.gradient_as_bucket_view or all(module is not model for module in ddp.modules()):
+        return []
+    return [p for name, p in ddp.module.named_parameters() if p.requires_grad and name not in ddp.parameters_to_ignore]
 
 
 class _Channel:

@@ -280,6 +280,39 @@ static void scratch_shrinks_rarely_and_does_not_oscillate(void **state)
     assert_in_range(f->hardware->process.scratch_bytes, true_scratch, 2 * true_scratch);
 }
 
+/* Bytes that the baseline counts are not taken from the measured scratch a second time. */
+static void held_bytes_of_the_baseline_count_once(void **state)
+{
+    pipeline *f = *state;
+    uint64_t buckets = 55 * MIB, measured[2];
+    for (int i = 0; i < 2; i++) {
+        f->hardware->process.scratch_bytes = 10 * MIB;
+        f->seen.step = 2;
+        f->seen.peak_held_bytes = pipeline_held(f);
+        f->seen.baseline_held_bytes = i == 0 ? MS_UNSET : buckets;
+        f->seen.peak_bytes = f->plan->replay.peak_bytes + f->plan->reserve_bytes + 4000 * MIB;
+        assert_int_equal(observe(f), MS_DRIFT_PEAK);
+        measured[i] = f->hardware->process.scratch_bytes - f->hardware->process.reserve_bytes;
+    }
+    assert_int_equal(measured[1] - measured[0], buckets);
+}
+
+static void a_reserve_that_is_kept_does_not_shrink(void **state)
+{
+    pipeline *f = *state;
+    f->hardware->process.scratch_bytes = 900 * MIB;
+    pipeline_replan(f);
+    f->seen.step = 3;
+    f->seen.keeps_reserve = true;
+    f->seen.peak_held_bytes = pipeline_held(f);
+    f->seen.peak_bytes = 1000 * MIB + f->plan->replay.small_peak_bytes + pipeline_held(f) + 120 * MIB;
+    f->seen.step_ns = f->plan->replay.step_ns;
+    assert_int_equal(observe(f), MS_DRIFT_NONE);
+    assert_int_equal(f->hardware->process.scratch_bytes, 900 * MIB);
+    f->seen.keeps_reserve = false;
+    assert_int_equal(observe(f), MS_DRIFT_RESERVE);
+}
+
 /* Slower compute hides more transfers: corrected at step 3, later only if far off at a rare step. */
 static void time_is_corrected_early_and_then_rarely(void **state)
 {
@@ -358,6 +391,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_peak_over_the_budget_is_always_corrected, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(a_small_difference_of_the_peak_is_ignored, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(scratch_shrinks_rarely_and_does_not_oscillate, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(held_bytes_of_the_baseline_count_once, pipeline_open, pipeline_close),
+        cmocka_unit_test_setup_teardown(a_reserve_that_is_kept_does_not_shrink, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(time_is_corrected_early_and_then_rarely, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(the_first_step_under_a_plan_corrects_no_time, pipeline_open, pipeline_close),
         cmocka_unit_test_setup_teardown(nothing_is_corrected_out_of_memory, pipeline_open, pipeline_close),

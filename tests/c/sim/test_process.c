@@ -111,6 +111,35 @@ static void a_gpu_may_be_known_to_the_framework_alone(void **state)
     machine.gpu_count = 0;
 }
 
+static void a_baseline_grows_and_never_shrinks(void **state)
+{
+    (void)state;
+    ms_error err;
+    machine.device = -1;
+    machine.process.baseline_bytes = 1;
+    assert_ms_ok(ms_hardware_grow_process(&machine, 0, 0, &err), err);
+    uint64_t resident = machine.process.baseline_bytes;
+    assert_true(resident > MB);
+    machine.process.baseline_bytes = UINT64_MAX / 2; /* more than any machine holds */
+    assert_ms_ok(ms_hardware_grow_process(&machine, 0, 7, &err), err);
+    assert_int_equal(machine.process.baseline_bytes, UINT64_MAX / 2 + 7);
+    machine.process.baseline_bytes = 3;
+    assert_ms_ok(ms_hardware_grow_process(&machine, UINT64_MAX, 5, &err), err); /* all of it is tensors */
+    assert_int_equal(machine.process.baseline_bytes, 3 + 5);
+}
+
+static void a_gpus_baseline_does_not_grow(void **state)
+{
+    (void)state;
+    ms_error err;
+    machine.gpu_count = 1;
+    assert_ms_ok(ms_hardware_set_process(&machine, 0, 12345, &err), err);
+    assert_ms_ok(ms_hardware_grow_process(&machine, 0, 7, &err), err);
+    assert_int_equal(machine.process.baseline_bytes, 12345);
+    machine.gpu_count = 0;
+    machine.device = -1;
+}
+
 static void a_large_card_needs_larger_workspaces(void **state)
 {
     (void)state;
@@ -134,6 +163,8 @@ int main(void)
         cmocka_unit_test(a_gpu_s_baseline_is_what_was_allocated),
         cmocka_unit_test(scratch_grows_with_the_step_until_it_is_measured),
         cmocka_unit_test(a_gpu_may_be_known_to_the_framework_alone),
+        cmocka_unit_test(a_baseline_grows_and_never_shrinks),
+        cmocka_unit_test(a_gpus_baseline_does_not_grow),
         cmocka_unit_test(a_large_card_needs_larger_workspaces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

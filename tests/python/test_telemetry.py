@@ -154,7 +154,7 @@ def test_the_environment_and_the_calls_switch_it(monkeypatch: pytest.MonkeyPatch
     assert telemetry.is_enabled()
 
 
-# -- what events hold -------------------------------------------------------------------------
+# -- the contents of events -------------------------------------------------------------------
 
 
 def test_every_value_that_the_schema_allows_is_of_a_fixed_list() -> None:
